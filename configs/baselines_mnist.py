@@ -73,7 +73,7 @@ ROWS = {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, ROWS)
+    row, debug = recipe.parse_words(arg, ROWS)
     method, lr, encoder, replay, scenario = ROWS[row]
     config = online.mnist(f"baselines_{row}_mnist", lr)
     if row == "replay":

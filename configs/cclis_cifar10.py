@@ -33,7 +33,7 @@ CONTRASTIVE = cclis.CONTRASTIVE | {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, cclis.ROWS)
+    row, debug = recipe.parse_words(arg, cclis.ROWS)
     config = cclis.full(f"{row}_cifar10", row, CONTRASTIVE)
     config.data = {"name": "arrays", "path": "data/cifar10"}
     config.augment.update(size=32, **cclis.CIFAR10)

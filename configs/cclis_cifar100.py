@@ -29,7 +29,7 @@ cclis = files.paper("cclis")
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, cclis.ROWS)
+    row, debug = recipe.parse_words(arg, cclis.ROWS)
     config = cclis.full(f"{row}_cifar100", row)
     config.data = {"name": "arrays", "path": "data/cifar100"}
     config.augment.update(

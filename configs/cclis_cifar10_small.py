@@ -29,7 +29,7 @@ METHODS = {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, METHODS)
+    row, debug = recipe.parse_words(arg, METHODS)
     method, lr, views = METHODS[row]
     config = cclis.start(f"{row}_cifar10_small")
     config.data = {"name": "arrays", "path": "data/cifar10"}

@@ -41,7 +41,7 @@ REPLAY = cclis.REPLAY | {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, cclis.ROWS)
+    row, debug = recipe.parse_words(arg, cclis.ROWS)
     config = cclis.full(f"{row}_tinyimagenet", row, CONTRASTIVE, REPLAY)
     config.data = {"name": "tiny_imagenet", "path": "data/tiny-imagenet-200"}
     config.scenario.num_tasks = 10

@@ -62,7 +62,7 @@ _WORDS = (
 
 
 def get_config(arg=None):
-    method, stream, memory, debug = recipe.words(arg, *_WORDS)
+    method, stream, memory, debug = recipe.parse_words(arg, *_WORDS)
     lr, size, alpha, beta = _ROWS[method, stream, int(memory)]
     config = online.mnist(f"{method}_{stream}_mnist_{memory}", lr)
     config.scenario = {"name": stream, "num_tasks": 20}

@@ -48,7 +48,7 @@ METHODS = duel.METHODS | {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, METHODS)
+    row, debug = recipe.parse_words(arg, METHODS)
     config = duel.full("cifar10", row, METHODS[row], epoch_steps=1000, stem="cifar")
     config.data = {"name": "arrays", "path": "data/cifar10"}
     config.augment.update(

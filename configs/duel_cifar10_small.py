@@ -23,7 +23,7 @@ duel = files.paper("duel")
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, duel.METHODS)
+    row, debug = recipe.parse_words(arg, duel.METHODS)
     heads = {"memory_size": 1024, "drawn": 128, "output_dim": 64}
     method = duel.METHODS[row] | heads
     config = duel.start("cifar10_small", row, method, epoch_steps=100)

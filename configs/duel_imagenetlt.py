@@ -28,7 +28,7 @@ duel = files.paper("duel")
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, duel.METHODS)
+    row, debug = recipe.parse_words(arg, duel.METHODS)
     heads = {"hidden_layers": 2, "hidden_dim": 512, "output_dim": 512}
     config = duel.full("imagenetlt", row, duel.METHODS[row] | heads)
     config.data = {

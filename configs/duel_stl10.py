@@ -34,7 +34,7 @@ METHODS = duel.METHODS | {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, METHODS)
+    row, debug = recipe.parse_words(arg, METHODS)
     config = duel.full("stl10", row, METHODS[row], epoch_steps=1000)
     config.data = {"name": "stl10", "path": "data/stl10_binary"}
     config.augment.update(

@@ -31,7 +31,7 @@ METHODS["derpp"][0]["alpha"] = METHODS["derpp_ace"][0]["alpha"] = 0.75
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, METHODS)
+    row, debug = recipe.parse_words(arg, METHODS)
     config = online.er_ace("cifar10", METHODS, row, size=32, num_tasks=5, per_class=20)
     config.data = {"name": "arrays", "path": "data/cifar10", "validation": 0.05}
     return shrink.shrink(config) if debug else config

@@ -28,7 +28,7 @@ METHODS = online.ER_ACE | {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, METHODS)
+    row, debug = recipe.parse_words(arg, METHODS)
     config = online.er_ace(
         "cifar100", METHODS, row, size=32, num_tasks=20, per_class=100
     )

@@ -26,7 +26,7 @@ icl = files.paper("icl")
 
 
 def get_config(arg=None):
-    row, small, debug = recipe.words(arg, icl.ROWS, ("", "small"))
+    row, small, debug = recipe.parse_words(arg, icl.ROWS, ("", "small"))
     config = icl.images("cifar10", row, 16 if small else 32, stem="cifar")
     config.data = {"name": "arrays", "path": "data/cifar10"}
     config.scenario.classes = ("airplane", "ship")

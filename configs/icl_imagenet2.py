@@ -25,7 +25,7 @@ icl = files.paper("icl")
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, icl.ROWS)
+    row, debug = recipe.parse_words(arg, icl.ROWS)
     config = icl.images("imagenet2", row, 224)
     config.data = {
         "name": "image_folder",

@@ -26,7 +26,7 @@ icl = files.paper("icl")
 
 
 def get_config(arg=None):
-    row, small, debug = recipe.words(arg, icl.ROWS, ("", "small"))
+    row, small, debug = recipe.parse_words(arg, icl.ROWS, ("", "small"))
     config = icl.images("mnist2", row, 28 if small else 224)
     config.data = {"name": "arrays", "path": "data/mnist"}
     config.scenario.classes = (3, 8)

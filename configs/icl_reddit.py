@@ -24,6 +24,6 @@ icl = files.paper("icl")
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, icl.ROWS)
+    row, debug = recipe.parse_words(arg, icl.ROWS)
     config = icl.graphs("reddit", row, "data/REDDIT-BINARY")
     return shrink.shrink(config) if debug else config

@@ -25,7 +25,7 @@ pnr = files.paper("pnr")
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
+    (debug,) = recipe.parse_words(arg)
     config, _ = pnr.full_cifar("pnr_cifar10")
     config.data = {"name": "arrays", "path": "data/cifar10"}
     config.scenario.class_order = "sorted"

@@ -49,16 +49,18 @@ pnr = files.paper("pnr")
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
+    (debug,) = recipe.parse_words(arg)
     config, base = pnr.full_cifar("pnr_cifar100")
     config.data = {"name": "arrays", "path": "data/cifar100"}
     config.augment.std = (0.247, 0.243, 0.261)
     # Heads and temperatures are the bases' own defaults, see docs/methods.md.
     tasks = config.scenario.get_ref("num_tasks")
-    lambdas = recipe.by(pnr.column(pnr.CIFAR, 3), base)
+    lambdas = recipe.look_up(pnr.column(pnr.CIFAR, 3), base)
     recipe.set_where_taken(
         config.method,
-        negative_weight=recipe.by({("byol", 10): 0.7}, base, tasks, default=lambdas),
+        negative_weight=recipe.look_up(
+            {("byol", 10): 0.7}, base, tasks, default=lambdas
+        ),
     )
     pnr.set_regime(config)
     return shrink.shrink(config) if debug else config

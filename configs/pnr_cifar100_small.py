@@ -26,7 +26,7 @@ pnr = files.paper("pnr")
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
+    (debug,) = recipe.parse_words(arg)
     config, base = pnr.full_cifar("pnr_cifar100_small")
     config.batch_size = 128
     del config.precision
@@ -42,7 +42,7 @@ def get_config(arg=None):
         "collapse": {},
         "linear": {
             "epochs": 60,
-            "lr": recipe.by(rates, base),
+            "lr": recipe.look_up(rates, base),
             "lrs": (),  # rates to choose from instead
             "train_on": "all",
             "augment": False,

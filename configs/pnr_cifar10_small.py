@@ -24,7 +24,7 @@ RATES |= {"vicreg": 0.05, "dino": 0.3}  # VICReg diverges at 0.15
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
+    (debug,) = recipe.parse_words(arg)
     lambdas = pnr.column(pnr.CIFAR, 3)
     config, base = pnr.small("pnr_cifar10_small", 16, lambdas)
     config.epochs = 2
@@ -33,8 +33,8 @@ def get_config(arg=None):
     config.augment.update(mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.243, 0.261))
     config.optimizer = {
         "name": "lars",
-        "lr": recipe.by(RATES, base),
-        "weight_decay": recipe.by(pnr.column(pnr.CIFAR, 1), base),
+        "lr": recipe.look_up(RATES, base),
+        "weight_decay": recipe.look_up(pnr.column(pnr.CIFAR, 1), base),
     }
     config.evaluators.linear.update(epochs=15, batch_size=512)
     return shrink.shrink(config) if debug else config

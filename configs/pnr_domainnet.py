@@ -50,7 +50,7 @@ BASES = pnr.IMAGENET | {
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
+    (debug,) = recipe.parse_words(arg)
     config, _ = pnr.full_imagenet("pnr_domainnet", BASES)
     config.epochs = 200
     config.data = {

@@ -70,7 +70,7 @@ DATA_LAMBDAS = {
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
+    (debug,) = recipe.parse_words(arg)
     config, base = pnr.full_imagenet("pnr_imagenet100", pnr.IMAGENET)
     config.epochs = 400
     config.data = {
@@ -83,8 +83,8 @@ def get_config(arg=None):
     lambdas |= {(name, "data"): value for name, value in DATA_LAMBDAS.items()}
     recipe.set_where_taken(
         config.method,
-        negative_weight=recipe.by(
-            lambdas, base, scenario, default=recipe.by(by_class, base)
+        negative_weight=recipe.look_up(
+            lambdas, base, scenario, default=recipe.look_up(by_class, base)
         ),
     )
     # Table 6: a tenth and a hundredth of the labels.

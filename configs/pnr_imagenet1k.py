@@ -46,7 +46,7 @@ pnr = files.paper("pnr")
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
+    (debug,) = recipe.parse_words(arg)
     # The paper has MoCo and BYOL alone; all rates are those of ImageNet-100.
     config, _ = pnr.full_imagenet("pnr_imagenet1k", pnr.IMAGENET, depth=50)
     config.epochs = 400

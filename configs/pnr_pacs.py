@@ -21,7 +21,7 @@ pnr = files.paper("pnr")
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
+    (debug,) = recipe.parse_words(arg)
     lambdas = {"": 1.0, "vicreg": 8.0, "lejepa": 0.32}
     config, base = pnr.small("pnr_pacs", 24, lambdas)
     config.precision = "auto"
@@ -32,8 +32,8 @@ def get_config(arg=None):
     rates = {"": 0.2, "mocov2plus": 0.3, "byol": 0.3}
     config.optimizer = {
         "name": "lars",
-        "lr": recipe.by(rates, base),
-        "weight_decay": recipe.by({"": 1e-4, "byol": 1e-5}, base),
+        "lr": recipe.look_up(rates, base),
+        "weight_decay": recipe.look_up({"": 1e-4, "byol": 1e-5}, base),
     }
     config.evaluators.linear.update(epochs=100, batch_size=128)
     return shrink.shrink(config) if debug else config

@@ -44,7 +44,7 @@ ROWS = {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, ROWS)
+    row, debug = recipe.parse_words(arg, ROWS)
     method, lr = ROWS[row]
     config = online.images(f"survey_{row}_cifar100", lr, 32)
     config.data = {"name": "arrays", "path": "data/cifar100", "validation": 0.05}

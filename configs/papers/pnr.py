@@ -71,7 +71,7 @@ def full(name, table):
     config.scenario = {"name": "class", "num_tasks": 5, "class_order": "released"}
     config.augment = photo_augment(base)
     recipe.set_where_taken(
-        config.method, negative_weight=recipe.by(column(table, 3), base)
+        config.method, negative_weight=recipe.look_up(column(table, 3), base)
     )
     config.optimizer = lars(table, base)
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": 10, "start": 0.003}
@@ -100,7 +100,7 @@ def full_imagenet(name, table, depth=18):
     config.augment.update(
         size=224,
         resize=256,  # of the shorter side, before the centre crop of evaluation
-        blur=recipe.by({"": (1.0, 0.1), "vicreg": (0.5, 0.5)}, base),
+        blur=recipe.look_up({"": (1.0, 0.1), "vicreg": (0.5, 0.5)}, base),
         sigma=(0.1, 2.0),
         mean=(0.485, 0.456, 0.406),
         std=(0.228, 0.224, 0.225),
@@ -108,7 +108,7 @@ def full_imagenet(name, table, depth=18):
     config.encoder = resnet(depth, "imagenet")
     recipe.set_where_taken(
         config.method,
-        predictor_hidden_dim=recipe.by({"": 8192, "simsiam": 512}, base),
+        predictor_hidden_dim=recipe.look_up({"": 8192, "simsiam": 512}, base),
     )
     return config, base
 
@@ -122,11 +122,11 @@ def resnet(depth, stem):
 def photo_augment(base):
     """Return config.augment without sizes, blur and moments."""
     return {
-        "scale": recipe.by({"": (0.08, 1.0), "vicreg": (0.2, 1.0)}, base),
+        "scale": recipe.look_up({"": (0.08, 1.0), "vicreg": (0.2, 1.0)}, base),
         "jitter": (0.4, 0.4, 0.2, 0.1),
         "jitter_probability": 0.8,
         "grayscale": 0.2,
-        "solarize": recipe.by({"": (0.0, 0.2), "vicreg": (0.1, 0.1)}, base),
+        "solarize": recipe.look_up({"": (0.0, 0.2), "vicreg": (0.1, 0.1)}, base),
         "flip": 0.5,
     }
 
@@ -135,11 +135,11 @@ def lars(table, base):
     """Return config.optimizer."""
     return {
         "name": "lars",
-        "lr": recipe.by(column(table, 0), base),  # times batch_size / 256
+        "lr": recipe.look_up(column(table, 0), base),  # times batch_size / 256
         "momentum": 0.9,
-        "weight_decay": recipe.by(column(table, 1), base),
+        "weight_decay": recipe.look_up(column(table, 1), base),
         # PNR's MoCo scripts scale 1-D parameters too; all others exclude them.
-        "exclude_1d": recipe.by({"": True, "mocov2plus": False}, base),
+        "exclude_1d": recipe.look_up({"": True, "mocov2plus": False}, base),
     }
 
 
@@ -148,7 +148,7 @@ def probe(table, base, **more):
     return more | {
         "epochs": 100,
         "batch_size": 256,
-        "lr": recipe.by(column(table, 2), base),
+        "lr": recipe.look_up(column(table, 2), base),
         "lrs": (),  # rates to choose from instead
         "momentum": 0.9,
         "train_on": "all",
@@ -167,12 +167,12 @@ def set_small_heads(config, base, *, queue_size, lambdas):
     config.method.update(hidden_dim=256, output_dim=128)
     recipe.set_where_taken(
         config.method,
-        predictor_hidden_dim=recipe.by({"": 256, "simsiam": 64}, base),
+        predictor_hidden_dim=recipe.look_up({"": 256, "simsiam": 64}, base),
         distill_hidden_dim=256,
         queue_size=queue_size,
         prototypes=1024,
         slices=256,
-        negative_weight=recipe.by(lambdas, base),
+        negative_weight=recipe.look_up(lambdas, base),
     )
 
 
@@ -193,7 +193,7 @@ def small(name, size, lambdas):
         "scale": (0.2, 1.0),
         "interpolation": "bilinear",
         "jitter": (0.4, 0.4, 0.2, 0.1),
-        "solarize": recipe.by({"": (0.0, 0.2), "vicreg": (0.1, 0.1)}, base),
+        "solarize": recipe.look_up({"": (0.0, 0.2), "vicreg": (0.1, 0.1)}, base),
     }
     config.encoder = {"name": "conv_net", "width": 16}
     config.scale_lr = False  # the rates are half of the paper's, for a quarter batch
@@ -226,13 +226,13 @@ def set_regime(config):
     regime, base = config.get_ref("regime"), config.method.get_ref("base")
 
     def choose(library, released):
-        return recipe.by({"library": library, "released": released}, regime)
+        return recipe.look_up({"library": library, "released": released}, regime)
 
     recipe.set_where_taken(config.method, frozen_bn=choose("running", "batch"))
     config.method.update(
         online_head=choose(False, True),
         head_form=choose("apart", "released"),
-        head_lr=recipe.by(
+        head_lr=recipe.look_up(
             {("released", name): lr for name, lr in HEAD_LR.items()},
             regime,
             base,

@@ -192,7 +192,7 @@ def config(
 
     def choose(joint, continual):
         table = {"finetune": joint} if by_strategy else {}
-        return recipe.by(table | {"": continual}, strategy)
+        return recipe.look_up(table | {"": continual}, strategy)
 
     made.scenario = {
         "name": choose("joint", scenario),
@@ -330,9 +330,9 @@ def _optimizer(made) -> None:
         made.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})
     else:
         rates, decays = ({n: x[i] for n, x in _RATES.items()} for i in range(2))
-        made.optimizer = {"name": "lars", "lr": recipe.by(rates, base)}
-        made.optimizer.weight_decay = recipe.by(decays, base)
-    warmup = recipe.of(recipe.warmup_epochs, made.get_ref("epochs"))
+        made.optimizer = {"name": "lars", "lr": recipe.look_up(rates, base)}
+        made.optimizer.weight_decay = recipe.look_up(decays, base)
+    warmup = recipe.compute(recipe.warmup_epochs, made.get_ref("epochs"))
     made.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
 
 

@@ -1,4 +1,4 @@
-"""What configs are written with: values that follow other fields."""
+"""Tools of config files: values that follow other fields, words of the argument."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +17,7 @@ class _Operation(NamedTuple):
     args: list
 
 
-def of(function: Callable, *fields: Any, like: Any = None):
+def compute(function: Callable, *fields: Any, like: Any = None):
     """Return the value of a function of other fields, once all overrides are read.
 
     Setting the value itself, as in `--config.optimizer.lr=0.5`, cuts the tie.
@@ -33,10 +33,10 @@ def of(function: Callable, *fields: Any, like: Any = None):
     return config_dict.FieldReference(like, field_type=type(like), op=operation)
 
 
-def by(table: dict, *fields: config_dict.FieldReference, default=None):
-    """Look a value up by other fields, once all overrides are read, see `of`.
+def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
+    """Look a value up by other fields, once all overrides are read, see `compute`.
 
-    `config.optimizer.lr = recipe.by({"byol": 1.0, "simclr": 0.6}, base)`, with
+    `config.optimizer.lr = recipe.look_up({"byol": 1.0, "simclr": 0.6}, base)`, with
     `base = config.method.get_ref("base")`, makes `--config.method.base=byol` bring
     BYOL's learning rate with it.
 
@@ -44,7 +44,7 @@ def by(table: dict, *fields: config_dict.FieldReference, default=None):
       table: what the field holds (a tuple of what several hold) -> value. All values
         have one type. The key "" stands for all that the table lacks.
       fields: `config.section.get_ref(name)` each.
-      default: the same as the key "", and may itself be of `by`.
+      default: the same as the key "", and may itself be of `look_up`.
 
     Raises:
       ValueError: once the value is asked for, where the table has none for what the
@@ -67,7 +67,7 @@ def by(table: dict, *fields: config_dict.FieldReference, default=None):
             )
         return otherwise[0] if otherwise else table[""]
 
-    return of(find, *fields, *usual, like=next(iter(table.values())))
+    return compute(find, *fields, *usual, like=next(iter(table.values())))
 
 
 # Options of config.method that others go with.
@@ -83,7 +83,7 @@ def set_where_taken(method: config_dict.ConfigDict, **values: Any) -> None:
     Args:
       method: config.method, with `name` and, if the method has them, `base` and
         `strategy` or `regulariser`.
-      values: name of an option -> its value, which may be of `by`.
+      values: name of an option -> its value, which may be of `look_up`.
     """
     make = schema.method(method.name).make
     chosen = {name: method.get_ref(name) for name in _CHOICES if name in method}
@@ -98,11 +98,11 @@ def set_where_taken(method: config_dict.ConfigDict, **values: Any) -> None:
     for name, value in values.items():
         refers = isinstance(value, config_dict.FieldReference)
         like = value.get() if refers else value
-        method[name] = of(pick, name, value, *chosen.values(), like=like)
+        method[name] = compute(pick, name, value, *chosen.values(), like=like)
 
 
 def warmup_epochs(epochs, usual: int | None = None) -> int:
-    """Epochs of a warm-up, for `of`: fewer than there are of any task.
+    """Epochs of a warm-up, for `compute`: fewer than there are of any task.
 
     Args:
       epochs: of each task, as `config.epochs` has them.
@@ -115,11 +115,11 @@ def warmup_epochs(epochs, usual: int | None = None) -> int:
     return min(wanted, fewest - 1)
 
 
-def words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
+def parse_words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
     """Read the words behind the name of a config and a colon, with commas between.
 
-    With `row, small, debug = recipe.words(arg, METHODS, ("", "small"))` the argument
-    "mir,debug" is "mir", "" and "debug".
+    With `row, small, debug = recipe.parse_words(arg, METHODS, ("", "small"))` the
+    argument "mir,debug" is "mir", "" and "debug".
 
     Args:
       arg: what `get_config` is given.

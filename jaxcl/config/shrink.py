@@ -16,7 +16,7 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
     Digits, resized to 16 colour pixels, stand in for the data set, and rings and trees
     for a set of graphs, so that no data need be there; numbers mean nothing. Values
-    that follow another field (`recipe.by`) still do.
+    that follow another field (`recipe.look_up`) still do.
     """
     config.name = f"{config.name}_debug"
     if config.augment.get("name") == "graphs":
