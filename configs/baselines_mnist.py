@@ -24,9 +24,9 @@ last images of each task, whose order is random, in place of a random choice; `a
 draws among all that is kept, in place of equal shares of the tasks.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
+online = files.paper("online")
 
 SPLIT = {"name": "class", "num_tasks": 5}
 # row -> method, learning rate, encoder, replay, scenario
@@ -73,40 +73,14 @@ ROWS = {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, ROWS)
+    row, debug = recipe.parse_words(arg, ROWS)
     method, lr, encoder, replay, scenario = ROWS[row]
-    config = ml_collections.ConfigDict()
-    config.name = f"baselines_{row}_mnist"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
-    config.batch_size = 10
-    config.epochs = 1
-    config.data = {"name": "arrays", "path": "data/mnist"}
+    config = online.mnist(f"baselines_{row}_mnist", lr)
     if row == "replay":
         config.data.validation = 0.05  # held out, and not used
     config.scenario = scenario
-    config.augment = {
-        "size": 28,
-        "views": 1,
-        "crop": False,
-        "jitter": (0.0, 0.0, 0.0, 0.0),
-        "grayscale": 0.0,
-        "flip": 0.0,
-        "mean": (0.1307,),
-        "std": (0.3081,),
-    }
+    config.augment.update(mean=(0.1307,), std=(0.3081,))
     config.encoder = {"name": "mlp", **encoder}
     config.replay = replay
     config.method = method
-    config.scale_lr = False
-    config.optimizer = {"name": "sgd", "lr": lr, "momentum": 0.0}
-    config.schedule = {"name": "constant"}
-    config.evaluators = {"predict": {"met_only": True}}
-    # Labels draw the embeddings of a class together: their rank may fall unwarned.
-    config.evaluators.collapse = {"share": 0.0}
-    config.devices = 1  # ten rows do not share out over many
-    config.steps_per_call = 10  # without convolutions a loop is fast on CPU, too
-    config.evaluate_untrained = False
-    config.plasticity = False
-    config.save_every = 0  # steps; a run takes minutes
     return shrink.shrink(config) if debug else config

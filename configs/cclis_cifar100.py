@@ -19,92 +19,22 @@ its score, both by mistake: the row `released`, most likely that of the paper's 
 
 PATH holds what `python -m jaxcl.data.convert cifar100.npz PATH` writes. Rows: cclis
 (what the name of the file alone means) and the other keys of CONTRASTIVE and REPLAY
-below. `configs/cclis_cifar100.py:debug` and, say,
+of configs/papers/cclis.py. `configs/cclis_cifar100.py:debug` and, say,
 `configs/cclis_cifar100.py:co2l,debug` run in seconds, on digits.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-
-# row -> its method, learning rate, views of an image
-CONTRASTIVE = {
-    "cclis": ({"name": "cclis"}, 1.0, 1),
-    # What the released code does by mistake: every negative has a weight, and scores
-    # keep a term of the row's own class.
-    "released": (
-        {"name": "cclis", "scope": "all_negatives", "leftover": True},
-        1.0,
-        1,
-    ),
-    # Tables 3 and 4: uniform sampling; importance chooses but weights nothing.
-    "random": ({"name": "cclis", "keep": "uniform"}, 1.0, 1),
-    "no_prd": ({"name": "cclis", "weight": 0.0}, 1.0, 1),
-    "selection_only": ({"name": "cclis", "weight": 0.0, "scope": "none"}, 1.0, 1),
-    "neither": ({"name": "cclis", "weight": 0.0, "keep": "uniform"}, 1.0, 1),
-    "co2l": ({"name": "co2l"}, 0.5, 2),
-    # Table 9: the loss of Co2L without distillation.
-    "co2l_no_ird": ({"name": "co2l", "weight": 0.0}, 0.5, 2),
-}
-# row -> its method, learning rate; rates of the codes that the paper quotes
-REPLAY = {
-    "er": ({"name": "er", "replay_from": "all"}, 0.1),
-    "icarl": ({"name": "icarl"}, 0.1),
-    "gem": ({"name": "gem", "form": "code"}, 0.03),
-    "gss": ({"name": "gss"}, 0.03),
-    "der": ({"name": "der", "alpha": 0.3}, 0.03),
-    "derpp": ({"name": "der", "alpha": 0.1, "beta": 0.5}, 0.03),
-    "gcr": ({"name": "gcr"}, 0.03),
-}
+cclis = files.paper("cclis")
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, CONTRASTIVE | REPLAY)
-    config = ml_collections.ConfigDict()
-    config.name = f"{row}_cifar100"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
+    row, debug = recipe.parse_words(arg, cclis.ROWS)
+    config = cclis.full(f"{row}_cifar100", row)
     config.data = {"name": "arrays", "path": "data/cifar100"}
-    config.scenario = {"name": "class", "num_tasks": 5}
-    config.augment = {
-        "size": 32,
-        "scale": (0.2, 1.0),
-        "interpolation": "bilinear",
-        "jitter": (0.4, 0.4, 0.4, 0.1),
-        "mean": (0.5153, 0.4961, 0.4497),
-        "std": (0.2608, 0.2551, 0.2779),
-    }
-    config.encoder = {"name": "resnet", "depth": 18, "width": 64}
-    config.scale_lr = False
-    if row in CONTRASTIVE:
-        method, lr, views = CONTRASTIVE[row]
-        config.method = {**method, "memory_size": 200}
-        config.augment.views = views
-        config.batch_size = 512
-        config.precision = "auto"
-        config.epochs = (500, 100)
-        config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
-        config.schedule = {"name": "ramped_cosine", "warmup_epochs": 10}
-        config.evaluators = {
-            "collapse": {},
-            "linear": {
-                "preset": "cclis",
-                "epochs": 100,
-                "lr": 0.1,
-            },
-            "tsne": {"show": "memory"},  # Figure 3
-        }
-    else:
-        method, lr = REPLAY[row]
-        config.method = {**method}
-        crop = {"views": 1, "crop": False, "pad": 4, "grayscale": 0.0}
-        config.augment.update(crop | {"jitter": (0.0, 0.0, 0.0, 0.0)})
-        config.replay = {"capacity": 200, "size": 32, "augment": "all"}
-        config.batch_size = 32
-        config.epochs = 50
-        config.optimizer = {"name": "sgd", "lr": lr, "momentum": 0.0}
-        config.schedule = {"name": "constant"}
-        config.evaluators = {"predict": {"met_only": True}}
-    config.evaluate_untrained = False
-    config.plasticity = False
+    config.augment.update(
+        size=32, mean=(0.5153, 0.4961, 0.4497), std=(0.2608, 0.2551, 0.2779)
+    )
+    if row in cclis.CONTRASTIVE:
+        config.evaluators.linear.lr = 0.1
     return shrink.shrink(config) if debug else config

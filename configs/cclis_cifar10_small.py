@@ -14,10 +14,9 @@ Rows: cclis (what the name of the file alone means) and the other keys of METHOD
 `configs/cclis_cifar10_small.py:co2l,debug` run in seconds, on digits.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-
+cclis = files.paper("cclis")
 # row -> its method, learning rate, views of an image
 METHODS = {
     "cclis": ({"name": "cclis"}, 0.5, 1),
@@ -30,37 +29,22 @@ METHODS = {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, METHODS)
+    row, debug = recipe.parse_words(arg, METHODS)
     method, lr, views = METHODS[row]
-    config = ml_collections.ConfigDict()
-    config.name = f"{row}_cifar10_small"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
+    config = cclis.start(f"{row}_cifar10_small")
     config.data = {"name": "arrays", "path": "data/cifar10"}
-    config.scenario = {"name": "class", "num_tasks": 5}
-    config.augment = {
-        "size": 16,
-        "resize": 16,
-        "views": views,
-        "scale": (0.2, 1.0),
-        "interpolation": "bilinear",
-        "jitter": (0.4, 0.4, 0.4, 0.1),
-        "mean": (0.4914, 0.4822, 0.4465),
-        "std": (0.2023, 0.1994, 0.2010),
-    }
+    config.augment.update(size=16, resize=16, views=views, **cclis.CIFAR10)
     config.encoder = {"name": "conv_net", "width": 16}
-    config.scale_lr = False
     config.epochs = (60, 30)
     config.batch_size = 128
+    config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
     config.schedule = {"name": "ramped_cosine", "warmup_epochs": 3}
     if row == "er":
         config.method = {**method}
         config.replay = {"capacity": 200, "size": 128, "augment": "all"}
-        config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
         config.evaluators = {"predict": {"met_only": True}}
     else:
         config.method = {**method, "memory_size": 200, "hidden_dim": 256}
-        config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
         config.evaluators = {
             "collapse": {},
             "linear": {
@@ -71,6 +55,4 @@ def get_config(arg=None):
                 "normalize_features": True,
             },
         }
-    config.evaluate_untrained = False
-    config.plasticity = False
     return shrink.shrink(config) if debug else config

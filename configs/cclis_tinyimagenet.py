@@ -18,100 +18,43 @@ Rates of Co2L on this set are those of third parties.
       --config.data.path=PATH --config.replay.capacity=500
 
 PATH is the unpacked tiny-imagenet-200. Rows: cclis (what the name of the file alone
-means) and the other keys of CONTRASTIVE and REPLAY below.
+means) and the other keys of CONTRASTIVE and REPLAY of configs/papers/cclis.py.
 `configs/cclis_tinyimagenet.py:debug` and, say,
 `configs/cclis_tinyimagenet.py:co2l,debug` run in seconds, on digits.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-
-# row -> its method, learning rate, views of an image
-CONTRASTIVE = {
-    "cclis": ({"name": "cclis"}, 1.0, 1),
-    # What the released code does by mistake: every negative has a weight, and scores
-    # keep a term of the row's own class.
-    "released": (
-        {"name": "cclis", "scope": "all_negatives", "leftover": True},
-        1.0,
-        1,
-    ),
-    # Tables 3 and 4: uniform sampling; importance chooses but weights nothing.
-    "random": ({"name": "cclis", "keep": "uniform"}, 1.0, 1),
-    "no_prd": ({"name": "cclis", "weight": 0.0}, 1.0, 1),
-    "selection_only": ({"name": "cclis", "weight": 0.0, "scope": "none"}, 1.0, 1),
-    "neither": ({"name": "cclis", "weight": 0.0, "keep": "uniform"}, 1.0, 1),
+cclis = files.paper("cclis")
+CONTRASTIVE = cclis.CONTRASTIVE | {
     "co2l": (
         {"name": "co2l", "distill_temperature": 0.1, "past_temperature": 0.1},
         0.1,
         2,
     ),
-    # Table 9: the loss of Co2L without distillation.
     "co2l_no_ird": ({"name": "co2l", "weight": 0.0}, 0.1, 2),
 }
-# row -> its method, learning rate; rates of the codes that the paper quotes
-REPLAY = {
-    "er": ({"name": "er", "replay_from": "all"}, 0.1),
-    "icarl": ({"name": "icarl"}, 0.1),
-    "gem": ({"name": "gem", "form": "code"}, 0.03),
-    "gss": ({"name": "gss"}, 0.03),
+REPLAY = cclis.REPLAY | {
     "der": ({"name": "der", "alpha": 0.1}, 0.03),
     "derpp": ({"name": "der", "alpha": 0.1, "beta": 1.0}, 0.03),
-    "gcr": ({"name": "gcr"}, 0.03),
 }
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, CONTRASTIVE | REPLAY)
-    config = ml_collections.ConfigDict()
-    config.name = f"{row}_tinyimagenet"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
+    row, debug = recipe.parse_words(arg, cclis.ROWS)
+    config = cclis.full(f"{row}_tinyimagenet", row, CONTRASTIVE, REPLAY)
     config.data = {"name": "tiny_imagenet", "path": "data/tiny-imagenet-200"}
-    config.scenario = {"name": "class", "num_tasks": 10}
-    config.augment = {
-        "size": 64,
-        "scale": (0.1, 1.0),
-        "interpolation": "bilinear",
-        "jitter": (0.4, 0.4, 0.4, 0.1),
-        "mean": (0.4802, 0.4480, 0.3975),
-        "std": (0.2770, 0.2691, 0.2821),
-    }
-    config.encoder = {"name": "resnet", "depth": 18, "width": 64}
-    config.scale_lr = False
+    config.scenario.num_tasks = 10
+    config.augment.update(
+        size=64,
+        scale=(0.1, 1.0),
+        mean=(0.4802, 0.4480, 0.3975),
+        std=(0.2770, 0.2691, 0.2821),
+    )
     if row in CONTRASTIVE:
-        method, lr, views = CONTRASTIVE[row]
-        config.method = {**method, "memory_size": 200}
-        config.augment.views = views
-        config.augment.blur = (0.5,) * views
-        config.batch_size = 512
-        config.precision = "auto"
+        config.augment.blur = (0.5,) * config.augment.views
         config.epochs = (500, 50)
-        config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
-        config.schedule = {"name": "ramped_cosine", "warmup_epochs": 10}
-        config.evaluators = {
-            "collapse": {},
-            "linear": {
-                "preset": "cclis",
-                "epochs": 100,
-                "lr": 0.5,
-                "scale": (0.1, 1.0),
-                "blur": 0.5,
-            },
-            "tsne": {"show": "memory"},  # Figure 3
-        }
+        config.evaluators.linear.update(scale=(0.1, 1.0), blur=0.5)
     else:
-        method, lr = REPLAY[row]
-        config.method = {**method}
-        crop = {"views": 1, "crop": False, "pad": 4, "grayscale": 0.0}
-        config.augment.update(crop | {"jitter": (0.0, 0.0, 0.0, 0.0)})
-        config.replay = {"capacity": 200, "size": 32, "augment": "all"}
-        config.batch_size = 32
         config.epochs = 100
-        config.optimizer = {"name": "sgd", "lr": lr, "momentum": 0.0}
-        config.schedule = {"name": "constant"}
-        config.evaluators = {"predict": {"met_only": True}}
-    config.evaluate_untrained = False
-    config.plasticity = False
     return shrink.shrink(config) if debug else config

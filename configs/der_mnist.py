@@ -20,9 +20,9 @@ Departures: an incomplete last batch of a task is left out; the reservoir draws 
 place of each row once, independently of the batches.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
+online = files.paper("online")
 
 # (method, stream, memory) -> learning rate, rows replayed, alpha, beta
 _ROWS = {
@@ -62,42 +62,18 @@ _WORDS = (
 
 
 def get_config(arg=None):
-    method, stream, memory, debug = recipe.words(arg, *_WORDS)
+    method, stream, memory, debug = recipe.parse_words(arg, *_WORDS)
     lr, size, alpha, beta = _ROWS[method, stream, int(memory)]
-    config = ml_collections.ConfigDict()
-    config.name = f"{method}_{stream}_mnist_{memory}"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
-    config.batch_size = 10 if stream == "split" else 128
-    config.epochs = 1
-    config.data = {"name": "arrays", "path": "data/mnist"}
+    config = online.mnist(f"{method}_{stream}_mnist_{memory}", lr)
     config.scenario = {"name": stream, "num_tasks": 20}
+    config.batch_size = 128
     if stream == "split":
         config.scenario = {"name": "class", "num_tasks": 5}
-    config.augment = {
-        "size": 28,
-        "views": 1,
-        "crop": False,
-        "jitter": (0.0, 0.0, 0.0, 0.0),
-        "grayscale": 0.0,
-        "flip": 0.0,
-        "mean": (0.0,),
-        "std": (1.0,),
-    }
+        config.batch_size = 10
+    config.augment.update(mean=(0.0,), std=(1.0,))
     config.encoder = {"name": "mlp", "widths": (100, 100), "start": "glorot"}
     config.replay = {"capacity": int(memory), "size": size}
     config.method = {"name": "der", "alpha": alpha, "beta": beta}
     if method == "er":
         config.method = {"name": "er", "passes": "joint", "replay_from": "all"}
-    config.scale_lr = False
-    config.optimizer = {"name": "sgd", "lr": lr, "momentum": 0.0}
-    config.schedule = {"name": "constant"}
-    config.evaluators = {"predict": {"met_only": True}}
-    # Labels draw the embeddings of a class together: their rank may fall unwarned.
-    config.evaluators.collapse = {"share": 0.0}
-    config.devices = 1  # ten rows do not share out over many
-    config.steps_per_call = 10  # without convolutions a loop is fast on CPU, too
-    config.evaluate_untrained = False
-    config.plasticity = False
-    config.save_every = 0  # steps; a run takes a minute
     return shrink.shrink(config) if debug else config

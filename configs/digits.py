@@ -14,7 +14,7 @@ from jaxcl.config import recipe, shrink
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
+    (debug,) = recipe.parse_words(arg)
     config = ml_collections.ConfigDict()
     config.name = "digits"
     config.seed = 0

@@ -24,16 +24,10 @@ first) nor how likely the grayscale of its colour distortion is (here 0.2, as Si
 seconds, on digits.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-
-# row -> its method
-METHODS = {
-    "d_moco": {"name": "duel"},
-    "moco": {"name": "duel", "policy": "fifo"},
-    "d_simclr": {"name": "duel", "base": "simclr"},
-    "simclr": {"name": "duel", "base": "simclr", "negatives": "batch"},
+duel = files.paper("duel")
+METHODS = duel.METHODS | {
     "memory_only": {
         "name": "duel",
         "base": "simclr",
@@ -54,50 +48,14 @@ METHODS = {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, METHODS)
-    config = ml_collections.ConfigDict()
-    config.name = "duel_cifar10"
-    if row != "d_moco":
-        config.name += f"_{row}"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
+    row, debug = recipe.parse_words(arg, METHODS)
+    config = duel.full("cifar10", row, METHODS[row], epoch_steps=1000, stem="cifar")
     config.data = {"name": "arrays", "path": "data/cifar10"}
-    config.scenario = {
-        "name": "joint",
-        "imbalance": {"rho_max": 0.5, "dominant": 0, "epoch_steps": 1000},
-    }
-    config.augment = {
-        "size": 32,
-        "crop": False,
-        "flip": 0.75,
-        "jitter": (0.4, 0.4, 0.4, 0.1),
-        "jitter_probability": 0.5,
-        "grayscale": 0.2,
-        "mean": (0.4914, 0.4822, 0.4465),
-        "std": (0.2470, 0.2435, 0.2616),
-    }
-    config.encoder = {"name": "resnet", "depth": 50, "width": 64, "stem": "cifar"}
-    config.method = METHODS[row]
+    config.augment.update(
+        size=32, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)
+    )
     if row == "barlow_twins":
         config.method.hidden_layers = 0
     config.epochs = 160  # of 1000 steps each
-    config.batch_size = 256
-    config.precision = "auto"
-    config.scale_lr = False
-    config.optimizer = {"name": "adam", "lr": 0.05}
-    config.schedule = {"name": "cosine", "per_epoch": False}
-    config.evaluators = {
-        "collapse": {},
-        "linear": {
-            "preset": "duel",
-            "epochs": 100,
-        },
-        "spread": {"features": "projection"},  # Table 2, Figure 9
-        "filtering": {},  # Figures 9 and 10, with the network held fixed
-    }
-    if row not in ("simclr", "barlow_twins", "byol"):  # they have no memory
-        config.evaluators.memory = {}  # Table 2
-        config.evaluators.tsne = {"show": "filter"}  # Figure 5
     config.eval_every = 10_000  # steps; Figures 4 and 8
-    config.save_every = 2_000
     return shrink.shrink(config) if debug else config

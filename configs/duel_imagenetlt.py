@@ -22,27 +22,15 @@ alone means), moco, d_simclr, simclr. What the paper leaves open is as in
 `configs/duel_imagenetlt.py:simclr,debug` run in seconds, on digits.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-
-# row -> its method
-METHODS = {
-    "d_moco": {"name": "duel"},
-    "moco": {"name": "duel", "policy": "fifo"},
-    "d_simclr": {"name": "duel", "base": "simclr"},
-    "simclr": {"name": "duel", "base": "simclr", "negatives": "batch"},
-}
+duel = files.paper("duel")
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, METHODS)
-    config = ml_collections.ConfigDict()
-    config.name = "duel_imagenetlt"
-    if row != "d_moco":
-        config.name += f"_{row}"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
+    row, debug = recipe.parse_words(arg, duel.METHODS)
+    heads = {"hidden_layers": 2, "hidden_dim": 512, "output_dim": 512}
+    config = duel.full("imagenetlt", row, duel.METHODS[row] | heads)
     config.data = {
         "name": "image_lists",
         "path": "data/imagenet",
@@ -53,41 +41,10 @@ def get_config(arg=None):
         "size": 64,
         "resident": True,
     }
-    config.scenario = {"name": "joint"}
-    config.augment = {
-        "size": 64,
-        "crop": False,
-        "flip": 0.75,
-        "jitter": (0.4, 0.4, 0.4, 0.1),
-        "jitter_probability": 0.5,
-        "grayscale": 0.2,
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-    }
-    config.encoder = {"name": "resnet", "depth": 50, "width": 64, "stem": "imagenet"}
-    config.method = {
-        **METHODS[row],
-        "hidden_layers": 2,
-        "hidden_dim": 512,
-        "output_dim": 512,
-    }
+    config.augment.update(
+        size=64, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+    )
     config.epochs = 354  # 160k steps
-    config.batch_size = 256
-    config.precision = "auto"
-    config.scale_lr = False
-    config.optimizer = {"name": "adam", "lr": 0.05}
-    config.schedule = {"name": "cosine", "per_epoch": False}
-    config.evaluators = {
-        "collapse": {},
-        "linear": {
-            "preset": "duel_longtail",
-            "epochs": 100,
-        },
-        "spread": {"features": "projection"},
-        "filtering": {},
-    }
-    if row != "simclr":  # it has no memory
-        config.evaluators.memory = {}
+    config.evaluators.linear.preset = "duel_longtail"
     config.eval_every = 40_000  # steps
-    config.save_every = 2_000
     return shrink.shrink(config) if debug else config

@@ -19,16 +19,10 @@ and the other keys of METHODS; what the paper leaves open is as in `duel_cifar10
 seconds, on digits.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-
-# row -> its method
-METHODS = {
-    "d_moco": {"name": "duel"},
-    "moco": {"name": "duel", "policy": "fifo"},
-    "d_simclr": {"name": "duel", "base": "simclr"},
-    "simclr": {"name": "duel", "base": "simclr", "negatives": "batch"},
+duel = files.paper("duel")
+METHODS = duel.METHODS | {
     "barlow_twins": {"name": "two_view", "base": "barlow_twins"},
     "byol": {
         "name": "two_view",
@@ -40,50 +34,14 @@ METHODS = {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, METHODS)
-    config = ml_collections.ConfigDict()
-    config.name = "duel_stl10"
-    if row != "d_moco":
-        config.name += f"_{row}"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
+    row, debug = recipe.parse_words(arg, METHODS)
+    config = duel.full("stl10", row, METHODS[row], epoch_steps=1000)
     config.data = {"name": "stl10", "path": "data/stl10_binary"}
-    config.scenario = {
-        "name": "joint",
-        "imbalance": {"rho_max": 0.5, "dominant": 0, "epoch_steps": 1000},
-    }
-    config.augment = {
-        "size": 96,
-        "crop": False,
-        "flip": 0.75,
-        "jitter": (0.4, 0.4, 0.4, 0.1),
-        "jitter_probability": 0.5,
-        "grayscale": 0.2,
-        "mean": (0.4467, 0.4398, 0.4066),
-        "std": (0.2603, 0.2566, 0.2713),
-    }
-    config.encoder = {"name": "resnet", "depth": 50, "width": 64, "stem": "imagenet"}
-    config.method = METHODS[row]
+    config.augment.update(
+        size=96, mean=(0.4467, 0.4398, 0.4066), std=(0.2603, 0.2566, 0.2713)
+    )
     hidden = 4096 if row == "byol" else 512
     config.method.update(hidden_layers=1, hidden_dim=hidden, output_dim=512)
     config.epochs = 40  # of 1000 steps each
-    config.batch_size = 256
-    config.precision = "auto"
-    config.scale_lr = False
-    config.optimizer = {"name": "adam", "lr": 0.05}
-    config.schedule = {"name": "cosine", "per_epoch": False}
-    config.evaluators = {
-        "collapse": {},
-        "linear": {
-            "preset": "duel",
-            "epochs": 100,
-        },
-        "spread": {"features": "projection"},  # Table 2, Figure 9
-        "filtering": {},  # Figures 9 and 10, with the network held fixed
-    }
-    if row not in ("simclr", "barlow_twins", "byol"):  # they have no memory
-        config.evaluators.memory = {}  # Table 2
-        config.evaluators.tsne = {"show": "filter"}  # Figure 5
     config.eval_every = 5_000  # steps; Figures 4 and 8
-    config.save_every = 2_000
     return shrink.shrink(config) if debug else config

@@ -18,95 +18,19 @@ random one is --config.scenario.class_order=shuffled.
 in seconds, on digits.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-
-# row -> its method, learning rate and other changes to the config. The paper prints no
-# learning rates; these are of its released code and, for rivals that it quotes, of
-# the codes they come from.
-JOINT = {"scenario": {"name": "joint", "num_tasks": 1}}
-METHODS = {
-    "er_ace": ({"name": "er_ace"}, 0.1, {}),
-    "er_aml": ({"name": "er_aml", "temperature": 0.1}, 0.05, {}),
-    "er": ({"name": "er"}, 0.1, {}),
-    "er_task_free": ({"name": "er", "replay_from": "all"}, 0.1, {}),
-    "finetune": ({"name": "finetune"}, 0.01, {}),
-    "iid": ({"name": "finetune"}, 0.01, JOINT),
-    "iidpp": ({"name": "finetune", "double": True}, 0.01, JOINT),
-    "iid_offline": (
-        {"name": "finetune"},
-        0.1,
-        JOINT | {"epochs": 50, "batch_size": 128},
-    ),
-    "icarl": ({"name": "icarl"}, 0.01, {}),
-    "gem": ({"name": "gem"}, 0.03, {}),
-    "agem": ({"name": "agem"}, 0.01, {}),
-    "mir": ({"name": "mir"}, 0.1, {}),
+online = files.paper("online")
+METHODS = online.ER_ACE | {
     "aser": ({"name": "aser", "per_class": 2}, 0.1, {}),
-    "gdumb": (
-        {"name": "gdumb"},
-        0.05,
-        {"replay": {"policy": "greedy_balanced", "augment": "replay"}},
-    ),
-    "der": ({"name": "der"}, 0.03, {}),
-    # With augmentation, as the code has it.
-    "derpp": (
-        {"name": "der", "alpha": 0.25, "beta": 1.0},
-        0.01,
-        {"replay": {"augment": "all"}},
-    ),
-    "derpp_ace": (
-        {"name": "der", "alpha": 0.25, "beta": 1.0, "ace": True},
-        0.01,
-        {"replay": {"augment": "all"}},
-    ),
     "ss_il": ({"name": "ss_il"}, 0.1, {}),
-    "gss": ({"name": "gss"}, 0.1, {}),
-    "gcr": ({"name": "gcr"}, 0.03, {}),
 }
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, METHODS)
-    method, lr, changes = METHODS[row]
-    config = ml_collections.ConfigDict()
-    config.name = f"{row}_cifar100"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
-    config.batch_size = 10
-    config.epochs = 1
+    row, debug = recipe.parse_words(arg, METHODS)
+    config = online.er_ace(
+        "cifar100", METHODS, row, size=32, num_tasks=20, per_class=100
+    )
     config.data = {"name": "arrays", "path": "data/cifar100", "validation": 0.05}
-    config.scenario = {"name": "class", "num_tasks": 20}
-    config.augment = {
-        "size": 32,
-        "views": 1,
-        "crop": False,
-        "pad": 4,
-        "jitter": (0.0, 0.0, 0.0, 0.0),
-        "grayscale": 0.0,
-        "flip": 0.5,
-        "mean": (0.5, 0.5, 0.5),
-        "std": (0.5, 0.5, 0.5),
-    }
-    config.encoder = {
-        "name": "resnet",
-        "depth": 18,
-        "width": 20,
-        "pool": 4,
-        "conv_init": "torch",
-    }
-    config.replay = {"per_class": 100, "augment": "none", "updates": 1}
-    config.method = method
-    config.scale_lr = False
-    config.optimizer = {"name": "sgd", "lr": lr, "momentum": 0.0}
-    config.schedule = {"name": "constant"}
-    config.evaluators = {"predict": {"met_only": True}}
-    # Labels draw the embeddings of a class together: their rank may fall unwarned.
-    config.evaluators.collapse = {"share": 0.0}
-    config.devices = 1  # ten rows do not share out over many
-    config.evaluate_untrained = False
-    config.plasticity = False
-    config.save_every = 1000
-    config.update(changes)
     return shrink.shrink(config) if debug else config

@@ -31,7 +31,7 @@ PATHS = {"mutag": "MUTAG", "proteins": "PROTEINS", "reddit": "REDDIT-BINARY"}
 
 
 def get_config(arg=None):
-    dataset, gcn, debug = recipe.words(arg, PATHS, ("", "gcn"))
+    dataset, gcn, debug = recipe.parse_words(arg, PATHS, ("", "gcn"))
     config = ml_collections.ConfigDict()
     config.name = "graphcl" if dataset == "mutag" else f"graphcl_{dataset}"
     if gcn:

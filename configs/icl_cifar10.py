@@ -20,48 +20,19 @@ each class.
 seconds, on digits.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-from jaxcl.methods import icl
+icl = files.paper("icl")
 
 
 def get_config(arg=None):
-    row, small, debug = recipe.words(arg, (*icl.VARIANTS, "old"), ("", "small"))
-    config = ml_collections.ConfigDict()
-    config.name = "icl_cifar10"
-    if row != "icl":
-        config.name += f"_{row}"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
+    row, small, debug = recipe.parse_words(arg, icl.ROWS, ("", "small"))
+    config = icl.images("cifar10", row, 16 if small else 32, stem="cifar")
     config.data = {"name": "arrays", "path": "data/cifar10"}
-    config.scenario = {"name": "growth", "growth": 0.5, "classes": ("airplane", "ship")}
-    config.augment = {
-        "size": 16 if small else 32,
-        "resize": 16 if small else 32,
-        "scale": (0.2, 1.0),
-        "interpolation": "bilinear",
-        "jitter": (0.4, 0.4, 0.4, 0.1),
-        "mean": (0.4914, 0.4822, 0.4465),
-        "std": (0.2470, 0.2435, 0.2616),
-    }
-    config.encoder = {"name": "resnet", "depth": 18, "stem": "cifar"}
-    config.method = {"name": "icl", **icl.VARIANTS.get(row, {})}
-    config.epochs = 1000  # at most
-    config.patience = 50
-    config.batch_size = 32
-    config.scale_lr = False
-    config.optimizer = {"name": "adam", "lr": 1e-3, "weight_decay": 1e-5}
-    config.schedule = {"name": "constant"}
-    config.evaluators = {"objective": {}, "svm": {"last_only": True, "max_rows": 2000}}
-    config.evaluators.collapse = {}
-    config.eval_epochs = 1
-    config.evaluate_untrained = False
-    config.plasticity = False
+    config.scenario.classes = ("airplane", "ship")
+    config.augment.update(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
     if small:
         config.scenario.per_class = 500
         config.encoder = {"name": "conv_net", "width": 16}
         config.save_every = 0  # steps; a run takes minutes
-    if row == "old":
-        config.first_tasks = 1
     return shrink.shrink(config) if debug else config

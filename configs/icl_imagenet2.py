@@ -19,20 +19,14 @@ in seconds, on digits.
 
 import pathlib
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-from jaxcl.methods import icl
+icl = files.paper("icl")
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, (*icl.VARIANTS, "old"))
-    config = ml_collections.ConfigDict()
-    config.name = "icl_imagenet2"
-    if row != "icl":
-        config.name += f"_{row}"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
+    row, debug = recipe.parse_words(arg, icl.ROWS)
+    config = icl.images("imagenet2", row, 224)
     config.data = {
         "name": "image_folder",
         "path": "data/imagenet",  # holds train/CLASS/IMAGE and val/CLASS/IMAGE
@@ -41,31 +35,8 @@ def get_config(arg=None):
         "size": 224,  # all images are in memory, which the fixed loss needs
         "resident": True,
     }
-    config.scenario = {"name": "growth", "growth": 0.5}
-    config.augment = {
-        "size": 224,
-        "resize": 224,
-        "scale": (0.2, 1.0),
-        "interpolation": "bilinear",
-        "jitter": (0.4, 0.4, 0.4, 0.1),
-        "blur": 0.5,
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-    }
-    config.encoder = {"name": "resnet", "depth": 18, "stem": "imagenet"}
-    config.method = {"name": "icl", **icl.VARIANTS.get(row, {})}
+    config.augment.update(
+        blur=0.5, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+    )
     config.method.output_dim = 1000
-    config.epochs = 1000  # at most
-    config.patience = 50
-    config.batch_size = 32
-    config.scale_lr = False
-    config.optimizer = {"name": "adam", "lr": 1e-3, "weight_decay": 1e-5}
-    config.schedule = {"name": "constant"}
-    config.evaluators = {"objective": {}, "svm": {"last_only": True, "max_rows": 2000}}
-    config.evaluators.collapse = {}
-    config.eval_epochs = 1
-    config.evaluate_untrained = False
-    config.plasticity = False
-    if row == "old":
-        config.first_tasks = 1
     return shrink.shrink(config) if debug else config

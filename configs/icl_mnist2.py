@@ -20,51 +20,21 @@ digit.
 seconds, on other digits.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-from jaxcl.methods import icl
+icl = files.paper("icl")
 
 
 def get_config(arg=None):
-    row, small, debug = recipe.words(arg, (*icl.VARIANTS, "old"), ("", "small"))
-    config = ml_collections.ConfigDict()
-    config.name = "icl_mnist2"
-    if row != "icl":
-        config.name += f"_{row}"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
+    row, small, debug = recipe.parse_words(arg, icl.ROWS, ("", "small"))
+    config = icl.images("mnist2", row, 28 if small else 224)
     config.data = {"name": "arrays", "path": "data/mnist"}
-    config.scenario = {"name": "growth", "growth": 0.5, "classes": (3, 8)}
-    config.augment = {
-        "size": 28 if small else 224,
-        "resize": 28 if small else 224,
-        "scale": (0.2, 1.0),
-        "interpolation": "bilinear",
-        "jitter": (0.4, 0.4, 0.4, 0.1),
-        "blur": 0.0 if small else 0.5,
-        "mean": (0.1307,),
-        "std": (0.3081,),
-    }
-    config.encoder = {"name": "resnet", "depth": 18, "stem": "imagenet"}
-    config.method = {"name": "icl", **icl.VARIANTS.get(row, {})}
+    config.scenario.classes = (3, 8)
+    config.augment.update(blur=0.0 if small else 0.5, mean=(0.1307,), std=(0.3081,))
     config.method.output_dim = 1000
-    config.epochs = 1000  # at most
-    config.patience = 50
-    config.batch_size = 32
-    config.scale_lr = False
-    config.optimizer = {"name": "adam", "lr": 1e-3, "weight_decay": 1e-5}
-    config.schedule = {"name": "constant"}
-    config.evaluators = {"objective": {}, "svm": {"last_only": True, "max_rows": 2000}}
-    config.evaluators.collapse = {}
-    config.eval_epochs = 1
-    config.evaluate_untrained = False
-    config.plasticity = False
     if small:
         config.scenario.per_class = 500
         config.encoder = {"name": "conv_net", "width": 16}
         config.method.output_dim = 0
         config.save_every = 0  # steps; a run takes minutes
-    if row == "old":
-        config.first_tasks = 1
     return shrink.shrink(config) if debug else config

@@ -17,38 +17,12 @@ each row can go on: `--config.start=runs/icl_proteins_old`.
 in seconds, on small rings and trees.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-from jaxcl.methods import icl
+icl = files.paper("icl")
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, (*icl.VARIANTS, "old"))
-    config = ml_collections.ConfigDict()
-    config.name = "icl_proteins"
-    if row != "icl":
-        config.name += f"_{row}"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
-    # A file with the arrays of docs/data.md, or a folder in TUDataset's format.
-    config.data = {"name": "graphs", "path": "data/PROTEINS"}
-    config.scenario = {"name": "growth", "growth": 0.5, "evaluation": "none"}
-    config.augment = {"name": "graphs"}
-    config.encoder = {"name": "gcn"}
-    config.method = {"name": "icl", **icl.VARIANTS.get(row, {})}
-    config.epochs = 1000  # at most
-    config.patience = 50
-    config.batch_size = 32
-    config.scale_lr = False
-    config.optimizer = {"name": "adam", "lr": 1e-3, "weight_decay": 1e-5}
-    config.schedule = {"name": "constant"}
-    config.evaluators = {"objective": {}, "svm": {"last_only": True}}
-    config.evaluators.collapse = {}
-    config.eval_epochs = 1
-    config.evaluate_untrained = False
-    config.plasticity = False
-    config.save_every = 0  # steps; a run takes minutes
-    if row == "old":
-        config.first_tasks = 1
+    row, debug = recipe.parse_words(arg, icl.ROWS)
+    config = icl.graphs("proteins", row, "data/PROTEINS")
     return shrink.shrink(config) if debug else config

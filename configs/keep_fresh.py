@@ -20,7 +20,7 @@ from jaxcl.config import recipe, shrink
 
 
 def get_config(arg=None):
-    mode, debug = recipe.words(arg, ("", "sets=N", "judge"))
+    mode, debug = recipe.parse_words(arg, ("", "sets=N", "judge"))
     config = ml_collections.ConfigDict()
     config.name = "keep_fresh"
     config.seed = 0

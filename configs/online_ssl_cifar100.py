@@ -43,7 +43,7 @@ ROWS = {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, ROWS)
+    row, debug = recipe.parse_words(arg, ROWS)
     method, replay, scenario = ROWS[row]
     config = ml_collections.ConfigDict()
     config.name = f"online_ssl_{row}_cifar100"

@@ -35,7 +35,7 @@ RATES = {
 
 
 def get_config(arg=None):
-    dataset, debug = recipe.words(arg, ("", "cifar100", "pacs"))
+    dataset, debug = recipe.parse_words(arg, ("", "cifar100", "pacs"))
     config = ml_collections.ConfigDict()
     config.name = "online_ssl_small"
     config.seed = 0
@@ -66,7 +66,7 @@ def get_config(arg=None):
         config.method, weight=0.5, predictor_hidden_dim=64, distill_hidden_dim=128
     )
     config.scale_lr = False
-    rate = recipe.by(RATES, config.method.get_ref("base"))
+    rate = recipe.look_up(RATES, config.method.get_ref("base"))
     config.optimizer = {
         "name": "sgd",
         "lr": rate,

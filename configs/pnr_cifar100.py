@@ -27,8 +27,8 @@ epochs x 39 steps of 2 x 256 images.
 --config.scenario.num_tasks=1. `configs/pnr_cifar100.py:debug` runs the same code in
 seconds, on digits. docs/reproducing.md has a command for every cell.
 
-`config.regime` "released" is the released run, its faults included (`by_regime` below):
-its numbers do not compare with those of the default.
+`config.regime` "released" is the released run, its faults included (`set_regime` of
+configs/papers/pnr.py): its numbers do not compare with those of the default.
 
   python -m jaxcl.main --config=configs/pnr_cifar100.py --config.regime=released
 
@@ -43,127 +43,24 @@ CaSSLe scripts have). Barlow's learning rate is the script's, Table 14 has 0.3.
 SupCon has no script for CIFAR: SimCLR's augmentation, CaSSLe's ImageNet rates.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-
-# base -> learning rate, weight decay, probe's learning rate, PNR's lambda
-BASES = {
-    "mocov2plus": (0.6, 1e-4, 3.0, 1.0),
-    "simclr": (0.6, 1e-4, 1.0, 1.0),
-    "supcon": (0.4, 1e-4, 1.0, 1.0),
-    "barlow_twins": (0.4, 1e-4, 0.1, 1.0),
-    "byol": (1.0, 1e-5, 3.0, 0.5),  # 0.7 for 10 tasks, below
-    "vicreg": (0.3, 1e-4, 0.3, 23.0),
-    # In no table of the paper: the rates are ours.
-    "simsiam": (0.5, 1e-5, 3.0, 1.0),
-    "dino": (0.3, 1e-6, 3.0, 1.0),
-    "lejepa": (0.3, 1e-4, 0.3, 0.92),
-}
-
-# base -> learning rate of the released online head
-HEAD_LR = {
-    "mocov2plus": 0.3,
-    "simclr": 0.1,
-    "supcon": 0.3,
-    "barlow_twins": 0.1,
-    "byol": 0.1,
-    "vicreg": 0.3,
-}
-
-
-def by_regime(config):
-    """Values that follow config.regime: "library", or "released" as PNR's CIFAR runs.
-
-    "released": the teacher normalises by batch statistics, as it did in all epochs of
-    a task but the first; the probe has no momentum; and a head learns labels beside
-    the network, whose test accuracy (`predict`) most likely is what the tables hold.
-    That head LEAKS: its rows, of later tasks too, move the batch norm statistics that
-    the network is judged with. Numbers of the two regimes do not compare.
-    """
-    regime, base = config.get_ref("regime"), config.method.get_ref("base")
-
-    def choose(library, released):
-        return recipe.by({"library": library, "released": released}, regime)
-
-    recipe.set_where_taken(config.method, frozen_bn=choose("running", "batch"))
-    config.method.update(
-        online_head=choose(False, True),
-        head_form=choose("apart", "released"),
-        head_lr=recipe.by(
-            {("released", name): lr for name, lr in HEAD_LR.items()},
-            regime,
-            base,
-            default=0.1,
-        ),
-    )
-    config.evaluators.linear.momentum = choose(0.9, 0.0)
-    config.evaluators.predict = {"met_only": False, "skip": choose(True, False)}
+pnr = files.paper("pnr")
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
-    config = ml_collections.ConfigDict()
-    config.method = {"name": "two_view", "base": "mocov2plus", "strategy": "pnr"}
-    config.scenario = {"name": "class", "num_tasks": 5, "class_order": "released"}
-    base, tasks = config.method.get_ref("base"), config.scenario.get_ref("num_tasks")
-    lr, decay, probe_lr, apart = (
-        {name: row[column] for name, row in BASES.items()} for column in range(4)
-    )
-    config.name = "pnr_cifar100"
-    config.regime = "library"  # or "released"
-    config.seed = 5  # draws the order of the classes, too
-    config.batch_size = 256
-    config.precision = "auto"
-    config.epochs = 500
+    (debug,) = recipe.parse_words(arg)
+    config, base = pnr.full_cifar("pnr_cifar100")
     config.data = {"name": "arrays", "path": "data/cifar100"}
-    config.augment = {
-        "size": 32,
-        "scale": recipe.by({"": (0.08, 1.0), "vicreg": (0.2, 1.0)}, base),
-        "jitter": (0.4, 0.4, 0.2, 0.1),
-        "jitter_probability": 0.8,
-        "grayscale": 0.2,
-        "blur": (0.0, 0.0),
-        "solarize": recipe.by({"": (0.0, 0.2), "vicreg": (0.1, 0.1)}, base),
-        "flip": 0.5,
-        "mean": (0.4914, 0.4822, 0.4465),
-        "std": (0.247, 0.243, 0.261),
-    }
-    config.encoder = {
-        "name": "resnet",
-        "depth": 18,
-        "width": 64,
-        "stem": "cifar",
-        "stem_padding": 2,  # as released: 32 pixels become a map of 34
-    }
+    config.augment.std = (0.247, 0.243, 0.261)
     # Heads and temperatures are the bases' own defaults, see docs/methods.md.
-    apart = recipe.by(apart, base)
+    tasks = config.scenario.get_ref("num_tasks")
+    lambdas = recipe.look_up(pnr.column(pnr.CIFAR, 3), base)
     recipe.set_where_taken(
         config.method,
-        negative_weight=recipe.by({("byol", 10): 0.7}, base, tasks, default=apart),
+        negative_weight=recipe.look_up(
+            {("byol", 10): 0.7}, base, tasks, default=lambdas
+        ),
     )
-    config.optimizer = {
-        "name": "lars",
-        "lr": recipe.by(lr, base),  # times batch_size / 256
-        "momentum": 0.9,
-        "weight_decay": recipe.by(decay, base),
-        # PNR's MoCo scripts scale 1-D parameters too; all others exclude them.
-        "exclude_1d": recipe.by({"": True, "mocov2plus": False}, base),
-    }
-    config.schedule = {"name": "warmup_cosine", "warmup_epochs": 10, "start": 0.003}
-    config.evaluators = {
-        "collapse": {},
-        "linear": {
-            "epochs": 100,
-            "batch_size": 128,
-            "lr": recipe.by(probe_lr, base),
-            "lrs": (),  # rates to choose from instead
-            "momentum": 0.9,
-            "train_on": "all",
-        },
-        "knn": {"k": 20},
-        "tsne": {},
-    }
-    config.save_every = 1000
-    by_regime(config)
+    pnr.set_regime(config)
     return shrink.shrink(config) if debug else config

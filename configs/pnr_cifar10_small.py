@@ -14,80 +14,27 @@ CaSSLe and PNR with 3 seeds, are in docs/results.md.
 `configs/pnr_cifar10_small.py:debug` runs in seconds, on digits.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
+pnr = files.paper("pnr")
 
-# base -> learning rate, weight decay, PNR's lambda
-BASES = {
-    "mocov2plus": (0.3, 1e-4, 1.0),
-    "simclr": (0.3, 1e-4, 1.0),
-    "supcon": (0.2, 1e-4, 1.0),
-    "barlow_twins": (0.2, 1e-4, 1.0),
-    "byol": (0.5, 1e-5, 0.5),
-    "vicreg": (0.05, 1e-4, 23.0),  # it diverges at 0.15
-    # In no table of the paper: the rates are ours.
-    "simsiam": (0.25, 1e-5, 1.0),
-    "dino": (0.3, 1e-6, 1.0),
-    "lejepa": (0.15, 1e-4, 0.92),
-}
+# base -> learning rate: half of CIFAR's, but for two
+RATES = {name: rate / 2 for name, rate in pnr.column(pnr.CIFAR, 0).items()}
+RATES |= {"vicreg": 0.05, "dino": 0.3}  # VICReg diverges at 0.15
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
-    config = ml_collections.ConfigDict()
-    config.method = {
-        "name": "two_view",
-        "base": "mocov2plus",
-        "strategy": "pnr",
-        "hidden_dim": 256,
-        "output_dim": 128,
-    }
-    base = config.method.get_ref("base")
-    lr, decay, apart = (
-        recipe.by({name: row[column] for name, row in BASES.items()}, base)
-        for column in range(3)
-    )
-    recipe.set_where_taken(
-        config.method,
-        distill_hidden_dim=256,
-        queue_size=1024,
-        prototypes=1024,
-        slices=256,
-        negative_weight=apart,
-        predictor_hidden_dim=recipe.by({"": 256, "simsiam": 64}, base),
-    )
-    config.name = "pnr_cifar10_small"
-    config.batch_size = 64
+    (debug,) = recipe.parse_words(arg)
+    lambdas = pnr.column(pnr.CIFAR, 3)
+    config, base = pnr.small("pnr_cifar10_small", 16, lambdas)
     config.epochs = 2
     config.data = {"name": "arrays", "path": "data/cifar10"}
     config.scenario = {"name": "class", "num_tasks": 5}
-    config.augment = {
-        "size": 16,
-        "resize": 16,
-        "scale": (0.2, 1.0),
-        "interpolation": "bilinear",
-        "jitter": (0.4, 0.4, 0.2, 0.1),
-        "solarize": recipe.by({"": (0.0, 0.2), "vicreg": (0.1, 0.1)}, base),
-        "mean": (0.4914, 0.4822, 0.4465),
-        "std": (0.247, 0.243, 0.261),
+    config.augment.update(mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.243, 0.261))
+    config.optimizer = {
+        "name": "lars",
+        "lr": recipe.look_up(RATES, base),
+        "weight_decay": recipe.look_up(pnr.column(pnr.CIFAR, 1), base),
     }
-    config.encoder = {"name": "conv_net", "width": 16}
-    config.scale_lr = False  # the rates are half of CIFAR-100's, for a quarter batch
-    config.optimizer = {"name": "lars", "lr": lr, "weight_decay": decay}
-    config.schedule = {"name": "cosine"}
-    config.evaluators = {
-        "collapse": {},
-        "linear": {
-            "epochs": 15,
-            "lr": 1.0,
-            "lrs": (),  # rates to choose from instead
-            "batch_size": 512,
-            "augment": False,
-            "normalize_features": True,
-        },
-        "knn": {"k": 20, "last_only": True},
-    }
-    config.plasticity = False
-    config.save_every = 0
+    config.evaluators.linear.update(epochs=15, batch_size=512)
     return shrink.shrink(config) if debug else config

@@ -50,98 +50,46 @@ bfloat16 stands for float16.
 
 import pathlib
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
+pnr = files.paper("pnr")
 
-# base -> learning rate, weight decay, probe's learning rate, and PNR's lambda,
-# class- and data-incremental
-BASES = {
-    "mocov2plus": (0.6, 1e-4, 3.0, 1.0, 1.0),
-    "simclr": (0.4, 1e-4, 1.0, 1.0, 1.0),
-    "supcon": (0.4, 1e-4, 1.0, 1.0, 1.0),
-    "barlow_twins": (0.4, 1e-4, 0.1, 1.0, 0.1),
-    "byol": (0.6, 1e-5, 3.0, 1.0, 0.1),
-    "vicreg": (0.4, 1e-4, 0.3, 23.0, 5.0),
+# base -> PNR's lambda, data-incremental
+DATA_LAMBDAS = {
+    "mocov2plus": 1.0,
+    "simclr": 1.0,
+    "supcon": 1.0,
+    "barlow_twins": 0.1,
+    "byol": 0.1,
+    "vicreg": 5.0,
     # In no table of the paper: the rates are ours.
-    "simsiam": (0.5, 1e-5, 3.0, 1.0, 0.1),
-    "dino": (0.3, 1e-6, 3.0, 1.0, 0.1),
-    "lejepa": (0.4, 1e-4, 0.3, 0.92, 0.2),
+    "simsiam": 0.1,
+    "dino": 0.1,
+    "lejepa": 0.2,
 }
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
-    config = ml_collections.ConfigDict()
-    config.method = {"name": "two_view", "base": "mocov2plus", "strategy": "pnr"}
-    config.scenario = {"name": "class", "num_tasks": 5, "class_order": "released"}
-    base, scenario = config.method.get_ref("base"), config.scenario.get_ref("name")
-    lr, decay, probe_lr, by_class, by_data = (
-        {name: row[column] for name, row in BASES.items()} for column in range(5)
-    )
-    config.name = "pnr_imagenet100"
-    config.seed = 5
-    config.batch_size = 256
+    (debug,) = recipe.parse_words(arg)
+    config, base = pnr.full_imagenet("pnr_imagenet100", pnr.IMAGENET)
     config.epochs = 400
-    config.precision = "bfloat16"
-    config.workers = 16
     config.data = {
         "name": "image_folder",
         "path": "data/imagenet",
         "classes": str(pathlib.Path(__file__).parent / "imagenet100.txt"),
     }
-    config.augment = {
-        "size": 224,
-        "resize": 256,  # of the shorter side, before the centre crop of evaluation
-        "scale": recipe.by({"": (0.08, 1.0), "vicreg": (0.2, 1.0)}, base),
-        "jitter": (0.4, 0.4, 0.2, 0.1),
-        "jitter_probability": 0.8,
-        "grayscale": 0.2,
-        "blur": recipe.by({"": (1.0, 0.1), "vicreg": (0.5, 0.5)}, base),
-        "sigma": (0.1, 2.0),
-        "solarize": recipe.by({"": (0.0, 0.2), "vicreg": (0.1, 0.1)}, base),
-        "flip": 0.5,
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.228, 0.224, 0.225),
-    }
-    config.encoder = {"name": "resnet", "depth": 18, "width": 64, "stem": "imagenet"}
-    apart = {(name, "class"): value for name, value in by_class.items()}
-    apart |= {(name, "data"): value for name, value in by_data.items()}
+    by_class, scenario = pnr.column(pnr.IMAGENET, 3), config.scenario.get_ref("name")
+    lambdas = {(name, "class"): value for name, value in by_class.items()}
+    lambdas |= {(name, "data"): value for name, value in DATA_LAMBDAS.items()}
     recipe.set_where_taken(
         config.method,
-        predictor_hidden_dim=recipe.by({"": 8192, "simsiam": 512}, base),
-        negative_weight=recipe.by(
-            apart, base, scenario, default=recipe.by(by_class, base)
+        negative_weight=recipe.look_up(
+            lambdas, base, scenario, default=recipe.look_up(by_class, base)
         ),
     )
-    config.optimizer = {
-        "name": "lars",
-        "lr": recipe.by(lr, base),  # times batch_size / 256
-        "momentum": 0.9,
-        "weight_decay": recipe.by(decay, base),
-        # PNR's MoCo scripts scale 1-D parameters too; all others exclude them.
-        "exclude_1d": recipe.by({"": True, "mocov2plus": False}, base),
-    }
-    config.schedule = {"name": "warmup_cosine", "warmup_epochs": 10, "start": 0.003}
-
-    def probe(**more):  # each has a learning rate of its own to override
-        return more | {
-            "epochs": 100,
-            "batch_size": 256,
-            "lr": recipe.by(probe_lr, base),
-            "lrs": (),  # rates to choose from instead
-            "momentum": 0.9,
-            "train_on": "all",
-        }
-
-    config.evaluators = {
-        "collapse": {},
-        "linear": probe(),
-        # Table 6: a tenth and a hundredth of the labels.
-        "linear_10": probe(name="linear", fraction=0.1, last_only=True),
-        "linear_1": probe(name="linear", fraction=0.01, last_only=True),
-        "knn": {"k": 20},
-        "tsne": {},
-    }
-    config.save_every = 1000
+    # Table 6: a tenth and a hundredth of the labels.
+    for name, fraction in (("linear_10", 0.1), ("linear_1", 0.01)):
+        config.evaluators[name] = pnr.probe(
+            pnr.IMAGENET, base, name="linear", fraction=fraction, last_only=True
+        )
     return shrink.shrink(config) if debug else config

@@ -15,68 +15,25 @@ domain_names (docs/data.md).
 `configs/pnr_pacs.py:debug` runs the same code in seconds, on digits.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
+pnr = files.paper("pnr")
 
 
 def get_config(arg=None):
-    (debug,) = recipe.words(arg)
-    config = ml_collections.ConfigDict()
-    config.method = {
-        "name": "two_view",
-        "base": "mocov2plus",
-        "strategy": "pnr",
-        "hidden_dim": 256,
-        "output_dim": 128,
-    }
-    base = config.method.get_ref("base")
-    recipe.set_where_taken(
-        config.method,
-        distill_hidden_dim=256,
-        queue_size=1024,
-        prototypes=1024,
-        slices=256,
-        negative_weight=recipe.by({"": 1.0, "vicreg": 8.0, "lejepa": 0.32}, base),
-        predictor_hidden_dim=recipe.by({"": 256, "simsiam": 64}, base),
-    )
-    config.name = "pnr_pacs"
-    config.batch_size = 64
+    (debug,) = recipe.parse_words(arg)
+    lambdas = {"": 1.0, "vicreg": 8.0, "lejepa": 0.32}
+    config, base = pnr.small("pnr_pacs", 24, lambdas)
     config.precision = "auto"
     config.epochs = 12
     config.data = {"name": "npz", "path": "data/pacs64.npz"}
     config.scenario = {"name": "domain"}
-    config.augment = {
-        "size": 24,
-        "resize": 24,
-        "scale": (0.2, 1.0),
-        "interpolation": "bilinear",
-        "jitter": (0.4, 0.4, 0.2, 0.1),
-        "solarize": recipe.by({"": (0.0, 0.2), "vicreg": (0.1, 0.1)}, base),
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.228, 0.224, 0.225),
-    }
-    config.encoder = {"name": "conv_net", "width": 16}
-    config.scale_lr = False  # the rates are half of DomainNet's, for a quarter batch
+    config.augment.update(mean=(0.485, 0.456, 0.406), std=(0.228, 0.224, 0.225))
     rates = {"": 0.2, "mocov2plus": 0.3, "byol": 0.3}
     config.optimizer = {
         "name": "lars",
-        "lr": recipe.by(rates, base),
-        "weight_decay": recipe.by({"": 1e-4, "byol": 1e-5}, base),
+        "lr": recipe.look_up(rates, base),
+        "weight_decay": recipe.look_up({"": 1e-4, "byol": 1e-5}, base),
     }
-    config.schedule = {"name": "cosine"}
-    config.evaluators = {
-        "collapse": {},
-        "linear": {
-            "epochs": 100,
-            "lr": 1.0,
-            "lrs": (),  # rates to choose from instead
-            "batch_size": 128,
-            "augment": False,
-            "normalize_features": True,
-        },
-        "knn": {"k": 20, "last_only": True},
-    }
-    config.plasticity = False
-    config.save_every = 0
+    config.evaluators.linear.update(epochs=100, batch_size=128)
     return shrink.shrink(config) if debug else config

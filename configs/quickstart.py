@@ -30,7 +30,7 @@ def get_config():
     config.data = {"name": "shapes", "size": 24, "train": 600, "test": 100}
     config.scenario = {"name": "class"}
     scenario = config.scenario.get_ref("name")
-    config.scenario.num_tasks = recipe.by({"": 5, "joint": 1}, scenario)
+    config.scenario.num_tasks = recipe.look_up({"": 5, "joint": 1}, scenario)
     config.augment = {
         "size": 24,
         "views": 1,

@@ -52,7 +52,7 @@ def get_config():
     recipe.set_where_taken(config.method, distill_hidden_dim=128, queue_size=256)
     config.optimizer = {"name": "sgd", "lr": 0.1, "weight_decay": 1e-4}
     three = functools.partial(recipe.warmup_epochs, usual=3)
-    warmup = recipe.of(three, config.get_ref("epochs"))
+    warmup = recipe.compute(three, config.get_ref("epochs"))
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
     config.evaluators = {
         "collapse": {},

@@ -23,9 +23,9 @@ the other, and draws twice. er_lwf holds the classes that the released code hold
 er_ace masks those not met, as the survey's growing head does.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
+online = files.paper("online")
 
 # row -> method, learning rate
 ROWS = {
@@ -44,34 +44,12 @@ ROWS = {
 
 
 def get_config(arg=None):
-    row, debug = recipe.words(arg, ROWS)
+    row, debug = recipe.parse_words(arg, ROWS)
     method, lr = ROWS[row]
-    config = ml_collections.ConfigDict()
-    config.name = f"survey_{row}_cifar100"
-    config.seeds = 1  # how many runs, from `seed` on
-    config.seed = 0
-    config.batch_size = 10
-    config.epochs = 1
+    config = online.images(f"survey_{row}_cifar100", lr, 32)
     config.data = {"name": "arrays", "path": "data/cifar100", "validation": 0.05}
     config.scenario = {"name": "class", "num_tasks": 20, "class_order": "released"}
-    config.augment = {
-        "size": 32,
-        "views": 1,
-        "crop": False,
-        "pad": 4,
-        "jitter": (0.0, 0.0, 0.0, 0.0),
-        "grayscale": 0.0,
-        "flip": 0.5,
-        "mean": (0.5071, 0.4865, 0.4409),
-        "std": (0.2673, 0.2564, 0.2762),
-    }
-    config.encoder = {
-        "name": "resnet",
-        "depth": 18,
-        "width": 20,
-        "pool": 4,
-        "conv_init": "torch",
-    }
+    config.augment.update(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))
     config.replay = {
         "capacity": 2000,
         "policy": "class_balanced",
@@ -79,16 +57,7 @@ def get_config(arg=None):
         "updates": 3,
     }
     config.method = method
-    config.scale_lr = False
-    config.optimizer = {"name": "sgd", "lr": lr, "momentum": 0.0}
-    config.schedule = {"name": "constant"}
-    config.evaluators = {"predict": {"met_only": True}}
     # The survey's probe of the final encoder, some five minutes of a core.
     config.evaluators.logistic = {"passes": 3, "iterations": 200, "last_only": True}
-    # Labels draw the embeddings of a class together: their rank may fall unwarned.
-    config.evaluators.collapse = {"share": 0.0}
-    config.devices = 1  # ten rows do not share out over many
-    config.evaluate_untrained = False
-    config.plasticity = False
     config.save_every = 500
     return shrink.shrink(config) if debug else config

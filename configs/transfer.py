@@ -34,7 +34,7 @@ SETS = ("cifar10", "cifar100", "stl10", "clipart")
 
 
 def get_config(arg=None):
-    dataset, debug = recipe.words(arg, SETS)
+    dataset, debug = recipe.parse_words(arg, SETS)
     config = ml_collections.ConfigDict()
     config.name = f"transfer_{dataset}"
     config.checkpoint = ""  # --config.checkpoint=RUN

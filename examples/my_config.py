@@ -34,7 +34,7 @@ METHODS = {
 
 def get_config(arg=None):
     """Make the config; `arg` is what follows the colon."""
-    word, debug = recipe.words(arg, METHODS)
+    word, debug = recipe.parse_words(arg, METHODS)
     config = ml_collections.ConfigDict()
     config.name = f"my_{word or 'base'}"
     config.batch_size = 32

@@ -196,11 +196,6 @@ def _places(function, name) -> list[str]:
     return [place for place, other in places.items() if name in option_of(other)]
 
 
-def may_take(function: Callable, name: str) -> bool:
-    """Say whether an option is one of a function, for some values of its others."""
-    return name in option_of(function) or bool(_places(function, name))
-
-
 def read(
     function: Callable,
     section: Mapping[str, Any],
@@ -239,40 +234,66 @@ def read(
     ]
 
 
+def debug(**sizes: Any) -> Callable[[F], F]:
+    """Make a decorator that says with which options a function takes seconds.
+
+    `config.shrink` sets them. They follow `checked`, if there is that decorator, too.
+    """
+
+    def decorate(function):
+        function.debug = sizes
+        return function
+
+    return decorate
+
+
+def debug_sizes(function: Callable) -> dict[str, Any]:
+    """Read the options with which a function takes seconds, see `debug`.
+
+    Those of all functions whose options it takes are among them.
+    """
+    sizes = dict(getattr(function, "debug", {}))
+    if further := getattr(function, "further", None):
+        for other in further.places().values():
+            sizes |= debug_sizes(other)
+        sizes = {name: x for name, x in sizes.items() if name not in further.without}
+    return sizes
+
+
 def fill(function: Callable, options: dict, replay: core.Replay | None = None) -> dict:
     """Find what the options that follow others come to, see `checked`."""
     filler = getattr(function, "fill", None)
     return {} if filler is None else filler(options, replay)
 
 
+_WORDS = {
+    dict: "a section",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    types.NoneType: "None",
+    Any: "anything",
+}
+
+
 def allowed(annotation: Any) -> str:
-    """What an annotation allows, in a few words: "from 0 to 1 or None"."""
+    """Say what an annotation allows, in a few words: "from 0 to 1 or None"."""
     return " or ".join(dict.fromkeys(map(_allowed, _kinds(annotation))))
 
 
 def _allowed(kind) -> str:
-    """What one member of a union allows."""
-    rules: tuple = ()
-    if typing.get_origin(kind) is Annotated:
-        kind, *rules = typing.get_args(kind)
-    if kind is Any:
-        return "anything"
-    words = [rule.words() for rule in rules if isinstance(rule, Range)]
-    words += [rule.words for rule in rules if isinstance(rule, Text)]
-    if _plain(kind) in _LISTS:
-        inner = [x for x in typing.get_args(kind) if x is not Ellipsis]
+    """Say what one member of a union allows."""
+    plain, rules = _plain(kind), _rules(kind)
+    if plain is Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
+    if plain in _LISTS:
+        inner = [x for x in typing.get_args(_bare(kind)) if x is not Ellipsis]
         each = ", ".join(dict.fromkeys(map(allowed, inner)))
         return f"a list of {each}" if each else "a list"
-    if words:
-        return words[0]
-    plain = _plain(kind)
-    names = {
-        dict: "a section",
-        int: "a whole number",
-        float: "a number",
-        str: "a string",
-    }
-    return names.get(plain) or {bool: "True or False"}.get(plain) or _name(kind)
+    words = [rule.words() for rule in rules if isinstance(rule, Range)]
+    words += [rule.words for rule in rules if isinstance(rule, Text)]
+    return words[0] if words else _WORDS.get(plain) or plain.__name__
 
 
 def check(function, values: Mapping[str, Any], field: str) -> None:
@@ -353,8 +374,7 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
             return _check_kind(value, kind, field)
     default = option.default if option else NONE
     said = "" if default is NONE else f"; default {default!r}"
-    names = " or ".join(dict.fromkeys(map(_name, kinds)))
-    raise ValueError(f"{field}={value!r}: must be {names}{said}")
+    raise ValueError(f"{field}={value!r}: must be {allowed(annotation)}{said}")
 
 
 def _kinds(annotation) -> list:
@@ -365,11 +385,14 @@ def _kinds(annotation) -> list:
     return [annotation]
 
 
+def _bare(kind):
+    """Return a type without its rules: list[int] for Annotated[list[int], ...]."""
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
+
+
 def _plain(kind):
-    """The type without its rules and entries: list for Annotated[list[int], ...]."""
-    if typing.get_origin(kind) is Annotated:
-        kind = typing.get_args(kind)[0]
-    return typing.get_origin(kind) or kind
+    """Return the type without its rules and entries: list for list[int]."""
+    return typing.get_origin(_bare(kind)) or _bare(kind)
 
 
 _LISTS = (list, tuple, collections.abc.Sequence)
@@ -388,24 +411,14 @@ def _is_of(value, kind) -> bool:
     return not isinstance(plain, type) or plain is Any or isinstance(value, plain)
 
 
-def _name(kind) -> str:
-    """A type, as messages say it."""
-    plain = _plain(kind)
-    if plain is Literal:
-        return " or ".join(map(repr, typing.get_args(kind)))
-    if plain is types.NoneType:
-        return "None"
-    if plain in _LISTS:
-        return "list or tuple"
-    return "float or int" if plain is float else plain.__name__
+def _rules(kind) -> list:
+    """Return the rules of an annotated type."""
+    return list(kind.__metadata__) if typing.get_origin(kind) is Annotated else []
 
 
 def _check_kind(value, kind, field) -> None:
     """Refuse a value of the right type that the type's rules do not allow."""
-    rules: tuple = ()
-    if typing.get_origin(kind) is Annotated:
-        kind, *rules = typing.get_args(kind)
-    plain = _plain(kind)
+    plain, rules, kind = _plain(kind), _rules(kind), _bare(kind)
     if plain is Literal:
         core.check_choice(field, value, typing.get_args(kind))
     refusals = (rule.refusal(value) for rule in rules)

@@ -260,9 +260,9 @@ def test_a_base_without_an_entry_is_an_error_that_names_it():
     base, tasks = method.get_ref("base"), method.get_ref("tasks")
     config = ml_collections.ConfigDict(
         {
-            "lr": recipe.by({"mocov2plus": 0.6, "simclr": 0.4}, base),
-            "flip": recipe.by({"": 0.5, "vicreg": 0.1}, base),
-            "apart": recipe.by({("byol", 10): 0.7}, base, tasks, default=1.0),
+            "lr": recipe.look_up({"mocov2plus": 0.6, "simclr": 0.4}, base),
+            "flip": recipe.look_up({"": 0.5, "vicreg": 0.1}, base),
+            "apart": recipe.look_up({("byol", 10): 0.7}, base, tasks, default=1.0),
         }
     )
     assert (config.lr, config.flip, config.apart) == (0.4, 0.5, 1.0)
@@ -284,7 +284,10 @@ def test_a_base_without_an_entry_is_an_error_that_names_it():
     ],
 )
 def test_words_of_an_argument_in_any_order(argument, meant):
-    assert recipe.words(argument, {"er": 1, "mir": 2}, ("", "small", "sets=N")) == meant
+    assert (
+        recipe.parse_words(argument, {"er": 1, "mir": 2}, ("", "small", "sets=N"))
+        == meant
+    )
 
 
 @pytest.mark.parametrize(
@@ -298,7 +301,7 @@ def test_words_of_an_argument_in_any_order(argument, meant):
 )
 def test_words_name_the_argument_and_what_is_allowed(argument, wrong):
     with pytest.raises(ValueError) as caught:
-        recipe.words(argument, {"er": 1, "mir": 2}, ("", "small", "sets=N"))
+        recipe.parse_words(argument, {"er": 1, "mir": 2}, ("", "small", "sets=N"))
     said = str(caught.value)
     allowed = ["er", "mir", "small", "sets=N", "debug"]
     assert all(word in said for word in [repr(argument), *wrong, *allowed])
@@ -327,14 +330,14 @@ def test_fewer_epochs_of_the_quick_start_warm_up_in_fewer(epochs, warmup):
 
 def rows():
     """(config, row) of every config that takes the name of a row."""
-    words, asked = recipe.words, []
+    words, asked = recipe.parse_words, []
 
     def keep(arg, *choices):
         asked.append(choices)
         return words(arg, *choices)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "words", keep)
+        patch.setattr(recipe, "parse_words", keep)
         for path in (p for p in FILES if p.stem not in TAKE_NO_WORDS):
             config_files.load(path).get_config()
             for row in (asked.pop() or [()])[0]:

@@ -239,7 +239,7 @@ def test_arrays_are_kept_no_longer_than_their_result(fitted, tmp_path):
     del read
     gc.collect()
     with pytest.raises(ValueError, match="set='short'"):
-        own_images.look_at(section)
+        own_images.summarize(section)
 
 
 # What a call makes of its arguments; nothing is trained.

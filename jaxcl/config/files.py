@@ -2,7 +2,9 @@
 
 import ast
 import difflib
+import importlib.util
 import pathlib
+import types
 from collections.abc import Sequence
 
 import ml_collections
@@ -18,6 +20,16 @@ def folder() -> pathlib.Path:
     if (checkout / "pyproject.toml").exists():
         return checkout / "configs"
     return _PACKAGE / "configs"
+
+
+def paper(name: str) -> types.ModuleType:
+    """Load configs/papers/NAME.py: what the configs of a paper share."""
+    path = folder() / "papers" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"papers_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def names() -> dict[str, str]:

@@ -57,9 +57,7 @@ def walk(
     fields = {field.name: field for field in dataclasses.fields(sections.Top)}
     inner = {name for name, field in fields.items() if "dict" in str(field.type)}
     top = {name: value for name, value in raw.items() if name not in inner}
-    auto = {"precision": sections.precision_of(dict(raw))}
-    auto = auto if top.get("precision") == "auto" else {}
-    yield from _read("config", sections.Top, top, lambda _: auto, inner)
+    yield from _read("config", sections.Top, top, raw, replay, inner)
     for name in fields:
         section = raw.get(name) if name in inner else None
         if name == "tuning" and isinstance(section, str):
@@ -80,7 +78,7 @@ def _walk(path, section, raw, replay) -> Iterator[schema.Option]:
         if isinstance(value, Mapping) and _is_section(path, name, value)
     }
     own = {name: value for name, value in section.items() if name not in inner}
-    yield from _read(path, function, own, _filler(path, function, raw, replay), inner)
+    yield from _read(path, function, own, raw, replay, inner)
     for name, value in inner.items():
         yield from _walk(f"{path}.{name}", value, raw, replay)
 
@@ -101,7 +99,7 @@ def _entries(section: Mapping) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _read(path, function, section, fill, without=()) -> Iterator[schema.Option]:
+def _read(path, function, section, raw, replay, inner) -> Iterator[schema.Option]:
     """Yield the options of one section."""
     kind = "config.evaluators" if path.startswith("config.evaluators.") else path
     named = (("name", schema.NONE, _NAME),) if "name" in section else ()
@@ -109,18 +107,13 @@ def _read(path, function, section, fill, without=()) -> Iterator[schema.Option]:
         name: schema.Option(name, function, None, default, meaning=meaning)
         for name, default, meaning in _BESIDE.get(kind, named)
     }
-    without = {*without, *_WITHOUT.get(kind, ())}
+    without = {*inner, *_WITHOUT.get(kind, ())}
     options = schema.read(function, section, path, without, beside)
-    set_ = {
-        option.name: option.value
-        for option in options
-        if option.name not in beside
-        and option.function
-        and option.value is not schema.NONE
-    }
-    filled = {}
+    own = [x for x in options if x.function and x.name not in beside]
+    known = {x.name: x.value for x in own if x.value is not schema.NONE}
+    filled, fill = {}, _filler(path, function, raw, replay)
     with contextlib.suppress(ValueError, TypeError, KeyError):  # `build` refuses them
-        filled = {name: x for name, x in fill(set_).items() if x is not None}
+        filled = {name: x for name, x in fill(known).items() if x is not None}
     for option in options:
         stands_for = filled.get(option.name, option.value)
         yield option._replace(stands_for=stands_for)
@@ -134,7 +127,12 @@ def _filler(path, function, raw, replay) -> Callable[[dict], dict]:
         unset = [name for name, value in options.items() if value is None]
         return {name: getattr(net, name, None) for name in unset}
 
+    def top(options):
+        auto = options.get("precision") == "auto"
+        return {"precision": sections.precision_of(dict(raw))} if auto else {}
+
     fillers = {
+        "config": top,
         "config.encoder": encoder,
         "config.method": lambda options: schema.fill(function, options, replay),
         "config.tuning": lambda options: function(**options)._asdict(),

@@ -33,7 +33,7 @@ _EPOCHS = (50, 400)  # fewer teach little; more have not paid in published runs
 _LARGEST = 224  # pixels of a side that the network is given
 _SMALL = 96  # sets of up to this side are decoded once, into memory
 _RESIDENT = 2 << 30  # bytes that such a set may have
-_LOOKED_AT = 512  # images whose sides and pixels are looked at
+_SAMPLED = 512  # images of which sides and pixels are measured
 TASKS = 5  # of a continual run, unless it is told how many, or has fewer classes
 
 _VITS = {f"vit_{size}": size for size in ("tiny", "small", "base", "large")}
@@ -42,12 +42,12 @@ _CONVNEXTS = {f"convnext_{size}": size for size in ("atto", "tiny", "small", "ba
 ENCODERS = (*_RESNETS, *_VITS, *_CONVNEXTS, "conv_net")
 
 
-class Look(NamedTuple):
-    """What a config follows of a set."""
+class Summary(NamedTuple):
+    """Measures of a set, from which its config follows."""
 
     rows: int  # train rows
     side: int  # median shorter side of the images in pixels
-    square: bool  # whether all images looked at are side x side
+    square: bool  # whether all images that were sampled are side x side
     streams: bool  # read row by row, from files
     mean: tuple[float, ...]  # of each channel, in [0, 1]
     std: tuple[float, ...]
@@ -57,8 +57,8 @@ class Look(NamedTuple):
     domains: tuple[int, ...]  # train rows of each domain
 
 
-def look_at(data: Mapping[str, Any]) -> Look:
-    """Look at a set, or at some hundred images of it.
+def summarize(data: Mapping[str, Any]) -> Summary:
+    """Measure a set, or some hundred images of it.
 
     Args:
       data: config.data.
@@ -71,15 +71,15 @@ def look_at(data: Mapping[str, Any]) -> Look:
     if train.graphs is not None:
         raise ValueError(f"config.data.name={data['name']!r}: graphs; must be images")
     count = stream.size(train)
-    rows = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(int))
-    looked = [
+    rows = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(int))
+    sampled = [
         image for image in (_image(train, row) for row in rows) if image is not None
     ]
-    looked = looked or [train.load(0)]  # which says what is wrong with it
-    shapes = {image.shape[:2] for image in looked}
-    side = int(np.median([min(image.shape[:2]) for image in looked]))
-    mean, std = _moments(looked)
-    return Look(
+    sampled = sampled or [train.load(0)]  # which says what is wrong with it
+    shapes = {image.shape[:2] for image in sampled}
+    side = int(np.median([min(image.shape[:2]) for image in sampled]))
+    mean, std = _moments(sampled)
+    return Summary(
         rows=count,
         side=side,
         square=shapes == {(side, side)},
@@ -175,39 +175,39 @@ def config(
     schema.check_value(num_tasks, schema.Count | None, "num_tasks")
     schema.check_value(size, schema.Pixels | None, "size")
     encoder, start = _chosen(encoder)
-    look = look_at(data)
-    if look.rows < 4:
-        raise ValueError(f"config.data: {look.rows} train images; must be 4 or more")
+    summary = summarize(data)
+    if summary.rows < 4:
+        raise ValueError(f"config.data: {summary.rows} train images; must be 4 or more")
     made = ml_collections.ConfigDict()
     made.name = "own_images"
     made.method = {"name": "two_view", "base": "simclr", "strategy": "finetune"}
     strategy = made.method.get_ref("strategy")
-    read = read_once(data, look)
+    read = read_once(data, summary)
     made.data = read
-    side = _side(look, encoder, size)
-    made.augment = _augment(look, side, cut=read != dict(data))
+    side = _side(summary, encoder, size)
+    made.augment = _augment(summary, side, cut=read != dict(data))
     made.encoder = _encoder(encoder, side)
     if start is not None:
         made.start = start
-    scenario = scenario or _scenario(look)
-    tasks = _count_tasks(look, scenario, num_tasks)
-    rows = _smallest(look, scenario, tasks)
+    scenario = scenario or _scenario(summary)
+    tasks = _count_tasks(summary, scenario, num_tasks)
+    rows = _smallest(summary, scenario, tasks)
 
     def choose(joint, continual):
         table = {"finetune": joint} if by_strategy else {}
-        return recipe.by(table | {"": continual}, strategy)
+        return recipe.look_up(table | {"": continual}, strategy)
 
     made.scenario = {
         "name": choose("joint", scenario),
         "num_tasks": choose(1, tasks),
-        "evaluation": "test" if look.judges else "none",
+        "evaluation": "test" if summary.judges else "none",
     }
-    made.batch_size = choose(batch_size(look.rows), batch_size(rows))
-    made.epochs = int(np.clip(_SEEN // look.rows, *_EPOCHS))
-    rows = 2 ** int(np.log2(max(min(look.rows // 2, 65536), 256)))
+    made.batch_size = choose(batch_size(summary.rows), batch_size(rows))
+    made.epochs = int(np.clip(_SEEN // summary.rows, *_EPOCHS))
+    rows = 2 ** int(np.log2(max(min(summary.rows // 2, 65536), 256)))
     recipe.set_where_taken(made.method, queue_size=rows)
     _optimizer(made)
-    made.evaluators = _evaluators(look)
+    made.evaluators = _evaluators(summary)
     made.plasticity = False
     return made
 
@@ -233,24 +233,24 @@ def _chosen(encoder) -> tuple[str | dict, str | None]:
     return text, None
 
 
-def read_once(data: Mapping[str, Any], look: Look) -> dict:
+def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
     """config.data: a set of small images in files is decoded once, into memory.
 
     Args:
       data: a section config.data.
-      look: of `look_at`.
+      summary: of `summarize`.
     """
     make, options = schema.named(sources.SOURCES, data, "config.data")
     takes = {"size", "resident"} <= set(schema.defaults(make))
-    small = look.side <= _SMALL and look.rows * look.side**2 * 3 <= _RESIDENT
-    if not (look.streams and takes and small) or {"size", "resident"} & set(options):
+    small = summary.side <= _SMALL and summary.rows * summary.side**2 * 3 <= _RESIDENT
+    if not (summary.streams and takes and small) or {"size", "resident"} & set(options):
         return dict(data)
-    return dict(data) | {"size": look.side, "resident": True}
+    return dict(data) | {"size": summary.side, "resident": True}
 
 
-def _side(look, encoder, size) -> int:
+def _side(summary, encoder, size) -> int:
     """Pixels of a side that the network is given: of a ViT a multiple of its patch."""
-    side = min(look.side, _LARGEST) if size is None else size
+    side = min(summary.side, _LARGEST) if size is None else size
     if size is not None or not _is_vit(encoder):
         return side
     patch = _patch(side) if isinstance(encoder, str) else encoder.get("patch", 16)
@@ -284,15 +284,17 @@ def _encoder(encoder, side) -> dict:
     return {"name": encoder}
 
 
-def _augment(look, side, cut) -> dict:
+def _augment(summary, side, cut) -> dict:
     """config.augment: SimCLR's for photographs; small images are not blurred.
 
     `cut` says whether `read_once` has the images cut to squares.
     """
     blur = (0.0, 0.0) if side < _SMALL else (1.0, 0.1)
-    exact = cut or (look.square and not look.streams)
-    exact = exact and look.side == side
-    resize = side if side >= look.side else min(look.side, round(side * 256 / 224))
+    exact = cut or (summary.square and not summary.streams)
+    exact = exact and summary.side == side
+    resize = (
+        side if side >= summary.side else min(summary.side, round(side * 256 / 224))
+    )
     return {
         "size": side,
         "resize": None if exact else resize,
@@ -300,8 +302,8 @@ def _augment(look, side, cut) -> dict:
         "jitter": (0.4, 0.4, 0.2, 0.1),
         "blur": blur,
         "solarize": (0.0, 0.2),
-        "mean": look.mean,
-        "std": look.std,
+        "mean": summary.mean,
+        "std": summary.std,
     }
 
 
@@ -313,16 +315,20 @@ def batch_size(rows: int) -> int:
     return 2 ** int(np.clip(np.log2(max(rows // 4, 2)), 1, 8))
 
 
-def _scenario(look) -> str:
+def _scenario(summary) -> str:
     """Choose how tasks are cut: by class where every train image has a label."""
-    return "class" if look.labelled == look.rows and len(look.classes) > 1 else "data"
+    return (
+        "class"
+        if summary.labelled == summary.rows and len(summary.classes) > 1
+        else "data"
+    )
 
 
-def _count_tasks(look, scenario, num_tasks) -> int:
+def _count_tasks(summary, scenario, num_tasks) -> int:
     """Count the tasks; refuse more than there are classes."""
     if scenario == "domain":
-        return len(look.domains)
-    most = len(look.classes) if scenario == "class" else look.rows
+        return len(summary.domains)
+    most = len(summary.classes) if scenario == "class" else summary.rows
     if num_tasks is not None and num_tasks > most:
         raise ValueError(
             f"tasks={num_tasks}: must be at most {most}, as there are so many "
@@ -331,14 +337,14 @@ def _count_tasks(look, scenario, num_tasks) -> int:
     return num_tasks or min(TASKS, most)
 
 
-def _smallest(look, scenario, num_tasks) -> int:
+def _smallest(summary, scenario, num_tasks) -> int:
     """Train rows of the smallest task of a continual run."""
     if scenario == "domain":
-        return min(look.domains)
+        return min(summary.domains)
     if scenario == "class":
-        chunks = np.array_split(np.array(look.classes), num_tasks)
+        chunks = np.array_split(np.array(summary.classes), num_tasks)
         return min(int(chunk.sum()) for chunk in chunks)
-    return look.rows // num_tasks
+    return summary.rows // num_tasks
 
 
 def _optimizer(made) -> None:
@@ -349,22 +355,22 @@ def _optimizer(made) -> None:
         made.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})
     else:
         rates, decays = ({n: x[i] for n, x in _RATES.items()} for i in range(2))
-        made.optimizer = {"name": "lars", "lr": recipe.by(rates, base)}
-        made.optimizer.weight_decay = recipe.by(decays, base)
-    warmup = recipe.of(recipe.warmup_epochs, made.get_ref("epochs"))
+        made.optimizer = {"name": "lars", "lr": recipe.look_up(rates, base)}
+        made.optimizer.weight_decay = recipe.look_up(decays, base)
+    warmup = recipe.compute(recipe.warmup_epochs, made.get_ref("epochs"))
     made.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
 
 
-def _evaluators(look) -> dict:
+def _evaluators(summary) -> dict:
     """Neighbours where labels can judge; without, measures that need none."""
     found: dict[str, dict] = {"collapse": {}, "uniformity": {}, "neighbours": {}}
-    if not look.judges:
+    if not summary.judges:
         return found
-    train_on, bank = "all", look.rows
-    if look.labelled < look.rows:
-        train_on, bank = "labelled", look.labelled
-    if not look.labelled:
-        train_on, bank = "evaluation", look.judges
+    train_on, bank = "all", summary.rows
+    if summary.labelled < summary.rows:
+        train_on, bank = "labelled", summary.labelled
+    if not summary.labelled:
+        train_on, bank = "evaluation", summary.judges
     neighbours = {"k": max(min(20, bank // 4), 1), "train_on": train_on}
     return found | {"knn": neighbours, "tsne": {}}
 

@@ -1,4 +1,4 @@
-"""What configs are written with: values that follow other fields."""
+"""Tools of config files: values that follow other fields, words of the argument."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -10,62 +10,64 @@ from jaxcl import schema
 from jaxcl.data import stream
 
 
-class _Lookup(NamedTuple):
+class _Operation(NamedTuple):
     """An operation of ml_collections: `fn` of the field's own value and `args`."""
 
     fn: Callable
     args: list
 
 
-def by(table: dict, *fields: config_dict.FieldReference, default=None):
-    """The value that a table has for other fields, once all overrides are read.
+def compute(function: Callable, *fields: Any, like: Any = None):
+    """Return the value of a function of other fields, once all overrides are read.
 
-    `config.optimizer.lr = recipe.by({"byol": 1.0, "simclr": 0.6}, base)`, with
+    Setting the value itself, as in `--config.optimizer.lr=0.5`, cuts the tie.
+
+    Args:
+      function: of what the fields hold.
+      fields: `config.section.get_ref(name)` each; with `like` a value may be one, too.
+      like: a value of its type; None: what the function returns now.
+    """
+    if like is None:
+        like = function(*(field.get() for field in fields))
+    operation = _Operation(lambda _, *held: function(*held), list(fields))
+    return config_dict.FieldReference(like, field_type=type(like), op=operation)
+
+
+def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
+    """Look a value up by other fields, once all overrides are read, see `compute`.
+
+    `config.optimizer.lr = recipe.look_up({"byol": 1.0, "simclr": 0.6}, base)`, with
     `base = config.method.get_ref("base")`, makes `--config.method.base=byol` bring
-    BYOL's learning rate with it. Setting the value itself, as in
-    `--config.optimizer.lr=0.5`, cuts the tie.
+    BYOL's learning rate with it.
 
     Args:
       table: what the field holds (a tuple of what several hold) -> value. All values
         have one type. The key "" stands for all that the table lacks.
       fields: `config.section.get_ref(name)` each.
-      default: the same as the key "", and may itself be of `by`.
+      default: the same as the key "", and may itself be of `look_up`.
 
     Raises:
       ValueError: once the value is asked for, where the table has none for what the
         fields hold: another field's value would train something else in silence.
     """
-    first = next(iter(table.values()))
-    start = first if default is None else default
 
-    def find(value, *held):
-        held = held if len(held) > 1 else held[0]
-        if held in table:
-            return table[held]
-        if default is None and "" not in table:
+    # ml_collections returns None where an argument is None.
+    usual = [] if default is None else [default]
+
+    def find(*held):
+        held, otherwise = held[: len(fields)], held[len(fields) :]
+        key = held if len(held) > 1 else held[0]
+        if key in table:
+            return table[key]
+        if not otherwise and "" not in table:
             known = ", ".join(map(repr, table))
             raise ValueError(
-                f"{held!r}: the config has no value for it, only for {known}; set the "
+                f"{key!r}: the config has no value for it, only for {known}; set the "
                 "value itself"
             )
-        return value if default is not None else table[""]
+        return otherwise[0] if otherwise else table[""]
 
-    look = _Lookup(find, list(fields))
-    return config_dict.FieldReference(start, field_type=type(first), op=look)
-
-
-def of(function: Callable, *fields: config_dict.FieldReference):
-    """The value of a function of other fields, once all overrides are read.
-
-    As with `by`, setting the value itself cuts the tie.
-
-    Args:
-      function: of what the fields hold.
-      fields: `config.section.get_ref(name)` each.
-    """
-    start = function(*(field.get() for field in fields))
-    look = _Lookup(lambda value, *held: function(*held), list(fields))
-    return config_dict.FieldReference(start, field_type=type(start), op=look)
+    return compute(find, *fields, *usual, like=next(iter(table.values())))
 
 
 # Options of config.method that others go with.
@@ -81,31 +83,26 @@ def set_where_taken(method: config_dict.ConfigDict, **values: Any) -> None:
     Args:
       method: config.method, with `name` and, if the method has them, `base` and
         `strategy` or `regulariser`.
-      values: name of an option -> its value, which may be of `by`.
+      values: name of an option -> its value, which may be of `look_up`.
     """
     make = schema.method(method.name).make
     chosen = {name: method.get_ref(name) for name in _CHOICES if name in method}
+
+    def pick(name, value, *held):
+        try:
+            known = schema.option_of(make, dict(zip(chosen, held, strict=True)))
+        except ValueError:  # `build` says what there is
+            return value
+        return value if name in known else None
+
     for name, value in values.items():
         refers = isinstance(value, config_dict.FieldReference)
-
-        def find(own, *held, name=name, refers=refers):
-            own, held = (held[0], held[1:]) if refers else (own, held)
-            try:
-                known = schema.option_of(make, dict(zip(chosen, held, strict=True)))
-            except ValueError:  # `build` says what there is
-                return own
-            return own if name in known else None
-
-        start = value.get() if refers else value
-        fields = [*([value] if refers else []), *chosen.values()]
-        look = _Lookup(find, fields)
-        method[name] = config_dict.FieldReference(
-            start, field_type=type(start), op=look
-        )
+        like = value.get() if refers else value
+        method[name] = compute(pick, name, value, *chosen.values(), like=like)
 
 
 def warmup_epochs(epochs, usual: int | None = None) -> int:
-    """Epochs of a warm-up, for `of`: fewer than there are of any task.
+    """Epochs of a warm-up, for `compute`: fewer than there are of any task.
 
     Args:
       epochs: of each task, as `config.epochs` has them.
@@ -118,11 +115,11 @@ def warmup_epochs(epochs, usual: int | None = None) -> int:
     return min(wanted, fewest - 1)
 
 
-def words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
+def parse_words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
     """Read the words behind the name of a config and a colon, with commas between.
 
-    With `row, small, debug = recipe.words(arg, METHODS, ("", "small"))` the argument
-    "mir,debug" is "mir", "" and "debug".
+    With `row, small, debug = recipe.parse_words(arg, METHODS, ("", "small"))` the
+    argument "mir,debug" is "mir", "" and "debug".
 
     Args:
       arg: what `get_config` is given.

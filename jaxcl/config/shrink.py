@@ -1,73 +1,71 @@
-"""Shrink any config to seconds: the same code on digits, with a tiny network."""
+"""Shrink any config to seconds: the same code on digits, with a tiny network.
+
+Sizes of methods, networks and evaluators stand beside their functions, see
+`schema.debug`.
+"""
 
 import ml_collections
 
 from jaxcl import schema
-from jaxcl.config import recipe
+from jaxcl.config import recipe, sections
+from jaxcl.data import imbalance
 
 
 def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """The config itself, with small everything; what it composes stays.
+    """Make everything in a config small, in place; what it composes stays.
 
     Digits, resized to 16 colour pixels, stand in for the data set, and rings and trees
     for a set of graphs, so that no data need be there; numbers mean nothing. Values
-    that follow another field (`recipe.by`) still do.
+    that follow another field (`recipe.look_up`) still do.
     """
     config.name = f"{config.name}_debug"
     if config.augment.get("name") == "graphs":
         config.data = {"name": "rings_and_trees"}
     else:
         config.data = {"name": "digits", "size": 16, "channels": 3}
-        config.augment.size = 16
-        config.augment.resize = None
+        config.augment.update(size=16, resize=None)
         if config.augment.get("local"):
-            config.augment.local.update(views=2, size=8)
-        small = {"name": "resnet", "depth": 10, "width": 4, "stem": "cifar"}
-        if config.encoder.name == "vit":
-            small = {"name": "vit", "width": 16, "layers": 2, "heads": 2, "hidden": 32}
-            small |= {"patch": 4, "image_size": 16}
-        if config.encoder.name == "convnext":
-            small = {"name": "convnext", "depths": (1, 1), "width": 8, "patch": 2}
-        config.encoder = small
-    if config.scenario.name not in ("joint", "growth"):
-        # Digits are one domain: their slices stand in.
-        name = "data" if config.scenario.name == "domain" else config.scenario.name
-        config.scenario = {"name": name, "num_tasks": 2}
-    if config.scenario.get("classes") is not None:
-        with config.ignore_type():  # names, of the classes of another set
-            config.scenario.classes = tuple(range(len(config.scenario.classes)))
-    if config.scenario.get("per_class") is not None:
-        config.scenario.per_class = 60
-    if config.scenario.get("imbalance") is not None:
-        config.scenario.imbalance.update(dominant=0, epoch_steps=5)
+            config.augment.local.update(_sizes("config.augment.local", {}))
+        name = config.encoder.name if config.encoder.name in _ENCODERS else "resnet"
+        config.encoder = {"name": name} | _sizes("config.encoder", {"name": name})
+    _shrink_scenario(config)
     config.batch_size = 32
-    with config.ignore_type():  # a config may have a tuple here
+    with config.ignore_type():  # a config may have a tuple or a reference here
         config.epochs = 1
-    small = {"hidden_dim": 16, "output_dim": 8, "distill_hidden_dim": 16}
-    small |= {"predictor_hidden_dim": 16, "queue_size": 64, "memory_size": 32}
-    small |= {"drawn": 8, "prototypes": 16, "slices": 16}
-    if config.method.get("projector"):  # output_dim is of a network in its place
-        del small["output_dim"]
-        small["projector"] = 8
-    make = schema.method(config.method.name).make
-    small = {name: x for name, x in small.items() if schema.may_take(make, name)}
-    with config.ignore_type():  # a reference may stand there, see `recipe`
-        recipe.set_where_taken(config.method, **small)
+        sizes = _sizes("config.method", config.method)
+        if "projector" in sizes:  # a network in place of one of `output_dim`
+            del sizes["output_dim" if config.method.get("projector") else "projector"]
+        recipe.set_where_taken(config.method, **sizes)
     if "replay" in config:
-        config.replay.size = 8
+        config.replay.update(_sizes("config.replay", {}))
     if "warmup_epochs" in config.schedule:
         config.schedule.warmup_epochs = 0
-    for name, section in config.evaluators.items():
-        if section.get("name", name) == "linear":
-            section.update(epochs=3, augment=False)
-        if section.get("name", name) == "filtering":
-            section.update(size=32, batch_size=16)
-        if section.get("name", name) == "objective":
-            section.update(batch_size=16, max_rows=32)
-        if section.get("name", name) == "logistic":
-            section.update(passes=min(section.get("passes", 1), 1), iterations=5)
-        if section.get("name", name) == "svm":
-            section.update(folds=2, inner_folds=2, penalties=(1.0,), max_rows=200)
+    for key, section in config.evaluators.items():
+        section.update(_sizes(f"config.evaluators.{key}", section))
     config.workers = 0
     config.save_every = 10
     return config
+
+
+_ENCODERS = ("vit", "convnext")  # a small ResNet stands for any other
+
+
+def _sizes(path, section) -> dict:
+    """Read the small options of the function that a section names."""
+    return schema.debug_sizes(sections.function_of(path, section))
+
+
+def _shrink_scenario(config) -> None:
+    """Cut two tasks of some classes and rows."""
+    scenario = config.scenario
+    if scenario.name not in ("joint", "growth"):
+        # Digits are one domain: their slices stand in.
+        name = "data" if scenario.name == "domain" else scenario.name
+        config.scenario = scenario = {"name": name, "num_tasks": 2}
+    if scenario.get("classes") is not None:
+        with config.ignore_type():  # names, of the classes of another set
+            scenario.classes = tuple(range(len(scenario.classes)))
+    if scenario.get("per_class") is not None:
+        scenario.per_class = 60
+    if scenario.get("imbalance") is not None:
+        scenario.imbalance.update(schema.debug_sizes(imbalance.dominated))

@@ -47,6 +47,7 @@ def probabilities(classes: np.ndarray, *, dominant: int, rho_max: float) -> np.n
 
 
 @schema.checked("imbalance")
+@schema.debug(dominant=0, epoch_steps=5)
 def dominated(
     tasks: Sequence[stream.Task],
     names: Sequence[str],

@@ -42,6 +42,7 @@ class Course(NamedTuple):
 
 
 @schema.checked("config.evaluators.filtering")
+@schema.debug(size=32, batch_size=16)
 def make(
     parts: core.EvalParts,
     *,

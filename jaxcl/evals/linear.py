@@ -381,6 +381,7 @@ def _check(parts, settings: Settings):
 
 
 @schema.checked("config.evaluators.linear")
+@schema.debug(epochs=3, augment=False)
 def make(
     parts: core.EvalParts,
     *,

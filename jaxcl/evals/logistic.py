@@ -83,6 +83,7 @@ def fit(
 
 
 @schema.checked("config.evaluators.logistic")
+@schema.debug(passes=1, iterations=5)
 def make(
     parts: core.EvalParts,
     *,

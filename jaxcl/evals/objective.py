@@ -20,6 +20,7 @@ from jaxcl.evals import features as features_lib
 
 
 @schema.checked("config.evaluators.objective")
+@schema.debug(batch_size=16, max_rows=32)
 def make(
     parts: core.EvalParts,
     *,

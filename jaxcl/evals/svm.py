@@ -34,6 +34,7 @@ _Subsets = Annotated[
 
 
 @schema.checked("config.evaluators.svm")
+@schema.debug(folds=2, inner_folds=2, penalties=(1.0,), max_rows=200)
 def make(
     parts: core.EvalParts,
     *,

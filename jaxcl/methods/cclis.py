@@ -29,6 +29,7 @@ _CHUNK = 256  # images that are scored at a time
 
 
 @schema.checked("config.method")
+@schema.debug(hidden_dim=16, output_dim=8, memory_size=32)
 def make(
     parts: core.Parts,
     *,

@@ -31,6 +31,7 @@ def _fill(options: dict, replay: core.Replay | None) -> dict:
 
 
 @schema.checked("config.method", fill=_fill)
+@schema.debug(hidden_dim=16, output_dim=8, memory_size=32)
 def make(
     parts: core.Parts,
     *,

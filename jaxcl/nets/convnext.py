@@ -164,10 +164,6 @@ class ConvNeXt(nn.Module):
     drop_path: float = 0.0
     dtype: Any = jnp.float32
 
-    def __post_init__(self):
-        schema.check(convnext, vars(self), "config.encoder")
-        super().__post_init__()
-
     @property
     def num_features(self) -> int:
         """Length of a feature vector."""
@@ -227,6 +223,7 @@ class ConvNeXt(nn.Module):
 
 
 @schema.checked("config.encoder")
+@schema.debug(depths=(1, 1), width=8, patch=2)
 def convnext(
     *,
     size: Literal["atto", "tiny", "small", "base", "large"] = "tiny",

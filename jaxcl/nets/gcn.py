@@ -146,10 +146,6 @@ class GCN(nn.Module):
     affine: bool = False
     momentum: float = 0.9
 
-    def __post_init__(self):
-        schema.check(gcn, vars(self), "config.encoder")
-        super().__post_init__()
-
     @property
     def dtype(self):
         """Type of the arithmetic: float32 alone."""

@@ -59,10 +59,6 @@ class GIN(nn.Module):
     eps: float = 0.0
     momentum: float = 0.9
 
-    def __post_init__(self):
-        schema.check(gin, vars(self), "config.encoder")
-        super().__post_init__()
-
     @property
     def dtype(self):
         """Type of the arithmetic: float32 alone."""

@@ -93,10 +93,6 @@ class Perceptron(nn.Module):
     start: initial.Start = "torch"
     dtype: Any = jnp.float32
 
-    def __post_init__(self):
-        schema.check(perceptron, vars(self), "config.encoder")
-        super().__post_init__()
-
     @property
     def num_features(self) -> int:
         """Length D of a feature vector."""

@@ -136,7 +136,6 @@ class ResNet(nn.Module):
     dtype: Any = jnp.float32
 
     def __post_init__(self):
-        schema.check(resnet, vars(self), "config.encoder")
         core.check_choice("block", self.block, tuple(_EXPANSION))
         if self.stem == "imagenet":
             field = "config.encoder.stem_padding with stem='imagenet'"
@@ -233,6 +232,7 @@ class ConvNet(nn.Module):
 
 
 @schema.checked("config.encoder")
+@schema.debug(depth=10, width=4, stem="cifar")
 def resnet(
     *,
     depth: Literal[10, 18, 34, 50, 101] = 18,

@@ -186,7 +186,6 @@ class ViT(nn.Module):
     dtype: Any = jnp.float32
 
     def __post_init__(self):
-        schema.check(vit, vars(self), "config.encoder")
         parts = {"sin_cos": 4 * self.heads, "rotary": 4 * self.heads}
         parts = parts.get(self.positions, self.heads)
         if self.width % parts:
@@ -325,6 +324,7 @@ class _Patch(nn.Module):
 
 
 @schema.checked("config.encoder")
+@schema.debug(width=16, layers=2, heads=2, hidden=32, patch=4, image_size=16)
 def vit(
     *,
     size: Literal["tiny", "small", "base", "large"] = "small",

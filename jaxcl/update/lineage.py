@@ -99,7 +99,7 @@ def section(path: str | dict, options: dict, theirs: dict, field: str) -> dict:
                 source["resident"] = True
         elif not {"size", "resident"} & set(options):
             whole = source | options
-            options |= own_images.read_once(whole, own_images.look_at(whole))
+            options |= own_images.read_once(whole, own_images.summarize(whole))
     return source | options
 
 

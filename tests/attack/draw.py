@@ -5,7 +5,6 @@ allowed by the option's annotation, often at the end of its range, the others ar
 kind.
 """
 
-import inspect
 import math
 import types
 import typing
@@ -89,12 +88,12 @@ def _numbers(kind, rule=schema.Range()) -> st.SearchStrategy:  # noqa: B008
     return st.one_of(inside, st.sampled_from([low, high, (low + high) / 2]))
 
 
-def parameters(function) -> dict[str, Any]:
+def parameters(function, **given) -> dict[str, Any]:
     """The keyword-only options of a function, with their annotations."""
     return {
-        name: one.annotation if one.annotation is not one.empty else Any
-        for name, one in inspect.signature(function, eval_str=True).parameters.items()
-        if one.kind is one.KEYWORD_ONLY and name not in _NOT and name != "dtype"
+        name: option.annotation
+        for name, option in schema.option_of(function, given).items()
+        if name not in _NOT and name != "dtype"
     }
 
 
@@ -118,6 +117,7 @@ def every_option() -> set[str]:
     judges = [schema.module("jaxcl.evals", name, "x").make for name in EVALUATORS]
     tables = [made for table in _TABLES.values() for made in table.values()]
     others = [scenarios.make, imbalance.dominated, imbalance.long_tail]
+    others += [function for own in scenarios.SCENARIOS.values() for function in own]
     others += [replay.settings, sections.Top]
     functions = [*methods, *judges, *tables, *others]
     return {name for function in functions for name in parameters(function)}
@@ -170,7 +170,9 @@ def changes(draw, start: dict) -> dict[str, Any]:
             if draw(st.integers(0, 3)) == 0:
                 name = draw(st.sampled_from(NAMES[place]))
                 made[f"{place}.name"] = name
-            options = parameters(_function(place, name))
+            given = {"name": name} if place == "scenario" else {}
+            options = parameters(_function(place, name), **given)
+            options = {k: x for k, x in options.items() if k not in given}
             if options:
                 option = draw(st.sampled_from(sorted(options)))
                 made[f"{place}.{option}"] = draw(values(options[option]))

@@ -30,16 +30,8 @@ def need(condition: bool, name: str, value: Any, allowed: str) -> None:
         raise ValueError(f"{name}={value!r}: must be {allowed}")
 
 
-def check(
-    *,
-    size: int = 1,
-    interpolation: Interpolation = "bicubic",
-    **ranges: Sequence[float],
-) -> None:
-    """Refuse a size, an interpolation, or a range (low, high) that is not allowed."""
-    schema.check_value(size, schema.Pixels, "config.augment.size")
-    field = "config.augment.interpolation"
-    schema.check_value(interpolation, Interpolation, field)
+def check_ranges(**ranges: Sequence[float]) -> None:
+    """Refuse a range (low, high) of config.augment that is not allowed."""
     for name, value in ranges.items():
         top = 1.0 if name == "scale" else math.inf
         good = len(value) == 2 and 0 < value[0] <= value[1] <= top
@@ -121,14 +113,12 @@ def random_resized_crop(
 
     `scale` bounds the box's share of the area, `ratio` its width / height.
     """
-    check(size=size, scale=scale, ratio=ratio, interpolation=interpolation)
     box = _box(key, *image.shape[:2], scale, ratio)
     return _resample(image, box, (size, size), interpolation)
 
 
 def resize(image: jax.Array, *, size: int, interpolation: str = "bicubic") -> jax.Array:
     """Resize so that the shorter side is `size`: f32[H,W,C] -> f32[h,w,C]."""
-    check(size=size, interpolation=interpolation)
     sides = image.shape[:2]
     shape = [size * side // min(sides) for side in sides]
     return _resample(image, (0, 0, *sides), shape, interpolation)

@@ -278,7 +278,7 @@ def make(
     Raises ValueError for values out of range, here or when first called.
     """
     box = dict(size=size, scale=scale, ratio=ratio, interpolation=interpolation)
-    crops.check(**box, sigma=sigma)
+    crops.check_ranges(scale=scale, ratio=ratio, sigma=sigma)
     _check_moments(mean, std)
     crops.need(pad < size, "config.augment.pad", pad, f"from 0 to {size - 1}")
     crops.need(not (pad and crop), "config.augment.pad", pad, "0 where crop=True")
@@ -310,6 +310,7 @@ def make(
 
 
 @schema.checked("config.augment.local")
+@schema.debug(views=2, size=8)
 def local(
     whole: Mapping[str, Any],
     *,

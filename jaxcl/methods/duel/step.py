@@ -81,6 +81,7 @@ def _check(
 
 
 @schema.checked("config.method")
+@schema.debug(hidden_dim=16, output_dim=8, memory_size=32, drawn=8)
 def make(
     parts: core.Parts,
     *,

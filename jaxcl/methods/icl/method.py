@@ -103,6 +103,7 @@ def _fill(options: dict, replay: core.Replay | None) -> dict:
 
 
 @schema.checked("config.method", fill=_fill)
+@schema.debug(output_dim=8, projector=8)
 def make(
     parts: core.Parts,
     *,

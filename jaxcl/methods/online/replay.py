@@ -7,6 +7,7 @@ from jaxcl.memory import policies
 
 
 @schema.checked("config.replay")
+@schema.debug(size=8)
 def settings(
     num_classes: int,
     batch_size: int,

@@ -48,6 +48,7 @@ def none() -> Regulariser:
     return Regulariser()
 
 
+@schema.debug(distill_hidden_dim=16)
 def cassle(
     *,
     weight: schema.Weight | None = None,
@@ -75,6 +76,7 @@ def cassle(
     )
 
 
+@schema.debug(distill_hidden_dim=16)
 def cla_r(
     *,
     weight: schema.Weight = 1.0,
@@ -101,6 +103,7 @@ def cla_r(
     )
 
 
+@schema.debug(distill_hidden_dim=16)
 def pnr(
     *,
     weight: schema.Weight | None = None,

@@ -139,6 +139,7 @@ def _fill(options: dict, replay: core.Replay | None = None) -> dict:
     ),
     fill=_fill,
 )
+@schema.debug(hidden_dim=16, output_dim=8)
 def make(
     parts: core.Parts,
     *,

@@ -79,6 +79,7 @@ def _fill(options: dict, replay: core.Replay | None = None) -> dict:
 @schema.checked(
     "config.method", schema.Further(_choose_functions, _list_functions), fill=_fill
 )
+@schema.debug(hidden_dim=16, output_dim=8)
 def make(
     parts: core.Parts,
     *,

@@ -6,6 +6,7 @@ from jaxcl.methods.two_view import forms, records
 from jaxcl.nets import heads
 
 
+@schema.debug(predictor_hidden_dim=16)
 def make(
     *,
     predictor_hidden_dim: schema.Width = 4096,

@@ -43,6 +43,7 @@ def move_centre(centre: jax.Array, x: records.Features, keep: float) -> jax.Arra
     return optim.ema(centre, core.dot(unit, mean[None])[:, 0], keep)
 
 
+@schema.debug(prototypes=16)
 def make(
     *,
     temperature: schema.Temperature = 0.1,

@@ -20,6 +20,7 @@ def draw_slices(key: jax.Array, count: int, dim: int) -> jax.Array:
     return core.l2_normalize(jax.random.normal(key, (count, dim)))
 
 
+@schema.debug(slices=16)
 def make(
     *,
     normality: schema.Share = 0.05,

@@ -5,6 +5,7 @@ from jaxcl.losses import contrastive, distill
 from jaxcl.methods.two_view import forms, records, view_queue
 
 
+@schema.debug(queue_size=64)
 def make(
     *,
     temperature: schema.Temperature = 0.2,

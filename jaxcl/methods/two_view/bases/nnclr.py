@@ -14,6 +14,7 @@ from jaxcl.methods.two_view import forms, records, view_queue
 from jaxcl.nets import heads
 
 
+@schema.debug(predictor_hidden_dim=16, queue_size=64)
 def make(
     *,
     temperature: schema.Temperature = 0.1,

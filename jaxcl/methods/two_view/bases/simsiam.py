@@ -10,6 +10,7 @@ from jaxcl.methods.two_view import forms, records
 from jaxcl.nets import heads
 
 
+@schema.debug(predictor_hidden_dim=16)
 def make(*, predictor_hidden_dim: schema.Width = 512) -> records.Base:
     """SimSiam (Chen and He, CVPR 2021): predicts the other view, no slow network.
 

@@ -19,6 +19,7 @@ from jaxcl.methods.two_view import prototypes as prototypes_lib
 from jaxcl.nets import heads
 
 
+@schema.debug(prototypes=16)
 def make(
     *,
     temperature: schema.Temperature = 0.1,

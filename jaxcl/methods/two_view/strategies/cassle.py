@@ -13,6 +13,7 @@ def check_form(name: str, base: records.Base) -> None:
         )
 
 
+@schema.debug(distill_hidden_dim=16)
 def make(
     *,
     weight: schema.Weight | None = None,

@@ -6,6 +6,7 @@ from jaxcl.methods.two_view import records
 from jaxcl.methods.two_view.strategies import stored_examples
 
 
+@schema.debug(memory_size=32)
 def make(
     *, weight: schema.Weight = 1.0, memory_size: schema.Count = 256
 ) -> records.Strategy:

@@ -5,6 +5,7 @@ from jaxcl.methods.two_view import records
 from jaxcl.methods.two_view.strategies import stored_examples
 
 
+@schema.debug(memory_size=32)
 def make(
     *, memory_size: schema.Count = 256, mix: schema.Positive = 0.4
 ) -> records.Strategy:

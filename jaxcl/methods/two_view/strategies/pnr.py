@@ -51,6 +51,7 @@ def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
     )
 
 
+@schema.debug(distill_hidden_dim=16)
 def make(
     *,
     weight: schema.Weight | None = None,
