@@ -47,7 +47,8 @@ def main(argv=None) -> dict:
     args = parser().parse_args(argv)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         one = online.make_job(args, args.methods[0], folder)
-        jobs = {k: one._replace(seed=k) for k in range(args.seeds)}
+        seeded = (one.data._replace(seed=k) for k in range(args.seeds))
+        jobs = {data.seed: one._replace(data=data) for data in seeded}
         many = seeds.join_jobs(jobs, apart=args.apart)
         both = [ready(args, work, stack) for work in (many, one)]
         times = [

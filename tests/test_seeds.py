@@ -145,7 +145,7 @@ def test_all_ways_to_take_the_steps_of_seeds_agree(monkeypatch, tmp_path):
             state, metrics = step(state, job.resident(made), batches, number)
         feed.close()
         found.append(toy.leaves((state, metrics)))
-        shapes = job.placed(made)
+        shapes = job.placed(made.method, made.data, made.mesh)
         program = jax.make_jaxpr(made.method.step)(*shapes)
         taken = [
             equation.params

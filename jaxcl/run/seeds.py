@@ -135,18 +135,20 @@ def join_jobs(jobs: dict[int, job.Job], *, apart: bool = False) -> job.Job:
     """
     first = next(iter(jobs.values()))
     evaluators = {
-        name: _stack_evaluators(jobs, [own.evaluators[name] for own in jobs.values()])
-        for name in first.evaluators
+        name: _stack_evaluators(
+            jobs, [own.evaluation.evaluators[name] for own in jobs.values()]
+        )
+        for name in first.evaluation.evaluators
     }
-    combined = first._replace(
-        method=_stack_methods(first.method, apart or sharding.on_cpu()),
-        together=tuple(jobs),
-        evaluators=evaluators,
-        pictures={},
-        quiet=True,
-        alone=None,
+    method = _stack_methods(first.method, apart or sharding.on_cpu())
+    data = first.data._replace(together=tuple(jobs))
+    untrained = first.evaluation.untrained
+    return first._replace(
+        method=job.checked(method, data, first.mesh),
+        data=data,
+        evaluation=job.Evaluation(evaluators, {}, (), untrained, alone=None),
+        logging=first.logging._replace(quiet=True),
     )
-    return job.checked(combined)
 
 
 def take_results(results: dict, i: int) -> dict:
