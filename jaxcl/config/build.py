@@ -170,8 +170,8 @@ def _seeds(raw, workdir):
     return seeds.Seeds(chosen, make, side_by_side)
 
 
-def _side_by_side(top: sections.Top, first: job.Job) -> bool | str:
-    """How the seeds of a config go, see `seeds.Seeds`; `first` is the first one's."""
+def _side_by_side(top: sections.Top, first: job.Job) -> bool:
+    """Choose whether the seeds share a program; `first` is the job of the first one."""
     side_by_side = top.side_by_side
     split = (top.replay or {}).get("sharded") or top.method.get("sharded")
     if split and side_by_side:
@@ -228,12 +228,11 @@ def planned(
     work = _job(top, _plain(raw), None, stand_in)
     if not every_seed or top.seeds == 1:
         return work
-    how = _side_by_side(top, work)
-    if not how:
+    if not _side_by_side(top, work):
         return work
     chosen = range(top.seed, top.seed + top.seeds)
     jobs = {seed: work._replace(data=work.data._replace(seed=seed)) for seed in chosen}
-    return seeds.join_jobs(jobs, apart=how == "apart")
+    return seeds.join_jobs(jobs)
 
 
 def default_workdir(config) -> str:

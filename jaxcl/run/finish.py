@@ -88,7 +88,7 @@ def _seeds(work, workdir, stop):
     """Run every seed, and summarise their results."""
     if work.side_by_side:
         jobs = {seed: _made(work, seed) for seed in work.seeds}
-        whole = seeds.join_jobs(jobs, apart=work.side_by_side == "apart")
+        whole = seeds.join_jobs(jobs)
         whole = train.run(whole, workdir / "together", stop=stop)
         results = {
             seed: seeds.take_results(whole, i) for i, seed in enumerate(work.seeds)

@@ -153,7 +153,8 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
     if data.together:
         alone = [data._replace(seed=seed, together=()) for seed in data.together]
         jobs = [job._replace(data=own) for own in alone]
-        return _joined([_host_batches(one, source, task, start) for one in jobs])
+        readers = [_host_batches(one, source, task, start) for one in jobs]
+        return _join(readers, _one_after_another)
     if data.graphs:  # every process reads all rows, see `feed`
         return graph_batches.batches(
             source,
@@ -178,10 +179,11 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
     size = data.batch_size * parts
     own = read(source, seed=data.seed, epochs=data.epochs, batch_size=size)
     if parts > 1:
-        own = _side_by_side(own, parts)
+        own = _join([own], functools.partial(_side_by_side, parts=parts))
     if not job.method.labelled:
         return own
-    return _paired(own, _labelled(job, source, task, read))
+    labelled = _labelled(job, source, task, read)
+    return _join([own, labelled], lambda batch, more: batch | {"labelled": more})
 
 
 def _labelled(job, source, task, read) -> Iterator:
@@ -196,33 +198,28 @@ def _labelled(job, source, task, read) -> Iterator:
     return read(whole, seed=seed, epochs=epochs, steps=steps, batch_size=size)
 
 
-def _joined(readers):
-    """The batches of several seeds, their rows one after another."""
+def _join(readers, combine):
+    """Combine the batches of several readers, which are closed at the end."""
     with contextlib.ExitStack() as stack:
         for reader in readers:
             stack.enter_context(contextlib.closing(reader))
         for batches in zip(*readers, strict=True):
-            yield jax.tree.map(lambda *x: np.concatenate(x), *batches)
+            yield combine(*batches)
 
 
-def _side_by_side(reader, parts):
-    """Each batch [B * P, ...] as leaves [P, B, ...]; row i goes to part i % P."""
-
-    def part(x):
-        return np.ascontiguousarray(
-            np.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0)
-        )
-
-    with contextlib.closing(reader):
-        for batch in reader:
-            yield jax.tree.map(part, batch)
+def _one_after_another(*batches):
+    """Append the rows of one seed's batch to those of another."""
+    return jax.tree.map(lambda *x: np.concatenate(x), *batches)
 
 
-def _paired(own, labelled):
-    """Each batch with a labelled one beside it."""
-    with contextlib.closing(own), contextlib.closing(labelled):
-        for batch, labelled_batch in zip(own, labelled, strict=True):
-            yield batch | {"labelled": labelled_batch}
+def _side_by_side(batch, parts):
+    """Divide a batch [B * P, ...] into leaves [P, B, ...]; row i goes to part i % P."""
+
+    def divide(x):
+        rows = x.reshape(-1, parts, *x.shape[1:])
+        return np.ascontiguousarray(np.moveaxis(rows, 1, 0))
+
+    return jax.tree.map(divide, batch)
 
 
 def resident_shapes(data: Data) -> dict:
