@@ -159,6 +159,7 @@ def of_step(monkeypatch, step, *, chip=CHIP, parted=True):
     whole, rows = sharding.replicated(mesh), sharding.split(mesh)
     work = types.SimpleNamespace(
         method=types.SimpleNamespace(step=step),
+        data=None,
         mesh=mesh,
         stream=types.SimpleNamespace(tasks=[types.SimpleNamespace(index=0)]),
         parts=lambda _: 1,
