@@ -385,7 +385,7 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
     """
     most = job.loop.steps_per_call
 
-    def call(state, resident, batches, count):
+    def steps(state, resident, batches, count):
         def step(i, state):
             return job.method.step(state, _take_batch(job, resident, batches, i))
 
@@ -404,7 +404,7 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
 
     state = sharding.placement(shapes(job.method, job.data)[0], job.mesh)
     outputs = state, sharding.replicated(job.mesh)
-    return jax.jit(call, donate_argnums=0, out_shardings=outputs)
+    return jax.jit(steps, donate_argnums=0, out_shardings=outputs)
 
 
 def stacked(batches: list):
