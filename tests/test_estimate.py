@@ -4,12 +4,12 @@ import functools
 import subprocess
 import sys
 import types
-import typing
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from jax.sharding import PartitionSpec
 
 from helpers import toy
@@ -144,7 +144,8 @@ def test_bytes_that_kernels_move():
     assert estimate.moved(KERNELS) == 3 * 40 + (40 + 4) + (28 + 28)
 
 
-class State(typing.NamedTuple):
+@struct.dataclass
+class State:
     task: jax.Array
     weight: jax.Array
 
