@@ -73,7 +73,8 @@ def _peer(module, args, work, state, device):
 
 def _seeds_job(args, folder):
     one = online.make_job(args, "er_ace", folder)
-    return seeds.join_jobs({k: one._replace(seed=k) for k in range(args.seeds)})
+    seeded = (one.data._replace(seed=k) for k in range(args.seeds))
+    return seeds.join_jobs({data.seed: one._replace(data=data) for data in seeded})
 
 
 def _paper_job(name, folder):
@@ -149,7 +150,7 @@ def ours(kind: Kind, options, args, folder) -> dict:
         times = _windows(lambda calls: step.window(calls)[0], args, steps=in_call)
     chip = estimate.chip_of(jax.devices()[0].device_kind)
     return times | {
-        "examples": work.rows * work.parts(work.stream.tasks[:2][-1].index),
+        "examples": work.data.rows * work.parts(work.stream.tasks[:2][-1].index),
         "compile_seconds": step.compile_seconds,
         "program": estimate.read(step.compiled, work, chip),
     }

@@ -113,7 +113,8 @@ def measure(args, directory) -> list[dict]:
     for name, work in works.items():
         step, end = np.median(seconds[name]), np.median(ends[name])
         source = work.method.source(sides[name].state, work.stream.tasks[1])
-        steps = len(job.schedule(work._replace(epochs=args.epochs), source, 1))
+        data = work.data._replace(epochs=args.epochs)
+        steps = len(job.schedule(work._replace(data=data), source, 1))
         ratio = np.divide(seconds[name], seconds["co2l"])
         found.append(
             {

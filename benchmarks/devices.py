@@ -66,7 +66,8 @@ def kinds(config, folder) -> dict:
     found = {}
     for name, devices in (("one", 1), ("all", len(jax.devices()))):
         config.devices = devices
-        work = build.build(config, pathlib.Path(folder) / name)._replace(quiet=True)
+        work = build.build(config, pathlib.Path(folder) / name)
+        work = work._replace(logging=work.logging._replace(quiet=True))
         found[name] = work, job.compile_step(work)
     work, step = found["one"]
     found["one, last bit"] = work._replace(method=shifted(work.method)), step
@@ -117,7 +118,8 @@ def main(argv=None) -> dict:
         for seed in range(args.seeds):
             first = {}
             for name, (work, step) in works.items():
-                value, first[name] = score(work._replace(seed=seed), step, args.matrix)
+                own = work._replace(data=work.data._replace(seed=seed))
+                value, first[name] = score(own, step, args.matrix)
                 scores[name].append(value)
                 line = {"seed": seed, "runs": name, "score": value} | {
                     "first_loss": first[name]

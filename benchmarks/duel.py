@@ -294,7 +294,7 @@ def ready(args, work: job.Job, stack) -> throughput.Ours:
     feed = stack.enter_context(contextlib.closing(feed))
     ours = throughput.Ours(work, state, feed, args.steps)
     remembers = state.extra.memory is not None
-    ours.window(_settling(args, work.steps_per_call) if remembers else 1)
+    ours.window(_settling(args, work.loop.steps_per_call) if remembers else 1)
     return ours
 
 

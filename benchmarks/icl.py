@@ -99,8 +99,8 @@ def filling(work: job.Job) -> graphs.Waste | None:
     if examples.graphs is None:
         return None
     rng, rows = np.random.default_rng(0), np.arange(stream.size(examples))
-    order = [stream.filled_order(rng, rows, work.batch_size) for _ in range(20)]
-    budgets = graph_batches.budgets(examples, work.batch_size)
+    order = [stream.filled_order(rng, rows, work.data.batch_size) for _ in range(20)]
+    budgets = graph_batches.budgets(examples, work.data.batch_size)
     return graphs.waste(examples.graphs, np.concatenate(order), budgets)
 
 
@@ -112,7 +112,7 @@ def measure(args, directory) -> list[dict]:
     found, waste = [], filling(works["continue"])
     for name, work in works.items():
         step, ratio = seconds[name], np.divide(seconds[name], seconds["continue"])
-        rows = work.rows * work.parts(1)
+        rows = work.data.rows * work.parts(1)
         share = None
         if name in PAIRS:
             share = float(np.median(1 - np.divide(seconds[PAIRS[name]], step)))

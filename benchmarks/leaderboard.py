@@ -326,7 +326,7 @@ def make_config(problem: Problem, entry: Entry, data: str):
 
 def state_bytes(made: job.Job) -> int:
     """Count the bytes of a state, with images that its memory holds by row number."""
-    state, batch = job.shapes(made)
+    state, batch = job.shapes(made.method, made.data)
     total = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     if made.method.replayed is not None:
         rows = jax.eval_shape(made.method.memory, state).filled.size
@@ -462,7 +462,7 @@ def fit_pass(config, made: job.Job, spent) -> int:
     changes = {"method": {"name": "finetune", "head": options["head"]}}
     changes |= {"batch_size": size, "replay.policy": "reservoir", "optimizer.lr": 0.01}
     fit = spent("fit", changes)
-    memory = jax.eval_shape(made.method.memory, job.shapes(made)[0])
+    memory = jax.eval_shape(made.method.memory, job.shapes(made.method, made.data)[0])
     stored = min(memory.filled.size, stream.size(made.stream.dataset.train))
     return math.ceil(stored / size) * fit["flops"] // fit["steps"]
 

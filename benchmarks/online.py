@@ -123,7 +123,7 @@ def ready(args, work: job.Job, stack) -> throughput.Ours:
     with contextlib.closing(job.feed(work, work.stream.tasks[0].train, 0, 0)) as feed:
         first = throughput.Ours(work, state, feed, args.steps)
         memory = state.extra.memory.capacity if state.extra.memory else 0
-        first.window(-(-memory // (args.batch * work.steps_per_call)))
+        first.window(-(-memory // (args.batch * work.loop.steps_per_call)))
     before, task = work.stream.tasks[:2]
     state = job.begin(work, work.method.end_task(first.state, before), task)
     feed = stack.enter_context(contextlib.closing(job.feed(work, task.train, 1, 0)))

@@ -1,7 +1,6 @@
 """Time of a step of several seeds: side by side, and one after another.
 
   python benchmarks/seeds.py --seeds 4
-  python benchmarks/seeds.py --seeds 20 --apart
 
 builds the jobs of benchmarks/online.py for ER-ACE with so many seeds, and times in
 turns the step mapped over all of them and the step of one. The ratio is that of side by
@@ -25,9 +24,6 @@ def parser() -> argparse.ArgumentParser:
     made = online.parser()
     made.description = __doc__.splitlines()[0]
     made.add_argument("--seeds", type=int, default=4)
-    made.add_argument(
-        "--apart", action="store_true", help="a convolution for each, as on a CPU"
-    )
     made.set_defaults(methods=["er_ace"])
     return made
 
@@ -47,8 +43,9 @@ def main(argv=None) -> dict:
     args = parser().parse_args(argv)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         one = online.make_job(args, args.methods[0], folder)
-        jobs = {k: one._replace(seed=k) for k in range(args.seeds)}
-        many = seeds.join_jobs(jobs, apart=args.apart)
+        seeded = (one.data._replace(seed=k) for k in range(args.seeds))
+        jobs = {data.seed: one._replace(data=data) for data in seeded}
+        many = seeds.join_jobs(jobs)
         both = [ready(args, work, stack) for work in (many, one)]
         times = [
             [1000 * ours.window()[0] / ours.steps for ours in both]

@@ -125,8 +125,8 @@ class Ours:
 
     def __init__(self, work, state, feed, steps, like=None):
         self.state, self.feed = state, feed
-        self.calls = -(-steps // work.steps_per_call)
-        self.steps = self.calls * work.steps_per_call
+        self.calls = -(-steps // work.loop.steps_per_call)
+        self.steps = self.calls * work.loop.steps_per_call
         _, batches, number = next(feed)
         if like is not None:
             self.resident, self.compiled = like.resident, like.compiled
@@ -134,7 +134,7 @@ class Ours:
         self.resident = job.resident(work)
         start = time.perf_counter()
         step = job.compile_step(work)
-        if work.graphs:  # batches of several sizes, a program each
+        if work.data.graphs:  # batches of several sizes, a program each
             self.compiled, self.compile_seconds = step, None
             return
         self.compiled = step.lower(state, self.resident, batches, number).compile()
@@ -179,7 +179,9 @@ def in_second_task(work: job.Job, steps: int, stack) -> Ours:
     feed = job.feed(work, work.method.source(state, task), task.index, 0)
     feed = stack.enter_context(contextlib.closing(feed))
     ours = Ours(work, state, feed, steps)
-    ours.window(60 if work.graphs else 1)  # until each size of batches has been met
+    ours.window(
+        60 if work.data.graphs else 1
+    )  # until each size of batches has been met
     return ours
 
 
@@ -206,7 +208,7 @@ def in_turns(works: dict, args, stack) -> tuple[dict, dict]:
 
 def flops(work: job.Job, task: int) -> float | None:
     """Of one step on one device; branches that the task does not take cost none."""
-    shapes = job.shapes(work, work.parts(task))
+    shapes = job.shapes(work.method, work.data, work.parts(task))
     count = cost.flops(work.method.step, *shapes, task=task)
     return count and count / work.mesh.size
 

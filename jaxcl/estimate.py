@@ -324,14 +324,14 @@ def lower(work: job.Job) -> jax.stages.Lowered:
         inner = {k: rows_only(x) for k, x in batch.items() if k == "labelled"}
         return {"index": batch["index"]} | inner
 
-    parts, steps = work.parts(_task(work)), work.steps_per_call
-    state, batch = job.placed(work, parts)
+    parts, steps = work.parts(_task(work)), work.loop.steps_per_call
+    state, batch = job.placed(work.method, work.data, work.mesh, parts)
     whole = sharding.replicated(work.mesh)
     split = sharding.split(work.mesh, axis=2 if parts > 1 else 1)
-    place = whole if work.graphs else split
-    batch = rows_only(batch) if work.resident else batch
+    place = whole if work.data.graphs else split
+    batch = rows_only(batch) if work.data.resident else batch
     batches = jax.tree.map(lambda x: placed(x, place, steps), batch)
-    images = jax.tree.map(lambda x: placed(x, whole), job.resident_shapes(work))
+    images = jax.tree.map(lambda x: placed(x, whole), job.resident_shapes(work.data))
     count = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
     return job.compile_step(work).lower(state, images, batches, count)
 
@@ -363,7 +363,8 @@ def read(compiled: jax.stages.Compiled, work: job.Job, chip: Chip | None) -> dic
     }
     memory["held"] = sum(memory.values()) - 2 * memory["aliased"]
     counted, task = compiled.cost_analysis() or {}, _task(work)
-    written = cost.flops(work.method.step, *job.shapes(work, work.parts(task)), task)
+    shapes = job.shapes(work.method, work.data, work.parts(task))
+    written = cost.flops(work.method.step, *shapes, task)
     flops = max(counted.get("flops", 0.0), (written or 0) / work.mesh.size)
     # A GPU's compiler tells no bytes of a chip that is absent, nor of libraries' calls.
     gpu = work.mesh.devices.flat[0].platform == "gpu"
@@ -417,7 +418,7 @@ def estimate(
             "name": work.config.get("name", "run"),
             "device": work.mesh.devices.flat[0].device_kind,
             "devices": work.mesh.size,
-            "examples": work.rows * work.parts(_task(work)),
+            "examples": work.data.rows * work.parts(_task(work)),
             "precision": work.config.get("precision", "float32"),
         }
         chip = target.chip if target else chip_of(found["device"])

@@ -72,7 +72,7 @@ def main(argv=None) -> int:
     changes |= {"save_every": options.steps // 20, "eval_every": options.steps // 10}
     with tempfile.TemporaryDirectory() as folder:
         once = toy.config(**changes, **{"scenario.num_tasks": TASKS}, epochs=1)
-        each = job.steps_left(toy.build.build(once, f"{folder}/once"), 0)
+        each = job.steps_left(toy.build.build(once, f"{folder}/once").data, 0)
         epochs = -(-options.steps // each)
         workdir = pathlib.Path(folder) / "run"
         config = toy.config(**changes, **{"scenario.num_tasks": TASKS}, epochs=epochs)

@@ -309,7 +309,7 @@ def test_a_whole_task_is_one_call(tmp_path):
 def test_a_call_of_a_task_ends_where_something_is_to_be_done(changes, steps, tmp_path):
     changes = {"steps_per_call": "task", "scenario.num_tasks": 3, **changes}
     work = toy.job(tmp_path, **changes)
-    assert work.steps_per_call == job.longest_call(work) == steps
+    assert work.loop.steps_per_call == steps
 
 
 def test_evaluating_every_few_steps_changes_nothing_but_the_rows(tmp_path):
@@ -344,11 +344,13 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     changes = {"scenario.num_tasks": 2, "epochs": 1, "eval_every": 6, "plots": True}
     changes |= {"evaluate_untrained": True, "evaluators": evaluators}
     work = toy.job(tmp_path, **changes)
-    assert set(work.evaluators) == {"knn", "far", "late"}
+    assert set(work.evaluation.evaluators) == {"knn", "far", "late"}
     results = finish.run(work, tmp_path)
     found = {name: results_lib.matrix(results, name) for name in results["matrices"]}
     rows = ("class_incremental", "task_aware")
-    assert set(found) == {f"{key}/{row}" for key in work.evaluators for row in rows}
+    assert set(found) == {
+        f"{key}/{row}" for key in work.evaluation.evaluators for row in rows
+    }
     late, knn = found["late/class_incremental"], found["knn/class_incremental"]
     assert np.isnan(late[0]).all() and not np.isnan(knn).any()
     np.testing.assert_array_equal(late[1], knn[1])

@@ -7,7 +7,7 @@ import pytest
 
 from helpers import jaxprs
 from jaxcl import sharding
-from jaxcl.nets import conv, resnet, under_vmap
+from jaxcl.nets import conv, resnet
 
 # rows, side, channels, filters, kernel, stride, padding; 2**16 numbers out and more.
 CASES = [
@@ -47,80 +47,6 @@ def test_value_and_gradients_are_those_of_lax(case):
     for got, want in zip(found, gradients(theirs, given)(*arguments), strict=True):
         assert got.shape == want.shape and got.dtype == want.dtype
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-3)
-
-
-def of_three(case, mapped):
-    """Arguments of three networks, and outputs with their slopes: lax's and ours.
-
-    Args:
-      mapped: the axes of x and kernel that `vmap` maps, or None.
-    """
-    arguments, theirs, ours = functions(case)
-    factors = jnp.arange(1.0, 4.0).reshape(3, 1, 1, 1, 1)
-    arguments = [
-        x if axis is None else x * factors
-        for x, axis in zip(arguments, mapped, strict=True)
-    ]
-    given = np.random.default_rng(3).normal(
-        size=jax.vmap(theirs, mapped)(*arguments).shape
-    )
-
-    def slopes(function):
-        def of_one(x, kernel, given):
-            made, backward = jax.vjp(function, x, kernel)
-            return made, backward(given)
-
-        return jax.vmap(of_one, (*mapped, 0))
-
-    return (*arguments, given.astype("f4")), slopes(theirs), slopes(ours)
-
-
-@pytest.mark.parametrize("mapped", [(0, 0), (None, 0), (0, None)])
-@pytest.mark.parametrize("case", [CASES[0], SMALL])
-def test_networks_apart_have_a_convolution_each(case, mapped):
-    """Of three networks, of one with three batches, and of three with one batch."""
-    arguments, theirs, ours = of_three(case, mapped)
-    with under_vmap.networks_apart():
-        text = str(jax.make_jaxpr(ours)(*arguments))
-        found = jax.jit(ours)(*arguments)
-    close(found, theirs(*arguments))
-    groups = "_group_count=3"
-    # Gradients of one kernel for each of three batches are a grouped convolution.
-    assert (groups in text) == (mapped[1] is None)
-    assert groups in str(jax.make_jaxpr(theirs)(*arguments))
-
-
-@pytest.mark.parametrize("own", [1, 2])
-def test_batches_of_each_of_several_networks(own):
-    """Two `vmap`s: the inner one over two batches that share a kernel of their network.
-
-    Args:
-      own: groups that the convolution has by itself.
-    """
-    rng = np.random.default_rng(4)
-    x = jnp.float32(rng.normal(size=(3, 2, 5, 8, 8, 4)))
-    kernel = jnp.float32(rng.normal(size=(3, 3, 3, 4 // own, 6)))
-    weights = jnp.float32(rng.normal(size=(3, 2, 5, 4, 4, 6)))
-    options = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
-    options["feature_group_count"] = own
-
-    def slopes(made):
-        def loss(kernel, x, weights):
-            return jnp.vdot(made(x, kernel, (2, 2), "SAME", **options), weights)
-
-        of_batches = jax.vmap(jax.grad(loss, (0, 1)), (None, 0, 0))
-        return jax.vmap(of_batches)
-
-    arguments = kernel, x, weights
-    with sharding.for_elsewhere(platform="gpu"), under_vmap.networks_apart():
-        found = jax.jit(slopes(conv.conv))(*arguments)
-    close(found, slopes(jax.lax.conv_general_dilated)(*arguments))
-
-
-def close(found, want):
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-2), found, want
-    )
 
 
 def test_bfloat16_gradients_are_added_in_float32():

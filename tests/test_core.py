@@ -209,9 +209,7 @@ def test_a_task_begins_where_the_run_stands():
     )
     work = types.SimpleNamespace(
         method=method,
-        seed=0,
-        epochs=(9, 9, 3),
-        batch_size=4,
+        data=types.SimpleNamespace(seed=0, epochs=(9, 9, 3), batch_size=4),
         mesh=sharding.mesh(1),
         parts=lambda index: 1,
     )

@@ -4,12 +4,12 @@ import functools
 import subprocess
 import sys
 import types
-import typing
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from jax.sharding import PartitionSpec
 
 from helpers import toy
@@ -144,7 +144,8 @@ def test_bytes_that_kernels_move():
     assert estimate.moved(KERNELS) == 3 * 40 + (40 + 4) + (28 + 28)
 
 
-class State(typing.NamedTuple):
+@struct.dataclass
+class State:
     task: jax.Array
     weight: jax.Array
 
@@ -159,6 +160,7 @@ def of_step(monkeypatch, step, *, chip=CHIP, parted=True):
     whole, rows = sharding.replicated(mesh), sharding.split(mesh)
     work = types.SimpleNamespace(
         method=types.SimpleNamespace(step=step),
+        data=None,
         mesh=mesh,
         stream=types.SimpleNamespace(tasks=[types.SimpleNamespace(index=0)]),
         parts=lambda _: 1,

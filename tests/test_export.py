@@ -420,7 +420,7 @@ def test_how_far_the_run_had_come(tmp_path):
         run_directories.save(work, run, state, number=number, phase=phase, done=done)
         card = export_command.export(str(run), str(tmp_path / "out"))
         assert card["checkpoint"]["number"] == number
-        assert card["training"]["tasks"] == list(work.task_names[:begun])
+        assert card["training"]["tasks"] == list(work.data.task_names[:begun])
         assert card["training"]["whole_tasks"] == whole
         assert (card["results"] is not None) == (phase == "evaluated")
     row = [0.7, 0.7, 0.7, None, None]
@@ -450,8 +450,10 @@ def test_seeds_that_were_trained_side_by_side(tmp_path, capsys):
         several = build.build(toy.config(**changes), tmp_path)
         work = seeds.join_jobs({seed: several.make(seed) for seed in several.seeds})
     state = run_directories.random_state(work)
-    results = results_lib.empty(len(work.task_names), task_names=work.task_names)
-    nothing = [np.nan] * (len(work.task_names) - 1)
+    results = results_lib.empty(
+        len(work.data.task_names), task_names=work.data.task_names
+    )
+    nothing = [np.nan] * (len(work.data.task_names) - 1)
     rows = {"knn/x": [[seed / 10, *nothing] for seed in (4, 5)]}
     results = results_lib.add(results, 0, rows, {}, 1.0)
     run_directories.save(work, tmp_path / "together", state, results=results)

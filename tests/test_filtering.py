@@ -241,7 +241,7 @@ def test_a_killed_run_draws_the_same(tmp_path, figures):
     images = work.stream.dataset.train.images
     view = make_eval(size=8, resize=None, mean=(0.3,), std=(0.4,))
     task = work.stream.tasks[0]
-    rng = np.random.default_rng([work.seed, 0, 0])
+    rng = np.random.default_rng([work.data.seed, 0, 0])
     rows = stream.epoch_order(rng, task.train.rows, 8).reshape(-1)[:48]
     x = np.asarray(work.method.project(state, view(images)), np.float64)
     want = twin_of_digits(x, work.stream.dataset.train.label, rows)

@@ -714,12 +714,7 @@ def test_graphcl_leaves_the_positive_out_and_the_projector_unjudged():
 
 def sides_of(order, count):
     """i32[steps, P, B] as the feed cuts them, place P i + p being row i of part p."""
-    batches = [{"index": rows} for rows in order]
-    return np.stack([x["index"] for x in job._side_by_side(_closing(batches), count)])
-
-
-def _closing(batches):
-    yield from batches
+    return np.stack([job._side_by_side(rows, count) for rows in order])
 
 
 def test_inner_steps_are_those_of_the_paper():

@@ -685,7 +685,7 @@ def test_each_piece_of_state_counts(name, tmp_path):
     row = METHODS[name]
     run(name, tmp_path, stop_at=STOP_STEP)
     saved = final(name, tmp_path).state
-    fresh = job.initial_state(make(name)._replace(seed=make(name).seed + 1))
+    fresh = job.initial_state(toy.change(make(name), seed=make(name).data.seed + 1))
     whole = rest(name, core.copy(saved))
     checked = set()
     for label, field, part in pieces(saved):
@@ -776,7 +776,10 @@ ONE_AFTER_ANOTHER = ("rehearsal", "icl")
 def traced(work) -> str:
     """The text of a job's step, of each shape of its batches."""
     shapes = {work.parts(task.index) for task in work.stream.tasks}
-    programs = [jax.make_jaxpr(work.method.step)(*job.shapes(work, n)) for n in shapes]
+    programs = [
+        jax.make_jaxpr(work.method.step)(*job.shapes(work.method, work.data, n))
+        for n in shapes
+    ]
     return "\n".join(map(str, programs))
 
 
@@ -788,13 +791,13 @@ def run_on_cpu(name, workdir, chosen):
     """States and metrics of runs by a CPU's program, one for each chosen seed."""
     folders = [workdir / f"seed_{seed}" for seed in chosen]
     for seed, folder in zip(chosen, folders, strict=True):
-        train.run(make(name)._replace(seed=seed), folder, step=compiled(name))
+        train.run(toy.change(make(name), seed=seed), folder, step=compiled(name))
     return [final(name, x).state for x in folders], [logged(x) for x in folders]
 
 
 def run_elsewhere(work, workdir):
     """State and metrics of a run by the program that accelerators have."""
-    assert work.steps_per_call == STEPS_PER_CALL
+    assert work.loop.steps_per_call == STEPS_PER_CALL
     step, calls = counted(job.compile_step(work))
     train.run(work, workdir, step=step)
     assert len(calls) == CALLS
@@ -868,7 +871,7 @@ def test_seeds_side_by_side_agree(name, tmp_path):
         if not asked.side_by_side:
             return
         work = new_job(name, steps_per_call=STEPS_PER_CALL)
-        work = seeds.join_jobs({seed: work._replace(seed=seed) for seed in SEEDS})
+        work = seeds.join_jobs({seed: toy.change(work, seed=seed) for seed in SEEDS})
         state, metrics = run_elsewhere(work, tmp_path / "elsewhere")
     states, lines = run_on_cpu(name, tmp_path, SEEDS)
     assert not same(states[0].params, states[1].params)

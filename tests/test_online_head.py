@@ -263,7 +263,7 @@ def test_labels_belong_to_images_on_the_device_and_streaming(tmp_path):
         work = toy.job(
             tmp_path / name, tasks=1, device_bytes=size, **HEAD, **WHOLE, workers=0
         )
-        assert work.resident == (name == "resident")
+        assert work.data.resident == (name == "resident")
         method = work.method._replace(step=spy)
         step = job.compile_step(work._replace(method=method))
         state, resident = job.initial_state(work), job.resident(work)

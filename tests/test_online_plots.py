@@ -13,7 +13,8 @@ from jaxcl.run import rows as rows_lib
 def work_of(*charts, drawn=()):
     """A job as far as its pictures go."""
     method = types.SimpleNamespace(drawn=drawn)
-    return types.SimpleNamespace(charts=charts, method=method)
+    evaluation = types.SimpleNamespace(charts=charts)
+    return types.SimpleNamespace(evaluation=evaluation, method=method)
 
 
 def test_evaluators_and_methods_say_what_is_drawn(tmp_path):
@@ -22,11 +23,11 @@ def test_evaluators_and_methods_say_what_is_drawn(tmp_path):
     replay = {"capacity": 20, "measure": ("gradients", "drift")}
     online = toy.ONLINE | {"method": {"name": "er"}, "replay": replay}
     work = toy.job(tmp_path / "online", **online, evaluators=entries)
-    assert work.charts == (memory.draw, spread.draw)
+    assert work.evaluation.charts == (memory.draw, spread.draw)
     norms = "feature_gradient_norm", "prototype_gradient_norm"
     assert work.method.drawn == ("drift", *norms)
     plain = toy.job(tmp_path / "plain", **toy.ONLINE | {"method": {"name": "er"}})
-    assert plain.charts == () == plain.method.drawn
+    assert plain.evaluation.charts == () == plain.method.drawn
 
 
 def test_a_run_has_pictures_of_its_classes(tmp_path, monkeypatch):

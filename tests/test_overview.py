@@ -18,14 +18,15 @@ def numbers(text):
 
 
 def test_the_numbers_are_those_of_the_job(tmp_path):
-    work = toy.job(tmp_path / "run", **{"method.base": "byol"})._replace(first_tasks=3)
+    work = toy.job(tmp_path / "run", **{"method.base": "byol"})
+    work = toy.change(work, first_tasks=3)
     rows = sum(len(task.train.rows) for task in work.stream.tasks)
-    params = job.shapes(work)[0].params
+    params = job.shapes(work.method, work.data)[0].params
     whole, own = (
         sum(np.size(leaf) for leaf in jax.tree.leaves(tree))
         for tree in (params, params["encoder"])
     )
-    steps = sum(len(plan) for plan in job.plain_schedules(work)[:3])
+    steps = sum(len(plan) for plan in job.plain_schedules(work.data)[:3])
     first, second = overview.describe_run(work, "runs/x").splitlines()
     assert "runs/x" in first and "byol" in first and "digits" in first
     assert numbers(first)[:4] == [rows, 8, 8, 8]
@@ -41,8 +42,8 @@ def test_tasks_that_another_run_has_done_are_left_out(tmp_path):
         results = results_lib.add(results, task, {}, {}, 1.0)
     (tmp_path / "before").mkdir()
     results_lib.write_results(tmp_path / "before", results)
-    started = work._replace(start=str(tmp_path / "before"))
-    steps = sum(len(plan) for plan in job.plain_schedules(work)[2:])
+    started = toy.change(work, start=str(tmp_path / "before"))
+    steps = sum(len(plan) for plan in job.plain_schedules(work.data)[2:])
     first, second = overview.describe_run(started, "x").splitlines()
     assert numbers(first)[4] == 2 and steps in numbers(second)
 

@@ -30,12 +30,11 @@ def alone_twin(tmp):
     for i in range(2):
         work = toy.job(tmp / f"twin_{i}", **SMALL | {"plasticity": False})
         task = work.stream.tasks[i]._replace(index=0)
-        work = work._replace(
-            stream=work.stream._replace(tasks=(task,)), pictures={}, evaluators={}
-        )
+        stream = work.stream._replace(tasks=(task,))
+        work = toy.change(work, stream=stream, pictures={}, evaluators={})
         train.run(work, tmp / f"twin_{i}")
         state = toy.saved(work, tmp / f"twin_{i}").state
-        judge = toy.job(tmp / f"judge_{i}", **SMALL).evaluators["knn"]
+        judge = toy.job(tmp / f"judge_{i}", **SMALL).evaluation.evaluators["knn"]
         found.append(judge(state, i).rows["class_incremental"][i])
     return found
 
@@ -105,16 +104,17 @@ def test_another_strategy_finds_it_and_trains_nothing(root, first, capsys, monke
     assert all(said.count(f"from {file}\n") == 1 for file in files)
     assert all(f"FT of {task.name}: " in said for task in work.stream.tasks)
     # A damaged file is measured again.
-    path = task_alone.path(work.alone, 1)
+    path = task_alone.path(work.evaluation.alone, 1)
     path.write_text(path.read_text()[:100])
-    assert task_alone.read(work.alone, 0) and task_alone.read(work.alone, 1) is None
+    assert task_alone.read(work.evaluation.alone, 0)
+    assert task_alone.read(work.evaluation.alone, 1) is None
     monkeypatch.setattr(finish.job, "compile_step", counted := Counted())
     assert finish.run(work, here)["finetune"] == results["finetune"]
     assert [p.name for p in (here / "single").iterdir()] == ["task_1"]
     assert [file.read_bytes() for file in files] == before
     assert sorted((root / "cache").iterdir()) == files  # no draft is left
     # Without a cache: the same numbers.
-    bare = work._replace(alone=work.alone._replace(cache=None))
+    bare = toy.change(work, alone=work.evaluation.alone._replace(cache=None))
     assert finish.run(bare, here)["finetune"] == results["finetune"]
     assert sorted(p.name for p in (here / "single").iterdir()) == ["task_0", "task_1"]
     assert counted.calls == 2  # one for each run: fine-tuning shares it
@@ -124,7 +124,7 @@ def key_of(tmp_path, **changes):
     """Name of the file, built without tracing the step."""
     work = work_of(tmp_path / "keys", **{"plasticity_cache": "cache"} | changes)
     (tmp_path / "keys" / "config.json").unlink()
-    return task_alone.path(work.alone, 0).name
+    return task_alone.path(work.evaluation.alone, 0).name
 
 
 HITS = [
@@ -163,7 +163,9 @@ MISSES = [
 
 def test_what_it_depends_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("jaxcl.config.build.job.checked", lambda work: work)  # slow
+    monkeypatch.setattr(
+        "jaxcl.config.build.job.checked", lambda method, *_: method
+    )  # slow
     mine = key_of(tmp_path)
     assert len(mine) == len("x" * 64 + ".json")
     for changes in HITS:
@@ -171,11 +173,11 @@ def test_what_it_depends_on(tmp_path, monkeypatch):
     keys = [key_of(tmp_path, **changes) for changes in MISSES]
     assert len({mine, *keys}) == 1 + len(MISSES), MISSES
     work = work_of(tmp_path / "other", plasticity_cache="cache")
-    assert task_alone.path(work.alone, 1).name not in (mine, *keys)
+    assert task_alone.path(work.evaluation.alone, 1).name not in (mine, *keys)
     label = work.stream.dataset.train.label
     label[[0, 1]] = label[[1, 0]]
     relabelled = task_alone.fingerprint(work.stream.dataset)
-    assert relabelled != work.alone.facts["dataset"]
+    assert relabelled != work.evaluation.alone.facts["dataset"]
     monkeypatch.setattr(task_alone, "version", lambda: "0.0")
     assert key_of(tmp_path) not in (mine, *keys)
 
@@ -183,8 +185,9 @@ def test_what_it_depends_on(tmp_path, monkeypatch):
 def test_nothing_is_trained_that_nothing_judges(tmp_path):
     for evaluators in ({}, {"knn": {"last_only": True}}):
         work = work_of(tmp_path / str(len(evaluators)), evaluators=evaluators)
-        assert work.alone is None
-    assert toy.job(tmp_path / "off", **SMALL | {"plasticity": False}).alone is None
+        assert work.evaluation.alone is None
+    off = toy.job(tmp_path / "off", **SMALL | {"plasticity": False})
+    assert off.evaluation.alone is None
 
 
 def test_a_cache_that_cannot_be_is_said_at_once(tmp_path):

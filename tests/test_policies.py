@@ -343,5 +343,6 @@ def test_a_step_knows_of_classes_and_tasks(tmp_path):
     """Ten classes, eight tasks; nothing is computed."""
     for name, groups in (("ring", 10), ("task_ring", 8)):
         replay = {"capacity": 17, "policy": name}
-        state, _ = job.shapes(toy.job(tmp_path / name, **er(replay=replay)))
+        work = toy.job(tmp_path / name, **er(replay=replay))
+        state, _ = job.shapes(work.method, work.data)
         assert state.extra.kept["turn"].shape == (groups,)

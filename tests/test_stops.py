@@ -28,7 +28,7 @@ def made(tmp_path_factory):
     def second(state, task):
         return core.Result({}, {"b": 2.0})
 
-    work = work._replace(evaluators={"a": first, "b": second})
+    work = toy.change(work, evaluators={"a": first, "b": second})
     return work, job.compile_step(work), asked
 
 
@@ -63,7 +63,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(made, whole, tmp_path):
 def test_a_state_with_a_number_that_is_none_is_not_used(made, tmp_path, at, kept):
     """The checkpoint before it stays, and the message says where."""
     work, step, asked = made
-    work = work._replace(save_every=4)
+    work = toy.change(work, save_every=4)
 
     def breaks(state, *arguments):
         state, metrics = step(state, *arguments)

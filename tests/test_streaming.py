@@ -55,7 +55,7 @@ def test_images_that_stream_train_resume_and_are_judged(folder, tmp_path):
     }
     changes = config(folder, evaluators=judges)
     work, results, state = ends(tmp_path / "whole", **changes)
-    assert not work.resident and job.resident(work) == {}
+    assert not work.data.resident and job.resident(work) == {}
     for name in ("linear/class_incremental", "knn/class_incremental"):
         assert np.mean(results["matrices"][name][1]) > 0.5  # colours; chance is 0.25
     asked = iter([False] * 5 + [True])

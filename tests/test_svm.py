@@ -246,7 +246,7 @@ def test_a_run_without_evaluation_rows_is_judged(tmp_path):
     for name, rows in zip(("all", "old", "new"), [[0, 1], [0], [1]], strict=True):
         mine = np.sort(np.concatenate([tasks[t] for t in rows]))
         x = np.asarray(embed(data.images[mine]))
-        want = twin(x, data.label[mine], **folds, seed=work.seed)
+        want = twin(x, data.label[mine], **folds, seed=work.data.seed)
         # Rounding may move a row or two.
         assert second[f"svm/{name}"] == pytest.approx(want, abs=2.5 / len(mine))
     assert second["svm/all"] > 0.5

@@ -105,7 +105,7 @@ def build(
         made = _transfer(sections.top_of(raw), workdir)
     else:
         made = work = _job(sections.top_of(raw), plain, workdir)
-        noted["resident"] = work.resident
+        noted["resident"] = work.data.resident
         noted |= _shards(plain.get("replay"), work.mesh)
     if made.stream.dataset.decoder:
         noted["decoder"] = made.stream.dataset.decoder
@@ -130,8 +130,8 @@ def _every_option(plain, made) -> dict:
     """The value of every option, those that data and devices decide included."""
     if isinstance(made, transfer.Transfer):
         return options_lib.values(plain)
-    own = {"devices": made.mesh.size, "steps_per_call": made.steps_per_call}
-    return options_lib.values(plain, made.replay) | own
+    own = {"devices": made.mesh.size, "steps_per_call": made.loop.steps_per_call}
+    return options_lib.values(plain, made.loop.replay) | own
 
 
 def _precise(raw: dict, workdir=None) -> dict:
@@ -175,8 +175,8 @@ def _seeds(raw, workdir):
     return seeds.Seeds(chosen, make, side_by_side)
 
 
-def _side_by_side(top: sections.Top, first: job.Job) -> bool | str:
-    """How the seeds of a config go, see `seeds.Seeds`; `first` is the first one's."""
+def _side_by_side(top: sections.Top, first: job.Job) -> bool:
+    """Choose whether the seeds share a program; `first` is the job of the first one."""
     side_by_side = top.side_by_side
     split = (top.replay or {}).get("sharded") or top.method.get("sharded")
     if split and side_by_side:
@@ -188,7 +188,7 @@ def _side_by_side(top: sections.Top, first: job.Job) -> bool | str:
     # Tasks that each seed cuts in its own way; batches with rows that the memory of
     # each seed names, or several batches; tasks that end when a seed's loss says so.
     several = any(first.parts(task.index) > 1 for task in first.stream.tasks)
-    mixes = several or first.counts_epochs or first.method.replayed is not None
+    mixes = several or first.loop.counts_epochs or first.method.replayed is not None
     mixes = mixes or sections.follows_seed(top.scenario)
     if mixes and side_by_side:
         raise ValueError(
@@ -233,12 +233,11 @@ def planned(
     work = _job(top, _plain(raw), None, stand_in)
     if not every_seed or top.seeds == 1:
         return work
-    how = _side_by_side(top, work)
-    if not how:
+    if not _side_by_side(top, work):
         return work
     chosen = range(top.seed, top.seed + top.seeds)
-    jobs = {seed: work._replace(seed=seed) for seed in chosen}
-    return seeds.join_jobs(jobs, apart=how == "apart")
+    jobs = {seed: work._replace(data=work.data._replace(seed=seed)) for seed in chosen}
+    return seeds.join_jobs(jobs)
 
 
 def default_workdir(config) -> str:
@@ -263,51 +262,90 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     if workdir is not None:  # or nothing is trained
         _tell_duplicates(top, tasks.dataset)
         _tell_few_test_images(top, tasks)
+    data = _data(top, tasks, image)
     parts = _whole(parts, top, tasks, kept, mesh)
+    if parts.replay.flops is not None:
+        parts = parts._replace(replay=_affordable(top, parts, data, workdir))
+    method = _method(top, parts)
+    eval_parts = _eval_parts(top, _asked_of(method), tasks, image, mesh)
+    run_before = _run_before(top, plain, parts, tasks)
+    evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
+    loop = _loop(top, data, method, parts, run_before)
+    method = job.checked(method, data, mesh)
+    alone = _alone(top, parts, data, method, eval_parts, evaluators)
+    return job.Job(
+        method=method,
+        mesh=mesh,
+        data=data,
+        loop=loop,
+        evaluation=job.Evaluation(
+            evaluators=evaluators.judges,
+            pictures=evaluators.pictures if top.plots else {},
+            charts=evaluators.charts,
+            untrained=top.evaluate_untrained,
+            alone=alone,
+        ),
+        logging=job.Logging(
+            every=top.log_every,
+            record=record,
+            plots=top.plots,
+            plot_formats=tuple(top.plot_formats.split(",")),
+            quiet=False,
+        ),
+        config=plain,
+    )
+
+
+def _data(top: sections.Top, tasks: stream.Stream, image: dict) -> job.Data:
+    """Choose what is read and how; `image` is from `sections.parts`."""
+    images, crop = tasks.dataset.train.images, image["crop"]
+    return job.Data(
+        stream=tasks,
+        task_names=tuple(task.name for task in tasks.tasks),
+        seed=top.seed,
+        batch_size=top.batch_size,
+        epochs=top.epochs,
+        resident=images is not None and images.nbytes <= top.device_bytes,
+        crop=crop and crop._replace(decoder=tasks.dataset.decoder or "auto"),
+        views=image["views"],
+        workers=top.workers,
+    )
+
+
+def _loop(top, data: job.Data, method, parts: core.Parts, run_before) -> job.Loop:
+    """Choose how long the run trains, and how many steps are one call."""
+    steps, tasks = job.steps_left(data, 0), len(data.stream.tasks)
+    if steps > _MOST_STEPS:
+        raise ValueError(
+            f"config.epochs={top.epochs}: makes {steps} steps of config.batch_size="
+            f"{top.batch_size}; must be at most {_MOST_STEPS} in all"
+        )
+    if top.first_tasks is not None and top.first_tasks > tasks:
+        raise ValueError(
+            f"config.first_tasks={top.first_tasks}: the scenario has only {tasks} tasks"
+        )
+    return job.Loop(
+        steps_per_call=_steps_per_call(top, data, method),
+        save_every=top.save_every,
+        eval_every=top.eval_every,
+        eval_epochs=top.eval_epochs,
+        patience=top.patience,
+        keep=top.keep,
+        start=run_before,
+        first_tasks=top.first_tasks,
+        replay=parts.replay if method.replays else None,
+    )
+
+
+def _method(top: sections.Top, parts: core.Parts) -> core.Method:
+    """Make the method, which must replay where config.replay says how."""
     method = sections.method(top, parts)
     if top.replay and not method.replays:
         raise ValueError(
             f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
             "leave the section out"
         )
-    eval_parts = _eval_parts(top, _asked_of(method), tasks, image, mesh)
-    run_before = _run_before(top, plain, parts, tasks)
-    evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
-    images = tasks.dataset.train.images
-    made = job.Job(
-        method=method,
-        stream=tasks,
-        task_names=tuple(task.name for task in tasks.tasks),
-        evaluators=evaluators.judges,
-        pictures=evaluators.pictures if top.plots else {},
-        charts=evaluators.charts,
-        mesh=mesh,
-        resident=images is not None and images.nbytes <= top.device_bytes,
-        crop=image["crop"]
-        and image["crop"]._replace(decoder=tasks.dataset.decoder or "auto"),
-        views=image["views"],
-        steps_per_call=1,  # until `_steps_per_call`
-        record=record,
-        quiet=False,
-        config=plain,
-        seed=top.seed,
-        batch_size=top.batch_size,
-        epochs=top.epochs,
-        patience=top.patience,
-        workers=top.workers,
-        log_every=top.log_every,
-        save_every=top.save_every,
-        eval_every=top.eval_every,
-        eval_epochs=top.eval_epochs,
-        keep=top.keep,
-        start=run_before,
-        first_tasks=top.first_tasks,
-        evaluate_untrained=top.evaluate_untrained,
-        plots=top.plots,
-        plot_formats=tuple(top.plot_formats.split(",")),
-        replay=parts.replay if method.replays else None,
-    )
-    return _paced(top, made, parts, eval_parts, workdir)
+    return method
 
 
 def _whole(parts: core.Parts, top, tasks, kept: dict, mesh) -> core.Parts:
@@ -346,33 +384,15 @@ def _run_before(top, plain: dict, parts: core.Parts, tasks) -> str | None:
     return run_before
 
 
-def _paced(top, made: job.Job, parts, eval_parts, workdir) -> job.Job:
-    """The job with its numbers of updates and of steps, and with what FT_i takes."""
-    if parts.replay.flops is not None:
-        parts = parts._replace(replay=_affordable(top, made, parts, workdir))
-        method = sections.method(top, parts)
-        made = made._replace(method=method, replay=parts.replay)
-    made = made._replace(steps_per_call=_steps_per_call(top, made))
-    steps = job.steps_left(made, 0)
-    if steps > _MOST_STEPS:
-        raise ValueError(
-            f"config.epochs={top.epochs}: makes {steps} steps of config.batch_size="
-            f"{top.batch_size}; must be at most {_MOST_STEPS} in all"
-        )
-    made = job.checked(made)
-    if top.plasticity and len(made.stream.tasks) > 1:
-        made = made._replace(alone=_alone(top, made, parts, eval_parts, workdir))
-    return made
-
-
-def _affordable(top, made, parts, workdir) -> core.Replay:
+def _affordable(top, parts: core.Parts, data: job.Data, workdir) -> core.Replay:
     """config.replay with the updates that its FLOPs pay for, in the last task."""
-    last, replay = len(made.stream.tasks) - 1, parts.replay
+    last, replay = data.stream.tasks[-1], parts.replay
 
     def flops(updates):
         own = parts._replace(replay=replay._replace(updates=updates))
-        work = made._replace(method=sections.method(top, own))
-        return cost.flops(work.method.step, *job.placed(work, work.parts(last)), last)
+        method = _method(top, own)
+        shapes = job.shapes(method, data, method.parts(last))
+        return cost.flops(method.step, *shapes, last.index)
 
     name = top.method["name"]
     found = budget.updates(replay.flops, top.batch_size, flops, name)
@@ -475,10 +495,10 @@ def record_options(top: sections.Top) -> dict:
     }
 
 
-def _steps_per_call(top, made) -> int:
+def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
     """Choose how many steps one call makes; graphs differ in size, so they get one."""
     asked = top.steps_per_call
-    if made.graphs:
+    if data.graphs:
         if asked not in (None, 1):
             raise ValueError(
                 f"config.steps_per_call={asked}: batches of graphs have several sizes; "
@@ -487,22 +507,39 @@ def _steps_per_call(top, made) -> int:
         return 1
     if asked is None:
         # Steps on ten rows are so short that a host cannot start them one by one.
-        short = made.method.replays and made.resident
+        short = method.replays and data.resident
         asked = 1 if sharding.on_cpu() else "task" if short else 8
     if asked != "task":
         return asked
-    if not made.resident:
+    if not data.resident:
         raise ValueError(
             "config.steps_per_call='task': the images of a whole task would be in one "
             "call; must be a number where they stream from the host"
         )
-    return job.longest_call(made)
+    return _longest_call(top, data)
 
 
-def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
-    """How to train on one task alone; None where nothing would judge it."""
+def _longest_call(top, data: job.Data) -> int:
+    """Count the most steps that may follow each other with nothing between them.
+
+    That is up to a save, an evaluation, the end of an epoch that is looked at, or the
+    end of the longest task.
+    """
+    plans = job.plain_schedules(data)
+    every = [number for number in (top.save_every, top.eval_every) if number]
+    if top.patience or top.eval_epochs:
+        every.append(max(plan.steps_per_epoch for plan in plans))
+    return min([max(map(len, plans)), *every])
+
+
+def _alone(
+    top, parts, data: job.Data, method, eval_parts, evaluators
+) -> task_alone.Alone | None:
+    """How to train on one task alone; None where FT_i is not asked for, or judged."""
+    if not top.plasticity or len(data.stream.tasks) == 1:
+        return None
     entries = {
-        key: evaluation.entry(key, top.evaluators[key]) for key in made.evaluators
+        key: evaluation.entry(key, top.evaluators[key]) for key in evaluators.judges
     }
     judges = [key for key, entry in entries.items() if not entry.last_only]
     if not judges:
@@ -510,32 +547,33 @@ def _alone(top, made, parts, eval_parts, workdir) -> task_alone.Alone | None:
     judged = {key: top.evaluators[key] for key in judges}
     module, options = sections.chosen(top.method)
     options = schema.defaults(module.make, options) | options
-    method, other = made.method, options | dict(made.method.alone)
+    own_method, other = method, options | dict(method.alone)
     if other != options:
         # Options that go with those that change go with them.
         known = schema.option_of(module.make, other)
         other = {name: value for name, value in other.items() if name in known}
-        method = module.make(parts, **other)
-        method = job.checked(made._replace(method=method)).method
+        own_method = module.make(parts, **other)
+        own_method = job.checked(own_method, data, eval_parts.mesh)
 
-    def make():
-        if method is made.method:
-            own = {key: made.evaluators[key] for key in judges}
+    def make(work):
+        if own_method is method:
+            own = {key: evaluators.judges[key] for key in judges}
         else:  # made now and not before: they put images on the devices
-            own_parts = eval_parts._replace(**_asked_of(method))
-            own = evaluation.make(judged, own_parts, workdir).judges
-        return made._replace(method=method, evaluators=own)
+            own_parts = eval_parts._replace(**_asked_of(own_method))
+            own = evaluation.make(judged, own_parts, None).judges
+        own = job.Evaluation(own, {}, (), untrained=False, alone=None)
+        return work._replace(method=own_method, evaluation=own)
 
     facts = run_config.without(dataclasses.asdict(top), ASIDE) | {
         "method": {"name": top.method["name"]}
         | schema.defaults(module.make, other)
         | other,
         "evaluators": judged,
-        "dataset": task_alone.fingerprint(made.stream.dataset),
-        "decoder": made.stream.dataset.decoder,
-        "resident": made.resident,  # or crops are drawn otherwise
+        "dataset": task_alone.fingerprint(data.stream.dataset),
+        "decoder": data.stream.dataset.decoder,
+        "resident": data.resident,  # or crops are drawn otherwise
         **({"began_with": folder.read_card(top.start)["files"]} if parts.begun else {}),
-        **_shards(top.replay, made.mesh),
+        **_shards(top.replay, eval_parts.mesh),
     }
     alone = task_alone.Alone(make, json.loads(json.dumps(facts)), top.plasticity_cache)
     task_alone.prepare(alone)

@@ -9,7 +9,6 @@ import numpy as np
 from jax import lax
 
 from jaxcl import sharding
-from jaxcl.nets import under_vmap
 
 _CHANNELS = 4  # inputs with fewer channels are padded to as many
 # Of a piece of the weight gradient:
@@ -36,8 +35,6 @@ def conv(
       do not fit the cache it takes two to six times as long. It then has no
       forward-mode derivative.
 
-    Under `vmap` over kernels see `under_vmap.networks_apart`.
-
     Args:
       x: [B, H, W, I].
       kernel: [h, w, I, O].
@@ -49,7 +46,7 @@ def conv(
         return lax.conv_general_dilated(x, kernel, strides, padding, **options)
 
     if not sharding.on_cpu():
-        return _in_one(convolve)(x, kernel)
+        return convolve(x, kernel)
     missing = max(_CHANNELS - x.shape[-1], 0)
     if missing:
         x = jnp.pad(x, ((0, 0),) * 3 + ((0, missing),))
@@ -58,26 +55,13 @@ def conv(
     count, places = len(x), out.size // out.shape[-1] // len(x)
     # Kernels that are large beside their maps are fast in one piece, too.
     if out.size <= _SMALL or count * places < kernel[..., 0].size:
-        return _in_one(convolve)(x, kernel)
+        return convolve(x, kernel)
     rows = max(
         _NUMBERS * count // max(x.size, out.size),
         _PLACES // places,
         -(-count // _PIECES),
     )
     return _in_pieces(convolve, pieces(count, rows))(x, kernel)
-
-
-def _in_one(convolve):
-    """A convolution of (x, kernel) with gradients as JAX has them."""
-    if not under_vmap.are_apart():
-        return convolve
-
-    def backward(x, kernel, gradient):
-        to_x = jax.linear_transpose(lambda x: convolve(x, kernel), x)
-        to_kernel = jax.linear_transpose(lambda k: convolve(x, k), kernel)
-        return *to_x(gradient), *to_kernel(gradient)
-
-    return _with_gradients(convolve, backward)
 
 
 def _in_pieces(convolve, slices):
@@ -93,18 +77,10 @@ def _in_pieces(convolve, slices):
             parts += [part.astype(jnp.float32) for part in to_kernel(gradient[rows])]
         return *to_x(gradient), sum(parts).astype(kernel.dtype)
 
-    return _with_gradients(convolve, backward)
-
-
-def _with_gradients(convolve, backward):
-    """`convolve` with the gradients backward(x, kernel, slope)."""
-    apply, slopes = convolve, backward
-    if under_vmap.are_apart():
-        apply, slopes = (under_vmap.for_each(x, of=1) for x in (convolve, backward))
-    convolved = jax.custom_vjp(apply)
+    convolved = jax.custom_vjp(convolve)
     convolved.defvjp(
-        lambda x, kernel: (apply(x, kernel), (x, kernel)),
-        lambda inputs, gradient: slopes(*inputs, gradient),
+        lambda x, kernel: (convolve(x, kernel), (x, kernel)),
+        lambda inputs, gradient: backward(*inputs, gradient),
     )
     return convolved
 

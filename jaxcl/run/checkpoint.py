@@ -10,7 +10,7 @@ All calls of Orbax are here.
 """
 
 import contextlib
-import dataclasses
+import enum
 import errno
 import hashlib
 import itertools
@@ -32,6 +32,14 @@ from jaxcl.data import storage
 from jaxcl.run import results as results_lib
 
 
+class Phase(enum.StrEnum):
+    """What the run had done when it saved a checkpoint; "phase" of the cursor."""
+
+    TRAINING = "training"  # a part of a task
+    TRAINED = "trained"  # a task, with the method's `end_task`
+    EVALUATED = "evaluated"  # and judged it
+
+
 class Restored(NamedTuple):
     """What a run continues from."""
 
@@ -45,7 +53,7 @@ class Saved(NamedTuple):
 
     tree: dict  # of leaves with shape and dtype; dicts where the state has fields
     cursor: dict  # as in `Restored`
-    sums: list  # checksum of each leaf, in the order of the state's leaves
+    sums: dict  # name of a leaf -> its checksum
 
 
 class CheckpointError(RuntimeError):
@@ -136,34 +144,13 @@ def _text_sum(cursor: dict) -> str:
 
 
 def load(path: epath.PathLike, like: Any, saved: Saved) -> Any:
-    """Load the whole state of a checkpoint.
+    """Load the leaves that `like` has, which may be a part of the state.
 
     Args:
       path: the folder of the checkpoint.
-      like: a state with the shapes, types and shardings to restore to; the mesh may
+      like: a tree with the shapes, types and shardings to restore to; the mesh may
         differ from the one that saved it.
       saved: from `read`.
-
-    Raises:
-      Misfit: its leaves are not those of `like`.
-      ValueError: a checksum does not match; or whatever Orbax raises.
-    """
-    if misfits := differences(saved.tree, like):
-        raise Misfit(f"{path} is whole, but holds another state: {misfits}")
-    state = ocp.load(path, abstract_state(like))
-    _verify(state, saved.sums)
-    return state
-
-
-def load_part(path: epath.PathLike, like: dict, saved: Saved) -> tuple[dict, int]:
-    """Load some leaves of a `core.TrainState` among the fields up to `stats`.
-
-    Args:
-      path, saved: as in `load`.
-      like: name of the field -> tree of the leaves to read.
-
-    Returns:
-      The leaves, and the sum of their checksums.
 
     Raises:
       ValueError: a checksum does not match; or whatever Orbax raises.
@@ -171,20 +158,15 @@ def load_part(path: epath.PathLike, like: dict, saved: Saved) -> tuple[dict, int
     context = ocp.Context()
     context.pytree.loading.partial_load = True
     with context:
-        loaded = ocp.load(path, like)
-    # Checksums are in the order of the leaves of the state that was saved. Up to
-    # `stats` its fields are plain dicts, so `read` lists leaves in that order.
-    names = [field.name for field in dataclasses.fields(core.TrainState)]
-    parts = [_by_name({x: saved.tree[x]}) for x in names if x in saved.tree]
-    order = [name for part in parts for name in part]
-    sums = [saved.sums[order.index(name)] for name in _by_name(loaded)]
-    _verify(loaded, sums)
-    return loaded, sum(sums) % 2**32
-
-
-def _verify(tree, sums) -> None:
-    if np.asarray(checksum(tree)).tolist() != sums:
+        loaded = ocp.load(path, abstract_state(like))
+    if any(saved.sums[name] != value for name, value in _sums(loaded).items()):
         raise ValueError("its checksum does not match its contents")
+    return loaded
+
+
+def _sums(tree) -> dict[str, int]:
+    """Name of each leaf -> its checksum."""
+    return dict(zip(_by_name(tree), np.asarray(checksum(tree)).tolist(), strict=True))
 
 
 def _may_be_whole(error: BaseException | None) -> bool:
@@ -273,7 +255,6 @@ class Checkpoints:
           CheckpointError: this or the previous save failed, e.g. a full disk.
         """
         self.wait()
-        sums = np.asarray(checksum(state)).tolist()
         self._bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         try:
             self._pending = self._checkpointer.save_async(
@@ -283,7 +264,7 @@ class Checkpoints:
                 custom_metadata={
                     "cursor": cursor,
                     "cursor_checksum": _text_sum(cursor),
-                    "checksum": sums,
+                    "checksum": _sums(state),
                 },
             )
         except Exception as error:  # whatever the storage raises
@@ -319,7 +300,7 @@ class Checkpoints:
         """Read the newest checkpoint that is not damaged; None if there is none at all.
 
         Args:
-          like: as in `load`.
+          like: as in `load`, the whole state.
 
         Raises:
           Misfit: the newest whole checkpoint is of a state with other leaves.
@@ -332,6 +313,8 @@ class Checkpoints:
 
         def reader(path):
             saved = read(path)
+            if misfits := differences(saved.tree, like):
+                raise Misfit(f"{path} is whole, but holds another state: {misfits}")
             return load(path, like, saved), saved.cursor
 
         number, (state, cursor) = newest(self._directory, numbers, reader)
@@ -390,7 +373,7 @@ def restore_start(
                     f"config.start={start!r}: {error}; the images' size, the method "
                     "and the optimiser must be the same in both"
                 ) from error
-    if restored is None or restored.cursor["phase"] != "evaluated":
+    if restored is None or restored.cursor["phase"] != Phase.EVALUATED:
         raise CheckpointError(
             f"config.start={start!r}: has not come to the end of a task; let it finish "
             "(config.first_tasks says how many it trains)"

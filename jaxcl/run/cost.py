@@ -1,15 +1,13 @@
-"""What training costs: seconds by activity, images, FLOPs, memory.
+"""Count what training costs: seconds by activity, images, FLOPs, memory.
 
 FLOPs are XLA's count for one step before compilation, over all devices, with a
-multiply-add as two. Of a conditional XLA counts the most expensive branch; therefore
-conditionals on the task's number are resolved first, once for the first task and once
-for the later ones. The body of a loop counts as often as it runs where that is known
-(`lax.scan`, `lax.map`), else once.
+multiply-add as two. XLA counts the most expensive branch of a conditional, and the body
+of a loop once. Therefore the step is traced as Python runs it: loops of known length
+are written out, and a comparison of the task's number picks its branch.
 """
 
 import contextlib
 import functools
-import operator
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,12 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from absl import logging
-from jax.extend import core
-from jax.extend.core import primitives
 
 from jaxcl import sharding
 
-PHASES = ("first_task", "later_tasks")  # each has its own program, see above
+PHASES = ("first_task", "later_tasks")  # of which the steps are counted apart
 
 
 class Clock:
@@ -98,90 +94,15 @@ def flops(step: Callable, state: Any, batch: Any, task: int) -> int | None:
 @functools.lru_cache(maxsize=4)  # runs on single tasks share a step
 def _count(step, tree, leaves, task):
     """FLOPs of the step, whose arguments are flattened so that they can be hashed."""
-    state, batch = jax.tree.unflatten(tree, leaves)
-    program = jax.jit(step).trace(state, batch).jaxpr  # traced before, by job.checked
-    known = [None] * len(leaves)
-    known[jax.tree.unflatten(tree, range(len(leaves)))[0].task] = np.int32(task)
+
+    def step_of_task(state, batch):
+        return step(state.replace(task=np.int32(task)), batch)
+
+    with jax.disable_jit():  # Python runs loops, and branches that are known
+        traced = jax.jit(step_of_task).trace(*jax.tree.unflatten(tree, leaves))
     with sharding.on_host():
-        program = _decided(program, known)
-        return _lowered(program) + _turns(program.jaxpr)
-
-
-def _turns(program) -> int:
-    """FLOPs that loops of known length add to XLA's count, which runs a body once."""
-    extra = 0
-    for equation in program.eqns:
-        options = equation.params
-        programs = core.jaxprs_in_params(options)
-        if platforms := options.get("branches_platforms"):
-            # The form for CPUs, which is the one that XLA counts.
-            own = [named is None or "cpu" in named for named in platforms].index(True)
-            programs = [options["branches"][own].jaxpr]
-        inner = [_turns(jaxpr) for jaxpr in programs]
-        extra += max(inner) if equation.primitive is primitives.cond_p else sum(inner)
-        if equation.primitive is primitives.scan_p:
-            body = _lowered(options["jaxpr"]) + sum(inner)
-            extra += (options["length"] - 1) * body
-    return extra
-
-
-# `_decided` returns the same program for all tasks if no branch depends on the task.
-@functools.lru_cache(maxsize=16)
-def _lowered(program):
-    """XLA's count for a program, where loop bodies run once."""
-    run = jax.jit(core.jaxpr_as_fun(program))
-    lowered = run.trace(*program.in_avals).lower(lowering_platforms=("cpu",))
-    return round(lowered.cost_analysis()["flops"])
-
-
-def _decided(program, arguments):
-    """The program with conditionals resolved where their predicate is known.
-
-    Args:
-      program: closed jaxpr.
-      arguments: one number per input, None where it is not known.
-
-    Returns:
-      Closed jaxpr; the same object if no conditional was resolved.
-    """
-    inside, equations = program.jaxpr, []
-    values = dict(zip(inside.invars, arguments, strict=True))
-
-    def read(atom):
-        return atom.val if isinstance(atom, core.Literal) else values.get(atom)
-
-    for equation in inside.eqns:
-        inputs, options = [read(atom) for atom in equation.invars], equation.params
-        values |= zip(equation.outvars, _numbers(equation, inputs), strict=True)
-        if equation.primitive is primitives.cond_p and inputs[0] is not None:
-            branches = options["branches"]
-            taken = _decided(branches[int(inputs[0])], inputs[1:])
-            # XLA counts the most expensive branch, so every branch becomes this one.
-            equation = equation.replace(
-                params={**options, "branches": (taken,) * len(branches)}
-            )
-        elif equation.primitive is primitives.jit_p:
-            inner = _decided(options["jaxpr"], inputs)
-            if inner is not options["jaxpr"]:
-                equation = equation.replace(params={**options, "jaxpr": inner})
-        equations.append(equation)
-    if all(map(operator.is_, equations, inside.eqns)):
-        return program
-    return program.replace(jaxpr=inside.replace(eqns=equations))
-
-
-def _numbers(equation, inputs) -> list:
-    """Outputs of an equation if they are scalars and all inputs known, else Nones."""
-    outputs, options = equation.outvars, equation.params
-    unknown = [x for x in inputs if x is None] or equation.effects
-    if unknown or any(atom.aval.shape for atom in outputs):
-        return [None] * len(outputs)
-    if equation.primitive is primitives.jit_p:
-        return core.jaxpr_as_fun(options["jaxpr"])(*inputs)
-    if [*core.jaxprs_in_params(options)]:
-        return [None] * len(outputs)
-    values = equation.primitive.bind(*inputs, **options)
-    return values if equation.primitive.multiple_results else [values]
+        lowered = traced.lower(lowering_platforms=("cpu",))
+        return round(lowered.cost_analysis()["flops"])
 
 
 def empty(num_tasks: int) -> dict:

@@ -67,8 +67,8 @@ def _one(work, workdir, stop, step):
         results_lib.write_results(workdir, results)
         if told := text(results):
             print(told, flush=True)
-        if trains and work.plots:
-            with plots.written_as(work.plot_formats):
+        if trains and work.logging.plots:
+            with plots.written_as(work.logging.plot_formats):
                 draw(work, workdir, results)
     return results
 
@@ -79,14 +79,17 @@ def without_lost_rows(
     """The same, to go on where rows of metrics.jsonl are lost; see `Recorder`."""
     if isinstance(work, seeds.Seeds):
         return work._replace(make=lambda seed: without_lost_rows(work.make(seed)))
-    return work._replace(record=work.record | {"lost": True})
+    if isinstance(work, transfer.Transfer):
+        return work._replace(record=work.record | {"lost": True})
+    record = work.logging.record | {"lost": True}
+    return work._replace(logging=work.logging._replace(record=record))
 
 
 def _seeds(work, workdir, stop):
     """Run every seed, and summarise their results."""
     if work.side_by_side:
         jobs = {seed: _made(work, seed) for seed in work.seeds}
-        whole = seeds.join_jobs(jobs, apart=work.side_by_side == "apart")
+        whole = seeds.join_jobs(jobs)
         whole = train.run(whole, workdir / "together", stop=stop)
         results = {
             seed: seeds.take_results(whole, i) for i, seed in enumerate(work.seeds)
@@ -120,7 +123,7 @@ def _made(work, seed):
 def _trained(work, workdir, stop, step):
     """Train, and measure FT_i if the job asks for it."""
     results = train.run(work, workdir, stop=stop, step=step)
-    if work.alone is not None:
+    if work.evaluation.alone is not None:
         alone = single_tasks(work, workdir / "single", stop=stop, step=step)
         results["finetune"] = results_lib.plain(alone)
     return results
@@ -141,22 +144,21 @@ def single_tasks(
       step: the compiled step of `work`, shared if both use the same method.
 
     Returns:
-      Matrix name -> FT of each task, f64[T]; None of tasks beyond `work.first_tasks`.
+      Matrix name -> FT of each task, f64[T]; None of tasks that are not trained.
     """
-    tasks, accuracies, ready = work.stream.tasks, {}, None
-    for i, task in enumerate(tasks[: work.first_tasks]):
-        accuracy = task_alone.read(work.alone, i)
+    alone, tasks = work.evaluation.alone, work.stream.tasks
+    accuracies, ready = {}, None
+    for i, task in enumerate(tasks[: work.loop.first_tasks]):
+        accuracy = task_alone.read(alone, i)
         if accuracy is None:
             if ready is None:
-                single = work.alone.make()._replace(record=work.record)
+                single = alone.make(work)
                 same = single.method is work.method
                 ready = single, step if same else job.compile_step(single)
             accuracy = _single_task(*ready, i, task, workdir, stop)
-            task_alone.write(work.alone, i, accuracy)
+            task_alone.write(alone, i, accuracy)
         elif jax.process_index() == 0:
-            print(
-                f"FT of {task.name}: from {task_alone.path(work.alone, i)}", flush=True
-            )
+            print(f"FT of {task.name}: from {task_alone.path(alone, i)}", flush=True)
         for name, value in accuracy.items():
             accuracies.setdefault(name, [None] * len(tasks))[i] = value
     return accuracies
@@ -164,17 +166,18 @@ def single_tasks(
 
 def _single_task(single, step, i, task, workdir, stop):
     """Matrix name -> FT of task i, trained now or resumed."""
+    tasks = single.stream._replace(tasks=(task._replace(index=0),))
+    evaluators = {
+        name: lambda state, _, judge=judge: judge(state, i)
+        for name, judge in single.evaluation.evaluators.items()
+    }
+    own = {"tensorboard": False, "loggers": (), "progress": False}
+    record = single.logging.record | own
     only = single._replace(
-        start=None,  # not what another run has trained
-        stream=single.stream._replace(tasks=(task._replace(index=0),)),
-        evaluators={
-            name: lambda state, _, judge=judge: judge(state, i)
-            for name, judge in single.evaluators.items()
-        },
-        pictures={},
-        evaluate_untrained=False,
-        quiet=True,
-        record=single.record | {"tensorboard": False, "loggers": (), "progress": False},
+        data=single.data._replace(stream=tasks),
+        loop=single.loop._replace(start=None),  # not what another run has trained
+        evaluation=single.evaluation._replace(evaluators=evaluators),
+        logging=single.logging._replace(quiet=True, record=record),
     )
     results = train.run(only, workdir / f"task_{i}", stop=stop, step=step)
     return {name: matrix[0][i] for name, matrix in results["matrices"].items()}
@@ -269,7 +272,7 @@ def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
         )
     _draw_summary(work, results, folder / "summary.png")
     rows = rows_lib.read(workdir)
-    for chart in work.charts:
+    for chart in work.evaluation.charts:
         chart(rows, folder)
     plots.curves(rows, folder / "curves.png")
     ends = {row["task"]: row["step"] for row in rows}  # the last row of each task

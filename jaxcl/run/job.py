@@ -19,40 +19,18 @@ _LABELLED = 0x1ABE1
 _TILE = 128  # numbers of a TPU's tile along the last axis
 
 
-class Job(NamedTuple):
-    """All that a run needs, its data read; `build` makes it from a config."""
+class Data(NamedTuple):
+    """What is read, in which order, and how it comes to the devices."""
 
-    method: core.Method
     stream: stream.Stream
     task_names: tuple[str, ...]  # of the whole scenario
-    evaluators: dict[str, Callable]  # name -> (state, task number) -> core.Result
-    pictures: dict[str, Callable]  # the same, for evaluators that only draw
-    charts: tuple[Callable, ...]  # (rows of metrics.jsonl, folder): evaluators' own
-    mesh: Any
     seed: int
     batch_size: int  # global
     epochs: int | tuple[int, ...]  # per task, see stream.epochs_of_tasks
-    patience: int  # a task ends after so many epochs without a better loss; 0: never
     resident: bool  # the train split lives on the device, else it streams
     crop: Any  # prefetch.Crop, for images that stream
     views: int  # crops of each image that streams
     workers: int
-    steps_per_call: int
-    log_every: int
-    save_every: int  # 0: after tasks only
-    eval_every: int  # 0: after tasks only
-    eval_epochs: int  # as eval_every, counted in epochs
-    keep: int
-    start: str | None  # run directory that this run continues
-    first_tasks: int | None  # how many tasks are trained; None: all
-    evaluate_untrained: bool
-    plots: bool
-    plot_formats: tuple[str, ...]  # of plots.FORMATS
-    quiet: bool  # print no tables: a run within a run
-    record: dict  # options of record.Recorder
-    config: dict  # as JSON
-    replay: core.Replay | None = None  # what is replayed, and how; None: nothing
-    alone: Any = None  # task_alone.Alone; None: FT_i is not measured
     together: tuple[int, ...] = ()  # seeds that share one state, see seeds.py
 
     @property
@@ -65,10 +43,61 @@ class Job(NamedTuple):
         """Whether examples are graphs; else they are images."""
         return self.stream.dataset.train.graphs is not None
 
+
+class Loop(NamedTuple):
+    """How long a run trains, and where it saves and evaluates on the way."""
+
+    steps_per_call: int
+    save_every: int  # 0: after tasks only
+    eval_every: int  # 0: after tasks only
+    eval_epochs: int  # as eval_every, counted in epochs
+    patience: int  # a task ends after so many epochs without a better loss; 0: never
+    keep: int  # checkpoints
+    start: str | None  # run directory that this run continues
+    first_tasks: int | None  # how many tasks are trained; None: all
+    replay: core.Replay | None  # what its steps replay; None: nothing
+
     @property
     def counts_epochs(self) -> bool:
         """Whether something is done at the end of every epoch."""
         return bool(self.patience or self.eval_epochs)
+
+
+class Evaluation(NamedTuple):
+    """How a run is judged, and drawn."""
+
+    evaluators: dict[str, Callable]  # name -> (state, task number) -> core.Result
+    pictures: dict[str, Callable]  # the same, for evaluators that only draw
+    charts: tuple[Callable, ...]  # (rows of metrics.jsonl, folder): evaluators' own
+    untrained: bool  # evaluate before the first step, too
+    alone: Any  # task_alone.Alone; None: FT_i is not measured
+
+
+class Logging(NamedTuple):
+    """What a run records, prints and draws."""
+
+    every: int  # steps
+    record: dict  # options of record.Recorder
+    plots: bool
+    plot_formats: tuple[str, ...]  # of plots.FORMATS
+    quiet: bool  # print no tables: a run within a run
+
+
+class Job(NamedTuple):
+    """All that a run needs, its data read; `build` makes it from a config."""
+
+    method: core.Method
+    mesh: Any
+    data: Data
+    loop: Loop
+    evaluation: Evaluation
+    logging: Logging
+    config: dict  # as JSON
+
+    @property
+    def stream(self) -> stream.Stream:
+        """The tasks."""
+        return self.data.stream
 
     def parts(self, task: int) -> int:
         """How many batches each step of a task takes, see `core.Method.parts`."""
@@ -76,50 +105,34 @@ class Job(NamedTuple):
 
 
 def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
-    """Which rows each step of a task reads, a function of (seed, task, epoch)."""
+    """Plan which rows each step of a task reads, from seed, task and epoch."""
+    return _schedule(job.data, source, task, job.parts(task))
+
+
+def _schedule(data: Data, source, task: int, parts: int) -> stream.Schedule:
     return stream.schedule(
         source,
-        seed=job.seed,
+        seed=data.seed,
         task=task,
-        epochs=job.epochs,
-        batch_size=job.batch_size * job.parts(task),
+        epochs=data.epochs,
+        batch_size=data.batch_size * parts,
     )
 
 
-def plain_schedules(job: Job) -> list[stream.Schedule]:
-    """The schedule of each task on its own rows, with one batch per step.
+def plain_schedules(data: Data) -> list[stream.Schedule]:
+    """Plan each task on its own rows, with one batch per step.
 
-    Every task must have one. A method may read other rows, or several batches per
-    step, see `schedule`.
+    A method may read other rows, or several batches per step, see `schedule`.
+
+    Raises:
+      ValueError: a task has too few rows for a batch.
     """
-    return [
-        stream.schedule(
-            task.train,
-            seed=job.seed,
-            task=task.index,
-            epochs=job.epochs,
-            batch_size=job.batch_size,
-        )
-        for task in job.stream.tasks
-    ]
+    return [_schedule(data, task.train, task.index, 1) for task in data.stream.tasks]
 
 
-def steps_left(job: Job, finished: int) -> int:
-    """About how many steps are left after the first `finished` tasks."""
-    return sum(map(len, plain_schedules(job)[finished:]))
-
-
-def longest_call(job: Job) -> int:
-    """The most steps that may follow each other with nothing to do between them.
-
-    That is up to a save, an evaluation, the end of an epoch that is looked at, or the
-    end of the longest task.
-    """
-    plans = plain_schedules(job)
-    every = [number for number in (job.save_every, job.eval_every) if number]
-    if job.counts_epochs:
-        every.append(max(plan.steps_per_epoch for plan in plans))
-    return min([max(map(len, plans)), *every])
+def steps_left(data: Data, finished: int) -> int:
+    """Count about how many steps are left after the first `finished` tasks."""
+    return sum(map(len, plain_schedules(data)[finished:]))
 
 
 def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainState:
@@ -136,17 +149,19 @@ def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainStat
 
 def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     """This process's share of a task's batches, from the task's step `start` on."""
-    if job.together:
-        jobs = [job._replace(seed=seed, together=()) for seed in job.together]
-        return _joined([_host_batches(one, source, task, start) for one in jobs])
-    parts = job.parts(task)
-    if job.graphs:  # every process reads all rows, see `feed`
+    data, parts = job.data, job.parts(task)
+    if data.together:
+        alone = [data._replace(seed=seed, together=()) for seed in data.together]
+        jobs = [job._replace(data=own) for own in alone]
+        readers = [_host_batches(one, source, task, start) for one in jobs]
+        return _join(readers, _one_after_another)
+    if data.graphs:  # every process reads all rows, see `feed`
         return graph_batches.batches(
             source,
-            seed=job.seed,
+            seed=data.seed,
             task=task,
-            epochs=job.epochs,
-            batch_size=job.batch_size,
+            epochs=data.epochs,
+            batch_size=data.batch_size,
             parts=parts,
             start=start,
         )
@@ -154,75 +169,69 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
         prefetch.batches,
         task=task,
         start=start,
-        workers=job.workers,
-        crop=job.crop,
-        views=job.views,
-        resident=job.resident,
+        workers=data.workers,
+        crop=data.crop,
+        views=data.views,
+        resident=data.resident,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
-    own = read(
-        source, seed=job.seed, epochs=job.epochs, batch_size=job.batch_size * parts
-    )
+    size = data.batch_size * parts
+    own = read(source, seed=data.seed, epochs=data.epochs, batch_size=size)
     if parts > 1:
-        own = _side_by_side(own, parts)
+        own = _join([own], functools.partial(_side_by_side, parts=parts))
     if not job.method.labelled:
         return own
-    return _paired(own, _labelled(job, source, task, read))
+    labelled = _labelled(job, source, task, read)
+    return _join([own, labelled], lambda batch, more: batch | {"labelled": more})
 
 
 def _labelled(job, source, task, read) -> Iterator:
     """Labelled batches of the whole train split, one for each step of the task."""
-    train = job.stream.dataset.train
+    train, size = job.stream.dataset.train, job.data.batch_size
     whole = stream.Source(train, np.arange(stream.size(train)))
     steps = len(schedule(job, source, task))
     # Their epochs are not the task's: as many as its steps need.
-    epochs = -(-steps // max(len(whole.rows) // job.batch_size, 1))
+    epochs = -(-steps // max(len(whole.rows) // size, 1))
     # NumPy reads a seed as 32-bit words: this one has a word more than the task's.
-    seed = job.seed + (_LABELLED << 32)
-    return read(whole, seed=seed, epochs=epochs, steps=steps, batch_size=job.batch_size)
+    seed = job.data.seed + (_LABELLED << 32)
+    return read(whole, seed=seed, epochs=epochs, steps=steps, batch_size=size)
 
 
-def _joined(readers):
-    """The batches of several seeds, their rows one after another."""
+def _join(readers, combine):
+    """Combine the batches of several readers, which are closed at the end."""
     with contextlib.ExitStack() as stack:
         for reader in readers:
             stack.enter_context(contextlib.closing(reader))
         for batches in zip(*readers, strict=True):
-            yield jax.tree.map(lambda *x: np.concatenate(x), *batches)
+            yield combine(*batches)
 
 
-def _side_by_side(reader, parts):
-    """Each batch [B * P, ...] as leaves [P, B, ...]; row i goes to part i % P."""
-
-    def part(x):
-        return np.ascontiguousarray(
-            np.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0)
-        )
-
-    with contextlib.closing(reader):
-        for batch in reader:
-            yield jax.tree.map(part, batch)
+def _one_after_another(*batches):
+    """Append the rows of one seed's batch to those of another."""
+    return jax.tree.map(lambda *x: np.concatenate(x), *batches)
 
 
-def _paired(own, labelled):
-    """Each batch with a labelled one beside it."""
-    with contextlib.closing(own), contextlib.closing(labelled):
-        for batch, labelled_batch in zip(own, labelled, strict=True):
-            yield batch | {"labelled": labelled_batch}
+def _side_by_side(batch, parts):
+    """Divide a batch [B * P, ...] into leaves [P, B, ...]; row i goes to part i % P."""
+
+    def divide(x):
+        rows = x.reshape(-1, parts, *x.shape[1:])
+        return np.ascontiguousarray(np.moveaxis(rows, 1, 0))
+
+    return jax.tree.map(divide, batch)
 
 
-def resident_shapes(job: Job) -> dict:
+def resident_shapes(data: Data) -> dict:
     """Shapes of what `resident` puts on the devices.
 
     An image is one row, u8[N, H * W * C]. Of u8[N, H, W, C] a TPU would copy the whole
     set into another layout in every call, since it gathers rows of contiguous bytes. It
     keeps rows contiguous if they are whole tiles, so that there they end in zeros.
     """
-    if not job.resident:
+    if not data.resident:
         return {}
-    examples = job.stream.dataset.train
-    images, label = examples.images, examples.label
+    images, label = data.stream.dataset.train.images, data.stream.dataset.train.label
     size = math.prod(images.shape[1:])
     filled = -size % _TILE if sharding.platform() == "tpu" else 0
     return {
@@ -233,9 +242,9 @@ def resident_shapes(job: Job) -> dict:
 
 def resident(job: Job) -> dict:
     """The train split, replicated on every device; {} where it streams."""
-    if not job.resident:
+    if not job.data.resident:
         return {}
-    examples, shapes = job.stream.dataset.train, resident_shapes(job)
+    examples, shapes = job.stream.dataset.train, resident_shapes(job.data)
     images = np.asarray(examples.images).reshape(len(examples.images), -1)
     if filled := shapes["image"].shape[1] - images.shape[1]:
         images = np.pad(images, ((0, 0), (0, filled)))
@@ -243,58 +252,58 @@ def resident(job: Job) -> dict:
     return sharding.replicate(arrays, job.mesh)
 
 
-def _example(job: Job) -> dict:
+def _example(method: core.Method, data: Data) -> dict:
     """A batch of one row, of the shape that the method's init and step take."""
-    examples = job.stream.dataset.train
-    if job.graphs:
+    examples = data.stream.dataset.train
+    if data.graphs:
         return graph_batches.blank(examples, 1)
-    if job.resident:
+    if data.resident:
         images = np.asarray(examples.images[:1])
     else:
         first = examples.load(0) if examples.images is None else examples.images[0]
-        size, channels = job.crop.size, first.shape[-1]
-        images = np.zeros((1, job.views, size, size, channels), np.uint8)
+        size, channels = data.crop.size, first.shape[-1]
+        images = np.zeros((1, data.views, size, size, channels), np.uint8)
     label, index = np.asarray(examples.label[:1]), np.zeros(1, np.int32)
     row = {"image": images, "label": label, "index": index}
-    return row | ({"labelled": row} if job.method.labelled else {})
+    return row | ({"labelled": row} if method.labelled else {})
 
 
 def initial_state(job: Job) -> core.TrainState:
     """The state before the first task, on all devices."""
-    placement = sharding.placement(shapes(job)[0], job.mesh)
+    placement = sharding.placement(shapes(job.method, job.data)[0], job.mesh)
     init = jax.jit(job.method.init, out_shardings=placement)
-    return init(_key(job), _example(job))
+    return init(_key(job.data), _example(job.method, job.data))
 
 
-def _key(job: Job):
+def _key(data: Data):
     """The key of the run; keys[S] where several seeds share the state."""
-    if not job.together:
-        return jax.random.key(job.seed)
-    return jax.vmap(jax.random.key)(np.array(job.together))
+    if not data.together:
+        return jax.random.key(data.seed)
+    return jax.vmap(jax.random.key)(np.array(data.together))
 
 
-def shapes(job: Job, parts: int = 1) -> tuple:
+def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
     """The (state, batch) that the method's step takes, as shapes.
 
     Batches of graphs have a few sizes: this is the one used most often.
     """
-    example, sides = _example(job), (parts,) if parts > 1 else ()
+    example, sides = _example(method, data), (parts,) if parts > 1 else ()
     batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((*sides, job.rows, *x.shape[1:]), x.dtype),
+        lambda x: jax.ShapeDtypeStruct((*sides, data.rows, *x.shape[1:]), x.dtype),
         example,
     )
-    if job.graphs:
-        batch = graph_batches.blank(job.stream.dataset.train, job.batch_size, parts)
+    if data.graphs:
+        batch = graph_batches.blank(data.stream.dataset.train, data.batch_size, parts)
         batch = jax.eval_shape(lambda: batch)
-    return jax.eval_shape(job.method.init, _key(job), example), batch
+    return jax.eval_shape(method.init, _key(data), example), batch
 
 
-def placed(job: Job, parts: int = 1) -> tuple:
+def placed(method: core.Method, data: Data, mesh, parts: int = 1) -> tuple:
     """`shapes` with the shardings that the step is traced with."""
-    state, batch = shapes(job, parts)
-    replicated = sharding.replicated(job.mesh)
+    state, batch = shapes(method, data, parts)
+    replicated = sharding.replicated(mesh)
     shardings = (
-        sharding.placement(state, job.mesh),
+        sharding.placement(state, mesh),
         jax.tree.map(lambda _: replicated, batch),
     )
     return jax.tree.map(
@@ -304,47 +313,39 @@ def placed(job: Job, parts: int = 1) -> tuple:
     )
 
 
-def checked(job: Job) -> Job:
-    """Trace the step and plan every task, so that errors come before the run begins.
+def checked(method: core.Method, data: Data, mesh) -> core.Method:
+    """Trace the step, so that what does not fit is said before the run begins.
 
     Returns:
-      The job with a step that `compile_step` need not trace again.
+      The method, with a step that `compile_step` need not trace again.
 
     Raises:
-      ValueError: shapes, sizes or labels do not fit; the message names them.
+      ValueError: shapes or labels do not fit the method; the message names them.
     """
-    train = job.stream.dataset.train
+    train = data.stream.dataset.train
     unknown = int((train.label < 0).sum())
-    if job.method.supervised and unknown:
+    if method.supervised and unknown:
         raise ValueError(
             f"config.method: needs a label for every train row, but {unknown} of "
-            f"{stream.size(train)} of {job.stream.dataset.name} have none (-1); label "
+            f"{stream.size(train)} of {data.stream.dataset.name} have none (-1); label "
             "them, or take a method that reads no labels"
         )
-    if job.method.labelled and unknown:
+    if method.labelled and unknown:
         raise ValueError(
             "config.method: its steps read labelled rows of the whole train split "
             f"(two_view's do with config.method.online_head=True), but {unknown} of "
-            f"{stream.size(train)} of {job.stream.dataset.name} have none (-1); label "
+            f"{stream.size(train)} of {data.stream.dataset.name} have none (-1); label "
             "them, or turn that option off"
         )
-    if job.first_tasks is not None and job.first_tasks > len(job.stream.tasks):
-        raise ValueError(
-            f"config.first_tasks={job.first_tasks}: the scenario has only "
-            f"{len(job.stream.tasks)} tasks"
-        )
-    if job.method.replays and not job.resident:
+    if method.replays and not data.resident:
         raise ValueError(
             "config.method: replays images as they are, which must fit on the device: "
             "give config.data resident=True and size, or raise config.device_bytes"
         )
-    plain_schedules(job)
-    job = job._replace(
-        method=job.method._replace(step=sharding.traced_once(job.method.step))
-    )
-    for parts in {job.parts(task.index) for task in job.stream.tasks}:
-        jax.eval_shape(job.method.step, *placed(job, parts))
-    return job
+    method = method._replace(step=sharding.traced_once(method.step))
+    for parts in {method.parts(task) for task in data.stream.tasks}:
+        jax.eval_shape(method.step, *placed(method, data, mesh, parts))
+    return method
 
 
 def _read_rows(resident: dict, batch: dict, image: tuple[int, ...]) -> dict:
@@ -364,6 +365,17 @@ def _read_rows(resident: dict, batch: dict, image: tuple[int, ...]) -> dict:
     return filled
 
 
+def _take_batch(job: Job, resident: dict, batches: dict, i) -> dict:
+    """Take the batch of step `i` of a call, whose images may be resident."""
+    batch = jax.tree.map(lambda x: x[i], batches)
+    if not resident:
+        return batch
+    batch = _read_rows(resident, batch, job.stream.dataset.train.images.shape[1:])
+    # Images end in three axes; before them come parts, if any, and examples.
+    split = sharding.split(job.mesh, axis=batch["image"].ndim - 4)
+    return jax.lax.with_sharding_constraint(batch, split)
+
+
 def compile_step(job: Job) -> jax.stages.Wrapped:
     """Compile (state, resident, batches, count) -> (state, metrics f32[K] each).
 
@@ -371,34 +383,26 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
     `count` (i32[]) batches are trained on: a call with fewer steps, before a save or
     an evaluation, does not recompile.
     """
-
-    def one_step(i, state, resident, batches):
-        batch = jax.tree.map(lambda x: x[i], batches)
-        if resident:
-            image = job.stream.dataset.train.images.shape[1:]
-            batch = _read_rows(resident, batch, image)
-            # Images end in three axes; before them come parts, if any, and examples.
-            split = sharding.split(job.mesh, axis=batch["image"].ndim - 4)
-            batch = jax.lax.with_sharding_constraint(batch, split)
-        return job.method.step(state, batch)
+    most = job.loop.steps_per_call
 
     def steps(state, resident, batches, count):
-        if job.steps_per_call == 1:  # on CPU a loop slows convolutions' gradients
-            state, metrics = one_step(0, state, resident, batches)
+        def step(i, state):
+            return job.method.step(state, _take_batch(job, resident, batches, i))
+
+        if most == 1:  # on CPU a loop slows convolutions' gradients
+            state, metrics = step(0, state)
             return state, jax.tree.map(lambda m: m[None], metrics)
 
-        def body(i, carry):
+        def add_step(i, carry):
             state, rows = carry
-            state, metrics = one_step(i, state, resident, batches)
-            return state, jax.tree.map(lambda k, m: k.at[i].set(m), rows, metrics)
+            state, metrics = step(i, state)
+            return state, jax.tree.map(lambda r, m: r.at[i].set(m), rows, metrics)
 
-        _, shapes = jax.eval_shape(one_step, 0, state, resident, batches)
-        rows = jax.tree.map(
-            lambda s: jnp.zeros((job.steps_per_call, *s.shape), s.dtype), shapes
-        )
-        return jax.lax.fori_loop(0, count, body, (state, rows))
+        _, metrics = jax.eval_shape(step, 0, state)
+        rows = jax.tree.map(lambda m: jnp.zeros((most, *m.shape), m.dtype), metrics)
+        return jax.lax.fori_loop(0, count, add_step, (state, rows))
 
-    state = sharding.placement(shapes(job)[0], job.mesh)
+    state = sharding.placement(shapes(job.method, job.data)[0], job.mesh)
     outputs = state, sharding.replicated(job.mesh)
     return jax.jit(steps, donate_argnums=0, out_shardings=outputs)
 
@@ -417,7 +421,9 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
       end of the task.
     """
     plan = schedule(job, source, task)
-    total, epoch = len(plan), plan.steps_per_epoch if job.counts_epochs else 0
+    loop, total = job.loop, len(plan)
+    stops = [loop.save_every, loop.eval_every]
+    stops += [plan.steps_per_epoch] if loop.counts_epochs else []
     axis = 2 if job.parts(task) > 1 else 1
     host = _host_batches(job, source, task, start)
 
@@ -425,19 +431,19 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
         done = start
         with contextlib.closing(host):
             while done < total:
-                ends = [done + job.steps_per_call, total]
-                for every in (job.save_every, job.eval_every, epoch):
-                    ends += [(done // every + 1) * every] if every else []
-                count = min(ends) - done
+                ends = [(done // every + 1) * every for every in stops if every]
+                count = min(done + loop.steps_per_call, total, *ends) - done
                 taken = list(itertools.islice(host, count))
-                taken += taken[-1:] * (job.steps_per_call - count)
+                taken += taken[-1:] * (loop.steps_per_call - count)
                 yield count, stacked(taken)
                 done += count
 
     def place(item):
         count, batches = item
         number = sharding.replicate(np.int32(count), job.mesh)
-        if job.graphs:  # the nodes of a batch are one array, not split among devices
+        if (
+            job.data.graphs
+        ):  # the nodes of a batch are one array, not split among devices
             return count, sharding.replicate(batches, job.mesh), number
         return count, sharding.shard(batches, job.mesh, axis=axis), number
 

@@ -97,7 +97,7 @@ def held(folder: epath.PathLike) -> Iterator[None]:
 
 
 def check(folder: epath.PathLike) -> None:
-    """Raise `Lost` if the directory is gone, or its lock names another process."""
+    """Raise `Lost` if the lock that this process took no longer names it."""
     lock = _locks.get(_locate(folder))
     if lock is not None and not lock.is_there():
         raise Lost(
@@ -131,7 +131,7 @@ def _describe_process() -> dict:
 
 
 def _acquire(path, mine) -> contextlib.ExitStack:
-    """Write the owner into the file; return what keeps it locked until closed."""
+    """Write the owner into the file; return what frees the file when closed."""
     data = json.dumps(mine).encode()
     with contextlib.ExitStack() as stack:
         if storage.in_bucket(path):

@@ -50,7 +50,7 @@ class Meter:
     def add(self, before: int, count: int, metrics: dict) -> None:
         """Take the metrics of a call that did `count` steps after step `before`."""
         self._pending.append((before, count, metrics))
-        self.flush(before + count - 2 * self._work.steps_per_call)
+        self.flush(before + count - 2 * self._work.loop.steps_per_call)
 
     def flush(self, until: int) -> None:
         """Check and log all steps up to number `until`.
@@ -61,14 +61,14 @@ class Meter:
         while self._pending and sum(self._pending[0][:2]) <= until:
             before, count, metrics = self._pending.pop(0)
             metrics = sharding.fetch(metrics)
-            logged = before + count - (before + count) % self._work.log_every
+            logged = before + count - (before + count) % self._work.logging.every
             if logged > before:
                 self._measure(logged)
             for i in range(count):
                 row = {name: values[i] for name, values in metrics.items()}
                 self._check(row, before + i + 1)
                 self._epochs.add(row)
-                if (before + i + 1) % self._work.log_every == 0:
+                if (before + i + 1) % self._work.logging.every == 0:
                     self._log(row, before + i + 1)
 
     def _check(self, row, step):
@@ -87,7 +87,7 @@ class Meter:
         """
         now, (last_time, last_step) = time.monotonic(), self._last
         self._last = now, step
-        rows = self._work.rows * self._work.parts(self._task)
+        rows = self._work.data.rows * self._work.parts(self._task)
         self._speed = (step - last_step) * rows / max(now - last_time, 1e-9)
 
     def _log(self, row, step):
@@ -195,8 +195,8 @@ def spent(
     work: job.Job, state: core.TrainState, task: int, clock: cost.Clock
 ) -> cost.Spent:
     """What a task took, once its steps are done; counts the FLOPs of a step."""
-    steps = int(state.step) - int(state.task_start)
-    parts = work.parts(task)
-    flops = cost.flops(work.method.step, *job.placed(work, parts), task)
-    machine = sharding.describe(work.mesh)
-    return cost.Spent(steps, steps * work.rows * parts, flops, clock.read(), machine)
+    steps, parts = int(state.step) - int(state.task_start), work.parts(task)
+    shapes = job.shapes(work.method, work.data, parts)
+    flops = cost.flops(work.method.step, *shapes, task)
+    images, machine = steps * work.data.rows * parts, sharding.describe(work.mesh)
+    return cost.Spent(steps, images, flops, clock.read(), machine)

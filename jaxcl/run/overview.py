@@ -34,7 +34,7 @@ def describe_run(
 
 
 def _describe_training(work) -> str:
-    done = _count_finished_tasks(work.start)
+    done = _count_finished_tasks(work.loop.start)
     data = _describe_data(work.stream, work.config, done)
     return f"{_name_method(work)} on {data}\njaxcl: {_describe_work(work, done)}"
 
@@ -72,20 +72,25 @@ def _describe_data(tasks: stream.Stream, config, done) -> str:
 
 def _describe_work(work, done) -> str:
     """Say which network is trained, for how many steps, on which devices."""
-    section, params = work.config["encoder"], job.shapes(work)[0].params
+    section, params = (
+        work.config["encoder"],
+        job.shapes(work.method, work.data)[0].params,
+    )
     sizes = [section[key] for key in ("depth", "size", "width") if section.get(key)]
     net = " ".join(map(str, [section["name"], *sizes[:1]]))
     whole, own = _count_numbers(params), _count_numbers(params.get("encoder", params))
     heads = f" ({whole:,} with heads)" if whole > own else ""
-    steps = sum(map(len, job.plain_schedules(work)[done : work.first_tasks]))
-    epochs = "/".join(map(str, stream.epochs_of_tasks(work.epochs)))
-    most = "up to " if work.patience else ""
-    alone = "; then each task alone, for FT_i" if work.alone is not None else ""
+    plans = job.plain_schedules(work.data)[done : work.loop.first_tasks]
+    steps = sum(map(len, plans))
+    epochs = "/".join(map(str, stream.epochs_of_tasks(work.data.epochs)))
+    looks = f"{epochs} {'epoch' if epochs == '1' else 'epochs'} a task"
+    most = "up to " if work.loop.patience else ""
+    alone = "" if work.evaluation.alone is None else "; then each task alone, for FT_i"
     found = sharding.describe(work.mesh)
+    devices = f"{found['num_devices']} x {found['device']}"
     return (
         f"{net}, {own:,} parameters{heads}; {steps:,} steps of "
-        f"{work.batch_size}, {most}{epochs} {'epoch' if epochs == '1' else 'epochs'} a "
-        f"task, on {found['num_devices']} x {found['device']}{alone}"
+        f"{work.data.batch_size}, {most}{looks}, on {devices}{alone}"
     )
 
 

@@ -1,8 +1,8 @@
 """Run many seeds of one config: one after another, or side by side in one program.
 
 Side by side, the state has one more axis, and `vmap` does the step of every seed. It
-makes one convolution with groups of those of all seeds. A CPU computes these slowly
-(benchmarks/seeds.py), and so has a convolution for each seed (`nets/under_vmap.py`).
+makes one convolution with groups of those of all seeds, which a CPU computes slowly
+(benchmarks/seeds.py).
 """
 
 import inspect
@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, sharding
-from jaxcl.nets import under_vmap
+from jaxcl import core
 from jaxcl.run import job
 from jaxcl.run import results as results_lib
 
@@ -33,7 +32,7 @@ class Seeds(NamedTuple):
 
     seeds: tuple[int, ...]
     make: Callable  # seed -> job.Job, built when its turn comes
-    side_by_side: bool | str  # "apart": see `join_jobs`
+    side_by_side: bool
 
 
 def folder(seed: int) -> str:
@@ -54,7 +53,7 @@ def take_state(state: core.TrainState, i: int) -> core.TrainState:
     return state.replace(**fields)
 
 
-def _stack_methods(method: core.Method, apart: bool) -> core.Method:
+def _stack_methods(method: core.Method) -> core.Method:
     """Make the method of several seeds, whose rows follow one another in a batch."""
     one_step = inspect.unwrap(method.step)  # it may be traced already, for one network
 
@@ -64,8 +63,7 @@ def _stack_methods(method: core.Method, apart: bool) -> core.Method:
     def step(state, batch):
         count = len(state.key)
         batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-        with under_vmap.networks_apart(apart):
-            state, metrics = jax.vmap(one_step, (_AXES, 0), (_AXES, 0))(state, batch)
+        state, metrics = jax.vmap(one_step, (_AXES, 0), (_AXES, 0))(state, batch)
         return state, jax.tree.map(lambda x: x.mean(axis=0), metrics)
 
     def for_each_seed(hook):
@@ -123,30 +121,31 @@ def take_values(named: dict, i: int) -> dict:
     return {name: values[i] for name, values in named.items()}
 
 
-def join_jobs(jobs: dict[int, job.Job], *, apart: bool = False) -> job.Job:
+def join_jobs(jobs: dict[int, job.Job]) -> job.Job:
     """Make one job that trains several seeds side by side.
 
     Args:
       jobs: seed -> its job; the jobs differ in nothing but the seed.
-      apart: make a convolution for each seed, as on every CPU, not one with groups.
 
     Returns:
       A job without pictures; the results of its evaluators have an axis of seeds.
     """
     first = next(iter(jobs.values()))
     evaluators = {
-        name: _stack_evaluators(jobs, [own.evaluators[name] for own in jobs.values()])
-        for name in first.evaluators
+        name: _stack_evaluators(
+            jobs, [own.evaluation.evaluators[name] for own in jobs.values()]
+        )
+        for name in first.evaluation.evaluators
     }
-    combined = first._replace(
-        method=_stack_methods(first.method, apart or sharding.on_cpu()),
-        together=tuple(jobs),
-        evaluators=evaluators,
-        pictures={},
-        quiet=True,
-        alone=None,
+    method = _stack_methods(first.method)
+    data = first.data._replace(together=tuple(jobs))
+    untrained = first.evaluation.untrained
+    return first._replace(
+        method=job.checked(method, data, first.mesh),
+        data=data,
+        evaluation=job.Evaluation(evaluators, {}, (), untrained, alone=None),
+        logging=first.logging._replace(quiet=True),
     )
-    return job.checked(combined)
 
 
 def take_results(results: dict, i: int) -> dict:

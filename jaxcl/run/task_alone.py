@@ -23,7 +23,7 @@ from jaxcl.data import storage, stream
 class Alone(NamedTuple):
     """How to make the runs on single tasks, and where to cache their accuracies."""
 
-    make: Callable  # () -> Job, of the method that trains one task alone
+    make: Callable  # the run's Job -> that of the method which trains one task alone
     facts: dict  # all that FT_i depends on except the task's number, as JSON
     cache: str | None  # directory; None: nothing is cached
 

@@ -1,8 +1,8 @@
 """The loop: tasks, steps, evaluation, checkpoints. One loop trains everything.
 
-A run saves a checkpoint while a task trains ("training"), after `end_task` ("trained")
-and after the task's evaluation ("evaluated"). The number of a checkpoint counts steps,
-plus one for each "trained" and one for each "evaluated", so that numbers never repeat.
+A run saves a checkpoint while a task trains, after `end_task` and after the task's
+evaluation, see `checkpoint.Phase`. The number of a checkpoint counts steps, plus one
+for each task trained and one for each evaluated, so that numbers never repeat.
 """
 
 import contextlib
@@ -25,13 +25,14 @@ from jaxcl.run import (
     record,
 )
 from jaxcl.run import results as results_lib
+from jaxcl.run.checkpoint import Phase
 
 
 class Interrupted(Exception):
     """The run was told to stop, and has saved what it had done."""
 
 
-class _Loop(NamedTuple):
+class _Session(NamedTuple):
     """The things that stay the same throughout the loop."""
 
     job: job.Job
@@ -71,84 +72,102 @@ def run(
       checkpoint.CheckpointError: a checkpoint could not be written or read, or the run
         of config.start has not finished a task.
     """
+    workdir = epath.Path(workdir)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock.held(workdir))
-        loop, state, cursor = _open(stack, work, epath.Path(workdir), stop, step)
+        checkpoints = checkpoint.Checkpoints(
+            workdir / "checkpoints", keep=work.loop.keep
+        )
+        stack.enter_context(contextlib.closing(checkpoints))
+        state, cursor = _restore(work, checkpoints)
+        session = _open(stack, work, workdir, checkpoints, state, cursor, stop, step)
         results, phase = cursor["results"], cursor["phase"]
-        _stop_if_asked(loop, state)
-        for task in work.stream.tasks[results_lib.finished(results) : work.first_tasks]:
-            if phase == "evaluated":
+        if cursor["resumed"]:
+            if not work.logging.quiet:
+                session.recorder.say(f"resumed at step {int(state.step)}: {workdir}")
+        elif work.evaluation.untrained:
+            results = _evaluate_untrained(session, state, results)
+        if int(state.step) < session.total_steps:
+            _say_phase(session, "compiling the step")
+        _stop_if_asked(session, state)
+        finished = results_lib.finished(results)
+        for task in work.stream.tasks[finished : work.loop.first_tasks]:
+            if phase == Phase.EVALUATED:
                 state = job.begin(work, state, task)
-            if phase != "trained":
-                progress = cursor["epochs"] if phase == "training" else {}
-                state, results = _train_task(loop, state, task, results, progress)
+            if phase != Phase.TRAINED:
+                progress = cursor["epochs"] if phase == Phase.TRAINING else {}
+                state, results = _train_task(session, state, task, results, progress)
                 state = work.method.end_task(state, task)
                 state = sharding.settle(state, work.mesh)
-                _save(loop, state, results, "trained")
-                _stop_if_asked(loop, state)
-            results = _finish_task(loop, state, task, results)
-            _save(loop, state, results, "evaluated")
-            _stop_if_asked(loop, state)
-            phase = "evaluated"
+                _save(session, state, results, Phase.TRAINED)
+                _stop_if_asked(session, state)
+            results = _finish_task(session, state, task, results)
+            _save(session, state, results, Phase.EVALUATED)
+            _stop_if_asked(session, state)
+            phase = Phase.EVALUATED
         return results
 
 
-def _open(stack, work, workdir, stop, step):
-    """Open a run directory; returns the loop, and the state and cursor to go on from.
-
-    `stack` closes the checkpoints and the recorder.
-    """
-    state, resident = job.initial_state(work), job.resident(work)
-    checkpoints = checkpoint.Checkpoints(workdir / "checkpoints", keep=work.keep)
-    stack.enter_context(contextlib.closing(checkpoints))
+def _restore(work, checkpoints):
+    """Return the state and the cursor to go on from, or those of a new run."""
+    state, names = job.initial_state(work), work.data.task_names
     restored = checkpoints.restore(state)
-    if restored is None and work.start is not None:
-        names = work.task_names
-        restored = checkpoint.restore_start(work.start, state, names, keep=work.keep)
-    if restored is None:
-        results = results_lib.empty(len(work.task_names), task_names=work.task_names)
-        cursor = {"rows": [0, 0], "phase": "evaluated", "seconds": {}}
-        cursor |= {"results": results}
-    else:
+    if restored is None and work.loop.start is not None:
+        restored = checkpoint.restore_start(
+            work.loop.start, state, names, keep=work.loop.keep
+        )
+    if restored is not None:
         state = sharding.settle(restored.state, work.mesh)
-        cursor = restored.cursor
+        return state, restored.cursor | {"resumed": True}
+    results = results_lib.empty(len(names), task_names=names)
+    cursor = {"phase": Phase.EVALUATED, "rows": [0, 0], "seconds": {}}
+    return state, cursor | {"results": results, "resumed": False}
+
+
+def _open(stack, work, workdir, checkpoints, state, cursor, stop, step) -> _Session:
+    """Open the records of a run; `stack` closes them."""
     recorder = record.Recorder(
         workdir,
         num_tasks=len(work.stream.tasks),
         mark=cursor["rows"],
         write=jax.process_index() == 0,
-        **work.record,
+        **work.logging.record,
     )
     stack.enter_context(contextlib.closing(recorder))
     clock = cost.Clock(cursor["seconds"])
-    step = clock.time_compilation(step or job.compile_step(work))
-    begun = state.step if cursor["phase"] == "evaluated" else state.task_start
-    total = int(begun) + job.steps_left(work, results_lib.finished(cursor["results"]))
-    loop = _Loop(
-        work, workdir, checkpoints, recorder, step, resident, stop, total, clock
+    begun = state.step if cursor["phase"] == Phase.EVALUATED else state.task_start
+    finished = results_lib.finished(cursor["results"])
+    return _Session(
+        job=work,
+        workdir=workdir,
+        checkpoints=checkpoints,
+        recorder=recorder,
+        step=clock.time_compilation(step or job.compile_step(work)),
+        resident=job.resident(work),
+        stop=stop,
+        total_steps=int(begun) + job.steps_left(work.data, finished),
+        clock=clock,
     )
-    if restored is not None and not work.quiet:
-        recorder.say(f"resumed at step {int(state.step)}: {workdir}")
-    elif restored is None and work.evaluate_untrained:
-        evaluators = evaluation.due(work.evaluators, state, 0)
-        _say_phase(loop, "judging the untrained network", evaluators)
-        result, _ = _evaluate(loop, state, 0)
-        if result is None:
-            _leave(loop, state)
-        cursor["results"]["untrained"] = results_lib.plain(result.rows)
-    if int(state.step) < total:
-        _say_phase(loop, "compiling the step")
-    return loop, state, cursor
 
 
-def _say_phase(loop, doing: str, names=()) -> None:
+def _evaluate_untrained(session, state, results) -> dict:
+    """Evaluate before the first step; returns the results with what was measured."""
+    evaluators = evaluation.due(session.job.evaluation.evaluators, state, 0)
+    _say_phase(session, "judging the untrained network", evaluators)
+    result, _ = _evaluate(session, state, 0)
+    if result is None:
+        _leave(session, state)
+    return results | {"untrained": results_lib.plain(result.rows)}
+
+
+def _say_phase(session, doing: str, names=()) -> None:
     """Say what is done before the bar moves, or goes on."""
-    if not loop.job.quiet:
+    if not session.job.logging.quiet:
         what = f": {', '.join(names)}" if names else ""
-        loop.recorder.phase(f"{doing}{what}")
+        session.recorder.phase(f"{doing}{what}")
 
 
-def _train_task(loop, state, task, results, progress):
+def _train_task(session, state, task, results, progress):
     """Do the remaining steps of a task; returns the state and the results.
 
     A checkpoint within a task is saved before what is due after its last step: the end
@@ -158,41 +177,41 @@ def _train_task(loop, state, task, results, progress):
     Args:
       progress: of the task's epochs, from such a checkpoint; {} for a new task.
     """
-    work, begun, step = loop.job, int(state.task_start), int(state.step)
-    epochs = metrics_log.Epochs(work.patience, progress)
+    work, begun, step = session.job, int(state.task_start), int(state.step)
+    epochs = metrics_log.Epochs(work.loop.patience, progress)
     source = work.method.source(state, task)
     plan = job.schedule(work, source, task.index)
     end = begun + len(plan)
-    meter = metrics_log.Meter(work, loop.recorder, task.index, step, epochs)
+    meter = metrics_log.Meter(work, session.recorder, task.index, step, epochs)
     feed = job.feed(work, source, task.index, step - begun)
     is_saved = True
-    with loop.clock.on("train"), contextlib.closing(feed):
+    with session.clock.on("train"), contextlib.closing(feed):
         while True:
-            if _is_due(work, plan, step - begun):
+            if _is_due(work.loop, plan, step - begun):
                 meter.flush(step)
                 progress = epochs.read()
-                if not _end_step(loop, state, task.index, plan, epochs):
+                if not _end_step(session, state, task.index, plan, epochs):
                     if not is_saved:
-                        _save(loop, state, results, "training", epochs=progress)
-                    _leave(loop, state)
+                        _save(session, state, results, Phase.TRAINING, epochs=progress)
+                    _leave(session, state)
             if step == end or epochs.over:
                 break
             count, batches, number = next(feed)
             with jax.transfer_guard("disallow"):
-                state, metrics = loop.step(state, loop.resident, batches, number)
+                state, metrics = session.step(state, session.resident, batches, number)
             meter.add(step, count, metrics)
             step += count
-            loop.recorder.advance(step, task.index, loop.total_steps)
-            is_stopped = _is_stopped(loop, step, count)
-            saves = step < end and _divides(work.save_every, step - begun)
+            session.recorder.advance(step, task.index, session.total_steps)
+            is_stopped = _is_stopped(session, step, count)
+            saves = step < end and _divides(work.loop.save_every, step - begun)
             is_saved = is_stopped or saves
             if is_saved:
                 meter.flush(step)
-                _save(loop, state, results, "training", epochs=epochs.read())
+                _save(session, state, results, Phase.TRAINING, epochs=epochs.read())
             if is_stopped:
-                _leave(loop, state)
+                _leave(session, state)
         meter.flush(step)  # waits for the last step
-    if work.counts_epochs:
+    if work.loop.counts_epochs:
         results = results_lib.add_convergence(results, task.index, epochs.summary())
     if step < end:
         # The task ended early. Evaluators that run at its end compare the steps done
@@ -207,101 +226,102 @@ def _divides(every: int, steps: int) -> bool:
     return every > 0 and steps > 0 and steps % every == 0
 
 
-def _is_due(work, plan, steps: int) -> bool:
+def _is_due(loop, plan, steps: int) -> bool:
     """Tell whether an epoch or an evaluation is due after so many steps of a task."""
-    epoch = plan.steps_per_epoch if work.counts_epochs else 0
-    return _divides(epoch, steps) or _divides(work.eval_every, steps)
+    epoch = plan.steps_per_epoch if loop.counts_epochs else 0
+    return _divides(epoch, steps) or _divides(loop.eval_every, steps)
 
 
-def _end_step(loop, state, task: int, plan, epochs) -> bool:
+def _end_step(session, state, task: int, plan, epochs) -> bool:
     """End an epoch and evaluate, as is due; False if a stop cut the evaluation."""
-    work, step = loop.job, int(state.step)
+    loop, step = session.job.loop, int(state.step)
     steps = step - int(state.task_start)
-    evaluates, row = _divides(work.eval_every, steps), None
-    if work.counts_epochs and _divides(plan.steps_per_epoch, steps):
-        row = epochs.end(loop.clock.read().get("train", 0.0))
-        evaluates = evaluates or epochs.is_due(work.eval_epochs)
+    evaluates, row = _divides(loop.eval_every, steps), None
+    if loop.counts_epochs and _divides(plan.steps_per_epoch, steps):
+        row = epochs.end(session.clock.read().get("train", 0.0))
+        evaluates = evaluates or epochs.is_due(loop.eval_epochs)
     if evaluates and steps < len(plan) and not epochs.over:
         metrics_log.check_state(state, step)
-        if _evaluate(loop, state, task)[0] is None:
+        if _evaluate(session, state, task)[0] is None:
             return False
     if row is not None:  # now that nothing can be cut
         seconds = row.pop("seconds")
-        loop.recorder.log(step, task, epoch=row, time={"train": seconds})
+        session.recorder.log(step, task, epoch=row, time={"train": seconds})
     return True
 
 
-def _is_stopped(loop, step: int, count: int) -> bool:
+def _is_stopped(session, step: int, count: int) -> bool:
     """Tell whether to stop. Processes agree on it every `log_every` steps."""
     if jax.process_count() == 1:
-        return loop.stop()
-    every = loop.job.log_every
-    return step // every > (step - count) // every and sharding.any_process(loop.stop())
+        return session.stop()
+    every = session.job.logging.every
+    agrees = step // every > (step - count) // every
+    return agrees and sharding.any_process(session.stop())
 
 
-def _stop_if_asked(loop, state) -> None:
+def _stop_if_asked(session, state) -> None:
     """Leave if that was asked for, in any process. All must be saved."""
-    if sharding.any_process(loop.stop()):
-        _leave(loop, state)
+    if sharding.any_process(session.stop()):
+        _leave(session, state)
 
 
-def _leave(loop, state) -> None:
+def _leave(session, state) -> None:
     """Wait for the checkpoint that is being written, and raise."""
-    loop.checkpoints.wait()
+    session.checkpoints.wait()
     raise Interrupted(f"stopped at step {int(state.step)}")
 
 
-def _save(loop, state, results, phase, **more) -> None:
+def _save(session, state, results, phase, **more) -> None:
     """Save the state, and a cursor with the phase and what was recorded so far."""
-    with loop.clock.on("rest"):
+    with session.clock.on("rest"):
         step = int(state.step)
         metrics_log.check_state(state, step)
-        number = step + 2 * results_lib.finished(results) + (phase == "trained")
-        cursor = {"phase": phase, "seconds": loop.clock.read(), "results": results}
-        cursor |= {"rows": loop.recorder.save(), **more}
-        lock.check(loop.workdir)
-        loop.checkpoints.save(number, state, cursor)
+        number = step + 2 * results_lib.finished(results) + (phase == Phase.TRAINED)
+        cursor = {"phase": phase, "seconds": session.clock.read(), "results": results}
+        cursor |= {"rows": session.recorder.save(), **more}
+        lock.check(session.workdir)
+        session.checkpoints.save(number, state, cursor)
 
 
-def _evaluate(loop, state, task: int):
+def _evaluate(session, state, task: int):
     """Run and log every evaluator; returns their result and the evaluated state.
 
     The result is None if the run is to stop.
     """
 
     def stop():
-        return sharding.any_process(loop.stop())
+        return sharding.any_process(session.stop())
 
-    with loop.clock.on("evaluation"):
-        state = loop.job.method.eval_state(state)
-        evaluators = loop.job.evaluators
-        return evaluation.run(evaluators, state, task, loop.recorder, stop=stop), state
+    with session.clock.on("evaluation"):
+        state = session.job.method.eval_state(state)
+        judges, recorder = session.job.evaluation.evaluators, session.recorder
+        return evaluation.run(judges, state, task, recorder, stop=stop), state
 
 
-def _finish_task(loop, state, task, results) -> dict:
+def _finish_task(session, state, task, results) -> dict:
     """Evaluate a finished task, write and show its results; returns all results."""
-    work = loop.job
-    evaluators = evaluation.due(work.evaluators, state, task.index)
-    _say_phase(loop, f"judging after task {task.index + 1}", evaluators)
-    result, evaluated = _evaluate(loop, state, task.index)
+    work, judged = session.job, session.job.evaluation
+    evaluators = evaluation.due(judged.evaluators, state, task.index)
+    _say_phase(session, f"judging after task {task.index + 1}", evaluators)
+    result, evaluated = _evaluate(session, state, task.index)
     if result is None:
-        _leave(loop, state)
-    spent = metrics_log.spent(work, state, task.index, loop.clock)
+        _leave(session, state)
+    spent = metrics_log.spent(work, state, task.index, session.clock)
     seconds = sum(spent.seconds.values())
     results = results_lib.add(results, task.index, result.rows, result.scalars, seconds)
     results["cost"] = cost.add(results["cost"], task.index, spent)
     if jax.process_index() == 0:
-        results_lib.write_results(loop.workdir, results)
+        results_lib.write_results(session.workdir, results)
     # Task-aware rows would crowd the output; results.json has them.
     shown = [name for name in result.rows if not name.endswith("/task_aware")]
-    if shown and not work.quiet:
+    if shown and not work.logging.quiet:
         matrices = {name: results_lib.matrix(results, name) for name in shown}
-        loop.recorder.say(results_lib.latest_table(matrices, task.index))
-    if pictures := evaluation.due(work.pictures, state, task.index):
-        _say_phase(loop, "drawing", pictures)
-    with plots.written_as(work.plot_formats):
+        session.recorder.say(results_lib.latest_table(matrices, task.index))
+    if pictures := evaluation.due(judged.pictures, state, task.index):
+        _say_phase(session, "drawing", pictures)
+    with plots.written_as(work.logging.plot_formats):
         for key in pictures:
-            drawn = work.pictures[key](evaluated, task.index)
+            drawn = judged.pictures[key](evaluated, task.index)
             evaluation.warn(drawn.warnings, key, state, task.index)
-    loop.clock.restart()
+    session.clock.restart()
     return results

@@ -229,14 +229,14 @@ def restore(
     where = place(run, field=field)
     like = _abstract(encoder, inputs, mesh, where)
     try:
-        number, (loaded, total) = checkpoint.newest(
+        number, loaded = checkpoint.newest(
             where.folder, where.numbers, functools.partial(_load, like)
         )
     except checkpoint.CheckpointError as error:
         raise ValueError(f"{field}={run!r}: {error}") from error
     state = _encoder_state(_one_of(loaded, where))
     source = {"path": run, "number": number, "step": int(loaded["step"])}
-    source["checksum"] = total
+    source["checksum"] = int(checkpoint.checksum(loaded).sum())
     return sharding.settle(state, mesh), source
 
 
@@ -295,7 +295,7 @@ def _one_of(loaded, where):
 
 
 def _load(like, path):
-    """The leaves named in `like`, of this encoder, and the sum of their checksums."""
+    """The leaves named in `like`, of this encoder."""
     saved = checkpoint.read(path)
     params = saved.tree["params"]
     if "encoder" not in params:
@@ -310,7 +310,7 @@ def _load(like, path):
             f"{path} does not fit the encoder of the run's config.json and these "
             f"images: {misfits}"
         )
-    return checkpoint.load_part(path, like, saved)
+    return checkpoint.load(path, like, saved)
 
 
 def _no_encoder(path, params):

@@ -118,14 +118,14 @@ def random_state(work, seed=0):
             return jnp.asarray(rng.uniform(0.2, 0.7, leaf.shape), leaf.dtype)
         return jnp.zeros(leaf.shape, leaf.dtype)
 
-    state = jax.tree.map(number, job.shapes(work)[0])
+    state = jax.tree.map(number, job.shapes(work.method, work.data)[0])
     params = jax.tree.map(lambda x: x - 0.45 if x.ndim > 1 else x, state.params)
     return state.replace(step=jnp.int32(7), params=params)
 
 
 def results_of(work, done=1):
     """As they are after `done` tasks."""
-    names = work.task_names
+    names = work.data.task_names
     found = results_lib.empty(len(names), task_names=names)
     for task in range(done):
         row = np.where(np.arange(len(names)) <= task, 0.5 + 0.1 * task, np.nan)

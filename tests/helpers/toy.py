@@ -100,9 +100,20 @@ def job(workdir, *, tasks=None, **changes):
     """The job of `config`, perhaps of its first `tasks` tasks only."""
     made = build.build(config(**changes), workdir)
     if tasks is not None:
-        stream = made.stream._replace(tasks=made.stream.tasks[:tasks])
-        made = made._replace(stream=stream)
+        made = change(
+            made, stream=made.stream._replace(tasks=made.stream.tasks[:tasks])
+        )
     return made
+
+
+def change(work, **values):
+    """The job with other values, each in the record that has the field."""
+    for name in ("data", "loop", "evaluation", "logging"):
+        record = getattr(work, name)
+        own = {key: values.pop(key) for key in record._fields if key in values}
+        work = work._replace(**{name: record._replace(**own)})
+    assert not values, values
+    return work
 
 
 def unlabelled():
