@@ -139,7 +139,7 @@ def test_help_of_what_trains_has_examples_and_every_flag(word, started, capsys):
 
 def test_former_words_start_what_they_did_and_name_the_new_one(started, capsys):
     assert command.main(["bring", "--x=1"]) == 0
-    assert started == [("jaxcl.bring", ["--x=1"])]
+    assert started == [("jaxcl.weights.import_file", ["--x=1"])]
     assert "import" in capsys.readouterr().err
     assert command.main(["show", "quickstart"]) == 0
     told = capsys.readouterr()

@@ -17,7 +17,7 @@ SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 # row what stands to the right of it.
 ROWS = (
     ("__main__", "main", "front"),
-    ("report", "estimate", "bring", "export", "update"),
+    ("report", "estimate", "weights", "update"),
     ("config", "run"),
     ("methods", "evals"),
     ("nets", "augment", "data"),

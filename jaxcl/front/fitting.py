@@ -19,11 +19,11 @@ from absl import logging
 from etils import epath
 
 from jaxcl.config import build, claim, own_images, recipe
-from jaxcl.export import command as export_command
-from jaxcl.export import encoder as encoder_lib
 from jaxcl.front import given, result
 from jaxcl.methods.two_view import strategies
 from jaxcl.run import finish, folder, signals
+from jaxcl.weights import encoder as encoder_lib
+from jaxcl.weights import writer
 
 
 def fit(
@@ -199,7 +199,7 @@ def _hash(config, start: dict[str, bytes]) -> str:
       start: the file of an encoder in memory, with which the run begins; or {}.
     """
     kept = {k: v for k, v in config.to_dict().items() if k not in claim.MACHINE}
-    kept |= export_command.hashes(start)
+    kept |= writer.hashes(start)
     text = json.dumps(kept, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -207,15 +207,15 @@ def _hash(config, start: dict[str, bytes]) -> str:
 def _tensors(encoder: encoder_lib.Encoder) -> dict[str, bytes]:
     """The file of the tensors of an encoder in memory, by its name."""
     leaves = encoder_lib.flat(encoder.params, encoder.stats)
-    return {folder.TENSORS: export_command.packed(leaves, "flax")}
+    return {folder.TENSORS: writer.pack(leaves, "flax")}
 
 
 def _written(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
     """The folder of an encoder in memory, which is written beside the run."""
     card = {key: value for key, value in card.items() if key != "checksum"}
-    card["files"] = export_command.hashes(files)
+    card["files"] = writer.hashes(files)
     place = where / "start"
-    export_command.write(place, files, card, force=False)
+    writer.write(place, files, card, force=False)
     return str(place)
 
 
