@@ -234,7 +234,7 @@ def _moments(architecture, facts, channels, mean, std) -> dict:
         for number in value:
             if wrong := most.refusal(number):
                 raise ValueError(f"--{name}={number}: must be {wrong}")
-        found[name] = list(value)
+        found[name] = [*value] * (channels if len(value) == 1 else 1)
     return found
 
 

@@ -30,13 +30,12 @@ _TRANSFORMERS = {
     "depths": "depths",
     "hidden_act": "activation",
 }
-_TIMM = {
+_TIMM = {  # not img_size: timm resizes positions when it loads them
     "num_heads": "heads",
     "embed_dim": "width",
     "depth": "layers",
     "depths": "depths",
     "patch_size": "patch",
-    "img_size": "image_size",
     "reg_tokens": "registers",
     "in_chans": "channels",
     "act_layer": "activation",
@@ -95,44 +94,40 @@ def read(folder: epath.Path, scheme: str) -> Facts:
     Raises:
       ValueError: a file is damaged, or asks for what no network here has.
     """
-    files = {}
-    for name in (CONFIG, PREPROCESSOR):
-        if (folder / name).exists():
-            files[name] = storage.read_object(folder / name)
+    there = [name for name in (CONFIG, PREPROCESSOR) if (folder / name).exists()]
+    found = {name: storage.read_object(folder / name) for name in there}
+    config, licence, notes = found.get(CONFIG, {}), "", []
     network: dict[str, Any] = {}
-    images: dict[str, Any] = {}
-    licence, notes = "", []
-    read_now = []
-    config = files.get(CONFIG, {})
+    images: dict[str, dict] = {}  # file -> options
     try:
         if "architecture" in config:
-            network, images = _timm(config, scheme)
-            licence = str(config.get("pretrained_cfg", {}).get("license") or "")
-        elif "model_type" in config or scheme.startswith("transformers"):
-            network = _transformers(config, scheme) if config else {}
-        read_now = [CONFIG] if network or images else []
-        if PREPROCESSOR in files:
-            given, notes = _preprocessor(files[PREPROCESSOR])
-            for key in images.keys() & given.keys():
-                if images[key] != given[key]:
-                    raise ValueError(
-                        f"{CONFIG} says {key}={images[key]}, {PREPROCESSOR} "
-                        f"{given[key]}; mend one of them"
-                    )
-            images = images | given
-            read_now.append(PREPROCESSOR)
+            network = _timm_network(config, scheme)
+            cfg = config.get("pretrained_cfg", config)
+            images[CONFIG] = _timm_images(cfg, notes)
+            licence = str(cfg.get("license") or "")
+        elif config and ("model_type" in config or scheme.startswith("transformers")):
+            network = _transformers_network(config, scheme)
+        if cfg := found.get(PREPROCESSOR, {}).get("pretrained_cfg"):
+            images[PREPROCESSOR] = _timm_images(cfg, notes)
+        elif PREPROCESSOR in found:
+            images[PREPROCESSOR] = _transformers_images(found[PREPROCESSOR], notes)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        where = " and ".join(files)
+        where = " and ".join(found)
         raise ValueError(f"{folder}/{where}: it cannot be read: {error!r}") from error
-    hashes = {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in read_now
-    }
-    return Facts(network, images, licence, hashes, tuple(notes))
+    one, other = (images.get(name, {}) for name in (CONFIG, PREPROCESSOR))
+    for key in one.keys() & other.keys():
+        if one[key] != other[key]:
+            raise ValueError(
+                f"{folder}: {CONFIG} says {key}={one[key]}, {PREPROCESSOR} "
+                f"{other[key]}; mend one of them"
+            )
+    used = {*images, *([CONFIG] if network else [])}
+    hashes = {x: hashlib.sha256((folder / x).read_bytes()).hexdigest() for x in used}
+    return Facts(network, one | other, licence, hashes, tuple(notes))
 
 
 def _pick(section, keys) -> dict:
-    """The options that a section states, sides of squares as one number."""
+    """Pick the options that a section states, sides of squares as one number."""
     found = {}
     for key, option in keys.items():
         value = section.get(key)
@@ -143,101 +138,93 @@ def _pick(section, keys) -> dict:
     return found
 
 
-def _transformers(config, scheme) -> dict:
-    """Options of transformers' config.json."""
-    found = _pick(config, _TRANSFORMERS)
-    kind = names.SCHEMES[scheme].kind
+def _transformers_network(config, scheme) -> dict:
+    found, kind = _pick(config, _TRANSFORMERS), names.SCHEMES[scheme].kind
     if kind == "vit":
-        config["num_attention_heads"], config["layer_norm_eps"]  # noqa: B018
-        found.pop("depths", None)
+        missing = {"heads", "epsilon"} - found.keys()
+        if missing:
+            raise KeyError(*missing)
         turns = config.get("rope_parameters") or config
         if turns.get("rope_theta", 100) != 100:
             raise ValueError(f"{CONFIG}: rope_theta={turns['rope_theta']}; must be 100")
         return found
-    if kind == "convnext":
-        widths = config.get("hidden_sizes") or [None]
-        return {"width": widths[0]} | {
-            key: found[key] for key in ("patch", "depths", "channels") if key in found
-        }
-    return {}
+    kept = ("patch", "depths", "channels") if kind == "convnext" else ()
+    return {name: found[name] for name in kept if name in found}
 
 
-def _timm(config, scheme) -> tuple[dict, dict]:
-    """Options and preparation of timm's config.json."""
+def _timm_network(config, scheme) -> dict:
     name = str(config["architecture"])
     if scheme == "torchvision" and not _RESNETS.fullmatch(name):
         raise ValueError(
             f"{CONFIG}: architecture={name!r}: tensors of its names may be of another "
             "network than torchvision's ResNet"
         )
-    options = config.get("model_args") or {}
-    images = config.get("pretrained_cfg", config)
-    if "input_size" not in images:
-        return _pick(options, _TIMM), {}
-    _, height, width = images["input_size"]
-    share = images.get("crop_pct") or 0.875  # timm's own, where none is said
-    squash = images.get("crop_mode") == "squash"
-    found = {
-        "size": _square(CONFIG, height, width),
-        "resize": height if squash else math.floor(height / share),
-        "mean": [float(x) for x in images["mean"]],
-        "std": [float(x) for x in images["std"]],
-        "interpolation": _filter(CONFIG, images.get("interpolation", "bicubic")),
+    return _pick(config.get("model_args") or {}, _TIMM)
+
+
+def _timm_images(config, notes) -> dict:
+    if "input_size" not in config:
+        return {}
+    _, height, width = config["input_size"]
+    size, share = _square(height, width), config.get("crop_pct") or 0.875  # its default
+    if (mode := config.get("crop_mode", "center")) != "center":
+        notes.append(f"timm's crop_mode={mode!r}: {_OURS}")
+        share = 1.0
+    return {
+        "size": size,
+        "resize": math.floor(size / share),
+        "mean": [float(x) for x in config["mean"]],
+        "std": [float(x) for x in config["std"]],
+        "interpolation": _filter(config.get("interpolation", "bicubic")),
     }
-    return _pick(options, _TIMM), found
 
 
-def _square(name, height, width) -> int:
+_OURS = "here the shorter side of images is resized and the middle cut"
+
+
+def _square(height, width) -> int:
     if height != width:
-        raise ValueError(f"{name}: images of {height} x {width}; must be square")
+        raise ValueError(f"images are made {height} x {width}; must be square")
     return height
 
 
-def _filter(name, value) -> str:
+def _filter(value) -> str:
     found = _FILTERS.get(value, value)
     if found not in _FILTERS.values():
         raise ValueError(
-            f"{name}: images are resized by {value!r}; must be bilinear (2) or bicubic "
-            "(3)"
+            f"images are resized by {value!r}; must be bilinear (2) or bicubic (3)"
         )
     return found
 
 
-def _preprocessor(config) -> tuple[dict, list[str]]:
-    """Find how images are prepared; also return what is done in another way here."""
+def _transformers_images(config, notes) -> dict:
     found: dict[str, Any] = {}
-    notes: list[str] = []
     if config.get("rescale_offset"):
         raise ValueError(f"{PREPROCESSOR}: rescale_offset: no network here has it")
-    factor = config.get("rescale_factor", 1 / 255)
-    factor = factor * 255 if config.get("do_rescale", True) else 255.0
+    factor = config.get("rescale_factor", 1 / 255) * 255
+    factor = factor if config.get("do_rescale", True) else 255.0
     factor = 1.0 if math.isclose(factor, 1.0, rel_tol=1e-4) else factor
     mean, std = config.get("image_mean"), config.get("image_std")
     if not config.get("do_normalize", True):
         mean, std = [0.0], [1.0]
     if mean is not None and std is not None:
-        found["mean"] = [x / factor for x in mean]
-        found["std"] = [x / factor for x in std]
+        found = {"mean": [x / factor for x in mean], "std": [x / factor for x in std]}
     if "resample" in config:
-        found["interpolation"] = _filter(PREPROCESSOR, config["resample"])
-    size = config.get("size")
+        found["interpolation"] = _filter(config["resample"])
+    size, crop = config.get("size"), config.get("crop_size")
     if size is None or not config.get("do_resize", True):
-        return found, notes
-    if not isinstance(size, dict):  # as older files have it
-        crops = config.get("do_center_crop") and "crop_size" in config
-        size = {"shortest_edge" if crops else "height": size, "width": size}
-    crop = config.get("crop_size") if config.get("do_center_crop", True) else None
+        return found
+    if not config.get("do_center_crop", True):
+        crop = None
     if isinstance(crop, dict):
-        crop = _square(PREPROCESSOR, crop["height"], crop["width"])
+        crop = _square(crop["height"], crop["width"])
+    if not isinstance(size, dict):  # as older files have it
+        size = {"shortest_edge": size} if crop else {"height": size, "width": size}
     if "shortest_edge" not in size:
-        side = _square(PREPROCESSOR, size["height"], size["width"])
-        notes.append(
-            f"{PREPROCESSOR} stretches images to a square; here the shorter side is "
-            "resized and the middle cut"
-        )
-        return found | {"size": crop or side, "resize": side}, notes
-    edge = size["shortest_edge"]
-    share = config.get("crop_pct")  # of ConvNeXt's
-    if share and edge < 384:
-        return found | {"size": edge, "resize": int(edge / share)}, notes
-    return found | {"size": crop or edge, "resize": edge}, notes
+        notes.append(f"{PREPROCESSOR} stretches images to a square: {_OURS}")
+        edge = _square(size["height"], size["width"])
+        return found | {"size": crop or edge, "resize": edge}
+    edge, share = size["shortest_edge"], config.get("crop_pct")
+    if share and edge < 384:  # ConvNeXt's
+        return found | {"size": edge, "resize": int(edge / share)}
+    return found | {"size": crop or edge, "resize": edge}

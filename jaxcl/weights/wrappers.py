@@ -15,6 +15,7 @@ WRAPPERS = (
     "_checkpoint_wrapped_module",
     "_forward_module",
 )
+_MODEL = re.compile(r"((?:.*\.)?)model\.(stages\.\d+\.(?:downsample_)?layers\..+)")
 _CHUNKED = re.compile(r"((?:.*\.)?)blocks\.(\d+)\.(\d+)\.(.+)")
 _STAGE = re.compile(r"((?:.*\.)?)(\d+)\.0\.conv1\.weight")
 _NUMBERED = re.compile(r"((?:.*\.)?)(\d+)\.(.+)")
@@ -35,16 +36,14 @@ def strip(tensors: Mapping[str, T]) -> dict[str, T]:
         known here.
     """
     bare = _rename(tensors, {name: strip_name(name) for name in tensors})
+    bare = _rename(bare, _without_model(bare))
     bare = _rename(bare, _without_chunks(bare))
     return _rename(bare, _without_numbers(bare))
 
 
 def strip_name(name: str) -> str:
     """Drop the wrappers in a name."""
-    kept = ".".join(part for part in name.split(".") if part not in WRAPPERS)
-    # transformers puts a "model." before some layers of DINOv3's ConvNeXt.
-    layers = r"(^|\.)model\.(stages\.\d+\.(downsample_)?layers\.)"
-    return re.sub(layers, r"\1\2", kept)
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _rename(tensors, names) -> dict:
@@ -56,6 +55,19 @@ def _rename(tensors, names) -> dict:
             raise Refused(f"two of its tensors are {new!r} without wrappers")
         found[new] = x
     return found
+
+
+def _without_model(names) -> dict[str, str]:
+    """`model.stages.0.layers...` -> `stages.0.layers...`.
+
+    transformers puts a "model." before all of DINOv3's ConvNeXt but the last norm.
+    """
+    matches = {name: m for name in names if (m := _MODEL.fullmatch(name))}
+    return {
+        name: m[1] + m[2]
+        for name, m in matches.items()
+        if f"{m[1]}layer_norm.weight" in names
+    }
 
 
 def _without_chunks(names) -> dict[str, str]:
