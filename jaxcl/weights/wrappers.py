@@ -18,7 +18,6 @@ WRAPPERS = (
 _MODEL = re.compile(r"((?:.*\.)?)model\.(stages\.\d+\.(?:downsample_)?layers\..+)")
 _CHUNKED = re.compile(r"((?:.*\.)?)blocks\.(\d+)\.(\d+)\.(.+)")
 _STAGE = re.compile(r"((?:.*\.)?)(\d+)\.0\.conv1\.weight")
-_NUMBERED = re.compile(r"((?:.*\.)?)(\d+)\.(.+)")
 
 
 class Refused(ValueError):
@@ -111,9 +110,9 @@ def _without_numbers(tensors) -> dict[str, str]:
             continue
         layers = _layers(tensors, begin, min(found))
         for name in tensors:
-            match = _NUMBERED.fullmatch(name)
-            if match and match[1] == begin and int(match[2]) in layers:
-                names[name] = f"{begin}{layers[int(match[2])]}.{match[3]}"
+            number, _, rest = name.removeprefix(begin).partition(".")
+            if name.startswith(begin) and number.isdecimal() and int(number) in layers:
+                names[name] = f"{begin}{layers[int(number)]}.{rest}"
     return names
 
 
