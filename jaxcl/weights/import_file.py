@@ -140,8 +140,9 @@ def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
         options = architectures.vit_section(tensors, scheme, known)
         rotary = options["positions"] == "rotary"
         if rotary != (architecture == "dinov3"):
+            table = names.find(names.SCHEMES[scheme], "positions").tensor
             raise wrappers.Refused(
-                f"it has {'no' if rotary else 'a'} table of positions, and "
+                f"it has {'no' if rotary else 'a'} table of positions {table}, and "
                 f"--architecture={architecture} has {'one' if rotary else 'none'}"
             )
         width, layers = options["width"], options["layers"]

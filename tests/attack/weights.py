@@ -130,7 +130,8 @@ def _siblings(name, tensors):
     """Names that tell the same of other blocks, and beginnings of lost ones."""
     last = name.split(".")[-2:]
     found = [key for key in tensors if key.split(".")[-2:] == last]
-    return found + [".".join(name.split(".")[:i]) + "." for i in range(1, 4)]
+    found += [".".join(name.split(".")[:i]) + "." for i in range(1, 4)]
+    return [*found, "it holds no"]  # the tensor was what the network is known by
 
 
 HARM = (lose, misspell, cut, repeat)
