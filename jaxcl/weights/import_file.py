@@ -147,13 +147,13 @@ def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
             )
         width, layers = options["width"], options["layers"]
         heads = known.heads.get((width, layers))
-        options["heads"] = _settle(
+        options["heads"] = settle(
             "heads", given, facts, heads, f"{architecture} of {width} x {layers} blocks"
         )
         epsilon = known.epsilon
         if scheme == "transformers" and epsilon is not None:
             epsilon = 1e-12  # of its ViT, whatever it was converted from
-        options["epsilon"] = _settle("epsilon", given, facts, epsilon, architecture)
+        options["epsilon"] = settle("epsilon", given, facts, epsilon, architecture)
         options |= {n: given[n] for n in ("features",) if n in given}
     full = schema.defaults(_MAKERS[kind]) | options
     full.pop("dtype")
@@ -164,7 +164,7 @@ def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
     return {"name": kind, **full, "precision": "float32"}
 
 
-def _settle(name, given, facts, published, what) -> Any:
+def settle(name, given, facts, published, what) -> Any:
     """Settle a number that no tensor shows; refuse two that contradict each other."""
     if name in given:
         schema.check_value(given[name], schema.option_of(vit.vit)[name][0], f"--{name}")

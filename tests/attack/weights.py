@@ -160,11 +160,11 @@ def attack(family: str, rng: np.random.Generator, place: kind.Place) -> str:
     elif scheme.kind == "vit" and rng.random() < 0.2:
         words = contradict(rng, family, place.folder)
     changes = [convert, wrap]
-    if any(name.startswith("blocks.") for name in tensors) and scheme.kind == "vit":
-        changes.insert(0, chunk)
-    whole = harm in (None, cut)  # else a number may be another
-    if family.startswith("torchvision") and "convnext" not in family and whole:
-        changes.insert(0, number)
+    if harm in (None, cut):  # else a name may have no number
+        if any(name.startswith("blocks.") for name in tensors):
+            changes.insert(0, chunk)
+        if scheme.kind == "resnet":
+            changes.insert(0, number)
     for change in changes:
         tensors = change(rng, tensors) if rng.random() < 0.6 else tensors
     if rng.random() < 0.6:

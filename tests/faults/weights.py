@@ -25,7 +25,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "weights.import_file._settle",
+        "weights.import_file.settle",
         f"{_TESTS}numbers_that_contradict_each_other_are_refused",
         (
             "weights: of two numbers of heads the option's is taken",

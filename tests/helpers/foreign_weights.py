@@ -1,5 +1,6 @@
 """Small networks by the names of every library that the package reads."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +70,13 @@ def scheme_of(family: str) -> str:
 
 
 def make(family: str, seed: int = 0) -> tuple[dict, dict]:
-    """The tensors of a network by a library's names, and our arrays by their paths."""
+    """The tensors of a network by a library's names, and our arrays by their names."""
+    theirs, ours = _made(family, seed)
+    return dict(theirs), dict(ours)
+
+
+@functools.cache
+def _made(family, seed):
     scheme, options = names.SCHEMES[scheme_of(family)], FAMILIES[family].options
     section = schema.defaults(MAKERS[scheme.kind]) | options
     section = {"name": scheme.kind, **section}
