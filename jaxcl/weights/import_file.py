@@ -82,15 +82,18 @@ def import_file(
         given = {"heads": heads, "epsilon": epsilon, "features": features}
         given = {name: value for name, value in given.items() if value is not None}
         section = _section(own, scheme, architecture, facts, given, stem_padding)
+        channels = architectures.channels(own, scheme)
+        facts.check(section | {"channels": channels}, scheme)
+        usual = known.images._asdict() if known.images else {}
+        prepared = usual | facts.images
         inputs = {
             "kind": "images",
             "dtype": "uint8",
-            "channels": architectures.channels(own, scheme),
-            **_images(section, architecture, facts, size, resize),
+            "channels": channels,
+            **_sizes(section, prepared, size, resize),
+            **_moments(prepared, channels, mean, std),
             "decoder": None,
         }
-        inputs |= _moments(architecture, facts, inputs["channels"], mean, std)
-        facts.check(section | {"channels": inputs["channels"]}, scheme)
         shapes = encoder.shapes({"encoder": section, "input": inputs})
         leaves, dropped = architectures.fill(own, scheme, shapes)
     except wrappers.Refused as error:
@@ -186,19 +189,11 @@ def settle(name, given, facts, published, what) -> Any:
     return next(iter(values.values()))
 
 
-def _images(section, architecture, facts, size, resize) -> dict:
+def _sizes(section, prepared, size, resize) -> dict:
     """Settle how images are resized and cut."""
-    usual = architectures.get(architecture).images
-    known = ({} if usual is None else usual._asdict()) | facts.images
-    if size is None and "size" not in known:
-        raise ValueError(
-            f"--size: how --architecture={architecture} prepares its images is not "
-            "known; give --size, --mean and --std, or a narrower architecture, as "
-            "'augreg' or 'deit'"
-        )
-    size = known["size"] if size is None else size
+    size = _given(prepared, "size", size)
     if resize is None:
-        resize = known["resize"] if size == known.get("size") else size
+        resize = prepared["resize"] if size == prepared.get("size") else size
     schema.check_value(size, schema.Pixels, "--size")
     schema.check_value(resize, schema.Pixels, "--resize")
     if resize < size:
@@ -210,22 +205,15 @@ def _images(section, architecture, facts, size, resize) -> dict:
         least = patch * 2 ** (len(section["depths"]) - 1)
         if size < least:
             raise ValueError(f"--size={size}: must be {least} or more for its stages")
-    how = known.get("interpolation", "bicubic")
+    how = prepared.get("interpolation", "bicubic")
     return {"size": size, "resize": resize, "interpolation": how}
 
 
-def _moments(architecture, facts, channels, mean, std) -> dict:
-    """Settle mean and standard deviation of pixels from 0 to 1."""
-    usual = architectures.get(architecture).images
-    known = ({} if usual is None else usual._asdict()) | facts.images
+def _moments(prepared, channels, mean, std) -> dict:
+    """Settle mean and standard deviation of pixels from 0 to 1, one of each channel."""
     found = {}
     for name, given in (("mean", mean), ("std", std)):
-        value = known.get(name) if given is None else given
-        if value is None:
-            raise ValueError(
-                f"--{name}: how --architecture={architecture} prepares its images is "
-                "not known; give --mean and --std"
-            )
+        value = _given(prepared, name, given)
         if len(value) not in (1, channels):
             raise ValueError(
                 f"--{name}={value}: must be one number, or one for each of its "
@@ -237,6 +225,17 @@ def _moments(architecture, facts, channels, mean, std) -> dict:
                 raise ValueError(f"--{name}={number}: must be {wrong}")
         found[name] = [*value] * (channels if len(value) == 1 else 1)
     return found
+
+
+def _given(prepared, name, value) -> Any:
+    """The option's value, or that of the files or the architecture."""
+    value = prepared.get(name) if value is None else value
+    if value is None:
+        raise ValueError(
+            f"--{name}: how its images are prepared is not known; give --size, --mean "
+            "and --std, or a narrower --architecture, as 'augreg' or 'deit'"
+        )
+    return value
 
 
 def text(card: dict) -> str:
