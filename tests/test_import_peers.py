@@ -346,7 +346,7 @@ def test_resnets_of_timm_and_of_its_names(tmp_path):
         (tmp_path / library).mkdir()
         asked = {"prefix": "module.encoder_q"} if library == "moco" else {}
         again = imported(tmp_path / library, state, "resnet", **asked)
-        assert again.card["imported"]["prefix"] == prefix
+        assert again.card["imported"]["prefix"] == prefix.removeprefix("module.")
         for name in ("params", "stats"):  # and so the same features
             chex.assert_trees_all_equal(getattr(again, name), getattr(made, name))
     # The plain kind differs in the pixels that it is given.

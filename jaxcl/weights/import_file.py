@@ -168,25 +168,27 @@ def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
 
 
 def settle(name, given, facts, published, what) -> Any:
-    """Settle a number that no tensor shows; refuse two that contradict each other."""
+    """Settle a number that no tensor shows: by option, config.json or architecture.
+
+    Raises:
+      wrappers.Refused: nobody says it, or config.json contradicts the architecture and
+        no option decides; `Facts.check` compares an option with config.json.
+    """
+    said = facts.network.get(name)
     if name in given:
         schema.check_value(given[name], schema.option_of(vit.vit)[name][0], f"--{name}")
-    said = {
-        f"--{name}": given.get(name),
-        f"{side_files.CONFIG} beside it": facts.network.get(name),
-    }
-    if name not in given:
-        said[f"a published {what}"] = published
-    values = {place: value for place, value in said.items() if value is not None}
-    if not values:
+        return given[name]
+    if said is None and published is None:
         raise wrappers.Refused(
             f"no tensor shows its {name}, no {side_files.CONFIG} beside it, and no "
             f"{what} is published; --{name} says it"
         )
-    if len({*values.values()}) > 1:
-        pairs = ", ".join(f"{place} says {value}" for place, value in values.items())
-        raise wrappers.Refused(f"its {name} are not clear: {pairs}")
-    return next(iter(values.values()))
+    if None not in (said, published) and said != published:
+        raise wrappers.Refused(
+            f"{side_files.CONFIG} beside it says {name}={said}, a published {what} has "
+            f"{published}; --{name} says which"
+        )
+    return published if said is None else said
 
 
 def _sizes(section, prepared, size, resize) -> dict:

@@ -80,7 +80,8 @@ class Facts(NamedTuple):
             found = list(found) if option == "depths" else found
             if found != said:
                 raise wrappers.Refused(
-                    f"{CONFIG} beside it says {option}={said}, its tensors say {found}"
+                    f"{CONFIG} beside it says {option}={said}, but it is {found} by its "
+                    "tensors or an option"
                 )
 
 
@@ -147,6 +148,8 @@ def _transformers_network(config, scheme) -> dict:
         turns = config.get("rope_parameters") or config
         if turns.get("rope_theta", 100) != 100:
             raise ValueError(f"{CONFIG}: rope_theta={turns['rope_theta']}; must be 100")
+        if scheme == "transformers_dinov2":  # it has mlp_ratio in its place
+            found.pop("hidden", None)
         return found
     kept = ("patch", "depths", "channels") if kind == "convnext" else ()
     return {name: found[name] for name in kept if name in found}

@@ -95,11 +95,15 @@ def convert(rng, tensors):
 # Changes that the import must notice: -> tensors, and what a refusal has to name.
 
 
+def shown(tensors) -> list[str]:
+    """Tensors that others need; how many registers there were, none shows."""
+    free = ("reg_token", "register_tokens", "storage_tokens", "mask_token")
+    return [name for name in tensors if not name.endswith(free)]
+
+
 def lose(rng, tensors):
-    """A tensor is missing; that registers are gone, no tensor shows."""
-    kept = ("reg_token", "register_tokens", "storage_tokens", "mask_token")
-    known = [name for name in tensors if not name.endswith(kept)]
-    name = str(rng.choice(known))
+    """A tensor is missing."""
+    name = str(rng.choice(shown(tensors)))
     rest = {key: x for key, x in tensors.items() if key != name}
     return rest, [name.rpartition(".")[0] or name, *_siblings(name, rest)]
 
@@ -114,7 +118,7 @@ def misspell(rng, tensors):
 
 def cut(rng, tensors):
     """A tensor has another shape, in which nothing fits the others."""
-    name = str(rng.choice([name for name, x in tensors.items() if x.ndim]))
+    name = str(rng.choice(shown(tensors)))
     axis = int(rng.integers(tensors[name].ndim))
     size = tensors[name].shape[axis]
     other = np.take(tensors[name], [*range(size - 1)] or [0, 0], axis)
