@@ -80,8 +80,8 @@ class Facts(NamedTuple):
             found = list(found) if option == "depths" else found
             if found != said:
                 raise wrappers.Refused(
-                    f"{CONFIG} beside it says {option}={said}, but it is {found} by its "
-                    "tensors or an option"
+                    f"{CONFIG} beside it says {option}={said}, but its tensors or an "
+                    f"option say {found}"
                 )
 
 
