@@ -12,8 +12,8 @@ from collections.abc import Sequence
 _RUNS = {
     "train": ("jaxcl.main", "train a config, or continue a run that was stopped"),
     "update": ("jaxcl.update", "teach a run's encoder new images, if it stays good"),
-    "import": ("jaxcl.bring", "read the weights of another library"),
-    "export": ("jaxcl.export", "write the encoder of a run to a folder"),
+    "import": ("jaxcl.weights.import_file", "read the weights of another library"),
+    "export": ("jaxcl.weights.export", "write the encoder of a run to a folder"),
     "data": ("jaxcl.data.fetch", "download or draw a well-known set of images"),
     "report": ("jaxcl.report", "write one HTML page about any runs"),
     "estimate": ("jaxcl.estimate", "memory and least time of a step, on any chip"),

@@ -138,7 +138,7 @@ def steps(options) -> list[Step]:
     made = [
         Step(_main(CONFIG, have / "run", flags), have / "run" / results_lib.RESULTS),
         Step(
-            ("jaxcl.export", f"--run={have}/run", f"--out={have}/encoder"),
+            ("jaxcl", "export", f"--run={have}/run", f"--out={have}/encoder"),
             have / "encoder" / folder_lib.CARD,
         ),
         *_judged(options, have, have / "encoder"),

@@ -21,9 +21,9 @@ from helpers import config_files, pages, run_directories
 from jaxcl import cli, estimate
 from jaxcl.config import files, sections
 from jaxcl.data import convert, fetch, from_arrays, sources
-from jaxcl.export import command as export_command
 from jaxcl.report import compare, speedup
 from jaxcl.update import command as update_command
+from jaxcl.weights import export, import_file
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -127,7 +127,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         assert files.located(given["config"])
         assert estimate.parse(given.get("target", "v5e")).chips
     else:
-        module = {"export": export_command, "data": fetch}[words[0]]
+        module = {"export": export, "import": import_file, "data": fetch}[words[0]]
         module.parser().parse_args(arguments)
     assert len(started) == 1
 

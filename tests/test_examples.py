@@ -17,10 +17,10 @@ import test_methods
 from helpers import config_files, processes, toy, twins
 from jaxcl import schema
 from jaxcl.config import build
-from jaxcl.export import command as export_command
 from jaxcl.memory import buffer as buffer_lib
 from jaxcl.methods.two_view import records
 from jaxcl.run import train
+from jaxcl.weights import export
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
@@ -73,7 +73,7 @@ def test_two_tasks_train_and_are_judged(word, tmp_path):
 def test_an_encoder_of_ones_own_is_exported(tmp_path):
     work = build.build(config("replay", evaluators={}), tmp_path / "run")
     train.run(work, tmp_path / "run")
-    export_command.export(str(tmp_path / "run"), str(tmp_path / "out"))
+    export.export(str(tmp_path / "run"), str(tmp_path / "out"))
     images = work.stream.dataset.test.images
     assert jaxcl.load_encoder(tmp_path / "out").embed(images).shape == (80, 32)
 

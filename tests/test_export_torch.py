@@ -10,9 +10,8 @@ from safetensors import numpy as tensors
 
 import jaxcl
 from helpers import config_files, pages, run_directories, torch_peers
-from jaxcl.export import command as export_command
-from jaxcl.export import encoder, torch_resnet, torch_vit
 from jaxcl.nets import norm
+from jaxcl.weights import encoder, export, names, pytorch, writer
 
 torch = pytest.importorskip(
     "torch", reason="PyTorch is not installed: pip install torch==2.13.0"
@@ -44,7 +43,7 @@ def page():
 def network(options, size, channels, seed=0):
     """An encoder of any numbers, running statistics far from those it starts with."""
     rng = np.random.default_rng(seed)
-    section = export_command._architecture({"encoder": options})
+    section = export._architecture({"encoder": options})
     card = {"encoder": section, "input": {"kind": "images", "channels": channels}}
     card["input"] |= {"size": size, "resize": None, "interpolation": "bicubic"}
     card["input"] |= {"mean": [0.4] * channels, "std": [0.2, 0.3, 0.25][:channels]}
@@ -72,7 +71,7 @@ def images_for(made, count=3):
 def twin(page, made, state=None):
     """The page's module with the parameters of an encoder."""
     model = page["ResNet"](made.card)
-    state = torch_resnet.torch_state(made) if state is None else state
+    state = pytorch.torch_state(made) if state is None else state
     model.load_state_dict({name: torch.from_numpy(x) for name, x in state.items()})
     return model.eval()
 
@@ -107,9 +106,11 @@ def test_a_training_pass_moves_the_same_statistics(name, page):
     leaves = encoder.flat(made.params, stats)
     before = encoder.flat(made.params, made.stats)
     moved = model.state_dict()
-    for theirs_name, ours_name in torch_resnet.key_map(leaves).items():
-        if ours_name and ours_name.startswith("stats/"):
-            want = moved[theirs_name].numpy()
+    for ours_name in leaves:
+        if ours_name.startswith("stats/"):
+            path = ours_name.partition("/")[2]
+            place = names.find(names.SCHEMES["torchvision"], path)
+            want = moved[place.tensor].numpy()
             np.testing.assert_allclose(leaves[ours_name], want, rtol=2e-3, atol=2e-4)
             assert np.abs(want - before[ours_name]).max() > 1e-3
     assert int(moved["bn1.num_batches_tracked"]) == 1
@@ -122,8 +123,8 @@ def test_a_training_pass_moves_the_same_statistics(name, page):
 def test_padding_of_another_kind_is_refused_with_reason(page):
     options, size, channels = NETS["basic-cifar"]
     made = network(options | {"padding": "same"}, size, channels)
-    with pytest.raises(ValueError, match=r"config\.encoder\.padding='same' pads"):
-        torch_resnet.torch_state(made)
+    with pytest.raises(ValueError, match=r"config\.encoder\.padding='same'"):
+        pytorch.torch_state(made)
     # What the file would have computed.
     plain = network(options, size, channels)
     np.testing.assert_array_equal(
@@ -156,15 +157,14 @@ def test_a_folder_of_the_command(page, tmp_path):
     work, _ = run_directories.run_of(
         run, **changes, data={"name": "digits", "size": 16}
     )
-    assert export_command.main([f"--run={run}", f"--out={out}", "--torch"]) == 0
+    assert export.main([f"--run={run}", f"--out={out}", "--torch"]) == 0
     model, images = page["load"](out), work.stream.evaluation.images[:8]
     assert not model.training
     with torch.no_grad():
         theirs = model(torch.from_numpy(images))
     check(jaxcl.load_encoder(out).embed(images), theirs)
     state = tensors.load((out / "resnet_torch.safetensors").read_bytes())
-    keys = json.loads((out / "card.json").read_text())["torch"]
-    assert set(keys) == set(state) == set(model.state_dict())
+    assert set(state) == set(model.state_dict())
 
 
 VIT = {"name": "vit", "width": 16, "layers": 2, "heads": 2, "hidden": 24}
@@ -196,10 +196,8 @@ def test_transformers_are_what_the_page_makes_of_their_cards(
     made, folder = network(*VITS[name]), tmp_path / "exports" / "vit"
     folder.mkdir(parents=True)
     (folder / "card.json").write_text(json.dumps(made.card))
-    state = torch_vit.torch_state(made)
-    leaves = encoder.flat(made.params, made.stats)
-    assert set(torch_vit.key_map(leaves, made.card["encoder"])) == set(state)
-    (folder / torch_vit.TENSORS).write_bytes(tensors.save(state))
+    state = pytorch.torch_state(made)
+    (folder / writer.PYTORCH["vit"]).write_bytes(tensors.save(state))
     images = images_for(made)
     inputs = np.asarray(made.prepare(images)).transpose(0, 3, 1, 2).copy()
     with torch.no_grad():
@@ -220,7 +218,7 @@ def test_a_transformer_with_adapters_of_the_command(tmp_path, monkeypatch):
         data={"name": "digits", "size": 16, "channels": 3},
         **{"augment.size": 16, "augment.mean": (0.3,) * 3, "augment.std": (0.4,) * 3},
     )
-    assert export_command.main(["--run=run", "--out=exports/vit", "--torch"]) == 0
+    assert export.main(["--run=run", "--out=exports/vit", "--torch"]) == 0
     model = transformer_of_the_page()
     made = jaxcl.load_encoder("exports/vit")
     inputs = np.asarray(made.prepare(work.stream.evaluation.images[:8]))
@@ -228,7 +226,6 @@ def test_a_transformer_with_adapters_of_the_command(tmp_path, monkeypatch):
         theirs = model(torch.from_numpy(inputs.transpose(0, 3, 1, 2).copy()))
     check(jax.jit(work.method.embed)(state, inputs), theirs)
     check(made.embed(work.stream.evaluation.images[:8]), theirs)
-    assert set(made.card["torch"]) == set(model.state_dict())
     # Without the adapters they are other features.
     bare = {name: x for name, x in state.params["encoder"].items() if name != "lora"}
     ours = jax.jit(lambda params: made.apply(params, made.stats, inputs)[0])(bare)
@@ -239,7 +236,7 @@ def test_a_transformer_with_adapters_of_the_command(tmp_path, monkeypatch):
 def test_what_the_check_would_notice(page):
     """Kernels mirrored, or their axes exchanged, are other features."""
     made = network(BASIC, 16, 3)
-    images, state = images_for(made), torch_resnet.torch_state(made)
+    images, state = images_for(made), pytorch.torch_state(made)
     ours = made.embed(images)
     for change in (lambda x: x[:, :, ::-1], lambda x: x.swapaxes(2, 3)):
         other = {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from attack import configs, kind, sets
+from attack import configs, kind, sets, weights
 from jaxcl.config import build
 
 
@@ -74,3 +74,26 @@ def test_a_set_that_is_refused_without_a_name_is_found(shared, tmp_path, monkeyp
     monkeypatch.setattr(sets.sources, "load", load)
     with pytest.raises(kind.Broken, match="list index"):
         sets.outcome("npz", tmp_path)
+
+
+QUICK_WEIGHTS = "timm dinov2 transformers_dinov3 timm_convnext torchvision".split()
+
+
+@pytest.mark.parametrize("family", QUICK_WEIGHTS)
+def test_renamed_weights_are_imported_alike_or_refused_by_name(family, tmp_path):
+    found = set()
+    for number in range(4):
+        place = kind.Place(tmp_path / str(number), tmp_path)
+        place.folder.mkdir()
+        found.add(weights.attack(family, np.random.default_rng([2, number]), place))
+    assert "same features" in found
+
+
+def test_weights_that_are_imported_otherwise_are_found(tmp_path, monkeypatch):
+    """A control: the same features of another network are not enough."""
+    other = weights.reference("timm")
+    monkeypatch.setattr(weights, "imported", lambda *_, **__: (other[0], {}, {}))
+    with pytest.raises(kind.Broken, match="another network"):
+        for number in range(9):
+            place = kind.Place(tmp_path, tmp_path)
+            weights.attack("timm", np.random.default_rng([2, number]), place)

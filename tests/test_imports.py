@@ -17,7 +17,7 @@ SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 # row what stands to the right of it.
 ROWS = (
     ("__main__", "main", "cli", "api"),
-    ("report", "estimate", "bring", "export", "update"),
+    ("report", "estimate", "weights", "update"),
     ("config", "run"),
     ("methods", "evals"),
     ("nets", "data"),

@@ -11,10 +11,10 @@ from jaxcl import core, sharding
 from jaxcl.config import build
 from jaxcl.data import scenarios, toys
 from jaxcl.evals import knn, linear
-from jaxcl.export import command as export_command
 from jaxcl.run import checkpoint, finish, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
+from jaxcl.weights import export
 
 STRATEGY = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
 PROBE = {"epochs": 3, "augment": False}
@@ -237,4 +237,4 @@ def test_seeds_side_by_side_of_a_config_that_names_none(tmp_path):
     place = transfer.place(str(tmp_path / "seed_1"))
     assert (place.seed, place.at, place.count, place.numbers) == (1, 1, 3, (7,))
     with pytest.raises(ValueError, match="3 seeds.*d_0"):
-        export_command.export(str(tmp_path), str(tmp_path / "out"))
+        export.export(str(tmp_path), str(tmp_path / "out"))

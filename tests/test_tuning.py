@@ -14,13 +14,12 @@ import jaxcl
 from helpers import toy, twins, two_view_losses
 from jaxcl import optim
 from jaxcl.config import build, sections
-from jaxcl.export import command as export_command
-from jaxcl.export import encoder
 from jaxcl.methods.two_view import strategies
 from jaxcl.nets import convnext, resnet, tuning, vit
 from jaxcl.run import finish, folder, job, transfer
 from jaxcl.update import command as update_command
 from jaxcl.update import lineage
+from jaxcl.weights import encoder, export, writer
 
 SMALL = dict(width=16, layers=3, heads=2, hidden=24, patch=4, image_size=8)
 NET = vit.vit(**SMALL, layer_scale=1.0)
@@ -48,12 +47,12 @@ def leave(where, net=NET, section=None, seed=1, channels=1):
     shapes = jax.eval_shape(net.init, jax.random.key(0), blank)
     params = numbers(shapes["params"], seed)
     stats = jax.tree.map(np.abs, numbers(shapes.get("batch_stats", {}), 2))
-    files = {folder.TENSORS: export_command.packed(encoder.flat(params, stats), "flax")}
+    files = {folder.TENSORS: writer.pack(encoder.flat(params, stats), "flax")}
     inputs = {"kind": "images", "dtype": "uint8", "channels": channels, "size": 8}
     inputs |= {"resize": None, "interpolation": "bicubic", "decoder": None}
     inputs |= {"mean": [0.3] * channels, "std": [0.4] * channels}
     card = {"format": folder.FORMAT, "encoder": full, "num_features": 16}
-    card |= {"input": inputs, "files": export_command.hashes(files)}
+    card |= {"input": inputs, "files": writer.hashes(files)}
     card |= {"checksum": folder.checksum(card)}
     where.mkdir(parents=True)
     (where / folder.CARD).write_text(json.dumps(card))
@@ -397,7 +396,7 @@ def test_trained_on_exported_judged_and_updated(kind, tmp_path, capsys):
     else:
         assert {n[0] for n in still} == {"conv1", "bn1", "layer1_0"}
     out = tmp_path / "out"
-    export_command.export(str(run), str(out))
+    export.export(str(run), str(out))
     made, images = jaxcl.load_encoder(out), work.stream.evaluation.images[:6]
     inputs = np.asarray(made.prepare(images))
     want = jax.jit(work.method.embed)(state, inputs)

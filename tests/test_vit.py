@@ -184,7 +184,7 @@ def np_resize(size, new, rule):
 
 
 def test_tables_are_resized_by_the_weights_of_pytorch():
-    """And as PyTorch itself does, see tests/test_bring_peers.py."""
+    """And as PyTorch itself does, see tests/test_import_peers.py."""
     size, grid = 5, (3, 7)
     table = np.random.default_rng(0).normal(size=(size, size, 2)).astype(np.float32)
 

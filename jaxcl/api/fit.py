@@ -20,10 +20,10 @@ from etils import epath
 
 from jaxcl.api import inputs, result
 from jaxcl.config import build, own_images, recipe, run_config
-from jaxcl.export import command as export_command
-from jaxcl.export import encoder as encoder_lib
 from jaxcl.methods.two_view import strategies
 from jaxcl.run import finish, folder, signals
+from jaxcl.weights import encoder as encoder_lib
+from jaxcl.weights import writer
 
 
 def fit(
@@ -200,7 +200,7 @@ def _hash(config, start: dict[str, bytes]) -> str:
       start: the file of an encoder in memory, with which the run begins; or {}.
     """
     kept = {k: v for k, v in config.to_dict().items() if k not in run_config.MACHINE}
-    kept |= export_command.hashes(start)
+    kept |= writer.hashes(start)
     text = json.dumps(kept, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -208,15 +208,15 @@ def _hash(config, start: dict[str, bytes]) -> str:
 def _tensors(encoder: encoder_lib.Encoder) -> dict[str, bytes]:
     """The file of the tensors of an encoder in memory, by its name."""
     leaves = encoder_lib.flat(encoder.params, encoder.stats)
-    return {folder.TENSORS: export_command.packed(leaves, "flax")}
+    return {folder.TENSORS: writer.pack(leaves, "flax")}
 
 
 def _written(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
     """The folder of an encoder in memory, which is written beside the run."""
     card = {key: value for key, value in card.items() if key != "checksum"}
-    card["files"] = export_command.hashes(files)
+    card["files"] = writer.hashes(files)
     place = where / "start"
-    export_command.write(place, files, card, force=False)
+    writer.write(place, files, card, force=False)
     return str(place)
 
 

@@ -12,13 +12,13 @@ from jaxcl.api import inputs
 from jaxcl.config import options
 from jaxcl.data import in_memory, storage
 from jaxcl.evals import plots
-from jaxcl.export import command as export_command
-from jaxcl.export import encoder as encoder_lib
 from jaxcl.report import command as report_command
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
 from jaxcl.update import command as update_command
 from jaxcl.update import lineage
+from jaxcl.weights import encoder as encoder_lib
+from jaxcl.weights import export as export_lib
 
 
 class Update(NamedTuple):
@@ -107,7 +107,7 @@ class Result:
         now = lineage.current(self.folder)
         if self._encoder is None or self._encoder[0] != now:
             place = epath.Path(now) / "encoder"
-            export_command.export(self.folder, str(place), force=True)
+            export_lib.export(self.folder, str(place), force=True)
             self._encoder = now, encoder_lib.load_encoder(place)
         return self._encoder[1]
 
@@ -125,7 +125,7 @@ class Result:
         return plots.overview(self.results, self.rows, path)
 
     def save(self, folder: str | os.PathLike, *, torch: bool = False) -> dict[str, Any]:
-        """Write the encoder to a folder, as `python -m jaxcl.export` does.
+        """Write the encoder to a folder, as `jaxcl export` does.
 
         Args:
           folder: missing, empty, or with the same encoder; `jaxcl.load_encoder` reads
@@ -138,7 +138,7 @@ class Result:
         Raises:
           ValueError: the folder holds something else.
         """
-        return export_command.export(self.folder, os.fspath(folder), torch=torch)
+        return export_lib.export(self.folder, os.fspath(folder), torch=torch)
 
     def report(self, path: str | os.PathLike | None = None) -> str:
         """Write a page about the run, one HTML file.

@@ -227,7 +227,7 @@ def _chosen(encoder) -> tuple[str | dict, str | None]:
     if storage.exists(text) and text not in ENCODERS:
         raise ValueError(
             f"encoder={text!r}: there is no encoder in it; must be a folder that "
-            "python -m jaxcl.export or jaxcl.bring wrote"
+            "jaxcl export or jaxcl import wrote"
         )
     core.check_choice("encoder", text, ENCODERS)
     return text, None

@@ -1,7 +1,7 @@
-"""The folder of an encoder, as `jaxcl.export` and `jaxcl.bring` write one.
+"""The folder of an encoder, as `jaxcl export` and `jaxcl import` write one.
 
 `card.json` says what the network is, `encoder.safetensors` has its parameters and
-statistics. Here both are read and checked; `export.encoder` makes a network of them.
+statistics. Here both are read and checked; `weights.encoder` makes a network of them.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ def read_card(folder: str | os.PathLike) -> dict:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
             f"{folder}: it has no {CARD} that can be read; name a folder that "
-            "python -m jaxcl.export or jaxcl.bring wrote"
+            "jaxcl export or jaxcl import wrote"
         ) from error
     if card.get("format", FORMAT) != FORMAT:
         raise ValueError(

@@ -20,7 +20,7 @@ _FORKS.set_forkserver_preload(
     [
         "jaxcl.config.build",
         "jaxcl.config.command",
-        "jaxcl.export.command",
+        "jaxcl.weights.export",
         "jaxcl.update.command",
         "jaxcl.evals.knn",
         "ml_collections.config_flags",

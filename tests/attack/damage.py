@@ -140,7 +140,7 @@ def exported(rng: np.random.Generator, place: kind_lib.Place) -> str:
     base = kills.whole(place, "er")
 
     def make(folder):
-        words = ["-m", "jaxcl.export", f"--run={base / 'run'}"]
+        words = ["-m", "jaxcl.weights.export", f"--run={base / 'run'}"]
         commands.finish([*words, f"--out={folder / 'out'}"], folder)
 
     source = place.once("export to load", make)
@@ -167,7 +167,7 @@ def exported(rng: np.random.Generator, place: kind_lib.Place) -> str:
 
 
 def _leaves(encoder):
-    from jaxcl.export import encoder as encoder_lib
+    from jaxcl.weights import encoder as encoder_lib
 
     flat = encoder_lib.flat(encoder.params, encoder.stats)
     return [flat[name] for name in sorted(flat)] + [json.dumps(encoder.card["input"])]

@@ -125,7 +125,7 @@ def export(rng: np.random.Generator, place: kind_lib.Place) -> str:
     def words(folder):
         return [
             "-m",
-            "jaxcl.export",
+            "jaxcl.weights.export",
             f"--run={base / 'run'}",
             f"--out={folder / 'out'}",
         ]

@@ -1,7 +1,6 @@
 """Every kind of attack: each module here has some, listed by hand."""
 
-from attack import configs, damage, kills, sets, writes
+from attack import configs, damage, kills, sets, weights, writes
 
-KINDS = tuple(
-    kind for module in (kills, damage, writes, configs, sets) for kind in module.KINDS
-)
+MODULES = (kills, damage, writes, configs, sets, weights)
+KINDS = tuple(kind for module in MODULES for kind in module.KINDS)

@@ -7,91 +7,58 @@ import pickle
 import struct
 import zipfile
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy as st
 
 import jaxcl
-from jaxcl.bring import architectures, command, files, torch_file
-from jaxcl.export import command as export_command
-from jaxcl.export import encoder, torch_convnext, torch_resnet, torch_vit
-from jaxcl.nets import convnext, resnet, vit
+from helpers import foreign_weights
+from helpers.foreign_weights import FAMILIES, SMALL, write
 from jaxcl.run import folder as folder_lib
+from jaxcl.weights import (
+    architectures,
+    encoder,
+    files,
+    import_file,
+    names,
+    pytorch,
+    side_files,
+    torch_file,
+    wrappers,
+)
 
-SMALL = dict(width=16, layers=2, heads=2, hidden=24, patch=4, image_size=12)
-TURNED = {"positions": "rotary", "qkv_bias": "query_value", "class_position": False}
-# scheme -> architecture, options of the network whose names it has
-FAMILIES = {
-    "timm": ("deit", {}),
-    "timm-registers": ("dinov2", {"registers": 2, "class_position": False}),
-    "deit3": ("deit3", {"layer_scale": 1.0, "class_position": False}),
-    "dinov2": ("dinov2", {"layer_scale": 1.0, "registers": 2, "mlp": "swiglu"}),
-    "dinov3": ("dinov3", TURNED | {"layer_scale": 1.0, "registers": 2}),
-    "timm_dinov3": ("dinov3", TURNED | {"layer_scale": 1.0, "mlp": "swiglu"}),
-    "transformers": ("augreg", {}),
-    "transformers_dinov2": ("dinov2", {"layer_scale": 1.0, "registers": 1}),
-    "transformers_dinov3": ("dinov3", TURNED | {"layer_scale": 1.0, "mlp": "swiglu"}),
-}
 PREPARED = dict(size=12, heads=2)
 
 
-def numbers(shapes, seed=0):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype("f4"), shapes)
-
-
-def network(options, seed=0):
-    """Options with defaults, and leaves by their paths."""
-    section = export_command._full(vit.vit, SMALL | options)
-    net = vit.vit(**section)
-    shapes = jax.eval_shape(net.init, jax.random.key(0), np.zeros((1, 12, 12, 3)))
-    leaves = encoder.flat(numbers(shapes["params"], seed), {})
-    return section, {name.partition("/")[2]: x for name, x in leaves.items()}
-
-
 def foreign(family, seed=0):
-    """The tensors of a small network by a library's names, and ours."""
-    section, leaves = network(FAMILIES[family][1], seed)
-    scheme = torch_vit.SCHEMES[family.partition("-")[0]]
-    found = torch_vit.leaves(scheme, section, SMALL["layers"])
-    theirs = torch_vit.theirs_of(found, leaves)
-    if family == "dinov3":  # its files have biases of keys, which its code masks
-        for name in [n for n in theirs if n.endswith("attn.qkv.bias")]:
-            q, v = np.split(theirs[name], 2)
-            theirs[name] = np.concatenate([q, np.full_like(q, 7.0), v])
-    return theirs, leaves
-
-
-def write(path, tensors):
-    path.write_bytes(st.save({n: np.ascontiguousarray(x) for n, x in tensors.items()}))
-    return str(path)
+    """The tensors of a small network by a library's names, and ours by path."""
+    theirs, ours = foreign_weights.make(family, seed)
+    return theirs, {name.partition("/")[2]: x for name, x in ours.items()}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_names_of_every_library_are_found_and_read(family, tmp_path):
-    architecture, options = FAMILIES[family]
-    theirs, ours = foreign(family)
-    theirs["mask_token"] = np.zeros((1, 16), "f4")
-    scheme = family.partition("-")[0]
-    if scheme in ("timm", "deit3", "timm_dinov3"):  # there it would be DINOv2's mark
-        del theirs["mask_token"]
-        theirs["head.weight"] = np.zeros((3, 16), "f4")
-    elif scheme.startswith("transformers"):
-        theirs["embeddings.mask_token"] = theirs.pop("mask_token")
-    source = write(tmp_path / "file.safetensors", theirs)
-    out = tmp_path / "out"
-    card = command.bring(source, architecture, str(out), **PREPARED)
-    assert card["brought"]["names"] == scheme and len(card["brought"]["dropped"]) == 1
+    known, (theirs, ours) = FAMILIES[family], foreign_weights.make(family)
+    scheme = foreign_weights.scheme_of(family)
+    theirs[f"{names.SCHEMES[scheme].dropped[0]}weight"] = np.zeros((3, 16), "f4")
+    if scheme == "transformers_dinov3_convnext":  # as later releases write them
+        theirs = {
+            name if name.startswith("layer_norm") else f"model.{name}": x
+            for name, x in theirs.items()
+        }
+    source, out = write(tmp_path / "file.safetensors", theirs), tmp_path / "out"
+    card = import_file.import_file(source, known.architecture, str(out), **known.given)
+    assert card["imported"]["names"] == scheme
     section = card["encoder"]
-    for name, value in (SMALL | options).items():
+    for name, value in known.options.items():
         if name != "image_size" or section["positions"] == "learned":
+            value = list(value) if isinstance(value, tuple) else value
             assert section[name] == value, name
     saved = st.load((out / folder_lib.TENSORS).read_bytes())
-    assert {name.partition("/")[2] for name in saved} == ours.keys()
+    assert saved.keys() == ours.keys()
     for name, x in ours.items():
-        np.testing.assert_array_equal(saved[f"params/{name}"], x, err_msg=name)
+        np.testing.assert_array_equal(saved[name], x, err_msg=name)
 
 
 def test_the_rows_of_one_tensor_by_hand():
@@ -112,12 +79,12 @@ def test_the_rows_of_one_tensor_by_hand():
     assert patch[7, 2, 1, 3] == ours["patch/kernel"][1, 3, 2, 7]
 
 
-def test_what_no_tensor_says():
+def test_what_no_tensor_says(tmp_path):
     section = {}
     for family in ("timm", "transformers", "transformers_dinov2", "dinov3"):
-        theirs, _ = foreign(family)
-        known = architectures.get(FAMILIES[family][0])
-        section[family] = architectures.vit_section(theirs, family, known, {})
+        source = write(tmp_path / "file.safetensors", foreign(family)[0])
+        asked = source, FAMILIES[family].architecture, str(tmp_path / family)
+        section[family] = import_file.import_file(*asked, **PREPARED)["encoder"]
     assert {n: s["epsilon"] for n, s in section.items()} == {
         "timm": 1e-6,
         "transformers": 1e-12,
@@ -127,96 +94,60 @@ def test_what_no_tensor_says():
     assert section["timm"]["resize"] == "antialias"
     assert section["transformers"]["resize"] == "plain"
     assert section["transformers_dinov2"]["resize"] == "antialias"  # it has registers
-    plain = {n: x for n, x in foreign("dinov2")[0].items() if n != "register_tokens"}
+    plain, _ = foreign("dinov2-plain")
     known = architectures.get("dinov2")
-    assert architectures.vit_section(plain, "dinov2", known, {})["resize"] == "offset"
-    assert architectures.scheme_of({**plain, "mask_token": 0}) == "dinov2"
-    # The published heads are 64 wide, but for MoCo v3's small network.
-    wide = {
-        n: np.zeros([384 if size == 16 else size for size in x.shape], "f4")
-        for n, x in foreign("timm")[0].items()
-    }
-    for name, heads in (("deit", 6), ("mocov3", 12)):
-        known = architectures.get(name)
-        assert architectures.vit_section(wide, "timm", known, {})["heads"] == heads
+    assert architectures.find_scheme(plain) == "dinov2"
+    assert architectures.vit_section(plain, "dinov2", known)["resize"] == "offset"
 
 
-CONVNEXTS = [(False, scheme) for scheme in torch_convnext.SCHEMES]
-# V2, of the libraries that have it.
-CONVNEXTS += [(True, x) for x, names in torch_convnext.SCHEMES.items() if names.grn[0]]
-
-
-@pytest.mark.parametrize("grn, scheme", CONVNEXTS)
-def test_a_convnext_is_read_by_the_names_of_every_library(grn, scheme, tmp_path):
-    names = torch_convnext.SCHEMES[scheme]
-    own = {"depths": (1, 2), "width": 4, "patch": 2, "grn": grn}
-    own |= {"layer_scale": None if grn else 1e-6}
-    section = export_command._full(convnext.convnext, own)
-    net = convnext.convnext(**section)
-    shapes = jax.eval_shape(net.init, jax.random.key(0), np.zeros((1, 8, 8, 3)))
-    leaves = encoder.flat(numbers(shapes["params"]), {})
-    ours = {name.partition("/")[2]: x for name, x in leaves.items()}
-    found = torch_convnext.leaves(names, section)
-    assert {leaf.ours for leaf in found} == ours.keys()
-    theirs = torch_vit.theirs_of(found, ours)
-    assert len(theirs) == len(found)
-    if scheme == "transformers_dinov3_convnext":  # as later releases write them
-        theirs = {
-            name if name.startswith("layer_norm") else f"model.{name}": x
-            for name, x in theirs.items()
-        }
-    theirs = {f"backbone.{name}": x for name, x in theirs.items()}
-    source = write(tmp_path / "file.safetensors", theirs | {"queue": np.ones(3, "f4")})
-    card = command.bring(source, "convnext", str(tmp_path / "out"), size=8)
-    assert card["brought"]["names"] == scheme
-    assert {n: card["encoder"][n] for n in own} == own | {"depths": [1, 2]}
-    saved = st.load((tmp_path / "out" / folder_lib.TENSORS).read_bytes())
-    assert saved.keys() == leaves.keys()
-    for name, x in leaves.items():
-        np.testing.assert_array_equal(saved[name], x, err_msg=name)
+@pytest.mark.parametrize(
+    "architecture, size, heads",
+    [("augreg", (1280, 32), 16), ("deit3", (1280, 32), 16), ("mae", (1280, 32), 16)]
+    + [("dinov3", (1280, 32), 20), ("mocov3", (384, 12), 12), ("deit", (384, 12), 6)],
+)
+def test_heads_are_those_of_the_published_sizes_alone(architecture, size, heads):
+    """ViT-H has 16 heads of 80; another depth is asked for."""
+    known = architectures.get(architecture).heads
+    assert known[size] == heads and (size[0], 1) not in known
 
 
 @pytest.mark.parametrize("change", [{"depths": [1, 2]}, {"patch": 2}, {"patch": 8}])
 def test_a_convnext_that_timm_computes_in_another_way_is_not_written(change):
-    section = {"depths": None, "patch": 4}
-    torch_convnext.check(section)
+    section = {"name": "convnext", "depths": None, "patch": 4}
+    pytorch.check(section)
     with pytest.raises(ValueError, match=f"--torch: .*{next(iter(change))}="):
-        torch_convnext.check(section | change)
+        pytorch.check(section | change)
 
 
-def of_resnet(path, **options):
+def of_resnet(path, family="torchvision"):
     """A file of a small ResNet, and our leaves."""
-    net = resnet.resnet(depth=10, width=4, **options)
-    shapes = jax.eval_shape(net.init, jax.random.key(0), np.zeros((1, 32, 32, 3), "f4"))
-    leaves = encoder.flat(numbers(shapes["params"]), numbers(shapes["batch_stats"], 1))
-    theirs = {}
-    for name, ours in torch_resnet.key_map(leaves).items():
-        x = np.zeros((), np.int64) if ours is None else leaves[ours]
-        theirs[f"backbone.{name}"] = x.transpose(3, 2, 0, 1) if x.ndim == 4 else x
+    theirs, ours = foreign_weights.make(family)
+    theirs = {f"backbone.{name}": x for name, x in theirs.items()}
+    theirs["backbone.bn1.num_batches_tracked"] = np.zeros((), np.int64)
     theirs |= {"backbone.fc.bias": np.zeros(3, "f4"), "queue": np.zeros(3, "f4")}
-    return write(path, theirs), leaves
+    return write(path, theirs), ours
 
 
 def test_a_resnet_comes_back_as_it_was_exported(tmp_path):
-    source, leaves = of_resnet(tmp_path / "file.safetensors", stem="imagenet")
-    card = command.bring(source, "resnet", str(tmp_path / "out"), size=32)
+    source, leaves = of_resnet(tmp_path / "file.safetensors")
+    card = import_file.import_file(source, "resnet", str(tmp_path / "out"), size=32)
     made = jaxcl.load_encoder(tmp_path / "out")
     found = encoder.flat(made.params, made.stats)
     assert found.keys() == leaves.keys()
     for name, x in leaves.items():
         np.testing.assert_array_equal(found[name], x, err_msg=name)
-    section, brought = card["encoder"], card["brought"]
+    section, said = card["encoder"], card["imported"]
     assert (section["depth"], section["width"], section["stem"]) == (10, 4, "imagenet")
-    assert brought["prefix"] == "backbone." and brought["others"] == 1
-    assert "fc.bias" in brought["dropped"]
+    assert said["prefix"] == "backbone." and said["others"] == 1
+    assert "fc.bias" in said["dropped"]
 
 
 def test_the_padding_of_a_small_stem_is_asked_for(tmp_path):
-    source, _ = of_resnet(tmp_path / "file.safetensors")
+    source, _ = of_resnet(tmp_path / "file.safetensors", "torchvision-small")
     with pytest.raises(ValueError, match="3 x 3.*--stem-padding"):
-        command.bring(source, "resnet", str(tmp_path / "out"), size=32)
+        import_file.import_file(source, "resnet", str(tmp_path / "out"), size=32)
     asked = [f"--from={source}", "--architecture=resnet", f"--out={tmp_path / 'out'}"]
-    assert command.main([*asked, "--size=32", "--stem-padding=2"]) == 0
+    assert import_file.main([*asked, "--size=32", "--stem-padding=2"]) == 0
     made = jaxcl.load_encoder(tmp_path / "out").card["encoder"]
     assert (made["stem"], made["stem_padding"]) == ("cifar", 2)
 
@@ -224,7 +155,7 @@ def test_the_padding_of_a_small_stem_is_asked_for(tmp_path):
 def refused(match, source, architecture="deit", **options):
     out = os.path.join(os.path.dirname(source), "out")
     with pytest.raises(ValueError, match=match):
-        command.bring(source, architecture, out, **(PREPARED | options))
+        import_file.import_file(source, architecture, out, **(PREPARED | options))
     assert not os.path.exists(out)
 
 
@@ -265,7 +196,7 @@ def without(tensors, name):
         ),
         (
             lambda t: t | {"patch_embed.proj.weight": np.zeros((16, 3, 4, 2), "f4")},
-            "patches are 4 x 2",
+            "4 x 2",
         ),
     ],
 )
@@ -286,14 +217,11 @@ def test_a_wrong_or_partial_state_dict_names_what_does_not_fit(change, match, tm
             "--architecture",
         ),
         (dict(architecture="deitt"), "--architecture='deitt'"),
-        (
-            dict(architecture="vit", size=None),
-            "--size",
-        ),
-        (
-            dict(architecture="vit"),
-            "--mean",
-        ),
+        (dict(architecture="vit"), "--epsilon"),
+        (dict(architecture="vit", epsilon=1e-6, size=None), "--size"),
+        (dict(architecture="vit", epsilon=1e-6), "--mean"),
+        (dict(heads=None), "--heads"),
+        (dict(epsilon=0.0), "--epsilon=0.0"),
         (dict(size=10), "--size=10"),
         (dict(size=2), "--size=2"),
         (dict(resize=8), "--resize=8"),
@@ -319,7 +247,8 @@ def test_a_file_without_positions_is_no_plain_vit(tmp_path):
 
 def test_numbers_that_are_none_are_said_as_such(capsys):
     with pytest.raises(SystemExit):
-        command.main(["--from=a", "--architecture=vit", "--out=b", "--mean=0.5;0.5"])
+        asked = ["--from=a", "--architecture=vit", "--out=b"]
+        import_file.main([*asked, "--mean=0.5;0.5"])
     assert "'0.5;0.5'" in capsys.readouterr().err
 
 
@@ -329,10 +258,10 @@ def test_one_of_two_networks_is_chosen_by_its_prefix(tmp_path):
     both |= {f"model.teacher.backbone.{n}": x for n, x in two[0].items()}
     source = write(tmp_path / "file.safetensors", both)
     chosen = PREPARED | {"prefix": "model.teacher.backbone"}
-    card = command.bring(source, "dino", str(tmp_path / "out"), **chosen)
+    card = import_file.import_file(source, "dino", str(tmp_path / "out"), **chosen)
     saved = st.load((tmp_path / "out" / folder_lib.TENSORS).read_bytes())
     np.testing.assert_array_equal(saved["params/class"], two[1]["class"])
-    assert card["brought"]["others"] == len(one[0])
+    assert card["imported"]["others"] == len(one[0])
 
 
 def test_the_command_and_what_it_prints(tmp_path, capsys):
@@ -342,20 +271,206 @@ def test_the_command_and_what_it_prints(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(stated))
     asked = [f"--from={source}", f"--out={tmp_path / 'out'}", "--size=12"]
     asked += ["--architecture=vit", "--mean=0.5", "--std=0.2,0.3,0.4"]
-    assert command.main(asked) == 0
+    assert import_file.main(asked) == 0
     printed = capsys.readouterr().out
     assert "heads=4 epsilon=1e-07" in printed and "0.2, 0.3, 0.4" in printed
-    assert command.main(asked) == 0  # the same again
-    assert command.main([*asked, "--features=mean", "--heads=2"]) == 0  # same tensors
+    assert import_file.main(asked) == 0  # the same again
+    assert import_file.main([*asked, "--features=mean"]) == 0  # the same tensors
     made = jaxcl.load_encoder(tmp_path / "out")
     assert made.card["encoder"]["features"] == "mean" and made.num_features == 16
     other = write(tmp_path / "other.safetensors", foreign("transformers", 3)[0])
     capsys.readouterr()
-    assert command.main([f"--from={other}", *asked[1:]]) == 2
+    assert import_file.main([f"--from={other}", *asked[1:]]) == 2
     assert str(tmp_path / "out") in capsys.readouterr().err
     (tmp_path / "config.json").write_text(json.dumps(stated | {"hidden_act": "relu"}))
-    assert command.main(asked) == 2
-    assert "hidden_act='relu'" in capsys.readouterr().err
+    assert import_file.main(asked) == 2
+    assert "'relu'" in capsys.readouterr().err
+
+
+# Wrappers of training code
+
+
+@pytest.mark.parametrize(
+    "name, bare",
+    [
+        ("module._orig_mod.conv1.weight", "conv1.weight"),
+        ("_orig_mod.module.a._fsdp_wrapped_module.b", "a.b"),
+        ("blocks.0._checkpoint_wrapped_module.norm1.bias", "blocks.0.norm1.bias"),
+        ("modules.1.weight", "modules.1.weight"),
+    ],
+)
+def test_wrappers_go_wherever_they_stand(name, bare):
+    assert wrappers.strip({name: 1, "x.module.y": 2}) == {bare: 1, "x.y": 2}
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2, 3, 4), (0, 1, 0, 1, 0)])
+def test_chunks_of_blocks_are_counted_through(numbers):
+    chunks = zip((0, 0, 1, 1, 2), numbers, strict=True)
+    tensors = {f"a.blocks.{i}.{j}.w": at for at, (i, j) in enumerate(chunks)}
+    want = {f"a.blocks.{at}.w": at for at in range(5)}
+    assert wrappers.strip(tensors) == want
+    if numbers[2] == 0:  # with a block less, nobody knows which is which
+        del tensors["a.blocks.0.1.w"]
+        with pytest.raises(wrappers.Refused, match="chunks"):
+            wrappers.strip(tensors)
+
+
+def sequential(kernel, pooled):
+    """A ResNet's tensors by their places in an `nn.Sequential`."""
+    first = 4 if pooled else 3
+    tensors = {"f.0.weight": np.zeros((4, 3, kernel, kernel)), "f.1.running_mean": 1}
+    return tensors | {f"f.{first + i}.0.conv1.weight": i for i in range(4)}
+
+
+def test_numbers_of_a_sequential_become_names():
+    for kernel, pooled in ((7, True), (3, False)):
+        found = wrappers.strip(sequential(kernel, pooled))
+        assert found["f.bn1.running_mean"] == 1 and "f.conv1.weight" in found
+        layers = [found[f"f.layer{i + 1}.0.conv1.weight"] for i in range(4)]
+        assert layers == [0, 1, 2, 3]
+    for kernel, pooled in ((7, False), (3, True)):  # that network is not known here
+        with pytest.raises(wrappers.Refused, match=f"f.{4 if pooled else 3}"):
+            wrappers.strip(sequential(kernel, pooled))
+
+
+def test_two_tensors_of_one_name_are_refused():
+    with pytest.raises(wrappers.Refused, match="'a.b'"):
+        wrappers.strip({"module.a.b": 1, "a._orig_mod.b": 2})
+
+
+# Files beside the weights
+
+MOMENTS = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2]}
+SAID = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.2]}
+
+
+def beside(folder, config=None, preprocessor=None):
+    for name, value in (("config", config), ("preprocessor_config", preprocessor)):
+        if value is not None:
+            (folder / f"{name}.json").write_text(json.dumps(value))
+    return side_files.read(folder, "timm")
+
+
+@pytest.mark.parametrize(
+    "preprocessor, want",
+    [
+        (MOMENTS, SAID),
+        (
+            MOMENTS | {"size": {"shortest_edge": 60}, "crop_size": 56, "resample": 3},
+            SAID | {"size": 56, "resize": 60, "interpolation": "bicubic"},
+        ),
+        (
+            {"size": {"height": 56, "width": 56}, "resample": 2},
+            {"size": 56, "resize": 56, "interpolation": "bilinear"},
+        ),
+        ({"size": 224, "do_center_crop": False}, {"size": 224, "resize": 224}),
+        (
+            {"size": 256, "do_center_crop": True, "crop_size": 224},
+            {"size": 224, "resize": 256},
+        ),
+        (
+            {"size": {"shortest_edge": 224}, "crop_pct": 0.875},
+            {"size": 224, "resize": 256},
+        ),
+        (MOMENTS | {"do_normalize": False}, {"mean": [0.0], "std": [1.0]}),
+        (
+            {"image_mean": [1.0], "image_std": [0.5], "rescale_factor": 2 / 255},
+            {"mean": [0.5], "std": [0.25]},
+        ),
+        (
+            {"image_mean": [51.0], "image_std": [51.0], "do_rescale": False},
+            {"mean": [0.2], "std": [0.2]},
+        ),
+        ({"size": 224, "do_resize": False}, {}),
+    ],
+)
+def test_how_transformers_prepares_images(preprocessor, want, tmp_path):
+    found = beside(tmp_path, preprocessor=preprocessor)
+    assert found.images == want and [*found.hashes] == [side_files.PREPROCESSOR]
+    assert bool(found.notes) == (want.get("size", 0) == want.get("resize"))
+
+
+def test_how_timm_prepares_images_and_what_it_says_of_the_network(tmp_path):
+    images = {"mean": SAID["mean"], "std": SAID["std"], "input_size": [3, 224, 224]}
+    images |= {"crop_pct": 0.9, "interpolation": "bicubic", "license": "mit"}
+    config = {"architecture": "vit_small_patch16_224", "pretrained_cfg": images}
+    config["model_args"] = {"num_heads": 7, "img_size": [224, 224]}
+    found = beside(tmp_path, config)
+    want = SAID | {"size": 224, "resize": 248, "interpolation": "bicubic"}
+    assert found.images == want and found.licence == "mit"
+    assert found.network == {"heads": 7}
+    with pytest.raises(ValueError, match="mean.*mend"):
+        beside(tmp_path, preprocessor=MOMENTS | {"image_mean": [0.1] * 3})
+    config["architecture"] = "resnetblur50"  # by the tensors it is a ResNet-50
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="resnetblur50"):
+        side_files.read(tmp_path, "torchvision")
+
+
+@pytest.mark.parametrize(
+    "config, match",
+    [
+        ({"num_hidden_layers": 4}, "layers=4"),
+        ({"hidden_size": 32}, "width=32"),
+        ({"patch_size": 8}, "patch=8"),
+        ({"num_register_tokens": 1}, "registers=1"),
+        ({"image_size": 24}, "image_size=24"),
+        ({"num_channels": 1}, "channels=1"),
+        ({"num_attention_heads": 4}, "heads"),
+        ({"layer_norm_eps": 1e-5}, "epsilon"),
+        ({"hidden_act": "silu"}, "silu"),
+        ({"rope_theta": 10.0}, "rope_theta=10"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(config, match, tmp_path):
+    theirs, _ = foreign("transformers")
+    source = write(tmp_path / "file.safetensors", theirs)
+    good = {"num_attention_heads": 2, "layer_norm_eps": 1e-12, "num_hidden_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(good | config))
+    refused(match, source, "augreg")
+
+
+def test_files_beside_the_weights_are_believed_before_the_architecture(tmp_path):
+    source = write(tmp_path / "file.safetensors", foreign("transformers_dinov2")[0])
+    config = {"num_attention_heads": 4, "layer_norm_eps": 1e-6, "model_type": "dinov2"}
+    own = MOMENTS | {"size": {"shortest_edge": 20}, "crop_size": 16, "resample": 2}
+    beside(tmp_path, config, own)
+    card = import_file.import_file(source, "dinov2", str(tmp_path / "out"))
+    want = SAID | {"size": 16, "resize": 20, "interpolation": "bilinear"}
+    assert {name: card["input"][name] for name in want} == want
+    assert card["encoder"]["heads"] == 4 and len(card["imported"]["beside"]) == 2
+    more = dict(size=12, mean=(0.1,), force=True)  # an option goes before both
+    card = import_file.import_file(source, "dinov2", str(tmp_path / "out"), **more)
+    assert card["input"]["size"] == 12 and card["input"]["mean"] == [0.1] * 3
+
+
+# The features in the card
+
+
+def test_the_features_in_the_card_are_checked_when_asked(tmp_path):
+    source, out = (
+        write(tmp_path / "f.safetensors", foreign("timm")[0]),
+        tmp_path / "out",
+    )
+    import_file.import_file(source, "deit", str(out), **PREPARED)
+    made = jaxcl.load_encoder(out, check=True)
+    assert made.check() < 1e-5
+    for heads in (4, 2):  # as if no tensor had said it, and somebody had guessed
+        card = json.loads((out / folder_lib.CARD).read_text())
+        card["encoder"]["heads"] = heads
+        card["checksum"] = folder_lib.checksum(card)
+        (out / folder_lib.CARD).write_text(json.dumps(card))
+        jaxcl.load_encoder(out)
+        if heads == 4:
+            with pytest.raises(ValueError, match="check"):
+                jaxcl.load_encoder(out, check=True)
+    assert jaxcl.load_encoder(out, check=True).card["encoder"]["heads"] == 2
+    card = {name: value for name, value in card.items() if name != "check"}
+    (out / folder_lib.CARD).write_text(
+        json.dumps(card | {"checksum": folder_lib.checksum(card)})
+    )
+    with pytest.raises(ValueError, match="check"):
+        jaxcl.load_encoder(out, check=True)
 
 
 # Files

@@ -1,4 +1,4 @@
-"""Features of networks that were brought equal those of the library they come from.
+"""Features of imported networks equal those of the library they come from.
 
 Weights are random, all of them, so that every one matters: released ones cannot be had
 in a test. Networks are narrow and shallow where the library lets them be.
@@ -12,9 +12,8 @@ from safetensors import numpy as tensors
 
 import jaxcl
 from helpers import torch_peers
-from jaxcl.bring import command
-from jaxcl.export import torch_convnext, torch_vit
 from jaxcl.nets import positions
+from jaxcl.weights import architectures, import_file, pytorch
 
 torch = pytest.importorskip(
     "torch", reason="PyTorch is not installed: pip install torch==2.13.0"
@@ -54,11 +53,11 @@ def state_of(model):
     return {name: x.numpy().copy() for name, x in model.state_dict().items()}
 
 
-def brought(folder, state, architecture, **options):
+def imported(folder, state, architecture, **options):
     """Our encoder of a state dict, through a file."""
     path = folder / "model.safetensors"
     path.write_bytes(tensors.save(state))
-    command.bring(str(path), architecture, str(folder / "out"), **options)
+    import_file.import_file(str(path), architecture, str(folder / "out"), **options)
     return jaxcl.load_encoder(folder / "out")
 
 
@@ -104,12 +103,12 @@ def timm_vit(gated=False, **options):
 def test_transformers_of_timm(name, tmp_path):
     architecture, options = TIMM[name]
     model = timm_vit(**options)
-    made = brought(tmp_path, state_of(model), architecture, size=24, **PREPARED)
+    made = imported(tmp_path, state_of(model), architecture, size=24, **PREPARED)
     check(made, model, images_of(24, 24))
     if name in ("vit", "dinov2-registers"):
         check(made, model, images_of(16, 40))  # positions are resized
     # And back: what --torch writes is what timm had.
-    state = torch_vit.torch_state(made)
+    state = pytorch.torch_state(made)
     assert state.keys() == model.state_dict().keys()
     for key, x in model.state_dict().items():
         np.testing.assert_allclose(state[key], x.numpy(), atol=1e-6, err_msg=key)
@@ -123,15 +122,15 @@ def test_dinov3_of_timm(size, biased, tmp_path):
     name = f"vit_{size}_patch16_dinov3{biased}"
     made = timm.create_model(name, pretrained=False, num_classes=0, **small)
     model = shaken(made)
-    made = brought(tmp_path, state_of(model), "dinov3", size=32, **PREPARED)
+    made = imported(tmp_path, state_of(model), "dinov3", size=32, **PREPARED)
     check(made, model, images_of(32, 48))
-    state = torch_vit.torch_state(made)
+    state = pytorch.torch_state(made)
     assert state.keys() == model.state_dict().keys()
     if biased:  # and as Meta's files have it: one tensor, with biases of keys masked
         hub = renamed_to_hub(state)
         (tmp_path / "hub").mkdir()
-        again = brought(tmp_path / "hub", hub, "dinov3", size=32, **PREPARED)
-        assert again.card["brought"]["names"] == "dinov3"
+        again = imported(tmp_path / "hub", hub, "dinov3", size=32, **PREPARED)
+        assert again.card["imported"]["names"] == "dinov3"
         check(again, model, images_of(32, 48))
 
 
@@ -230,22 +229,40 @@ def test_transformers_by_the_names_of_their_authors(name, tmp_path):
     model = timm_vit(**options)
     state = as_theirs(state_of(model))
     more = PREPARED | {"prefix": prefix}
-    made = brought(tmp_path, state, architecture, size=24, **more)
-    assert made.card["brought"]["names"] == names
+    made = imported(tmp_path, state, architecture, size=24, **more)
+    assert made.card["imported"]["names"] == names
     check(made, model, images_of(24, 24))
     if name == "dinov2-registers":  # the other rules are not timm's
         check(made, model, images_of(16, 40))
 
 
-@pytest.mark.parametrize(
-    "architecture, width, heads",
-    [("mocov3", 384, 12), ("mae", 1280, 16), ("dino", 192, 3)],
-)
-def test_heads_are_those_of_the_published_sizes(architecture, width, heads, tmp_path):
-    small = {"embed_dim": width, "num_heads": heads, "depth": 1, "mlp_ratio": 0.25}
-    model = timm_vit(**small)
-    made = brought(tmp_path, state_of(model), architecture, size=24)
-    check(made, model, images_of(24, 24))
+# architecture -> timm's networks that were published under its name
+PUBLISHED = {
+    "augreg": ("tiny_patch16", "small_patch32", "base_patch8", "large_patch16")
+    + ("huge_patch14", "giant_patch14", "gigantic_patch14"),
+    "deit": ("deit_tiny", "deit_small", "deit_base"),
+    "deit3": ("deit3_small", "deit3_medium", "deit3_base", "deit3_large")
+    + ("deit3_huge_patch14",),
+    "mae": ("base_patch16", "large_patch16", "huge_patch14"),
+    "dinov2": ("small", "base", "large", "giant"),
+    "dinov3": ("small", "base", "large", "huge_plus", "7b"),
+}
+
+
+@pytest.mark.parametrize("architecture", PUBLISHED)
+def test_heads_are_those_of_the_published_sizes(architecture):
+    timm = torch_peers.library("timm")
+    end = {"dinov2": "_patch14_dinov2", "dinov3": "_patch16_dinov3"}
+    for size in PUBLISHED[architecture]:
+        name = f"{size}_224" if "patch" in size else f"{size}_patch16_224"
+        name = size + end[architecture] if architecture in end else name
+        name = name if name.startswith("deit") else f"vit_{name}"
+        with torch.device("meta"):
+            model = timm.create_model(name, pretrained=False)
+        known = architectures.get(architecture).heads
+        block = model.blocks[0]
+        assert known[model.embed_dim, len(model.blocks)] == block.attn.num_heads
+        assert block.norm1.eps == architectures.get(architecture).epsilon
 
 
 # transformers
@@ -274,7 +291,7 @@ def test_networks_of_transformers(name, tmp_path):
     own = {"heads": None} if kind == "ViT" else {}  # its config.json says them
     out = tmp_path / "out"
     source = str(tmp_path / "model.safetensors")
-    command.bring(source, architecture, str(out), size=24, **PREPARED | own)
+    import_file.import_file(source, architecture, str(out), size=24, **PREPARED | own)
     made = jaxcl.load_encoder(out)
     if kind == "ViT":
         assert made.card["encoder"]["epsilon"] == 1e-12
@@ -298,7 +315,7 @@ def test_resnets_of_torchvision(depth, tmp_path):
     model = shaken(getattr(torchvision.models, f"resnet{depth}")(**width))
     torch.save(model.state_dict(), tmp_path / "resnet.pth")
     out = tmp_path / "out"
-    command.bring(str(tmp_path / "resnet.pth"), "resnet", str(out))
+    import_file.import_file(str(tmp_path / "resnet.pth"), "resnet", str(out))
     made = jaxcl.load_encoder(out)
     model.fc = torch.nn.Identity()
     check(made, model, images_of(64, 64))
@@ -319,7 +336,7 @@ def test_resnets_of_timm_and_of_its_names(tmp_path):
     model = shaken(timm.create_model("resnet18", pretrained=False, num_classes=0))
     own = state_of(model)
     (tmp_path / "timm").mkdir()
-    made = brought(tmp_path / "timm", own, "resnet")
+    made = imported(tmp_path / "timm", own, "resnet")
     check(made, model, images_of(64, 64))
     for library, (prefix, others) in RESNETS.items():
         state = {f"{prefix}{name}": x for name, x in own.items()}
@@ -328,13 +345,13 @@ def test_resnets_of_timm_and_of_its_names(tmp_path):
         state |= {name: np.ones((4,), "f4") for name in others}
         (tmp_path / library).mkdir()
         asked = {"prefix": "module.encoder_q"} if library == "moco" else {}
-        again = brought(tmp_path / library, state, "resnet", **asked)
-        assert again.card["brought"]["prefix"] == prefix
+        again = imported(tmp_path / library, state, "resnet", **asked)
+        assert again.card["imported"]["prefix"] == prefix.removeprefix("module.")
         for name in ("params", "stats"):  # and so the same features
             chex.assert_trees_all_equal(getattr(again, name), getattr(made, name))
     # The plain kind differs in the pixels that it is given.
     (tmp_path / "plain").mkdir()
-    plain = brought(tmp_path / "plain", own, "resnet_plain", size=64)
+    plain = imported(tmp_path / "plain", own, "resnet_plain", size=64)
     rng = np.random.default_rng(2)
     pixels = rng.integers(0, 256, (2, 64, 64, 3)).astype(np.uint8)
     given = torch.from_numpy((pixels / np.float32(255)).transpose(0, 3, 1, 2).copy())
@@ -358,20 +375,20 @@ def test_convnexts_of_timm(kind, tmp_path):
     timm = torch_peers.library("timm")
     made = timm.models.convnext.ConvNeXt(num_classes=0, **CONVNEXT | KINDS[kind])
     model = shaken(made)
-    made = brought(tmp_path, state_of(model), "convnext", size=64)
-    assert made.card["brought"]["names"] == "timm_convnext"
+    made = imported(tmp_path, state_of(model), "convnext", size=64)
+    assert made.card["imported"]["names"] == "timm_convnext"
     assert made.card["encoder"]["depths"] == [1, 2, 1, 1]
     check(made, model, images_of(64, 64))
     check(made, model, images_of(50, 71))  # what windows do not fill is left out
-    state = torch_convnext.torch_state(made)
+    state = pytorch.torch_state(made)
     assert state.keys() == model.state_dict().keys()
     for key, x in model.state_dict().items():
         x = x.numpy().reshape(state[key].shape)
         np.testing.assert_allclose(state[key], x, atol=1e-6, err_msg=key)
     if kind == "v1":  # and by Meta's names, as DINOv3's files have them
         (tmp_path / "hub").mkdir()
-        again = brought(tmp_path / "hub", renamed_to_meta(state), "dinov3_convnext")
-        assert again.card["brought"]["names"] == "meta_convnext"
+        again = imported(tmp_path / "hub", renamed_to_meta(state), "dinov3_convnext")
+        assert again.card["imported"]["names"] == "meta_convnext"
         check(again, model, images_of(64, 64))
 
 
@@ -403,9 +420,9 @@ def test_convnexts_of_torchvision(tmp_path):
     model = shaken(models.ConvNeXt(stages, layer_scale=1.0))
     torch.save(model.state_dict(), tmp_path / "convnext.pth")
     out = tmp_path / "out"
-    card = command.bring(str(tmp_path / "convnext.pth"), "convnext", str(out))
-    assert card["brought"]["names"] == "torchvision_convnext"
-    assert card["brought"]["dropped"] == ["classifier.2.bias", "classifier.2.weight"]
+    card = import_file.import_file(str(tmp_path / "convnext.pth"), "convnext", str(out))
+    assert card["imported"]["names"] == "torchvision_convnext"
+    assert card["imported"]["dropped"] == ["classifier.2.bias", "classifier.2.weight"]
     model.classifier[2] = torch.nn.Identity()
     check(jaxcl.load_encoder(out), model, images_of(64, 64))
 
@@ -420,7 +437,9 @@ def test_convnexts_of_transformers(kind, tmp_path):
     model.save_pretrained(tmp_path)
     dinov3 = kind == "DINOv3ConvNext"
     out, source = tmp_path / "out", str(tmp_path / "model.safetensors")
-    command.bring(source, "dinov3_convnext" if dinov3 else "convnext", str(out))
+    import_file.import_file(
+        source, "dinov3_convnext" if dinov3 else "convnext", str(out)
+    )
     made = jaxcl.load_encoder(out)
     check(made, lambda x: model(x).pooler_output, images_of(64, 64))
 

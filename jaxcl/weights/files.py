@@ -9,7 +9,7 @@ import numpy as np
 import safetensors
 from etils import epath
 
-from jaxcl.bring import torch_file
+from jaxcl.weights import torch_file
 
 _MOST_HEADER = 16 * 2**20  # bytes
 _MOST_TENSORS = 100_000

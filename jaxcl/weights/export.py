@@ -1,8 +1,8 @@
 """Write the encoder of a run to a folder: `jaxcl export --run=RUN --out=DIR`.
 
 DIR then holds the encoder's parameters and statistics (encoder.safetensors) and its
-description and origin (card.json); with --torch also a state dict for PyTorch, under
-the names of torchvision's ResNet. `jaxcl.load_encoder(DIR)` reads it back.
+description and origin (card.json); with --torch also a state dict for PyTorch.
+`jaxcl.load_encoder(DIR)` reads it back.
 
 The run may still be training: its newest complete checkpoint is exported, and the run
 is not changed. Of a run with updates, the last accepted one is exported.
@@ -12,37 +12,22 @@ import argparse
 import datetime
 import hashlib
 import inspect
-import os
-import platform
 import re
-import shutil
 import sys
-import uuid
-from typing import Any
 
-import flax
 import jax
 from etils import epath
-from safetensors import numpy as tensors
 
 from jaxcl import schema, sharding
 from jaxcl.config import sections
-from jaxcl.data import storage, stream
 from jaxcl.data.augment import images as augment_images
-from jaxcl.export import encoder, torch_convnext, torch_resnet, torch_vit
 from jaxcl.nets import tuning
 from jaxcl.run import folder as folder_lib
-from jaxcl.run import lock, task_alone, transfer
+from jaxcl.run import lock, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import lineage
+from jaxcl.weights import encoder, pytorch, writer
 
-# Encoders that PyTorch's libraries have, and what writes their parameters for it.
-_TORCH: dict[str, Any] = {
-    "resnet": torch_resnet,
-    "vit": torch_vit,
-    "convnext": torch_convnext,
-}
-_PYTORCH = {library.TENSORS for library in _TORCH.values()}
 # Methods whose steps train no encoder: each evaluation fits one and drops it.
 _DROP = ("gdumb",)
 
@@ -67,7 +52,8 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
     run = lineage.current(run)
     config = _config_of(run)
     section = _architecture(config)
-    library = _library(section) if torch else None
+    if torch:
+        pytorch.check(section)
     where = transfer.place(run, field="--run")
     width = transfer.input_width(where) or len(config["augment"]["mean"])
     inputs = _inputs(config, width)
@@ -83,9 +69,10 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
         {"encoder": section, "input": inputs}, *map(sharding.fetch, trees)
     )
     leaves = encoder.flat(exported.params, exported.stats)
-    files = {folder_lib.TENSORS: packed(leaves, "flax")}
-    if library:
-        files[library.TENSORS] = packed(library.torch_state(exported), "pt")
+    files = {folder_lib.TENSORS: writer.pack(leaves, "flax")}
+    if torch:
+        state = pytorch.torch_state(exported)
+        files[writer.PYTORCH[section["name"]]] = writer.pack(state, "pt")
     cursor = transfer.cursor(where, source["number"])
     card = {
         "format": folder_lib.FORMAT,
@@ -94,15 +81,14 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(exported.params)),
         "input": inputs,
         **_lineage(config, source, cursor),
-        "files": hashes(files),
-        "torch": library.key_map(leaves, section) if library else None,
-        "versions": versions(),
+        "files": writer.hashes(files),
+        "versions": writer.versions(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": config,
     }
     card = results_lib.plain(card)
     card |= {key: _without_paths(card[key]) for key in ("data", "checkpoint", "config")}
-    return write(epath.Path(out), files, card, force)
+    return writer.write(epath.Path(out), files, card, force)
 
 
 # Options of configs that name a place on the machine, whatever it looks like.
@@ -124,18 +110,6 @@ def _without_paths(value, key=""):
         return [_without_paths(child, key) for child in value]
     local = isinstance(value, str) and (key in _PATHS or _LOOKS_LOCAL.match(value))
     return hidden(value) if local else value
-
-
-def _library(section):
-    """Find what writes an encoder for PyTorch; refuse one that cannot be written."""
-    if section["name"] not in _TORCH:
-        raise ValueError(
-            f"--torch: config.encoder.name={section['name']!r} cannot be "
-            f"exported to PyTorch; must be one of {', '.join(map(repr, _TORCH))}"
-        )
-    library = _TORCH[section["name"]]
-    library.check(section)
-    return library
 
 
 def _config_of(run):
@@ -211,7 +185,7 @@ def _lineage(config, source, cursor) -> dict:
     return {
         "method": {"name": name, **_full(schema.method(name).make, options)},
         "training": _training(config, cursor),
-        "data": _data(config, cursor["results"]["task_names"]),
+        "data": _data(config),
         "checkpoint": {"run": source["path"], **checkpoint},
         "results": _results(config, cursor),
     }
@@ -231,23 +205,11 @@ def _training(config, cursor) -> dict:
     }
 
 
-def _data(config, task_names) -> dict:
-    """The run's data; with name and rows if the same data can be read now."""
+def _data(config) -> dict:
+    """The sections of the run's data."""
     options = dict(config["data"])
-    data = {"source": options.pop("name"), "options": options}
-    data |= {"scenario": config["scenario"], "name": None, "train_rows": None}
-    try:
-        seed = config.get("seed", 0)
-        read = sections.tasks(config["data"], config["scenario"], seed)()
-    except Exception:  # data that cannot be read do not stop an export
-        return data
-    names, want = [task.name for task in read.tasks], list(task_names)
-    if config["scenario"]["name"] == "after":  # the tasks before had other data
-        names, want = names[-1:], want[-1:]
-    if names != want:
-        return data  # the data have changed since
-    dataset = read.dataset
-    return data | {"name": dataset.name, "train_rows": stream.size(dataset.train)}
+    source = options.pop("name")
+    return {"source": source, "options": options, "scenario": config["scenario"]}
 
 
 def _results(config, cursor) -> dict | None:
@@ -267,108 +229,6 @@ def _results(config, cursor) -> dict | None:
         "matrices": matrices,
         "scalars": results["scalars"][last],
     }
-
-
-def versions() -> dict:
-    """Versions of the software that wrote the export."""
-    return {
-        "jaxcl": task_alone.version(),
-        "jax": jax.__version__,
-        "flax": flax.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def hashes(files: dict[str, bytes]) -> dict[str, str]:
-    """The sha256 of each file."""
-    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-
-
-def packed(leaves, library) -> bytes:
-    """A safetensors file of the leaves."""
-    return tensors.save(leaves, metadata={"format": library})
-
-
-def write(folder: epath.Path, files: dict[str, bytes], card: dict, force: bool) -> dict:
-    """Write all files, the card last; an error while writing leaves no new file.
-
-    Args:
-      folder: it must be missing, empty, or hold the same encoder.
-      files: by name.
-      card: what card.json says of them.
-      force: replace another encoder.
-
-    Returns:
-      The card with its checksum.
-
-    Raises:
-      ValueError: the folder holds something else.
-      lock.Held: another process writes to it.
-    """
-    card = card | {"checksum": folder_lib.checksum(card)}
-    _check_folder(folder, card, force)
-    with lock.held(folder):
-        _write(folder, files | {folder_lib.CARD: storage.to_json(card)}, card, force)
-    return card
-
-
-def _write(folder, files, card, force):
-    _check_folder(folder, card, force)  # again: another process may have been first
-    if storage.in_bucket(folder):  # buckets replace each object as a whole
-        for name, data in files.items():
-            (folder / name).write_bytes(data)
-    else:
-        # Inside, for what is beside may be another disk, or not ours to write to.
-        draft = folder / f"{uuid.uuid4().hex}.tmp"
-        draft.mkdir(parents=True)
-        try:
-            for name, data in files.items():
-                (draft / name).write_bytes(data)
-            for name in files:
-                os.replace(draft / name, folder / name)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-    for name in _PYTORCH - set(files):
-        (folder / name).unlink(missing_ok=True)
-
-
-def _check_folder(folder, card, force) -> None:
-    """Refuse a folder that holds anything but an export of the same checkpoint."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise ValueError(f"--out={folder}: is a file; must be a folder")
-    names = {path.name for path in folder.iterdir() if path.suffix != ".tmp"}
-    names -= {lock.FILE}
-    other = names - {folder_lib.CARD, folder_lib.TENSORS} - _PYTORCH
-    if other:
-        raise ValueError(
-            f"--out={folder}: holds {', '.join(sorted(other)[:3])}, which is no "
-            "part of an export; give a new folder"
-        )
-    if not names or force:
-        return
-    name = folder_lib.TENSORS
-    if folder_lib.CARD not in names and _is_cut_off(folder, names, card):
-        return
-    try:
-        before = folder_lib.read_card(folder)
-    except ValueError as error:
-        raise ValueError(f"--out: {error}; --force replaces it") from error
-    if before["files"].get(name) != card["files"][name]:
-        raise ValueError(
-            f"--out={folder}: holds another export, of step "
-            f"{before.get('checkpoint', {}).get('step')}; --force replaces it"
-        )
-
-
-def _is_cut_off(folder, names, card) -> bool:
-    """Whether a folder without a card holds files of this export, which was killed."""
-    return all(
-        hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        == card["files"].get(name)
-        for name in names
-    )
 
 
 def text(card: dict) -> str:
@@ -409,3 +269,7 @@ def main(argv: list[str] | None = None) -> int:
     print(text(card))
     print(f"jaxcl.load_encoder({options.out!r})")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

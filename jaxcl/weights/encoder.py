@@ -1,7 +1,7 @@
-"""An exported encoder, read back: `jaxcl.load_encoder`.
+"""An encoder in a folder, read back: `jaxcl.load_encoder`.
 
-It needs nothing but the folder that `python -m jaxcl.export` wrote, neither the run nor
-its data.
+It needs nothing but the folder that `jaxcl export` or `jaxcl import` wrote, neither the
+run nor its data.
 """
 
 import dataclasses
@@ -115,6 +115,42 @@ class Encoder:
             rows = np.asarray(run(view(jnp.asarray(filled))))
             features.append(rows[: len(images)])
         return np.concatenate(features)
+
+    def picture_features(self) -> np.ndarray:
+        """Embed a fixed picture, f32[D], that no file is needed for.
+
+        It has the size that images are resized to, so that no resizing takes part.
+        """
+        inputs = self.card["input"]
+        side = inputs["resize"] or inputs["size"]
+        row, column, channel = np.indices((side, side, inputs["channels"]))
+        pixels = row * (3 + channel) + column * (5 - channel) + row * column // 7
+        return self.embed((pixels % 256).astype(np.uint8)[None])[0]
+
+    def check(self, tolerance: float = 1e-2) -> float:
+        """Compare the features of a fixed picture with those in the card.
+
+        Args:
+          tolerance: largest relative difference that passes. On a CPU it is about 1e-6;
+            GPUs that round float32 to TF32 come to 1e-3.
+
+        Returns:
+          The relative difference.
+
+        Raises:
+          ValueError: the features differ by more, or the card has none to compare with.
+        """
+        want = self.card.get("check")
+        if want is None:
+            raise ValueError(f"{folder_lib.CARD}: it has no features to check")
+        gap = np.linalg.norm(self.picture_features() - np.asarray(want, np.float32))
+        gap = float(gap / np.linalg.norm(want))
+        if not gap <= tolerance:
+            raise ValueError(
+                f"{folder_lib.CARD}: check: features of the fixed picture differ by "
+                f"{gap:.1%} of their length; must be at most {tolerance:.1%}"
+            )
+        return gap
 
 
 def _apply(module, params, stats, inputs, *, train=False, key=None):
@@ -273,22 +309,39 @@ def flat(params: core.PyTree, stats: core.PyTree) -> dict[str, np.ndarray]:
     }
 
 
+def shapes(card: dict) -> dict[str, tuple[int, ...]]:
+    """Shapes of a network's arrays by their names in the file, see `flat`."""
+    module, inputs = module_of(card["encoder"]), blank(card["input"])
+    found = jax.eval_shape(module.init, jax.random.key(0), inputs)
+    trees = {"params": found["params"], "stats": found.get("batch_stats", {})}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(trees)
+    return {"/".join(key.key for key in path): leaf.shape for path, leaf in leaves}
+
+
 def make(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder:
     """An encoder from its parts; the number of features is that of the network."""
     module = module_of(card["encoder"])
+    try:
+        program = _compiled(module)
+    except TypeError:  # a module of the user's own with an option that has no hash
+        program = _compiled.__wrapped__(module)
+    rows = jax.eval_shape(program, params, stats, blank(card["input"]))
+    return Encoder(module, rows.shape[-1], card, params, stats, program)
 
-    def features(params, stats, inputs):
-        return _apply(module, params, stats, inputs)[0]
 
-    rows = jax.eval_shape(features, params, stats, blank(card["input"]))
-    return Encoder(module, rows.shape[-1], card, params, stats, jax.jit(features))
+@functools.lru_cache(maxsize=32)
+def _compiled(module):
+    """The jitted network; one for all encoders of its options."""
+    return jax.jit(lambda *given: _apply(module, *given)[0])
 
 
-def load_encoder(folder: Any) -> Encoder:
-    """Load the encoder of a folder that `python -m jaxcl.export` wrote.
+def load_encoder(folder: Any, *, check: bool = False) -> Encoder:
+    """Load the encoder of a folder that `jaxcl export` or `jaxcl import` wrote.
 
     Args:
       folder: its path, which may be in a bucket.
+      check: compute the features of a fixed picture, and compare them with the card's,
+        see `Encoder.check`.
 
     Raises:
       ValueError: a file is missing, damaged, or not what the card says; the message has
@@ -303,6 +356,8 @@ def load_encoder(folder: Any) -> Encoder:
             f"{folder_lib.CARD}: num_features={card['num_features']}, but its encoder "
             f"has {encoder.num_features}"
         )
+    if check:
+        encoder.check()
     return encoder
 
 

@@ -1,0 +1,431 @@
+"""Architectures of other libraries: their networks, found by names and shapes.
+
+Names say which library wrote a state dict, shapes most of the network. A row of
+`ARCHITECTURES` says the rest, where its source fixes it: heads of the attention by
+size, the epsilon of the norms, and how images are prepared.
+"""
+
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxcl import core
+from jaxcl.nets import resnet
+from jaxcl.weights import names, wrappers
+
+
+class Images(NamedTuple):
+    """How images are prepared: the shorter side resized, the middle cut, normalised."""
+
+    size: int
+    resize: int
+    interpolation: str
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # of ImageNet
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+
+class Architecture(NamedTuple):
+    """Facts about published networks that no tensor shows."""
+
+    kind: str  # of nets: "vit", "resnet" or "convnext"
+    images: Images | None  # None: to be given
+    epsilon: float | None = None  # of a ViT's norms; None: to be given
+    heads: Mapping[tuple[int, int], int] = {}  # (width, blocks) -> heads
+    licence: str = ""  # of the weights, where all of a kind have one
+
+
+_TINY, _SMALL, _BASE = {(192, 12): 3}, {(384, 12): 6}, {(768, 12): 12}
+_LARGE, _HUGE = {(1024, 24): 16}, {(1280, 32): 16}
+# Two more of timm, and its first "small".
+_GIANTS = {(1408, 40): 16, (1664, 48): 16, (768, 8): 8}
+_HALVES = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+_PLAIN = {"mean": (0.0,) * 3, "std": (1.0,) * 3}  # pixels from 0 to 1, as they are
+
+
+def _vit(images: Images, *heads: Mapping, epsilon=1e-6, licence="") -> Architecture:
+    sizes = {size: count for some in heads for size, count in some.items()}
+    return Architecture("vit", images, epsilon, sizes, licence)
+
+
+_TIMM = Images(224, 248, "bicubic")
+ARCHITECTURES = {
+    "vit": Architecture("vit", None),
+    "augreg": _vit(
+        _TIMM._replace(**_HALVES),
+        *(_TINY, _SMALL, _BASE, _LARGE, _HUGE, _GIANTS),
+        licence="Apache-2.0",
+    ),
+    "deit": _vit(_TIMM, _TINY, _SMALL, _BASE),
+    "deit3": _vit(_TIMM, _SMALL, {(512, 12): 8}, _BASE, _LARGE, _HUGE),
+    "dino": _vit(_TIMM, _TINY, _SMALL, _BASE),
+    "mae": _vit(_TIMM, _BASE, _LARGE, _HUGE, licence="CC-BY-NC 4.0"),
+    "mocov3": _vit(
+        Images(224, 256, "bilinear"), {(384, 12): 12}, _BASE, licence="CC-BY-NC 4.0"
+    ),
+    "dinov2": _vit(
+        Images(224, 256, "bicubic"),
+        *(_SMALL, _BASE, _LARGE, {(1536, 40): 24}),
+        licence="Apache-2.0",
+    ),
+    "dinov3": _vit(
+        Images(256, 256, "bilinear"),
+        *(_SMALL, _BASE, _LARGE, {(1280, 32): 20, (4096, 40): 32}),
+        epsilon=1e-5,
+        licence="DINOv3 License",
+    ),
+    "convnext": Architecture("convnext", Images(224, 256, "bicubic")),
+    "dinov3_convnext": Architecture(
+        "convnext", Images(256, 256, "bilinear"), licence="DINOv3 License"
+    ),
+    "resnet": Architecture("resnet", Images(224, 256, "bilinear")),
+    "resnet_plain": Architecture("resnet", Images(224, 256, "bicubic", **_PLAIN)),
+}
+# A tensor that every network of a kind has, once; and where its name is too common,
+# another beside it.
+_STEMS = {
+    "patch_embed.proj.weight": None,
+    "embeddings.patch_embeddings.projection.weight": None,
+    "embeddings.patch_embeddings.weight": None,
+    "conv1.weight": "layer1.0.conv1.weight",
+    "stem.0.weight": "stages.0.blocks.0.conv_dw.weight",
+    "downsample_layers.0.0.weight": None,
+    "features.0.0.weight": "features.1.0.layer_scale",
+    "stages.0.downsample_layers.0.weight": "layer_norm.weight",
+}
+# Tensors that are no weights.
+COUNTERS = (
+    ".num_batches_tracked",
+    ".bias_mask",
+    ".relative_position_index",
+    "n_averaged",
+)
+
+
+def get(name: str) -> Architecture:
+    """Find an architecture; a ValueError names the nearest to a wrong name."""
+    core.check_choice("--architecture", name, tuple(ARCHITECTURES))
+    return ARCHITECTURES[name]
+
+
+def pick_network(
+    tensors: Mapping[str, np.ndarray], prefix: str | None
+) -> tuple[dict, str, int]:
+    """Pick the tensors of one network.
+
+    Args:
+      tensors: of a whole file.
+      prefix: what the names of the network begin with; None: it is found.
+
+    Returns:
+      The tensors by names without wrappers and prefix; the prefix; how many others.
+
+    Raises:
+      Refused: there is no network known here, or there are several.
+    """
+    tensors, found = wrappers.strip(tensors), []
+    for stem, beside in _STEMS.items():
+        for name in tensors:
+            begin = name[: len(name) - len(stem)]
+            inner = beside is None or f"{begin}{beside}" in tensors
+            if name.endswith(stem) and begin[-1:] in ("", ".") and inner:
+                found.append(begin)
+    if not found:
+        some = ", ".join(sorted(tensors)[:10])
+        raise wrappers.Refused(
+            f"it holds no ResNet, ViT or ConvNeXt that is known here, but {some}"
+        )
+    if prefix is not None:
+        asked = wrappers.strip_name(prefix.removesuffix("."))
+        asked = f"{asked}." if asked else ""
+        if asked not in found:
+            raise wrappers.Refused(f"--prefix={prefix}: no network begins so")
+        found = [asked]
+    if len(found) > 1:
+        shown = ", ".join(repr(begin.rstrip(".")) for begin in sorted(found))
+        raise wrappers.Refused(
+            f"it holds {len(found)} networks; --prefix names one of {shown}"
+        )
+    begin = found[0]
+    own = {n[len(begin) :]: x for n, x in tensors.items() if n.startswith(begin)}
+    return own, begin, len(tensors) - len(own)
+
+
+def find_scheme(found: Mapping[str, Any]) -> str:
+    """Find whose names these are: a key of `names.SCHEMES`."""
+    convnexts = {
+        "stem.0.weight": "timm_convnext",
+        "downsample_layers.0.0.weight": "meta_convnext",
+        "features.0.0.weight": "torchvision_convnext",
+        "stages.0.downsample_layers.0.weight": "transformers_dinov3_convnext",
+        "encoder.stages.0.layers.0.dwconv.weight": "transformers_convnext",
+    }
+    for stem, scheme in convnexts.items():
+        if stem in found:
+            return scheme
+    if "storage_tokens" in found:
+        return "dinov3"
+    if "embeddings.patch_embeddings.weight" in found:
+        return "transformers_dinov3"
+    if "embeddings.patch_embeddings.projection.weight" in found:
+        scaled = any("layer_scale1" in name for name in found)
+        return "transformers_dinov2" if scaled else "transformers"
+    if "patch_embed.proj.weight" not in found:
+        return "torchvision"
+    if "register_tokens" in found or "mask_token" in found:
+        return "timm" if "decoder_embed.weight" in found else "dinov2"
+    if "blocks.0.gamma_1" in found:
+        return "deit3" if "pos_embed" in found else "timm_dinov3"
+    return "timm"
+
+
+class _Tensors:
+    """The tensors of a network, looked up by our names."""
+
+    def __init__(self, tensors, scheme: str):
+        self.tensors, self.scheme = tensors, names.SCHEMES[scheme]
+
+    def name(self, ours: str) -> str:
+        """Their name; "" if the library has none."""
+        leaf = names.find(self.scheme, ours)
+        return "" if leaf is None else leaf.tensor
+
+    def has(self, ours: str) -> bool:
+        return self.name(ours) in self.tensors
+
+    def shape(self, ours: str, axes: int) -> tuple[int, ...]:
+        name = self.name(ours)
+        if name not in self.tensors:
+            raise wrappers.Refused(f"it has no {name}")
+        shape = self.tensors[name].shape
+        if len(shape) != axes:
+            raise wrappers.Refused(
+                f"{name} has the shape {list(shape)}, must have {axes} axes"
+            )
+        return shape
+
+    def stem(self) -> tuple[int, int, int]:
+        """Width, channels and side of the first kernel."""
+        first = {"vit": "patch", "convnext": "stem", "resnet": "conv1"}
+        first = first[self.scheme.kind]
+        width, channels, side, across = self.shape(f"{first}/kernel", 4)
+        if side != across:
+            raise wrappers.Refused(f"its {first} is {side} x {across}; must be square")
+        return width, channels, side
+
+
+def channels(tensors: Mapping[str, np.ndarray], scheme: str) -> int:
+    """Count the channels of the images that a network takes."""
+    return _Tensors(tensors, scheme).stem()[1]
+
+
+def vit_section(
+    tensors: Mapping[str, np.ndarray], scheme: str, architecture: Architecture
+) -> dict:
+    """Find the options of `nets.vit.vit` that tensors show; heads and epsilon are none.
+
+    Args:
+      tensors: by the names of a library.
+      scheme: a key of `names.SCHEMES`.
+      architecture: what the tensors do not say.
+
+    Raises:
+      Refused: a tensor that says it is missing or of a wrong shape.
+    """
+    found = _Tensors(tensors, scheme)
+    for odd in ("dist_token", "fc_norm.weight", "cls_norm.weight"):
+        if odd in tensors:
+            raise wrappers.Refused(f"it has {odd}, which no network here has")
+    width, _, patch = found.stem()
+    layers = _count_blocks(found)
+    rows, side = _table(found, width)
+    if not side and architecture.images is None:
+        raise wrappers.Refused(
+            f"it has no {found.name('positions')}; rotary positions go with "
+            "--architecture=dinov3"
+        )
+    registers = tensors.get(found.name("registers"))
+    section = {
+        "width": width,
+        "layers": layers,
+        **_mlp(found),
+        "patch": patch,
+        "image_size": side * patch if side else architecture.images.size,
+        "registers": 0 if registers is None else registers.size // width,
+        "positions": "learned" if side else "rotary",
+        "class_position": rows == side * side + 1,
+        "layer_scale": 1.0 if found.has("block_0/scale1") else None,
+        "qkv_bias": _biased(found, scheme),
+    }
+    section["resize"] = _rule(scheme, section["registers"])
+    return section
+
+
+def _count_blocks(found) -> int:
+    begin, _, end = found.name("block_7/norm1/scale").partition("7")
+    pattern = re.compile(f"{re.escape(begin)}(\\d+){re.escape(end[0])}")
+    numbers = {int(m[1]) for name in found.tensors if (m := pattern.match(name))}
+    absent = sorted({*range(max(numbers, default=0) + 1)} - numbers)
+    if absent:
+        raise wrappers.Refused(
+            f"it has no {begin}{absent[0]}.*, of {max(numbers, default=0) + 1} blocks"
+        )
+    return len(numbers)
+
+
+def _table(found, width) -> tuple[int, int]:
+    """Rows of the learned positions, and the side of their grid; 0: there are none."""
+    if not found.has("positions"):
+        return 0, 0
+    _, rows, own = found.shape("positions", 3)
+    for patches in (rows, rows - 1):
+        side = round(max(patches, 0) ** 0.5)
+        if side and side * side == patches and own == width:
+            return rows, side
+    raise wrappers.Refused(
+        f"{found.name('positions')} has the shape {[1, rows, own]}: must have as many "
+        f"rows as a square grid has patches, or one more, each of {width} numbers"
+    )
+
+
+def _mlp(found) -> dict:
+    """The kind of the MLP, and its hidden units."""
+    block = "block_0/mlp"
+    down = f"{block}/down" if found.has(f"{block}/down/kernel") else f"{block}/fc2"
+    hidden = found.shape(f"{down}/kernel", 2)[1]
+    gated = found.has(f"{block}/gate/kernel")
+    if gated:  # timm has gate and up in one tensor, which plain MLPs have, too
+        leaf = names.find(found.scheme, f"{block}/gate/kernel")
+        gated = len(found.tensors[leaf.tensor]) == leaf.parts * hidden
+    return {"mlp": "swiglu" if gated else "gelu", "hidden": hidden}
+
+
+def _biased(found, scheme) -> str:
+    """Which of queries, keys and values have a bias."""
+    query, key = (found.has(f"block_0/attention/{x}/bias") for x in ("query", "key"))
+    # DINOv3's files have one of keys, too, which its code masks: it is not read.
+    if query and key and scheme != "dinov3":
+        return "all"
+    return "query_value" if query else "none"
+
+
+def _rule(scheme, registers) -> str:
+    """How the library resizes positions, see `nets.positions.Resize`."""
+    if scheme == "dinov2":
+        return "antialias" if registers else "offset"
+    if scheme == "transformers_dinov2":
+        return "antialias" if registers else "plain"
+    return "plain" if scheme == "transformers" else "antialias"
+
+
+def resnet_section(tensors: Mapping[str, np.ndarray], stem_padding: int | None) -> dict:
+    """Find the options of `nets.resnet.resnet` that a state dict shows.
+
+    Args:
+      tensors: by torchvision's names.
+      stem_padding: of a first convolution of 3 x 3; no tensor says it.
+
+    Raises:
+      Refused: it is no ResNet that is known here; the padding is not known.
+    """
+    width, _, kernel = _Tensors(tensors, "torchvision").stem()
+    named = [re.match(r"layer(\d)\.(\d+)\.", name) for name in tensors]
+    blocks = {(int(m[1]), int(m[2])) for m in named if m}
+    sizes = tuple(sum(s == stage for s, _ in blocks) for stage in (1, 2, 3, 4))
+    kind = "bottleneck" if "layer1.0.conv3.weight" in tensors else "basic"
+    depths = {known: depth for depth, known in resnet.DEPTHS.items()}
+    if (sizes, kind) not in depths or kernel not in (3, 7):
+        known = ", ".join(map(str, resnet.DEPTHS))
+        raise wrappers.Refused(
+            f"it is a ResNet of {sizes} {kind} blocks with a first convolution of "
+            f"{kernel} x {kernel}; known are depths {known} with 3 x 3 or 7 x 7"
+        )
+    if kernel == 3 and stem_padding is None:
+        raise wrappers.Refused(
+            "its first convolution is 3 x 3, and no tensor says how many pixels pad "
+            "the images on each side; --stem-padding says so: 1 in most code, 2 in "
+            "that of solo-learn, CaSSLe and PNR. It must have no max pool behind"
+        )
+    return {
+        "depth": depths[sizes, kind],
+        "width": width,
+        "stem": "imagenet" if kernel == 7 else "cifar",
+        "stem_padding": 1 if stem_padding is None else stem_padding,
+    }
+
+
+def convnext_section(tensors: Mapping[str, np.ndarray], scheme: str) -> dict:
+    """Find the options of `nets.convnext.convnext` that a state dict shows.
+
+    Args:
+      tensors: by the names of a library.
+      scheme: a key of `names.SCHEMES`.
+
+    Raises:
+      Refused: it is no ConvNeXt that is known here.
+    """
+    found = _Tensors(tensors, scheme)
+    width, _, patch = found.stem()
+
+    def depth(stage):
+        has = (found.has(f"stage{stage}_{i}/depthwise/kernel") for i in range(1000))
+        return len([*itertools.takewhile(bool, has)])
+
+    depths = (*itertools.takewhile(bool, map(depth, itertools.count(1))),)
+    if not depths:
+        raise wrappers.Refused(f"it has no {found.name('stage1_0/depthwise/kernel')}")
+    return {
+        "depths": depths,
+        "width": width,
+        "patch": patch,
+        "layer_scale": 1e-6 if found.has("stage1_0/scale") else None,
+        "grn": found.has("stage1_0/grn/scale"),
+    }
+
+
+def fill(
+    tensors: Mapping[str, np.ndarray], scheme: str, shapes: Mapping[str, tuple]
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Fill our arrays from a library's tensors.
+
+    Args:
+      tensors: by the names of a library.
+      scheme: a key of `names.SCHEMES`.
+      shapes: of our arrays, by names as "params/norm/scale".
+
+    Returns:
+      Our arrays, and the names of tensors that the features do not depend on.
+
+    Raises:
+      Refused: tensors are missing, of another shape, or unknown; it names the first.
+    """
+    known = names.SCHEMES[scheme]
+    places = {ours: names.find(known, ours.partition("/")[2]) for ours in shapes}
+    needed = {leaf.tensor for leaf in places.values()}
+    missing = sorted(needed - tensors.keys())
+    ignored = (*known.dropped,)
+    more = [
+        name
+        for name, x in tensors.items()
+        if name not in needed and x.size and not name.startswith(ignored)
+        if not name.endswith(COUNTERS)
+    ]
+    if missing or more:
+        said = [f"it lacks {_some(missing)}"] if missing else []
+        said += [f"it also has {_some(more)}"] if more else []
+        raise wrappers.Refused(f"it is not of this network: {'; '.join(said)}")
+    arrays = {}
+    for ours, leaf in places.items():
+        path, x = ours.partition("/")[2], tensors[leaf.tensor]
+        try:
+            arrays[ours] = names.read(leaf, path, x, shapes[ours])
+        except ValueError as error:
+            raise wrappers.Refused(f"it is not of this network: {error}") from error
+    return arrays, sorted(tensors.keys() - needed)
+
+
+def _some(found) -> str:
+    shown = ", ".join(found[:3])
+    return f"{shown} and {len(found) - 3} more" if len(found) > 3 else shown

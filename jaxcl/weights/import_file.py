@@ -1,0 +1,317 @@
+"""Import weights of another library: `jaxcl import --from=FILE --architecture=NAME`.
+
+FILE is a safetensors file, or what PyTorch's `torch.save` wrote of a state dict, which
+is read without running it. --out is then a folder as `jaxcl export` writes one, which
+`jaxcl.load_encoder` reads.
+"""
+
+import argparse
+import datetime
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from etils import epath
+
+from jaxcl import schema
+from jaxcl.nets import convnext, resnet, vit
+from jaxcl.run import folder as folder_lib
+from jaxcl.run import lock
+from jaxcl.run import results as results_lib
+from jaxcl.weights import (
+    architectures,
+    encoder,
+    files,
+    names,
+    side_files,
+    wrappers,
+    writer,
+)
+
+_MAKERS: dict[str, Callable] = {
+    "vit": vit.vit,
+    "resnet": resnet.resnet,
+    "convnext": convnext.convnext,
+}
+
+
+def import_file(
+    source: str,
+    architecture: str,
+    out: str,
+    *,
+    prefix: str | None = None,
+    heads: int | None = None,
+    epsilon: float | None = None,
+    features: str | None = None,
+    stem_padding: int | None = None,
+    size: int | None = None,
+    resize: int | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    force: bool = False,
+) -> dict:
+    """Write the encoder of a file to a folder.
+
+    Args:
+      source: a file, see `files.read`; see `side_files` for what is read beside it.
+      architecture: a name in `architectures.ARCHITECTURES`.
+      out: the folder; it must be missing, empty, or hold the same encoder.
+      prefix: of the names of its tensors, where the file holds several networks.
+      heads: of the attention; None: as the files beside it or the architecture say.
+      epsilon: of a ViT's norms; None: the same.
+      features: of a ViT, as in `nets.vit.vit`; None: the class token.
+      stem_padding: of a ResNet whose first convolution is 3 x 3, which needs it.
+      size, resize, mean, std: how images are prepared; None: as `heads`.
+      force: replace another encoder.
+
+    Returns:
+      The contents of card.json.
+
+    Raises:
+      ValueError: the file is damaged, or not of the architecture; an option is wrong or
+        missing; two files contradict each other; the folder holds something else.
+      OSError: a file cannot be read or written.
+    """
+    known = architectures.get(architecture)
+    tensors, hashes = files.read(source)
+    try:
+        own, prefix, others = architectures.pick_network(tensors, prefix)
+        scheme = architectures.find_scheme(own)
+        facts = side_files.read(epath.Path(source).parent, scheme)
+        given = {"heads": heads, "epsilon": epsilon, "features": features}
+        given = {name: value for name, value in given.items() if value is not None}
+        section = _section(own, scheme, architecture, facts, given, stem_padding)
+        channels = architectures.channels(own, scheme)
+        facts.check(section | {"channels": channels}, scheme)
+        usual = known.images._asdict() if known.images else {}
+        prepared = usual | facts.images
+        inputs = {
+            "kind": "images",
+            "dtype": "uint8",
+            "channels": channels,
+            **_sizes(section, prepared, size, resize),
+            **_moments(prepared, channels, mean, std),
+            "decoder": None,
+        }
+        shapes = encoder.shapes({"encoder": section, "input": inputs})
+        leaves, dropped = architectures.fill(own, scheme, shapes)
+    except wrappers.Refused as error:
+        raise ValueError(f"--from={source}: {error}") from error
+    card: dict[str, Any] = {"encoder": section, "input": inputs}
+    network = encoder.from_leaves(card, leaves)
+    packed = {folder_lib.TENSORS: writer.pack(leaves, "flax")}
+    card |= {
+        "format": folder_lib.FORMAT,
+        "num_features": network.num_features,
+        "parameters": sum(x.size for n, x in leaves.items() if n.startswith("params/")),
+        "imported": {
+            "architecture": architecture,
+            "names": scheme,
+            "files": hashes,
+            "beside": facts.hashes,
+            "notes": list(facts.notes),
+            "prefix": prefix,
+            "dropped": dropped,
+            "others": others,
+            "licence": known.licence or facts.licence or None,
+        },
+        "check": network.picture_features().tolist(),
+        "files": writer.hashes(packed),
+        "versions": writer.versions(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    return writer.write(epath.Path(out), packed, results_lib.plain(card), force)
+
+
+def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
+    """Make the "encoder" of the card."""
+    known, kind = architectures.get(architecture), names.SCHEMES[scheme].kind
+    if kind != known.kind:
+        raise wrappers.Refused(
+            f"it is a {kind}, and --architecture={architecture} is a {known.kind}"
+        )
+    if given and kind != "vit":
+        raise ValueError(f"--{next(iter(given))}: is of Vision Transformers")
+    if stem_padding is not None and kind != "resnet":
+        raise ValueError("--stem-padding: is of ResNets")
+    if kind == "resnet":
+        options = architectures.resnet_section(tensors, stem_padding)
+    elif kind == "convnext":
+        options = architectures.convnext_section(tensors, scheme)
+    else:
+        options = architectures.vit_section(tensors, scheme, known)
+        rotary = options["positions"] == "rotary"
+        if rotary != (architecture == "dinov3"):
+            table = names.find(names.SCHEMES[scheme], "positions").tensor
+            raise wrappers.Refused(
+                f"it has {'no' if rotary else 'a'} table of positions {table}, and "
+                f"--architecture={architecture} has {'one' if rotary else 'none'}"
+            )
+        width, layers = options["width"], options["layers"]
+        heads = known.heads.get((width, layers))
+        options["heads"] = settle(
+            "heads", given, facts, heads, f"{architecture} of {width} x {layers} blocks"
+        )
+        epsilon = known.epsilon
+        if scheme == "transformers" and epsilon is not None:
+            epsilon = 1e-12  # of its ViT, whatever it was converted from
+        options["epsilon"] = settle("epsilon", given, facts, epsilon, architecture)
+        options |= {n: given[n] for n in ("features",) if n in given}
+    full = schema.defaults(_MAKERS[kind]) | options
+    full.pop("dtype")
+    try:
+        _MAKERS[kind](**full)
+    except ValueError as error:
+        raise wrappers.Refused(f"its network cannot be made: {error}") from error
+    return {"name": kind, **full, "precision": "float32"}
+
+
+def settle(name, given, facts, published, what) -> Any:
+    """Settle a number that no tensor shows: by option, config.json or architecture.
+
+    Raises:
+      wrappers.Refused: nobody says it, or config.json contradicts the architecture and
+        no option decides; `Facts.check` compares an option with config.json.
+    """
+    said = facts.network.get(name)
+    if name in given:
+        schema.check_value(given[name], schema.option_of(vit.vit)[name][0], f"--{name}")
+        return given[name]
+    if said is None and published is None:
+        raise wrappers.Refused(
+            f"no tensor shows its {name}, no {side_files.CONFIG} beside it, and no "
+            f"{what} is published; --{name} says it"
+        )
+    if None not in (said, published) and said != published:
+        raise wrappers.Refused(
+            f"{side_files.CONFIG} beside it says {name}={said}, a published {what} has "
+            f"{published}; --{name} says which"
+        )
+    return published if said is None else said
+
+
+def _sizes(section, prepared, size, resize) -> dict:
+    """Settle how images are resized and cut."""
+    size = _given(prepared, "size", size)
+    if resize is None:
+        resize = prepared["resize"] if size == prepared.get("size") else size
+    schema.check_value(size, schema.Pixels, "--size")
+    schema.check_value(resize, schema.Pixels, "--resize")
+    if resize < size:
+        raise ValueError(f"--resize={resize}: must be at least --size={size}")
+    patch = section.get("patch", 1)
+    if section["name"] == "vit" and (size % patch or size < patch):
+        raise ValueError(f"--size={size}: must be a multiple of its patches of {patch}")
+    if section["name"] == "convnext":
+        least = patch * 2 ** (len(section["depths"]) - 1)
+        if size < least:
+            raise ValueError(f"--size={size}: must be {least} or more for its stages")
+    how = prepared.get("interpolation", "bicubic")
+    return {"size": size, "resize": resize, "interpolation": how}
+
+
+def _moments(prepared, channels, mean, std) -> dict:
+    """Settle mean and standard deviation of pixels from 0 to 1, one of each channel."""
+    found = {}
+    for name, given in (("mean", mean), ("std", std)):
+        value = _given(prepared, name, given)
+        if len(value) not in (1, channels):
+            raise ValueError(
+                f"--{name}={value}: must be one number, or one for each of its "
+                f"{channels} channels"
+            )
+        most = schema.Range(0, 1) if name == "mean" else schema.Range(above=0)
+        for number in value:
+            if wrong := most.refusal(number):
+                raise ValueError(f"--{name}={number}: must be {wrong}")
+        found[name] = [*value] * (channels if len(value) == 1 else 1)
+    return found
+
+
+def _given(prepared, name, value) -> Any:
+    """The option's value, or that of the files or the architecture."""
+    value = prepared.get(name) if value is None else value
+    if value is None:
+        raise ValueError(
+            f"--{name}: how its images are prepared is not known; give --size, --mean "
+            "and --std, or a narrower --architecture, as 'augreg' or 'deit'"
+        )
+    return value
+
+
+def text(card: dict) -> str:
+    """Summarise a card."""
+    section, imported = card["encoder"], card["imported"]
+    lines = [
+        f"{section['name']} by the names of {imported['names']}, "
+        f"{card['parameters']:,} parameters, {card['num_features']} features"
+    ]
+    if imported["beside"]:
+        lines.append(f"read beside it: {', '.join(imported['beside'])}")
+    if section["name"] == "vit":
+        lines.append(
+            f"no tensor shows: heads={section['heads']} epsilon={section['epsilon']}; "
+            f"positions={section['positions']} are resized by {section['resize']!r}"
+        )
+    given = card["input"]
+    shown = {name: given[name] for name in ("size", "resize", "mean", "std")}
+    lines.append(f"images: {shown}, {given['interpolation']}")
+    lines += imported["notes"]
+    dropped = imported["dropped"]
+    dropped = [n for n in dropped if not n.endswith(architectures.COUNTERS)]
+    if dropped:
+        more = f" and {len(dropped) - 8} more" if len(dropped) > 8 else ""
+        lines.append(f"left out: {', '.join(dropped[:8])}{more}")
+    if imported["licence"]:
+        lines.append(f"licence of these weights: {imported['licence']}")
+    return "\n".join(lines)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: must be numbers with commas between"
+        ) from error
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the parser of the command's options."""
+    options = argparse.ArgumentParser(
+        prog="jaxcl import", description=__doc__.splitlines()[0]
+    )
+    add = options.add_argument
+    add("--from", dest="source", required=True, help="a file of weights")
+    known = ", ".join(architectures.ARCHITECTURES)
+    add("--architecture", required=True, help=f"one of {known}")
+    add("--out", required=True, help="folder, new or of the same weights")
+    add("--prefix", help="of names, where a file holds several networks")
+    add("--heads", type=int, help="of the attention; no tensor says how many")
+    add("--epsilon", type=float, help="of a ViT's norms; no tensor says it")
+    add("--features", choices=("class", "mean", "both"), help="of a ViT")
+    add("--stem-padding", type=int, help="of a ResNet's first convolution of 3 x 3")
+    add("--size", type=int, help="pixels of a side, as the network is given them")
+    add("--resize", type=int, help="the shorter side, before the middle is cut")
+    add("--mean", type=_numbers, help="of pixels from 0 to 1, as 0.5,0.5,0.5")
+    add("--std", type=_numbers, help="the same")
+    add("--force", action="store_true", help="replace another encoder")
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; exit code 2 if the file or the folder is wrong."""
+    options = parser().parse_args(argv)
+    try:
+        card = import_file(**vars(options))
+    except (ValueError, OSError, lock.Held) as error:
+        print(f"jaxcl: {error}", file=sys.stderr)
+        return 2
+    print(text(card))
+    print(f"jaxcl.load_encoder({options.out!r})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Names that PyTorch libraries give the parameters of our networks.
+
+names.json has a `Scheme` for each library. Both directions read it: `read` makes our
+arrays of a library's tensors, `write` makes tensors of our arrays.
+"""
+
+import json
+import math
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Scheme(NamedTuple):
+    """The names of one library for one kind of network."""
+
+    kind: str  # of nets: "vit", "resnet" or "convnext"
+    # Our module, or one array of it -> theirs. Numbers in our names are "#". " 1/3"
+    # behind a name: ours is the second of three equal parts of that tensor.
+    names: Mapping[str, str]
+    dropped: tuple[str, ...]  # beginnings of names that the features do not depend on
+
+
+_BLOCKS = {"vit": "block_#/", "convnext": "stage#_#/", "resnet": "layer#_#/"}
+
+
+def _load_schemes() -> dict[str, Scheme]:
+    """Read names.json, where a library that is "like" one before it tells the rest."""
+    rows = json.loads(pathlib.Path(__file__).with_name("names.json").read_text())
+    schemes = {}
+    for name, row in rows.items():
+        if "like" in row:
+            base = rows[row["like"]]
+            inner = {key: base[key] | row.get(key, {}) for key in ("network", "block")}
+            row = rows[name] = base | row | inner
+        begin = _BLOCKS[row["kind"]]
+        block = {f"{begin}{x}": row["begin"] + y for x, y in row["block"].items()}
+        names = row["network"] | block
+        schemes[name] = Scheme(row["kind"], names, tuple(row["dropped"]))
+    return schemes
+
+
+SCHEMES = _load_schemes()
+# The last part of our name -> theirs.
+_LAST = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+_LAST |= {"mean": "running_mean", "var": "running_var"}
+_NUMBERS = re.compile(r"^(block_|stage|layer)(\d+)(?:_(\d+))?(?=[/_])")
+_TABLE = ("class_position", "positions")
+_TOKENS = {"class", "registers", *_TABLE}  # [1, N, D] in every library
+
+
+class Leaf(NamedTuple):
+    """The place of one of our arrays among a library's tensors."""
+
+    tensor: str
+    part: int = 0  # which of `parts` equal parts of axis 0
+    parts: int = 1
+
+
+def find(scheme: Scheme, ours: str) -> Leaf | None:
+    """Find the tensor of one of our arrays.
+
+    Args:
+      ours: its path, as "block_0/norm1/scale".
+
+    Returns:
+      The place; None if the library has no name for it.
+    """
+    numbers: dict[str, int] = {}
+    if match := _NUMBERS.match(ours):
+        first, second = int(match[2]), int(match[3] or 0)
+        numbers = {"block": first if match[1] == "block_" else second}
+        numbers |= {"layer": first, "stage": first - 1}  # stages count from 0 there
+        # The layers of torchvision's one list: twice the stage, and the next.
+        numbers |= {"before": 2 * first - 2, "after": 2 * first - 1}
+    key = _NUMBERS.sub(lambda m: m[1] + ("#_#" if m[3] else "#"), ours)
+    module, _, last = key.rpartition("/")
+    name = scheme.names.get(key) or scheme.names.get(module)
+    if name is None:
+        return None
+    name, _, part = name.format(**numbers).partition(" ")
+    if key not in scheme.names:
+        name = f"{name}.{_LAST[last]}"
+    return Leaf(name, *map(int, part.split("/"))) if part else Leaf(name)
+
+
+def read(leaf: Leaf, ours: str, tensor: np.ndarray, shape: tuple) -> np.ndarray:
+    """Make one of our arrays of a library's tensor.
+
+    Raises:
+      ValueError: the tensor does not make an array of that shape.
+    """
+    rows, last = np.asarray(tensor), ours.rpartition("/")[2]
+    fits = rows.ndim > 0 and len(rows) % leaf.parts == 0
+    rows = np.split(rows, leaf.parts)[leaf.part] if fits else rows
+    if ours in _TABLE and rows.ndim == 3:  # the class token's row comes first
+        patches = rows[0, -math.prod(shape[:-1]) :]
+        rows = rows[0, 0] if ours == "class_position" else patches
+        rows = rows.reshape(shape) if rows.size == math.prod(shape) else rows
+    elif last == "kernel" and rows.ndim == 4:
+        # A convolution of 1 x 1 is a dense layer, too.
+        dense = len(shape) == 2 and rows.shape[2:] == (1, 1)
+        rows = rows[:, :, 0, 0].T if dense else rows.transpose(2, 3, 1, 0)
+    elif last == "kernel":
+        rows = rows.T
+    else:  # tokens and factors may have axes of 1 around them
+        while rows.ndim > len(shape) and len(rows) == 1:
+            rows = rows[0]
+        while rows.ndim > len(shape) and rows.shape[-1] == 1:
+            rows = rows[..., 0]
+    if not fits or rows.shape != shape:
+        raise ValueError(
+            f"{leaf.tensor} has the shape {list(np.shape(tensor))}, which does not "
+            f"make {ours} of the shape {list(shape)}"
+        )
+    return np.ascontiguousarray(rows)
+
+
+def write(scheme: Scheme, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Make a library's tensors of all our arrays; the reverse of `read`.
+
+    Args:
+      arrays: by path, as "block_0/norm1/scale".
+    """
+    parts: dict[str, list[tuple[int, np.ndarray]]] = {}
+    for ours in sorted(arrays):  # the class token's position before the patches'
+        leaf, x = find(scheme, ours), np.asarray(arrays[ours])
+        if ours in _TOKENS:
+            x = x.reshape(-1, x.shape[-1])
+        elif ours.endswith("kernel"):
+            x = x.T if x.ndim == 2 else x.transpose(3, 2, 0, 1)
+        parts.setdefault(leaf.tensor, []).append((leaf.part, x))
+    state = {}
+    for name, found in parts.items():
+        rows = [x for _, x in sorted(found, key=lambda pair: pair[0])]
+        state[name] = np.concatenate(rows) if len(rows) > 1 else rows[0]
+    for ours in arrays.keys() & _TOKENS:
+        name = scheme.names[ours]
+        state[name] = state[name].reshape(1, -1, state[name].shape[-1])
+    return {name: np.ascontiguousarray(x) for name, x in state.items()}

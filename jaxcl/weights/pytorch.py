@@ -1,0 +1,97 @@
+"""State dicts of our encoders for PyTorch, by the names of torchvision and timm."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxcl import core
+from jaxcl.nets import positions
+from jaxcl.weights import encoder, names, writer
+
+
+def check(section: dict) -> None:
+    """Refuse a network that PyTorch's libraries have no twin of.
+
+    timm's ConvNeXt has four stages; with patches of 2 the first of them halves the map
+    once more, with patches of 8 or more the last does not halve it.
+
+    Args:
+      section: "encoder" of a card.
+
+    Raises:
+      ValueError: naming the field.
+    """
+    kind = section["name"]
+    core.check_choice("--torch: config.encoder.name", kind, tuple(writer.PYTORCH))
+    wrong = ()
+    if kind == "resnet" and section["padding"] != "torch":
+        # Windows of stride 2 would read other pixels than PyTorch's.
+        wrong = "padding", "must be 'torch'"
+    elif kind == "vit":
+        if section["positions"] == "rotary" and section["qkv_bias"] == "all":
+            wrong = "qkv_bias", "with rotary positions must be 'query_value' or 'none'"
+    elif kind == "convnext":
+        if section["depths"] is not None and len(section["depths"]) != 4:
+            wrong = "depths", "must be of four stages"
+        elif section["patch"] not in (1, 3, 4, 5, 6, 7):
+            wrong = "patch", "must be 1 or 3 to 7"
+    if wrong:
+        field, allowed = wrong
+        raise ValueError(
+            f"--torch: config.encoder.{field}={section[field]!r} has no twin in "
+            f"PyTorch; {allowed}"
+        )
+
+
+def torch_state(source: Any) -> dict[str, np.ndarray]:
+    """Make the state dict of an encoder, without a classifier.
+
+    Args:
+      source: an `encoder.Encoder`, or the folder of one.
+
+    Returns:
+      name -> array. By the names of torchvision's `ResNet`, of timm's
+      `VisionTransformer` for images of the card's size (with rotary positions `Eva`),
+      or of timm's `ConvNeXt` with `conv_mlp=False`.
+
+    Raises:
+      ValueError: PyTorch has no such network; the folder cannot be read.
+    """
+    network = source
+    if not isinstance(source, encoder.Encoder):
+        network = encoder.load_encoder(source)
+    section = network.card["encoder"]
+    check(section)
+    flat = encoder.flat(network.params, network.stats)
+    arrays = {name.partition("/")[2]: leaf for name, leaf in flat.items()}
+    if section["name"] == "vit":
+        return _vit_state(section, network.card["input"]["size"], arrays)
+    if section["name"] == "convnext":
+        return names.write(names.SCHEMES["timm_convnext"], arrays)
+    state = names.write(names.SCHEMES["torchvision"], arrays)
+    seen = [name.replace("running_mean", "num_batches_tracked") for name in state]
+    return state | {x: np.zeros((), np.int64) for x in seen if x.endswith("_tracked")}
+
+
+def _vit_state(section, size, arrays) -> dict[str, np.ndarray]:
+    """Make the state dict of timm's ViT.
+
+    Timm's networks with registers, and those with fixed positions, add no position to
+    the class token: it is part of the token. Its one tensor of queries, keys and values
+    has a bias of all or of none.
+    """
+    kind, biased = section["positions"], section["qkv_bias"]
+    plain = kind == "learned" and not section["registers"]
+    if "class_position" in arrays and not plain:
+        arrays["class"] = arrays["class"] + arrays.pop("class_position")
+    side = size // section["patch"]
+    if kind == "sin_cos":
+        arrays["positions"] = positions.sin_cos((side, side), len(arrays["class"]))
+    elif kind == "learned":  # timm resizes by one rule, we by several
+        table = positions.resized(arrays["positions"], (side, side), section["resize"])
+        arrays["positions"] = np.asarray(table)
+    if kind != "rotary" and biased == "query_value":
+        for name in [x for x in arrays if x.endswith("attention/query/bias")]:
+            arrays[name.replace("query", "key")] = np.zeros_like(arrays[name])
+    scheme = "timm_dinov3" if kind == "rotary" else "timm"
+    return names.write(names.SCHEMES[scheme], arrays)

@@ -1,0 +1,135 @@
+"""Names of tensors without what training code has wrapped around the network."""
+
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+# Parts of names that come from DataParallel, torch.compile, FSDP, activation
+# checkpointing, and DeepSpeed.
+WRAPPERS = (
+    "module",
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_fpw_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",
+)
+_MODEL = re.compile(r"((?:.*\.)?)model\.(stages\.\d+\.(?:downsample_)?layers\..+)")
+_CHUNKED = re.compile(r"((?:.*\.)?)blocks\.(\d+)\.(\d+)\.(.+)")
+_STAGE = re.compile(r"((?:.*\.)?)(\d+)\.0\.conv1\.weight")
+
+
+class Refused(ValueError):
+    """A state dict is not of the architecture, or not whole."""
+
+
+def strip(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Name tensors as the bare network does.
+
+    Wrappers go wherever they stand in a name. Blocks in chunks (DINOv2) are counted
+    through; the layers of an `nn.Sequential` of torchvision's ResNet get their names.
+
+    Raises:
+      Refused: two tensors come to have one name; a ResNet has other layers than those
+        known here.
+    """
+    bare = _rename(tensors, {name: strip_name(name) for name in tensors})
+    bare = _rename(bare, _without_model(bare))
+    bare = _rename(bare, _without_chunks(bare))
+    return _rename(bare, _without_numbers(bare))
+
+
+def strip_name(name: str) -> str:
+    """Drop the wrappers in a name."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _rename(tensors, names) -> dict:
+    """Tensors by their new names; refuses two of one name."""
+    found: dict = {}
+    for old, x in tensors.items():
+        new = names.get(old, old)
+        if new in found:
+            raise Refused(f"two of its tensors are {new!r} without wrappers")
+        found[new] = x
+    return found
+
+
+def _without_model(names) -> dict[str, str]:
+    """`model.stages.0.layers...` -> `stages.0.layers...`.
+
+    transformers puts a "model." before all of DINOv3's ConvNeXt but the last norm.
+    """
+    matches = {name: m for name in names if (m := _MODEL.fullmatch(name))}
+    return {
+        name: m[1] + m[2]
+        for name, m in matches.items()
+        if f"{m[1]}layer_norm.weight" in names
+    }
+
+
+def _without_chunks(names) -> dict[str, str]:
+    """`blocks.1.7.norm1.weight` -> `blocks.7.norm1.weight`."""
+    matches = {name: m for name in names if (m := _CHUNKED.fullmatch(name))}
+    places: dict[str, set] = {}
+    for match in matches.values():
+        places.setdefault(match[1], set()).add((int(match[2]), int(match[3])))
+    numbers = {
+        (begin, *pair): block
+        for begin, pairs in places.items()
+        for pair, block in _count_through(pairs).items()
+    }
+    return {
+        name: f"{m[1]}blocks.{numbers[m[1], int(m[2]), int(m[3])]}.{m[4]}"
+        for name, m in matches.items()
+    }
+
+
+def _count_through(pairs: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """Number blocks in chunks; most code counts through, some anew in each chunk."""
+    if len({block for _, block in pairs}) == len(pairs):
+        return {pair: pair[1] for pair in pairs}
+    chunks = max(chunk for chunk, _ in pairs) + 1
+    sizes = [sum(pair[0] == chunk for pair in pairs) for chunk in range(chunks)]
+    whole = {(chunk, i) for chunk, size in enumerate(sizes) for i in range(size)}
+    if pairs != whole or {*sizes[:-1]} != {sizes[0]} or sizes[-1] > sizes[0]:
+        raise Refused(f"its blocks lie in chunks of {sizes}, and some are missing")
+    return {pair: at for at, pair in enumerate(sorted(pairs))}
+
+
+def _without_numbers(tensors) -> dict[str, str]:
+    """`4.0.conv1.weight` -> `layer1.0.conv1.weight`, and so for all of a ResNet."""
+    stages: dict[str, list[int]] = {}
+    for name in tensors:
+        if match := _STAGE.fullmatch(name):
+            stages.setdefault(match[1], []).append(int(match[2]))
+    names = {}
+    for begin, found in stages.items():
+        if sorted(found) != [*range(min(found), min(found) + 4)]:
+            continue
+        layers = _layers(tensors, begin, min(found))
+        for name in tensors:
+            number, _, rest = name.removeprefix(begin).partition(".")
+            if name.startswith(begin) and number.isdecimal() and int(number) in layers:
+                names[name] = f"{begin}{layers[int(number)]}.{rest}"
+    return names
+
+
+def _layers(tensors, begin, first) -> dict[int, str]:
+    """Number in the `nn.Sequential` -> torchvision's name.
+
+    Between batch norm and first stage there is a ReLU, behind 7 x 7 a max pool, too.
+    """
+    stem = [
+        at
+        for side, at in {7: first - 4, 3: first - 3}.items()
+        if getattr(tensors.get(f"{begin}{at}.weight"), "shape", ())[2:] == (side, side)
+    ]
+    if len(stem) != 1:
+        raise Refused(
+            f"no first convolution known here stands before {begin}{first}: must be of "
+            "7 x 7 with a max pool behind, or of 3 x 3 without"
+        )
+    layers = {stem[0]: "conv1", stem[0] + 1: "bn1", first + 5: "fc"}
+    return layers | {first + i: f"layer{i + 1}" for i in range(4)}

@@ -1,0 +1,121 @@
+"""Write the folder of an encoder; `run.folder` reads it."""
+
+import hashlib
+import os
+import platform
+import shutil
+import uuid
+
+import flax
+import jax
+from etils import epath
+from safetensors import numpy as tensors
+
+from jaxcl.data import storage
+from jaxcl.run import folder as folder_lib
+from jaxcl.run import lock, task_alone
+
+# Files for PyTorch that an export may have: kind of network -> name.
+PYTORCH = {kind: f"{kind}_torch.safetensors" for kind in ("resnet", "vit", "convnext")}
+
+
+def versions() -> dict:
+    """Versions of the software that wrote the export."""
+    return {
+        "jaxcl": task_alone.version(),
+        "jax": jax.__version__,
+        "flax": flax.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def hashes(files: dict[str, bytes]) -> dict[str, str]:
+    """The sha256 of each file."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def pack(leaves, library) -> bytes:
+    """A safetensors file of the leaves."""
+    return tensors.save(leaves, metadata={"format": library})
+
+
+def write(folder: epath.Path, files: dict[str, bytes], card: dict, force: bool) -> dict:
+    """Write all files, the card last; an error while writing leaves no new file.
+
+    Args:
+      folder: it must be missing, empty, or hold the same encoder.
+      files: by name.
+      card: what card.json says of them.
+      force: replace another encoder.
+
+    Returns:
+      The card with its checksum.
+
+    Raises:
+      ValueError: the folder holds something else.
+      lock.Held: another process writes to it.
+    """
+    card = card | {"checksum": folder_lib.checksum(card)}
+    _check_folder(folder, card, force)
+    with lock.held(folder):
+        _write(folder, files | {folder_lib.CARD: storage.to_json(card)}, card, force)
+    return card
+
+
+def _write(folder, files, card, force):
+    _check_folder(folder, card, force)  # again: another process may have been first
+    if storage.in_bucket(folder):  # buckets replace each object as a whole
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+    else:
+        # Inside, for what is beside may be another disk, or not ours to write to.
+        draft = folder / f"{uuid.uuid4().hex}.tmp"
+        draft.mkdir(parents=True)
+        try:
+            for name, data in files.items():
+                (draft / name).write_bytes(data)
+            for name in files:
+                os.replace(draft / name, folder / name)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    for name in {*PYTORCH.values()} - set(files):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _check_folder(folder, card, force) -> None:
+    """Refuse a folder that holds anything but an export of the same checkpoint."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ValueError(f"--out={folder}: is a file; must be a folder")
+    names = {path.name for path in folder.iterdir() if path.suffix != ".tmp"}
+    names -= {lock.FILE}
+    other = names - {folder_lib.CARD, folder_lib.TENSORS} - {*PYTORCH.values()}
+    if other:
+        raise ValueError(
+            f"--out={folder}: holds {', '.join(sorted(other)[:3])}, which is no "
+            "part of an export; give a new folder"
+        )
+    if not names or force:
+        return
+    name = folder_lib.TENSORS
+    if folder_lib.CARD not in names and _is_cut_off(folder, names, card):
+        return
+    try:
+        before = folder_lib.read_card(folder)
+    except ValueError as error:
+        raise ValueError(f"--out: {error}; --force replaces it") from error
+    if before["files"].get(name) != card["files"][name]:
+        raise ValueError(
+            f"--out={folder}: holds another export, of step "
+            f"{before.get('checkpoint', {}).get('step')}; --force replaces it"
+        )
+
+
+def _is_cut_off(folder, names, card) -> bool:
+    """Whether a folder without a card holds files of this export, which was killed."""
+    return all(
+        hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        == card["files"].get(name)
+        for name in names
+    )
