@@ -13,7 +13,7 @@ from etils import epath
 
 from jaxcl import core, schema, sharding
 from jaxcl.config import budget, claim, resolved, sections
-from jaxcl.data import duplicates, storage, stream
+from jaxcl.data import duplicates, identity, splits, storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
 from jaxcl.methods.online import replay as replay_lib
@@ -106,6 +106,8 @@ def build(
         noted |= _shards(plain.get("replay"), work.mesh)
     if made.stream.dataset.decoder:
         noted["decoder"] = made.stream.dataset.decoder
+    if made.stream.dataset.bits is not None:
+        noted["bits"] = made.stream.dataset.bits
     claim.directory(workdir, plain | noted, _every_option(plain, made) | noted)
     return made
 
@@ -253,8 +255,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     kept = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
     tasks = make_stream()
     sections.check_graphs(top, tasks.dataset.train)
-    if workdir is not None:  # or nothing is trained
-        _tell_duplicates(top, tasks.dataset)
+    _check_data(top, tasks, workdir)
     parts = _whole(parts, top, tasks, kept, mesh)
     method = sections.method(top, parts)
     if top.replay and not method.replays:
@@ -373,13 +374,37 @@ def _affordable(top, made, parts, workdir) -> core.Replay:
     return replay._replace(updates=found)
 
 
-def _tell_duplicates(top, dataset) -> None:
-    """Warn of images that are there more than once, see config.duplicates."""
-    asked = top.duplicates
-    asked = duplicates.is_quick(dataset) if asked is None else asked
-    if asked and jax.process_index() == 0:
-        if words := duplicates.find(dataset).words("config.data: " + dataset.name):
+def _check_data(top, tasks: stream.Stream, workdir) -> None:
+    """Refuse other data than a run began with; warn of what makes numbers flatter.
+
+    Warned of are images that are there more than once, see config.duplicates, and
+    classes that are judged and not trained on. Nothing is done without a `workdir`.
+    """
+    if workdir is None:
+        return
+    dataset, first = tasks.dataset, jax.process_index() == 0
+    known = identity.of(dataset)
+    identity.hold(workdir, known, write=first)
+    judges = {
+        section.get("name", key)
+        for key, section in top.evaluators.items()
+        if section.get("train_on") != "evaluation"
+    }
+    if odd := splits.unknown_classes(dataset, tasks.evaluation):
+        rows, words = odd
+        if rows == stream.size(tasks.evaluation) and judges & _PROBES:
+            raise ValueError(f"config.data: {words}: nothing could be measured")
+        if first:
+            logging.warning("config.data: %s", words)
+    asked = known.by_bytes if top.duplicates is None else top.duplicates
+    if asked and first:
+        known = known if known.by_bytes else identity.of(dataset, True)
+        if words := duplicates.find(known).words("config.data: " + dataset.name):
             logging.warning("%s", words)
+
+
+# Evaluators that learn from train images what they tell of the others.
+_PROBES = {"knn", "linear", "logistic", "svm"}
 
 
 def _check_start(start, plain) -> None:
@@ -512,7 +537,7 @@ class _Frozen(NamedTuple):
     parts: core.EvalParts
 
 
-def _frozen(top: sections.Top) -> _Frozen:
+def _frozen(top: sections.Top, workdir=None) -> _Frozen:
     mesh = sharding.mesh(top.devices)
     make_stream = sections.tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
@@ -520,7 +545,7 @@ def _frozen(top: sections.Top) -> _Frozen:
     image = sections.image(**image)
     encoder = sections.encoder(top)
     tasks = make_stream()
-    _tell_duplicates(top, tasks.dataset)
+    _check_data(top, tasks, workdir)
     train = tasks.dataset.train
     first = train.load(0) if train.images is None else train.images[0]
     blank = np.zeros((1, image["size"], image["size"], first.shape[-1]), np.float32)
@@ -554,7 +579,7 @@ def embedder(config: ml_collections.ConfigDict):
 
 
 def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
-    state, source, eval_parts = _frozen(top)
+    state, source, eval_parts = _frozen(top, workdir)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
     return transfer.Transfer(
         state=state,
