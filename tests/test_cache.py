@@ -46,8 +46,13 @@ class Made(NamedTuple):
     def name(self, row):
         return f"made/{row}.jpg"
 
-    def stamp(self):
-        return self.n, f"made-{self.damage}"
+    @property
+    def decoding(self):
+        return files_lib.Decoding(self.decoder, self.channels)
+
+    def holders(self):
+        rows = np.arange(self.n)
+        return [f"/made-{self.damage}"], np.zeros_like(rows), rows
 
 
 @pytest.fixture(autouse=True)

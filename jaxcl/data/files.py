@@ -143,14 +143,13 @@ def _eight_bits(pixels, name, bits) -> np.ndarray:
         raise Unreadable(
             f"{name}: has pixels from {low} to {high}; must be of 8 or 16 bits"
         )
-    if bits is None or high >> bits:
-        used = "of 8" if bits is None else f"below {2**bits}"
+    if high >> (bits or 8):
         raise Unreadable(
-            f"{name}: has 16-bit pixels up to {high}, and those looked at are {used}; "
-            "config.data.bits=16 (or fewer, for all images of the set) says how many "
-            "bits they use"
+            f"{name}: has 16-bit pixels up to {high}, and the others are below "
+            f"{2 ** (bits or 8)}; config.data.bits, from 8 to 16, says how many bits the "
+            "images of the set use"
         )
-    return (pixels >> max(bits - 8, 0)).astype(np.uint8)
+    return (pixels >> ((bits or 8) - 8)).astype(np.uint8)
 
 
 def _by_cv2(data, channels) -> np.ndarray | None:

@@ -62,6 +62,7 @@ def image_folder(
         files = _relative(path, listing.images(path, left_out=left_out))
         if not files:
             raise ValueError(f"{path}: no images{_but(left_out)}")
+        _check_inside(path, {os.path.dirname(os.fsdecode(file)) for file in files})
         return stream.Dataset(
             name, (), ("all",), examples([-1] * len(files), files), None, None
         )._replace(notes=_notes(left_out))
@@ -176,15 +177,8 @@ def _check_pairs(path, inner, names, files, beside) -> None:
         stem = re.sub(r"[-_ .](mask|gt|label|seg\w*|annotation)s?$", "", stem)
         stems[name][stem] = file
         inside.add(os.path.dirname(rest))
-    parts = {part for folder in inside for part in folder.split("/") if part}
-    odd = [part for part in parts if _word(part) in _MASKS | _THUMBNAILS]
-    odd += [part for part in parts if _is_like_split(part)]
-    if odd:
-        raise ValueError(
-            f"path = {path!r}: below the folders of classes lie {sorted(odd)[:5]}, "
-            "which look like masks, small copies or splits; must be moved away. "
-            'config.data.folders="classes" reads all below a folder as its class'
-        )
+    _check_inside(path, inside, splits=True)
+    odd = []
     for one, two in itertools.permutations(names, 2) if len(names) < 50 else ():
         if _are_masks(path, stems[one], stems[two], one, two, len(names)):
             odd.append(two)
@@ -194,6 +188,19 @@ def _check_pairs(path, inner, names, files, beside) -> None:
         raise ValueError(
             f"path = {path!r}: the folders {sorted({*odd})[:5]} look like masks or "
             f"annotations of the images beside them, not like classes. {_YES}"
+        )
+
+
+def _check_inside(path, inside, splits=False) -> None:
+    """Refuse masks, small copies (and splits) in folders below those of classes."""
+    parts = {part for folder in inside for part in folder.split("/") if part}
+    odd = [part for part in parts if _word(part) in _MASKS | _THUMBNAILS]
+    odd += [part for part in parts if splits and _is_like_split(part)]
+    if odd:
+        raise ValueError(
+            f"path = {path!r}: has folders {sorted(odd)[:5]} among its images, which "
+            "look like masks, small copies or splits; must be moved away. "
+            'config.data.folders="classes" reads all below a folder as its class'
         )
 
 

@@ -19,6 +19,7 @@ from absl import logging
 from etils import epath
 
 from jaxcl.config import build, claim, own_images, recipe
+from jaxcl.data import sources
 from jaxcl.export import command as export_command
 from jaxcl.export import encoder as encoder_lib
 from jaxcl.front import given, result
@@ -152,7 +153,8 @@ def _read(images, labels, domains, test, name) -> given.Given:
     if len(pair) != 2:
         raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
     judge = given.read(pair[0], name=f"{name}_test", labels=pair[1])
-    sections = {"train": given.whole(train), "test": given.whole(judge)}
+    sections = {"train": train.section, "test": judge.section}
+    sections = {name: x | sources.whole(x) for name, x in sections.items()}
     held = (*train.held, *judge.held)
     return given.Given({"name": "judged_by", **sections}, held, train.labelled)
 

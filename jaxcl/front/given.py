@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from jaxcl import schema
 from jaxcl.config import own_images
 from jaxcl.data import files as files_lib
 from jaxcl.data import from_huggingface, in_memory, sources, storage
@@ -83,13 +82,6 @@ def read(
     known = bool((held.examples.label >= 0).any())
     share = {"test": 0.2 if known else 0.0} | share
     return Given(held.section | share, (held,), labelled=labels is not None)
-
-
-def whole(images: Given) -> dict:
-    """The section that reads images, none of which is held out to judge."""
-    make = schema.named(sources.SOURCES, images.section, "config.data")[0]
-    draws = "test_seed" in schema.defaults(make)
-    return images.section | ({"test": 0.0} if draws else {})
 
 
 def _of_text(text: str) -> dict:

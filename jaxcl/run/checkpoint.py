@@ -259,7 +259,7 @@ class Checkpoints:
             preservation_policy=training.preservation_policies.LatestN(keep),
             cleanup_tmp_directories=True,
         )
-        self._pending, self._bytes = None, 0
+        self._pending, self._bytes, self._broken = None, 0, False
 
     def save(self, number: int, state: Any, cursor: dict) -> None:
         """Begin to write checkpoint `number`, once the previous save is done.
@@ -304,6 +304,7 @@ class Checkpoints:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> CheckpointError:
+        self._broken = True
         good = [c.step for c in self._checkpointer.checkpoints]
         # Not every error of a full disk says of itself that it is one.
         left = storage.room(self._directory, OSError(errno.ENOSPC, ""))
@@ -356,7 +357,9 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._checkpointer.close()
+            # Orbax raises the error of a failed save once more, in place of ours.
+            with contextlib.suppress(*(Exception,) * self._broken):
+                self._checkpointer.close()
 
 
 def abstract_state(tree: Any) -> Any:
