@@ -145,9 +145,9 @@ def _eight_bits(pixels, name, bits) -> np.ndarray:
         )
     if high >> (bits or 8):
         raise Unreadable(
-            f"{name}: has 16-bit pixels up to {high}, and the others are below "
-            f"{2 ** (bits or 8)}; config.data.bits, from 8 to 16, says how many bits the "
-            "images of the set use"
+            f"{name}: has 16-bit pixels up to {high}, and others are below "
+            f"{2 ** (bits or 8)}; config.data.bits, from 8 to 16, says how many bits "
+            "the images of the set use"
         )
     return (pixels >> ((bits or 8) - 8)).astype(np.uint8)
 
