@@ -499,5 +499,5 @@ def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
         monkeypatch.setattr(identity, "ROWS", rows)
         config.duplicates = asked
         top = build.sections.top_of(config.to_dict())
-        build._check_data(top, tasks, tmp_path / f"{asked}{rows}")
+        build._checked_data(top, tasks, tmp_path / f"{asked}{rows}")
     assert len(told) == 2 and told[0] == told[1] and "1 rows of test" in told[0]

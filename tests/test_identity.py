@@ -41,27 +41,26 @@ def test_a_change_of_data_is_counted_and_named(tmp_path, monkeypatch, most, resi
     images(tmp_path / "set", NAMES)
     options = {"test": 0.0, "size": 8, "resident": resident}
     before = known(tmp_path / "set", **options)
-    identity.hold(tmp_path / "run", before)  # no run has begun: it is written
-    (tmp_path / "run" / "config.json").touch()
-    identity.hold(tmp_path / "run", known(tmp_path / "set", **options))
+    (tmp_path / "run").mkdir()
+    identity.check(tmp_path / "run", before)  # no run has begun
+    identity.write(tmp_path / "run", before)
+    identity.check(tmp_path / "run", known(tmp_path / "set", **options))
 
     images(tmp_path / "set", ["a/9.bmp"])  # added
     (tmp_path / "set/a/0.bmp").unlink()
     images(tmp_path / "set", ["a/1.bmp"], 20, 1_800_000_000)  # other bytes
     os.rename(tmp_path / "set/b/3.bmp", tmp_path / "set/a/7.bmp")  # another class
     with pytest.raises(identity.Changed, match=str(tmp_path / "run")) as error:
-        identity.hold(tmp_path / "run", known(tmp_path / "set", **options))
-    found = dict(re.findall(r"([0-9]+ \([^)]*\)) ([a-z ]+)", str(error.value)))
-    found = {
-        what: count.replace(str(tmp_path / "set/"), "") for count, what in found.items()
-    }
-    assert found == {
+        identity.check(tmp_path / "run", known(tmp_path / "set", **options))
+    text = str(error.value).replace(str(tmp_path / "set"), "")
+    pairs = re.findall(r"([0-9]+ \([^)]*\)) ([a-z ]+)", text)
+    assert {what: count for count, what in pairs} == {
         "added": "2 (/a/7.bmp, /a/9.bmp)",
         "removed": "2 (/a/0.bmp, /b/3.bmp)",
         "with other bytes": "1 (/a/1.bmp)",
     }
     os.unlink(tmp_path / "run" / identity.FILE)  # as the message says
-    identity.hold(tmp_path / "run", known(tmp_path / "set", **options))
+    identity.check(tmp_path / "run", known(tmp_path / "set", **options))
 
 
 def test_times_matter_only_where_bytes_are_not_read(tmp_path, monkeypatch):
@@ -93,8 +92,7 @@ def test_corrected_labels_are_a_change(tmp_path):
 
 def test_a_damaged_record_of_the_data_is_named(tmp_path):
     images(tmp_path / "set", NAMES)
-    identity.hold(tmp_path, known(tmp_path / "set"))
-    (tmp_path / "config.json").touch()
+    identity.write(tmp_path, known(tmp_path / "set"))
     (tmp_path / identity.FILE).write_bytes(b"PK damaged")
     with pytest.raises(ValueError, match=identity.FILE):
-        identity.hold(tmp_path, known(tmp_path / "set"))
+        identity.check(tmp_path, known(tmp_path / "set"))

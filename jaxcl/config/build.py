@@ -109,6 +109,8 @@ def build(
     if made.stream.dataset.bits is not None:
         noted["bits"] = made.stream.dataset.bits
     claim.directory(workdir, plain | noted, _every_option(plain, made) | noted)
+    if jax.process_index() == 0:
+        identity.write(workdir, made.stream.dataset.known)
     return made
 
 
@@ -255,7 +257,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     kept = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
     tasks = make_stream()
     sections.check_graphs(top, tasks.dataset.train)
-    _check_data(top, tasks, workdir)
+    tasks = _checked_data(top, tasks, workdir)
     parts = _whole(parts, top, tasks, kept, mesh)
     method = sections.method(top, parts)
     if top.replay and not method.replays:
@@ -374,17 +376,18 @@ def _affordable(top, made, parts, workdir) -> core.Replay:
     return replay._replace(updates=found)
 
 
-def _check_data(top, tasks: stream.Stream, workdir) -> None:
+def _checked_data(top, tasks: stream.Stream, workdir) -> stream.Stream:
     """Refuse other data than a run began with; warn of what makes numbers flatter.
 
     Warned of are images that are there more than once, see config.duplicates, and
     classes that are judged and not trained on. Nothing is done without a `workdir`.
     """
     if workdir is None:
-        return
+        return tasks
     dataset, first = tasks.dataset, jax.process_index() == 0
     known = identity.of(dataset)
-    identity.hold(workdir, known, write=first)
+    identity.check(workdir, known)
+    tasks = tasks._replace(dataset=dataset._replace(known=known))
     judges = {
         section.get("name", key)
         for key, section in top.evaluators.items()
@@ -401,6 +404,7 @@ def _check_data(top, tasks: stream.Stream, workdir) -> None:
         known = known if known.by_bytes else identity.of(dataset, True)
         if words := duplicates.find(known).words("config.data: " + dataset.name):
             logging.warning("%s", words)
+    return tasks
 
 
 # Evaluators that learn from train images what they tell of the others.
@@ -545,7 +549,7 @@ def _frozen(top: sections.Top, workdir=None) -> _Frozen:
     image = sections.image(**image)
     encoder = sections.encoder(top)
     tasks = make_stream()
-    _check_data(top, tasks, workdir)
+    tasks = _checked_data(top, tasks, workdir)
     train = tasks.dataset.train
     first = train.load(0) if train.images is None else train.images[0]
     blank = np.zeros((1, image["size"], image["size"], first.shape[-1]), np.float32)

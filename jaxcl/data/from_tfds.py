@@ -265,6 +265,10 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
         has = {name: part.num_examples for name, part in infos[0].splits.items()}
         raise ValueError(f"split {split!r}: has no examples; {infos[0].name} has {has}")
     files = tuple(str(part.filename) for _, _, part in shards)
+    if lost := [file for file in files if not storage.exists(file)]:
+        raise ValueError(
+            f"split {split!r}: {len(lost)} of {len(files)} files are missing: {lost[:3]}"
+        )
     ranges = [f"{x.filename}:{x.skip}:{x.take}" for _, _, x in shards]
     # A set may be prepared again in the same directory, with other labels alone.
     prepared = [os.path.join(info.data_dir, "dataset_info.json") for info in infos]

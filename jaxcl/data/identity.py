@@ -162,34 +162,39 @@ def size_and_time(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def hold(workdir: epath.PathLike, known: Identity, write: bool = True) -> None:
-    """Write the identity of a new run's data; refuse others where a run has begun.
+def check(workdir: epath.PathLike, known: Identity) -> None:
+    """Refuse data that are others than a run directory began with.
 
     Args:
-      workdir: the run directory, which has a config.json once a run has begun.
+      workdir: the run directory.
       known: of the data now.
-      write: whether this process writes.
 
     Raises:
-      Changed: the data are others; the message says how many, and names some.
+      Changed: the message says how many rows differ, and names some.
+    """
+    before = read(workdir)
+    if before is not None and (changed := changes(before, known)):
+        raise Changed(
+            f"{workdir}: its data have changed since it began: {changed}. Give another "
+            f"--workdir, or bring back the data; without {FILE} in it, it goes on with "
+            "what there is now"
+        )
+
+
+def write(workdir: epath.PathLike, known: Identity) -> None:
+    """Keep the identity of a run's data, unless it is kept already.
+
+    Raises:
       OSError: the directory cannot be written.
     """
-    path = epath.Path(workdir) / FILE
-    if path.exists() and (path.parent / "config.json").exists():
-        if changed := changes(read(workdir), known):
-            raise Changed(
-                f"{workdir}: its data have changed since it began: {changed}. Give "
-                f"another --workdir, or bring back the data; without {path} it goes on "
-                "with what there is now"
-            )
-    elif write:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path = os.path.join(os.fspath(workdir), FILE)
+    if not storage.exists(path):
         with storage.replacing(path) as file:
             np.savez_compressed(file, **known._asdict())
 
 
 def read(workdir: epath.PathLike) -> Identity | None:
-    """What `hold` wrote; None where there is none.
+    """What `write` wrote; None where there is none.
 
     Raises:
       ValueError: it is damaged.

@@ -44,6 +44,7 @@ class Dataset(NamedTuple):
     std: tuple[float, ...] | None = None
     bits: int | None = None  # that 16-bit greys use; None: there are none
     notes: tuple[str, ...] = ()  # what was left out or converted, for one line
+    known: Any = None  # identity.Identity, where a run keeps it
 
 
 def epoch_order(

@@ -101,13 +101,14 @@ def fit(
         )
     read = _read(images, labels, by_image, test, name)
     begun = isinstance(encoder, encoder_lib.Encoder)
-    config = _config(
-        read.section,
-        encoder=folder.section(encoder.card)[0] if begun else encoder,
-        size=size,
-        tasks=tasks,
-        labelled=read.labelled,
-    )
+    with _silent(quiet):
+        config = _config(
+            read.section,
+            encoder=folder.section(encoder.card)[0] if begun else encoder,
+            size=size,
+            tasks=tasks,
+            labelled=read.labelled,
+        )
     chosen = {
         "name": name,
         "seed": seed,

@@ -317,6 +317,11 @@ def prepare(work: Plan) -> Prepared:
             f"differ in {'; '.join(error.changed)}. Finish it by the command that "
             "began it, or remove the folder"
         ) from error
+    except identity.Changed as error:
+        raise ValueError(
+            f"{work.workdir}: is an update that was stopped; finish it with the images "
+            f"that it began with, or remove the folder. {error}"
+        ) from error
     return Prepared(made, _judging(work, work.parent, BEFORE))
 
 
