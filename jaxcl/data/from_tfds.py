@@ -267,7 +267,7 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
     files = tuple(str(part.filename) for _, _, part in shards)
     if lost := [file for file in files if not storage.exists(file)]:
         raise ValueError(
-            f"split {split!r}: {len(lost)} of {len(files)} files are missing: {lost[:3]}"
+            f"split {split!r}: lacks {len(lost)} of its {len(files)} files: {lost[:3]}"
         )
     ranges = [f"{x.filename}:{x.skip}:{x.take}" for _, _, x in shards]
     # A set may be prepared again in the same directory, with other labels alone.
