@@ -448,6 +448,29 @@ def test_a_json_file_of_anything(tmp_path, text):
         storage.read_json(tmp_path / "x.json")
 
 
+def test_classes_that_are_judged_and_not_trained_on_are_counted(tmp_path, caplog):
+    def run(test, **knn):
+        train = {"train_x": np.zeros((8, 8, 8), np.uint8), "train_y": np.arange(8) % 2}
+        path = str(tmp_path / "x.npz")
+        judged = {"test_x": np.zeros((4, 8, 8), np.uint8), "test_y": np.array(test)}
+        np.savez(path, **train, **judged)
+        section = {"name": "npz", "path": path}
+        config = toy.config(data=section, batch_size=2, evaluators={"knn": knn})
+        top = build.sections.top_of(config.to_dict())
+        tasks = build.sections.tasks(section, {"name": "joint"}, 0)()
+        with caplog.at_level("WARNING"):
+            caplog.clear()
+            build._checked_data(top, tasks, tmp_path / str(test))
+        return [r.getMessage() for r in caplog.records if "no train" in r.getMessage()]
+
+    assert run([0, 1, -1, 1]) == []
+    (said,) = run([0, 1, 2, 3])
+    assert "2 of 4" in said and "2 (2, 3)" in said
+    with pytest.raises(ValueError, match="4 of 4"):
+        run([2, 2, 2, 3])
+    assert len(run([2, 2, 3, 3], train_on="evaluation")) == 1
+
+
 # Duplicates
 
 

@@ -39,7 +39,7 @@ class Decoding(NamedTuple):
     channels: int = 3  # 3 is RGB, 1 is grey
     max_pixels: int = PIXELS
     background: int = 255  # level behind transparent pixels
-    bits: int | None = None  # that 16-bit greys use; None: there are none
+    bits: int | None = None  # that 16-bit greys use; None: none were seen
 
     def __call__(self, data: bytes, name: str) -> np.ndarray:
         """Decode an image, see `decode`."""
@@ -109,7 +109,7 @@ def from_pillow(
 
     Grey, palette and CMYK images become RGB, or grey where `channels` is 1.
     Transparent pixels are composed on the grey level `background`. Of 16-bit greys
-    that use `bits` bits the upper eight of these are kept.
+    that use `bits` bits the upper eight of these are kept; None: as one image tells.
 
     Raises `Unreadable` for floating pixels, whose range is not known, and for 16-bit
     ones that use more than `bits`.
@@ -143,13 +143,15 @@ def _eight_bits(pixels, name, bits) -> np.ndarray:
         raise Unreadable(
             f"{name}: has pixels from {low} to {high}; must be of 8 or 16 bits"
         )
-    if high >> (bits or 8):
+    if bits is None:  # what one image alone can tell
+        bits = 8 if high < 256 else 16 if high >> 15 else None
+    if bits is None or high >> bits:
         raise Unreadable(
-            f"{name}: has 16-bit pixels up to {high}, and others are below "
-            f"{2 ** (bits or 8)}; config.data.bits, from 8 to 16, says how many bits "
-            "the images of the set use"
+            f"{name}: has 16-bit pixels up to {high}, of an unknown scale; "
+            "config.data.bits, from 8 to 16, says how many bits all images of a set "
+            "use; a single image must be of 8 bits"
         )
-    return (pixels >> ((bits or 8) - 8)).astype(np.uint8)
+    return (pixels >> (bits - 8)).astype(np.uint8)
 
 
 def _by_cv2(data, channels) -> np.ndarray | None:
