@@ -199,7 +199,8 @@ def _walk(path: str, apart, left_out) -> Iterator[os.DirEntry]:
         where = links.pop(0) if linked else waiting.pop()
         own = identity(where)
         if own in visited or (own in apart and where != path):
-            left_out["links to folders that are not followed"] += linked
+            if linked:
+                left_out["links to folders that are not followed"] += 1
             continue
         visited.add(own)
         with os.scandir(where) as entries:
