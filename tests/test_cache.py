@@ -186,7 +186,7 @@ def test_one_cache_for_every_kind_of_pixels(images, tmp_path):
     assert fresh()[0] == 1
     root.rename(tmp_path / "moved")
     root = tmp_path / "moved"
-    assert fresh()[0] == 0
+    assert fresh()[0] == 1  # it might be another set that looks like it
     (root / "b" / "5.jpg").unlink()
     assert fresh()[0] == 1
     assert {len(name) for name in seen} == {20}

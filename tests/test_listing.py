@@ -64,11 +64,8 @@ def test_numbers_in_names_are_numbers(tmp_path):
     want = ["1", "2", "10", "B", "a", "week 9", "week 10", "x" + "1" * 5000]
     assert sorted(want[::-1], key=listing.natural) == want
     for name in ("10", "9", "11"):
-        write(tmp_path / name / "2.png")
-        write(tmp_path / name / "10.png")
-    data = load(tmp_path)
-    assert data.class_names == ("9", "10", "11")
-    assert [os.path.basename(x) for x in read(data)] == ["2.png", "10.png"] * 3
+        write(tmp_path / name / "0.png")
+    assert load(tmp_path).class_names == ("9", "10", "11")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Sets of image files in folders, a folder for each class."""
 
-import collections
 import functools
 import itertools
 import os
@@ -26,6 +25,7 @@ _MASKS = frozenset(
 _THUMBNAILS = {"thumb", "thumbnail", "preview"}
 _IMAGES = {"image", "img", "photo", "picture", "jpegimage", "rgb", "input", "original"}
 _FEW = 8  # levels of a mask, most
+_MANY = 50  # classes that are not compared with each other
 
 
 @schema.checked("config.data")
@@ -62,7 +62,8 @@ def image_folder(
         files = _relative(path, listing.images(path, left_out=left_out))
         if not files:
             raise ValueError(f"{path}: no images{_but(left_out)}")
-        _check_inside(path, {os.path.dirname(os.fsdecode(file)) for file in files})
+        inside = {part for x in files for part in os.fsdecode(x).split("/")[:-1]}
+        _check_inside(path, inside)
         return stream.Dataset(
             name, (), ("all",), examples([-1] * len(files), files), None, None
         )._replace(notes=_notes(left_out))
@@ -168,20 +169,17 @@ def _check_pairs(path, inner, names, files, beside) -> None:
     """
     if not names or storage.in_bucket(path):
         return
-    stems: dict[str, dict[str, str]] = collections.defaultdict(dict)  # by class
-    inside: set[str] = set()
-    for file in map(os.fsdecode, files):
-        file = file[len(inner) :].lstrip("/")
-        name, _, rest = file.partition("/")
-        stem = os.path.splitext(os.path.basename(rest))[0].lower()
-        stem = re.sub(r"[-_ .](mask|gt|label|seg\w*|annotation)s?$", "", stem)
-        stems[name][stem] = file
-        inside.add(os.path.dirname(rest))
-    _check_inside(path, inside, splits=True)
-    odd = []
-    for one, two in itertools.permutations(names, 2) if len(names) < 50 else ():
-        if _are_masks(path, stems[one], stems[two], one, two, len(names)):
-            odd.append(two)
+    below = [os.fsdecode(x)[len(inner) :].lstrip("/").split("/") for x in files]
+    _check_inside(path, {part for x in below for part in x[1:-1]}, splits=True)
+    odd: list[str] = []
+    if len(names) < _MANY:
+        stems: dict[str, dict[str, str]] = {name: {} for name in names}
+        for parts in below:
+            stem = os.path.splitext(parts[-1])[0].lower()
+            stem = re.sub(r"[-_ .](mask|gt|label|seg\w*|annotation)s?$", "", stem)
+            stems[parts[0]][stem] = os.path.join(path, *parts)
+        pairs = itertools.permutations(names, 2)
+        odd = [two for one, two in pairs if _are_masks(stems, one, two)]
     if beside and len(names) == 1 and _word(names[0]) in _MASKS | _THUMBNAILS:
         odd.append(names[0])
     if odd:
@@ -191,9 +189,8 @@ def _check_pairs(path, inner, names, files, beside) -> None:
         )
 
 
-def _check_inside(path, inside, splits=False) -> None:
-    """Refuse masks, small copies (and splits) in folders below those of classes."""
-    parts = {part for folder in inside for part in folder.split("/") if part}
+def _check_inside(path, parts, splits=False) -> None:
+    """Refuse masks, small copies (and splits) among folders below those of classes."""
     odd = [part for part in parts if _word(part) in _MASKS | _THUMBNAILS]
     odd += [part for part in parts if splits and _is_like_split(part)]
     if odd:
@@ -204,22 +201,25 @@ def _check_inside(path, inside, splits=False) -> None:
         )
 
 
-def _are_masks(path, images, masks, one, two, count) -> bool:
-    """Whether the files of class `two` belong to those of class `one`."""
-    words = _word(one), _word(re.split(r"[-_ .]", two.rstrip("-_ ."))[-1])
-    named = words[1] in _MASKS or _word(two) in _MASKS
-    if named and words[0] in _IMAGES:
+def _are_masks(stems, one, two) -> bool:
+    """Whether the files of class `two` belong to those of class `one`.
+
+    Args:
+      stems: class -> stem of a file -> its path.
+    """
+    last = re.split(r"[-_ .]", two.rstrip("-_ ."))[-1]
+    named = _word(last) in _MASKS or _word(two) in _MASKS
+    if named and _word(one) in _IMAGES:
         return True
-    same = [stem for stem in masks if stem in images]
-    if len(same) < 0.5 * len(masks):
+    same = [stem for stem in stems[two] if stem in stems[one]]
+    if 2 * len(same) < len(stems[two]):
         return False
-    if named or (words[0] in _IMAGES and count < 4):
-        return True
-    if count > 3:
-        return False
-    shown = [(os.path.join(path, x[stem]) for x in (images, masks)) for stem in same]
-    levels = [tuple(map(_levels, pair)) for pair in shown[:3]]
-    return all(0 < few <= _FEW < 8 * _FEW < many for many, few in levels)
+    if named or len(stems) > 3:
+        return named
+    shown = [(_levels(stems[one][x]), _levels(stems[two][x])) for x in same[:3]]
+    return _word(one) in _IMAGES or all(
+        0 < few <= _FEW and many > 4 * _FEW for many, few in shown
+    )
 
 
 def _levels(file) -> int:

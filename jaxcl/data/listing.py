@@ -82,7 +82,7 @@ def files(
     apart: Iterable[tuple[int, int]] = (),
     left_out: LeftOut | None = None,
 ) -> list[str]:
-    """Paths of all wanted files below a folder, numbers in names sorted as numbers.
+    """Paths of all wanted files below a folder, sorted.
 
     Links are followed, and each folder is read once, whatever ways lead to it. A link
     to a folder above is not followed: it would lead round for ever, or through the
@@ -109,7 +109,7 @@ def files(
         if not entry.is_symlink() and not entry.is_file():
             storage.ordinary(entry.path)
         found.append(entry.path)
-    return sorted(found, key=natural)
+    return sorted(found)
 
 
 def say(left_out: LeftOut) -> str:
@@ -169,7 +169,7 @@ def _in_bucket(path, wanted, left_out) -> list[str]:
                 found.append(file)
             else:
                 left_out[_kind(file)] += 1
-    return sorted(found, key=natural)
+    return sorted(found)
 
 
 def _apart_kind(name) -> str:

@@ -95,8 +95,7 @@ def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
         raise ValueError(f"{file}: classes without images: {without[:5]}")
     number = {name: i for i, name in enumerate(names)}
     # Sorted, so that both layouts give the same rows.
-    kept = [(number[wnid], x) for x, wnid in wnids.items() if wnid in number]
-    kept.sort(key=lambda pair: (pair[0], listing.natural(pair[1])))
+    kept = sorted((number[wnid], x) for x, wnid in wnids.items() if wnid in number)
     files = [os.path.join("val", "images", image).encode() for _, image in kept]
     return [label for label, _ in kept], files
 
