@@ -12,6 +12,7 @@ All calls of Orbax are here.
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import itertools
 import json
@@ -244,11 +245,23 @@ def newest(
     )
 
 
+@functools.cache
+def _mute_orbax() -> None:
+    """Let Orbax log no errors: it raises them too, and one line says them."""
+    logging.get_absl_logger().addFilter(
+        lambda record: (
+            record.levelno < logging.converter.STANDARD_ERROR
+            or "orbax" not in record.pathname
+        )
+    )
+
+
 class Checkpoints:
     """The numbered checkpoints of a run directory, newest last."""
 
     def __init__(self, directory: epath.PathLike, *, keep: int = 2):
         """Open the checkpoints of a directory, of which the newest `keep` are kept."""
+        _mute_orbax()
         path = epath.Path(directory)
         # Orbax wants an absolute path; an address in a bucket is one.
         self._directory = path if storage.in_bucket(path) else path.resolve()
