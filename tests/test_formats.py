@@ -46,6 +46,15 @@ def test_one_scale_for_all_greys_of_16_bits(tmp_path):
     np.testing.assert_array_equal(other[0, ..., 0], deep[0] >> 8)
     with pytest.raises(ValueError, match="png.*config.data.bits"):
         load(root, bits=10)
+    for i in range(40):  # and one bright pixel in none of these
+        Image.fromarray(deep[0] >> 5).save(tmp_path / "b" / f"x{i}.png")
+    bright = deep[0].copy()
+    bright[0, 0] = 65535
+    Image.fromarray(bright).save(tmp_path / "b" / "y.png")
+    for image in (tmp_path / "a/0.png", tmp_path / "a/2.png", tmp_path / "b/1.png"):
+        image.unlink()
+    with pytest.raises(ValueError, match="config.data.bits"):
+        load(root)
 
 
 def deep_png(path, pixels):
@@ -68,7 +77,7 @@ def test_colours_of_16_bits_that_would_be_black_are_refused(tmp_path):
         for name in ("a/0.png", "b/1.png"):
             deep_png(tmp_path / name, deep)
         if top == 4095:
-            with pytest.raises(ValueError, match="16 bits a colour"):
+            with pytest.raises(ValueError, match="16-bit .* 15 of 255"):
                 load(str(tmp_path))
         else:
             data, pixels = load(str(tmp_path))

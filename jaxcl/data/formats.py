@@ -45,11 +45,15 @@ def fitted(dataset: stream.Dataset, decoding: files_lib.Decoding) -> stream.Data
                 "eight are kept; config.data.bits sets another number"
             )
             warnings.warn(text, stacklevel=2)
-    if colours and max(colours) < _DARK:
+    # Some bright pixels must not leave all other images black, unless one says so.
+    left = _DARK
+    if greys and decoding.bits is None:
+        left = int(np.percentile(greys, 95)) >> (bits - 8)
+    if left < _DARK or max(colours, default=_DARK) < _DARK:
         raise ValueError(
-            f"{dataset.name}: {len(colours):,} {of} have 16 bits a colour and use so "
-            f"few that at most level {max(colours)} of 255 would be left; must be of 8 "
-            "bits"
+            f"{dataset.name}: of nearly all 16-bit images at most level "
+            f"{min([left, *colours])} of 255 would be left; config.data.bits must be "
+            "lower for greys, and colours must be of 8 bits"
         )
     if greys:
         notes.append(f"16-bit greys, read as of {bits} bits")

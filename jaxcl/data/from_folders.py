@@ -214,12 +214,10 @@ def _are_masks(stems, one, two) -> bool:
     same = [stem for stem in stems[two] if stem in stems[one]]
     if 2 * len(same) < len(stems[two]):
         return False
-    if named or len(stems) > 3:
+    if named or len(stems) > 3 or len(same) < 3:
         return named
     shown = [(_levels(stems[one][x]), _levels(stems[two][x])) for x in same[:3]]
-    return _word(one) in _IMAGES or all(
-        0 < few <= _FEW and many > 4 * _FEW for many, few in shown
-    )
+    return all(1 < few <= _FEW and many > 4 * _FEW for many, few in shown)
 
 
 def _levels(file) -> int:
