@@ -249,10 +249,7 @@ def newest(
 def _mute_orbax() -> None:
     """Let Orbax log no errors: it raises them too, and one line says them."""
     logging.get_absl_logger().addFilter(
-        lambda record: (
-            record.levelno < logging.converter.STANDARD_ERROR
-            or "orbax" not in record.pathname
-        )
+        lambda record: record.levelname != "ERROR" or "orbax" not in record.pathname
     )
 
 
