@@ -265,15 +265,18 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
         has = {name: part.num_examples for name, part in infos[0].splits.items()}
         raise ValueError(f"split {split!r}: has no examples; {infos[0].name} has {has}")
     files = tuple(str(part.filename) for _, _, part in shards)
-    if lost := [file for file in files if not storage.exists(file)]:
+    # A set may be prepared again in the same directory, with other labels alone.
+    prepared = [os.path.join(info.data_dir, "dataset_info.json") for info in infos]
+    found = identity.sizes_and_times([*prepared, *files]).tolist()
+    lost = [
+        x for x, (size, _) in zip(files, found[len(infos) :], strict=True) if size < 0
+    ]
+    if lost:
         raise ValueError(
             f"split {split!r}: lacks {len(lost)} of its {len(files)} files: {lost[:3]}"
         )
     ranges = [f"{x.filename}:{x.skip}:{x.take}" for _, _, x in shards]
-    # A set may be prepared again in the same directory, with other labels alone.
-    prepared = [os.path.join(info.data_dir, "dataset_info.json") for info in infos]
-    prepared = [str(identity.size_and_time(file)) for file in prepared]
-    stamp = np.array([str(label_key), str(domain_key), *prepared, *ranges])
+    stamp = np.array([str(label_key), str(domain_key), *map(str, found), *ranges])
     known = {} if index is None else _known(index)
     if f"{split}/stamp" in known and np.array_equal(known[f"{split}/stamp"], stamp):
         columns = [known.get(f"{split}/{field}", stamp) for field in Table._fields]
