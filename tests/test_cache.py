@@ -46,8 +46,13 @@ class Made(NamedTuple):
     def name(self, row):
         return f"made/{row}.jpg"
 
-    def stamp(self):
-        return self.n, f"made-{self.damage}"
+    @property
+    def decoding(self):
+        return files_lib.Decoding(self.decoder, self.channels)
+
+    def holders(self):
+        rows = np.arange(self.n)
+        return [f"/made-{self.damage}"], np.zeros_like(rows), rows
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +186,7 @@ def test_one_cache_for_every_kind_of_pixels(images, tmp_path):
     assert fresh()[0] == 1
     root.rename(tmp_path / "moved")
     root = tmp_path / "moved"
-    assert fresh()[0] == 0
+    assert fresh()[0] == 1  # it might be another set that looks like it
     (root / "b" / "5.jpg").unlink()
     assert fresh()[0] == 1
     assert {len(name) for name in seen} == {20}

@@ -293,6 +293,8 @@ def test_the_card_of_a_trained_run(trained):
         "mean": [0.3],
         "std": [0.4],
         "decoder": None,
+        "background": 255,
+        "bits": None,
     }
     task_names = [
         task.name

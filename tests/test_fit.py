@@ -158,6 +158,8 @@ def test_the_encoder_takes_one_image_or_many(fitted, tmp_path):
     assert encoder.embed(PIXELS[0].repeat(2, 0).repeat(2, 1)).shape == whole[0].shape
     deep = Image.fromarray(IMAGES[0].astype(np.uint16) * 257)  # 16 bits
     np.testing.assert_allclose(encoder.embed(deep), whole[0], rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="16-bit"):  # 12 bits, or dark?
+        encoder.embed(Image.fromarray(IMAGES[0].astype(np.uint16) * 16))
     with pytest.raises(ValueError, match=r"no\.png"):
         (tmp_path / "no.png").write_text("no")
         encoder.embed(tmp_path / "no.png")
@@ -185,6 +187,19 @@ def test_it_is_drawn_reported_and_saved(fitted, tmp_path):
     assert card["num_features"] == fitted.encoder.num_features
     there = jaxcl.load_encoder(tmp_path / "encoder").embed(IMAGES[:2])
     np.testing.assert_array_equal(there, fitted.encoder.embed(IMAGES[:2]))
+
+
+def test_a_run_that_one_may_only_read_has_an_encoder(fitted, monkeypatch):
+    want, export = fitted.encoder.embed(IMAGES[:2]), result.export_command.export
+
+    def refuse(run, out, **options):
+        if out.startswith(run):
+            raise PermissionError(13, "Permission denied", out)
+        return export(run, out, **options)
+
+    monkeypatch.setattr(result.export_command, "export", refuse)
+    again = jaxcl.Result(fitted.folder).encoder
+    np.testing.assert_array_equal(again.embed(IMAGES[:2]), want)
 
 
 def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
@@ -409,6 +424,8 @@ def test_a_dataset_of_hugging_face_in_memory_and_on_a_disk(asked, tmp_path):
         str(tmp_path / "saved"), {}, {"augment": {"mean": (0.5,)}}, "config.data"
     )
     assert (section["name"], section["channels"]) == ("huggingface", 1)
+    with pytest.raises(ValueError, match="transform"):
+        inputs.read(whole.with_transform(lambda rows: rows), name="x")
     both = datasets.DatasetDict({"train": whole, "test": whole})
     for images, words in (
         (both, "a DatasetDict of train, test: give one"),

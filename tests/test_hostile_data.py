@@ -14,7 +14,16 @@ from PIL import Image
 
 from helpers import small_sets, toy
 from jaxcl.config import build
-from jaxcl.data import duplicates, files, from_graphs, prefetch, sources, storage
+from jaxcl.data import (
+    duplicates,
+    files,
+    from_graphs,
+    identity,
+    listing,
+    prefetch,
+    sources,
+    storage,
+)
 
 
 @pytest.fixture(params=["pillow", "cv2"])
@@ -65,7 +74,7 @@ def test_a_folder_that_two_ways_lead_to_is_read_once_where_it_lies(tmp_path):
     image(tmp_path / "elsewhere" / "far.png")
     (tmp_path / "set" / "b" / "again").symlink_to("real")
     (tmp_path / "set" / "b" / "far").symlink_to(tmp_path / "elsewhere")
-    names = files.image_files(str(tmp_path / "set"))
+    names = listing.images(str(tmp_path / "set"))
     names = [os.path.relpath(name, tmp_path / "set") for name in names]
     assert names == ["b/far/far.png", *(f"b/real/{n}.png" for n in range(3))]
 
@@ -83,7 +92,7 @@ def test_names_that_are_not_utf8(tmp_path):
     os.rename(root / "train" / "class0" / "3.png", odd)
     data = sources.load("image_folder", path=str(root), size=4)
     assert sorted(data.train.load(row)[0, 0, 0] for row in range(5)) == [*range(5)]
-    assert data.train.load.read.stamp()[0] == 10
+    assert identity.stamp(data.train.load.read)[0] == 10
     os.mkdir(os.fsencode(root / "train") + b"/\xff")
     with pytest.raises(ValueError, match=r"\\xff'.*UTF-8"):
         sources.load("image_folder", path=str(root))
@@ -130,9 +139,10 @@ def test_a_file_or_link_of_another_kind_is_said_when_it_is_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "a.png").symlink_to("pipe")
     (tmp_path / "b.png").symlink_to("b.png")  # leads to itself
-    names = files.image_files(str(tmp_path))
+    names = listing.images(str(tmp_path))
     assert [os.path.basename(name) for name in names] == ["a.png", "b.png"]
-    reader = files.Files(str(tmp_path), np.array([b"a.png", b"b.png"]), "pillow", 3)
+    how = files.Decoding("pillow")
+    reader = files.Files(str(tmp_path), np.array([b"a.png", b"b.png"]), how)
     for row in range(2):
         with pytest.raises(files.Unreadable, match=f"{'ab'[row]}.png"):
             reader(row)
@@ -438,6 +448,29 @@ def test_a_json_file_of_anything(tmp_path, text):
         storage.read_json(tmp_path / "x.json")
 
 
+def test_classes_that_are_judged_and_not_trained_on_are_counted(tmp_path, caplog):
+    def run(test, **knn):
+        train = {"train_x": np.zeros((8, 8, 8), np.uint8), "train_y": np.arange(8) % 2}
+        path = str(tmp_path / "x.npz")
+        judged = {"test_x": np.zeros((4, 8, 8), np.uint8), "test_y": np.array(test)}
+        np.savez(path, **train, **judged)
+        section = {"name": "npz", "path": path}
+        config = toy.config(data=section, batch_size=2, evaluators={"knn": knn})
+        top = build.sections.top_of(config.to_dict())
+        tasks = build.sections.tasks(section, {"name": "joint"}, 0)()
+        with caplog.at_level("WARNING"):
+            caplog.clear()
+            build._checked_data(top, tasks, tmp_path / str(test))
+        return [r.getMessage() for r in caplog.records if "no train" in r.getMessage()]
+
+    assert run([0, 1, -1, 1]) == []
+    (said,) = run([0, 1, 2, 3])
+    assert "2 of 4" in said and "2 (2, 3)" in said
+    with pytest.raises(ValueError, match="4 of 4"):
+        run([2, 2, 2, 3])
+    assert len(run([2, 2, 3, 3], train_on="evaluation")) == 1
+
+
 # Duplicates
 
 
@@ -446,7 +479,7 @@ def test_rows_that_are_there_already_are_counted():
     train.images[:, 0, 0, 0] = [1, 2, 1, 1]
     test = small_sets.examples([0, 1, 0])
     test.images[:, 0, 0, 0] = [2, 2, 3]
-    found = duplicates.find(small_sets.dataset(train, test))
+    found = duplicates.find(identity.of(small_sets.dataset(train, test)))
     assert found.within == {"train": 2, "test": 1} and found.trained == {"test": 1}
     assert found.words("toy") == (
         "toy: 2 rows of train repeat an image of train; 1 rows of test repeat an "
@@ -454,7 +487,7 @@ def test_rows_that_are_there_already_are_counted():
         "row 0 of train)"
     )
     none = small_sets.examples([0])
-    assert duplicates.find(small_sets.dataset(none)).words("toy") == ""
+    assert duplicates.find(identity.of(small_sets.dataset(none))).words("toy") == ""
 
 
 def test_files_are_the_same_where_their_bytes_are(tmp_path):
@@ -462,7 +495,7 @@ def test_files_are_the_same_where_their_bytes_are(tmp_path):
     os.link(root / "train/class0/1.png", root / "test/class1/copy.png")
     (root / "train/class1/gone.png").symlink_to("nowhere")
     data = sources.load("image_folder", path=str(root), on_corrupt="skip")
-    found = duplicates.find(data)
+    found = duplicates.find(identity.of(data))
     assert found.within == {"train": 0, "test": 0} and found.trained == {"test": 1}
     assert found.example.endswith(
         "test/class1/copy.png and "
@@ -471,7 +504,7 @@ def test_files_are_the_same_where_their_bytes_are(tmp_path):
     joined = sources.load(
         "joined", sets=[{"name": "image_folder", "path": str(root)}] * 2
     )
-    assert duplicates.find(joined).within["train"] == 10
+    assert duplicates.find(identity.of(joined)).within["train"] == 10
 
 
 def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
@@ -479,24 +512,15 @@ def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
 ):
     told = []
     monkeypatch.setattr(build.logging, "warning", lambda *text: told.append(text[-1]))
-    images = np.zeros((64, 8, 8, 1), np.uint8)
-    images[:, 0, 0, 0] = np.arange(64) % 32
-    labels = np.arange(64) % 2
-    np.savez(tmp_path / "x.npz", x=images, y=labels, is_test=np.arange(64) >= 32)
-    changes = {"data": {"name": "npz", "path": str(tmp_path / "x.npz")}}
-    changes |= {"scenario": {"name": "joint"}, "batch_size": 16, "evaluators": {}}
+    root = folders(tmp_path / "set")
+    os.link(root / "train/class0/1.png", root / "test/class1/copy.png")
+    section = {"name": "image_folder", "path": str(root), "size": 8}
+    changes = {"data": section, "scenario": {"name": "joint"}, "batch_size": 2}
+    config = toy.config(**changes, evaluators={})
+    tasks = build.sections.tasks(section, {"name": "joint"}, 0)()
     for asked, rows in ((None, 10**6), (None, 10), (True, 10), (False, 10**6)):
-        monkeypatch.setattr(duplicates, "BYTES", rows)
-        config = toy.config(**changes, duplicates=asked)
-        build._tell_duplicates(
-            build.sections.top_of(config.to_dict()),
-            sources.load("npz", path=str(tmp_path / "x.npz")),
-        )
-    assert (
-        told
-        == [
-            "config.data: x: 32 rows of test are in train, too (such as row 0 "
-            "of test and row 0 of train)"
-        ]
-        * 2
-    )
+        monkeypatch.setattr(identity, "ROWS", rows)
+        config.duplicates = asked
+        top = build.sections.top_of(config.to_dict())
+        build._checked_data(top, tasks, tmp_path / f"{asked}{rows}")
+    assert len(told) == 2 and told[0] == told[1] and "1 rows of test" in told[0]

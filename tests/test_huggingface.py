@@ -511,3 +511,53 @@ def test_what_the_real_library_saves(tmp_path):
     some = load(tmp_path / "some", test_split=None).train
     assert some.label.tolist() == LABELS[[4, 0, 2]].tolist()
     np.testing.assert_array_equal(some.load(1), PIXELS[0])
+
+
+@pytest.mark.parametrize(
+    "names, words",
+    [
+        (["train-00000-of-00003", "train-00002-of-00003"], r"\[1\]"),
+        (["train-00000-of-00002-ab", "train-00002-of-00002-cd"], r"\[1\]"),
+        (["train-00000-of-00001", "train-extra"], "2 files"),
+    ],
+)
+def test_a_set_that_lacks_a_part_is_refused(names, words, tmp_path):
+    for name in names:
+        parquet.write_table(table(ROWS["train"]), tmp_path / f"{name}.parquet")
+    with pytest.raises(ValueError, match=f"'train' .*{words}"):
+        load(tmp_path, test_split=None)
+
+
+def test_what_a_state_leaves_out_is_refused(tmp_path):
+    write_arrow(tmp_path / "part", table(ROWS["train"]), parts=2)
+    file = tmp_path / "part" / "state.json"
+    state = json.loads(file.read_text())
+    changes = {"_indices_data_files": [{"filename": "indices.arrow"}]}
+    changes = [changes, {"_data_files": state["_data_files"][:1]}]
+    for change, words in zip(changes, ("_indices_data_files", r"\[1\]"), strict=True):
+        file.write_text(json.dumps(state | change))
+        with pytest.raises(ValueError, match=words):
+            load(tmp_path / "part", test_split=None)
+
+
+def test_columns_are_chosen_by_their_names_or_not_at_all():
+    choose = from_huggingface.columns
+    assert choose("x", ["mask", "img"], ["mask", "img"], []) == ("img", None)
+    assert choose("x", ["scan", "y"], ["scan"], ["y"]) == ("scan", "y")
+    assert choose("x", ["label", "y"], [], ["label", "y"]) == ("image", "label")
+    for shown, named, option in (
+        (["left", "right"], [], "image_key"),
+        (["image"], ["coarse", "fine"], "label_key"),
+    ):
+        with pytest.raises(ValueError, match=f"config.data.{option}"):
+            choose("x", [*shown, *named], shown, named)
+
+
+def test_texts_are_classes_in_the_order_of_their_numbers(tmp_path):
+    made = table(ROWS["train"], None).drop_columns("label")
+    texts = ["week 10", "week 9", "week 9", "a", "week 10"]
+    made = made.append_column("label", pa.array(texts))
+    parquet.write_table(made, tmp_path / "train.parquet")
+    data = load(tmp_path, test_split=None)
+    assert data.class_names == ("a", "week 9", "week 10")
+    assert data.train.label.tolist() == [2, 1, 1, 0, 2]

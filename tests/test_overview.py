@@ -27,12 +27,18 @@ def test_the_numbers_are_those_of_the_job(tmp_path):
         for tree in (params, params["encoder"])
     )
     steps = sum(len(plan) for plan in job.plain_schedules(work.data)[:3])
-    first, second = overview.describe_run(work, "runs/x").splitlines()
+    first, second, third = overview.describe_run(work, "runs/x").splitlines()
     assert "runs/x" in first and "byol" in first and "digits" in first
     assert numbers(first)[:4] == [rows, 8, 8, 8]
     assert numbers(first)[4] == len(work.stream.evaluation.label)
     assert numbers(second)[:6] == [4, own, whole, steps, 48, 2]
     assert jax.devices()[0].device_kind in second
+    # Which rows, classes and tasks were read, in their order.
+    data, names = work.stream.dataset, ", ".join(x.name for x in work.stream.tasks)
+    sizes = [len(data.train.label), len(data.test.label), 10, 0, 1, 2]
+    assert numbers(third)[: len(sizes)] == sizes and names in third
+    noted = work.stream._replace(dataset=data._replace(notes=("left out: 3 x",)))
+    assert overview.describe_set(noted).endswith("left out: 3 x")
 
 
 def test_tasks_that_another_run_has_done_are_left_out(tmp_path):
@@ -44,7 +50,7 @@ def test_tasks_that_another_run_has_done_are_left_out(tmp_path):
     results_lib.write_results(tmp_path / "before", results)
     started = toy.change(work, start=str(tmp_path / "before"))
     steps = sum(len(plan) for plan in job.plain_schedules(work.data)[2:])
-    first, second = overview.describe_run(started, "x").splitlines()
+    first, second, _ = overview.describe_run(started, "x").splitlines()
     assert numbers(first)[4] == 2 and steps in numbers(second)
 
 
@@ -58,7 +64,7 @@ def test_an_encoder_that_is_judged_is_named(tmp_path):
         pictures={},
         record={},
     )
-    said = overview.describe_run(work, "at")
+    said, _ = overview.describe_run(work, "at").splitlines()
     assert "runs/mine" in said and "knn, linear" in said
     assert numbers(said) == [1200, len(stream.dataset.train.label)]
 
@@ -70,4 +76,4 @@ def test_it_comes_before_the_training(count, tmp_path, monkeypatch, capsys):
     finish.run(build.build(toy.config(seeds=count), tmp_path), tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert "mocov2plus" in lines[0] and str(tmp_path) in lines[0]
-    assert lines[2 : 2 + count] == ["trains"] * count
+    assert lines[3 : 3 + count] == ["trains"] * count

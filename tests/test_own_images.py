@@ -114,6 +114,16 @@ def test_epochs_and_batch_follow_the_number_of_images(rows, epochs, batch, joint
     assert config.schedule.warmup_epochs == 0  # an override stays
 
 
+@pytest.mark.parametrize("sizes, told", [([200] * 4 + [8], "8"), ([200] * 5, None)])
+def test_a_rare_class_that_sets_every_batch_is_said(sizes, told, capsys):
+    labels = np.repeat(np.arange(5), sizes)
+    held = in_memory.hold("x", np.zeros((len(labels), 2, 2), np.uint8), labels=labels)
+    how = {"scenario": "class", "num_tasks": 5, "by_strategy": False}
+    made, said = config_of(held, **how), capsys.readouterr().out
+    assert (f"config.batch_size={made.batch_size}" in said) == bool(told)
+    assert told is None or all(x in said for x in ("task 5 ", f" {told} ", "200", "32"))
+
+
 def test_a_base_brings_its_rates_and_a_strategy_its_tasks():
     config = config_of(hold(labels=np.arange(64) % 8), scenario="class", num_tasks=4)
     assert config.scenario.name == "joint" and config.optimizer.lr == 0.6

@@ -16,7 +16,7 @@ from sklearn import datasets
 
 from helpers import tfds_sets
 from helpers.tfds_sets import NAMES, encoded, random_images
-from jaxcl.data import convert, from_tfds, sources, stream
+from jaxcl.data import convert, from_tfds, identity, sources, stream
 from jaxcl.data import files as files_lib
 from jaxcl.data import splits as cuts
 
@@ -135,8 +135,9 @@ def test_decoding_of_every_kind_of_image(decoder):
     if decoder == "cv2":
         pytest.importorskip("cv2")
 
-    def decode(data, channels=3):
-        return files_lib.decode(data, "x.img", decoder=decoder, channels=channels)
+    def decode(data, channels=3, **how):
+        how |= {"decoder": decoder, "channels": channels}
+        return files_lib.decode(data, "x.img", **how)
 
     smooth = np.linspace(0, 255, 16 * 12 * 3).reshape(16, 12, 3).astype(np.uint8)
     grey = smooth[..., 0]
@@ -144,10 +145,21 @@ def test_decoding_of_every_kind_of_image(decoder):
     three = np.repeat(grey[..., None], 3, -1)
     np.testing.assert_array_equal(decode(encoded(grey)), three)
     np.testing.assert_array_equal(decode(encoded(grey), 1), grey[..., None])
-    rgba = np.concatenate([smooth, np.full((16, 12, 1), 99, np.uint8)], -1)
-    np.testing.assert_array_equal(decode(encoded(rgba)), smooth)
-    deep = Image.fromarray(grey.astype(np.uint16) * 257)
-    np.testing.assert_array_equal(decode(encoded(deep)), three)
+    alpha = np.full((16, 12, 1), 99, np.uint8)
+    rgba = np.concatenate([smooth, alpha], -1)
+    for ground in (255, 0):  # composed on it, whatever colour is behind
+        mixed = (smooth * (99 / 255) + ground * (1 - 99 / 255)).round()
+        read = decode(encoded(rgba), background=ground).astype(int)
+        assert np.abs(read - mixed).max() <= 1
+    clear = encoded(Image.fromarray(three).quantize(8), "GIF", transparency=0)
+    assert (decode(clear, background=7) == 7).any()
+    deep = encoded(Image.fromarray(grey.astype(np.uint16) * 257))
+    np.testing.assert_array_equal(decode(deep, bits=16), three)
+    few = encoded(Image.fromarray(grey.astype(np.uint16) * 16 + 15))
+    np.testing.assert_array_equal(decode(few, bits=12), three)
+    for bits in (None, 11):
+        with pytest.raises(files_lib.Unreadable, match="x.img.*config.data.bits"):
+            decode(few, bits=bits)
     palette = Image.fromarray(three).quantize(256)
     assert np.abs(decode(encoded(palette)).astype(int) - three).max() <= 8
     jpeg = encoded(smooth, "JPEG", quality=98, subsampling=0)
@@ -170,7 +182,7 @@ def test_pixels_of_an_unknown_range_are_refused_and_not_cut_off(decoder):
         pytest.importorskip("cv2")
     grey = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
     for pixels, words in (
-        (grey.astype(np.int32) * 257, "has 32-bit pixels from 0 to 56540"),
+        (grey.astype(np.int32) * 2570, "has pixels from 0 to 565400"),
         (np.float32(grey) / 255, "has floating pixels from 0.0 to 0.8"),
     ):
         with pytest.raises(files_lib.Unreadable, match=f"x.tif: {words}"):
@@ -812,7 +824,7 @@ def prepared_anew(path):
     for record in records[::-1]:
         writer.write(record)
     writer.close()
-    os.utime(path / "dataset_info.json", ns=(1, 1))
+    return file
 
 
 def test_tfds_that_is_prepared_anew_is_read_anew(array_record, tmp_path):
@@ -821,10 +833,13 @@ def test_tfds_that_is_prepared_anew_is_read_anew(array_record, tmp_path):
     before = sources.load("tfds", path=str(path), index=index).train
     images, labels = pixels(before), before.label
     assert not np.array_equal(labels, labels[::-1])
-    prepared_anew(path)
+    file = prepared_anew(path)
     after = sources.load("tfds", path=str(path), index=index).train
     np.testing.assert_array_equal(after.label, labels[::-1])
     np.testing.assert_array_equal(pixels(after), images[::-1])
+    file.unlink()
+    with pytest.raises(ValueError, match=file.name):
+        sources.load("tfds", path=str(path), index=index)
 
 
 @pytest.mark.parametrize("kind", ["array_record", "tfrecord"])
@@ -856,14 +871,14 @@ def test_tfds_records_know_what_a_cache_of_them_depends_on(tfrecord, tmp_path):
 
     def stamp(part, path=path):
         options = {"path": str(path), "test_split": None, "train_split": part}
-        return sources.load("tfds", **options).train.load.read.stamp()
+        return identity.stamp(sources.load("tfds", **options).train.load.read)
 
     first = stamp("train[:10]")
     assert first[0] == 10 and stamp("train[:10]") == first
-    assert stamp("train[:10]", tfrecord) == first  # copied with its times
+    assert stamp("train[:10]", tfrecord) != first  # another folder, if a copy
     assert stamp("train[1:11]") not in (first, stamp("train[2:12]"))
     read = sources.load("tfds", path=str(path)).train.load.read
-    assert read._replace(key="picture").stamp() != read.stamp()
+    assert identity.stamp(read._replace(key="picture")) != identity.stamp(read)
     shard = path / "toy-train.tfrecord-00000-of-00002"
     os.utime(shard, (1, 1))
     second = stamp("train[:10]")

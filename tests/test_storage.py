@@ -9,7 +9,7 @@ import stat
 
 import pytest
 
-from jaxcl.data import storage
+from jaxcl.data import listing, storage
 
 
 def names(folder):
@@ -100,7 +100,7 @@ def test_hidden_folders_hold_no_images(tmp_path, monkeypatch):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
     (root / "cat" / ".link").symlink_to(tmp_path)
-    assert storage.files(root, (".png",)) == [str(root / "cat" / "1.png")]
+    assert listing.images(root) == [str(root / "cat" / "1.png")]
 
     class Bucket:
         def walk(self):
@@ -108,6 +108,6 @@ def test_hidden_folders_hold_no_images(tmp_path, monkeypatch):
                 folder, _, file = f"bucket/.mine/{name}".rpartition("/")
                 yield folder, [], [file]
 
-    monkeypatch.setattr(storage.epath, "Path", lambda path: Bucket())
-    found = storage.files("gs://bucket/.mine/", (".png",))
+    monkeypatch.setattr(listing.epath, "Path", lambda path: Bucket())
+    found = listing.images("gs://bucket/.mine/")
     assert found == ["gs://bucket/.mine/cat/1.png"]

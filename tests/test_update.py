@@ -16,7 +16,7 @@ from sklearn import datasets
 
 from helpers import toy
 from jaxcl import schema
-from jaxcl.config import build
+from jaxcl.config import build, own_images
 from jaxcl.run import checkpoint, finish, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import command as update_command
@@ -244,6 +244,52 @@ def test_an_unfinished_update_is_not_mixed_with_another(copy):
     said = r"0001: is an update .*data\.path.*more\.npz.*or remove the folder"
     with pytest.raises(ValueError, match=said):
         update_command.carry_out(other)
+
+
+def test_other_images_at_one_path_are_another_update(copy, capsys):
+    """Also corrected labels of those that judge; the same images are nothing new."""
+    asked = {"limits.accuracy_drop": 1.0}
+    work = plan(copy, **asked)
+    build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    np.savez(copy / "new.npz", train_x=PIXELS[1:241])
+    with pytest.raises(ValueError, match="0001: is an update.*240 .*row 0 of train"):
+        update_command.prepare(plan(copy, **asked))
+    np.savez(copy / "new.npz", train_x=PIXELS[:240])
+    report = {"asked": plan(copy, **asked).asked, "accepted": False, "parent": "x"}
+    lineage.settle(work.workdir, report, None)
+    assert plan(copy, **asked).workdir == work.workdir
+    assert "0001" in update_command.nothing_new(work)
+    with np.load(copy / "test.npz") as arrays:
+        arrays = dict(arrays)
+    np.savez(copy / "test.npz", **arrays | {"test_y": arrays["test_y"][::-1]})
+    assert plan(copy, **asked).workdir.name == "0002"
+    np.savez(copy / "test.npz", **arrays)
+    np.savez(copy / "new.npz", train_x=PIXELS[1:241])
+    assert plan(copy, **asked).workdir.name == "0002"
+
+
+def test_images_that_judge_and_are_trained_on_are_counted(copy, capsys):
+    plan(copy)
+    assert "are trained on" not in capsys.readouterr().out
+    np.savez(copy / "new.npz", train_x=PIXELS[690:930])
+    plan(copy)
+    assert "10 of 200 images" in capsys.readouterr().out
+
+
+def test_every_row_of_the_new_images_is_trained_on(tmp_path):
+    """Of folders of classes, of images beside folders, and of images alone."""
+    theirs = {"augment": {"mean": (0.5,)}, "encoder": {"name": "conv_net"}}
+    for number, names in enumerate((("a", "b"), (".", "b"), (".",))):
+        root = tmp_path / str(number)
+        for i in range(20):
+            where = root / names[i % len(names)] / f"{i}.png"
+            where.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(PIXELS[i, ..., 0]).save(where)
+        section = lineage.section(str(root), {}, theirs, "config.data", whole=True)
+        data = own_images.read(section)
+        assert len(data.train.label) == 20 and data.test is None
+        judge = own_images.read(lineage.section(str(root), {}, theirs, "config.test"))
+        assert (judge.test is None) == (names == (".",))
 
 
 def test_a_joined_update_reads_old_images_as_earlier_ones(copy):

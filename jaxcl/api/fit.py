@@ -20,6 +20,7 @@ from etils import epath
 
 from jaxcl.api import inputs, result
 from jaxcl.config import build, own_images, recipe, run_config
+from jaxcl.data import sources
 from jaxcl.methods.two_view import strategies
 from jaxcl.run import finish, folder, signals
 from jaxcl.weights import encoder as encoder_lib
@@ -101,13 +102,14 @@ def fit(
         )
     read = _read(images, labels, by_image, test, name)
     begun = isinstance(encoder, encoder_lib.Encoder)
-    config = _config(
-        read.section,
-        encoder=folder.section(encoder.card)[0] if begun else encoder,
-        size=size,
-        tasks=tasks,
-        scenario=(options or {}).get("scenario.name"),
-    )
+    with _silent(quiet):
+        config = _config(
+            read.section,
+            encoder=folder.section(encoder.card)[0] if begun else encoder,
+            size=size,
+            tasks=tasks,
+            scenario=(options or {}).get("scenario.name"),
+        )
     chosen = {
         "name": name,
         "seed": seed,
@@ -154,7 +156,8 @@ def _read(images, labels, domains, test, name) -> inputs.Given:
     if len(pair) != 2:
         raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
     judge = inputs.read(pair[0], name=f"{name}_test", labels=pair[1])
-    sections = {"train": inputs.whole(train), "test": inputs.whole(judge)}
+    sections = {"train": train.section, "test": judge.section}
+    sections = {name: x | sources.whole(x) for name, x in sections.items()}
     held = (*train.held, *judge.held)
     return inputs.Given({"name": "judged_by", **sections}, held)
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from jaxcl import schema
 from jaxcl.config import own_images
-from jaxcl.data import in_memory, sources, storage
+from jaxcl.data import files as files_lib
+from jaxcl.data import from_huggingface, in_memory, sources, storage
 
 # Arrays, a sequence of images, a Dataset, a path, the name or section of a source.
 Images = Any
@@ -83,13 +83,6 @@ def read(
     return Given(held.section | share, (held,))
 
 
-def whole(images: Given) -> dict:
-    """The section that reads images, none of which is held out to judge."""
-    make = schema.named(sources.SOURCES, images.section, "config.data")[0]
-    draws = "test_seed" in schema.defaults(make)
-    return images.section | ({"test": 0.0} if draws else {})
-
-
 def _of_text(text: str) -> dict:
     """The section of a path, or of the name of a source."""
     if text in sources.SOURCES and not storage.exists(text):
@@ -100,8 +93,7 @@ def _of_text(text: str) -> dict:
 def _of_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
     """Images and labels of a Dataset, and the names of its classes.
 
-    Images are in the column "image", or in the first of a type of images; labels in
-    "label", or in the first that names classes.
+    `from_huggingface.columns` chooses the columns of images and labels.
     """
     kind, saved = type(dataset).__name__, "or give the path that `save_to_disk` wrote"
     if kind == "DatasetDict":
@@ -121,8 +113,12 @@ def _of_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
             f"{name}: columns are {', '.join(types)}: must have one of Image, Array2D "
             "or Array3D"
         )
-    image = "image" if "image" in pictures else pictures[0]
-    label = "label" if "label" in types else next(iter(named), None)
+    if getattr(dataset, "format", {}).get("type") == "custom":
+        raise ValueError(
+            f"{name}: has a transform (set_transform or with_transform), which is not "
+            "applied to what is read; apply it with map, or call reset_format()"
+        )
+    image, label = from_huggingface.columns(name, [*types], pictures, named)
     rows = dataset.with_format(None)
     arrays = _arrays(name, rows, image)
     names = getattr(dataset.features[label], "names", None) if label else None
@@ -155,8 +151,12 @@ def _decoded(name, images) -> list[np.ndarray]:
             f"{name}: images of mode {sorted(map(str, odd))[0]}: must be grey or RGB; "
             "see Image.convert of PIL"
         )
-    mode = "L" if modes <= {"1", "L", "LA"} else "RGB"
-    return [np.asarray(image.convert(mode)) for image in images]
+    grey = modes <= {"1", "L", "LA"}
+    arrays = [
+        files_lib.from_pillow(image, name, channels=1 if grey else 3)
+        for image in images
+    ]
+    return [array[..., 0] for array in arrays] if grey else arrays
 
 
 def _stacked(name, images) -> np.ndarray:

@@ -1,6 +1,7 @@
 """A run that is over, for programs: its encoder, numbers and pictures."""
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from etils import epath
 
 from jaxcl.api import inputs
 from jaxcl.config import options
-from jaxcl.data import in_memory, storage
+from jaxcl.data import in_memory, sources, storage
 from jaxcl.evals import plots
 from jaxcl.report import command as report_command
 from jaxcl.run import results as results_lib
@@ -106,9 +107,14 @@ class Result:
         """
         now = lineage.current(self.folder)
         if self._encoder is None or self._encoder[0] != now:
-            place = epath.Path(now) / "encoder"
-            export_lib.export(self.folder, str(place), force=True)
-            self._encoder = now, encoder_lib.load_encoder(place)
+            with tempfile.TemporaryDirectory() as elsewhere:
+                place = epath.Path(now) / "encoder"
+                try:
+                    export_lib.export(self.folder, str(place), force=True)
+                except OSError:  # a run that one may only read
+                    place = epath.Path(elsewhere) / "encoder"
+                    export_lib.export(self.folder, str(place))
+                self._encoder = now, encoder_lib.load_encoder(place)
         return self._encoder[1]
 
     def plot(self, path: str | os.PathLike | None = None) -> Any:
@@ -203,26 +209,28 @@ class Result:
                 if not isinstance(section, dict):
                     raise ValueError(f"config.{field}: config.{part} has no options")
             section[last] = value
-        new, judge = self._given("new", new_images, None, 0.0), None
+        new, judge = self._given("new", new_images, None, whole=True), None
         if test is not None:
             pair = test if isinstance(test, tuple) else (test, None)
             if len(pair) != 2:
                 raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
-            judge = self._given("judge", *pair, None)
-        index = None if old is None else self._given("old", old, None, 0.0)
+            judge = self._given("judge", *pair)
+        index = None if old is None else self._given("old", old, None, whole=True)
         work = update_command.plan(
             self.folder, new, config, test=judge, old=index, join=join, again=again
         )
         verdict = lineage.read(work.workdir)
         if verdict is None:
             verdict = update_command.carry_out(work)
+        else:
+            print(update_command.nothing_new(work), flush=True)
         return Update(verdict["accepted"], verdict, str(work.workdir))
 
-    def _given(self, what, images, labels, test) -> str | dict:
+    def _given(self, what, images, labels, whole=False) -> str | dict:
         """A path as it is, anything else as a section; its arrays are kept."""
         if isinstance(images, str | os.PathLike):
             return os.fspath(images)
         name = f"{self.config.name}_{what}"
-        read = inputs.read(images, name=name, labels=labels, test=test)
+        read = inputs.read(images, name=name, labels=labels)
         self._held += read.held
-        return read.section
+        return read.section | (sources.whole(read.section) if whole else {})

@@ -15,7 +15,7 @@ from etils import epath
 from jaxcl import core, schema, sharding
 from jaxcl.config import budget, files, run_config, sections
 from jaxcl.config import options as options_lib
-from jaxcl.data import duplicates, fetch, storage, stream
+from jaxcl.data import duplicates, fetch, identity, splits, storage, stream
 from jaxcl.evals import features
 from jaxcl.memory import sharded
 from jaxcl.methods.online import replay as replay_lib
@@ -109,9 +109,13 @@ def build(
         noted |= _shards(plain.get("replay"), work.mesh)
     if made.stream.dataset.decoder:
         noted["decoder"] = made.stream.dataset.decoder
+    if made.stream.dataset.bits is not None:
+        noted["bits"] = made.stream.dataset.bits
     run_config.write_or_check(
         workdir, plain | noted, _every_option(plain, made) | noted
     )
+    if jax.process_index() == 0:
+        identity.write(workdir, made.stream.dataset.known)
     return made
 
 
@@ -259,9 +263,7 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
         _check_data_path(top)
     tasks = make_stream()
     sections.check_graphs(top, tasks.dataset.train)
-    if workdir is not None:  # or nothing is trained
-        _tell_duplicates(top, tasks.dataset)
-        _tell_few_test_images(top, tasks)
+    tasks = _checked_data(top, tasks, workdir)
     data = _data(top, tasks, image)
     parts = _whole(parts, top, tasks, kept, mesh)
     if parts.replay.flops is not None:
@@ -418,13 +420,39 @@ def _check_data_path(top) -> None:
     )
 
 
-def _tell_duplicates(top, dataset) -> None:
-    """Warn of images that are there more than once, see config.duplicates."""
-    asked = top.duplicates
-    asked = duplicates.is_quick(dataset) if asked is None else asked
-    if asked and jax.process_index() == 0:
-        if words := duplicates.find(dataset).words("config.data: " + dataset.name):
+def _checked_data(top, tasks: stream.Stream, workdir) -> stream.Stream:
+    """Refuse other data than a run began with; warn of what makes numbers flatter.
+
+    Warned of are images that are there more than once, see config.duplicates, and
+    classes that are judged and not trained on. Nothing is done without a `workdir`.
+    """
+    if workdir is None:
+        return tasks
+    dataset, first = tasks.dataset, jax.process_index() == 0
+    known = identity.of(dataset)
+    identity.check(workdir, known)
+    tasks = tasks._replace(dataset=dataset._replace(known=known))
+    judges = {
+        section.get("name", key)
+        for key, section in top.evaluators.items()
+        if section.get("train_on") != "evaluation"
+    }
+    if odd := splits.unknown_classes(dataset, tasks.evaluation):
+        rows, words = odd
+        if rows == stream.size(tasks.evaluation) and judges & _PROBES:
+            raise ValueError(f"config.data: {words}: nothing could be measured")
+        if first:
+            logging.warning("config.data: %s", words)
+    asked = known.by_bytes if top.duplicates is None else top.duplicates
+    if asked and first:
+        known = known if known.by_bytes else identity.of(dataset, True)
+        if words := duplicates.find(known).words("config.data: " + dataset.name):
             logging.warning("%s", words)
+    return tasks
+
+
+# Evaluators that learn from train images what they tell of the others.
+_PROBES = {"knn", "linear", "logistic", "svm"}
 
 
 def _tell_few_test_images(top, tasks) -> None:
@@ -593,7 +621,7 @@ class _Frozen(NamedTuple):
     parts: core.EvalParts
 
 
-def _frozen(top: sections.Top) -> _Frozen:
+def _frozen(top: sections.Top, workdir=None) -> _Frozen:
     mesh = sharding.mesh(top.devices)
     make_stream = sections.tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
@@ -602,7 +630,7 @@ def _frozen(top: sections.Top) -> _Frozen:
     encoder = sections.encoder(top)
     _check_data_path(top)
     tasks = make_stream()
-    _tell_duplicates(top, tasks.dataset)
+    tasks = _checked_data(top, tasks, workdir)
     train = tasks.dataset.train
     first = train.load(0) if train.images is None else train.images[0]
     blank = np.zeros((1, image["size"], image["size"], first.shape[-1]), np.float32)
@@ -636,7 +664,7 @@ def embedder(config: ml_collections.ConfigDict):
 
 
 def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
-    state, source, eval_parts = _frozen(top)
+    state, source, eval_parts = _frozen(top, workdir)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
     return transfer.Transfer(
         state=state,

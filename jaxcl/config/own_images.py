@@ -66,7 +66,7 @@ def summarize(data: Mapping[str, Any]) -> Summary:
     Raises:
       ValueError, OSError: as of the source; it is a set of graphs.
     """
-    dataset = _read(data)
+    dataset = read(data)
     train = dataset.train
     if train.graphs is not None:
         raise ValueError(f"config.data.name={data['name']!r}: graphs; must be images")
@@ -93,18 +93,14 @@ def summarize(data: Mapping[str, Any]) -> Summary:
     )
 
 
-def _read(data) -> stream.Dataset:
-    make, options = schema.named(sources.SOURCES, data, "config.data")
-    return make(**schema.options(make, options, "config.data"))
-
-
-def train_rows(data: Mapping[str, Any]) -> int:
-    """How many train images a section config.data has.
+def read(data: Mapping[str, Any]) -> stream.Dataset:
+    """Read the set of a section config.data.
 
     Raises:
       ValueError, OSError: as of the source.
     """
-    return stream.size(_read(data).train)
+    make, options = schema.named(sources.SOURCES, data, "config.data")
+    return make(**schema.options(make, options, "config.data"))
 
 
 def _image(train, row) -> np.ndarray | None:
@@ -182,16 +178,16 @@ def config(
     made.name = "own_images"
     made.method = {"name": "two_view", "base": "simclr", "strategy": "finetune"}
     strategy = made.method.get_ref("strategy")
-    read = read_once(data, summary)
-    made.data = read
+    made.data = once = read_once(data, summary)
     side = _side(summary, encoder, size)
-    made.augment = _augment(summary, side, cut=read != dict(data))
+    made.augment = _augment(summary, side, cut=once != dict(data))
     made.encoder = _encoder(encoder, side)
     if start is not None:
         made.start = start
     scenario = scenario or _scenario(summary)
     tasks = _count_tasks(summary, scenario, num_tasks)
-    rows = _smallest(summary, scenario, tasks)
+    sizes = _task_sizes(summary, scenario, tasks)
+    rows = min(sizes)
 
     def choose(joint, continual):
         table = {"finetune": joint} if by_strategy else {}
@@ -203,6 +199,15 @@ def config(
         "evaluation": "test" if summary.judges else "none",
     }
     made.batch_size = choose(batch_size(summary.rows), batch_size(rows))
+    usual = int(np.median(sizes))
+    if tasks > 1 and 4 * batch_size(rows) <= batch_size(usual) and not by_strategy:
+        print(
+            f"config.batch_size={batch_size(rows)} for all tasks: task "
+            f"{int(np.argmin(sizes)) + 1} of {tasks} has {rows:,} train images; the "
+            f"median task, of {usual:,}, would have {batch_size(usual)}. Leave its "
+            "classes out, or cut other tasks",
+            flush=True,
+        )
     made.epochs = int(np.clip(_SEEN // summary.rows, *_EPOCHS))
     rows = 2 ** int(np.log2(max(min(summary.rows // 2, 65536), 256)))
     recipe.set_where_taken(made.method, queue_size=rows)
@@ -337,14 +342,14 @@ def _count_tasks(summary, scenario, num_tasks) -> int:
     return num_tasks or min(TASKS, most)
 
 
-def _smallest(summary, scenario, num_tasks) -> int:
-    """Train rows of the smallest task of a continual run."""
+def _task_sizes(summary, scenario, num_tasks) -> list[int]:
+    """Train rows of each task of a continual run."""
     if scenario == "domain":
-        return min(summary.domains)
+        return [*summary.domains]
     if scenario == "class":
         chunks = np.array_split(np.array(summary.classes), num_tasks)
-        return min(int(chunk.sum()) for chunk in chunks)
-    return summary.rows // num_tasks
+        return [int(chunk.sum()) for chunk in chunks]
+    return [summary.rows // num_tasks] * num_tasks
 
 
 def _optimizer(made) -> None:

@@ -5,9 +5,9 @@ DIRECTORY/KEY/ holds the images of one reader, such as `files.Files`:
     offsets.npy  i64[N], where each begins
     shapes.npy   i32[N,3], h, w, C; zeros where an image could not be decoded
     meta.json    what KEY is a digest of, the bytes of pixels.bin, and a first file
-KEY is a digest of the files (paths, sizes, times of change), decoder, channels and
-cache size, so a cache is never used for other images. The folder gets this name only
-when it is complete.
+KEY is a digest of the files (whole paths, sizes, times of change), of how they are
+decoded, and of the cache size, so a cache is never used for other images. The folder
+gets this name only when it is complete.
 """
 
 import collections
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxcl.data import files as files_lib
-from jaxcl.data import prefetch, storage
+from jaxcl.data import identity, prefetch, storage
 
 FORMAT = 1  # of the files above; part of KEY
 SAMPLE = 500  # images that the size of a cache is estimated from
@@ -49,7 +49,11 @@ class Fresh(NamedTuple):
             return image
         height, width = (int(self.size * side / short) for side in image.shape[:2])
         return prefetch.resize(
-            image, height, width, interpolation="bicubic", decoder=self.read.decoder
+            image,
+            height,
+            width,
+            interpolation="bicubic",
+            decoder=self.read.decoding.decoder,
         )
 
 
@@ -76,10 +80,14 @@ class Cached(NamedTuple):
         """Bytes of a row's file."""
         return self.fresh.read.raw(row)
 
+    def holders(self) -> tuple:
+        """The files of the rows, as in `files.Files`."""
+        return self.fresh.read.holders()
+
     @property
-    def channels(self) -> int:
-        """C of the images."""
-        return self.fresh.read.channels
+    def decoding(self) -> files_lib.Decoding:
+        """How the images were decoded."""
+        return self.fresh.read.decoding
 
 
 _mapped = {}  # folder -> its arrays; each process maps a folder once
@@ -104,8 +112,8 @@ def cached(read: Any, directory: str, *, size: int | None = None) -> Cached:
     """The images of `read`, from a cache in `directory`; makes the cache if needed.
 
     Args:
-      read: row -> u8[h,w,C] with `name(row)`, `stamp()` -> (rows, digest), `decoder`
-        and `channels`, as `files.Files`.
+      read: row -> u8[h,w,C] with `name(row)`, `holders()` and `decoding`, as
+        `files.Files`.
       directory: may hold any number of caches.
       size: images with a longer shorter side are shrunk to it. None: as decoded.
 
@@ -118,13 +126,12 @@ def cached(read: Any, directory: str, *, size: int | None = None) -> Cached:
       ValueError: too little space, a directory that cannot be written, a damaged
         cache.
     """
-    count, digest = read.stamp()
+    count, digest = identity.stamp(read)
     key = {
         "format": FORMAT,
         "images": count,
         "files": digest,
-        "decoder": read.decoder,
-        "channels": read.channels,
+        **read.decoding._asdict(),
         "cache_size": size,
     }
     text = json.dumps(key, sort_keys=True)

@@ -1,6 +1,5 @@
 """Formats of files: encoded images, packed .npz files, arrays with a digest."""
 
-import concurrent.futures
 import contextlib
 import functools
 import hashlib
@@ -12,16 +11,13 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
-from etils import epath
 from PIL import Image, UnidentifiedImageError
 
 from jaxcl.data import storage
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 
 
 class Unreadable(ValueError):
@@ -36,6 +32,20 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _BARE = {0x01, *range(0xD0, 0xD9)}
 
 
+class Decoding(NamedTuple):
+    """How encoded images become pixels; the keywords of `decode`."""
+
+    decoder: str  # "cv2" or "pillow"
+    channels: int = 3  # 3 is RGB, 1 is grey
+    max_pixels: int = PIXELS
+    background: int = 255  # level behind transparent pixels
+    bits: int | None = None  # that 16-bit greys use; None: none were seen
+
+    def __call__(self, data: bytes, name: str) -> np.ndarray:
+        """Decode an image, see `decode`."""
+        return decode(data, name, **self._asdict())
+
+
 def decode(
     data: bytes,
     name: str,
@@ -43,18 +53,20 @@ def decode(
     decoder: str,
     channels: int = 3,
     max_pixels: int = PIXELS,
+    background: int = 255,
+    bits: int | None = None,
 ) -> np.ndarray:
-    """Decode an image to u8[h,w,C], C = `channels`: 3 is RGB, 1 is grey.
+    """Decode an image to u8[h,w,C], see `from_pillow`.
 
-    Grey and CMYK images become RGB, and alpha is dropped. The orientation in EXIF is
-    NOT applied, as in torchvision's loader and TFDS. Raises `Unreadable`, a ValueError
-    with `name` in its message, for bytes that are no image, are truncated, or say that
-    they are an image of more than `max_pixels`, whatever the decoder.
+    The orientation in EXIF is NOT applied, as in torchvision's loader and TFDS. Raises
+    `Unreadable`, a ValueError with `name` in its message, for bytes that are no image,
+    are truncated, or say that they are an image of more than `max_pixels`, whatever the
+    decoder.
     """
     size = _size(data)
     if size is not None:
         _check_size(name, *size, max_pixels)
-    if decoder == "cv2" and size is not None and _complete(data):
+    if decoder == "cv2" and size is not None and _is_plain(data):
         image = _by_cv2(data, channels)
         if image is not None:
             return image.reshape(*image.shape[:2], channels)
@@ -65,7 +77,8 @@ def decode(
     try:
         with Image.open(io.BytesIO(data)) as opened:
             _check_size(name, *opened.size[::-1], max_pixels)
-            return from_pillow(opened, name, channels=channels)
+            how = {"channels": channels, "background": background, "bits": bits}
+            return from_pillow(opened, name, **how)
     except UnidentifiedImageError as error:
         raise Unreadable(
             f"{name} cannot be decoded: not a known format; "
@@ -84,24 +97,61 @@ def decode(
         ) from error
 
 
-def from_pillow(image: Image.Image, name: str, *, channels: int = 3) -> np.ndarray:
-    """The pixels of a PIL image, u8[h,w,C]; as in `decode`.
+def from_pillow(
+    image: Image.Image,
+    name: str,
+    *,
+    channels: int = 3,
+    background: int = 255,
+    bits: int | None = None,
+) -> np.ndarray:
+    """The pixels of a PIL image as u8[h,w,C]; every conversion of images is here.
 
-    Of 16 bits the upper eight are kept. Raises `Unreadable` for pixels that go beyond
-    0 to 255 otherwise, and for floating ones, whose range is not known.
+    Grey, palette and CMYK images become RGB, or grey where `channels` is 1.
+    Transparent pixels are composed on the grey level `background`. Of 16-bit greys
+    that use `bits` bits the upper eight of these are kept; None: as one image tells.
+
+    Raises `Unreadable` for floating pixels, whose range is not known, and for 16-bit
+    ones that use more than `bits`.
     """
-    if image.mode.startswith("I;16"):  # convert() would clip, not scale
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    elif image.mode in ("I", "F"):
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        image = Image.fromarray(_eight_bits(np.asarray(image), name, bits))
+    elif image.mode == "F":
         low, high = image.getextrema()
-        if image.mode == "F" or low < 0 or high > 255:
-            kind = "floating" if image.mode == "F" else "32-bit"
-            raise Unreadable(
-                f"{name}: has {kind} pixels from {low} to {high}; must be of 8 or 16 "
-                "bits"
-            )
+        raise Unreadable(
+            f"{name}: has floating pixels from {low} to {high}; must be of 8 or 16 bits"
+        )
+    elif is_transparent(image):
+        image = image.convert("RGBA")
+        ground = Image.new("RGBA", image.size, (background,) * 3 + (255,))
+        image = Image.alpha_composite(ground, image)
     pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
     return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def is_transparent(image: Image.Image) -> bool:
+    """Whether a PIL image may have transparent pixels."""
+    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or (
+        "transparency" in image.info
+    )
+
+
+def _eight_bits(pixels, name, bits) -> np.ndarray:
+    """The upper eight bits of greys of `bits` bits."""
+    low, high = int(pixels.min()), int(pixels.max())
+    if low < 0 or high > 65535:
+        raise Unreadable(
+            f"{name}: has pixels from {low} to {high}; must be of 8 or 16 bits"
+        )
+    if bits is None:  # what one image alone can tell
+        bits = 8 if high < 256 else 16 if high >> 15 else None
+    if bits is None or high >> bits:
+        raise Unreadable(
+            f"{name}: has 16-bit pixels up to {high}, of an unknown scale; "
+            "config.data.bits, from 8 to 16, says how many bits all images of a set "
+            "use; a single image must be of 8 bits"
+        )
+    return (pixels >> (bits - 8)).astype(np.uint8)
 
 
 def _by_cv2(data, channels) -> np.ndarray | None:
@@ -125,11 +175,16 @@ def _check_size(name, height, width, max_pixels) -> None:
         )
 
 
-def _complete(data: bytes) -> bool:
-    """Whether a JPEG or PNG ends in its end marker; False for other formats."""
+def _is_plain(data: bytes) -> bool:
+    """Whether OpenCV decodes an image as `from_pillow` does.
+
+    It is a JPEG, or a PNG of 8 bits without transparency, and ends in its end marker.
+    """
     if data[:2] == _JPEG:
         return b"\xff\xd9" in data[-64:]
-    return data[:8] == _PNG and b"IEND" in data[-64:]
+    plain = data[:8] == _PNG and data[24] <= 8 and data[25] in (0, 2, 3)
+    whole = plain and b"IEND" in data[-64:]
+    return whole and b"tRNS" not in data[: data.find(b"IDAT")]
 
 
 def _size(data: bytes) -> tuple[int, int] | None:
@@ -151,25 +206,16 @@ def _size(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def image_files(folder: str, apart: Iterable[tuple[int, int]] = ()) -> list[str]:
-    """Paths of all images below a folder, sorted; `apart` as for `storage.files`."""
-    return storage.files(folder, EXTENSIONS, apart)
-
-
 class Files(NamedTuple):
     """Images in files: row -> u8[h,w,C]."""
 
     root: str
     paths: np.ndarray  # S[N], relative to root; str would take four times the memory
-    decoder: str
-    channels: int
-    max_pixels: int = PIXELS
+    decoding: Decoding
 
     def __call__(self, row: int) -> np.ndarray:
         """Read and decode one file."""
-        options = {"channels": self.channels, "max_pixels": self.max_pixels}
-        name, data = self.name(row), self.raw(row)
-        return decode(data, name, decoder=self.decoder, **options)
+        return self.decoding(self.raw(row), self.name(row))
 
     def raw(self, row: int) -> bytes:
         """All bytes of a row's file."""
@@ -183,33 +229,10 @@ class Files(NamedTuple):
         """Path of a row's file."""
         return os.path.join(self.root, os.fsdecode(self.paths[row]))
 
-    def stamp(self) -> tuple[int, str]:
-        """Number of files; digest of their paths, sizes and times of change."""
-
-        def sizes_and_times(paths):
-            files = (os.path.join(self.root, os.fsdecode(path)) for path in paths)
-            return [size_and_time(file) for file in files]
-
-        paths = self.paths.tolist()
-        parts = [paths[i : i + 1024] for i in range(0, len(paths), 1024)]
-        # Threads, since on a network drive every file is a wait.
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            pairs = [x for part in pool.map(sizes_and_times, parts) for x in part]
-        digest = hashlib.sha256(b"\0".join(paths))
-        digest.update(np.array(pairs).astype("<i8").tobytes())
-        return len(paths), digest.hexdigest()
-
-
-def size_and_time(path: str) -> tuple[int, int]:
-    """Bytes and time of change of a file, -1 if it is missing: reading it will fail."""
-    try:
-        if storage.in_bucket(path):
-            status = epath.Path(path).stat()
-            return status.length, int(status.mtime)
-        status = os.stat(path)
-    except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
+    def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """All files; which of them holds each row i64[N], and at which place."""
+        rows = np.arange(len(self.paths))
+        return [self.name(row) for row in rows], rows, np.zeros_like(rows)
 
 
 class Mapped(NamedTuple):
@@ -227,6 +250,11 @@ class Mapped(NamedTuple):
     def name(self, row: int) -> str:
         """File and row."""
         return f"{self.path}[{row}]"
+
+    def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """The file, which holds every row; as in `Files`."""
+        rows = np.arange(len(mapped(self.path)))
+        return [self.path], np.zeros_like(rows), rows
 
     @property
     def channels(self) -> int:
@@ -310,10 +338,16 @@ class Loader(NamedTuple):
             else self.read(own).tobytes()
         )
 
+    def holders(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
+        """Files, and where each row is in them, as of `Files`."""
+        names, which, place = self.read.holders()
+        return names, which[self.rows], place[self.rows]
+
     @property
     def channels(self) -> int | None:
         """C of the images, where it is known without reading one."""
-        return getattr(self.read, "channels", None)
+        decoding = getattr(self.read, "decoding", None)
+        return decoding.channels if decoding else getattr(self.read, "channels", None)
 
 
 def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:

@@ -1,18 +1,31 @@
 """Sets of image files in folders, a folder for each class."""
 
 import functools
+import itertools
 import os
+import re
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from absl import logging
+from PIL import Image
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import splits, storage, stream
+from jaxcl.data import listing, splits, storage, stream
 
 _SPLITS = ("train", "val", "test")
-_LIKE_SPLITS = {*_SPLITS, "training", "valid", "validation", "testing"}
+_LIKE_SPLITS = {*_SPLITS, "training", "valid", "validation", "testing", "dev", "eval"}
+# What folders are called that hold no examples of their own, but something to images.
+_MASKS = frozenset(
+    "mask annotation groundtruth gt trimap segmentation seg segmap label matte alpha "
+    "depth contour edge saliency segmentationclass segmentationobject labelid".split()
+)
+_THUMBNAILS = {"thumb", "thumbnail", "preview"}
+_IMAGES = {"image", "img", "photo", "picture", "jpegimage", "rgb", "input", "original"}
+_FEW = 8  # levels of a mask, most
+_MANY = 50  # classes that are not compared with each other
 
 
 @schema.checked("config.data")
@@ -21,13 +34,14 @@ def image_folder(
     *,
     path: str,
     classes: str | None = None,
+    folders: Literal["guess", "classes", "none"] = "guess",
     test: schema.Fraction = 0.2,
     test_seed: schema.Natural = splits.TEST_SEED,
     images: splits.ImageOptions,
 ) -> stream.Dataset:
     """Image files in folders, decoded row by row.
 
-    Three layouts are known; classes are sorted by name:
+    Three layouts are known; classes are sorted by name, numbers as numbers:
       train/CLASS/*  with test/ or val/ of the same classes. If both are there, val/ is
                      the validation split. One without class folders is ignored.
       CLASS/*        alone. A share `test` of every class, drawn by `test_seed`, is the
@@ -36,21 +50,72 @@ def image_folder(
 
     path: the folder.
     classes: a text file that names the classes to keep, in that order.
+    folders: "guess" refuses folders that look like other splits, masks or thumbnails;
+      "classes" takes each as a class; "none" reads all images below, without labels.
     test: share of each class that is the test split, where no folder is.
     test_seed: of that draw.
     """
     wanted = None if classes is None else files_lib.class_list(classes)
-    inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
-    names, *scanned = scan(path, inner, wanted)
-    _check_splits(path, names)
-    held_out = _held_out(path, names) if inner else []
+    left_out, name = listing.LeftOut(), os.path.basename(os.path.abspath(path))
     examples = functools.partial(from_files, path, images)
-    whole, name = examples(*scanned), os.path.basename(os.path.abspath(path))
+    if folders == "none":
+        files = _relative(path, listing.images(path, left_out=left_out))
+        if not files:
+            raise ValueError(f"{path}: no images{_but(left_out)}")
+        inside = {part for x in files for part in os.fsdecode(x).split("/")[:-1]}
+        _check_inside(path, inside)
+        return stream.Dataset(
+            name, (), ("all",), examples([-1] * len(files), files), None, None
+        )._replace(notes=_notes(left_out))
+    inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
+    inner = "" if folders == "classes" else inner
+    names, *scanned = scan(path, inner, wanted, left_out=left_out)
+    if folders == "guess":
+        _check_splits(path, names)
+        beside = left_out[_BESIDE] > 0
+        _check_pairs(os.path.join(path, inner), inner, names, scanned[1], beside)
+    held_out = _held_out(path, names) if inner else []
+    whole = examples(*scanned)
     if not held_out:
-        return splits.draw_test(name, names, whole, test if names else 0.0, test_seed)
-    parts = [examples(*scan(path, x, names, wanted is None)[1:]) for x in held_out]
+        share = test if names else 0.0
+        data = splits.draw_test(name, names, whole, share, test_seed)
+        return data._replace(notes=_notes(left_out))
+    parts = [
+        examples(*scan(path, x, names, wanted is None, left_out)[1:]) for x in held_out
+    ]
     validation = parts[0] if len(parts) == 2 else None
-    return stream.Dataset(name, names, ("all",), whole, validation, parts[-1])
+    data = stream.Dataset(name, names, ("all",), whole, validation, parts[-1])
+    return data._replace(notes=_notes(left_out))
+
+
+def is_mixed(path: str) -> bool:
+    """Whether images lie beside folders of images, so that folders are no classes."""
+    if not storage.is_folder(path) or storage.in_bucket(path):
+        return False
+    inner = [os.path.join(path, name) for name in listing.folders(path)]
+    apart = {listing.identity(folder) for folder in inner}
+    return bool(inner and listing.images(path, apart))
+
+
+_BESIDE = "images beside the folders of classes"
+_YES = 'config.data.folders="classes" takes each of them as a class'
+
+
+def _notes(left_out) -> tuple[str, ...]:
+    said = listing.say(left_out)
+    return (f"left out: {said}",) if said else ()
+
+
+def _but(left_out) -> str:
+    """What was found in place of images, for messages."""
+    said = listing.say(left_out)
+    return f"; left out: {said}" if said else ""
+
+
+def _relative(path, files) -> list[bytes]:
+    """Paths below a folder; not os.path.relpath, which would change a bucket's."""
+    start = path if storage.in_bucket(path) else os.path.normpath(path)
+    return [os.fsencode(file[len(start) :].lstrip("/")) for file in files]
 
 
 def _check_splits(path, names) -> None:
@@ -59,13 +124,13 @@ def _check_splits(path, names) -> None:
     Args:
       names: of the classes that were found.
     """
-    beside = storage.folders(path)
-    alike = [name for name in beside if name.lower() in _LIKE_SPLITS]
+    beside = listing.folders(path)
+    alike = [name for name in beside if _is_like_split(name)]
     if "train" not in beside:
-        if alike and alike == beside:
+        if alike:
             raise ValueError(
-                f"path = {path!r}: has folders {beside}, which are no classes; splits "
-                "must be called train, val and test, and train be there"
+                f"path = {path!r}: has folders {alike[:5]}, which look like splits; "
+                f"these must be called train, val and test, and train be there. {_YES}"
             )
         return
     others = [name for name in beside if name not in _SPLITS]
@@ -74,13 +139,94 @@ def _check_splits(path, names) -> None:
     if odd:
         raise ValueError(
             f"path = {path!r}: has folders {odd[:5]} with images beside train; must be "
-            "the splits train, val and test, or classes of which none is called train"
+            f"the splits train, val and test, or classes. {_YES}"
         )
+
+
+def _is_like_split(name) -> bool:
+    return re.sub(r"[-_ ]?(set|data|[0-9]+)$", "", name.lower()) in _LIKE_SPLITS
 
 
 def _is_empty(path, name) -> bool:
     """Whether no image is below a folder."""
-    return not files_lib.image_files(os.path.join(path, name))
+    return not listing.images(os.path.join(path, name))
+
+
+def _word(name) -> str:
+    """A name of a folder in small letters, without signs and the s of a plural."""
+    return re.sub("[^a-z]", "", name.lower()).removesuffix("s")
+
+
+def _check_pairs(path, inner, names, files, beside) -> None:
+    """Refuse folders that hold masks or small copies of other images of the set.
+
+    Args:
+      path: the folder that holds the folders of classes.
+      inner: its name, where it is a split.
+      names: of the classes.
+      files: all files, relative to the set.
+      beside: whether images lie beside the folders of classes.
+    """
+    if not names or storage.in_bucket(path):
+        return
+    below = [os.fsdecode(x)[len(inner) :].lstrip("/").split("/") for x in files]
+    _check_inside(path, {part for x in below for part in x[1:-1]}, splits=True)
+    odd: list[str] = []
+    if len(names) < _MANY:
+        stems: dict[str, dict[str, str]] = {name: {} for name in names}
+        for parts in below:
+            stem = os.path.splitext(parts[-1])[0].lower()
+            stem = re.sub(r"[-_ .](mask|gt|label|seg\w*|annotation)s?$", "", stem)
+            stems[parts[0]][stem] = os.path.join(path, *parts)
+        pairs = itertools.permutations(names, 2)
+        odd = [two for one, two in pairs if _are_masks(stems, one, two)]
+    if beside and len(names) == 1 and _word(names[0]) in _MASKS | _THUMBNAILS:
+        odd.append(names[0])
+    if odd:
+        raise ValueError(
+            f"path = {path!r}: the folders {sorted({*odd})[:5]} look like masks or "
+            f"annotations of the images beside them, not like classes. {_YES}"
+        )
+
+
+def _check_inside(path, parts, splits=False) -> None:
+    """Refuse masks, small copies (and splits) among folders below those of classes."""
+    odd = [part for part in parts if _word(part) in _MASKS | _THUMBNAILS]
+    odd += [part for part in parts if splits and _is_like_split(part)]
+    if odd:
+        raise ValueError(
+            f"path = {path!r}: has folders {sorted(odd)[:5]} among its images, which "
+            "look like masks, small copies or splits; must be moved away. "
+            'config.data.folders="classes" reads all below a folder as its class'
+        )
+
+
+def _are_masks(stems, one, two) -> bool:
+    """Whether the files of class `two` belong to those of class `one`.
+
+    Args:
+      stems: class -> stem of a file -> its path.
+    """
+    last = re.split(r"[-_ .]", two.rstrip("-_ ."))[-1]
+    named = _word(last) in _MASKS or _word(two) in _MASKS
+    if named and _word(one) in _IMAGES:
+        return True
+    same = [stem for stem in stems[two] if stem in stems[one]]
+    if 2 * len(same) < len(stems[two]):
+        return False
+    if named or len(stems) > 3 or len(same) < 3:
+        return named
+    shown = [(_levels(stems[one][x]), _levels(stems[two][x])) for x in same[:3]]
+    return all(1 < few <= _FEW and many > 4 * _FEW for many, few in shown)
+
+
+def _levels(file) -> int:
+    """How many levels the greys of an image have; 0 of what cannot be read."""
+    try:
+        with Image.open(file) as image:
+            return len(np.unique(np.asarray(image.convert("L"))))
+    except Exception:  # of damaged bytes Pillow's plugins raise anything
+        return 0
 
 
 def _held_out(path, names) -> list[str]:
@@ -91,7 +237,7 @@ def _held_out(path, names) -> list[str]:
     there = [x for x in ("val", "test") if storage.is_folder(os.path.join(path, x))]
     if not names:
         return there
-    return [x for x in there if storage.folders(os.path.join(path, x))]
+    return [x for x in there if listing.folders(os.path.join(path, x))]
 
 
 def from_files(
@@ -102,21 +248,26 @@ def from_files(
 ) -> stream.Examples:
     """Examples of one domain that are read from `files`, relative to `path`."""
     paths, label = np.array(files, bytes), np.array(label, np.int32)
-    load = files_lib.Loader(
-        files_lib.Files(path, paths, *images.decoding), np.arange(len(files))
-    )
+    reader = files_lib.Files(path, paths, images.decoding)
+    load = files_lib.Loader(reader, np.arange(len(files)))
     return stream.Examples(label, np.zeros_like(label), load=load)
 
 
 def scan(
-    path: str, inner: str, wanted: Sequence[str] | None, only: bool = False
+    path: str,
+    inner: str,
+    wanted: Sequence[str] | None,
+    only: bool = False,
+    left_out: listing.LeftOut | None = None,
 ) -> tuple[tuple[str, ...], list[int], list[bytes]]:
     """Class names, labels and files (relative to `path`) below path/inner.
 
     Args:
       wanted: classes to read, in this order; None: every class folder.
       only: refuse class folders that are not wanted.
+      left_out: counts what is left out, by its reason.
     """
+    left_out = listing.LeftOut() if left_out is None else left_out
     start = path if storage.in_bucket(path) else os.path.normpath(path)
     folder = os.path.join(start, inner) if inner else start
     if not storage.is_folder(folder):
@@ -124,18 +275,20 @@ def scan(
             f"path = {folder!r}: no such directory; expected train/CLASS/* and val/ or "
             "test/, or CLASS/*, or images"
         )
-    names, files, label = storage.folders(folder), [], []
+    names, files, label = listing.folders(folder), [], []
     apart = _apart(folder, [os.path.join(folder, name) for name in names])
     if inner and apart:  # nor from train/ into all of test/
-        beside = (os.path.join(start, name) for name in storage.folders(start))
-        apart |= {storage.identity(path) for path in beside}
+        beside = (os.path.join(start, name) for name in listing.folders(start))
+        apart |= {listing.identity(path) for path in beside}
     # In a bucket a listing of the whole folder would be needed once more.
     if names and not storage.in_bucket(path):
-        if left_out := len(files_lib.image_files(folder, apart)):
+        _refuse_archive(folder)
+        if count := len(listing.images(folder, apart, left_out)):
+            left_out[_BESIDE] += count
             logging.warning(
                 "path = %r: %d images beside the folders of classes are left out",
                 folder,
-                left_out,
+                count,
             )
     if wanted:
         missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
@@ -145,15 +298,24 @@ def scan(
             )
         names = wanted
     for number, name in enumerate(names or [""]):
-        images = files_lib.image_files(os.path.join(folder, name), apart)
+        where, own = os.path.join(folder, name), listing.LeftOut()
+        images = listing.images(where, apart, own)
+        left_out.update(own)
         if not images:
             what = f"class {name!r} has no images" if name else "no images"
-            where = os.path.join(folder, name)
-            raise ValueError(f"{where}: {what}, looked for {files_lib.EXTENSIONS}")
-        # Not os.path.relpath, which would change the address of a bucket.
-        files += [os.fsencode(file[len(start) :].lstrip("/")) for file in images]
+            raise ValueError(f"{where}: {what}{_but(own)}")
+        files += _relative(path, images)
         label += [number if names else -1] * len(images)
     return tuple(names), label, files
+
+
+def _refuse_archive(folder) -> None:
+    """Refuse what macOS leaves beside an unpacked archive, in place of its folder."""
+    if any(name.lower() == "__macosx" for name in os.listdir(folder)):
+        raise ValueError(
+            f"path = {folder!r}: holds __MACOSX beside the folders of classes, which "
+            "an archive of macOS leaves there; remove it, or give the set's own folder"
+        )
 
 
 def _apart(folder, classes) -> set[tuple[int, int]]:
@@ -173,7 +335,7 @@ def _apart(folder, classes) -> set[tuple[int, int]]:
         return set()
     known = {}
     for path in classes:
-        other = known.setdefault(storage.identity(path), path)
+        other = known.setdefault(listing.identity(path), path)
         if other != path:
             raise ValueError(f"{path} and {other} are one folder: must be two classes")
     return {*known}

@@ -8,18 +8,19 @@ with the split.
 
 import contextlib
 import functools
-import hashlib
 import itertools
 import json
 import os
+import re
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import splits, storage, stream
+from jaxcl.data import listing, splits, storage, stream
 
 STATE, SPLITS, PARQUET = "state.json", "dataset_dict.json", ".parquet"
 
@@ -39,17 +40,14 @@ class Rows(NamedTuple):
     starts: np.ndarray  # i64[files], rows of the split before each file
     rows: np.ndarray  # i64[N], row of the split
     key: str
-    decoder: str
-    channels: int
-    max_pixels: int
+    decoding: files_lib.Decoding
 
     def __call__(self, row: int) -> np.ndarray:
         """Read one row and decode its image."""
         name, value = self.name(row), self._value(row)
-        options = {"channels": self.channels, "max_pixels": self.max_pixels}
         if isinstance(value, list):
-            return _pixels(value, name, **options)
-        return files_lib.decode(value, name, decoder=self.decoder, **options)
+            return _pixels(value, name, self.decoding)
+        return self.decoding(value, name)
 
     def raw(self, row: int) -> bytes:
         """The encoded image of a row, or its pixels."""
@@ -79,17 +77,15 @@ class Rows(NamedTuple):
         file, place = self._place(row)
         return f"{file} (row {place})"
 
-    def stamp(self) -> tuple[int, str]:
-        """Number of rows; digest of their places and of the files, for a cache."""
-        stats = [(file, os.stat(file)) for file in self.files]
-        names = [f"{os.path.basename(x)}:{s.st_size}:{s.st_mtime_ns}" for x, s in stats]
-        digest = hashlib.sha256("\0".join([self.key, *names]).encode())
-        digest.update(self.rows.astype("<i8").tobytes())
-        return len(self.rows), digest.hexdigest()
+    def holders(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
+        """The files; which of them holds each row, and at which place."""
+        which = np.searchsorted(self.starts, self.rows, "right") - 1
+        return self.files, which, self.rows - self.starts[which]
 
 
-def _pixels(lists, name, *, channels, max_pixels) -> np.ndarray:
+def _pixels(lists, name, decoding) -> np.ndarray:
     """u8[h,w,C] from nested lists of numbers; grey images may lack the channel."""
+    channels, max_pixels = decoding.channels, decoding.max_pixels
     try:
         array = np.array(lists)
     except ValueError as error:
@@ -216,7 +212,7 @@ def huggingface(
             rows = np.flatnonzero(label >= 0)
         label = label[rows].astype(np.int32)
         starts = np.cumsum([0, *map(len, labels[split][:-1])])
-        reader = Rows((*chosen[split],), starts, rows, image_key, *images.decoding)
+        reader = Rows((*chosen[split],), starts, rows, image_key, images.decoding)
         load = files_lib.Loader(reader, np.arange(len(label)))
         parts[split] = stream.Examples(label, np.zeros_like(label), load=load)
     name, share = os.path.basename(os.path.abspath(path)), 0.0 if test_split else test
@@ -239,7 +235,7 @@ def is_one(path: str) -> bool:
         names = [name for name in names if name[0] != "."]
         if any(name.endswith(PARQUET) for name in names):
             return True
-        if any(name.lower().endswith(files_lib.EXTENSIONS) for name in names):
+        if any(os.path.splitext(x)[1].lower() in listing.endings() for x in names):
             return False
     return False
 
@@ -249,8 +245,7 @@ def guessed(path: str) -> dict:
 
     The train split is "train", or else the first. What judges is "test" or else
     "validation", if it has labels; without these a fifth of the train images. Images
-    are in the column "image", or in the first that can hold some; labels in "label", or
-    in the first that names classes, or nowhere.
+    and labels are in the columns that `columns` chooses.
 
     Raises ValueError as `huggingface`.
     """
@@ -260,8 +255,7 @@ def guessed(path: str) -> dict:
     header, _ = _header(found[train][0])
     shown = [name for name in header.names if _is_picture(header.field(name).type)]
     named = [name for name in header.names if _class_names(found[train][0], name)]
-    image = "image" if "image" in header.names or not shown else shown[0]
-    label = "label" if "label" in header.names else next(iter(named), None)
+    image, label = columns(path, header.names, shown, named)
     options = {"train_split": train, "image_key": image, "label_key": label}
     for split in ("test", "validation"):
         if split in found and split != train and label is not None:
@@ -269,6 +263,39 @@ def guessed(path: str) -> dict:
             if known.dtype.kind == "U" or (known >= 0).any():
                 return options | {"test_split": split}
     return options | {"test_split": None, "test": 0.2}
+
+
+_PICTURES = ("image", "img", "images", "picture", "photo", "jpg", "png", "pixel_values")
+
+
+def columns(
+    where: str, names: Sequence[str], shown: Sequence[str], named: Sequence[str]
+) -> tuple[str, str | None]:
+    """Choose the columns of images and of labels.
+
+    Args:
+      where: they are, for messages.
+      names: of all columns.
+      shown: of those that may hold images. One is chosen by a usual name, or because
+        there is no other.
+      named: of those that name classes. "label" is chosen, or the only one of these.
+
+    Raises:
+      ValueError: there are several of either kind.
+    """
+    usual = [name for name in _PICTURES if name in (shown or names)]
+    if len(shown) > 1 and not usual:
+        raise ValueError(
+            f"{where}: several columns hold images, {[*shown]}; config.data.image_key "
+            "must name one"
+        )
+    if len(named) > 1 and "label" not in names:
+        raise ValueError(
+            f"{where}: several columns name classes, {[*named]}; config.data.label_key "
+            "must name one"
+        )
+    label = "label" if "label" in names else next(iter(named), None)
+    return (usual or [*shown, "image"])[0], label
 
 
 def _is_picture(kind) -> bool:
@@ -297,7 +324,7 @@ def split_files(path: str) -> dict[str, list[str]]:
     if os.path.exists(os.path.join(path, STATE)):
         return dict([_saved(path)])
     found: dict[str, list[str]] = {}
-    for file in storage.files(path, (PARQUET,)):
+    for file in listing.files(path, lambda name: name.lower().endswith(PARQUET)):
         split = os.path.basename(file).removesuffix(PARQUET).partition("-")[0]
         if split.isdigit():
             split = os.path.basename(os.path.dirname(file))
@@ -315,7 +342,22 @@ def split_files(path: str) -> dict[str, list[str]]:
                 f"folders, {folders[:5]}; must be the folder of one set, with files "
                 "called SPLIT-*.parquet or folders SPLIT of files 0000.parquet"
             )
+        _check_complete(path, split, files)
     return found
+
+
+def _check_complete(path, split, files) -> None:
+    """Refuse files called SPLIT-00000-of-00003 of which one is missing."""
+    found = [re.search(r"-(\d+)-of-(\d+)\b", os.path.basename(x)) for x in files]
+    there = [(int(x[1]), int(x[2])) for x in found if x]
+    for count in sorted({count for _, count in there}):
+        lost = sorted({*range(count)} - {n for n, of in there if of == count})
+        if lost or len(there) != count or len(files) != count:
+            raise ValueError(
+                f"path = {path!r}: split {split!r} has {len(files)} files, some "
+                f"of them called -of-{count:05}; parts missing: {lost[:5] or 'none'}; "
+                "must be all parts of one set"
+            )
 
 
 def _saved(folder) -> tuple[str, list[str]]:
@@ -328,6 +370,13 @@ def _saved(folder) -> tuple[str, list[str]]:
     schema.check_value(names, list[splits.Inside], f"{file}: filename")
     if not names:
         raise ValueError(f"{file}: names no file, so that the split holds no rows")
+    _check_complete(folder, str(state.get("_split") or "train"), names)
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise ValueError(
+            f"{file}: _indices_data_files says that some rows were filtered out, as "
+            "versions 1 of `datasets` saved it; load the set there, call "
+            "flatten_indices() and save it again"
+        )
     return str(state.get("_split") or "train"), [os.path.join(folder, x) for x in names]
 
 
@@ -444,9 +493,13 @@ def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray
         )
     whole = {split: np.concatenate(parts) for split, parts in labels.items()}
     if "U" in kinds:
-        known = np.unique(np.concatenate([*whole.values()]))
-        names = tuple(map(str, known))
-        return names, {x: np.searchsorted(known, label) for x, label in whole.items()}
+        found = {str(name) for label in whole.values() for name in np.unique(label)}
+        names = tuple(sorted(found, key=listing.natural))
+        number = {name: i for i, name in enumerate(names)}
+        return names, {
+            x: np.array([number[name] for name in label.tolist()], int)
+            for x, label in whole.items()
+        }
     names = None if key is None else _common_names(files, key)
     most = max(label.max(initial=-1) for label in whole.values())
     if names is None:

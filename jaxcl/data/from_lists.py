@@ -75,9 +75,8 @@ def _examples(path, option, where, limit, images) -> stream.Examples:
     files, label, domain = _joined(where, option, limit)
     if images.on_corrupt != "skip":
         _check_there(option, path, files.tolist())
-    load = files_lib.Loader(
-        files_lib.Files(path, files, *images.decoding), np.arange(len(files))
-    )
+    reader = files_lib.Files(path, files, images.decoding)
+    load = files_lib.Loader(reader, np.arange(len(files)))
     return stream.Examples(label, domain, load=load)
 
 

@@ -6,7 +6,6 @@ little endian. The checksums are not compared.
 """
 
 import functools
-import hashlib
 import os
 import struct
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from google.protobuf import message
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import splits, storage, stream
+from jaxcl.data import identity, splits, storage, stream
 
 FORMATS = ("array_record", "tfrecord")
 CHUNK = 256  # array_record entries read at once when scanning
@@ -49,15 +48,11 @@ class Records(NamedTuple):
     table: Table
     features: Any  # FeaturesDict of the image alone
     key: str
-    decoder: str
-    channels: int
-    max_pixels: int
+    decoding: files_lib.Decoding
 
     def __call__(self, row: int) -> np.ndarray:
         """Read one record and decode its image."""
-        name, data = self.name(row), self.raw(row)
-        options = {"channels": self.channels, "max_pixels": self.max_pixels}
-        return files_lib.decode(data, name, decoder=self.decoder, **options)
+        return self.decoding(self.raw(row), self.name(row))
 
     def raw(self, row: int) -> bytes:
         """The encoded image of a record."""
@@ -81,14 +76,9 @@ class Records(NamedTuple):
         file = self.files[self.table.file[row]]
         return f"{file} ({unit} {self.table.place[row]})"
 
-    def stamp(self) -> tuple[int, str]:
-        """Number of records; digest of their places and of the files, for a cache."""
-        stats = [(file, epath.Path(file).stat()) for file in self.files]
-        files = [f"{os.path.basename(x)}:{s.length}:{s.mtime}" for x, s in stats]
-        digest = hashlib.sha256("\0".join([self.key, *files]).encode())
-        for column in (self.table.file, self.table.place, self.table.length):
-            digest.update(column.astype("<i8").tobytes())
-        return len(self.table.label), digest.hexdigest()
+    def holders(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
+        """The files; which of them holds each record, and at which place."""
+        return self.files, self.table.file, self.table.place
 
 
 @functools.lru_cache(maxsize=64)
@@ -181,7 +171,7 @@ def _examples(split, *, infos, keys, keep, index, images) -> stream.Examples | N
     features = _library().features.FeaturesDict(
         {image_key: infos[0].features[image_key]}
     )
-    reader = Records(files, table, features, image_key, *images.decoding)
+    reader = Records(files, table, features, image_key, images.decoding)
     load = files_lib.Loader(reader, np.arange(len(table.label)))
     return stream.Examples(table.label, table.domain, load=load)
 
@@ -275,11 +265,18 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
         has = {name: part.num_examples for name, part in infos[0].splits.items()}
         raise ValueError(f"split {split!r}: has no examples; {infos[0].name} has {has}")
     files = tuple(str(part.filename) for _, _, part in shards)
-    ranges = [f"{x.filename}:{x.skip}:{x.take}" for _, _, x in shards]
     # A set may be prepared again in the same directory, with other labels alone.
     prepared = [os.path.join(info.data_dir, "dataset_info.json") for info in infos]
-    prepared = [str(files_lib.size_and_time(file)) for file in prepared]
-    stamp = np.array([str(label_key), str(domain_key), *prepared, *ranges])
+    found = identity.sizes_and_times([*prepared, *files]).tolist()
+    lost = [
+        x for x, (size, _) in zip(files, found[len(infos) :], strict=True) if size < 0
+    ]
+    if lost:
+        raise ValueError(
+            f"split {split!r}: lacks {len(lost)} of its {len(files)} files: {lost[:3]}"
+        )
+    ranges = [f"{x.filename}:{x.skip}:{x.take}" for _, _, x in shards]
+    stamp = np.array([str(label_key), str(domain_key), *map(str, found), *ranges])
     known = {} if index is None else _known(index)
     if f"{split}/stamp" in known and np.array_equal(known[f"{split}/stamp"], stamp):
         columns = [known.get(f"{split}/{field}", stamp) for field in Table._fields]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import from_arrays, splits, stream
+from jaxcl.data import from_arrays, listing, splits, stream
 
 
 class Held:
@@ -55,7 +55,8 @@ def hold(
       images: u8[N, H, W] or u8[N, H, W, C], C 1 or 3; not copied, so leave it alone.
       labels: N whole numbers or texts, the classes in sorted order; -1 or None where
         unknown.
-      domains: N whole numbers or texts, in sorted order; None: one domain.
+      domains: N whole numbers or texts, in sorted order, in which digits are numbers;
+        None: one domain.
       class_names: of labels that are numbers, the name of each from 0; None: the
         number.
 
@@ -103,7 +104,7 @@ def _numbered(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
             raise ValueError(f"{where} are texts and numbers; must be of one kind")
     else:
         raise ValueError(f"{where} are {values.dtype}, expected integers or texts")
-    names = sorted(set(values[known].tolist()))
+    names = sorted({*values[known].tolist()}, key=lambda x: listing.natural(str(x)))
     number = {name: i for i, name in enumerate(names)}
     numbers = np.full(len(values), -1, np.int32)
     numbers[known] = [number[name] for name in values[known].tolist()]

@@ -57,6 +57,17 @@ class _Readers(NamedTuple):
         load, row = self._find(row)
         return load.raw(row)
 
+    def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """The files of all parts; which of them holds each row, and at which place."""
+        files: list[str] = []
+        which, places = [], []
+        for load in self.loads:
+            own, number, place = load.holders()
+            which.append(len(files) + number)
+            places.append(place)
+            files += own
+        return files, np.concatenate(which), np.concatenate(places)
+
 
 class _Array(NamedTuple):
     """Reads images in memory row by row, as if they were files."""
@@ -72,6 +83,10 @@ class _Array(NamedTuple):
 
     def name(self, row: int) -> str:
         return f"row {row} of {self.where}"
+
+    def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
+        rows = np.arange(len(self.images))  # no file: the digest stands for its name
+        return [files.sha256(self.images)], np.zeros_like(rows), rows
 
 
 @schema.checked("config.data")
@@ -108,6 +123,8 @@ def joined(
         validation=_joined_split(datasets, "validation", names),
         test=_joined_split(datasets, "test", names),
         decoder="".join(decoders),
+        bits=_bits("sets", datasets),
+        notes=tuple(note for data in datasets for note in data.notes),
     )
     return splits.finish(data, validation=validation, seed=seed)
 
@@ -150,8 +167,21 @@ def judged_by(
         validation=None,
         test=judge._replace(domain=np.full_like(judge.domain, -1)),
         decoder="".join(decoders),
+        bits=_bits("test", datasets),
+        notes=tuple(note for data in datasets for note in data.notes),
     )
     return splits.finish(whole, validation=validation, seed=seed)
+
+
+def _bits(field, datasets) -> int | None:
+    """How many bits the 16-bit greys of several sets use; they must agree."""
+    found = {data.bits for data in datasets} - {None}
+    if len(found) > 1:
+        raise ValueError(
+            f"{field}: 16-bit greys of {sorted(found)} bits; give all sets the same "
+            f"option bits, {max(found)} for instance"
+        )
+    return next(iter(found), None)
 
 
 def _read(field, section) -> stream.Dataset:
@@ -179,11 +209,16 @@ def _joined_split(datasets, split, names) -> stream.Examples | None:
         domain.append(np.full(len(part.label), number, np.int32))
     label, domain = np.concatenate(label), np.concatenate(domain)
     images = [part.images for _, _, part in parts]
-    if all(x is not None for x in images) and len({x.shape[1:] for x in images}) == 1:
-        return stream.Examples(label, domain, np.concatenate(images))
     loads = tuple(
-        part.load if part.images is None else _Array(part.images, data.name)
+        part.origin or part.load or _Array(part.images, data.name)
         for _, data, part in parts
+    )
+    starts = np.cumsum([0] + [len(part.label) for _, _, part in parts[:-1]])
+    if all(x is not None for x in images) and len({x.shape[1:] for x in images}) == 1:
+        origin = files.Loader(_Readers(loads, starts, None), np.arange(len(label)))
+        return stream.Examples(label, domain, np.concatenate(images), origin=origin)
+    loads = tuple(
+        part.load or _Array(part.images, data.name) for _, data, part in parts
     )
     channels = {splits.channels(part) for _, _, part in parts} - {None}
     if len(channels) > 1:
@@ -191,7 +226,6 @@ def _joined_split(datasets, split, names) -> stream.Examples | None:
             f"sets: images of {' and of '.join(map(str, sorted(channels)))} channels; "
             "must be of one number, see `channels` of their sources"
         )
-    starts = np.cumsum([0] + [len(part.label) for _, _, part in parts[:-1]])
     reader = _Readers(loads, starts, channels.pop() if channels else None)
     load = files.Loader(reader, np.arange(len(label)))
     return stream.Examples(label, domain, load=load)
@@ -233,6 +267,13 @@ def load(name: str, **options: Any) -> stream.Dataset:
             f"source {name!r} is unknown, did you mean {near!r}? All: {(*SOURCES,)}"
         )
     return SOURCES[name](**options)
+
+
+def whole(section: dict) -> dict:
+    """The options with which a source holds no train rows out for its test split."""
+    make, options = schema.named(SOURCES, section, "config.data")
+    known = schema.option_of(make, options)
+    return {"test": 0.0} if {"test", "test_seed"} <= {*known} else {}
 
 
 def kind_of(path: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxcl import schema
 from jaxcl.data import cache as cache_lib
 from jaxcl.data import files as files_lib
-from jaxcl.data import graphs, prefetch, stream
+from jaxcl.data import formats, graphs, listing, prefetch, stream
 
 TEST_SEED = 0  # draws the test split of sets that come without one
 
@@ -21,6 +21,7 @@ _SPLITS = ("train", "validation", "test")
 # A file that cannot be decoded ends the run, or another of its class takes its place.
 OnCorrupt = Literal["error", "skip"]
 MaxPixels = Annotated[int, schema.Range(least=1)]
+Level = Annotated[int, schema.Range(0, 255)]
 # A set may come from anywhere: it names files of its own folder alone.
 Inside = Annotated[
     str,
@@ -40,6 +41,7 @@ def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
         None if images is None else images[rows],
         None if load is None else load.take(rows),
         None if graph_set is None else graphs.take(graph_set, rows),
+        None if examples.origin is None else examples.origin.take(rows),
     )
 
 
@@ -171,6 +173,26 @@ def split_validation(
     return take(train, np.flatnonzero(~mask)), take(train, np.flatnonzero(mask))
 
 
+def unknown_classes(
+    dataset: stream.Dataset, judged: stream.Examples | None
+) -> tuple[int, str] | None:
+    """Count the judged rows of classes that no train row has, and say which.
+
+    None where there are no such rows, or where no train row has a label.
+    """
+    known = np.unique(dataset.train.label[dataset.train.label >= 0])
+    if judged is None or judged.graphs is not None or not len(known):
+        return None
+    labels = judged.label[(judged.label >= 0) & ~np.isin(judged.label, known)]
+    if not len(labels):
+        return None
+    names = [dataset.class_names[i] for i in np.unique(labels)]
+    return len(labels), (
+        f"{len(labels):,} of {len(judged.label):,} images that judge are of classes "
+        f"that no train image has: {listing.say_names(names)}"
+    )
+
+
 class ImageOptions(NamedTuple):
     """Options of every source that reads images from files."""
 
@@ -185,13 +207,19 @@ class ImageOptions(NamedTuple):
     cache: str | None = None
     # The cache shrinks images with a longer shorter side to it.
     cache_size: schema.Pixels | None = None
+    background: Level = 255  # grey level behind transparent pixels
+    # How many bits 16-bit greys use: the upper eight of these are kept. None: told by
+    # the images.
+    bits: Annotated[int, schema.Range(8, 16)] | None = None
     validation: schema.Fraction = 0.0  # share of each class that is held out of train
     seed: schema.Natural = 0  # of that draw
 
     @property
-    def decoding(self) -> tuple[str, int, int]:
-        """What `files.decode` takes: decoder, channels, most pixels."""
-        return self.decoder, self.channels, self.max_pixels
+    def decoding(self) -> files_lib.Decoding:
+        """How encoded images become pixels."""
+        return files_lib.Decoding(
+            *(getattr(self, field) for field in files_lib.Decoding._fields)
+        )
 
 
 _USUAL = ImageOptions()
@@ -220,6 +248,7 @@ def with_image_options(**defaults: Any) -> Callable[[Callable], Callable]:
             images = ImageOptions(**{k: options.pop(k, x) for k, x in usual.items()})
             images = images._replace(decoder=prefetch.choose_decoder(images.decoder))
             data = source(**options, images=images)._replace(decoder=images.decoder)
+            data = formats.fitted(data, images.decoding)
             draw = {"validation": images.validation, "seed": images.seed}
             return finish(data, **draw, images=images)
 
@@ -338,4 +367,4 @@ def _resident(examples: stream.Examples) -> stream.Examples:
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for _ in pool.map(read, range(len(images))):
             pass
-    return examples._replace(images=images, load=None)
+    return examples._replace(images=images, load=None, origin=examples.load)

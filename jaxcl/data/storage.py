@@ -1,6 +1,5 @@
 """Files on a disk or in a bucket, gs://BUCKET/PATH or another address etils knows."""
 
-import bisect
 import contextlib
 import errno
 import io
@@ -9,7 +8,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from etils import epath
@@ -152,91 +151,3 @@ def exists(path: Path) -> bool:
 def is_folder(path: Path) -> bool:
     """Whether a path is a folder; in a bucket, whether any name begins with it."""
     return epath.Path(path).is_dir()
-
-
-def folders(path: Path) -> list[str]:
-    """Names of the folders in a folder, sorted, without hidden ones."""
-    if in_bucket(path):
-        names = (x.name for x in epath.Path(path).iterdir() if x.is_dir())
-    else:  # scandir, since it does not look at each entry again
-        with os.scandir(path) as entries:
-            names = [x.name for x in entries if _leads_to_folder(x)]
-    return sorted(name for name in names if name[0] != ".")
-
-
-def _leads_to_folder(entry: os.DirEntry) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def identity(path: Path) -> tuple[int, int]:
-    """Return device and inode of a folder, the same by every path to it."""
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
-
-
-def files(
-    path: Path, suffixes: tuple[str, ...], apart: Iterable[tuple[int, int]] = ()
-) -> list[str]:
-    """Paths of all files below a folder with one of the suffixes, sorted.
-
-    Links are followed, and each folder is read once, whatever ways lead to it. A link
-    to a folder above is not followed: it would lead round for ever, or through the
-    whole disk. Names that begin with a dot are left out.
-
-    Args:
-      apart: `identity` of other folders that no link may lead to.
-
-    Raises:
-      OSError: a folder cannot be read; a pipe, a socket or a device among the files.
-    """
-    if in_bucket(path):
-        scheme = os.fspath(path).partition("://")[0]
-        # Some backends give folders with the scheme and some without.
-        walk = (
-            (f"{scheme}://{os.fspath(where).removeprefix(scheme + '://')}", names)
-            for where, _, names in epath.Path(path).walk()
-        )
-        paths = (os.path.join(where, name) for where, names in walk for name in names)
-        start = len(os.fspath(path).rstrip("/"))
-        visible = (x for x in paths if "/." not in x[start:])
-        return sorted(x for x in visible if x.lower().endswith(suffixes))
-    start = os.fspath(path)
-    apart = {*apart, *_above(os.path.realpath(start))}
-    entries = [x for x in _walk(start, apart) if x.path.lower().endswith(suffixes)]
-    for entry in entries:
-        # A link to nothing stays: reading it fails, and `on_corrupt` says what then.
-        if not entry.is_symlink() and not entry.is_file():
-            ordinary(entry.path)
-    return sorted(entry.path for entry in entries)
-
-
-def _above(path: str) -> Iterator[tuple[int, int]]:
-    """`identity` of all folders that a whole path leads through."""
-    while (above := os.path.dirname(path)) != path:
-        path = above
-        yield identity(path)
-
-
-def _walk(path: str, apart) -> Iterator[os.DirEntry]:
-    """All files below a folder, none hidden; those behind links come last."""
-    visited: set[tuple[int, int]] = set()
-    waiting, links = [path], []
-    while waiting or links:
-        where = waiting.pop() if waiting else links.pop(0)
-        own = identity(where)
-        if own in visited or (own in apart and where != path):
-            continue
-        visited.add(own)
-        with os.scandir(where) as entries:
-            for entry in entries:
-                if entry.name[0] == ".":
-                    continue
-                if not _leads_to_folder(entry):
-                    yield entry
-                elif entry.is_symlink():
-                    bisect.insort(links, entry.path)
-                else:
-                    waiting.append(entry.path)

@@ -17,7 +17,7 @@ LABELS = 10**6
 class Examples(NamedTuple):
     """One split of a dataset, addressed by row.
 
-    Exactly one of `images`, `load` and `graphs` is set: images that fit in memory are
+    One of `images`, `load` and `graphs` is set: images that fit in memory are
     one array, others are decoded row by row.
     """
 
@@ -27,6 +27,7 @@ class Examples(NamedTuple):
     images: np.ndarray | None = None  # u8[N,H,W,C]
     load: Any = None  # row -> u8[h,w,C]; picklable, no jax inside; None: in `images`
     graphs: Any = None  # graphs.GraphSet
+    origin: Any = None  # the `load` that read `images`, where they were in files
 
 
 class Dataset(NamedTuple):
@@ -41,6 +42,9 @@ class Dataset(NamedTuple):
     decoder: str = ""  # "cv2" or "pillow", "" if nothing is decoded
     mean: tuple[float, ...] | None = None  # of each channel, of train in [0, 1]
     std: tuple[float, ...] | None = None
+    bits: int | None = None  # that 16-bit greys use; None: there are none
+    notes: tuple[str, ...] = ()  # what was left out or converted, for one line
+    known: Any = None  # identity.Identity, where a run keeps it
 
 
 def epoch_order(

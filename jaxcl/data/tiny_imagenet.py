@@ -4,7 +4,7 @@ import os
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import from_folders, splits, storage, stream
+from jaxcl.data import from_folders, listing, splits, storage, stream
 
 ANNOTATIONS = "val_annotations.txt"
 SIZE = (200, 100_000, 64)  # classes, train rows, pixels of a side
@@ -56,9 +56,9 @@ def _check_folders(path):
 
 def _scan_val(path, names) -> tuple[list[int], list[bytes]]:
     """Labels and files (relative to `path`) of val/, in either layout."""
-    known = storage.folders(os.path.join(path, "train"))
+    known = listing.folders(os.path.join(path, "train"))
     images = os.path.join(path, "val", "images")
-    if storage.is_folder(images) and files_lib.image_files(images):
+    if storage.is_folder(images) and listing.images(images):
         return _annotated(path, names, known)
     return _sorted(path, names, known)
 
@@ -67,7 +67,7 @@ def _sorted(path, names, known) -> tuple[list[int], list[bytes]]:
     """Labels and files (relative to `path`) of val/WNID."""
     where = os.path.join(path, "val")
     # Sorting val/ into folders leaves an empty images/ behind.
-    folders = {*storage.folders(where)} - {"images"}
+    folders = {*listing.folders(where)} - {"images"}
     if not folders:
         raise ValueError(
             f"{where}: expected images/* and {ANNOTATIONS}, or folders WNID/*"
@@ -83,7 +83,7 @@ def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
     where = os.path.join(path, "val", "images")
     file = os.path.join(path, "val", ANNOTATIONS)
     wnids = _annotations(file, known)
-    images = {os.path.relpath(x, where) for x in files_lib.image_files(where)}
+    images = {os.path.relpath(x, where) for x in listing.images(where)}
     for problem, odd in (
         (f"names images that {where} lacks", {*wnids} - images),
         (f"lacks images that are in {where}", images - {*wnids}),

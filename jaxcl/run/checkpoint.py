@@ -12,6 +12,7 @@ All calls of Orbax are here.
 import contextlib
 import enum
 import errno
+import functools
 import hashlib
 import itertools
 import json
@@ -226,11 +227,20 @@ def newest(
     )
 
 
+@functools.cache
+def _mute_orbax() -> None:
+    """Let Orbax log no errors: it raises them too, and one line says them."""
+    logging.get_absl_logger().addFilter(
+        lambda record: record.levelname != "ERROR" or "orbax" not in record.pathname
+    )
+
+
 class Checkpoints:
     """The numbered checkpoints of a run directory, newest last."""
 
     def __init__(self, directory: epath.PathLike, *, keep: int = 2):
         """Open the checkpoints of a directory, of which the newest `keep` are kept."""
+        _mute_orbax()
         path = epath.Path(directory)
         # Orbax wants an absolute path; an address in a bucket is one.
         self._directory = path if storage.in_bucket(path) else path.resolve()
@@ -241,7 +251,7 @@ class Checkpoints:
             preservation_policy=training.preservation_policies.LatestN(keep),
             cleanup_tmp_directories=True,
         )
-        self._pending, self._bytes = None, 0
+        self._pending, self._bytes, self._broken = None, 0, False
 
     def save(self, number: int, state: Any, cursor: dict) -> None:
         """Begin to write checkpoint `number`, once the previous save is done.
@@ -285,6 +295,7 @@ class Checkpoints:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> CheckpointError:
+        self._broken = True
         good = [c.step for c in self._checkpointer.checkpoints]
         # Not every error of a full disk says of itself that it is one.
         left = storage.room(self._directory, OSError(errno.ENOSPC, ""))
@@ -339,7 +350,9 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._checkpointer.close()
+            # Orbax raises the error of a failed save once more, in place of ours.
+            with contextlib.suppress(*(Exception,) * self._broken):
+                self._checkpointer.close()
 
 
 def abstract_state(tree: Any) -> Any:

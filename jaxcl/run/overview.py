@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import schema, sharding
-from jaxcl.data import stream
+from jaxcl.data import listing, stream
 from jaxcl.run import job, seeds, transfer
 from jaxcl.run import results as results_lib
 
@@ -36,7 +36,26 @@ def describe_run(
 def _describe_training(work) -> str:
     done = _count_finished_tasks(work.loop.start)
     data = _describe_data(work.stream, work.config, done)
-    return f"{_name_method(work)} on {data}\njaxcl: {_describe_work(work, done)}"
+    return (
+        f"{_name_method(work)} on {data}\njaxcl: {_describe_work(work, done)}\n"
+        f"jaxcl: {describe_set(work.stream)}"
+    )
+
+
+def describe_set(tasks: stream.Stream) -> str:
+    """Say in one line which rows, classes and tasks of a set were read, in order."""
+    data = tasks.dataset
+    said = [
+        f"{stream.size(part):,} {split} rows"
+        for split in ("train", "validation", "test")
+        if (part := getattr(data, split)) is not None
+    ]
+    said = [f"{data.name}: {', '.join(said)}"]
+    if data.class_names:
+        said.append(f"classes: {listing.say_names(data.class_names)}")
+    if len(tasks.tasks) > 1:
+        said.append(f"tasks: {listing.say_names([x.name for x in tasks.tasks], 12)}")
+    return "; ".join([*said, *data.notes])
 
 
 def _count_finished_tasks(start) -> int:
@@ -105,5 +124,6 @@ def _describe_transfer(work) -> str:
     return (
         f"the encoder of {source} ({_count_numbers(work.state.params):,} parameters) "
         f"is judged by {evaluators} on {work.stream.dataset.name}: "
-        f"{stream.size(work.stream.dataset.train):,} rows to train probes"
+        f"{stream.size(work.stream.dataset.train):,} rows to train probes\n"
+        f"jaxcl: {describe_set(work.stream)}"
     )

@@ -6,7 +6,8 @@ accepted or rolled back by the limits of the config. Each update is a run direct
 RUN/updates/0001 and so on, with an `update.json`; the next update continues from the
 last accepted one. RUN itself does not change.
 
-Exit codes: 0 accepted, 3 rolled back; 1, 2 and 75 as in `jaxcl.main`.
+An update of a folder whose images have changed is a new update. Exit codes: 0 accepted,
+or nothing new, which one line says; 3 rolled back; 1, 2 and 75 as in `jaxcl.main`.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from ml_collections import config_flags
 
 from jaxcl import schema
 from jaxcl.config import build, command, own_images, recipe, run_config, sections
+from jaxcl.data import identity, stream
 from jaxcl.run import finish, job, lock, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import drift, lineage
@@ -138,15 +140,20 @@ def plan(
     options, limits = read_options(config)
     parent = lineage.current(run)
     parent_config = lineage.config(parent)
-    new_data = lineage.section(data, options.data or {}, parent_config, "config.data")
+    new_data = lineage.section(
+        data, options.data or {}, parent_config, "config.data", whole=True
+    )
     if join and "data" not in parent_config:
         raise ValueError(f"--join: {parent} is an encoder without images of its own")
     if join:
         new_data = lineage.joined(parent_config["data"], new_data)
+    new_set = own_images.read(new_data)
     judge = _judge_config(test, options, limits, parent_config)
     section = lineage.config(run).get("data")
     if old is not None:
-        section = lineage.section(old, options.old or {}, parent_config, "config.old")
+        section = lineage.section(
+            old, options.old or {}, parent_config, "config.old", whole=True
+        )
     try:
         if section is None:
             raise ValueError(f"{run} is an encoder without images of its own")
@@ -165,18 +172,46 @@ def plan(
     own = lineage.next_config(parent, parent_config, new_data, changes)
     if "batch_size" not in changes:
         own = {**own, "batch_size": lineage.batch_size(run)}
-        own = own if join else _with_few(own)
+        own = own if join else _with_few(own, stream.size(new_set.train))
     own = _with_short_warmup(own, changes)
     asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
+    asked["images"] = _digests(run, new_set, judge)
     asked |= {name: getattr(options, name) for name in ("rows", "neighbours", "index")}
     asked = json.loads(json.dumps(asked | {"limits": vars(limits)}))
     workdir = lineage.next_update(run, None if again else asked)
     return Plan(parent, workdir, own, judge, old_config, sample, options, limits, asked)
 
 
-def _with_few(config) -> dict:
-    """The config, with a smaller batch where the new images do not fill one."""
-    rows = own_images.train_rows(config["data"])
+def _digests(run, new_set, judge) -> dict:
+    """Digests of the new images and of those that judge; warns where both have some.
+
+    Images are the same where their bytes are, see `identity`.
+    """
+    new = identity.of(new_set)
+    if judge is None:
+        return {"data": new.digest()}
+    test, before = identity.of(own_images.read(judge["data"])), identity.read(run)
+    for trained, what in ((new, "the new ones"), (before, "those of the run")):
+        if trained is not None and (common := identity.common(test, trained)):
+            print(
+                f"config.test: {len(common):,} of {len(test.rows('test')):,} images "
+                f"that judge are trained on, too, among {what}, such as {common[0]}: "
+                "their accuracy flatters",
+                flush=True,
+            )
+    return {"data": new.digest(), "test": test.digest()}
+
+
+def nothing_new(work: Plan) -> str:
+    """One line for an update that is done already."""
+    return (
+        f"nothing new: {work.workdir} is this update, of these images; nothing was "
+        "trained. --again (again=True in a program) makes another"
+    )
+
+
+def _with_few(config, rows) -> dict:
+    """The config, with a smaller batch where `rows` new images do not fill one."""
     if rows >= config["batch_size"]:
         return config
     batch = own_images.batch_size(rows)
@@ -281,6 +316,11 @@ def prepare(work: Plan) -> Prepared:
             f"{work.workdir}: is an update of another config that was stopped; they "
             f"differ in {'; '.join(error.changed)}. Finish it by the command that "
             "began it, or remove the folder"
+        ) from error
+    except identity.Changed as error:
+        raise ValueError(
+            f"{work.workdir}: is an update that was stopped; finish it with the images "
+            f"that it began with, or remove the folder. {error}"
         ) from error
     return Prepared(made, _judging(work, work.parent, BEFORE))
 
@@ -528,14 +568,15 @@ def main(argv: list[str]) -> int:
                 "same command again, which goes on from there"
             )
         report = lineage.read(planned.workdir)
+        done = report is not None
         if report is None:
             report = carry_out(planned, prepared, stop=stop)
         else:
             lineage.forget(planned.workdir, report)
-            print(f"{planned.workdir}: done already; --again makes another", flush=True)
+            print(nothing_new(planned), flush=True)
         if options.verbose:
             print(text(report), flush=True)
         print(sentences(report), flush=True)
-        return 0 if report["accepted"] else ROLLED_BACK
+        return 0 if report["accepted"] or done else ROLLED_BACK
 
     return command.run(make, work)

@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl.config import own_images, run_config, sections
-from jaxcl.data import sources, storage
+from jaxcl.data import from_folders, sources, storage
 from jaxcl.run import folder, transfer
 from jaxcl.run import results as results_lib
 
@@ -18,6 +18,7 @@ UPDATES, VERDICT, ROTATION = "updates", "update.json", "rotation.npy"
 _IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
 # Options of a run's data on how images are read; new images in files use them, too.
 _READING = ("size", "channels", "decoder", "on_corrupt", "cache_size")
+_READING += ("background", "bits")
 
 
 def current(run: str) -> str:
@@ -42,7 +43,10 @@ def config(run: str) -> dict:
         )
     if saved["augment"].get("name") == "graphs":
         raise ValueError(f"{run}: learns from graphs; an update reads images")
-    return run_config.without(saved, run_config.NOTED)
+    found = run_config.without(saved, run_config.NOTED)
+    if saved.get("bits") and found.get("data", {}).get("name") in _IN_FILES:
+        found["data"] = {"bits": saved["bits"]} | found["data"]
+    return found
 
 
 def recipe(theirs: dict) -> dict:
@@ -67,7 +71,9 @@ def recipe(theirs: dict) -> dict:
     }
 
 
-def section(path: str | dict, options: dict, theirs: dict, field: str) -> dict:
+def section(
+    path: str | dict, options: dict, theirs: dict, field: str, whole: bool = False
+) -> dict:
     """The config section that reads the images at a path.
 
     Without a `name` in `options` the source is guessed, see `sources.section_of`.
@@ -78,6 +84,7 @@ def section(path: str | dict, options: dict, theirs: dict, field: str) -> dict:
       options: of the source; they override what the run has.
       theirs: the run's config.
       field: of the section, for messages.
+      whole: whether all rows are train rows, since nothing judges by them.
 
     Raises:
       ValueError: there is nothing at the path.
@@ -90,6 +97,10 @@ def section(path: str | dict, options: dict, theirs: dict, field: str) -> dict:
     source = {"name": options.pop("name", None), "path": str(path)}
     if source["name"] is None:
         source = sources.section_of(path)
+    if whole:
+        source |= sources.whole(source)
+        if source["name"] == "image_folder" and from_folders.is_mixed(str(path)):
+            source["folders"] = "none"
     if source["name"] in ("image_folder", "huggingface"):
         source["channels"] = len(theirs["augment"]["mean"])
         run_data = theirs.get("data", {})

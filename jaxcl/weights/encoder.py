@@ -189,13 +189,15 @@ def _several(card, images) -> tuple[Any, bool]:
 
 def _pixels(card, image):
     """An image as u8[h, w, C]; what is an array already is checked later."""
-    channels = card["input"]["channels"]
+    inputs = card["input"]
+    how = {"channels": inputs["channels"], "bits": inputs.get("bits")}
+    how["background"] = inputs.get("background", 255)
     if isinstance(image, str | os.PathLike):
-        decoder = prefetch.choose_decoder(card["input"]["decoder"] or "auto")
+        decoder = prefetch.choose_decoder(inputs["decoder"] or "auto")
         data = epath.Path(image).read_bytes()
-        return files_lib.decode(data, str(image), decoder=decoder, channels=channels)
+        return files_lib.decode(data, str(image), decoder=decoder, **how)
     if isinstance(image, Image.Image):
-        return files_lib.from_pillow(image, "images", channels=channels)
+        return files_lib.from_pillow(image, "images", **how)
     return image[..., None] if getattr(image, "ndim", 0) == 2 else image
 
 

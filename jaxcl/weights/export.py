@@ -169,6 +169,8 @@ def _inputs(config, width) -> dict:
         "mean": list(augment["mean"]),
         "std": list(augment["std"]),
         "decoder": config.get("decoder"),
+        "background": config["data"].get("background", 255),
+        "bits": config.get("bits"),
     }
 
 

@@ -14,7 +14,15 @@ from PIL import Image
 
 from attack import kind
 from helpers import tfds_sets
-from jaxcl.data import convert, duplicates, files, from_arrays, sources, stream
+from jaxcl.data import (
+    convert,
+    duplicates,
+    files,
+    from_arrays,
+    identity,
+    sources,
+    stream,
+)
 
 SECONDS = 30  # a set of a few bytes that takes longer hangs
 GROWTH = 400 * 2**20  # bytes of memory that a set of a few kilobytes may take
@@ -277,7 +285,7 @@ def check(dataset: stream.Dataset) -> int:
                 or image.shape[-1] not in (1, 3)
             ):
                 raise kind.Broken(f"row {row} is {image.dtype}{list(image.shape)}")
-    duplicates.find(dataset)
+    duplicates.find(identity.of(dataset))
     return refused
 
 

@@ -1,0 +1,258 @@
+"""Tell whether a data set is still the one that a run, an update or a cache read.
+
+A row is known by its name (file, record or number), by its label, and by its bytes. Of
+sets with many files, size and time of change of the file stand for the bytes.
+"""
+
+import concurrent.futures
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+
+from jaxcl.data import files as files_lib
+from jaxcl.data import listing, storage, stream
+
+FILE = "data.npz"  # in a run directory
+ROWS = 20_000  # of so many files all bytes are read, in some two seconds
+_SPLITS = ("train", "validation", "test")
+
+
+class Identity(NamedTuple):
+    """All rows of a set, one split after another."""
+
+    names: np.ndarray  # S[N], where each row is read from
+    marks: np.ndarray  # u64[N], digests; 0: the row could not be read
+    split: np.ndarray  # u8[N], number in `_SPLITS`
+    label: np.ndarray  # i32[N]
+    domain: np.ndarray  # i32[N]
+    class_names: np.ndarray  # S[C]
+    by_bytes: np.ndarray  # bool[], whether marks are of bytes
+
+    def digest(self) -> str:
+        """sha256 of all that is known of the set."""
+        found = hashlib.sha256()
+        for array in self:
+            found.update(f"{array.dtype.kind}{array.shape}".encode())
+            found.update(b"\0".join(array.tolist()) if array.dtype.kind == "S" else b"")
+            found.update(b"" if array.dtype.kind == "S" else array.tobytes())
+        return found.hexdigest()
+
+    def splits(self) -> list[str]:
+        """Splits that have rows, train first."""
+        return [_SPLITS[number] for number in np.unique(self.split).tolist()]
+
+    def rows(self, split: str) -> np.ndarray:
+        """Rows of a split."""
+        return np.flatnonzero(self.split == _SPLITS.index(split))
+
+
+class Changed(ValueError):
+    """The data of a run directory are not those that it began with."""
+
+
+def of(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
+    """Identify a set.
+
+    Args:
+      dataset: from a source.
+      by_bytes: whether all bytes are read, also those of many files; None: of up to
+        `ROWS` files. Pixels in memory are always read.
+    """
+    parts = {name: x for name in _SPLITS if (x := getattr(dataset, name)) is not None}
+    if by_bytes is None:
+        read = [x for x in parts.values() if _load(x) is not None]
+        by_bytes = sum(len(x.label) for x in read) <= ROWS
+    known = [_part(name, examples, by_bytes) for name, examples in parts.items()]
+    names, marks = (np.concatenate(x) for x in zip(*known, strict=True))
+    sizes = [len(x) for x, _ in known]
+    numbers = np.array([_SPLITS.index(name) for name in parts], np.uint8)
+    graphs = any(x.graphs is not None for x in parts.values())
+    label, domain = (
+        np.zeros(len(names), np.int32)
+        if graphs
+        else np.concatenate([getattr(x, field) for x in parts.values()])
+        for field in ("label", "domain")
+    )
+    class_names = np.array([os.fsencode(name) for name in dataset.class_names], bytes)
+    split = np.repeat(numbers, sizes)
+    return Identity(names, marks, split, label, domain, class_names, np.array(by_bytes))
+
+
+def _load(examples):
+    """What reads a split row by row, also where its pixels are in memory by now."""
+    return examples.load if examples.origin is None else examples.origin
+
+
+def _part(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Names and marks of a split."""
+    if examples.graphs is not None:
+        arrays = [np.asarray(x) for x in examples.graphs if x is not None]
+        arrays += [examples.label, examples.domain]
+        whole = "".join(map(files_lib.sha256, arrays)).encode()
+        return np.array([split.encode()]), np.array([_mark(whole)], np.uint64)
+    load, rows = _load(examples), range(len(examples.label))
+    if hasattr(load, "name"):
+        names = [os.fsencode(load.name(row)) for row in rows]
+    else:
+        names = [f"row {row} of {split}".encode() for row in rows]
+    if load is None:
+        found: Iterable = (_mark(np.ascontiguousarray(x)) for x in examples.images)
+    elif by_bytes or not hasattr(getattr(load, "read", None), "holders"):
+        # In threads, since on a network drive every file is a wait.
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            found = list(pool.map(lambda row: _read_mark(load, row), rows))
+    else:
+        files, which, _ = load.holders()
+        pairs = zip(files, sizes_and_times(files).tolist(), strict=True)
+        marks = np.array([_mark(repr(pair).encode()) for pair in pairs], np.uint64)
+        found = marks[which]
+    return np.array(names, bytes), np.fromiter(found, np.uint64, len(rows))
+
+
+def _mark(data) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def _read_mark(load, row) -> int:
+    """Digest the bytes of an image; its shape, too, where it is decoded for that."""
+    try:
+        if hasattr(load, "raw"):
+            return _mark(load.raw(row))
+        image = np.ascontiguousarray(load(row))
+        return _mark(repr(image.shape).encode() + image.tobytes())
+    except (OSError, ValueError):
+        return 0
+
+
+def stamp(reader: Any) -> tuple[int, str]:
+    """Number of rows of a reader; digest of its whole paths, sizes and times.
+
+    It is part of the key of a cache, which several sets may share.
+    """
+    files, which, place = reader.holders()
+    paths = [x if storage.in_bucket(x) else os.path.abspath(x) for x in files]
+    key = getattr(reader, "key", "")
+    digest = hashlib.sha256(os.fsencode("\0".join([key, *paths])))
+    for array in (sizes_and_times(files), which, place):
+        digest.update(array.astype("<i8").tobytes())
+    return len(which), digest.hexdigest()
+
+
+def sizes_and_times(files: Sequence[str]) -> np.ndarray:
+    """Bytes and time of change of files, i64[N, 2]; see `size_and_time`."""
+    parts = [files[i : i + 1024] for i in range(0, len(files), 1024)]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        pairs = pool.map(lambda part: [size_and_time(file) for file in part], parts)
+    return np.array([x for part in pairs for x in part], np.int64).reshape(-1, 2)
+
+
+def size_and_time(path: str) -> tuple[int, int]:
+    """Bytes and time of change of a file, -1 if it is missing: reading it will fail."""
+    try:
+        if storage.in_bucket(path):
+            status = epath.Path(path).stat()
+            return status.length, int(status.mtime)
+        status = os.stat(path)
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
+
+
+def check(workdir: epath.PathLike, known: Identity) -> None:
+    """Refuse data that are others than a run directory began with.
+
+    Args:
+      workdir: the run directory.
+      known: of the data now.
+
+    Raises:
+      Changed: the message says how many rows differ, and names some.
+    """
+    before = read(workdir)
+    if before is not None and (changed := changes(before, known)):
+        raise Changed(
+            f"{workdir}: its data have changed since it began: {changed}. Give another "
+            f"--workdir, or bring back the data; without {FILE} in it, it goes on with "
+            "what there is now"
+        )
+
+
+def write(workdir: epath.PathLike, known: Identity) -> None:
+    """Keep the identity of a run's data, unless it is kept already.
+
+    Raises:
+      OSError: the directory cannot be written.
+    """
+    path = os.path.join(os.fspath(workdir), FILE)
+    if not storage.exists(path):
+        with storage.replacing(path) as file:
+            np.savez_compressed(file, **known._asdict())
+
+
+def read(workdir: epath.PathLike) -> Identity | None:
+    """What `write` wrote; None where there is none.
+
+    Raises:
+      ValueError: it is damaged.
+    """
+    path = os.path.join(os.fspath(workdir), FILE)
+    if not storage.exists(path):
+        return None
+    try:
+        return Identity(**files_lib.read_npz(path))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}; remove it") from error
+
+
+def changes(before: Identity, now: Identity) -> str:
+    """Say how two sets differ: how many rows, and the first names; "": they do not."""
+    if before.digest() == now.digest():
+        return ""
+    place = {name: row for row, name in enumerate(before.names.tolist())}
+    old = np.array([place.get(name, -1) for name in now.names.tolist()], int)
+    there = {*now.names.tolist()}
+    gone = [name for name in place if name not in there]
+    pairs = np.flatnonzero(old >= 0), old[old >= 0]
+    same_kind = bool(before.by_bytes) == bool(now.by_bytes)
+    differ = {
+        "added": now.names[old < 0].tolist(),
+        "removed": gone,
+        "with other bytes": _named(now.names, pairs, now.marks, before.marks)
+        if same_kind
+        else [],
+        "with other labels": _named(now.names, pairs, _labels(now), _labels(before)),
+        "of other domains": _named(now.names, pairs, now.domain, before.domain),
+    }
+    found = [
+        f"{listing.say_names([os.fsdecode(x) for x in names])} {what}"
+        for what, names in differ.items()
+        if names
+    ]
+    moved = int((now.split[pairs[0]] != before.split[pairs[1]]).sum())
+    found += [f"{moved:,} moved to another split"] if moved else []
+    return "; ".join(found) or "the order of the rows, or the names of classes"
+
+
+def _labels(known) -> np.ndarray:
+    """The names of classes, by row."""
+    return np.append(known.class_names, b"")[known.label].astype(bytes)
+
+
+def _named(names, pairs, now, before) -> list[bytes]:
+    """Names of rows that differ in a field."""
+    return names[pairs[0]][now[pairs[0]] != before[pairs[1]]].tolist()
+
+
+def common(test: Identity, train: Identity) -> list[str]:
+    """Names of rows of a test split whose images a train split has, by their bytes."""
+    if not (test.by_bytes and train.by_bytes):
+        return []
+    known = {*train.marks[train.rows("train")].tolist()} - {0}
+    rows = test.rows("test")
+    return [
+        os.fsdecode(test.names[row]) for row in rows if int(test.marks[row]) in known
+    ]

@@ -1,0 +1,98 @@
+"""Whether data are still those that a run, an update or a cache read."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers import small_sets
+from jaxcl.data import identity, sources
+
+
+def images(root, names, value=10, time=1_700_000_000):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(root / name)
+        os.utime(root / name, (time, time))
+
+
+def known(root, **options):
+    return identity.of(sources.load("image_folder", path=str(root), **options))
+
+
+NAMES = [f"{c}/{i}.bmp" for c in "ab" for i in range(4)]
+
+
+def test_two_folders_that_look_alike_share_no_cache(tmp_path):
+    for root, value in (("A", 10), ("B", 200)):
+        images(tmp_path / root, NAMES, value)
+        options = {"path": str(tmp_path / root), "cache": str(tmp_path / "cache")}
+        data = sources.load("image_folder", **options)
+        assert data.train.load(0).max() == value
+
+
+@pytest.mark.parametrize("most", [10**6, 1])
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_change_of_data_is_counted_and_named(tmp_path, monkeypatch, most, resident):
+    """By all bytes, and where there are many files by their sizes and times."""
+    monkeypatch.setattr(identity, "ROWS", most)
+    images(tmp_path / "set", NAMES)
+    options = {"test": 0.0, "size": 8, "resident": resident}
+    before = known(tmp_path / "set", **options)
+    (tmp_path / "run").mkdir()
+    identity.check(tmp_path / "run", before)  # no run has begun
+    identity.write(tmp_path / "run", before)
+    identity.check(tmp_path / "run", known(tmp_path / "set", **options))
+
+    images(tmp_path / "set", ["a/9.bmp"])  # added
+    (tmp_path / "set/a/0.bmp").unlink()
+    images(tmp_path / "set", ["a/1.bmp"], 20, 1_800_000_000)  # other bytes
+    os.rename(tmp_path / "set/b/3.bmp", tmp_path / "set/a/7.bmp")  # another class
+    with pytest.raises(identity.Changed, match=str(tmp_path / "run")) as error:
+        identity.check(tmp_path / "run", known(tmp_path / "set", **options))
+    text = str(error.value).replace(str(tmp_path / "set"), "")
+    pairs = re.findall(r"([0-9]+ \([^)]*\)) ([a-z ]+)", text)
+    assert {what: count for count, what in pairs} == {
+        "added": "2 (/a/7.bmp, /a/9.bmp)",
+        "removed": "2 (/a/0.bmp, /b/3.bmp)",
+        "with other bytes": "1 (/a/1.bmp)",
+    }
+    os.unlink(tmp_path / "run" / identity.FILE)  # as the message says
+    identity.check(tmp_path / "run", known(tmp_path / "set", **options))
+
+
+def test_times_matter_only_where_bytes_are_not_read(tmp_path, monkeypatch):
+    images(tmp_path, NAMES)
+    before = known(tmp_path)
+    images(tmp_path, NAMES, time=1_800_000_000)
+    assert known(tmp_path).digest() == before.digest()
+    monkeypatch.setattr(identity, "ROWS", 1)
+    many = known(tmp_path)
+    assert many.digest() != before.digest()
+    images(tmp_path, NAMES[:1], time=1_900_000_000)
+    assert "1 (" in identity.changes(many, known(tmp_path))
+
+
+def test_corrected_labels_are_a_change(tmp_path):
+    train = small_sets.examples([0, 1, 0, 1])
+    before = identity.of(small_sets.dataset(train))
+    train.label[2] = 1
+    after = identity.of(small_sets.dataset(train))
+    assert "1 (row 2 of train) with other labels" in identity.changes(before, after)
+    (tmp_path / "list.txt").write_text("a.png 0\nb.png 1\n")
+    images(tmp_path, ["a.png", "b.png"])
+    options = {"path": str(tmp_path), "train": "list.txt", "test": None}
+    before = identity.of(sources.load("image_lists", **options))
+    (tmp_path / "list.txt").write_text("a.png 1\nb.png 1\n")
+    after = identity.of(sources.load("image_lists", **options))
+    assert "a.png" in identity.changes(before, after)
+
+
+def test_a_damaged_record_of_the_data_is_named(tmp_path):
+    images(tmp_path / "set", NAMES)
+    identity.write(tmp_path, known(tmp_path / "set"))
+    (tmp_path / identity.FILE).write_bytes(b"PK damaged")
+    with pytest.raises(ValueError, match=identity.FILE):
+        identity.check(tmp_path, known(tmp_path / "set"))

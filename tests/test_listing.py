@@ -1,0 +1,209 @@
+"""What a folder holds: random trees with a known truth, and the kinds one by one.
+
+`JAXCL_TREES=500 pytest tests/test_listing.py -k random` tries more trees.
+"""
+
+import os
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxcl.data import duplicates, files, identity, listing, sources
+
+RNG = np.random.default_rng(0)
+
+
+def write(path, pixels=None, kind="PNG"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = RNG.integers(0, 256, (8, 8, 3), np.uint8) if pixels is None else pixels
+    Image.fromarray(pixels).save(path, kind)
+
+
+def load(root, **options):
+    return sources.load("image_folder", path=str(root), **{"test": 0.0} | options)
+
+
+def read(data):
+    return [data.train.load.name(row) for row in range(len(data.train.label))]
+
+
+# Kinds, one by one
+
+
+def test_all_that_pillow_decodes_is_read(tmp_path):
+    kinds = {".jfif": "JPEG", ".PGM": "PPM", ".jp2": "JPEG2000", ".tga": "TGA"}
+    kinds |= {".JPG": "JPEG", "": "PNG", ".image": "WEBP", ".0": "GIF", ".dat": "BMP"}
+    for i, (ending, kind) in enumerate(kinds.items()):
+        write(tmp_path / "ab"[i % 2] / f"{i}{ending}", kind=kind)
+    for name in ("a/notes.txt", "b/0.xyz", "a/none"):
+        (tmp_path / name).write_bytes(b"no image")
+    data = load(tmp_path)
+    assert len(data.train.label) == len(kinds)
+    for row in range(len(kinds)):
+        assert data.train.load(row).shape == (8, 8, 3)
+    assert all(x in data.notes[0] for x in (".txt", ".xyz", "1 other files"))
+
+
+def test_folders_of_systems_are_left_out_and_counted(tmp_path):
+    names = ["a/@eaDir/0.jpg/THUMB.jpg", "b/#recycle/old.png", "a/.thumbnails/1.png"]
+    names += ["b/__MACOSX/b/._0.png", "@eaDir/x.png", "a/LOST+FOUND/1.png"]
+    for name in (*names, *(f"{c}/{i}.png" for c in "ab" for i in range(3))):
+        write(tmp_path / name)
+    data = load(tmp_path)
+    assert data.class_names == ("a", "b") and len(data.train.label) == 6
+    for name in ("@eaDir", "#recycle", "hidden", "__MACOSX", "LOST+FOUND"):
+        assert name in data.notes[0]
+    os.rename(tmp_path / "@eaDir", tmp_path / "__MACOSX")
+    with pytest.raises(ValueError, match="__MACOSX"):
+        load(tmp_path)
+
+
+def test_numbers_in_names_are_numbers(tmp_path):
+    want = ["1", "2", "10", "B", "a", "week 9", "week 10", "x" + "1" * 5000]
+    assert sorted(want[::-1], key=listing.natural) == want
+    for name in ("10", "9", "11"):
+        write(tmp_path / name / "0.png")
+    assert load(tmp_path).class_names == ("9", "10", "11")
+
+
+@pytest.mark.parametrize(
+    "names, odd",
+    [
+        (("images/1.png", "masks/1_mask.png"), "masks"),
+        (("imgs/1.png", "ground_truth/x/1.png"), "ground_truth"),
+        (("photos/1.png", "annotations/trimaps/2.png"), "trimaps"),
+        (("scans/1.png", "train_masks/1.png"), "train_masks"),
+        (("x/images/1.png", "x/masks/1.png", "y/images/1.png"), "masks"),
+        (("x/1.png", "x/thumbs/1.png", "y/1.png"), "thumbs"),
+        (("x/train/1.png", "x/test/2.png", "y/1.png"), "test"),
+        (("1.png", "masks/1.png"), "masks"),
+        (("cat/1.png", "dog/1.png", "test/1.png"), "test"),
+        (("Training/1.png", "cat/1.png"), "Training"),
+    ],
+)
+def test_folders_that_are_no_classes_are_refused_unless_they_are(names, odd, tmp_path):
+    for name in names:
+        write(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{odd}.*config.data.folders"):
+        load(tmp_path)
+    data = load(tmp_path, folders="classes")
+    classes = {name.split("/")[0] for name in names if "/" in name}
+    assert {*data.class_names} == classes
+
+
+def test_masks_of_any_name_are_known_by_their_levels(tmp_path):
+    for i in range(4):
+        write(tmp_path / "left" / f"{i}.png")
+        write(tmp_path / "right" / f"{i}.png", RNG.integers(0, 2, (8, 8), np.uint8))
+    with pytest.raises(ValueError, match="right"):
+        load(tmp_path)
+    write(tmp_path / "right" / "1.png")  # an image after all
+    assert load(tmp_path).class_names == ("left", "right")
+
+
+def test_usual_names_are_classes(tmp_path):
+    names = ["with_mask/1.png", "without_mask/2.png", "labels/3.png", "depths/4.png"]
+    for name in names:
+        write(tmp_path / name)
+    assert len(load(tmp_path).class_names) == 4
+
+
+def test_without_a_meaning_of_folders_all_images_are_read(tmp_path):
+    names = ["1.png", "2026-11-25/2.png", "2026-11-26/x/3.png", "train/4.png"]
+    for name in names:
+        write(tmp_path / name)
+    data = load(tmp_path, folders="none")
+    assert [os.path.relpath(x, tmp_path) for x in read(data)] == names
+    assert data.train.label.tolist() == [-1] * 4 and data.class_names == ()
+    write(tmp_path / "masks" / "1.png")
+    with pytest.raises(ValueError, match="masks"):
+        load(tmp_path, folders="none")
+
+
+# Random trees
+
+JUNK = ("Thumbs.db", ".hidden.png", "@eaDir/0.png", "notes.TXT", "un.known")
+
+
+def tree(root, rng):
+    """Write a tree of class folders; the truth is path -> class, level, whether whole.
+
+    Names, nesting, endings, modes, sizes, links, damaged files, stems that occur twice
+    and mixed case are drawn.
+    """
+    odd = ["Ä ö", "名前", "a b", "x" * 100, "-1", "%41", "[z]", "'q'", "w{1}", "~t"]
+    classes = [f"k{n}" for n in rng.permutation(30)[: rng.integers(2, 5)]]
+    classes[0] = str(rng.choice(odd))
+    kinds = {".png": "PNG", ".jpg": "JPEG", ".bmp": "BMP", ".gif": "GIF"}
+    kinds |= {".tiff": "TIFF", ".webp": "WEBP", ".pgm": "PPM", "": "PNG", ".q": "JPEG"}
+    truth, left_out = {}, set()
+    for number, name in enumerate(classes):
+        for i in range(rng.integers(1, 7)):
+            deep = rng.choice(["p", "Q", "p q", "7"], rng.integers(3)).tolist()
+            ending = str(rng.choice([*kinds]))
+            kind, level = kinds[ending], int(rng.integers(20, 236))
+            if rng.random() < 0.3:
+                ending = ending.upper()
+            stem = str(rng.choice(["same", "Same", f"{i}", f"n {i}", f"{i}.5"]))
+            path = root.joinpath(name, *deep, stem + (ending or "_"))
+            if path.exists():
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            modes = ["L", "RGB"] + ["RGBA", "P", "1", "LA"] * (kind == "PNG")
+            mode = "L" if kind == "PPM" else str(rng.choice(modes))
+            level = 255 if mode == "1" else level
+            size = tuple(int(x) for x in rng.integers(1, 20, 2))
+            image = Image.new("RGB", size, (level,) * 3)
+            image = image.convert(mode, palette=Image.Palette.ADAPTIVE)
+            image.save(path, kind)
+            state = "whole"
+            if rng.random() < 0.1 and kind in ("PNG", "JPEG"):
+                path.write_bytes(path.read_bytes()[: 20 if ending else 40])
+                state = "damaged"
+            truth[str(path)] = number, level, state
+            if rng.random() < 0.1:
+                link = path.with_name(f"link {i}.png")
+                link.symlink_to(path.name)
+                truth[str(link)] = number, level, state
+        for junk in JUNK:
+            if rng.random() < 0.3:
+                path = root / name / junk
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(b"junk")
+                left_out.add(junk)
+        if rng.random() < 0.3:
+            (root / name / "back").symlink_to("..")  # leads round
+    return classes, truth, left_out
+
+
+@pytest.mark.parametrize("number", range(int(os.environ.get("JAXCL_TREES", 20))))
+def test_a_random_tree_is_read_as_it_is_or_refused_by_name(number, tmp_path):
+    rng = np.random.default_rng(number)
+    classes, truth, left_out = tree(tmp_path / "set", rng)
+    empty = {*range(len(classes))} - {number for number, _, _ in truth.values()}
+    if empty:
+        with pytest.raises(ValueError, match="no images"):
+            load(tmp_path / "set")
+        return
+    data = load(tmp_path / "set", decoder="pillow")
+    names = sorted(classes, key=listing.natural)
+    assert data.class_names == (*names,)
+    assert {*read(data)} == {*truth} and len(read(data)) == len(truth)
+    for row, name in enumerate(read(data)):
+        number, level, state = truth[name]
+        assert names[data.train.label[row]] == classes[number]
+        if state == "damaged":
+            with pytest.raises(files.Unreadable, match=re.escape(name)):
+                data.train.load(row)
+        else:
+            image = data.train.load(row).astype(int)
+            assert image.shape[2] == 3 and np.abs(image - level).max() <= 4, name
+    said = " ".join(data.notes)
+    for junk in left_out:
+        reason = {".hidden.png": "hidden", "@eaDir/0.png": "@eaDir"}.get(junk)
+        assert (reason or os.path.splitext(junk)[1].lower()) in said
+    known = identity.of(data)
+    same = known.digest() == identity.of(load(tmp_path / "set")).digest()
+    assert same and sum(duplicates.find(known).within.values()) >= 0
