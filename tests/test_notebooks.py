@@ -52,10 +52,12 @@ def plain(source):
 
 def commands(word):
     """Arguments of each `jaxcl WORD` of the notebooks."""
+    found = []
     for path in BOOKS:
         lines = "\n".join(line for _, line in COMMAND.findall("\n".join(code(path))))
         for i, arguments in enumerate(pages.commands(lines, f"jaxcl {word}")):
-            yield pytest.param(arguments, id=f"{path.stem}-{i}")
+            found.append(pytest.param(arguments, id=f"{path.stem}-{i}"))
+    return found
 
 
 # The files
@@ -75,7 +77,7 @@ def test_the_file_is_valid_and_small_and_holds_its_outputs(path):
     assert ids == [f"cell-{i:02d}" for i in range(1, len(ids) + 1)]
     assert raw == nbformat.writes(book) + "\n"
     outputs = [out for cell in book.cells for out in cell.get("outputs", ())]
-    assert sum("image/png" in out.get("data", ()) for out in outputs) >= 2
+    assert sum("image/png" in out.get("data", ()) for out in outputs) >= 1
     assert not any(out.output_type == "error" for out in outputs)
     texts = "".join(out.get("text", "") for out in outputs)
     assert not re.search(r"/(tmp|home|root|work)/", texts)  # of who ran it
@@ -112,7 +114,7 @@ def test_elsewhere_jaxcl_is_installed_from_where_the_user_says(path, monkeypatch
     )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     source = code(path)[0]
-    assert "://" not in source.partition("\n")[2]  # an address that others may own
+    assert not re.search(r"://\w", source)  # an address that others may own
     with pytest.raises(SystemExit, match="SOURCE"):
         install(source, shell)
     assert not installed
