@@ -90,6 +90,23 @@ options, with their defaults:
   --config.neighbours=N            neighbours of each (10)
 
 exit codes: 0 accepted, 3 rolled back, 1 failed, 2 wrong command, 75 stopped""",
+    "estimate": """usage: jaxcl estimate CONFIG [--target=CHIPS] [options]
+
+Compile a training step for chips that need not be here, and bound memory and time.
+
+examples:
+  jaxcl estimate pnr_cifar100
+  jaxcl estimate pnr_cifar100 --target=h200:8
+  jaxcl estimate pnr_cifar100 --target=v5e:2x4 --json=step.json
+
+options, with their defaults:
+  --target=CHIPS         a TPU slice by its sides, or GPUs by number (this machine)
+  --classes=N            classes of the data set (those of the config's set)
+  --rows=N               train images of the data set (those of the config's set)
+  --json=FILE            write all numbers there (none)
+  --config.OPTION=VALUE  an option of the config
+
+exit codes: 0 compiled, 1 failed, 2 wrong command or config""",
 }
 
 

@@ -134,7 +134,7 @@ def test_a_list_of_nothing_counts_each_kind(capsys):
     assert set(listing.KINDS) < set(counts)
 
 
-@pytest.mark.parametrize("word", ["train", "update"])
+@pytest.mark.parametrize("word", ["train", "update", "estimate"])
 def test_help_of_what_trains_has_examples_and_every_flag(word, started, capsys):
     assert cli.main([word, "--help"]) == 0
     told = capsys.readouterr().out

@@ -146,6 +146,8 @@ def test_without_its_arrays_a_run_says_which_it_needs(fitted, tmp_path):
 def test_the_encoder_takes_one_image_or_many(fitted, tmp_path):
     encoder = fitted.encoder
     whole = encoder.embed(IMAGES[:3])
+    assert "conv_net" in repr(encoder) and "8 x 8 x 1" in repr(encoder)
+    assert f"{encoder.num_features} features" in repr(encoder)
     assert whole.shape == (3, encoder.num_features) and whole.dtype == np.float32
     pictures = [Image.fromarray(image) for image in IMAGES[:3]]
     paths = [tmp_path / f"{i}.png" for i in range(3)]

@@ -53,7 +53,7 @@ def load(workdir: epath.PathLike, name: str) -> numbers.Run:
 def _pictures(run: compare.Run) -> tuple[tuple[str, bytes], ...]:
     """Read the pictures of the first seed, but those that the page draws itself.
 
-    The summary is the first; once there are too many bytes the others are left out.
+    The summary is the first; pictures that would make the page too large are left out.
     """
     seed, folder = next(iter(run.folders.items()))
     drawn = {name.replace("/", "_") for name in run.results[seed]["matrices"]}
@@ -67,9 +67,9 @@ def _pictures(run: compare.Run) -> tuple[tuple[str, bytes], ...]:
     found, left = [], _PICTURE_BYTES
     for file in files:
         data = file.read_bytes()
-        left -= len(data)
-        if left >= 0:
+        if len(data) <= left:
             found.append((file.stem.replace("_", " "), data))
+            left -= len(data)
     return tuple(found)
 
 

@@ -26,7 +26,7 @@ from jaxcl.data.augment import images as augment_images
 from jaxcl.run import folder as folder_lib
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Encoder:
     """A network without projector and head, as a run left it.
 
@@ -36,10 +36,25 @@ class Encoder:
 
     module: Any  # flax.linen module: (inputs, *, train) -> f32[N, D]
     num_features: int  # D
-    card: dict = dataclasses.field(repr=False)  # what card.json says
-    params: core.PyTree = dataclasses.field(repr=False)  # f32
-    stats: core.PyTree = dataclasses.field(repr=False)  # f32, of batch norm
-    _program: Callable = dataclasses.field(repr=False)  # (params, stats, inputs)
+    card: dict  # what card.json says
+    params: core.PyTree  # f32
+    stats: core.PyTree  # f32, of batch norm
+    _program: Callable  # (params, stats, inputs)
+
+    def __repr__(self) -> str:
+        """Name the network, its features, its inputs and the method that trained it."""
+        inputs, method = self.card.get("input", {}), self.card.get("method") or {}
+        said = [self.card.get("encoder", {}).get("name", "a network")]
+        said.append(f"{self.num_features} features")
+        if inputs.get("kind") == "graphs":
+            said.append("of graphs")
+        elif "size" in inputs:
+            side = inputs["size"]
+            said.append(f"of images {side} x {side} x {inputs.get('channels')}")
+        names = [method[k] for k in ("name", "base", "strategy") if method.get(k)]
+        if names:
+            said.append(f"trained by {'/'.join(map(str, names))}")
+        return f"Encoder({', '.join(said)})"
 
     def prepare(self, images: Any) -> jax.Array:
         """Resize, crop and normalise images as the network needs them.
