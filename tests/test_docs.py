@@ -155,7 +155,7 @@ def test_updates_have_the_options_there_are(arguments):
 
 def overrides(text):
     """Overrides in running text; "with" or a blank between two joins them."""
-    text = re.sub(r"python -m (?:[^\n`\\]|\\\n)*", "", text)
+    text = re.sub(r"(?m)(?:python -m|^jaxcl) (?:[^\n`\\]|\\\n)*", "", text)
     one = r"--config\.[\w.]+=(?:\"[^\"]*\"|[^\s`,;()]+)"
     for group in re.findall(rf"{one}(?:\s+(?:with\s+)?{one})*", text):
         parts = [pages.filled(part).rstrip(".:") for part in shlex.split(group)]
