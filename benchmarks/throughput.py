@@ -28,7 +28,7 @@ import ml_collections
 import numpy as np
 
 from jaxcl import core, estimate
-from jaxcl.config import build, recipe, sections
+from jaxcl.config import build, files, recipe, sections
 from jaxcl.methods.two_view import strategies as strategies_lib
 from jaxcl.run import cost, job
 
@@ -38,7 +38,7 @@ _CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    bases = (*_recipe("pnr_cifar100")["BASES"],)  # those that it has values for
+    bases = (*files.paper("pnr").CIFAR,)  # those that it has values for
     strategies = (*strategies_lib.STRATEGIES,)
     made.add_argument("--base", default="mocov2plus", choices=bases)
     made.add_argument("--strategy", default="pnr", choices=strategies)

@@ -430,7 +430,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_results(tmp_path, caplog):
 
 def test_seeds_that_were_trained_side_by_side(tmp_path, capsys):
     changes = {"seed": 4, "seeds": 2, "side_by_side": True}
-    with mock.patch.object(job, "checked", lambda work: work):
+    with mock.patch.object(job, "checked", lambda method, *_: method):
         several = build.build(toy.config(**changes), tmp_path)
         work = seeds.join_jobs({seed: several.make(seed) for seed in several.seeds})
     state = run_directories.random_state(work)
@@ -496,7 +496,7 @@ def refused(match, run, out, capsys, *options):
 
 def test_what_is_wrong_with_the_run_is_one_line(trained, tmp_path, capsys):
     out = tmp_path / "out"
-    refused(r"--run='.*nowhere': it has no config", tmp_path / "nowhere", out, capsys)
+    refused(r"--run='.*nowhere': no such", tmp_path / "nowhere", out, capsys)
     copy = shutil.copytree(trained[0], tmp_path / "copy")
     there = json.loads((copy / "config.json").read_text())
     there["encoder"]["width"] = 8

@@ -192,14 +192,14 @@ def test_it_is_drawn_reported_and_saved(fitted, tmp_path):
 
 
 def test_a_run_that_one_may_only_read_has_an_encoder(fitted, monkeypatch):
-    want, export = fitted.encoder.embed(IMAGES[:2]), result.export_command.export
+    want, export = fitted.encoder.embed(IMAGES[:2]), result.export_lib.export
 
     def refuse(run, out, **options):
         if out.startswith(run):
             raise PermissionError(13, "Permission denied", out)
         return export(run, out, **options)
 
-    monkeypatch.setattr(result.export_command, "export", refuse)
+    monkeypatch.setattr(result.export_lib, "export", refuse)
     again = jaxcl.Result(fitted.folder).encoder
     np.testing.assert_array_equal(again.embed(IMAGES[:2]), want)
 

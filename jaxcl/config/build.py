@@ -448,6 +448,7 @@ def _checked_data(top, tasks: stream.Stream, workdir) -> stream.Stream:
         known = known if known.by_bytes else identity.of(dataset, True)
         if words := duplicates.find(known).words("config.data: " + dataset.name):
             logging.warning("%s", words)
+    _tell_few_test_images(top, tasks)
     return tasks
 
 

@@ -291,7 +291,7 @@ def _stream(name):
 _online_ssl = [
     *fault.of(
         "methods.online_ssl.make",
-        _stream("simsiam-cassle"),
+        _stream("byol-cassle"),
         ("online_ssl: the teacher never moves", makes(step=keeps("extra.teacher"))),
         (
             "online_ssl: the slow network never moves",
@@ -301,7 +301,7 @@ _online_ssl = [
     ),
     *fault.of(
         "methods.online_ssl.regularisers.find",
-        _stream("simsiam-cassle"),
+        _stream("byol-cassle"),
         (
             "online_ssl: the weight is left out",
             _found("cassle", takes(weight=_always(1.0))),

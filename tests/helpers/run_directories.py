@@ -141,7 +141,7 @@ def save(work, workdir, state, *, number=9, phase="evaluated", done=1, results=N
 
 def untried(workdir, **changes):
     """A job of which no step is traced, which takes its time and changes nothing."""
-    with mock.patch.object(job, "checked", lambda work: work):
+    with mock.patch.object(job, "checked", lambda method, *_: method):
         return toy.job(workdir, **changes)
 
 
