@@ -41,6 +41,8 @@ def test_the_quick_start_learns_and_leaves_what_the_readme_says(tmp_path, change
     env["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    again = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert again.returncode == 0 and "resumed at step" in again.stdout
     run = tmp_path / "runs" / "quickstart"
     results = json.loads((run / "results.json").read_text())
     name = "predict/class_incremental"

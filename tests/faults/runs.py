@@ -166,7 +166,7 @@ _networks = [
     ),
 ]
 
-_whole = "test_methods.py::test_resumes_bitwise_finite_one_compile[er]"
+_whole = "test_methods.py::test_resumes_bitwise_finite_one_compile[mocov2plus-pnr]"
 _checkpoints = [
     *fault.of(
         "run.job.feed",
