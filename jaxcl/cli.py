@@ -35,6 +35,7 @@ _GROUPS = {
     "Results": ("report", "compare", "speedup"),
     "Inspect": ("list", "options", "estimate"),
 }
+_FORMER = {"bring": "import", "show": "options"}  # until the first release
 _TAKES_A_CONFIG = ("train", "estimate", "options")
 _OWN_IMAGES = "own_images"
 
@@ -52,7 +53,7 @@ CONFIG is a name of `jaxcl list configs` or a file; :WORD behind it is its argum
 
 options, with their defaults:
   --workdir=FOLDER         run folder (runs/NAME, with the config's name)
-  --config.OPTION=VALUE    an option of the config; `jaxcl options CONFIG` has all:
+  --config.OPTION=VALUE    an option of the config; `jaxcl options CONFIG --all`:
   --config.seed=N            of all that is drawn (0)
   --config.seeds=N           how many runs, from that seed on (1)
   --config.epochs=N          for each task (the config's)
@@ -149,6 +150,10 @@ def _started(words: list[str]) -> int:
     if word == "--version":
         print(_version())
         return 0
+    if word in _FORMER:
+        new = _FORMER[word]
+        print(f"jaxcl: {word!r} is now called {new!r}: jaxcl {new}", file=sys.stderr)
+        word = new
     if word not in _RUNS | _TELLS:
         near = difflib.get_close_matches(word, [*_RUNS, *_TELLS], n=1)
         hint = f"did you mean {near[0]}? " if near else ""

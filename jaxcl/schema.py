@@ -496,7 +496,7 @@ def _refuse_unknown(function, option, known, field):
     near = difflib.get_close_matches(option.name, known, n=3)
     hint = f"allowed are {', '.join(sorted(known)) or 'none'}"
     if near:
-        hint = f"did you mean {' or '.join(near)}? All: jaxcl options CONFIG"
+        hint = f"did you mean {' or '.join(near)}? All: jaxcl options CONFIG --all"
     raise ValueError(f"{option.path}: no such option; {hint}")
 
 

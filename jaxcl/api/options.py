@@ -1,7 +1,8 @@
-"""`jaxcl options CONFIG`: every option, its value, where that is from, what it means.
+"""`jaxcl options CONFIG`: options, their values, where these are from, what they mean.
 
-Meanings are those of the docstrings and comments beside the options, what is allowed
-that of their annotations.
+Without --all these are the options that the config or the command sets. Meanings are those
+of the docstrings and comments beside the options, what is allowed that of their
+annotations.
 """
 
 import functools
@@ -155,18 +156,21 @@ def _text(path, own, width) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print all options of a config; exit code 2 if there is no such config."""
+    """Print the options of a config; exit code 2 if there is no such config."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print(
-            "usage: jaxcl options CONFIG [--config.OPTION=VALUE ...]\n\n"
+            "usage: jaxcl options CONFIG [--all] [--config.OPTION=VALUE ...]\n\n"
             + (__doc__ or "")
         )
         return 0 if words else 2
     try:
-        raw, given = parse(words)
-        shown = [*entries(raw, given)]
+        raw, given = parse([word for word in words if word != "--all"])
+        found = [*entries(raw, given)]
     except (*_WRONG, flags.Error) as error:
         return command.complain(str(error).replace("\n", " "))
+    shown = [x for x in found if x.origin != "default" or "--all" in words]
     print(text(shown, shutil.get_terminal_size((100, 24)).columns))
+    if left_out := len(found) - len(shown):
+        print(f"\n{left_out} more options have their defaults: add --all")
     return 0
