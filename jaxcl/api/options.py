@@ -1,7 +1,7 @@
 """`jaxcl options CONFIG`: options, their values, where these are from, what they mean.
 
-Without --all these are the options that the config or the command sets. Meanings are those
-of the docstrings and comments beside the options, what is allowed that of their
+Without --all these are the options that the config or the command sets. Meanings are
+those of the docstrings and comments beside the options, what is allowed that of their
 annotations.
 """
 
