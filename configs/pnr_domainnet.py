@@ -24,7 +24,7 @@ The table's number is the average accuracy of linear/domain_aware;
 linear/class_incremental is one probe on all domains. `config.method.base` brings its
 own learning rates, decay, augmentation and lambda with it. Joint:
 --config.scenario.name=joint, and then a probe for each domain by configs/transfer.py,
-see docs/reproducing.md. `configs/pnr_domainnet.py:debug` runs the same code in seconds,
+see docs/paper_pnr_tables.md. `configs/pnr_domainnet.py:debug` runs the same code in seconds,
 on digits, whose slices stand for domains.
 
 Fine-tuning and CaSSLe were trained in the paper at other rates than here, by CaSSLe's
