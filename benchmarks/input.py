@@ -7,7 +7,7 @@ writes JPEGs of ImageNet's size, reads them as a run does (two random crops of e
 and counts the CPU time of an image in every link of the chain: what the processes that
 decode do, as many as there are cores, and what the one process that trains does with
 each image, whatever there are. Beside that stand the images a second that chips take
-at 0.3 of their peak. README.md says what the columns mean.
+at 0.3 of their peak.
 """
 
 import argparse
