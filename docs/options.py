@@ -39,10 +39,10 @@ def table(path: str, without=()) -> str:
         needed = default is inspect.Parameter.empty
         shown = "required" if needed else f"`{default!r}`"
         meaning = told.get(option, "").replace("|", r"\|")
-        lines.append(f"| `{option}` | {shown} | {meaning} |\n")
+        lines.append(f"| `{option}` | {shown} | {meaning} |")
     if not lines:
         return "No options."
-    return "| option | default | meaning |\n|---|---|---|\n" + "".join(lines)
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *lines])
 
 
 def expand(text: str) -> str:

@@ -23,8 +23,10 @@ from helpers import config_files, pages, run_directories
 from jaxcl import cli, estimate
 from jaxcl.config import files, sections
 from jaxcl.data import convert, fetch, from_arrays, sources
+from jaxcl.evals import features
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
+from jaxcl.report import command as report_command
 from jaxcl.report import compare, speedup
 from jaxcl.update import command as update_command
 from jaxcl.weights import export, import_file
@@ -137,7 +139,12 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         assert files.located(given["config"])
         assert estimate.parse(given.get("target", "v5e")).chips
     else:
-        module = {"export": export, "import": import_file, "data": fetch}[words[0]]
+        module = {
+            "export": export,
+            "import": import_file,
+            "data": fetch,
+            "report": report_command,
+        }[words[0]]
         module.parser().parse_args(arguments)
     assert len(started) == 1
 
@@ -344,9 +351,9 @@ def test_the_reference_names_what_there_is():
 
 def test_a_marker_becomes_the_table_of_its_function():
     text = "<!-- options: jaxcl.optim.sgd except momentum -->\n\nafter\n"
-    head, _, *rows, after, _ = option_tables.expand(text).splitlines()
+    head, _, *rows, _, after = option_tables.expand(text).splitlines()
     assert head.startswith("| option") and after == "after"
-    rows = [[cell.strip(" `") for cell in pages.cells(row)] for row in rows if row]
+    rows = [[cell.strip(" `") for cell in pages.cells(row)] for row in rows]
     assert [row[0] for row in rows] == ["nesterov", "weight_decay", "exclude_1d"]
     assert rows[0][1] == "False" and all(meaning for *_, meaning in rows)
 
@@ -360,7 +367,7 @@ def test_every_function_of_a_config_has_a_table():
     for package in (jaxcl.methods, jaxcl.evals):
         for module in pkgutil.iter_modules(package.__path__):
             module = importlib.import_module(f"{package.__name__}.{module.name}")
-            if make := getattr(module, "make", None):
+            if (make := getattr(module, "make", None)) and module != features:
                 wanted[module.__name__] = make
     wanted |= {f"strategy {name}": x for name, x in strategies.STRATEGIES.items()}
     for name, function in wanted.items():
