@@ -34,7 +34,8 @@ def use(choice: str) -> str | None:
       ValueError: the folder named cannot be used: other users may write to it.
       OSError: it cannot be made.
     """
-    if found := jax.config.jax_compilation_cache_dir:
+    found = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if found:
         return found
     if not choice:
         return None
