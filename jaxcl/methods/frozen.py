@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from absl import logging
 
 from jaxcl import core
 from jaxcl.data import stream
@@ -50,6 +51,11 @@ def method(parts: core.Parts, rule: Rule) -> core.Method:
       rule: what learns.
     """
     nets = chain.Chain({"encoder": parts.encoder})
+    if not parts.begun:
+        logging.warning(
+            "config.start is not set: features are those of a random network; "
+            "--config.start=FOLDER names an encoder"
+        )
 
     def init(key, batch):
         k_state, k_net, k_rule = jax.random.split(key, 3)

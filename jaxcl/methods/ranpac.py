@@ -4,9 +4,9 @@ McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continu
 Learning", NeurIPS 2023, Equations 4 to 6. The result does not depend on the order of
 the rows, but for rounding.
 
-Departure: the ridge is chosen on a fifth of all rows met so far, those whose number in
-the train split ends a group of five; the released code takes the last fifth of the
-task. No test row is used by either. First-session adaptation is not part of it.
+Departure: the ridge is chosen on a fifth of all rows met so far, by a hash of their
+number in the train split; the released code takes the last fifth of the task. No test
+row is used by either. First-session adaptation is not part of it.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from jaxcl import core, schema
 from jaxcl.methods import frozen
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))  # those that are tried
-_FIFTH = 5
+_MIX = 2654435761  # Knuth's multiplicative hash: 2^32 over the golden ratio
 
 
 class Grams(NamedTuple):
@@ -57,7 +57,7 @@ def rule(projections: int) -> frozen.Rule:
     def add(grams, rows):
         hidden = project(grams.projection, rows.features)
         own = frozen.one_hot(rows, grams.counts.shape[1])
-        chooses = rows.index % _FIFTH == _FIFTH - 1
+        chooses = held_out(rows.index)
         parts = jnp.stack([~chooses, chooses])[..., None]
         inputs = jnp.stack([frozen.gram(hidden * part, hidden) for part in parts])
         targets = jnp.stack([frozen.gram(hidden * part, own) for part in parts])
@@ -82,6 +82,15 @@ def rule(projections: int) -> frozen.Rule:
     return frozen.Rule(start, add, fit, scores)
 
 
+def held_out(index: jax.Array) -> jax.Array:
+    """Tell which rows choose the ridge, bool[B]: a fifth, whatever order rows have.
+
+    Every fifth row would be of the same classes, where a set goes through its classes
+    in turn.
+    """
+    return (index.astype(jnp.uint32) * jnp.uint32(_MIX) >> 16) % 5 == 4
+
+
 def project(projection: jax.Array, features: jax.Array) -> jax.Array:
     """Return the random features relu(f W), f32[B,M]."""
     return jax.nn.relu(jnp.matmul(features, projection, precision="highest"))
@@ -103,14 +112,16 @@ def choose_ridge(grams: Grams) -> jax.Array:
     """Return the ridge with the least squared error on the rows kept for that, f32[].
 
     For weights W that error is tr(W^T G W) - 2 tr(W^T Q) and a constant, with G and Q
-    of these rows, so that none of them need be kept.
+    of these rows, so that none of them need be kept. A ridge below the rounding of the
+    sums, relative to their trace, is not tried: no float32 factor would hold.
     """
+    rounding = jnp.finfo(jnp.float32).eps * jnp.trace(grams.inputs.sum(0))
 
     def error(ridge):
         weights = solve(grams.inputs[0], grams.targets[0], ridge)
         pulled = jnp.matmul(grams.inputs[1], weights, precision="highest")
         found = jnp.sum(weights * (pulled - 2 * grams.targets[1]))
-        return jnp.where(jnp.isfinite(found), found, jnp.inf)
+        return jnp.where(jnp.isfinite(found) & (ridge >= rounding), found, jnp.inf)
 
     ridges = jnp.array(RIDGES, jnp.float32)
     return ridges[jnp.argmin(jax.lax.map(error, ridges))]
