@@ -164,6 +164,20 @@ def test_the_order_of_the_rows_changes_nothing(name, data):
         np.testing.assert_allclose(other, first, rtol=2e-3, atol=2e-3)
 
 
+def test_few_rows_of_large_features_give_finite_scores(data):
+    """Fewer rows than features, and a covariance far above the shrinkage."""
+    features, label = data
+    large = np.tile(features[:8] * 300, 4)
+    rule = slda.rule(1e-4)
+    add = jax.jit(rule.add)
+    state = rule.start(KEY, large.shape[1], CLASSES)
+    rows = frozen.Rows(large, label[:8], np.arange(8), np.ones(8, bool))
+    found = scores(rule, add(state, rows), large)
+    known = np.unique(label[:8])
+    assert np.isfinite(found[:, known]).all()
+    assert (found.argmax(1) == label[:8]).mean() > 0.9
+
+
 def test_a_fifth_of_every_class_chooses_the_ridge():
     """Also where the classes come in turn."""
     held = np.asarray(ranpac.held_out(jnp.arange(10_000)))

@@ -60,7 +60,9 @@ def rule(shrinkage: float) -> frozen.Rule:
         means = moments.total / jnp.maximum(moments.counts, 1)[:, None]
         covariance = moments.scatter / jnp.maximum(moments.counts.sum(), 1)
         shrunk = (1 - shrinkage) * covariance + shrinkage * jnp.eye(len(covariance))
-        weights = jax.scipy.linalg.solve(shrunk, means.T, assume_a="pos")
+        # As in the released code: after a few rows it is singular in float32.
+        inverse = jnp.linalg.pinv(shrunk, hermitian=True)
+        weights = jnp.matmul(inverse, means.T, precision="highest")
         return weights, jnp.sum(means.T * weights, axis=0) / 2, moments.counts
 
     def scores(fitted, features):
