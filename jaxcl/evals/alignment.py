@@ -7,7 +7,6 @@ network that has overfitted to its memory has a low alignment. The authors relea
 code for it.
 """
 
-import time
 from collections.abc import Callable
 
 import jax
@@ -53,7 +52,7 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     Returns:
       evaluate(state, task) -> core.Result without rows. It measures the stored rows
       whose class has held-out rows. Scalars: "task_T", T from 1, the mean over the
-      stored rows of a task, absent without any; "mean" over all; "seconds".
+      stored rows of a task, absent without any; "mean" over all.
 
     Raises:
       ValueError: the method keeps no memory; no held-out split; no labels.
@@ -72,7 +71,6 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     program = _program(parts, batch_size)
 
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         cosines, tasks = sharding.fetch(program(state, embed(state), labels))
         measured = cosines != -np.inf  # not finite for another reason: it is told
         cosines, tasks = cosines[measured].astype(np.float64), tasks[measured]
@@ -81,7 +79,6 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
         }
         if len(cosines):
             scalars["mean"] = float(cosines.mean())
-        scalars["seconds"] = time.monotonic() - began
         return core.Result({}, scalars)
 
     return evaluate

@@ -16,7 +16,6 @@ The last two are higher where the network tells the images of a task apart. As t
 measured of every task after each, their forgetting is what it can no longer tell apart.
 """
 
-import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -146,7 +145,7 @@ def make(
       than 2 held-out rows: "retrieved" and "clusters". Scalars: "deviation" and
       "overlap" of held-out rows of the tasks met; with a method that stores images,
       "stored_deviation" of these, and "stored_overlap" of held-out rows of the tasks
-      met with stored ones; "seconds".
+      met with stored ones.
 
     Raises:
       ValueError: an option out of its range; no evaluation rows; no projection.
@@ -167,7 +166,6 @@ def make(
     stored = _stored(parts, max_rows)
 
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         views = embed(state, np.concatenate(images))
         kept = stored(state)
         of_kept = embed(state, kept) if len(kept) else None
@@ -188,7 +186,6 @@ def make(
             scalars["stored_deviation"] = deviation(*of_kept)
             scalars["stored_overlap"] = overlap(met[0], of_kept[0])
         warnings = () if finite else (features_lib.NOT_FINITE,)
-        scalars["seconds"] = time.monotonic() - began
         return core.Result(
             {name: np.array(row) for name, row in rows.items()}, scalars, warnings
         )

@@ -4,7 +4,9 @@
 """
 
 import contextlib
-from collections.abc import Callable
+import contextvars
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -21,10 +23,6 @@ Features = Literal["embedding", "projection"]
 
 # What an evaluator says that measured nothing for this reason.
 NOT_FINITE = "features are not finite, so that there is no result"
-
-
-class NotFinite(ValueError):
-    """Features are not finite: nothing can be drawn of them."""
 
 
 @jax.jit
@@ -221,6 +219,26 @@ def place(parts: core.EvalParts, examples: stream.Examples) -> jax.Array | None:
     return sharding.replicate(examples.images, parts.mesh)
 
 
+def logged(rows: Sequence[dict], pattern: str) -> dict[str, dict]:
+    """Find scalars in the rows of metrics.jsonl by a pattern of their names.
+
+    Args:
+      pattern: of the name behind the key of the evaluator's entry.
+
+    Returns:
+      key -> step -> groups of the pattern, numbers as int -> value.
+    """
+    found: dict[str, dict] = {}
+    for row in rows:
+        for name, value in row.get("eval", {}).items():
+            key, _, scalar = name.rpartition("/")
+            if match := re.fullmatch(pattern, scalar):
+                groups = (int(x) if x and x.isdigit() else x for x in match.groups())
+                at_step = found.setdefault(key, {}).setdefault(row["step"], {})
+                at_step[tuple(groups)] = value
+    return found
+
+
 def unit(features: jax.Array) -> jax.Array:
     """Rows scaled to length 1, f32[n, D]; zero rows stay zero."""
     length = jnp.linalg.norm(features, axis=-1, keepdims=True)
@@ -270,10 +288,7 @@ def make(
     batch_size: int = 256,
     images: jax.Array | None = None,
 ) -> Callable:
-    """Embeddings of a split, in evaluation mode, without augmentation.
-
-    A set in memory is embedded by one program that loops over batches. A set that
-    streams is decoded by workers and embedded batch by batch.
+    """Embed rows of a split in evaluation mode, without augmentation.
 
     Args:
       rows: i32[n], which rows; by default all.
@@ -282,102 +297,116 @@ def make(
 
     Returns:
       embed(state, first=n) -> f32[n, D], whole on every device. Only batches with some
-      of the first `first` rows are embedded; the rest is zeros. Every `first` runs the
-      same program.
+      of the first `first` rows are embedded, one at least; the rest is zeros. Every
+      `first` runs the same program. Within `shared`, evaluators that embed all rows of
+      a split share one pass.
     """
-    rows = np.arange(stream.size(examples)) if rows is None else np.asarray(rows)
+    size = stream.size(examples)
+    rows = np.arange(size) if rows is None else np.asarray(rows)
     batch_size = padded_size(parts, min(batch_size, len(rows)))
-    if examples.graphs is not None:
-        return _of_graphs(parts, examples, rows, batch_size)
-    if examples.images is None:
-        return _of_streamed(parts, examples, rows, batch_size)
-    images = place(parts, examples) if images is None else images
-    return _of_resident(parts, images, rows, batch_size)
+    read, batches = _reader(parts, examples, rows, batch_size, images)
+    steps, whole = -(-len(rows) // batch_size), sharding.replicated(parts.mesh)
+    blank = None  # shape and type of all features, known after the first batch
 
+    def embed(state, batch):
+        features = parts.embed(state, read(batch))
+        return jax.lax.with_sharding_constraint(features, whole)
 
-def _of_resident(parts, images, rows, batch_size) -> Callable:
-    """`make` for images that lie on the devices."""
-    count, steps = len(rows), -(-len(rows) // batch_size)
-    padded = np.resize(rows, steps * batch_size).astype(np.int32)
-    padded = sharding.replicate(padded.reshape(steps, batch_size), parts.mesh)
-    view = eval_view(parts)
-    whole, split_rows = sharding.replicated(parts.mesh), sharding.split(parts.mesh)
+    def write(state, batch, features, begin):
+        batch = embed(state, batch)
+        return jax.lax.dynamic_update_slice_in_dim(features, batch, begin, axis=0)
 
-    def embed_batches(state, images, padded, wanted):
-        def embed(at):
-            at = jax.lax.with_sharding_constraint(at, split_rows)
-            features = parts.embed(state, view(images[at]))
-            return jax.lax.with_sharding_constraint(features, whole)
-
-        def write(step, features):
-            batch = embed(padded[step])
-            return jax.lax.dynamic_update_index_in_dim(features, batch, step, axis=0)
-
-        batch = jax.eval_shape(embed, padded[0])
-        blank = jnp.zeros((steps, *batch.shape), batch.dtype)
-        features = jax.lax.fori_loop(0, wanted, write, blank)
-        return features.reshape(steps * batch_size, -1)[:count]
-
-    program = jax.jit(embed_batches, out_shardings=whole)
+    program = jax.jit(write, donate_argnums=2, out_shardings=whole)
 
     def run(state, first=None):
-        wanted = steps if first is None else -(-first // batch_size)
-        return program(state, images, padded, np.int32(wanted))
-
-    return run
-
-
-def _of_graphs(parts, examples, rows, batch_size) -> Callable:
-    """`make` for graphs; every device keeps all their batches."""
-    batches = graph_batches.evaluation_batches(examples, rows, batch_size)
-    placed = [sharding.replicate(batch["graph"], parts.mesh) for batch in batches]
-    embed = jax.jit(parts.embed, out_shardings=sharding.replicated(parts.mesh))
-
-    def run(state, first=None):
-        wanted = len(placed) if first is None else -(-first // batch_size)
-        # One batch at least: it tells D.
-        features = [embed(state, graphs) for graphs in placed[: max(wanted, 1)]]
-        features = jnp.concatenate(features)[: len(rows)]
-        return jnp.pad(features, ((0, len(rows) - len(features)), (0, 0)))
-
-    return run
-
-
-def _of_streamed(parts, examples, rows, batch_size) -> Callable:
-    """`make` for images that workers decode row by row."""
-    crop, view = eval_crop(parts), eval_view(parts, resize=False)
-    embed = jax.jit(
-        lambda state, images: parts.embed(state, view(images)),
-        out_shardings=sharding.replicated(parts.mesh),
-    )
-
-    def run(state, first=None):
-        # One row at least: it tells D.
-        wanted = rows if first is None else rows[: max(first, 1)]
-        batches = prefetch.evaluation_batches(
-            examples,
-            wanted,
-            batch_size,
-            crop=crop,
-            workers=parts.workers,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        )
-        placed = prefetch.ahead(
-            batches, lambda batch: sharding.shard(batch["image"], parts.mesh)
-        )
-        features = []
-        with contextlib.closing(placed):
-            for images in placed:
-                features.append(embed(state, images))
+        nonlocal blank
+        count = steps if first is None else max(-(-first // batch_size), 1)
+        features = None
+        with contextlib.closing(batches(count)) as placed:
+            for i, batch in enumerate(placed):
+                if blank is None:
+                    blank = jax.eval_shape(embed, state, batch)
+                if features is None:
+                    shape = steps * batch_size, *blank.shape[1:]
+                    features = jnp.zeros(shape, blank.dtype, device=whole)
+                features = program(state, batch, features, np.int32(i * batch_size))
                 # Or images pile up on a device that is slower than the workers.
-                jax.block_until_ready(features[-2:-1])
-        features = np.concatenate(sharding.fetch(features))[: len(wanted)]
-        if len(wanted) < len(rows):
-            features = np.pad(features, ((0, len(rows) - len(wanted)), (0, 0)))
-        return sharding.replicate(features, parts.mesh)
+                if examples.load is not None and i % 4 == 3:
+                    jax.block_until_ready(features)
+        return features[: len(rows)]
 
-    return run
+    return _share(parts, examples, rows, run)
+
+
+def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callable]:
+    """How a split is read: batch -> the encoder's inputs, and count -> its batches."""
+    mesh = parts.mesh
+    if examples.graphs is not None:  # every device keeps all batches
+        made = graph_batches.evaluation_batches(examples, rows, batch_size)
+        graphs = [sharding.replicate(batch["graph"], mesh) for batch in made]
+        return lambda batch: batch, lambda count: (batch for batch in graphs[:count])
+    if examples.images is None:
+        view, crop = eval_view(parts, resize=False), eval_crop(parts)
+
+        def streamed(count):
+            wanted, workers = rows[: count * batch_size], parts.workers
+            share = {"process_index": jax.process_index()}
+            share["process_count"] = jax.process_count()
+            batches = prefetch.evaluation_batches(
+                examples, wanted, batch_size, crop=crop, workers=workers, **share
+            )
+            return prefetch.ahead(batches, lambda x: sharding.shard(x["image"], mesh))
+
+        return view, streamed
+    view, images = (
+        eval_view(parts),
+        place(parts, examples) if images is None else images,
+    )
+    padded = np.resize(rows, (-(-len(rows) // batch_size), batch_size)).astype(np.int32)
+
+    def resident(batch):
+        images, at = batch
+        return view(images[jax.lax.with_sharding_constraint(at, sharding.split(mesh))])
+
+    return resident, lambda count: ((images, at) for at in padded[:count])
+
+
+_MOST_SHARED = 2**30  # bytes of features that stay on the devices while others measure
+_passes: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
+    "_passes", default=None
+)
+
+
+@contextlib.contextmanager
+def shared() -> Iterator[None]:
+    """Context in which evaluators of one state share their passes over a split."""
+    token = _passes.set({})
+    try:
+        yield
+    finally:
+        _passes.reset(token)
+
+
+def _share(parts, examples, rows, run) -> Callable:
+    """Take features from a pass over all rows, if another evaluator has made it."""
+    every = np.array_equal(rows, np.arange(stream.size(examples)))
+    key = id(parts.embed), id(examples)  # `run` keeps both alive
+
+    def embed(state, first=None):
+        passes = _passes.get()
+        if passes is None or first is not None:
+            return run(state, first)
+        if passes.get("state") is not state:
+            passes.clear()
+            passes["state"] = state
+        if key in passes:
+            return passes[key] if every else passes[key][rows]
+        features = run(state)
+        if every and features.nbytes <= _MOST_SHARED:
+            passes[key] = features
+        return features
+
+    return embed
 
 
 def evenly(rows: np.ndarray, most: int) -> np.ndarray:
@@ -430,7 +459,7 @@ def images_of(
 
 
 def of_images(parts: core.EvalParts, *, batch_size: int = 256) -> Callable:
-    """Embeddings of any number of images that lie on the host, by one program.
+    """Embed any number of images that lie on the host, by one program.
 
     Args:
       batch_size: rounded up to a multiple of the devices.
@@ -439,28 +468,10 @@ def of_images(parts: core.EvalParts, *, batch_size: int = 256) -> Callable:
       (state, images u8[n,H,W,C]) -> f32[n, D] on the host. Where the train split
       streams, the images are already cut by `eval_crop`.
     """
-    streams = parts.stream.dataset.train.images is None
-    view = eval_view(parts, resize=not streams)
-    batch_size = padded_size(parts, batch_size)
-    rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
-
-    def embed(state, images):
-        images = jax.lax.with_sharding_constraint(images, rows)
-        return parts.embed(state, view(images))
-
-    program = jax.jit(embed, out_shardings=whole)
-
-    def run(state, images):
-        features = []
-        for begin in range(0, len(images), batch_size):
-            batch = np.resize(
-                images[begin : begin + batch_size], (batch_size, *images.shape[1:])
-            )
-            placed = sharding.replicate(batch, parts.mesh)
-            features.append(sharding.fetch(program(state, placed)))
-        return np.concatenate(features)[: len(images)]
-
-    return run
+    view = eval_view(parts, resize=parts.stream.dataset.train.images is not None)
+    one_view = lambda key, images: view(images)[:, None]  # noqa: E731
+    embed = of_views(parts, one_view, 1, batch_size=batch_size)
+    return lambda state, images: embed(state, images)[0]
 
 
 def two_views(parts: core.EvalParts, *, batch_size: int = 128) -> Callable:

@@ -15,7 +15,6 @@ images without augmentation. The memory starts empty, whatever the method keeps.
 """
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -29,8 +28,6 @@ from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import plots
 from jaxcl.memory import duel
-
-LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py
 
 
 class Course(NamedTuple):
@@ -76,8 +73,7 @@ def make(
       evaluate(state, task) -> core.Result without rows. Scalars after i x `size` rows,
       i = 1, ..., `times`: "entropy_i" and "fifo_entropy_i", class entropies in nats of
       DUEL's memory and of the last `size` rows; "class_c_i", the share of class c in
-      DUEL's memory. Besides "stream_entropy" and "stream_class_c", of all offered rows,
-      and "seconds".
+      DUEL's memory. Besides "stream_entropy" and "stream_class_c", of all offered rows.
 
     Raises:
       ValueError: an option out of its range; a method without a projection; rows
@@ -98,7 +94,6 @@ def make(
     )
 
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         labels, order, embed = offered_in(task)
         features, held = embed(state), _empty(parts, size)
         scalars = _measured(parts, "stream_entropy", "stream_class_{}", labels[order])
@@ -110,10 +105,9 @@ def make(
             kept, n = labels[sharding.fetch(held)], i + 1
             scalars |= _measured(parts, f"entropy_{n}", f"class_{{}}_{n}", kept)
             scalars[f"fifo_entropy_{n}"] = _entropy(parts, labels[offered])
-        scalars["seconds"] = time.monotonic() - began
         return core.Result({}, scalars)
 
-    return evaluate
+    return core.Evaluator(evaluate, last_only=True, chart=draw)
 
 
 def _offered(reads, place, count, batch_size, task):
@@ -177,30 +171,24 @@ def _measured(parts, entropy, share, labels) -> dict[str, float]:
 
 
 def courses(rows: Sequence[dict]) -> dict[str, Course]:
-    """The last results of this module's evaluators, read from rows of metrics.jsonl.
+    """Read the last results of this module's evaluators from rows of metrics.jsonl.
 
     Returns:
       key of the evaluator's entry in the config -> its results.
     """
-    last = {}
-    for scalars in (row.get("eval", {}) for row in rows):
-        for name in scalars:
-            key, _, measure = name.rpartition("/")
-            if measure == "fifo_entropy_1":
-                last[key] = _course(scalars, key)
-    return last
-
-
-def _course(scalars, key) -> Course:
-    """The results of one evaluator, among the scalars of one evaluation."""
-    numbers = range(1 + len(scalars))
-    times = [i for i in numbers if f"{key}/fifo_entropy_{i}" in scalars]
-    classes = [c for c in numbers if f"{key}/class_{c}_1" in scalars]
-    return Course(
-        np.array([[scalars[f"{key}/class_{c}_{i}"] for c in classes] for i in times]),
-        np.array([scalars[f"{key}/entropy_{i}"] for i in times]),
-        np.array([scalars[f"{key}/fifo_entropy_{i}"] for i in times]),
-    )
+    found, pattern = {}, r"(entropy|fifo_entropy|class)_(\d+)(?:_(\d+))?"
+    for key, by_step in features_lib.logged(rows, pattern).items():
+        measured = [x for x in by_step.values() if ("fifo_entropy", 1, None) in x]
+        if measured:
+            values = measured[-1]
+            times = sorted(i for kind, i, _ in values if kind == "fifo_entropy")
+            classes = sorted(c for kind, c, i in values if (kind, i) == ("class", 1))
+            found[key] = Course(
+                np.array([[values["class", c, i] for c in classes] for i in times]),
+                np.array([values["entropy", i, None] for i in times]),
+                np.array([values["fifo_entropy", i, None] for i in times]),
+            )
+    return found
 
 
 def draw(rows: Sequence[dict], folder: epath.Path) -> None:

@@ -6,7 +6,6 @@ rows of the tasks so far, the present one included, in batches whose rows, rando
 and dropout never change. It tells when one way to train comes as low as another.
 """
 
-import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -37,7 +36,7 @@ def make(
     Returns:
       evaluate(state, task) -> core.Result, without rows. Scalars: "loss", the mean over
       full batches (over all rows where there is none) of the rows of all tasks up to
-      `task`, shuffled; "seconds".
+      `task`, shuffled.
 
     Raises:
       ValueError: an option is out of its range; the method has no such loss; images
@@ -62,13 +61,11 @@ def make(
     program = jax.jit(loss, out_shardings=sharding.replicated(parts.mesh))
 
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         losses = [
             program(state, images, key, np.int32(i), batch)
             for i, batch in enumerate(batches[task])
         ]
-        mean = float(jnp.mean(jnp.stack(losses)))
-        return core.Result({}, {"loss": mean, "seconds": time.monotonic() - began})
+        return core.Result({}, {"loss": float(jnp.mean(jnp.stack(losses)))})
 
     return evaluate
 

@@ -5,7 +5,6 @@ Source: the accuracy that the released code of PNR (Cha et al., ICML 2024) and C
 while the network learns those of the present task.
 """
 
-import time
 from collections.abc import Callable
 
 import jax
@@ -29,7 +28,7 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
       evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without judged
       test rows): "class_incremental", over all classes; if tasks are disjoint classes
       also "task_aware", over the classes of the row's task. Scalars: "accuracy" on all
-      judged rows, "seconds".
+      judged rows.
 
     Raises:
       ValueError: the method predicts nothing; no evaluation split; no labels.
@@ -52,7 +51,6 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
     judge = features_lib.verdicts(parts, groups, examples, rows=order)
 
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         count = int((first <= (task if met_only else none)).sum())
         scores, rows, warnings = scores_of(state, first=count), {}, ()
         right = {name: row.astype(float) for name, row in judge(scores).items()}
@@ -65,11 +63,8 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
             unjudged = met_only & (np.arange(len(row)) > task)
             rows[name] = np.where(unjudged, np.nan, row)
         judged = right["class_incremental"][:count]
-        scalars = {
-            "accuracy": float(judged.mean()) if count else np.nan,
-            "seconds": time.monotonic() - began,
-        }
-        return core.Result(rows, scalars, warnings)
+        accuracy = float(judged.mean()) if count else np.nan
+        return core.Result(rows, {"accuracy": accuracy}, warnings)
 
     return evaluate
 

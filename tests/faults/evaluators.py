@@ -80,7 +80,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "evals.head.descend",
+        "optim.sgd",
         "test_evals.py::test_probe_is_the_sgd_of_the_equations[features-16]",
         ("evaluators: a probe has no momentum", takes(momentum=_always(0.0))),
     ),
