@@ -15,6 +15,7 @@ from PIL import Image
 
 from jaxcl.evals.plots import svg
 from jaxcl.report import formats, numbers
+from jaxcl.report import runs as runs_lib
 
 MOST_TASKS = 20  # larger matrices are shown as a picture without numbers
 
@@ -116,7 +117,7 @@ def share(value: float, text: str | None = None, title: str = "") -> Share:
     return Share(text or formats.percent(value), round(percent), shade, title)
 
 
-def heat(run: numbers.Run, name: str, number: int) -> dict:
+def heat(run: runs_lib.Run, name: str, number: int) -> dict:
     """The accuracy matrix of a run that has it, a mean over its seeds.
 
     Args:

@@ -7,9 +7,12 @@ import hashlib
 import jinja2
 
 from jaxcl.evals.plots import canvas, svg
-from jaxcl.report import charts, comparability, compare, formats, numbers
+from jaxcl.report import charts, comparability, formats, numbers
 from jaxcl.report import parts as parts_lib
+from jaxcl.report import runs as runs_lib
 from jaxcl.report.formats import Cell, Column, Table
+from jaxcl.run import results as results_lib
+from jaxcl.run import task_alone
 
 TITLES = {
     "average_accuracy": ("average accuracy", "after the last task, higher is better"),
@@ -46,10 +49,23 @@ def _judged(run) -> str:
     return f"{source.get('path', '')} ({details})"
 
 
-def header(runs: list[numbers.Run], *, dates: dict[str, float], version: str) -> dict:
-    """The runs, and how far they have come; arguments as of `page`."""
+def _date(run) -> float:
+    """When the results were made, in seconds since 1970.
+
+    The time of the last logged row is preferred to that of the file, which is the time
+    of the copy if somebody copied it.
+    """
+    rows = [own[-1] for own in run.rows.values() if own]
+    logged = [row["time"]["unix"] for row in rows if "unix" in row.get("time", {})]
+    files = (folder / results_lib.RESULTS for folder in run.folders.values())
+    return max(logged) if logged else max(file.stat().mtime for file in files)
+
+
+def header(runs: list[runs_lib.Run]) -> dict:
+    """The runs, and how far they have come."""
     count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    newest = _when(max(dates.values()))
+    dates = {run.name: _date(run) for run in runs}
+    newest, version = _when(max(dates.values())), task_alone.version()
     transfers = any(run.first.get("checkpoint") for run in runs)
     columns = [Column("run"), Column("directory", prose=True)]
     columns += map(Column, ("seeds", "tasks", "results of", "device", "jax"))
@@ -69,9 +85,7 @@ def header(runs: list[numbers.Run], *, dates: dict[str, float], version: str) ->
         "runs": Table(columns, rows),
         "remarks": [remark for run in runs for remark in _remarks(run)],
         "tasks": _tasks(runs),
-        "unlike": comparability.differences(
-            {run.name: run.run.configs for run in runs}
-        ),
+        "unlike": comparability.differences({run.name: run.configs for run in runs}),
     }
 
 
@@ -98,27 +112,11 @@ def _lead(runs) -> str:
 
 def _remarks(run) -> list[str]:
     """What a reader must know about a run before reading its numbers."""
-    remarks, size = [], len(run.first["task_names"])
-    if run.done == 0:
-        remarks.append(f"{run.name}: no task is finished yet.")
-    elif run.done < size:
-        remarks.append(
-            f"{run.name}: {run.done} of {size} tasks are finished; its measures are "
-            "over these."
-        )
-    if behind := compare.told_behind(run.run):
-        remarks.append(
-            f"{run.name}: left out, since others have come further: {behind}."
-        )
+    remarks = [f"{line}." for line in runs_lib.remarks(run)]
     lacking = [seed for seed in run.results if seed not in run.rows]
     if lacking:
         which = "" if len(lacking) == len(run.results) else f" for seeds {lacking}"
         remarks.append(f"{run.name}: there is no metrics.jsonl{which}, so no curves.")
-    if run.run.together is not None:
-        remarks.append(
-            f"{run.name}: its seeds ran side by side; steps, seconds and FLOPs are "
-            "those of all of them, training metrics their mean."
-        )
     return remarks
 
 
@@ -140,7 +138,7 @@ def _tasks(runs) -> list[tuple[str, str]]:
 # Results
 
 
-def results(runs: list[numbers.Run], curves: list[dict]) -> dict:
+def results(runs: list[runs_lib.Run], curves: list[dict]) -> dict:
     """The results of each matrix: table, curves, accuracy against time, heat maps.
 
     Args:
@@ -222,14 +220,40 @@ def _against_time(name, runs, having, measured) -> charts.Chart | None:
     return charts.against_time(points, key=name) if len(points) > 1 else None
 
 
-def pictures(runs: list[numbers.Run]) -> list[dict] | None:
+def pictures(runs: list[runs_lib.Run]) -> list[dict] | None:
     """The pictures that the runs left, by run; None if there are none."""
     shown = [
         {"run": number, "name": name, "png": base64.b64encode(data).decode()}
         for number, run in enumerate(runs)
-        for name, data in run.pictures
+        for name, data in _pictures(run)
     ]
     return shown or None
+
+
+_PICTURE_BYTES = 2_000_000  # of all pictures of a run, so that the page stays small
+
+
+def _pictures(run) -> list[tuple[str, bytes]]:
+    """Read the pictures of the first seed, but those that the page draws itself.
+
+    The summary is the first; pictures that would make the page too large are left out.
+    """
+    seed, folder = next(iter(run.folders.items()))
+    drawn = {name.replace("/", "_") for name in run.results[seed]["matrices"]}
+    files = [
+        file
+        for pattern in ("*.png", "*/*.png")
+        for file in sorted((folder / "plots").glob(pattern))
+        if file.stem not in (*drawn, "curves")
+    ]
+    files.sort(key=lambda file: file.stem != "summary")
+    found, left = [], _PICTURE_BYTES
+    for file in files:
+        data = file.read_bytes()
+        if len(data) <= left:
+            found.append((file.stem.replace("_", " "), data))
+            left -= len(data)
+    return found
 
 
 # Cost
@@ -247,7 +271,7 @@ SPENT = (
 )
 
 
-def cost(runs: list[numbers.Run]) -> Table:
+def cost(runs: list[runs_lib.Run]) -> Table:
     """The cost of each run, beside its accuracies."""
     columns, spent = _outcomes(runs), [numbers.cost(run) for run in runs]
     for title, key, form in SPENT:
@@ -280,16 +304,12 @@ def _outcomes(runs) -> dict[Column, list[str]]:
 # The page
 
 
-def page(
-    runs: list[numbers.Run], *, title: str, dates: dict[str, float], version: str
-) -> str:
-    """The whole page.
+def page(runs: list[runs_lib.Run], *, title: str) -> str:
+    """Make the whole page.
 
     Args:
       runs: differences are to the first.
       title: of the page.
-      dates: name of a run -> when its results were made, in seconds since 1970.
-      version: of jaxcl.
     """
     curves = [numbers.curves(run) for run in runs]
     sections = {
@@ -303,7 +323,7 @@ def page(
     }
     return _rendered(
         title=title,
-        header=header(runs, dates=dates, version=version),
+        header=header(runs),
         runs=[run.name for run in runs],
         sections={key: part for key, part in sections.items() if part is not None},
     )

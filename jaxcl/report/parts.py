@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxcl.report import charts, formats, numbers
+from jaxcl.report import runs as runs_lib
 from jaxcl.report.formats import Cell, Column, Table
 
 MOST_CHARTS = 24  # of training metrics, and of scalars
@@ -23,7 +24,7 @@ def grouped(names: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
     return [name for name in names if name not in folded], families
 
 
-def scalars(runs: list[numbers.Run], curves: list[dict]) -> dict | None:
+def scalars(runs: list[runs_lib.Run], curves: list[dict]) -> dict | None:
     """The scalars of evaluators: last values and curves; None if there are none.
 
     Args:
@@ -85,7 +86,7 @@ def _chart(name, runs, curves, kind) -> charts.Chart | None:
     return charts.lines(lines, title=name, key=f"{kind} {name}", note=note, ends=ends)
 
 
-def training(runs: list[numbers.Run], curves: list[dict]) -> dict:
+def training(runs: list[runs_lib.Run], curves: list[dict]) -> dict:
     """Curves of the metrics of the steps; arguments as in `scalars`."""
     keys = numbers.names_of(curves)
     names = sorted(name for kind, name in keys if kind == "training")
@@ -94,7 +95,7 @@ def training(runs: list[numbers.Run], curves: list[dict]) -> dict:
     return {"charts": drawn, "points": numbers.POINTS}
 
 
-def convergence(runs: list[numbers.Run]) -> Table | None:
+def convergence(runs: list[runs_lib.Run]) -> Table | None:
     """Best and last epochs; None if no run counted epochs."""
     titles = {
         "best_number": "best epoch",
@@ -115,18 +116,18 @@ def convergence(runs: list[numbers.Run]) -> Table | None:
     return Table(columns, rows) if rows else None
 
 
-def configs(runs: list[numbers.Run]) -> dict:
+def configs(runs: list[runs_lib.Run]) -> dict:
     """The fields that differ, and every config in full."""
-    having = [i for i, run in enumerate(runs) if run.config is not None]
-    differences = numbers.differing([runs[i].config for i in having])
+    having = [i for i, run in enumerate(runs) if run.configs.asked is not None]
+    differences = numbers.differing([runs[i].configs.asked for i in having])
     rows = [
         (path, [Cell("", "not set") if x is None else Cell(x) for x in values])
         for path, values in differences.items()
     ]
     columns = [Column("field"), *(Column(i, prose=True) for i in having)]
     texts = {
-        run.name: json.dumps(run.config, indent=1, sort_keys=True)
+        run.name: json.dumps(run.configs.asked, indent=1, sort_keys=True)
         for run in runs
-        if run.config is not None
+        if run.configs.asked is not None
     }
     return {"differences": Table(columns, rows), "texts": texts}
