@@ -228,8 +228,8 @@ def test_every_class_has_rows_for_every_fold(folds, inner_folds, least):
 
     assert judged(made(least)(ONE, 0))["all"] > 0.5
     message = (
-        rf"evaluators\.svm\.folds={folds}: with inner_folds={inner_folds} each class "
-        rf"needs {least} rows, but of the 'all' rows of task 0 of toy only "
+        rf"evaluators\.svm\.folds={folds}: .*inner_folds={inner_folds} {least} rows "
+        rf".*the 'all' rows of task 0 of toy only "
     )
     with pytest.raises(ValueError, match=message + f"{least - 1} .*class 1"):
         made(least - 1)
@@ -242,7 +242,7 @@ def test_rows_of_tasks_need_labels():
     label, images, tasks = three_tasks()
     label = label.copy()
     label[tasks[2][:5]] = -1
-    message = r"svm: needs a label for every train row of a task, but 5 of 96 rows of t"
+    message = r"evaluators\.svm: .* 5 of 96 rows of toy"
     with pytest.raises(ValueError, match=message):
         svm.make(parts_of(label, images, tasks), **FEW)
     # Rows of no task do not matter.

@@ -57,11 +57,10 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     Raises:
       ValueError: the method keeps no memory; no held-out split; no labels.
     """
-    if parts.memory is None:
-        raise ValueError(
-            "config.evaluators.alignment: needs a method with a memory of images, as "
-            "er and er_ace have; take the evaluator out"
-        )
+    what = (
+        "a method with a memory of images and the task of each, as er and er_ace have"
+    )
+    features_lib.need(parts.memory is not None, "alignment", what)
     examples = parts.stream.dataset.validation
     if examples is None:
         examples = parts.stream.evaluation
@@ -94,12 +93,9 @@ def _program(parts, batch_size):
 
     def run(state, held, held_labels):
         memory = parts.memory(state)
-        if not {"image", "task"} <= set(memory.items):
-            raise ValueError(
-                "config.evaluators.alignment: needs a memory of images with the task "
-                "of each, as er and er_ace have; this method's holds "
-                f"{', '.join(sorted(memory.items))}; take the evaluator out"
-            )
+        what = "a memory of images and the task of each; the method's holds "
+        what += ", ".join(sorted(memory.items))
+        features_lib.need({"image", "task"} <= {*memory.items}, "alignment", what)
         size = features_lib.padded_size(parts, min(batch_size, memory.capacity))
         steps = -(-memory.capacity // size)
         slots = jnp.arange(steps * size).reshape(steps, size) % memory.capacity

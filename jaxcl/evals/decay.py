@@ -152,11 +152,7 @@ def make(
     """
     parts = features_lib.reading(parts, "decay", features)
     examples = parts.stream.evaluation
-    if examples is None:
-        raise ValueError(
-            "config.evaluators.decay: needs evaluation rows; set "
-            "config.scenario.evaluation to 'test', or take the evaluator out"
-        )
+    features_lib.need_evaluation(parts, "decay")
     tests = [np.asarray(task.test) for task in parts.stream.tasks]
     most = max(max_rows // len(tests), 2)
     chosen = [features_lib.evenly(rows, most) for rows in tests]

@@ -41,6 +41,12 @@ def require(field: str, value: Any, good: bool, allowed: str) -> None:
         raise ValueError(f"config.evaluators.{field}={value!r}: must be {allowed}")
 
 
+def need(good: Any, name: str, what: str, do: str = "take the evaluator out") -> None:
+    """Refuse a method or data without what `config.evaluators.{name}` needs."""
+    if not good:
+        raise ValueError(f"config.evaluators.{name}: needs {what}; {do}")
+
+
 def judged_on(parts: core.EvalParts, examples: stream.Examples) -> core.EvalParts:
     """EvalParts whose evaluation rows are `examples`."""
     return parts._replace(stream=parts.stream._replace(evaluation=examples))
@@ -60,23 +66,18 @@ def check_labels(
       ValueError: no evaluation split, or rows without a label, naming the dataset.
     """
     dataset = parts.stream.dataset
-    if parts.stream.evaluation is None:
-        raise ValueError(
-            f"config.evaluators.{name}: needs evaluation rows, but the scenario has "
-            f"none; set config.scenario.evaluation to 'test' or 'validation', or "
-            "take the evaluator out"
-        )
+    need_evaluation(parts, name)
     of = {"train": dataset.train, "evaluation": parts.stream.evaluation}
     for split in splits:
-        examples = of[split]
-        unknown = int((examples.label < 0).sum())
-        if unknown:
-            raise ValueError(
-                f"config.evaluators.{name}: needs a label for every row, but "
-                f"{unknown} of {stream.size(examples)} {split} rows of "
-                f"{dataset.name} have none (-1); use a labelled dataset, or take "
-                "the evaluator out"
-            )
+        unknown, count = int((of[split].label < 0).sum()), stream.size(of[split])
+        what = f"a label for every row: {unknown} of {count} {split} rows of "
+        need(not unknown, name, f"{what}{dataset.name} have none (-1)")
+
+
+def need_evaluation(parts: core.EvalParts, name: str) -> None:
+    """Refuse a scenario without evaluation rows."""
+    do = "set config.scenario.evaluation to 'test', or take the evaluator out"
+    need(parts.stream.evaluation is not None, name, "evaluation rows", do)
 
 
 def reading(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
@@ -87,11 +88,9 @@ def reading(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
     """
     if features == "embedding":
         return parts
-    if parts.project is None:
-        raise ValueError(
-            f"config.evaluators.{name}.features='projection': needs a method with a "
-            "projection, as duel and two_view have; choose 'embedding'"
-        )
+    what = "a method with a projection, as duel and two_view have"
+    name = f"{name}.features={features!r}"
+    need(parts.project is not None, name, what, "choose 'embedding'")
     return parts._replace(embed=parts.project)
 
 
@@ -434,11 +433,7 @@ def sampled(
     if examples is None:
         examples = parts.stream.dataset.train
     rows = evenly(np.arange(stream.size(examples)), max_rows)
-    if len(rows) < least:
-        raise ValueError(
-            f"config.evaluators.{name}: {len(rows)} rows to read; needs {least} or "
-            "more; take the evaluator out"
-        )
+    need(len(rows) >= least, name, f"{least} rows or more, there are {len(rows)}")
     return examples, rows
 
 

@@ -269,12 +269,10 @@ def _fit_domains(parts, probe, seen: _Pass, mask) -> tuple[np.ndarray, list]:
 
 def _check(parts, settings: Settings):
     """Refuse options that do not go together, or with the data."""
-    if settings.train_on == "visible" and parts.replayed is None:
-        raise ValueError(
-            "config.evaluators.linear.train_on='visible': needs a method that says "
-            "which rows it replayed, as cclis and co2l do; use one of these, or choose "
-            "'seen' or 'all'"
-        )
+    if settings.train_on == "visible":
+        what = "a method that says which rows it replayed, as cclis and co2l do"
+        named = "linear.train_on='visible'"
+        features_lib.need(parts.replayed, named, what, "choose 'seen' or 'all'")
     if settings.augment and parts.stream.dataset.train.images is None:
         allowed = "False for images that stream and are drawn class by class"
         features_lib.require("linear.augment", True, not settings.balanced, allowed)

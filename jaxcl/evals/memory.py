@@ -55,11 +55,8 @@ def make(parts: core.EvalParts) -> Callable:
     Raises:
       ValueError: the method keeps no memory.
     """
-    if parts.memory is None:
-        raise ValueError(
-            "config.evaluators.memory: needs a method with a memory of rows, as duel, "
-            "er and cclis have; take the evaluator out"
-        )
+    what = "a method with a memory of rows, as duel, er and cclis have"
+    features_lib.need(parts.memory, "memory", what)
     streams = {}  # task -> entropy, measured once since no step changes it
 
     def read(state):

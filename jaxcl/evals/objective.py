@@ -74,17 +74,11 @@ def _check(parts, batch_size, max_rows):
     """Refuse fewer rows than a batch has, and what has no such loss."""
     some = max_rows is None or max_rows >= batch_size
     features_lib.require("objective.max_rows", max_rows, some, "None or a batch's rows")
-    if parts.objective is None:
-        raise ValueError(
-            "config.evaluators.objective: needs a method with a loss of its own, as "
-            "icl has; take the evaluator out"
-        )
-    examples = parts.stream.dataset.train
-    if examples.images is None and examples.graphs is None:
-        raise ValueError(
-            "config.evaluators.objective: needs images in memory; give config.data "
-            "resident=True and size, or take the evaluator out"
-        )
+    what = "a method with a loss of its own, as icl has"
+    features_lib.need(parts.objective, "objective", what)
+    here = parts.stream.dataset.train.load is None
+    do = "give config.data resident=True and size, or take the evaluator out"
+    features_lib.need(here, "objective", "images in memory", do)
 
 
 def _chosen(parts, task, batch_size, max_rows) -> np.ndarray:

@@ -33,12 +33,9 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
     Raises:
       ValueError: the method predicts nothing; no evaluation split; no labels.
     """
-    if parts.predict is None:
-        raise ValueError(
-            "config.evaluators.predict: needs a method that predicts classes, as "
-            "two_view does with config.method.online_head=True; set it, or take the "
-            "evaluator out (of an encoder judged by config.checkpoint there are none)"
-        )
+    what = "a method that predicts classes, as two_view with "
+    what += "config.method.online_head=True; the encoder of config.checkpoint does not"
+    features_lib.need(parts.predict, "predict", what)
     features_lib.check_labels(parts, "predict")
     groups, examples = features_lib.split(parts), parts.stream.evaluation
     # Rows are sorted by their first task, rows of no task last: then the rows to judge

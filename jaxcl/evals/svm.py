@@ -156,12 +156,9 @@ def _chosen(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarray]:
 def _check_labels(dataset, rows):
     """Refuse tasks with rows without a label."""
     unknown = int((dataset.train.label[rows] < 0).sum())
-    if unknown:
-        raise ValueError(
-            "config.evaluators.svm: needs a label for every train row of a task, but "
-            f"{unknown} of {len(rows)} rows of {dataset.name} have none (-1); use a "
-            "labelled dataset, or take the evaluator out"
-        )
+    what = "a label for every train row of a task: "
+    what += f"{unknown} of {len(rows)} rows of {dataset.name} have none (-1)"
+    features_lib.need(not unknown, "svm", what)
 
 
 def _check_classes(labels, classes, where, *, folds, inner_folds):
@@ -174,10 +171,7 @@ def _check_classes(labels, classes, where, *, folds, inner_folds):
     least = max(folds, -(-inner_folds * folds // (folds - 1)))
     for label in classes:
         count = int((labels == label).sum())
-        if count < least:
-            raise ValueError(
-                f"config.evaluators.svm.folds={folds!r}: with inner_folds="
-                f"{inner_folds!r} each class needs {least} rows, but of {where} only "
-                f"{count} are of class {label}; choose fewer folds or inner_folds, "
-                "more max_rows, or other subsets"
-            )
+        what = f"with inner_folds={inner_folds!r} {least} rows of each class; "
+        what += f"of {where} only {count} are of class {label}"
+        do = "choose fewer folds or inner_folds, more max_rows, or other subsets"
+        features_lib.need(count >= least, f"svm.folds={folds!r}", what, do)

@@ -160,11 +160,8 @@ def _test(parts, max_points, _) -> Callable:
     """(state, task) -> the picture of the evaluation split."""
     features_lib.check_labels(parts, "tsne", ("evaluation",))  # no other is drawn
     examples, name = parts.stream.evaluation, parts.stream.dataset.name
-    if stream.size(examples) < _FEWEST:
-        raise ValueError(
-            f"config.evaluators.tsne: {name} has {stream.size(examples)} evaluation "
-            f"rows, a picture needs at least {_FEWEST}"
-        )
+    what = f"at least {_FEWEST} evaluation rows; {name} has {stream.size(examples)}"
+    features_lib.need(stream.size(examples) >= _FEWEST, "tsne", what)
     chosen = choose(examples.label, max_points, parts.seed)
     embed = features_lib.make(parts, examples, rows=chosen)
     return lambda state, _: _Picture(
@@ -257,11 +254,8 @@ def _stored(parts, show) -> Callable:
 
     A memory without "image" holds rows of the train split in "index".
     """
-    if parts.memory is None:
-        raise ValueError(
-            f"config.evaluators.tsne.show={show!r}: needs a method with a memory of "
-            "rows, as cclis, duel and er have; choose 'test'"
-        )
+    what = "a method with a memory of rows, as cclis, duel and er have"
+    features_lib.need(parts.memory, f"tsne.show={show!r}", what, "choose 'test'")
     train = parts.stream.dataset.train
 
     def read(state):

@@ -40,14 +40,9 @@ def write(
     Raises:
       ValueError, OSError: a directory holds no run, or the page cannot be written.
     """
-    try:
-        runs = runs_lib.read_all(workdirs)
-        title = title or ", ".join(run.name for run in runs)
-        page = page_lib.page(runs, title=title)
-    except (KeyError, TypeError, AttributeError) as error:
-        told = f"{type(error).__name__}: {error}"
-        where = ", ".join(map(str, workdirs))
-        raise ValueError(f"{where}: a file there is damaged ({told})") from error
+    runs = runs_lib.read_all(workdirs)
+    title = title or ", ".join(run.name for run in runs)
+    page = page_lib.page(runs, title=title)
     epath.Path(out).write_text(page)
     return page
 

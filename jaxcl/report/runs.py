@@ -95,11 +95,13 @@ def read(workdir: epath.PathLike, name: str | None = None) -> Run:
     if None in folders:
         folders = {storage.read_object(path / "config.json").get("seed", 0): path}
     results = {seed: results_lib.read_results(x) for seed, x in folders.items()}
-    # Empty values for keys that a file lacks.
-    results = {
-        s: results_lib.empty(len(r["task_names"])) | r for s, r in results.items()
-    }
-    finished = {seed: results_lib.finished(own) for seed, own in results.items()}
+    try:  # empty values for keys that a file lacks
+        blank = {s: results_lib.empty(len(x["task_names"])) for s, x in results.items()}
+        results = {seed: blank[seed] | own for seed, own in results.items()}
+        finished = {seed: results_lib.finished(own) for seed, own in results.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        file = results_lib.RESULTS
+        raise ValueError(f"{path}: its {file} is damaged: {error!r}") from error
     most = max(finished.values())
     together = path / "together"
     return Run(
