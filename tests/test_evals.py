@@ -12,7 +12,16 @@ import pytest
 from helpers import eval_toy, small_sets
 from jaxcl import core, sharding
 from jaxcl.data import splits, stream
-from jaxcl.evals import features, knn, linear, objective, predict, svm, tsne
+from jaxcl.evals import (
+    collapse,
+    features,
+    knn,
+    linear,
+    objective,
+    predict,
+    svm,
+    tsne,
+)
 from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
 from jaxcl.run import evaluation
@@ -632,6 +641,45 @@ def test_what_all_evaluators_say_is_one_result(tmp_path):
 
 
 NOTHING = core.Result({}, {})
+
+
+class Stepped(core.NamedTuple):
+    params: dict
+    step: np.ndarray
+
+
+def test_evaluators_of_one_state_share_their_passes_over_a_split():
+    """Each embeds by itself when alone; a few rows are taken from a pass over all."""
+    rows = []
+
+    def embed(state, images):
+        jax.debug.callback(lambda x: rows.append(len(x)), images[:, 0, 0, 0])
+        return eval_toy.embed(state, images)
+
+    class Log:
+        def log(self, *_, **__): ...
+
+    parts = eval_toy.parts_of(embed=embed)
+    judges = {
+        "knn": knn.make(parts, k=3),
+        "linear": eval_toy.probe(parts, augment=False, epochs=1, batch_size=16),
+        "collapse": collapse.make(parts, max_rows=20),
+    }
+    for seed in range(2):
+        state = Stepped(eval_toy.state_of(seed).params, np.int32(seed))
+        alone = {name: judge(state, 1) for name, judge in judges.items()}
+        jax.effects_barrier()
+        assert sorted(rows) == [20, 31, 31, 50, 50]
+        rows.clear()
+        found = evaluation.run(judges, state, 1, Log())
+        jax.effects_barrier()
+        assert sorted(rows) == [31, 50]
+        rows.clear()
+        for name, result in alone.items():
+            for kind in ("rows", "scalars"):
+                for key, value in getattr(result, kind).items():
+                    same = getattr(found, kind)[f"{name}/{key}"]
+                    np.testing.assert_allclose(same, value, rtol=1e-5)
 
 
 def test_warnings_of_evaluators_name_their_entries(monkeypatch):

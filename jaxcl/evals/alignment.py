@@ -64,7 +64,7 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     examples = parts.stream.dataset.validation
     if examples is None:
         examples = parts.stream.evaluation
-    features_lib.check_labels(features_lib.judged_on(parts, examples), "alignment")
+    features_lib.check_labels(parts, "alignment", parts.stream.dataset.train, examples)
     embed = features_lib.make(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)
     program = _program(parts, batch_size)

@@ -19,10 +19,9 @@ measured of every task after each, their forgetting is what it can no longer tel
 from collections.abc import Callable
 from typing import Annotated
 
-import jax
 import numpy as np
 
-from jaxcl import core, schema, sharding
+from jaxcl import core, schema
 from jaxcl.evals import features as features_lib
 
 _ROUNDS = 20  # of k-means
@@ -152,19 +151,20 @@ def make(
     """
     parts = features_lib.reading(parts, "decay", features)
     examples = parts.stream.evaluation
-    features_lib.need_evaluation(parts, "decay")
+    features_lib.need_rows(examples, "decay")
     tests = [np.asarray(task.test) for task in parts.stream.tasks]
     most = max(max_rows // len(tests), 2)
     chosen = [features_lib.evenly(rows, most) for rows in tests]
     images = [features_lib.images_of(parts, examples, rows) for rows in chosen]
     ends = np.cumsum([len(rows) for rows in chosen])
     embed = features_lib.two_views(parts)
-    stored = _stored(parts, max_rows)
+    stored = features_lib.stored(parts, "image")
 
     def evaluate(state, task: int) -> core.Result:
         views = embed(state, np.concatenate(images))
-        kept = stored(state)
-        of_kept = embed(state, kept) if len(kept) else None
+        kept, of_kept = stored(state).get("image", ()), None
+        if len(kept):
+            of_kept = embed(state, features_lib.evenly(kept, max_rows))
         finite = np.isfinite(views).all() and np.isfinite(of_kept or 0).all()
         first, second = (np.split(unit(view), ends[:-1]) for view in views)
         rows = {"retrieved": [], "clusters": []}
@@ -187,24 +187,3 @@ def make(
         )
 
     return evaluate
-
-
-def _stored(parts, most) -> Callable:
-    """State -> at most so many stored images, u8[n,H,W,C]; none without a memory."""
-    none = np.zeros((0, 1, 1, 1), np.uint8)
-    if parts.memory is None:
-        return lambda state: none
-
-    def held(state):
-        memory = parts.memory(state)
-        return memory.items.get("image"), memory.filled
-
-    program = jax.jit(held, out_shardings=sharding.replicated(parts.mesh))
-
-    def images(state):
-        stored, filled = sharding.fetch(program(state))
-        if stored is None:
-            return none
-        return stored[features_lib.evenly(np.flatnonzero(filled), most)]
-
-    return images

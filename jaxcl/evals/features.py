@@ -47,37 +47,32 @@ def need(good: Any, name: str, what: str, do: str = "take the evaluator out") ->
         raise ValueError(f"config.evaluators.{name}: needs {what}; {do}")
 
 
-def judged_on(parts: core.EvalParts, examples: stream.Examples) -> core.EvalParts:
-    """EvalParts whose evaluation rows are `examples`."""
-    return parts._replace(stream=parts.stream._replace(evaluation=examples))
-
-
 def check_labels(
-    parts: core.EvalParts, name: str, splits: tuple[str, ...] = ("train", "evaluation")
+    parts: core.EvalParts, name: str, *splits: stream.Examples | None
 ) -> None:
-    """Refuse a stream without evaluation rows, or with rows that have no label.
+    """Refuse a split that is not there, or that has rows without a label.
 
     Args:
       parts: what the evaluator is given.
       name: the evaluator's name in the config.
-      splits: the splits whose rows must all have a label.
+      splits: by default the train split and the evaluation rows.
 
     Raises:
-      ValueError: no evaluation split, or rows without a label, naming the dataset.
+      ValueError: no evaluation rows, or rows without a label, naming the dataset.
     """
     dataset = parts.stream.dataset
-    need_evaluation(parts, name)
-    of = {"train": dataset.train, "evaluation": parts.stream.evaluation}
-    for split in splits:
-        unknown, count = int((of[split].label < 0).sum()), stream.size(of[split])
-        what = f"a label for every row: {unknown} of {count} {split} rows of "
+    for examples in splits or (dataset.train, parts.stream.evaluation):
+        need_rows(examples, name)
+        unknown, count = int((examples.label < 0).sum()), stream.size(examples)
+        kind = "train" if examples is dataset.train else "evaluation"
+        what = f"a label for every row: {unknown} of {count} {kind} rows of "
         need(not unknown, name, f"{what}{dataset.name} have none (-1)")
 
 
-def need_evaluation(parts: core.EvalParts, name: str) -> None:
-    """Refuse a scenario without evaluation rows."""
+def need_rows(examples: stream.Examples | None, name: str) -> None:
+    """Refuse evaluation rows that are not there."""
     do = "set config.scenario.evaluation to 'test', or take the evaluator out"
-    need(parts.stream.evaluation is not None, name, "evaluation rows", do)
+    need(examples is not None, name, "evaluation rows", do)
 
 
 def reading(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
@@ -244,13 +239,6 @@ def unit(features: jax.Array) -> jax.Array:
     return features / jnp.maximum(length, 1e-12)
 
 
-def constraint(parts: core.EvalParts, batch_size: int) -> jax.sharding.Sharding:
-    """Sharding of a batch: split by rows if the devices divide them, else whole."""
-    if batch_size % parts.mesh.size:
-        return sharding.replicated(parts.mesh)
-    return sharding.split(parts.mesh)
-
-
 def padded_size(parts: core.EvalParts, batch_size: int) -> int:
     """A batch size, rounded up to a multiple of the devices."""
     return -(-batch_size // parts.mesh.size) * parts.mesh.size
@@ -408,6 +396,18 @@ def _share(parts, examples, rows, run) -> Callable:
     return embed
 
 
+def first_rows(
+    parts: core.EvalParts, task: stream.Task, count: int, batch_size: int
+) -> np.ndarray:
+    """The first train rows that a run of this seed draws for a task, i32[count]."""
+    size = min(batch_size, len(task.train.rows))
+    # `count` epochs are always enough; only those in use are computed.
+    plan = stream.schedule(
+        task.train, seed=parts.seed, task=task.index, epochs=count, batch_size=size
+    )
+    return np.concatenate([plan[step] for step in range(-(-count // size))])[:count]
+
+
 def evenly(rows: np.ndarray, most: int) -> np.ndarray:
     """At most so many of the rows, evenly spaced."""
     return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
@@ -435,6 +435,27 @@ def sampled(
     rows = evenly(np.arange(stream.size(examples)), max_rows)
     need(len(rows) >= least, name, f"{least} rows or more, there are {len(rows)}")
     return examples, rows
+
+
+def stored(parts: core.EvalParts, *names: str) -> Callable:
+    """Read the filled rows of a method's memory: state -> name -> array, on the host.
+
+    Names that the memory has not are left out, all of them without a memory.
+    """
+    if parts.memory is None:
+        return lambda state: {}
+
+    def read(state):
+        memory = parts.memory(state)
+        return {x: memory.items[x] for x in names if x in memory.items}, memory.filled
+
+    program = jax.jit(read, out_shardings=sharding.replicated(parts.mesh))
+
+    def run(state):
+        kept, filled = sharding.fetch(program(state))
+        return {name: leaf[filled] for name, leaf in kept.items()}
+
+    return run
 
 
 def images_of(

@@ -24,7 +24,6 @@ import numpy as np
 from etils import epath
 
 from jaxcl import core, metrics, schema, sharding
-from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import plots
 from jaxcl.memory import duel
@@ -83,7 +82,7 @@ def make(
         features = "embedding" if parts.project is None else "projection"
     reads = _unit(features_lib.reading(parts, "filtering", features))
     train = parts.stream.dataset.train  # no other split is read
-    features_lib.check_labels(features_lib.judged_on(parts, train), "filtering")
+    features_lib.check_labels(parts, "filtering", train)
     # Placed once, and only when a task is evaluated.
     place = functools.cache(functools.partial(features_lib.place, parts, train))
     offered_in = functools.cache(
@@ -95,7 +94,8 @@ def make(
 
     def evaluate(state, task: int) -> core.Result:
         labels, order, embed = offered_in(task)
-        features, held = embed(state), _empty(parts, size)
+        features = embed(state)
+        held = sharding.replicate(np.full(size, -1, np.int32), parts.mesh)
         scalars = _measured(parts, "stream_entropy", "stream_class_{}", labels[order])
         for i in range(times):
             offered = order[i * size : (i + 1) * size]
@@ -118,7 +118,7 @@ def _offered(reads, place, count, batch_size, task):
       state -> f32[n, D], their features.
     """
     train = reads.stream.dataset.train
-    rows = _rows(reads, reads.stream.tasks[task], count, batch_size)
+    rows = features_lib.first_rows(reads, reads.stream.tasks[task], count, batch_size)
     distinct, order = np.unique(rows, return_inverse=True)
     embed = features_lib.make(reads, train, rows=distinct, images=place())
     return train.label[distinct], order.astype(np.int32), embed
@@ -129,21 +129,6 @@ def _unit(parts):
     return parts._replace(
         embed=lambda state, images: features_lib.unit(parts.embed(state, images))
     )
-
-
-def _rows(parts, task, count, batch_size) -> np.ndarray:
-    """The first train rows that a run of this seed draws for a task, i32[count]."""
-    size = min(batch_size, len(task.train.rows))
-    # `count` epochs are always enough; only those in use are computed.
-    plan = stream.schedule(
-        task.train, seed=parts.seed, task=task.index, epochs=count, batch_size=size
-    )
-    return np.concatenate([plan[step] for step in range(-(-count // size))])[:count]
-
-
-def _empty(parts, size):
-    """A memory without rows."""
-    return sharding.replicate(np.full(size, -1, np.int32), parts.mesh)
 
 
 def _offer(parts, **policy) -> Callable:

@@ -158,8 +158,8 @@ def make(
     """
     others, dataset = train_on == "evaluation", parts.stream.dataset
     judged_alone = train_on in ("labelled", "evaluation")
-    splits = ("evaluation",) if judged_alone else ("train", "evaluation")
-    features_lib.check_labels(parts, "knn", splits)
+    judged = (parts.stream.evaluation,)
+    features_lib.check_labels(parts, "knn", *(judged if judged_alone else ()))
     bank = parts.stream.evaluation if others else dataset.train
     votes_at_all = np.ones(stream.size(bank), bool)
     if train_on == "labelled":

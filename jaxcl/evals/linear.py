@@ -149,7 +149,8 @@ def _fitting(parts, rule, settings) -> tuple[Callable, Callable]:
         )
         return head_lib.streamed_fit(rule, parts, crop, embed), lambda state, dim: dim
     images = features_lib.place(parts, train)
-    rows = features_lib.constraint(parts, rule.batch_size)
+    even = rule.batch_size % parts.mesh.size == 0
+    rows = (sharding.split if even else sharding.replicated)(parts.mesh)
 
     def read(state, images, at, key):
         at = jax.lax.with_sharding_constraint(at, rows)

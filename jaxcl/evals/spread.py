@@ -47,11 +47,9 @@ def make(
       ValueError: no such split or features; a method without a projection; no labels.
     """
     parts = features_lib.reading(parts, "spread", features)
-    examples = parts.stream.evaluation
-    if split == "train":  # no other split is read
-        examples = parts.stream.dataset.train
-        parts = features_lib.judged_on(parts, examples)
-    features_lib.check_labels(parts, "spread")
+    train = parts.stream.dataset.train
+    examples = train if split == "train" else parts.stream.evaluation
+    features_lib.check_labels(parts, "spread", *([train] if split == "train" else []))
     embed = features_lib.make(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)
     present = np.unique(examples.label)

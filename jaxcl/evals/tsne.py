@@ -158,8 +158,8 @@ class _Picture(NamedTuple):
 
 def _test(parts, max_points, _) -> Callable:
     """(state, task) -> the picture of the evaluation split."""
-    features_lib.check_labels(parts, "tsne", ("evaluation",))  # no other is drawn
     examples, name = parts.stream.evaluation, parts.stream.dataset.name
+    features_lib.check_labels(parts, "tsne", examples)  # no other is drawn
     what = f"at least {_FEWEST} evaluation rows; {name} has {stream.size(examples)}"
     features_lib.need(stream.size(examples) >= _FEWEST, "tsne", what)
     chosen = choose(examples.label, max_points, parts.seed)
@@ -172,8 +172,7 @@ def _test(parts, max_points, _) -> Callable:
 def _memory(parts, max_points, _) -> Callable:
     """(state, task) -> the picture of the memory among the train rows."""
     tasks, train = parts.stream.tasks, parts.stream.dataset.train
-    # No other split is read.
-    features_lib.check_labels(features_lib.judged_on(parts, train), "tsne")
+    features_lib.check_labels(parts, "tsne", train)  # no other split is read
     embed, stored_rows = features_lib.of_images(parts), _stored(parts, "memory")
 
     def picture(state, task):
@@ -202,16 +201,16 @@ def _filter(parts, max_points, batch_size) -> Callable:
     """(state, task) -> the picture of all rows, those of a batch, and the memory."""
     embed, stored_rows = features_lib.of_images(parts), _stored(parts, "filter")
     dataset, examples = parts.stream.dataset, parts.stream.evaluation
-    if examples is None:
-        examples = dataset.train
-        parts = features_lib.judged_on(parts, examples)
-    features_lib.check_labels(parts, "tsne")
+    examples = dataset.train if examples is None else examples
+    features_lib.check_labels(parts, "tsne", dataset.train, examples)
     chosen = balanced(examples.label, max_points, parts.seed)
     embed_data = features_lib.make(parts, examples, rows=chosen)
 
     def picture(state, task):
         images, stored = stored_rows(state)
-        batch = _batch(parts, parts.stream.tasks[task], batch_size)
+        drawn_from = parts.stream.tasks[task]
+        size = min(batch_size, len(drawn_from.train.rows))
+        batch = features_lib.first_rows(parts, drawn_from, size, size)
         if len(stored) == 0:
             return None
         of_batch = embed(state, features_lib.images_of(parts, dataset.train, batch))
@@ -237,18 +236,6 @@ def _filter_titles(class_names, labels) -> list[str]:
     return titles
 
 
-def _batch(parts, task, size) -> np.ndarray:
-    """Train rows that a run of this seed draws in the first step of a task, i32[n].
-
-    n is `size`, or the number of the task's rows if that is smaller.
-    """
-    size = min(size, len(task.train.rows))
-    plan = stream.schedule(
-        task.train, seed=parts.seed, task=task.index, epochs=1, batch_size=size
-    )
-    return plan[0]
-
-
 def _stored(parts, show) -> Callable:
     """State -> the stored images u8[m,H,W,C] and labels i32[m], on the host.
 
@@ -257,19 +244,11 @@ def _stored(parts, show) -> Callable:
     what = "a method with a memory of rows, as cclis, duel and er have"
     features_lib.need(parts.memory, f"tsne.show={show!r}", what, "choose 'test'")
     train = parts.stream.dataset.train
-
-    def read(state):
-        memory = parts.memory(state)
-        source = "image" if "image" in memory.items else "index"
-        kept = {name: memory.items[name] for name in (source, "label")}
-        return kept, memory.filled
-
-    program = jax.jit(read, out_shardings=sharding.replicated(parts.mesh))
+    read = features_lib.stored(parts, "image", "index", "label")
 
     def run(state):
-        kept, filled = sharding.fetch(program(state))
-        kept = {name: leaf[filled] for name, leaf in kept.items()}
-        if "image" not in kept and filled.any():
+        kept = read(state)
+        if "image" not in kept and len(kept["label"]):
             kept["image"] = features_lib.images_of(parts, train, kept["index"])
         return kept.get("image"), kept["label"]
 
