@@ -84,7 +84,7 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
 
 
 def _program(parts, batch_size):
-    """(state, features, labels) -> `nearest` f32[capacity], and task i32[capacity].
+    """Compile (state, features, labels) -> `nearest` f32[capacity], task i32[capacity].
 
     The cosine of an empty slot is -inf.
     """

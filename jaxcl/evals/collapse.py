@@ -84,7 +84,7 @@ def make(
     max_rows: Annotated[int, schema.Range(least=2)] = 2048,
     share: schema.Share = 0.5,
 ) -> Callable:
-    """The spread and the rank of the embeddings, and a warning where they fall.
+    """Measure spread and rank of the embeddings, and warn where they fall.
 
     Args:
       parts: what every evaluator is given; labels are not read.

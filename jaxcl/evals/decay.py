@@ -28,13 +28,13 @@ _ROUNDS = 20  # of k-means
 
 
 def unit(features: np.ndarray) -> np.ndarray:
-    """Rows of length 1, f64[N, D]; rows of zeros stay."""
+    """Scale rows to length 1, f64[N, D]; rows of zeros stay."""
     x = np.asarray(features, np.float64)
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 
 def deviation(first: np.ndarray, second: np.ndarray) -> float:
-    """The mean of 1 - u . v over images, from 0 to 2.
+    """Average 1 - u . v over images, from 0 to 2.
 
     Args:
       first, second: f64[N, D], unit rows, of two views of each image.
@@ -43,7 +43,7 @@ def deviation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def overlap(rows: np.ndarray, others: np.ndarray | None = None) -> float:
-    """The mean of max(0, u . w) over pairs, from 0 to 1.
+    """Average max(0, u . w) over pairs, from 0 to 1.
 
     Args:
       rows: f64[N, D], unit rows.
@@ -57,7 +57,7 @@ def overlap(rows: np.ndarray, others: np.ndarray | None = None) -> float:
 
 
 def retrieved(first: np.ndarray, second: np.ndarray) -> float:
-    """The share of images whose second view is the one nearest to their first.
+    """Count the share of images whose second view is nearest to their first.
 
     Args:
       first, second: f64[N, D], unit rows. Of equal ones the first counts as nearest.

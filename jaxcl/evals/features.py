@@ -31,7 +31,7 @@ def _finite(arrays):
 
 
 def finite(*arrays: jax.Array) -> bool:
-    """Whether all numbers of some arrays are finite; they may lie on the devices."""
+    """Tell whether all numbers of some arrays are finite, wherever the arrays lie."""
     return bool(sharding.fetch(_finite(arrays)))
 
 
@@ -137,7 +137,7 @@ def train_mask(groups: Split, train_on: str, task: int) -> np.ndarray:
 
 
 def stratified(examples: stream.Examples, *, fraction: float, seed: int) -> np.ndarray:
-    """A share of the rows of every class, and of every domain within it, bool[N].
+    """Draw a share of the rows of every class and domain, bool[N].
 
     It takes max(1, round(fraction n)) of n rows; a half is rounded to even. They are
     the first rows of an order that depends on `seed`, the class and the domain alone,
@@ -155,7 +155,7 @@ def stratified(examples: stream.Examples, *, fraction: float, seed: int) -> np.n
 
 
 def per_task(parts: core.EvalParts, correct: np.ndarray) -> np.ndarray:
-    """Accuracy on each task's test rows, f64[T], nan for a task without rows.
+    """Average over each task's test rows, f64[T], nan for a task without rows.
 
     Args:
       correct: bool[M], one entry per evaluation row.
@@ -171,7 +171,7 @@ def verdicts(
     *,
     rows: np.ndarray | None = None,
 ) -> Callable:
-    """Which of the predicted classes are right, judged on the device.
+    """Judge on the device which of the predicted classes are right.
 
     Args:
       rows: i32[n], which rows of the split; by default all.
@@ -207,7 +207,7 @@ def blank_unseen(row: np.ndarray, train_on: str, task: int) -> np.ndarray:
 
 
 def place(parts: core.EvalParts, examples: stream.Examples) -> jax.Array | None:
-    """The images of a set in memory, whole on every device; None if the set streams."""
+    """Place the images of a set in memory on every device; None if the set streams."""
     if examples.images is None:
         return None
     return sharding.replicate(examples.images, parts.mesh)
@@ -234,13 +234,13 @@ def logged(rows: Sequence[dict], pattern: str) -> dict[str, dict]:
 
 
 def unit(features: jax.Array) -> jax.Array:
-    """Rows scaled to length 1, f32[n, D]; zero rows stay zero."""
+    """Scale rows to length 1, f32[n, D]; zero rows stay zero."""
     length = jnp.linalg.norm(features, axis=-1, keepdims=True)
     return features / jnp.maximum(length, 1e-12)
 
 
 def padded_size(parts: core.EvalParts, batch_size: int) -> int:
-    """A batch size, rounded up to a multiple of the devices."""
+    """Round a batch size up to a multiple of the devices."""
     return -(-batch_size // parts.mesh.size) * parts.mesh.size
 
 
@@ -259,7 +259,7 @@ def eval_view(parts: core.EvalParts, *, resize: bool = True) -> Callable:
 
 
 def eval_crop(parts: core.EvalParts) -> prefetch.CenterCrop:
-    """The crop that workers cut out of an image that streams."""
+    """Make the crop that workers cut out of an image that streams."""
     return prefetch.CenterCrop(
         size=parts.size,
         resize=parts.size if parts.resize is None else parts.resize,
@@ -326,7 +326,7 @@ def make(
 
 
 def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callable]:
-    """How a split is read: batch -> the encoder's inputs, and count -> its batches."""
+    """Return batch -> the encoder's inputs, and count -> batches, of a split."""
     mesh = parts.mesh
     if examples.graphs is not None:  # every device keeps all batches
         made = graph_batches.evaluation_batches(examples, rows, batch_size)
@@ -399,7 +399,7 @@ def _share(parts, examples, rows, run) -> Callable:
 def first_rows(
     parts: core.EvalParts, task: stream.Task, count: int, batch_size: int
 ) -> np.ndarray:
-    """The first train rows that a run of this seed draws for a task, i32[count]."""
+    """Return the first train rows that a run draws for a task, i32[count]."""
     size = min(batch_size, len(task.train.rows))
     # `count` epochs are always enough; only those in use are computed.
     plan = stream.schedule(
@@ -416,7 +416,7 @@ def evenly(rows: np.ndarray, most: int) -> np.ndarray:
 def sampled(
     parts: core.EvalParts, name: str, max_rows: int, *, least: int = 1
 ) -> tuple[stream.Examples, np.ndarray]:
-    """The evaluation split, or the train split if there is none, and rows of it.
+    """Choose rows of the evaluation split, or of the train split if there is none.
 
     Args:
       name: the evaluator's name in the config.

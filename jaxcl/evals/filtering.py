@@ -111,7 +111,7 @@ def make(
 
 
 def _offered(reads, place, count, batch_size, task):
-    """The first `count` rows that a task draws.
+    """Read the first `count` rows that a task draws.
 
     Returns:
       labels i32[n] of the distinct rows; i32[count], which of them come, in order; and

@@ -45,14 +45,14 @@ class Rule(NamedTuple):
 
 
 def logits(head: Head, features: jax.Array) -> jax.Array:
-    """Scores f32[n, C] of features f32[n, D]."""
+    """Score features f32[n, D], f32[n, C]."""
     return jnp.dot(features, head.weight, precision=_EXACT) + head.bias
 
 
 def probe_keys(
     seed: int, task: jax.typing.ArrayLike, probe: jax.typing.ArrayLike
 ) -> jax.Array:
-    """The keys of a probe, for the layer's start and for its epochs.
+    """Make the keys of a probe, for the layer's start and for its epochs.
 
     Args:
       probe: 0 for the probe over all classes, t + 1 for that of domain t alone.
@@ -109,7 +109,7 @@ def class_uniform(
 
 
 def start(key: jax.Array, dim: int, num_classes: int) -> Head:
-    """A new layer, drawn as PyTorch's nn.Linear(dim, num_classes) draws it."""
+    """Draw a new layer as PyTorch's nn.Linear(dim, num_classes) does."""
     k_weight, k_bias = jax.random.split(key)
     uniform = initial.torch_uniform(dim)
     return Head(uniform(k_weight, (dim, num_classes)), uniform(k_bias, (num_classes,)))

@@ -94,7 +94,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def _augmented(parts, settings):
-    """(state, images u8[B,h,w,C] or u8[B,1,S,S,C], key) -> features f32[B, D]."""
+    """Make (state, images u8[B,h,w,C] or u8[B,1,S,S,C], key) -> features f32[B, D]."""
     whole, normalize = sharding.replicated(parts.mesh), settings.normalize_features
     names = ("jitter", "flip", "jitter_probability", "grayscale", "blur")
     view = augment_images.make(
@@ -117,14 +117,14 @@ def _augmented(parts, settings):
 
 
 def _plain(parts, examples, normalize, rows=None):
-    """State -> f32[n, D], features of (rows of) a split without augmentation."""
+    """Return state -> f32[n, D], features of (rows of) a split without augmentation."""
     embed = features_lib.make(parts, examples, rows=rows)
     unit = jax.jit(features_lib.unit)
     return lambda state: unit(embed(state)) if normalize else embed(state)
 
 
 def _fitting(parts, rule, settings) -> tuple[Callable, Callable]:
-    """How to fit a probe: to features, or to views that are drawn anew in each epoch.
+    """Fit a probe to features, or to views that are drawn anew in each epoch.
 
     Returns:
       `fit`, see `head.resident_fit`, and (state, D) -> the `data` that it wants.
@@ -160,7 +160,7 @@ def _fitting(parts, rule, settings) -> tuple[Callable, Callable]:
 
 
 def _usable(parts, train_on, groups) -> Callable:
-    """(state, task) -> bool[N], train rows that a probe may use after the task."""
+    """Return (state, task) -> bool[N], train rows that a probe may use."""
     if train_on != "visible":
         return lambda state, task: features_lib.train_mask(groups, train_on, task)
     whole = sharding.replicated(parts.mesh)
@@ -203,7 +203,7 @@ class _Pass(NamedTuple):
 
 
 def _best_lr(parts, probe, seen: _Pass, mask, number) -> float | None:
-    """The rate whose head is best on the cut of the rows `mask`; the first of equals.
+    """Choose the rate whose head is best on the cut of the rows `mask`, or the first.
 
     None if the cut has none of these rows, or if no fit is finite.
     """

@@ -143,7 +143,7 @@ def make(
 
 
 def _augmented(parts, passes, pad, flip, batch_size) -> Callable:
-    """State -> features f32[passes n, D] of the n train rows, pass after pass."""
+    """Make state -> features f32[passes n, D] of the n train rows, pass after pass."""
     train = parts.stream.dataset.train
     if not passes:
         embed = features_lib.make(parts, train, batch_size=batch_size)

@@ -26,7 +26,7 @@ def make(
     batch_size: Annotated[int, schema.Range(least=2)] = 32,
     max_rows: schema.Count | None = None,
 ) -> Callable:
-    """The method's own loss on rows of the tasks so far.
+    """Measure the method's own loss on rows of the tasks so far.
 
     Args:
       parts: core.EvalParts.
@@ -82,7 +82,7 @@ def _check(parts, batch_size, max_rows):
 
 
 def _chosen(parts, task, batch_size, max_rows) -> np.ndarray:
-    """Rows of the tasks up to `task`, shuffled, in full batches if there is one."""
+    """Shuffle the rows of the tasks up to `task`; full batches, if there is one."""
     rng = np.random.default_rng([parts.seed, task])
     per_task = [
         rng.permutation(met.train.rows)[:max_rows]

@@ -17,7 +17,7 @@ from jaxcl.evals import features as features_lib
 
 @schema.checked("config.evaluators.predict")
 def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
-    """Accuracy of a method's own predictions after a task.
+    """Measure the accuracy of a method's own predictions after a task.
 
     Args:
       parts: with `predict`.
@@ -68,6 +68,6 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
 
 @jax.jit
 def _usable(scores):
-    """Whether every row f[C] of scores chooses a class; -inf leaves one out."""
+    """Tell whether every row f[C] of scores chooses a class; -inf leaves one out."""
     wrong = jnp.isnan(scores) | jnp.isposinf(scores)
     return jnp.isfinite(scores).any(axis=1).all() & ~wrong.any()

@@ -29,7 +29,7 @@ def make(
     split: Literal["evaluation", "train"] = "evaluation",
     features: features_lib.Features = "embedding",
 ) -> Callable:
-    """Intra-class variance and inter-class similarity of a split.
+    """Measure intra-class variance and inter-class similarity of a split.
 
     Args:
       parts: with `project` for features="projection".

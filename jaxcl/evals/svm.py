@@ -42,7 +42,7 @@ def make(
     max_rows: schema.Count | None = None,
     batch_size: schema.Count = 256,
 ) -> Callable:
-    """Accuracy of a support vector machine on the train rows met so far.
+    """Measure a support vector machine on the train rows met so far.
 
     Args:
       parts: its evaluation split is not read.
@@ -136,7 +136,7 @@ def _rows(parts, tasks) -> np.ndarray:
 
 
 def _chosen(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarray]:
-    """The rows of each subset that is measured after a task."""
+    """Choose the rows of each subset that is measured after a task."""
     label = parts.stream.dataset.train.label
     tasks = {"all": range(task + 1), "old": range(task), "new": [task]}
     chosen = {}

@@ -60,7 +60,7 @@ def balanced(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
 def as_many(
     labels: np.ndarray, stored: np.ndarray, seed: int | Sequence[int]
 ) -> np.ndarray:
-    """As many rows of each class as are stored, drawn without replacement.
+    """Draw as many rows of each class as are stored, without replacement.
 
     Args:
       labels: i32[n], of the rows to draw from.
@@ -157,7 +157,7 @@ class _Picture(NamedTuple):
 
 
 def _test(parts, max_points, _) -> Callable:
-    """(state, task) -> the picture of the evaluation split."""
+    """Return (state, task) -> the picture of the evaluation split."""
     examples, name = parts.stream.evaluation, parts.stream.dataset.name
     features_lib.check_labels(parts, "tsne", examples)  # no other is drawn
     what = f"at least {_FEWEST} evaluation rows; {name} has {stream.size(examples)}"
@@ -170,7 +170,7 @@ def _test(parts, max_points, _) -> Callable:
 
 
 def _memory(parts, max_points, _) -> Callable:
-    """(state, task) -> the picture of the memory among the train rows."""
+    """Return (state, task) -> the picture of the memory among the train rows."""
     tasks, train = parts.stream.tasks, parts.stream.dataset.train
     features_lib.check_labels(parts, "tsne", train)  # no other split is read
     embed, stored_rows = features_lib.of_images(parts), _stored(parts, "memory")
@@ -198,7 +198,7 @@ def _memory(parts, max_points, _) -> Callable:
 
 
 def _filter(parts, max_points, batch_size) -> Callable:
-    """(state, task) -> the picture of all rows, those of a batch, and the memory."""
+    """Return (state, task) -> the picture of all rows, a batch's, and the memory's."""
     embed, stored_rows = features_lib.of_images(parts), _stored(parts, "filter")
     dataset, examples = parts.stream.dataset, parts.stream.evaluation
     examples = dataset.train if examples is None else examples
@@ -237,7 +237,7 @@ def _filter_titles(class_names, labels) -> list[str]:
 
 
 def _stored(parts, show) -> Callable:
-    """State -> the stored images u8[m,H,W,C] and labels i32[m], on the host.
+    """Return state -> stored images u8[m,H,W,C] and labels i32[m], on the host.
 
     A memory without "image" holds rows of the train split in "index".
     """

@@ -17,7 +17,7 @@ from jaxcl.report import runs as runs_lib
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+    """Make the parser of the command's options."""
     arguments = argparse.ArgumentParser(
         prog="jaxcl report", description=__doc__.splitlines()[0]
     )

@@ -24,13 +24,13 @@ MEASURES = ("average_accuracy", "anytime", "forgetting")
 
 
 def difference(run: Run, other: Run, name: str, measure: str) -> dict:
-    """Mean and standard error of `run` less `other`, over seeds that both have."""
+    """Compute mean and error of `run` less `other`, over seeds that both have."""
     pair = (runs_lib.measured(r, name, measure) for r in (run, other))
     return seeds.spread(runs_lib.paired(*pair))
 
 
 def cost(run: Run) -> dict[str, float | None]:
-    """What training costs, a mean over seeds; None where it is not known.
+    """Average what training costs over seeds; None where it is not known.
 
     "milliseconds" and "flops" of a step; "per_image", FLOPs for each image of the
     stream, however often a method passes it.
@@ -48,7 +48,7 @@ def cost(run: Run) -> dict[str, float | None]:
 def curve(
     run: Run, name: str, *, band: str = "error"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The average accuracy over the tasks met, or a scalar, against steps.
+    """Average the accuracy over the tasks met, or a scalar, at each step.
 
     Args:
       run: from `runs.read`.
@@ -69,7 +69,7 @@ def curve(
 
 
 def along(run: Run, name: str) -> dict:
-    """Mean and standard error over seeds of the mean over all evaluations.
+    """Average all evaluations of a seed; mean and standard error over seeds.
 
     With evaluations every so many steps (config.eval_every) it is the area under the
     curve of i-Blurry (Koh et al., ICLR 2022), of the tasks met, each from its first
@@ -84,7 +84,7 @@ def along(run: Run, name: str) -> dict:
 
 
 def _points(rows, name) -> dict[int, float]:
-    """Step -> a scalar, or the mean of a matrix's row over the tasks met, of a run."""
+    """Map step -> a scalar, or the mean of a matrix's row over the tasks met."""
     points = {}
     for row in rows:
         value = row.get("eval", {}).get(name)
@@ -95,7 +95,7 @@ def _points(rows, name) -> dict[int, float]:
 
 
 def text(runs: list[Run], name: str) -> str:
-    """A table of one matrix with a line for each run; differences are to the first."""
+    """Write a table of one matrix, a line a run; differences are to the first."""
     head = ("seeds", "average", "anytime", "along", "forgetting")
     head += ("ms/step", "FLOPs", "FLOP/image", "- first")
     width = max(24, *(len(run.name) + 2 for run in runs))
@@ -120,7 +120,7 @@ def text(runs: list[Run], name: str) -> str:
 
 
 def scalar_text(curves: dict[str, tuple], name: str, band: str) -> str:
-    """The last value of a scalar with its band over seeds, one line for each run.
+    """Write the last value of a scalar with its band, one line for each run.
 
     Args:
       curves: name of a run -> its `curve`.
@@ -220,6 +220,6 @@ def _classes(runs, options) -> None:
 
 
 def _task_ends(run: Run) -> list[int]:
-    """Step after which each task ends."""
+    """List the step after which each task ends."""
     steps = [spent["steps"] for spent in run.first["cost"]["per_task"] if spent]
     return np.cumsum(steps).tolist()

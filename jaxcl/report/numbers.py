@@ -63,12 +63,12 @@ def estimate(values: Iterable[float | None]) -> Estimate:
 
 
 def names_of(collections: Iterable[Iterable]) -> list[str]:
-    """All keys of several dicts or lists, each once, in the order they appear."""
+    """List all keys of several dicts or lists, each once, in order."""
     return list(dict.fromkeys(key for keys in collections for key in keys))
 
 
 def matrices(run: Run) -> list[str]:
-    """Names of the matrices that at least one seed of the run has."""
+    """Name the matrices that at least one seed of the run has."""
     return names_of(results["matrices"] for results in run.results.values())
 
 
@@ -83,7 +83,7 @@ def measures(run: Run) -> dict[str, dict[str, Estimate]]:
 
 
 def difference(run: Run, first: Run, name: str, measure: str) -> Estimate:
-    """Mean of `run` less `first`, over the seeds that both have."""
+    """Estimate `run` less `first`, over the seeds that both have."""
     pair = (runs_lib.measured(r, name, measure) for r in (run, first))
     return _difference(run, first, *pair)
 
@@ -113,7 +113,7 @@ def scalars(run: Run, first: Run) -> dict[str, tuple[Estimate, Estimate]]:
 
 
 def cost(run: Run) -> dict[str, float | None]:
-    """What a run took, a mean over seeds; None where it is not known.
+    """Average what a run took over seeds; None where it is not known.
 
     Returns:
       "train", "compile", "evaluation" and "rest", seconds; "steps", "images", "flops"
@@ -139,7 +139,7 @@ def cost(run: Run) -> dict[str, float | None]:
 
 
 def mean_matrix(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The accuracy matrix up to the last finished task, a mean over seeds.
+    """Average the accuracy matrix up to the last finished task over seeds.
 
     Returns:
       Means f64[done, T], nan where no seed has the cell, and i64[done, T], how many
@@ -152,27 +152,27 @@ def mean_matrix(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_row(run: Run, key: str, name: str) -> np.ndarray | None:
-    """The row of a matrix in "untrained" or "finetune", a mean over seeds, or None."""
+    """Average the row of a matrix in "untrained" or "finetune" over seeds, or None."""
     rows = [(r.get(key) or {}).get(name) for r in run.results.values()]
     rows = [row for row in rows if row is not None]
     return _mean(np.array(rows, float))[0] if rows else None
 
 
 def _mean(values):
-    """Mean over axis 0 of the values that are not nan, and how many these are."""
+    """Average the values that are not nan over axis 0, and count them."""
     known = np.ma.masked_invalid(values)
     return known.mean(axis=0).filled(np.nan), known.count(axis=0)
 
 
 def untrained(run: Run, name: str) -> Estimate:
-    """Accuracy of the network before any training, a mean over the tasks measured."""
+    """Estimate the accuracy before any training, a mean over the tasks measured."""
     rows = [own.get("untrained", {}).get(name) for own in run.results.values()]
     values = [[x for x in row or () if x is not None] for row in rows]
     return estimate([float(np.mean(x)) if x else None for x in values])
 
 
 def convergence(run: Run) -> dict[int, dict[str, Estimate]]:
-    """Task -> "best_number", "best_seconds", ..., "last_number", ... over seeds."""
+    """Estimate "best_number", "best_seconds", ..., "last_number", ... of each task."""
     of_seeds = [results.get("convergence", {}) for results in run.results.values()]
     estimates = {}
     for task in sorted(names_of(of_seeds), key=int):
@@ -201,7 +201,7 @@ def _steps(results) -> list[int]:
 
 
 def common_ends(runs: Iterable[Run]) -> list[int] | None:
-    """The step at which each finished task ends; None where runs or seeds differ."""
+    """List the step at which each task ends; None where runs or seeds differ."""
     all_ends = [
         np.cumsum(_steps(results)).tolist()
         for run in runs
@@ -230,7 +230,7 @@ def _values(row: dict) -> dict[tuple[str, str], float]:
 
 
 def points(results: dict, rows: list) -> dict[tuple, dict]:
-    """What one seed logged, by task and step within the task.
+    """Sort what one seed logged by task and step within the task.
 
     Returns:
       (kind, name) -> (task, step within it) -> number; kinds are "accuracy", "scalar"
@@ -265,7 +265,7 @@ def curves(run: Run) -> dict[tuple[str, str], Curve]:
 
 
 def _aligned(of_seeds: dict[int, dict], results) -> Curve | None:
-    """The mean at the places that all seeds have."""
+    """Average at the places that all seeds have."""
     places = sorted(set.intersection(*map(set, of_seeds.values())))
     xs = []
     for seed in of_seeds:
@@ -304,7 +304,7 @@ def _binned(of_seeds: dict[int, dict], results) -> Curve | None:
 
 
 def _gap(points) -> float:
-    """The median number of steps from one row to the next."""
+    """Find the median number of steps from one row to the next."""
     gaps = [b - a for (s, a), (t, b) in itertools.pairwise(sorted(points)) if s == t]
     return max(1, int(np.median(gaps))) if gaps else 1
 
@@ -320,7 +320,7 @@ def _curve(xs, values, tasks, every) -> Curve:
 
 
 def thin(curve: Curve, most: int = POINTS) -> Curve:
-    """The curve with every n-th point, and with the last of each task."""
+    """Keep every n-th point of a curve, and the last of each task."""
     every = math.ceil(len(curve.x) / most)
     keep = np.arange(len(curve.x)) % every == 0
     keep[np.append(np.diff(curve.task) != 0, True)] = True
@@ -332,7 +332,7 @@ def thin(curve: Curve, most: int = POINTS) -> Curve:
 
 
 def differing(configs: list[dict]) -> dict[str, list[str | None]]:
-    """The fields that differ: path -> value in each config, None where not set."""
+    """Find the fields that differ: path -> value in each config, None where not set."""
     flats = [comparability.flat(config) for config in configs]
     rows = {path: [own.get(path) for own in flats] for path in sorted(names_of(flats))}
     return {path: row for path, row in rows.items() if len(set(row)) > 1}

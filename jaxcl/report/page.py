@@ -41,7 +41,7 @@ def _span(seeds) -> str:
 
 
 def _judged(run) -> str:
-    """The checkpoint that a transfer run evaluated."""
+    """Name the checkpoint that a transfer run evaluated."""
     source = run.first.get("checkpoint") or {}
     if not source:
         return "-"
@@ -62,7 +62,7 @@ def _date(run) -> float:
 
 
 def header(runs: list[runs_lib.Run]) -> dict:
-    """The runs, and how far they have come."""
+    """Describe the runs, and how far they have come."""
     count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
     dates = {run.name: _date(run) for run in runs}
     newest, version = _when(max(dates.values())), task_alone.version()
@@ -111,7 +111,7 @@ def _lead(runs) -> str:
 
 
 def _remarks(run) -> list[str]:
-    """What a reader must know about a run before reading its numbers."""
+    """Say what a reader must know about a run before reading its numbers."""
     remarks = [f"{line}." for line in runs_lib.remarks(run)]
     lacking = [seed for seed in run.results if seed not in run.rows]
     if lacking:
@@ -139,7 +139,7 @@ def _tasks(runs) -> list[tuple[str, str]]:
 
 
 def results(runs: list[runs_lib.Run], curves: list[dict]) -> dict:
-    """The results of each matrix: table, curves, accuracy against time, heat maps.
+    """Lay out each matrix: table, curves, accuracy against time, heat maps.
 
     Args:
       runs: of the page; differences are to the first.
@@ -153,7 +153,7 @@ def results(runs: list[runs_lib.Run], curves: list[dict]) -> dict:
 
 
 def _matrix(name, runs, measured, curves) -> dict:
-    """All about one matrix, for the runs that have it."""
+    """Lay out one matrix, for the runs that have it."""
     having = [i for i in range(len(runs)) if name in measured[i]]
     curve = _accuracy_curves(name, runs, having, curves)
     pair = (curve, _against_time(name, runs, having, measured))
@@ -168,7 +168,7 @@ def _matrix(name, runs, measured, curves) -> dict:
 
 
 def _measures(name, runs, having, measured) -> Table:
-    """The measures of one matrix, a row for each run that has it."""
+    """List the measures of one matrix, a row for each run that has it."""
     keys = [k for k in TITLES if any(k in measured[i][name] for i in having)]
     columns = [Column("run"), Column("seeds"), *(Column(*TITLES[key]) for key in keys)]
     before = {i: numbers.untrained(runs[i], name) for i in having}
@@ -192,7 +192,7 @@ def _measures(name, runs, having, measured) -> Table:
 
 
 def _accuracy_curves(name, runs, having, curves) -> charts.Chart | None:
-    """The average accuracy of one matrix over steps."""
+    """Draw the average accuracy of one matrix over steps."""
     drawn = [(i, runs[i].name, curves[i].get(("accuracy", name))) for i in having]
     drawn = [(i, run, numbers.thin(curve)) for i, run, curve in drawn if curve]
     note = "band: 95 %" if any(curve.seeds > 1 for *_, curve in drawn) else ""
@@ -210,7 +210,7 @@ def _accuracy_curves(name, runs, having, curves) -> charts.Chart | None:
 
 
 def _against_time(name, runs, having, measured) -> charts.Chart | None:
-    """Accuracy against seconds of training, for the runs that have both."""
+    """Draw accuracy against seconds of training, for the runs that have both."""
     points = []
     for i in having:
         accuracy = measured[i][name]["average_accuracy"]
@@ -221,7 +221,7 @@ def _against_time(name, runs, having, measured) -> charts.Chart | None:
 
 
 def pictures(runs: list[runs_lib.Run]) -> list[dict] | None:
-    """The pictures that the runs left, by run; None if there are none."""
+    """List the pictures that the runs left, by run; None if there are none."""
     shown = [
         {"run": number, "name": name, "png": base64.b64encode(data).decode()}
         for number, run in enumerate(runs)
@@ -272,7 +272,7 @@ SPENT = (
 
 
 def cost(runs: list[runs_lib.Run]) -> Table:
-    """The cost of each run, beside its accuracies."""
+    """List the cost of each run, beside its accuracies."""
     columns, spent = _outcomes(runs), [numbers.cost(run) for run in runs]
     for title, key, form in SPENT:
         if key != "peak_bytes" or any(own[key] is not None for own in spent):
@@ -330,7 +330,7 @@ def page(runs: list[runs_lib.Run], *, title: str) -> str:
 
 
 def _rendered(*, runs, **values) -> str:
-    """The template of the page with these values; text in them is escaped."""
+    """Fill the template of the page with these values; text in them is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxcl.report"),
         autoescape=True,

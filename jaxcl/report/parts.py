@@ -15,7 +15,7 @@ FAMILY = 4  # so many scalars whose names differ only in numbers are folded away
 
 
 def grouped(names: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Names apart from families: pattern -> `FAMILY` or more that differ in numbers."""
+    """Sort out families of names: `FAMILY` or more that differ in numbers alone."""
     groups = {}
     for name in names:
         groups.setdefault(re.sub(r"\d+", "#", name), []).append(name)
@@ -25,7 +25,7 @@ def grouped(names: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def scalars(runs: list[runs_lib.Run], curves: list[dict]) -> dict | None:
-    """The scalars of evaluators: last values and curves; None if there are none.
+    """Lay out last values and curves of the evaluators' scalars; None without any.
 
     Args:
       runs: of the page; differences are to the first.
@@ -48,7 +48,7 @@ def scalars(runs: list[runs_lib.Run], curves: list[dict]) -> dict | None:
 
 
 def _last_values(names, runs, lasts) -> Table:
-    """The last values of scalars, a row for each."""
+    """List the last values of scalars, a row for each."""
     rows = []
     for name in names:
         cells = []
@@ -62,7 +62,7 @@ def _last_values(names, runs, lasts) -> Table:
 
 
 def _charts(names, runs, curves, kind) -> dict:
-    """A chart for each name that has curves, and the names that are too many."""
+    """Draw a chart for each name that has curves; list the names that are too many."""
     own = {name: [c[kind, name] for c in curves if (kind, name) in c] for name in names}
     names = [name for name in names if charts.drawable(own[name])]
     drawn = [_chart(name, runs, curves, kind) for name in names[:MOST_CHARTS]]
@@ -71,7 +71,7 @@ def _charts(names, runs, curves, kind) -> dict:
 
 
 def _chart(name, runs, curves, kind) -> charts.Chart | None:
-    """The curves of one name."""
+    """Draw the curves of one name."""
     lines = []
     for i, run in enumerate(runs):
         curve = curves[i].get((kind, name))
@@ -117,7 +117,7 @@ def convergence(runs: list[runs_lib.Run]) -> Table | None:
 
 
 def configs(runs: list[runs_lib.Run]) -> dict:
-    """The fields that differ, and every config in full."""
+    """List the fields that differ, and every config in full."""
     having = [i for i, run in enumerate(runs) if run.configs.asked is not None]
     differences = numbers.differing([runs[i].configs.asked for i in having])
     rows = [

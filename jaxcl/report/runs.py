@@ -34,17 +34,17 @@ class Run:
 
     @property
     def done(self) -> int:
-        """How many tasks are finished."""
+        """Count the finished tasks."""
         return results_lib.finished(self.first)
 
     @property
     def size(self) -> int:
-        """How many tasks there are."""
+        """Count the tasks."""
         return len(self.first["task_names"])
 
     @functools.cached_property
     def rows(self) -> dict[int, list]:
-        """Seed -> rows of metrics.jsonl, for seeds that have one.
+        """Read seed -> rows of metrics.jsonl, for seeds that have one.
 
         Seeds that ran side by side have a common one; its metrics of steps are means
         over all seeds, and are given to the first alone.
@@ -136,7 +136,7 @@ def read_all(workdirs: Sequence[epath.PathLike]) -> list[Run]:
 
 
 def comparable(run: Run, first: Run) -> bool:
-    """Whether both runs are finished, or both stand after the same task."""
+    """Tell whether both runs are finished, or both stand after the same task."""
     over = [r.done == r.size for r in (run, first)]
     return all(over) or (not any(over) and run.done == first.done)
 
@@ -148,7 +148,7 @@ def paired(mine: dict, theirs: dict) -> list[float]:
 
 
 def measured(run: Run, name: str, measure: str) -> dict[int, float | None]:
-    """Seed -> a measure of a matrix, see `seeds.measures`; None where it has none."""
+    """Map seed -> a measure of a matrix, see `seeds.measures`; None without it."""
     of_seeds = {seed: seeds.measures(own) for seed, own in run.results.items()}
     return {seed: own.get(name, {}).get(measure) for seed, own in of_seeds.items()}
 
@@ -174,6 +174,6 @@ def remarks(run: Run) -> list[str]:
 
 
 def total_costs(run: Run) -> list[dict]:
-    """The cost of training in all, of each seed for which it is known."""
+    """List what training cost in all, for each seed of which it is known."""
     totals = [results["cost"]["total"] for results in run.results.values()]
     return [total for total in totals if total and total["steps"]]

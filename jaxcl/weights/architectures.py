@@ -245,7 +245,7 @@ def _count_blocks(found) -> int:
 
 
 def _table(found, width) -> tuple[int, int]:
-    """Rows of the learned positions, and the side of their grid; 0: there are none."""
+    """Count the learned positions, and the side of their grid; 0: there are none."""
     if not found.has("positions"):
         return 0, 0
     _, rows, own = found.shape("positions", 3)
@@ -260,7 +260,7 @@ def _table(found, width) -> tuple[int, int]:
 
 
 def _mlp(found) -> dict:
-    """The kind of the MLP, and its hidden units."""
+    """Find the kind of the MLP, and its hidden units."""
     block = "block_0/mlp"
     down = f"{block}/down" if found.has(f"{block}/down/kernel") else f"{block}/fc2"
     hidden = found.shape(f"{down}/kernel", 2)[1]
@@ -272,7 +272,7 @@ def _mlp(found) -> dict:
 
 
 def _biased(found, scheme) -> str:
-    """Which of queries, keys and values have a bias."""
+    """Find which of queries, keys and values have a bias."""
     query, key = (found.has(f"block_0/attention/{x}/bias") for x in ("query", "key"))
     # DINOv3's files have one of keys, too, which its code masks: it is not read.
     if query and key and scheme != "dinov3":
@@ -281,7 +281,7 @@ def _biased(found, scheme) -> str:
 
 
 def _rule(scheme, registers) -> str:
-    """How the library resizes positions, see `nets.positions.Resize`."""
+    """Name the library's way to resize positions, see `nets.positions.Resize`."""
     if scheme == "dinov2":
         return "antialias" if registers else "offset"
     if scheme == "transformers_dinov2":

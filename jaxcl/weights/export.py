@@ -91,7 +91,7 @@ def hidden(path: str) -> str:
 
 
 def _without_paths(value, key=""):
-    """The value with `hidden` in place of paths: an export is made to be given away."""
+    """Put `hidden` in place of paths: an export is made to be given away."""
     if isinstance(value, dict):
         return {k: _without_paths(v, k) for k, v in value.items()}
     if isinstance(value, list):
@@ -101,7 +101,7 @@ def _without_paths(value, key=""):
 
 
 def _config_of(run):
-    """The config of a run; refuses a run that has no encoder of its own."""
+    """Read the config of a run; refuse a run that has no encoder of its own."""
     if folder_lib.is_one(run):
         raise ValueError(
             f"--run={run!r}: it is the folder of an encoder already, and no update of "
@@ -158,7 +158,7 @@ def _inputs(config, width) -> dict:
 
 
 def _lineage(config, source, cursor) -> dict:
-    """Where the encoder comes from.
+    """Say where the encoder comes from.
 
     Args:
       source: path, number, step and checksum of the checkpoint.
@@ -181,7 +181,7 @@ def _lineage(config, source, cursor) -> dict:
 
 
 def _training(config, cursor) -> dict:
-    """How far the run had come."""
+    """Say how far the run had come."""
     results, phase = cursor["results"], cursor["phase"]
     names, done = results["task_names"], results_lib.finished(results)
     begun = done + (phase != "evaluated")
@@ -195,7 +195,7 @@ def _training(config, cursor) -> dict:
 
 
 def _results(config, cursor) -> dict | None:
-    """The evaluators' results for exactly this network, None if there are none."""
+    """Return the evaluators' results for exactly this network; None without any."""
     results = cursor["results"]
     last = results_lib.finished(results) - 1
     if cursor["phase"] != "evaluated" or last < 0:
@@ -214,7 +214,7 @@ def _results(config, cursor) -> dict | None:
 
 
 def text(card: dict) -> str:
-    """A summary of a card, in two lines."""
+    """Summarise a card in two lines."""
     section, training, method = (card[k] for k in ("encoder", "training", "method"))
     names = [str(method[k]) for k in ("name", "base", "strategy") if method.get(k)]
     network = f"{section['name']}, {card['parameters']:,} parameters, "
@@ -225,7 +225,7 @@ def text(card: dict) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+    """Make the parser of the command's options."""
     options = argparse.ArgumentParser(
         prog="jaxcl export", description=__doc__.splitlines()[0]
     )

@@ -222,7 +222,7 @@ def _moments(prepared, channels, mean, std) -> dict:
 
 
 def _given(prepared, name, value) -> Any:
-    """The option's value, or that of the files or the architecture."""
+    """Return the option's value, or that of the files or the architecture."""
     value = prepared.get(name) if value is None else value
     if value is None:
         raise ValueError(

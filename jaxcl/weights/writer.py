@@ -25,7 +25,7 @@ PYTORCH = {kind: f"{kind}_torch.safetensors" for kind in ("resnet", "vit", "conv
 
 
 def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
-    """What every card says of an encoder and of its files."""
+    """Describe an encoder and its files, as every card does."""
     now = datetime.datetime.now(datetime.UTC)
     return {
         "format": folder_lib.FORMAT,
@@ -54,12 +54,12 @@ def run_command(options: argparse.Namespace, make: Callable, text: Callable) -> 
 
 
 def hashes(files: dict[str, bytes]) -> dict[str, str]:
-    """The sha256 of each file."""
+    """Compute the sha256 of each file."""
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
 def pack(leaves, library) -> bytes:
-    """A safetensors file of the leaves."""
+    """Pack the leaves as a safetensors file."""
     return tensors.save(leaves, metadata={"format": library})
 
 
@@ -137,7 +137,7 @@ def _check_folder(folder, card, force) -> None:
 
 
 def _is_cut_off(folder, names, card) -> bool:
-    """Whether a folder without a card holds files of this export, which was killed."""
+    """Tell whether a folder without a card holds files of this export, cut off."""
     return all(
         hashlib.sha256((folder / name).read_bytes()).hexdigest()
         == card["files"].get(name)
