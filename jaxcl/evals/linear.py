@@ -183,7 +183,7 @@ class _Probe(NamedTuple):
     groups: features_lib.Split
     labelled: np.ndarray  # bool[N], train rows that have labels
     cut: np.ndarray  # bool[N], those that choose the learning rate; none: it is fixed
-    embed_cut: Callable  # state -> f32[K, D], features of these rows
+    embed_cut: Callable | None  # state -> f32[K, D], features of these rows
     embed_test: Callable  # state -> f32[M, D]
     usable: Callable  # (state, task) -> bool[N]
     fit: Callable  # see `head.resident_fit`
