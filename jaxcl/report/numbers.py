@@ -75,7 +75,7 @@ def matrices(run: Run) -> list[str]:
 def measures(run: Run) -> dict[str, dict[str, Estimate]]:
     """Matrix name -> measure -> its mean over the seeds that have it."""
     estimates = {}
-    for name in names_of(seeds.measures(own) for own in run.results.values()):
+    for name in names_of(run.measures.values()):
         values = {key: runs_lib.measured(run, name, key).values() for key in MEASURES}
         shown = [key for key in MEASURES if key != "plasticity" or any(values[key])]
         estimates[name] = {key: estimate(values[key]) for key in shown}

@@ -43,6 +43,11 @@ class Run:
         return len(self.first["task_names"])
 
     @functools.cached_property
+    def measures(self) -> dict[int, dict]:
+        """Compute seed -> `seeds.measures`."""
+        return {seed: seeds.measures(own) for seed, own in self.results.items()}
+
+    @functools.cached_property
     def rows(self) -> dict[int, list]:
         """Read seed -> rows of metrics.jsonl, for seeds that have one.
 
@@ -149,8 +154,7 @@ def paired(mine: dict, theirs: dict) -> list[float]:
 
 def measured(run: Run, name: str, measure: str) -> dict[int, float | None]:
     """Map seed -> a measure of a matrix, see `seeds.measures`; None without it."""
-    of_seeds = {seed: seeds.measures(own) for seed, own in run.results.items()}
-    return {seed: own.get(name, {}).get(measure) for seed, own in of_seeds.items()}
+    return {seed: own.get(name, {}).get(measure) for seed, own in run.measures.items()}
 
 
 def remarks(run: Run) -> list[str]:
