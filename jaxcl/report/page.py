@@ -155,7 +155,10 @@ def results(runs: list[runs_lib.Run], curves: list[dict]) -> dict:
 def _matrix(name, runs, measured, curves) -> dict:
     """Lay out one matrix, for the runs that have it."""
     having = [i for i in range(len(runs)) if name in measured[i]]
-    curve = _accuracy_curves(name, runs, having, curves)
+    title = "average accuracy over the tasks met (%)"
+    curve = parts_lib.chart(
+        name, runs, curves, "accuracy", title=title, scale=100, wide=True
+    )
     pair = (curve, _against_time(name, runs, having, measured))
     return {
         "name": name,
@@ -189,24 +192,6 @@ def _measures(name, runs, having, measured) -> Table:
         ]
         rows.append((i, [Cell(str(count)), *cells]))
     return Table(columns, rows)
-
-
-def _accuracy_curves(name, runs, having, curves) -> charts.Chart | None:
-    """Draw the average accuracy of one matrix over steps."""
-    drawn = [(i, runs[i].name, curves[i].get(("accuracy", name))) for i in having]
-    drawn = [(i, run, numbers.thin(curve)) for i, run, curve in drawn if curve]
-    note = "band: 95 %" if any(curve.seeds > 1 for *_, curve in drawn) else ""
-    most = max([curve.every for *_, curve in drawn], default=1)
-    note += f"; every {most}th evaluation and tasks\u2019 ends" if most > 1 else ""
-    return charts.lines(
-        drawn,
-        title="average accuracy over the tasks met (%)",
-        key=f"accuracy {name}",
-        scale=100,
-        wide=True,
-        ends=numbers.common_ends(runs[i] for i in having),
-        note=note.removeprefix("; "),
-    )
 
 
 def _against_time(name, runs, having, measured) -> charts.Chart | None:

@@ -65,25 +65,32 @@ def _charts(names, runs, curves, kind) -> dict:
     """Draw a chart for each name that has curves; list the names that are too many."""
     own = {name: [c[kind, name] for c in curves if (kind, name) in c] for name in names}
     names = [name for name in names if charts.drawable(own[name])]
-    drawn = [_chart(name, runs, curves, kind) for name in names[:MOST_CHARTS]]
-    drawn = [chart for chart in drawn if chart is not None]
+    drawn = [chart(name, runs, curves, kind) for name in names[:MOST_CHARTS]]
+    drawn = [made for made in drawn if made is not None]
     return {"drawn": drawn, "left": names[MOST_CHARTS:]}
 
 
-def _chart(name, runs, curves, kind) -> charts.Chart | None:
-    """Draw the curves of one name."""
-    lines = []
-    for i, run in enumerate(runs):
-        curve = curves[i].get((kind, name))
-        if curve is not None:
-            thinned = curve if kind == "training" else numbers.thin(curve)
-            lines.append((i, run.name, thinned))
+def chart(name, runs, curves, kind, *, title="", **options) -> charts.Chart | None:
+    """Draw the curves of one name.
+
+    Args:
+      name: of the curve.
+      runs: of the page.
+      curves: `numbers.curves` of each run.
+      kind: "accuracy", "scalar" or "training".
+      title: of the chart; "": the name.
+      options: as of `charts.lines`.
+    """
+    having = [i for i, own in enumerate(curves) if (kind, name) in own]
+    lines = [(i, runs[i].name, curves[i][kind, name]) for i in having]
+    if kind != "training":  # these are means of stretches already
+        lines = [(i, run, numbers.thin(curve)) for i, run, curve in lines]
     most = max([curve.every for *_, curve in lines], default=1)
     thinning = f"means of {most}" if kind == "training" else f"every {most}th"
     bands = any(np.isfinite(curve.low).any() for *_, curve in lines)
     note = ", ".join(["band: 95 %"] * bands + [thinning] * (most > 1))
-    ends = numbers.common_ends(runs[i] for i, *_ in lines)
-    return charts.lines(lines, title=name, key=f"{kind} {name}", note=note, ends=ends)
+    options |= {"note": note, "ends": numbers.common_ends(runs[i] for i in having)}
+    return charts.lines(lines, title=title or name, key=f"{kind} {name}", **options)
 
 
 def training(runs: list[runs_lib.Run], curves: list[dict]) -> dict:

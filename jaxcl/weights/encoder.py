@@ -318,21 +318,21 @@ def blank(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
 
 def flat(params: core.PyTree, stats: core.PyTree) -> dict[str, np.ndarray]:
     """Name the leaves as in the file, such as "params/conv1/kernel"."""
+    return {n: np.ascontiguousarray(leaf) for n, leaf in _named(params, stats).items()}
+
+
+def _named(params, stats) -> dict[str, Any]:
     trees = {"params": params, "stats": stats}
     leaves, _ = jax.tree_util.tree_flatten_with_path(trees)
-    return {
-        "/".join(entry.key for entry in path): np.ascontiguousarray(leaf)
-        for path, leaf in leaves
-    }
+    return {"/".join(entry.key for entry in path): leaf for path, leaf in leaves}
 
 
 def shapes(card: dict) -> dict[str, tuple[int, ...]]:
     """Shapes of a network's arrays by their names in the file, see `flat`."""
     module, inputs = module_of(card["encoder"]), blank(card["input"])
     found = jax.eval_shape(module.init, jax.random.key(0), inputs)
-    trees = {"params": found["params"], "stats": found.get("batch_stats", {})}
-    leaves, _ = jax.tree_util.tree_flatten_with_path(trees)
-    return {"/".join(key.key for key in path): leaf.shape for path, leaf in leaves}
+    leaves = _named(found["params"], found.get("batch_stats", {}))
+    return {name: leaf.shape for name, leaf in leaves.items()}
 
 
 def make(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder:
