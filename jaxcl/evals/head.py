@@ -257,7 +257,11 @@ def streamed_fit(
 
     begin = jax.jit(begin, static_argnums=1, out_shardings=whole)
     step = jax.jit(step, donate_argnums=1, out_shardings=whole)
-    keys = jax.jit(probe_keys, static_argnums=0, out_shardings=whole)
+
+    def keys(task, probe):
+        return tuple(probe_keys(parts.seed, task, probe))
+
+    keys = jax.jit(keys, out_shardings=whole)
 
     def run(state, data, rows, task, probe, lr):
         # A set smaller than a batch repeats its rows.
@@ -275,7 +279,7 @@ def streamed_fit(
             resident=False,
         )
         steps = np.int32(len(rows) // rule.batch_size)
-        k_start, k_epochs = keys(parts.seed, np.int32(task), np.int32(probe))
+        k_start, k_epochs = keys(np.int32(task), np.int32(probe))
         carry, lr = begin(k_start, data), np.float32(lr)
         placed = prefetch.ahead(batches, lambda batch: sharding.shard(batch, mesh))
         with contextlib.closing(placed):

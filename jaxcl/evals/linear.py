@@ -192,17 +192,7 @@ class _Probe(NamedTuple):
     judge: Callable  # f32[M, C] -> dict of bool[M], see `features.verdicts`
 
 
-class _Pass(NamedTuple):
-    """What the probes of one evaluation share."""
-
-    state: core.TrainState
-    task: int
-    data: Any  # what `fit` reads the train rows from
-    held: jax.Array  # f32[M, D], features of the evaluation rows
-    cut: jax.Array | None  # f32[K, D], of the rows that choose the learning rate
-
-
-def _best_lr(parts, probe, seen: _Pass, mask, number) -> float | None:
+def _best_lr(parts, probe, train, of_cut, mask) -> float | None:
     """Choose the rate whose head is best on the cut of the rows `mask`, or the first.
 
     None if the cut has none of these rows, or if no fit is finite.
@@ -211,30 +201,32 @@ def _best_lr(parts, probe, seen: _Pass, mask, number) -> float | None:
     label = parts.stream.dataset.train.label[probe.cut][judges]
     rows = np.flatnonzero(mask & ~probe.cut)
     for lr in probe.settings.lrs if judges.any() else ():
-        head, _ = probe.fit(seen.state, seen.data, rows, seen.task, number, lr)
-        scores, finite = sharding.fetch(probe.score(head, seen.cut))
+        scores, finite = sharding.fetch(probe.score(train(rows, lr)[0], of_cut))
         if finite:
             accuracy[lr] = (scores[judges].argmax(axis=1) == label).mean()
     return max(accuracy, key=accuracy.get) if accuracy else None
 
 
-def _fit(parts, probe, seen: _Pass, mask, number) -> tuple[dict, float, float, list]:
-    """Fit a probe to the rows `mask`, see `head.probe_keys` for its number.
+def _fit(parts, probe, train, features, mask) -> tuple[dict, float, float, list]:
+    """Fit a probe to the rows `mask`, and judge it.
+
+    Args:
+      train: (rows, learning rate) -> head and loss.
+      features: of the evaluation rows, and of the cut or None.
 
     Returns:
       name -> f64[M], 1 where the prediction is right, nan without one; the loss; the
       learning rate; warnings.
     """
-    lr, warnings = probe.settings.lr, []
+    lr, warnings, (held, of_cut) = probe.settings.lr, [], features
     if probe.settings.lrs:
-        best = _best_lr(parts, probe, seen, mask, number)
+        best = _best_lr(parts, probe, train, of_cut, mask)
         lr = lr if best is None else best
         if best is None:
             lrs = probe.settings.lrs
             warnings.append(f"none of lrs={lrs} could be judged: lr={lr}")
-    rows = np.flatnonzero(mask)
-    head, loss = probe.fit(seen.state, seen.data, rows, seen.task, number, lr)
-    (scores, finite), loss = probe.score(head, seen.held), float(sharding.fetch(loss))
+    head, loss = train(np.flatnonzero(mask), lr)
+    (scores, finite), loss = probe.score(head, held), float(sharding.fetch(loss))
     right = {name: row.astype(float) for name, row in probe.judge(scores).items()}
     most = math.log(parts.num_classes)
     if not (math.isfinite(loss) and sharding.fetch(finite)):
@@ -249,23 +241,6 @@ def _fit(parts, probe, seen: _Pass, mask, number) -> tuple[dict, float, float, l
             "of a head that knows nothing: take a lower lr, or let lrs choose one"
         )
     return right, loss, lr, warnings
-
-
-def _fit_domains(parts, probe, seen: _Pass, mask) -> tuple[np.ndarray, list]:
-    """Fit a probe of its own to each domain.
-
-    Returns:
-      accuracy f64[T], nan for a domain without train rows; warnings.
-    """
-    groups, accuracy = probe.groups, np.full(len(parts.stream.tasks), np.nan)
-    warnings = []
-    for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
-        mine = mask & (groups.train_task == t)
-        right, _, _, said = _fit(parts, probe, seen, mine, t + 1)
-        accuracy[t] = features_lib.per_task(parts, right["class_incremental"])[t]
-        name = parts.stream.tasks[t].name
-        warnings += [f"domain {name}: {words}" for words in said]
-    return accuracy, warnings
 
 
 def _check(parts, settings: Settings):
@@ -382,6 +357,7 @@ def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
         allowed = "() where every class has one labelled row"
         features_lib.require("linear.lrs", settings.lrs, cut.any(), allowed)
     fit, data_of = _fitting(parts, rule, settings)
+    embed_cut = _plain(parts, train, unit, np.flatnonzero(cut)) if cut.any() else None
 
     def score(head, features):
         scores = head_lib.logits(head, features)
@@ -392,9 +368,7 @@ def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
         groups=groups,
         labelled=labelled,
         cut=cut,
-        embed_cut=_plain(parts, train, unit, np.flatnonzero(cut))
-        if cut.any()
-        else None,
+        embed_cut=embed_cut,
         embed_test=_plain(parts, parts.stream.evaluation, unit),
         usable=_usable(parts, settings.train_on, groups),
         fit=fit,
@@ -407,21 +381,30 @@ def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
 
 def _evaluate(parts, probe: _Probe, state, task: int) -> core.Result:
     """Fit the probe to the features of a state, and judge it."""
-    held = probe.embed_test(state)
-    features_of_cut = probe.embed_cut and probe.embed_cut(state)
+    held, groups = probe.embed_test(state), probe.groups
+    features = held, probe.embed_cut and probe.embed_cut(state)
     data = probe.data_of(state, held.shape[1])
-    seen = _Pass(state, task, data, held, features_of_cut)
+
+    def fit(mask, number):
+        def train(rows, lr):
+            return probe.fit(state, data, rows, task, number, lr)
+
+        return _fit(parts, probe, train, features, mask)
+
     mask = probe.labelled & probe.usable(state, task)
-    right, loss, lr, warnings = _fit(parts, probe, seen, mask, 0)
+    right, loss, lr, warnings = fit(mask, 0)
     rows = {name: features_lib.per_task(parts, row) for name, row in right.items()}
     if "task_aware" in rows:
-        train_on = probe.settings.train_on
-        rows["task_aware"] = features_lib.blank_unseen(
-            rows["task_aware"], train_on, task
-        )
-    elif probe.groups.aware == "domain_aware":
-        rows["domain_aware"], more = _fit_domains(parts, probe, seen, mask)
-        warnings += more
+        known = rows["task_aware"], probe.settings.train_on, task
+        rows["task_aware"] = features_lib.blank_unseen(*known)
+    elif groups.aware == "domain_aware":  # a probe of its own for each domain
+        rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
+        for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
+            own, _, _, said = fit(mask & (groups.train_task == t), t + 1)
+            row = features_lib.per_task(parts, own["class_incremental"])
+            rows["domain_aware"][t] = row[t]
+            name = parts.stream.tasks[t].name
+            warnings += [f"domain {name}: {words}" for words in said]
     accuracy = float(right["class_incremental"].mean())
     scalars = {"accuracy": accuracy, "train_loss": loss}
     scalars |= {"lr": lr} if probe.settings.lrs else {}
