@@ -444,7 +444,7 @@ PROMISED = {
     },
     ("icl_proteins:no_meta",): {"method.meta": False},
     ("icl_proteins:no_both",): {"method.meta": False, "method.learnt_rate": False},
-    ("icl_proteins:no_lrl_sgd",): {"method.fixed_lr": 0.03},
+    ("icl_proteins:no_lrl_sgd", "icl_proteins:retrain_sgd"): {"method.fixed_lr": 0.03},
     ("icl_mnist2:distill",): {"method.strategy": "distill"},
     ("graphcl:mutag", "graphcl:proteins", "graphcl:reddit"): {
         "epochs": 20,
