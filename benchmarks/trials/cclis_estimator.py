@@ -9,9 +9,7 @@ OUT/estimator.json has the squared error over the squared true mean, for each ch
 the memory and each scope of the weights.
 """
 
-import argparse
 import functools
-import pathlib
 from typing import get_args
 
 import jax
@@ -31,10 +29,7 @@ CHOICES = ("importance", "uniform")
 
 def main():
     """Train, estimate, and write the errors."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="as jaxcl.data.convert writes it")
-    parser.add_argument("--out", type=pathlib.Path, required=True)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = trial.parser(__doc__)
     parser.add_argument("--per-class", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch", type=int, default=128)
@@ -42,23 +37,20 @@ def main():
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     changes = {
-        "data.path": options.data,
         "scenario.per_class": options.per_class,
         "epochs": options.epochs,
         "first_tasks": 1,
         "evaluators": {},
     }
     found = trial.seeds_of(
+        options,
         "configs/cclis_cifar10_small.py:neither",
         changes,
-        options.out,
-        options.seeds,
+        "neither",
         functools.partial(of_seed, options),
     )
-    settings = {k: v for k, v in vars(options).items() if k not in ("data", "out")}
-    trial.save(
-        options.out / "estimator.json", settings | {"found": trial.summary(found)}
-    )
+    found = {"found": trial.summary(found)}
+    trial.save(options.out / "estimator.json", trial.settings(options) | found)
 
 
 def of_seed(options, work, place) -> dict:
@@ -69,8 +61,8 @@ def of_seed(options, work, place) -> dict:
     rows = np.flatnonzero(np.isin(examples.label, OLD + NEW))
     label = examples.label[rows]
     config = storage.read_object(place / "config.json")
-    moments = {name: config["augment"][name] for name in ("mean", "std")}
-    view = augment_images.make_eval(size=16, resize=16, **moments)
+    names = "size", "resize", "mean", "std"
+    view = augment_images.make_eval(**{name: config["augment"][name] for name in names})
     features = jnp.concatenate(
         [
             work.method.embed(state, view(examples.images[part]))

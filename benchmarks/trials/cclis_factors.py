@@ -2,16 +2,15 @@ r"""CCLIS: what the choice of the memory and the weights are worth, by two probe
 
   python benchmarks/trials/cclis_factors.py --data=data/cifar10 --out=runs/factors
 
-Li et al., 2024, Tables 3, 4, 7 and 9, with the network of `cclis_cifar10_small.py`: choice
-(importance or uniform) and weights (none, the paper's, every row's) with and without
-PRD, beside Co2L. "linear" trains on what the network could still see, the stored rows of
-old classes among them; "linear_seen" on all rows of the classes met, so that it judges
-what was learnt. Finished seeds are kept; OUT/factors.json is written anew after each row.
+Li et al., 2024, Tables 3, 4, 7 and 9, with the network of `cclis_cifar10_small.py`:
+choice (importance or uniform) and weights (none, the paper's, every row's) with and
+without PRD, beside Co2L. "linear" trains on what the network could still see, stored
+rows of old classes among them; "linear_seen" on all rows of the classes met, so that it
+judges what was learnt. Finished seeds are kept; OUT/factors.json is written anew after
+each row.
 """
 
-import argparse
 import itertools
-import pathlib
 
 import numpy as np
 import trial
@@ -30,36 +29,33 @@ ASKED = ("class_incremental", "task_aware")
 
 def main():
     """Run the rows, and write their accuracies."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="as jaxcl.data.convert writes it")
-    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser = trial.parser(__doc__)
     parser.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS)
     parser.add_argument("--memory", nargs="+", type=int, default=[200])
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--per-class", type=int, default=1000)
     parser.add_argument("--epochs", nargs=2, type=int, default=[60, 30])
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    setting = {k: v for k, v in vars(options).items() if k not in ("data", "out")}
     found = {}
     for memory, row in itertools.product(options.memory, options.rows):
         config, own = ROWS[row]
         changes = {
-            "data.path": options.data,
             "scenario.per_class": options.per_class,
             "epochs": tuple(options.epochs),
             "method.memory_size": memory,
         }
         name = f"{row}, {memory}"
         runs = trial.seeds_of(
+            options,
             f"configs/cclis_cifar10_small.py:{config}",
             changes | own,
-            options.out / name.replace(", ", "_").replace(" ", "_"),
-            options.seeds,
+            name.replace(", ", "_").replace(" ", "_"),
             accuracies,
         )
         found[name] = trial.summary(runs)
-        trial.save(options.out / "factors.json", setting | {"rows": found})
+        trial.save(
+            options.out / "factors.json", trial.settings(options) | {"rows": found}
+        )
 
 
 def accuracies(work, place) -> dict:

@@ -5,13 +5,10 @@ r"""ER-ACE's thesis: what a task switch does to the features of the earlier task
 Caccia et al., 2021, Table 1 and Figures 1, 3, 8, 9: ER's replayed features drift and
 have large gradients right after new classes come; with ER-ACE, and with ER-AML whose
 negatives are of the incoming classes, they do not. Two tasks of Split CIFAR-10 with the
-paper's batches and M = 20. `--per-class` images make the tasks shorter, and
-`--encoder="{'name': 'conv_net', 'width': 16}"` the network smaller than the paper's.
-Finished rows are kept; OUT/drift.json is written anew after each row.
+paper's batches and M = 20. `--per-class` images make the tasks shorter, and `--set
+"encoder={'name': 'conv_net', 'width': 16}"` the network smaller than the paper's.
+Finished seeds are kept; OUT/drift.json is written anew after each row.
 """
-
-import argparse
-import pathlib
 
 import numpy as np
 import trial
@@ -30,18 +27,13 @@ ROWS = {
 
 def main():
     """Run the rows, and write what they measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="as jaxcl.data.convert writes it")
-    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser = trial.parser(__doc__)
     parser.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS)
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--per-class", type=int, default=1000)
-    parser.add_argument("--encoder", help="in place of the reduced ResNet-18")
     parser.add_argument("--early", type=int, default=50, help="steps after the switch")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     changes = {
-        "data.path": options.data,
         "scenario.per_class": options.per_class,
         "first_tasks": 2,
         "replay.measure": "('drift','gradients')",
@@ -49,22 +41,21 @@ def main():
         "log_every": 1,
         "save_every": 0,
     }
-    if options.encoder:
-        changes["encoder"] = options.encoder
-    setting = {name: vars(options)[name] for name in ("per_class", "encoder", "early")}
     found = {}
     for row in options.rows:
         config, own = ROWS[row]
         found[row] = trial.summary(
             trial.seeds_of(
+                options,
                 f"configs/er_ace_cifar10.py:{config}",
                 changes | own,
-                options.out / row,
-                options.seeds,
+                row,
                 lambda work, place: one(place, options.early),
             )
         )
-        trial.save(options.out / "drift.json", setting | {"rows": found})
+        trial.save(
+            options.out / "drift.json", trial.settings(options) | {"rows": found}
+        )
 
 
 def one(place, early) -> dict:

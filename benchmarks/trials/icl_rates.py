@@ -10,9 +10,6 @@ on. All rows of a seed begin with one old encoder, trained with Adam at 1e-3. Fi
 seeds are kept; OUT/rates.json is written anew after each row.
 """
 
-import argparse
-import pathlib
-
 import numpy as np
 import trial
 
@@ -34,34 +31,25 @@ ROWS = {
 
 def main():
     """Run the rows, and write their losses."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="PROTEINS, .npz or a folder")
-    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser = trial.parser(__doc__)
     parser.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS)
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-5, 1e-4, 1e-3])
     parser.add_argument("--growth", type=float, default=0.5)
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=150, help="of a task, at most")
     parser.add_argument("--every", type=int, default=5, help="epochs between losses")
-    parser.add_argument("--per-class", type=int, help="graphs of each class; all")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     changes = {
-        "data.path": options.data,
         "scenario.growth": options.growth,
         "epochs": options.epochs,
         "evaluators": {"objective": {}},
         "eval_epochs": options.every,
         "log_every": 1,
     }
-    if options.per_class:
-        changes["scenario.per_class"] = options.per_class
-    old = options.out / "old"
     trial.seeds_of(
-        "configs/icl_proteins.py:old", changes, old, options.seeds, lambda *_: {}
+        options, "configs/icl_proteins.py:old", changes, "old", lambda *_: {}
     )
-    setting = {k: v for k, v in vars(options).items() if k not in ("data", "out")}
-    found = {}
+    begin, found = {"start": f"{options.out}/old/seed_SEED"}, {}
     for rate in options.rates:
         for row in options.rows:
             variant, own = ROWS[row]
@@ -69,14 +57,16 @@ def main():
                 continue  # the same at every rate
             name = row if "optimizer.lr" in own else f"{row}, {rate:g}"
             runs = trial.seeds_of(
+                options,
                 f"configs/icl_proteins.py:{variant}",
-                changes | {"optimizer.lr": rate} | own | {"start": f"{old}/seed_SEED"},
-                options.out / name.replace(", ", "_"),
-                options.seeds,
+                changes | {"optimizer.lr": rate} | own | begin,
+                name.replace(", ", "_"),
                 losses,
             )
             found[name] = trial.summary(runs)
-            trial.save(options.out / "rates.json", setting | {"rows": found})
+            trial.save(
+                options.out / "rates.json", trial.settings(options) | {"rows": found}
+            )
 
 
 def losses(work, place) -> dict:

@@ -1,5 +1,6 @@
 """What the trials share: seeds of a config that resume, and intervals over seeds."""
 
+import argparse
 import json
 import pathlib
 import time
@@ -12,31 +13,50 @@ from jaxcl.config import build, files
 from jaxcl.run import job, train
 
 
+def parser(text: str) -> argparse.ArgumentParser:
+    """Make a command line with the options that all trials have."""
+    made = argparse.ArgumentParser(description=text.splitlines()[0])
+    made.add_argument("--data", required=True, help="config.data.path")
+    made.add_argument("--out", type=pathlib.Path, required=True)
+    made.add_argument("--seeds", type=int, default=5)
+    made.add_argument(
+        "--set", nargs="+", default=[], metavar="PATH=VALUE", help="further options"
+    )
+    return made
+
+
+def settings(options: argparse.Namespace) -> dict:
+    """Describe a trial by its options, without paths."""
+    return {k: v for k, v in vars(options).items() if k not in ("data", "out")}
+
+
 def seeds_of(
-    config: str, changes: dict, folder: pathlib.Path, count: int, read: Callable
-):
-    """Train seeds 0 to `count` - 1 of a config, unless done before.
+    options: argparse.Namespace, config: str, changes: dict, name: str, read: Callable
+) -> list[dict]:
+    """Train the seeds of a config, unless done before.
 
     Args:
+      options: of `parser`.
       config: "configs/NAME.py:ROW".
-      changes: "data.path" -> value, without the leading "config."; SEED in a value
-        stands for the seed.
-      folder: holds a run directory for each seed. A stopped run resumes.
+      changes: "scenario.per_class" -> value, without the leading "config."; SEED in a
+        value stands for the seed.
+      name: of the folder of these runs. A stopped run resumes there.
       read: (job, run directory) -> numbers by name, JSON.
 
     Returns:
       what `read` found of each seed, with the "minutes" that it took.
     """
     step, found = None, []
-    words = [f"--config.{name}={value}" for name, value in changes.items()]
-    for seed in range(count):
-        place = folder / f"seed_{seed}"
+    words = [f"{path}={value}" for path, value in changes.items()]
+    words += [f"data.path={options.data}", *options.set]
+    for seed in range(options.seeds):
+        place = options.out / name / f"seed_{seed}"
         done = place / "found.json"
         if not done.exists():
             began = time.monotonic()
-            own = [word.replace("SEED", str(seed)) for word in words]
-            own = [f"--config={config}", *own, f"--config.seed={seed}"]
-            work = build.build(files.read(own), place)
+            own = [f"--config.{word.replace('SEED', str(seed))}" for word in words]
+            config_words = [f"--config={config}", *own, f"--config.seed={seed}"]
+            work = build.build(files.read(config_words), place)
             step = step or job.compile_step(work)  # all seeds share it
             train.run(work, place, step=step)
             numbers = read(work, place)
