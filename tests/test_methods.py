@@ -378,10 +378,11 @@ REHEARSAL = {
     ),
     "cclis-uniform": Row(
         {
-            "method": NARROW | {"name": "cclis", "keep": "uniform", "share": 0.1},
+            "method": NARROW
+            | {"name": "cclis", "keep": "uniform", "scope": "all", "share": 0.1},
             "augment.views": 1,
         },
-        idle=CCLIS_IDLE,
+        idle=REPORTED,
     ),
     "cclis-vit": Row(
         {
