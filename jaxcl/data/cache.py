@@ -10,25 +10,23 @@ decoded, and of the cache size, so a cache is never used for other images. The f
 gets this name only when it is complete.
 """
 
-import collections
-import concurrent.futures
 import contextlib
+import functools
 import glob
 import hashlib
-import itertools
 import json
 import os
 import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxcl.data import files as files_lib
-from jaxcl.data import identity, prefetch, storage
+from jaxcl.data import identity, parallel, prefetch, storage
 
 FORMAT = 1  # of the files above; part of KEY
 SAMPLE = 500  # images that the size of a cache is estimated from
@@ -210,10 +208,11 @@ def _build(fresh: Fresh, folder: str, key: dict, alone: bool) -> None:
 def _write(fresh: Fresh, count: int, part: str, folder: str) -> dict:
     """Write pixels, offsets and shapes; return what meta.json holds beside the key."""
     shapes, problems = np.zeros((count, 3), np.int32), []
+    decode = functools.partial(_decode, fresh)
     start = reported = time.monotonic()
     with (
         open(os.path.join(part, "pixels.bin"), "wb") as file,
-        contextlib.closing(_decoded(fresh, range(count))) as images,
+        contextlib.closing(parallel.in_threads(decode, range(count))) as images,
     ):
         for row, (image, problem) in enumerate(images):
             if problem is None:
@@ -245,32 +244,19 @@ def _write(fresh: Fresh, count: int, part: str, folder: str) -> dict:
     return {"bytes": total, "left_out": len(problems), "first": fresh.read.name(0)}
 
 
-def _decoded(fresh: Fresh, rows: Iterable[int]) -> Iterator:
-    """Yield (image, None) or (None, problem) for each row, in order; threads decode."""
-
-    def decode(row):
-        try:
-            return fresh(row), None
-        except files_lib.Unreadable as error:
-            return None, error
-
-    threads = min(32, (os.cpu_count() or 1) + 2)
-    rows, ahead = iter(rows), 2 * threads
-    # Decoders release the GIL. pool.map() would hold all images at once.
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        waiting = collections.deque(
-            pool.submit(decode, row) for row in itertools.islice(rows, ahead)
-        )
-        while waiting:
-            yield waiting.popleft().result()
-            following = itertools.islice(rows, 1)
-            waiting.extend(pool.submit(decode, row) for row in following)
+def _decode(fresh: Fresh, row: int) -> tuple:
+    """(image, None) of a row, or (None, problem)."""
+    try:
+        return fresh(row), None
+    except files_lib.Unreadable as error:
+        return None, error
 
 
 def _estimate(fresh: Fresh, count: int) -> int:
     """Bytes of all images, estimated from a sample spread evenly over the rows."""
     rows = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(int))
-    sizes = [0 if image is None else image.nbytes for image, _ in _decoded(fresh, rows)]
+    images = parallel.in_threads(functools.partial(_decode, fresh), rows)
+    sizes = [0 if image is None else image.nbytes for image, _ in images]
     return round(sum(sizes) * (count / len(rows)))
 
 

@@ -273,6 +273,16 @@ def mapped(path: str) -> np.ndarray:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
+_SAMPLED = 8  # images from which the size of all is estimated
+
+
+class Memory(dict):
+    """Images that were decoded, by row; a copy for another process begins empty."""
+
+    def __reduce__(self):
+        return Memory, ()
+
+
 class Loader(NamedTuple):
     """Reads a part of a set row by row: row -> u8[h,w,C]."""
 
@@ -282,6 +292,7 @@ class Loader(NamedTuple):
     # Classes and domains, if unreadable images are to be replaced; else None.
     label: np.ndarray | None = None
     domain: np.ndarray | None = None
+    memory: Memory | None = None  # keeps every image, if they fit; None: they do not
 
     def __call__(self, row: int) -> np.ndarray:
         """One image, or a substitute and a warning if it is unreadable.
@@ -309,13 +320,26 @@ class Loader(NamedTuple):
         raise Unreadable(f"{problem}; no other image of its class can be read")
 
     def _image(self, row):
-        image = self.read(int(self.rows[row]))
-        if self.crop is None:
-            return image
-        try:
-            return self.crop(image)
-        except ValueError as error:
-            raise Unreadable(f"{self.name(row)}: {error}") from error
+        own = int(self.rows[row])
+        if self.memory is not None and own in self.memory:
+            return self.memory[own]
+        image = self.read(own)
+        if self.crop is not None:
+            try:
+                image = self.crop(image)
+            except ValueError as error:
+                raise Unreadable(f"{self.name(row)}: {error}") from error
+        if self.memory is not None:
+            self.memory[own] = image
+        return image
+
+    def image_bytes(self) -> float:
+        """Bytes of a decoded image, the mean of a few; infinite if none can be read."""
+        found = []
+        for row in np.linspace(0, len(self.rows) - 1, _SAMPLED).astype(int):
+            with contextlib.suppress(ValueError):
+                found.append(self._image(row).nbytes)
+        return float(np.mean(found)) if found else math.inf
 
     def take(self, rows: np.ndarray) -> "Loader":
         """The loader of the images at `rows`, renumbered from 0."""

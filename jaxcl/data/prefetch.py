@@ -1,21 +1,18 @@
-"""From rows to batches on the host: cropping, worker processes, reading ahead."""
+"""From rows to batches on the host: cropping, decoding, reading ahead."""
 
-import ctypes
 import functools
 import importlib.util
 import math
 import os
 import queue
-import sys
 import threading
-import tokenize
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from jaxcl.data import stream
+from jaxcl.data import parallel, stream
 
 INTERPOLATIONS = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -23,7 +20,6 @@ INTERPOLATIONS = {
 }
 
 Decoder = Literal["auto", "cv2", "pillow"]
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
 _RESIZED = 2**28  # pixels; a line of one pixel by millions grows by the square
 
 
@@ -177,12 +173,8 @@ def _share(batch_size: int, index: int, count: int) -> _Share:
     return _Share(index * size, size)
 
 
-def _image(examples: stream.Examples, row: int) -> np.ndarray:
-    return examples.load(row) if examples.images is None else examples.images[row]
-
-
-class _TrainItem(NamedTuple):
-    """Position in this process's share of the schedule -> one example."""
+class _TrainBatch(NamedTuple):
+    """Reads this process's share of a step of the schedule."""
 
     examples: stream.Examples
     plan: stream.Schedule
@@ -190,25 +182,27 @@ class _TrainItem(NamedTuple):
     crop: Crop | CenterCrop | None
     views: int
 
-    def __call__(self, position: int) -> dict[str, np.ndarray]:
-        step, within = divmod(position, self.share.batch)
-        within += self.share.offset
-        row = int(self.plan[step][within])
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        places = self.share.offset + np.arange(self.share.batch)
+        rows = self.plan[step][places]
+        images = [self._views(step, *x) for x in zip(places, rows, strict=True)]
+        return _stack(self.examples, rows, images)
+
+    def _views(self, step, place, row):
+        """The views of an image, or the image where nothing is cropped."""
         image = _image(self.examples, row)
-        if self.crop is not None:
-            epoch, step = divmod(step, self.plan.steps_per_epoch)
-            # From 1, since NumPy pads seeds with zeros: with a last 0 the seed would
-            # be that of the epoch's order.
-            place = step * self.plan.batch_size + within + 1
-            seed = [self.plan.seed, self.plan.task, epoch, place]
-            rng = np.random.default_rng(seed)
-            image = np.stack([self.crop(image, rng) for _ in range(self.views)])
-        label = self.examples.label[row]
-        return {"image": image, "label": label, "index": np.int32(row)}
+        if self.crop is None:
+            return image
+        epoch, within = divmod(step, self.plan.steps_per_epoch)
+        # From 1, since NumPy pads seeds with zeros: with a last 0 the seed would be
+        # that of the epoch's order.
+        place = within * self.plan.batch_size + int(place) + 1
+        rng = np.random.default_rng([self.plan.seed, self.plan.task, epoch, place])
+        return np.stack([self.crop(image, rng) for _ in range(self.views)])
 
 
-class _EvalItem(NamedTuple):
-    """Position in this process's share of the padded rows -> one example."""
+class _EvalBatch(NamedTuple):
+    """Reads this process's share of a batch of the padded rows."""
 
     examples: stream.Examples
     rows: np.ndarray
@@ -216,105 +210,44 @@ class _EvalItem(NamedTuple):
     batch_size: int
     crop: CenterCrop | None
 
-    def __call__(self, position: int) -> dict[str, np.ndarray]:
-        step, within = divmod(position, self.share.batch)
-        place = step * self.batch_size + self.share.offset + within
-        row = int(self.rows[min(place, len(self.rows) - 1)])
-        image = _image(self.examples, row)
-        return {
-            "image": image if self.crop is None else self.crop(image),
-            "label": self.examples.label[row],
-            "index": np.int32(row),
-            "mask": np.float32(place < len(self.rows)),
-        }
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        first = step * self.batch_size + self.share.offset
+        places = first + np.arange(self.share.batch)
+        rows = self.rows[np.minimum(places, len(self.rows) - 1)]
+        images = [_image(self.examples, row) for row in rows]
+        if self.crop is not None:
+            images = [self.crop(image) for image in images]
+        mask = (places < len(self.rows)).astype(np.float32)
+        return _stack(self.examples, rows, images) | {"mask": mask}
 
 
-def _stack(items) -> dict[str, np.ndarray]:
-    """A batch of examples, whose images must be of one size."""
-    images = [item["image"] for item in items]
-    odd = next((i for i, x in enumerate(images) if x.shape != images[0].shape), None)
-    if odd is not None:
-        raise ValueError(
-            f"images of differing size in a batch: row {items[0]['index']} is "
-            f"{images[0].shape}, row {items[odd]['index']} is {images[odd].shape}; "
-            "set a crop, or `size` in the data source"
-        )
-    return {key: np.stack([item[key] for item in items]) for key in items[0]}
+def _image(examples, row) -> np.ndarray:
+    return examples.load(int(row)) if examples.images is None else examples.images[row]
 
 
-def _read(item: Callable, start: int, stop: int, batch: int, workers: int) -> Iterator:
-    """Batches `start` to `stop` of the examples item(0), item(1), ..., in order.
+def _stack(examples, rows, images) -> dict[str, np.ndarray]:
+    """A batch of images, which must be of one size."""
+    for row, image in zip(rows, images, strict=True):
+        if image.shape != images[0].shape:
+            raise ValueError(
+                f"images of differing size in a batch: row {rows[0]} is "
+                f"{images[0].shape}, row {row} is {image.shape}; set a crop, or `size` "
+                "in the data source"
+            )
+    label = examples.label[rows]
+    return {"image": np.stack(images), "label": label, "index": rows.astype(np.int32)}
 
-    Args:
-      item: position -> example.
-      batch: examples of a batch.
-      workers: processes that read; 0: threads of this one. Both give the same batches.
+
+def _read(read: Callable, steps: range, examples: stream.Examples, workers: int):
+    """Yield the batches read(step), in order.
+
+    Processes read what they would decode again and again. Images that are in memory, or
+    will be once they are read, are read by threads: a process would get a copy.
     """
-    # Imported here since it takes a second, and sets in memory never need it.
-    import grain
-    from absl import flags
-
-    workers = workers if _may_start_workers() else 0
-    if workers and not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()  # grain refuses to start workers otherwise
-    # grain counts buffers in batches, since batching comes first.
-    ahead = 1 if workers else min(4, os.cpu_count() or 1)
-    data = grain.MapDataset.range(start * batch, stop * batch).map(item)
-    data = data.batch(batch, drop_remainder=True, batch_fn=_stack)
-    data = data.to_iter_dataset(
-        grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead)
-    )
-    if workers:
-        options = grain.MultiprocessingOptions(
-            num_workers=workers, per_worker_buffer_size=2
-        )
-        data = data.mp_prefetch(options, worker_init_fn=_settle)
-    iterator = iter(data)
-    try:
-        yield from iterator
-    finally:
-        iterator.close()
-
-
-def _may_start_workers() -> bool:
-    """Whether the main script lets other processes begin.
-
-    Each of them runs that script once more. Where it has no
-    `if __name__ == "__main__":`, that would start the whole run again, in every one.
-    """
-    main = sys.modules["__main__"]
-    script = getattr(main, "__file__", None)
-    if script is None or getattr(main, "__spec__", None) is not None:
-        return True  # a notebook, or a module run by `python -m`
-    try:
-        with tokenize.open(script) as file:
-            return "__name__" in file.read()
-    except (OSError, SyntaxError, UnicodeDecodeError):  # a program that is no text
-        return True
-
-
-def _settle(worker: int, workers: int) -> None:
-    """Set up a worker process before it reads."""
-    # A terminal sends Ctrl-C to a whole process group. In a group of their own workers
-    # live until the run has saved its state and closes them.
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()
-    _keep_memory()
-    # Each worker has a core; OpenCV's own threads would compete for the same cores.
-    if importlib.util.find_spec("cv2") is not None:
-        import cv2
-
-        cv2.setNumThreads(1)
-
-
-def _keep_memory() -> None:
-    """Have glibc keep freed memory: images come and go, and each page costs a fault."""
-    if sys.platform != "linux":
-        return
-    adjust = getattr(ctypes.CDLL(None), "mallopt", None)
-    if adjust is not None:  # not in musl
-        adjust(_MMAP_MAX, 0)
-        adjust(_TRIM_THRESHOLD, 2**30)
+    inside = examples.images is not None or stream.stays_in_memory(examples.load)
+    if workers and not inside and parallel.may_start_processes():
+        return parallel.in_processes(read, steps, workers)
+    return parallel.in_threads(read, steps, min(max(workers, 4), os.cpu_count() or 1))
 
 
 def batches(
@@ -341,9 +274,9 @@ def batches(
 
     b = batch_size / process_count: process p yields rows [p b, (p + 1) b) of every
     global batch. A batch depends on (seed, task, step) alone: it is the same for any
-    number of `workers` (processes that decode; 0: threads here) and after a restart at
-    any `start`. Every worker is sent a copy of `load` and `order`. A script without
-    `if __name__ == "__main__":` has threads whatever `workers` is.
+    number of `workers` (processes that decode; 0: threads) and after a restart at any
+    `start`. Every worker is sent a copy of `load` and `order`. Threads read sets whose
+    images stay in memory, and in a script without `if __name__ == "__main__":`.
 
     Raises ValueError here, before the first batch, for a bad number or crop, a batch
     larger than the task, or `resident` with a set that is read row by row.
@@ -366,11 +299,8 @@ def batches(
         if source.examples.images is None:
             raise ValueError("resident = True: this set is read row by row; set False")
         return _indices(plan, share, start, stop)
-    examples = source.examples
-    # An array in memory is indexed in this process: each worker would get a copy.
-    workers = workers if examples.images is None else 0
-    item = _TrainItem(examples, plan, share, _check_crop(crop), views)
-    return _read(item, start, stop, share.batch, workers)
+    read = _TrainBatch(source.examples, plan, share, _check_crop(crop), views)
+    return _read(read, range(start, stop), source.examples, workers)
 
 
 def _indices(plan, share, start, stop):
@@ -398,9 +328,8 @@ def evaluation_batches(
         raise ValueError(f"batch_size = {batch_size}: must be at least 1")
     rows = np.asarray(rows, np.int32)
     share = _share(batch_size, process_index, process_count)
-    workers = workers if examples.images is None else 0
-    item = _EvalItem(examples, rows, share, batch_size, _check_crop(crop))
-    return _read(item, 0, -(-len(rows) // batch_size), share.batch, workers)
+    read = _EvalBatch(examples, rows, share, batch_size, _check_crop(crop))
+    return _read(read, range(-(-len(rows) // batch_size)), examples, workers)
 
 
 def ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Iterator:

@@ -220,6 +220,10 @@ def _joined_split(datasets, split, names) -> stream.Examples | None:
     loads = tuple(
         part.load or _Array(part.images, data.name) for _, data, part in parts
     )
+    # The joined set has a memory of its own, or none if it does not fit.
+    loads = tuple(
+        x._replace(memory=None) if stream.stays_in_memory(x) else x for x in loads
+    )
     channels = {splits.channels(part) for _, _, part in parts} - {None}
     if len(channels) > 1:
         raise ValueError(

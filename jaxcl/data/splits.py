@@ -3,6 +3,7 @@
 import concurrent.futures
 import functools
 import inspect
+import os
 import typing
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -14,6 +15,7 @@ from jaxcl.data import cache as cache_lib
 from jaxcl.data import files as files_lib
 from jaxcl.data import formats, graphs, listing, prefetch, stream
 
+KEPT_BYTES = 2 << 30  # most bytes of decoded images that stay in memory
 TEST_SEED = 0  # draws the test split of sets that come without one
 
 _SPLITS = ("train", "validation", "test")
@@ -309,11 +311,30 @@ def finish(
         examples = examples._replace(load=load)
         return _resident(examples) if images.resident else examples
 
-    return dataset._replace(
-        train=finished(dataset.train),
-        validation=finished(dataset.validation),
-        test=finished(dataset.test),
-    )
+    parts = {name: finished(getattr(dataset, name)) for name in _SPLITS}
+    return dataset._replace(**_with_memory(parts))
+
+
+def _with_memory(parts) -> dict[str, stream.Examples | None]:
+    """Splits that keep their decoded images in memory, if all of them fit."""
+    loads = {name: x.load for name, x in parts.items() if x and x.load is not None}
+    loads = {name: x for name, x in loads.items() if isinstance(x, files_lib.Loader)}
+    if sum(len(x.rows) * x.image_bytes() for x in loads.values()) > _kept_bytes():
+        return parts
+    kept = {
+        name: parts[name]._replace(load=load._replace(memory=files_lib.Memory()))
+        for name, load in loads.items()
+    }
+    return parts | kept
+
+
+def _kept_bytes() -> int:
+    """Bytes of decoded images that stay in memory: 2 GiB, or a quarter of it."""
+    try:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        return KEPT_BYTES
+    return min(KEPT_BYTES, whole // 4)
 
 
 def channels(examples: stream.Examples) -> int | None:

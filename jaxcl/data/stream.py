@@ -218,6 +218,11 @@ def arrivals(stream: Stream, *, seed: int, batch_size: int) -> Arrivals:
     return Arrivals(np.concatenate(labels), np.concatenate(domains), tuple(ends[1:]))
 
 
+def stays_in_memory(load: Any) -> bool:
+    """Whether a reader keeps the images that it has decoded, see `files.Loader`."""
+    return getattr(load, "memory", None) is not None
+
+
 def size(examples: Examples) -> int:
     """Number of rows."""
     return len(examples.label)
