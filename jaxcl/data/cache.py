@@ -1,6 +1,6 @@
 """Decoded images on disk: the first run decodes the files, later runs map the pixels.
 
-DIRECTORY/KEY/ holds the images of one reader, such as `files.Files`:
+DIRECTORY/KEY/ holds the images of one reader, such as `files.Reader`:
     pixels.bin   u8, image after image, each [h,w,C] in C order
     offsets.npy  i64[N], where each begins
     shapes.npy   i32[N,3], h, w, C; zeros where an image could not be decoded
@@ -70,23 +70,6 @@ class Cached(NamedTuple):
         start = offsets[row]
         return pixels[start : start + shape.prod(dtype=np.int64)].reshape(shape)
 
-    def name(self, row: int) -> str:
-        """Path of a row's file."""
-        return self.fresh.read.name(row)
-
-    def raw(self, row: int) -> bytes:
-        """Bytes of a row's file."""
-        return self.fresh.read.raw(row)
-
-    def holders(self) -> tuple:
-        """The files of the rows, as in `files.Files`."""
-        return self.fresh.read.holders()
-
-    @property
-    def decoding(self) -> files_lib.Decoding:
-        """How the images were decoded."""
-        return self.fresh.read.decoding
-
 
 _mapped = {}  # folder -> its arrays; each process maps a folder once
 
@@ -111,7 +94,7 @@ def cached(read: Any, directory: str, *, size: int | None = None) -> Cached:
 
     Args:
       read: row -> u8[h,w,C] with `name(row)`, `holders()` and `decoding`, as
-        `files.Files`.
+        `files.Reader`.
       directory: may hold any number of caches.
       size: images with a longer shorter side are shrunk to it. None: as decoded.
 

@@ -208,7 +208,8 @@ def _array_split(path, entries, resident) -> stream.Examples:
     )
     file = os.path.join(path, entries["images"]["file"])
     if resident is None:
-        resident = _size(file) < MAPPED_BYTES
+        with files.reading(file):
+            resident = storage.size(file) < MAPPED_BYTES
     if not resident and storage.in_bucket(file):
         raise ValueError(
             f"{file}: rows of a file in a bucket cannot be read one by one; copy the "
@@ -223,16 +224,7 @@ def _array_split(path, entries, resident) -> stream.Examples:
             f"{file} is {images.dtype}{list(images.shape)}, expected uint8[N, H, W, C]"
         )
     whole = examples(file, images, label, domain)
-    load = files.Loader(files.Mapped(file), np.arange(len(images)))
-    return whole._replace(images=None, load=load)
-
-
-def _size(file) -> int:
-    """Bytes of a file that meta.json names."""
-    try:
-        return storage.size(file)
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+    return files.examples(files.of_array(file), whole.label, whole.domain)
 
 
 def examples(

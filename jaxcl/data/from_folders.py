@@ -247,10 +247,7 @@ def from_files(
     files: Sequence[bytes],
 ) -> stream.Examples:
     """Examples of one domain that are read from `files`, relative to `path`."""
-    paths, label = np.array(files, bytes), np.array(label, np.int32)
-    reader = files_lib.Files(path, paths, images.decoding)
-    load = files_lib.Loader(reader, np.arange(len(files)))
-    return stream.Examples(label, np.zeros_like(label), load=load)
+    return files_lib.examples(files_lib.of_files(path, files, images.decoding), label)
 
 
 def scan(

@@ -14,7 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,81 +33,17 @@ def _arrow():
     return pyarrow
 
 
-class Rows(NamedTuple):
-    """Images in rows of files: row -> u8[h,w,C]."""
-
-    files: tuple[str, ...]
-    starts: np.ndarray  # i64[files], rows of the split before each file
-    rows: np.ndarray  # i64[N], row of the split
-    key: str
-    decoding: files_lib.Decoding
-
-    def __call__(self, row: int) -> np.ndarray:
-        """Read one row and decode its image."""
-        name, value = self.name(row), self._value(row)
-        if isinstance(value, list):
-            return _pixels(value, name, self.decoding)
-        return self.decoding(value, name)
-
-    def raw(self, row: int) -> bytes:
-        """The encoded image of a row, or its pixels."""
-        value = self._value(row)
-        return self(row).tobytes() if isinstance(value, list) else value
-
-    def _place(self, row) -> tuple[str, int]:
-        """File of a row, and the row there."""
-        file = int(np.searchsorted(self.starts, self.rows[row], "right")) - 1
-        return self.files[file], int(self.rows[row] - self.starts[file])
-
-    def _value(self, row) -> bytes | list:
-        """Encoded bytes, or nested lists of numbers."""
-        file, place = self._place(row)
-        value = column(file, self.key)[place]
-        if isinstance(value, _arrow().ExtensionScalar):  # Array3D and its like
-            value = value.value
-        value = None if value is None else value.as_py()
-        if isinstance(value, dict):
-            value = value["bytes"]
-        if value is None:
-            raise files_lib.Unreadable(f"{self.name(row)}: holds no image")
-        return value
-
-    def name(self, row: int) -> str:
-        """File and row."""
-        file, place = self._place(row)
-        return f"{file} (row {place})"
-
-    def holders(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
-        """The files; which of them holds each row, and at which place."""
-        which = np.searchsorted(self.starts, self.rows, "right") - 1
-        return self.files, which, self.rows - self.starts[which]
-
-
-def _pixels(lists, name, decoding) -> np.ndarray:
-    """u8[h,w,C] from nested lists of numbers; grey images may lack the channel."""
-    channels, max_pixels = decoding.channels, decoding.max_pixels
-    try:
-        array = np.array(lists)
-    except ValueError as error:
-        raise files_lib.Unreadable(f"{name}: its lists differ in length") from error
-    array = array[..., None] if array.ndim == 2 else array
-    shape, wrong = list(array.shape), ""
-    if len(shape) != 3 or shape[2] not in (1, 3):
-        wrong = f"pixels are {shape}, must be [h, w], [h, w, 1] or [h, w, 3]"
-    elif not 0 < shape[0] * shape[1] <= max_pixels:
-        wrong = (
-            f"is {shape[0]} x {shape[1]} pixels: allowed are "
-            f"config.data.max_pixels={max_pixels}"
-        )
-    elif array.dtype.kind not in "iu":
-        wrong = f"pixels are {array.dtype}, must be whole numbers"
-    elif array.min() < 0 or array.max() > 255:
-        wrong = f"pixels are from {array.min()} to {array.max()}, must be 0 to 255"
-    elif shape[2] > channels:
-        wrong = f"3 channels, but config.data.channels={channels}"
-    if wrong:
-        raise files_lib.Unreadable(f"{name}: {wrong}")
-    return array.repeat(channels // shape[2], axis=2).astype(np.uint8)
+def _fetch(key: str, file: str, row: int) -> bytes | list:
+    """The encoded bytes of an image in a column, or nested lists of numbers."""
+    value = column(file, key)[row]
+    if isinstance(value, _arrow().ExtensionScalar):  # Array3D and its like
+        value = value.value
+    value = None if value is None else value.as_py()
+    if isinstance(value, dict):
+        value = value["bytes"]
+    if value is None:
+        raise files_lib.Unreadable("holds no image")
+    return value
 
 
 _COLUMN = threading.Lock()  # or threads that want a column would each read it
@@ -139,12 +75,11 @@ def _column(file, key):
 @contextlib.contextmanager
 def _reading(file):
     """Give the path of an ordinary file; what pyarrow raises is a ValueError."""
-    try:
-        yield storage.ordinary(file)
-    except (OSError, ValueError, KeyError, _arrow().ArrowException) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
-    except MemoryError as error:
-        raise ValueError(f"{file} cannot be read: too large for the memory") from error
+    with files_lib.reading(file):
+        try:
+            yield storage.ordinary(file)
+        except _arrow().ArrowException as error:
+            raise ValueError(str(error)) from error
 
 
 def _header(file) -> tuple[Any, int]:
@@ -210,11 +145,19 @@ def huggingface(
         if classes is not None:
             label = np.where(label < 0, -1, files_lib.kept(wanted, names)[label])
             rows = np.flatnonzero(label >= 0)
-        label = label[rows].astype(np.int32)
-        starts = np.cumsum([0, *map(len, labels[split][:-1])])
-        reader = Rows((*chosen[split],), starts, rows, image_key, images.decoding)
-        load = files_lib.Loader(reader, np.arange(len(label)))
-        parts[split] = stream.Examples(label, np.zeros_like(label), load=load)
+        sizes = [len(x) for x in labels[split]]
+        which = np.repeat(np.arange(len(sizes)), sizes)
+        place = np.concatenate([np.arange(size) for size in sizes])
+        reader = files_lib.Reader(
+            (*chosen[split],),
+            which[rows],
+            place[rows],
+            functools.partial(_fetch, image_key),
+            images.decoding,
+            unit="row",
+            key=image_key,
+        )
+        parts[split] = files_lib.examples(reader, label[rows])
     name, share = os.path.basename(os.path.abspath(path)), 0.0 if test_split else test
     data = splits.draw_test(name, wanted, parts.pop("train"), share, test_seed)
     return data._replace(**parts)

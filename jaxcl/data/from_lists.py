@@ -75,9 +75,8 @@ def _examples(path, option, where, limit, images) -> stream.Examples:
     files, label, domain = _joined(where, option, limit)
     if images.on_corrupt != "skip":
         _check_there(option, path, files.tolist())
-    reader = files_lib.Files(path, files, images.decoding)
-    load = files_lib.Loader(reader, np.arange(len(files)))
-    return stream.Examples(label, domain, load=load)
+    reader = files_lib.of_files(path, files, images.decoding)
+    return files_lib.examples(reader, label, domain)
 
 
 def _list_files(option, pattern, domains, folder) -> list[str]:
@@ -108,11 +107,9 @@ def _joined(where, option, limit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
     """Paths and labels of one list; bytes, since a set has 10^6 of them."""
-    try:
+    with files_lib.reading(f"{option}: {file}"):
         data = storage.read(file)
         data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{option}: {file} cannot be read: {error}") from error
     files, label = [], []
     for number, line in enumerate(data.removeprefix(MARK).splitlines(), 1):
         parts = line.rsplit(None, 1)
@@ -173,7 +170,7 @@ def _folder_names(parts: dict[str, stream.Examples]) -> tuple[str, ...]:
     Every name is the label where two classes share a folder.
     """
     train, folders = parts["train"], {}
-    files, labels = train.load.read.paths.tolist(), train.label.tolist()
+    files, labels = train.load.read.files.tolist(), train.label.tolist()
     for file, label in zip(files, labels, strict=True):
         folder = file.rsplit(b"/", 2)[-2] if b"/" in file else b""
         if folders.setdefault(label, folder) != folder:

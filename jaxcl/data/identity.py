@@ -101,7 +101,7 @@ def _part(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
         names = [f"row {row} of {split}".encode() for row in rows]
     if load is None:
         found: Iterable = (_mark(np.ascontiguousarray(x)) for x in examples.images)
-    elif by_bytes or not hasattr(getattr(load, "read", None), "holders"):
+    elif by_bytes or not hasattr(load, "holders"):
         # In threads, since on a network drive every file is a wait.
         with concurrent.futures.ThreadPoolExecutor() as pool:
             found = list(pool.map(lambda row: _read_mark(load, row), rows))
@@ -135,8 +135,7 @@ def stamp(reader: Any) -> tuple[int, str]:
     """
     files, which, place = reader.holders()
     paths = [x if storage.in_bucket(x) else os.path.abspath(x) for x in files]
-    key = getattr(reader, "key", "")
-    digest = hashlib.sha256(os.fsencode("\0".join([key, *paths])))
+    digest = hashlib.sha256(os.fsencode("\0".join([reader.key, *paths])))
     for array in (sizes_and_times(files), which, place):
         digest.update(array.astype("<i8").tobytes())
     return len(which), digest.hexdigest()

@@ -33,7 +33,7 @@ from jaxcl.data import (
 class _Readers(NamedTuple):
     """Reads rows of several parts; picklable if each of them is."""
 
-    loads: tuple[Any, ...]  # of stream.Examples, or _Array
+    loads: tuple[Any, ...]  # a files.Loader or files.Reader of each
     starts: np.ndarray  # i64[parts], first row of each
     channels: int | None  # C of all images
 
@@ -67,26 +67,6 @@ class _Readers(NamedTuple):
             places.append(place)
             files += own
         return files, np.concatenate(which), np.concatenate(places)
-
-
-class _Array(NamedTuple):
-    """Reads images in memory row by row, as if they were files."""
-
-    images: np.ndarray  # u8[N,H,W,C]
-    where: str
-
-    def __call__(self, row: int) -> np.ndarray:
-        return self.images[row]
-
-    def raw(self, row: int) -> bytes:
-        return self.images[row].tobytes()
-
-    def name(self, row: int) -> str:
-        return f"row {row} of {self.where}"
-
-    def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
-        rows = np.arange(len(self.images))  # no file: the digest stands for its name
-        return [files.sha256(self.images)], np.zeros_like(rows), rows
 
 
 @schema.checked("config.data")
@@ -210,7 +190,7 @@ def _joined_split(datasets, split, names) -> stream.Examples | None:
     label, domain = np.concatenate(label), np.concatenate(domain)
     images = [part.images for _, _, part in parts]
     loads = tuple(
-        part.origin or part.load or _Array(part.images, data.name)
+        part.origin or part.load or files.in_memory(part.images, data.name)
         for _, data, part in parts
     )
     starts = np.cumsum([0] + [len(part.label) for _, _, part in parts[:-1]])
@@ -218,7 +198,7 @@ def _joined_split(datasets, split, names) -> stream.Examples | None:
         origin = files.Loader(_Readers(loads, starts, None), np.arange(len(label)))
         return stream.Examples(label, domain, np.concatenate(images), origin=origin)
     loads = tuple(
-        part.load or _Array(part.images, data.name) for _, data, part in parts
+        part.load or files.in_memory(part.images, data.name) for _, data, part in parts
     )
     # The joined set has a memory of its own, or none if it does not fit.
     loads = tuple(

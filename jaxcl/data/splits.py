@@ -295,7 +295,7 @@ def finish(
             caches[key] = cache_lib.cached(
                 load.read, images.cache, size=images.cache_size
             )
-        return load._replace(read=caches[key])
+        return load._replace(cache=caches[key])
 
     def finished(examples):
         if examples is None or examples.load is None:

@@ -102,10 +102,8 @@ def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
 
 def _annotations(file, known) -> dict[str, str]:
     """Image -> wnid, from val_annotations.txt; `known` are the allowed wnids."""
-    try:
+    with files_lib.reading(file):
         lines = storage.read(file).decode().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
     known, wnids = {*known}, {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
