@@ -175,11 +175,9 @@ def is_one(path: str) -> bool:
         return True
     for _, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if name[0] != ".")
-        names = [name for name in names if name[0] != "."]
-        if any(name.endswith(PARQUET) for name in names):
-            return True
-        if any(os.path.splitext(x)[1].lower() in listing.endings() for x in names):
-            return False
+        ends = {os.path.splitext(name)[1].lower() for name in names if name[0] != "."}
+        if PARQUET in ends or ends & listing.endings():
+            return PARQUET in ends
     return False
 
 
@@ -227,18 +225,14 @@ def columns(
       ValueError: there are several of either kind.
     """
     usual = [name for name in _PICTURES if name in (shown or names)]
-    if len(shown) > 1 and not usual:
-        raise ValueError(
-            f"{where}: several columns hold images, {[*shown]}; config.data.image_key "
-            "must name one"
-        )
-    if len(named) > 1 and "label" not in names:
-        raise ValueError(
-            f"{where}: several columns name classes, {[*named]}; config.data.label_key "
-            "must name one"
-        )
-    label = "label" if "label" in names else next(iter(named), None)
-    return (usual or [*shown, "image"])[0], label
+    labels = ["label"] if "label" in names else [*named]
+    for option, found in (("image_key", usual[:1] or shown), ("label_key", labels)):
+        if len(found) > 1:
+            raise ValueError(
+                f"{where}: config.data.{option} must name one of several columns, "
+                f"{[*found]}"
+            )
+    return (usual or [*shown, "image"])[0], next(iter(labels), None)
 
 
 def _is_picture(kind) -> bool:
@@ -255,10 +249,7 @@ def split_files(path: str) -> dict[str, list[str]]:
     for Parquet files of one split in several folders.
     """
     if storage.in_bucket(path) or not os.path.isdir(path):
-        raise ValueError(
-            f"path = {path!r}: must be a folder on a disk, as `save_to_disk` of "
-            "Hugging Face datasets writes it, or with Parquet files"
-        )
+        raise ValueError(f"path = {path!r}: must be a folder on a disk")
     listed = os.path.join(path, SPLITS)
     if os.path.exists(listed):
         names = storage.read_object(listed).get("splits")
@@ -274,16 +265,16 @@ def split_files(path: str) -> dict[str, list[str]]:
         found.setdefault(split, []).append(file)
     if not found:
         raise ValueError(
-            f"path = {path!r}: holds neither {STATE} nor {SPLITS}, nor Parquet files"
+            f"path = {path!r}: must hold Parquet files, or what `save_to_disk` of "
+            f"Hugging Face datasets writes ({STATE} or {SPLITS})"
         )
     for split, files in found.items():
         # Of several sets, or of train/ and test/ where their files are called alike.
         folders = sorted({os.path.relpath(os.path.dirname(x), path) for x in files})
         if len(folders) > 1:
             raise ValueError(
-                f"path = {path!r}: files of the split {split!r} are in several "
-                f"folders, {folders[:5]}; must be the folder of one set, with files "
-                "called SPLIT-*.parquet or folders SPLIT of files 0000.parquet"
+                f"path = {path!r}: the split {split!r} is in several folders, "
+                f"{folders[:5]}; must be one set, of files SPLIT-*.parquet"
             )
         _check_complete(path, split, files)
     return found
@@ -297,9 +288,8 @@ def _check_complete(path, split, files) -> None:
         lost = sorted({*range(count)} - {n for n, of in there if of == count})
         if lost or len(there) != count or len(files) != count:
             raise ValueError(
-                f"path = {path!r}: split {split!r} has {len(files)} files, some "
-                f"of them called -of-{count:05}; parts missing: {lost[:5] or 'none'}; "
-                "must be all parts of one set"
+                f"path = {path!r}: split {split!r} must be all parts of one set: it "
+                f"has {len(files)} files of {count}; missing: {lost[:5] or 'none'}"
             )
 
 
@@ -316,9 +306,8 @@ def _saved(folder) -> tuple[str, list[str]]:
     _check_complete(folder, str(state.get("_split") or "train"), names)
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise ValueError(
-            f"{file}: _indices_data_files says that some rows were filtered out, as "
-            "versions 1 of `datasets` saved it; load the set there, call "
-            "flatten_indices() and save it again"
+            f"{file}: _indices_data_files says that rows were filtered out; load the "
+            "set with `datasets`, call flatten_indices() and save it again"
         )
     return str(state.get("_split") or "train"), [os.path.join(folder, x) for x in names]
 
@@ -332,8 +321,8 @@ def _check(file, image_key, label_key) -> np.ndarray:
     kind = header.field(image_key).type
     if not _holds_images(kind):
         raise ValueError(
-            f"image_key = {image_key!r}: {file} has {kind} there, must be encoded "
-            "images or lists of whole numbers"
+            f"image_key = {image_key!r}: {file} has {kind}, must be encoded images or "
+            "lists of whole numbers"
         )
     return np.full(rows, -1) if label_key is None else _labels(file, label_key)
 
@@ -352,14 +341,11 @@ def _holds_images(kind) -> bool:
 
 
 def _is_bytes(kind) -> bool:
-    types = _arrow().types
-    return types.is_binary(kind) or types.is_large_binary(kind)
+    return kind in (_arrow().binary(), _arrow().large_binary())
 
 
 def _is_list(kind) -> bool:
-    types = _arrow().types
-    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    return any(test(kind) for test in tests)
+    return hasattr(kind, "value_type") and not _arrow().types.is_dictionary(kind)
 
 
 def _labels(file, key) -> np.ndarray:
@@ -373,17 +359,10 @@ def _labels(file, key) -> np.ndarray:
         return np.array(found.to_pylist(), str)
     if not (types.is_integer(found.type) or types.is_boolean(found.type)):
         raise ValueError(
-            f"label_key = {key!r}: {file} has {found.type} there, must be whole "
-            "numbers or text"
+            f"label_key = {key!r}: {file} has {found.type}, must be numbers or text"
         )
     label = found.cast(_arrow().int64()).fill_null(-1).to_numpy()
-    # Before they become int32, in which larger ones are other numbers.
-    if len(label) and not -1 <= label.min() <= label.max() < stream.LABELS:
-        raise ValueError(
-            f"{file}: labels run from {label.min()} to {label.max()}, must be from -1 "
-            f"to {stream.LABELS - 1}"
-        )
-    return label
+    return stream.as_numbers(file, "labels", label, -1)
 
 
 def _class_names(file, key) -> tuple[str, ...] | None:
@@ -431,8 +410,8 @@ def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray
         kinds.setdefault(label.dtype.kind, file)
     if len(kinds) > 1:
         raise ValueError(
-            f"label_key = {key!r}: labels are text in {kinds['U']}, but numbers in "
-            f"{kinds['i']}; must be of one kind"
+            f"label_key = {key!r}: labels must be of one kind; they are text in "
+            f"{kinds['U']}, but numbers in {kinds['i']}"
         )
     whole = {split: np.concatenate(parts) for split, parts in labels.items()}
     if "U" in kinds:
@@ -440,8 +419,8 @@ def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray
         names = tuple(sorted(found, key=listing.natural))
         number = {name: i for i, name in enumerate(names)}
         return names, {
-            x: np.array([number[name] for name in label.tolist()], int)
-            for x, label in whole.items()
+            split: np.array([number[name] for name in label.tolist()], int)
+            for split, label in whole.items()
         }
     names = None if key is None else _common_names(files, key)
     most = max(label.max(initial=-1) for label in whole.values())

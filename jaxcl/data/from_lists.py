@@ -81,17 +81,13 @@ def _examples(path, option, where, limit, images) -> stream.Examples:
 
 def _list_files(option, pattern, domains, folder) -> list[str]:
     """Paths of the lists of one split, one of each domain."""
-    if domains is None:
-        if "{domain}" in pattern:
-            raise ValueError(
-                f"{option} = {pattern!r}: domains is not given; give their names, or "
-                "the name of one list"
-            )
-        return [os.path.join(folder, pattern)]
-    if len(domains) > 1 and "{domain}" not in pattern:
+    named = "{domain}" in pattern
+    if named and domains is None:
+        raise ValueError(f"{option} = {pattern!r}: give domains, or one list's name")
+    domains = domains or [""]
+    if len(domains) > 1 and not named:
         raise ValueError(
-            f"{option} = {pattern!r}: must hold {{domain}}, for there are "
-            f"{len(domains)} domains"
+            f"{option} = {pattern!r}: must hold {{domain}}, of which {len(domains)} are"
         )
     return [os.path.join(folder, pattern.replace("{domain}", x)) for x in domains]
 
@@ -119,14 +115,14 @@ def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
         known = len(parts) > 1 and parts[1].isdigit() and len(parts[1]) < 1000
         if not known or int(parts[1]) >= limit:
             raise ValueError(
-                f"{file}, line {number}: {line.decode()[:200]!r} is not a path and a "
-                f"label, a whole number from 0 to {limit - 1}"
+                f"{file}, line {number}: {line.decode()[:200]!r} must be a path and a "
+                f"label from 0 to {limit - 1}"
             )
         name = parts[0].lstrip()
         if os.path.isabs(name) or os.path.normpath(name).split(b"/")[0] == b"..":
             raise ValueError(
-                f"{file}, line {number}: {name.decode()[:200]!r} is outside the folder "
-                "of the images; must be relative to it"
+                f"{file}, line {number}: {name.decode()[:200]!r} must be relative to "
+                "the folder of the images, and inside it"
             )
         files.append(name)
         label.append(int(parts[1]))

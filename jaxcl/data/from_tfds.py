@@ -52,6 +52,11 @@ def _fetch(features: Any, key: str, file: str, place: int) -> bytes:
     return _parse(features, raw, decoders=skip)[key]
 
 
+def _features(info, *keys):
+    """The features of these names alone, which parses no others."""
+    return _library().features.FeaturesDict({key: info.features[key] for key in keys})
+
+
 @functools.lru_cache(maxsize=64)
 def _reader(file: str):
     # Without read-ahead a record costs no more than its own bytes.
@@ -136,12 +141,9 @@ def _examples(split, *, infos, keys, keep, index, images) -> stream.Examples | N
         most = table.label.max(initial=-1)
         if most >= len(keep):
             raise ValueError(f"split {split!r}: label {most}, of {len(keep)} classes")
-        label = np.where(table.label < 0, -1, keep[table.label])
-        table = table._replace(label=label)
-        table = Table(*(column[label >= 0] for column in table))
-    features = _library().features.FeaturesDict(
-        {image_key: infos[0].features[image_key]}
-    )
+        table = table._replace(label=np.where(table.label < 0, -1, keep[table.label]))
+        table = Table(*(column[table.label >= 0] for column in table))
+    features = _features(infos[0], image_key)
     reader = files_lib.Reader(
         files,
         table.file,
@@ -174,25 +176,19 @@ def _open(path, image_key, label_key, domain_key, domain_names):
 
 def _info(path):
     """Metadata of one directory."""
-    if not (epath.Path(path) / "dataset_info.json").exists():
-        raise ValueError(
-            f"path = {str(path)!r}: expected a prepared TFDS directory with "
-            "dataset_info.json, features.json and record files"
-        )
+    where = f"path = {str(path)!r}"
     try:
         for name in ("dataset_info.json", "features.json"):
             storage.read_json(epath.Path(path) / name)
         info = _library().builder_from_directory(path).info
     except Exception as error:  # of damaged files the library raises anything
         raise ValueError(
-            f"path = {str(path)!r}: dataset_info.json or features.json is damaged: "
-            f"{type(error).__name__}: {error}"
+            f"{where}: must be a prepared TFDS directory, with dataset_info.json, "
+            f"features.json and record files: {type(error).__name__}: {error}"
         ) from error
     kind = info.file_format.value if info.file_format else None
     if kind not in FORMATS:
-        raise ValueError(
-            f"path = {str(path)!r}: its files are {kind}, readable are {FORMATS}"
-        )
+        raise ValueError(f"{where}: its files are {kind}, readable are {FORMATS}")
     return info
 
 
@@ -216,10 +212,10 @@ def _names(infos, key, option) -> tuple[str, ...]:
     if key is None:
         return ()
     feature = _feature(infos, key, _library().features.ClassLabel, option)
-    if not 0 < (feature.num_classes or 0) <= stream.LABELS:
+    count = feature.num_classes or 0
+    if not 0 < count <= stream.LABELS:
         raise ValueError(
-            f"{option} = {key!r}: {feature.num_classes} classes, must be from 1 to "
-            f"{stream.LABELS}"
+            f"{option} = {key!r}: {count} classes, of 1 to {stream.LABELS}"
         )
     names = tuple(feature.names)
     if any(tuple(info.features[key].names) != names for info in infos):
@@ -245,16 +241,15 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
     files = tuple(str(part.filename) for _, _, part in shards)
     # A set may be prepared again in the same directory, with other labels alone.
     prepared = [os.path.join(info.data_dir, "dataset_info.json") for info in infos]
-    found = identity.sizes_and_times([*prepared, *files]).tolist()
-    lost = [
-        x for x, (size, _) in zip(files, found[len(infos) :], strict=True) if size < 0
-    ]
-    if lost:
+    found = identity.sizes_and_times([*prepared, *files])
+    if lost := [files[i] for i in np.flatnonzero(found[len(infos) :, 0] < 0)]:
         raise ValueError(
             f"split {split!r}: lacks {len(lost)} of its {len(files)} files: {lost[:3]}"
         )
     ranges = [f"{x.filename}:{x.skip}:{x.take}" for _, _, x in shards]
-    stamp = np.array([str(label_key), str(domain_key), *map(str, found), *ranges])
+    stamp = np.array(
+        [str(label_key), str(domain_key), *map(str, found.tolist()), *ranges]
+    )
     known = {} if index is None else _known(index)
     if f"{split}/stamp" in known and np.array_equal(known[f"{split}/stamp"], stamp):
         columns = [known.get(f"{split}/{field}", stamp) for field in Table._fields]
@@ -286,9 +281,7 @@ def _known(index) -> dict[str, np.ndarray]:
 def _scan(info, number, domain, part, label_key, domain_key) -> Table:
     """Places and labels of the records of one file."""
     keys = [key for key in (label_key, domain_key) if key is not None]
-    features = _library().features.FeaturesDict(
-        {key: info.features[key] for key in keys}
-    )
+    features = _features(info, *keys)
     name, stop = str(part.filename), part.skip + part.take
     walk = _walk_tfrecord if ".tfrecord" in os.path.basename(name) else _walk_array
     rows = []
@@ -303,15 +296,9 @@ def _scan(info, number, domain, part, label_key, domain_key) -> Table:
             f"{name}: {part.skip + len(rows)} records, dataset_info.json says {stop}"
         )
     table = np.array(rows, np.int64).reshape(-1, 4).T
-    # Before they become int32, in which larger ones are other numbers.
-    for what, values, least in (("label", table[2], -1), ("domain", table[3], 0)):
-        if len(values) and not least <= values.min() <= values.max() < stream.LABELS:
-            raise ValueError(
-                f"{name}: a {what} of {values.min()} or {values.max()}, must be from "
-                f"{least} to {stream.LABELS - 1}"
-            )
-    kinds = (np.int32, np.int64, np.int32, np.int32)
-    return Table(*(x.astype(kind) for x, kind in zip(table, kinds, strict=True)))
+    label = stream.as_numbers(name, "labels", table[2], -1)
+    numbers = stream.as_numbers(name, "domains", table[3], 0)
+    return Table(table[0].astype(np.int32), table[1], label, numbers)
 
 
 def _walk_tfrecord(name, skip, stop):

@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from PIL import Image
@@ -29,14 +29,12 @@ def choose_decoder(decoder: Decoder = "auto") -> str:
     The two differ by a level or two in JPEG pixels and more in resizing, so a run
     chooses one, once, and records it (`Dataset.decoder`).
     """
+    if decoder not in get_args(Decoder):
+        raise ValueError(f"decoder = {decoder!r}: must be one of {get_args(Decoder)}")
     installed = importlib.util.find_spec("cv2") is not None
-    if decoder == "auto":
-        return "cv2" if installed else "pillow"
-    if decoder not in ("cv2", "pillow"):
-        raise ValueError(f"decoder = {decoder!r}: must be 'auto', 'cv2' or 'pillow'")
     if decoder == "cv2" and not installed:
         raise ValueError("decoder = 'cv2' is not installed; pip install 'jaxcl[fast]'")
-    return decoder
+    return "pillow" if decoder == "pillow" or not installed else "cv2"
 
 
 def resize(
@@ -86,9 +84,8 @@ class CenterCrop(NamedTuple):
                 f"an image of {image.shape[0]} x {image.shape[1]} pixels would be "
                 f"resized to {h} x {w}: too long for its shorter side"
             )
-        image = resize(
-            image, h, w, interpolation=self.interpolation, decoder=self.decoder
-        )
+        how = {"interpolation": self.interpolation, "decoder": self.decoder}
+        image = resize(image, h, w, **how)
         top, left = round((h - self.size) / 2), round((w - self.size) / 2)
         return image[top : top + self.size, left : left + self.size]
 
@@ -105,13 +102,9 @@ class Crop(NamedTuple):
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """u8[h,w,C] to u8[size,size,C]."""
         top, left, h, w = self.box(image.shape[0], image.shape[1], rng)
-        return resize(
-            image[top : top + h, left : left + w],
-            self.size,
-            self.size,
-            interpolation=self.interpolation,
-            decoder=self.decoder,
-        )
+        how = {"interpolation": self.interpolation, "decoder": self.decoder}
+        cut = image[top : top + h, left : left + w]
+        return resize(cut, self.size, self.size, **how)
 
     def box(
         self, height: int, width: int, rng: np.random.Generator
@@ -136,41 +129,37 @@ def _check_crop(crop):
     """The crop, checked, with a decoder that is the same for all workers."""
     if crop is None:
         return None
-    if crop.interpolation not in INTERPOLATIONS:
-        raise ValueError(
-            f"crop.interpolation = {crop.interpolation!r}: must be one of "
-            f"{(*INTERPOLATIONS,)}"
-        )
-    if crop.size < 1:
-        raise ValueError(f"crop.size = {crop.size}: must be at least 1")
+    known = (*INTERPOLATIONS,)
+    rules = {
+        "interpolation": (crop.interpolation in known, f"one of {known}"),
+        "size": (crop.size >= 1, "at least 1"),
+    }
     if isinstance(crop, CenterCrop):
-        if crop.resize < crop.size:
+        least = f"at least crop.size = {crop.size}"
+        rules["resize"] = (crop.resize >= crop.size, least)
+    else:
+        rules["scale"] = (
+            0 < crop.scale[0] <= crop.scale[1] <= 1,
+            "0 < low <= high <= 1",
+        )
+        rules["ratio"] = (0 < crop.ratio[0] <= crop.ratio[1], "0 < low <= high")
+    for name, (good, allowed) in rules.items():
+        if not good:
             raise ValueError(
-                f"crop.resize = {crop.resize}: must be at least crop.size = {crop.size}"
+                f"crop.{name} = {getattr(crop, name)!r}: must be {allowed}"
             )
-    elif not (0 < crop.scale[0] <= crop.scale[1] <= 1):
-        raise ValueError(f"crop.scale = {crop.scale}: must be 0 < low <= high <= 1")
-    elif not (0 < crop.ratio[0] <= crop.ratio[1]):
-        raise ValueError(f"crop.ratio = {crop.ratio}: must be 0 < low <= high")
     return crop._replace(decoder=choose_decoder(crop.decoder))
 
 
-class _Share(NamedTuple):
-    """Which rows of every global batch this process reads."""
-
-    offset: int
-    batch: int
-
-
-def _share(batch_size: int, index: int, count: int) -> _Share:
-    """The share of process `index` of `count`."""
+def _own_places(batch_size: int, index: int, count: int) -> np.ndarray:
+    """Places of every global batch that process `index` of `count` reads."""
     if batch_size % count or not 0 <= index < count:
         raise ValueError(
             f"batch_size = {batch_size}: process {index} of {count} cannot take an "
             "equal share; it must be a multiple of the number of processes"
         )
     size = batch_size // count
-    return _Share(index * size, size)
+    return index * size + np.arange(size)
 
 
 class _TrainBatch(NamedTuple):
@@ -178,14 +167,13 @@ class _TrainBatch(NamedTuple):
 
     examples: stream.Examples
     plan: stream.Schedule
-    share: _Share
+    places: np.ndarray  # of each batch that this process reads
     crop: Crop | CenterCrop | None
     views: int
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
-        places = self.share.offset + np.arange(self.share.batch)
-        rows = self.plan[step][places]
-        images = [self._views(step, *x) for x in zip(places, rows, strict=True)]
+        rows = self.plan[step][self.places]
+        images = [self._views(step, *x) for x in zip(self.places, rows, strict=True)]
         return _stack(self.examples, rows, images)
 
     def _views(self, step, place, row):
@@ -206,13 +194,12 @@ class _EvalBatch(NamedTuple):
 
     examples: stream.Examples
     rows: np.ndarray
-    share: _Share
+    places: np.ndarray  # of each batch that this process reads
     batch_size: int
     crop: CenterCrop | None
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
-        first = step * self.batch_size + self.share.offset
-        places = first + np.arange(self.share.batch)
+        places = step * self.batch_size + self.places
         rows = self.rows[np.minimum(places, len(self.rows) - 1)]
         images = [_image(self.examples, row) for row in rows]
         if self.crop is not None:
@@ -284,7 +271,7 @@ def batches(
     plan = stream.schedule(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size
     )
-    share = _share(batch_size, process_index, process_count)
+    places = _own_places(batch_size, process_index, process_count)
     stop = len(plan) if steps is None else steps
     if not 0 <= start <= stop <= len(plan):
         raise ValueError(
@@ -298,15 +285,9 @@ def batches(
     if resident:
         if source.examples.images is None:
             raise ValueError("resident = True: this set is read row by row; set False")
-        return _indices(plan, share, start, stop)
-    read = _TrainBatch(source.examples, plan, share, _check_crop(crop), views)
+        return ({"index": plan[step][places]} for step in range(start, stop))
+    read = _TrainBatch(source.examples, plan, places, _check_crop(crop), views)
     return _read(read, range(start, stop), source.examples, workers)
-
-
-def _indices(plan, share, start, stop):
-    """Batches of rows alone."""
-    for step in range(start, stop):
-        yield {"index": plan[step][share.offset : share.offset + share.batch]}
 
 
 def evaluation_batches(
@@ -327,8 +308,8 @@ def evaluation_batches(
     if batch_size < 1:
         raise ValueError(f"batch_size = {batch_size}: must be at least 1")
     rows = np.asarray(rows, np.int32)
-    share = _share(batch_size, process_index, process_count)
-    read = _EvalBatch(examples, rows, share, batch_size, _check_crop(crop))
+    places = _own_places(batch_size, process_index, process_count)
+    read = _EvalBatch(examples, rows, places, batch_size, _check_crop(crop))
     return _read(read, range(-(-len(rows) // batch_size)), examples, workers)
 
 
@@ -349,12 +330,10 @@ def _ahead(iterator, place, ready, stopped):
     thread = threading.Thread(target=fill, daemon=True)
     thread.start()
     try:
-        while True:
-            batch, error, more = ready.get()
+        while (item := ready.get()) is not None:
+            batch, error = item
             if error is not None:
                 raise error
-            if not more:
-                return
             yield batch
     finally:
         stopped.set()
@@ -362,9 +341,9 @@ def _ahead(iterator, place, ready, stopped):
 
 
 def _fill(iterator, place, ready, stopped):
-    """The thread: put (batch, error, whether more follow) in the queue `ready`."""
+    """Put (batch, error) of each batch in the queue `ready`, and None at the end."""
 
-    def put(*item):
+    def put(item):
         while not stopped.is_set():
             try:
                 return ready.put(item, timeout=0.1)
@@ -373,12 +352,12 @@ def _fill(iterator, place, ready, stopped):
 
     try:
         for batch in iterator:
-            put(place(batch), None, True)
+            put((place(batch), None))
             if stopped.is_set():
-                return
-        put(None, None, False)
+                break
+        put(None)
     except BaseException as error:  # `_ahead` raises it again
-        put(None, error, False)
+        put((None, error))
     finally:
         if hasattr(iterator, "close"):
             iterator.close()

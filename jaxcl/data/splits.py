@@ -18,8 +18,6 @@ from jaxcl.data import formats, graphs, listing, prefetch, stream
 KEPT_BYTES = 2 << 30  # most bytes of decoded images that stay in memory
 TEST_SEED = 0  # draws the test split of sets that come without one
 
-_SPLITS = ("train", "validation", "test")
-
 # A file that cannot be decoded ends the run, or another of its class takes its place.
 OnCorrupt = Literal["error", "skip"]
 MaxPixels = Annotated[int, schema.Range(least=1)]
@@ -72,17 +70,11 @@ def of_classes(
     rng = np.random.default_rng([seed, len(kept)])
 
     def cut(examples, most=None):
-        if examples is None:
-            return None
         part = take(examples, _rows_of(examples.label, kept, most, rng))
         return part._replace(label=renumbered[part.label])
 
-    return dataset._replace(
-        class_names=tuple(names[label] for label in kept),
-        train=cut(dataset.train, per_class),
-        validation=cut(dataset.validation),
-        test=cut(dataset.test),
-    )
+    whole = dataset._replace(class_names=tuple(names[label] for label in kept))
+    return stream.map_splits(whole, cut)._replace(train=cut(dataset.train, per_class))
 
 
 def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.Dataset:
@@ -102,13 +94,11 @@ def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.
     renumbered[kept] = np.arange(len(kept))
 
     def cut(examples):
-        if examples is None:
-            return None
         part = take(examples, np.flatnonzero(renumbered[examples.domain] >= 0))
         return part._replace(domain=renumbered[part.domain])
 
-    parts = {name: cut(getattr(dataset, name)) for name in _SPLITS}
-    return dataset._replace(domain_names=tuple(names[i] for i in kept), **parts)
+    whole = dataset._replace(domain_names=tuple(names[i] for i in kept))
+    return stream.map_splits(whole, cut)
 
 
 def _rows_of(label, classes, most, rng) -> np.ndarray:
@@ -298,7 +288,7 @@ def finish(
         return load._replace(cache=caches[key])
 
     def finished(examples):
-        if examples is None or examples.load is None:
+        if examples.load is None:
             return examples
         load = examples.load if images.cache is None else cached(examples.load)
         if images.size is not None:
@@ -311,21 +301,23 @@ def finish(
         examples = examples._replace(load=load)
         return _resident(examples) if images.resident else examples
 
-    parts = {name: finished(getattr(dataset, name)) for name in _SPLITS}
-    return dataset._replace(**_with_memory(parts))
+    return _with_memory(stream.map_splits(dataset, finished))
 
 
-def _with_memory(parts) -> dict[str, stream.Examples | None]:
-    """Splits that keep their decoded images in memory, if all of them fit."""
-    loads = {name: x.load for name, x in parts.items() if x and x.load is not None}
-    loads = {name: x for name, x in loads.items() if isinstance(x, files_lib.Loader)}
-    if sum(len(x.rows) * x.image_bytes() for x in loads.values()) > _kept_bytes():
-        return parts
-    kept = {
-        name: parts[name]._replace(load=load._replace(memory=files_lib.Memory()))
-        for name, load in loads.items()
-    }
-    return parts | kept
+def _with_memory(dataset) -> stream.Dataset:
+    """A set that keeps its decoded images in memory, if all of them fit."""
+    loads = [x.load for x in stream.splits_of(dataset).values()]
+    loads = [x for x in loads if isinstance(x, files_lib.Loader)]
+    if sum(len(x.rows) * x.image_bytes() for x in loads) > _kept_bytes():
+        return dataset
+
+    def keep(examples):
+        if not isinstance(examples.load, files_lib.Loader):
+            return examples
+        load = examples.load._replace(memory=files_lib.Memory())
+        return examples._replace(load=load)
+
+    return stream.map_splits(dataset, keep)
 
 
 def _kept_bytes() -> int:
@@ -346,8 +338,7 @@ def channels(examples: stream.Examples) -> int | None:
 
 def _check_channels(dataset):
     """Refuse splits of grey and of colour images: one network reads them all."""
-    parts = {name: getattr(dataset, name) for name in _SPLITS}
-    found = {name: channels(x) for name, x in parts.items() if x is not None}
+    found = {name: channels(x) for name, x in stream.splits_of(dataset).items()}
     if len({*found.values()} - {None}) > 1:
         said = ", ".join(f"{count} in {name}" for name, count in found.items())
         raise ValueError(
