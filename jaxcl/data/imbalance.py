@@ -103,20 +103,15 @@ def _dominants(tasks, names, dominant) -> list[int]:
         return [int(task.classes[0]) if len(task.classes) else -1 for task in tasks]
     alone = isinstance(dominant, str | int | np.integer)
     classes = [dominant] * len(tasks) if alone else list(dominant)
+    field = f"imbalance.dominant={dominant!r}"
     if len(classes) != len(tasks):
-        raise ValueError(
-            f"imbalance.dominant={dominant!r}: must be one class, or one for each of "
-            f"the {len(tasks)} tasks"
-        )
+        raise ValueError(f"{field}: must be one class, or one of {len(tasks)} tasks")
     numbers = [stream.numbers([x], names, "imbalance.dominant")[0] for x in classes]
     for task, number in zip(tasks, numbers, strict=True):
         if number not in task.classes:
-            has = [names[c] for c in task.classes[:10]]
-            more = "..." if len(task.classes) > 10 else ""
             raise ValueError(
-                f"imbalance.dominant={dominant!r}: task {task.index} ({task.name}) has "
-                f"no {names[number]!r}, but {has}{more}; name a class of each task, or "
-                "None: the first of each"
+                f"{field}: task {task.index} ({task.name}) has no {names[number]!r}; "
+                f"must be of {[names[c] for c in task.classes[:10]]}, or None"
             )
     return numbers
 
