@@ -21,7 +21,7 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 
-from jaxcl import core, schema
+from jaxcl import core, schema, sharding
 from jaxcl.memory import quadratic
 from jaxcl.methods import online
 
@@ -93,13 +93,13 @@ def _past(parts, slope, state, stats, key, size):
             (_, stats), grads = slope(state.params, stats, rows)
             return stats, jax.flatten_util.ravel_pytree(grads)[0]
 
-        if parts.unroll:
+        if sharding.on_cpu():
             return descend(stats)
         # A task without rows costs nothing.
         return jax.lax.cond(jnp.any(rows.mask), descend, lambda s: (s, zero), stats)
 
     past = parts.num_tasks - 1
-    loop = _unrolled_scan if parts.unroll else jax.lax.scan
+    loop = _unrolled_scan if sharding.on_cpu() else jax.lax.scan
     return loop(gradient_of, stats, (jnp.arange(past), jax.random.split(key, past)))
 
 

@@ -24,7 +24,7 @@ class Settings(NamedTuple):
     newcomer_competes: bool
     score: duel.Score
     temperature: float
-    gather: Callable  # as in `core.Parts`
+    gather: Callable  # as in `sharding`
     on_each: Callable  # the same
     logsumexp: Callable | None = None  # in place of the matrix of products
 

@@ -15,8 +15,9 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, policies, sharded
 from jaxcl.methods.online import probe, statistics
@@ -35,11 +36,6 @@ class Extra(NamedTuple):
     kept: core.PyTree = {}  # what the memory's policy counts
 
 
-def memory_of(parts: core.Parts) -> sharded.Memory:
-    """How to use the memory, whole on each device or split over them."""
-    return parts.memory or sharded.WHOLE
-
-
 def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
     if write and replay.policy != "reservoir":
         raise ValueError(
@@ -53,7 +49,7 @@ def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
             "stored rows, which config.method.name stores none of; 'online_ssl' does"
         )
     least = policy.least(parts.num_classes, parts.num_tasks)
-    least *= memory_of(parts).shards
+    least *= sharded.count(replay)
     if replay.capacity < least:
         raise ValueError(
             f"config.replay.capacity={replay.capacity}: policy={replay.policy!r} needs "
@@ -95,7 +91,7 @@ def draw(
     k_draw, k_augment = jax.random.split(key)
     size = min(size or parts.replay.size, memory.capacity)
     weights = None if allowed is None else buffer.log_weights(allowed)
-    drawn = memory_of(parts).sample(memory, k_draw, size, log_weights=weights)
+    drawn = sharded.sample(memory, k_draw, size, log_weights=weights)
     return taken(parts, k_augment, *drawn, augment=augment)
 
 
@@ -113,8 +109,8 @@ def taken(
     Rows that do not exist repeat those that do, so that batch statistics see no
     blank image. If none exists, all images are blank.
     """
-    items = memory_of(parts).on_each_device(_repeated, items, mask)
-    items, mask, slots = parts.split((items, mask, slots))
+    items = sharded.on_each_device(parts.replay, _repeated, items, mask)
+    items, mask, slots = sharding.spread((items, mask, slots))
     augmented = augment and parts.replay.augment != "none"
     images = images_of(parts, key, items["image"], augmented)
     return Rows(images, items["label"], mask, items["image"], items, slots)
@@ -210,7 +206,7 @@ def move(
     """`descend` with a gradient that the method has computed."""
     lr = core.rate(parts, state)
     state = core.apply_gradients(state, grads, parts.tx, lr)
-    metrics = {"loss": value, "lr": lr, "grad_norm": core.norm(grads)}
+    metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     return state.replace(stats=stats), metrics
 
 
@@ -314,9 +310,8 @@ class _Shared(NamedTuple):
             scalar = jnp.zeros((), jnp.int32)
             example = {"image": batch["image"][0], "label": scalar, "task": scalar}
             example |= self.items(jnp.zeros((classes,)))
-            space, replay = memory_of(self.parts), self.parts.replay
-            memory = space.create(example, replay.capacity)
-            kept = space.start(replay.policy, classes, self.parts.num_tasks)
+            memory = sharded.create(example, self.parts.replay)
+            kept = sharded.start(self.parts.replay, classes, self.parts.num_tasks)
         base = Extra(memory, jnp.zeros((classes,), bool), kept)
         extra = self.extra(base, params, stats)
         return core.new_state(k_state, params, stats, self.parts.tx, extra)
@@ -358,14 +353,14 @@ class _Shared(NamedTuple):
 
     def _written(self, state, key, batch, stored):
         extra, items = state.extra, stored_rows(state, batch, **stored)
-        space, policy = memory_of(self.parts), self.parts.replay.policy
+        policy = self.parts.replay.policy
         all_rows = jnp.ones(len(batch["label"]), bool)
-        slots, kept = space.choose(
+        slots, kept = sharded.choose(
             policy, extra.memory, extra.kept, key, items, all_rows
         )
         # The parameters depend on all that was read of the memory.
         after = jax.tree.leaves(state.params)[0]
-        memory = space.write(extra.memory, slots, items, after=after)
+        memory = sharded.write(extra.memory, slots, items, after=after)
         return state.replace(extra=extra._replace(memory=memory, kept=kept))
 
     def embed(self, state, images):

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.memory import buffer, policies
 from jaxcl.methods.two_view import records
 
@@ -30,7 +30,7 @@ def draw_examples(
     """
     count = min(count, memory.capacity)
     # Every device holds the whole memory; each takes its share of the drawn rows.
-    items, mask, _ = parts.split(buffer.sample(memory, keys.draw, count))
+    items, mask, _ = sharding.spread(buffer.sample(memory, keys.draw, count))
     return parts.augment(keys.augment_drawn, items["image"]), mask, items
 
 
