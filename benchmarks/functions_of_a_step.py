@@ -7,6 +7,7 @@ memory. A lambda counts with the function that holds it.
 """
 
 import argparse
+import inspect
 import pathlib
 import runpy
 import sys
@@ -15,6 +16,7 @@ import tempfile
 import jax
 
 import jaxcl
+from jaxcl import sharding
 from jaxcl.config import build, files
 from jaxcl.run import job
 
@@ -30,7 +32,7 @@ def list_functions(config: str) -> list[tuple[str, str]]:
     path = files.located(config)
     made = runpy.run_path(path)["get_config"]("debug")
     work = build.build(made, pathlib.Path(tempfile.mkdtemp()))
-    step = work.method.step.__wrapped__  # what `build` has traced is kept
+    step = inspect.unwrap(work.method.step)  # of what `build` has traced, and kept
     shapes = job.placed(work.method, work.data, work.mesh, work.parts(0))
     found = set()
 
@@ -42,7 +44,8 @@ def list_functions(config: str) -> list[tuple[str, str]]:
 
     sys.setprofile(enter)
     try:
-        jax.eval_shape(step, *shapes)
+        with sharding.use(work.mesh):
+            jax.eval_shape(step, *shapes)
     finally:
         sys.setprofile(None)
     return sorted(found)

@@ -60,17 +60,17 @@ def step(asked, k, state, kept, keys, items, mask):
     k_draw, k_write = keys
     weights = -0.1 * state.items["label"].astype(jnp.float32)
     drawn = sharded.sample(state, k_draw, k, log_weights=weights)
-    backwards = drawn[0]["label"]
+    backwards, policy = drawn[0]["label"], policies.get(asked.policy)
     repeated = sharded.on_each_device(asked, lambda label: label[::-1], backwards)
-    slots, kept = sharded.choose(asked.policy, state, kept, k_write, items, mask)
-    state = sharded.write(state, slots, items, mask, after=drawn)
+    slots, kept = sharded.choose(policy, state, kept, k_write, items, mask)
+    state = sharded.write(state, buffer.order_after(slots, drawn), items, mask)
     return state, kept, (drawn, slots, repeated)
 
 
 def run(asked, *, k, keys, part=slice(None), place=lambda x: x):
     """Six batches of 16 rows, a few of them masked; a trace of all that came out."""
     state = sharded.create(EXAMPLE, asked)
-    kept = sharded.start(asked, CLASSES, TASKS)
+    kept = sharded.start(asked, policies.get(asked.policy), CLASSES, TASKS)
     compiled = jax.jit(functools.partial(step, asked, k))
     trace = []
     for turn in range(6):
@@ -129,15 +129,14 @@ def test_each_device_has_a_buffer_of_its_own(policy):
 def test_every_row_is_kept_and_drawn_with_the_same_probability():
     n, capacity, k, total, trials = 4, 8, 4, 48, 2000
     batches = np.arange(total, dtype=np.int32).reshape(-1, 8)
+    policy, none = policies.get("reservoir"), sharded.Kept({})
 
     @jax.jit
     def one(key):
         state = sharded.create(np.zeros((), np.int32), replay(capacity=capacity))
         for turn, numbers in enumerate(batches):
             use, mask = jax.random.fold_in(key, turn), np.ones(8, bool)
-            slots, _ = sharded.choose(
-                "reservoir", state, sharded.Kept({}), use, numbers, mask
-            )
+            slots, _ = sharded.choose(policy, state, none, use, numbers, mask)
             state = sharded.write(state, slots, numbers)
         return state.items, sharded.sample(state, jax.random.fold_in(key, 99), k)[0]
 
@@ -190,7 +189,7 @@ def compiled_text(function, *arguments, **options):
 def test_nothing_moves_between_devices():
     mesh = sharding.mesh(8)
     items, mask = sharding.shard((rows(0), np.ones(16, bool)), mesh)
-    for policy in policies.POLICIES:
+    for policy in policies.POLICIES.values():
 
         def act(state, kept, key, items, mask, policy=policy):
             slots, kept = sharded.choose(policy, state, kept, key, items, mask)
@@ -198,8 +197,8 @@ def test_nothing_moves_between_devices():
             return sharded.write(state, slots, items, mask), kept, drawn
 
         with sharding.use(mesh):
-            state = sharded.create(EXAMPLE, replay(policy, 64))
-            kept = sharded.start(replay(policy, 64), CLASSES, TASKS)
+            state = sharded.create(EXAMPLE, replay(capacity=64))
+            kept = sharded.start(replay(), policy, CLASSES, TASKS)
             text = compiled_text(act, state, kept, jax.random.key(0), items, mask)
         assert not MOVES.findall(text), policy
     # The control: one buffer, its slots split in the same way.
@@ -216,7 +215,10 @@ def test_a_donated_memory_is_written_in_place():
     items = rows(0, 4) | {"image": np.zeros((4, 64, 64), np.uint8)}
     items, mask = sharding.shard((items, np.ones(4, bool)), mesh)
     with sharding.use(mesh):
-        state, kept = sharded.create(example, asked), sharded.start(asked, 2, 2)
+        state, kept = (
+            sharded.create(example, asked),
+            sharded.start(asked, policies.get(asked.policy), 2, 2),
+        )
         jitted = jax.jit(functools.partial(step, asked, 4), donate_argnums=0)
         lowered = jitted.lower(state, kept, two_keys(0), items, mask)
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 128 * 64 * 64 / 4

@@ -88,16 +88,17 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
     return _on_each(lambda: _shards(buffer.create(example, own)))
 
 
-def start(replay: core.Replay, num_classes: int, num_tasks: int) -> core.PyTree:
-    """Start the counts that the policy keeps."""
-    begin = policies.get(replay.policy).start
+def start(
+    replay: core.Replay, policy: policies.Policy, num_classes: int, num_tasks: int
+) -> core.PyTree:
+    """Start what the policy counts, its state."""
     if not replay.sharded:
-        return begin(num_classes, num_tasks)
-    return _on_each(lambda: _kept(begin(num_classes, num_tasks)))
+        return policy.start(num_classes, num_tasks)
+    return _on_each(lambda: _kept(policy.start(num_classes, num_tasks)))
 
 
 def choose(
-    policy: str,
+    policy: policies.Policy,
     memory: buffer.Buffer | Shards,
     kept: core.PyTree,
     key: jax.Array,
@@ -107,6 +108,7 @@ def choose(
     """Choose where each row goes on its own device, see `policies.Policy`.
 
     Args:
+      kept: the policy's state, of `start`.
       items: pytree of [B, ...], B a multiple of the number of devices.
       mask: bool or f32 [B], rows that exist. A draw is uniform over the memory only
         if each device's share of the stream has as many of them.
@@ -118,14 +120,13 @@ def choose(
     Raises:
       ValueError: the devices cannot share the rows evenly.
     """
-    chosen = policies.get(policy).choose
     if isinstance(memory, buffer.Buffer):
-        return chosen(memory, kept, key, items, mask)
+        return policy.choose(memory, kept, key, items, mask)
     sharding.share("rows", len(mask), _mesh())
 
     def local(memory, kept, items, mask, key):
         own = jax.tree.map(lambda x: x[0], kept.each)
-        slots, own = chosen(_whole(memory), own, _own_key(key), items, mask)
+        slots, own = policy.choose(_whole(memory), own, _own_key(key), items, mask)
         return slots, _kept(own)
 
     return _on_each(local, memory, kept, items, mask, everywhere=(key,))
@@ -136,8 +137,6 @@ def write(
     slots: jax.Array,
     items: core.PyTree,
     mask: jax.Array | None = None,
-    *,
-    after: core.PyTree = (),
 ) -> buffer.Buffer | Shards:
     """Put each row into its slot on the device that has the row, see `buffer.write`.
 
@@ -149,17 +148,15 @@ def write(
         cannot share the rows evenly.
     """
     if isinstance(memory, buffer.Buffer):
-        return buffer.write(memory, slots, items, mask, after=after)
+        return buffer.write(memory, slots, items, mask)
     sharding.share("rows", len(slots), _mesh())
     slots = jnp.asarray(slots, jnp.int32)
     mask = jnp.ones(slots.shape, bool) if mask is None else mask
-    # `after` only orders the computation; a flag per leaf spares sending the arrays.
-    after = [jnp.any(x != 0) for x in jax.tree.leaves(after)]
 
-    def local(memory, slots, items, mask, after):
-        return _shards(buffer.write(_whole(memory), slots, items, mask, after=after))
+    def local(memory, slots, items, mask):
+        return _shards(buffer.write(_whole(memory), slots, items, mask))
 
-    return _on_each(local, memory, slots, items, mask, everywhere=(after,))
+    return _on_each(local, memory, slots, items, mask)
 
 
 def sample(

@@ -134,8 +134,8 @@ def _references(parts, gradients_of, memory, key, count, size):
 
 def _written(state, slots, batch, scores):
     items = online.stored_rows(state, batch, score=scores)
-    after = scores, state.params
-    memory = buffer.write(state.extra.memory, slots, items, after=after)
+    slots = buffer.order_after(slots, (scores, state.params))
+    memory = buffer.write(state.extra.memory, slots, items)
     return state.replace(extra=state.extra._replace(memory=memory))
 
 

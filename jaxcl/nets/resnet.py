@@ -28,19 +28,21 @@ _INITS = {
 }
 
 
-def _pad(kernel: int, padding: str) -> str | tuple:
-    # XLA's SAME puts the odd pixel of a strided window at the end; PyTorch pads both
-    # sides alike. So on maps with an even side the two read different pixels.
-    return "SAME" if padding == "same" else ((kernel // 2, kernel // 2),) * 2
-
-
 def _conv_norm(x, net, name, filters, kernel, stride, pad, *, init, zero=False, **how):
-    """Convolve and normalise; `name` has the place of "conv" and "bn"."""
+    """Convolve and normalise.
+
+    Args:
+      name: has the place of "conv" and "bn" in it.
+      pad: pixels on each side; "torch": so many that the map keeps its size; "same":
+        XLA's SAME. It puts the odd pixel of a strided window at the end, and PyTorch
+        pads both sides alike: on maps with an even side the two read other pixels.
+    """
+    side = kernel // 2 if pad == "torch" else pad
     x = nn.Conv(
         filters,
         (kernel, kernel),
         strides=stride,
-        padding=pad,
+        padding="SAME" if pad == "same" else ((side, side),) * 2,
         use_bias=False,
         dtype=net.dtype,
         kernel_init=_INITS[init],
@@ -75,13 +77,12 @@ class Residual(nn.Module):
         y, total_stride, size = x, 1, len(self.convs)
         how = {"init": self.conv_init, "train": train, "groups": groups}
         for i, (filters, kernel, stride) in enumerate(self.convs, start=1):
-            pad, zero = _pad(kernel, self.padding), self.zero_init and i == size
-            shape = filters, kernel, stride, pad
-            y = _conv_norm(y, self, f"{{}}{i}", *shape, zero=zero, **how)
+            zero, shape = self.zero_init and i == size, (filters, kernel, stride)
+            y = _conv_norm(y, self, f"{{}}{i}", *shape, self.padding, zero=zero, **how)
             y = y if i == size else nn.relu(y)
             total_stride *= stride
         if total_stride != 1 or x.shape[-1] != filters:
-            shape = filters, 1, total_stride, _pad(1, "torch")
+            shape = filters, 1, total_stride, 0
             x = _conv_norm(x, self, "downsample_{}", *shape, **how)
         return nn.relu(y + x)
 
@@ -137,13 +138,14 @@ class ResNet(nn.Module):
         core.check_images(images)
         how = {"init": self.conv_init, "train": train, "groups": groups}
         if self.stem == "cifar":
-            shape = self.width, 3, 1, ((self.stem_padding, self.stem_padding),) * 2
+            shape = self.width, 3, 1, self.stem_padding
         else:
-            shape = self.width, 7, 2, _pad(7, self.padding)
+            shape = self.width, 7, 2, self.padding
         x = _conv_norm(images.astype(self.dtype), self, "{}1", *shape, **how)
         x = nn.relu(x)
         if self.stem == "imagenet":
-            x = nn.max_pool(x, (3, 3), (2, 2), _pad(3, self.padding))
+            pad = "SAME" if self.padding == "same" else ((1, 1), (1, 1))
+            x = nn.max_pool(x, (3, 3), (2, 2), pad)
         for stage, size in enumerate(self.stage_sizes):
             filters = self.width * 2**stage
             for i in range(size):
@@ -199,7 +201,7 @@ class ConvNet(nn.Module):
         core.check_images(images)
         x = images.astype(self.dtype)
         for i, stride in enumerate((1, 2, 2), start=1):
-            shape = self.width * 2 ** (i - 1), 3, stride, _pad(3, "torch")
+            shape = self.width * 2 ** (i - 1), 3, stride, "torch"
             how = {"init": "kaiming", "train": train, "groups": groups}
             x = nn.relu(_conv_norm(x, self, f"{{}}{i}", *shape, **how))
         return jnp.mean(x.astype(jnp.float32), axis=(1, 2))

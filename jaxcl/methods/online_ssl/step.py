@@ -421,7 +421,7 @@ def _gather_features(setup, extra, images, rows, fixed) -> records.Features:
         # It normalises by the running statistics that are averaged with it.
         copied = setup.networks.copied
         own, _ = copied(extra.teacher, extra.teacher_stats, images, train=False)
-        fixed = fixed | {"f": networks.pair_views(own)}
+        fixed = fixed | {"f": own.reshape(-1, 2, setup.dim)}
     held = extra.frozen_queue
     return records.Features(
         None,

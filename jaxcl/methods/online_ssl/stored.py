@@ -10,7 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim
-from jaxcl.memory import diversity, loss_aware, policies, redundancy, sharded
+from jaxcl.memory import (
+    buffer,
+    diversity,
+    loss_aware,
+    policies,
+    redundancy,
+    sharded,
+)
 from jaxcl.methods import online
 
 # What the memory can hold for its policy to read.
@@ -74,7 +81,8 @@ def create(setup, batch):
     blank = {"feature": vector, "used": scalar > 0, "number": scalar}
     blank |= {"loss": jnp.zeros(()), "draws": scalar, "score": jnp.zeros(())}
     example |= {name: blank[name] for name in _reads(setup)}
-    kept = sharded.start(replay, parts.num_classes, parts.num_tasks)
+    policy = policies.get(replay.policy)
+    kept = sharded.start(replay, policy, parts.num_classes, parts.num_tasks)
     return sharded.create(example, replay), kept
 
 
@@ -206,9 +214,9 @@ def store_batch(setup, state, batch, stats, number, key):
         "score": stats.score,
     }
     items |= {name: new[name] for name in _reads(setup)}
-    policy, exist = setup.parts.replay.policy, jnp.ones(count, bool)
+    exist, policy = jnp.ones(count, bool), policies.get(setup.parts.replay.policy)
     slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
-    after = jax.tree.leaves(state.params)[0]
-    memory = sharded.write(extra.memory, slots, items, after=after)
+    slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
+    memory = sharded.write(extra.memory, slots, items)
     return state.replace(extra=extra._replace(memory=memory, kept=kept))

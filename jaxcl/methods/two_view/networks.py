@@ -144,11 +144,6 @@ def copy_names(networks: Networks, tree: dict) -> dict:
     return {name: tree[name] for name in names if name in tree}
 
 
-def pair_views(rows: jax.Array) -> jax.Array:
-    """f32[2B,D], where rows 2i and 2i + 1 are of one example -> f32[B,2,D]."""
-    return rows.reshape(-1, 2, rows.shape[-1])
-
-
 def forward(
     networks: Networks,
     params: core.PyTree,
@@ -185,17 +180,17 @@ def forward(
     fixed, moved = {}, {}
     for name, own in others.items():
         passed, moved[name] = networks.copied(*own, images, train=True, groups=2)
-        fixed[name] = pair_views(passed)
+        fixed[name] = passed.reshape(-1, 2, networks.dim)
     o = p = r = near = None
     if networks.predictor.nets:
         o, new = networks.predictor(params, stats, rows, train=True, groups=2)
-        o, after = pair_views(o), after | new
+        o, after = o.reshape(-1, 2, networks.dim), after | new
     if networks.distiller.nets:
         # Rows that are not aligned do not enter the statistics of g.
         read = rows if distilled is None else rows[:distilled]
         queries = networks.base.distiller_input(read)
         p, new = networks.distiller(params, stats, queries, train=True, groups=2)
-        p, after = pair_views(p), after | new
+        p, after = p.reshape(-1, 2, networks.dim), after | new
     if local is not None:
         near, new = _pass_local(networks, params, after, local, key)
         after = after | new
@@ -204,7 +199,7 @@ def forward(
         after = after | new
     own = {name: params[name] for name in networks.own}
     distil = {name: params[f"distil_{name}"] for name in own if networks.distiller.nets}
-    outputs = Outputs(pair_views(rows), o, p, r, near, own, distil)
+    outputs = Outputs(rows.reshape(-1, 2, networks.dim), o, p, r, near, own, distil)
     return outputs, (after, fixed, moved)
 
 

@@ -243,27 +243,12 @@ def _step(setup, state, batch):
     # Views, and what the strategy makes of them
     views = parts.augment(keys.augment, batch["image"])
     reading = strategy.read(extra.strategy, keys, views, parts)
-    images = reading.views.reshape((-1, *views.shape[2:]))  # 2i, 2i+1: one example
+    inputs = _gather_inputs(setup, state, key, batch, reading)
 
     # Targets without gradient; the slow network passes beside the one that learns
     first = (state.task == 0) & (not parts.starts_pretrained)  # there is no teacher yet
-    features = _gather_targets(setup, state, moment, batch, reading, images, first)
-    slow = {"k": (extra.momentum, extra.momentum_stats)} if base.momentum else {}
-    local = None
-    if parts.local is not None:
-        local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
-    drops = getattr(parts.encoder, "drop_path", 0)
-    forward = functools.partial(
-        networks.forward,
-        setup.networks,
-        stats=state.stats,
-        images=images,
-        others=slow,
-        key=jax.random.fold_in(key, _BRANCHES) if drops else None,
-        local=local,
-        replayed=reading.replayed,
-        stored_mask=reading.features.get("stored_mask"),
-    )
+    features = _gather_targets(setup, state, moment, batch, reading, inputs, first)
+    forward = functools.partial(networks.forward, setup.networks, **inputs)
 
     # Loss and gradients
     outputs, backward, (stats, fixed, moved) = jax.vjp(
@@ -287,8 +272,29 @@ def _step(setup, state, batch):
     return after.replace(stats=stats, extra=extra), metrics
 
 
-def _gather_targets(setup, state, moment, batch, reading, images, first):
-    """What the losses read that is known before the pass.
+def _gather_inputs(setup, state, key, batch, reading) -> dict:
+    """Gather the arguments of `networks.forward` but the parameters."""
+    parts, extra, local = setup.parts, state.extra, None
+    others = {}
+    if setup.base.momentum:
+        others["k"] = extra.momentum, extra.momentum_stats
+    if parts.local is not None:
+        local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
+    drops = getattr(parts.encoder, "drop_path", 0)
+    return {
+        "stats": state.stats,
+        # Rows 2i and 2i + 1 are of one example.
+        "images": reading.views.reshape((-1, *reading.views.shape[2:])),
+        "others": others,
+        "key": jax.random.fold_in(key, _BRANCHES) if drops else None,
+        "local": local,
+        "replayed": reading.replayed,
+        "stored_mask": reading.features.get("stored_mask"),
+    }
+
+
+def _gather_targets(setup, state, moment, batch, reading, inputs, first):
+    """Gather what the losses read that is known before the pass.
 
     In the first task there is no teacher, but for an encoder that was trained before:
     it teaches as it came, with the projector that the run begins with.
@@ -300,13 +306,13 @@ def _gather_targets(setup, state, moment, batch, reading, images, first):
             nets.copied,
             extra.teacher,
             extra.teacher_stats,
-            images,
+            inputs["images"],
             train=setup.strategy.teacher == "batch",
             groups=2,
         )
-        absent = jnp.zeros((len(images), nets.dim))  # costs nothing
+        absent = jnp.zeros((len(inputs["images"]), nets.dim))  # costs nothing
         rows = jax.lax.cond(first, lambda: absent, lambda: teach()[0])
-        frozen = networks.pair_views(rows)
+        frozen = rows.reshape(-1, 2, nets.dim)
     return records.Features(
         None,
         batch["label"],
@@ -320,22 +326,18 @@ def _gather_targets(setup, state, moment, batch, reading, images, first):
 
 
 def _differentiate(setup, outputs, features, first):
-    """The loss and its gradient with respect to `outputs`."""
-
-    def gradient(loss, outputs):
-        return jax.value_and_grad(
-            lambda outputs: loss(features._replace(**outputs._asdict()))
-        )(outputs)
-
-    loss = functools.partial(setup.strategy.loss, setup.base)
-    later = functools.partial(gradient, loss)
-    if not setup.strategy.teacher:
+    """Compute the loss, and its gradient with respect to `outputs`."""
+    base, strategy = setup.base, setup.strategy
+    gradient = jax.value_and_grad(
+        lambda loss, outputs: loss(features._replace(**outputs._asdict())), argnums=1
+    )
+    later = functools.partial(gradient, functools.partial(strategy.loss, base))
+    if not strategy.teacher:
         return later(outputs)
     # The gradient is taken inside the cond, or the residuals of both branches, as
     # large as the logits, would leave it. The networks stay outside: on CPU the
     # gradient of a convolution is slow inside a cond.
-    now = functools.partial(gradient, setup.base.loss)
-    return jax.lax.cond(first, now, later, outputs)
+    return jax.lax.cond(first, functools.partial(gradient, base.loss), later, outputs)
 
 
 def _update_extra(setup, extra, params, moment, done, own, moved) -> Extra:

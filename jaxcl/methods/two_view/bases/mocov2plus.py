@@ -59,9 +59,6 @@ def make(
             logsumexp=logsumexp,
         )
 
-    def update(state, x, *, active=True, aligned=True):
-        return queue.push(state, x.k, active=active, aligned=aligned)
-
     return records.Base(
         loss,
         forms.distil_contrast(distill_temperature, form, logsumexp),
@@ -72,6 +69,6 @@ def make(
         distiller_input=core.l2_normalize,
         one_row=True,
         init_state=lambda key, dim: queue.start(key, queue_size, dim),
-        update=update,
+        update=lambda state, x, **how: queue.push(state, x.k, **how),
         queue_size=queue_size,
     )

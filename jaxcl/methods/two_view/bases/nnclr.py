@@ -42,9 +42,6 @@ def make(
             temperature=temperature,
         )
 
-    def update(state, x, *, active=True, aligned=True):
-        return queue.push(state, x.z[:, :1], active=active, aligned=aligned)
-
     return records.Base(
         loss,
         distil,
@@ -53,5 +50,5 @@ def make(
         projector=mlp.NEIGHBOURED,
         predictor_hidden_dim=predictor_hidden_dim,
         init_state=lambda key, dim: queue.start(key, queue_size, dim, views=1),
-        update=update,
+        update=lambda state, x, **how: queue.push(state, x.z[:, :1], **how),
     )

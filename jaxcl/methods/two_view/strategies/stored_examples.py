@@ -41,7 +41,7 @@ def write_examples(memory: buffer.Buffer, done: records.Done) -> buffer.Buffer:
     items = {name: offered[name] for name in stored}
     exist = jnp.ones(len(done.images), bool)
     slots = policies.reservoir(memory, done.keys.write, exist)
-    return buffer.write(memory, slots, items, after=done.reading.items)
+    return buffer.write(memory, buffer.order_after(slots, done.reading.items), items)
 
 
 def mix_examples(
