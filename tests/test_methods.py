@@ -280,6 +280,29 @@ ONLINE = {
     ),
 }
 
+# Rules on the features of an encoder that stays as it is.
+
+SUMS_ALONE = dict.fromkeys(
+    ("key", "step", "task", "task_start", "task_steps", "extra.rule"),
+    "a step only adds to the sums of a rule, which predictions read",
+)
+UNTRAINED = {"stats.encoder": "the encoder stays as it is"}
+FROZEN = {
+    name: Row(
+        {"augment.views": 1, "augment.crop": False, "method": {"name": name, **more}},
+        idle=SUMS_ALONE,
+        still=UNTRAINED,
+    )
+    for name, more in {
+        "ncm": {},
+        "slda": {"shrinkage": 0.01},
+        "ranpac": {"projections": 32},
+        "acil": {"projections": 32},
+        "fecam": {},
+        "stored_knn": {"memory_size": 64},
+    }.items()
+}
+
 # Online methods without labels.
 
 CONTINUAL = {
@@ -449,7 +472,7 @@ ICL = {
 }
 
 # name -> Row
-METHODS = TWO_VIEW | ONLINE | ONLINE_SSL | REHEARSAL | DUEL | ICL
+METHODS = TWO_VIEW | ONLINE | FROZEN | ONLINE_SSL | REHEARSAL | DUEL | ICL
 
 
 ONE_ROW_EACH = {

@@ -20,6 +20,7 @@ from jaxcl.evals import features
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import chain
 from jaxcl.run import (
+    compile_cache,
     cost,
     evaluation,
     folder,
@@ -94,6 +95,7 @@ def build(
     judges = raw.get("checkpoint") is not None
     raw = completed(raw)
     plain = _plain(raw)
+    compile_cache.use(sections.top_of(raw).compile_cache)
     run_config.check(workdir, plain, run_config.NOTED)  # again below, when all is known
     # What the machine decided is noted with the config, for it is part of what a run
     # computes: the decoder that "auto" took, and whether the images are on the device,
