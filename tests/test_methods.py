@@ -33,7 +33,8 @@ from jax import flatten_util
 from helpers import toy
 from jaxcl import core, schema, sharding
 from jaxcl.config import build, sections
-from jaxcl.methods.two_view import bases, head, strategies, view_queue
+from jaxcl.memory import queue as queue_lib
+from jaxcl.methods.two_view import bases, head, strategies
 from jaxcl.run import checkpoint, job, seeds, train
 from jaxcl.run import rows as rows_lib
 
@@ -626,7 +627,7 @@ def pieces(state):
     yield from ((f"params.{n}", "params", n) for n in state.params)
     yield from ((f"stats.{n}", "stats", n) for n in state.stats)
     for name, own in state.extra._asdict().items():
-        if isinstance(own, view_queue.Queue):
+        if isinstance(own, queue_lib.Queue):
             inner = [f"{name}.{field}" for field in own._fields]
             yield from ((f"extra.{label}", "extra", label) for label in inner)
         else:
@@ -834,7 +835,7 @@ def assert_same_end(name, expected, state, form):
         (expected.params, expected.stats),
         (state.params, state.stats),
         f"{name}: {form} ends elsewhere than a CPU's program. What a method computes "
-        "must not depend on `parts.unroll`, on the steps in a call, or on other seeds",
+        "must not depend on the platform, on the steps in a call, or on other seeds",
     )
 
 

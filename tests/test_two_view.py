@@ -19,10 +19,11 @@ import pytest
 from helpers import dense_net, twins, two_view_losses
 from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, importance, policies
+from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
-from jaxcl.methods.two_view import bases, strategies, view_queue
+from jaxcl.methods.two_view import bases, strategies
 from jaxcl.methods.two_view.bases import lejepa
-from jaxcl.nets import heads
+from jaxcl.nets import mlp
 
 # Rows of a batch, of a queue bank (which the batch does not divide) and of the memory;
 # features of a projection; prototypes; local crops; pixels of a side; steps of a task.
@@ -581,7 +582,7 @@ class Twin:
 def queues_of(state):
     """The queues of the slow network's keys and of the teacher's features, or None."""
     held = (state.extra.base, state.extra.strategy)
-    return [x if isinstance(x, view_queue.Queue) else None for x in held]
+    return [x if isinstance(x, queue_lib.Queue) else None for x in held]
 
 
 def _enqueue(queue, pointer, rows):
@@ -829,4 +830,4 @@ def test_projectors_and_predictors_are_as_wide_as_asked():
         for name in ("projector", "predictor", "distiller")
     }
     assert widths == {"projector": (5, 6), "predictor": (D, 7), "distiller": (D, 8)}
-    assert heads.projector(bases.get("byol").projector).features == (4096, 256)
+    assert mlp.projector(bases.get("byol").projector).features == (4096, 256)

@@ -15,7 +15,7 @@ import optax
 
 from jaxcl import core, optim, sharding
 from jaxcl.data import prefetch, stream
-from jaxcl.nets import initial
+from jaxcl.nets import layers
 
 _STREAM = 0x11EA4  # keeps the probe's random numbers apart from the training's
 _EXACT = jax.lax.Precision.HIGHEST  # TF32 loses accuracy; the layer is cheap anyway
@@ -111,7 +111,7 @@ def class_uniform(
 def start(key: jax.Array, dim: int, num_classes: int) -> Head:
     """Draw a new layer as PyTorch's nn.Linear(dim, num_classes) does."""
     k_weight, k_bias = jax.random.split(key)
-    uniform = initial.torch_uniform(dim)
+    uniform = layers.torch_uniform(dim)
     return Head(uniform(k_weight, (dim, num_classes)), uniform(k_bias, (num_classes,)))
 
 

@@ -69,7 +69,7 @@ def _descended(setup, params, agent, key, value, grads, fixed):
 
 def _updated(setup, state, key, value, grads, stats, metrics, passes):
     """The state after an outer step down `grads`."""
-    metrics |= {"loss": value, "grad_norm": core.norm(grads)}
+    metrics |= {"loss": value, "grad_norm": optax.tree.norm(grads)}
     if setup.learnt_rate or setup.fixed_lr is not None:
         agents = state.extra.agents
         params, agent, lr = _descended(
