@@ -26,7 +26,9 @@ def perfect(labels):
 
 def imperfect(labels, seed):
     rng = np.random.default_rng(seed)
-    return twins.unit(rng.normal(size=(C, 3))[labels] + rng.normal(size=(len(labels), 3)))
+    return twins.unit(
+        rng.normal(size=(C, 3))[labels] + rng.normal(size=(len(labels), 3))
+    )
 
 
 def hml(rows, labels, memory, *, weight=1.0, temperature):
@@ -100,7 +102,7 @@ def test_the_empirical_loss_bounds_the_ideal_one(seed):
 
 
 def change_of_one_exchange(counts):
-    """E_D' I_d of a memory after a dominant row gave way to a rare one, minus before."""
+    """Change of the stream's mean I_d where a rare row replaces a dominant one."""
     rho = np.bincount(UNEVEN) / len(UNEVEN)
     before = np.repeat(np.arange(C), counts)
     after = np.repeat(np.arange(C), np.array(counts) + [-1, 1, 0, 0, 0])

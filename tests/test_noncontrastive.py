@@ -166,7 +166,9 @@ def pnr_supcon_twin(
         current = [z[j] for j in range(n) if j != i]
         frozen = [f[j] for j in range(n) if j != i]
         same = [z[j] for j in range(n) if j != i and label[j] == label[i]]
-        apart = [j for j in range(n) if j != i and not (others and label[j] == label[i])]
+        apart = [
+            j for j in range(n) if j != i and not (others and label[j] == label[i])
+        ]
         columns = current + ([f[j] for j in apart] if pn1 else [])
         total += sum(twins.nce(z[i], row, columns, tau) for row in same) / len(same)
         columns = frozen + ([z[j] for j in apart] if pn2 else [])

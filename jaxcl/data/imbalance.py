@@ -12,7 +12,6 @@ import numpy as np
 from jaxcl import schema
 from jaxcl.data import stream
 
-
 _Share = Annotated[float, schema.Range(above=0, below=1)]
 
 

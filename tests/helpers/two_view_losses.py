@@ -194,7 +194,9 @@ def supcon_pnr(x, o):
 
     def total(anchors, rows, pseudo, wanted, tau):
         both = np.exp(_others(anchors @ rows.T / tau))
-        return np.log(both + wanted * np.sum(apart * np.exp(anchors @ pseudo.T / tau), 1))
+        return np.log(
+            both + wanted * np.sum(apart * np.exp(anchors @ pseudo.T / tau), 1)
+        )
 
     kept = total(p, f, z, o.pn2, o.distill_temperature)
     kept -= np.sum(p * f, axis=1) / o.distill_temperature

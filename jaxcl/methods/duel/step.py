@@ -11,7 +11,7 @@ Departures:
 - The policy compares the features that rows had when they came in, and those that the
   step made of the batch: keys of the second view for D-MoCo. Algorithm 1 embeds all of
   them with the network after the step, and Algorithm 3 the anchors' views:
-  `policy_features`. The paper's Table 3 leaves no time for a second pass (docs/duel.md).
+  `policy_features`. The paper's Table 3 leaves no time for another pass.
 - Algorithm 3 draws rows for MoCo, too; appendix E says how many for D-SimCLR alone.
 - Rows drawn from the memory are augmented like the batch and normalised by their own
   statistics, which do not move the running ones.
@@ -30,7 +30,6 @@ from jaxcl.losses import streaming as streaming_lib
 from jaxcl.memory import buffer, duel
 from jaxcl.methods.duel import active_memory
 from jaxcl.nets import chain, mlp
-
 
 # What the policy compares: features as stored and as the step made them, those of the
 # batch by the network after the step (Algorithm 3), or all of them (Algorithm 1).
