@@ -68,6 +68,7 @@ CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS}
     "mocov2plus-pnr-paper": ("mocov2plus", "pnr", {"form": "paper"}),
     "simclr-pnr-pn1": ("simclr", "pnr", {"pn2": False}),
     "mocov2plus-pnr-pn2": ("mocov2plus", "pnr", {"pn1": False}),
+    "supcon-pnr-others": ("supcon", "pnr", {"pseudo_negatives": "other_classes"}),
     # Local crops, and DINO's other targets.
     "dino-less_forget-local": ("dino", "less_forget", {}),
     "lejepa-finetune-local": ("lejepa", "finetune", {}),
@@ -78,6 +79,7 @@ CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS}
 QUICK = {f"mocov2plus-{strategy}" for strategy in strategies.STRATEGIES} | {
     "byol-cassle-batch",
     "dino-less_forget-local",
+    "supcon-pnr-others",
     *(f"{base}-pnr" for base in bases.BASES),
 }
 ROWS = [
