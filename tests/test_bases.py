@@ -12,8 +12,9 @@ from helpers import run_directories, toy, twins
 from helpers import two_view_losses as losses
 from jaxcl import schema
 from jaxcl.data import sources
+from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
-from jaxcl.methods.two_view import bases, strategies, view_queue
+from jaxcl.methods.two_view import bases, strategies
 from jaxcl.run import job
 
 RNG = np.random.default_rng(0)
@@ -96,7 +97,7 @@ def test_a_strategy_is_its_equation(base):
 
 
 @pytest.mark.parametrize(
-    "base", [name for name in bases.BASES if bases.get(name).unbounded]
+    "base", [name for name in bases.BASES if bases.get(name).distance]
 )
 def test_without_pseudo_negatives_pnr_is_cassle(base):
     without = CODE._replace(pn2=False)
@@ -122,13 +123,14 @@ def test_without_pseudo_negatives_pnr_is_cassle(base):
 def test_defaults_are_the_papers(base, expected):
     spec, options = bases.get(base), schema.defaults(bases.find(base))
     end = spec.momentum and spec.momentum.end
-    found = (options.get("temperature"), spec.weight, spec.negative_weight, end)
+    negative_weight = spec.negative_weight if spec.distance else None
+    found = (options.get("temperature"), spec.weight, negative_weight, end)
     assert found == expected
 
 
 def setup(tmp_path, **changes):
     """What `make` fixed, of the toy job."""
-    return run_directories.untried(tmp_path, **changes).method.init.args[0]
+    return run_directories.untried(tmp_path, **changes).method.init.__wrapped__.args[0]
 
 
 def test_config_values_replace_defaults(tmp_path):
@@ -238,12 +240,13 @@ def test_wrong_options_are_refused(tmp_path, change, words):
 
 
 OWN_BASE = """
-from jaxcl.methods.two_view import forms, records
+from jaxcl import core
+from jaxcl.methods.two_view import records
 
 def make(*, factor: float = 2.0) -> records.Base:
     "Twice the squared distance of the views."
     def loss(x):
-        z1, z2 = forms.split_views(x.z)
+        z1, z2 = core.split_views(x.z)
         return factor * ((z1 - z2) ** 2).mean()
     return records.Base(loss)
 """
@@ -380,7 +383,7 @@ def test_only_what_a_loss_reads_is_kept(tmp_path, base, strategy, queues):
     state = job.initial_state(toy.job(tmp_path, **changes))
     kept = state.extra._asdict()
     held = {"key_queue": kept["base"], "frozen_queue": kept["strategy"]}
-    queue = view_queue.Queue
+    queue = queue_lib.Queue
     assert {n for n, x in held.items() if isinstance(x, queue)} == queues
     networks, copied = {"encoder", "projector", "distiller"}, {"encoder", "projector"}
     if base in ("byol", "simsiam", "nnclr"):

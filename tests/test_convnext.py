@@ -10,7 +10,7 @@ from scipy import special
 
 from helpers import toy
 from jaxcl.config import shrink
-from jaxcl.nets import conv, convnext
+from jaxcl.nets import convnext, layers
 
 SMALL = dict(depths=(1, 2), width=6, patch=2)
 NETS = {
@@ -103,12 +103,12 @@ def test_equals_the_definition_in_float64(name):
 def test_depthwise_and_its_gradients_are_those_of_the_definition(
     shape, cpu, monkeypatch
 ):
-    monkeypatch.setattr(conv.sharding, "on_cpu", lambda: cpu)
+    monkeypatch.setattr(layers.sharding, "on_cpu", lambda: cpu)
     rng = np.random.default_rng(2)
     x = rng.normal(size=shape).astype(np.float32)
     kernel = rng.normal(size=(7, 7, 1, shape[-1])).astype(np.float32)
     slope = rng.normal(size=shape).astype(np.float32)
-    found, backward = jax.vjp(jax.jit(conv.depthwise), x, kernel)
+    found, backward = jax.vjp(jax.jit(layers.depthwise), x, kernel)
     np.testing.assert_allclose(
         found, np_depthwise(x.astype(np.float64), kernel), rtol=1e-4, atol=1e-4
     )

@@ -88,7 +88,7 @@ def test_scalars_are_those_of_the_plain_loop(options, streams, devices):
     for task in (1, 0):
         found = evaluate(state, task)
         scalars = dict(found.scalars)
-        assert found.rows == {} and scalars.pop("seconds") > 0
+        assert found.rows == {}
         rows = offered(parts, task, 32, 5)
         want = twin(features, data.train.label, rows, 8, 5, q, competes)
         assert scalars == {n: pytest.approx(x, rel=1e-5) for n, x in want.items()}

@@ -57,7 +57,7 @@ def test_its_encoder_is_judged_on_other_images(whole, tmp_path):
 
 def test_a_wrong_transfer_command_is_one_line(whole, tmp_path):
     wrong = {
-        f"{TRANSFER}:debug": ["config.checkpoint=''", "name the directory of a run"],
+        f"{TRANSFER}:debug": ["config.checkpoint=''"],
         f"{TRANSFER}:mnist": ["'mnist'", "cifar10, cifar100, stl10, clipart"],
     }
     for config, words in wrong.items():

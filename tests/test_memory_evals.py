@@ -62,7 +62,7 @@ def test_shares_and_entropy_of_a_memory(devices):
     state = sharding.replicate(state_of(), parts.mesh)
     found = memory.make(parts)(state, 0)
     scalars = dict(found.scalars)
-    assert found.rows == {} and scalars.pop("seconds") > 0
+    assert found.rows == {}
     counts = [3, 0, 2, 0, 0, 1]
     want = {"rows": 8, "unlabelled": 2, "entropy": eval_toy.entropy(counts)}
     want |= {f"class_{c}": n / 6 for c, n in enumerate(counts)}
@@ -75,7 +75,6 @@ def test_shares_and_entropy_of_a_memory(devices):
 )
 def test_a_memory_without_labelled_rows_has_no_shares(label, filled):
     scalars = dict(memory.make(parts_of())(state_of(label, filled), 0).scalars)
-    scalars.pop("seconds")
     rows = int(filled.sum())
     assert set(scalars) == {"rows", "unlabelled", "stream_entropy"}
     assert (scalars["rows"], scalars["unlabelled"]) == (rows, rows)
@@ -157,7 +156,7 @@ def test_spread_is_the_equations(split, devices):
     values = np.array([*twins.values()])
     want["intra_class_variance"], want["inter_class_similarity"] = values.mean(axis=0)
     scalars = dict(found.scalars)
-    assert found.rows == {} and scalars.pop("seconds") > 0
+    assert found.rows == {}
     assert scalars == {n: pytest.approx(x, rel=1e-4) for n, x in want.items()}
 
 

@@ -33,7 +33,8 @@ from jax import flatten_util
 from helpers import toy
 from jaxcl import core, schema, sharding
 from jaxcl.config import build, sections
-from jaxcl.methods.two_view import bases, head, strategies, view_queue
+from jaxcl.memory import queue as queue_lib
+from jaxcl.methods.two_view import bases, head, strategies
 from jaxcl.run import checkpoint, job, seeds, train
 from jaxcl.run import rows as rows_lib
 
@@ -279,6 +280,29 @@ ONLINE = {
     ),
 }
 
+# Rules on the features of an encoder that stays as it is.
+
+SUMS_ALONE = dict.fromkeys(
+    ("key", "step", "task", "task_start", "task_steps", "extra.rule"),
+    "a step only adds to the sums of a rule, which predictions read",
+)
+UNTRAINED = {"stats.encoder": "the encoder stays as it is"}
+FROZEN = {
+    name: Row(
+        {"augment.views": 1, "augment.crop": False, "method": {"name": name, **more}},
+        idle=SUMS_ALONE,
+        still=UNTRAINED,
+    )
+    for name, more in {
+        "ncm": {},
+        "slda": {"shrinkage": 0.01},
+        "ranpac": {"projections": 32},
+        "acil": {"projections": 32},
+        "fecam": {},
+        "stored_knn": {"memory_size": 64},
+    }.items()
+}
+
 # Online methods without labels.
 
 CONTINUAL = {
@@ -355,10 +379,11 @@ REHEARSAL = {
     ),
     "cclis-uniform": Row(
         {
-            "method": NARROW | {"name": "cclis", "keep": "uniform", "share": 0.1},
+            "method": NARROW
+            | {"name": "cclis", "keep": "uniform", "scope": "all", "share": 0.1},
             "augment.views": 1,
         },
-        idle=CCLIS_IDLE,
+        idle=REPORTED,
     ),
     "cclis-vit": Row(
         {
@@ -448,7 +473,7 @@ ICL = {
 }
 
 # name -> Row
-METHODS = TWO_VIEW | ONLINE | ONLINE_SSL | REHEARSAL | DUEL | ICL
+METHODS = TWO_VIEW | ONLINE | FROZEN | ONLINE_SSL | REHEARSAL | DUEL | ICL
 
 
 ONE_ROW_EACH = {
@@ -602,7 +627,7 @@ def pieces(state):
     yield from ((f"params.{n}", "params", n) for n in state.params)
     yield from ((f"stats.{n}", "stats", n) for n in state.stats)
     for name, own in state.extra._asdict().items():
-        if isinstance(own, view_queue.Queue):
+        if isinstance(own, queue_lib.Queue):
             inner = [f"{name}.{field}" for field in own._fields]
             yield from ((f"extra.{label}", "extra", label) for label in inner)
         else:
@@ -810,7 +835,7 @@ def assert_same_end(name, expected, state, form):
         (expected.params, expected.stats),
         (state.params, state.stats),
         f"{name}: {form} ends elsewhere than a CPU's program. What a method computes "
-        "must not depend on `parts.unroll`, on the steps in a call, or on other seeds",
+        "must not depend on the platform, on the steps in a call, or on other seeds",
     )
 
 

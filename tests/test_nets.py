@@ -9,7 +9,7 @@ import pytest
 from jaxcl import estimate
 from jaxcl.methods import online
 from jaxcl.methods.two_view import bases
-from jaxcl.nets import heads, mlp, norm, resnet
+from jaxcl.nets import layers, mlp, resnet
 
 EPS = 1e-5
 
@@ -140,7 +140,7 @@ def test_batch_norm_equals_pytorch_passes_one_after_the_other(shape, groups, dty
     x = rng.normal(size=shape) * np.array([1.0, 3.0, 0.5])
     x[1::2] = 2.0 * x[1::2] + 5.0
     x = jnp.asarray(x, dtype)
-    net = norm.BatchNorm(dtype=dtype)
+    net = layers.BatchNorm(dtype=dtype)
     tree = randomised(net.init(jax.random.key(0), x, train=True))
     y, stats = train_apply(net, tree, x, groups)
     want, want_stats = np_sequential(x, tree["params"], tree["batch_stats"], groups)
@@ -158,7 +158,9 @@ def test_batch_norm_equals_pytorch_passes_one_after_the_other(shape, groups, dty
 
 def test_batch_norm_options():
     x = np.random.default_rng(1).normal(size=(4, 3)).astype("f4")
-    net = norm.BatchNorm(momentum=0.7, unbiased=False, use_scale=False, use_bias=False)
+    net = layers.BatchNorm(
+        momentum=0.7, unbiased=False, use_scale=False, use_bias=False
+    )
     tree = net.init(jax.random.key(0), x, train=True)
     assert set(tree) == {"batch_stats"}
     chex.assert_trees_all_close(
@@ -178,7 +180,7 @@ def test_batch_norm_options():
 )
 def test_batch_norm_survives_a_large_mean(mean, known, rtol):
     x = (np.random.default_rng(2).normal(size=(64, 2)) + mean).astype("f4")
-    net = norm.BatchNorm()
+    net = layers.BatchNorm()
     tree = net.init(jax.random.key(0), x, train=True)
     tree["batch_stats"]["mean"] = jnp.full(2, known, jnp.float32)
     y, stats = train_apply(net, tree, x)
@@ -190,7 +192,7 @@ def test_batch_norm_survives_a_large_mean(mean, known, rtol):
 def test_batch_norm_sends_one_message_forward():
     axes = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("data",), axis_types=axes, devices=jax.devices()[:2])
-    x, net = jnp.zeros((8, 4, 4, 3)), norm.BatchNorm()
+    x, net = jnp.zeros((8, 4, 4, 3)), layers.BatchNorm()
     tree = net.init(jax.random.key(0), x, train=True)
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
 
@@ -206,7 +208,7 @@ def test_batch_norm_gradient_equals_finite_differences():
     rng = np.random.default_rng(3)
     x = rng.normal(size=(6, 2, 1, 3)) + 1.0
     weight = rng.normal(size=x.shape)
-    net = norm.BatchNorm()
+    net = layers.BatchNorm()
     tree = randomised(net.init(jax.random.key(0), jnp.asarray(x, "f4"), train=True))
     stats = tree["batch_stats"]
     params = {k: np.asarray(v, np.float64) for k, v in tree["params"].items()}
@@ -235,14 +237,14 @@ def test_batch_norm_gradient_equals_finite_differences():
 @pytest.mark.parametrize("groups", [0, 4])
 def test_batch_norm_refuses_groups_that_do_not_fit(groups):
     x = jnp.zeros((6, 3))
-    net = norm.BatchNorm()
+    net = layers.BatchNorm()
     tree = net.init(jax.random.key(0), x, train=True)
     with pytest.raises(ValueError, match=f"groups={groups}.*6 rows"):
         train_apply(net, tree, x, groups)
 
 
 def test_batch_norm_refuses_a_single_value():
-    net = norm.BatchNorm()
+    net = layers.BatchNorm()
     tree = net.init(jax.random.key(0), jnp.zeros((2, 3)), train=True)
     with pytest.raises(ValueError, match="2 values"):
         train_apply(net, tree, jnp.zeros((2, 3)), groups=2)
@@ -466,8 +468,8 @@ def shapes_of(net):
     ],
 )
 def test_projector_layers(base, layers):
-    assert shapes_of(heads.projector(bases.get(base).projector)) == layers
-    small = heads.projector(
+    assert shapes_of(mlp.projector(bases.get(base).projector)) == layers
+    small = mlp.projector(
         bases.get(base).projector, hidden_dim=5, output_dim=3, dtype=jnp.bfloat16
     )
     assert small.features == (5,) * (len(small.features) - 1) + (3,)

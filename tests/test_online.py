@@ -313,6 +313,33 @@ def test_er_ace_masks_each_part_by_itself(form):
     np.testing.assert_array_equal(unseen, [False] * 4 + [form == "paper"])
 
 
+def test_er_ace_finds_the_class_seen_last_in_any_order():
+    """Tasks {3, 4}, {0, 1}: in the second class 1 competes, 4 no longer does."""
+    made = parts()
+    method = er_ace.make(made, form="code")
+    net = online.network(made, "cosine")
+    init, step = _compiled(method)
+    state = init(jax.random.key(0), FIRST)
+    for task, batch in enumerate((FIRST, SECOND)):
+        labels = [[3, 4, 4, 3, 3, 4], [0, 1, 0, 0, 1, 1]][task]
+        batch = batch | {"label": jnp.array(labels)}
+        memory = state.extra.memory  # in the end that of one batch, all of it drawn
+        state, _ = step(core.copy(state.replace(task=jnp.int32(task))), batch)
+    state = state.replace(extra=state.extra._replace(memory=memory))
+    np.testing.assert_array_equal(state.extra.task_of, [1, 1, -1, 0, 0])
+    incoming = SECOND | {"label": jnp.zeros(6, jnp.int32)}
+    images, labels = all_rows(state, made)
+
+    def loss(params):
+        new, _ = net(params, state.stats, made.plain(incoming["image"]), train=True)
+        old, _ = net(params, state.stats, images, train=True)
+        value = nll(new.logits, [0] * 6, [0, 1, 2])
+        return value + nll(old.logits, labels, None)
+
+    new, expected = moved(method, state, incoming, loss)
+    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_a_batch_is_written_after_its_updates():
     made = parts(updates=3)
     method = er_ace.make(made)

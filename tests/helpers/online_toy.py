@@ -30,6 +30,7 @@ def parts(**replay):
         plain=augment_images.make_eval(size=8, **MOMENTS),
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
+        curve=lambda peak: optim.by_task([optim.constant(peak)]),
         num_classes=CLASSES,
         replay=replay_lib.settings(CLASSES, 6, **{"capacity": 12, **replay}),
     )

@@ -135,7 +135,8 @@ def check_step(method, net, state, incoming, images, twin, prototype_rate=None):
     (grads,) = back(jnp.float32(slopes[0]))
     shares = jax.tree.map(lambda x: 1.0, grads)
     if prototype_rate is not None:
-        grads["prototypes"], shares["prototypes"] = slopes[1], prototype_rate
+        grads["prototypes"] = slopes[1]
+        shares["prototypes"] = prototype_rate / LR
     expected = jax.tree.map(lambda p, g, s: p - LR * s * g, params, grads, shares)
     chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=2e-6)
     chex.assert_trees_all_close(new.stats, stats, rtol=1e-5, atol=1e-6)
