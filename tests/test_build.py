@@ -205,14 +205,7 @@ ONE_TASK = ("duel_", "keep_fresh")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [  # A group each: together they would be the longest of CI's shards.
-        pytest.param(path, marks=pytest.mark.xdist_group(f"debug-{path.stem}"))
-        for path in PAPERS
-    ],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
 def test_debug_config_trains(path, tmp_path):
     config = config_files.load(path).get_config("debug")
     config.update(devices=1, plots=False, plasticity=False, progress=False)

@@ -14,7 +14,6 @@ import pytest
 
 from helpers import processes
 
-pytestmark = pytest.mark.xdist_group("main")  # beside them there are cores for no more
 SCRIPT = pathlib.Path(__file__).parents[1] / "launch" / "local.sh"
 # Notes its arguments, then does what the file of its number says, line by line.
 STAND_IN = r"""#!/usr/bin/env bash

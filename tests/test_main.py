@@ -13,8 +13,6 @@ import pytest
 from helpers import processes
 from jaxcl.run import results as results_lib
 
-pytestmark = pytest.mark.xdist_group("main")  # one undisturbed run serves them all
-
 
 def saving(workdir):
     folder = pathlib.Path(workdir) / "checkpoints"

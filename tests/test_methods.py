@@ -504,13 +504,8 @@ def test_a_method_that_replays_trains_with_a_head(tmp_path):
 
 def rows_where(wanted):
     """The rows for which `wanted` holds, as parameters of a test."""
-    # The tests of a row share its compiled step: they run in one worker.
     return [
-        pytest.param(
-            name,
-            marks=[pytest.mark.xdist_group(name)]
-            + ([] if row.quick else [pytest.mark.slow]),
-        )
+        pytest.param(name, marks=[] if row.quick else [pytest.mark.slow])
         for name, row in METHODS.items()
         if wanted(row)
     ]

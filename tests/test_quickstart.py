@@ -25,7 +25,6 @@ SHORT = (
 )
 
 
-@pytest.mark.xdist_group("main")
 @pytest.mark.parametrize(
     "changes", [SHORT, pytest.param((), marks=pytest.mark.slow)], ids=["short", "whole"]
 )

@@ -80,11 +80,7 @@ QUICK = {f"mocov2plus-{strategy}" for strategy in strategies.STRATEGIES} | {
     *(f"{base}-pnr" for base in bases.BASES),
 }
 ROWS = [
-    pytest.param(
-        name,
-        marks=[pytest.mark.xdist_group(name)]
-        + ([] if name in QUICK else [pytest.mark.slow]),
-    )
+    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
     for name in CASES
 ]
 
