@@ -53,19 +53,6 @@ def test_its_encoder_is_judged_on_other_images(whole, tmp_path):
     assert len(processes.rows_of(tmp_path)) == 1
 
 
-def test_a_wrong_transfer_command_is_one_line(whole, tmp_path):
-    wrong = {
-        f"{TRANSFER}:debug": ["config.checkpoint=''", "name the directory of a run"],
-        f"{TRANSFER}:mnist": ["'mnist'", "cifar10, cifar100, stl10, clipart"],
-    }
-    for config, words in wrong.items():
-        out, err = processes.finish(
-            processes.start(tmp_path / "run", config=config), code=2
-        )
-        assert all(word in err for word in words), err
-        assert "Traceback" not in err and not (tmp_path / "run").exists()
-
-
 def test_killed_and_continued_is_the_same_bit_for_bit(whole, tmp_path):
     """SIGKILL in the midst of training, then in the midst of a save."""
     killed = processes.start(tmp_path)
@@ -183,13 +170,3 @@ def test_a_wrong_command_is_one_line_and_code_2(tmp_path, arguments, words):
     assert all(word in err for word in words), err
     assert "Traceback" not in err
     assert not (tmp_path / "run").exists()
-
-
-def test_an_override_reaches_the_run(tmp_path):
-    other = processes.start(
-        tmp_path, "--config.scenario.num_tasks=9", "--config.method.temperature=0.1"
-    )
-    processes.finish(other, code=0)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["method"]["temperature"] == 0.1
-    assert len(results_lib.read_results(tmp_path)["task_names"]) == 9
