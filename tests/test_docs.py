@@ -359,19 +359,6 @@ def test_tables_of_options_are_as_generated(path):
     assert option_tables.rewritten(text) == text, "run python docs/options.py"
 
 
-def test_a_table_gets_the_options_of_its_function():
-    marker = "<!-- options: jaxcl.optim.sgd except momentum -->\n\n"
-    head = "| option | default | meaning |\n|---|---|---|\n"
-    old = "| `gone` | `1` | x |\n| `nesterov` | `True` | by hand |\n"
-    lines = option_tables.rewritten(marker + head + old + "\nafter").splitlines()
-    assert [line.split(" | ")[0] for line in lines[4:]][:-2] == [
-        "| `nesterov`",
-        "| `weight_decay`",
-        "| `exclude_1d`",
-    ]
-    assert lines[4] == "| `nesterov` | `False` | by hand |" and lines[-1] == "after"
-
-
 @pytest.mark.parametrize("name", sources.SOURCES)
 def test_a_config_reaches_every_option_of_its_source(name):
     """`options` must find the keywords, also where a source passes them on."""

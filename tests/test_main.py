@@ -155,12 +155,7 @@ def test_two_processes_train_save_resume_and_one_goes_on(whole, tmp_path):
     "arguments, words",
     [
         (["--config.method.temprature=0.1"], ["temprature", "temperature"]),
-        (["--config.metod.base=simclr"], ["metod", "method"]),
-        (["--config.batch_size=many"], ["config.batch_size", "many"]),
-        (["--config.method.temperature=cold"], ["config.method.temperature", "float"]),
-        (["--workdri=x"], ["workdri"]),
         (["--config=configs/nothing.py"], ["configs/nothing.py"]),
-        (["config.batch_size=3"], ["config.batch_size=3"]),
         (["--config.data.name=npz", "--config.data.path=/no/such"], ["/no/such"]),
         (["--config.checkpoint=/no/such"], ["config.checkpoint='/no/such'"]),
     ],

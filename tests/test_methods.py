@@ -754,12 +754,6 @@ def test_one_and_eight_devices_agree(name, tmp_path):
     )
 
 
-COLUMNS = (
-    test_resumes_bitwise_finite_one_compile,
-    test_each_piece_of_state_counts,
-    test_one_and_eight_devices_agree,
-)  # of every row
-
 # What accelerators run, and in which precision.
 
 CALLS = TASKS * -(-STEPS_PER_TASK // STEPS_PER_CALL)
@@ -776,10 +770,6 @@ def traced(work) -> str:
         for n in shapes
     ]
     return "\n".join(map(str, programs))
-
-
-def number_of(operation, program: str) -> int:
-    return len(re.findall(rf" = {operation}\[", program))
 
 
 def run_on_cpu(name, workdir, chosen):

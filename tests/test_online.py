@@ -10,39 +10,14 @@ import numpy as np
 import pytest
 
 from helpers import online_toy, tiny, toy
-from jaxcl import core, optim, sharding
-from jaxcl.data.augment import images as augment_images
+from jaxcl import core, sharding
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
 from jaxcl.methods.online import replay as replay_lib
-from jaxcl.nets import resnet
 from jaxcl.run import train
 
-CLASSES, LR = 5, 0.1
-MOMENTS = {"mean": (0.3,), "std": (0.4,)}
-
-
-def parts(**replay):
-    settings = replay_lib.settings(CLASSES, 6, **{"capacity": 12, **replay})
-    return core.Parts(
-        encoder=resnet.conv_net(width=2),
-        augment=augment_images.make(
-            size=8, views=1, crop=False, jitter=(0, 0, 0, 0), flip=1.0, **MOMENTS
-        ),
-        plain=augment_images.make_eval(size=8, **MOMENTS),
-        tx=optim.sgd(momentum=0.0),
-        lr=optim.by_task([optim.constant(LR)]),
-        num_classes=CLASSES,
-        replay=settings,
-    )
-
-
-LABELS = (2, 3, 2, 2, 3, 3)
-FIRST, SECOND = online_toy.batch(0, [0, 1, 1, 0, 0, 1]), online_toy.batch(1, LABELS)
-
-
-@functools.cache
-def _compiled(method):
-    return jax.jit(method.init), jax.jit(method.step)
+CLASSES, LR = online_toy.CLASSES, online_toy.LR
+FIRST, SECOND, parts = online_toy.FIRST, online_toy.SECOND, online_toy.parts
+LABELS, _compiled = (2, 3, 2, 2, 3, 3), online_toy.compiled
 
 
 def started(method, task=1):
