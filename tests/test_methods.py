@@ -754,6 +754,12 @@ def test_one_and_eight_devices_agree(name, tmp_path):
     )
 
 
+COLUMNS = (
+    test_resumes_bitwise_finite_one_compile,
+    test_each_piece_of_state_counts,
+    test_one_and_eight_devices_agree,
+)  # of every row
+
 # What accelerators run, and in which precision.
 
 CALLS = TASKS * -(-STEPS_PER_TASK // STEPS_PER_CALL)
