@@ -35,8 +35,8 @@ LONG = {
         + ("test_speedup", "test_benchmarks")
     )
 }
-# Files, or tests, of which nothing is shared but by the tests of one variant.
-BY_VARIANT = {"test_methods", "test_two_view", "test_debug_config_trains"}
+# Files, or tests, of which nothing dear is shared but by the tests of one variant.
+BY_VARIANT = {"test_methods", "test_debug_config_trains"}
 
 
 def pytest_addoption(parser):
@@ -74,11 +74,11 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: LONG.get(item.path.stem, len(LONG)))
 
 
-def _variant(nodeid: str) -> str:
-    """Name the variant that a test of BY_VARIANT is of; others have none."""
+def _variant(nodeid: str, among: set[str]) -> str:
+    """Name the variant that a test of some files or tests is of; others have none."""
     path, _, test = nodeid.partition("::")
     name, _, variant = test.partition("[")
-    return variant if {pathlib.PurePath(path).stem, name} & BY_VARIANT else ""
+    return variant if {pathlib.PurePath(path).stem, name} & among else ""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -91,7 +91,7 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return f"{nodeid.partition('::')[0]} {_variant(nodeid)}"
+            return f"{nodeid.partition('::')[0]} {_variant(nodeid, BY_VARIANT)}"
 
     return ByFile(config, log)
 
@@ -113,7 +113,7 @@ class _Shard:
 
 def _group(item) -> str:
     """Tests that share a compiled program or a fixture stay together."""
-    name = _variant(item.nodeid) or item.originalname
+    name = _variant(item.nodeid, BY_VARIANT | {"test_two_view"}) or item.originalname
     return f"{item.path.name}::{name}"
 
 

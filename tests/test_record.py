@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from tensorboardX.proto import event_pb2
 
-from helpers import toy
+from helpers import run_directories
 from jaxcl.data import storage
 from jaxcl.evals import plots
 from jaxcl.evals.plots import canvas
@@ -600,7 +600,7 @@ def test_comparison_draws_means_and_bands(draw):
 
 
 def test_the_end_says_what_was_reached_and_where(tmp_path):
-    work, results = toy.job(tmp_path / "run"), results_lib.empty(1)
+    work, results = run_directories.untried(tmp_path / "run"), results_lib.empty(1)
     rows = {"predict/task_aware": [0.9], "knn/class_incremental": [0.5]}
     results = results_lib.add(results, 0, rows, {}, 1)
     results["untrained"] = {"knn/class_incremental": [0.25]}

@@ -177,6 +177,9 @@ def begun(method, state, index):
     return method.begin_task(state, types.SimpleNamespace(index=index))
 
 
+reservoir = jax.jit(policies.reservoir)
+
+
 def plus(*trees):
     """Sums of trees that share some of their entries."""
     total = {}
@@ -521,7 +524,7 @@ class Twin:
 
     def store(self, key, images, projections):
         held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(self.seen))
-        slots = policies.reservoir(held, key, jnp.ones(B, bool))
+        slots = reservoir(held, key, np.ones(B, bool))
         for slot, image, projection in zip(slots, images, projections, strict=True):
             if slot < M:
                 self.items["image"][slot] = image
@@ -600,7 +603,8 @@ def check_metrics(metrics, expected):
 def moved(tree, seed, low=-0.4):
     rng = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda x: x + rng.uniform(low, 0.4, x.shape).astype(np.float32), tree
+        lambda x: jnp.asarray(x + np.float32(rng.uniform(low, 0.4, x.shape))),
+        jax.device_get(tree),
     )
 
 
