@@ -83,11 +83,7 @@ QUICK = {f"mocov2plus-{strategy}" for strategy in strategies.STRATEGIES} | {
     *(f"{base}-pnr" for base in bases.BASES),
 }
 ROWS = [
-    pytest.param(
-        name,
-        marks=[pytest.mark.xdist_group(name)]
-        + ([] if name in QUICK else [pytest.mark.slow]),
-    )
+    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
     for name in CASES
 ]
 
@@ -182,6 +178,9 @@ def begun(method, state, index):
         task_steps=jnp.int32(STEPS),
     )
     return method.begin_task(state, types.SimpleNamespace(index=index))
+
+
+reservoir = jax.jit(policies.reservoir)
 
 
 def plus(*trees):
@@ -528,7 +527,7 @@ class Twin:
 
     def store(self, key, images, projections):
         held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(self.seen))
-        slots = policies.reservoir(held, key, jnp.ones(B, bool))
+        slots = reservoir(held, key, np.ones(B, bool))
         for slot, image, projection in zip(slots, images, projections, strict=True):
             if slot < M:
                 self.items["image"][slot] = image
@@ -607,7 +606,8 @@ def check_metrics(metrics, expected):
 def moved(tree, seed, low=-0.4):
     rng = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda x: x + rng.uniform(low, 0.4, x.shape).astype(np.float32), tree
+        lambda x: jnp.asarray(x + np.float32(rng.uniform(low, 0.4, x.shape))),
+        jax.device_get(tree),
     )
 
 
