@@ -277,7 +277,7 @@ def test_launch_commands_run_dry(words, tree, tmp_path, monkeypatch, capsys):
             arguments.append("--dry-run")
         assert module.main(arguments) == 0
         printed = capsys.readouterr().out
-        for one in pages.commands(printed, "jaxcl.main"):
+        for one in pages.commands(printed, "jaxcl.main")[:3]:
             config_files.check_options(config_files.parse(one))
     else:
         arguments.insert(0, "--dry-run")

@@ -277,13 +277,6 @@ def test_cost_is_beside_accuracy(runs):
 # Which seeds and tasks count
 
 
-def test_seeds_that_are_behind_are_left_out_and_named(runs):
-    leave(runs / "er" / "seed_7", [[0.1, 0.1]], size=2)
-    root = page(runs / "er", runs / "ace")
-    assert "seed 7 (1 of 2)" in root.text()
-    assert table(root, f"measures of {KNN}")["er"]["seeds"] == ["3"]
-
-
 def test_a_run_that_goes_on_is_not_set_against_one_that_is_over(runs):
     leave(runs / "part", [[0.9, 0.1]], size=2)
     leave(runs / "same", [[0.7, 0.1]], size=2)
@@ -388,25 +381,6 @@ def test_seeds_side_by_side_share_a_file(tmp_path):
 
 
 # Configs, convergence
-
-
-def test_fields_that_differ(tmp_path):
-    ours = {"method": {"name": "er", "w": None}, "lr": 0.1, "t": [1, 2], "e": {}}
-    theirs = {"method": {"name": "ace"}, "lr": 0.1, "t": [1, 2], "e": {"knn": {}}}
-    leave(tmp_path / "a", ER[0], config=ours)
-    leave(tmp_path / "b", ER[0], config=theirs, seed=1)
-    root = page(tmp_path / "a", tmp_path / "b")
-    assert table(root, "fields that differ") == {
-        "e": {"a": ["{}"], "b": ["not set"]},
-        "e.knn": {"a": ["not set"], "b": ["{}"]},
-        "method.name": {"a": ['"er"'], "b": ['"ace"']},
-        "method.w": {"a": ["null"], "b": ["not set"]},
-        "seed": {"a": ["0"], "b": ["1"]},
-    }
-    whole = [pre.text() for pre in root.all("pre")]
-    assert json.loads(whole[0]) == {"seed": 0, "name": "x", **ours}
-    same = page(tmp_path / "a").one("section", id="configs")
-    assert not [*same.all("table")]
 
 
 def test_convergence_is_a_mean_over_seeds(tmp_path):

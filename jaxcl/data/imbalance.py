@@ -110,7 +110,8 @@ def _dominants(tasks, names, dominant) -> list[int]:
     for task, number in zip(tasks, numbers, strict=True):
         if number not in task.classes:
             raise ValueError(
-                f"imbalance.dominant={dominant!r}: task {task.index} ({task.name}) has no {names[number]!r}; "
+                f"imbalance.dominant={dominant!r}: task {task.index} ({task.name}) has "
+                f"no {names[number]!r}; "
                 f"must be of {[names[c] for c in task.classes[:10]]}, or None"
             )
     return numbers

@@ -223,7 +223,7 @@ def _plain_step(setup, state, batch):
 
     (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     after, lr = _plain_update(setup, state, grads)
-    metrics = {"loss": value, "lr": lr, "grad_norm": core.norm(grads)}
+    metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     metrics["passes"] = jnp.float32(2 * len(batch["index"]))
     trees = after.params, stats
     if setup.plan.strategy in CONTROLS:
