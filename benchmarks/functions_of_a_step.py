@@ -51,11 +51,23 @@ def list_functions(config: str) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("configs", nargs="+", help="names of files in configs/")
-    for config in parser.parse_args().configs:
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("configs", nargs="+", help="names of files in configs/")
+    return made
+
+
+def main(argv=None) -> dict:
+    """Print the functions, and return config -> how many there are, in how many files."""
+    counts = {}
+    for config in parser().parse_args(argv).configs:
         functions = list_functions(config)
         print(*(f"{path}  {name}" for path, name in functions), sep="\n")
-        count = len({path for path, _ in functions})
-        print(f"{config}: {len(functions)} functions in {count} files\n")
+        counts[config] = len(functions), len({path for path, _ in functions})
+        print("{}: {} functions in {} files\n".format(config, *counts[config]))
+    return counts
+
+
+if __name__ == "__main__":
+    main()

@@ -51,7 +51,7 @@ def method(parts: core.Parts, rule: Rule) -> core.Method:
       rule: what learns.
     """
     nets = chain.Chain({"encoder": parts.encoder})
-    if not parts.begun:
+    if not parts.starts_pretrained:
         logging.warning(
             "config.start is not set: features are those of a random network; "
             "--config.start=FOLDER names an encoder"
