@@ -112,9 +112,9 @@ class EvalParts(NamedTuple):
     """What the config builds for every evaluator.
 
     An evaluator is a module of jaxcl.evals with `make(parts, *, ...)`, which
-    returns a function (state, number of the task just finished) -> Result. It
-    reads the state through `embed`, `project`, `predict`, `memory`, `replayed` alone
-    and never changes it.
+    returns a function (state, number of the task just finished) -> Result, or an
+    `Evaluator`. It reads the state through `embed`, `project`, `predict`, `memory`,
+    `replayed` alone and never changes it.
     """
 
     embed: Callable  # (state, normalised images) -> f32[B, D], eval mode
@@ -140,6 +140,21 @@ class Result(NamedTuple):
     rows: dict[str, np.ndarray]  # name -> f64[T] per task, nan if not measured
     scalars: dict[str, float]
     warnings: tuple[str, ...] = ()  # why not to trust it, a sentence each
+
+
+class Evaluator(NamedTuple):
+    """An evaluator that runs once, or that draws what it logged."""
+
+    evaluate: Callable  # (state, number of the task just finished) -> Result
+    last_only: bool = (
+        False  # after the last task alone, unless its entry says otherwise
+    )
+    # (rows of metrics.jsonl, folder): draws a picture of them when the run is over
+    chart: Callable | None = None
+
+    def __call__(self, state: TrainState, task: int) -> Result:
+        """Measure the state."""
+        return self.evaluate(state, task)
 
 
 def new_state(key, params, stats, tx, extra) -> TrainState:

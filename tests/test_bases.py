@@ -270,7 +270,8 @@ def test_a_package_may_bring_a_base_and_a_strategy(tmp_path, monkeypatch):
         (package / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     own = {"method.base": "brought.base", "method.strategy": "brought.strategy"}
-    state = job.initial_state(toy.job(tmp_path / "a", **own, method__factor=3.0))
+    work = run_directories.untried(tmp_path / "a", **own, method__factor=3.0)
+    state = jax.eval_shape(lambda: job.initial_state(work))
     assert set(state.extra.teacher) == {"encoder", "projector"}
     with pytest.raises(ValueError, match=r"config\.method\.pull=-1"):
         toy.job(tmp_path / "b", **own, method__pull=-1.0)
@@ -296,7 +297,7 @@ def test_a_package_may_bring_a_base_and_a_strategy(tmp_path, monkeypatch):
 )
 def test_options_that_change_nothing_are_told(given, name, tmp_path, caplog):
     changes = {f"method.{option}": value for option, value in given.items()}
-    toy.job(tmp_path, **changes)
+    run_directories.untried(tmp_path, **changes)
     told = [x.getMessage() for x in caplog.records if "changes nothing" in x.message]
     assert len(told) == (name is not None)
     assert name is None or f"config.method.{name}" in told[0]
@@ -342,7 +343,9 @@ PAPERS = {"method.form": "paper"}
 )
 def test_what_has_no_bound_is_warned_about(tmp_path, caplog, base, changes, warns):
     with caplog.at_level(logging.WARNING):
-        toy.job(tmp_path, method__base=base, method__strategy="pnr", **changes)
+        run_directories.untried(
+            tmp_path, method__base=base, method__strategy="pnr", **changes
+        )
     assert ("has no bound" in caplog.text) == warns
 
 
@@ -362,7 +365,9 @@ def test_a_distance_that_rules_the_loss_is_warned_about(
     tmp_path, caplog, base, changes, warns
 ):
     with caplog.at_level(logging.WARNING):
-        toy.job(tmp_path, method__base=base, method__strategy="pnr", **changes)
+        run_directories.untried(
+            tmp_path, method__base=base, method__strategy="pnr", **changes
+        )
     assert ("it pays to leave them" in caplog.text) == warns
 
 

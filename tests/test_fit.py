@@ -21,9 +21,9 @@ from jaxcl.api import fit as fitting
 from jaxcl.config import build, own_images
 from jaxcl.data import identity
 from jaxcl.run import folder as folder_lib
+from jaxcl.run import job, train
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
-from jaxcl.run import train
 from jaxcl.update import lineage
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -277,6 +277,7 @@ def asked(monkeypatch, tmp_path):
             raise Asked(config, where, build.build(config, where))
 
         monkeypatch.setattr(fitting, "build", _With(build=stop))
+        monkeypatch.setattr(job, "checked", lambda method, *_: method)
         arguments = {"encoder": {"name": "conv_net", "width": 4}} | arguments
         arguments["options"] = {"devices": 1} | arguments.get("options", {})
         with pytest.raises(Asked) as found:

@@ -30,7 +30,7 @@ import numpy as np
 import pytest
 from jax import flatten_util
 
-from helpers import toy
+from helpers import run_directories, toy
 from jaxcl import core, schema, sharding
 from jaxcl.config import build, sections
 from jaxcl.memory import queue as queue_lib
@@ -379,10 +379,11 @@ REHEARSAL = {
     ),
     "cclis-uniform": Row(
         {
-            "method": NARROW | {"name": "cclis", "keep": "uniform", "share": 0.1},
+            "method": NARROW
+            | {"name": "cclis", "keep": "uniform", "scope": "all", "share": 0.1},
             "augment.views": 1,
         },
-        idle=CCLIS_IDLE,
+        idle=REPORTED,
     ),
     "cclis-vit": Row(
         {
@@ -488,7 +489,7 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
     Functions of the state read the method's own, which is a part of the new one.
     """
     changes = ONE_ROW_EACH[name].changes
-    method = toy.job(tmp_path, **changes).method
+    method = run_directories.untried(tmp_path, **changes).method
     parts, _ = sections.parts(sections.top_of(toy.config(**changes).to_dict()))
     parts = parts._replace(num_classes=10)
     wrapped = head.add(method, parts, lr=0.1)
@@ -509,7 +510,7 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
 
 
 def test_a_method_that_replays_trains_with_a_head(tmp_path):
-    work = toy.job(tmp_path, **toy.ONLINE, method={"name": "er"})
+    work = run_directories.untried(tmp_path, **toy.ONLINE, method={"name": "er"})
     changes = toy.config(**toy.ONLINE, method={"name": "er"}).to_dict()
     parts, _ = sections.parts(sections.top_of(changes))
     method = head.add(work.method, parts._replace(num_classes=10), lr=0.1)
@@ -528,13 +529,8 @@ def test_a_method_that_replays_trains_with_a_head(tmp_path):
 
 def rows_where(wanted):
     """The rows for which `wanted` holds, as parameters of a test."""
-    # The tests of a row share its compiled step: they run in one worker.
     return [
-        pytest.param(
-            name,
-            marks=[pytest.mark.xdist_group(name)]
-            + ([] if row.quick else [pytest.mark.slow]),
-        )
+        pytest.param(name, marks=[] if row.quick else [pytest.mark.slow])
         for name, row in METHODS.items()
         if wanted(row)
     ]
@@ -805,10 +801,6 @@ def traced(work) -> str:
         for n in shapes
     ]
     return "\n".join(map(str, programs))
-
-
-def number_of(operation, program: str) -> int:
-    return len(re.findall(rf" = {operation}\[", program))
 
 
 def run_on_cpu(name, workdir, chosen):

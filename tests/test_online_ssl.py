@@ -532,9 +532,6 @@ def rows_of(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-SET = {"form": "code", "pn1": True, "pn2": True}
-
-
 def aligned(name, base="simsiam", **fields):
     """The term that a regulariser adds, of features of four rows."""
     features = records.Features(rows_of(0, 4, 2, D), None)._replace(**fields)

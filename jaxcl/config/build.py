@@ -566,10 +566,11 @@ def _alone(
     """How to train on one task alone; None where FT_i is not asked for, or judged."""
     if not top.plasticity or len(data.stream.tasks) == 1:
         return None
-    entries = {
-        key: evaluation.entry(key, top.evaluators[key]) for key in evaluators.judges
-    }
-    judges = [key for key, entry in entries.items() if not entry.last_only]
+    judges = [
+        key
+        for key, evaluate in evaluators.judges.items()
+        if not isinstance(evaluate, evaluation.AtTheEnd)
+    ]
     if not judges:
         return None
     judged = {key: top.evaluators[key] for key in judges}

@@ -19,6 +19,7 @@ from jaxcl import core
 from jaxcl.losses import contrastive, noncontrastive
 
 _FORMS = "code", "paper"
+_ABSENT = -1e30  # logit of a row that is left out; with -inf a gradient might be nan
 
 
 def cassle_contrastive(
@@ -368,6 +369,7 @@ def pnr_supcon(
     distill_temperature: float = 0.2,
     pn1: bool = True,
     pn2: bool = True,
+    other_classes: bool = False,
 ) -> jax.Array:
     """PNR with supervised contrastive learning; our reading of PNR B.5.
 
@@ -379,8 +381,10 @@ def pnr_supcon(
       L2 = mean_i [-s_d(P_i, F_i)
                    + log(sum_{k != i} exp s_d(P_i, F_k) + exp s_d(P_i, Z_k))].
     So L1 has SupCon's positives, which always include the other view; L2 keeps its
-    single positive; a row of the same label is a pseudo-negative like any other. If all
-    labels differ and the temperatures are equal, it is `pnr_simclr`.
+    single positive; a row of the same label is a pseudo-negative like any other, unless
+    `other_classes` leaves it out of F_k in L1 and of Z_k in L2. If all labels differ
+    and the temperatures are equal, it is `pnr_simclr`; with `other_classes` it then
+    lacks the other view's row as a pseudo-negative.
 
     Args:
       z1, z2: f32[B, D], projections of both views.
@@ -390,6 +394,7 @@ def pnr_supcon(
       temperature, distill_temperature: divide the cosines of L1 and of L2.
       pn1: whether L1 has its pseudo-negatives, F.
       pn2: whether L2 has its pseudo-negatives, Z.
+      other_classes: rows of the anchor's class are no pseudo-negatives.
 
     Returns:
       f32[], L1 + L2 in nats.
@@ -409,11 +414,23 @@ def pnr_supcon(
     p = core.l2_normalize(contrastive.interleave(p1, p2))
     f = core.l2_normalize(jax.lax.stop_gradient(contrastive.interleave(f1, f2)))
     labels = jnp.stack([labels, labels], axis=1).reshape(-1)
-    positive = (labels[:, None] == labels) & ~jnp.eye(labels.size, dtype=bool)
+    same = labels[:, None] == labels
+    own = jnp.eye(labels.size, dtype=bool)
+    positive = same & ~own
+    left_out = same if other_classes else own
+
+    def compare(anchors, rows, pseudo, scale):
+        """Log-sum-exp over other rows, and over pseudo-negatives unless None."""
+        total = _logsumexp_of_others(anchors, (rows,), scale)
+        if pseudo is None:
+            return total
+        logits = jnp.where(left_out, _ABSENT, core.dot(anchors, pseudo) / scale)
+        return jnp.logaddexp(total, jax.nn.logsumexp(logits, axis=-1))
+
     # The compiler computes this product and that in the denominator once.
     logits = core.dot(z, z) / temperature
-    first = _logsumexp_of_others(z, (z, f) if pn1 else (z,), temperature)
-    second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), distill_temperature)
+    first = compare(z, z, f if pn1 else None, temperature)
+    second = compare(p, f, z if pn2 else None, distill_temperature)
     pairs = jnp.where(positive, first[:, None] - logits, 0.0)
     pulled = jnp.sum(pairs, axis=1) / jnp.sum(positive, axis=1)
     distilled = jnp.sum(p * f, axis=-1) / distill_temperature

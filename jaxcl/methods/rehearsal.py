@@ -29,7 +29,7 @@ class Memory(NamedTuple):
     row: jax.Array  # i32[K], -1 where there is none
     label: jax.Array  # i32[K]
     weight: jax.Array  # f32[K], probability of the row when one row is drawn from the
-    # pool of its class; 0 where the draw is uniform and there are no weights
+    # pool of its class, as the last choice had it
 
 
 class Extra(NamedTuple):
@@ -86,10 +86,11 @@ class Network(NamedTuple):
 
 
 def network(
-    parts: core.Parts, *, hidden_dim: int, output_dim: int, prototypes: bool
+    parts: core.Parts, *, hidden_dim: int | None, output_dim: int, prototypes: bool
 ) -> Network:
-    """The network of a method."""
-    projector = mlp.MLP((hidden_dim, output_dim), dtype=parts.encoder.dtype)
+    """Build the network of a method; a `hidden_dim` of None is the encoder's width."""
+    hidden = hidden_dim or parts.encoder.num_features
+    projector = mlp.MLP((hidden, output_dim), dtype=parts.encoder.dtype)
     nets = chain.Chain({"encoder": parts.encoder, "projector": projector})
     return Network(nets, parts.num_classes, output_dim, prototypes)
 
@@ -291,7 +292,7 @@ def _chosen(size, score, state, images, rows, label) -> Memory:
     )
     chosen = selection.choose(k_draw, label, mask, quota, weights)
     if weights is None:
-        weights = jnp.zeros(rows.shape)
+        weights = selection.within_class(jnp.ones(rows.shape), label, mask, classes)
     place = jnp.argsort(~chosen, stable=True)[:size]
     filled = chosen[place]
     return Memory(

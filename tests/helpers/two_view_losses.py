@@ -48,6 +48,7 @@ class Options(NamedTuple):
     form: str = "code"
     pn1: bool = True
     pn2: bool = True
+    pseudo_negatives: str = "all"
     scale: float = 0.1
     off_diagonal: float = 5e-3
     invariance: float = 3.0
@@ -184,9 +185,24 @@ def supcon(x, o):
 
 
 def supcon_pnr(x, o):
-    z, f, tau = _rows(x.z), _rows(x.f), o.temperature
-    total = _of_both(z, (z, f) if o.pn1 else (z,), tau)
-    return np.mean(total - _pull(x, tau)) + _kept_apart(x, o)
+    """With "other_classes" each sum over pseudo-negatives lacks the anchor's class."""
+    if o.pseudo_negatives == "all":
+        z, f, tau = _rows(x.z), _rows(x.f), o.temperature
+        total = _of_both(z, (z, f) if o.pn1 else (z,), tau)
+        return np.mean(total - _pull(x, tau)) + _kept_apart(x, o)
+    z, p, f, labels = *map(_rows, (x.z, x.p, x.f)), np.repeat(x.label, 2)
+    apart = labels[:, None] != labels
+
+    def total(anchors, rows, pseudo, wanted, tau):
+        both = np.exp(_others(anchors @ rows.T / tau))
+        return np.log(
+            both + wanted * np.sum(apart * np.exp(anchors @ pseudo.T / tau), 1)
+        )
+
+    kept = total(p, f, z, o.pn2, o.distill_temperature)
+    kept -= np.sum(p * f, axis=1) / o.distill_temperature
+    first = total(z, z, f, o.pn1, o.temperature)
+    return np.mean(first - _pull(x, o.temperature)) + np.mean(kept)
 
 
 def contrastive_distil(x, o):
