@@ -254,7 +254,8 @@ def test_every_view_of_every_image_is_drawn_anew(count, monkeypatch):
         sizes.append(len(rows))
         return rows
 
-    made = toy.parts()._replace(augment=augment, split=split)
+    monkeypatch.setattr(cclis.sharding, "spread", split)
+    made = toy.parts()._replace(augment=augment)
     images = np.arange(count, dtype=np.uint8)[:, None, None, None]
     state = toy.fresh(DEFAULT).replace(params=2.0, stats=0.25)
     found = [
