@@ -28,8 +28,7 @@ _FEW = 8  # levels of a mask, most
 _MANY = 50  # classes that are not compared with each other
 
 
-@schema.checked("config.data")
-@splits.with_image_options()
+@splits.image_source()
 def image_folder(
     *,
     path: str,

@@ -92,8 +92,7 @@ def _header(file) -> tuple[Any, int]:
             return reader.schema, sum(batch.num_rows for batch in reader)
 
 
-@schema.checked("config.data")
-@splits.with_image_options()
+@splits.image_source()
 def huggingface(
     *,
     path: str,

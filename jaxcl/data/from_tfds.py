@@ -16,7 +16,6 @@ from array_record.python import array_record_module
 from etils import epath
 from google.protobuf import message
 
-from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import identity, splits, storage, stream
 
@@ -71,8 +70,7 @@ def _parse(features, raw: bytes | None, **options) -> dict:
         raise files_lib.Unreadable(f"is no such example: {error!r}") from error
 
 
-@schema.checked("config.data")
-@splits.with_image_options()
+@splits.image_source()
 def tfds(
     *,
     path: str | Sequence[str],

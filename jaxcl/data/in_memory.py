@@ -125,15 +125,13 @@ def _digest(examples, class_names, domain_names) -> str:
     return found.hexdigest()
 
 
-@schema.checked("config.data")
+@splits.source
 def in_memory(
     *,
     set: str,
     sha256: str,
     test: schema.Fraction = 0.0,
     test_seed: schema.Natural = splits.TEST_SEED,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """Arrays that this process holds, see `hold`.
 
@@ -157,7 +155,7 @@ def in_memory(
         )
     whole = held.examples
     mask = splits.drawn(whole, test, [test_seed, 2]) & (whole.label >= 0)
-    data = stream.Dataset(
+    return stream.Dataset(
         name=set,
         class_names=held.class_names,
         domain_names=held.domain_names,
@@ -165,4 +163,3 @@ def in_memory(
         validation=None,
         test=splits.take(whole, np.flatnonzero(mask)) if mask.any() else None,
     )
-    return splits.finish(data, validation=validation, seed=seed)

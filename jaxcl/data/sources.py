@@ -63,12 +63,10 @@ class _Joined(NamedTuple):
         return names, np.concatenate(which), np.concatenate([x for *_, x in found])
 
 
-@schema.checked("config.data")
+@splits.source
 def joined(
     *,
     sets: Annotated[Sequence[dict], schema.Entries()],
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """Several sources, one after another; each is a domain.
 
@@ -91,16 +89,14 @@ def joined(
     data = _merge("sets", datasets, datasets[-1].name, parts)
     domains = tuple(f"{i}: {data.name}" for i, data in enumerate(datasets))
     data = data._replace(domain_names=domains)
-    return splits.finish(data, validation=validation, seed=seed)
+    return data
 
 
-@schema.checked("config.data")
+@splits.source
 def judged_by(
     *,
     train: dict,
     test: dict,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """The train split of one source, judged on that of another.
 
@@ -125,7 +121,7 @@ def judged_by(
         "test": judge._replace(domain=np.full_like(judge.domain, -1)),
     }
     data = _merge("test", datasets, datasets[0].name, parts)
-    return splits.finish(data, validation=validation, seed=seed)
+    return data
 
 
 def _read(field, section) -> stream.Dataset:

@@ -214,43 +214,75 @@ class ImageOptions(NamedTuple):
         )
 
 
-_USUAL = ImageOptions()
+class DrawOptions(NamedTuple):
+    """Options of every other source of images."""
+
+    validation: schema.Fraction = 0.0  # share of each class that is held out of train
+    seed: schema.Natural = 0  # of that draw
 
 
-def with_image_options(**defaults: Any) -> Callable[[Callable], Callable]:
-    """Decorate a source: its keyword `images` becomes the options of `ImageOptions`.
+def source(read: Callable[..., stream.Dataset]) -> Callable[..., stream.Dataset]:
+    """Decorate a source of images in memory: `DrawOptions` are options of it, too."""
 
-    They are keywords of the decorated function, so that a config and the tables in the
-    docs have them. The source's dataset is then finished as they say.
+    def finished(options, draw):
+        return finish(read(**options), **draw._asdict())
+
+    return _with_options(read, DrawOptions(), finished)
+
+
+def image_source(**defaults: Any) -> Callable[[Callable], Callable]:
+    """Decorate a source that reads images from files.
+
+    Its keyword `images` becomes the options of `ImageOptions`: keywords of the
+    decorated function, so that a config and the tables in the docs have them. The
+    source's dataset is then finished as they say.
 
     Args:
       defaults: of options whose default is another one here.
     """
-    types = typing.get_type_hints(ImageOptions, include_extras=True)
-    usual = ImageOptions(**defaults)._asdict()
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    shared = [
-        inspect.Parameter(name, keyword, default=default, annotation=types[name])
-        for name, default in usual.items()
-    ]
 
-    def decorate(source):
-        @functools.wraps(source)
-        def read(**options):
-            images = ImageOptions(**{k: options.pop(k, x) for k, x in usual.items()})
+    def decorate(read):
+        def finished(options, images):
             images = images._replace(decoder=prefetch.choose_decoder(images.decoder))
-            data = source(**options, images=images)._replace(decoder=images.decoder)
+            data = read(**options, images=images)._replace(decoder=images.decoder)
             data = formats.fitted(data, images.decoding)
             draw = {"validation": images.validation, "seed": images.seed}
             return finish(data, **draw, images=images)
 
-        whole = inspect.signature(source)
-        own = [x for name, x in whole.parameters.items() if name != "images"]
-        # Where `inspect.signature`, and so `schema`, finds it.
-        vars(read)["__signature__"] = whole.replace(parameters=own + shared)
-        return read
+        return _with_options(read, ImageOptions(**defaults), finished)
 
     return decorate
+
+
+def _with_options(read, shared, finished) -> Callable[..., stream.Dataset]:
+    """Give a source the options of a record beside its own.
+
+    Args:
+      shared: the record, with its defaults.
+      finished: (options of `read`, the record) -> a dataset.
+    """
+    usual, types = (
+        shared._asdict(),
+        typing.get_type_hints(type(shared), include_extras=True),
+    )
+
+    def call(**options):
+        values = {name: options.pop(name, x) for name, x in usual.items()}
+        return finished(options, type(shared)(**values))
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    more = [
+        inspect.Parameter(name, keyword, default=x, annotation=types[name])
+        for name, x in usual.items()
+    ]
+    whole = inspect.signature(read)
+    own = [x for name, x in whole.parameters.items() if name != "images"]
+    made: Any = functools.wraps(read)(call)
+    made.__signature__ = whole.replace(parameters=own + more)
+    return schema.checked("config.data")(made)
+
+
+_USUAL = ImageOptions()
 
 
 def finish(
