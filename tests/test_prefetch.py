@@ -176,6 +176,7 @@ def read():
 @pytest.mark.parametrize(
     ("call", "here"),
     [("read()", True), ('if __name__ == "__main__":\n    read()', False)],
+    ids=["bare", "guarded"],
 )
 def test_a_script_that_would_run_again_in_every_worker_has_threads(
     call, here, tmp_path

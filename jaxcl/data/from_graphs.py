@@ -49,7 +49,7 @@ def graphs(
         (one-hot), "ldp" (see `degree_profile`). None: attributes and labels if the set
         has them, but no labels if all nodes have the same; "ldp" if neither.
       std: see `degree_profile`.
-      normalise: divide each node's features x by max(sum x, 1).
+      normalise: divide each node's features x by max(sum x, 1); none is negative.
 
     Raises:
       ValueError: a file is missing, breaks these promises or lacks what `features`
@@ -260,6 +260,13 @@ def _features(where, arrays, names, std, normalise) -> np.ndarray:
     if not np.abs(features).max() <= np.finfo(np.float32).max / features.shape[1]:
         raise ValueError(f"{where}: node attributes that are too large")
     if normalise:
+        below = features.min(axis=1)
+        if below.min() < 0:
+            raise ValueError(
+                f"config.data.normalise=True: {(below < 0).sum()} nodes of {where} "
+                f"have negative attributes, down to {below.min():g}, which no sum "
+                "scales; must be False, or config.data.features without 'attributes'"
+            )
         features /= np.maximum(features.sum(axis=1, keepdims=True), 1.0)
     return features.astype(np.float32)
 
