@@ -174,7 +174,7 @@ def test_tu_text_without_node_files_or_edges(tmp_path):
     folder = write_text(tmp_path / "y", A="")
     made = from_graphs.read(folder, normalise=False)
     assert made.edges.shape == (2, 0) and made.edge_ptr.tolist() == [0] * 4
-    write_text(folder, name="OTHER", graph_labels="0\n0\n0\n")
+    write_text(tmp_path / "y", name="OTHER", graph_labels="0\n0\n0\n")
     with pytest.raises(ValueError, match="OTHER_A.txt.*TOY_A.txt"):
         from_graphs.read(folder)
 

@@ -186,7 +186,7 @@ def peak(function) -> int:
 def test_an_image_of_too_many_pixels_is_refused_by_its_header(data, decoder):
     def decode(**options):
         with pytest.raises(files.Unreadable, match=r"x.img.*max_pixels="):
-            files.decode(data, "x.img", decoder=decoder, **options)
+            files.Decoding(decoder, **options)(data, "x.img")
 
     assert peak(decode) < 10e6
     decode(max_pixels=10**8)
@@ -207,7 +207,7 @@ def test_pillow_follows_a_limit_that_is_raised(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     stream = io.BytesIO()
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(stream, "PNG")
-    found = files.decode(stream.getvalue(), "x", decoder="pillow", max_pixels=64)
+    found = files.Decoding("pillow", max_pixels=64)(stream.getvalue(), "x")
     assert found.shape == (8, 8, 3)
 
 

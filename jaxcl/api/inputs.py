@@ -152,10 +152,8 @@ def _decoded(name, images) -> list[np.ndarray]:
             "see Image.convert of PIL"
         )
     grey = modes <= {"1", "L", "LA"}
-    arrays = [
-        files_lib.from_pillow(image, name, channels=1 if grey else 3)
-        for image in images
-    ]
+    decoding = files_lib.Decoding("pillow", channels=1 if grey else 3)
+    arrays = [decoding.convert(image, name) for image in images]
     return [array[..., 0] for array in arrays] if grey else arrays
 
 
