@@ -34,7 +34,7 @@ class Found(NamedTuple):
         return f"{name}: {'; '.join(said)} (such as {self.example})" if said else ""
 
 
-def find(known: identity.Identity) -> Found:
+def find_duplicates(known: identity.Identity) -> Found:
     """Compare all images of a set, by a digest of their bytes.
 
     A row that cannot be read is no duplicate. Sets of graphs have no images.

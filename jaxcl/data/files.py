@@ -311,7 +311,7 @@ def _fetch_held(images, path, row) -> np.ndarray:
 def mapped(path: str) -> np.ndarray:
     """An .npy file, mapped and not read; each process opens it once."""
     with reading(path):
-        with open(storage.ordinary(path), "rb") as file:
+        with open(storage.check_ordinary(path), "rb") as file:
             check_claim(file, storage.size(path), os.path.basename(path))
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
@@ -431,7 +431,7 @@ def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     return names
 
 
-def kept(wanted: tuple[str, ...], names: tuple[str, ...]) -> np.ndarray:
+def number_classes(wanted: tuple[str, ...], names: tuple[str, ...]) -> np.ndarray:
     """New number of every class, i32[C], -1 for classes that are left out."""
     missing = [name for name in wanted if name not in names]
     if missing:
@@ -451,7 +451,7 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
     K__sha256 of K's bytes. A strip is n images on top of each other.
     """
     with reading(path):
-        source = storage.whole(path)
+        source = storage.path_or_bytes(path)
         if not zipfile.is_zipfile(source):
             raise ValueError("no such file, or not an .npz file")
         with zipfile.ZipFile(source) as archive:
@@ -554,7 +554,7 @@ def sha256(array: np.ndarray) -> str:
 
 
 def _read_npy(path) -> np.ndarray:
-    source = storage.whole(path)
+    source = storage.path_or_bytes(path)
     with contextlib.ExitStack() as stack:
         file = source if isinstance(source, io.BytesIO) else open(source, "rb")
         stack.enter_context(file)

@@ -187,7 +187,7 @@ def _table(file, kind, *, columns=None, rows=None) -> np.ndarray:
     """Numbers separated by commas, one row a line, [lines, columns]."""
     with files.reading(file), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an empty file
-        path = storage.ordinary(file)
+        path = storage.check_ordinary(file)
         table = np.loadtxt(path, kind, delimiter=",", ndmin=2, comments=None)
     if table.size == 0:
         table = table.reshape(0, columns or 1)

@@ -53,7 +53,7 @@ class Changed(ValueError):
     """The data of a run directory are not those that it began with."""
 
 
-def of(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
+def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
     """Identify a set.
 
     Args:

@@ -236,7 +236,7 @@ def load(name: str, **options: Any) -> stream.Dataset:
     return SOURCES[name](**options)
 
 
-def whole(section: dict) -> dict:
+def without_test_split(section: dict) -> dict:
     """The options with which a source holds no train rows out for its test split."""
     make, options = schema.named(SOURCES, section, "config.data")
     known = schema.option_of(make, options)
@@ -254,7 +254,7 @@ def kind_of(path: str) -> str:
         return "npz"
     if storage.exists(f"{path}/meta.json"):
         return "arrays"
-    if from_huggingface.is_one(path):
+    if from_huggingface.is_dataset(path):
         return "huggingface"
     # `save_to_disk` writes a file of this name, too.
     return "tfds" if storage.exists(f"{path}/dataset_info.json") else "image_folder"
@@ -263,5 +263,5 @@ def kind_of(path: str) -> str:
 def section_of(path: str) -> dict:
     """The section config.data that reads what lies at a path, see `kind_of`."""
     kind = kind_of(path)
-    more = from_huggingface.guessed(str(path)) if kind == "huggingface" else {}
+    more = from_huggingface.guess_options(str(path)) if kind == "huggingface" else {}
     return {"name": kind, "path": str(path), **more}

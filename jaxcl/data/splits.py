@@ -115,7 +115,9 @@ def _rows_of(label, classes, most, rng) -> np.ndarray:
     return np.sort(np.concatenate(by_class))
 
 
-def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.ndarray:
+def draw_mask(
+    examples: stream.Examples, fraction: float, seed: list[int]
+) -> np.ndarray:
     """bool[N], a drawn share of the rows of every class in every domain.
 
     Of two rows or more it draws and leaves at least one; a fraction of 0 draws none.
@@ -149,7 +151,7 @@ def draw_test(
 
     Rows without a label stay in the train split.
     """
-    mask = drawn(whole, fraction, [seed, 2]) & (whole.label >= 0)
+    mask = draw_mask(whole, fraction, [seed, 2]) & (whole.label >= 0)
     test = take(whole, np.flatnonzero(mask)) if mask.any() else None
     train = take(whole, np.flatnonzero(~mask))
     return stream.Dataset(name, class_names, ("all",), train, None, test)
@@ -159,7 +161,7 @@ def split_validation(
     train: stream.Examples, fraction: float, seed: int
 ) -> tuple[stream.Examples, stream.Examples | None]:
     """Train and validation split, a drawn share of every class; None if it is empty."""
-    mask = drawn(train, fraction, [seed, 1])
+    mask = draw_mask(train, fraction, [seed, 1])
     if not mask.any():
         return train, None
     return take(train, np.flatnonzero(~mask)), take(train, np.flatnonzero(mask))
@@ -245,7 +247,7 @@ def image_source(**defaults: Any) -> Callable[[Callable], Callable]:
         def finished(options, images):
             images = images._replace(decoder=prefetch.choose_decoder(images.decoder))
             data = read(**options, images=images)._replace(decoder=images.decoder)
-            data = formats.fitted(data, images.decoding)
+            data = formats.find_bits(data, images.decoding)
             draw = {"validation": images.validation, "seed": images.seed}
             return finish(data, **draw, images=images)
 

@@ -65,7 +65,7 @@ def _stl10_images(file) -> np.ndarray:
 def _bytes(file) -> np.ndarray:
     """All bytes of a file."""
     try:
-        return np.fromfile(storage.ordinary(file), np.uint8)
+        return np.fromfile(storage.check_ordinary(file), np.uint8)
     except OSError as error:
         raise ValueError(
             f"{file} cannot be read: {error}; path must be the unpacked stl10_binary, "

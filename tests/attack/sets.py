@@ -285,7 +285,7 @@ def check(dataset: stream.Dataset) -> int:
                 or image.shape[-1] not in (1, 3)
             ):
                 raise kind.Broken(f"row {row} is {image.dtype}{list(image.shape)}")
-    duplicates.find(identity.of(dataset))
+    duplicates.find_duplicates(identity.identify(dataset))
     return refused
 
 
