@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxcl.data import duplicates, files, identity, listing, sources
+from jaxcl.data import files, identity, listing, sources
 
 RNG = np.random.default_rng(0)
 
@@ -206,4 +206,4 @@ def test_a_random_tree_is_read_as_it_is_or_refused_by_name(number, tmp_path):
         assert (reason or os.path.splitext(junk)[1].lower()) in said
     known = identity.identify(data)
     same = known.digest() == identity.identify(load(tmp_path / "set")).digest()
-    assert same and sum(duplicates.find_duplicates(known).within.values()) >= 0
+    assert same and sum(identity.find_duplicates(known).within.values()) >= 0

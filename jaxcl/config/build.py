@@ -15,7 +15,7 @@ from etils import epath
 from jaxcl import core, schema, sharding
 from jaxcl.config import budget, files, run_config, sections
 from jaxcl.config import options as options_lib
-from jaxcl.data import duplicates, fetch, identity, splits, storage, stream
+from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.evals import features
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import chain
@@ -445,7 +445,7 @@ def _checked_data(top, tasks: stream.Stream, workdir) -> stream.Stream:
     asked = known.by_bytes if top.duplicates is None else top.duplicates
     if asked and first:
         known = known if known.by_bytes else identity.identify(dataset, True)
-        if words := duplicates.find_duplicates(known).words(
+        if words := identity.find_duplicates(known).describe(
             "config.data: " + dataset.name
         ):
             logging.warning("%s", words)

@@ -41,9 +41,8 @@ def npz(*, path: str) -> stream.Dataset:
         mask = data.get("is_test", np.zeros(len(whole.label), bool))
         if mask.dtype != bool or mask.shape != (len(data["x"]),):
             raise ValueError(f"{path}: is_test must be bool[{len(data['x'])}]")
-        parts["train"] = splits.take(whole, np.flatnonzero(~mask))
-        if mask.any():
-            parts["test"] = splits.take(whole, np.flatnonzero(mask))
+        train, test = splits.cut(whole, mask)
+        parts = {"train": train} | ({} if test is None else {"test": test})
     else:
         has = sorted(files.read_npz(path))[:10]
         raise ValueError(f"{path}: has neither train_x nor x, but {has}")

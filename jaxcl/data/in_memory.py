@@ -153,13 +153,5 @@ def in_memory(
             f"{has} in this process; hand them over with jaxcl.fit, which takes them, "
             "or jaxcl.data.in_memory.hold"
         )
-    whole = held.examples
-    mask = splits.draw_mask(whole, test, [test_seed, 2]) & (whole.label >= 0)
-    return stream.Dataset(
-        name=set,
-        class_names=held.class_names,
-        domain_names=held.domain_names,
-        train=splits.take(whole, np.flatnonzero(~mask)) if mask.any() else whole,
-        validation=None,
-        test=splits.take(whole, np.flatnonzero(mask)) if mask.any() else None,
-    )
+    data = splits.draw_test(set, held.class_names, held.examples, test, test_seed)
+    return data._replace(domain_names=held.domain_names)

@@ -61,20 +61,15 @@ def of_classes(
       ValueError: an unknown class, a class given twice, no class, or too few rows.
     """
     names = dataset.class_names
-    kept = range(len(names)) if classes is None else classes
-    kept = stream.numbers(kept, names, "classes")
-    if not kept:
-        raise ValueError(f"classes = {classes!r}: must name at least one class")
-    renumbered = np.full(len(names) + 1, -1, np.int32)
-    renumbered[kept] = np.arange(len(kept))
+    kept, renumbered = _renumber("classes", classes, names)
     rng = np.random.default_rng([seed, len(kept)])
 
-    def cut(examples, most=None):
+    def keep(examples, most=None):
         part = take(examples, _rows_of(examples.label, kept, most, rng))
         return part._replace(label=renumbered[part.label])
 
     whole = dataset._replace(class_names=tuple(names[label] for label in kept))
-    return stream.map_splits(whole, cut)._replace(train=cut(dataset.train, per_class))
+    return stream.map_splits(whole, keep)._replace(train=keep(dataset.train, per_class))
 
 
 def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.Dataset:
@@ -87,18 +82,24 @@ def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.
       ValueError: an unknown domain, a domain given twice, or no domain.
     """
     names = dataset.domain_names
-    kept = stream.numbers(domains, names, "domains")
-    if not kept:
-        raise ValueError(f"domains = {domains!r}: must name at least one domain")
-    renumbered = np.full(len(names) + 1, -1, np.int32)
-    renumbered[kept] = np.arange(len(kept))
+    kept, renumbered = _renumber("domains", domains, names)
 
-    def cut(examples):
+    def keep(examples):
         part = take(examples, np.flatnonzero(renumbered[examples.domain] >= 0))
         return part._replace(domain=renumbered[part.domain])
 
     whole = dataset._replace(domain_names=tuple(names[i] for i in kept))
-    return stream.map_splits(whole, cut)
+    return stream.map_splits(whole, keep)
+
+
+def _renumber(field, wanted, names) -> tuple[list[int], np.ndarray]:
+    """Numbers of wanted names, None: of all; number -> its place among them, or -1."""
+    kept = stream.numbers(names if wanted is None else wanted, names, field)
+    if not kept:
+        raise ValueError(f"{field} = {wanted!r}: must name at least one")
+    renumbered = np.full(len(names) + 1, -1, np.int32)
+    renumbered[kept] = np.arange(len(kept))
+    return kept, renumbered
 
 
 def _rows_of(label, classes, most, rng) -> np.ndarray:
@@ -152,8 +153,7 @@ def draw_test(
     Rows without a label stay in the train split.
     """
     mask = draw_mask(whole, fraction, [seed, 2]) & (whole.label >= 0)
-    test = take(whole, np.flatnonzero(mask)) if mask.any() else None
-    train = take(whole, np.flatnonzero(~mask))
+    train, test = cut(whole, mask)
     return stream.Dataset(name, class_names, ("all",), train, None, test)
 
 
@@ -161,10 +161,14 @@ def split_validation(
     train: stream.Examples, fraction: float, seed: int
 ) -> tuple[stream.Examples, stream.Examples | None]:
     """Train and validation split, a drawn share of every class; None if it is empty."""
-    mask = draw_mask(train, fraction, [seed, 1])
+    return cut(train, draw_mask(train, fraction, [seed, 1]))
+
+
+def cut(examples, mask) -> tuple[stream.Examples, stream.Examples | None]:
+    """The rows that are not in a mask, and those that are; None: there are none."""
     if not mask.any():
-        return train, None
-    return take(train, np.flatnonzero(~mask)), take(train, np.flatnonzero(mask))
+        return examples, None
+    return take(examples, np.flatnonzero(~mask)), take(examples, np.flatnonzero(mask))
 
 
 def unknown_classes(
