@@ -60,7 +60,7 @@ def reading(path: str) -> Iterator[None]:
 
 
 class Decoding(NamedTuple):
-    """How encoded images become pixels; the keywords of `decode`."""
+    """Decodes images."""
 
     decoder: str  # "cv2" or "pillow"
     channels: int = 3  # 3 is RGB, 1 is grey
@@ -69,83 +69,95 @@ class Decoding(NamedTuple):
     bits: int | None = None  # that 16-bit greys use; None: none were seen
 
     def __call__(self, data: bytes, name: str) -> np.ndarray:
-        """Decode an image, see `decode`."""
-        return decode(data, name, **self._asdict())
+        """Decode an image to u8[h,w,C], see `convert`.
 
+        The orientation in EXIF is NOT applied, as in torchvision's loader and TFDS.
 
-def decode(
-    data: bytes,
-    name: str,
-    *,
-    decoder: str,
-    channels: int = 3,
-    max_pixels: int = PIXELS,
-    background: int = 255,
-    bits: int | None = None,
-) -> np.ndarray:
-    """Decode an image to u8[h,w,C], see `from_pillow`.
+        Raises:
+          Unreadable: the bytes are no image, are truncated, or say that they are an
+            image of more than `max_pixels`; the message has `name`.
+        """
+        if Image.MAX_IMAGE_PIXELS is not None:  # beyond which Pillow refuses by itself
+            Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, self.max_pixels)
+        try:
+            with Image.open(io.BytesIO(data)) as opened:  # reads the header alone
+                self.check_size(name, *opened.size[::-1])
+                if self.decoder == "cv2" and _is_plain(data, opened):
+                    image = _by_cv2(data, self.channels)
+                    if image is not None:
+                        return image.reshape(*image.shape[:2], self.channels)
+                return self.convert(opened, name)
+        except Unreadable:
+            raise
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise Unreadable(
+                f"{name}: {error}; allowed are config.data.max_pixels={self.max_pixels}"
+            ) from error
+        except Exception as error:  # of damaged bytes Pillow's plugins raise anything
+            unknown = isinstance(error, UnidentifiedImageError)
+            raise Unreadable(
+                f"{name} cannot be decoded: "
+                f"{'not a known format' if unknown else repr(error)}; "
+                'config.data.on_corrupt="skip" takes another image in its place'
+            ) from error
 
-    The orientation in EXIF is NOT applied, as in torchvision's loader and TFDS. Raises
-    `Unreadable`, a ValueError with `name` in its message, for bytes that are no image,
-    are truncated, or say that they are an image of more than `max_pixels`, whatever the
-    decoder.
-    """
-    if Image.MAX_IMAGE_PIXELS is not None:  # beyond which Pillow refuses by itself
-        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
-    try:
-        with Image.open(io.BytesIO(data)) as opened:  # reads the header alone
-            _check_size(name, *opened.size[::-1], max_pixels)
-            if decoder == "cv2" and _is_plain(data, opened):
-                image = _by_cv2(data, channels)
-                if image is not None:
-                    return image.reshape(*image.shape[:2], channels)
-            how = {"channels": channels, "background": background, "bits": bits}
-            return from_pillow(opened, name, **how)
-    except Unreadable:
-        raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise Unreadable(
-            f"{name}: {error}; allowed are config.data.max_pixels={max_pixels}"
-        ) from error
-    except Exception as error:  # of damaged bytes Pillow's plugins raise anything
-        unknown = isinstance(error, UnidentifiedImageError)
-        raise Unreadable(
-            f"{name} cannot be decoded: "
-            f"{'not a known format' if unknown else repr(error)}; "
-            'config.data.on_corrupt="skip" takes another image in its place'
-        ) from error
+    def convert(self, image: Image.Image, name: str) -> np.ndarray:
+        """Return the pixels of a PIL image, u8[h,w,C].
 
+        Grey, palette and CMYK images become RGB, or grey where `channels` is 1.
+        Transparent pixels are composed on the grey level `background`. Of 16-bit greys
+        that use `bits` bits the upper eight of these are kept; None: as one image
+        tells.
 
-def from_pillow(
-    image: Image.Image,
-    name: str,
-    *,
-    channels: int = 3,
-    background: int = 255,
-    bits: int | None = None,
-) -> np.ndarray:
-    """The pixels of a PIL image as u8[h,w,C]; every conversion of images is here.
+        Raises:
+          Unreadable: floating pixels, whose range is not known; 16-bit ones that use
+            more than `bits`.
+        """
+        if image.mode == "I" or image.mode.startswith("I;16"):
+            pixels = _eight_bits(np.asarray(image), name, self.bits)
+            image = Image.fromarray(pixels)
+        elif image.mode == "F":
+            low, high = image.getextrema()
+            raise Unreadable(
+                f"{name}: has floating pixels from {low} to {high}; must be of 8 or 16 "
+                "bits"
+            )
+        elif is_transparent(image):
+            image = image.convert("RGBA")
+            ground = (self.background,) * 3 + (255,)
+            ground = Image.new("RGBA", image.size, ground)
+            image = Image.alpha_composite(ground, image)
+        pixels = np.asarray(image.convert("RGB" if self.channels == 3 else "L"))
+        return pixels.reshape(*pixels.shape[:2], self.channels)
 
-    Grey, palette and CMYK images become RGB, or grey where `channels` is 1.
-    Transparent pixels are composed on the grey level `background`. Of 16-bit greys
-    that use `bits` bits the upper eight of these are kept; None: as one image tells.
+    def from_numbers(self, pixels: list, name: str) -> np.ndarray:
+        """Make u8[h,w,C] of nested lists; grey images may lack the channel."""
+        try:
+            array = np.array(pixels)
+        except ValueError as error:
+            raise Unreadable(f"{name}: its lists differ in length") from error
+        array = array[..., None] if array.ndim == 2 else array
+        shape = list(array.shape)
+        if len(shape) != 3 or shape[2] not in (1, 3):
+            wrong = f"pixels are {shape}, must be [h, w], [h, w, 1] or [h, w, 3]"
+        elif array.dtype.kind not in "iu":
+            wrong = f"pixels are {array.dtype}, must be whole numbers"
+        elif array.size and not 0 <= array.min() <= array.max() <= 255:
+            wrong = f"pixels are from {array.min()} to {array.max()}, must be 0 to 255"
+        elif shape[2] > self.channels:
+            wrong = f"3 channels, but config.data.channels={self.channels}"
+        else:
+            self.check_size(name, *shape[:2])
+            return array.repeat(self.channels // shape[2], axis=2).astype(np.uint8)
+        raise Unreadable(f"{name}: {wrong}")
 
-    Raises `Unreadable` for floating pixels, whose range is not known, and for 16-bit
-    ones that use more than `bits`.
-    """
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        image = Image.fromarray(_eight_bits(np.asarray(image), name, bits))
-    elif image.mode == "F":
-        low, high = image.getextrema()
-        raise Unreadable(
-            f"{name}: has floating pixels from {low} to {high}; must be of 8 or 16 bits"
-        )
-    elif is_transparent(image):
-        image = image.convert("RGBA")
-        ground = Image.new("RGBA", image.size, (background,) * 3 + (255,))
-        image = Image.alpha_composite(ground, image)
-    pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
-    return pixels.reshape(*pixels.shape[:2], channels)
+    def check_size(self, name: str, height: int, width: int) -> None:
+        """Refuse an image by its header, before there is memory for it."""
+        if not 0 < height * width <= self.max_pixels:
+            raise Unreadable(
+                f"{name} is {height} x {width} pixels: must be at least 1, and at most "
+                f"config.data.max_pixels={self.max_pixels} in all"
+            )
 
 
 def is_transparent(image: Image.Image) -> bool:
@@ -185,17 +197,8 @@ def _by_cv2(data, channels) -> np.ndarray | None:
         return None
 
 
-def _check_size(name, height, width, max_pixels) -> None:
-    """Refuse an image by what its header says, before there is memory for it."""
-    if not 0 < height * width <= max_pixels:
-        raise Unreadable(
-            f"{name} is {height} x {width} pixels: must be at least 1, and at most "
-            f"config.data.max_pixels={max_pixels} in all"
-        )
-
-
 def _is_plain(data: bytes, opened: Image.Image) -> bool:
-    """Whether OpenCV decodes an image as `from_pillow` does.
+    """Whether OpenCV decodes an image as Pillow does.
 
     It is a JPEG, or a PNG of 8 bits without transparency. It must end in its end
     marker: OpenCV silently fills the missing part of a truncated image with grey.
@@ -204,28 +207,6 @@ def _is_plain(data: bytes, opened: Image.Image) -> bool:
         return b"\xff\xd9" in data[-64:]
     plain = data[:8] == _PNG and data[24] <= 8 and not is_transparent(opened)
     return plain and opened.mode != "LA" and b"IEND" in data[-64:]
-
-
-def from_numbers(pixels: list, name: str, decoding: Decoding) -> np.ndarray:
-    """Make u8[h,w,C] of nested lists of numbers; grey images may lack the channel."""
-    try:
-        array = np.array(pixels)
-    except ValueError as error:
-        raise Unreadable(f"{name}: its lists differ in length") from error
-    array = array[..., None] if array.ndim == 2 else array
-    shape = list(array.shape)
-    if len(shape) != 3 or shape[2] not in (1, 3):
-        wrong = f"pixels are {shape}, must be [h, w], [h, w, 1] or [h, w, 3]"
-    elif array.dtype.kind not in "iu":
-        wrong = f"pixels are {array.dtype}, must be whole numbers"
-    elif array.size and not 0 <= array.min() <= array.max() <= 255:
-        wrong = f"pixels are from {array.min()} to {array.max()}, must be 0 to 255"
-    elif shape[2] > decoding.channels:
-        wrong = f"3 channels, but config.data.channels={decoding.channels}"
-    else:
-        _check_size(name, *shape[:2], decoding.max_pixels)
-        return array.repeat(decoding.channels // shape[2], axis=2).astype(np.uint8)
-    raise Unreadable(f"{name}: {wrong}")
 
 
 class Reader(NamedTuple):
@@ -249,7 +230,7 @@ class Reader(NamedTuple):
         return (
             found
             if isinstance(found, np.ndarray)
-            else from_numbers(found, name, self.decoding)
+            else self.decoding.from_numbers(found, name)
         )
 
     def raw(self, row: int) -> bytes:
@@ -330,7 +311,7 @@ def _fetch_held(images, path, row) -> np.ndarray:
 def mapped(path: str) -> np.ndarray:
     """An .npy file, mapped and not read; each process opens it once."""
     with reading(path):
-        with open(storage.ordinary(path), "rb") as file:
+        with open(storage.check_ordinary(path), "rb") as file:
             check_claim(file, storage.size(path), os.path.basename(path))
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
@@ -450,7 +431,7 @@ def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     return names
 
 
-def kept(wanted: tuple[str, ...], names: tuple[str, ...]) -> np.ndarray:
+def number_classes(wanted: tuple[str, ...], names: tuple[str, ...]) -> np.ndarray:
     """New number of every class, i32[C], -1 for classes that are left out."""
     missing = [name for name in wanted if name not in names]
     if missing:
@@ -470,7 +451,7 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
     K__sha256 of K's bytes. A strip is n images on top of each other.
     """
     with reading(path):
-        source = storage.whole(path)
+        source = storage.path_or_bytes(path)
         if not zipfile.is_zipfile(source):
             raise ValueError("no such file, or not an .npz file")
         with zipfile.ZipFile(source) as archive:
@@ -551,7 +532,7 @@ def _unpack(file: _Npz, key: str) -> np.ndarray:
     images, row, lossless = np.empty((n, h, w, c), np.uint8), 0, True
     for i, (start, end) in enumerate(zip(pointers[:-1], pointers[1:], strict=True)):
         data = raw[start:end].tobytes()
-        strip = decode(data, f"{key} strip {i}", decoder="pillow", channels=c)
+        strip = Decoding("pillow", c)(data, f"{key} strip {i}")
         if strip.size % (h * w * c) or row + strip.size // (h * w * c) > n:
             raise ValueError(f"{key} strip {i} is {list(strip.shape)}, not {h} x {w}")
         strip = strip.reshape(-1, h, w, c)
@@ -573,7 +554,7 @@ def sha256(array: np.ndarray) -> str:
 
 
 def _read_npy(path) -> np.ndarray:
-    source = storage.whole(path)
+    source = storage.path_or_bytes(path)
     with contextlib.ExitStack() as stack:
         file = source if isinstance(source, io.BytesIO) else open(source, "rb")
         stack.enter_context(file)

@@ -27,7 +27,7 @@ class Format(NamedTuple):
     frames: int = 1
 
 
-def fitted(dataset: stream.Dataset, decoding: files_lib.Decoding) -> stream.Dataset:
+def find_bits(dataset: stream.Dataset, decoding: files_lib.Decoding) -> stream.Dataset:
     """The set with readers that know how many bits its 16-bit greys use.
 
     Its notes say what is lost where pixels are converted.

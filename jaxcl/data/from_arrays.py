@@ -14,10 +14,8 @@ _PARTS = ("train", "val", "test")  # what keys of an .npz file begin with
 FETCHED = ("cifar10", "cifar100", "mnist")  # that `fetch` writes as such directories
 
 
-@schema.checked("config.data")
-def npz(
-    *, path: str, validation: schema.Fraction = 0.0, seed: schema.Natural = 0
-) -> stream.Dataset:
+@splits.source
+def npz(*, path: str) -> stream.Dataset:
     """An .npz file, plain or packed (see `files.read_npz`).
 
     The file holds either train_x, train_y (and train_domain), and the same of val and
@@ -43,9 +41,8 @@ def npz(
         mask = data.get("is_test", np.zeros(len(whole.label), bool))
         if mask.dtype != bool or mask.shape != (len(data["x"]),):
             raise ValueError(f"{path}: is_test must be bool[{len(data['x'])}]")
-        parts["train"] = splits.take(whole, np.flatnonzero(~mask))
-        if mask.any():
-            parts["test"] = splits.take(whole, np.flatnonzero(mask))
+        train, test = splits.cut(whole, mask)
+        parts = {"train": train} | ({} if test is None else {"test": test})
     else:
         has = sorted(files.read_npz(path))[:10]
         raise ValueError(f"{path}: has neither train_x nor x, but {has}")
@@ -58,23 +55,20 @@ def npz(
             given = [name.decode(errors="replace") for name in given]
         names[key] = tuple(map(str, given))
     name = os.path.splitext(os.path.basename(path))[0]
-    data = stream.Dataset(
+    return stream.Dataset(
         name,
         **names,
         train=parts["train"],
         validation=parts.get("val"),
         test=parts.get("test"),
     )
-    return splits.finish(data, validation=validation, seed=seed)
 
 
-@schema.checked("config.data")
+@splits.source
 def arrays(
     *,
     path: str,
     resident: bool | None = None,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """A directory of .npy files with a meta.json, see `jaxcl.data.convert`.
 
@@ -93,7 +87,7 @@ def arrays(
         for split, entries in meta["splits"].items()
     }
     numbered = _numbers(parts, "domain")
-    data = stream.Dataset(
+    return stream.Dataset(
         name=meta.get("name", os.path.basename(os.path.normpath(path))),
         class_names=tuple(meta.get("class_names", ())) or _numbers(parts, "label"),
         domain_names=tuple(meta.get("domain_names", ()))
@@ -105,7 +99,6 @@ def arrays(
         mean=None if meta.get("mean") is None else tuple(meta["mean"]),
         std=None if meta.get("std") is None else tuple(meta["std"]),
     )
-    return splits.finish(data, validation=validation, seed=seed)
 
 
 def _numbers(parts, field) -> tuple[str, ...]:

@@ -28,8 +28,7 @@ _FEW = 8  # levels of a mask, most
 _MANY = 50  # classes that are not compared with each other
 
 
-@schema.checked("config.data")
-@splits.with_image_options()
+@splits.image_source()
 def image_folder(
     *,
     path: str,
@@ -91,7 +90,7 @@ def is_mixed(path: str) -> bool:
     if not storage.is_folder(path) or storage.in_bucket(path):
         return False
     inner = [os.path.join(path, name) for name in listing.folders(path)]
-    apart = {listing.identity(folder) for folder in inner}
+    apart = {listing.folder_id(folder) for folder in inner}
     return bool(inner and listing.images(path, apart))
 
 
@@ -100,13 +99,13 @@ _YES = 'config.data.folders="classes" takes each of them as a class'
 
 
 def _notes(left_out) -> tuple[str, ...]:
-    said = listing.say(left_out)
+    said = listing.describe(left_out)
     return (f"left out: {said}",) if said else ()
 
 
 def _but(left_out) -> str:
     """What was found in place of images, for messages."""
-    said = listing.say(left_out)
+    said = listing.describe(left_out)
     return f"; left out: {said}" if said else ""
 
 
@@ -278,7 +277,7 @@ def scan(
     apart = _apart(folder, [os.path.join(folder, name) for name in names])
     if inner and apart:  # nor from train/ into all of test/
         beside = (os.path.join(start, name) for name in listing.folders(start))
-        apart |= {listing.identity(path) for path in beside}
+        apart |= {listing.folder_id(path) for path in beside}
     # In a bucket a listing of the whole folder would be needed once more.
     if names and not storage.in_bucket(path):
         _refuse_archive(folder)
@@ -326,7 +325,7 @@ def _apart(folder, classes) -> set[tuple[int, int]]:
         return set()
     known = {}
     for path in classes:
-        other = known.setdefault(listing.identity(path), path)
+        other = known.setdefault(listing.folder_id(path), path)
         if other != path:
             raise ValueError(f"{path} and {other} are one folder: must be two classes")
     return {*known}

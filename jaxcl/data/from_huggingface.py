@@ -35,7 +35,7 @@ def _arrow():
 
 def _fetch(key: str, file: str, row: int) -> bytes | list:
     """The encoded bytes of an image in a column, or nested lists of numbers."""
-    value = column(file, key)[row]
+    value = read_column(file, key)[row]
     if isinstance(value, _arrow().ExtensionScalar):  # Array3D and its like
         value = value.value
     value = None if value is None else value.as_py()
@@ -49,7 +49,7 @@ def _fetch(key: str, file: str, row: int) -> bytes | list:
 _COLUMN = threading.Lock()  # or threads that want a column would each read it
 
 
-def column(file: str, key: str) -> Any:
+def read_column(file: str, key: str) -> Any:
     """A column of a file, checked; Arrow files are mapped, Parquet files are read.
 
     Raises ValueError for a damaged file.
@@ -77,7 +77,7 @@ def _reading(file):
     """Give the path of an ordinary file; what pyarrow raises is a ValueError."""
     with files_lib.reading(file):
         try:
-            yield storage.ordinary(file)
+            yield storage.check_ordinary(file)
         except _arrow().ArrowException as error:
             raise ValueError(str(error)) from error
 
@@ -92,8 +92,7 @@ def _header(file) -> tuple[Any, int]:
             return reader.schema, sum(batch.num_rows for batch in reader)
 
 
-@schema.checked("config.data")
-@splits.with_image_options()
+@splits.image_source()
 def huggingface(
     *,
     path: str,
@@ -143,7 +142,9 @@ def huggingface(
     for split, label in numbers.items():
         rows = np.arange(len(label))
         if classes is not None:
-            label = np.where(label < 0, -1, files_lib.kept(wanted, names)[label])
+            label = np.where(
+                label < 0, -1, files_lib.number_classes(wanted, names)[label]
+            )
             rows = np.flatnonzero(label >= 0)
         sizes = [len(x) for x in labels[split]]
         which = np.repeat(np.arange(len(sizes)), sizes)
@@ -163,7 +164,7 @@ def huggingface(
     return data._replace(**parts)
 
 
-def is_one(path: str) -> bool:
+def is_dataset(path: str) -> bool:
     """Whether a folder on a disk holds such a set, and not image files.
 
     Of a folder with neither a state.json nor a dataset_dict.json the first of its
@@ -181,12 +182,12 @@ def is_one(path: str) -> bool:
     return False
 
 
-def guessed(path: str) -> dict:
+def guess_options(path: str) -> dict:
     """Options that read a set of which nothing but the path is known.
 
     The train split is "train", or else the first. What judges is "test" or else
     "validation", if it has labels; without these a fifth of the train images. Images
-    and labels are in the columns that `columns` chooses.
+    and labels are in the columns that `choose_columns` chooses.
 
     Raises ValueError as `huggingface`.
     """
@@ -196,7 +197,7 @@ def guessed(path: str) -> dict:
     header, _ = _header(found[train][0])
     shown = [name for name in header.names if _is_picture(header.field(name).type)]
     named = [name for name in header.names if _class_names(found[train][0], name)]
-    image, label = columns(path, header.names, shown, named)
+    image, label = choose_columns(path, header.names, shown, named)
     options = {"train_split": train, "image_key": image, "label_key": label}
     for split in ("test", "validation"):
         if split in found and split != train and label is not None:
@@ -209,7 +210,7 @@ def guessed(path: str) -> dict:
 _PICTURES = ("image", "img", "images", "picture", "photo", "jpg", "png", "pixel_values")
 
 
-def columns(
+def choose_columns(
     where: str, names: Sequence[str], shown: Sequence[str], named: Sequence[str]
 ) -> tuple[str, str | None]:
     """Choose the columns of images and of labels.
@@ -350,7 +351,7 @@ def _is_list(kind) -> bool:
 
 def _labels(file, key) -> np.ndarray:
     """Labels of a file: i64[N], -1 where there is none, or text."""
-    types, found = _arrow().types, column(file, key)
+    types, found = _arrow().types, read_column(file, key)
     if types.is_dictionary(found.type):
         found = found.cast(found.type.value_type)
     if types.is_string(found.type) or types.is_large_string(found.type):
@@ -416,7 +417,7 @@ def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray
     whole = {split: np.concatenate(parts) for split, parts in labels.items()}
     if "U" in kinds:
         found = {str(name) for label in whole.values() for name in np.unique(label)}
-        names = tuple(sorted(found, key=listing.natural))
+        names = tuple(sorted(found, key=listing.natural_key))
         number = {name: i for i, name in enumerate(names)}
         return names, {
             split: np.array([number[name] for name in label.tolist()], int)

@@ -14,8 +14,7 @@ from jaxcl.data import splits, storage, stream
 MARK = b"\xef\xbb\xbf"  # some editors put it before utf-8
 
 
-@schema.checked("config.data")
-@splits.with_image_options()
+@splits.image_source()
 def image_lists(
     *,
     path: str,

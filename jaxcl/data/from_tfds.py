@@ -16,7 +16,6 @@ from array_record.python import array_record_module
 from etils import epath
 from google.protobuf import message
 
-from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import identity, splits, storage, stream
 
@@ -71,8 +70,7 @@ def _parse(features, raw: bytes | None, **options) -> dict:
         raise files_lib.Unreadable(f"is no such example: {error!r}") from error
 
 
-@schema.checked("config.data")
-@splits.with_image_options()
+@splits.image_source()
 def tfds(
     *,
     path: str | Sequence[str],
@@ -110,7 +108,7 @@ def tfds(
         _examples,
         infos=infos,
         keys=(image_key, label_key, domain_key),
-        keep=None if classes is None else files_lib.kept(wanted, names),
+        keep=None if classes is None else files_lib.number_classes(wanted, names),
         index=index,
         images=images,
     )
@@ -303,7 +301,7 @@ def _scan(info, number, domain, part, label_key, domain_key) -> Table:
 
 def _walk_tfrecord(name, skip, stop):
     """Yield (place, bytes) of records `skip` to `stop`, fewer if damaged."""
-    size = storage.size(storage.ordinary(name))
+    size = storage.size(storage.check_ordinary(name))
     with epath.Path(name).open("rb") as file:
         for record in range(stop):
             place = file.tell()
@@ -326,7 +324,7 @@ def _next_record(file, left) -> bytes | None:
 
 def _walk_array(name, skip, stop):
     """The same for array_record, whose places are numbers of records."""
-    reader = array_record_module.ArrayRecordReader(str(storage.ordinary(name)))
+    reader = array_record_module.ArrayRecordReader(str(storage.check_ordinary(name)))
     for start in range(skip, min(stop, reader.num_records()), CHUNK):
         end = min(start + CHUNK, stop, reader.num_records())
         yield from enumerate(reader.read(start, end), start)

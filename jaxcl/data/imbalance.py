@@ -214,7 +214,7 @@ def make_uneven(
 
     Raises ValueError as `dominated` and `long_tail`, and for rows without a label.
     """
-    imbalance, tail = options(imbalance, long_tail)
+    imbalance, tail = check_options(imbalance, long_tail)
     label = dataset.train.label
     for name, section in (("imbalance", imbalance), ("long_tail", tail)):
         if section is not None and (label < 0).any():
@@ -235,7 +235,7 @@ def _with_tail(dataset, tasks, section):
     return _restricted(tasks, label, long_tail(label, dataset.class_names, **section))
 
 
-def options(
+def check_options(
     imbalance: dict | None, tail: dict | None, field: str = ""
 ) -> tuple[dict | None, dict | None]:
     """Keyword arguments of `dominated` and of `long_tail`; None for an absent section.

@@ -44,7 +44,7 @@ def endings() -> frozenset[str]:
     return frozenset(x for x, f in known if f in Image.OPEN and f not in _UNDECODED)
 
 
-def natural(name: str) -> tuple:
+def natural_key(name: str) -> tuple:
     """Key to sort names by, in which digits are numbers: "week 2", then "week 10"."""
     parts = re.split(r"([0-9]+)", name)
     for i in range(1, len(parts), 2):  # as text: numbers may have any length
@@ -60,7 +60,7 @@ def folders(path: storage.Path) -> list[str]:
     else:  # scandir, since it does not look at each entry again
         with os.scandir(path) as entries:
             names = [x.name for x in entries if _leads_to_folder(x)]
-    return sorted((name for name in names if not _is_apart(name)), key=natural)
+    return sorted((name for name in names if not _is_apart(name)), key=natural_key)
 
 
 def images(
@@ -91,7 +91,7 @@ def files(
     Args:
       path: of the folder.
       wanted: whether a path is wanted.
-      apart: `identity` of other folders that no link may lead to.
+      apart: `folder_id` of other folders that no link may lead to.
       left_out: counts what is left out, by its reason.
 
     Raises:
@@ -107,12 +107,12 @@ def files(
             continue
         # A link to nothing stays: reading it fails, and `on_corrupt` says what then.
         if not entry.is_symlink() and not entry.is_file():
-            storage.ordinary(entry.path)
+            storage.check_ordinary(entry.path)
         found.append(entry.path)
     return sorted(found)
 
 
-def say(left_out: LeftOut) -> str:
+def describe(left_out: LeftOut) -> str:
     """Say what was left out and why, the most frequent reasons first; "": nothing."""
     shown = [f"{count:,} {reason}" for reason, count in left_out.most_common(6)]
     more = len(left_out) - len(shown)
@@ -125,7 +125,7 @@ def say_names(names: Sequence[str], most: int = 3) -> str:
     return f"{len(names):,} ({', '.join(map(str, names[:most]))}{more})"
 
 
-def identity(path: storage.Path) -> tuple[int, int]:
+def folder_id(path: storage.Path) -> tuple[int, int]:
     """Return device and inode of a folder, the same by every path to it."""
     status = os.stat(path)
     return status.st_dev, status.st_ino
@@ -140,14 +140,14 @@ def _is_image(path, bucket) -> bool:
     if bucket or ending in endings() or ending in _OTHER:
         return ending in endings()
     try:
-        with open(storage.ordinary(path), "rb") as file:
+        with open(storage.check_ordinary(path), "rb") as file:
             return _BEGINNINGS.match(file.read(16)) is not None
     except OSError:
         return False
 
 
 def _kind(name) -> str:
-    """What a file is that is left out, for `say`."""
+    """What a file is that is left out, for `describe`."""
     ending = os.path.splitext(name)[1].lower()[:12]
     return f"files {ending}" if ending.isprintable() and ending else "other files"
 
@@ -184,10 +184,10 @@ def _leads_to_folder(entry: os.DirEntry) -> bool:
 
 
 def _above(path: str) -> Iterator[tuple[int, int]]:
-    """`identity` of all folders that a whole path leads through."""
+    """`folder_id` of all folders that a whole path leads through."""
     while (above := os.path.dirname(path)) != path:
         path = above
-        yield identity(path)
+        yield folder_id(path)
 
 
 def _walk(path: str, apart, left_out) -> Iterator[os.DirEntry]:
@@ -197,7 +197,7 @@ def _walk(path: str, apart, left_out) -> Iterator[os.DirEntry]:
     while waiting or links:
         linked = not waiting
         where = links.pop(0) if linked else waiting.pop()
-        own = identity(where)
+        own = folder_id(where)
         if own in visited or (own in apart and where != path):
             if linked:
                 left_out["links to folders that are not followed"] += 1

@@ -18,7 +18,7 @@ LOOKS = get_args(Look)
 MOST_BYTES = 8 << 30  # of a split in all looks, which lies in memory
 
 
-def made(
+def as_domains(
     dataset: stream.Dataset, look: Look, count: int | None, seed: int
 ) -> stream.Dataset:
     """All images of a set once in each of `count` looks; a look is a domain.
@@ -67,14 +67,14 @@ def made(
         names = [f"order {number + 1}" for number in range(count)]
     else:
         angles = [rng.uniform(0, 180) for rng in draws]
-        sources = [turned(height, angle) for angle in angles]
+        sources = [rotate_pixels(height, angle) for angle in angles]
         # Two angles may look alike when rounded; a domain needs a name of its own.
         names = [f"{n + 1}: {angle:.1f} degrees" for n, angle in enumerate(angles)]
     whole = stream.map_splits(dataset, lambda x: _in_looks(x, sources))
     return whole._replace(domain_names=tuple(names))
 
 
-def turned(side: int, angle: float) -> np.ndarray:
+def rotate_pixels(side: int, angle: float) -> np.ndarray:
     """Where each pixel of a turned image comes from.
 
     Args:

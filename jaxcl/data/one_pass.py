@@ -24,10 +24,10 @@ class Repeated(NamedTuple):
     ) -> np.ndarray:
         """One epoch without its incomplete last batch, i32[steps, batch]."""
         sequence = np.repeat(self.order(rng, rows, 1).ravel(), self.copies)
-        return given(rng, sequence, batch_size)
+        return in_order(rng, sequence, batch_size)
 
 
-def given(rng: np.random.Generator, rows: np.ndarray, batch_size: int) -> np.ndarray:
+def in_order(rng: np.random.Generator, rows: np.ndarray, batch_size: int) -> np.ndarray:
     """The rows as they are, without an incomplete last batch, i32[steps, batch]."""
     steps = len(rows) // batch_size
     return rows[: steps * batch_size].reshape(steps, batch_size)

@@ -84,7 +84,7 @@ def make(
     if classes is not None or per_class is not None:
         dataset = splits.of_classes(dataset, classes, per_class, seed)
     if name in looks.LOOKS:
-        dataset = looks.made(dataset, name, num_tasks, seed)
+        dataset = looks.as_domains(dataset, name, num_tasks, seed)
     judge = _judge(dataset, evaluation)
     cut, *changes = SCENARIOS[name]
     whole = Cut(dataset, judge, num_tasks, seed)
@@ -247,7 +247,7 @@ def blurry(
     tasks = []
     for index, part in enumerate(np.array_split(rows, count)):
         task = _task(whole, index, f"part {index}", part, test)
-        train = task.train._replace(order=one_pass.given)
+        train = task.train._replace(order=one_pass.in_order)
         tasks.append(task._replace(train=train))
     return tasks
 
@@ -302,7 +302,7 @@ def by_look(whole: Cut) -> list[stream.Task]:
     """All images in each of `num_tasks` looks, of which each is a domain and a task.
 
     Their pixels are in another order ("permuted"), or turned by another angle
-    ("rotated"), see `looks.made`. Their labels stay the same.
+    ("rotated"), see `looks.as_domains`. Their labels stay the same.
     """
     return by_domain(whole)
 

@@ -63,12 +63,10 @@ class _Joined(NamedTuple):
         return names, np.concatenate(which), np.concatenate([x for *_, x in found])
 
 
-@schema.checked("config.data")
+@splits.source
 def joined(
     *,
     sets: Annotated[Sequence[dict], schema.Entries()],
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """Several sources, one after another; each is a domain.
 
@@ -91,16 +89,14 @@ def joined(
     data = _merge("sets", datasets, datasets[-1].name, parts)
     domains = tuple(f"{i}: {data.name}" for i, data in enumerate(datasets))
     data = data._replace(domain_names=domains)
-    return splits.finish(data, validation=validation, seed=seed)
+    return data
 
 
-@schema.checked("config.data")
+@splits.source
 def judged_by(
     *,
     train: dict,
     test: dict,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """The train split of one source, judged on that of another.
 
@@ -125,7 +121,7 @@ def judged_by(
         "test": judge._replace(domain=np.full_like(judge.domain, -1)),
     }
     data = _merge("test", datasets, datasets[0].name, parts)
-    return splits.finish(data, validation=validation, seed=seed)
+    return data
 
 
 def _read(field, section) -> stream.Dataset:
@@ -240,7 +236,7 @@ def load(name: str, **options: Any) -> stream.Dataset:
     return SOURCES[name](**options)
 
 
-def whole(section: dict) -> dict:
+def without_test_split(section: dict) -> dict:
     """The options with which a source holds no train rows out for its test split."""
     make, options = schema.named(SOURCES, section, "config.data")
     known = schema.option_of(make, options)
@@ -258,7 +254,7 @@ def kind_of(path: str) -> str:
         return "npz"
     if storage.exists(f"{path}/meta.json"):
         return "arrays"
-    if from_huggingface.is_one(path):
+    if from_huggingface.is_dataset(path):
         return "huggingface"
     # `save_to_disk` writes a file of this name, too.
     return "tfds" if storage.exists(f"{path}/dataset_info.json") else "image_folder"
@@ -267,5 +263,5 @@ def kind_of(path: str) -> str:
 def section_of(path: str) -> dict:
     """The section config.data that reads what lies at a path, see `kind_of`."""
     kind = kind_of(path)
-    more = from_huggingface.guessed(str(path)) if kind == "huggingface" else {}
+    more = from_huggingface.guess_options(str(path)) if kind == "huggingface" else {}
     return {"name": kind, "path": str(path), **more}

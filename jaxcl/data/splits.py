@@ -61,20 +61,15 @@ def of_classes(
       ValueError: an unknown class, a class given twice, no class, or too few rows.
     """
     names = dataset.class_names
-    kept = range(len(names)) if classes is None else classes
-    kept = stream.numbers(kept, names, "classes")
-    if not kept:
-        raise ValueError(f"classes = {classes!r}: must name at least one class")
-    renumbered = np.full(len(names) + 1, -1, np.int32)
-    renumbered[kept] = np.arange(len(kept))
+    kept, renumbered = _renumber("classes", classes, names)
     rng = np.random.default_rng([seed, len(kept)])
 
-    def cut(examples, most=None):
+    def keep(examples, most=None):
         part = take(examples, _rows_of(examples.label, kept, most, rng))
         return part._replace(label=renumbered[part.label])
 
     whole = dataset._replace(class_names=tuple(names[label] for label in kept))
-    return stream.map_splits(whole, cut)._replace(train=cut(dataset.train, per_class))
+    return stream.map_splits(whole, keep)._replace(train=keep(dataset.train, per_class))
 
 
 def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.Dataset:
@@ -87,18 +82,24 @@ def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.
       ValueError: an unknown domain, a domain given twice, or no domain.
     """
     names = dataset.domain_names
-    kept = stream.numbers(domains, names, "domains")
-    if not kept:
-        raise ValueError(f"domains = {domains!r}: must name at least one domain")
-    renumbered = np.full(len(names) + 1, -1, np.int32)
-    renumbered[kept] = np.arange(len(kept))
+    kept, renumbered = _renumber("domains", domains, names)
 
-    def cut(examples):
+    def keep(examples):
         part = take(examples, np.flatnonzero(renumbered[examples.domain] >= 0))
         return part._replace(domain=renumbered[part.domain])
 
     whole = dataset._replace(domain_names=tuple(names[i] for i in kept))
-    return stream.map_splits(whole, cut)
+    return stream.map_splits(whole, keep)
+
+
+def _renumber(field, wanted, names) -> tuple[list[int], np.ndarray]:
+    """Numbers of wanted names, None: of all; number -> its place among them, or -1."""
+    kept = stream.numbers(names if wanted is None else wanted, names, field)
+    if not kept:
+        raise ValueError(f"{field} = {wanted!r}: must name at least one")
+    renumbered = np.full(len(names) + 1, -1, np.int32)
+    renumbered[kept] = np.arange(len(kept))
+    return kept, renumbered
 
 
 def _rows_of(label, classes, most, rng) -> np.ndarray:
@@ -115,7 +116,9 @@ def _rows_of(label, classes, most, rng) -> np.ndarray:
     return np.sort(np.concatenate(by_class))
 
 
-def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.ndarray:
+def draw_mask(
+    examples: stream.Examples, fraction: float, seed: list[int]
+) -> np.ndarray:
     """bool[N], a drawn share of the rows of every class in every domain.
 
     Of two rows or more it draws and leaves at least one; a fraction of 0 draws none.
@@ -149,9 +152,8 @@ def draw_test(
 
     Rows without a label stay in the train split.
     """
-    mask = drawn(whole, fraction, [seed, 2]) & (whole.label >= 0)
-    test = take(whole, np.flatnonzero(mask)) if mask.any() else None
-    train = take(whole, np.flatnonzero(~mask))
+    mask = draw_mask(whole, fraction, [seed, 2]) & (whole.label >= 0)
+    train, test = cut(whole, mask)
     return stream.Dataset(name, class_names, ("all",), train, None, test)
 
 
@@ -159,10 +161,14 @@ def split_validation(
     train: stream.Examples, fraction: float, seed: int
 ) -> tuple[stream.Examples, stream.Examples | None]:
     """Train and validation split, a drawn share of every class; None if it is empty."""
-    mask = drawn(train, fraction, [seed, 1])
+    return cut(train, draw_mask(train, fraction, [seed, 1]))
+
+
+def cut(examples, mask) -> tuple[stream.Examples, stream.Examples | None]:
+    """The rows that are not in a mask, and those that are; None: there are none."""
     if not mask.any():
-        return train, None
-    return take(train, np.flatnonzero(~mask)), take(train, np.flatnonzero(mask))
+        return examples, None
+    return take(examples, np.flatnonzero(~mask)), take(examples, np.flatnonzero(mask))
 
 
 def unknown_classes(
@@ -214,43 +220,75 @@ class ImageOptions(NamedTuple):
         )
 
 
-_USUAL = ImageOptions()
+class DrawOptions(NamedTuple):
+    """Options of every other source of images."""
+
+    validation: schema.Fraction = 0.0  # share of each class that is held out of train
+    seed: schema.Natural = 0  # of that draw
 
 
-def with_image_options(**defaults: Any) -> Callable[[Callable], Callable]:
-    """Decorate a source: its keyword `images` becomes the options of `ImageOptions`.
+def source(read: Callable[..., stream.Dataset]) -> Callable[..., stream.Dataset]:
+    """Decorate a source of images in memory: `DrawOptions` are options of it, too."""
 
-    They are keywords of the decorated function, so that a config and the tables in the
-    docs have them. The source's dataset is then finished as they say.
+    def finished(options, draw):
+        return finish(read(**options), **draw._asdict())
+
+    return _with_options(read, DrawOptions(), finished)
+
+
+def image_source(**defaults: Any) -> Callable[[Callable], Callable]:
+    """Decorate a source that reads images from files.
+
+    Its keyword `images` becomes the options of `ImageOptions`: keywords of the
+    decorated function, so that a config and the tables in the docs have them. The
+    source's dataset is then finished as they say.
 
     Args:
       defaults: of options whose default is another one here.
     """
-    types = typing.get_type_hints(ImageOptions, include_extras=True)
-    usual = ImageOptions(**defaults)._asdict()
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    shared = [
-        inspect.Parameter(name, keyword, default=default, annotation=types[name])
-        for name, default in usual.items()
-    ]
 
-    def decorate(source):
-        @functools.wraps(source)
-        def read(**options):
-            images = ImageOptions(**{k: options.pop(k, x) for k, x in usual.items()})
+    def decorate(read):
+        def finished(options, images):
             images = images._replace(decoder=prefetch.choose_decoder(images.decoder))
-            data = source(**options, images=images)._replace(decoder=images.decoder)
-            data = formats.fitted(data, images.decoding)
+            data = read(**options, images=images)._replace(decoder=images.decoder)
+            data = formats.find_bits(data, images.decoding)
             draw = {"validation": images.validation, "seed": images.seed}
             return finish(data, **draw, images=images)
 
-        whole = inspect.signature(source)
-        own = [x for name, x in whole.parameters.items() if name != "images"]
-        # Where `inspect.signature`, and so `schema`, finds it.
-        vars(read)["__signature__"] = whole.replace(parameters=own + shared)
-        return read
+        return _with_options(read, ImageOptions(**defaults), finished)
 
     return decorate
+
+
+def _with_options(read, shared, finished) -> Callable[..., stream.Dataset]:
+    """Give a source the options of a record beside its own.
+
+    Args:
+      shared: the record, with its defaults.
+      finished: (options of `read`, the record) -> a dataset.
+    """
+    usual, types = (
+        shared._asdict(),
+        typing.get_type_hints(type(shared), include_extras=True),
+    )
+
+    def call(**options):
+        values = {name: options.pop(name, x) for name, x in usual.items()}
+        return finished(options, type(shared)(**values))
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    more = [
+        inspect.Parameter(name, keyword, default=x, annotation=types[name])
+        for name, x in usual.items()
+    ]
+    whole = inspect.signature(read)
+    own = [x for name, x in whole.parameters.items() if name != "images"]
+    made: Any = functools.wraps(read)(call)
+    made.__signature__ = whole.replace(parameters=own + more)
+    return schema.checked("config.data")(made)
+
+
+_USUAL = ImageOptions()
 
 
 def finish(

@@ -21,7 +21,7 @@ class _Blank(NamedTuple):
         return np.zeros(self.shape, np.uint8)
 
 
-def dataset(
+def make(
     *,
     classes: int,
     rows: int,
@@ -61,7 +61,7 @@ def dataset(
     return stream.Dataset("stand-in", names, tuple(domain_names), split, split, split)
 
 
-def of_sections(
+def make_for(
     data: Mapping,
     scenario: Mapping,
     augment: Mapping,
@@ -105,7 +105,7 @@ def of_sections(
     domains = _names(data.get("domains"), data.get("domain_names"))
     domains = domains or _names(scenario.get("domain_order")) or ("all",)
     inside = data.get("resident")
-    return dataset(
+    return make(
         classes=classes,
         rows=rows or known_rows or ROWS_PER_CLASS * classes * len(domains),
         pixels=data.get("size") or side or augment["size"],

@@ -25,7 +25,7 @@ def in_bucket(path: Path) -> bool:
     return "://" in os.fspath(path)
 
 
-def ordinary(path: Path) -> Path:
+def check_ordinary(path: Path) -> Path:
     """The path of a file, checked: opening a pipe waits until somebody writes to it.
 
     Raises:
@@ -38,15 +38,15 @@ def ordinary(path: Path) -> Path:
 
 def read(path: Path) -> bytes:
     """Read all bytes of a file; raises OSError if it cannot be read."""
-    return epath.Path(ordinary(path)).read_bytes()
+    return epath.Path(check_ordinary(path)).read_bytes()
 
 
-def whole(path: Path) -> Path | io.BytesIO:
+def path_or_bytes(path: Path) -> Path | io.BytesIO:
     """Give np.load or zipfile the path, or the bytes of a file in a bucket.
 
     Raises OSError for what is no ordinary file.
     """
-    return io.BytesIO(read(path)) if in_bucket(path) else ordinary(path)
+    return io.BytesIO(read(path)) if in_bucket(path) else check_ordinary(path)
 
 
 @contextlib.contextmanager
@@ -83,7 +83,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 os.unlink(draft)
             raise
     except OSError as error:  # that of a full disk names no file, others the draft
-        reason = (error.strerror or str(error)) + room(path, error)
+        reason = (error.strerror or str(error)) + describe_room(path, error)
         raise OSError(error.errno or errno.EIO, reason, os.fspath(path)) from error
 
 
@@ -128,7 +128,7 @@ def read_object(path: Path) -> dict:
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def room(path: Path, error: OSError) -> str:
+def describe_room(path: Path, error: OSError) -> str:
     """Say for a message how much a full disk has left; "" of other errors."""
     if error.errno not in _FULL:
         return ""

@@ -2,7 +2,6 @@
 
 import os
 
-from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import from_folders, listing, splits, storage, stream
 
@@ -10,8 +9,7 @@ ANNOTATIONS = "val_annotations.txt"
 SIZE = (200, 100_000, 64)  # classes, train rows, pixels of a side
 
 
-@schema.checked("config.data")
-@splits.with_image_options(resident=True)
+@splits.image_source(resident=True)
 def tiny_imagenet(
     *,
     path: str,
