@@ -4,6 +4,7 @@ The network is a linear layer; the second view is the first one mirrored and squ
 that nothing is chance.
 """
 
+import contextlib
 import functools
 import itertools
 
@@ -16,14 +17,14 @@ import pytest
 from jax import flatten_util
 
 from helpers import twins
-from jaxcl import core, optim
+from jaxcl import core, optim, sharding
 from jaxcl.data import graph_batches, graphs, scenarios, stream, toys
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.losses import incremental
 from jaxcl.methods import icl
 from jaxcl.methods.icl import orders
 from jaxcl.methods.icl import passes as passes_lib
-from jaxcl.nets import gcn, norm
+from jaxcl.nets import gcn, layers
 from jaxcl.run import job
 
 B, D, SIDE, TAU, LR = 4, 3, 2, 0.25, 1.0
@@ -40,7 +41,7 @@ class Flat(nn.Module):
         x = nn.Dense(D, name="linear")(x.reshape(len(x), -1))
         if not self.normed:
             return x
-        return norm.BatchNorm(name="norm")(x, train=train, groups=groups)
+        return layers.BatchNorm(name="norm")(x, train=train, groups=groups)
 
 
 def parts(
@@ -231,12 +232,13 @@ close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=3e-5)
 )
 def test_a_meta_step_is_the_equation(steps, second_order, unroll):
     inner = LR if steps == 1 else 0.5
-    method = make(
-        parts(unroll=unroll),
-        inner_steps=steps,
-        second_order=second_order,
-        inner_lr=inner,
-    )
+    with contextlib.nullcontext() if unroll else sharding.for_elsewhere():
+        method = make(
+            parts(),
+            inner_steps=steps,
+            second_order=second_order,
+            inner_lr=inner,
+        )
     state, given = under_way(method), batch(7, 2 * steps + 2)
     after, metrics = step(method, state, given)
     theta, growth = numbers(state.params), 0.4
@@ -437,13 +439,14 @@ def test_both_agents_set_rates_of_plain_sgd():
 )
 def test_every_inner_action_has_its_reward(second_order, unroll):
     """By the next batch's loss; by that of its own batch if it is the last."""
-    method = make(
-        heavy(unroll=unroll),
-        learnt_rate=True,
-        agent=RATES,
-        inner_steps=3,
-        second_order=bool(second_order),
-    )
+    with contextlib.nullcontext() if unroll else sharding.for_elsewhere():
+        method = make(
+            heavy(),
+            learnt_rate=True,
+            agent=RATES,
+            inner_steps=3,
+            second_order=bool(second_order),
+        )
     state = under_way(method)
     for done in (1, 2):
         given, theta = batch(done, 8), numbers(state.params)

@@ -213,14 +213,10 @@ def _tu_name(path) -> str:
 
 def _table(file, kind, *, columns=None, rows=None) -> np.ndarray:
     """Numbers separated by commas, one row a line, [lines, columns]."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # an empty file
-            table = np.loadtxt(
-                storage.ordinary(file), kind, delimiter=",", ndmin=2, comments=None
-            )
-    except (OSError, ValueError, OverflowError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+    with files.reading(file), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an empty file
+        path = storage.ordinary(file)
+        table = np.loadtxt(path, kind, delimiter=",", ndmin=2, comments=None)
     if table.size == 0:
         table = table.reshape(0, columns or 1)
     if columns is not None and table.shape[1] != columns:

@@ -22,7 +22,7 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, schema
+from jaxcl import core, schema, sharding
 from jaxcl.losses import prototype
 from jaxcl.methods import rehearsal
 
@@ -203,7 +203,7 @@ def views(
     padded = padded.reshape(steps, size, *images.shape[1:])
 
     def chunk(number):
-        rows = parts.split(padded[number % steps])
+        rows = sharding.spread(padded[number % steps])
         view = parts.augment(jax.random.fold_in(key, number), rows)[:, 0]
         return net(state.params, state.stats, view, train=False)[0]
 

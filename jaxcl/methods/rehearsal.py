@@ -18,7 +18,7 @@ import numpy as np
 from jaxcl import core, sharding
 from jaxcl.data import stream
 from jaxcl.memory import buffer, selection
-from jaxcl.nets import chain, initial, mlp
+from jaxcl.nets import chain, layers, mlp
 
 _SELECT = 0xCC115  # keeps the selection's randomness apart from that of the next step
 
@@ -67,7 +67,7 @@ class Network(NamedTuple):
         k_nets, k_prototypes = jax.random.split(key)
         params, stats = self.nets.init(k_nets, images)
         if self.prototypes:
-            params["prototypes"] = initial.torch_uniform(self.dim)(
+            params["prototypes"] = layers.torch_uniform(self.dim)(
                 k_prototypes, (self.num_classes, self.dim)
             )
         return params, stats

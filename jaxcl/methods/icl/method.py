@@ -44,7 +44,7 @@ from typing import Annotated, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, schema
+from jaxcl import core, schema, sharding
 from jaxcl.methods.icl import ddpg, orders, steps
 from jaxcl.methods.icl import passes as passes_lib
 
@@ -223,7 +223,7 @@ def make(
         second_order=second_order,
         distill_weight=distill_weight,
         agent=ddpg.Options(**chosen),
-        unroll=parts.unroll and not graphs,
+        unroll=sharding.on_cpu() and not graphs,
     )
     return core.Method(
         init=functools.partial(_init, setup),

@@ -69,7 +69,7 @@ def _descended(setup, params, agent, key, value, grads, fixed):
 
 def _updated(setup, state, key, value, grads, stats, metrics, passes):
     """The state after an outer step down `grads`."""
-    metrics |= {"loss": value, "grad_norm": core.norm(grads)}
+    metrics |= {"loss": value, "grad_norm": optax.tree.norm(grads)}
     if setup.learnt_rate or setup.fixed_lr is not None:
         agents = state.extra.agents
         params, agent, lr = _descended(
@@ -223,7 +223,7 @@ def _plain_step(setup, state, batch):
 
     (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     after, lr = _plain_update(setup, state, grads)
-    metrics = {"loss": value, "lr": lr, "grad_norm": core.norm(grads)}
+    metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     metrics["passes"] = jnp.float32(2 * len(batch["index"]))
     trees = after.params, stats
     if setup.plan.strategy in CONTROLS:
