@@ -22,7 +22,7 @@ from jaxcl.data.augment import images as augment_images
 from jaxcl.memory import buffer, duel, policies
 from jaxcl.methods import duel as method_lib
 from jaxcl.methods.duel import active_memory
-from jaxcl.nets import norm
+from jaxcl.nets import layers
 
 K, B, D, SIDE, LR = 8, 6, 3, 4, 0.1
 STORED = np.array([True, True, False, True, True, False, True, False])
@@ -36,7 +36,7 @@ class Flat(nn.Module):
     @nn.compact
     def __call__(self, x, *, train, groups=1):
         x = nn.Dense(5, name="linear")(x.reshape(len(x), -1))
-        return norm.BatchNorm(name="norm")(x, train=train, groups=groups)
+        return layers.BatchNorm(name="norm")(x, train=train, groups=groups)
 
 
 def views_of(images):
@@ -457,8 +457,8 @@ def settings(**changes):
         newcomer_competes=False,
         score="affine",
         temperature=0.3,
-        gather=parts().gather,
-        on_each=parts().on_each,
+        gather=sharding.gather,
+        on_each=sharding.on_each,
     )
     return active_memory.Settings(**(given | changes))
 
@@ -627,9 +627,7 @@ def test_a_memory_over_devices_is_that_of_one(base):
 @pytest.mark.parametrize("gathers", [True, False])
 def test_no_turn_of_the_filter_sends_anything(gathers):
     """Control: the loop, left to itself, is split over the devices as the batch is."""
-    mesh = sharding.mesh(2)
-    gather = functools.partial(sharding.gathered, mesh=mesh)
-    given = settings(size=64, gather=gather)
+    mesh, given = sharding.mesh(2), settings(size=64)
     shapes = jax.eval_shape(lambda: held(jnp.zeros((64, D))))
     number = jax.ShapeDtypeStruct((8,), jnp.int32)
     incoming = {"label": number, "index": number}
@@ -641,12 +639,10 @@ def test_no_turn_of_the_filter_sends_anything(gathers):
             return duel.select(memory.items["feature"], features), incoming, key
 
     whole, parted = sharding.replicated(mesh), sharding.split(mesh)
-    text = (
-        jax.jit(update, in_shardings=(whole, whole, parted, parted))
-        .lower(shapes, jax.random.key(0), incoming, features)
-        .compile()
-        .as_text()
-    )
+    jitted = jax.jit(update, in_shardings=(whole, whole, parted, parted))
+    with sharding.use(mesh):
+        lowered = jitted.lower(shapes, jax.random.key(0), incoming, features)
+    text = lowered.compile().as_text()
     found = estimate.collectives(text)
     assert found
     assert all(message.counted for message in found) == gathers

@@ -175,13 +175,13 @@ def test_imbalance_errors_of_tasks():
     for options, words in (
         (
             {"num_tasks": 2, "imbalance": even | {"dominant": 0}},
-            r"imbalance\.dominant=0: task 1 \(c2, c3\) has no 'c0', but \['c2', 'c3'\]",
+            r"imbalance\.dominant=0: task 1 \(c2, c3\) has no 'c0'.* \['c2', 'c3'\]",
         ),
         (
             {"num_tasks": 2, "imbalance": even | {"dominant": [0, 1]}},
             r"dominant=\[0, 1\]: task 1 .* has no 'c1'",
         ),
-        ({"num_tasks": 2, "imbalance": even | {"dominant": [0]}}, "of the 2 tasks"),
+        ({"num_tasks": 2, "imbalance": even | {"dominant": [0]}}, r"dominant=\[0\]"),
         ({"num_tasks": 2, "imbalance": {"rho_max": 0.4}}, r"rho_max=0\.4: task 0"),
         ({"num_tasks": 3, "imbalance": even}, r"task 1 \(c2\) needs 2 classes, .* 1"),
     ):

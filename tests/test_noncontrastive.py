@@ -312,6 +312,10 @@ for name, between in DISTANCES.items():
     )
 
 
+# Those that are not another case with other numbers.
+FORMS = [name for name in CASES if not name.endswith(("_default", "_pn1", "_pn2"))]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_equal_the_equation(name):
     loss, twin, shapes, moving = CASES[name]
@@ -324,7 +328,7 @@ def test_the_drawn_columns_lie_on_both_sides_of_the_hinge():
         assert spread.min() < 0.9 and spread.max() > 1.1
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FORMS)
 def test_bfloat16_is_computed_in_float32(name):
     loss, twin, shapes, _ = CASES[name]
     # Computed in bfloat16 it would be off by 1e-2.
@@ -332,7 +336,7 @@ def test_bfloat16_is_computed_in_float32(name):
     twins.check_bfloat16(loss, twin, arrays, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FORMS)
 def test_constant_columns_and_empty_rows_stay_finite(name):
     loss, _, shapes, _ = CASES[name]
     arrays = [jnp.asarray(a, jnp.float32) for a in draw(*shapes, seed=4)]

@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from jaxcl.api import inputs
+from jaxcl.api import errors, inputs
 from jaxcl.config import options
 from jaxcl.data import in_memory, sources, storage
 from jaxcl.evals import plots
@@ -160,6 +160,7 @@ class Result:
         report_command.write([self.folder], os.fspath(path))
         return os.fspath(path)
 
+    @errors.shortened
     def update(
         self,
         new_images: inputs.Images,
@@ -174,7 +175,7 @@ class Result:
     ) -> Update:
         """Teach the encoder new images, and keep it if it breaks no limit.
 
-        It is `python -m jaxcl.update`: the images are the next task of the run. The
+        It is `jaxcl update`: the images are the next task of the run. The
         same call goes on with an update that was stopped, and is done once.
 
         Args:

@@ -17,10 +17,10 @@ from jaxcl.config import budget, files, run_config, sections
 from jaxcl.config import options as options_lib
 from jaxcl.data import duplicates, fetch, identity, splits, storage, stream
 from jaxcl.evals import features
-from jaxcl.memory import sharded
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import chain
 from jaxcl.run import (
+    compile_cache,
     cost,
     evaluation,
     folder,
@@ -95,6 +95,7 @@ def build(
     judges = raw.get("checkpoint") is not None
     raw = completed(raw)
     plain = _plain(raw)
+    compile_cache.use(sections.top_of(raw).compile_cache)
     run_config.check(workdir, plain, run_config.NOTED)  # again below, when all is known
     # What the machine decided is noted with the config, for it is part of what a run
     # computes: the decoder that "auto" took, and whether the images are on the device,
@@ -267,8 +268,8 @@ def _job(top: sections.Top, plain: dict, workdir, stand_in=None) -> job.Job:
     data = _data(top, tasks, image)
     parts = _whole(parts, top, tasks, kept, mesh)
     if parts.replay.flops is not None:
-        parts = parts._replace(replay=_affordable(top, parts, data, workdir))
-    method = _method(top, parts)
+        parts = parts._replace(replay=_affordable(top, parts, data, workdir, mesh))
+    method = _method(top, parts, mesh)
     eval_parts = _eval_parts(top, _asked_of(method), tasks, image, mesh)
     run_before = _run_before(top, plain, parts, tasks)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
@@ -339,15 +340,16 @@ def _loop(top, data: job.Data, method, parts: core.Parts, run_before) -> job.Loo
     )
 
 
-def _method(top: sections.Top, parts: core.Parts) -> core.Method:
+def _method(top: sections.Top, parts: core.Parts, mesh) -> core.Method:
     """Make the method, which must replay where config.replay says how."""
-    method = sections.method(top, parts)
+    with sharding.use(mesh):
+        method = sections.method(top, parts)
     if top.replay and not method.replays:
         raise ValueError(
             f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
             "leave the section out"
         )
-    return method
+    return sharding.bind(method, mesh)
 
 
 def _whole(parts: core.Parts, top, tasks, kept: dict, mesh) -> core.Parts:
@@ -357,42 +359,39 @@ def _whole(parts: core.Parts, top, tasks, kept: dict, mesh) -> core.Parts:
     """
     num_classes = max(len(tasks.dataset.class_names), 1)
     replay = replay_lib.settings(num_classes, top.batch_size, **kept)
+    for name in ("capacity", "size") if replay.sharded else ():
+        sharding.share(f"config.replay.{name}", getattr(replay, name), mesh)
     return parts._replace(
         num_classes=num_classes,
         replay=replay,
-        memory=sharded.over(mesh, replay) if replay.sharded else None,
-        split=functools.partial(sharding.spread, mesh=mesh),
-        gather=functools.partial(sharding.gathered, mesh=mesh),
-        on_each=functools.partial(sharding.on_each, mesh=mesh),
         num_tasks=len(tasks.tasks),
         batch_size=top.batch_size,
-        unroll=sharding.on_cpu(),
-        begun=folder.is_one(top.start),
+        starts_pretrained=folder.is_one(top.start),
     )
 
 
 def _run_before(top, plain: dict, parts: core.Parts, tasks) -> str | None:
     """The run directory of config.start, checked; None if it has an encoder alone."""
-    run_before = None if parts.begun else top.start
+    run_before = None if parts.starts_pretrained else top.start
     if top.scenario.get("name") == "after" and run_before is None:
         raise ValueError(
             "config.scenario.name='after': the tasks before are those of config.start; "
             "set it to a run directory"
         )
-    if parts.begun:
+    if parts.starts_pretrained:
         _check_channels(top.start, tasks.dataset.train)
     elif run_before is not None:
         _check_start(run_before, plain)
     return run_before
 
 
-def _affordable(top, parts: core.Parts, data: job.Data, workdir) -> core.Replay:
+def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.Replay:
     """config.replay with the updates that its FLOPs pay for, in the last task."""
     last, replay = data.stream.tasks[-1], parts.replay
 
     def flops(updates):
         own = parts._replace(replay=replay._replace(updates=updates))
-        method = _method(top, own)
+        method = _method(top, own, mesh)
         shapes = job.shapes(method, data, method.parts(last))
         return cost.flops(method.step, *shapes, last.index)
 
@@ -567,10 +566,11 @@ def _alone(
     """How to train on one task alone; None where FT_i is not asked for, or judged."""
     if not top.plasticity or len(data.stream.tasks) == 1:
         return None
-    entries = {
-        key: evaluation.entry(key, top.evaluators[key]) for key in evaluators.judges
-    }
-    judges = [key for key, entry in entries.items() if not entry.last_only]
+    judges = [
+        key
+        for key, evaluate in evaluators.judges.items()
+        if not isinstance(evaluate, evaluation.AtTheEnd)
+    ]
     if not judges:
         return None
     judged = {key: top.evaluators[key] for key in judges}
@@ -581,7 +581,9 @@ def _alone(
         # Options that go with those that change go with them.
         known = schema.option_of(module.make, other)
         other = {name: value for name, value in other.items() if name in known}
-        own_method = module.make(parts, **other)
+        with sharding.use(eval_parts.mesh):
+            own_method = module.make(parts, **other)
+        own_method = sharding.bind(own_method, eval_parts.mesh)
         own_method = job.checked(own_method, data, eval_parts.mesh)
 
     def make(work):
@@ -601,12 +603,19 @@ def _alone(
         "dataset": task_alone.fingerprint(data.stream.dataset),
         "decoder": data.stream.dataset.decoder,
         "resident": data.resident,  # or crops are drawn otherwise
-        **({"began_with": folder.read_card(top.start)["files"]} if parts.begun else {}),
+        **_beginning(top, parts),
         **_shards(top.replay, eval_parts.mesh),
     }
     alone = task_alone.Alone(make, json.loads(json.dumps(facts)), top.plasticity_cache)
     task_alone.prepare(alone)
     return alone
+
+
+def _beginning(top, parts: core.Parts) -> dict:
+    """Record the files of the encoder that a run begins with, if there is one."""
+    if not parts.starts_pretrained:
+        return {}
+    return {"began_with": folder.read_card(top.start)["files"]}
 
 
 def _shards(replay: dict | None, mesh) -> dict:

@@ -109,12 +109,10 @@ def _dominants(tasks, names, dominant) -> list[int]:
     numbers = [stream.numbers([x], names, "imbalance.dominant")[0] for x in classes]
     for task, number in zip(tasks, numbers, strict=True):
         if number not in task.classes:
-            has = [names[c] for c in task.classes[:10]]
-            more = "..." if len(task.classes) > 10 else ""
             raise ValueError(
                 f"imbalance.dominant={dominant!r}: task {task.index} ({task.name}) has "
-                f"no {names[number]!r}, but {has}{more}; name a class of each task, or "
-                "None: the first of each"
+                f"no {names[number]!r}; "
+                f"must be of {[names[c] for c in task.classes[:10]]}, or None"
             )
     return numbers
 

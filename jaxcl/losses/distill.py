@@ -65,7 +65,7 @@ def cassle_contrastive(
     chex.assert_rank(p1, 2)
     chex.assert_equal_shape([p1, p2, f1, f2])
     p = core.l2_normalize(contrastive.interleave(p1, p2))
-    f = _constant(contrastive.interleave(f1, f2))
+    f = core.l2_normalize(jax.lax.stop_gradient(contrastive.interleave(f1, f2)))
     if logsumexp is not None:
         return _cassle_streamed(p, f, temperature, form, logsumexp)
     logits = core.dot(p, f) / temperature
@@ -341,7 +341,7 @@ def pnr_simclr(
     z1, z2 = core.l2_normalize(z1), core.l2_normalize(z2)
     z = contrastive.interleave(z1, z2)
     p = core.l2_normalize(contrastive.interleave(p1, p2))
-    f = _constant(contrastive.interleave(f1, f2))
+    f = core.l2_normalize(jax.lax.stop_gradient(contrastive.interleave(f1, f2)))
 
     others = functools.partial(_logsumexp_of_others, logsumexp=logsumexp)
     first = others(z, (z, f) if pn1 else (z,), temperature)
@@ -412,7 +412,7 @@ def pnr_supcon(
     chex.assert_equal_shape_prefix([z1, labels], 1)
     z = core.l2_normalize(contrastive.interleave(z1, z2))
     p = core.l2_normalize(contrastive.interleave(p1, p2))
-    f = _constant(contrastive.interleave(f1, f2))
+    f = core.l2_normalize(jax.lax.stop_gradient(contrastive.interleave(f1, f2)))
     labels = jnp.stack([labels, labels], axis=1).reshape(-1)
     same = labels[:, None] == labels
     own = jnp.eye(labels.size, dtype=bool)
@@ -496,8 +496,9 @@ def pnr_moco(
     # [2, B, D] in the order of the banks they meet: view 2 meets bank 0.
     q = core.l2_normalize(jnp.stack([q2, q1])) / temperature
     p = core.l2_normalize(jnp.stack([p2, p1])) / distill_temperature
-    q_positive = jnp.sum(q * _constant(jnp.stack([k1, k2])), axis=-1)
-    p_positive = jnp.sum(p * _constant(jnp.stack([f2, f1])), axis=-1)
+    k, f = jax.lax.stop_gradient((jnp.stack([k1, k2]), jnp.stack([f2, f1])))
+    q_positive = jnp.sum(q * core.l2_normalize(k), axis=-1)
+    p_positive = jnp.sum(p * core.l2_normalize(f), axis=-1)
     if not unit_queues:
         key_queue, frozen_queue = map(core.l2_normalize, (key_queue, frozen_queue))
     meet = functools.partial(_queue_logsumexp, logsumexp=logsumexp)
@@ -510,11 +511,6 @@ def pnr_moco(
     if pn2:
         second = jnp.logaddexp(second, p_keys)
     return jnp.mean(first - q_positive) + jnp.mean(second - p_positive)
-
-
-def _constant(x):
-    """Unit rows that carry no gradient."""
-    return core.l2_normalize(jax.lax.stop_gradient(x))
 
 
 def _logsumexp_of_others(anchors, sets, temperature, logsumexp=None):
@@ -553,20 +549,13 @@ def _queue_logsumexp(a, b, queue, logsumexp=None):
       Two f32[2, B]; the second is None if `b` is.
     """
     queue = jax.lax.stop_gradient(queue)
-    if logsumexp is None:
-
-        def totals(rows):
-            return jax.nn.logsumexp(core.dot(rows, queue), axis=-1)
-    else:
-
-        def totals(rows):
-            return jnp.stack(
-                [logsumexp(*pair) for pair in zip(rows, queue, strict=True)]
-            )
-
-    if b is None:
-        return totals(a), None
     # One product reads the queue, which is large, once for both.
-    rows = jnp.stack([a, b], axis=2)
-    result = totals(rows.reshape(2, -1, rows.shape[-1])).reshape(rows.shape[:3])
-    return result[..., 0], result[..., 1]
+    rows = a if b is None else jnp.stack([a, b], axis=2).reshape(2, -1, a.shape[-1])
+    if logsumexp is None:
+        totals = jax.nn.logsumexp(core.dot(rows, queue), axis=-1)
+    else:
+        totals = jnp.stack([logsumexp(*pair) for pair in zip(rows, queue, strict=True)])
+    if b is None:
+        return totals, None
+    totals = totals.reshape(*a.shape[:2], 2)
+    return totals[..., 0], totals[..., 1]

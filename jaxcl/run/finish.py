@@ -15,6 +15,7 @@ from jaxcl.run import (
     overview,
     seeds,
     task_alone,
+    terminal,
     train,
     transfer,
 )
@@ -63,6 +64,7 @@ def _one(work, workdir, stop, step):
         results = transfer.run(work, workdir, stop=stop)
         if results is None:
             raise train.Interrupted("stopped before the end of the evaluation")
+    results |= _identify_data(work)
     if jax.process_index() == 0:
         results_lib.write_results(workdir, results)
         if told := text(results):
@@ -92,7 +94,8 @@ def _seeds(work, workdir, stop):
         whole = seeds.join_jobs(jobs)
         whole = train.run(whole, workdir / "together", stop=stop)
         results = {
-            seed: seeds.take_results(whole, i) for i, seed in enumerate(work.seeds)
+            seed: seeds.take_results(whole, i) | _identify_data(jobs[seed])
+            for i, seed in enumerate(work.seeds)
         }
         for seed in work.seeds if jax.process_index() == 0 else ():
             results_lib.write_results(workdir / seeds.folder(seed), results[seed])
@@ -110,6 +113,15 @@ def _seeds(work, workdir, stop):
         seeds.write(workdir, summary)
         print(seeds.text(summary), flush=True)
     return summary
+
+
+def _identify_data(work) -> dict:
+    """Say which data a run read: rows of each split, and a digest of all of them."""
+    known = work.stream.dataset.known
+    if known is None:
+        return {}
+    rows = {split: len(known.rows(split)) for split in known.splits()}
+    return {"data": {"digest": known.digest(), "rows": rows}}
 
 
 def _made(work, seed):
@@ -218,7 +230,7 @@ def closing(
     where, lines = epath.Path(workdir), []
     one = not isinstance(work, seeds.Seeds)
     if one and (reached := _reached(results)):
-        lines = [reached]
+        lines = [terminal.paint(reached, "strong")]
     inner = where if one else where / "seed_N"
     lines.append(f"Results   {where / results_lib.RESULTS if one else inner}")
     pictures = where / "plots"

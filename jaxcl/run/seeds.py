@@ -88,15 +88,13 @@ def _stack_methods(method: core.Method) -> core.Method:
 def _stack_evaluators(seeds, evaluators):
     """Make an evaluator that runs each seed's own evaluator on its state.
 
-    Its rows f[S,T] and scalars f[S] have an axis of seeds; "seconds" is their sum.
+    Its rows f[S,T] and scalars f[S] have an axis of seeds.
     """
 
     def evaluate(state, task):
         results = [own(take_state(state, i), task) for i, own in enumerate(evaluators)]
         rows = _stack([result.rows for result in results])
         scalars = _stack([result.scalars for result in results])
-        if "seconds" in scalars:
-            scalars["seconds"] = scalars["seconds"].sum()
         warnings = tuple(
             f"seed {seed}: {words}"
             for seed, result in zip(seeds, results, strict=True)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers import twins
-from jaxcl.methods.two_view import records, view_queue
+from jaxcl.memory import queue as queue_lib
+from jaxcl.methods.two_view import records
 
 
 class Features(NamedTuple):
@@ -61,7 +62,7 @@ class Options(NamedTuple):
 def of_library(x: records.Features) -> Features:
     """The library's features, as the twins have them."""
     names = set(Features._fields) & set(records.Features._fields)
-    queue = x.state.rows if isinstance(x.state, view_queue.Queue) else None
+    queue = x.state.rows if isinstance(x.state, queue_lib.Queue) else None
     return Features(
         **{name: getattr(x, name) for name in names},
         key_queue=queue,
@@ -82,8 +83,8 @@ def for_library(base: str, x: Features) -> records.Features:
         f"{name}params": {"prototypes": getattr(single, f"{name}prototypes")}
         for name in ("", "distil_", "slow_", "frozen_")
     }
-    state = {"dino": single.centre, "mocov2plus": view_queue.Queue(single.key_queue, 0)}
-    state["nnclr"] = view_queue.Queue(single.support[None], 0)
+    state = {"dino": single.centre, "mocov2plus": queue_lib.Queue(single.key_queue, 0)}
+    state["nnclr"] = queue_lib.Queue(single.support[None], 0)
     prepared = {"dino": single.target_temperature, "lejepa": single.slices}
     return records.Features(
         **{name: getattr(single, name) for name in names},

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, optim, schema
+from jaxcl import core, optim, schema, sharding
 from jaxcl.losses import contrastive
 from jaxcl.losses import streaming as streaming_lib
 from jaxcl.memory import buffer, duel
@@ -174,7 +174,7 @@ def make(
     )
     moco, logsumexp = base == "moco", None
     if streaming:
-        logsumexp = functools.partial(streaming_lib.logsumexp, on_each=parts.on_each)
+        logsumexp = streaming_lib.logsumexp
     settings = active_memory.Settings(
         policy=policy,
         size=memory_size,
@@ -185,8 +185,8 @@ def make(
         newcomer_competes=newcomer_competes,
         score=score,
         temperature=temperature,
-        gather=parts.gather,
-        on_each=parts.on_each,
+        gather=sharding.gather,
+        on_each=sharding.on_each,
         logsumexp=logsumexp,
     )
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
@@ -280,9 +280,8 @@ def _moco(setup, state, views, memory, draw):
     rows, exists, memory = draw(slow, memory)
 
     def loss(params):
-        (queries, stats), (keys, slow_stats) = setup.net.beside(
-            (params, state.stats, views[:, 0]), (*slow, views[:, 1])
-        )
+        queries, stats = setup.net(params, state.stats, views[:, 0], train=True)
+        keys, slow_stats = setup.net(*slow, views[:, 1], train=True)
         keys = core.l2_normalize(jax.lax.stop_gradient(keys))
         value = _contrast(setup, queries, keys, jnp.arange(len(keys)), rows, exists)
         return value, (stats, slow_stats, keys)
@@ -371,7 +370,7 @@ def _embed(setup, cut, key, network, images):
         `parts.augment` takes two, so it is given the same one twice.
       network: parameters and statistics.
     """
-    images = setup.parts.split(images)
+    images = sharding.spread(images)
     if cut:
         images = jnp.stack([images, images], axis=1)
     return _project(setup, network, setup.parts.augment(key, images)[:, 0])

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.losses import contrastive, distill
 from jaxcl.methods.two_view import forms, records
 
@@ -31,8 +31,7 @@ def make(
 
     def pnr(x, terms):
         return distill.pnr_supcon(
-            *forms.split_views(x.z),
-            *forms.split_distilled(x),
+            *core.split_views(x.z, x.p, x.f),
             x.label,
             temperature=temperature,
             distill_temperature=distill_temperature,
