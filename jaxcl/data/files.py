@@ -161,14 +161,14 @@ class Decoding(NamedTuple):
 
 
 def is_transparent(image: Image.Image) -> bool:
-    """Whether a PIL image may have transparent pixels."""
+    """Return whether a PIL image may have transparent pixels."""
     return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or (
         "transparency" in image.info
     )
 
 
 def _eight_bits(pixels, name, bits) -> np.ndarray:
-    """The upper eight bits of greys of `bits` bits."""
+    """Return the upper eight bits of greys of `bits` bits."""
     low, high = int(pixels.min()), int(pixels.max())
     if low < 0 or high > 65535:
         raise Unreadable(
@@ -186,7 +186,7 @@ def _eight_bits(pixels, name, bits) -> np.ndarray:
 
 
 def _by_cv2(data, channels) -> np.ndarray | None:
-    """The image, None where OpenCV cannot decode it."""
+    """Return the image, None where OpenCV cannot decode it."""
     import cv2  # an extra; without it Pillow decodes
 
     mode = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
@@ -198,7 +198,7 @@ def _by_cv2(data, channels) -> np.ndarray | None:
 
 
 def _is_plain(data: bytes, opened: Image.Image) -> bool:
-    """Whether OpenCV decodes an image as Pillow does.
+    """Return whether OpenCV decodes an image as Pillow does.
 
     It is a JPEG, or a PNG of 8 bits without transparency. It must end in its end
     marker: OpenCV silently fills the missing part of a truncated image with grey.
@@ -234,7 +234,7 @@ class Reader(NamedTuple):
         )
 
     def raw(self, row: int) -> bytes:
-        """Bytes that tell an image from others: encoded, or its pixels."""
+        """Return bytes that tell an image from others: encoded, or its pixels."""
         found = self._fetched(row)
         return found if isinstance(found, bytes) else self(row).tobytes()
 
@@ -247,16 +247,16 @@ class Reader(NamedTuple):
             raise Unreadable(f"{self.name(row)} cannot be read: {error}") from error
 
     def path(self, number: int) -> str:
-        """Path of a file."""
+        """Return the path of a file."""
         return os.path.join(self.root, os.fsdecode(self.files[number]))
 
     def name(self, row: int) -> str:
-        """Where a row comes from, for messages."""
+        """Return where a row comes from, for messages."""
         path = self.path(self.which[row])
         return f"{path} ({self.unit} {self.place[row]})" if self.unit else path
 
     def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """All files; which of them holds each row i64[N], and at which place."""
+        """Return all files; which of them holds each row i64[N], and at which place."""
         return [self.path(x) for x in range(len(self.files))], self.which, self.place
 
     @property
@@ -309,7 +309,7 @@ def _fetch_held(images, path, row) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def mapped(path: str) -> np.ndarray:
-    """An .npy file, mapped and not read; each process opens it once."""
+    """Map an .npy file without reading it; each process opens it once."""
     with reading(path):
         with open(storage.check_ordinary(path), "rb") as file:
             check_claim(file, storage.size(path), os.path.basename(path))
@@ -339,7 +339,7 @@ class Loader(NamedTuple):
     memory: Memory | None = None  # keeps every image, if they fit; None: they do not
 
     def __call__(self, row: int) -> np.ndarray:
-        """One image, or a substitute and a warning if it is unreadable.
+        """Read an image; warn and read another where it is unreadable.
 
         The substitute is the next readable row of the same class and domain, from the
         first again after the last, so the label stays true.
@@ -378,7 +378,7 @@ class Loader(NamedTuple):
         return image
 
     def image_bytes(self) -> float:
-        """Bytes of a decoded image, the mean of a few; infinite if none can be read."""
+        """Estimate the bytes of a decoded image; infinite if none can be read."""
         found = []
         for row in np.linspace(0, len(self.rows) - 1, _SAMPLED).astype(int):
             with contextlib.suppress(ValueError):
@@ -386,7 +386,7 @@ class Loader(NamedTuple):
         return float(np.mean(found)) if found else math.inf
 
     def take(self, rows: np.ndarray) -> "Loader":
-        """The loader of the images at `rows`, renumbered from 0."""
+        """Return the loader of the images at `rows`, renumbered from 0."""
         return self._replace(
             rows=self.rows[rows],
             label=None if self.label is None else self.label[rows],
@@ -394,15 +394,15 @@ class Loader(NamedTuple):
         )
 
     def name(self, row: int) -> str:
-        """Where a row comes from, for messages."""
+        """Return where a row comes from, for messages."""
         return self.read.name(int(self.rows[row]))
 
     def raw(self, row: int) -> bytes:
-        """Bytes that tell the image of a row from others, without decoding it."""
+        """Read bytes that tell an image from others, without decoding it."""
         return self.read.raw(int(self.rows[row]))
 
     def holders(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
-        """Files, and where each row is in them, as of `Reader`."""
+        """Return files, and where each row is in them, as of `Reader`."""
         names, which, place = self.read.holders()
         return names, which[self.rows], place[self.rows]
 
@@ -415,14 +415,14 @@ class Loader(NamedTuple):
 def examples(
     reader: Any, label: np.ndarray, domain: np.ndarray | None = None
 ) -> stream.Examples:
-    """Examples that a reader reads row by row; of one domain where none is given."""
+    """Make examples that are read row by row; of one domain where none is given."""
     label = np.asarray(label, np.int32)
     domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)
     return stream.Examples(label, domain, load=Loader(reader, np.arange(len(label))))
 
 
 def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
-    """Class names from a text file, one a line."""
+    """Read class names from a text file, one a line."""
     with reading(f"{option} = {file!r}"):
         lines = storage.read(file).decode().split("\n")
     names = tuple(line.strip() for line in lines if line.strip())
@@ -432,7 +432,7 @@ def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
 
 
 def number_classes(wanted: tuple[str, ...], names: tuple[str, ...]) -> np.ndarray:
-    """New number of every class, i32[C], -1 for classes that are left out."""
+    """Number the wanted classes in their order, i32[C]; -1: left out."""
     missing = [name for name in wanted if name not in names]
     if missing:
         raise ValueError(f"classes: {missing[:5]} not among the {len(names)} classes")
@@ -442,7 +442,7 @@ def number_classes(wanted: tuple[str, ...], names: tuple[str, ...]) -> np.ndarra
 
 
 def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
-    """The arrays among `keys` that a file holds; packed image arrays are decoded.
+    """Read those arrays of `keys` that a file holds; packed images are decoded.
 
     Without keys all are read, as they are.
 
@@ -476,15 +476,15 @@ class _Npz(NamedTuple):
     size: int  # bytes of the file
 
     def keys(self) -> list[str]:
-        """Names of all arrays."""
+        """Return names of all arrays."""
         return [name.removesuffix(".npy") for name in self.archive.namelist()]
 
     def holds(self, key: str) -> bool:
-        """Whether there is an array of this name."""
+        """Return whether there is an array of this name."""
         return f"{key}.npy" in self.archive.NameToInfo
 
     def read(self, key: str) -> np.ndarray:
-        """An array."""
+        """Read an array."""
         info = self.archive.getinfo(f"{key}.npy")
         ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _DEFLATED}
         if info.compress_type not in ratio:
@@ -548,7 +548,7 @@ def _unpack(file: _Npz, key: str) -> np.ndarray:
 
 
 def sha256(array: np.ndarray) -> str:
-    """Digest of an array's bytes in C order."""
+    """Return the digest of an array's bytes in C order."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return hashlib.sha256(flat.view(np.uint8)).hexdigest()
 
@@ -564,7 +564,7 @@ def _read_npy(path) -> np.ndarray:
 
 
 def read_entry(directory: str, entry: dict) -> np.ndarray:
-    """An array of a directory, checked against its digest if the entry has one."""
+    """Read an array of a directory and compare its digest, if the entry has one."""
     path = os.path.join(directory, entry["file"])
     with reading(path):
         array = _read_npy(path)

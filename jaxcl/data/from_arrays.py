@@ -102,7 +102,7 @@ def arrays(
 
 
 def _numbers(parts, field) -> tuple[str, ...]:
-    """Names of labels or domains that have none: "0", "1", up to the largest."""
+    """Return names of labels or domains that have none: "0", "1", up to the largest."""
     count = 1 + max(int(getattr(x, field).max(initial=-1)) for x in parts.values())
     return tuple(map(str, range(count)))
 
@@ -150,7 +150,7 @@ class _Entry(NamedTuple):
 
 
 def _meta(path) -> dict:
-    """The meta.json of a directory, checked."""
+    """Read and check the meta.json of a directory."""
     file = os.path.join(path, "meta.json")
     try:
         meta = storage.read_json(file)
@@ -173,13 +173,13 @@ def _meta(path) -> dict:
 
 
 def _from_and_to(path) -> str:
-    """What jaxcl.data.convert would be given, for a folder or for an .npz file."""
+    """Return the arguments of jaxcl.data.convert for a folder or an .npz file."""
     folder = str(path).removesuffix(".npz")
     return f"IN.npz {path}" if folder == str(path) else f"{path} {folder}"
 
 
 def _fetched(path) -> str:
-    """The command that fetches the set a folder is named after, else ""."""
+    """Return the command that fetches the set a folder is named after, else ""."""
     name = os.path.basename(os.path.normpath(path))
     if name not in FETCHED:
         return ""
@@ -226,7 +226,7 @@ def examples(
     label: np.ndarray | None,
     domain: np.ndarray | None,
 ) -> stream.Examples:
-    """Examples from arrays of any integer type; grey images may lack the channel.
+    """Make examples of arrays of any integer type; greys may lack the channel.
 
     Args:
       where: they come from, for messages.

@@ -79,7 +79,7 @@ def read(
 
 
 def _read_npz(path) -> tuple[str, dict[str, np.ndarray]]:
-    """The name of a set, and the arrays of its file."""
+    """Read the name of a set and the arrays of its file."""
     arrays = files.read_npz(path, (*_ARRAYS, *_OPTIONAL))
     missing = [key for key in _ARRAYS if key not in arrays]
     if missing:
@@ -137,12 +137,12 @@ def _promises(edges, graph_ptr, edge_ptr, label, names, told):
 
 
 def _codes(edges, nodes) -> np.ndarray:
-    """One number per directed edge, sorted."""
+    """Return one number per directed edge, sorted."""
     return np.sort(edges[0].astype(np.int64) * int(nodes) + edges[1])
 
 
 def _read_text(path) -> tuple[str, dict[str, np.ndarray]]:
-    """The name of a set, and arrays as of an .npz file from its text files."""
+    """Read text files; return a set's name and arrays as of an .npz file."""
     if not os.path.isdir(path):
         raise ValueError(f"path = {path!r}: no such directory")
     names = sorted(x for x in os.listdir(path) if x.endswith("_A.txt"))
@@ -184,7 +184,7 @@ def _read_text(path) -> tuple[str, dict[str, np.ndarray]]:
 
 
 def _table(file, kind, *, columns=None, rows=None) -> np.ndarray:
-    """Numbers separated by commas, one row a line, [lines, columns]."""
+    """Read numbers separated by commas, one row a line, [lines, columns]."""
     with files.reading(file), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an empty file
         path = storage.check_ordinary(file)
@@ -201,7 +201,7 @@ def _table(file, kind, *, columns=None, rows=None) -> np.ndarray:
 
 
 def _undirected(file, pairs, graph) -> np.ndarray:
-    """Pairs of nodes i64[2,P] as sorted edges, each in both directions, once.
+    """Return pairs of nodes i64[2,P] as sorted edges, each in both directions, once.
 
     Args:
       file: where the pairs come from, for messages.
@@ -224,7 +224,7 @@ def _undirected(file, pairs, graph) -> np.ndarray:
 
 
 def _features(where, arrays, names, std, normalise) -> np.ndarray:
-    """Node features f32[N,F] as the options of a reader ask.
+    """Return node features f32[N,F] as the options of a reader ask.
 
     Args:
       where: what the arrays come from, for messages.
@@ -272,7 +272,7 @@ def _features(where, arrays, names, std, normalise) -> np.ndarray:
 
 
 def _one_hot(where, labels) -> list[np.ndarray]:
-    """Columns of each kind of node label, for labels i[N,k]."""
+    """Return columns of each kind of node label, for labels i[N,k]."""
     found = [np.unique(codes, return_inverse=True) for codes in labels.T]
     width = sum(len(kinds) for kinds, _ in found)
     if width * len(labels) > _ENTRIES:
@@ -284,7 +284,7 @@ def _one_hot(where, labels) -> list[np.ndarray]:
 
 
 def degree_profile(edges: np.ndarray, nodes: int, *, std: Std = "sample") -> np.ndarray:
-    """Degree; minimum, maximum, mean and standard deviation of neighbours' degrees.
+    """Describe nodes by their degrees and those of their neighbours.
 
     A node without neighbours has zeros.
 

@@ -34,7 +34,7 @@ def _arrow():
 
 
 def _fetch(key: str, file: str, row: int) -> bytes | list:
-    """The encoded bytes of an image in a column, or nested lists of numbers."""
+    """Return the encoded bytes of an image in a column, or nested lists of numbers."""
     value = read_column(file, key)[row]
     if isinstance(value, _arrow().ExtensionScalar):  # Array3D and its like
         value = value.value
@@ -50,7 +50,7 @@ _COLUMN = threading.Lock()  # or threads that want a column would each read it
 
 
 def read_column(file: str, key: str) -> Any:
-    """A column of a file, checked; Arrow files are mapped, Parquet files are read.
+    """Read and check a column of a file; an Arrow file is mapped.
 
     Raises ValueError for a damaged file.
     """
@@ -83,7 +83,7 @@ def _reading(file):
 
 
 def _header(file) -> tuple[Any, int]:
-    """Schema and number of rows of a file."""
+    """Return the schema and number of rows of a file."""
     with _reading(file) as source:
         if file.endswith(PARQUET):
             opened = _arrow().parquet.ParquetFile(source)
@@ -165,7 +165,7 @@ def huggingface(
 
 
 def is_dataset(path: str) -> bool:
-    """Whether a folder on a disk holds such a set, and not image files.
+    """Return whether a folder on a disk holds such a set, and not image files.
 
     Of a folder with neither a state.json nor a dataset_dict.json the first of its
     folders that has images or Parquet files decides.
@@ -183,7 +183,7 @@ def is_dataset(path: str) -> bool:
 
 
 def guess_options(path: str) -> dict:
-    """Options that read a set of which nothing but the path is known.
+    """Guess options that read a set of which nothing but the path is known.
 
     The train split is "train", or else the first. What judges is "test" or else
     "validation", if it has labels; without these a fifth of the train images. Images
@@ -237,14 +237,14 @@ def choose_columns(
 
 
 def _is_picture(kind) -> bool:
-    """Whether a column may hold images, rather than lists of numbers."""
+    """Return whether a column may hold images, rather than lists of numbers."""
     kind = getattr(kind, "storage_type", kind)
     flat = _is_list(kind) and not _is_list(kind.value_type)
     return _holds_images(kind) and not flat
 
 
 def split_files(path: str) -> dict[str, list[str]]:
-    """Files of each split of a folder, in their order.
+    """Return files of each split of a folder, in their order.
 
     Raises ValueError where it is no such folder, for a name that leads out of it, and
     for Parquet files of one split in several folders.
@@ -295,7 +295,7 @@ def _check_complete(path, split, files) -> None:
 
 
 def _saved(folder) -> tuple[str, list[str]]:
-    """Split and files of a folder that `save_to_disk` wrote."""
+    """Return the split and files of a folder that `save_to_disk` wrote."""
     file = os.path.join(folder, STATE)
     state = storage.read_object(file)
     entries = state.get("_data_files")
@@ -314,7 +314,7 @@ def _saved(folder) -> tuple[str, list[str]]:
 
 
 def _check(file, image_key, label_key) -> np.ndarray:
-    """Labels of a file whose columns are as they must be, see `_labels`."""
+    """Check the columns of a file; return its labels, see `_labels`."""
     header, rows = _header(file)
     for option, key in (("image_key", image_key), ("label_key", label_key)):
         if key is not None and header.names.count(key) != 1:
@@ -329,7 +329,7 @@ def _check(file, image_key, label_key) -> np.ndarray:
 
 
 def _holds_images(kind) -> bool:
-    """Whether a type is bytes, a struct with such, or lists of whole numbers."""
+    """Return whether a type is bytes, a struct with such, or lists of whole numbers."""
     types = _arrow().types
     kind = getattr(kind, "storage_type", kind)
     if types.is_struct(kind):
@@ -350,7 +350,7 @@ def _is_list(kind) -> bool:
 
 
 def _labels(file, key) -> np.ndarray:
-    """Labels of a file: i64[N], -1 where there is none, or text."""
+    """Return labels of a file: i64[N], -1 where there is none, or text."""
     types, found = _arrow().types, read_column(file, key)
     if types.is_dictionary(found.type):
         found = found.cast(found.type.value_type)
@@ -367,7 +367,7 @@ def _labels(file, key) -> np.ndarray:
 
 
 def _class_names(file, key) -> tuple[str, ...] | None:
-    """Names that a ClassLabel column gives; None where there are none."""
+    """Return names that a ClassLabel column gives; None where there are none."""
     metadata = _header(file)[0].metadata or {}
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
@@ -379,7 +379,7 @@ def _class_names(file, key) -> tuple[str, ...] | None:
 
 
 def _common_names(files, key) -> tuple[str, ...] | None:
-    """Names that the ClassLabel columns of all files give; None where none does.
+    """Return names that the ClassLabel columns of all files give; None where none does.
 
     Raises ValueError where one label has two names: each file numbers its own classes.
     """
@@ -399,7 +399,7 @@ def _common_names(files, key) -> tuple[str, ...] | None:
 
 
 def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-    """Class names, and the labels of each split as numbers.
+    """Return class names, and the labels of each split as numbers.
 
     Args:
       labels: of every file of each split.

@@ -40,7 +40,7 @@ class Table(NamedTuple):
 
 
 def _fetch(features: Any, key: str, file: str, place: int) -> bytes:
-    """The encoded image of a record."""
+    """Return the encoded image of a record."""
     if ".tfrecord" in os.path.basename(file):
         with epath.Path(file).open("rb") as opened:
             opened.seek(place)
@@ -52,7 +52,7 @@ def _fetch(features: Any, key: str, file: str, place: int) -> bytes:
 
 
 def _features(info, *keys):
-    """The features of these names alone, which parses no others."""
+    """Return the features of these names alone, which parses no others."""
     return _library().features.FeaturesDict({key: info.features[key] for key in keys})
 
 
@@ -63,7 +63,7 @@ def _reader(file: str):
 
 
 def _parse(features, raw: bytes | None, **options) -> dict:
-    """The features of a record."""
+    """Return the features of a record."""
     try:
         return features.deserialize_example_np(raw, **options)
     except (message.DecodeError, KeyError, ValueError, TypeError) as error:
@@ -123,7 +123,7 @@ def tfds(
 
 
 def _examples(split, *, infos, keys, keep, index, images) -> stream.Examples | None:
-    """One split of all directories.
+    """Return one split of all directories.
 
     Args:
       infos: metadata of each directory.
@@ -155,7 +155,7 @@ def _examples(split, *, infos, keys, keep, index, images) -> stream.Examples | N
 
 
 def _open(path, image_key, label_key, domain_key, domain_names):
-    """Metadata of every directory, class names, domain names."""
+    """Return the metadata of every directory, class names, domain names."""
     paths = [path] if isinstance(path, str | os.PathLike) else list(path)
     if not paths:
         raise ValueError(f"path = {path!r}: must name a directory")
@@ -173,7 +173,7 @@ def _open(path, image_key, label_key, domain_key, domain_names):
 
 
 def _info(path):
-    """Metadata of one directory."""
+    """Return the metadata of one directory."""
     where = f"path = {str(path)!r}"
     try:
         for name in ("dataset_info.json", "features.json"):
@@ -191,7 +191,7 @@ def _info(path):
 
 
 def _feature(infos, key, kind, option):
-    """The feature `key` of the first directory; every directory must have it."""
+    """Return the feature `key` of the first directory; every directory must have it."""
     for info in infos:
         feature = info.features[key] if key in info.features else None
         if not isinstance(feature, kind):
@@ -206,7 +206,7 @@ def _feature(infos, key, kind, option):
 
 
 def _names(infos, key, option) -> tuple[str, ...]:
-    """Names of a ClassLabel feature, () where `key` is None."""
+    """Return names of a ClassLabel feature, () where `key` is None."""
     if key is None:
         return ()
     feature = _feature(infos, key, _library().features.ClassLabel, option)
@@ -222,7 +222,7 @@ def _names(infos, key, option) -> tuple[str, ...]:
 
 
 def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
-    """Files and records of one split of all directories, from `index` if possible."""
+    """Find the records of a split in all directories, from `index` if possible."""
     shards, files = [], []
     for domain, info in enumerate(infos):
         try:
@@ -277,7 +277,7 @@ def _known(index) -> dict[str, np.ndarray]:
 
 
 def _scan(info, number, domain, part, label_key, domain_key) -> Table:
-    """Places and labels of the records of one file."""
+    """Return places and labels of the records of one file."""
     keys = [key for key in (label_key, domain_key) if key is not None]
     features = _features(info, *keys)
     name, stop = str(part.filename), part.skip + part.take
@@ -312,7 +312,7 @@ def _walk_tfrecord(name, skip, stop):
 
 
 def _next_record(file, left) -> bytes | None:
-    """The next record of a tfrecord file, of which `left` bytes are left."""
+    """Return the next record of a tfrecord file, of which `left` bytes are left."""
     header = file.read(12)
     if len(header) < 12:
         return None
@@ -323,7 +323,7 @@ def _next_record(file, left) -> bytes | None:
 
 
 def _walk_array(name, skip, stop):
-    """The same for array_record, whose places are numbers of records."""
+    """Yield records of array_record, whose places are numbers."""
     reader = array_record_module.ArrayRecordReader(str(storage.check_ordinary(name)))
     for start in range(skip, min(stop, reader.num_records()), CHUNK):
         end = min(start + CHUNK, stop, reader.num_records())

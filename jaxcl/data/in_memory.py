@@ -86,7 +86,7 @@ def hold(
 
 
 def _number_names(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Values as numbers from 0, -1 where unknown, and the names that are numbered."""
+    """Number values from 0, -1 where unknown; return the names, too."""
     if values is None:
         return None, ()
     values = np.asarray(values)
@@ -112,12 +112,12 @@ def _number_names(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
 
 
 def _is_known(label: str | int | None) -> bool:
-    """Whether a label is a text, or a number from 0."""
+    """Return whether a label is a text, or a number from 0."""
     return isinstance(label, str) or (label is not None and label >= 0)
 
 
 def _digest(examples, class_names, domain_names) -> str:
-    """sha256 of all that a run reads of a set."""
+    """Return the sha256 of all that a run reads of a set."""
     found = hashlib.sha256(repr((class_names, domain_names)).encode())
     for array in (examples.images, examples.label, examples.domain):
         found.update(f"{array.dtype.str}{array.shape}".encode())

@@ -38,14 +38,14 @@ LeftOut = collections.Counter  # reason -> how many
 
 @functools.cache
 def endings() -> frozenset[str]:
-    """Endings of all files that Pillow decodes, in small letters."""
+    """Return endings of all files that Pillow decodes, in small letters."""
     Image.init()
     known = Image.registered_extensions().items()
     return frozenset(x for x, f in known if f in Image.OPEN and f not in _UNDECODED)
 
 
 def natural_key(name: str) -> tuple:
-    """Key to sort names by, in which digits are numbers: "week 2", then "week 10"."""
+    """Return a key to sort names by: "week 2", then "week 10"."""
     parts = re.split(r"([0-9]+)", name)
     for i in range(1, len(parts), 2):  # as text: numbers may have any length
         digits = parts[i].lstrip("0")
@@ -54,7 +54,7 @@ def natural_key(name: str) -> tuple:
 
 
 def folders(path: storage.Path) -> list[str]:
-    """Names of the folders in a folder, in order, without hidden and system ones."""
+    """List the folders in a folder, in order, without hidden and system ones."""
     if storage.in_bucket(path):
         names = [x.name for x in epath.Path(path).iterdir() if x.is_dir()]
     else:  # scandir, since it does not look at each entry again
@@ -68,7 +68,7 @@ def images(
     apart: Iterable[tuple[int, int]] = (),
     left_out: LeftOut | None = None,
 ) -> list[str]:
-    """Paths of all images below a folder, see `files`.
+    """List the paths of all images below a folder, see `files`.
 
     A file is an image by its ending, or where this says nothing by how it begins.
     """
@@ -82,7 +82,7 @@ def files(
     apart: Iterable[tuple[int, int]] = (),
     left_out: LeftOut | None = None,
 ) -> list[str]:
-    """Paths of all wanted files below a folder, sorted.
+    """List the paths of all wanted files below a folder, sorted.
 
     Links are followed, and each folder is read once, whatever ways lead to it. A link
     to a folder above is not followed: it would lead round for ever, or through the
@@ -147,7 +147,7 @@ def _is_image(path, bucket) -> bool:
 
 
 def _kind(name) -> str:
-    """What a file is that is left out, for `describe`."""
+    """Name the kind of a file that is left out."""
     ending = os.path.splitext(name)[1].lower()[:12]
     return f"files {ending}" if ending.isprintable() and ending else "other files"
 
@@ -184,14 +184,14 @@ def _leads_to_folder(entry: os.DirEntry) -> bool:
 
 
 def _above(path: str) -> Iterator[tuple[int, int]]:
-    """`folder_id` of all folders that a whole path leads through."""
+    """Yield `folder_id` of all folders that a whole path leads through."""
     while (above := os.path.dirname(path)) != path:
         path = above
         yield folder_id(path)
 
 
 def _walk(path: str, apart, left_out) -> Iterator[os.DirEntry]:
-    """All files below a folder, none hidden; those behind links come last."""
+    """Yield all files below a folder, none hidden; those behind links last."""
     visited: set[tuple[int, int]] = set()
     waiting, links = [path], []
     while waiting or links:

@@ -21,7 +21,7 @@ MOST_BYTES = 8 << 30  # of a split in all looks, which lies in memory
 def as_domains(
     dataset: stream.Dataset, look: Look, count: int | None, seed: int
 ) -> stream.Dataset:
-    """All images of a set once in each of `count` looks; a look is a domain.
+    """Show all images of a set in each of `count` looks; a look is a domain.
 
     An image is in the same split in every look, and train and test images of a look
     are changed alike.
@@ -75,7 +75,7 @@ def as_domains(
 
 
 def rotate_pixels(side: int, angle: float) -> np.ndarray:
-    """Where each pixel of a turned image comes from.
+    """Return where each pixel of a turned image comes from.
 
     Args:
       side: pixels of a side.
@@ -94,7 +94,7 @@ def rotate_pixels(side: int, angle: float) -> np.ndarray:
 
 
 def _in_looks(examples, sources) -> stream.Examples:
-    """The examples in one look after another, each a domain."""
+    """Return the examples in one look after another, each a domain."""
     count, (height, width, channels) = len(examples.label), examples.images.shape[1:]
     pixels = examples.images.reshape(count, height * width, channels)
     images = np.empty((len(sources), *pixels.shape), np.uint8)

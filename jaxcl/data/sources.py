@@ -39,7 +39,7 @@ class _Joined(NamedTuple):
     key: str = ""
 
     def _find(self, row):
-        """The reader of a row, and the row's number there."""
+        """Return the reader of a row, and the row's number there."""
         number = int(np.searchsorted(self.starts, row, "right")) - 1
         return self.loads[number], int(row - self.starts[number])
 
@@ -125,7 +125,7 @@ def judged_by(
 
 
 def _read(field, section) -> stream.Dataset:
-    """The dataset of a section below config.data."""
+    """Read the dataset of a section below config.data."""
     source, options = schema.named(SOURCES, dict(section), field)
     data = source(**schema.options(source, options, field))
     if data.train.graphs is not None:
@@ -134,12 +134,12 @@ def _read(field, section) -> stream.Dataset:
 
 
 def _class_names(datasets) -> tuple[str, ...]:
-    """The classes of all sets, each once."""
+    """Return the classes of all sets, each once."""
     return tuple(dict.fromkeys(name for data in datasets for name in data.class_names))
 
 
 def _merge(field, datasets, name, parts) -> stream.Dataset:
-    """A set of splits from several sets, which must be read alike."""
+    """Return a set of splits from several sets, which must be read alike."""
     decoders = {data.decoder for data in datasets} - {""}
     if len(decoders) > 1:
         raise ValueError(f"{field}: read by {sorted(decoders)}; must be one decoder")
@@ -162,7 +162,7 @@ def _merge(field, datasets, name, parts) -> stream.Dataset:
 
 
 def _join(datasets, split, class_names) -> stream.Examples | None:
-    """A split of all datasets that have it; None if none has."""
+    """Return a split of all datasets that have it; None if none has."""
     found = [(i, x, getattr(x, split)) for i, x in enumerate(datasets)]
     found = [(i, data, part) for i, data, part in found if part is not None]
     if not found:
@@ -227,7 +227,7 @@ IN_MEMORY = ("npz", "arrays", *SIZES)  # unless config.data.resident is False
 
 
 def load(name: str, **options: Any) -> stream.Dataset:
-    """The dataset of a source; raises ValueError with all names for an unknown one."""
+    """Read the dataset of a source by its name; ValueError: it is unknown."""
     if name not in SOURCES:
         near = difflib.get_close_matches(name, SOURCES, n=1, cutoff=0.0)[0]
         raise ValueError(
@@ -237,14 +237,14 @@ def load(name: str, **options: Any) -> stream.Dataset:
 
 
 def without_test_split(section: dict) -> dict:
-    """The options with which a source holds no train rows out for its test split."""
+    """Return options with which a source holds no train rows out."""
     make, options = schema.named(SOURCES, section, "config.data")
     known = schema.option_of(make, options)
     return {"test": 0.0} if {"test", "test_seed"} <= {*known} else {}
 
 
 def kind_of(path: str) -> str:
-    """The source that reads what lies at a path, told by its files.
+    """Return the source that reads what lies at a path, told by its files.
 
     "npz" for an .npz file, "arrays", "huggingface" or "tfds" for a directory that
     jaxcl.data.convert, `datasets` or TFDS wrote, else "image_folder".
@@ -261,7 +261,7 @@ def kind_of(path: str) -> str:
 
 
 def section_of(path: str) -> dict:
-    """The section config.data that reads what lies at a path, see `kind_of`."""
+    """Return the section config.data that reads what lies at a path, see `kind_of`."""
     kind = kind_of(path)
     more = from_huggingface.guess_options(str(path)) if kind == "huggingface" else {}
     return {"name": kind, "path": str(path), **more}

@@ -33,7 +33,7 @@ Inside = Annotated[
 
 
 def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
-    """The examples at `rows`, renumbered from 0."""
+    """Return the examples at `rows`, renumbered from 0."""
     images, load, graph_set = examples.images, examples.load, examples.graphs
     return stream.Examples(
         examples.label[rows],
@@ -51,7 +51,7 @@ def of_classes(
     per_class: int | None,
     seed: int,
 ) -> stream.Dataset:
-    """The dataset with some of its classes, renumbered from 0, in every split.
+    """Return the dataset with some of its classes, renumbered from 0, in every split.
 
     Args:
       classes: numbers or names, in their new order; None: all.
@@ -73,7 +73,7 @@ def of_classes(
 
 
 def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.Dataset:
-    """The dataset with some of its domains, renumbered from 0, in every split.
+    """Return the dataset with some of its domains, renumbered from 0, in every split.
 
     Args:
       domains: numbers or names, in their new order.
@@ -93,7 +93,7 @@ def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.
 
 
 def _renumber(field, wanted, names) -> tuple[list[int], np.ndarray]:
-    """Numbers of wanted names, None: of all; number -> its place among them, or -1."""
+    """Return numbers of the wanted names; and i32[C], new numbers or -1."""
     kept = stream.numbers(names if wanted is None else wanted, names, field)
     if not kept:
         raise ValueError(f"{field} = {wanted!r}: must name at least one")
@@ -103,7 +103,7 @@ def _renumber(field, wanted, names) -> tuple[list[int], np.ndarray]:
 
 
 def _rows_of(label, classes, most, rng) -> np.ndarray:
-    """Rows of some classes, increasing; `most` of each, drawn, None: all."""
+    """Return rows of some classes, increasing; `most` of each, drawn, None: all."""
     by_class = [np.flatnonzero(label == number) for number in classes]
     fewest = min(map(len, by_class))
     if most is not None and not 1 <= most <= fewest:
@@ -119,7 +119,7 @@ def _rows_of(label, classes, most, rng) -> np.ndarray:
 def draw_mask(
     examples: stream.Examples, fraction: float, seed: list[int]
 ) -> np.ndarray:
-    """bool[N], a drawn share of the rows of every class in every domain.
+    """Return bool[N], a drawn share of the rows of every class in every domain.
 
     Of two rows or more it draws and leaves at least one; a fraction of 0 draws none.
     """
@@ -148,7 +148,7 @@ def draw_test(
     fraction: float,
     seed: int,
 ) -> stream.Dataset:
-    """A dataset of one domain that draws a fraction of each class as its test split.
+    """Draw a fraction of each class as the test split of a new dataset.
 
     Rows without a label stay in the train split.
     """
@@ -160,12 +160,12 @@ def draw_test(
 def split_validation(
     train: stream.Examples, fraction: float, seed: int
 ) -> tuple[stream.Examples, stream.Examples | None]:
-    """Train and validation split, a drawn share of every class; None if it is empty."""
+    """Draw a share of every class as the validation split; None: it is empty."""
     return cut(train, draw_mask(train, fraction, [seed, 1]))
 
 
 def cut(examples, mask) -> tuple[stream.Examples, stream.Examples | None]:
-    """The rows that are not in a mask, and those that are; None: there are none."""
+    """Return rows outside of a mask, and those inside, None if there are none."""
     if not mask.any():
         return examples, None
     return take(examples, np.flatnonzero(~mask)), take(examples, np.flatnonzero(mask))
@@ -343,7 +343,7 @@ def finish(
 
 
 def _with_memory(dataset) -> stream.Dataset:
-    """A set that keeps its decoded images in memory, if all of them fit."""
+    """Return a set that keeps its decoded images in memory, if all of them fit."""
     loads = [x.load for x in stream.splits_of(dataset).values()]
     loads = [x for x in loads if isinstance(x, files_lib.Loader)]
     if sum(len(x.rows) * x.image_bytes() for x in loads) > _kept_bytes():
@@ -359,7 +359,7 @@ def _with_memory(dataset) -> stream.Dataset:
 
 
 def _kept_bytes() -> int:
-    """Bytes of decoded images that stay in memory: 2 GiB, or a quarter of it."""
+    """Return bytes of decoded images that stay in memory: 2 GiB, or a quarter of it."""
     try:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows
@@ -368,7 +368,7 @@ def _kept_bytes() -> int:
 
 
 def channels(examples: stream.Examples) -> int | None:
-    """C of the images of a split; None where it is not known without reading one."""
+    """Return C of a split's images; None: only reading one would tell."""
     if examples.images is not None:
         return examples.images.shape[-1]
     return getattr(examples.load, "channels", None)
@@ -400,7 +400,7 @@ def _check_cache(images: ImageOptions):
 
 
 def _resident(examples: stream.Examples) -> stream.Examples:
-    """The examples, all images read into one array."""
+    """Return the examples, all images read into one array."""
     first = examples.load(0)
     images = np.empty((stream.size(examples), *first.shape), np.uint8)
 

@@ -31,7 +31,7 @@ def make(
     domain_names: Sequence[str] = ("all",),
     in_memory: bool = False,
 ) -> stream.Dataset:
-    """A set whose splits are each `rows` blank images, classes and domains in turn.
+    """Make a set whose splits are `rows` blank images each.
 
     Args:
       pixels: side of the (square) images.
@@ -117,7 +117,7 @@ def make_for(
 
 
 def _names(*options) -> tuple[str, ...]:
-    """The first option that is a list of names, () if none is."""
+    """Return the first option that is a list of names, () if none is."""
     for option in options:
         if not isinstance(option, str | None) and isinstance(option[0], str):
             return tuple(option)

@@ -31,7 +31,7 @@ def stl10(
 
 
 def _stl10_split(path, split, more=None) -> stream.Examples:
-    """A labelled split, followed by the unlabelled images of the file `more`."""
+    """Return a labelled split, followed by the unlabelled images of the file `more`."""
     parts = [_stl10_images(os.path.join(path, f"{split}_X.bin"))]
     file = os.path.join(path, f"{split}_y.bin")
     label = _bytes(file).astype(np.int32) - 1
@@ -53,7 +53,7 @@ def _stl10_split(path, split, more=None) -> stream.Examples:
 
 
 def _stl10_images(file) -> np.ndarray:
-    """u8[N,96,96,3], a view of the file, which stores planes column by column."""
+    """Return u8[N,96,96,3], a view of a file of planes, column by column."""
     data = _bytes(file)
     if len(data) % (3 * 96 * 96):
         raise ValueError(
@@ -63,7 +63,7 @@ def _stl10_images(file) -> np.ndarray:
 
 
 def _bytes(file) -> np.ndarray:
-    """All bytes of a file."""
+    """Return all bytes of a file."""
     try:
         return np.fromfile(storage.check_ordinary(file), np.uint8)
     except OSError as error:

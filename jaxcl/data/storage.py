@@ -21,12 +21,12 @@ class NotJson(ValueError):
 
 
 def in_bucket(path: Path) -> bool:
-    """Whether a path is the address of a bucket, and not a path on a disk."""
+    """Return whether a path is the address of a bucket, and not a path on a disk."""
     return "://" in os.fspath(path)
 
 
 def check_ordinary(path: Path) -> Path:
-    """The path of a file, checked: opening a pipe waits until somebody writes to it.
+    """Refuse what is no ordinary file: opening a pipe would wait. Return the path.
 
     Raises:
       OSError: it is not there, or a pipe, a socket, a device or a folder.
@@ -88,7 +88,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def to_json(value: Any) -> bytes:
-    """The text of a JSON file, as `write_json` writes it."""
+    """Return the text of a JSON file, as `write_json` writes it."""
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
@@ -117,7 +117,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict:
-    """The object in a JSON file; raises as `read_json`, and where it is no object."""
+    """Read the object in a JSON file; another value is refused."""
     value = read_json(path)
     if not isinstance(value, dict):
         kind = type(value).__name__
@@ -139,15 +139,15 @@ def describe_room(path: Path, error: OSError) -> str:
 
 
 def size(path: Path) -> int:
-    """Number of bytes of a file."""
+    """Return the number of bytes of a file."""
     return epath.Path(path).stat().length
 
 
 def exists(path: Path) -> bool:
-    """Whether a path is a file or a folder."""
+    """Return whether a path is a file or a folder."""
     return epath.Path(path).exists()
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path is a folder; in a bucket, whether any name begins with it."""
+    """Return whether a path is a folder; in a bucket, if any name begins with it."""
     return epath.Path(path).is_dir()

@@ -53,7 +53,7 @@ def _check_folders(path):
 
 
 def _scan_val(path, names) -> tuple[list[int], list[bytes]]:
-    """Labels and files (relative to `path`) of val/, in either layout."""
+    """Return labels and files (relative to `path`) of val/, in either layout."""
     known = listing.folders(os.path.join(path, "train"))
     where = os.path.join(path, "val")
     images = os.path.join(where, "images")
@@ -71,7 +71,7 @@ def _scan_val(path, names) -> tuple[list[int], list[bytes]]:
 
 
 def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
-    """Labels and files (relative to `path`) that val_annotations.txt gives."""
+    """Return labels and files (relative to `path`) that val_annotations.txt gives."""
     where = os.path.join(path, "val", "images")
     file = os.path.join(path, "val", ANNOTATIONS)
     wnids = _annotations(file, known)
@@ -91,7 +91,7 @@ def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
 
 
 def _annotations(file, known) -> dict[str, str]:
-    """Image -> wnid, from val_annotations.txt; `known` are the allowed wnids."""
+    """Return image -> wnid, from val_annotations.txt; `known` are the allowed wnids."""
     with files_lib.reading(file):
         lines = storage.read(file).decode().split("\n")
     known, wnids = {*known}, {}
