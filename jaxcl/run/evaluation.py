@@ -1,7 +1,7 @@
 """Evaluators: read the entries of config.evaluators, make them and run them."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ from etils import epath
 
 from jaxcl import core, schema
 from jaxcl.data.augment import images as augment_images
+from jaxcl.evals import plots
 from jaxcl.run import record
 
 
@@ -162,7 +163,7 @@ def run(
             return None
         result = _checked(evaluate(state, task))
         rows |= {f"{key}/{name}": row for name, row in result.rows.items()}
-        warnings += warn(result.warnings, key, state, task)
+        warnings += _warn(result.warnings, key, state, task)
         for name, value in result.scalars.items():
             # Seconds differ between two runs that are otherwise the same.
             (spent if name == "seconds" else scalars)[f"{key}/{name}"] = value
@@ -171,9 +172,22 @@ def run(
     return core.Result(rows, scalars, tuple(warnings))
 
 
-def warn(
-    warnings: Sequence[str], key: str, state: core.TrainState, task: int
-) -> list[str]:
+def draw(
+    pictures: dict[str, Callable], state: core.TrainState, task: int, formats
+) -> None:
+    """Run evaluators that only draw; log their warnings.
+
+    Args:
+      pictures: from `make`.
+      state, task: as in `run`.
+      formats: of the files, see `plots.written_as`.
+    """
+    with plots.written_as(formats):
+        for key, evaluate in pictures.items():
+            _warn(evaluate(state, task).warnings, key, state, task)
+
+
+def _warn(warnings, key, state, task: int) -> list[str]:
     """Log the warnings of an evaluator, each behind its entry of the config."""
     said = [f"config.evaluators.{key}: {words}" for words in warnings]
     for words in said if jax.process_index() == 0 else ():

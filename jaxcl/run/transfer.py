@@ -22,7 +22,6 @@ from etils import epath
 
 from jaxcl import core, schema, sharding
 from jaxcl.data import storage, stream
-from jaxcl.evals import plots
 from jaxcl.methods.two_view import bases
 from jaxcl.run import checkpoint, evaluation, folder, record, seeds
 from jaxcl.run import results as results_lib
@@ -347,10 +346,7 @@ def run(
         if result is None:
             return None
         rows, scalars, _ = result
-        with plots.written_as(work.plot_formats):
-            for key, draw in work.pictures.items():
-                told = draw(work.state, 0).warnings
-                evaluation.warn(told, key, work.state, 0)
+        evaluation.draw(work.pictures, work.state, 0, work.plot_formats)
         results = results_lib.empty(len(names), task_names=names)
         seconds = time.monotonic() - began
         results = results_lib.add(results, 0, rows, scalars, seconds)
