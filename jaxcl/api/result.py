@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
-import numpy as np
 from etils import epath
 
 from jaxcl.api import inputs
@@ -64,13 +63,10 @@ class Result:
         """The directory, and average accuracies, with those before any training."""
         said, results = [f"jaxcl.Result({self.folder!r})"], self.results
         for name, measures in results["summary"].items():
-            value = measures["average_accuracy"]
-            if value is None:
+            if (value := measures["average_accuracy"]) is None:
                 continue
-            before = np.array(results.get("untrained", {}).get(name, []), float)
-            was = (
-                f" (untrained {100 * np.nanmean(before):.1f} %)" if len(before) else ""
-            )
+            before = results_lib.untrained(results, name)
+            was = "" if before is None else f" (untrained {100 * before:.1f} %)"
             said.append(f"{name} {100 * value:.1f} %{was}")
         return ", ".join(said)
 

@@ -25,7 +25,7 @@ from ml_collections import config_flags
 from jaxcl import schema
 from jaxcl.config import build, command, own_images, recipe, run_config, sections
 from jaxcl.data import identity, stream
-from jaxcl.run import finish, job, lock, train, transfer
+from jaxcl.run import finish, job, lock, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import drift, lineage
 
@@ -214,12 +214,8 @@ def _with_few(config, rows) -> dict:
     """The config, with a smaller batch where `rows` new images do not fill one."""
     if rows >= config["batch_size"]:
         return config
-    batch = own_images.batch_size(rows)
-    print(
-        f"config.train.batch_size={batch} in place of {config['batch_size']}: there "
-        f"are {rows} new images",
-        flush=True,
-    )
+    batch, why = own_images.batch_size(rows), f"there are {rows} new images"
+    _tell_replaced("batch_size", batch, config["batch_size"], why)
     return {**config, "batch_size": batch}
 
 
@@ -233,37 +229,37 @@ def _with_short_warmup(config, changes) -> dict:
     before = {**schema.defaults(make), **section}.get("warmup_epochs", 0)
     if not 1 <= epochs <= before:
         return config
-    warmup = recipe.warmup_epochs(epochs)
-    print(
-        f"config.train.schedule.warmup_epochs={warmup} in place of {before}, for "
-        f"config.train.epochs={epochs}",
-        flush=True,
-    )
+    warmup, why = recipe.warmup_epochs(epochs), f"for config.train.epochs={epochs}"
+    _tell_replaced("schedule.warmup_epochs", warmup, before, why)
     return {**config, "schedule": {**section, "warmup_epochs": warmup}}
+
+
+def _tell_replaced(option, value, before, why) -> None:
+    print(f"config.train.{option}={value} in place of {before}: {why}", flush=True)
 
 
 def _judge_config(test, options, limits, parent_config) -> dict | None:
     """A transfer config that evaluates on `test`, None without it."""
-    if test is not None:
-        section = lineage.section(
-            test, options.test or {}, parent_config, "config.test"
-        )
-        evaluators = options.evaluators or {"knn": {}}
-        return _joint(section, "test", parent_config) | {"evaluators": evaluators}
-    if limits.accuracy is not None:
+    if test is None and limits.accuracy is not None:
         raise ValueError(
             f"config.limits.accuracy={limits.accuracy}: nothing measures it without "
             "--test, labelled images"
         )
-    return None
+    if test is None:
+        return None
+    own = options.test or {}
+    section = lineage.section(test, own, parent_config, "config.test")
+    evaluators = options.evaluators or {"knn": {}}
+    return _joint(section, "test", parent_config) | {"evaluators": evaluators}
 
 
 def _joint(section, evaluation, parent_config):
     """A transfer config of one dataset, with the image size of the run."""
     augment = parent_config["augment"]
-    look = {k: v for k, v in augment.items() if k in ("size", "resize")}
-    scenario = {"name": "joint", "evaluation": evaluation}
-    return {"data": dict(section), "scenario": scenario, "augment": look} | {
+    return {
+        "data": dict(section),
+        "scenario": {"name": "joint", "evaluation": evaluation},
+        "augment": {k: v for k, v in augment.items() if k in ("size", "resize")},
         "evaluators": {},
         "tensorboard": False,
         "plots": False,
@@ -311,16 +307,11 @@ def prepare(work: Plan) -> Prepared:
     """
     try:
         made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
-    except run_config.Differs as error:
+    except (run_config.Differs, identity.Changed) as error:
         raise ValueError(
-            f"{work.workdir}: is an update of another config that was stopped; they "
-            f"differ in {'; '.join(error.changed)}. Finish it by the command that "
-            "began it, or remove the folder"
-        ) from error
-    except identity.Changed as error:
-        raise ValueError(
-            f"{work.workdir}: is an update that was stopped; finish it with the images "
-            f"that it began with, or remove the folder. {error}"
+            f"{work.workdir}: is an update that was stopped; finish it by the command "
+            "that began it, with the images that it began with, or remove the folder. "
+            f"{error}"
         ) from error
     return Prepared(made, _judging(work, work.parent, BEFORE))
 
@@ -404,8 +395,6 @@ def accuracies(
         return {}
     folder = work.workdir / name
     results = transfer.run(judging, folder, stop=stop)
-    if results is None:
-        raise train.Interrupted(f"stopped {name} the new task")
     results_lib.write_results(folder, results)
     found = {
         matrix: measures["average_accuracy"]
@@ -441,22 +430,23 @@ def index_verdict(moved: dict | None, least: float) -> str:
 
 def broken(report: dict, limits: Limits) -> list[str]:
     """The limits that an update breaks, each as a sentence."""
-    sentences = []
+    found = []
     for name, accuracy in report["accuracy"].items():
         drop, value = -accuracy["change"], accuracy[AFTER]
         if limits.accuracy_drop is not None and drop > limits.accuracy_drop:
-            sentences.append(f"{name} lost {drop:.4f}, allowed {limits.accuracy_drop}")
+            found.append(f"{name} lost {drop:.4f}, allowed {limits.accuracy_drop}")
         if limits.accuracy is not None and value < limits.accuracy:
-            sentences.append(f"{name} is {value:.4f}, must be {limits.accuracy}")
+            found.append(f"{name} is {value:.4f}, must be {limits.accuracy}")
     if limits.index is not None:
+        verdict = report["index"]
         allowed = VERDICTS[: VERDICTS.index(limits.index) + 1]
-        if report["index"] not in allowed:
-            verdict = report["index"]
-            sentences.append(f"index: {verdict}, allowed {' or '.join(allowed)}")
-    if limits.overlap is not None and report["drift"]["overlap"] < limits.overlap:
+        if verdict not in allowed:
+            found.append(f"index: {verdict}, allowed {' or '.join(allowed)}")
+    if limits.overlap is not None:
         share = report["drift"]["overlap"]
-        sentences.append(f"overlap is {share:.4f}, must be {limits.overlap}")
-    return sentences
+        if share < limits.overlap:
+            found.append(f"overlap is {share:.4f}, must be {limits.overlap}")
+    return found
 
 
 _INDEX = {
@@ -492,23 +482,6 @@ def sentences(report: dict) -> str:
     return "\n".join(lines)
 
 
-def text(report: dict) -> str:
-    """List the measures of an update, a line each."""
-    lines = [f"{'before and after (%)':36}{BEFORE:>9}{AFTER:>9}{'change':>9}"]
-    for name, accuracy in report["accuracy"].items():
-        cells = "".join(f"{100 * accuracy[x]:9.1f}" for x in (BEFORE, AFTER, "change"))
-        lines.append(f"{name:36}{cells}")
-    if not report["accuracy"]:
-        lines = ["no --test: no accuracy was measured"]
-    for name, value in (report["drift"] or {}).items():
-        shown = f"{value:9d}" if name == "rows" else f"{value:9.3f}"
-        lines.append(f"old embeddings: {name:22}{shown}")
-    lines.append(f"index of the old embeddings: {report['index']}")
-    lines += [f"limit broken: {sentence}" for sentence in report["broken"]]
-    verdict = "accepted" if report["accepted"] else "rolled back"
-    return "\n".join([*lines, f"{verdict}: {report['run']}"])
-
-
 def define_flags(
     values: flags.FlagValues = flags.FLAGS, argv: list[str] | None = None
 ) -> None:
@@ -516,21 +489,29 @@ def define_flags(
 
     They are not defined on import, since other commands have a --config, too.
     """
-    own = {"flag_values": values}
-    flags.DEFINE_string("run", None, "Run directory, finished.", required=True, **own)
-    flags.DEFINE_string("data", None, "New images: a path.", required=True, **own)
-    flags.DEFINE_string("test", None, "Labelled images to judge by: a path.", **own)
-    flags.DEFINE_string("old", None, "Images that are in the index: a path.", **own)
-    flags.DEFINE_bool("join", False, "Train on the run's data beside the new.", **own)
-    flags.DEFINE_bool("again", False, "Even if the same update is done.", **own)
-    flags.DEFINE_bool("verbose", False, "Print all measures.", **own)
+    texts = {
+        "run": "Run directory, finished.",
+        "data": "New images: a path.",
+        "test": "Labelled images to judge by: a path.",
+        "old": "Images that are in the index: a path.",
+    }
+    switches = {
+        "join": "Train on the run's data beside the new.",
+        "again": "Even if the same update is done.",
+        "verbose": "Print all measures.",
+    }
+    for name, words in texts.items():
+        needed = name in ("run", "data")
+        flags.DEFINE_string(name, None, words, required=needed, flag_values=values)
+    for name, words in switches.items():
+        flags.DEFINE_bool(name, False, words, flag_values=values)
     config_flags.DEFINE_config_dict(
         "config",
         defaults(),
         lock_config=False,
         accept_new_attributes=True,
         sys_argv=argv,
-        **own,
+        flag_values=values,
     )
 
 
@@ -538,7 +519,6 @@ def main(argv: list[str]) -> int:
     """Update a run, and print what the update did; returns the exit code."""
     if len(argv) > 1:
         return command.complain(f"unknown argument {argv[1]!r}; see --help")
-
     options = flags.FLAGS
 
     def make():
@@ -551,31 +531,28 @@ def main(argv: list[str]) -> int:
             join=options.join,
             again=options.again,
         )
-        report = lineage.read(planned.workdir)
-        return planned, prepare(planned) if report is None else None
+        is_new = lineage.read(planned.workdir) is None
+        return planned, prepare(planned) if is_new else None
 
     def work(made, stop):
         planned, prepared = made
         with lock.held(planned.workdir.parent):
-            return finished(planned, prepared, stop)
-
-    def finished(planned, prepared, stop):
-        asked = None if options.again else planned.asked
-        now = lineage.current(options.run), lineage.next_update(options.run, asked)
-        if now != (planned.parent, planned.workdir):
-            raise lock.Held(
-                f"{options.run}: another update of it has ended meanwhile; run the "
-                "same command again, which goes on from there"
-            )
-        report = lineage.read(planned.workdir)
-        done = report is not None
-        if report is None:
-            report = carry_out(planned, prepared, stop=stop)
-        else:
-            lineage.forget(planned.workdir, report)
-            print(nothing_new(planned), flush=True)
+            asked = None if options.again else planned.asked
+            now = lineage.current(options.run), lineage.next_update(options.run, asked)
+            if now != (planned.parent, planned.workdir):
+                raise lock.Held(
+                    f"{options.run}: another update of it has ended meanwhile; run the "
+                    "same command again, which goes on from there"
+                )
+            done = lineage.read(planned.workdir)
+            if done is None:
+                report = carry_out(planned, prepared, stop=stop)
+            else:
+                report = done
+                lineage.forget(planned.workdir, report)
+                print(nothing_new(planned), flush=True)
         if options.verbose:
-            print(text(report), flush=True)
+            print(json.dumps(report, indent=2), flush=True)
         print(sentences(report), flush=True)
         return 0 if report["accepted"] or done else ROLLED_BACK
 
