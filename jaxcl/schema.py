@@ -217,21 +217,19 @@ def read(
     """
     known = option_of(function, section)
     own = {name: x for name, x in known.items() if name not in without}
-    own |= {name: x for name, x in beside.items() if name not in own}
+    own = {**beside, **own}
     for name, value in section.items():
         unset = value is None and name not in known and _places(function, name)
         if name not in own and not unset:
             own[name] = Option(name, None, Any, NONE)
-    values = {name: section.get(name, option.default) for name, option in own.items()}
-    return [
-        option._replace(
-            path=f"{field}.{name}",
-            value=values[name],
-            stands_for=values[name],
-            asked=name in section,
+    found = []
+    for name, option in own.items():
+        value = section.get(name, option.default)
+        path, asked = f"{field}.{name}", name in section
+        found.append(
+            option._replace(path=path, value=value, stands_for=value, asked=asked)
         )
-        for name, option in own.items()
-    ]
+    return found
 
 
 def debug(**sizes: Any) -> Callable[[F], F]:
@@ -284,16 +282,16 @@ def allowed(annotation: Any) -> str:
 
 def _allowed(kind) -> str:
     """Say what one member of a union allows."""
-    plain, rules = _plain(kind), _rules(kind)
+    plain, inner, rules = _split(kind)
     if plain is Literal:
-        return " or ".join(map(repr, typing.get_args(kind)))
+        return " or ".join(map(repr, inner))
     if plain in _LISTS:
-        inner = [x for x in typing.get_args(_bare(kind)) if x is not Ellipsis]
-        each = ", ".join(dict.fromkeys(map(allowed, inner)))
-        return f"a list of {each}" if each else "a list"
-    words = [rule.words() for rule in rules if isinstance(rule, Range)]
-    words += [rule.words for rule in rules if isinstance(rule, Text)]
-    return words[0] if words else _WORDS.get(plain) or plain.__name__
+        each = dict.fromkeys(allowed(x) for x in inner if x is not Ellipsis)
+        return f"a list of {', '.join(each)}" if each else "a list"
+    words = (
+        x.words() if isinstance(x, Range) else getattr(x, "words", "") for x in rules
+    )
+    return next(filter(None, words), "") or _WORDS.get(plain) or plain.__name__
 
 
 def check(function, values: Mapping[str, Any], field: str) -> None:
@@ -366,10 +364,11 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
     """
     kinds = _kinds(annotation)
     # A word among numbers or sections: its message names these, too.
-    mixed = len({_plain(kind) for kind in kinds} - {types.NoneType}) > 1
+    mixed = len({_split(kind)[0] for kind in kinds} - {types.NoneType}) > 1
     for kind in kinds:
         if _is_of(value, kind):
-            if mixed and _plain(kind) is Literal and value not in typing.get_args(kind):
+            plain, inner, _ = _split(kind)
+            if mixed and plain is Literal and value not in inner:
                 break
             return _check_kind(value, kind, field)
     default = option.default if option else NONE
@@ -385,14 +384,11 @@ def _kinds(annotation) -> list:
     return [annotation]
 
 
-def _bare(kind):
-    """Return a type without its rules: list[int] for Annotated[list[int], ...]."""
-    return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
-
-
-def _plain(kind):
-    """Return the type without its rules and entries: list for list[int]."""
-    return typing.get_origin(_bare(kind)) or _bare(kind)
+def _split(kind) -> tuple[Any, tuple, tuple]:
+    """Split a type, Annotated[list[int], rule], into list, its (int,) and its rules."""
+    rules = kind.__metadata__ if typing.get_origin(kind) is Annotated else ()
+    bare = typing.get_args(kind)[0] if rules else kind
+    return typing.get_origin(bare) or bare, typing.get_args(bare), rules
 
 
 _LISTS = (list, tuple, collections.abc.Sequence)
@@ -401,9 +397,9 @@ _NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating)
 
 def _is_of(value, kind) -> bool:
     """Whether a value is of a type, whatever the type's rules say of it."""
-    plain = _plain(kind)
+    plain, inner, _ = _split(kind)
     if plain is Literal:
-        return type(value) in map(type, typing.get_args(kind))
+        return type(value) in map(type, inner)
     if plain in _NUMBERS:  # a bool is an int to Python, never to a user
         return isinstance(value, _NUMBERS[plain]) and not isinstance(value, bool)
     if plain in _LISTS:
@@ -411,23 +407,18 @@ def _is_of(value, kind) -> bool:
     return not isinstance(plain, type) or plain is Any or isinstance(value, plain)
 
 
-def _rules(kind) -> list:
-    """Return the rules of an annotated type."""
-    return list(kind.__metadata__) if typing.get_origin(kind) is Annotated else []
-
-
 def _check_kind(value, kind, field) -> None:
     """Refuse a value of the right type that the type's rules do not allow."""
-    plain, rules, kind = _plain(kind), _rules(kind), _bare(kind)
+    plain, inner, rules = _split(kind)
     if plain is Literal:
-        core.check_choice(field, value, typing.get_args(kind))
+        core.check_choice(field, value, inner)
     refusals = (rule.refusal(value) for rule in rules)
     if plain in _NUMBERS:
         refusals = (_number_refusal(value, plain, *(rules or (Range(),))),)
     if wrong := next(filter(None, refusals), ""):
         raise ValueError(f"{field}={value!r}: must be {wrong}")
-    if plain in _LISTS:
-        _check_entries(value, typing.get_args(kind), field)
+    if plain in _LISTS and inner:
+        _check_entries(value, inner, field)
 
 
 def _number_refusal(value, plain, allowed: Range) -> str:
@@ -444,8 +435,6 @@ def _number_refusal(value, plain, allowed: Range) -> str:
 
 def _check_entries(values, kinds, field) -> None:
     """Refuse a list with an entry that is not allowed."""
-    if not kinds:
-        return
     if kinds[-1] is Ellipsis or len(kinds) == 1:
         kinds = kinds[:1] * len(values)
     if len(values) != len(kinds):
@@ -521,15 +510,15 @@ def named(choices: dict, section, field: str):
       ValueError: there is no such function.
     """
     section = dict(section)
-    name = section.pop("name", None)
+    name, field = section.pop("name", None), f"{field}.name"
     if not _is_foreign(name):
-        core.check_choice(f"{field}.name", name, tuple(choices))
+        core.check_choice(field, name, tuple(choices))
         return choices[name], section
     package, _, function = name.rpartition(".")
-    found = getattr(_imported(package, name, f"{field}.name"), function, None)
+    found = getattr(_imported(package, name, field), function, None)
     if not callable(found):
         raise ValueError(
-            f"{field}.name={name!r}: {package} has no function {function!r}; must be "
+            f"{field}={name!r}: {package} has no function {function!r}; must be "
             f"package.module.function, or one of {', '.join(choices)}"
         )
     return found, section

@@ -95,6 +95,7 @@ def fit(
     """
     if not isinstance(options, Mapping | None):
         raise ValueError(f"options={options!r}: must be a dict, field -> value")
+    options = options or {}
     by_image = None if isinstance(tasks, int | np.integer) else tasks
     if by_image is not None and np.ndim(by_image) != 1:
         raise ValueError(
@@ -108,22 +109,17 @@ def fit(
             encoder=folder.section(encoder.card)[0] if begun else encoder,
             size=size,
             tasks=tasks,
-            scenario=(options or {}).get("scenario.name"),
+            scenario=options.get("scenario.name"),
         )
-    chosen = {
-        "name": name,
-        "seed": seed,
-        "method.base": base,
-        "method.strategy": strategy or "finetune",
-        "epochs": epochs,
-        "batch_size": batch_size,
-    }
+    set_here = {"epochs": epochs, "batch_size": batch_size}
+    set_here = {field: x for field, x in set_here.items() if x is not None}
+    set_here |= {"name": name, "seed": seed}
+    set_here |= {"method.base": base, "method.strategy": strategy or "finetune"}
     if validation:
-        chosen |= {"data.validation": validation, "scenario.evaluation": "validation"}
-    chosen = {field: value for field, value in chosen.items() if value is not None}
-    if quiet:
-        chosen |= {"progress": False}
-    recipe.change(config, {**chosen, **(options or {})})
+        set_here["data.validation"] = validation
+        set_here["scenario.evaluation"] = "validation"
+    set_here |= {"progress": False} if quiet else {}
+    recipe.change(config, {**set_here, **options})
     if not begun:
         _check_strategy(config)
     if config.get("seeds", 1) != 1:
@@ -132,8 +128,7 @@ def fit(
             "seed=1 and so on"
         )
     start = _tensors(encoder) if begun else {}
-    own = f"runs/{name}-{_hash(config, start)}"
-    where = epath.Path(out if out is not None else own)
+    where = epath.Path(out or f"runs/{name}-{_hash(config, start)}")
     if begun:
         config.start = _written(encoder.card, start, where)
     with _silent(quiet), _stopping() as stop:
@@ -152,10 +147,8 @@ def _read(images, labels, domains, test, name) -> inputs.Given:
     train = inputs.read(images, name=name, labels=labels, domains=domains, test=share)
     if test is None or share is not None:
         return train
-    pair = test if isinstance(test, tuple) else (test, None)
-    if len(pair) != 2:
-        raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
-    judge = inputs.read(pair[0], name=f"{name}_test", labels=pair[1])
+    judging, known = inputs.split_pair(test)
+    judge = inputs.read(judging, name=f"{name}_test", labels=known)
     sections = {"train": train.section, "test": judge.section}
     sections = {name: x | sources.whole(x) for name, x in sections.items()}
     held = (*train.held, *judge.held)

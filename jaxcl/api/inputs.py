@@ -83,6 +83,14 @@ def read(
     return Given(held.section | share, (held,))
 
 
+def split_pair(test: Any) -> tuple:
+    """Split (images, labels); labels of a path, a section or a source are None."""
+    pair = test if isinstance(test, tuple) else (test, None)
+    if len(pair) != 2:
+        raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
+    return pair
+
+
 def _of_text(text: str) -> dict:
     """The section of a path, or of the name of a source."""
     if text in sources.SOURCES and not storage.exists(text):

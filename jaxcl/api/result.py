@@ -1,5 +1,6 @@
 """A run that is over, for programs: its encoder, numbers and pictures."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ import ml_collections
 from etils import epath
 
 from jaxcl.api import inputs
-from jaxcl.config import options
+from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
 from jaxcl.evals import plots
 from jaxcl.report import command as report_command
@@ -19,6 +20,9 @@ from jaxcl.update import command as update_command
 from jaxcl.update import lineage
 from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import export as export_lib
+
+# Errors of a directory that one may only read
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Update(NamedTuple):
@@ -104,12 +108,14 @@ class Result:
         now = lineage.current(self.folder)
         if self._encoder is None or self._encoder[0] != now:
             with tempfile.TemporaryDirectory() as elsewhere:
-                place = epath.Path(now) / "encoder"
+                place = f"{now}/encoder"
                 try:
-                    export_lib.export(self.folder, str(place), force=True)
-                except OSError:  # a run that one may only read
-                    place = epath.Path(elsewhere) / "encoder"
-                    export_lib.export(self.folder, str(place))
+                    export_lib.export(self.folder, place, force=True)
+                except OSError as error:
+                    if error.errno not in _READ_ONLY:
+                        raise
+                    place = f"{elsewhere}/encoder"
+                    export_lib.export(self.folder, place)
                 self._encoder = now, encoder_lib.load_encoder(place)
         return self._encoder[1]
 
@@ -193,27 +199,22 @@ class Result:
           ValueError: an argument is wrong; the run is not finished.
           jaxcl.run.lock.Held: another update of the run is going on.
         """
-        config = update_command.defaults().to_dict()
-        config["limits"] |= dict(limits or {})
-        if epochs is not None:
-            config["train"]["epochs"] = epochs
-        for field, value in (options or {}).items():
-            *path, last = field.removeprefix("config.").split(".")
-            section = config
-            for part in path:
-                section = section.setdefault(part, {})
-                if not isinstance(section, dict):
-                    raise ValueError(f"config.{field}: config.{part} has no options")
-            section[last] = value
+        config = update_command.defaults()
+        changes = {f"limits.{name}": value for name, value in (limits or {}).items()}
+        changes |= {} if epochs is None else {"train.epochs": epochs}
+        recipe.change(config, changes | dict(options or {}))
         new, judge = self._given("new", new_images, None, whole=True), None
         if test is not None:
-            pair = test if isinstance(test, tuple) else (test, None)
-            if len(pair) != 2:
-                raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
-            judge = self._given("judge", *pair)
+            judge = self._given("judge", *inputs.split_pair(test))
         index = None if old is None else self._given("old", old, None, whole=True)
         work = update_command.plan(
-            self.folder, new, config, test=judge, old=index, join=join, again=again
+            self.folder,
+            new,
+            config.to_dict(),
+            test=judge,
+            old=index,
+            join=join,
+            again=again,
         )
         verdict = lineage.read(work.workdir)
         if verdict is None:

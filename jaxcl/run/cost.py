@@ -170,14 +170,9 @@ def line(cost: dict) -> str:
         return "cost: not measured"
     parts = [] if total["flops"] is None else [f"{short(total['flops'])}FLOP"]
     parts += [f"{total['steps']:,} steps", f"{total['images']:,} images"]
-    times = [
-        f"{_seconds(total[key])} {name}"
-        for key, name in (
-            ("train_seconds", "training"),
-            ("compile_seconds", "compiling"),
-            ("evaluation_seconds", "evaluation"),
-        )
-    ]
+    names = {"train": "training", "compile": "compiling", "evaluation": "evaluation"}
+    seconds = {name: total[f"{key}_seconds"] for key, name in names.items()}
+    times = [f"{_seconds(value)} {name}" for name, value in seconds.items()]
     parts.append(f"{' + '.join(times)} on {cost['num_devices']} x {cost['device']}")
     if total["peak_bytes"] is not None:
         parts.append(f"{short(total['peak_bytes'])}B at the peak")

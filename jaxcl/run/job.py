@@ -106,16 +106,9 @@ class Job(NamedTuple):
 
 def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
     """Plan which rows each step of a task reads, from seed, task and epoch."""
-    return _schedule(job.data, source, task, job.parts(task))
-
-
-def _schedule(data: Data, source, task: int, parts: int) -> stream.Schedule:
+    data, size = job.data, job.data.batch_size * job.parts(task)
     return stream.schedule(
-        source,
-        seed=data.seed,
-        task=task,
-        epochs=data.epochs,
-        batch_size=data.batch_size * parts,
+        source, seed=data.seed, task=task, epochs=data.epochs, batch_size=size
     )
 
 
@@ -127,7 +120,9 @@ def plain_schedules(data: Data) -> list[stream.Schedule]:
     Raises:
       ValueError: a task has too few rows for a batch.
     """
-    return [_schedule(data, task.train, task.index, 1) for task in data.stream.tasks]
+    options = dict(seed=data.seed, epochs=data.epochs, batch_size=data.batch_size)
+    tasks = data.stream.tasks
+    return [stream.schedule(x.train, task=x.index, **options) for x in tasks]
 
 
 def steps_left(data: Data, finished: int) -> int:
@@ -151,10 +146,11 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
     """This process's share of a task's batches, from the task's step `start` on."""
     data, parts = job.data, job.parts(task)
     if data.together:
-        alone = [data._replace(seed=seed, together=()) for seed in data.together]
-        jobs = [job._replace(data=own) for own in alone]
+        alone = (data._replace(seed=seed, together=()) for seed in data.together)
+        jobs = (job._replace(data=own) for own in alone)
         readers = [_host_batches(one, source, task, start) for one in jobs]
-        return _join(readers, _one_after_another)
+        # The rows of one seed's batch follow those of another.
+        return _join(readers, lambda *x: jax.tree.map(lambda *y: np.concatenate(y), *x))
     if data.graphs:  # every process reads all rows, see `feed`
         return graph_batches.batches(
             source,
@@ -180,10 +176,10 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
     own = read(source, seed=data.seed, epochs=data.epochs, batch_size=size)
     if parts > 1:
         own = _join([own], functools.partial(_side_by_side, parts=parts))
-    if not job.method.labelled:
-        return own
-    labelled = _labelled(job, source, task, read)
-    return _join([own, labelled], lambda batch, more: batch | {"labelled": more})
+    if job.method.labelled:
+        more = _labelled(job, source, task, read)
+        own = _join([own, more], lambda batch, rows: batch | {"labelled": rows})
+    return own
 
 
 def _labelled(job, source, task, read) -> Iterator:
@@ -205,11 +201,6 @@ def _join(readers, combine):
             stack.enter_context(contextlib.closing(reader))
         for batches in zip(*readers, strict=True):
             yield combine(*batches)
-
-
-def _one_after_another(*batches):
-    """Append the rows of one seed's batch to those of another."""
-    return jax.tree.map(lambda *x: np.concatenate(x), *batches)
 
 
 def _side_by_side(batch, parts):
@@ -301,15 +292,11 @@ def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
 def placed(method: core.Method, data: Data, mesh, parts: int = 1) -> tuple:
     """`shapes` with the shardings that the step is traced with."""
     state, batch = shapes(method, data, parts)
-    replicated = sharding.replicated(mesh)
-    shardings = (
-        sharding.placement(state, mesh),
-        jax.tree.map(lambda _: replicated, batch),
-    )
+    everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), batch)
     return jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
         (state, batch),
-        shardings,
+        (sharding.placement(state, mesh), everywhere),
     )
 
 
@@ -317,32 +304,30 @@ def checked(method: core.Method, data: Data, mesh) -> core.Method:
     """Trace the step, so that what does not fit is said before the run begins.
 
     Returns:
-      The method, with a step that `compile_step` need not trace again.
+      The method, with an init and a step that nothing need trace again.
 
     Raises:
       ValueError: shapes or labels do not fit the method; the message names them.
     """
     train = data.stream.dataset.train
     unknown = int((train.label < 0).sum())
-    if method.supervised and unknown:
+    if unknown and (method.supervised or method.labelled):
+        mend = "take a method that reads no labels"
+        if method.labelled:
+            mend = "turn off its online head (config.method.online_head)"
         raise ValueError(
             f"config.method: needs a label for every train row, but {unknown} of "
             f"{stream.size(train)} of {data.stream.dataset.name} have none (-1); label "
-            "them, or take a method that reads no labels"
-        )
-    if method.labelled and unknown:
-        raise ValueError(
-            "config.method: its steps read labelled rows of the whole train split "
-            f"(two_view's do with config.method.online_head=True), but {unknown} of "
-            f"{stream.size(train)} of {data.stream.dataset.name} have none (-1); label "
-            "them, or turn that option off"
+            f"them, or {mend}"
         )
     if method.replays and not data.resident:
         raise ValueError(
             "config.method: replays images as they are, which must fit on the device: "
             "give config.data resident=True and size, or raise config.device_bytes"
         )
-    method = method._replace(step=sharding.traced_once(method.step))
+    method = method._replace(
+        init=sharding.traced_once(method.init), step=sharding.traced_once(method.step)
+    )
     for parts in {method.parts(task) for task in data.stream.tasks}:
         jax.eval_shape(method.step, *placed(method, data, mesh, parts))
     return method
@@ -441,9 +426,7 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     def place(item):
         count, batches = item
         number = sharding.replicate(np.int32(count), job.mesh)
-        if (
-            job.data.graphs
-        ):  # the nodes of a batch are one array, not split among devices
+        if job.data.graphs:  # the nodes of a batch are one array, which is not split
             return count, sharding.replicate(batches, job.mesh), number
         return count, sharding.shard(batches, job.mesh, axis=axis), number
 

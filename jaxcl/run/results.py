@@ -164,10 +164,15 @@ def finished(results: dict) -> int:
     return sum(scalars is not None for scalars in results["scalars"])
 
 
+def exist(folder: epath.PathLike) -> bool:
+    """Tell whether a run directory has results."""
+    return (epath.Path(folder) / RESULTS).exists()
+
+
 def complete(folder: epath.PathLike) -> bool:
     """Tell whether a run directory has the results of all tasks that it is to train."""
     folder = epath.Path(folder)
-    if not (folder / RESULTS).exists():
+    if not exist(folder):
         return False
     results, config = read_results(folder), storage.read_object(folder / "config.json")
     wanted = config.get("first_tasks") or len(results["task_names"])

@@ -16,6 +16,7 @@ from jaxcl.run import results as results_lib
 
 UPDATES, VERDICT, ROTATION = "updates", "update.json", "rotation.npy"
 _IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
+_OF_A_RUN = ("method", "tuning")  # sections that no update changes
 # Options of a run's data on how images are read; new images in files use them, too.
 _READING = ("size", "channels", "decoder", "on_corrupt", "cache_size")
 _READING += ("background", "bits")
@@ -133,57 +134,11 @@ def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
     Raises:
       ValueError: the parent is not finished, or a change is not allowed.
     """
-    if folder.is_one(parent):
-        return _first_config(parent, theirs, data, changes)
-    where = epath.Path(parent) / results_lib.RESULTS
-    results = results_lib.read_results(parent) if where.exists() else None
-    if results is None or None in results["scalars"]:
-        first = theirs.get("first_tasks")
-        if first and results and results_lib.finished(results) == first:
-            raise ValueError(
-                f"{parent}: config.first_tasks={first} left out "
-                f"{len(results['scalars']) - first} of its tasks; an update follows a "
-                "run of all its tasks"
-            )
-        raise ValueError(f"{parent}: is not finished; let it finish first")
-    tasks = len(results["task_names"]) + 1
-    scenario = {"name": "after", "num_tasks": tasks, "evaluation": "none"}
-    changed = _changed(theirs, changes, kept=("method", "tuning"))
-    return changed | _own(parent, data, scenario)
-
-
-def _first_config(folder_of, theirs, data, changes) -> dict:
-    """The config of the run whose first task is the new one."""
-    scenario = {"name": "joint", "evaluation": "none"}
-    changed = _changed(theirs, changes, kept=())
-    return changed | _own(folder_of, data, scenario)
-
-
-def _changed(theirs, changes, kept) -> dict:
-    """The config with changes, sections option by option; refuses what is not theirs.
-
-    Args:
-      kept: sections that cannot change, beside those that are the update's own.
-    """
-    for name, value in changes.items():
-        if value == {}:
-            continue  # no option of the section was given
-        own = theirs.get(name) or {}
-        if name in kept and isinstance(value, dict) and {**own, **value} == own:
-            continue  # the update of an encoder's folder, asked for once more
-        if name in ("data", "scenario", "start", "encoder", "evaluators", *kept):
-            raise ValueError(f"config.train.{name}: is the run's, or the update's own")
-    plain = {k: v for k, v in changes.items() if not isinstance(v, dict)}
-    changed = {**theirs, **plain}
-    for name, value in changes.items():
-        if isinstance(value, dict) and value:
-            changed[name] = {**(theirs.get(name) or {}), **value}
-    return changed
-
-
-def _own(parent, data, scenario) -> dict:
-    """Options that every update sets, whatever its parent has."""
-    return {
+    scenario, kept = {"name": "joint", "evaluation": "none"}, ()
+    if not folder.is_one(parent):
+        tasks = _count_tasks(parent, theirs) + 1
+        scenario, kept = scenario | {"name": "after", "num_tasks": tasks}, _OF_A_RUN
+    return _changed(theirs, changes, kept) | {
         "data": data,
         "scenario": scenario,
         "start": str(parent),
@@ -192,6 +147,42 @@ def _own(parent, data, scenario) -> dict:
         "plasticity": False,
         "first_tasks": None,
     }
+
+
+def _count_tasks(run: str, theirs: dict) -> int:
+    """Count the tasks of a run; refuse one that has not finished all of them."""
+    found = results_lib.exist(run)
+    results = results_lib.read_results(run) if found else {"scalars": [None]}
+    tasks, first = len(results["scalars"]), theirs.get("first_tasks")
+    if None not in results["scalars"]:
+        return tasks
+    if first and results_lib.finished(results) == first:
+        raise ValueError(
+            f"{run}: config.first_tasks={first} left out {tasks - first} of its tasks; "
+            "an update follows a run of all its tasks"
+        )
+    raise ValueError(f"{run}: is not finished; let it finish first")
+
+
+def _changed(theirs, changes, kept) -> dict:
+    """The config with changes, sections option by option; refuses what is not theirs.
+
+    Args:
+      kept: sections that cannot change, beside those that are the update's own.
+    """
+    changed = dict(theirs)
+    for name, value in changes.items():
+        if value == {}:
+            continue  # no option of the section was given
+        own = theirs.get(name) or {}
+        new = {**own, **value} if isinstance(value, dict) else value
+        # The update of an encoder's folder may be asked for once more.
+        is_same = name in kept and isinstance(value, dict) and new == own
+        fixed = ("data", "scenario", "start", "encoder", "evaluators", *kept)
+        if name in fixed and not is_same:
+            raise ValueError(f"config.train.{name}: is the run's, or the update's own")
+        changed[name] = new
+    return changed
 
 
 def updates(run: str) -> list[epath.Path]:
