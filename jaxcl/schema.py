@@ -50,7 +50,7 @@ class Range(NamedTuple):
     below: float = math.inf
 
     def words(self) -> str:
-        """What is allowed, for messages."""
+        """Say what is allowed, for messages."""
         if self.least > -math.inf and self.most < math.inf:
             return f"from {self.least} to {self.most}"
         bounds = {"at least": self.least, "above": self.above}
@@ -59,7 +59,7 @@ class Range(NamedTuple):
         return " and ".join(said)
 
     def refusal(self, value: float) -> str:
-        """What a value should be; "" where it is that."""
+        """Say what a value must be; "" where it is that."""
         inside = self.least <= value <= self.most and self.above < value < self.below
         return "" if inside else self.words()
 
@@ -71,7 +71,7 @@ class Entries(NamedTuple):
     once: bool = False
 
     def refusal(self, value: typing.Sized) -> str:
-        """What a list should be; "" where it is that."""
+        """Say what a list must be; "" where it is that."""
         if len(value) < self.least:
             return f"a list of {self.least} or more"
         return "a list of entries that differ" if self.once and _repeats(value) else ""
@@ -84,7 +84,7 @@ class Text(NamedTuple):
     words: str  # the same for messages
 
     def refusal(self, value: str) -> str:
-        """What a text should be; "" where it is that."""
+        """Say what a text must be; "" where it is that."""
         return "" if re.fullmatch(self.pattern, value) else self.words
 
 
@@ -377,7 +377,7 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
 
 
 def _kinds(annotation) -> list:
-    """The members of a union; of any other type, the type alone."""
+    """List the members of a union; of any other type, the type alone."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = typing.get_args(annotation)
         return [kind for member in members for kind in _kinds(member)]
@@ -396,7 +396,7 @@ _NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating)
 
 
 def _is_of(value, kind) -> bool:
-    """Whether a value is of a type, whatever the type's rules say of it."""
+    """Tell whether a value is of a type, whatever the type's rules say of it."""
     plain, inner, _ = _split(kind)
     if plain is Literal:
         return type(value) in map(type, inner)
@@ -422,7 +422,7 @@ def _check_kind(value, kind, field) -> None:
 
 
 def _number_refusal(value, plain, allowed: Range) -> str:
-    """What a number should be; "" where it is that, and a step can compute with it."""
+    """Say what a number must be; "" where a step can compute with it."""
     largest = _LARGEST[plain]
     if plain is float and not abs(value) <= largest:  # so is nan
         return " and ".join(filter(None, (allowed.words(), "finite")))
@@ -448,7 +448,7 @@ def _repeats(values) -> bool:
 
 
 def options(function, section, field: str, given=()) -> dict:
-    """The keyword arguments that a section of the config gives a function.
+    """Return the keyword arguments that a section of a config gives a function.
 
     Args:
       function: whose keyword-only parameters are the allowed keys.
@@ -492,13 +492,13 @@ def _refuse_unknown(function, option, known, field):
 def defaults(
     function: Callable, given: Mapping[str, Any] = types.MappingProxyType({})
 ) -> dict:
-    """The keyword-only parameters that have a default, with it; see `option_of`."""
+    """Return the defaults of all options that have one; see `option_of`."""
     options = option_of(function, given).items()
     return {name: x.default for name, x in options if x.default is not NONE}
 
 
 def named(choices: dict, section, field: str):
-    """The function that a section's `name` picks, and the section's other keys.
+    """Find the function that a section's `name` picks; return the other keys, too.
 
     Args:
       choices: name -> function. A name with a dot is a function of the user's own
@@ -525,7 +525,7 @@ def named(choices: dict, section, field: str):
 
 
 def module(package: str, name: str, field: str):
-    """The module `package.name`, or that of the user's own package; no other is read.
+    """Find the module `package.name`, or that of the user's own package.
 
     Args:
       package: "jaxcl.methods" or "jaxcl.evals".
@@ -582,7 +582,7 @@ def _own_module(name, field):
 
 
 def _with_make(package) -> list[str]:
-    """Modules of a package that have `make`. It imports all of them, for a message."""
+    """List the modules of a package that have `make`. It imports all of them."""
     folder = importlib.import_module(package)
     return [
         info.name
@@ -592,7 +592,7 @@ def _with_make(package) -> list[str]:
 
 
 def _is_foreign(name) -> bool:
-    """Whether a name is a dotted path into the user's own package."""
+    """Tell whether a name is a dotted path into the user's own package."""
     parts = name.split(".") if isinstance(name, str) else ()
     return len(parts) > 1 and all(part.isidentifier() for part in parts)
 
@@ -614,7 +614,7 @@ def _imported(path, name, field):
 
 
 def method(name: str):
-    """The module that config.method.name names."""
+    """Find the module that config.method.name names."""
     return module("jaxcl.methods", name, "config.method.name")
 
 

@@ -140,7 +140,7 @@ def fit(
 
 
 def _read(images, labels, domains, test, name) -> inputs.Given:
-    """config.data of the images, and of those that judge."""
+    """Make config.data of the images, and of those that judge."""
     share = test if isinstance(test, int | float) else None
     if share is not None and not 0 <= share < 1:
         raise ValueError(f"test={test!r}: a share must be from 0 to below 1")
@@ -156,7 +156,7 @@ def _read(images, labels, domains, test, name) -> inputs.Given:
 
 
 def _config(section, *, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
-    """The config of configs/own_images.py, cut into tasks as the call says."""
+    """Make the config of configs/own_images.py, cut into tasks as the call says."""
     if not isinstance(tasks, int | np.integer):
         scenario, count = "domain", 1
     else:
@@ -189,7 +189,7 @@ def _check_strategy(config) -> None:
 
 
 def _hash(config, start: dict[str, bytes]) -> str:
-    """Eight digits of all that a run is of: other runs have other directories.
+    """Hash all that a run is of to eight digits: other runs, other directories.
 
     Args:
       config: of the run, without the folder that is written for `start`.
@@ -202,13 +202,13 @@ def _hash(config, start: dict[str, bytes]) -> str:
 
 
 def _tensors(encoder: encoder_lib.Encoder) -> dict[str, bytes]:
-    """The file of the tensors of an encoder in memory, by its name."""
+    """Pack the tensors of an encoder in memory into a file, by its name."""
     leaves = encoder_lib.flat(encoder.params, encoder.stats)
     return {folder.TENSORS: writer.pack(leaves, "flax")}
 
 
 def _written(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
-    """The folder of an encoder in memory, which is written beside the run."""
+    """Write the folder of an encoder in memory beside the run; return its path."""
     card = {key: value for key, value in card.items() if key != "checksum"}
     card["files"] = writer.hashes(files)
     place = where / "start"
@@ -218,7 +218,7 @@ def _written(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
 
 @contextlib.contextmanager
 def _silent(quiet: bool) -> Iterator[None]:
-    """Context in which nothing is printed, if so wished; errors are raised."""
+    """Print nothing within this context, if so wished; errors are raised."""
     if not quiet:
         yield
         return
@@ -228,7 +228,7 @@ def _silent(quiet: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopping() -> Iterator:
-    """Context in which Ctrl-C saves the run; yields what says that it came.
+    """Let Ctrl-C save the run within this context; yield what says that it came.
 
     Unlike `signals.watch` it never ends the process, which may be a notebook's. Only
     the main thread hears signals; elsewhere nothing stops a run.

@@ -54,7 +54,7 @@ def meanings(function: Callable) -> dict[str, str]:
 
 
 def _from_docstring(text, known) -> dict[str, str]:
-    """ "name, other: words" and the lines below that are indented more."""
+    """Read "name, other: words" and the lines below that are indented more."""
     found: dict[str, list[str]] = {}
     names: list[str] = []
     depth = 0
@@ -74,7 +74,7 @@ def _from_docstring(text, known) -> dict[str, str]:
 
 
 def _from_comments(text, known) -> dict[str, str]:
-    """The comment behind a field, or on the lines before it."""
+    """Read the comment behind a field, or on the lines before it."""
     found, before = {}, []
     for line in text.splitlines():
         code, _, comment = line.partition("#")

@@ -33,7 +33,7 @@ class Update(NamedTuple):
     folder: str  # run directory of the update
 
     def __str__(self) -> str:
-        """Sentences on accuracy, index and verdict, as the command prints them."""
+        """Say accuracy, index and verdict in sentences, as the command does."""
         return update_command.sentences(self.verdict)
 
 
@@ -64,7 +64,7 @@ class Result:
             raise ValueError(f"{self.folder}: no run in it has finished a task")
 
     def __repr__(self) -> str:
-        """The directory, and average accuracies, with those before any training."""
+        """Name the directory, and average accuracies, also those before training."""
         said, results = [f"jaxcl.Result({self.folder!r})"], self.results
         for name, measures in results["summary"].items():
             if (value := measures["average_accuracy"]) is None:
@@ -224,7 +224,7 @@ class Result:
         return Update(verdict["accepted"], verdict, str(work.workdir))
 
     def _given(self, what, images, labels, whole=False) -> str | dict:
-        """A path as it is, anything else as a section; its arrays are kept."""
+        """Return a path as it is, anything else as a section; keep its arrays."""
         if isinstance(images, str | os.PathLike):
             return os.fspath(images)
         name = f"{self.config.name}_{what}"

@@ -112,7 +112,7 @@ def read(data: Mapping[str, Any]) -> stream.Dataset:
 
 
 def _image(train, row) -> np.ndarray | None:
-    """An image; None of a file that cannot be read, which the run will name or skip."""
+    """Load an image; None of an unreadable file, which the run will name or skip."""
     if train.images is not None:
         return train.images[row]
     try:
@@ -122,7 +122,7 @@ def _image(train, row) -> np.ndarray | None:
 
 
 def _moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel, every image counted alike."""
+    """Compute mean and deviation of each channel, every image counted alike."""
     means, squares = [], []
     for image in images:
         pixels = image.reshape(-1, image.shape[-1]) / 255.0
@@ -135,13 +135,13 @@ def _moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _judges(test) -> int:
-    """How many test rows can judge: all of them, if each has a label."""
+    """Count the test rows that can judge: all of them, if each has a label."""
     known = test is not None and bool((test.label >= 0).all())
     return stream.size(test) if known else 0
 
 
 def _counts(values, size) -> tuple[int, ...]:
-    """How often each number from 0 occurs; -1 is not counted."""
+    """Count how often each number from 0 occurs; -1 is not counted."""
     return tuple(np.bincount(values[values >= 0], minlength=size).tolist())
 
 
@@ -154,7 +154,7 @@ def config(
     num_tasks: int | None = None,
     by_strategy: bool = True,
 ) -> ml_collections.ConfigDict:
-    """The config of a set of images.
+    """Make the config of a set of images.
 
     Its options may be overridden as those of any config.
 
@@ -226,7 +226,7 @@ def config(
 
 
 def _choose_encoder(encoder) -> tuple[dict, str | None]:
-    """The section of an encoder; and the folder with which it begins, if any."""
+    """Choose the section of an encoder, and the folder with which it begins, if any."""
     if isinstance(encoder, Mapping | ml_collections.ConfigDict):
         return dict(encoder), None
     if not isinstance(encoder, str | os.PathLike):
@@ -247,7 +247,7 @@ def _choose_encoder(encoder) -> tuple[dict, str | None]:
 
 
 def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
-    """config.data: a set of small images in files is decoded once, into memory.
+    """Have a set of small images in files decoded once, into memory.
 
     Args:
       data: a section config.data.
@@ -286,7 +286,7 @@ def _fit_encoder(section, summary, size) -> tuple[dict, int]:
 
 
 def _augment(summary, side, cut) -> dict:
-    """config.augment: SimCLR's for photographs; small images are not blurred.
+    """Choose SimCLR's augmentation for photographs; small images are not blurred.
 
     `cut` says whether `read_once` has the images cut to squares.
     """
@@ -308,7 +308,7 @@ def _augment(summary, side, cut) -> dict:
 
 
 def batch_size(rows: int) -> int:
-    """A power of two from 2 to 256 of which an epoch has at least four batches.
+    """Choose a power of two from 2 to 256 with at least four batches an epoch.
 
     Of less than 8 rows it is 2, of which an epoch has fewer.
     """
@@ -336,7 +336,7 @@ def _count_tasks(summary, scenario, num_tasks) -> int:
 
 
 def _task_sizes(summary, scenario, num_tasks) -> list[int]:
-    """Train rows of each task of a continual run."""
+    """Count the train rows of each task of a continual run."""
     if scenario == "domain":
         return [*summary.domains]
     if scenario == "class":
@@ -346,7 +346,7 @@ def _task_sizes(summary, scenario, num_tasks) -> list[int]:
 
 
 def _optimizer(made) -> None:
-    """LARS by the base's rates; AdamW for a ViT or ConvNeXt, as is usual."""
+    """Set LARS by the base's rates; AdamW for a ViT or ConvNeXt, as is usual."""
     base = made.method.get_ref("base")
     if made.encoder.name in ("vit", "convnext"):
         made.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
@@ -360,7 +360,7 @@ def _optimizer(made) -> None:
 
 
 def _evaluators(summary) -> dict:
-    """Neighbours where labels can judge; without, measures that need none."""
+    """Choose neighbours where labels can judge; without, measures that need none."""
     found: dict[str, dict] = {"collapse": {}, "uniformity": {}, "neighbours": {}}
     if not summary.judges:
         return found
@@ -375,7 +375,7 @@ def _evaluators(summary) -> dict:
 
 
 def of_path(path: str) -> dict:
-    """config.data of what lies at a path, see `sources.section_of`.
+    """Return config.data of the images at a path, see `sources.section_of`.
 
     Raises:
       ValueError: there is nothing; or as `from_huggingface.guessed`.

@@ -129,7 +129,7 @@ class Top:
 
 
 def precision_of(raw: dict) -> str:
-    """What config.precision="auto" means: "bfloat16", but for CPUs and graphs.
+    """Choose the precision of "auto": "bfloat16", but float32 on CPUs and for graphs.
 
     GPUs before compute capability 8 (Ampere) have no arithmetic in it, either.
     """
@@ -216,7 +216,7 @@ def function_of(path: str, section) -> Callable:
 
 
 def follows_seed(scenario: dict) -> bool:
-    """Whether the run's seed cuts the tasks, because the scenario has none of its own.
+    """Tell whether the run's seed cuts the tasks, since the scenario has none.
 
     So it is with "growth", "permuted", "rotated", "recurring" and "blurry", and with
     "class" in the order "released".
@@ -255,7 +255,7 @@ def tasks(data, scenario, seed=0, stand_in=None):
 
 
 def parts(top: Top):
-    """Parts, and what evaluators and loaders must know of the images.
+    """Make Parts, and what evaluators and loaders must know of the images.
 
     Returns:
       `core.Parts` with num_classes=0, and a dict of size, mean, std, views, resize and
@@ -299,7 +299,7 @@ def parts(top: Top):
 
 
 def _views(top: Top):
-    """Views as Parts has them, and what is known of the images, if any."""
+    """Make the views of Parts, and what is known of the images, if any."""
     dtype, augment = PRECISIONS[top.precision], dict(top.augment)
     name = augment.pop("name", "images")
     core.check_choice("config.augment.name", name, ("images", "graphs"))
@@ -354,7 +354,7 @@ def encoder(top: Top):
 
 
 def tuned(module, section: dict | str | None, given=None):
-    """The encoder of which config.tuning names the part that is trained.
+    """Wrap an encoder of which config.tuning names the part that is trained.
 
     Args:
       module: of config.encoder.
@@ -369,7 +369,7 @@ def tuned(module, section: dict | str | None, given=None):
 
 
 def completed(raw: dict) -> dict:
-    """A config that begins with the folder of an encoder, with what the folder says.
+    """Fill in a config that begins with the folder of an encoder.
 
     That is the encoder, and the mean and standard deviation of its images. Where
     config.encoder names the same network, its drop_path and remat are kept; the folder
@@ -396,7 +396,7 @@ def completed(raw: dict) -> dict:
 
 
 def chosen(section):
-    """The module of a method, and the options of its make."""
+    """Find the module of a method, and check the options of its make."""
     section = dict(section)
     module = schema.method(section.pop("name", None))
     return module, schema.options(module.make, section, "config.method")

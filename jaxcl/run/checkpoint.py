@@ -77,7 +77,7 @@ _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 def _bits(leaf) -> jax.Array:
-    """The bits of a leaf as u32 words."""
+    """Return the bits of a leaf as u32 words."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     size = leaf.dtype.itemsize
@@ -88,7 +88,7 @@ def _bits(leaf) -> jax.Array:
 
 
 def _by_name(tree) -> dict:
-    """Name -> shape and type of each leaf, of a state or of `Saved.tree`."""
+    """Name the shape and type of each leaf, of a state or of `Saved.tree`."""
     leaves = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         # Orbax has dicts where the state has fields; keys are saved as two words.
@@ -100,7 +100,7 @@ def _by_name(tree) -> dict:
 
 
 def differences(saved: Any, like: Any, *, most: int = 3) -> str:
-    """Says which leaves differ in name, shape or type; "" if none does.
+    """Say which leaves differ in name, shape or type; "" if none does.
 
     Args:
       saved: what `read` returns as the tree, or a part of it.
@@ -115,7 +115,7 @@ def differences(saved: Any, like: Any, *, most: int = 3) -> str:
 
 @jax.jit
 def checksum(tree: Any) -> jax.Array:
-    """u32[leaves]: sum of each leaf's words, weighted by place, modulo 2^32."""
+    """Sum the words of each leaf, weighted by place, modulo 2^32: u32[leaves]."""
     sums = []
     for leaf in jax.tree.leaves(tree):
         words = _bits(leaf).ravel()
@@ -125,7 +125,7 @@ def checksum(tree: Any) -> jax.Array:
 
 
 def read(path: epath.PathLike) -> Saved:
-    """What a checkpoint says of itself; whatever Orbax raises if it cannot be read."""
+    """Read all of a checkpoint but its arrays; raise what Orbax raises."""
     metadata = ocp.metadata(path)
     if metadata.metadata is None:  # Orbax keeps the reason to itself; load raises it
         with warnings.catch_warnings(action="ignore"):  # no shardings are given
@@ -138,7 +138,7 @@ def read(path: epath.PathLike) -> Saved:
 
 
 def _text_sum(cursor: dict) -> str:
-    """Checksum of JSON: the same before it was written and after it is read."""
+    """Return a checksum of JSON that is equal before it was written and after."""
     text = json.dumps(cursor, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -165,12 +165,12 @@ def load(path: epath.PathLike, like: Any, saved: Saved) -> Any:
 
 
 def _sums(tree) -> dict[str, int]:
-    """Name of each leaf -> its checksum."""
+    """Name the checksum of each leaf."""
     return dict(zip(_by_name(tree), np.asarray(checksum(tree)).tolist(), strict=True))
 
 
 def _may_be_whole(error: BaseException | None) -> bool:
-    """Whether the storage did not answer, rather than gave a wrong or no file.
+    """Tell whether the storage did not answer, rather than gave a wrong or no file.
 
     Orbax raises an error of its own while it handles that of the storage.
     """
@@ -185,7 +185,7 @@ def _may_be_whole(error: BaseException | None) -> bool:
 def newest(
     folder: epath.Path, numbers: Sequence[int], reader: Callable
 ) -> tuple[int, Any]:
-    """The newest checkpoint that is not damaged, and what `reader` returns of it.
+    """Find the newest undamaged checkpoint: its number and what `reader` returns.
 
     Args:
       folder: where the checkpoints are.
@@ -344,7 +344,7 @@ class Checkpoints:
 
 
 def abstract_state(tree: Any) -> Any:
-    """Shapes, types and shardings of a tree of arrays."""
+    """Return the shapes, types and shardings of a tree of arrays."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
     )
@@ -353,7 +353,7 @@ def abstract_state(tree: Any) -> Any:
 def restore_start(
     start: str, like: Any, task_names: Sequence[str], *, keep: int
 ) -> Restored:
-    """The last state of another run, for this run to continue from.
+    """Read the last state of another run, for this run to continue from.
 
     Args:
       start: directory of the other run.

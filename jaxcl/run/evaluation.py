@@ -62,7 +62,7 @@ class _AtTheEnd(NamedTuple):
 
 
 def due(evaluators: dict[str, Callable], state, task: int) -> list[str]:
-    """The keys of those that run now; others wait for the end of the last task."""
+    """List the evaluators that run now; others wait for the end of the last task."""
     return [
         key
         for key, evaluate in evaluators.items()
@@ -196,7 +196,7 @@ def _warn(warnings, key, state, task: int) -> list[str]:
 
 
 def _checked(result: core.Result) -> core.Result:
-    """The result, with a warning for each scalar that is no number.
+    """Add a warning for each scalar that is no number.
 
     Nan in a row says that a task was not measured. Evaluators leave out a scalar that
     they did not measure, so nan in its place is an error.

@@ -103,7 +103,7 @@ def _seeds(work, workdir, stop):
 
 
 def _made(work, seed):
-    """The job of a seed; raises schema.Refused, which names the seed."""
+    """Make the job of a seed; raise schema.Refused, which names the seed."""
     try:
         return work.make(seed)
     except ValueError as error:
@@ -113,7 +113,7 @@ def _made(work, seed):
 def single_tasks(
     work: job.Job, workdir: epath.Path, *, stop: Callable[[], bool], step: Callable
 ) -> dict[str, list]:
-    """FT_i: accuracy on task i of the method trained on task i alone.
+    """Measure FT_i, the accuracy on task i of the method trained on task i alone.
 
     Each task is a run of its own inside `workdir`, which stays there: it resumes and is
     not trained twice. A task that the cache of `work.alone` holds is not trained.
@@ -146,7 +146,7 @@ def single_tasks(
 
 
 def _single_task(single, step, i, task, workdir, stop):
-    """Matrix name -> FT of task i, trained now or resumed."""
+    """Measure FT of task i, by matrix name; train or resume."""
     evaluators = {
         name: lambda state, _, judge=judge: judge(state, i)
         for name, judge in single.evaluation.evaluators.items()
@@ -170,7 +170,7 @@ _MEASURES |= {name: name for name in ("forgetting", "stability", "plasticity")}
 
 
 def text(results: dict) -> str:
-    """The measures of a run, one line per matrix, in percent."""
+    """Write the measures of a run, one line per matrix, in percent."""
     titles = {**_MEASURES, "untrained": "untrained"}
     lines = []
     for name, measures in results_lib.summary(results).items():

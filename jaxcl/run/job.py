@@ -100,7 +100,7 @@ class Job(NamedTuple):
         return self.data.stream
 
     def parts(self, task: int) -> int:
-        """How many batches each step of a task takes, see `core.Method.parts`."""
+        """Count the batches that each step of a task takes, see `core.Method.parts`."""
         return self.method.parts(self.stream.tasks[task])
 
 
@@ -131,7 +131,7 @@ def steps_left(data: Data, finished: int) -> int:
 
 
 def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainState:
-    """The state at the first step of a task."""
+    """Bring the state to the first step of a task."""
     source = job.method.source(state, task)
     numbers = {
         "task": np.int32(task.index),
@@ -143,7 +143,7 @@ def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainStat
 
 
 def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
-    """This process's share of a task's batches, from the task's step `start` on."""
+    """Yield this process's share of a task's batches, from its step `start` on."""
     data, parts = job.data, job.parts(task)
     if data.together:
         alone = (data._replace(seed=seed, together=()) for seed in data.together)
@@ -214,7 +214,7 @@ def _side_by_side(batch, parts):
 
 
 def resident_shapes(data: Data) -> dict:
-    """Shapes of what `resident` puts on the devices.
+    """Return the shapes of what `resident` puts on the devices.
 
     An image is one row, u8[N, H * W * C]. Of u8[N, H, W, C] a TPU would copy the whole
     set into another layout in every call, since it gathers rows of contiguous bytes. It
@@ -232,7 +232,7 @@ def resident_shapes(data: Data) -> dict:
 
 
 def resident(job: Job) -> dict:
-    """The train split, replicated on every device; {} where it streams."""
+    """Put the train split whole on every device; {} where it streams."""
     if not job.data.resident:
         return {}
     examples, shapes = job.stream.dataset.train, resident_shapes(job.data)
@@ -244,7 +244,7 @@ def resident(job: Job) -> dict:
 
 
 def _example(method: core.Method, data: Data) -> dict:
-    """A batch of one row, of the shape that the method's init and step take."""
+    """Make a batch of one row, of the shape that the method's init and step take."""
     examples = data.stream.dataset.train
     if data.graphs:
         return graph_batches.blank(examples, 1)
@@ -260,21 +260,21 @@ def _example(method: core.Method, data: Data) -> dict:
 
 
 def initial_state(job: Job) -> core.TrainState:
-    """The state before the first task, on all devices."""
+    """Make the state before the first task, on all devices."""
     placement = sharding.placement(shapes(job.method, job.data)[0], job.mesh)
     init = jax.jit(job.method.init, out_shardings=placement)
     return init(_key(job.data), _example(job.method, job.data))
 
 
 def _key(data: Data):
-    """The key of the run; keys[S] where several seeds share the state."""
+    """Make the key of the run; keys[S] where several seeds share the state."""
     if not data.together:
         return jax.random.key(data.seed)
     return jax.vmap(jax.random.key)(np.array(data.together))
 
 
 def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
-    """The (state, batch) that the method's step takes, as shapes.
+    """Return the (state, batch) that the method's step takes, as shapes.
 
     Batches of graphs have a few sizes: this is the one used most often.
     """
@@ -290,7 +290,7 @@ def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
 
 
 def placed(method: core.Method, data: Data, mesh, parts: int = 1) -> tuple:
-    """`shapes` with the shardings that the step is traced with."""
+    """Return `shapes` with the shardings that the step is traced with."""
     state, batch = shapes(method, data, parts)
     everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), batch)
     return jax.tree.map(
@@ -393,12 +393,12 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
 
 
 def stacked(batches: list):
-    """The batches of the steps of a call, leaves [K, ...]."""
+    """Stack the batches of the steps of a call, leaves [K, ...]."""
     return jax.tree.map(lambda *x: np.stack(x), *batches)
 
 
 def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
-    """The batches of a task from its step `start` on, put on the device in advance.
+    """Yield the batches of a task from its step `start` on, put on devices in advance.
 
     Yields:
       (count, batches, count on the device): the batches of `steps_per_call` steps, of

@@ -147,11 +147,11 @@ class Epochs:
         return self._patience > 0 and late
 
     def read(self) -> dict:
-        """The progress so far, as JSON, to go on from."""
+        """Return the progress so far, as JSON, to go on from."""
         return dict(self._progress)
 
     def summary(self) -> dict:
-        """{"best": epoch, "last": epoch}, as `end` keeps them."""
+        """Return {"best": epoch, "last": epoch}, as `end` keeps them."""
         return {name: self._progress.get(name) for name in ("best", "last")}
 
 
@@ -183,7 +183,7 @@ def check_state(state: Any, step: int) -> None:
 def spent(
     work: job.Job, state: core.TrainState, task: int, clock: cost.Clock
 ) -> cost.Spent:
-    """What a task took, once its steps are done; counts the FLOPs of a step."""
+    """Sum up what a task took, with the FLOPs of a step, once its steps are done."""
     steps, parts = int(state.step) - int(state.task_start), work.parts(task)
     shapes = job.shapes(work.method, work.data, parts)
     flops = cost.flops(work.method.step, *shapes, task)

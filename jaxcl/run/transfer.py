@@ -42,7 +42,7 @@ class Transfer(NamedTuple):
 
 
 def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
-    """The config that a run was started with; of an encoder's folder what it says.
+    """Read the config of a run; describe the folder of an encoder as one.
 
     Args:
       run: its directory, or the folder of an encoder.
@@ -110,7 +110,7 @@ def complete(raw: dict, run: dict) -> dict:
 
 
 def _linear_lr(run, key):
-    """The paper's rate of linear probes for the base of the run's method."""
+    """Look up the paper's rate of linear probes for the base of the run's method."""
     method = run.get("method", {})
     base = method.get("base")
     if base is None:
@@ -165,7 +165,7 @@ def place(run: str, *, field: str = "config.checkpoint") -> Place:
 
 
 def input_width(where: Place) -> int | None:
-    """Channels of the images, or features of the nodes, that the encoder takes.
+    """Count the channels of the images, or features of the nodes, of the encoder.
 
     All checkpoints of a run agree, so the newest one that can be read is asked.
 
@@ -191,7 +191,7 @@ def input_width(where: Place) -> int | None:
 
 
 def _encoder_of(params, path):
-    """The parameters of the encoder in a checkpoint."""
+    """Pick the parameters of the encoder in a checkpoint."""
     if "encoder" not in params:
         raise checkpoint.Misfit(
             f"{path} has no encoder in its parameters, but {sorted(params)}"
@@ -200,7 +200,7 @@ def _encoder_of(params, path):
 
 
 def cursor(where: Place, number: int) -> dict:
-    """What a run saved beside a checkpoint, with its "phase" and "results" so far."""
+    """Read what a run saved with a checkpoint: its "phase", its "results" so far."""
     saved = checkpoint.read(where.folder / str(number)).cursor
     if where.at is None:
         return saved
@@ -270,7 +270,7 @@ def restore(
 
 
 def _list_leaves(encoder, inputs, mesh, where: Place) -> dict:
-    """Shapes of the leaves that are read from a checkpoint."""
+    """Return the shapes of the leaves that are read from a checkpoint."""
     variables = jax.eval_shape(encoder.init, jax.random.key(0), inputs)
     axes = () if where.at is None else (where.count,)
     whole = sharding.replicated(mesh)
@@ -285,7 +285,7 @@ def _list_leaves(encoder, inputs, mesh, where: Place) -> dict:
 
 
 def _load(like, path):
-    """The leaves named in `like`, of this encoder."""
+    """Load the leaves named in `like`, of this encoder."""
     saved = checkpoint.read(path)
     _encoder_of(saved.tree["params"], path)
     names = ("params", "stats")

@@ -78,7 +78,7 @@ class Plan(NamedTuple):
 
 
 def defaults() -> ml_collections.ConfigDict:
-    """The default config, which --config.SECTION.OPTION=VALUE overrides."""
+    """Return the default config, which --config.SECTION.OPTION=VALUE overrides."""
     # A flag sets what is in a section, if the section is there.
     sections = ("augment", "optimizer", "schedule", "method", "tuning")
     return ml_collections.ConfigDict(
@@ -183,7 +183,7 @@ def plan(
 
 
 def _digests(run, new_set, judge) -> dict:
-    """Digests of the new images and of those that judge; warns where both have some.
+    """Hash the new images and those that judge; warn of images in both.
 
     Images are the same where their bytes are, see `identity`.
     """
@@ -203,7 +203,7 @@ def _digests(run, new_set, judge) -> dict:
 
 
 def nothing_new(work: Plan) -> str:
-    """One line for an update that is done already."""
+    """Say in one line that an update is done already."""
     return (
         f"nothing new: {work.workdir} is this update, of these images; nothing was "
         "trained. --again (again=True in a program) makes another"
@@ -211,7 +211,7 @@ def nothing_new(work: Plan) -> str:
 
 
 def _with_few(config, rows) -> dict:
-    """The config, with a smaller batch where `rows` new images do not fill one."""
+    """Shrink the batch where `rows` new images do not fill one."""
     if rows >= config["batch_size"]:
         return config
     batch, why = own_images.batch_size(rows), f"there are {rows} new images"
@@ -220,7 +220,7 @@ def _with_few(config, rows) -> dict:
 
 
 def _with_short_warmup(config, changes) -> dict:
-    """The config, with a shorter warmup where the epochs asked for do not hold it."""
+    """Shorten the warmup where the epochs asked for do not hold it."""
     epochs, section = changes.get("epochs"), config["schedule"]
     asked = changes.get("schedule") or {}
     if not isinstance(epochs, int) or "warmup_epochs" in asked:
@@ -239,7 +239,7 @@ def _tell_replaced(option, value, before, why) -> None:
 
 
 def _judge_config(test, options, limits, parent_config) -> dict | None:
-    """A transfer config that evaluates on `test`, None without it."""
+    """Make a transfer config that evaluates on `test`; None without it."""
     if test is None and limits.accuracy is not None:
         raise ValueError(
             f"config.limits.accuracy={limits.accuracy}: nothing measures it without "
@@ -254,7 +254,7 @@ def _judge_config(test, options, limits, parent_config) -> dict | None:
 
 
 def _joint(section, evaluation, parent_config):
-    """A transfer config of one dataset, with the image size of the run."""
+    """Make a transfer config of one dataset, with the image size of the run."""
     augment = parent_config["augment"]
     return {
         "data": dict(section),
@@ -268,7 +268,7 @@ def _joint(section, evaluation, parent_config):
 
 
 def _with_checkpoint(config, run):
-    """The transfer config, for the encoder of a run."""
+    """Complete a transfer config for the encoder of a run."""
     return ml_collections.ConfigDict({**config, "checkpoint": str(run)})
 
 
@@ -368,7 +368,7 @@ def _carry_out(work, prepared, stop) -> dict:
 
 
 def _judging(work: Plan, run: epath.PathLike, name: str) -> transfer.Transfer | None:
-    """How the encoder of a run is judged on --test; None without --test."""
+    """Prepare to judge the encoder of a run on --test; None without --test."""
     if work.judge is None:
         return None
     return build.build(_with_checkpoint(work.judge, run), work.workdir / name)
@@ -380,7 +380,7 @@ def accuracies(
     name: str,
     stop: Callable[[], bool],
 ) -> dict[str, float]:
-    """Evaluator -> accuracy of an encoder on --test; {} without --test.
+    """Measure the accuracies of an encoder on --test; {} without --test.
 
     Args:
       work: from `plan`.
@@ -409,7 +409,7 @@ def accuracies(
 
 
 def index_verdict(moved: dict | None, least: float) -> str:
-    """What to do with an index of the old embeddings.
+    """Decide what to do with an index of the old embeddings.
 
     Args:
       moved: of `drift.measures`; None: not measured.
@@ -429,7 +429,7 @@ def index_verdict(moved: dict | None, least: float) -> str:
 
 
 def broken(report: dict, limits: Limits) -> list[str]:
-    """The limits that an update breaks, each as a sentence."""
+    """List the limits that an update breaks, each as a sentence."""
     found = []
     for name, accuracy in report["accuracy"].items():
         drop, value = -accuracy["change"], accuracy[AFTER]

@@ -23,13 +23,13 @@ _READING += ("background", "bits")
 
 
 def current(run: str) -> str:
-    """The directory of the last accepted update of a run, or the run's own."""
+    """Find the directory of the last accepted update of a run, or the run's own."""
     accepted = [path for path in updates(run) if (read(path) or {}).get("accepted")]
     return str((accepted or [run])[-1])
 
 
 def config(run: str) -> dict:
-    """The config of a run, as `build` takes it; for an encoder's folder the recipe.
+    """Read the config of a run, as `build` takes it; of an encoder's folder the recipe.
 
     Raises:
       ValueError: there is no config, it has several seeds, or it is of graphs.
@@ -51,7 +51,7 @@ def config(run: str) -> dict:
 
 
 def recipe(theirs: dict) -> dict:
-    """The config with which an encoder that no run has trained is taught new images.
+    """Make the config that teaches new images to an encoder without a run.
 
     SimCLR under CaSSLe, where the encoder as it came is the first teacher; of a Vision
     Transformer adapters and the last block are trained (ExPLoRA).
@@ -75,7 +75,7 @@ def recipe(theirs: dict) -> dict:
 def section(
     path: str | dict, options: dict, theirs: dict, field: str, whole: bool = False
 ) -> dict:
-    """The config section that reads the images at a path.
+    """Make the config section that reads the images at a path.
 
     Without a `name` in `options` the source is guessed, see `sources.section_of`.
     Images in files are read as the run's were, or else small ones once, into memory.
@@ -116,13 +116,13 @@ def section(
 
 
 def joined(old: dict, new: dict) -> dict:
-    """The config section that reads two sets, the new one last."""
+    """Make the config section that reads two sets, the new one last."""
     before = old["sets"] if old.get("name") == "joined" else [old]
     return {"name": "joined", "sets": [*before, new]}
 
 
 def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
-    """The config of a run that continues `parent` with one more task.
+    """Make the config of a run that continues `parent` with one more task.
 
     Args:
       parent: directory of a finished run, or the folder of an encoder, of which the new
@@ -165,7 +165,7 @@ def _count_tasks(run: str, theirs: dict) -> int:
 
 
 def _changed(theirs, changes, kept) -> dict:
-    """The config with changes, sections option by option; refuses what is not theirs.
+    """Change a config, sections option by option; refuse what is not theirs.
 
     Args:
       kept: sections that cannot change, beside those that are the update's own.
@@ -186,7 +186,7 @@ def _changed(theirs, changes, kept) -> dict:
 
 
 def updates(run: str) -> list[epath.Path]:
-    """The directories of all updates of a run, in order."""
+    """List the directories of all updates of a run, in order."""
     folder = epath.Path(run) / UPDATES
     entries = folder.iterdir() if folder.exists() else ()
     found = (path for path in entries if re.fullmatch(r"\d{4,}", path.name))
@@ -194,7 +194,7 @@ def updates(run: str) -> list[epath.Path]:
 
 
 def batch_size(run: str) -> int:
-    """The batch size that an update of a run has unless its own config says otherwise.
+    """Return the batch size that an update of a run has by default.
 
     It is the last that was asked for, of the run or of an accepted update. A smaller
     one, which an update with few images took, is not handed on.
@@ -208,7 +208,7 @@ def batch_size(run: str) -> int:
 
 
 def next_update(run: str, asked: dict | None) -> epath.Path:
-    """The directory for an update: the last one's if it is unfinished or the same.
+    """Choose the directory for an update: the last one's if unfinished or equal.
 
     An unfinished update may be another one: then `build` refuses the directory, whose
     config differs.
@@ -227,7 +227,7 @@ def next_update(run: str, asked: dict | None) -> epath.Path:
 
 
 def read(workdir: epath.PathLike) -> dict | None:
-    """What update.json holds; None while the update is not over."""
+    """Read update.json; None while the update is not over."""
     path = epath.Path(workdir) / VERDICT
     return storage.read_object(path) if path.exists() else None
 
