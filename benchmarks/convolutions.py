@@ -2,7 +2,7 @@
 
   taskset -c 0 python benchmarks/convolutions.py --peer
 
-times the forms of jaxcl/nets/conv.py by themselves, each compiled alone, in float32.
+times the forms of jaxcl/nets/layers.py by themselves, each compiled alone, in float32.
 The gradient for the kernel is taken whole, in pieces of eight rows, and in those that
 `conv` takes. `--peer` needs PyTorch.
 """
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxcl.nets import conv
+from jaxcl.nets import layers
 
 # Rows, side of the map, channels, filters, stride.
 CASES = (
@@ -61,7 +61,7 @@ def forms(stride: int, rows: int) -> dict:
     plain = functools.partial(
         lax.conv_general_dilated, window_strides=(stride,) * 2, **options
     )
-    ours = functools.partial(conv.conv, strides=(stride,) * 2, **options)
+    ours = functools.partial(layers.conv, strides=(stride,) * 2, **options)
 
     def for_kernel(apply):
         def slope(x, kernel, given):
@@ -69,7 +69,7 @@ def forms(stride: int, rows: int) -> dict:
 
         return slope
 
-    in_eights = conv._in_pieces(plain, conv.pieces(rows, 8))
+    in_eights = layers._in_pieces(plain, layers.pieces(rows, 8))
 
     return {
         "whole": for_kernel(plain),

@@ -548,7 +548,7 @@ def interval(values: list[float]) -> str:
     """Write the mean, its 95 % interval over seeds (Student's t), and their number."""
     if not values:
         return ""
-    found = numbers_lib.estimate(seeds.spread(values))
+    found = numbers_lib.estimate(values)
     ends = "" if found.low is None else f" [{found.low:.1f}, {found.high:.1f}]"
     return f"{found.mean:.1f}{ends} ({len(values)})"
 

@@ -19,13 +19,9 @@ from jaxcl.config import files, recipe, shrink
 cclis = files.paper("cclis")
 # row -> its method, learning rate, views of an image
 METHODS = {
-    "cclis": ({"name": "cclis"}, 0.5, 1),
-    "random": ({"name": "cclis", "keep": "uniform"}, 0.5, 1),
-    "no_prd": ({"name": "cclis", "weight": 0.0}, 0.5, 1),
-    "neither": ({"name": "cclis", "weight": 0.0, "keep": "uniform"}, 0.5, 1),
-    "co2l": ({"name": "co2l"}, 0.1, 2),
-    "er": ({"name": "er", "replay_from": "all"}, 0.1, 1),
-}
+    row: (method, 0.1 if method["name"] == "co2l" else 0.5, views)
+    for row, (method, _, views) in cclis.CONTRASTIVE.items()
+} | {"er": ({"name": "er", "replay_from": "all"}, 0.1, 1)}
 
 
 def get_config(arg=None):
@@ -45,14 +41,19 @@ def get_config(arg=None):
         config.evaluators = {"predict": {"met_only": True}}
     else:
         config.method = {**method, "memory_size": 200, "hidden_dim": 256}
+        probe = {
+            "name": "linear",
+            "preset": "cclis",
+            "epochs": 100,
+            "lr": 0.5,
+            "augment": False,
+            "normalize_features": True,
+        }
         config.evaluators = {
             "collapse": {},
-            "linear": {
-                "preset": "cclis",
-                "epochs": 100,
-                "lr": 0.5,
-                "augment": False,
-                "normalize_features": True,
-            },
+            "linear": probe,
+            # The same probe on all rows of the classes met: it judges what was learnt,
+            # not which rows are stored.
+            "linear_seen": probe | {"train_on": "seen"},
         }
     return shrink.shrink(config) if debug else config

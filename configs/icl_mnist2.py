@@ -11,11 +11,11 @@ among 1e-3, 1e-4 and 1e-5; it enlarges the images to 224 pixels of three channel
       --config.scenario.growth=0.3 --config.seeds=5
 
 Rows: icl (what the name of the file alone means), no_lrl, no_lrl_sgd, no_meta, no_both;
-retrain, continue, finetune, replay, distill; the controls frozen and random, which
-learn nothing of what is new. With `:old` the first task alone is trained, from which
-each row can go on: `--config.start=runs/icl_mnist2_old`. The word `small` makes of each
-what a CPU core trains in minutes: 28 pixels, three convolutions, 500 images of each
-digit.
+retrain, continue, finetune, replay, distill; retrain_sgd and continue_sgd, by plain SGD
+at 0.03; the controls frozen and random, which learn nothing of what is new. With `:old`
+the first task alone is trained, from which each row can go on:
+`--config.start=runs/icl_mnist2_old`. The word `small` makes of each what a CPU core
+trains in minutes: 28 pixels, three convolutions, 500 images of each digit.
 `configs/icl_mnist2.py:debug` and, say, `configs/icl_mnist2.py:finetune,debug` run in
 seconds, on other digits.
 """

@@ -59,20 +59,10 @@ class Parts(NamedTuple):
     curve: Callable | None = None  # peak -> the schedule `lr` with another peak
     plain: Callable | None = None  # u8[B,H,W,C] -> f32[B,H,W,C], as in evaluation
     replay: Replay | None = None  # for methods that replay, see methods/online/step.py
-    # Spreads rows that a step drew itself over the devices, as a batch's are.
-    split: Callable = lambda tree: tree
-    # Its reverse, for rows that a loop reads in turn: sent once, not in every turn.
-    gather: Callable = lambda tree: tree
-    # (function, rows, whole) -> function(*rows, *whole) of each device's share of rows,
-    # see `sharding.on_each`.
-    on_each: Callable = lambda function, rows, whole: function(*rows, *whole)
     num_tasks: int = 1  # of the stream
     batch_size: int = 0  # global
-    memory: Any = None  # memory.sharded.Memory; None: each device holds it whole
-    # Gradients within a loop of XLA's are slow on CPU; there loops are written out.
-    unroll: bool = True
-    # The encoder begins with weights of an earlier training: it can teach at once.
-    begun: bool = False
+    # The encoder has weights of an earlier training: it can teach in the first task.
+    starts_pretrained: bool = False
     # (key, u8[B,H,W,C]) -> f32[B,L,h,w,C], local crops of the same images
     local: Callable | None = None
 
@@ -122,9 +112,9 @@ class EvalParts(NamedTuple):
     """What the config builds for every evaluator.
 
     An evaluator is a module of jaxcl.evals with `make(parts, *, ...)`, which
-    returns a function (state, number of the task just finished) -> Result. It
-    reads the state through `embed`, `project`, `predict`, `memory`, `replayed` alone
-    and never changes it.
+    returns a function (state, number of the task just finished) -> Result, or an
+    `Evaluator`. It reads the state through `embed`, `project`, `predict`, `memory`,
+    `replayed` alone and never changes it.
     """
 
     embed: Callable  # (state, normalised images) -> f32[B, D], eval mode
@@ -150,6 +140,21 @@ class Result(NamedTuple):
     rows: dict[str, np.ndarray]  # name -> f64[T] per task, nan if not measured
     scalars: dict[str, float]
     warnings: tuple[str, ...] = ()  # why not to trust it, a sentence each
+
+
+class Evaluator(NamedTuple):
+    """An evaluator that runs once, or that draws what it logged."""
+
+    evaluate: Callable  # (state, number of the task just finished) -> Result
+    last_only: bool = (
+        False  # after the last task alone, unless its entry says otherwise
+    )
+    # (rows of metrics.jsonl, folder): draws a picture of them when the run is over
+    chart: Callable | None = None
+
+    def __call__(self, state: TrainState, task: int) -> Result:
+        """Measure the state."""
+        return self.evaluate(state, task)
 
 
 def new_state(key, params, stats, tx, extra) -> TrainState:
@@ -215,18 +220,8 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
     """
     (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     lr = rate(parts, state)
-    metrics = {"loss": value, "lr": lr, "grad_norm": norm(grads)}
+    metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     return apply_gradients(state, grads, parts.tx, lr, shares), aux, metrics
-
-
-def norms(tree: PyTree) -> PyTree:
-    """Compute the Euclidean norm of each leaf, f32[]."""
-    return jax.tree.map(lambda x: jnp.linalg.norm(x.ravel()), tree)
-
-
-def norm(tree: PyTree) -> jax.Array:
-    """Compute the Euclidean norm of all leaves together, f32[]."""
-    return optax.tree.norm(tree)
 
 
 def copy(tree: PyTree) -> PyTree:
@@ -252,10 +247,15 @@ def l2_normalize(x, *, eps=1e-12):
     Returns:
       f32[..., D].
     """
-    x = at_least_float32(x)
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     squared = jnp.sum(x * x, axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.maximum(squared, eps**2))
     return x * jnp.where(squared > 0, inverse, 0.0)
+
+
+def split_views(*arrays: jax.Array) -> list[jax.Array]:
+    """Split arrays f32[B,2,D] by view: the first one's views, then the second one's."""
+    return [x[:, view] for x in arrays for view in (0, 1)]
 
 
 def dot(a, b):

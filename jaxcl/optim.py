@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcl import core, schema
+from jaxcl import schema
 
 # Added to what is divided by: 0 would make 0 / 0 of a gradient that is 0.
 Epsilon = Annotated[float, schema.Range(least=1e-30)]
@@ -120,9 +120,9 @@ def lars(
     def update(grads, opt_state, params, *, lr=None, **unused):
         if clip and lr is None:
             raise TypeError("lars(clip=True): update needs the keyword lr")
-        scaled = functools.partial(scale, lr=lr)
-        norms = core.norms(grads), core.norms(params)
-        return jax.tree.map(scaled, grads, params, *norms), opt_state
+        scaled, trees = functools.partial(scale, lr=lr), (grads, params)
+        norms = (jax.tree.map(lambda x: jnp.linalg.norm(x.ravel()), t) for t in trees)
+        return jax.tree.map(scaled, *trees, *norms), opt_state
 
     scaling = optax.GradientTransformationExtraArgs(
         lambda params: optax.EmptyState(), update
@@ -436,8 +436,6 @@ def ema(old, new, decay):
     Returns:
       A tree like `old`.
     """
-
-    def mix(o, n):
-        return (decay * o + (1.0 - decay) * n).astype(o.dtype)
-
-    return jax.tree.map(mix, old, new)
+    return jax.tree.map(
+        lambda o, n: (decay * o + (1.0 - decay) * n).astype(o.dtype), old, new
+    )

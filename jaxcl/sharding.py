@@ -23,6 +23,8 @@ class _Elsewhere(NamedTuple):
 
 # None: programs are for the devices that are here.
 _ELSEWHERE = contextvars.ContextVar("elsewhere", default=None)
+# Devices that share the rows of a program that is traced, see `use`; None: one has all.
+_MESH = contextvars.ContextVar("mesh", default=None)
 
 
 def initialize(coordinator=None, num_processes=None, process_id=None, timeout=300):
@@ -113,6 +115,39 @@ def for_elsewhere(devices: tuple = (), platform: str = "any"):
         yield
     finally:
         _ELSEWHERE.reset(before)
+
+
+@contextlib.contextmanager
+def use(mesh: Mesh):
+    """Context in which programs are traced for the devices of a mesh.
+
+    `spread`, `gather`, `on_each` and a memory in shards (`memory.sharded`) ask for it.
+    """
+    before = _MESH.set(mesh)
+    try:
+        yield
+    finally:
+        _MESH.reset(before)
+
+
+def current() -> Mesh | None:
+    """Return the mesh of `use`; None outside of it."""
+    return _MESH.get()
+
+
+def bind(record, mesh: Mesh):
+    """Make each function of a NamedTuple run within `use(mesh)`."""
+
+    def within(function):
+        @functools.wraps(function)
+        def call(*arguments, **options):
+            with use(mesh):
+                return function(*arguments, **options)
+
+        return call
+
+    fields = record._asdict().items()
+    return record._replace(**{name: within(f) for name, f in fields if callable(f)})
 
 
 def traced_once(function):
@@ -245,11 +280,13 @@ def check_batch(batch_size: int, mesh: Mesh) -> None:
         )
 
 
-def spread(tree, *, mesh):
-    """The tree, within a program, with the rows of each leaf split over the devices.
+def spread(tree):
+    """Split, within a program, the rows of each leaf over the devices, as a batch's.
 
     Leaves whose rows do not divide by the devices stay as they are.
     """
+    if (mesh := current()) is None:
+        return tree
 
     def constrain(leaf):
         if len(leaf) % mesh.size:
@@ -259,12 +296,18 @@ def spread(tree, *, mesh):
     return jax.tree.map(constrain, tree)
 
 
-def gathered(tree, *, mesh):
-    """The tree, within a program, with every row of each leaf on every device."""
+def gather(tree):
+    """Put, within a program, every row of each leaf on every device.
+
+    A loop that reads the rows in turn then gets them once, not in every turn.
+    """
+    mesh = current()
+    if mesh is None:
+        return tree
     return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
 
-def on_each(function, rows: tuple, whole: tuple, *, mesh):
+def on_each(function, rows: tuple, whole: tuple):
     """Call a function, within a program, on each device by itself.
 
     The compiler may send messages within a loop; here it sends none.
@@ -280,7 +323,8 @@ def on_each(function, rows: tuple, whole: tuple, *, mesh):
     Raises:
       ValueError: the devices cannot share the rows evenly.
     """
-    if mesh.size == 1:
+    mesh = current()
+    if mesh is None or mesh.size == 1:
         return function(*rows, *whole)
     for leaf in jax.tree.leaves(rows):
         share("rows", len(leaf), mesh)

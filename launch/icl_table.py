@@ -33,13 +33,21 @@ class Row(NamedTuple):
 
 
 def _at_rate(rate: float) -> Row:
-    return Row("no_lrl_sgd", (("config.method.fixed_lr", f"{rate:g}"),))
+    changes = (f"config.method.{name}_lr" for name in ("fixed", "inner"))
+    return Row("no_lrl_sgd", tuple((path, f"{rate:g}") for path in changes))
+
+
+def _kept(variant: str) -> Row:
+    """Add the old anchors' NCE-I: the loss of retraining, by Theorem 3."""
+    return Row(variant, (("config.method.keep", "1"),))
 
 
 ROWS = {
     FROZEN: Row(FROZEN),
     BASELINE: Row(BASELINE),
+    "retrain_sgd": Row("retrain_sgd"),
     "continue": Row("continue"),
+    "continue_sgd": Row("continue_sgd"),
     "icl": Row("icl"),
     "no_lrl": Row("no_lrl"),
     "sgd-0.003": _at_rate(0.003),
@@ -47,6 +55,8 @@ ROWS = {
     "sgd-0.1": _at_rate(0.1),
     "no_meta": Row("no_meta"),
     "no_both": Row("no_both"),
+    "no_both_keep": _kept("no_both"),
+    "no_lrl_keep": _kept("no_lrl"),
     "finetune": Row("finetune"),
     "random": Row("random"),
 }

@@ -13,6 +13,7 @@ All in percent.
 
 import argparse
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from etils import epath
 
 from jaxcl.report import compare
+from jaxcl.report import runs as runs_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 
@@ -59,7 +61,7 @@ class Cell(NamedTuple):
         return self.mean - self.paper.value if known else None
 
 
-def read_runs(given: list[str]) -> tuple[dict[str, compare.Run], list[str]]:
+def read_runs(given: list[str]) -> tuple[dict[str, runs_lib.Run], list[str]]:
     """Name -> its finished seeds, and what was left out, one line each.
 
     Args:
@@ -74,7 +76,7 @@ def read_runs(given: list[str]) -> tuple[dict[str, compare.Run], list[str]]:
         # A directory of a sweep has = in its name.
         if not mark or epath.Path(text).exists():
             name, place = None, text
-        run = compare.read(place)
+        run = runs_lib.read(place)
         name = name or run.name
         if name in runs:
             raise ValueError(f"{text}: there is a run {name} already; give NAME=DIR")
@@ -86,7 +88,7 @@ def read_runs(given: list[str]) -> tuple[dict[str, compare.Run], list[str]]:
             notes.append(f"{name}: left out, not finished: seed {listed}")
         if not whole:
             raise ValueError(f"{text}: no run in it is finished")
-        runs[name] = run._replace(name=name, results=whole)
+        runs[name] = dataclasses.replace(run, name=name, results=whole)
     return runs, notes
 
 
@@ -151,7 +153,7 @@ def _number(where: str, field: str, text) -> float:
     return value
 
 
-def cell(run: compare.Run, matrix: str, measure: str, paper: dict) -> Cell:
+def cell(run: runs_lib.Run, matrix: str, measure: str, paper: dict) -> Cell:
     """One measure of one run, over its seeds."""
     each = [seeds.measures(one).get(matrix, {}) for one in run.results.values()]
     values = [100 * one[measure] for one in each if one.get(measure) is not None]

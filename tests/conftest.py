@@ -5,7 +5,6 @@ import gc
 import json
 import os
 import pathlib
-import re
 import subprocess
 import time
 
@@ -27,16 +26,17 @@ SLOW = pathlib.Path(__file__).with_name("slow.txt")
 LAST_SLOW_RUN = pathlib.Path(__file__).with_name("last_slow_run.json")
 # What a run with --strict-skips may skip: part of the reason -> why that is allowed.
 EXPECTED_SKIPS = {}
-# Modules that take longest, these the first; and the group of a module's tests.
+# Files that take longest, these the first.
 LONG = {
     name: place
     for place, name in enumerate(
-        ("test_quickstart", "test_main", "test_launch_local", "test_update")
-        + ("test_methods", "test_seeds", "test_streaming", "test_export")
+        ("test_quickstart", "test_update", "test_methods", "test_launch_local")
+        + ("test_main", "test_seeds", "test_streaming", "test_export")
         + ("test_speedup", "test_benchmarks")
     )
 }
-_MODULE = "module "
+# Files, or tests, of which nothing dear is shared but by the tests of one variant.
+BY_VARIANT = {"test_methods", "test_debug_config_trains"}
 
 
 def pytest_addoption(parser):
@@ -70,13 +70,30 @@ def pytest_collection_modifyitems(config, items):
         name = item.nodeid.removeprefix("tests/")
         if name in listed or name.partition("[")[0] in listed:
             item.add_marker(pytest.mark.slow)
-    # What one process of xdist made for a module, its fixtures and its compiled
-    # programs, serves all of the module's tests: they stay in that process.
-    for item in items:
-        if not [*item.iter_markers("xdist_group")]:
-            item.add_marker(pytest.mark.xdist_group(_MODULE + item.path.stem))
     # The longest first, or one process waits for the other at the end.
     items.sort(key=lambda item: LONG.get(item.path.stem, len(LONG)))
+
+
+def _variant(nodeid: str, among: set[str]) -> str:
+    """Name the variant that a test of some files or tests is of; others have none."""
+    path, _, test = nodeid.partition("::")
+    name, _, variant = test.partition("[")
+    return variant if {pathlib.PurePath(path).stem, name} & among else ""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Run all tests of a file, or of a variant, in the process that has their fixtures.
+
+    xdist's groups reach no test of pytest 9.2, which ignores the names that it sets.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return f"{nodeid.partition('::')[0]} {_variant(nodeid, BY_VARIANT)}"
+
+    return ByFile(config, log)
 
 
 class _Shard:
@@ -96,9 +113,7 @@ class _Shard:
 
 def _group(item) -> str:
     """Tests that share a compiled program or a fixture stay together."""
-    (mark,) = item.iter_markers("xdist_group")
-    group = mark.args[0]
-    name = item.originalname if group.startswith(_MODULE) else group
+    name = _variant(item.nodeid, BY_VARIANT | {"test_two_view"}) or item.originalname
     return f"{item.path.name}::{name}"
 
 
@@ -120,9 +135,7 @@ class _Reports:
 
     def _note(self, report):
         if report.skipped and not hasattr(report, "wasxfail"):
-            # xdist adds the group to a node id.
-            name = re.sub(r"@[^@\]]*$", "", report.nodeid)
-            self.skipped[name] = str(report.longrepr[-1])
+            self.skipped[report.nodeid] = str(report.longrepr[-1])
 
     def _unexpected(self):
         return {

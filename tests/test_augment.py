@@ -180,47 +180,24 @@ def test_shifts_are_uniform_over_all_offsets(pad):
 
 
 @pytest.mark.parametrize("factor", [0.3, 1.0, 1.7])
-def test_blends_match_pillow(factor):
+def test_the_twin_of_blends_is_pillows(factor):
     image = pixels(11, 7, 3)
-    for ours, enhancer in (
-        (augment_images.adjust_brightness, ImageEnhance.Brightness),
-        (augment_images.adjust_contrast, ImageEnhance.Contrast),
-        (augment_images.adjust_saturation, ImageEnhance.Color),
-    ):
+    enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+    for operation, enhancer in enumerate(enhancers):
         theirs = enhancer(Image.fromarray(image)).enhance(factor)
-        difference = 255 * np.asarray(ours(unit(image), factor)) - np.asarray(theirs)
+        difference = 255 * adjust(image / 255, operation, factor) - np.asarray(theirs)
         assert np.abs(difference).max() < 2.0  # Pillow rounds twice
-
-
-def test_adjustments_match_float64_formulas():
-    image = pixels(11, 7, 3) / 255
-    image[0] = image[0, :, :1]  # gray pixels have no hue
-    image[1, 0], image[1, 1], image[1, 2] = (1, 1, 0), (0, 1, 1), (1, 0, 1)  # ties
-    ours = (
-        augment_images.adjust_brightness,
-        augment_images.adjust_contrast,
-        augment_images.adjust_saturation,
-        augment_images.adjust_hue,
-    )
-    for operation, factors in enumerate([(0.0, 0.6, 1.4)] * 3 + [(-0.5, -0.1, 0, 0.3)]):
-        for factor in factors:
-            got = ours[operation](jnp.asarray(image, jnp.float32), factor)
-            twin = adjust(image, operation, factor)
-            np.testing.assert_allclose(got, twin, atol=3e-6)
 
 
 def test_color_jitter_applies_its_draws_in_the_drawn_order():
     image = pixels(6, 5, 3) / 255
+    image[0] = image[0, :, :1]  # gray pixels have no hue
+    image[1, 0], image[1, 1], image[1, 2] = (1, 1, 0), (0, 1, 1), (1, 0, 1)  # ties
     strength = (0.8, 0.6, 1.2, 0.3)
-    names = ("brightness", "contrast", "saturation", "hue")
     many = keys(60)
-    out = jax.vmap(
-        lambda key: augment_images.color_jitter(
-            key,
-            jnp.asarray(image, jnp.float32),
-            **dict(zip(names, strength, strict=True)),
-        )
-    )(many)
+    planes = list(jnp.moveaxis(jnp.asarray(image, jnp.float32), -1, 0))
+    out = jax.vmap(lambda key: augment_images._jitter(key, planes, strength))(many)
+    out = jnp.stack(out, axis=-1)
     draws = np.asarray(jax.vmap(lambda k: jax.random.uniform(k, (5,)))(many), float)
     orders = list(itertools.permutations(range(4)))
     met = set()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import config_files, toy
+from helpers import config_files, run_directories, toy
 from jaxcl import schema, sharding
 from jaxcl.config import build, sections
 from jaxcl.evals import tsne
@@ -163,6 +163,7 @@ def test_divergence_stops_names_the_step_and_keeps_the_last_good_one(tmp_path):
 
 # Names of runs where a config takes words and none is given.
 DEFAULT_WORDS = {
+    "frozen_heads": "frozen_cifar100",
     "transfer": "transfer_cifar10",
     "baselines_mnist": "baselines_gdumb_mnist",
     "der_mnist": "derpp_split_mnist_200",
@@ -205,14 +206,7 @@ ONE_TASK = ("duel_", "keep_fresh")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [  # A group each: together they would be the longest of CI's shards.
-        pytest.param(path, marks=pytest.mark.xdist_group(f"debug-{path.stem}"))
-        for path in PAPERS
-    ],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
 def test_debug_config_trains(path, tmp_path):
     config = config_files.load(path).get_config("debug")
     config.update(devices=1, plots=False, plasticity=False, progress=False)
@@ -308,7 +302,7 @@ def test_a_whole_task_is_one_call(tmp_path):
 )
 def test_a_call_of_a_task_ends_where_something_is_to_be_done(changes, steps, tmp_path):
     changes = {"steps_per_call": "task", "scenario.num_tasks": 3, **changes}
-    work = toy.job(tmp_path, **changes)
+    work = run_directories.untried(tmp_path, **changes)
     assert work.loop.steps_per_call == steps
 
 
@@ -409,7 +403,7 @@ def test_the_step_is_traced_once(devices, steps_per_call, tmp_path, monkeypatch)
 
 def test_auto_is_what_the_devices_want_and_a_run_keeps_it(tmp_path):
     def began(folder, **changes):
-        made = build.build(toy.config(**changes), tmp_path / folder)
+        made = run_directories.untried(tmp_path / folder, **changes)
         written = json.loads((tmp_path / folder / "config.json").read_text())
         assert made.config.get("precision") == written.get("precision")
         return written.get("precision")

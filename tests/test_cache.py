@@ -33,6 +33,7 @@ class Made(NamedTuple):
     channels: int = 3
     damage: bool = True
     hook: Any = None
+    key: str = ""
 
     def __call__(self, row):
         DECODED.append(row)

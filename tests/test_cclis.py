@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import rehearsal_toy as toy
-from jaxcl.methods import cclis, rehearsal
+from jaxcl.methods import cclis, co2l, rehearsal
 
 NET = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)
 LABEL = toy.EXAMPLES.label
@@ -27,7 +27,7 @@ def make(**options):
     return cclis.make(toy.parts(), memory_size=8, **toy.WIDTHS, **options)
 
 
-DEFAULT, IN_FULL = make(), make(prototype_rate=1.0)
+DEFAULT, IN_FULL = make(), make(prototype_rate=toy.LR)
 
 
 @functools.cache
@@ -52,6 +52,7 @@ def nce(z, c, old=(0, 1, 2, 3), scope="old", tau=0.5, rows=ROWS):
             estimated = {
                 "old": m != anchor and m in old and anchor in old,
                 "all_negatives": m != anchor,
+                "all": True,
                 "none": False,
             }[scope]
             term = np.exp(c[anchor] @ z[k] / tau)
@@ -102,10 +103,15 @@ def check(method, state, twin, rate=0.01):
         ({"distill_over": "seen"}, {}, {"classes": range(6)}, 0.6),
         ({"scope": "all_negatives"}, {"scope": "all_negatives"}, {}, 0.6),
         ({"scope": "none"}, {"scope": "none"}, {}, 0.6),
-        ({"keep": "uniform"}, {"scope": "none"}, {}, 0.6),
-        ({"keep": "uniform", "scope": "all_negatives"}, {"scope": "none"}, {}, 0.6),
+        ({"scope": "all"}, {"scope": "all"}, {}, 0.6),
+        # The choice of the memory and the weights are separate.
+        ({"keep": "uniform"}, {}, {}, 0.6),
+        ({"keep": "uniform", "scope": "none"}, {"scope": "none"}, {}, 0.6),
     ],
-    ids=["default", "numbers", "seen", "all", "none", "uniform", "uniform-all"],
+    ids=[
+        *("default", "numbers", "seen", "negatives", "none", "all"),
+        *("uniform", "uniform-none"),
+    ],
 )
 def test_a_later_step_is_the_equation(options, of_nce, of_prd, weight):
     method = make(**options)
@@ -121,7 +127,7 @@ def test_a_later_step_is_the_equation(options, of_nce, of_prd, weight):
 @pytest.mark.parametrize("distill_over", ["old", "seen"])
 def test_the_first_task_is_plain(distill_over):
     """No distillation, whatever the teacher holds; all rows weigh 1."""
-    method = make(distill_over=distill_over, prototype_rate=1.0)
+    method = make(distill_over=distill_over, prototype_rate=toy.LR)
     state = toy.shaken(toy.begin(DEFAULT, toy.fresh(DEFAULT), toy.TASKS[0]))
     rows = toy.rows_of(0, 1)[:8]
     incoming = toy.batch(rows)
@@ -130,7 +136,7 @@ def test_the_first_task_is_plain(distill_over):
     def twin(z, c):
         return nce(z, c, scope="none", rows=rows)
 
-    new = toy.check_step(method, NET, state, incoming, images, twin, 1.0)
+    new = toy.check_step(method, NET, state, incoming, images, twin, toy.LR)
     extra = state.extra._replace(
         teacher=jax.tree.map(lambda x: 3 - x, state.extra.teacher),
         teacher_stats=jax.tree.map(lambda x: 2 + x, state.extra.teacher_stats),
@@ -146,7 +152,7 @@ def test_a_class_of_both_the_memory_and_the_task_is_not_old():
     def twin(z, c):  # the teacher knows the class all the same
         return nce(z, c, old=old) + 0.6 * prd(z, c, *teacher, classes=range(4))
 
-    check(IN_FULL, state, twin, 1.0)
+    check(IN_FULL, state, twin, toy.LR)
 
 
 def test_takes_one_view():
@@ -158,15 +164,43 @@ def test_takes_one_view():
 
 
 def test_without_distillation_there_is_no_teacher():
-    method = make(weight=0.0, prototype_rate=1.0)
+    method = make(weight=0.0, prototype_rate=toy.LR)
     state = in_task()
-    new = check(method, state, nce, 1.0)
+    new = check(method, state, nce, toy.LR)
     toy.check_teacher_is_not_read(method, state, INCOMING, new)
     # A pass of three, outside of any branch.
     with_one, without = (
         toy.convolutions(m, state, INCOMING) for m in (IN_FULL, method)
     )
     assert with_one == without + 3
+
+
+def test_the_rate_of_prototypes_follows_the_schedule_and_not_the_network():
+    state, moves = in_task(), []
+    start = state.params["prototypes"]
+    start = start / jnp.linalg.norm(start, axis=1, keepdims=True)
+    for lr, own in ((0.1, 0.2), (0.4, 0.2), (0.4, 0.1)):
+        parts = toy.parts()._replace(
+            lr=lambda progress, task, lr=lr: jnp.float32(lr),
+            curve=lambda peak: lambda progress, task: jnp.float32(0.5 * peak),
+        )
+        method = cclis.make(parts, memory_size=8, prototype_rate=own, **toy.WIDTHS)
+        after, _ = toy.step(method, state, INCOMING)
+        moves.append(after.params["prototypes"] - start)
+    np.testing.assert_allclose(moves[0], moves[1], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(moves[0], 2 * moves[2], rtol=1e-3, atol=1e-6)
+    plain, _ = toy.step(IN_FULL, state, INCOMING)
+    move = plain.params["prototypes"] - start  # at toy.LR
+    np.testing.assert_allclose(moves[0], move * 0.1 / toy.LR, rtol=1e-3, atol=1e-6)
+    assert jnp.abs(move).max() > 1e-2
+
+
+@pytest.mark.parametrize("module", [cclis, co2l])
+def test_the_projector_is_as_wide_as_the_encoder(module):
+    """As released: 512 for a ResNet-18, 2048 for a ResNet-50."""
+    method = module.make(toy.parts(), memory_size=8, output_dim=4)
+    shapes = jax.eval_shape(method.init, jax.random.key(0), INCOMING).params
+    assert shapes["projector"]["linear1"]["kernel"].shape == (8, 8)
 
 
 def test_prototypes_are_moved_on_the_sphere_whatever_their_length():

@@ -8,6 +8,7 @@ import pytest
 from helpers import run_directories
 from jaxcl.evals import plots
 from jaxcl.report import comparability, compare
+from jaxcl.report import runs as runs_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 
@@ -28,7 +29,7 @@ def runs(tmp_path):
 
 
 def test_measures_and_paired_differences(runs):
-    er, ace, one = (compare.read(runs / name) for name in ("er", "ace", "one"))
+    er, ace, one = (runs_lib.read(runs / name) for name in ("er", "ace", "one"))
     assert list(er.results) == [0, 1, 2] and list(one.results) == [1]
     found = seeds.summary(ace.results)[run_directories.NAME]
     assert found["average_accuracy"]["mean"] == pytest.approx(0.65)
@@ -43,17 +44,17 @@ def test_measures_and_paired_differences(runs):
 
 
 def test_cost_of_a_step(runs):
-    assert compare.cost(compare.read(runs / "er")) == {
+    assert compare.cost(runs_lib.read(runs / "er")) == {
         "milliseconds": pytest.approx(10),
         "flops": 100,
         "per_image": 10,
     }
-    ace = compare.cost(compare.read(runs / "ace"))
+    ace = compare.cost(runs_lib.read(runs / "ace"))
     assert ace == {"milliseconds": pytest.approx(15), "flops": 200, "per_image": 20}
 
 
 def test_curve_is_the_average_over_tasks_met(runs):
-    steps, mean, error = compare.curve(compare.read(runs / "er"), run_directories.NAME)
+    steps, mean, error = compare.curve(runs_lib.read(runs / "er"), run_directories.NAME)
     np.testing.assert_array_equal(steps, [5, 8, 10])
     finals = np.array([0.5, 0.4, 0.9])
     np.testing.assert_allclose(mean, [np.mean([0.8, 0.9, 0.9]), 0.3, finals.mean()])
@@ -62,7 +63,7 @@ def test_curve_is_the_average_over_tasks_met(runs):
 
 def test_along_the_stream_every_evaluation_counts(runs):
     """At steps 5, 8 and 10; "anytime" has the tasks' ends 5 and 10 alone."""
-    found = compare.along(compare.read(runs / "er"), run_directories.NAME)
+    found = compare.along(runs_lib.read(runs / "er"), run_directories.NAME)
     means = np.mean([[0.8, 0.3, 0.5], [0.9, 0.3, 0.4], [0.9, 0.3, 0.9]], axis=1)
     assert found["mean"] == pytest.approx(means.mean())
     assert found["error"] == pytest.approx(means.std(ddof=1) / 3**0.5)
@@ -70,7 +71,7 @@ def test_along_the_stream_every_evaluation_counts(runs):
 
 
 def test_a_band_is_the_deviation_and_a_scalar_has_a_curve(runs):
-    er = compare.read(runs / "er")
+    er = runs_lib.read(runs / "er")
     steps, mean, half = compare.curve(er, run_directories.NAME, band="std")
     finals = np.array([0.5, 0.4, 0.9])
     np.testing.assert_allclose([mean[2], half[2]], [finals.mean(), finals.std(ddof=1)])
@@ -155,11 +156,11 @@ def test_runs_after_other_tasks_have_no_difference(runs, capsys):
 
 def test_seeds_side_by_side_have_their_rows_in_common(runs, capsys):
     """Seed 2 of "er" is the third in the rows of all."""
-    er = compare.read(runs / "er")
+    er = runs_lib.read(runs / "er")
     curve, along = (
         read(er, run_directories.NAME) for read in (compare.curve, compare.along)
     )
-    of_seeds = list(compare.rows(er).values())
+    of_seeds = list(er.rows.values())
     common = []
     for rows in zip(*of_seeds, strict=True):
         row = dict(rows[0])
@@ -172,7 +173,7 @@ def test_seeds_side_by_side_have_their_rows_in_common(runs, capsys):
     (together / "metrics.jsonl").write_text(text)
     for folder in er.folders.values():
         (folder / "metrics.jsonl").unlink()
-    er = compare.read(runs / "er")
+    er = runs_lib.read(runs / "er")
     for mine, known in zip(compare.curve(er, run_directories.NAME), curve, strict=True):
         np.testing.assert_array_equal(mine, known)
     assert compare.along(er, run_directories.NAME) == along

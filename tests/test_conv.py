@@ -7,7 +7,7 @@ import pytest
 
 from helpers import jaxprs
 from jaxcl import sharding
-from jaxcl.nets import conv, resnet
+from jaxcl.nets import layers, resnet
 
 # rows, side, channels, filters, kernel, stride, padding; 2**16 numbers out and more.
 CASES = [
@@ -30,7 +30,7 @@ def functions(case, dtype="f4"):
         return lambda x, kernel: made(x, kernel, (stride,) * 2, padding, **options)
 
     arguments = jnp.asarray(x, dtype), jnp.asarray(kernel, dtype)
-    return arguments, function(jax.lax.conv_general_dilated), function(conv.conv)
+    return arguments, function(jax.lax.conv_general_dilated), function(layers.conv)
 
 
 def gradients(function, given):

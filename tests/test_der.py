@@ -44,7 +44,8 @@ def test_a_step_is_the_equation(options):
     found = new.extra.memory.items["logits"]
     np.testing.assert_allclose(found[6:], logits[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(found[:6], np.float32(stored))
-    unseen = np.isneginf(method.predict(new, toy.parts().plain(FIRST["image"])))
+    predict = jax.jit(method.predict)
+    unseen = np.isneginf(predict(new, toy.parts().plain(FIRST["image"])))
     assert unseen.all(axis=0).tolist() == [False] * 4 + ["ace" in options]
 
 

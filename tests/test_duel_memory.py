@@ -46,6 +46,14 @@ def narrow(monkeypatch, request):
     monkeypatch.setattr(duel, "_in_windows", FORMS[request.param])
 
 
+# The same shapes and arguments throughout, so that a form is compiled once.
+ALL = {"filled": np.ones(24, bool), "incoming_mask": np.ones(16, bool)}
+
+
+def given(score, competes):
+    return {"score": score, "temperature": 0.3, "newcomer_competes": competes}
+
+
 @pytest.mark.parametrize("competes", [False, True])
 @pytest.mark.parametrize("score", duel_twin.SCORES)
 def test_select_is_the_plain_loop(score, competes, narrow):
@@ -53,9 +61,7 @@ def test_select_is_the_plain_loop(score, competes, narrow):
     for spread in (0.3, 1.0, 3.0):
         rows = units(rng, 40, 5, spread=spread)
         memory, incoming = rows[:24], rows[24:]
-        got = select64(
-            memory, incoming, score=score, temperature=0.3, newcomer_competes=competes
-        )
+        got = select64(memory, incoming, **ALL, **given(score, competes))
         want = duel_twin.loop(
             memory, incoming, duel_twin.SCORES[score], competes=competes
         )
@@ -65,34 +71,28 @@ def test_select_is_the_plain_loop(score, competes, narrow):
 
 @pytest.mark.parametrize("competes", [False, True])
 @pytest.mark.parametrize("score", duel_twin.SCORES)
-@pytest.mark.parametrize("stored", [0, 5, 9])
+@pytest.mark.parametrize("stored", [0, 5, 18])
 def test_a_memory_with_room_takes_what_comes_first(score, competes, stored, narrow):
     rng = np.random.default_rng(stored)
-    rows = units(rng, 20, 4)
-    filled = rng.permutation(12) < stored
-    got = select64(
-        rows[:12],
-        rows[12:],
-        score=score,
-        temperature=0.3,
-        filled=filled,
-        newcomer_competes=competes,
-    )
+    rows = units(rng, 40, 5)
+    memory, incoming, filled = rows[:24], rows[24:], rng.permutation(24) < stored
+    options = ALL | given(score, competes) | {"filled": filled}
+    got = select64(memory, incoming, **options)
     want = duel_twin.loop(
-        rows[:12], rows[12:], duel_twin.SCORES[score], filled=filled, competes=competes
+        memory, incoming, duel_twin.SCORES[score], filled=filled, competes=competes
     )
     np.testing.assert_array_equal(got, want)
-    assert got.sum() == min(12, stored + 8)
+    assert got.sum() == min(24, stored + 16)
 
 
 @pytest.mark.parametrize("competes", [False, True])
 @pytest.mark.parametrize("score", duel_twin.SCORES)
-@pytest.mark.parametrize("stored", [3, 9, 12])
+@pytest.mark.parametrize("stored", [3, 18, 24])
 def test_rows_that_do_not_exist_change_nothing(score, competes, stored, narrow):
     rng = np.random.default_rng(stored)
-    rows = units(rng, 28, 4)
-    memory, incoming = rows[:12], rows[12:]
-    filled, mask = rng.permutation(12) < stored, rng.random(16) < 0.6
+    rows = units(rng, 40, 5)
+    memory, incoming = rows[:24], rows[24:]
+    filled, mask = rng.permutation(24) < stored, rng.random(16) < 0.6
     assert 1 < mask.sum() < 15
     want = duel_twin.loop(
         memory,
@@ -102,11 +102,11 @@ def test_rows_that_do_not_exist_change_nothing(score, competes, stored, narrow):
         competes=competes,
     )
     incoming = np.where(mask[:, None], incoming, np.nan)
-    options = {"score": score, "temperature": 0.3, "newcomer_competes": competes}
+    options = given(score, competes)
     got = select64(memory, incoming, filled=filled, incoming_mask=mask, **options)
-    np.testing.assert_array_equal(got[:12], want[:12])
-    np.testing.assert_array_equal(got[12:][mask], want[12:])
-    assert not got[12:][~mask].any()
+    np.testing.assert_array_equal(got[:24], want[:24])
+    np.testing.assert_array_equal(got[24:][mask], want[24:])
+    assert not got[24:][~mask].any()
     nothing = select64(
         memory, incoming, filled=filled, incoming_mask=np.zeros(16, bool), **options
     )

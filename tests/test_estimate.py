@@ -12,7 +12,7 @@ import pytest
 from flax import struct
 from jax.sharding import PartitionSpec
 
-from helpers import toy
+from helpers import run_directories, toy
 from jaxcl import estimate, sharding
 from jaxcl.config import build
 from jaxcl.data import stand_in
@@ -211,6 +211,7 @@ def test_a_compiler_that_finds_too_little_memory(said, monkeypatch):
 
     monkeypatch.setattr(estimate, "lower", lambda work: None)
     monkeypatch.setattr(estimate, "_compiled", refuse)
+    monkeypatch.setattr(job, "checked", lambda method, *_: method)
     if said.startswith("INTERNAL"):
         with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
             estimate.estimate(toy.config())
@@ -272,7 +273,7 @@ def test_a_missing_compiler_says_what_to_install(text, extra, monkeypatch):
 @pytest.mark.parametrize("changes", [{}, {"device_bytes": 0, "workers": 0}])
 def test_the_program_takes_what_a_run_gives_it(changes, tmp_path):
     changes |= {"method.base": "simclr", "method.strategy": "finetune", "devices": 2}
-    work = toy.job(tmp_path, **changes)
+    work = run_directories.untried(tmp_path, **changes)
     images, batches, number = toy.first_call(work)
     _, metrics = estimate.lower(
         build.planned(toy.config(**changes), one_step=False)

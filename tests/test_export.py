@@ -28,12 +28,12 @@ from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features
 from jaxcl.nets import resnet
 from jaxcl.run import folder as folder_lib
-from jaxcl.run import job, seeds, train
 from jaxcl.run import results as results_lib
+from jaxcl.run import seeds, train
 from jaxcl.weights import encoder, export, pytorch, writer
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "export.md").read_text()
-RUN = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
+RUN = {"method.strategy": "finetune", "scenario.num_tasks": 5, "epochs": 1}
 
 
 def eval_parts(work, **changes):
@@ -313,7 +313,7 @@ def test_the_card_of_a_trained_run(trained):
         "scenario": {"name": "class", "num_tasks": 5},
     }
     method = card["method"]
-    assert (method["base"], method["strategy"]) == ("mocov2plus", "pnr")
+    assert (method["base"], method["strategy"]) == ("mocov2plus", "finetune")
     assert method["queue_size"] == 96
     results = results_lib.read_results(workdir)
     row = results["matrices"]["knn/class_incremental"][0]
@@ -430,7 +430,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_results(tmp_path, caplog):
 
 def test_seeds_that_were_trained_side_by_side(tmp_path, capsys):
     changes = {"seed": 4, "seeds": 2, "side_by_side": True}
-    with mock.patch.object(job, "checked", lambda method, *_: method):
+    with run_directories.untraced():
         several = build.build(toy.config(**changes), tmp_path)
         work = seeds.join_jobs({seed: several.make(seed) for seed in several.seeds})
     state = run_directories.random_state(work)
@@ -600,7 +600,7 @@ def test_a_card_that_does_not_fit_is_refused(trained, tmp_path, name, value, mat
         jaxcl.load_encoder(out)
 
 
-def test_damaged_files_are_refused(trained, residual, tmp_path):
+def test_damaged_files_are_refused(trained, tmp_path):
     out = shutil.copytree(trained[1], tmp_path / "out")
     path = out / "encoder.safetensors"
     data = bytearray(path.read_bytes())

@@ -10,7 +10,7 @@ from safetensors import numpy as tensors
 
 import jaxcl
 from helpers import config_files, pages, run_directories, torch_peers
-from jaxcl.nets import norm
+from jaxcl.nets import layers
 from jaxcl.weights import encoder, export, names, pytorch, writer
 
 torch = pytest.importorskip(
@@ -115,7 +115,7 @@ def test_a_training_pass_moves_the_same_statistics(name, page):
             assert np.abs(want - before[ours_name]).max() > 1e-3
     assert int(moved["bn1.num_batches_tracked"]) == 1
     theirs = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-    ours = norm.BatchNorm()
+    ours = layers.BatchNorm()
     assert {m.eps for m in theirs} == {ours.epsilon}
     assert all(m.momentum == pytest.approx(1 - ours.momentum) for m in theirs)
 

@@ -1,23 +1,17 @@
 """What DUEL's policy keeps of a stream, against a plain loop; projections."""
 
-import functools
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import duel_twin, eval_toy, toy
+from helpers import duel_twin, eval_toy
 from jaxcl import core, optim, sharding
 from jaxcl.data import stream
-from jaxcl.data.augment.images import make_eval
 from jaxcl.evals import filtering, spread
 from jaxcl.methods import duel, two_view
 from jaxcl.methods.two_view import head as head_lib
 from jaxcl.nets import resnet
-from jaxcl.run import finish, job, train
-from jaxcl.run import rows as rows_lib
 
 CLASSES = eval_toy.CLASSES
 
@@ -88,7 +82,7 @@ def test_scalars_are_those_of_the_plain_loop(options, streams, devices):
     for task in (1, 0):
         found = evaluate(state, task)
         scalars = dict(found.scalars)
-        assert found.rows == {} and scalars.pop("seconds") > 0
+        assert found.rows == {}
         rows = offered(parts, task, 32, 5)
         want = twin(features, data.train.label, rows, 8, 5, q, competes)
         assert scalars == {n: pytest.approx(x, rel=1e-5) for n, x in want.items()}
@@ -202,56 +196,3 @@ def test_a_method_without_a_projection_has_none_with_a_head():
 
 
 # Pictures and runs
-
-
-def test_a_killed_run_draws_the_same(tmp_path, figures):
-    judges = {"filtering": {"size": 16, "times": 3, "batch_size": 8}}
-    judges["each"] = {"name": "filtering", "last_only": False} | judges["filtering"]
-    changes = {"evaluators": judges, "epochs": 1, "eval_every": 2, "plots": True}
-    changes |= {"scenario": {"name": "joint"}, "batch_size": 240}
-    work = toy.job(tmp_path / "built", **changes | {"method.base": "simclr"})
-    run = functools.partial(finish.run, work, step=job.compile_step(work))
-    whole = run(tmp_path / "whole")
-    drawn = [figure.axes[0] for figure in figures]
-    figures.clear()
-    answers = iter([False] * 2 + [True])
-    with pytest.raises(train.Interrupted):
-        run(tmp_path / "parts", stop=functools.partial(next, answers))
-    results = run(tmp_path / "parts")
-    again = [figure.axes[0] for figure in figures]
-    assert len(again) == len(drawn) > 4
-    for one, other in zip(drawn, again, strict=True):
-        assert len(one.lines) == len(other.lines)
-        for mine, theirs in zip(one.lines, other.lines, strict=True):
-            np.testing.assert_array_equal(mine.get_xydata(), theirs.get_xydata())
-    for folder in ("whole", "parts"):
-        names = {path.stem for path in (tmp_path / folder / "plots").iterdir()}
-        assert {"filtering_classes", "filtering_entropy", "each_entropy"} < names
-    rows = [r["eval"] for r in rows_lib.read(tmp_path / "parts") if r.get("eval")]
-    there = ["filtering/entropy_3" in row for row in rows]
-    assert there == [False] * (len(rows) - 1) + [True] and len(rows) > 2
-    assert all("each/entropy_3" in row for row in rows)
-    last, said = filtering.courses([{"eval": rows[-1]}]), results["scalars"][0]
-    for key in ("filtering", "each"):
-        np.testing.assert_array_equal(last[key].entropy, last["each"].entropy)
-        assert said[f"{key}/entropy_3"] == last[key].entropy[-1]
-    assert said == whole["scalars"][0] and json.loads(json.dumps(results)) == results
-    # What the checkpoint's network makes of the first rows.
-    state = toy.saved(work, tmp_path / "parts").state
-    images = work.stream.dataset.train.images
-    view = make_eval(size=8, resize=None, mean=(0.3,), std=(0.4,))
-    task = work.stream.tasks[0]
-    rng = np.random.default_rng([work.data.seed, 0, 0])
-    rows = stream.epoch_order(rng, task.train.rows, 8).reshape(-1)[:48]
-    x = np.asarray(work.method.project(state, view(images)), np.float64)
-    want = twin_of_digits(x, work.stream.dataset.train.label, rows)
-    assert said["filtering/entropy_3"] == pytest.approx(want, rel=1e-5)
-
-
-def twin_of_digits(features, label, rows):
-    x = features / np.linalg.norm(features, axis=1, keepdims=True)
-    held = rows[:16]
-    for row in rows[16:]:
-        both = np.concatenate([held, [row]])
-        held = both[duel_twin.loop(x[held], x[[row]], duel_twin.SCORES["affine"])]
-    return eval_toy.entropy(np.bincount(label[held]))

@@ -16,13 +16,14 @@ from sklearn import datasets
 
 import jaxcl
 from helpers import config_files, toy
+from jaxcl.api import errors, inputs, result
 from jaxcl.api import fit as fitting
-from jaxcl.api import inputs, result
 from jaxcl.config import build, own_images
+from jaxcl.data import identity
 from jaxcl.run import folder as folder_lib
+from jaxcl.run import job, train
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
-from jaxcl.run import train
 from jaxcl.update import lineage
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -86,6 +87,9 @@ def test_it_leaves_a_run_directory_and_says_what_came_out(fitted):
     assert fitted.resolved.method.temperature == 0.2
     assert [row["step"] for row in fitted.rows if "loss" in row] == [1, 2, 3, 4]
     assert jaxcl.Result(fitted.folder).results == fitted.results
+    known = identity.read(fitted.folder)
+    rows = {"train": 130, "test": 30}
+    assert fitted.results["data"] == {"digest": known.digest(), "rows": rows}
 
 
 def test_nothing_is_printed_where_it_is_to_be_quiet(fitted, capfd):
@@ -273,6 +277,7 @@ def asked(monkeypatch, tmp_path):
             raise Asked(config, where, build.build(config, where))
 
         monkeypatch.setattr(fitting, "build", _With(build=stop))
+        monkeypatch.setattr(job, "checked", lambda method, *_: method)
         arguments = {"encoder": {"name": "conv_net", "width": 4}} | arguments
         arguments["options"] = {"devices": 1} | arguments.get("options", {})
         with pytest.raises(Asked) as found:
@@ -566,8 +571,17 @@ def test_pil_images_are_read_as_the_pictures_that_they_are():
 )
 def test_a_wrong_argument_is_named(images, more, words, tmp_path):
     arguments = {"encoder": "conv_net", "out": tmp_path} | more
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) as refused:
         jaxcl.fit(images, **arguments)
+    # The line of the caller, and one of ours: a notebook shows the message.
+    assert len(refused.traceback) == 2
+
+
+def test_an_error_of_another_package_keeps_its_frames():
+    call = errors.shortened(lambda: json.loads("{"))
+    with pytest.raises(ValueError) as raised:
+        call()
+    assert pathlib.Path(str(raised.traceback[-1].path)).parent.name == "json"
 
 
 def test_ctrl_c_saves_and_the_second_one_ends():

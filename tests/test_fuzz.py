@@ -76,7 +76,7 @@ def test_a_set_that_is_refused_without_a_name_is_found(shared, tmp_path, monkeyp
         sets.outcome("npz", tmp_path)
 
 
-QUICK_WEIGHTS = "timm dinov2 transformers_dinov3 timm_convnext torchvision".split()
+QUICK_WEIGHTS = "timm transformers_dinov3 torchvision".split()
 
 
 @pytest.mark.parametrize("family", QUICK_WEIGHTS)

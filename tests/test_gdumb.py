@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import online_toy as toy
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.memory import buffer
 from jaxcl.methods import gdumb, online
 
@@ -98,9 +98,8 @@ def test_a_step_stores_and_trains_nothing():
     assert new.extra.seen.tolist() == [True, True, True, False, False]
 
 
-def fitted(state, replay=None, unroll=True, **options):
-    made = parts(**(replay or {}))._replace(unroll=unroll)
-    return gdumb.make(made, **options).eval_state(state)
+def fitted(state, replay=None, **options):
+    return gdumb.make(parts(**(replay or {})), **options).eval_state(state)
 
 
 def slope(params, stats, images, terms):
@@ -186,7 +185,8 @@ def test_the_fit_is_a_function_of_memory_and_key():
             chex.assert_trees_all_close(
                 method.eval_state(changed).params, first.params, rtol=1e-3
             )
-    looped = fitted(state, {"augment": "replay"}, unroll=False, **options)
+    with sharding.for_elsewhere():
+        looped = fitted(state, {"augment": "replay"}, **options)
     chex.assert_trees_all_close(looped.params, first.params, rtol=1e-3, atol=1e-4)
     plain = fitted(state, **options)  # config.replay.augment is heard
     with pytest.raises(AssertionError):

@@ -1,5 +1,6 @@
 """GEM and A-GEM against a general solver in float64, and their steps by hand."""
 
+import contextlib
 import functools
 import inspect
 
@@ -12,7 +13,7 @@ import pytest
 from scipy import optimize
 
 from helpers import online_toy
-from jaxcl import core, optim
+from jaxcl import core, optim, sharding
 from jaxcl.data.augment import images as augment_images
 from jaxcl.methods import agem, gem, online
 from jaxcl.methods.online import replay
@@ -154,10 +155,11 @@ def test_agem_projection():
 # Steps
 
 CLASSES, LR, TASKS = 6, 0.1, 4
+FOR_ACCELERATORS = sharding.for_elsewhere  # a loop is not written out
 MOMENTS = {"mean": (0.3,), "std": (0.4,)}
 
 
-def parts(tasks=TASKS, unroll=True, size=6):
+def parts(tasks=TASKS, size=6):
     settings = replay.settings(CLASSES, 6, capacity=24, size=size)
     return core.Parts(
         encoder=resnet.conv_net(width=2),
@@ -168,7 +170,6 @@ def parts(tasks=TASKS, unroll=True, size=6):
         num_classes=CLASSES,
         replay=settings,
         num_tasks=tasks,
-        unroll=unroll,
     )
 
 
@@ -184,8 +185,7 @@ NEXT = online_toy.batch(3, [4, 4, 5, 5, 5, 5])
 @functools.cache
 def compiled(module, **given):
     options = {"size": 12} if module is agem else {}
-    unroll = given.pop("unroll", True)
-    return jax.jit(module.make(parts(unroll=unroll, **options), **given).step)
+    return jax.jit(module.make(parts(**options), **given).step)
 
 
 @functools.cache
@@ -251,18 +251,19 @@ def check(step, direction, stats, task=2):
 
 
 @pytest.mark.parametrize(
-    ("given", "options"),
+    ("given", "options", "where"),
     [
-        ({}, PAPER),
-        ({"form": "code", "margin": 0.1, "unroll": False}, CODE | {"margin": 0.1}),
+        ({}, PAPER, contextlib.nullcontext),
+        ({"form": "code", "margin": 0.1}, CODE | {"margin": 0.1}, FOR_ACCELERATORS),
     ],
 )
-def test_gem_s_step(given, options):
+def test_gem_s_step(given, options, where):
     """Rows of the present task and tasks to come are no constraints."""
     _, own, past, path, _ = gradients()
     assert (past @ own < 0).any()
     step = compiled(gem, **given)  # six rows are all there are of a task
-    check(step, twin(own, past, **options), path[2])
+    with where():
+        check(step, twin(own, past, **options), path[2])
     one = twin(own, past[:1], **options)
     assert not np.allclose(one, twin(own, past, **options), rtol=0.1)
     check(step, one, path[1], task=1)

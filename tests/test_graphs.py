@@ -65,12 +65,24 @@ def test_npz_is_read_as_written(tmp_path):
 
 
 def test_rows_are_divided_by_their_sum_if_it_is_above_one(tmp_path):
-    path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=ATTRIBUTES)
+    sizes = np.abs(ATTRIBUTES)
+    path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=sizes)
     made = from_graphs.npz(path=path).features
-    rows = np.concatenate([ATTRIBUTES, np.eye(3)[LABELS]], axis=1)
-    # Sums are 1.5, 4, 1, 2, -1, 1.25, 8: the third and the fifth stay.
-    want = rows / np.array([1.5, 4, 1, 2, 1, 1.25, 8])[:, None]
+    rows = np.concatenate([sizes, np.eye(3)[LABELS]], axis=1)
+    # Sums are 1.5, 4, 1, 2, 3, 1.25, 8: the third stays.
+    want = rows / np.array([1.5, 4, 1, 2, 3, 1.25, 8])[:, None]
     np.testing.assert_allclose(made, want, rtol=1e-6)
+
+
+def test_negative_attributes_are_not_divided_by_a_sum(tmp_path):
+    path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=ATTRIBUTES)
+    with pytest.raises(ValueError) as refused:
+        from_graphs.npz(path=path)
+    assert "config.data.normalise=True" in str(refused.value)
+    assert "-2" in str(refused.value)
+    assert from_graphs.npz(path=path, normalise=False).features.min() == -2
+    labels = from_graphs.npz(path=path, features=("labels",)).features
+    np.testing.assert_array_equal(labels, np.eye(3)[LABELS])
 
 
 @pytest.mark.parametrize(
@@ -146,9 +158,9 @@ def write_text(folder, name="TOY", **files):
 
 
 def test_tu_text_gives_what_npz_gives(tmp_path):
-    made = from_graphs.tu(path=write_text(tmp_path / "toy"))
+    made = from_graphs.tu(path=write_text(tmp_path / "toy"), normalise=False)
     path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=ATTRIBUTES)
-    want = from_graphs.npz(path=path)
+    want = from_graphs.npz(path=path, normalise=False)
     for field in ("features", "edges", "graph_ptr", "edge_ptr", "label"):
         np.testing.assert_array_equal(getattr(made, field), getattr(want, field))
         assert getattr(made, field).dtype == getattr(want, field).dtype
@@ -159,7 +171,8 @@ def test_tu_text_without_node_files_or_edges(tmp_path):
     folder = write_text(tmp_path / "x", node_labels=None, node_attributes=None)
     made = from_graphs.tu(path=folder, features=("ldp",), normalise=False)
     np.testing.assert_array_equal(made.features[:, 0], [1, 2, 1, 0, 2, 2, 2])
-    made = from_graphs.tu(path=write_text(tmp_path / "y", A=""))
+    folder = write_text(tmp_path / "y", A="")
+    made = from_graphs.tu(path=folder, normalise=False)
     assert made.edges.shape == (2, 0) and made.edge_ptr.tolist() == [0] * 4
     write_text(tmp_path / "x", name="OTHER", graph_labels="0\n0\n0\n")
     other = from_graphs.tu(path=folder, name="OTHER")

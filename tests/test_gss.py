@@ -10,6 +10,7 @@ from jax import flatten_util
 
 from helpers import gss_twin, twins
 from helpers import online_toy as toy
+from jaxcl import sharding
 from jaxcl.memory import buffer, diversity, policies
 from jaxcl.methods import gss, online
 from jaxcl.methods.online_ssl import stored
@@ -179,8 +180,8 @@ def test_the_gradient_of_an_image_is_that_of_a_shift_of_its_queries():
 
 
 @functools.cache
-def compiled(gradients, unroll):
-    made = toy.parts()._replace(unroll=unroll)
+def compiled(gradients, platform):
+    made = toy.parts()
 
     @jax.jit
     def function(state, images, label, mask):
@@ -189,12 +190,12 @@ def compiled(gradients, unroll):
     return function
 
 
-def vectors(state, gradients, rows, mask=None, unroll=True):
+def vectors(state, gradients, rows, mask=None):
     """Of groups in the shape of the mask; None: one group for each row."""
     images, label = toy.parts().plain(rows["image"]), rows["label"]
     mask = jnp.ones((len(label), 1), bool) if mask is None else jnp.asarray(mask)
     images, label = images.reshape(*mask.shape, 8, 8, 1), label.reshape(mask.shape)
-    found = compiled(gradients, unroll)(state, images, label, mask)
+    found = compiled(gradients, sharding.platform())(state, images, label, mask)
     return np.asarray(found, np.float64)
 
 
@@ -207,7 +208,8 @@ def test_gradients_of_groups():
     # In evaluation mode rows know nothing of each other.
     np.testing.assert_allclose(groups[0], single[:3].mean(0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(groups[1], single[[3, 5]].mean(0), rtol=1e-4, atol=1e-6)
-    mapped = vectors(state, "all", FIRST, mask, unroll=False)
+    with sharding.for_elsewhere():
+        mapped = vectors(state, "all", FIRST, mask)
     np.testing.assert_allclose(mapped, groups, rtol=1e-4, atol=1e-6)
     head = vectors(state, "head", FIRST)
     np.testing.assert_allclose(head, single[:, -head.shape[1] :], rtol=1e-4, atol=1e-6)

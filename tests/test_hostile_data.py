@@ -142,7 +142,7 @@ def test_a_file_or_link_of_another_kind_is_said_when_it_is_read(tmp_path):
     names = listing.images(str(tmp_path))
     assert [os.path.basename(name) for name in names] == ["a.png", "b.png"]
     how = files.Decoding("pillow")
-    reader = files.Files(str(tmp_path), np.array([b"a.png", b"b.png"]), how)
+    reader = files.of_files(str(tmp_path), [b"a.png", b"b.png"], how)
     for row in range(2):
         with pytest.raises(files.Unreadable, match=f"{'ab'[row]}.png"):
             reader(row)
@@ -185,7 +185,7 @@ def peak(function) -> int:
 @pytest.mark.parametrize("data", [png(25_000, 25_000), jpeg(60_000, 60_000)])
 def test_an_image_of_too_many_pixels_is_refused_by_its_header(data, decoder):
     def decode(**options):
-        with pytest.raises(files.Unreadable, match=r"x.img .*0 x .*max_pixels="):
+        with pytest.raises(files.Unreadable, match=r"x.img.*max_pixels="):
             files.decode(data, "x.img", decoder=decoder, **options)
 
     assert peak(decode) < 10e6
@@ -209,27 +209,6 @@ def test_pillow_follows_a_limit_that_is_raised(monkeypatch):
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(stream, "PNG")
     found = files.decode(stream.getvalue(), "x", decoder="pillow", max_pixels=64)
     assert found.shape == (8, 8, 3)
-
-
-def test_headers_are_those_that_pillow_reads():
-    rng = np.random.default_rng(0)
-    for kind, options in (
-        ("PNG", {}),
-        ("JPEG", {}),
-        ("JPEG", {"progressive": True, "comment": b"\xff\xc0 no frame", "exif": b"12"}),
-    ):
-        for shape in ((3, 7, 3), (30, 5, 3), (20, 11)):
-            stream = io.BytesIO()
-            pixels = rng.integers(0, 256, shape).astype(np.uint8)
-            Image.fromarray(pixels).save(stream, kind, **options)
-            assert files._size(stream.getvalue()) == shape[:2]
-    for data in (
-        b"",
-        b"\xff\xd8",
-        b"\xff\xd8\xff\xd8\xff\xe0\0\0",
-        b"\x89PNG\r\n\x1a\n",
-    ):
-        assert files._size(data + bytes(20)) is None
 
 
 def test_a_line_of_pixels_is_not_blown_up(tmp_path):

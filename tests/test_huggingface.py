@@ -395,7 +395,7 @@ def test_several_sets_in_a_folder_are_not_mixed(names, tmp_path):
 
 def test_folders_of_something_else(tmp_path):
     for path in (tmp_path / "nowhere", "gs://bucket/set"):
-        with pytest.raises(ValueError, match="save_to"):
+        with pytest.raises(ValueError, match="path = "):
             load(path)
     with pytest.raises(ValueError, match="state.json"):
         load(tmp_path)

@@ -4,6 +4,7 @@ The network is a linear layer; the second view is the first one mirrored and squ
 that nothing is chance.
 """
 
+import contextlib
 import functools
 import itertools
 
@@ -16,18 +17,18 @@ import pytest
 from jax import flatten_util
 
 from helpers import twins
-from jaxcl import core, optim
+from jaxcl import core, optim, sharding
 from jaxcl.data import graph_batches, graphs, scenarios, stream, toys
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.losses import incremental
 from jaxcl.methods import icl
 from jaxcl.methods.icl import orders
 from jaxcl.methods.icl import passes as passes_lib
-from jaxcl.nets import gcn, norm
+from jaxcl.nets import gcn, layers
 from jaxcl.run import job
 
 B, D, SIDE, TAU, LR = 4, 3, 2, 0.25, 1.0
-OPTIONS = {"temperature": TAU, "learnt_rate": False}
+OPTIONS = {"temperature": TAU, "learnt_rate": False}  # of "icl"
 RATES = {"low": 1e-3, "high": 0.5, "actor_width": 2, "capacity": 64}
 
 
@@ -40,7 +41,7 @@ class Flat(nn.Module):
         x = nn.Dense(D, name="linear")(x.reshape(len(x), -1))
         if not self.normed:
             return x
-        return norm.BatchNorm(name="norm")(x, train=train, groups=groups)
+        return layers.BatchNorm(name="norm")(x, train=train, groups=groups)
 
 
 def parts(
@@ -57,7 +58,9 @@ def parts(
 
 
 def make(made=None, **options):
-    return icl.make(parts() if made is None else made, **(OPTIONS | options))
+    other = options.get("strategy", "icl") != "icl"
+    given = {"temperature": TAU} if other else OPTIONS
+    return icl.make(parts() if made is None else made, **(given | options))
 
 
 def task(old=12, new=8, index=1, order=stream.epoch_order):
@@ -228,14 +231,14 @@ close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=3e-5)
     ],
 )
 def test_a_meta_step_is_the_equation(steps, second_order, unroll):
-    # One inner step at the optimiser's rate, three at their own.
     inner = LR if steps == 1 else 0.5
-    method = make(
-        parts(unroll=unroll),
-        inner_steps=steps,
-        second_order=second_order,
-        inner_lr=None if steps == 1 else inner,
-    )
+    with contextlib.nullcontext() if unroll else sharding.for_elsewhere():
+        method = make(
+            parts(),
+            inner_steps=steps,
+            second_order=second_order,
+            inner_lr=inner,
+        )
     state, given = under_way(method), batch(7, 2 * steps + 2)
     after, metrics = step(method, state, given)
     theta, growth = numbers(state.params), 0.4
@@ -347,6 +350,43 @@ def test_with_keep_whole_sets_give_the_gradient_of_retraining():
     assert np.abs(slopes[0] - slopes[1]).max() > 1e-2
 
 
+def test_theorem_3_holds_in_training():
+    """NCE-II with `keep` 1 comes where `continue` does; without it, elsewhere."""
+    made = parts(
+        augment=lambda key, images: twins.views_of(images)[:, :1].repeat(2, axis=1)
+    )
+    given = batch(23)
+    rows = [part(given, np.array(side)) for side in ([0, 1, 2, 3], [2, 3, 0, 1])]
+    for each in rows:  # two old and two new items, both sets whole
+        each["index"] = np.array([0, 1, -1, -1], np.int32)
+    sides = [jax.tree.map(lambda *x: np.stack(x), *pair) for pair in (rows, rows[::-1])]
+
+    def trained(rate, **options):
+        method = make(made, fixed_lr=rate, **options)
+        state = start = under_way(method)
+        turns = options.get("strategy") is None
+        for _ in range(60):
+            for turn, side in enumerate(sides if turns else [given]):
+                # An anchor's own item is left out: 2 of 3 others are new, or 1 of 3.
+                extra = state.extra._replace(
+                    growth=jnp.float32((2 - turn) / 3),
+                    old_steps=jnp.int32(1),
+                    epoch_steps=jnp.int32(2),
+                )
+                state = state.replace(extra=extra) if turns else state
+                state, _ = step(method, state, side)
+        return numbers(start.params), numbers(state.params)
+
+    # Two steps down half of the loss each, or one down the whole of it.
+    _, kept = trained(0.01, meta=False, keep=1.0)
+    _, alone = trained(0.01, meta=False)
+    start, wanted = trained(0.02, strategy="continue")
+    way = np.linalg.norm(wanted - start)
+    assert way > 0.05
+    assert np.linalg.norm(kept - wanted) < 0.02 * way
+    assert np.linalg.norm(alone - wanted) > 0.5 * way
+
+
 # Learnt rates
 
 
@@ -399,13 +439,14 @@ def test_both_agents_set_rates_of_plain_sgd():
 )
 def test_every_inner_action_has_its_reward(second_order, unroll):
     """By the next batch's loss; by that of its own batch if it is the last."""
-    method = make(
-        heavy(unroll=unroll),
-        learnt_rate=True,
-        agent=RATES,
-        inner_steps=3,
-        second_order=bool(second_order),
-    )
+    with contextlib.nullcontext() if unroll else sharding.for_elsewhere():
+        method = make(
+            heavy(),
+            learnt_rate=True,
+            agent=RATES,
+            inner_steps=3,
+            second_order=bool(second_order),
+        )
     state = under_way(method)
     for done in (1, 2):
         given, theta = batch(done, 8), numbers(state.params)
@@ -429,23 +470,21 @@ def test_every_inner_action_has_its_reward(second_order, unroll):
         np.testing.assert_allclose(stored.losses, pairs, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "meta, inner_lr",
-    [(True, None), (False, None), pytest.param(True, 0.1, marks=pytest.mark.slow)],
-)
-def test_a_fixed_rate_is_that_of_plain_sgd(meta, inner_lr):
-    method = make(heavy(), fixed_lr=0.3, meta=meta, inner_lr=inner_lr, inner_steps=1)
-    state, given = under_way(method), batch(21, 4 if meta else 2)
+@pytest.mark.parametrize("meta", [True, False])
+def test_a_fixed_rate_is_that_of_plain_sgd(meta):
+    """It is that of outer steps; inner ones have a default of their own, 0.03."""
+    method = make(heavy(), fixed_lr=0.3, meta=meta)
+    state, given = under_way(method), batch(21, 6 if meta else 2)
     opt_state = moved(state.opt_state, 3)
     state = state.replace(opt_state=opt_state)
     after, metrics = step(method, state, given)
-    theta, inner = numbers(state.params), inner_lr or 0.3
+    theta = numbers(state.params)
     loss = functools.partial(
         nce_two, old=part(given, 0), new=part(given, 1), growth=0.4
     )
     if meta:
-        theta, _ = adapted(theta, given, 1, 0.4, inner)
-        np.testing.assert_allclose(metrics["inner_lr"], inner, rtol=1e-6)
+        theta, _ = adapted(theta, given, 2, 0.4, 0.03)
+        np.testing.assert_allclose(metrics["inner_lr"], 0.03, rtol=1e-6)
         loss = functools.partial(
             nce_new, new=part(given, -2), old=part(given, -1), growth=0.4
         )
@@ -496,11 +535,30 @@ def test_the_first_task_is_nce_one_by_the_optimiser():
 # What ICL is compared with
 
 
+@pytest.mark.parametrize("strategy", ["retrain", "continue"])
+def test_the_baselines_by_plain_sgd(strategy):
+    """After the first task, which is the optimiser's."""
+    method, given = make(heavy(), strategy=strategy, fixed_lr=0.3), batch(15)
+    loss = functools.partial(nce_one, given=given)
+    for index, rate in ((0, LR), (1, 0.3)):
+        state = under_way(method, task(index=index))
+        state = state.replace(opt_state=moved(state.opt_state, 3))
+        after, metrics = step(method, state, given)
+        slopes, fallen = slope(loss, numbers(state.params)), fell(state, after, rate)
+        np.testing.assert_allclose(metrics["lr"], rate, rtol=1e-6)
+        if index:
+            close(fallen, slopes)
+            chex.assert_trees_all_equal(after.opt_state, state.opt_state)
+        else:  # with its momentum
+            assert np.abs(fallen - slopes).max() > 0.05
+
+
 def test_strategies_read_their_rows():
     state, the_task = fresh(), task(old=20, new=5)
     new, every = np.arange(20, 25), np.arange(25)
     for strategy in icl.STRATEGIES:
-        method = make(strategy=strategy, replay_share=0.3)
+        share = {"replay_share": 0.3} if strategy == "replay" else {}
+        method = make(strategy=strategy, **share)
         first = method.source(state, task(index=0))
         np.testing.assert_array_equal(first.rows, task(index=0).train.rows)
         source = method.source(state, the_task)
@@ -914,3 +972,28 @@ def test_empty_slots_are_no_anchors_and_no_negatives():
 
 
 # Options
+
+
+UNREAD = [
+    ({"strategy": "retrain"}, {"meta": False}),
+    ({"strategy": "continue"}, {"learnt_rate": False}),
+    ({"strategy": "finetune"}, {"keep": 1.0}),
+    ({"meta": False}, {"inner_steps": 2}),
+    ({"meta": False}, {"second_order": True}),
+    ({"meta": False, "learnt_rate": False}, {"inner_lr": 0.1}),
+    ({}, {"inner_lr": 0.1}),
+    ({}, {"fixed_lr": 0.1}),
+    ({"strategy": "frozen"}, {"fixed_lr": 0.1}),
+    ({}, {"replay_share": 0.5}),
+    ({"strategy": "replay"}, {"distill_weight": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("variant", "unread"), UNREAD)
+def test_an_option_that_a_variant_does_not_read_is_refused(variant, unread):
+    ((name, value),) = unread.items()
+    made = parts()
+    icl.make(made, **variant)
+    with pytest.raises(ValueError) as refused:
+        icl.make(made, **variant, **unread)
+    assert f"config.method.{name}={value}" in str(refused.value)

@@ -118,7 +118,7 @@ def test_configs_are_read_above_the_methods(name):
 
 def test_what_few_runs_need_is_imported_late():
     """Half a second each: a command's help and its errors need none of them."""
-    late = {"matplotlib", "tensorflow_datasets", "sklearn", "scipy.stats", "grain"}
+    late = {"matplotlib", "tensorflow_datasets", "sklearn", "scipy.stats"}
     code = f"import sys, jaxcl.main; print(*({late} & {{*sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr

@@ -37,20 +37,20 @@ def one_twin(
     n,
     more=None,
     *,
-    tau=0.1,
-    k=31,
+    temperature=0.1,
+    num_negatives=31,
     growth=None,
     anchors=None,
     chosen=None,
     chosen_more=None,
-    below=1,
+    with_positive=True,
 ):
     """Eq. 1, or with more Eq. 2, anchor by anchor."""
     anchors, total = range(len(a)) if anchors is None else anchors, 0.0
     for i in anchors:
-        e, positive = mean_f(a, i, n, chosen, tau), f(a[i], p[i], tau)
+        e, positive = mean_f(a, i, n, chosen, temperature), f(a[i], p[i], temperature)
         if more is not None:
-            e_more = mean_f(a, i, more, chosen_more, tau)
+            e_more = mean_f(a, i, more, chosen_more, temperature)
             share = growth
             if growth is None:
                 sizes = [
@@ -63,20 +63,27 @@ def one_twin(
             elif e_more is not None:
                 e = (1 - share) * e + share * e_more
         if e is not None:
-            total -= math.log(positive / (below * positive + k * e))
+            total -= math.log(positive / (with_positive * positive + num_negatives * e))
     return total / len(anchors)
 
 
-def ratios(a, p, old, new, *, tau=0.1, k=31, chosen=None, chosen_new=None):
+def ratios(
+    a, p, old, new, *, temperature=0.1, num_negatives=31, chosen=None, chosen_new=None
+):
     """Eq. 6."""
     found = []
     for i in range(len(a)):
-        positive = f(a[i], p[i], tau)
+        positive = f(a[i], p[i], temperature)
         was, now = (
-            mean_f(a, i, rows, c, tau) for rows, c in ((old, chosen), (new, chosen_new))
+            mean_f(a, i, rows, c, temperature)
+            for rows, c in ((old, chosen), (new, chosen_new))
         )
         lonely = was is None or now is None
-        r = 1.0 if lonely else (positive + k * now) / (positive + k * was)
+        r = (
+            1.0
+            if lonely
+            else (positive + num_negatives * now) / (positive + num_negatives * was)
+        )
         found.append(r)
     return found
 
@@ -116,178 +123,155 @@ FLOATS = table([KEPT], 5)[0].astype(jnp.float32)
 TWO_OF_THREE = jnp.array([True, False, True])
 ONES = jnp.ones(5)
 
-# name: loss, twin and shapes
+
+def case(loss, twin, shapes, of_twin=None, of_loss=None, **both):
+    """A loss, its twin and their shapes; options of one of them and of both."""
+    loss, twin = partial(loss, **(of_loss or {})), partial(twin, **(of_twin or {}))
+    return partial(loss, **both), partial(twin, **both), shapes
+
+
+def grown(a, p, n, more, **options):
+    return one(a, p, n, more_negatives=more, **options)
+
+
+def one_in_batch(a, p, **options):
+    return one(a, p, p, negative_mask=incremental.others(3), **options)
+
+
+def one_in_batch_twin(a, p, **options):
+    return one_twin(a, p, p, chosen=OTHERS, **options)
+
+
+THREE, FOUR = [A, A, SHARED], [A, A, SHARED, MORE]
+ANCHORS = {"anchors": [0, 2]}
 CASES = {
-    "one": (one, one_twin, [A, A, SHARED]),
-    "one_options": (
-        partial(one, temperature=0.3, num_negatives=7),
-        partial(one_twin, tau=0.3, k=7),
-        [A, A, SHARED],
-    ),
-    "one_own": (one, one_twin, [A, A, OWN]),
-    "one_masked": (
-        partial(one, mask=TWO_OF_THREE, negative_mask=FLOATS),
-        partial(one_twin, anchors=[0, 2], chosen=ALL_KEPT),
-        [A, A, SHARED],
-    ),
-    "one_some": (
-        partial(one, negative_mask=table(SOME, 5)),
-        partial(one_twin, chosen=SOME),
-        [A, A, SHARED],
-    ),
-    "one_own_masked": (
-        partial(one, mask=ONES[:3].at[1].set(0), negative_mask=table(SOME, 5)),
-        partial(one_twin, anchors=[0, 2], chosen=SOME),
-        [A, A, OWN],
-    ),
-    "one_own_kept": (
-        partial(one, negative_mask=FLOATS),
-        partial(one_twin, chosen=ALL_KEPT),
-        [A, A, OWN],
-    ),
-    "one_in_batch": (
-        lambda a, p: one(a, p, p, negative_mask=incremental.others(3)),
-        lambda a, p: one_twin(a, p, p, chosen=OTHERS),
-        [A, A],
-    ),
-    "one_lonely": (
-        partial(one, negative_mask=table(NONE_OF_ONE, 5)),
-        partial(one_twin, chosen=NONE_OF_ONE),
-        [A, A, SHARED],
-    ),
-    "one_without_positive": (
-        partial(one, with_positive=False, negative_mask=table(NONE_OF_ONE, 5)),
-        partial(one_twin, below=0, chosen=NONE_OF_ONE),
-        [A, A, SHARED],
-    ),
-    "one_in_batch_without_positive": (
-        lambda a, p: one(
-            a,
-            p,
-            p,
-            temperature=0.2,
-            num_negatives=2,
-            with_positive=False,
-            mask=TWO_OF_THREE,
-            negative_mask=incremental.others(3),
-        ),
-        lambda a, p: one_twin(
-            a, p, p, tau=0.2, k=2, below=0, anchors=[0, 2], chosen=OTHERS
-        ),
-        [A, A],
-    ),
-    "one_mixture": (
-        lambda a, p, n, m: one(a, p, n, more_negatives=m, growth=0.3),
-        partial(one_twin, growth=0.3),
-        [A, A, SHARED, MORE],
-    ),
-    "one_pooled": (
-        lambda a, p, n, m: one(a, p, n, more_negatives=m),
+    "one": case(one, one_twin, THREE),
+    "one_options": case(one, one_twin, THREE, temperature=0.3, num_negatives=7),
+    "one_own": case(one, one_twin, [A, A, OWN]),
+    "one_masked": case(
+        one,
         one_twin,
-        [A, A, SHARED, MORE],
+        THREE,
+        ANCHORS | {"chosen": ALL_KEPT},
+        {"mask": TWO_OF_THREE, "negative_mask": FLOATS},
     ),
-    "one_mixture_masked": (
-        lambda a, p, n, m: one(
-            a,
-            p,
-            n,
-            more_negatives=m,
-            growth=0.7,
-            mask=TWO_OF_THREE,
-            negative_mask=FLOATS,
-            more_mask=table(OTHERS, 3),
-        ),
-        partial(
-            one_twin, growth=0.7, anchors=[0, 2], chosen=ALL_KEPT, chosen_more=OTHERS
-        ),
+    "one_some": case(
+        one, one_twin, THREE, {"chosen": SOME}, {"negative_mask": table(SOME, 5)}
+    ),
+    "one_own_masked": case(
+        one,
+        one_twin,
+        [A, A, OWN],
+        ANCHORS | {"chosen": SOME},
+        {"mask": ONES[:3].at[1].set(0), "negative_mask": table(SOME, 5)},
+    ),
+    "one_own_kept": case(
+        one, one_twin, [A, A, OWN], {"chosen": ALL_KEPT}, {"negative_mask": FLOATS}
+    ),
+    "one_in_batch": case(one_in_batch, one_in_batch_twin, [A, A]),
+    "one_lonely": case(
+        one,
+        one_twin,
+        THREE,
+        {"chosen": NONE_OF_ONE},
+        {"negative_mask": table(NONE_OF_ONE, 5)},
+    ),
+    "one_without_positive": case(
+        one,
+        one_twin,
+        THREE,
+        {"chosen": NONE_OF_ONE},
+        {"negative_mask": table(NONE_OF_ONE, 5)},
+        with_positive=False,
+    ),
+    "one_in_batch_without_positive": case(
+        one_in_batch,
+        one_in_batch_twin,
+        [A, A],
+        ANCHORS,
+        {"mask": TWO_OF_THREE},
+        temperature=0.2,
+        num_negatives=2,
+        with_positive=False,
+    ),
+    "one_mixture": case(grown, one_twin, FOUR, growth=0.3),
+    "one_pooled": case(grown, one_twin, FOUR),
+    "one_mixture_masked": case(
+        grown,
+        one_twin,
         [A, A, SHARED, A],
+        ANCHORS | {"chosen": ALL_KEPT, "chosen_more": OTHERS},
+        {"mask": TWO_OF_THREE, "negative_mask": FLOATS, "more_mask": table(OTHERS, 3)},
+        growth=0.7,
     ),
-    "one_pooled_masked": (
-        lambda a, p, n, m: one(
-            a,
-            p,
-            n,
-            more_negatives=m,
-            negative_mask=table(SOME, 5),
-            more_mask=table(OTHERS, 3),
-        ),
-        partial(one_twin, chosen=SOME, chosen_more=OTHERS),
+    "one_pooled_masked": case(
+        grown,
+        one_twin,
         [A, A, SHARED, OWN[:1] + A],
+        {"chosen": SOME, "chosen_more": OTHERS},
+        {"negative_mask": table(SOME, 5), "more_mask": table(OTHERS, 3)},
     ),
-    "one_mixture_without_more": (
-        lambda a, p, n, m: one(
-            a, p, n, more_negatives=m, growth=0.4, more_mask=table(NONE_OF_ONE, 2)
-        ),
-        partial(one_twin, growth=0.4, chosen_more=NONE_OF_ONE),
-        [A, A, SHARED, MORE],
+    "one_mixture_without_more": case(
+        grown,
+        one_twin,
+        FOUR,
+        {"chosen_more": NONE_OF_ONE},
+        {"more_mask": table(NONE_OF_ONE, 2)},
+        growth=0.4,
     ),
-    "one_mixture_without_first": (
-        lambda a, p, n, m: one(
-            a, p, n, more_negatives=m, growth=0.4, negative_mask=table(NONE_OF_ONE, 5)
-        ),
-        partial(one_twin, growth=0.4, chosen=NONE_OF_ONE),
-        [A, A, SHARED, MORE],
+    "one_mixture_without_first": case(
+        grown,
+        one_twin,
+        FOUR,
+        {"chosen": NONE_OF_ONE},
+        {"negative_mask": table(NONE_OF_ONE, 5)},
+        growth=0.4,
     ),
-    "ratio": (ratio_sum, ratio_sum_twin, [A, A, SHARED, MORE]),
-    "ratio_options": (
-        partial(
-            ratio_sum,
-            temperature=0.4,
-            num_negatives=3,
-            old_mask=table(SOME, 5),
-            new_mask=table(NONE_OF_ONE, 2),
-        ),
-        partial(ratio_sum_twin, tau=0.4, k=3, chosen=SOME, chosen_new=NONE_OF_ONE),
-        [A, A, SHARED, MORE],
+    "ratio": case(ratio_sum, ratio_sum_twin, FOUR),
+    "ratio_options": case(
+        ratio_sum,
+        ratio_sum_twin,
+        FOUR,
+        {"chosen": SOME, "chosen_new": NONE_OF_ONE},
+        {"old_mask": table(SOME, 5), "new_mask": table(NONE_OF_ONE, 2)},
+        temperature=0.4,
+        num_negatives=3,
     ),
-    "two": (
-        partial(two, growth=0.3),
-        partial(two_twin, growth=0.3),
-        [A, A, SHARED, MORE],
-    ),
-    "two_nearly_all_new": (
-        partial(two, growth=0.999, temperature=0.5, num_negatives=2),
-        partial(two_twin, growth=0.999, tau=0.5, k=2),
+    "two": case(two, two_twin, FOUR, growth=0.3),
+    "two_nearly_all_new": case(
+        two,
+        two_twin,
         [A, A, MORE, SHARED],
+        growth=0.999,
+        temperature=0.5,
+        num_negatives=2,
     ),
-    "two_own": (
-        partial(two, growth=0.6),
-        partial(two_twin, growth=0.6),
-        [A, A, OWN, MORE],
-    ),
-    "two_masked": (
-        partial(
-            two,
-            growth=0.5,
-            temperature=0.4,
-            mask=TWO_OF_THREE,
-            old_mask=table(SOME, 5),
-            new_mask=jnp.array([0.0, 1.0]),
-        ),
-        partial(
-            two_twin,
-            growth=0.5,
-            tau=0.4,
-            anchors=[0, 2],
-            chosen=SOME,
-            chosen_new=[[1]] * 3,
-        ),
-        [A, A, SHARED, MORE],
+    "two_own": case(two, two_twin, [A, A, OWN, MORE], growth=0.6),
+    "two_masked": case(
+        two,
+        two_twin,
+        FOUR,
+        ANCHORS | {"chosen": SOME, "chosen_new": [[1]] * 3},
+        {
+            "mask": TWO_OF_THREE,
+            "old_mask": table(SOME, 5),
+            "new_mask": jnp.array([0.0, 1.0]),
+        },
+        growth=0.5,
+        temperature=0.4,
     ),
     "two_in_batch": (
         lambda a, p, n: two(a, p, p, n, growth=0.2, old_mask=incremental.others(3)),
         lambda a, p, n: two_twin(a, p, p, n, growth=0.2, chosen=OTHERS),
         [A, A, MORE],
     ),
-    "two_lonely": (
-        partial(
-            two,
-            growth=0.5,
-            new_mask=table(NONE_OF_ONE, 2),
-            old_mask=table([[0], [1], []], 5),
-        ),
-        partial(two_twin, growth=0.5, chosen=[[0], [1], []], chosen_new=NONE_OF_ONE),
-        [A, A, SHARED, MORE],
+    "two_lonely": case(
+        two,
+        two_twin,
+        FOUR,
+        {"chosen": [[0], [1], []], "chosen_new": NONE_OF_ONE},
+        {"old_mask": table([[0], [1], []], 5), "new_mask": table(NONE_OF_ONE, 2)},
+        growth=0.5,
     ),
 }
 
@@ -386,13 +370,6 @@ def test_a_new_anchor_that_is_no_negative_of_its_own_has_its_share_too():
         assert abs(mixed(growth=4 / 9) - grown) > 1e-3
 
 
-# What the gradient of NCE-II does
-
-
-COSINES = {"new_nearer": ([0.6], [-0.3, 0.1, 0.0], [0.4, 0.5])}
-COSINES["old_nearer"] = (COSINES["new_nearer"][0], [0.4, 0.5, 0.3], [-0.3, 0.1])
-
-
 # Edges
 
 
@@ -450,11 +427,11 @@ def test_extreme_cosines_and_temperatures_stay_finite():
                 assert np.all(np.isfinite(x)), (tau, growth)
             if tau == 1e-3:
                 continue
-            options = {"tau": tau, "growth": exact(growth)}
+            options = {"temperature": tau, "growth": exact(growth)}
             wide = [exact(x) for x in arrays]
             expected = one_twin(*wide, **options), two_twin(*wide, **options)
             np.testing.assert_allclose(found[:2], expected, rtol=3e-5, atol=1e-6)
-            expected = np.log(ratios(*wide, tau=tau))
+            expected = np.log(ratios(*wide, temperature=tau))
             np.testing.assert_allclose(found[2], expected, rtol=3e-5, atol=1e-6)
     # A loss next to nothing keeps its digits.
     value = one(anchors[:1], positives[:1], sets[1], temperature=0.05)
@@ -639,9 +616,6 @@ def test_mistakes_are_named_before_anything_compiles():
     def refuses(loss, arrays, match, **options):
         with pytest.raises(ValueError, match=match):
             jax.eval_shape(partial(loss, **options), *arrays)
-
-    def grown(a, p, n, more, **options):
-        return incremental.nce_one(a, p, n, more_negatives=more, **options)
 
     plain, change, r = (
         incremental.nce_one,

@@ -4,10 +4,8 @@ import os
 import pathlib
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import yaml
@@ -76,12 +74,6 @@ def test_shell_scripts_are_clean():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=lambda p: p.name)
-def test_help(path):
-    done = call(path.name, "--help")
-    assert done.stderr == "" and f"launch/{path.name}" in done.stdout
-
-
 # SLURM
 
 SBATCH = [
@@ -128,27 +120,6 @@ def test_sbatch_gets_what_dry_run_prints(fake, monkeypatch, options, want, setti
     assert fake.log() == [want]
 
 
-def test_an_array_has_a_job_for_each_line(fake, tmp_path, monkeypatch):
-    path = tmp_path / "my sweep.txt"
-    path.write_text(f"{shlex.join([*MAIN, *RUN])}\n\npython -m x '$(date)' '*'\n")
-    fake("sbatch")
-    call("slurm.sh", f"--commands={path.name}", cwd=tmp_path)
-    (words,) = fake.log()
-    assert words[-3:] == [
-        "--array=1-2",
-        str(LAUNCH / "slurm_job.sh"),
-        f"--commands={path}",
-    ]
-    fake("srun")
-    for number, want in {
-        "1": [*MAIN, *RUN],
-        "2": ["python", "-m", "x", "$(date)", "*"],
-    }.items():
-        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", number)
-        call("slurm_job.sh", f"--commands={path}", "env", "A=b")
-        assert fake.log()[-1][-len(want) - 2 :] == ["env", "A=b", *want]
-
-
 def job(fake, code, state="RUNNING"):
     """What the batch script does when the step ends with a code."""
     fake("srun", f"exit {code}")
@@ -167,31 +138,6 @@ def job(fake, code, state="RUNNING"):
 )
 def test_a_job_that_saved_is_queued_again(fake, code, again):
     assert job(fake, code)[0] == again
-
-
-@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "PREEMPTED"])
-def test_a_job_that_was_cancelled_is_not(fake, state):
-    assert not job(fake, 75, state)[0]
-
-
-def test_a_signal_to_the_batch_script_reaches_the_step(fake):
-    """And the script waits for its end, however many come."""
-    wait = (
-        'trap "sleep 1; exit 75" TERM; touch "$FAKE/up"; while :; do sleep 0.05; done'
-    )
-    fake("srun", wait)
-    fake("scontrol", 'echo "JobState=RUNNING"')
-    env = {**os.environ, "SLURM_JOB_ID": "7"}
-    process = subprocess.Popen([LAUNCH / "slurm_job.sh", *MAIN], env=env)
-    for _ in range(200):
-        if (fake.folder / "up").exists():
-            break
-        time.sleep(0.05)
-    for _ in range(3):
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-    assert process.wait(timeout=30) == 75
-    assert fake.log()[-1] == ["scontrol", "requeue", "7"]
 
 
 # Kubernetes
@@ -243,29 +189,6 @@ def test_a_run_on_gpus(fake):
     assert claims == [None, {"claimName": "disk"}]
     assert [mounts[v["name"]] for v in pod["volumes"]] == ["/dev/shm", "/runs"]
     assert pod["terminationGracePeriodSeconds"] == 99 and "nodeSelector" not in pod
-
-
-def test_what_exit_codes_do(fake):
-    _, made = applied(fake, *GPUS, "--restarts=4", "--", *RUN)
-    spec = made["spec"]["replicatedJobs"][0]["template"]["spec"]
-    assert spec["backoffLimit"] == 0
-    assert spec["template"]["spec"]["restartPolicy"] == "Never"
-    did = {}
-    for rule in spec["podFailurePolicy"]["rules"]:
-        codes = rule.get("onExitCodes", {"values": ["lost"]})
-        assert codes.get("operator", "In") == "In"
-        did |= {code: rule["action"] for code in codes["values"]}
-    assert did == {2: "FailJob", 75: "Ignore", "lost": "Ignore"}
-    assert made["spec"]["failurePolicy"] == {
-        "maxRestarts": 4,
-        "rules": [
-            {
-                "name": "wrong_command",
-                "action": "FailJobSet",
-                "onJobFailureReasons": ["PodFailurePolicy"],
-            }
-        ],
-    }
 
 
 def test_a_run_on_tpus(fake):

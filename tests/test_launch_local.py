@@ -14,7 +14,6 @@ import pytest
 
 from helpers import processes
 
-pytestmark = pytest.mark.xdist_group("main")  # beside them there are cores for no more
 SCRIPT = pathlib.Path(__file__).parents[1] / "launch" / "local.sh"
 # Notes its arguments, then does what the file of its number says, line by line.
 STAND_IN = r"""#!/usr/bin/env bash
@@ -137,7 +136,7 @@ def test_if_one_dies_the_others_are_killed_with_their_own(fake, what):
     assert not psutil.wait_procs([parent, *children], timeout=10)[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_and_saves(fake, number):
     home = fake(["save"] * 2, ["save"] * 2)
     process = start("--retries=3", "--", *RUN)

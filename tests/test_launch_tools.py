@@ -3,10 +3,6 @@
 import json
 import pathlib
 import shlex
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
@@ -103,84 +99,6 @@ def test_finished_runs_are_left_out(capsys, tmp_path, left, want):
     assert len(printed(capsys, *arguments, "--all")) == 1
 
 
-# A stand-in for Python: notes what it was called with, waits for its turn, ends.
-STAND_IN = """#!/usr/bin/env bash
-for word; do case $word in
-  --workdir=*) work=${word#*=} ;;
-  --config.code=*) code=${word#*=} ;;
-esac; done
-echo "said $CUDA_VISIBLE_DEVICES"
-trap 'if [[ $CUDA_VISIBLE_DEVICES == 1 ]]; then sleep 1; fi; exit 75' TERM
-touch "$FAKE/$BASHPID.up"
-while [[ $code == wait || ! -e $FAKE/go ]]; do sleep 0.05; done
-rm "$FAKE/$BASHPID.up"
-exit "$code"
-"""
-
-
-@pytest.fixture
-def fake(tmp_path, monkeypatch):
-    home = tmp_path / "a b"
-    home.mkdir()
-    (home / "python").write_text(STAND_IN)
-    (home / "python").chmod(0o755)
-    monkeypatch.setenv("FAKE", str(home))
-    return home
-
-
-def begin(home, *arguments):
-    command = [sys.executable, LAUNCH / "sweep.py", "--config", "b.py", "--run"]
-    command += [f"--root={home}/runs", f"--python={home}/python", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def wait(ready):
-    give_up = time.monotonic() + 60
-    while not ready():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
-
-
-def test_runs_so_many_at_once_whatever_fails(fake):
-    six = ["--vary", "config.code", "0", "3", "--seeds", "0", "1", "2"]
-    process = begin(fake, *six, "--jobs=2", "--gpus")
-    wait(lambda: len([*fake.glob("*.up")]) == 2)
-    time.sleep(0.3)
-    assert len([*fake.glob("*.up")]) == 2
-    (fake / "go").touch()
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
-    told = [line.partition(": ") for line in out.splitlines()]
-    assert [kind for kind, *_ in told].count("started") == 6
-    assert [kind for kind, *_ in told].count("finished") == 3
-    assert [kind for kind, *_ in told].count("failed with 3, see its .log") == 3
-    for code in (0, 3):
-        logs = sorted(fake.glob(f"runs/b,code={code}/seed_*.log"))
-        assert [path.name for path in logs] == [f"seed_{i}.log" for i in range(3)]
-        assert {path.read_text() for path in logs} <= {"said 0\n", "said 1\n"}
-
-
-def test_a_signal_stops_those_at_work_and_starts_no_more(fake):
-    (fake / "go").touch()
-    options = ["--seeds", "0", "1", "2", "--jobs=2", "--gpus"]
-    process = begin(fake, "--vary", "config.code", "0", "wait", *options)
-    wait(lambda: "said" in _log(fake / "runs/b,code=wait/seed_1.log"))
-    wait(lambda: len([*fake.glob("*.up")]) == 2)
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 75
-    ended = [line for line in out.splitlines() if not line.startswith("started")]
-    assert [line.partition(":")[0] for line in ended] == [
-        *["finished"] * 3,
-        *["stopped"] * 2,
-    ]
-    assert not (fake / "runs/b,code=wait/seed_2.log").exists()
-
-
-def _log(path):
-    return path.read_text() if path.exists() else ""
-
-
 # Table
 
 
@@ -238,23 +156,3 @@ def test_mean_deviation_and_difference(capsys, three):
     ]
     assert row(lines[5]) == ["ace", NAME, "1", "70.00", "no number", "-", "20.00"]
     assert len(lines) == 6
-
-
-def test_what_is_not_there_is_said(capsys, three):
-    """A seed not begun, one not finished, a measure of some seeds alone."""
-    (three / "er" / "seed_7").mkdir()
-    leave(three / "er" / "seed_3", done=1)
-    path = three / "er" / "seed_0" / "results.json"
-    results = json.loads(path.read_text())
-    results["finetune"] = {NAME: [0.5, 0.5]}
-    results["matrices"][NAME][0][1] = 0.4
-    path.write_text(json.dumps(results))
-    lines = shown(capsys, three / "er", "--measure=plasticity", "--measure=forgetting")
-    cells = row(lines[4])
-    assert cells[2:4] == ["3", "-10.00 (1 of 3 seeds)"]
-    assert cells[4] == "36.67 ± 35.12"
-    assert "seed 3, 7" in lines[-1]
-    lines = shown(capsys, three / "ace", "--measure=forgetting")
-    assert len(lines) == 5
-    leave(three / "new", done=1)
-    assert "new" in shown(capsys, three / "new", code=2)

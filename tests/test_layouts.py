@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from helpers import toy
+from helpers import run_directories
 from jaxcl import sharding
 from jaxcl.run import job
 
@@ -28,7 +28,7 @@ def test_a_step_gets_the_images_of_its_rows_which_lie_flat(platform, changes, tm
     if platform != "cpu":
         where = sharding.for_elsewhere(platform=platform)
     with where:
-        work = toy.job(tmp_path, **changes)
+        work = run_directories.untried(tmp_path, **changes)
         train, task = work.stream.dataset.train, work.stream.tasks[1]
         images = job.resident(work)["image"]
         method = work.method._replace(step=lambda state, batch: (state, batch))

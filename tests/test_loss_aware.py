@@ -26,6 +26,9 @@ def test_a_running_loss_moves_half_of_the_way():
     np.testing.assert_allclose(moved, [1.5, 1.0])
 
 
+write, reservoir = jax.jit(buffer.write), jax.jit(policies.reservoir)
+
+
 def stream(size, turns=25, capacity=8):
     """Batches and the memory before each; rows are drawn and move between them."""
     rng = np.random.default_rng(size)
@@ -38,7 +41,7 @@ def stream(size, turns=25, capacity=8):
             "draws": np.zeros(size, np.int32),
         }
         written = yield memory, items, mask, jax.random.key(turn)
-        memory = buffer.write(memory, written, items, mask)
+        memory = write(memory, written, items, mask)
         drawn = (rng.random(capacity) < (turn % 3) / 2) & np.asarray(memory.filled)
         new = rng.normal(size=capacity).astype(np.float32)
         held = memory.items
@@ -89,7 +92,7 @@ def test_rows_enter_as_in_a_reservoir_and_the_lowest_score_goes(size):
 
     def slots_of(memory, items, mask, key):
         held = jax.tree.map(np.asarray, memory)
-        admitted = np.asarray(policies.reservoir(memory, key, mask))
+        admitted = np.asarray(reservoir(memory, key, mask))
         columns = held.items["loss"], held.items["draws"], held.filled
         want = twin.entering(*columns, items["loss"], admitted)
         slots = offer(memory, key, items["loss"], mask)

@@ -30,10 +30,11 @@ import numpy as np
 import pytest
 from jax import flatten_util
 
-from helpers import toy
+from helpers import run_directories, toy
 from jaxcl import core, schema, sharding
 from jaxcl.config import build, sections
-from jaxcl.methods.two_view import bases, head, strategies, view_queue
+from jaxcl.memory import queue as queue_lib
+from jaxcl.methods.two_view import bases, head, strategies
 from jaxcl.run import checkpoint, job, seeds, train
 from jaxcl.run import rows as rows_lib
 
@@ -279,6 +280,29 @@ ONLINE = {
     ),
 }
 
+# Rules on the features of an encoder that stays as it is.
+
+SUMS_ALONE = dict.fromkeys(
+    ("key", "step", "task", "task_start", "task_steps", "extra.rule"),
+    "a step only adds to the sums of a rule, which predictions read",
+)
+UNTRAINED = {"stats.encoder": "the encoder stays as it is"}
+FROZEN = {
+    name: Row(
+        {"augment.views": 1, "augment.crop": False, "method": {"name": name, **more}},
+        idle=SUMS_ALONE,
+        still=UNTRAINED,
+    )
+    for name, more in {
+        "ncm": {},
+        "slda": {"shrinkage": 0.01},
+        "ranpac": {"projections": 32},
+        "acil": {"projections": 32},
+        "fecam": {},
+        "stored_knn": {"memory_size": 64},
+    }.items()
+}
+
 # Online methods without labels.
 
 CONTINUAL = {
@@ -355,10 +379,11 @@ REHEARSAL = {
     ),
     "cclis-uniform": Row(
         {
-            "method": NARROW | {"name": "cclis", "keep": "uniform", "share": 0.1},
+            "method": NARROW
+            | {"name": "cclis", "keep": "uniform", "scope": "all", "share": 0.1},
             "augment.views": 1,
         },
-        idle=CCLIS_IDLE,
+        idle=REPORTED,
     ),
     "cclis-vit": Row(
         {
@@ -448,7 +473,7 @@ ICL = {
 }
 
 # name -> Row
-METHODS = TWO_VIEW | ONLINE | ONLINE_SSL | REHEARSAL | DUEL | ICL
+METHODS = TWO_VIEW | ONLINE | FROZEN | ONLINE_SSL | REHEARSAL | DUEL | ICL
 
 
 ONE_ROW_EACH = {
@@ -464,7 +489,7 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
     Functions of the state read the method's own, which is a part of the new one.
     """
     changes = ONE_ROW_EACH[name].changes
-    method = toy.job(tmp_path, **changes).method
+    method = run_directories.untried(tmp_path, **changes).method
     parts, _ = sections.parts(sections.top_of(toy.config(**changes).to_dict()))
     parts = parts._replace(num_classes=10)
     wrapped = head.add(method, parts, lr=0.1)
@@ -485,7 +510,7 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
 
 
 def test_a_method_that_replays_trains_with_a_head(tmp_path):
-    work = toy.job(tmp_path, **toy.ONLINE, method={"name": "er"})
+    work = run_directories.untried(tmp_path, **toy.ONLINE, method={"name": "er"})
     changes = toy.config(**toy.ONLINE, method={"name": "er"}).to_dict()
     parts, _ = sections.parts(sections.top_of(changes))
     method = head.add(work.method, parts._replace(num_classes=10), lr=0.1)
@@ -504,13 +529,8 @@ def test_a_method_that_replays_trains_with_a_head(tmp_path):
 
 def rows_where(wanted):
     """The rows for which `wanted` holds, as parameters of a test."""
-    # The tests of a row share its compiled step: they run in one worker.
     return [
-        pytest.param(
-            name,
-            marks=[pytest.mark.xdist_group(name)]
-            + ([] if row.quick else [pytest.mark.slow]),
-        )
+        pytest.param(name, marks=[] if row.quick else [pytest.mark.slow])
         for name, row in METHODS.items()
         if wanted(row)
     ]
@@ -602,7 +622,7 @@ def pieces(state):
     yield from ((f"params.{n}", "params", n) for n in state.params)
     yield from ((f"stats.{n}", "stats", n) for n in state.stats)
     for name, own in state.extra._asdict().items():
-        if isinstance(own, view_queue.Queue):
+        if isinstance(own, queue_lib.Queue):
             inner = [f"{name}.{field}" for field in own._fields]
             yield from ((f"extra.{label}", "extra", label) for label in inner)
         else:
@@ -783,10 +803,6 @@ def traced(work) -> str:
     return "\n".join(map(str, programs))
 
 
-def number_of(operation, program: str) -> int:
-    return len(re.findall(rf" = {operation}\[", program))
-
-
 def run_on_cpu(name, workdir, chosen):
     """States and metrics of runs by a CPU's program, one for each chosen seed."""
     folders = [workdir / f"seed_{seed}" for seed in chosen]
@@ -810,7 +826,7 @@ def assert_same_end(name, expected, state, form):
         (expected.params, expected.stats),
         (state.params, state.stats),
         f"{name}: {form} ends elsewhere than a CPU's program. What a method computes "
-        "must not depend on `parts.unroll`, on the steps in a call, or on other seeds",
+        "must not depend on the platform, on the steps in a call, or on other seeds",
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from jaxcl import estimate
 from jaxcl.methods import online
 from jaxcl.methods.two_view import bases
-from jaxcl.nets import heads, mlp, norm, resnet
+from jaxcl.nets import layers, mlp, resnet
 
 EPS = 1e-5
 
@@ -140,8 +140,8 @@ def test_batch_norm_equals_pytorch_passes_one_after_the_other(shape, groups, dty
     x = rng.normal(size=shape) * np.array([1.0, 3.0, 0.5])
     x[1::2] = 2.0 * x[1::2] + 5.0
     x = jnp.asarray(x, dtype)
-    net = norm.BatchNorm(dtype=dtype)
-    tree = randomised(net.init(jax.random.key(0), x, train=True))
+    net = layers.BatchNorm(dtype=dtype)
+    tree = randomised(variables(net, x, train=True))
     y, stats = train_apply(net, tree, x, groups)
     want, want_stats = np_sequential(x, tree["params"], tree["batch_stats"], groups)
     assert y.dtype == dtype and y.shape == shape
@@ -151,15 +151,18 @@ def test_batch_norm_equals_pytorch_passes_one_after_the_other(shape, groups, dty
     chex.assert_trees_all_close(stats, want_stats, rtol=1e-5, atol=1e-6)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(stats))
 
-    y = net.apply(tree, x, train=False, groups=groups)
+    evaluate = functools.partial(net.apply, train=False, groups=groups)
+    y = jax.jit(evaluate)(tree, x)
     want, _ = np_batch_norm(x, tree["params"], tree["batch_stats"], train=False)
     np.testing.assert_allclose(y.astype("f4"), want, rtol=tolerance, atol=tolerance)
 
 
 def test_batch_norm_options():
     x = np.random.default_rng(1).normal(size=(4, 3)).astype("f4")
-    net = norm.BatchNorm(momentum=0.7, unbiased=False, use_scale=False, use_bias=False)
-    tree = net.init(jax.random.key(0), x, train=True)
+    net = layers.BatchNorm(
+        momentum=0.7, unbiased=False, use_scale=False, use_bias=False
+    )
+    tree = variables(net, x, train=True)
     assert set(tree) == {"batch_stats"}
     chex.assert_trees_all_close(
         tree["batch_stats"], {"mean": np.zeros(3), "var": np.ones(3)}, atol=0
@@ -178,8 +181,8 @@ def test_batch_norm_options():
 )
 def test_batch_norm_survives_a_large_mean(mean, known, rtol):
     x = (np.random.default_rng(2).normal(size=(64, 2)) + mean).astype("f4")
-    net = norm.BatchNorm()
-    tree = net.init(jax.random.key(0), x, train=True)
+    net = layers.BatchNorm()
+    tree = variables(net, x, train=True)
     tree["batch_stats"]["mean"] = jnp.full(2, known, jnp.float32)
     y, stats = train_apply(net, tree, x)
     want, want_stats = np_batch_norm(x, tree["params"], tree["batch_stats"], train=True)
@@ -190,8 +193,8 @@ def test_batch_norm_survives_a_large_mean(mean, known, rtol):
 def test_batch_norm_sends_one_message_forward():
     axes = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("data",), axis_types=axes, devices=jax.devices()[:2])
-    x, net = jnp.zeros((8, 4, 4, 3)), norm.BatchNorm()
-    tree = net.init(jax.random.key(0), x, train=True)
+    x, net = jnp.zeros((8, 4, 4, 3)), layers.BatchNorm()
+    tree = variables(net, x, train=True)
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
 
     def forward(x):
@@ -206,8 +209,8 @@ def test_batch_norm_gradient_equals_finite_differences():
     rng = np.random.default_rng(3)
     x = rng.normal(size=(6, 2, 1, 3)) + 1.0
     weight = rng.normal(size=x.shape)
-    net = norm.BatchNorm()
-    tree = randomised(net.init(jax.random.key(0), jnp.asarray(x, "f4"), train=True))
+    net = layers.BatchNorm()
+    tree = randomised(variables(net, jnp.asarray(x, "f4"), train=True))
     stats = tree["batch_stats"]
     params = {k: np.asarray(v, np.float64) for k, v in tree["params"].items()}
 
@@ -235,15 +238,15 @@ def test_batch_norm_gradient_equals_finite_differences():
 @pytest.mark.parametrize("groups", [0, 4])
 def test_batch_norm_refuses_groups_that_do_not_fit(groups):
     x = jnp.zeros((6, 3))
-    net = norm.BatchNorm()
-    tree = net.init(jax.random.key(0), x, train=True)
+    net = layers.BatchNorm()
+    tree = variables(net, x, train=True)
     with pytest.raises(ValueError, match=f"groups={groups}.*6 rows"):
         train_apply(net, tree, x, groups)
 
 
 def test_batch_norm_refuses_a_single_value():
-    net = norm.BatchNorm()
-    tree = net.init(jax.random.key(0), jnp.zeros((2, 3)), train=True)
+    net = layers.BatchNorm()
+    tree = variables(net, jnp.zeros((2, 3)), train=True)
     with pytest.raises(ValueError, match="2 values"):
         train_apply(net, tree, jnp.zeros((2, 3)), groups=2)
 
@@ -275,7 +278,7 @@ def test_strided_convolution_pads_as_asked(kernel):
     for padding, pad in pads.items():
         spec = resnet._padding(kernel, padding)
         net = resnet._conv(3, kernel, 2, spec, jnp.float32, "torch", None)
-        tree = net.init(jax.random.key(0), x)
+        tree = variables(net, x)
         y = net.apply(tree, x)
         want = np_conv(x, tree["params"]["kernel"], 2, pad)
         np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-5)
@@ -302,7 +305,7 @@ def test_imagenet_stem(padding, pad):
 
 def test_kernels_are_kaiming_normal_over_fan_out():
     net = resnet._conv(64, 3, 1, "SAME", jnp.float32, "kaiming", None)
-    kernel = net.init(jax.random.key(0), jnp.zeros((1, 4, 4, 16)))["params"]["kernel"]
+    kernel = variables(net, jnp.zeros((1, 4, 4, 16)))["params"]["kernel"]
     want = np.sqrt(2 / (3 * 3 * 64))  # 9,216 draws: std is known to 0.7 %
     assert abs(np.std(kernel) / want - 1) < 0.03
     assert np.abs(kernel).max() > 3 * want  # not truncated at two deviations
@@ -406,7 +409,7 @@ def test_mlp_equals_numpy(batch_norm):
     net = mlp.MLP((5, 4, 3), batch_norm=batch_norm)
     x = np.random.default_rng(12).normal(size=(6, 7)).astype("f4")
     x[1::2] += 2.0
-    tree = randomised(net.init(jax.random.key(0), x))
+    tree = randomised(variables(net, x))
     params = tree["params"]
     got, _ = train_apply(net, tree, x, groups=2)
     y = x.astype(np.float64)
@@ -424,7 +427,7 @@ def test_mlp_equals_numpy(batch_norm):
 def test_mlp_starts_as_pytorch_linear():
     net = mlp.MLP((400, 400), dtype=jnp.bfloat16)
     x = jnp.zeros((1, 25))
-    tree = net.init(jax.random.key(0), x)
+    tree = variables(net, x)
     for name, fan_in in (("linear1", 25), ("linear2", 400)):
         for leaf in tree["params"][name].values():
             assert leaf.dtype == jnp.float32
@@ -466,8 +469,8 @@ def shapes_of(net):
     ],
 )
 def test_projector_layers(base, layers):
-    assert shapes_of(heads.projector(bases.get(base).projector)) == layers
-    small = heads.projector(
+    assert shapes_of(mlp.projector(bases.get(base).projector)) == layers
+    small = mlp.projector(
         bases.get(base).projector, hidden_dim=5, output_dim=3, dtype=jnp.bfloat16
     )
     assert small.features == (5,) * (len(small.features) - 1) + (3,)
@@ -484,7 +487,7 @@ def test_projector_layers(base, layers):
 def test_perceptron_equals_numpy(batch_norm):
     net = mlp.perceptron(widths=(5, 4), batch_norm=batch_norm)
     x = np.random.default_rng(12).normal(size=(6, 3, 2, 1)).astype("f4")
-    tree = randomised(net.init(jax.random.key(0), x))
+    tree = randomised(variables(net, x))
     params = tree["params"]
     got, _ = train_apply(net, tree, x, groups=2)
     y = x.astype(np.float64).reshape(6, 6)
@@ -502,7 +505,7 @@ def test_perceptron_equals_numpy(batch_norm):
 @pytest.mark.parametrize("start", ["torch", "glorot"])
 def test_perceptron_and_the_head_behind_it_start_as_asked(start):
     net = online.Network(mlp.perceptron(widths=(300,), start=start), "linear", 100)
-    params, _ = net.init(jax.random.key(0), jnp.zeros((1, 5, 5, 1)))
+    params, _ = jax.jit(net.init)(jax.random.key(0), jnp.zeros((1, 5, 5, 1)))
     inner = params["encoder"]["linear1"]
     for weight, bias, fan_in, fan_out in (
         (inner["kernel"], inner["bias"], 25, 300),
@@ -518,7 +521,7 @@ def test_perceptron_and_the_head_behind_it_start_as_asked(start):
 def test_dropout_draws_anew_in_every_pass_of_training_alone():
     net = mlp.perceptron(widths=(400,), dropout=0.25)
     x = jax.random.normal(jax.random.key(3), (50, 4, 4, 1))
-    tree = net.init(jax.random.key(0), x)
+    tree = variables(net, x)
     plain = np.asarray(net.apply(tree, x))
     whole = mlp.perceptron(widths=(400,)).apply({"params": tree["params"]}, x)
     np.testing.assert_array_equal(plain, whole)
@@ -535,5 +538,5 @@ def test_dropout_draws_anew_in_every_pass_of_training_alone():
         wanted = np.where(found != 0, plain / 0.75, 0)
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
     # Another run has another key.
-    seed = net.init(jax.random.key(1), x)["batch_stats"]["key"]
+    seed = variables(net, x, seed=1)["batch_stats"]["key"]
     assert seed.tolist() != keys[0]

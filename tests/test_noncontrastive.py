@@ -155,7 +155,9 @@ DISTANCES = {
 }
 
 
-def pnr_supcon_twin(*arrays, labels, tau=0.1, tau_d=0.2, pn1=True, pn2=True):
+def pnr_supcon_twin(
+    *arrays, labels, tau=0.1, tau_d=0.2, pn1=True, pn2=True, others=False
+):
     z1, z2, p1, p2, f1, f2 = arrays
     z, p, f, label = [*z1, *z2], [*p1, *p2], [*f1, *f2], [*labels, *labels]
     n = len(z)
@@ -164,9 +166,12 @@ def pnr_supcon_twin(*arrays, labels, tau=0.1, tau_d=0.2, pn1=True, pn2=True):
         current = [z[j] for j in range(n) if j != i]
         frozen = [f[j] for j in range(n) if j != i]
         same = [z[j] for j in range(n) if j != i and label[j] == label[i]]
-        columns = current + (frozen if pn1 else [])
+        apart = [
+            j for j in range(n) if j != i and not (others and label[j] == label[i])
+        ]
+        columns = current + ([f[j] for j in apart] if pn1 else [])
         total += sum(twins.nce(z[i], row, columns, tau) for row in same) / len(same)
-        columns = frozen + (current if pn2 else [])
+        columns = frozen + ([z[j] for j in apart] if pn2 else [])
         total += twins.nce(p[i], f[i], columns, tau_d)
     return total / n
 
@@ -269,6 +274,7 @@ CASES = {
         (0, 1),
     ),
     "pnr_supcon_default": supcon({}, {}),
+    "pnr_supcon_others": supcon({"other_classes": True}, {"other_classes": "others"}),
     "pnr_supcon_pn1": supcon({"pn2": False}, {"pn2": "pn2"}),
     "pnr_supcon_pn2": supcon({"pn1": False}, {"pn1": "pn1"}),
     "pnr_supcon": supcon({"temperature": 0.5, "distill_temperature": 0.3}, NAMES),
@@ -306,6 +312,10 @@ for name, between in DISTANCES.items():
     )
 
 
+# Those that are not another case with other numbers.
+FORMS = [name for name in CASES if not name.endswith(("_default", "_pn1", "_pn2"))]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_equal_the_equation(name):
     loss, twin, shapes, moving = CASES[name]
@@ -318,7 +328,7 @@ def test_the_drawn_columns_lie_on_both_sides_of_the_hinge():
         assert spread.min() < 0.9 and spread.max() > 1.1
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FORMS)
 def test_bfloat16_is_computed_in_float32(name):
     loss, twin, shapes, _ = CASES[name]
     # Computed in bfloat16 it would be off by 1e-2.
@@ -326,7 +336,7 @@ def test_bfloat16_is_computed_in_float32(name):
     twins.check_bfloat16(loss, twin, arrays, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FORMS)
 def test_constant_columns_and_empty_rows_stay_finite(name):
     loss, _, shapes, _ = CASES[name]
     arrays = [jnp.asarray(a, jnp.float32) for a in draw(*shapes, seed=4)]
@@ -377,6 +387,20 @@ def test_pnr_supcon_with_labels_all_different_is_pnr_simclr(pn1, pn2):
     options = {"temperature": 0.2, "pn1": pn1, "pn2": pn2}
     value = distill.pnr_supcon(*arrays, jnp.array([3, 0, 7, 5]), **options)
     np.testing.assert_allclose(value, distill.pnr_simclr(*arrays, **options), rtol=1e-5)
+
+
+def test_pnr_supcon_of_one_class_has_no_pseudo_negatives():
+    """Where all rows are of the anchor's class, and they are left out."""
+    arrays = [jnp.float32(a) for a in draw(*SUPCON, seed=7)]
+    labels = jnp.zeros(4, jnp.int32)
+    neither = distill.pnr_supcon(*arrays, labels, pn1=False, pn2=False)
+
+    def loss(*arrays):
+        return distill.pnr_supcon(*arrays, labels, other_classes=True)
+
+    value, slopes = jax.value_and_grad(loss, argnums=(0, 2))(*arrays)
+    np.testing.assert_allclose(value, neither, rtol=1e-6)
+    assert all(np.isfinite(slope).all() for slope in slopes)
 
 
 def test_vicreg_of_one_row_is_refused():

@@ -41,10 +41,6 @@ def code(path):
     return [cell.source for cell in read(path).cells if cell.cell_type == "code"]
 
 
-def text(path):
-    return "\n".join(c.source for c in read(path).cells if c.cell_type == "markdown")
-
-
 def plain(source):
     """The cell as Python: each command of the shell or of IPython is a `pass`."""
     return COMMAND.sub(r"\1pass", source)
@@ -65,32 +61,20 @@ def commands(word):
 
 @each
 def test_the_file_is_valid_and_small_and_holds_its_outputs(path):
-    book, raw = read(path), path.read_text()
+    book = read(path)
     nbformat.validate(book)
-    assert (book.nbformat, book.nbformat_minor) == (4, 5) and len(raw) < 300_000
-    assert book.metadata.kernelspec.name == "python3"
-    assert book.metadata.accelerator == "GPU"
-    assert not [cell for cell in book.cells if cell.metadata]
-    ids = [cell.id for cell in book.cells]
-    assert ids[1] == "install" and book.cells[0].source.startswith("# ")
-    ids[1] = "cell-02"
-    assert ids == [f"cell-{i:02d}" for i in range(1, len(ids) + 1)]
-    assert raw == nbformat.writes(book) + "\n"
+    assert len(path.read_text()) < 300_000
     outputs = [out for cell in book.cells for out in cell.get("outputs", ())]
     assert sum("image/png" in out.get("data", ()) for out in outputs) >= 1
     assert not any(out.output_type == "error" for out in outputs)
     texts = "".join(out.get("text", "") for out in outputs)
     assert not re.search(r"/(tmp|home|root|work)/", texts)  # of who ran it
-    counts = [c.execution_count for c in book.cells if c.cell_type == "code"]
-    assert counts == [*range(1, len(counts) + 1)]
 
 
 @each
-def test_cells_are_python_and_figures_have_labels(path):
+def test_cells_are_python(path):
     for i, source in enumerate(code(path)):
         compile(plain(source), f"{path.name}, code cell {i + 1}", "exec")
-        for axis in "xy" if "plt.subplots" in source else "":
-            assert re.search(rf"\b(sup)?{axis}label\b", source), source
 
 
 # Commands

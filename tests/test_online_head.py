@@ -18,7 +18,6 @@ from jaxcl.run import finish, job, train
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
 
-pytestmark = pytest.mark.xdist_group("online_head")  # tests share a compiled step
 HEAD = {"method.online_head": True}
 SIMCLR = {"method.base": "simclr"}
 PNR = {

@@ -18,7 +18,6 @@ from jaxcl.methods import online
 from jaxcl.methods.online import probe
 from jaxcl.run import job
 
-pytestmark = pytest.mark.xdist_group("online_probe")  # tests share compiled steps
 BOTH = ("drift", "gradients")
 # Its second pass holds old rows as negatives; a linear head minds lengths.
 ER_AML = {"name": "er_aml", "negatives": "all", "head": "linear"}

@@ -27,10 +27,11 @@ from helpers import (
 )
 from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, policies
+from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import online_ssl
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.online_ssl import step as step_lib
-from jaxcl.methods.two_view import bases, networks, records, view_queue
+from jaxcl.methods.two_view import bases, networks, records
 from jaxcl.run import train
 
 # Rows of a batch, replayed ones (no multiple), of the memory, of a queue bank; features
@@ -531,9 +532,6 @@ def rows_of(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-SET = {"form": "code", "pn1": True, "pn2": True}
-
-
 def aligned(name, base="simsiam", **fields):
     """The term that a regulariser adds, of features of four rows."""
     features = records.Features(rows_of(0, 4, 2, D), None)._replace(**fields)
@@ -591,7 +589,7 @@ def metrics_of(method, steps=5):
 
 def test_a_teacher_without_memory_is_the_present_network(monkeypatch):
     """tau = 0 and a the identity: every row is aligned with itself."""
-    monkeypatch.setattr(networks.heads, "predictor", lambda **_: Same())
+    monkeypatch.setattr(networks.mlp, "predictor", lambda **_: Same())
     changes = {"teacher_ema": 0.0, "rows": "all"}
     state, found = metrics_of(made("simsiam", "cassle", changes=changes))
     np.testing.assert_allclose([m["align"] for m in found], 0, atol=1e-5)
@@ -761,7 +759,7 @@ def test_batches_of_one_row_and_of_one_view_are_refused():
 def test_a_queue_keeps_the_newest_rows_where_draws_and_batches_differ():
     """Of 8 rows; the pointer of draws of 2 and batches of 4 is no multiple of 4."""
     setup = types.SimpleNamespace(beside=2)
-    held, active = view_queue.Queue(jnp.zeros((2, 8, D)), jnp.int32(0)), jnp.array(True)
+    held, active = queue_lib.Queue(jnp.zeros((2, 8, D)), jnp.int32(0)), jnp.array(True)
     update = bases.get("mocov2plus").update
     keys = jax.random.normal(jax.random.key(0), (3, 6, 2, D))
     for k in keys:

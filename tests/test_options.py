@@ -78,7 +78,6 @@ def test_none_stands_for_what_the_base_and_the_strategy_have():
         ({"name": "gss"}, "rows", 1),
         ({"name": "gss", "form": "code"}, "rows", 12),
         ({"name": "gcr"}, "candidates", 64),
-        ({"name": "icl", "learnt_rate": False, "fixed_lr": 0.03}, "inner_lr", 0.03),
     ],
 )
 def test_none_stands_for_what_another_option_says(method, option, value):

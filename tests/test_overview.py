@@ -7,8 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from helpers import toy
-from jaxcl.config import build
+from helpers import run_directories, toy
 from jaxcl.run import finish, job, overview, transfer
 from jaxcl.run import results as results_lib
 
@@ -18,7 +17,7 @@ def numbers(text):
 
 
 def test_the_numbers_are_those_of_the_job(tmp_path):
-    work = toy.job(tmp_path / "run", **{"method.base": "byol"})
+    work = run_directories.untried(tmp_path / "run", **{"method.base": "byol"})
     work = toy.change(work, first_tasks=3)
     rows = sum(len(task.train.rows) for task in work.stream.tasks)
     params = job.shapes(work.method, work.data)[0].params
@@ -42,7 +41,7 @@ def test_the_numbers_are_those_of_the_job(tmp_path):
 
 
 def test_tasks_that_another_run_has_done_are_left_out(tmp_path):
-    work = toy.job(tmp_path / "run")
+    work = run_directories.untried(tmp_path / "run")
     results = results_lib.empty(8)
     for task in range(2):
         results = results_lib.add(results, task, {}, {}, 1.0)
@@ -55,7 +54,7 @@ def test_tasks_that_another_run_has_done_are_left_out(tmp_path):
 
 
 def test_an_encoder_that_is_judged_is_named(tmp_path):
-    stream = toy.job(tmp_path).stream
+    stream = run_directories.untried(tmp_path).stream
     work = transfer.Transfer(
         state=types.SimpleNamespace(params={"encoder": np.zeros((20, 60))}),
         source={"path": "runs/mine", "number": 3},
@@ -73,7 +72,7 @@ def test_an_encoder_that_is_judged_is_named(tmp_path):
 def test_it_comes_before_the_training(count, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(finish, "_one", lambda *_: print("trains") or {})
     monkeypatch.setattr(finish.seeds, "summary", lambda results: {})
-    finish.run(build.build(toy.config(seeds=count), tmp_path), tmp_path)
+    finish.run(run_directories.untried(tmp_path, seeds=count), tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert "mocov2plus" in lines[0] and str(tmp_path) in lines[0]
     assert lines[3 : 3 + count] == ["trains"] * count

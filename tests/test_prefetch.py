@@ -2,6 +2,9 @@ import functools
 import itertools
 import math
 import os
+import pickle
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -9,10 +12,11 @@ import time
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
-from jaxcl.data import prefetch, stream
+from jaxcl.data import files, parallel, prefetch, sources, splits, stream
 
 
 @pytest.fixture(params=["pillow", "cv2"])
@@ -152,7 +156,7 @@ def test_a_worker_reads_elsewhere_and_its_errors_arrive():
 _SCRIPT = """
 import os
 import numpy as np
-from jaxcl.data import prefetch, stream
+from jaxcl.data import files, parallel, prefetch, sources, splits, stream
 
 print("the script begins", flush=True)
 
@@ -172,6 +176,7 @@ def read():
 @pytest.mark.parametrize(
     ("call", "here"),
     [("read()", True), ('if __name__ == "__main__":\n    read()', False)],
+    ids=["bare", "guarded"],
 )
 def test_a_script_that_would_run_again_in_every_worker_has_threads(
     call, here, tmp_path
@@ -371,9 +376,84 @@ def test_ahead_raises_in_order_and_closes():
         prefetch.ahead(numbers(), refuse, depth=0)
 
 
-def test_workers_leave_the_group_that_ctrl_c_reaches():
-    """Or they would die before the run has saved."""
-    code = "import os; from jaxcl.data import prefetch; prefetch._settle(0, 1); "
-    code += "print(os.getpgrp() == os.getpid())"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.stdout == "True\n", ran.stderr
+# --- processes
+
+
+def pids(batches):
+    return [int(batch["image"][0, 0, 0, 0]) for batch in batches]
+
+
+def test_processes_stay_for_the_next_pass_and_close_in_the_middle():
+    options = {**PLAN, "resident": False, "workers": 2}
+    data = source(lazy(pid=True))
+    first = pids(prefetch.batches(data, **options))
+    made = prefetch.batches(data, **options)
+    assert next(made)["image"].shape == (4, 8, 8, 3)
+    made.close()
+    second = pids(prefetch.batches(data, **options))
+    assert len({*first}) == 2 and {*first} == {*second}
+
+
+def test_images_that_stay_in_memory_are_decoded_once_and_in_this_process(tmp_path):
+    for label in range(2):
+        (tmp_path / f"class{label}").mkdir()
+        for i in range(8):
+            image = np.random.default_rng(i).integers(0, 256, (9 + i, 8, 3), np.uint8)
+            Image.fromarray(image).save(tmp_path / f"class{label}" / f"{i}.png")
+    data = source(sources.load("image_folder", path=str(tmp_path)).train, range(8))
+    options = {**PLAN, "resident": False, "workers": 2, "crop": CROP}
+    whole = list(prefetch.batches(data, **options))
+    shutil.rmtree(tmp_path / "class0")  # nothing is read again
+    equal(prefetch.batches(data, **options), whole)
+    load = data.examples.load
+    assert len(load.memory) == 8
+    assert len(pickle.dumps(load)) < 2000  # another process gets no pixels
+    other = data.examples._replace(load=load._replace(memory=None))
+    with pytest.raises(files.Unreadable):  # or they would not be equal by chance
+        list(prefetch.batches(source(other, range(8)), **options))
+
+
+def test_sets_that_do_not_fit_are_not_kept(tmp_path, monkeypatch):
+    Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
+    monkeypatch.setattr(splits, "KEPT_BYTES", 8 * 8 * 3 - 1)
+    data = sources.load("image_folder", path=str(tmp_path))
+    assert data.train.load.memory is None
+    monkeypatch.setattr(splits, "KEPT_BYTES", 8 * 8 * 3)
+    data = sources.load("image_folder", path=str(tmp_path))
+    assert data.train.load.memory == {}
+
+
+_KILLED = """
+import itertools
+import os
+import time
+from jaxcl.data import parallel
+
+if __name__ == "__main__":
+    pids = parallel.in_processes(os.getpgid, itertools.repeat(0), 2)
+    print(next(pids), next(pids), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_end_with_the_one_that_started_them(how, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(_KILLED)
+    command = [sys.executable, script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        groups = [int(x) for x in run.stdout.readline().split()]
+        assert len({*groups}) == 2  # each in its own, out of the reach of Ctrl-C
+        assert run.pid not in groups
+        run.send_signal(how)
+    deadline = time.monotonic() + 60
+    while any(map(psutil.pid_exists, groups)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_process_that_is_killed_is_named_and_replaced():
+    ended = parallel.in_processes(os._exit, [3], 1)
+    with pytest.raises(RuntimeError, match=r"code 3.*config\.workers"):
+        next(ended)
+    assert list(parallel.in_processes(abs, [-1, 2], 1)) == [1, 2]

@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,7 @@ def nce_twin(s, g, rows=EVERY, scope="old", old=OLD):
             estimated = {
                 "old": i in old and m in old and m != i,
                 "all_negatives": m != i,
+                "all": True,
                 "none": False,
             }[scope]
             for k in pool:
@@ -126,6 +128,11 @@ CASES = {
     "nce_all_negatives_masked": (
         nce(scope="all_negatives", example_mask=of(KEPT, 9).astype(jnp.float32)),
         partial(nce_twin, scope="all_negatives", rows=KEPT),
+        NCE,
+    ),
+    "nce_all_masked": (
+        nce(scope="all", example_mask=of(KEPT, 9)),
+        partial(nce_twin, scope="all", rows=KEPT),
         NCE,
     ),
     "prd_default": (
@@ -255,7 +262,7 @@ def test_labels_and_weights_that_are_not_used_do_not_matter():
 
 def test_extreme_similarities_and_weights_stay_finite():
     similarity, weights = map(jnp.float32, draw(NCE, seed=6))
-    for scope in ("old", "all_negatives", "none"):
+    for scope in get_args(prototype.Scope):
         step = jax.jit(jax.value_and_grad(nce(scope=scope)))
         for s in (similarity / 0.01, similarity / 1e-3, -1e4 * jnp.ones(SIMILARITY)):
             for g in (weights, 1e-30 * weights, 0 * weights):
@@ -298,6 +305,48 @@ def test_prototypes_outside_the_classes_change_nothing_whatever_they_hold():
         again, others = step(z, told, *moved, of({0, 3}, CLASSES))
         assert again == value
         np.testing.assert_array_equal(gradient, others)
+
+
+def test_weights_of_every_row_estimate_the_loss_over_whole_pools():
+    """Eq. 7 by batches: of each old class 2 of 240 rows, of each new one 10 of 100.
+
+    An anchor is pushed from the mean of all rows under its softmax. Its squared error
+    is least with one scale for all rows; the paper's form has two.
+    """
+    rng, tau = np.random.default_rng(0), 0.5
+    centres = rng.normal(size=(4, 16))
+    label = np.repeat(np.arange(4), (240, 240, 100, 100))
+    rows = centres[label] + 0.6 * rng.normal(size=(len(label), 16))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    c = centres / np.linalg.norm(centres, axis=1, keepdims=True)
+    pools = [np.flatnonzero(label == m) for m in range(4)]
+    chance = np.array([1 / len(pools[m]) for m in label])
+    mass = np.exp(c @ rows.T / tau)
+    wanted = (mass @ rows / mass.sum(axis=1, keepdims=True))[:2]
+
+    @partial(jax.jit, static_argnames="scope")
+    def push(z, y, g, scope):
+        gradient = jax.grad(
+            lambda c: prototype.sample_nce(
+                z, y, c, g, of({0, 1}, 4), temperature=tau, scope=scope
+            )
+        )(jnp.float32(c))
+        own = y == jnp.arange(2)[:, None]
+        pull = own @ z / own.sum(axis=1, keepdims=True)
+        return gradient[:2] * tau * len(y) / own.sum(axis=1, keepdims=True) + pull
+
+    scopes = get_args(prototype.Scope)
+    error = dict.fromkeys(scopes, 0.0)
+    for _ in range(100):
+        drawn = [
+            rng.choice(pool, 2 if m < 2 else 10, replace=False)
+            for m, pool in enumerate(pools)
+        ]
+        at = np.concatenate(drawn)
+        batch = jnp.float32(rows[at]), jnp.array(label[at]), jnp.float32(chance[at])
+        for scope in scopes:
+            error[scope] += np.sum((push(*batch, scope) - wanted) ** 2)
+    assert error["all"] < 0.7 * error["none"] < 0.7 * error["old"]
 
 
 def test_no_array_is_larger_than_the_similarities():

@@ -8,7 +8,7 @@ import pytest
 
 from jaxcl import core
 from jaxcl.memory import queue
-from jaxcl.nets import chain, mlp, norm
+from jaxcl.nets import chain, layers, mlp
 
 
 @pytest.mark.parametrize("size, count", [(12, 4), (10, 4), (4, 4)])
@@ -48,7 +48,7 @@ def test_a_batch_larger_than_the_queue_is_refused():
 def test_a_chain_is_its_nets_one_after_another():
     nets = {
         "first": mlp.MLP(features=(6, 5), batch_norm=True),
-        "second": norm.BatchNorm(),
+        "second": layers.BatchNorm(),
     }
     x = jax.random.normal(jax.random.key(1), (8, 4))
     both = chain.Chain(nets)

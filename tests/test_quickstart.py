@@ -25,7 +25,6 @@ SHORT = (
 )
 
 
-@pytest.mark.xdist_group("main")
 @pytest.mark.parametrize(
     "changes", [SHORT, pytest.param((), marks=pytest.mark.slow)], ids=["short", "whole"]
 )
@@ -41,8 +40,6 @@ def test_the_quick_start_learns_and_leaves_what_the_readme_says(tmp_path, change
     env["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    again = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert again.returncode == 0 and "resumed at step" in again.stdout
     run = tmp_path / "runs" / "quickstart"
     results = json.loads((run / "results.json").read_text())
     name = "predict/class_incremental"
@@ -82,7 +79,7 @@ def rows(**last):
     }
 
 
-def test_the_conditions_of_the_quick_start_are_differences_by_seed(tmp_path):
+def test_the_conditions_of_the_quick_start_are_differences_by_seed():
     script = config_files.load(ROOT / "benchmarks" / "quickstart.py")
     good = rows(er_ace=0.7, finetune=0.2, finetune_long=0.3, joint=0.85)
     found = script.conditions({"AVX2": good})["AVX2"]
@@ -94,5 +91,3 @@ def test_the_conditions_of_the_quick_start_are_differences_by_seed(tmp_path):
     assert [min(each) > 0 for each in found.values()] == [True, True] + [False] * 3
     table = script.table({"AVX2": good})
     assert "| AVX2 | ER-ACE | 70.5 ± 0.5 | 50.0 ± 0.0 | 80.0 ± 0.0 | 10 |" in table
-    script.picture({"AVX2": good}, str(tmp_path / "a.png"))
-    assert (tmp_path / "a.png").stat().st_size > 10_000

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from tensorboardX.proto import event_pb2
 
-from helpers import toy
+from helpers import run_directories
 from jaxcl.data import storage
 from jaxcl.evals import plots
 from jaxcl.evals.plots import canvas
@@ -22,6 +22,7 @@ from jaxcl.run import finish, record
 from jaxcl.run import progress as progress_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
+from jaxcl.run import terminal as terminal_lib
 
 QUIET = {"tensorboard": False, "progress": False}
 AWKWARD = np.array(
@@ -332,44 +333,6 @@ def test_progress_on_a_terminal_is_a_bar_unless_off(tmp_path, monkeypatch, optio
     assert "100%|" in text if option else text == ""
 
 
-def test_a_notebook_has_a_bar_and_a_file_has_none(tmp_path, monkeypatch, capsys):
-    shell = types.SimpleNamespace(kernel=None)
-    lookalike = types.SimpleNamespace(get_ipython=lambda: shell)
-    monkeypatch.setitem(sys.modules, "IPython", lookalike)
-    progress(tmp_path / "cell", monkeypatch)
-    assert "100%|" in capsys.readouterr().err
-    shell = types.SimpleNamespace()  # IPython in a terminal that is sent to a file
-    progress(tmp_path / "file", monkeypatch)
-    assert "100%|" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "steps, told, hours, helps",
-    [
-        (400, [], 0, False),
-        (10**5, [14], 4, False),  # 0.75 s of three and 1.25 s of ten after the first
-        (10**6, [14], 43, True),
-    ],
-)
-def test_a_long_time_is_said_once_steps_were_timed(
-    tmp_path, monkeypatch, capsys, steps, told, hours, helps
-):
-    clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=0)
-    monkeypatch.setattr(progress_lib, "time", clock)
-    recorder = record.Recorder(tmp_path, tensorboard=False, every=1000.0, slow="SLOW")
-    said = {}
-    for step in range(1, 41):  # the first ones are slow, as those that load data are
-        clock.now += 0.25 if step < 5 else 0.125
-        recorder.advance(step, 0, steps)
-        if "about" in (text := capsys.readouterr().err):
-            said[step] = text
-    recorder.close()
-    assert list(said) == told
-    for text in said.values():
-        assert f"about {hours} hours" in text and "SLOW" in text
-        assert ("config.epochs" in text) == helps
-
-
 def test_the_time_left_has_evaluations_in_it(tmp_path, monkeypatch, capsys):
     clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=1)
     monkeypatch.setattr(progress_lib, "time", clock)
@@ -396,15 +359,6 @@ def test_the_time_left_has_evaluations_in_it(tmp_path, monkeypatch, capsys):
     recorder.advance(11, 1, 30)
     assert left() == "0:00:49"  # 19 steps, 2 evaluations of 15 s
     recorder.close()
-
-
-def test_the_speed_is_smoothed(tmp_path, monkeypatch, capsys):
-    recorder = record.Recorder(tmp_path, tensorboard=False, every=0.0)
-    for step, speed in enumerate((27.0, 100.0, 110.0, 11834.0, 120.0)):
-        recorder.log(step, 0, loss=1.0, time={"images_per_second": speed})
-        recorder.advance(step, 0, 10)
-    recorder.close()
-    assert " 110 images/s" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("options", [{"progress": "yes"}, {"every": -1.0}])
@@ -647,7 +601,7 @@ def test_comparison_draws_means_and_bands(draw):
 
 
 def test_the_end_says_what_was_reached_and_where(tmp_path):
-    work, results = toy.job(tmp_path / "run"), results_lib.empty(1)
+    work, results = run_directories.untried(tmp_path / "run"), results_lib.empty(1)
     rows = {"predict/task_aware": [0.9], "knn/class_incremental": [0.5]}
     results = results_lib.add(results, 0, rows, {}, 1)
     results["untrained"] = {"knn/class_incremental": [0.25]}
@@ -658,6 +612,26 @@ def test_the_end_says_what_was_reached_and_where(tmp_path):
     lines = finish.closing(work, tmp_path, results).splitlines()
     assert any(str(tmp_path / "plots") in line for line in lines)
     assert sum(" jaxcl " in line for line in lines[-3:]) == 3
+
+
+@pytest.mark.parametrize(
+    "terminal, variables, coloured",
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (False, {"TERM": "xterm"}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_have_them(
+    monkeypatch, terminal, variables, coloured
+):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    file = types.SimpleNamespace(isatty=lambda: terminal)
+    shown = terminal_lib.paint("Accepted.", "good", file)
+    assert shown == ("\033[32mAccepted.\033[0m" if coloured else "Accepted.")
 
 
 def test_after_a_task_there_is_one_line_for_each_matrix():

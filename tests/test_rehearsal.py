@@ -137,7 +137,7 @@ def rows_of(memory):
     return np.asarray(memory.row)[np.asarray(memory.row) >= 0]
 
 
-def check_memory(memory, pool, size, weighted):
+def check_memory(memory, pool, size, uniform):
     """Rows of the pool, those that exist first, with their labels."""
     row, label, weight = map(np.asarray, memory)
     assert (row.dtype, label.dtype, weight.dtype) == (np.int32, np.int32, np.float32)
@@ -147,9 +147,12 @@ def check_memory(memory, pool, size, weighted):
     np.testing.assert_array_equal(label[:there], LABEL[row[:there]])
     assert (row[there:] == -1).all() and (label[there:] == -1).all()
     assert not weight[there:].any()
-    assert (weight[:there] > 0).all() if weighted else not weight.any()
+    assert (weight[:there] > 0).all()
     for c in range(6):
         assert weight[label == c].sum() < 1 + 1e-5
+        if uniform:  # one over the rows of the class that it was drawn from
+            chance = 1 / max(np.sum(LABEL[pool] == c), 1)
+            np.testing.assert_allclose(weight[label == c], chance, rtol=1e-6)
 
 
 # Rows of each class after each task, of memories of 12 and of 60 rows.
@@ -196,7 +199,7 @@ def test_three_tasks(name, size):
         ended = method.end_task(state, task)
         memory = ended.extra.memory
         pool = np.concatenate([before, task.train.rows])
-        check_memory(memory, pool, size, name == "cclis")
+        check_memory(memory, pool, size, name != "cclis")
         np.testing.assert_array_equal(np.bincount(LABEL[rows_of(memory)]), kept)
         # Nothing else has moved; what was replayed is still told.
         replayed = np.asarray(method.replayed(ended))

@@ -216,6 +216,18 @@ CASES = {
         [INCOMING, REPLAYED],
         (0, 1),
     ),
+    # Class 0 came last, though 1 and 3 have larger indices.
+    "er_ace_code_other_order": (
+        ace(
+            {0, 1, 3},
+            form="code",
+            incoming_mask=of({1}, 4),
+            task_of=jnp.array([2, 1, -1, 0, -1]),
+        ),
+        lambda a, b: ace_twin(a, b, {0, 1, 2, 4}, EVERY, [1], range(3)),
+        [INCOMING, REPLAYED],
+        (0, 1),
+    ),
     "triplet_default": (replay.triplet, triplet_twin, [FEATURES] * 3, (0, 1, 2)),
     "triplet_euclidean": (
         partial(

@@ -13,6 +13,8 @@ from scipy import stats
 from helpers import toy
 from jaxcl.report import command as report_command
 from jaxcl.report import compare, numbers
+from jaxcl.report import page as page_lib
+from jaxcl.report import runs as runs_lib
 from jaxcl.run import cost, finish
 from jaxcl.run import results as results_lib
 
@@ -275,13 +277,6 @@ def test_cost_is_beside_accuracy(runs):
 # Which seeds and tasks count
 
 
-def test_seeds_that_are_behind_are_left_out_and_named(runs):
-    leave(runs / "er" / "seed_7", [[0.1, 0.1]], size=2)
-    root = page(runs / "er", runs / "ace")
-    assert "seed 7 (1 of 2)" in root.text()
-    assert table(root, f"measures of {KNN}")["er"]["seeds"] == ["3"]
-
-
 def test_a_run_that_goes_on_is_not_set_against_one_that_is_over(runs):
     leave(runs / "part", [[0.9, 0.1]], size=2)
     leave(runs / "same", [[0.7, 0.1]], size=2)
@@ -297,10 +292,6 @@ def test_a_run_that_goes_on_is_not_set_against_one_that_is_over(runs):
 # Curves
 
 
-def loaded(folder, name="run"):
-    return report_command.load(folder, name)
-
-
 def test_a_curve_is_that_of_compare_with_an_interval(runs):
     for seed, path in enumerate(sorted((runs / "er").iterdir())):
         middle = {"step": 7, "task": 1, "eval": {KNN: [0.5 + 0.1 * seed, 0.1]}}
@@ -309,9 +300,9 @@ def test_a_curve_is_that_of_compare_with_an_interval(runs):
         (path / "metrics.jsonl").write_text(
             "".join(json.dumps(row) + "\n" for row in (first, middle)) + text
         )
-    run = loaded(runs / "er")
+    run = runs_lib.read(runs / "er")
     curve = numbers.curves(run)["accuracy", KNN]
-    steps, mean, error = compare.curve(run.run, KNN)
+    steps, mean, error = compare.curve(run, KNN)
     np.testing.assert_array_equal(curve.x, [5, 7, 10])
     np.testing.assert_array_equal(curve.x, steps)
     np.testing.assert_allclose(curve.mean, mean)
@@ -335,12 +326,12 @@ def test_seeds_whose_tasks_end_elsewhere_are_aligned_by_task(tmp_path):
         rows = [row for row in rows if row["step"] <= end]
         folder = tmp_path / "a" / f"seed_{seed}"
         leave(folder, ER[seed], lengths=lengths, rows=rows, seed=seed)
-    curve = numbers.curves(loaded(tmp_path / "a"))["scalar", "s"]
+    curve = numbers.curves(runs_lib.read(tmp_path / "a"))["scalar", "s"]
     # Task 0 ends after 6 steps in the mean, the run after 10.5; step 3 of task 1 is
     # the end of one seed's and not of the other's, step 5 is met by one alone.
     np.testing.assert_array_equal(curve.x, [6.0, 8.0, 10.5])
     np.testing.assert_array_equal(curve.mean, [1.5, 3.5, 5.5])
-    assert numbers.common_ends([loaded(tmp_path / "a")]) is None
+    assert numbers.common_ends([runs_lib.read(tmp_path / "a")]) is None
 
 
 def test_long_curves_are_means_of_stretches_or_every_nth(tmp_path):
@@ -357,7 +348,7 @@ def test_long_curves_are_means_of_stretches_or_every_nth(tmp_path):
         for i in range(3000)
     ]
     leave(tmp_path / "a", ER[0], lengths=[3000, 3000], rows=rows)
-    found = numbers.curves(loaded(tmp_path / "a"))
+    found = numbers.curves(runs_lib.read(tmp_path / "a"))
     loss = found["training", "loss"]
     assert loss.every == 40 and len(loss.x) == 150
     np.testing.assert_allclose(loss.mean, values.reshape(150, 40).mean(axis=1))
@@ -382,7 +373,7 @@ def test_seeds_side_by_side_share_a_file(tmp_path):
     (tmp_path / "a" / "together").mkdir()
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "a" / "together" / "metrics.jsonl").write_text(text)
-    found = numbers.curves(loaded(tmp_path / "a"))
+    found = numbers.curves(runs_lib.read(tmp_path / "a"))
     assert set(found) == {("accuracy", KNN), ("training", "loss")}
     np.testing.assert_allclose(found["accuracy", KNN].mean, [0.85, 0.45])
     assert found["accuracy", KNN].seeds == 2 and found["training", "loss"].seeds == 1
@@ -390,25 +381,6 @@ def test_seeds_side_by_side_share_a_file(tmp_path):
 
 
 # Configs, convergence
-
-
-def test_fields_that_differ(tmp_path):
-    ours = {"method": {"name": "er", "w": None}, "lr": 0.1, "t": [1, 2], "e": {}}
-    theirs = {"method": {"name": "ace"}, "lr": 0.1, "t": [1, 2], "e": {"knn": {}}}
-    leave(tmp_path / "a", ER[0], config=ours)
-    leave(tmp_path / "b", ER[0], config=theirs, seed=1)
-    root = page(tmp_path / "a", tmp_path / "b")
-    assert table(root, "fields that differ") == {
-        "e": {"a": ["{}"], "b": ["not set"]},
-        "e.knn": {"a": ["not set"], "b": ["{}"]},
-        "method.name": {"a": ['"er"'], "b": ['"ace"']},
-        "method.w": {"a": ["null"], "b": ["not set"]},
-        "seed": {"a": ["0"], "b": ["1"]},
-    }
-    whole = [pre.text() for pre in root.all("pre")]
-    assert json.loads(whole[0]) == {"seed": 0, "name": "x", **ours}
-    same = page(tmp_path / "a").one("section", id="configs")
-    assert not [*same.all("table")]
 
 
 def test_convergence_is_a_mean_over_seeds(tmp_path):
@@ -508,7 +480,7 @@ def test_a_page_begins_with_a_sentence_and_has_the_pictures_of_runs(runs):
     pictures = {"tsne_task2": b"t", "summary": b"s", "knn_class_incremental": b"k"}
     for name, data in {**pictures, "deep/more": b"m", "curves": b"c"}.items():
         (plots / f"{name}.png").write_bytes(data)
-    (plots / "deep" / "large.png").write_bytes(bytes(report_command._PICTURE_BYTES))
+    (plots / "deep" / "large.png").write_bytes(bytes(page_lib._PICTURE_BYTES))
     root = page(runs / "er", runs / "ace")
     shown = [
         base64.b64decode(x.attributes["src"].partition(",")[2])
@@ -517,7 +489,7 @@ def test_a_page_begins_with_a_sentence_and_has_the_pictures_of_runs(runs):
     assert shown == [b"s", b"t", b"m"]
     lead = next(root.one("header").all("p")).text()
     for folder in ("er", "ace"):
-        run = report_command.load(runs / folder, folder)
+        run = runs_lib.read(runs / folder)
         mean = numbers.measures(run)[KNN]["average_accuracy"].mean
         assert f"{folder} reaches {100 * mean:.1f} %" in lead
 

@@ -51,22 +51,27 @@ def rows(turn, size=16):
     }
 
 
-def step(memory, policy, k, state, kept, keys, items, mask):
+def replay(policy="reservoir", capacity=12, *, split=True):
+    return core.Replay(capacity, policy, sharded=split)
+
+
+def step(asked, k, state, kept, keys, items, mask):
     """What a method does, from the functions of a memory."""
     k_draw, k_write = keys
     weights = -0.1 * state.items["label"].astype(jnp.float32)
-    drawn = memory.sample(state, k_draw, k, log_weights=weights)
-    repeated = memory.on_each_device(lambda label: label[::-1], drawn[0]["label"])
-    slots, kept = memory.choose(policy, state, kept, k_write, items, mask)
-    state = memory.write(state, slots, items, mask, after=drawn)
+    drawn = sharded.sample(state, k_draw, k, log_weights=weights)
+    backwards, policy = drawn[0]["label"], policies.get(asked.policy)
+    repeated = sharded.on_each_device(asked, lambda label: label[::-1], backwards)
+    slots, kept = sharded.choose(policy, state, kept, k_write, items, mask)
+    state = sharded.write(state, buffer.order_after(slots, drawn), items, mask)
     return state, kept, (drawn, slots, repeated)
 
 
-def run(memory, policy, *, k, capacity, keys, part=slice(None), place=lambda x: x):
+def run(asked, *, k, keys, part=slice(None), place=lambda x: x):
     """Six batches of 16 rows, a few of them masked; a trace of all that came out."""
-    state = memory.create(EXAMPLE, capacity)
-    kept = memory.start(policy, CLASSES, TASKS)
-    compiled = jax.jit(functools.partial(step, memory, policy, k))
+    state = sharded.create(EXAMPLE, asked)
+    kept = sharded.start(asked, policies.get(asked.policy), CLASSES, TASKS)
+    compiled = jax.jit(functools.partial(step, asked, k))
     trace = []
     for turn in range(6):
         mask = np.arange(16) % 7 != turn
@@ -84,9 +89,9 @@ def two_keys(turn, device=None):
 
 @pytest.mark.parametrize("policy", ["reservoir", "greedy_balanced", "ring"])
 def test_on_one_device_all_is_as_in_a_buffer(policy):
-    plain = run(sharded.WHOLE, policy, k=4, capacity=12, keys=two_keys)
-    memory = sharded.over(sharding.mesh(1))
-    state, kept, trace = run(memory, policy, k=4, capacity=12, keys=two_keys)
+    plain = run(replay(policy, split=False), k=4, keys=two_keys)
+    with sharding.use(sharding.mesh(1)):
+        state, kept, trace = run(replay(policy), k=4, keys=two_keys)
     assert state.seen.shape == (1,) and type(state) is sharded.Shards
     same = buffer.Buffer(state.items, state.filled, state.seen[0])
     kept = jax.tree.map(lambda x: x[0], kept.each)
@@ -101,14 +106,12 @@ def test_each_device_has_a_buffer_of_its_own(policy):
     n, capacity, k = 8, 32, 16
     mesh = sharding.mesh(n)
     split = functools.partial(sharding.shard, mesh=mesh)
-    memory = sharded.over(mesh)
-    whole = run(memory, policy, k=k, capacity=capacity, keys=two_keys, place=split)
+    with sharding.use(mesh):
+        whole = run(replay(policy, capacity), k=k, keys=two_keys, place=split)
     for device in range(n):
         own = run(
-            sharded.WHOLE,
-            policy,
+            replay(policy, capacity // n, split=False),
             k=k // n,
-            capacity=capacity // n,
             keys=functools.partial(two_keys, device=device),
             part=slice(2 * device, 2 * device + 2),
         )
@@ -125,21 +128,20 @@ def test_each_device_has_a_buffer_of_its_own(policy):
 
 def test_every_row_is_kept_and_drawn_with_the_same_probability():
     n, capacity, k, total, trials = 4, 8, 4, 48, 2000
-    memory = sharded.over(sharding.mesh(n))
     batches = np.arange(total, dtype=np.int32).reshape(-1, 8)
+    policy, none = policies.get("reservoir"), sharded.Kept({})
 
     @jax.jit
     def one(key):
-        state = memory.create(np.zeros((), np.int32), capacity)
+        state = sharded.create(np.zeros((), np.int32), replay(capacity=capacity))
         for turn, numbers in enumerate(batches):
             use, mask = jax.random.fold_in(key, turn), np.ones(8, bool)
-            slots, _ = memory.choose(
-                "reservoir", state, sharded.Kept({}), use, numbers, mask
-            )
-            state = memory.write(state, slots, numbers)
-        return state.items, memory.sample(state, jax.random.fold_in(key, 99), k)[0]
+            slots, _ = sharded.choose(policy, state, none, use, numbers, mask)
+            state = sharded.write(state, slots, numbers)
+        return state.items, sharded.sample(state, jax.random.fold_in(key, 99), k)[0]
 
-    found = jax.lax.map(one, jax.random.split(jax.random.key(0), trials))
+    with sharding.use(sharding.mesh(n)):
+        found = jax.lax.map(one, jax.random.split(jax.random.key(0), trials))
     kept, drawn = jax.tree.map(np.asarray, found)
     assert all(len({*each}) == capacity for each in kept.tolist())
     assert all({*draw} <= {*each} for draw, each in zip(drawn, kept, strict=True))
@@ -157,16 +159,15 @@ def test_every_row_is_kept_and_drawn_with_the_same_probability():
 
 
 def test_a_share_with_few_rows_is_masked_at_its_end():
-    mesh = sharding.mesh(4)
-    memory = sharded.over(mesh)
-    state = memory.create(np.zeros((), np.int32), 16)
     numbers, mask = jnp.arange(8) + 1, jnp.arange(8) % 4 != 1
     slots = jnp.array([0, 1, 2, 0, 3, 4, 0, 0], jnp.int32)  # 4: nowhere
-    state = memory.write(state, slots, numbers, mask)
+    with sharding.use(sharding.mesh(4)):
+        state = sharded.create(np.zeros((), np.int32), replay(capacity=16))
+        state = sharded.write(state, slots, numbers, mask)
+        items, there, slots = sharded.sample(state, jax.random.key(0), 8)
     assert state.items.tolist() == [1, 0, 0, 0, 4, 0, 3, 0, 0, 0, 0, 5, 8, 0, 0, 0]
     assert state.filled.tolist() == [x > 0 for x in state.items.tolist()]
     assert state.seen.tolist() == [1, 2, 1, 2] and state.capacity == 16
-    items, there, slots = memory.sample(state, jax.random.key(0), 8)
     assert there.tolist() == [True, False, True, True, True, False, True, False]
     assert sorted(items.tolist()) == [0, 0, 0, 1, 3, 4, 5, 8]
     assert slots[~there].tolist() == [4] * 3 and sorted(slots[there].tolist()) == [
@@ -187,18 +188,18 @@ def compiled_text(function, *arguments, **options):
 
 def test_nothing_moves_between_devices():
     mesh = sharding.mesh(8)
-    memory = sharded.over(mesh)
-    state = memory.create(EXAMPLE, 64)
     items, mask = sharding.shard((rows(0), np.ones(16, bool)), mesh)
-    for policy in policies.POLICIES:
-        kept = memory.start(policy, CLASSES, TASKS)
+    for policy in policies.POLICIES.values():
 
         def act(state, kept, key, items, mask, policy=policy):
-            slots, kept = memory.choose(policy, state, kept, key, items, mask)
-            drawn = memory.sample(state, key, 16)
-            return memory.write(state, slots, items, mask), kept, drawn
+            slots, kept = sharded.choose(policy, state, kept, key, items, mask)
+            drawn = sharded.sample(state, key, 16)
+            return sharded.write(state, slots, items, mask), kept, drawn
 
-        text = compiled_text(act, state, kept, jax.random.key(0), items, mask)
+        with sharding.use(mesh):
+            state = sharded.create(EXAMPLE, replay(capacity=64))
+            kept = sharded.start(replay(), policy, CLASSES, TASKS)
+            text = compiled_text(act, state, kept, jax.random.key(0), items, mask)
         assert not MOVES.findall(text), policy
     # The control: one buffer, its slots split in the same way.
     split = sharding.split(mesh)
@@ -209,15 +210,17 @@ def test_nothing_moves_between_devices():
 
 
 def test_a_donated_memory_is_written_in_place():
-    mesh = sharding.mesh(2)
-    memory = sharded.over(mesh)
+    mesh, asked = sharding.mesh(2), replay(capacity=256)
     example = EXAMPLE | {"image": jax.ShapeDtypeStruct((64, 64), np.uint8)}
-    state, kept = memory.create(example, 256), memory.start("reservoir", 2, 2)
     items = rows(0, 4) | {"image": np.zeros((4, 64, 64), np.uint8)}
     items, mask = sharding.shard((items, np.ones(4, bool)), mesh)
-    lowered = jax.jit(
-        functools.partial(step, memory, "reservoir", 4), donate_argnums=0
-    ).lower(state, kept, two_keys(0), items, mask)
+    with sharding.use(mesh):
+        state, kept = (
+            sharded.create(example, asked),
+            sharded.start(asked, policies.get(asked.policy), 2, 2),
+        )
+        jitted = jax.jit(functools.partial(step, asked, 4), donate_argnums=0)
+        lowered = jitted.lower(state, kept, two_keys(0), items, mask)
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 128 * 64 * 64 / 4
 
 

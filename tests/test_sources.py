@@ -918,7 +918,7 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
     shard.write_bytes(whole)
     data = load(str(cut))
     shard.write_bytes(whole.replace(b"IDAT", b"JDAT"))
-    with pytest.raises(ValueError, match=r"00001-of-00002 \(byte \d+\)"):
+    with pytest.raises(ValueError, match=r"00001-of-00002 \(place \d+\)"):
         data.train.load(15)
     shard.unlink()
     with pytest.raises(ValueError, match="00001-of-00002"):

@@ -156,27 +156,26 @@ def test_a_loss_and_its_gradients_are_those_of_its_matrix(name):
 def test_devices_share_the_anchors():
     mesh, rng = sharding.mesh(2), np.random.default_rng(4)
     arrays = [jnp.float32(rng.normal(size=(n, 8))) for n in (32, 32, 48)]
-    on_each = functools.partial(sharding.on_each, mesh=mesh)
 
-    def loss(anchors, positives, queue, **options):
-        form = functools.partial(streaming.logsumexp, **options)
+    def loss(anchors, positives, queue):
+        form = streaming.logsumexp
         first = contrastive.info_nce(anchors, positives, queue, logsumexp=form)
         return first + contrastive.nt_xent(anchors, positives, logsumexp=form)
 
     places = [sharding.split(mesh)] * 2 + [sharding.replicated(mesh)]
     every = (0, 1, 2)
     alone = jax.jit(jax.value_and_grad(loss, every))(*arrays)
-    shared = jax.jit(
-        jax.value_and_grad(functools.partial(loss, on_each=on_each), every),
-        in_shardings=places,
-    )
+    with sharding.use(mesh):
+        shared = jax.jit(
+            lambda *given: jax.value_and_grad(loss, every)(*given), in_shardings=places
+        )(*arrays)
+        with pytest.raises(ValueError, match="rows=5"):
+            streaming.logsumexp(arrays[0][:5], arrays[2])
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
         alone,
-        shared(*arrays),
+        shared,
     )
-    with pytest.raises(ValueError, match="rows=5"):
-        streaming.logsumexp(arrays[0][:5], arrays[2], on_each=on_each)
 
 
 def test_no_program_has_the_matrix():

@@ -16,7 +16,7 @@ from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
 from jaxcl.weights import export
 
-STRATEGY = {"method.strategy": "pnr", "scenario.num_tasks": 5, "epochs": 1}
+STRATEGY = {"method.strategy": "finetune", "scenario.num_tasks": 5, "epochs": 1}
 PROBE = {"epochs": 3, "augment": False}
 
 

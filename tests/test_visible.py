@@ -58,7 +58,7 @@ def test_a_share_of_the_labels_is_a_share_of_the_visible_rows(monkeypatch):
     fitted = []
 
     def fit(*_, **__):
-        def run(state, data, rows, task, probe):
+        def run(state, data, rows, task, probe, lr):
             fitted.append(rows.tolist())
             return head_lib.Head(jnp.zeros((DIM, CLASSES)), jnp.zeros(CLASSES)), 0.0
 
@@ -236,7 +236,7 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
         return real(parts, **options)._replace(replayed=replayed)
 
     def resident_fit(*_, **__):
-        def run(state, data, rows, task, probe):
+        def run(state, data, rows, task, probe, lr):
             visible.append(set(rows.tolist()))
             return head_lib.Head(jnp.zeros((data.shape[1], 10)), jnp.zeros(10)), 0.0
 

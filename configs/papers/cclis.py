@@ -2,6 +2,8 @@
 
 import ml_collections
 
+UNIFORM = {"name": "cclis", "keep": "uniform", "scope": "none"}
+NO_PRD = {"weight": 0.0}
 # row -> its method, learning rate, views of an image
 CONTRASTIVE = {
     "cclis": ({"name": "cclis"}, 1.0, 1),
@@ -13,10 +15,14 @@ CONTRASTIVE = {
         1,
     ),
     # Tables 3 and 4: uniform sampling; importance chooses but weights nothing.
-    "random": ({"name": "cclis", "keep": "uniform"}, 1.0, 1),
-    "no_prd": ({"name": "cclis", "weight": 0.0}, 1.0, 1),
-    "selection_only": ({"name": "cclis", "weight": 0.0, "scope": "none"}, 1.0, 1),
-    "neither": ({"name": "cclis", "weight": 0.0, "keep": "uniform"}, 1.0, 1),
+    "random": (UNIFORM, 1.0, 1),
+    "no_prd": ({"name": "cclis"} | NO_PRD, 1.0, 1),
+    "selection_only": ({"name": "cclis", "scope": "none"} | NO_PRD, 1.0, 1),
+    "neither": (UNIFORM | NO_PRD, 1.0, 1),
+    # Not in the paper: choice and weights one by one, with PRD; weights of every row.
+    "choice_only": ({"name": "cclis", "scope": "none"}, 1.0, 1),
+    "weights_only": ({"name": "cclis", "keep": "uniform"}, 1.0, 1),
+    "all_weighted": ({"name": "cclis", "scope": "all"}, 1.0, 1),
     "co2l": ({"name": "co2l"}, 0.5, 2),
     # Table 9: the loss of Co2L without distillation.
     "co2l_no_ird": ({"name": "co2l", "weight": 0.0}, 0.5, 2),

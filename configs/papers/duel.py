@@ -38,6 +38,7 @@ def start(name, row, method, epoch_steps=None):
         "collapse": {},
         "linear": {"preset": "duel", "epochs": 100},
         "spread": {"features": "projection"},  # Table 2, Figure 9
+        "spread_encoder": {"name": "spread"},  # what a probe reads
         "filtering": {},  # Figures 9 and 10, with the network held fixed
     }
     if row not in _NO_MEMORY:

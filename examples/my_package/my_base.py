@@ -3,7 +3,7 @@
 Every strategy takes it. Use it with --config.method.base=my_package.my_base.
 """
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.methods.two_view import forms, records
 
 from . import my_loss
@@ -21,17 +21,14 @@ def make(
 
     def loss(x):
         """Compute the loss of a task alone, from the projections z of both views."""
-        z1, z2 = forms.split_views(x.z)
+        z1, z2 = core.split_views(x.z)
         return my_loss.align_uniform(z1, z2, scale=scale, weight=uniformity)
 
-    # CaSSLe adds this term: predict the teacher's projection of the same view.
-    distil = forms.distil_cosine
     return records.Base(
         loss,
-        distil,
-        # PNR subtracts the distance to the teacher's projection of the other view.
-        forms.subtract_distance(loss, distil, "byol"),
+        # CaSSLe adds this term: predict the teacher's projection of the same view.
+        forms.distil_cosine,
+        # PNR subtracts this distance to the teacher's projection of the other view.
+        distance="byol",
         linear_lr=1.0,  # learning rate of a linear probe on another data set
-        negative_weight=1.0,  # PNR's lambda
-        unbounded=lambda terms: False,  # a cosine, which PNR subtracts, has a bound
     )

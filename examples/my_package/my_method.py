@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxcl import core, schema
 from jaxcl.losses import contrastive
-from jaxcl.nets import chain, heads
+from jaxcl.nets import chain, mlp
 
 
 class Extra(NamedTuple):
@@ -46,8 +46,8 @@ def make(
       weight: of the distance to the teacher.
       hidden_dim, output_dim: of the projector.
     """
-    projector = heads.projector(
-        heads.CONTRASTIVE,
+    projector = mlp.projector(
+        mlp.CONTRASTIVE,
         hidden_dim=hidden_dim,
         output_dim=output_dim,
         dtype=parts.encoder.dtype,

@@ -11,23 +11,23 @@ from jaxcl.memory import policies
 EVERY = 4
 
 
-def choose(buffer, kept, key, items, mask):
+def choose(buffer, state, key, items, mask):
     """Choose a slot for each incoming row.
 
     Args:
       buffer: the memory, a `buffer.Buffer`; `seen` counts the rows offered so far.
-      kept: what the policy counts; this one counts nothing.
+      state: what the policy counts; this one counts nothing.
       key: of random draws; this policy draws nothing.
       items: the incoming rows, with what `Policy.reads` names.
       mask: bool[B], rows that exist.
 
     Returns:
-      i32[B], slots; `buffer.capacity` drops the row. And `kept`, after the batch.
+      i32[B], slots; `buffer.capacity` drops the row. And `state`, after the batch.
     """
     number = buffer.seen + jnp.cumsum(mask) - mask  # place of each row in the stream
     enters = mask & (number % EVERY == 0)
     slots = number // EVERY % buffer.capacity
-    return jnp.where(enters, slots, buffer.capacity), kept
+    return jnp.where(enters, slots, buffer.capacity), state
 
 
 def make() -> policies.Policy:

@@ -6,9 +6,9 @@ shape, so no regressor is between them. Every base goes with it.
 Use it with --config.method.strategy=my_package.my_strategy.
 """
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.losses import distill
-from jaxcl.methods.two_view import forms, records
+from jaxcl.methods.two_view import records
 
 
 def make(*, weight: schema.Weight = 1.0) -> records.Strategy:
@@ -20,7 +20,7 @@ def make(*, weight: schema.Weight = 1.0) -> records.Strategy:
 
     def loss(base, x):
         """Add weight * the mean squared distance to the teacher to the base's loss."""
-        hint = distill.cassle_mse(*forms.split_views(x.z), *forms.split_views(x.f))
+        hint = distill.cassle_mse(*core.split_views(x.z, x.f))
         return base.loss(x) + weight * hint
 
     return records.Strategy(loss, teacher="running")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from etils import epath
 
-from jaxcl.api import inputs
+from jaxcl.api import errors, inputs
 from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
 from jaxcl.evals import plots
@@ -162,6 +162,7 @@ class Result:
         report_command.write([self.folder], os.fspath(path))
         return os.fspath(path)
 
+    @errors.shortened
     def update(
         self,
         new_images: inputs.Images,
@@ -176,7 +177,7 @@ class Result:
     ) -> Update:
         """Teach the encoder new images, and keep it if it breaks no limit.
 
-        It is `python -m jaxcl.update`: the images are the next task of the run. The
+        It is `jaxcl update`: the images are the next task of the run. The
         same call goes on with an update that was stopped, and is done once.
 
         Args:

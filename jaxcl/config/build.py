@@ -15,10 +15,10 @@ from jaxcl.config import budget, checks, run_config, sections
 from jaxcl.config import options as options_lib
 from jaxcl.data import identity, stream
 from jaxcl.evals import features
-from jaxcl.memory import sharded
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import chain
 from jaxcl.run import (
+    compile_cache,
     cost,
     evaluation,
     folder,
@@ -76,6 +76,7 @@ def build(
         return _build_seeds(raw, workdir, lost)
     raw = completed(raw)
     plain, top = options_lib.plain(raw, "config"), sections.top_of(raw)
+    compile_cache.use(top.compile_cache)
     run_config.check(workdir, plain, run_config.NOTED)  # again below, when all is known
     made: job.Job | transfer.Transfer
     if top.checkpoint is not None:
@@ -242,8 +243,8 @@ def _job(top: sections.Top, plain, workdir, stand_in=None, lost=False) -> job.Jo
     data = _data(top, tasks, image)
     parts = _with_data(parts, top, tasks, replay, mesh)
     if parts.replay.flops is not None:
-        parts = parts._replace(replay=_affordable(top, parts, data, workdir))
-    method = _method(top, parts)
+        parts = parts._replace(replay=_affordable(top, parts, data, workdir, mesh))
+    method = _method(top, parts, mesh)
     eval_parts = _eval_parts(top, method, tasks, image, mesh)
     checks.check_start(top, plain, train)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
@@ -307,21 +308,22 @@ def _loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
         eval_epochs=top.eval_epochs,
         patience=top.patience,
         keep=top.keep,
-        start=None if parts.begun else top.start,
+        start=None if parts.starts_pretrained else top.start,
         first_tasks=top.first_tasks,
         replay=parts.replay if method.replays else None,
     )
 
 
-def _method(top: sections.Top, parts: core.Parts) -> core.Method:
+def _method(top: sections.Top, parts: core.Parts, mesh) -> core.Method:
     """Make the method, which must replay where config.replay says how."""
-    method = sections.method(top, parts)
+    with sharding.use(mesh):
+        method = sections.method(top, parts)
     if top.replay and not method.replays:
         raise ValueError(
             f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
             "leave the section out"
         )
-    return method
+    return sharding.bind(method, mesh)
 
 
 def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
@@ -331,27 +333,24 @@ def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
     """
     num_classes = max(len(tasks.dataset.class_names), 1)
     settings = replay_lib.settings(num_classes, top.batch_size, **replay)
+    for name in ("capacity", "size") if settings.sharded else ():
+        sharding.share(f"config.replay.{name}", getattr(settings, name), mesh)
     return parts._replace(
         num_classes=num_classes,
         replay=settings,
-        memory=sharded.over(mesh, settings) if settings.sharded else None,
-        split=functools.partial(sharding.spread, mesh=mesh),
-        gather=functools.partial(sharding.gathered, mesh=mesh),
-        on_each=functools.partial(sharding.on_each, mesh=mesh),
         num_tasks=len(tasks.tasks),
         batch_size=top.batch_size,
-        unroll=sharding.on_cpu(),
-        begun=folder.is_one(top.start),
+        starts_pretrained=folder.is_one(top.start),
     )
 
 
-def _affordable(top, parts: core.Parts, data: job.Data, workdir) -> core.Replay:
+def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.Replay:
     """Choose as many updates as config.replay.flops pays for in the last task."""
     last, replay = data.stream.tasks[-1], parts.replay
 
     def flops(updates):
         own = parts._replace(replay=replay._replace(updates=updates))
-        method = _method(top, own)
+        method = _method(top, own, mesh)
         shapes = job.shapes(method, data, method.parts(last))
         return cost.flops(method.step, *shapes, last.index)
 
@@ -419,8 +418,8 @@ def _alone(
         return None
     judges = [
         key
-        for key in evaluators.judges
-        if not evaluation.entry(key, top.evaluators[key]).last_only
+        for key, evaluate in evaluators.judges.items()
+        if not isinstance(evaluate, evaluation.AtTheEnd)
     ]
     if not judges:
         return None
@@ -436,7 +435,10 @@ def _alone(
         if other == options:
             own_method, own = method, {key: evaluators.judges[key] for key in judges}
         else:
-            own_method = job.checked(module.make(parts, **other), data, eval_parts.mesh)
+            mesh = eval_parts.mesh
+            with sharding.use(mesh):
+                own_method = sharding.bind(module.make(parts, **other), mesh)
+            own_method = job.checked(own_method, data, mesh)
             own_parts = eval_parts._replace(**_functions_of(own_method))
             own = evaluation.make(judged, own_parts, None).judges
         judging = job.Evaluation(own, {}, (), untrained=False, alone=None)
@@ -450,12 +452,19 @@ def _alone(
         "dataset": task_alone.fingerprint(data.stream.dataset),
         "decoder": data.stream.dataset.decoder,
         "resident": data.resident,  # or crops are drawn otherwise
-        **({"began_with": folder.read_card(top.start)["files"]} if parts.begun else {}),
+        **_beginning(top, parts),
         **_count_shards(top.replay, eval_parts.mesh),
     }
     alone = task_alone.Alone(make, json.loads(json.dumps(facts)), top.plasticity_cache)
     task_alone.prepare(alone)
     return alone
+
+
+def _beginning(top, parts: core.Parts) -> dict:
+    """Record the files of the encoder that a run begins with, if there is one."""
+    if not parts.starts_pretrained:
+        return {}
+    return {"began_with": folder.read_card(top.start)["files"]}
 
 
 def _count_shards(replay: dict | None, mesh) -> dict:

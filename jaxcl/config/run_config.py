@@ -14,6 +14,7 @@ MACHINE = (
     "devices",
     "device_bytes",
     "steps_per_call",
+    "compile_cache",
     "workers",
     "progress",
     "loggers",

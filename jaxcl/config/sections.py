@@ -103,6 +103,9 @@ class Top:
     # Steps of one call. "task": all up to the next save, evaluation or end of a task.
     # None: 1 on CPU; elsewhere "task" for methods that replay, 8 for others
     steps_per_call: schema.Count | Literal["task"] | None = None
+    # Folder of compiled programs that later runs take up, unless JAX has one already.
+    # "auto": in this user's cache folder; "": none
+    compile_cache: str = "auto"
     device_bytes: _Bytes = 8 * 2**30  # sets up to this size live on the device
     duplicates: bool | None = None  # count and tell them; None: where that is quick
     workers: Annotated[int, schema.Range(0, 1024)] = 4  # processes that decode images

@@ -1,6 +1,6 @@
 """Decoded images on disk: the first run decodes the files, later runs map the pixels.
 
-DIRECTORY/KEY/ holds the images of one reader, such as `files.Files`:
+DIRECTORY/KEY/ holds the images of one reader, such as `files.Reader`:
     pixels.bin   u8, image after image, each [h,w,C] in C order
     offsets.npy  i64[N], where each begins
     shapes.npy   i32[N,3], h, w, C; zeros where an image could not be decoded
@@ -10,35 +10,31 @@ decoded, and of the cache size, so a cache is never used for other images. The f
 gets this name only when it is complete.
 """
 
-import collections
-import concurrent.futures
 import contextlib
+import functools
 import glob
 import hashlib
-import itertools
 import json
 import os
 import shutil
 import sys
-import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxcl.data import files as files_lib
-from jaxcl.data import identity, prefetch, storage
+from jaxcl.data import identity, parallel, prefetch, storage
 
 FORMAT = 1  # of the files above; part of KEY
 SAMPLE = 500  # images that the size of a cache is estimated from
-PAUSE = 10.0  # seconds between two lines of progress
 
 
 class Fresh(NamedTuple):
     """Decodes images from their files, to the size that a cache keeps."""
 
-    read: Any  # row -> u8[h,w,C]
+    read: Any  # a files.Reader
     size: int | None
 
     def __call__(self, row: int) -> np.ndarray:
@@ -47,14 +43,16 @@ class Fresh(NamedTuple):
         short = min(image.shape[:2])
         if self.size is None or short <= self.size:
             return image
-        height, width = (int(self.size * side / short) for side in image.shape[:2])
-        return prefetch.resize(
-            image,
-            height,
-            width,
-            interpolation="bicubic",
-            decoder=self.read.decoding.decoder,
-        )
+        shape = (int(self.size * side / short) for side in image.shape[:2])
+        decoder = self.read.decoding.decoder
+        return prefetch.resize(image, *shape, interpolation="bicubic", decoder=decoder)
+
+    def attempt(self, row: int) -> np.ndarray | files_lib.Unreadable:
+        """The image of a row, or why there is none."""
+        try:
+            return self(row)
+        except files_lib.Unreadable as error:
+            return error
 
 
 class Cached(NamedTuple):
@@ -65,55 +63,32 @@ class Cached(NamedTuple):
 
     def __call__(self, row: int) -> np.ndarray:
         """u8[h,w,C], read-only; a row that the cache lacks may raise `Unreadable`."""
-        pixels, offsets, shapes = _arrays(self.folder)
+        pixels, offsets, shapes = _map(self.folder)
         shape = shapes[row]
         if not shape[0]:
             return self.fresh(row)
         start = offsets[row]
         return pixels[start : start + shape.prod(dtype=np.int64)].reshape(shape)
 
-    def name(self, row: int) -> str:
-        """Path of a row's file."""
-        return self.fresh.read.name(row)
 
-    def raw(self, row: int) -> bytes:
-        """Bytes of a row's file."""
-        return self.fresh.read.raw(row)
-
-    def holders(self) -> tuple:
-        """The files of the rows, as in `files.Files`."""
-        return self.fresh.read.holders()
-
-    @property
-    def decoding(self) -> files_lib.Decoding:
-        """How the images were decoded."""
-        return self.fresh.read.decoding
-
-
-_mapped = {}  # folder -> its arrays; each process maps a folder once
-
-
-def _arrays(folder: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pixels, offsets and shapes of a cache."""
-    arrays = _mapped.get(folder)
-    if arrays is None:
-        offsets, shapes = (
-            np.asarray(np.load(os.path.join(folder, name), mmap_mode="r"))
-            for name in ("offsets.npy", "shapes.npy")
-        )
-        pixels = np.empty(0, np.uint8)  # an empty file cannot be mapped
-        if shapes.any():
-            pixels = np.memmap(os.path.join(folder, "pixels.bin"), np.uint8, "r")
-        arrays = _mapped[folder] = np.asarray(pixels), offsets, shapes
-    return arrays
+@functools.cache
+def _map(folder: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pixels, offsets and shapes of a cache; each process maps a folder once."""
+    offsets, shapes = (
+        np.asarray(np.load(os.path.join(folder, name), mmap_mode="r"))
+        for name in ("offsets.npy", "shapes.npy")
+    )
+    if not shapes.any():  # an empty file cannot be mapped
+        return np.empty(0, np.uint8), offsets, shapes
+    pixels = np.memmap(os.path.join(folder, "pixels.bin"), np.uint8, "r")
+    return np.asarray(pixels), offsets, shapes
 
 
 def cached(read: Any, directory: str, *, size: int | None = None) -> Cached:
-    """The images of `read`, from a cache in `directory`; makes the cache if needed.
+    """The images of a reader, from a cache in `directory`; makes the cache if needed.
 
     Args:
-      read: row -> u8[h,w,C] with `name(row)`, `holders()` and `decoding`, as
-        `files.Files`.
+      read: a `files.Reader`.
       directory: may hold any number of caches.
       size: images with a longer shorter side are shrunk to it. None: as decoded.
 
@@ -127,20 +102,15 @@ def cached(read: Any, directory: str, *, size: int | None = None) -> Cached:
         cache.
     """
     count, digest = identity.stamp(read)
-    key = {
-        "format": FORMAT,
-        "images": count,
-        "files": digest,
-        **read.decoding._asdict(),
-        "cache_size": size,
-    }
+    key = {"format": FORMAT, "images": count, "files": digest, "cache_size": size}
+    key |= read.decoding._asdict()
     text = json.dumps(key, sort_keys=True)
     folder = os.path.join(directory, hashlib.sha256(text.encode()).hexdigest()[:20])
     fresh = Fresh(read, size)
     if not os.path.exists(folder):
         try:
             os.makedirs(directory, exist_ok=True)
-            with _alone(folder + ".lock") as alone:
+            with _lock(folder + ".lock") as alone:
                 if not os.path.exists(folder):
                     _build(fresh, folder, key, alone)
         except OSError as error:
@@ -164,7 +134,7 @@ def _check(folder, key):
 
 
 @contextlib.contextmanager
-def _alone(path: str) -> Iterator[bool]:
+def _lock(path: str) -> Iterator[bool]:
     """Hold the lock, waiting for it; yields False where there are no locks."""
     with open(path, "ab") as file:
         alone = True
@@ -173,7 +143,7 @@ def _alone(path: str) -> Iterator[bool]:
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(f"cache {path.removesuffix('.lock')}: another process is at it")
+            _say(f"{path.removesuffix('.lock')}: another process is at it")
             fcntl.flock(file, fcntl.LOCK_EX)
         except (ImportError, OSError):  # no locks here, or on this file system
             alone = False
@@ -192,7 +162,7 @@ def _build(fresh: Fresh, folder: str, key: dict, alone: bool) -> None:
             f"cache = {directory!r}: {count:,} images need about {_size(need)}, and "
             f"{_size(free)} are free; set a smaller cache_size, or another folder"
         )
-    _say(f"cache {folder}: decodes {count:,} images, about {_size(need)}")
+    _say(f"{folder}: decodes {count:,} images, about {_size(need)}")
     part = f"{folder}.{uuid.uuid4().hex[:8]}.part"
     os.mkdir(part)
     try:
@@ -209,26 +179,19 @@ def _build(fresh: Fresh, folder: str, key: dict, alone: bool) -> None:
 
 def _write(fresh: Fresh, count: int, part: str, folder: str) -> dict:
     """Write pixels, offsets and shapes; return what meta.json holds beside the key."""
+    import tqdm  # few runs make a cache
+
     shapes, problems = np.zeros((count, 3), np.int32), []
-    start = reported = time.monotonic()
-    with (
-        open(os.path.join(part, "pixels.bin"), "wb") as file,
-        contextlib.closing(_decoded(fresh, range(count))) as images,
-    ):
-        for row, (image, problem) in enumerate(images):
-            if problem is None:
-                file.write(np.ascontiguousarray(image))
-                shapes[row] = image.shape
-            else:
-                problems.append(str(problem))
-            now = time.monotonic()
-            if now - reported >= PAUSE:
-                reported, rate = now, (row + 1) / (now - start)
-                left = (count - row - 1) / rate / 60
-                _say(
-                    f"cache {folder}: {row + 1:,} of {count:,} images, "
-                    f"{rate:,.0f} a second, {left:.0f} minutes left"
-                )
+    images = parallel.in_threads(fresh.attempt, range(count))
+    bar = tqdm.tqdm(images, "cache", count, unit=" images", mininterval=10, delay=10)
+    with open(os.path.join(part, "pixels.bin"), "wb") as file:
+        with contextlib.closing(images):
+            for row, image in enumerate(bar):
+                if isinstance(image, np.ndarray):
+                    file.write(np.ascontiguousarray(image))
+                    shapes[row] = image.shape
+                else:
+                    problems.append(str(image))
         file.flush()
         os.fsync(file.fileno())  # after a crash no renamed folder may lack bytes
     sizes = shapes.prod(1, dtype=np.int64)
@@ -236,41 +199,20 @@ def _write(fresh: Fresh, count: int, part: str, folder: str) -> dict:
         with storage.replacing(os.path.join(part, f"{name}.npy")) as rows:
             np.save(rows, array)
     total = int(sizes.sum())
-    _say(f"cache {folder}: {count:,} images, {_size(total)}")
+    _say(f"{folder}: {count:,} images, {_size(total)}")
     if problems:
         _say(
-            f"cache {folder}: {len(problems):,} images are left out, they are read "
-            f"from their files; the first: {problems[0]}"
+            f"{folder}: {len(problems):,} images are left out, they are read from "
+            f"their files; the first: {problems[0]}"
         )
     return {"bytes": total, "left_out": len(problems), "first": fresh.read.name(0)}
-
-
-def _decoded(fresh: Fresh, rows: Iterable[int]) -> Iterator:
-    """Yield (image, None) or (None, problem) for each row, in order; threads decode."""
-
-    def decode(row):
-        try:
-            return fresh(row), None
-        except files_lib.Unreadable as error:
-            return None, error
-
-    threads = min(32, (os.cpu_count() or 1) + 2)
-    rows, ahead = iter(rows), 2 * threads
-    # Decoders release the GIL. pool.map() would hold all images at once.
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        waiting = collections.deque(
-            pool.submit(decode, row) for row in itertools.islice(rows, ahead)
-        )
-        while waiting:
-            yield waiting.popleft().result()
-            following = itertools.islice(rows, 1)
-            waiting.extend(pool.submit(decode, row) for row in following)
 
 
 def _estimate(fresh: Fresh, count: int) -> int:
     """Bytes of all images, estimated from a sample spread evenly over the rows."""
     rows = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(int))
-    sizes = [0 if image is None else image.nbytes for image, _ in _decoded(fresh, rows)]
+    images = parallel.in_threads(fresh.attempt, rows)
+    sizes = [x.nbytes if isinstance(x, np.ndarray) else 0 for x in images]
     return round(sum(sizes) * (count / len(rows)))
 
 
@@ -279,4 +221,4 @@ def _size(count: int) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(f"cache {text}", file=sys.stderr, flush=True)

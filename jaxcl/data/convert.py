@@ -43,10 +43,7 @@ def write(dataset: stream.Dataset, directory: str) -> None:
 
 def _write(dataset, out) -> None:
     splits = {}
-    for split in ("train", "validation", "test"):
-        examples = getattr(dataset, split)
-        if examples is None:
-            continue
+    for split, examples in stream.splits_of(dataset).items():
         if examples.images is None:
             raise ValueError(f"{dataset.name}: {split} is not in memory; set resident")
         splits[split] = {}

@@ -20,6 +20,7 @@ import gzip
 import hashlib
 import http.client
 import os
+import pathlib
 import shutil
 import sys
 import tempfile
@@ -108,12 +109,11 @@ def fetch(name: str, out: str, *, source: str | None = None) -> Known:
 def _by_hand(name, out) -> str:
     """Say how to fetch the files by hand where there is no network."""
     files = SETS[name].archives
-    what = "the file" if len(files) == 1 else "the folder with these files"
     return "\n".join(
         [
             "Download by hand, on a machine with a network:",
             *(f"  {x.urls[0]}  ({x.size:,} bytes)" for x in files),
-            f"and then give {what}:",
+            "and then give the file, or the folder of several:",
             f"  jaxcl data {name} --out={out} --from=PATH",
         ]
     )
@@ -121,17 +121,11 @@ def _by_hand(name, out) -> str:
 
 def _given(archive, source, known) -> str:
     """The path of an archive in what the user gave."""
-    if os.path.isdir(source):
-        path = os.path.join(source, archive.name)
-        if not os.path.isfile(path):
-            raise ValueError(f"--from={source}: lacks {archive.name}")
-        return path
-    if not os.path.isfile(source):
-        raise ValueError(f"--from={source}: no such file or folder")
-    if len(known.archives) > 1:
-        names = ", ".join(x.name for x in known.archives)
-        raise ValueError(f"--from={source}: must be the folder with {names}")
-    return source
+    inside = os.path.join(source, archive.name)
+    path = inside if os.path.isdir(source) or len(known.archives) > 1 else source
+    if not os.path.isfile(path):
+        raise ValueError(f"--from={source}: lacks {archive.name}")
+    return path
 
 
 def _check(archive, path, *, remove) -> None:
@@ -249,26 +243,26 @@ def _cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
       names: the file with the classes.
     """
 
-    def examples(inner, files):
+    def read(inner, files):
         raw = [np.fromfile(os.path.join(inner, file), np.uint8) for file in files]
         raw = np.concatenate(raw).reshape(-1, label_bytes + 3 * 32 * 32)
         images = raw[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        return _examples(images, raw[:, label_bytes - 1])
+        return images, raw[:, label_bytes - 1]
 
     with _unpacked(*paths, folder) as inner:
         with open(os.path.join(inner, names)) as file:
             classes = tuple(file.read().split())
-        parts = [examples(inner, files) for files in (train, test)]
-    _write(name, classes, *parts, folder)
+        parts = [read(inner, files) for files in (train, test)]
+    _write(name, classes, parts, folder)
 
 
 def _mnist(paths, folder) -> None:
     """Write MNIST's idx files: images and labels of train, then of test."""
-    parts = []
-    for images, labels in (paths[:2], paths[2:]):
-        pixels = _idx(images, axes=3).reshape(-1, 28, 28, 1)
-        parts.append(_examples(pixels, _idx(labels, axes=1)))
-    _write("mnist", tuple("0123456789"), *parts, folder)
+    parts = [
+        (_idx(images, axes=3).reshape(-1, 28, 28, 1), _idx(labels, axes=1))
+        for images, labels in (paths[:2], paths[2:])
+    ]
+    _write("mnist", tuple("0123456789"), parts, folder)
 
 
 def _idx(path, axes) -> np.ndarray:
@@ -277,115 +271,57 @@ def _idx(path, axes) -> np.ndarray:
         return np.frombuffer(file.read(), np.uint8, offset=4 + 4 * axes)
 
 
-def _examples(images, labels) -> stream.Examples:
-    """Examples of one domain, in memory."""
-    label = labels.astype(np.int32)
-    return stream.Examples(label, np.zeros_like(label), np.ascontiguousarray(images))
-
-
-def _write(name, classes, train, test, folder) -> None:
-    """Write two splits as plain arrays."""
+def _write(name, classes, parts, folder) -> None:
+    """Write (images, labels) of train and of test as plain arrays."""
+    train, test = (
+        stream.Examples(
+            labels.astype(np.int32),
+            np.zeros(len(labels), np.int32),
+            np.ascontiguousarray(images),
+        )
+        for images, labels in parts
+    )
     data = stream.Dataset(name, classes, ("all",), train, None, test)
     convert.write(data, folder)
 
 
-_TORONTO = "https://www.cs.toronto.edu/~kriz/"
-_MNIST = (
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+def _archives(name) -> tuple[Archive, ...]:
+    """Read the archives of a set: lines of name, sha256, bytes and addresses."""
+    table = pathlib.Path(__file__).with_name("archives.tsv").read_text()
+    rows = [line.split("\t") for line in table.splitlines()]
+    return tuple(
+        Archive((*urls,), int(size), sha256)
+        for of, sha256, size, *urls in rows
+        if of == name
+    )
+
+
+_CIFAR10 = functools.partial(
+    _cifar,
+    name="cifar10",
+    train=[f"data_batch_{i}.bin" for i in range(1, 6)],
+    test=["test_batch.bin"],
+    label_bytes=1,
+    names="batches.meta.txt",
 )
-
-
-def _idx_archive(name, size, sha256) -> Archive:
-    return Archive(tuple(f"{start}{name}-ubyte.gz" for start in _MNIST), size, sha256)
-
-
-# What may be fetched.
+_CIFAR100 = functools.partial(
+    _cifar,
+    name="cifar100",
+    train=["train.bin"],
+    test=["test.bin"],
+    label_bytes=2,
+    names="fine_label_names.txt",
+)
+# Sets that may be fetched.
 SETS = {
-    "cifar10": Known(
-        "arrays",
-        (
-            Archive(
-                (_TORONTO + "cifar-10-binary.tar.gz",),
-                170_052_171,
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            ),
-        ),
-        functools.partial(
-            _cifar,
-            name="cifar10",
-            train=[f"data_batch_{i}.bin" for i in range(1, 6)],
-            test=["test_batch.bin"],
-            label_bytes=1,
-            names="batches.meta.txt",
-        ),
-    ),
-    "cifar100": Known(
-        "arrays",
-        (
-            Archive(
-                (_TORONTO + "cifar-100-binary.tar.gz",),
-                168_513_733,
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            ),
-        ),
-        functools.partial(
-            _cifar,
-            name="cifar100",
-            train=["train.bin"],
-            test=["test.bin"],
-            label_bytes=2,
-            names="fine_label_names.txt",
-        ),
-    ),
-    "mnist": Known(
-        "arrays",
-        (
-            _idx_archive(
-                "train-images-idx3",
-                9_912_422,
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            ),
-            _idx_archive(
-                "train-labels-idx1",
-                28_881,
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            ),
-            _idx_archive(
-                "t10k-images-idx3",
-                1_648_877,
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            ),
-            _idx_archive(
-                "t10k-labels-idx1",
-                4_542,
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            ),
-        ),
-        _mnist,
-    ),
-    "stl10": Known(
-        "stl10",
-        (
-            Archive(
-                ("http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",),
-                2_640_397_119,
-                "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866",
-            ),
-        ),
-        _unpack,
-    ),
-    "tiny_imagenet": Known(
-        "tiny_imagenet",
-        (
-            Archive(
-                ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
-                248_100_043,
-                "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
-            ),
-        ),
-        _unpack,
-    ),
+    name: Known(source, _archives(name), write)
+    for name, source, write in (
+        ("cifar10", "arrays", _CIFAR10),
+        ("cifar100", "arrays", _CIFAR100),
+        ("mnist", "arrays", _mnist),
+        ("stl10", "stl10", _unpack),
+        ("tiny_imagenet", "tiny_imagenet", _unpack),
+    )
 }
 
 

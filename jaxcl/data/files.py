@@ -11,13 +11,13 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from jaxcl.data import storage
+from jaxcl.data import storage, stream
 
 
 class Unreadable(ValueError):
@@ -27,9 +27,36 @@ class Unreadable(ValueError):
 Channels = Literal[1, 3]  # grey, or RGB
 PIXELS = 89_478_485  # Pillow's own limit: 256 MiB of RGB
 _JPEG, _PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
-# Markers of a JPEG that begin a frame, with its size; and those without a length.
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_BARE = {0x01, *range(0xD0, 0xD9)}
+
+
+# What zipfile, zlib and NumPy raise for damaged bytes.
+_DAMAGED = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    IndexError,
+    OverflowError,
+    NotImplementedError,
+    RuntimeError,
+    SyntaxError,
+    struct.error,
+    zlib.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+)
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Name a file in a ValueError, whatever a library raises of its bytes."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ValueError(f"{path} cannot be read: too large for the memory") from error
+    except _DAMAGED as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 class Decoding(NamedTuple):
@@ -63,27 +90,17 @@ def decode(
     are truncated, or say that they are an image of more than `max_pixels`, whatever the
     decoder.
     """
-    size = _size(data)
-    if size is not None:
-        _check_size(name, *size, max_pixels)
-    if decoder == "cv2" and size is not None and _is_plain(data):
-        image = _by_cv2(data, channels)
-        if image is not None:
-            return image.reshape(*image.shape[:2], channels)
-    # OpenCV silently fills the missing part of a truncated image with grey; Pillow
-    # raises, so Pillow decodes every image that may be truncated.
     if Image.MAX_IMAGE_PIXELS is not None:  # beyond which Pillow refuses by itself
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
     try:
-        with Image.open(io.BytesIO(data)) as opened:
+        with Image.open(io.BytesIO(data)) as opened:  # reads the header alone
             _check_size(name, *opened.size[::-1], max_pixels)
+            if decoder == "cv2" and _is_plain(data, opened):
+                image = _by_cv2(data, channels)
+                if image is not None:
+                    return image.reshape(*image.shape[:2], channels)
             how = {"channels": channels, "background": background, "bits": bits}
             return from_pillow(opened, name, **how)
-    except UnidentifiedImageError as error:
-        raise Unreadable(
-            f"{name} cannot be decoded: not a known format; "
-            'config.data.on_corrupt="skip" takes another image in its place'
-        ) from error
     except Unreadable:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -91,8 +108,10 @@ def decode(
             f"{name}: {error}; allowed are config.data.max_pixels={max_pixels}"
         ) from error
     except Exception as error:  # of damaged bytes Pillow's plugins raise anything
+        unknown = isinstance(error, UnidentifiedImageError)
         raise Unreadable(
-            f"{name} cannot be decoded: {error!r}; "
+            f"{name} cannot be decoded: "
+            f"{'not a known format' if unknown else repr(error)}; "
             'config.data.on_corrupt="skip" takes another image in its place'
         ) from error
 
@@ -175,113 +194,168 @@ def _check_size(name, height, width, max_pixels) -> None:
         )
 
 
-def _is_plain(data: bytes) -> bool:
+def _is_plain(data: bytes, opened: Image.Image) -> bool:
     """Whether OpenCV decodes an image as `from_pillow` does.
 
-    It is a JPEG, or a PNG of 8 bits without transparency, and ends in its end marker.
+    It is a JPEG, or a PNG of 8 bits without transparency. It must end in its end
+    marker: OpenCV silently fills the missing part of a truncated image with grey.
     """
     if data[:2] == _JPEG:
         return b"\xff\xd9" in data[-64:]
-    plain = data[:8] == _PNG and data[24] <= 8 and data[25] in (0, 2, 3)
-    whole = plain and b"IEND" in data[-64:]
-    return whole and b"tRNS" not in data[: data.find(b"IDAT")]
+    plain = data[:8] == _PNG and data[24] <= 8 and not is_transparent(opened)
+    return plain and opened.mode != "LA" and b"IEND" in data[-64:]
 
 
-def _size(data: bytes) -> tuple[int, int] | None:
-    """Height and width in the header of a JPEG or PNG; None: it is none."""
+def from_numbers(pixels: list, name: str, decoding: Decoding) -> np.ndarray:
+    """Make u8[h,w,C] of nested lists of numbers; grey images may lack the channel."""
+    try:
+        array = np.array(pixels)
+    except ValueError as error:
+        raise Unreadable(f"{name}: its lists differ in length") from error
+    array = array[..., None] if array.ndim == 2 else array
+    shape = list(array.shape)
+    if len(shape) != 3 or shape[2] not in (1, 3):
+        wrong = f"pixels are {shape}, must be [h, w], [h, w, 1] or [h, w, 3]"
+    elif array.dtype.kind not in "iu":
+        wrong = f"pixels are {array.dtype}, must be whole numbers"
+    elif array.size and not 0 <= array.min() <= array.max() <= 255:
+        wrong = f"pixels are from {array.min()} to {array.max()}, must be 0 to 255"
+    elif shape[2] > decoding.channels:
+        wrong = f"3 channels, but config.data.channels={decoding.channels}"
+    else:
+        _check_size(name, *shape[:2], decoding.max_pixels)
+        return array.repeat(decoding.channels // shape[2], axis=2).astype(np.uint8)
+    raise Unreadable(f"{name}: {wrong}")
 
-    def number(place, count):
-        return int.from_bytes(data[place : place + count], "big")
 
-    if data[:8] == _PNG:
-        return (number(20, 4), number(16, 4)) if data[12:16] == b"IHDR" else None
-    place = 2
-    while place + 9 <= len(data) and data[place] == 0xFF:
-        kind = data[place + 1]
-        if kind in _FRAMES:
-            return number(place + 5, 2), number(place + 7, 2)
-        # A byte of filling, a marker alone, or a marker and its length.
-        place += 1 if kind == 0xFF else 2
-        place += 0 if kind == 0xFF or kind in _BARE else number(place, 2)
-    return None
+class Reader(NamedTuple):
+    """Images at places in files: row -> u8[h,w,C]."""
 
-
-class Files(NamedTuple):
-    """Images in files: row -> u8[h,w,C]."""
-
-    root: str
-    paths: np.ndarray  # S[N], relative to root; str would take four times the memory
+    files: Sequence[str | bytes] | np.ndarray  # paths, relative to root
+    which: np.ndarray  # i[N], number of each row's file
+    place: np.ndarray  # i64[N], where it is in there
+    # (path, place) -> an encoded image, u8[h,w,C] or nested lists; picklable
+    fetch: Callable[[str, int], Any]
     decoding: Decoding
+    unit: str = ""  # of a place, for messages; "": a file is one image
+    key: str = ""  # which column or feature `fetch` takes
+    root: str = ""
 
     def __call__(self, row: int) -> np.ndarray:
-        """Read and decode one file."""
-        return self.decoding(self.raw(row), self.name(row))
+        """Read and decode one image."""
+        found, name = self._fetched(row), self.name(row)
+        if isinstance(found, bytes):
+            return self.decoding(found, name)
+        return (
+            found
+            if isinstance(found, np.ndarray)
+            else from_numbers(found, name, self.decoding)
+        )
 
     def raw(self, row: int) -> bytes:
-        """All bytes of a row's file."""
-        name = self.name(row)
+        """Bytes that tell an image from others: encoded, or its pixels."""
+        found = self._fetched(row)
+        return found if isinstance(found, bytes) else self(row).tobytes()
+
+    def _fetched(self, row):
         try:
-            return storage.read(name)
-        except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-            raise Unreadable(f"{name} cannot be read: {error}") from error
+            return self.fetch(self.path(self.which[row]), int(self.place[row]))
+        except Unreadable as error:
+            raise Unreadable(f"{self.name(row)}: {error}") from error
+        except _DAMAGED as error:  # a ValueError: a name with a zero byte
+            raise Unreadable(f"{self.name(row)} cannot be read: {error}") from error
+
+    def path(self, number: int) -> str:
+        """Path of a file."""
+        return os.path.join(self.root, os.fsdecode(self.files[number]))
 
     def name(self, row: int) -> str:
-        """Path of a row's file."""
-        return os.path.join(self.root, os.fsdecode(self.paths[row]))
+        """Where a row comes from, for messages."""
+        path = self.path(self.which[row])
+        return f"{path} ({self.unit} {self.place[row]})" if self.unit else path
 
     def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
         """All files; which of them holds each row i64[N], and at which place."""
-        rows = np.arange(len(self.paths))
-        return [self.name(row) for row in rows], rows, np.zeros_like(rows)
-
-
-class Mapped(NamedTuple):
-    """Rows of an .npy file that is never read as a whole.
-
-    Holds the path, since a pickled memmap would send its pixels to the workers.
-    """
-
-    path: str
-
-    def __call__(self, row: int) -> np.ndarray:
-        """Copy one image out of the file."""
-        return np.array(mapped(self.path)[row])
-
-    def name(self, row: int) -> str:
-        """File and row."""
-        return f"{self.path}[{row}]"
-
-    def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """The file, which holds every row; as in `Files`."""
-        rows = np.arange(len(mapped(self.path)))
-        return [self.path], np.zeros_like(rows), rows
+        return [self.path(x) for x in range(len(self.files))], self.which, self.place
 
     @property
     def channels(self) -> int:
         """C of the images."""
-        return mapped(self.path).shape[-1]
+        return self.decoding.channels
+
+
+def of_files(root: str, paths: Sequence[bytes], decoding: Decoding) -> Reader:
+    """Read image files, whose paths are relative to `root`."""
+    rows = np.arange(len(paths))
+    # Bytes, since text would take four times the memory.
+    files = np.array(paths, bytes)
+    return Reader(files, rows, np.zeros_like(rows), _fetch_file, decoding, root=root)
+
+
+def _fetch_file(path, place) -> bytes:
+    return storage.read(path)
+
+
+def of_array(path: str) -> Reader:
+    """Read rows of an .npy file that is never read as a whole.
+
+    Only its path is kept: a pickled memmap would send its pixels to other processes.
+    """
+    rows, channels = np.arange(len(mapped(path))), mapped(path).shape[-1]
+    which, pixels = np.zeros_like(rows), Decoding("", channels)
+    return Reader((path,), which, rows, _fetch_row, pixels, "row")
+
+
+def _fetch_row(path, row) -> np.ndarray:
+    return np.array(mapped(path)[row])
+
+
+def in_memory(images: np.ndarray, name: str) -> Reader:
+    """Read images in memory as if they were in files.
+
+    Args:
+      name: of the set; the digest of the images is part of the file's name.
+    """
+    rows = np.arange(len(images))
+    file, pixels = f"{name} {sha256(images)[:16]}", Decoding("", images.shape[-1])
+    fetch = functools.partial(_fetch_held, images)
+    return Reader((file,), np.zeros_like(rows), rows, fetch, pixels, "row")
+
+
+def _fetch_held(images, path, row) -> np.ndarray:
+    return images[row]
 
 
 @functools.lru_cache(maxsize=8)
 def mapped(path: str) -> np.ndarray:
     """An .npy file, mapped and not read; each process opens it once."""
-    try:
+    with reading(path):
         with open(storage.ordinary(path), "rb") as file:
             check_claim(file, storage.size(path), os.path.basename(path))
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, OverflowError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+_SAMPLED = 8  # images from which the size of all is estimated
+
+
+class Memory(dict):
+    """Images that were decoded, by row; a copy for another process begins empty."""
+
+    def __reduce__(self):
+        return Memory, ()
 
 
 class Loader(NamedTuple):
     """Reads a part of a set row by row: row -> u8[h,w,C]."""
 
-    read: Any  # row -> u8[h,w,C], with a method name(row)
+    read: Any  # a Reader, or another record with its methods
     rows: np.ndarray  # i64[N], which rows of `read` these are
-    crop: Any = None  # a prefetch.CenterCrop for every image
+    cache: Callable | None = None  # row of `read` -> u8[h,w,C], see `cache`
+    crop: Callable | None = None  # a prefetch.CenterCrop for every image
     # Classes and domains, if unreadable images are to be replaced; else None.
     label: np.ndarray | None = None
     domain: np.ndarray | None = None
+    memory: Memory | None = None  # keeps every image, if they fit; None: they do not
 
     def __call__(self, row: int) -> np.ndarray:
         """One image, or a substitute and a warning if it is unreadable.
@@ -309,13 +383,26 @@ class Loader(NamedTuple):
         raise Unreadable(f"{problem}; no other image of its class can be read")
 
     def _image(self, row):
-        image = self.read(int(self.rows[row]))
-        if self.crop is None:
-            return image
-        try:
-            return self.crop(image)
-        except ValueError as error:
-            raise Unreadable(f"{self.name(row)}: {error}") from error
+        own = int(self.rows[row])
+        if self.memory is not None and own in self.memory:
+            return self.memory[own]
+        image = (self.cache or self.read)(own)
+        if self.crop is not None:
+            try:
+                image = self.crop(image)
+            except ValueError as error:
+                raise Unreadable(f"{self.name(row)}: {error}") from error
+        if self.memory is not None:
+            self.memory[own] = image
+        return image
+
+    def image_bytes(self) -> float:
+        """Bytes of a decoded image, the mean of a few; infinite if none can be read."""
+        found = []
+        for row in np.linspace(0, len(self.rows) - 1, _SAMPLED).astype(int):
+            with contextlib.suppress(ValueError):
+                found.append(self._image(row).nbytes)
+        return float(np.mean(found)) if found else math.inf
 
     def take(self, rows: np.ndarray) -> "Loader":
         """The loader of the images at `rows`, renumbered from 0."""
@@ -331,32 +418,33 @@ class Loader(NamedTuple):
 
     def raw(self, row: int) -> bytes:
         """Bytes that tell the image of a row from others, without decoding it."""
-        own = int(self.rows[row])
-        return (
-            self.read.raw(own)
-            if hasattr(self.read, "raw")
-            else self.read(own).tobytes()
-        )
+        return self.read.raw(int(self.rows[row]))
 
     def holders(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
-        """Files, and where each row is in them, as of `Files`."""
+        """Files, and where each row is in them, as of `Reader`."""
         names, which, place = self.read.holders()
         return names, which[self.rows], place[self.rows]
 
     @property
     def channels(self) -> int | None:
         """C of the images, where it is known without reading one."""
-        decoding = getattr(self.read, "decoding", None)
-        return decoding.channels if decoding else getattr(self.read, "channels", None)
+        return self.read.channels
+
+
+def examples(
+    reader: Any, label: np.ndarray, domain: np.ndarray | None = None
+) -> stream.Examples:
+    """Examples that a reader reads row by row; of one domain where none is given."""
+    label = np.asarray(label, np.int32)
+    domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)
+    return stream.Examples(label, domain, load=Loader(reader, np.arange(len(label))))
 
 
 def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     """Class names from a text file, one a line."""
-    try:
+    with reading(f"{option} = {file!r}"):
         lines = storage.read(file).decode().split("\n")
-        names = tuple(line.strip() for line in lines if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{option} = {file!r} cannot be read: {error}") from error
+    names = tuple(line.strip() for line in lines if line.strip())
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{option} = {file!r}: must hold at least one name, each once")
     return names
@@ -381,7 +469,7 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
     other; K__ptr i64[S+1], where each strip begins; K__shape (N, H, W, C) of K;
     K__sha256 of K's bytes. A strip is n images on top of each other.
     """
-    try:
+    with reading(path):
         source = storage.whole(path)
         if not zipfile.is_zipfile(source):
             raise ValueError("no such file, or not an .npz file")
@@ -392,29 +480,8 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
             plain = {key: known.read(key) for key in keys if known.holds(key)}
             packed = [key for key in keys if known.holds(key + "__strips")]
             return plain | {key: _unpack(known, key) for key in packed}
-    except MemoryError as error:
-        raise ValueError(f"{path} cannot be read: too large for the memory") from error
-    except _DAMAGED as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
-# What zipfile, zlib and NumPy raise for damaged bytes.
-_DAMAGED = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    EOFError,
-    IndexError,
-    OverflowError,
-    NotImplementedError,
-    RuntimeError,
-    SyntaxError,
-    struct.error,
-    zlib.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-)
 _DEFLATED = 1032  # deflate makes no more bytes of one
 
 
@@ -518,12 +585,8 @@ def _read_npy(path) -> np.ndarray:
 def read_entry(directory: str, entry: dict) -> np.ndarray:
     """An array of a directory, checked against its digest if the entry has one."""
     path = os.path.join(directory, entry["file"])
-    try:
+    with reading(path):
         array = _read_npy(path)
-    except MemoryError as error:
-        raise ValueError(f"{path} cannot be read: too large for the memory") from error
-    except _DAMAGED as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
     if "sha256" in entry and sha256(array) != entry["sha256"]:
         raise ValueError(f"{path}: its bytes do not match the sha256 in meta.json")
     return array

@@ -69,8 +69,8 @@ def fitted(dataset: stream.Dataset, decoding: files_lib.Decoding) -> stream.Data
         return whole
     readers: dict = {}  # splits of one set share a reader
 
-    def told(examples):
-        if examples is None or examples.load is None:
+    def with_bits(examples):
+        if examples.load is None:
             return examples
         read = examples.load.read
         new = readers.setdefault(
@@ -78,13 +78,12 @@ def fitted(dataset: stream.Dataset, decoding: files_lib.Decoding) -> stream.Data
         )
         return examples._replace(load=examples.load._replace(read=new))
 
-    parts = {x: told(getattr(whole, x)) for x in ("train", "validation", "test")}
-    return whole._replace(**parts)
+    return stream.map_splits(whole, with_bits)
 
 
 def _look(dataset) -> list[Format]:
     """Formats of some hundred images, evenly spaced over all splits."""
-    parts = [x for x in (dataset.train, dataset.validation, dataset.test) if x]
+    parts = stream.splits_of(dataset).values()
     loads = [(x.load, len(x.label)) for x in parts if x.load is not None]
     ends = np.cumsum([count for _, count in loads])
     count = int(ends[-1]) if loads else 0

@@ -208,7 +208,8 @@ def _array_split(path, entries, resident) -> stream.Examples:
     )
     file = os.path.join(path, entries["images"]["file"])
     if resident is None:
-        resident = _size(file) < MAPPED_BYTES
+        with files.reading(file):
+            resident = storage.size(file) < MAPPED_BYTES
     if not resident and storage.in_bucket(file):
         raise ValueError(
             f"{file}: rows of a file in a bucket cannot be read one by one; copy the "
@@ -223,16 +224,7 @@ def _array_split(path, entries, resident) -> stream.Examples:
             f"{file} is {images.dtype}{list(images.shape)}, expected uint8[N, H, W, C]"
         )
     whole = examples(file, images, label, domain)
-    load = files.Loader(files.Mapped(file), np.arange(len(images)))
-    return whole._replace(images=None, load=load)
-
-
-def _size(file) -> int:
-    """Bytes of a file that meta.json names."""
-    try:
-        return storage.size(file)
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+    return files.examples(files.of_array(file), whole.label, whole.domain)
 
 
 def examples(
@@ -267,18 +259,14 @@ def examples(
         images = images[..., None]
     label = np.full(len(images), -1) if label is None else label
     domain = np.zeros(len(images), int) if domain is None else domain
-    for field, values, least in (("labels", label, -1), ("domains", domain, 0)):
-        if not np.issubdtype(values.dtype, np.integer):
-            raise ValueError(f"{where}: {field} are {values.dtype}, expected integers")
+    for field, values in (("labels", label), ("domains", domain)):
         if values.shape != images.shape[:1]:
             raise ValueError(
                 f"{where}: {field} have shape {list(values.shape)} for "
                 f"{len(images)} images"
             )
-        # Before they become int32, in which larger ones are other numbers.
-        if len(values) and not least <= values.min() <= values.max() < stream.LABELS:
-            raise ValueError(
-                f"{where}: {field} run from {values.min()} to {values.max()}, must be "
-                f"from {least} to {stream.LABELS - 1}"
-            )
-    return stream.Examples(label.astype(np.int32), domain.astype(np.int32), images)
+    return stream.Examples(
+        stream.as_numbers(where, "labels", label, -1),
+        stream.as_numbers(where, "domains", domain, 0),
+        images,
+    )

@@ -62,11 +62,9 @@ def image_folder(
         files = _relative(path, listing.images(path, left_out=left_out))
         if not files:
             raise ValueError(f"{path}: no images{_but(left_out)}")
-        inside = {part for x in files for part in os.fsdecode(x).split("/")[:-1]}
-        _check_inside(path, inside)
-        return stream.Dataset(
-            name, (), ("all",), examples([-1] * len(files), files), None, None
-        )._replace(notes=_notes(left_out))
+        _check_inside(path, {x for file in files for x in _parts(file)[:-1]})
+        data = splits.draw_test(name, (), examples([-1] * len(files), files), 0.0, 0)
+        return data._replace(notes=_notes(left_out))
     inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
     inner = "" if folders == "classes" else inner
     names, *scanned = scan(path, inner, wanted, left_out=left_out)
@@ -118,6 +116,11 @@ def _relative(path, files) -> list[bytes]:
     return [os.fsencode(file[len(start) :].lstrip("/")) for file in files]
 
 
+def _parts(file: bytes) -> list[str]:
+    """The folders of a path, and its name."""
+    return os.fsdecode(file).split("/")
+
+
 def _check_splits(path, names) -> None:
     """Refuse folders of which it is not clear whether they are splits or classes.
 
@@ -129,8 +132,8 @@ def _check_splits(path, names) -> None:
     if "train" not in beside:
         if alike:
             raise ValueError(
-                f"path = {path!r}: has folders {alike[:5]}, which look like splits; "
-                f"these must be called train, val and test, and train be there. {_YES}"
+                f"path = {path!r}: folders {alike[:5]} look like splits, which must "
+                f"be called train, val and test. {_YES}"
             )
         return
     others = [name for name in beside if name not in _SPLITS]
@@ -138,8 +141,8 @@ def _check_splits(path, names) -> None:
     odd = [x for x in others if x in alike or not (names or _is_empty(path, x))]
     if odd:
         raise ValueError(
-            f"path = {path!r}: has folders {odd[:5]} with images beside train; must be "
-            f"the splits train, val and test, or classes. {_YES}"
+            f"path = {path!r}: folders {odd[:5]} beside train must be called val or "
+            f"test. {_YES}"
         )
 
 
@@ -169,7 +172,7 @@ def _check_pairs(path, inner, names, files, beside) -> None:
     """
     if not names or storage.in_bucket(path):
         return
-    below = [os.fsdecode(x)[len(inner) :].lstrip("/").split("/") for x in files]
+    below = [_parts(x[len(inner) :].lstrip(b"/")) for x in files]
     _check_inside(path, {part for x in below for part in x[1:-1]}, splits=True)
     odd: list[str] = []
     if len(names) < _MANY:
@@ -184,8 +187,8 @@ def _check_pairs(path, inner, names, files, beside) -> None:
         odd.append(names[0])
     if odd:
         raise ValueError(
-            f"path = {path!r}: the folders {sorted({*odd})[:5]} look like masks or "
-            f"annotations of the images beside them, not like classes. {_YES}"
+            f"path = {path!r}: folders {sorted({*odd})[:5]} look like masks of the "
+            f"images beside them. {_YES}"
         )
 
 
@@ -195,8 +198,8 @@ def _check_inside(path, parts, splits=False) -> None:
     odd += [part for part in parts if splits and _is_like_split(part)]
     if odd:
         raise ValueError(
-            f"path = {path!r}: has folders {sorted(odd)[:5]} among its images, which "
-            "look like masks, small copies or splits; must be moved away. "
+            f"path = {path!r}: folders {sorted(odd)[:5]} among its images look like "
+            "masks, small copies or splits; move them away. "
             'config.data.folders="classes" reads all below a folder as its class'
         )
 
@@ -247,10 +250,7 @@ def from_files(
     files: Sequence[bytes],
 ) -> stream.Examples:
     """Examples of one domain that are read from `files`, relative to `path`."""
-    paths, label = np.array(files, bytes), np.array(label, np.int32)
-    reader = files_lib.Files(path, paths, images.decoding)
-    load = files_lib.Loader(reader, np.arange(len(files)))
-    return stream.Examples(label, np.zeros_like(label), load=load)
+    return files_lib.examples(files_lib.of_files(path, files, images.decoding), label)
 
 
 def scan(
@@ -272,8 +272,7 @@ def scan(
     folder = os.path.join(start, inner) if inner else start
     if not storage.is_folder(folder):
         raise ValueError(
-            f"path = {folder!r}: no such directory; expected train/CLASS/* and val/ or "
-            "test/, or CLASS/*, or images"
+            f"path = {folder!r}: no such directory; must hold folders or images"
         )
     names, files, label = listing.folders(folder), [], []
     apart = _apart(folder, [os.path.join(folder, name) for name in names])
@@ -285,11 +284,7 @@ def scan(
         _refuse_archive(folder)
         if count := len(listing.images(folder, apart, left_out)):
             left_out[_BESIDE] += count
-            logging.warning(
-                "path = %r: %d images beside the folders of classes are left out",
-                folder,
-                count,
-            )
+            logging.warning("path = %r: %d %s are left out", folder, count, _BESIDE)
     if wanted:
         missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
         if missing or (only and extra):
@@ -313,8 +308,8 @@ def _refuse_archive(folder) -> None:
     """Refuse what macOS leaves beside an unpacked archive, in place of its folder."""
     if any(name.lower() == "__macosx" for name in os.listdir(folder)):
         raise ValueError(
-            f"path = {folder!r}: holds __MACOSX beside the folders of classes, which "
-            "an archive of macOS leaves there; remove it, or give the set's own folder"
+            f"path = {folder!r}: holds __MACOSX, which an archive of macOS leaves; "
+            "remove it, or give the set's own folder"
         )
 
 
@@ -325,12 +320,8 @@ def _apart(folder, classes) -> set[tuple[int, int]]:
     text can hold.
     """
     for path in classes:
-        try:
-            path.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"{os.fsencode(path)!r}: the name of a class must be UTF-8"
-            ) from error
+        if path != path.encode(errors="replace").decode():
+            raise ValueError(f"{os.fsencode(path)!r}: a class's name must be UTF-8")
     if storage.in_bucket(folder):
         return set()
     known = {}

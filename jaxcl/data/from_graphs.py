@@ -64,7 +64,7 @@ def npz(
         (one-hot), "ldp" (see `degree_profile`). None: attributes and labels if the
         file has them, but no labels if all nodes have the same; "ldp" if neither.
       std: see `degree_profile`.
-      normalise: divide each node's features x by max(sum x, 1).
+      normalise: divide each node's features x by max(sum x, 1); none is negative.
 
     Raises:
       ValueError: the file breaks these promises or lacks what `features` names.
@@ -213,14 +213,10 @@ def _tu_name(path) -> str:
 
 def _table(file, kind, *, columns=None, rows=None) -> np.ndarray:
     """Numbers separated by commas, one row a line, [lines, columns]."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # an empty file
-            table = np.loadtxt(
-                storage.ordinary(file), kind, delimiter=",", ndmin=2, comments=None
-            )
-    except (OSError, ValueError, OverflowError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+    with files.reading(file), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an empty file
+        path = storage.ordinary(file)
+        table = np.loadtxt(path, kind, delimiter=",", ndmin=2, comments=None)
     if table.size == 0:
         table = table.reshape(0, columns or 1)
     if columns is not None and table.shape[1] != columns:
@@ -292,6 +288,13 @@ def _features(where, arrays, names, std, normalise) -> np.ndarray:
     if not np.abs(features).max() <= np.finfo(np.float32).max / features.shape[1]:
         raise ValueError(f"{where}: node attributes that are too large")
     if normalise:
+        below = features.min(axis=1)
+        if below.min() < 0:
+            raise ValueError(
+                f"config.data.normalise=True: {(below < 0).sum()} nodes of {where} "
+                f"have negative attributes, down to {below.min():g}, which no sum "
+                "scales; must be False, or config.data.features without 'attributes'"
+            )
         features /= np.maximum(features.sum(axis=1, keepdims=True), 1.0)
     return features.astype(np.float32)
 

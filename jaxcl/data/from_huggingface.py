@@ -14,7 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,81 +33,17 @@ def _arrow():
     return pyarrow
 
 
-class Rows(NamedTuple):
-    """Images in rows of files: row -> u8[h,w,C]."""
-
-    files: tuple[str, ...]
-    starts: np.ndarray  # i64[files], rows of the split before each file
-    rows: np.ndarray  # i64[N], row of the split
-    key: str
-    decoding: files_lib.Decoding
-
-    def __call__(self, row: int) -> np.ndarray:
-        """Read one row and decode its image."""
-        name, value = self.name(row), self._value(row)
-        if isinstance(value, list):
-            return _pixels(value, name, self.decoding)
-        return self.decoding(value, name)
-
-    def raw(self, row: int) -> bytes:
-        """The encoded image of a row, or its pixels."""
-        value = self._value(row)
-        return self(row).tobytes() if isinstance(value, list) else value
-
-    def _place(self, row) -> tuple[str, int]:
-        """File of a row, and the row there."""
-        file = int(np.searchsorted(self.starts, self.rows[row], "right")) - 1
-        return self.files[file], int(self.rows[row] - self.starts[file])
-
-    def _value(self, row) -> bytes | list:
-        """Encoded bytes, or nested lists of numbers."""
-        file, place = self._place(row)
-        value = column(file, self.key)[place]
-        if isinstance(value, _arrow().ExtensionScalar):  # Array3D and its like
-            value = value.value
-        value = None if value is None else value.as_py()
-        if isinstance(value, dict):
-            value = value["bytes"]
-        if value is None:
-            raise files_lib.Unreadable(f"{self.name(row)}: holds no image")
-        return value
-
-    def name(self, row: int) -> str:
-        """File and row."""
-        file, place = self._place(row)
-        return f"{file} (row {place})"
-
-    def holders(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
-        """The files; which of them holds each row, and at which place."""
-        which = np.searchsorted(self.starts, self.rows, "right") - 1
-        return self.files, which, self.rows - self.starts[which]
-
-
-def _pixels(lists, name, decoding) -> np.ndarray:
-    """u8[h,w,C] from nested lists of numbers; grey images may lack the channel."""
-    channels, max_pixels = decoding.channels, decoding.max_pixels
-    try:
-        array = np.array(lists)
-    except ValueError as error:
-        raise files_lib.Unreadable(f"{name}: its lists differ in length") from error
-    array = array[..., None] if array.ndim == 2 else array
-    shape, wrong = list(array.shape), ""
-    if len(shape) != 3 or shape[2] not in (1, 3):
-        wrong = f"pixels are {shape}, must be [h, w], [h, w, 1] or [h, w, 3]"
-    elif not 0 < shape[0] * shape[1] <= max_pixels:
-        wrong = (
-            f"is {shape[0]} x {shape[1]} pixels: allowed are "
-            f"config.data.max_pixels={max_pixels}"
-        )
-    elif array.dtype.kind not in "iu":
-        wrong = f"pixels are {array.dtype}, must be whole numbers"
-    elif array.min() < 0 or array.max() > 255:
-        wrong = f"pixels are from {array.min()} to {array.max()}, must be 0 to 255"
-    elif shape[2] > channels:
-        wrong = f"3 channels, but config.data.channels={channels}"
-    if wrong:
-        raise files_lib.Unreadable(f"{name}: {wrong}")
-    return array.repeat(channels // shape[2], axis=2).astype(np.uint8)
+def _fetch(key: str, file: str, row: int) -> bytes | list:
+    """The encoded bytes of an image in a column, or nested lists of numbers."""
+    value = column(file, key)[row]
+    if isinstance(value, _arrow().ExtensionScalar):  # Array3D and its like
+        value = value.value
+    value = None if value is None else value.as_py()
+    if isinstance(value, dict):
+        value = value["bytes"]
+    if value is None:
+        raise files_lib.Unreadable("holds no image")
+    return value
 
 
 _COLUMN = threading.Lock()  # or threads that want a column would each read it
@@ -139,12 +75,11 @@ def _column(file, key):
 @contextlib.contextmanager
 def _reading(file):
     """Give the path of an ordinary file; what pyarrow raises is a ValueError."""
-    try:
-        yield storage.ordinary(file)
-    except (OSError, ValueError, KeyError, _arrow().ArrowException) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
-    except MemoryError as error:
-        raise ValueError(f"{file} cannot be read: too large for the memory") from error
+    with files_lib.reading(file):
+        try:
+            yield storage.ordinary(file)
+        except _arrow().ArrowException as error:
+            raise ValueError(str(error)) from error
 
 
 def _header(file) -> tuple[Any, int]:
@@ -210,11 +145,19 @@ def huggingface(
         if classes is not None:
             label = np.where(label < 0, -1, files_lib.kept(wanted, names)[label])
             rows = np.flatnonzero(label >= 0)
-        label = label[rows].astype(np.int32)
-        starts = np.cumsum([0, *map(len, labels[split][:-1])])
-        reader = Rows((*chosen[split],), starts, rows, image_key, images.decoding)
-        load = files_lib.Loader(reader, np.arange(len(label)))
-        parts[split] = stream.Examples(label, np.zeros_like(label), load=load)
+        sizes = [len(x) for x in labels[split]]
+        which = np.repeat(np.arange(len(sizes)), sizes)
+        place = np.concatenate([np.arange(size) for size in sizes])
+        reader = files_lib.Reader(
+            (*chosen[split],),
+            which[rows],
+            place[rows],
+            functools.partial(_fetch, image_key),
+            images.decoding,
+            unit="row",
+            key=image_key,
+        )
+        parts[split] = files_lib.examples(reader, label[rows])
     name, share = os.path.basename(os.path.abspath(path)), 0.0 if test_split else test
     data = splits.draw_test(name, wanted, parts.pop("train"), share, test_seed)
     return data._replace(**parts)
@@ -232,11 +175,9 @@ def is_one(path: str) -> bool:
         return True
     for _, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if name[0] != ".")
-        names = [name for name in names if name[0] != "."]
-        if any(name.endswith(PARQUET) for name in names):
-            return True
-        if any(os.path.splitext(x)[1].lower() in listing.endings() for x in names):
-            return False
+        ends = {os.path.splitext(name)[1].lower() for name in names if name[0] != "."}
+        if PARQUET in ends or ends & listing.endings():
+            return PARQUET in ends
     return False
 
 
@@ -284,18 +225,14 @@ def columns(
       ValueError: there are several of either kind.
     """
     usual = [name for name in _PICTURES if name in (shown or names)]
-    if len(shown) > 1 and not usual:
-        raise ValueError(
-            f"{where}: several columns hold images, {[*shown]}; config.data.image_key "
-            "must name one"
-        )
-    if len(named) > 1 and "label" not in names:
-        raise ValueError(
-            f"{where}: several columns name classes, {[*named]}; config.data.label_key "
-            "must name one"
-        )
-    label = "label" if "label" in names else next(iter(named), None)
-    return (usual or [*shown, "image"])[0], label
+    labels = ["label"] if "label" in names else [*named]
+    for option, found in (("image_key", usual[:1] or shown), ("label_key", labels)):
+        if len(found) > 1:
+            raise ValueError(
+                f"{where}: config.data.{option} must name one of several columns, "
+                f"{[*found]}"
+            )
+    return (usual or [*shown, "image"])[0], next(iter(labels), None)
 
 
 def _is_picture(kind) -> bool:
@@ -312,10 +249,7 @@ def split_files(path: str) -> dict[str, list[str]]:
     for Parquet files of one split in several folders.
     """
     if storage.in_bucket(path) or not os.path.isdir(path):
-        raise ValueError(
-            f"path = {path!r}: must be a folder on a disk, as `save_to_disk` of "
-            "Hugging Face datasets writes it, or with Parquet files"
-        )
+        raise ValueError(f"path = {path!r}: must be a folder on a disk")
     listed = os.path.join(path, SPLITS)
     if os.path.exists(listed):
         names = storage.read_object(listed).get("splits")
@@ -331,16 +265,16 @@ def split_files(path: str) -> dict[str, list[str]]:
         found.setdefault(split, []).append(file)
     if not found:
         raise ValueError(
-            f"path = {path!r}: holds neither {STATE} nor {SPLITS}, nor Parquet files"
+            f"path = {path!r}: must hold Parquet files, or what `save_to_disk` of "
+            f"Hugging Face datasets writes ({STATE} or {SPLITS})"
         )
     for split, files in found.items():
         # Of several sets, or of train/ and test/ where their files are called alike.
         folders = sorted({os.path.relpath(os.path.dirname(x), path) for x in files})
         if len(folders) > 1:
             raise ValueError(
-                f"path = {path!r}: files of the split {split!r} are in several "
-                f"folders, {folders[:5]}; must be the folder of one set, with files "
-                "called SPLIT-*.parquet or folders SPLIT of files 0000.parquet"
+                f"path = {path!r}: the split {split!r} is in several folders, "
+                f"{folders[:5]}; must be one set, of files SPLIT-*.parquet"
             )
         _check_complete(path, split, files)
     return found
@@ -354,9 +288,8 @@ def _check_complete(path, split, files) -> None:
         lost = sorted({*range(count)} - {n for n, of in there if of == count})
         if lost or len(there) != count or len(files) != count:
             raise ValueError(
-                f"path = {path!r}: split {split!r} has {len(files)} files, some "
-                f"of them called -of-{count:05}; parts missing: {lost[:5] or 'none'}; "
-                "must be all parts of one set"
+                f"path = {path!r}: split {split!r} must be all parts of one set: it "
+                f"has {len(files)} files of {count}; missing: {lost[:5] or 'none'}"
             )
 
 
@@ -373,9 +306,8 @@ def _saved(folder) -> tuple[str, list[str]]:
     _check_complete(folder, str(state.get("_split") or "train"), names)
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise ValueError(
-            f"{file}: _indices_data_files says that some rows were filtered out, as "
-            "versions 1 of `datasets` saved it; load the set there, call "
-            "flatten_indices() and save it again"
+            f"{file}: _indices_data_files says that rows were filtered out; load the "
+            "set with `datasets`, call flatten_indices() and save it again"
         )
     return str(state.get("_split") or "train"), [os.path.join(folder, x) for x in names]
 
@@ -389,8 +321,8 @@ def _check(file, image_key, label_key) -> np.ndarray:
     kind = header.field(image_key).type
     if not _holds_images(kind):
         raise ValueError(
-            f"image_key = {image_key!r}: {file} has {kind} there, must be encoded "
-            "images or lists of whole numbers"
+            f"image_key = {image_key!r}: {file} has {kind}, must be encoded images or "
+            "lists of whole numbers"
         )
     return np.full(rows, -1) if label_key is None else _labels(file, label_key)
 
@@ -409,14 +341,11 @@ def _holds_images(kind) -> bool:
 
 
 def _is_bytes(kind) -> bool:
-    types = _arrow().types
-    return types.is_binary(kind) or types.is_large_binary(kind)
+    return kind in (_arrow().binary(), _arrow().large_binary())
 
 
 def _is_list(kind) -> bool:
-    types = _arrow().types
-    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    return any(test(kind) for test in tests)
+    return hasattr(kind, "value_type") and not _arrow().types.is_dictionary(kind)
 
 
 def _labels(file, key) -> np.ndarray:
@@ -430,17 +359,10 @@ def _labels(file, key) -> np.ndarray:
         return np.array(found.to_pylist(), str)
     if not (types.is_integer(found.type) or types.is_boolean(found.type)):
         raise ValueError(
-            f"label_key = {key!r}: {file} has {found.type} there, must be whole "
-            "numbers or text"
+            f"label_key = {key!r}: {file} has {found.type}, must be numbers or text"
         )
     label = found.cast(_arrow().int64()).fill_null(-1).to_numpy()
-    # Before they become int32, in which larger ones are other numbers.
-    if len(label) and not -1 <= label.min() <= label.max() < stream.LABELS:
-        raise ValueError(
-            f"{file}: labels run from {label.min()} to {label.max()}, must be from -1 "
-            f"to {stream.LABELS - 1}"
-        )
-    return label
+    return stream.as_numbers(file, "labels", label, -1)
 
 
 def _class_names(file, key) -> tuple[str, ...] | None:
@@ -488,8 +410,8 @@ def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray
         kinds.setdefault(label.dtype.kind, file)
     if len(kinds) > 1:
         raise ValueError(
-            f"label_key = {key!r}: labels are text in {kinds['U']}, but numbers in "
-            f"{kinds['i']}; must be of one kind"
+            f"label_key = {key!r}: labels must be of one kind; they are text in "
+            f"{kinds['U']}, but numbers in {kinds['i']}"
         )
     whole = {split: np.concatenate(parts) for split, parts in labels.items()}
     if "U" in kinds:
@@ -497,8 +419,8 @@ def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray
         names = tuple(sorted(found, key=listing.natural))
         number = {name: i for i, name in enumerate(names)}
         return names, {
-            x: np.array([number[name] for name in label.tolist()], int)
-            for x, label in whole.items()
+            split: np.array([number[name] for name in label.tolist()], int)
+            for split, label in whole.items()
         }
     names = None if key is None else _common_names(files, key)
     most = max(label.max(initial=-1) for label in whole.values())

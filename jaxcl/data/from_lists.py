@@ -75,24 +75,19 @@ def _examples(path, option, where, limit, images) -> stream.Examples:
     files, label, domain = _joined(where, option, limit)
     if images.on_corrupt != "skip":
         _check_there(option, path, files.tolist())
-    reader = files_lib.Files(path, files, images.decoding)
-    load = files_lib.Loader(reader, np.arange(len(files)))
-    return stream.Examples(label, domain, load=load)
+    reader = files_lib.of_files(path, files, images.decoding)
+    return files_lib.examples(reader, label, domain)
 
 
 def _list_files(option, pattern, domains, folder) -> list[str]:
     """Paths of the lists of one split, one of each domain."""
-    if domains is None:
-        if "{domain}" in pattern:
-            raise ValueError(
-                f"{option} = {pattern!r}: domains is not given; give their names, or "
-                "the name of one list"
-            )
-        return [os.path.join(folder, pattern)]
-    if len(domains) > 1 and "{domain}" not in pattern:
+    named = "{domain}" in pattern
+    if named and domains is None:
+        raise ValueError(f"{option} = {pattern!r}: give domains, or one list's name")
+    domains = domains or [""]
+    if len(domains) > 1 and not named:
         raise ValueError(
-            f"{option} = {pattern!r}: must hold {{domain}}, for there are "
-            f"{len(domains)} domains"
+            f"{option} = {pattern!r}: must hold {{domain}}, of which {len(domains)} are"
         )
     return [os.path.join(folder, pattern.replace("{domain}", x)) for x in domains]
 
@@ -108,11 +103,9 @@ def _joined(where, option, limit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
     """Paths and labels of one list; bytes, since a set has 10^6 of them."""
-    try:
+    with files_lib.reading(f"{option}: {file}"):
         data = storage.read(file)
         data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{option}: {file} cannot be read: {error}") from error
     files, label = [], []
     for number, line in enumerate(data.removeprefix(MARK).splitlines(), 1):
         parts = line.rsplit(None, 1)
@@ -122,14 +115,14 @@ def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
         known = len(parts) > 1 and parts[1].isdigit() and len(parts[1]) < 1000
         if not known or int(parts[1]) >= limit:
             raise ValueError(
-                f"{file}, line {number}: {line.decode()[:200]!r} is not a path and a "
-                f"label, a whole number from 0 to {limit - 1}"
+                f"{file}, line {number}: {line.decode()[:200]!r} must be a path and a "
+                f"label from 0 to {limit - 1}"
             )
         name = parts[0].lstrip()
         if os.path.isabs(name) or os.path.normpath(name).split(b"/")[0] == b"..":
             raise ValueError(
-                f"{file}, line {number}: {name.decode()[:200]!r} is outside the folder "
-                "of the images; must be relative to it"
+                f"{file}, line {number}: {name.decode()[:200]!r} must be relative to "
+                "the folder of the images, and inside it"
             )
         files.append(name)
         label.append(int(parts[1]))
@@ -173,7 +166,7 @@ def _folder_names(parts: dict[str, stream.Examples]) -> tuple[str, ...]:
     Every name is the label where two classes share a folder.
     """
     train, folders = parts["train"], {}
-    files, labels = train.load.read.paths.tolist(), train.label.tolist()
+    files, labels = train.load.read.files.tolist(), train.label.tolist()
     for file, label in zip(files, labels, strict=True):
         folder = file.rsplit(b"/", 2)[-2] if b"/" in file else b""
         if folders.setdefault(label, folder) != folder:

@@ -36,49 +36,25 @@ class Table(NamedTuple):
 
     file: np.ndarray  # i32[N], number of the record's file
     place: np.ndarray  # i64[N], its byte (tfrecord) or number (array_record) there
-    length: np.ndarray  # i64[N], bytes; 0 for array_record
     label: np.ndarray  # i32[N], -1 where there is none
     domain: np.ndarray  # i32[N]
 
 
-class Records(NamedTuple):
-    """Encoded images in records: row -> u8[h,w,C]."""
+def _fetch(features: Any, key: str, file: str, place: int) -> bytes:
+    """The encoded image of a record."""
+    if ".tfrecord" in os.path.basename(file):
+        with epath.Path(file).open("rb") as opened:
+            opened.seek(place)
+            raw = _next_record(opened, storage.size(file) - place)
+    else:
+        raw = _reader(file).read([place])[0]
+    skip = {key: _library().decode.SkipDecoding()}
+    return _parse(features, raw, decoders=skip)[key]
 
-    files: tuple[str, ...]
-    table: Table
-    features: Any  # FeaturesDict of the image alone
-    key: str
-    decoding: files_lib.Decoding
 
-    def __call__(self, row: int) -> np.ndarray:
-        """Read one record and decode its image."""
-        return self.decoding(self.raw(row), self.name(row))
-
-    def raw(self, row: int) -> bytes:
-        """The encoded image of a record."""
-        name, place = self.name(row), int(self.table.place[row])
-        file, length = self.files[self.table.file[row]], int(self.table.length[row])
-        try:
-            if length:
-                with epath.Path(file).open("rb") as opened:
-                    opened.seek(place)
-                    raw = opened.read(length)
-            else:
-                raw = _reader(file).read([place])[0]
-        except (OSError, RuntimeError, IndexError, ValueError) as error:
-            raise files_lib.Unreadable(f"{name} cannot be read: {error}") from error
-        skip = {self.key: _library().decode.SkipDecoding()}
-        return _parse(self.features, raw, name, decoders=skip)[self.key]
-
-    def name(self, row: int) -> str:
-        """File and position of a record."""
-        unit = "byte" if self.table.length[row] else "record"
-        file = self.files[self.table.file[row]]
-        return f"{file} ({unit} {self.table.place[row]})"
-
-    def holders(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
-        """The files; which of them holds each record, and at which place."""
-        return self.files, self.table.file, self.table.place
+def _features(info, *keys):
+    """The features of these names alone, which parses no others."""
+    return _library().features.FeaturesDict({key: info.features[key] for key in keys})
 
 
 @functools.lru_cache(maxsize=64)
@@ -87,12 +63,12 @@ def _reader(file: str):
     return array_record_module.ArrayRecordReader(file, "readahead_buffer_size:0")
 
 
-def _parse(features, raw: bytes, name: str, **options) -> dict:
-    """The features of a record; `name` says which one in messages."""
+def _parse(features, raw: bytes | None, **options) -> dict:
+    """The features of a record."""
     try:
         return features.deserialize_example_np(raw, **options)
     except (message.DecodeError, KeyError, ValueError, TypeError) as error:
-        raise files_lib.Unreadable(f"{name} is no such example: {error!r}") from error
+        raise files_lib.Unreadable(f"is no such example: {error!r}") from error
 
 
 @schema.checked("config.data")
@@ -165,15 +141,19 @@ def _examples(split, *, infos, keys, keep, index, images) -> stream.Examples | N
         most = table.label.max(initial=-1)
         if most >= len(keep):
             raise ValueError(f"split {split!r}: label {most}, of {len(keep)} classes")
-        label = np.where(table.label < 0, -1, keep[table.label])
-        table = table._replace(label=label)
-        table = Table(*(column[label >= 0] for column in table))
-    features = _library().features.FeaturesDict(
-        {image_key: infos[0].features[image_key]}
+        table = table._replace(label=np.where(table.label < 0, -1, keep[table.label]))
+        table = Table(*(column[table.label >= 0] for column in table))
+    features = _features(infos[0], image_key)
+    reader = files_lib.Reader(
+        files,
+        table.file,
+        table.place,
+        functools.partial(_fetch, features, image_key),
+        images.decoding,
+        unit="place",
+        key=image_key,
     )
-    reader = Records(files, table, features, image_key, images.decoding)
-    load = files_lib.Loader(reader, np.arange(len(table.label)))
-    return stream.Examples(table.label, table.domain, load=load)
+    return files_lib.examples(reader, table.label, table.domain)
 
 
 def _open(path, image_key, label_key, domain_key, domain_names):
@@ -196,25 +176,19 @@ def _open(path, image_key, label_key, domain_key, domain_names):
 
 def _info(path):
     """Metadata of one directory."""
-    if not (epath.Path(path) / "dataset_info.json").exists():
-        raise ValueError(
-            f"path = {str(path)!r}: expected a prepared TFDS directory with "
-            "dataset_info.json, features.json and record files"
-        )
+    where = f"path = {str(path)!r}"
     try:
         for name in ("dataset_info.json", "features.json"):
             storage.read_json(epath.Path(path) / name)
         info = _library().builder_from_directory(path).info
     except Exception as error:  # of damaged files the library raises anything
         raise ValueError(
-            f"path = {str(path)!r}: dataset_info.json or features.json is damaged: "
-            f"{type(error).__name__}: {error}"
+            f"{where}: must be a prepared TFDS directory, with dataset_info.json, "
+            f"features.json and record files: {type(error).__name__}: {error}"
         ) from error
     kind = info.file_format.value if info.file_format else None
     if kind not in FORMATS:
-        raise ValueError(
-            f"path = {str(path)!r}: its files are {kind}, readable are {FORMATS}"
-        )
+        raise ValueError(f"{where}: its files are {kind}, readable are {FORMATS}")
     return info
 
 
@@ -238,10 +212,10 @@ def _names(infos, key, option) -> tuple[str, ...]:
     if key is None:
         return ()
     feature = _feature(infos, key, _library().features.ClassLabel, option)
-    if not 0 < (feature.num_classes or 0) <= stream.LABELS:
+    count = feature.num_classes or 0
+    if not 0 < count <= stream.LABELS:
         raise ValueError(
-            f"{option} = {key!r}: {feature.num_classes} classes, must be from 1 to "
-            f"{stream.LABELS}"
+            f"{option} = {key!r}: {count} classes, of 1 to {stream.LABELS}"
         )
     names = tuple(feature.names)
     if any(tuple(info.features[key].names) != names for info in infos):
@@ -267,16 +241,15 @@ def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
     files = tuple(str(part.filename) for _, _, part in shards)
     # A set may be prepared again in the same directory, with other labels alone.
     prepared = [os.path.join(info.data_dir, "dataset_info.json") for info in infos]
-    found = identity.sizes_and_times([*prepared, *files]).tolist()
-    lost = [
-        x for x, (size, _) in zip(files, found[len(infos) :], strict=True) if size < 0
-    ]
-    if lost:
+    found = identity.sizes_and_times([*prepared, *files])
+    if lost := [files[i] for i in np.flatnonzero(found[len(infos) :, 0] < 0)]:
         raise ValueError(
             f"split {split!r}: lacks {len(lost)} of its {len(files)} files: {lost[:3]}"
         )
     ranges = [f"{x.filename}:{x.skip}:{x.take}" for _, _, x in shards]
-    stamp = np.array([str(label_key), str(domain_key), *map(str, found), *ranges])
+    stamp = np.array(
+        [str(label_key), str(domain_key), *map(str, found.tolist()), *ranges]
+    )
     known = {} if index is None else _known(index)
     if f"{split}/stamp" in known and np.array_equal(known[f"{split}/stamp"], stamp):
         columns = [known.get(f"{split}/{field}", stamp) for field in Table._fields]
@@ -308,64 +281,53 @@ def _known(index) -> dict[str, np.ndarray]:
 def _scan(info, number, domain, part, label_key, domain_key) -> Table:
     """Places and labels of the records of one file."""
     keys = [key for key in (label_key, domain_key) if key is not None]
-    features = _library().features.FeaturesDict(
-        {key: info.features[key] for key in keys}
-    )
+    features = _features(info, *keys)
     name, stop = str(part.filename), part.skip + part.take
+    walk = _walk_tfrecord if ".tfrecord" in os.path.basename(name) else _walk_array
     rows = []
-    walk = _walk_tfrecord if info.file_format.value == "tfrecord" else _walk_array
-    for place, length, raw in walk(name, part.skip, stop):
-        example = _parse(features, raw, f"{name} ({place})") if keys else {}
-        label = -1 if label_key is None else example[label_key]
-        where = domain if domain_key is None else example[domain_key]
-        rows.append((number, place, length, label, where))
+    with files_lib.reading(name):
+        for place, raw in walk(name, part.skip, stop):
+            example = _parse(features, raw) if keys else {}
+            label = -1 if label_key is None else example[label_key]
+            where = domain if domain_key is None else example[domain_key]
+            rows.append((number, place, label, where))
     if len(rows) != part.take:
         raise ValueError(
             f"{name}: {part.skip + len(rows)} records, dataset_info.json says {stop}"
         )
-    table = np.array(rows, np.int64).reshape(-1, 5).T
-    # Before they become int32, in which larger ones are other numbers.
-    for what, values, least in (("label", table[3], -1), ("domain", table[4], 0)):
-        if len(values) and not least <= values.min() <= values.max() < stream.LABELS:
-            raise ValueError(
-                f"{name}: a {what} of {values.min()} or {values.max()}, must be from "
-                f"{least} to {stream.LABELS - 1}"
-            )
-    kinds = (np.int32, np.int64, np.int64, np.int32, np.int32)
-    return Table(*(x.astype(kind) for x, kind in zip(table, kinds, strict=True)))
+    table = np.array(rows, np.int64).reshape(-1, 4).T
+    label = stream.as_numbers(name, "labels", table[2], -1)
+    numbers = stream.as_numbers(name, "domains", table[3], 0)
+    return Table(table[0].astype(np.int32), table[1], label, numbers)
 
 
 def _walk_tfrecord(name, skip, stop):
-    """Yield (place, length, bytes) of records `skip` to `stop`, fewer if damaged."""
-    try:
-        size = storage.size(storage.ordinary(name))
-        with epath.Path(name).open("rb") as file:
-            place = 0
-            for record in range(stop):
-                header = file.read(12)
-                if len(header) < 12:
-                    return
-                (length,) = struct.unpack("<Q", header[:8])
-                if length > size - place:  # memory for it would be taken first
-                    return
-                raw = file.read(length + 4)
-                if len(raw) < length + 4:
-                    return
-                if record >= skip:
-                    yield place + 12, length, raw[:length]
-                place += length + 16
-    except (OSError, OverflowError, MemoryError) as error:
-        raise ValueError(f"{name} cannot be read: {error}") from error
+    """Yield (place, bytes) of records `skip` to `stop`, fewer if damaged."""
+    size = storage.size(storage.ordinary(name))
+    with epath.Path(name).open("rb") as file:
+        for record in range(stop):
+            place = file.tell()
+            if (raw := _next_record(file, size - place)) is None:
+                return
+            if record >= skip:
+                yield place, raw
+
+
+def _next_record(file, left) -> bytes | None:
+    """The next record of a tfrecord file, of which `left` bytes are left."""
+    header = file.read(12)
+    if len(header) < 12:
+        return None
+    (length,) = struct.unpack("<Q", header[:8])
+    if length + 16 > left:  # memory for it would be taken first
+        return None
+    return file.read(length + 4)[:length]
 
 
 def _walk_array(name, skip, stop):
-    """The same for array_record, whose lengths are given as 0."""
-    try:
-        reader = array_record_module.ArrayRecordReader(str(storage.ordinary(name)))
-        for start in range(skip, min(stop, reader.num_records()), CHUNK):
-            end = min(start + CHUNK, stop, reader.num_records())
-            for place, raw in enumerate(reader.read(start, end), start):
-                yield place, 0, raw
-        reader.close()
-    except (OSError, RuntimeError, IndexError) as error:
-        raise ValueError(f"{name} cannot be read: {error}") from error
+    """The same for array_record, whose places are numbers of records."""
+    reader = array_record_module.ArrayRecordReader(str(storage.ordinary(name)))
+    for start in range(skip, min(stop, reader.num_records()), CHUNK):
+        end = min(start + CHUNK, stop, reader.num_records())
+        yield from enumerate(reader.read(start, end), start)
+    reader.close()

@@ -18,7 +18,6 @@ from jaxcl.data import listing, storage, stream
 
 FILE = "data.npz"  # in a run directory
 ROWS = 20_000  # of so many files all bytes are read, in some two seconds
-_SPLITS = ("train", "validation", "test")
 
 
 class Identity(NamedTuple):
@@ -26,7 +25,7 @@ class Identity(NamedTuple):
 
     names: np.ndarray  # S[N], where each row is read from
     marks: np.ndarray  # u64[N], digests; 0: the row could not be read
-    split: np.ndarray  # u8[N], number in `_SPLITS`
+    split: np.ndarray  # u8[N], number in `stream.SPLITS`
     label: np.ndarray  # i32[N]
     domain: np.ndarray  # i32[N]
     class_names: np.ndarray  # S[C]
@@ -43,11 +42,11 @@ class Identity(NamedTuple):
 
     def splits(self) -> list[str]:
         """Splits that have rows, train first."""
-        return [_SPLITS[number] for number in np.unique(self.split).tolist()]
+        return [stream.SPLITS[number] for number in np.unique(self.split).tolist()]
 
     def rows(self, split: str) -> np.ndarray:
         """Rows of a split."""
-        return np.flatnonzero(self.split == _SPLITS.index(split))
+        return np.flatnonzero(self.split == stream.SPLITS.index(split))
 
 
 class Changed(ValueError):
@@ -62,14 +61,14 @@ def of(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
       by_bytes: whether all bytes are read, also those of many files; None: of up to
         `ROWS` files. Pixels in memory are always read.
     """
-    parts = {name: x for name in _SPLITS if (x := getattr(dataset, name)) is not None}
+    parts = stream.splits_of(dataset)
     if by_bytes is None:
         read = [x for x in parts.values() if _load(x) is not None]
         by_bytes = sum(len(x.label) for x in read) <= ROWS
     known = [_part(name, examples, by_bytes) for name, examples in parts.items()]
     names, marks = (np.concatenate(x) for x in zip(*known, strict=True))
     sizes = [len(x) for x, _ in known]
-    numbers = np.array([_SPLITS.index(name) for name in parts], np.uint8)
+    numbers = np.array([stream.SPLITS.index(name) for name in parts], np.uint8)
     graphs = any(x.graphs is not None for x in parts.values())
     label, domain = (
         np.zeros(len(names), np.int32)
@@ -101,7 +100,7 @@ def _part(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
         names = [f"row {row} of {split}".encode() for row in rows]
     if load is None:
         found: Iterable = (_mark(np.ascontiguousarray(x)) for x in examples.images)
-    elif by_bytes or not hasattr(getattr(load, "read", None), "holders"):
+    elif by_bytes or not hasattr(load, "holders"):
         # In threads, since on a network drive every file is a wait.
         with concurrent.futures.ThreadPoolExecutor() as pool:
             found = list(pool.map(lambda row: _read_mark(load, row), rows))
@@ -135,8 +134,7 @@ def stamp(reader: Any) -> tuple[int, str]:
     """
     files, which, place = reader.holders()
     paths = [x if storage.in_bucket(x) else os.path.abspath(x) for x in files]
-    key = getattr(reader, "key", "")
-    digest = hashlib.sha256(os.fsencode("\0".join([key, *paths])))
+    digest = hashlib.sha256(os.fsencode("\0".join([reader.key, *paths])))
     for array in (sizes_and_times(files), which, place):
         digest.update(array.astype("<i8").tobytes())
     return len(which), digest.hexdigest()

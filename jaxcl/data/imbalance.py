@@ -12,6 +12,8 @@ import numpy as np
 from jaxcl import schema
 from jaxcl.data import stream
 
+_Share = Annotated[float, schema.Range(above=0, below=1)]
+
 
 class Dominated(NamedTuple):
     """Draws an epoch in which one class dominates; see `dominated`."""
@@ -52,7 +54,7 @@ def dominated(
     tasks: Sequence[stream.Task],
     names: Sequence[str],
     *,
-    rho_max: Annotated[float, schema.Range(above=0, below=1)],
+    rho_max: _Share | Sequence[_Share],
     dominant: schema.Natural | str | Sequence[schema.Natural | str] | None = None,
     epoch_steps: schema.Count | None = None,
 ) -> list[stream.Task]:
@@ -66,7 +68,7 @@ def dominated(
       tasks: all their train rows need labels.
       names: of the classes.
       rho_max: probability of the dominant class, from 1 / C of each task (even classes)
-        to below 1.
+        to below 1; or one for each task, so that a stream may begin evenly.
       dominant: a class that every task has, or one for each task, by number or name;
         None: the first class of each task, in the task's own order.
       epoch_steps: steps of an epoch; None: as many as one pass over the rows has.
@@ -83,16 +85,18 @@ def dominated(
     does not say which class dominates.
     """
     uneven = []
-    for task, number in zip(tasks, _dominants(tasks, names, dominant), strict=True):
+    shares = _of_tasks(rho_max, tasks, "rho_max", "probability")
+    numbers = _dominants(tasks, names, dominant)
+    for task, number, share in zip(tasks, numbers, shares, strict=True):
         where, count = f"task {task.index} ({task.name})", len(task.classes)
         if count < 2:
             raise ValueError(f"imbalance: {where} needs 2 classes, it has {count}")
-        if rho_max * count < 1 - 1e-6:  # a config may say 0.333333 for 1 / 3
+        if share * count < 1 - 1e-6:  # a config may say 0.333333 for 1 / 3
             raise ValueError(
                 f"imbalance.rho_max={rho_max!r}: {where} has {count} classes, of which "
                 f"{names[number]!r} would be the rarest; must be at least 1 / {count}"
             )
-        order = Dominated(task.train.examples.label, number, rho_max, epoch_steps)
+        order = Dominated(task.train.examples.label, number, share, epoch_steps)
         uneven.append(task._replace(train=task.train._replace(order=order)))
     return uneven
 
@@ -101,24 +105,28 @@ def _dominants(tasks, names, dominant) -> list[int]:
     """Number of the dominant class of every task."""
     if dominant is None:
         return [int(task.classes[0]) if len(task.classes) else -1 for task in tasks]
-    alone = isinstance(dominant, str | int | np.integer)
-    classes = [dominant] * len(tasks) if alone else list(dominant)
-    if len(classes) != len(tasks):
-        raise ValueError(
-            f"imbalance.dominant={dominant!r}: must be one class, or one for each of "
-            f"the {len(tasks)} tasks"
-        )
+    classes = _of_tasks(dominant, tasks, "dominant", "class")
     numbers = [stream.numbers([x], names, "imbalance.dominant")[0] for x in classes]
     for task, number in zip(tasks, numbers, strict=True):
         if number not in task.classes:
-            has = [names[c] for c in task.classes[:10]]
-            more = "..." if len(task.classes) > 10 else ""
             raise ValueError(
                 f"imbalance.dominant={dominant!r}: task {task.index} ({task.name}) has "
-                f"no {names[number]!r}, but {has}{more}; name a class of each task, or "
-                "None: the first of each"
+                f"no {names[number]!r}; "
+                f"must be of {[names[c] for c in task.classes[:10]]}, or None"
             )
     return numbers
+
+
+def _of_tasks(value, tasks, field, kind) -> list:
+    """One value for each task, from one for all or from a sequence."""
+    alone = isinstance(value, str | int | float | np.number)
+    values = [value] * len(tasks) if alone else list(value)
+    if len(values) != len(tasks):
+        raise ValueError(
+            f"imbalance.{field}={value!r}: must be one {kind}, or one for each of "
+            f"the {len(tasks)} tasks"
+        )
+    return values
 
 
 def tail_sizes(largest: int, num_classes: int, *, factor: float) -> np.ndarray:

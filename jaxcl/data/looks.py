@@ -70,11 +70,8 @@ def made(
         sources = [turned(height, angle) for angle in angles]
         # Two angles may look alike when rounded; a domain needs a name of its own.
         names = [f"{n + 1}: {angle:.1f} degrees" for n, angle in enumerate(angles)]
-    parts = {
-        split: _in_looks(getattr(dataset, split), sources)
-        for split in ("train", "validation", "test")
-    }
-    return dataset._replace(domain_names=tuple(names), **parts)
+    whole = stream.map_splits(dataset, lambda x: _in_looks(x, sources))
+    return whole._replace(domain_names=tuple(names))
 
 
 def turned(side: int, angle: float) -> np.ndarray:
@@ -96,10 +93,8 @@ def turned(side: int, angle: float) -> np.ndarray:
     return np.where(inside, row * side + column, -1).ravel()
 
 
-def _in_looks(examples, sources) -> stream.Examples | None:
+def _in_looks(examples, sources) -> stream.Examples:
     """The examples in one look after another, each a domain."""
-    if examples is None:
-        return None
     count, (height, width, channels) = len(examples.label), examples.images.shape[1:]
     pixels = examples.images.reshape(count, height * width, channels)
     images = np.empty((len(sources), *pixels.shape), np.uint8)

@@ -1,21 +1,18 @@
-"""From rows to batches on the host: cropping, worker processes, reading ahead."""
+"""From rows to batches on the host: cropping, decoding, reading ahead."""
 
-import ctypes
 import functools
 import importlib.util
 import math
 import os
 import queue
-import sys
 import threading
-import tokenize
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from PIL import Image
 
-from jaxcl.data import stream
+from jaxcl.data import parallel, stream
 
 INTERPOLATIONS = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -23,7 +20,6 @@ INTERPOLATIONS = {
 }
 
 Decoder = Literal["auto", "cv2", "pillow"]
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
 _RESIZED = 2**28  # pixels; a line of one pixel by millions grows by the square
 
 
@@ -33,14 +29,12 @@ def choose_decoder(decoder: Decoder = "auto") -> str:
     The two differ by a level or two in JPEG pixels and more in resizing, so a run
     chooses one, once, and records it (`Dataset.decoder`).
     """
+    if decoder not in get_args(Decoder):
+        raise ValueError(f"decoder = {decoder!r}: must be one of {get_args(Decoder)}")
     installed = importlib.util.find_spec("cv2") is not None
-    if decoder == "auto":
-        return "cv2" if installed else "pillow"
-    if decoder not in ("cv2", "pillow"):
-        raise ValueError(f"decoder = {decoder!r}: must be 'auto', 'cv2' or 'pillow'")
     if decoder == "cv2" and not installed:
         raise ValueError("decoder = 'cv2' is not installed; pip install 'jaxcl[fast]'")
-    return decoder
+    return "pillow" if decoder == "pillow" or not installed else "cv2"
 
 
 def resize(
@@ -90,9 +84,8 @@ class CenterCrop(NamedTuple):
                 f"an image of {image.shape[0]} x {image.shape[1]} pixels would be "
                 f"resized to {h} x {w}: too long for its shorter side"
             )
-        image = resize(
-            image, h, w, interpolation=self.interpolation, decoder=self.decoder
-        )
+        how = {"interpolation": self.interpolation, "decoder": self.decoder}
+        image = resize(image, h, w, **how)
         top, left = round((h - self.size) / 2), round((w - self.size) / 2)
         return image[top : top + self.size, left : left + self.size]
 
@@ -109,13 +102,9 @@ class Crop(NamedTuple):
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """u8[h,w,C] to u8[size,size,C]."""
         top, left, h, w = self.box(image.shape[0], image.shape[1], rng)
-        return resize(
-            image[top : top + h, left : left + w],
-            self.size,
-            self.size,
-            interpolation=self.interpolation,
-            decoder=self.decoder,
-        )
+        how = {"interpolation": self.interpolation, "decoder": self.decoder}
+        cut = image[top : top + h, left : left + w]
+        return resize(cut, self.size, self.size, **how)
 
     def box(
         self, height: int, width: int, rng: np.random.Generator
@@ -140,181 +129,112 @@ def _check_crop(crop):
     """The crop, checked, with a decoder that is the same for all workers."""
     if crop is None:
         return None
-    if crop.interpolation not in INTERPOLATIONS:
-        raise ValueError(
-            f"crop.interpolation = {crop.interpolation!r}: must be one of "
-            f"{(*INTERPOLATIONS,)}"
-        )
-    if crop.size < 1:
-        raise ValueError(f"crop.size = {crop.size}: must be at least 1")
+    known = (*INTERPOLATIONS,)
+    rules = {
+        "interpolation": (crop.interpolation in known, f"one of {known}"),
+        "size": (crop.size >= 1, "at least 1"),
+    }
     if isinstance(crop, CenterCrop):
-        if crop.resize < crop.size:
+        least = f"at least crop.size = {crop.size}"
+        rules["resize"] = (crop.resize >= crop.size, least)
+    else:
+        rules["scale"] = (
+            0 < crop.scale[0] <= crop.scale[1] <= 1,
+            "0 < low <= high <= 1",
+        )
+        rules["ratio"] = (0 < crop.ratio[0] <= crop.ratio[1], "0 < low <= high")
+    for name, (good, allowed) in rules.items():
+        if not good:
             raise ValueError(
-                f"crop.resize = {crop.resize}: must be at least crop.size = {crop.size}"
+                f"crop.{name} = {getattr(crop, name)!r}: must be {allowed}"
             )
-    elif not (0 < crop.scale[0] <= crop.scale[1] <= 1):
-        raise ValueError(f"crop.scale = {crop.scale}: must be 0 < low <= high <= 1")
-    elif not (0 < crop.ratio[0] <= crop.ratio[1]):
-        raise ValueError(f"crop.ratio = {crop.ratio}: must be 0 < low <= high")
     return crop._replace(decoder=choose_decoder(crop.decoder))
 
 
-class _Share(NamedTuple):
-    """Which rows of every global batch this process reads."""
-
-    offset: int
-    batch: int
-
-
-def _share(batch_size: int, index: int, count: int) -> _Share:
-    """The share of process `index` of `count`."""
+def _own_places(batch_size: int, index: int, count: int) -> np.ndarray:
+    """Places of every global batch that process `index` of `count` reads."""
     if batch_size % count or not 0 <= index < count:
         raise ValueError(
             f"batch_size = {batch_size}: process {index} of {count} cannot take an "
             "equal share; it must be a multiple of the number of processes"
         )
     size = batch_size // count
-    return _Share(index * size, size)
+    return index * size + np.arange(size)
 
 
-def _image(examples: stream.Examples, row: int) -> np.ndarray:
-    return examples.load(row) if examples.images is None else examples.images[row]
-
-
-class _TrainItem(NamedTuple):
-    """Position in this process's share of the schedule -> one example."""
+class _TrainBatch(NamedTuple):
+    """Reads this process's share of a step of the schedule."""
 
     examples: stream.Examples
     plan: stream.Schedule
-    share: _Share
+    places: np.ndarray  # of each batch that this process reads
     crop: Crop | CenterCrop | None
     views: int
 
-    def __call__(self, position: int) -> dict[str, np.ndarray]:
-        step, within = divmod(position, self.share.batch)
-        within += self.share.offset
-        row = int(self.plan[step][within])
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        rows = self.plan[step][self.places]
+        images = [self._views(step, *x) for x in zip(self.places, rows, strict=True)]
+        return _stack(self.examples, rows, images)
+
+    def _views(self, step, place, row):
+        """The views of an image, or the image where nothing is cropped."""
         image = _image(self.examples, row)
-        if self.crop is not None:
-            epoch, step = divmod(step, self.plan.steps_per_epoch)
-            # From 1, since NumPy pads seeds with zeros: with a last 0 the seed would
-            # be that of the epoch's order.
-            place = step * self.plan.batch_size + within + 1
-            seed = [self.plan.seed, self.plan.task, epoch, place]
-            rng = np.random.default_rng(seed)
-            image = np.stack([self.crop(image, rng) for _ in range(self.views)])
-        label = self.examples.label[row]
-        return {"image": image, "label": label, "index": np.int32(row)}
+        if self.crop is None:
+            return image
+        epoch, within = divmod(step, self.plan.steps_per_epoch)
+        # From 1, since NumPy pads seeds with zeros: with a last 0 the seed would be
+        # that of the epoch's order.
+        place = within * self.plan.batch_size + int(place) + 1
+        rng = np.random.default_rng([self.plan.seed, self.plan.task, epoch, place])
+        return np.stack([self.crop(image, rng) for _ in range(self.views)])
 
 
-class _EvalItem(NamedTuple):
-    """Position in this process's share of the padded rows -> one example."""
+class _EvalBatch(NamedTuple):
+    """Reads this process's share of a batch of the padded rows."""
 
     examples: stream.Examples
     rows: np.ndarray
-    share: _Share
+    places: np.ndarray  # of each batch that this process reads
     batch_size: int
     crop: CenterCrop | None
 
-    def __call__(self, position: int) -> dict[str, np.ndarray]:
-        step, within = divmod(position, self.share.batch)
-        place = step * self.batch_size + self.share.offset + within
-        row = int(self.rows[min(place, len(self.rows) - 1)])
-        image = _image(self.examples, row)
-        return {
-            "image": image if self.crop is None else self.crop(image),
-            "label": self.examples.label[row],
-            "index": np.int32(row),
-            "mask": np.float32(place < len(self.rows)),
-        }
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        places = step * self.batch_size + self.places
+        rows = self.rows[np.minimum(places, len(self.rows) - 1)]
+        images = [_image(self.examples, row) for row in rows]
+        if self.crop is not None:
+            images = [self.crop(image) for image in images]
+        mask = (places < len(self.rows)).astype(np.float32)
+        return _stack(self.examples, rows, images) | {"mask": mask}
 
 
-def _stack(items) -> dict[str, np.ndarray]:
-    """A batch of examples, whose images must be of one size."""
-    images = [item["image"] for item in items]
-    odd = next((i for i, x in enumerate(images) if x.shape != images[0].shape), None)
-    if odd is not None:
-        raise ValueError(
-            f"images of differing size in a batch: row {items[0]['index']} is "
-            f"{images[0].shape}, row {items[odd]['index']} is {images[odd].shape}; "
-            "set a crop, or `size` in the data source"
-        )
-    return {key: np.stack([item[key] for item in items]) for key in items[0]}
+def _image(examples, row) -> np.ndarray:
+    return examples.load(int(row)) if examples.images is None else examples.images[row]
 
 
-def _read(item: Callable, start: int, stop: int, batch: int, workers: int) -> Iterator:
-    """Batches `start` to `stop` of the examples item(0), item(1), ..., in order.
+def _stack(examples, rows, images) -> dict[str, np.ndarray]:
+    """A batch of images, which must be of one size."""
+    for row, image in zip(rows, images, strict=True):
+        if image.shape != images[0].shape:
+            raise ValueError(
+                f"images of differing size in a batch: row {rows[0]} is "
+                f"{images[0].shape}, row {row} is {image.shape}; set a crop, or `size` "
+                "in the data source"
+            )
+    label = examples.label[rows]
+    return {"image": np.stack(images), "label": label, "index": rows.astype(np.int32)}
 
-    Args:
-      item: position -> example.
-      batch: examples of a batch.
-      workers: processes that read; 0: threads of this one. Both give the same batches.
+
+def _read(read: Callable, steps: range, examples: stream.Examples, workers: int):
+    """Yield the batches read(step), in order.
+
+    Processes read what they would decode again and again. Images that are in memory, or
+    will be once they are read, are read by threads: a process would get a copy.
     """
-    # Imported here since it takes a second, and sets in memory never need it.
-    import grain
-    from absl import flags
-
-    workers = workers if _may_start_workers() else 0
-    if workers and not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()  # grain refuses to start workers otherwise
-    # grain counts buffers in batches, since batching comes first.
-    ahead = 1 if workers else min(4, os.cpu_count() or 1)
-    data = grain.MapDataset.range(start * batch, stop * batch).map(item)
-    data = data.batch(batch, drop_remainder=True, batch_fn=_stack)
-    data = data.to_iter_dataset(
-        grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead)
-    )
-    if workers:
-        options = grain.MultiprocessingOptions(
-            num_workers=workers, per_worker_buffer_size=2
-        )
-        data = data.mp_prefetch(options, worker_init_fn=_settle)
-    iterator = iter(data)
-    try:
-        yield from iterator
-    finally:
-        iterator.close()
-
-
-def _may_start_workers() -> bool:
-    """Whether the main script lets other processes begin.
-
-    Each of them runs that script once more. Where it has no
-    `if __name__ == "__main__":`, that would start the whole run again, in every one.
-    """
-    main = sys.modules["__main__"]
-    script = getattr(main, "__file__", None)
-    if script is None or getattr(main, "__spec__", None) is not None:
-        return True  # a notebook, or a module run by `python -m`
-    try:
-        with tokenize.open(script) as file:
-            return "__name__" in file.read()
-    except (OSError, SyntaxError, UnicodeDecodeError):  # a program that is no text
-        return True
-
-
-def _settle(worker: int, workers: int) -> None:
-    """Set up a worker process before it reads."""
-    # A terminal sends Ctrl-C to a whole process group. In a group of their own workers
-    # live until the run has saved its state and closes them.
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()
-    _keep_memory()
-    # Each worker has a core; OpenCV's own threads would compete for the same cores.
-    if importlib.util.find_spec("cv2") is not None:
-        import cv2
-
-        cv2.setNumThreads(1)
-
-
-def _keep_memory() -> None:
-    """Have glibc keep freed memory: images come and go, and each page costs a fault."""
-    if sys.platform != "linux":
-        return
-    adjust = getattr(ctypes.CDLL(None), "mallopt", None)
-    if adjust is not None:  # not in musl
-        adjust(_MMAP_MAX, 0)
-        adjust(_TRIM_THRESHOLD, 2**30)
+    inside = examples.images is not None or stream.stays_in_memory(examples.load)
+    if workers and not inside and parallel.may_start_processes():
+        return parallel.in_processes(read, steps, workers)
+    return parallel.in_threads(read, steps, min(max(workers, 4), os.cpu_count() or 1))
 
 
 def batches(
@@ -341,9 +261,9 @@ def batches(
 
     b = batch_size / process_count: process p yields rows [p b, (p + 1) b) of every
     global batch. A batch depends on (seed, task, step) alone: it is the same for any
-    number of `workers` (processes that decode; 0: threads here) and after a restart at
-    any `start`. Every worker is sent a copy of `load` and `order`. A script without
-    `if __name__ == "__main__":` has threads whatever `workers` is.
+    number of `workers` (processes that decode; 0: threads) and after a restart at any
+    `start`. Every worker is sent a copy of `load` and `order`. Threads read sets whose
+    images stay in memory, and in a script without `if __name__ == "__main__":`.
 
     Raises ValueError here, before the first batch, for a bad number or crop, a batch
     larger than the task, or `resident` with a set that is read row by row.
@@ -351,7 +271,7 @@ def batches(
     plan = stream.schedule(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size
     )
-    share = _share(batch_size, process_index, process_count)
+    places = _own_places(batch_size, process_index, process_count)
     stop = len(plan) if steps is None else steps
     if not 0 <= start <= stop <= len(plan):
         raise ValueError(
@@ -365,18 +285,9 @@ def batches(
     if resident:
         if source.examples.images is None:
             raise ValueError("resident = True: this set is read row by row; set False")
-        return _indices(plan, share, start, stop)
-    examples = source.examples
-    # An array in memory is indexed in this process: each worker would get a copy.
-    workers = workers if examples.images is None else 0
-    item = _TrainItem(examples, plan, share, _check_crop(crop), views)
-    return _read(item, start, stop, share.batch, workers)
-
-
-def _indices(plan, share, start, stop):
-    """Batches of rows alone."""
-    for step in range(start, stop):
-        yield {"index": plan[step][share.offset : share.offset + share.batch]}
+        return ({"index": plan[step][places]} for step in range(start, stop))
+    read = _TrainBatch(source.examples, plan, places, _check_crop(crop), views)
+    return _read(read, range(start, stop), source.examples, workers)
 
 
 def evaluation_batches(
@@ -397,10 +308,9 @@ def evaluation_batches(
     if batch_size < 1:
         raise ValueError(f"batch_size = {batch_size}: must be at least 1")
     rows = np.asarray(rows, np.int32)
-    share = _share(batch_size, process_index, process_count)
-    workers = workers if examples.images is None else 0
-    item = _EvalItem(examples, rows, share, batch_size, _check_crop(crop))
-    return _read(item, 0, -(-len(rows) // batch_size), share.batch, workers)
+    places = _own_places(batch_size, process_index, process_count)
+    read = _EvalBatch(examples, rows, places, batch_size, _check_crop(crop))
+    return _read(read, range(-(-len(rows) // batch_size)), examples, workers)
 
 
 def ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Iterator:
@@ -420,12 +330,10 @@ def _ahead(iterator, place, ready, stopped):
     thread = threading.Thread(target=fill, daemon=True)
     thread.start()
     try:
-        while True:
-            batch, error, more = ready.get()
+        while (item := ready.get()) is not None:
+            batch, error = item
             if error is not None:
                 raise error
-            if not more:
-                return
             yield batch
     finally:
         stopped.set()
@@ -433,9 +341,9 @@ def _ahead(iterator, place, ready, stopped):
 
 
 def _fill(iterator, place, ready, stopped):
-    """The thread: put (batch, error, whether more follow) in the queue `ready`."""
+    """Put (batch, error) of each batch in the queue `ready`, and None at the end."""
 
-    def put(*item):
+    def put(item):
         while not stopped.is_set():
             try:
                 return ready.put(item, timeout=0.1)
@@ -444,12 +352,12 @@ def _fill(iterator, place, ready, stopped):
 
     try:
         for batch in iterator:
-            put(place(batch), None, True)
+            put((place(batch), None))
             if stopped.is_set():
-                return
-        put(None, None, False)
+                break
+        put(None)
     except BaseException as error:  # `_ahead` raises it again
-        put(None, error, False)
+        put((None, error))
     finally:
         if hasattr(iterator, "close"):
             iterator.close()

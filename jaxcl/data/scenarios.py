@@ -101,19 +101,18 @@ def _check_copies(copies, section) -> None:
     steps = (section or {}).get("epoch_steps")
     if copies > 1 and steps is not None:
         raise ValueError(
-            f"config.scenario.imbalance.epoch_steps={steps!r}: an epoch of copies="
-            f"{copies!r} is as long as its rows are; must be None, or copies 1"
+            f"config.scenario.imbalance.epoch_steps={steps!r}: must be None where "
+            f"copies={copies!r}"
         )
 
 
 def _judge(dataset, evaluation) -> stream.Examples | None:
     """The split that tasks are judged on, None for "none"."""
-    judges = {"test": dataset.test, "validation": dataset.validation, "none": None}
-    judge = judges[evaluation]
+    judge = stream.splits_of(dataset).get(evaluation)
     if judge is None and evaluation != "none":
         raise ValueError(
-            f"evaluation = {evaluation!r}: {dataset.name} has no {evaluation} split; "
-            "give the source a validation fraction, or use evaluation = 'none'"
+            f"evaluation = {evaluation!r}: {dataset.name} has no such split; give the "
+            "source a validation fraction, or use evaluation = 'none'"
         )
     return judge
 
@@ -138,8 +137,9 @@ def _task(whole, index, name, rows, test, *, classes=None, domain=-1) -> stream.
     if classes is None:
         classes = np.unique(train.label[rows])
         classes = classes[classes >= 0]
-    if whole.judge is not None and len(test) == 0:
-        raise ValueError(f"task {index} ({name}) has no evaluation rows")
+    for kind, found in (("train", rows), ("evaluation", test)):
+        if len(found) == 0 and (kind == "train" or whole.judge is not None):
+            raise ValueError(f"task {index} ({name}) has no {kind} rows")
     order = stream.epoch_order if train.graphs is None else stream.filled_order
     return stream.Task(
         index=index,
@@ -284,7 +284,7 @@ def by_domain(
     names, judge, num_tasks = whole.dataset.domain_names, whole.judge, whole.num_tasks
     order = range(len(names)) if domain_order is None else domain_order
     order = stream.numbers(order, names, "domain_order")
-    if num_tasks is not None and num_tasks != len(order):
+    if num_tasks not in (None, len(order)):
         raise ValueError(
             f"num_tasks = {num_tasks}: scenario 'domain' has one task for each of "
             f"{[names[d] for d in order]}; name the wanted ones in domain_order"
@@ -292,10 +292,8 @@ def by_domain(
     tasks = []
     for index, domain in enumerate(order):
         rows = np.flatnonzero(whole.dataset.train.domain == domain)
-        if len(rows) == 0:
-            raise ValueError(f"domain {names[domain]!r} has no train rows")
-        of_it = [] if judge is None else np.isin(judge.domain, (domain, -1))
-        test = np.flatnonzero(of_it)
+        judged = [] if judge is None else np.isin(judge.domain, (domain, -1))
+        test = np.flatnonzero(judged)
         tasks.append(_task(whole, index, names[domain], rows, test, domain=domain))
     return tasks
 
@@ -325,15 +323,12 @@ def growth(
         raise ValueError(f"num_tasks = {whole.num_tasks}: scenario 'growth' has 2")
     count = stream.size(whole.dataset.train)
     rows = np.random.default_rng(whole.seed).permutation(count)
-    old = round((1 - growth) * count)
+    old, test = round((1 - growth) * count), _every_row(whole.judge)
     if not 0 < old < count:
-        raise ValueError(
-            f"growth = {growth}: must leave old and new rows, of {count} in all"
-        )
-    test, parts = _every_row(whole.judge), {"old": rows[:old], "new": rows[old:]}
+        raise ValueError(f"growth = {growth}: must leave old and new of {count} rows")
     return [
-        _task(whole, index, name, part, test)
-        for index, (name, part) in enumerate(parts.items())
+        _task(whole, 0, "old", rows[:old], test),
+        _task(whole, 1, "new", rows[old:], test),
     ]
 
 
@@ -346,14 +341,12 @@ def after(whole: Cut) -> list[stream.Task]:
     num_tasks, dataset = whole.num_tasks, whole.dataset
     if num_tasks is None or num_tasks < 2:
         raise ValueError(
-            f"num_tasks = {num_tasks!r}: scenario 'after' has as many as the run "
-            "before it, and one more: an integer of at least 2"
+            f"num_tasks = {num_tasks!r}: scenario 'after' has one more than the run "
+            "before it, at least 2"
         )
     domain, last = dataset.train.domain, len(dataset.domain_names) - 1
     rows, earlier = np.flatnonzero(domain == last), np.flatnonzero(domain < last)
     test = _every_row(whole.judge)
-    if len(rows) == 0:
-        raise ValueError(f"domain {dataset.domain_names[last]!r} has no train rows")
     names = [f"earlier {i + 1}" for i in range(num_tasks - 1)] + [dataset.name]
     # Only the last task is trained; the others stand for those of the earlier run.
     return [

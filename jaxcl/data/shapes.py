@@ -40,19 +40,18 @@ def _moon() -> Polygon:
 
 def _heart() -> Polygon:
     """Return a heart, point down."""
-    return [
-        (
-            math.sin(t) ** 3,
-            -(
-                13 * math.cos(t)
-                - 5 * math.cos(2 * t)
-                - 2 * math.cos(3 * t)
-                - math.cos(4 * t)
-            )
-            / 16,
-        )
-        for t in (2 * math.pi * i / 40 for i in range(40))
-    ]
+    turns = [2 * math.pi * i / 40 for i in range(40)]
+    return [(math.sin(t) ** 3, -_heart_height(t) / 16) for t in turns]
+
+
+def _heart_height(t: float) -> float:
+    waves = 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t)
+    return waves - math.cos(4 * t)
+
+
+def _points(text: str) -> Polygon:
+    """Read a polygon as SVG writes it: "x,y x,y ..."."""
+    return [tuple(map(float, point.split(","))) for point in text.split()]
 
 
 def _box(left: float, top: float, right: float, bottom: float) -> Polygon:
@@ -68,22 +67,15 @@ SILHOUETTES: dict[str, list[Polygon]] = {
     "triangle": [_star(3, 1.15)],
     "star": [_star(5, 1.2, inner=0.45)],
     "plus": [
-        [(-0.36, -1), (0.36, -1), (0.36, -0.36), (1, -0.36), (1, 0.36), (0.36, 0.36)]
-        + [
-            (0.36, 1),
-            (-0.36, 1),
-            (-0.36, 0.36),
-            (-1, 0.36),
-            (-1, -0.36),
-            (-0.36, -0.36),
-        ]
+        _points(
+            "-.36,-1 .36,-1 .36,-.36 1,-.36 1,.36 .36,.36 "
+            ".36,1 -.36,1 -.36,.36 -1,.36 -1,-.36 -.36,-.36"
+        )
     ],
-    "arrow": [
-        [(0, -1.1), (1, 0), (0.42, 0), (0.42, 1), (-0.42, 1), (-0.42, 0), (-1, 0)]
-    ],
+    "arrow": [_points("0,-1.1 1,0 .42,0 .42,1 -.42,1 -.42,0 -1,0")],
     "moon": [_moon()],
     "heart": [_heart()],
-    "ell": [[(-0.9, -1), (-0.15, -1), (-0.15, 0.3), (0.9, 0.3), (0.9, 1), (-0.9, 1)]],
+    "ell": [_points("-.9,-1 -.15,-1 -.15,.3 .9,.3 .9,1 -.9,1")],
     "bars": [_box(-1, -0.9, 1, -0.28), _box(-1, 0.28, 1, 0.9)],
 }
 CLASSES = tuple(SILHOUETTES)

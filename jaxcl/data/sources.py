@@ -30,63 +30,37 @@ from jaxcl.data import (
 )
 
 
-class _Readers(NamedTuple):
-    """Reads rows of several parts; picklable if each of them is."""
+class _Joined(NamedTuple):
+    """Reads rows of several sets, one after another; picklable if each of them is."""
 
-    loads: tuple[Any, ...]  # of stream.Examples, or _Array
-    starts: np.ndarray  # i64[parts], first row of each
+    loads: tuple[Any, ...]  # a files.Loader or files.Reader of each
+    starts: np.ndarray  # i64[sets], first row of each
     channels: int | None  # C of all images
+    key: str = ""
 
     def _find(self, row):
-        """The part of a row, and the row's number there."""
-        part = int(np.searchsorted(self.starts, row, "right")) - 1
-        return self.loads[part], int(row - self.starts[part])
+        """The reader of a row, and the row's number there."""
+        number = int(np.searchsorted(self.starts, row, "right")) - 1
+        return self.loads[number], int(row - self.starts[number])
 
     def __call__(self, row: int) -> np.ndarray:
-        """One image."""
         load, row = self._find(row)
         return load(row)
 
     def name(self, row: int) -> str:
-        """Where a row comes from, for messages."""
         load, row = self._find(row)
         return load.name(row)
 
     def raw(self, row: int) -> bytes:
-        """Bytes of a row in its part."""
         load, row = self._find(row)
         return load.raw(row)
 
     def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """The files of all parts; which of them holds each row, and at which place."""
-        files: list[str] = []
-        which, places = [], []
-        for load in self.loads:
-            own, number, place = load.holders()
-            which.append(len(files) + number)
-            places.append(place)
-            files += own
-        return files, np.concatenate(which), np.concatenate(places)
-
-
-class _Array(NamedTuple):
-    """Reads images in memory row by row, as if they were files."""
-
-    images: np.ndarray  # u8[N,H,W,C]
-    where: str
-
-    def __call__(self, row: int) -> np.ndarray:
-        return self.images[row]
-
-    def raw(self, row: int) -> bytes:
-        return self.images[row].tobytes()
-
-    def name(self, row: int) -> str:
-        return f"row {row} of {self.where}"
-
-    def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
-        rows = np.arange(len(self.images))  # no file: the digest stands for its name
-        return [files.sha256(self.images)], np.zeros_like(rows), rows
+        found = [load.holders() for load in self.loads]
+        firsts = np.cumsum([0, *(len(names) for names, _, _ in found)])
+        which = [x + first for (_, x, _), first in zip(found, firsts, strict=False)]
+        names = [name for names, _, _ in found for name in names]
+        return names, np.concatenate(which), np.concatenate([x for *_, x in found])
 
 
 @schema.checked("config.data")
@@ -109,23 +83,14 @@ def joined(
         message has the number of the set.
     """
     datasets = [
-        _read(f"config.data.sets[{i}]", dict(section)) for i, section in enumerate(sets)
+        _read(f"config.data.sets[{i}]", section) for i, section in enumerate(sets)
     ]
-    names = tuple(dict.fromkeys(name for data in datasets for name in data.class_names))
-    decoders = {data.decoder for data in datasets} - {""}
-    if len(decoders) > 1:
-        raise ValueError(f"sets: read by {sorted(decoders)}; must be one decoder")
-    data = stream.Dataset(
-        name=datasets[-1].name,
-        class_names=names,
-        domain_names=tuple(f"{i}: {data.name}" for i, data in enumerate(datasets)),
-        train=_joined_split(datasets, "train", names),
-        validation=_joined_split(datasets, "validation", names),
-        test=_joined_split(datasets, "test", names),
-        decoder="".join(decoders),
-        bits=_bits("sets", datasets),
-        notes=tuple(note for data in datasets for note in data.notes),
-    )
+    names = _class_names(datasets)
+    splits_of = ("train", "validation", "test")
+    parts = {name: _join(datasets, name, names) for name in splits_of}
+    data = _merge("sets", datasets, datasets[-1].name, parts)
+    domains = tuple(f"{i}: {data.name}" for i, data in enumerate(datasets))
+    data = data._replace(domain_names=domains)
     return splits.finish(data, validation=validation, seed=seed)
 
 
@@ -150,85 +115,91 @@ def judged_by(
     Raises:
       ValueError: a set of graphs, or an option that a source refuses.
     """
-    datasets = [
-        _read(f"config.data.{name}", dict(section))
-        for name, section in (("train", train), ("test", test))
-    ]
-    names = tuple(dict.fromkeys(name for data in datasets for name in data.class_names))
-    data, judge = (_joined_split([x], "train", names) for x in datasets)
-    decoders = {x.decoder for x in datasets} - {""}
-    if len(decoders) > 1:
-        raise ValueError(f"test: read by {sorted(decoders)}; must be one decoder")
-    whole = stream.Dataset(
-        name=datasets[0].name,
-        class_names=names,
-        domain_names=datasets[0].domain_names,
-        train=data._replace(domain=datasets[0].train.domain),
-        validation=None,
-        test=judge._replace(domain=np.full_like(judge.domain, -1)),
-        decoder="".join(decoders),
-        bits=_bits("test", datasets),
-        notes=tuple(note for data in datasets for note in data.notes),
-    )
-    return splits.finish(whole, validation=validation, seed=seed)
-
-
-def _bits(field, datasets) -> int | None:
-    """How many bits the 16-bit greys of several sets use; they must agree."""
-    found = {data.bits for data in datasets} - {None}
-    if len(found) > 1:
-        raise ValueError(
-            f"{field}: 16-bit greys of {sorted(found)} bits; give all sets the same "
-            f"option bits, {max(found)} for instance"
-        )
-    return next(iter(found), None)
+    sections = {"train": train, "test": test}
+    datasets = [_read(f"config.data.{name}", x) for name, x in sections.items()]
+    names = _class_names(datasets)
+    trained, judge = (_join([x], "train", names) for x in datasets)
+    parts = {
+        "train": trained._replace(domain=datasets[0].train.domain),
+        "validation": None,
+        "test": judge._replace(domain=np.full_like(judge.domain, -1)),
+    }
+    data = _merge("test", datasets, datasets[0].name, parts)
+    return splits.finish(data, validation=validation, seed=seed)
 
 
 def _read(field, section) -> stream.Dataset:
     """The dataset of a section below config.data."""
-    source, options = schema.named(SOURCES, section, field)
+    source, options = schema.named(SOURCES, dict(section), field)
     data = source(**schema.options(source, options, field))
     if data.train.graphs is not None:
         raise ValueError(f"{field}: graphs cannot be joined; must be images")
     return data
 
 
-def _joined_split(datasets, split, names) -> stream.Examples | None:
-    """A split, joined from all datasets that have it; None if none has."""
-    parts = [
-        (number, data, getattr(data, split))
-        for number, data in enumerate(datasets)
-        if getattr(data, split) is not None
-    ]
-    if not parts:
+def _class_names(datasets) -> tuple[str, ...]:
+    """The classes of all sets, each once."""
+    return tuple(dict.fromkeys(name for data in datasets for name in data.class_names))
+
+
+def _merge(field, datasets, name, parts) -> stream.Dataset:
+    """A set of splits from several sets, which must be read alike."""
+    decoders = {data.decoder for data in datasets} - {""}
+    if len(decoders) > 1:
+        raise ValueError(f"{field}: read by {sorted(decoders)}; must be one decoder")
+    bits = {data.bits for data in datasets} - {None}
+    if len(bits) > 1:
+        raise ValueError(
+            f"{field}: 16-bit greys of {sorted(bits)} bits; give all sets the same "
+            f"option bits, {max(bits)} for instance"
+        )
+    return datasets[0]._replace(
+        name=name,
+        class_names=_class_names(datasets),
+        **parts,
+        decoder="".join(decoders),
+        bits=next(iter(bits), None),
+        notes=tuple(note for data in datasets for note in data.notes),
+        mean=None,
+        std=None,
+    )
+
+
+def _join(datasets, split, class_names) -> stream.Examples | None:
+    """A split of all datasets that have it; None if none has."""
+    found = [(i, x, getattr(x, split)) for i, x in enumerate(datasets)]
+    found = [(i, data, part) for i, data, part in found if part is not None]
+    if not found:
         return None
-    label, domain = [], []
-    for number, data, part in parts:
-        renumbered = [names.index(name) for name in data.class_names]
+    label, domain, readers, origins = [], [], [], []
+    for number, data, part in found:
+        renumbered = [class_names.index(name) for name in data.class_names]
         label.append(np.array([*renumbered, -1], np.int32)[part.label])
         domain.append(np.full(len(part.label), number, np.int32))
+        reader = part.load or files.in_memory(part.images, data.name)
+        if stream.stays_in_memory(reader):  # the joined set has its own, if it fits
+            reader = reader._replace(memory=None)
+        readers.append(reader)
+        origins.append(part.origin or reader)
     label, domain = np.concatenate(label), np.concatenate(domain)
-    images = [part.images for _, _, part in parts]
-    loads = tuple(
-        part.origin or part.load or _Array(part.images, data.name)
-        for _, data, part in parts
-    )
-    starts = np.cumsum([0] + [len(part.label) for _, _, part in parts[:-1]])
-    if all(x is not None for x in images) and len({x.shape[1:] for x in images}) == 1:
-        origin = files.Loader(_Readers(loads, starts, None), np.arange(len(label)))
-        return stream.Examples(label, domain, np.concatenate(images), origin=origin)
-    loads = tuple(
-        part.load or _Array(part.images, data.name) for _, data, part in parts
-    )
-    channels = {splits.channels(part) for _, _, part in parts} - {None}
+    images = [part.images for *_, part in found]
+    inside = all(x is not None for x in images)
+    inside = inside and len({x.shape[1:] for x in images}) == 1
+    channels = {splits.channels(part) for *_, part in found} - {None}
     if len(channels) > 1:
         raise ValueError(
             f"sets: images of {' and of '.join(map(str, sorted(channels)))} channels; "
             "must be of one number, see `channels` of their sources"
         )
-    reader = _Readers(loads, starts, channels.pop() if channels else None)
-    load = files.Loader(reader, np.arange(len(label)))
-    return stream.Examples(label, domain, load=load)
+    starts = np.cumsum([0] + [len(part.label) for *_, part in found[:-1]])
+    reader = _Joined(
+        (*(origins if inside else readers),), starts, min(channels, default=None)
+    )
+    examples = files.examples(reader, label, domain)
+    if not inside:
+        return examples
+    images = np.concatenate(images)
+    return examples._replace(images=images, load=None, origin=examples.load)
 
 
 SOURCES = {

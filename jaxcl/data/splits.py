@@ -3,6 +3,7 @@
 import concurrent.futures
 import functools
 import inspect
+import os
 import typing
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -14,9 +15,8 @@ from jaxcl.data import cache as cache_lib
 from jaxcl.data import files as files_lib
 from jaxcl.data import formats, graphs, listing, prefetch, stream
 
+KEPT_BYTES = 2 << 30  # most bytes of decoded images that stay in memory
 TEST_SEED = 0  # draws the test split of sets that come without one
-
-_SPLITS = ("train", "validation", "test")
 
 # A file that cannot be decoded ends the run, or another of its class takes its place.
 OnCorrupt = Literal["error", "skip"]
@@ -70,17 +70,11 @@ def of_classes(
     rng = np.random.default_rng([seed, len(kept)])
 
     def cut(examples, most=None):
-        if examples is None:
-            return None
         part = take(examples, _rows_of(examples.label, kept, most, rng))
         return part._replace(label=renumbered[part.label])
 
-    return dataset._replace(
-        class_names=tuple(names[label] for label in kept),
-        train=cut(dataset.train, per_class),
-        validation=cut(dataset.validation),
-        test=cut(dataset.test),
-    )
+    whole = dataset._replace(class_names=tuple(names[label] for label in kept))
+    return stream.map_splits(whole, cut)._replace(train=cut(dataset.train, per_class))
 
 
 def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.Dataset:
@@ -100,13 +94,11 @@ def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.
     renumbered[kept] = np.arange(len(kept))
 
     def cut(examples):
-        if examples is None:
-            return None
         part = take(examples, np.flatnonzero(renumbered[examples.domain] >= 0))
         return part._replace(domain=renumbered[part.domain])
 
-    parts = {name: cut(getattr(dataset, name)) for name in _SPLITS}
-    return dataset._replace(domain_names=tuple(names[i] for i in kept), **parts)
+    whole = dataset._replace(domain_names=tuple(names[i] for i in kept))
+    return stream.map_splits(whole, cut)
 
 
 def _rows_of(label, classes, most, rng) -> np.ndarray:
@@ -293,10 +285,10 @@ def finish(
             caches[key] = cache_lib.cached(
                 load.read, images.cache, size=images.cache_size
             )
-        return load._replace(read=caches[key])
+        return load._replace(cache=caches[key])
 
     def finished(examples):
-        if examples is None or examples.load is None:
+        if examples.load is None:
             return examples
         load = examples.load if images.cache is None else cached(examples.load)
         if images.size is not None:
@@ -309,11 +301,32 @@ def finish(
         examples = examples._replace(load=load)
         return _resident(examples) if images.resident else examples
 
-    return dataset._replace(
-        train=finished(dataset.train),
-        validation=finished(dataset.validation),
-        test=finished(dataset.test),
-    )
+    return _with_memory(stream.map_splits(dataset, finished))
+
+
+def _with_memory(dataset) -> stream.Dataset:
+    """A set that keeps its decoded images in memory, if all of them fit."""
+    loads = [x.load for x in stream.splits_of(dataset).values()]
+    loads = [x for x in loads if isinstance(x, files_lib.Loader)]
+    if sum(len(x.rows) * x.image_bytes() for x in loads) > _kept_bytes():
+        return dataset
+
+    def keep(examples):
+        if not isinstance(examples.load, files_lib.Loader):
+            return examples
+        load = examples.load._replace(memory=files_lib.Memory())
+        return examples._replace(load=load)
+
+    return stream.map_splits(dataset, keep)
+
+
+def _kept_bytes() -> int:
+    """Bytes of decoded images that stay in memory: 2 GiB, or a quarter of it."""
+    try:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        return KEPT_BYTES
+    return min(KEPT_BYTES, whole // 4)
 
 
 def channels(examples: stream.Examples) -> int | None:
@@ -325,8 +338,7 @@ def channels(examples: stream.Examples) -> int | None:
 
 def _check_channels(dataset):
     """Refuse splits of grey and of colour images: one network reads them all."""
-    parts = {name: getattr(dataset, name) for name in _SPLITS}
-    found = {name: channels(x) for name, x in parts.items() if x is not None}
+    found = {name: channels(x) for name, x in stream.splits_of(dataset).items()}
     if len({*found.values()} - {None}) > 1:
         said = ", ".join(f"{count} in {name}" for name, count in found.items())
         raise ValueError(

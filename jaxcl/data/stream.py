@@ -218,6 +218,25 @@ def arrivals(stream: Stream, *, seed: int, batch_size: int) -> Arrivals:
     return Arrivals(np.concatenate(labels), np.concatenate(domains), tuple(ends[1:]))
 
 
+SPLITS = ("train", "validation", "test")
+
+
+def splits_of(dataset: Dataset) -> dict[str, Examples]:
+    """The splits that a dataset has, by name."""
+    found = {name: getattr(dataset, name) for name in SPLITS}
+    return {name: examples for name, examples in found.items() if examples is not None}
+
+
+def map_splits(dataset: Dataset, change: Callable[[Examples], Examples]) -> Dataset:
+    """The dataset with each split changed."""
+    return dataset._replace(**{k: change(x) for k, x in splits_of(dataset).items()})
+
+
+def stays_in_memory(load: Any) -> bool:
+    """Whether a reader keeps the images that it has decoded, see `files.Loader`."""
+    return getattr(load, "memory", None) is not None
+
+
 def size(examples: Examples) -> int:
     """Number of rows."""
     return len(examples.label)
@@ -292,47 +311,60 @@ def numbers(
     return chosen
 
 
+def as_numbers(where: str, field: str, values: np.ndarray, least: int) -> np.ndarray:
+    """Return labels or domains as i32[N], in which larger ones would be other numbers.
+
+    Raises:
+      ValueError: no integers, or one below `least` or not below `LABELS`.
+    """
+    if not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"{where}: {field} are {values.dtype}, expected integers")
+    if len(values) and not least <= values.min() <= values.max() < LABELS:
+        raise ValueError(
+            f"{where}: {field} run from {values.min()} to {values.max()}, must be from "
+            f"{least} to {LABELS - 1}"
+        )
+    return values.astype(np.int32)
+
+
 def validate(dataset: Dataset) -> None:
     """Raise ValueError if a split breaks the promises of its type."""
     for field in ("class_names", "domain_names"):
         counts = collections.Counter(getattr(dataset, field))
         if twice := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"{dataset.name}: {field} has {twice[:5]} more than once")
-    for split in ("train", "validation", "test"):
-        examples = getattr(dataset, split)
-        if examples is None:
-            continue
-        where, n = f"{dataset.name}: {split}", size(examples)
-        if n == 0:
-            raise ValueError(f"{where} has no examples")
-        contents = [examples.images, examples.load, examples.graphs]
-        if sum(content is not None for content in contents) != 1:
-            raise ValueError(f"{where} must have one of images, load and graphs")
-        images = examples.images
-        if images is not None and not (
-            images.dtype == np.uint8
-            and images.ndim == 4
-            and images.shape[-1] in (1, 3)
-            and min(images.shape[1:]) > 0
-        ):
+    for split, examples in splits_of(dataset).items():
+        _validate_split(f"{dataset.name}: {split}", examples, dataset, split == "train")
+
+
+def _validate_split(where, examples, dataset, trained) -> None:
+    n, images = size(examples), examples.images
+    if n == 0:
+        raise ValueError(f"{where} has no examples")
+    contents = [images, examples.load, examples.graphs]
+    if sum(content is not None for content in contents) != 1:
+        raise ValueError(f"{where} must have one of images, load and graphs")
+    if images is not None:
+        whole = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape) > 0
+        if not whole or images.shape[-1] not in (1, 3):
             raise ValueError(
-                f"{where} images are {images.dtype}{list(images.shape)}, "
-                "expected uint8[N, H, W, C] with C 1 or 3"
+                f"{where} images are {images.dtype}{list(images.shape)}, expected "
+                "uint8[N, H, W, C] with C 1 or 3"
             )
-        if images is not None and len(images) != n:
+        if len(images) != n:
             raise ValueError(f"{where} has {len(images)} images and {n} labels")
-        for field, low, names in (
-            ("label", -1, dataset.class_names),
-            ("domain", 0 if split == "train" else -1, dataset.domain_names),
-        ):
-            values = getattr(examples, field)
-            if values.dtype != np.int32 or values.shape != (n,):
-                raise ValueError(
-                    f"{where} {field} is {values.dtype}{list(values.shape)}, "
-                    f"expected int32[{n}]"
-                )
-            if values.min() < low or values.max() >= len(names):
-                raise ValueError(
-                    f"{where} {field} runs from {values.min()} to {values.max()}, "
-                    f"allowed {low} to {len(names) - 1} ({len(names)} names)"
-                )
+    for field, low, names in (
+        ("label", -1, dataset.class_names),
+        ("domain", 0 if trained else -1, dataset.domain_names),
+    ):
+        values = getattr(examples, field)
+        if values.dtype != np.int32 or values.shape != (n,):
+            raise ValueError(
+                f"{where} {field} is {values.dtype}{list(values.shape)}, expected "
+                f"int32[{n}]"
+            )
+        if values.min() < low or values.max() >= len(names):
+            raise ValueError(
+                f"{where} {field} runs from {values.min()} to {values.max()}, allowed "
+                f"{low} to {len(names) - 1} ({len(names)} names)"
+            )

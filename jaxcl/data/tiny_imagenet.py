@@ -57,23 +57,17 @@ def _check_folders(path):
 def _scan_val(path, names) -> tuple[list[int], list[bytes]]:
     """Labels and files (relative to `path`) of val/, in either layout."""
     known = listing.folders(os.path.join(path, "train"))
-    images = os.path.join(path, "val", "images")
+    where = os.path.join(path, "val")
+    images = os.path.join(where, "images")
     if storage.is_folder(images) and listing.images(images):
         return _annotated(path, names, known)
-    return _sorted(path, names, known)
-
-
-def _sorted(path, names, known) -> tuple[list[int], list[bytes]]:
-    """Labels and files (relative to `path`) of val/WNID."""
-    where = os.path.join(path, "val")
     # Sorting val/ into folders leaves an empty images/ behind.
     folders = {*listing.folders(where)} - {"images"}
     if not folders:
         raise ValueError(
             f"{where}: expected images/* and {ANNOTATIONS}, or folders WNID/*"
         )
-    unknown = sorted(folders - {*known})
-    if unknown:
+    if unknown := sorted(folders - {*known}):
         raise ValueError(f"{where}: wnids that are not in train/: {unknown[:5]}")
     return from_folders.scan(path, "val", names)[1:]
 
@@ -87,12 +81,10 @@ def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
     for problem, odd in (
         (f"names images that {where} lacks", {*wnids} - images),
         (f"lacks images that are in {where}", images - {*wnids}),
+        ("lacks classes", {*names} - {*wnids.values()}),
     ):
         if odd:
             raise ValueError(f"{file} {problem}: {len(odd)}, {sorted(odd)[:5]}")
-    without = sorted({*names} - {*wnids.values()})
-    if without:
-        raise ValueError(f"{file}: classes without images: {without[:5]}")
     number = {name: i for i, name in enumerate(names)}
     # Sorted, so that both layouts give the same rows.
     kept = sorted((number[wnid], x) for x, wnid in wnids.items() if wnid in number)
@@ -102,10 +94,8 @@ def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
 
 def _annotations(file, known) -> dict[str, str]:
     """Image -> wnid, from val_annotations.txt; `known` are the allowed wnids."""
-    try:
+    with files_lib.reading(file):
         lines = storage.read(file).decode().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
     known, wnids = {*known}, {}
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -79,19 +79,12 @@ def digits_in_looks(
         interpolation=interpolation,
         channels=channels,
     )
-    return data._replace(
-        name="digits_in_looks",
-        domain_names=tuple(looks),
-        train=_in_looks(data.train, looks),
-        validation=_in_looks(data.validation, looks),
-        test=_in_looks(data.test, looks),
-    )
+    whole = stream.map_splits(data, lambda x: _in_looks(x, looks))
+    return whole._replace(name="digits_in_looks", domain_names=tuple(looks))
 
 
-def _in_looks(examples, looks) -> stream.Examples | None:
+def _in_looks(examples, looks) -> stream.Examples:
     """The examples in one look after another, each a domain."""
-    if examples is None:
-        return None
     count = len(examples.label)
     return stream.Examples(
         np.tile(examples.label, len(looks)),

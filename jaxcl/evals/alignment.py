@@ -7,7 +7,6 @@ network that has overfitted to its memory has a low alignment. The authors relea
 code for it.
 """
 
-import time
 from collections.abc import Callable
 
 import jax
@@ -53,26 +52,24 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     Returns:
       evaluate(state, task) -> core.Result without rows. It measures the stored rows
       whose class has held-out rows. Scalars: "task_T", T from 1, the mean over the
-      stored rows of a task, absent without any; "mean" over all; "seconds".
+      stored rows of a task, absent without any; "mean" over all.
 
     Raises:
       ValueError: the method keeps no memory; no held-out split; no labels.
     """
-    if parts.memory is None:
-        raise ValueError(
-            "config.evaluators.alignment: needs a method with a memory of images, as "
-            "er and er_ace have; take the evaluator out"
-        )
+    what = (
+        "a method with a memory of images and the task of each, as er and er_ace have"
+    )
+    features_lib.need(parts.memory is not None, "alignment", what)
     examples = parts.stream.dataset.validation
     if examples is None:
         examples = parts.stream.evaluation
-    features_lib.check_labels(features_lib.judged_on(parts, examples), "alignment")
+    features_lib.check_labels(parts, "alignment", parts.stream.dataset.train, examples)
     embed = features_lib.make(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)
     program = _program(parts, batch_size)
 
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         cosines, tasks = sharding.fetch(program(state, embed(state), labels))
         measured = cosines != -np.inf  # not finite for another reason: it is told
         cosines, tasks = cosines[measured].astype(np.float64), tasks[measured]
@@ -81,14 +78,13 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
         }
         if len(cosines):
             scalars["mean"] = float(cosines.mean())
-        scalars["seconds"] = time.monotonic() - began
         return core.Result({}, scalars)
 
     return evaluate
 
 
 def _program(parts, batch_size):
-    """(state, features, labels) -> `nearest` f32[capacity], and task i32[capacity].
+    """Compile (state, features, labels) -> `nearest` f32[capacity], task i32[capacity].
 
     The cosine of an empty slot is -inf.
     """
@@ -97,12 +93,9 @@ def _program(parts, batch_size):
 
     def run(state, held, held_labels):
         memory = parts.memory(state)
-        if not {"image", "task"} <= set(memory.items):
-            raise ValueError(
-                "config.evaluators.alignment: needs a memory of images with the task "
-                "of each, as er and er_ace have; this method's holds "
-                f"{', '.join(sorted(memory.items))}; take the evaluator out"
-            )
+        what = "a memory of images and the task of each; the method's holds "
+        what += ", ".join(sorted(memory.items))
+        features_lib.need({"image", "task"} <= {*memory.items}, "alignment", what)
         size = features_lib.padded_size(parts, min(batch_size, memory.capacity))
         steps = -(-memory.capacity // size)
         slots = jnp.arange(steps * size).reshape(steps, size) % memory.capacity

@@ -10,7 +10,6 @@ augmentation; the paper has 25,600 of train images.
 """
 
 import math
-import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -85,7 +84,7 @@ def make(
     max_rows: Annotated[int, schema.Range(least=2)] = 2048,
     share: schema.Share = 0.5,
 ) -> Callable:
-    """The spread and the rank of the embeddings, and a warning where they fall.
+    """Measure spread and rank of the embeddings, and warn where they fall.
 
     Args:
       parts: what every evaluator is given; labels are not read.
@@ -97,7 +96,7 @@ def make(
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars: "embedding_std" and
-      "rankme", see these functions; "seconds".
+      "rankme", see these functions.
 
     Raises:
       ValueError: an option out of its range.
@@ -108,7 +107,6 @@ def make(
     references, steps = {}, []
 
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         embeddings = np.asarray(sharding.fetch(embed(state)), np.float32)
         finite = bool(np.isfinite(embeddings).all())
         scalars = {
@@ -123,7 +121,6 @@ def make(
             when = "at the evaluation before" if references else "at first"
             references[when] = scalars
         steps[:] = [step]
-        seconds = {"seconds": time.monotonic() - began}
-        return core.Result({}, scalars | seconds, tuple(warnings))
+        return core.Result({}, scalars, tuple(warnings))
 
     return evaluate

@@ -16,27 +16,25 @@ The last two are higher where the network tells the images of a task apart. As t
 measured of every task after each, their forgetting is what it can no longer tell apart.
 """
 
-import time
 from collections.abc import Callable
 from typing import Annotated
 
-import jax
 import numpy as np
 
-from jaxcl import core, schema, sharding
+from jaxcl import core, schema
 from jaxcl.evals import features as features_lib
 
 _ROUNDS = 20  # of k-means
 
 
 def unit(features: np.ndarray) -> np.ndarray:
-    """Rows of length 1, f64[N, D]; rows of zeros stay."""
+    """Scale rows to length 1, f64[N, D]; rows of zeros stay."""
     x = np.asarray(features, np.float64)
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 
 def deviation(first: np.ndarray, second: np.ndarray) -> float:
-    """The mean of 1 - u . v over images, from 0 to 2.
+    """Average 1 - u . v over images, from 0 to 2.
 
     Args:
       first, second: f64[N, D], unit rows, of two views of each image.
@@ -45,7 +43,7 @@ def deviation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def overlap(rows: np.ndarray, others: np.ndarray | None = None) -> float:
-    """The mean of max(0, u . w) over pairs, from 0 to 1.
+    """Average max(0, u . w) over pairs, from 0 to 1.
 
     Args:
       rows: f64[N, D], unit rows.
@@ -59,7 +57,7 @@ def overlap(rows: np.ndarray, others: np.ndarray | None = None) -> float:
 
 
 def retrieved(first: np.ndarray, second: np.ndarray) -> float:
-    """The share of images whose second view is the one nearest to their first.
+    """Count the share of images whose second view is nearest to their first.
 
     Args:
       first, second: f64[N, D], unit rows. Of equal ones the first counts as nearest.
@@ -146,31 +144,27 @@ def make(
       than 2 held-out rows: "retrieved" and "clusters". Scalars: "deviation" and
       "overlap" of held-out rows of the tasks met; with a method that stores images,
       "stored_deviation" of these, and "stored_overlap" of held-out rows of the tasks
-      met with stored ones; "seconds".
+      met with stored ones.
 
     Raises:
       ValueError: an option out of its range; no evaluation rows; no projection.
     """
     parts = features_lib.reading(parts, "decay", features)
     examples = parts.stream.evaluation
-    if examples is None:
-        raise ValueError(
-            "config.evaluators.decay: needs evaluation rows; set "
-            "config.scenario.evaluation to 'test', or take the evaluator out"
-        )
+    features_lib.need_rows(examples, "decay")
     tests = [np.asarray(task.test) for task in parts.stream.tasks]
     most = max(max_rows // len(tests), 2)
     chosen = [features_lib.evenly(rows, most) for rows in tests]
     images = [features_lib.images_of(parts, examples, rows) for rows in chosen]
     ends = np.cumsum([len(rows) for rows in chosen])
     embed = features_lib.two_views(parts)
-    stored = _stored(parts, max_rows)
+    stored = features_lib.stored(parts, "image")
 
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         views = embed(state, np.concatenate(images))
-        kept = stored(state)
-        of_kept = embed(state, kept) if len(kept) else None
+        kept, of_kept = stored(state).get("image", ()), None
+        if len(kept):
+            of_kept = embed(state, features_lib.evenly(kept, max_rows))
         finite = np.isfinite(views).all() and np.isfinite(of_kept or 0).all()
         first, second = (np.split(unit(view), ends[:-1]) for view in views)
         rows = {"retrieved": [], "clusters": []}
@@ -188,30 +182,8 @@ def make(
             scalars["stored_deviation"] = deviation(*of_kept)
             scalars["stored_overlap"] = overlap(met[0], of_kept[0])
         warnings = () if finite else (features_lib.NOT_FINITE,)
-        scalars["seconds"] = time.monotonic() - began
         return core.Result(
             {name: np.array(row) for name, row in rows.items()}, scalars, warnings
         )
 
     return evaluate
-
-
-def _stored(parts, most) -> Callable:
-    """State -> at most so many stored images, u8[n,H,W,C]; none without a memory."""
-    none = np.zeros((0, 1, 1, 1), np.uint8)
-    if parts.memory is None:
-        return lambda state: none
-
-    def held(state):
-        memory = parts.memory(state)
-        return memory.items.get("image"), memory.filled
-
-    program = jax.jit(held, out_shardings=sharding.replicated(parts.mesh))
-
-    def images(state):
-        stored, filled = sharding.fetch(program(state))
-        if stored is None:
-            return none
-        return stored[features_lib.evenly(np.flatnonzero(filled), most)]
-
-    return images

@@ -4,7 +4,9 @@
 """
 
 import contextlib
-from collections.abc import Callable
+import contextvars
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -23,17 +25,13 @@ Features = Literal["embedding", "projection"]
 NOT_FINITE = "features are not finite, so that there is no result"
 
 
-class NotFinite(ValueError):
-    """Features are not finite: nothing can be drawn of them."""
-
-
 @jax.jit
 def _finite(arrays):
     return jnp.stack([jnp.isfinite(x).all() for x in arrays]).all()
 
 
 def finite(*arrays: jax.Array) -> bool:
-    """Whether all numbers of some arrays are finite; they may lie on the devices."""
+    """Tell whether all numbers of some arrays are finite, wherever the arrays lie."""
     return bool(sharding.fetch(_finite(arrays)))
 
 
@@ -43,42 +41,38 @@ def require(field: str, value: Any, good: bool, allowed: str) -> None:
         raise ValueError(f"config.evaluators.{field}={value!r}: must be {allowed}")
 
 
-def judged_on(parts: core.EvalParts, examples: stream.Examples) -> core.EvalParts:
-    """EvalParts whose evaluation rows are `examples`."""
-    return parts._replace(stream=parts.stream._replace(evaluation=examples))
+def need(good: Any, name: str, what: str, do: str = "take the evaluator out") -> None:
+    """Refuse a method or data without what `config.evaluators.{name}` needs."""
+    if not good:
+        raise ValueError(f"config.evaluators.{name}: needs {what}; {do}")
 
 
 def check_labels(
-    parts: core.EvalParts, name: str, splits: tuple[str, ...] = ("train", "evaluation")
+    parts: core.EvalParts, name: str, *splits: stream.Examples | None
 ) -> None:
-    """Refuse a stream without evaluation rows, or with rows that have no label.
+    """Refuse a split that is not there, or that has rows without a label.
 
     Args:
       parts: what the evaluator is given.
       name: the evaluator's name in the config.
-      splits: the splits whose rows must all have a label.
+      splits: by default the train split and the evaluation rows.
 
     Raises:
-      ValueError: no evaluation split, or rows without a label, naming the dataset.
+      ValueError: no evaluation rows, or rows without a label, naming the dataset.
     """
     dataset = parts.stream.dataset
-    if parts.stream.evaluation is None:
-        raise ValueError(
-            f"config.evaluators.{name}: needs evaluation rows, but the scenario has "
-            f"none; set config.scenario.evaluation to 'test' or 'validation', or "
-            "take the evaluator out"
-        )
-    of = {"train": dataset.train, "evaluation": parts.stream.evaluation}
-    for split in splits:
-        examples = of[split]
-        unknown = int((examples.label < 0).sum())
-        if unknown:
-            raise ValueError(
-                f"config.evaluators.{name}: needs a label for every row, but "
-                f"{unknown} of {stream.size(examples)} {split} rows of "
-                f"{dataset.name} have none (-1); use a labelled dataset, or take "
-                "the evaluator out"
-            )
+    for examples in splits or (dataset.train, parts.stream.evaluation):
+        need_rows(examples, name)
+        unknown, count = int((examples.label < 0).sum()), stream.size(examples)
+        kind = "train" if examples is dataset.train else "evaluation"
+        what = f"a label for every row: {unknown} of {count} {kind} rows of "
+        need(not unknown, name, f"{what}{dataset.name} have none (-1)")
+
+
+def need_rows(examples: stream.Examples | None, name: str) -> None:
+    """Refuse evaluation rows that are not there."""
+    do = "set config.scenario.evaluation to 'test', or take the evaluator out"
+    need(examples is not None, name, "evaluation rows", do)
 
 
 def reading(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
@@ -89,11 +83,9 @@ def reading(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
     """
     if features == "embedding":
         return parts
-    if parts.project is None:
-        raise ValueError(
-            f"config.evaluators.{name}.features='projection': needs a method with a "
-            "projection, as duel and two_view have; choose 'embedding'"
-        )
+    what = "a method with a projection, as duel and two_view have"
+    name = f"{name}.features={features!r}"
+    need(parts.project is not None, name, what, "choose 'embedding'")
     return parts._replace(embed=parts.project)
 
 
@@ -145,7 +137,7 @@ def train_mask(groups: Split, train_on: str, task: int) -> np.ndarray:
 
 
 def stratified(examples: stream.Examples, *, fraction: float, seed: int) -> np.ndarray:
-    """A share of the rows of every class, and of every domain within it, bool[N].
+    """Draw a share of the rows of every class and domain, bool[N].
 
     It takes max(1, round(fraction n)) of n rows; a half is rounded to even. They are
     the first rows of an order that depends on `seed`, the class and the domain alone,
@@ -163,7 +155,7 @@ def stratified(examples: stream.Examples, *, fraction: float, seed: int) -> np.n
 
 
 def per_task(parts: core.EvalParts, correct: np.ndarray) -> np.ndarray:
-    """Accuracy on each task's test rows, f64[T], nan for a task without rows.
+    """Average over each task's test rows, f64[T], nan for a task without rows.
 
     Args:
       correct: bool[M], one entry per evaluation row.
@@ -179,7 +171,7 @@ def verdicts(
     *,
     rows: np.ndarray | None = None,
 ) -> Callable:
-    """Which of the predicted classes are right, judged on the device.
+    """Judge on the device which of the predicted classes are right.
 
     Args:
       rows: i32[n], which rows of the split; by default all.
@@ -215,27 +207,40 @@ def blank_unseen(row: np.ndarray, train_on: str, task: int) -> np.ndarray:
 
 
 def place(parts: core.EvalParts, examples: stream.Examples) -> jax.Array | None:
-    """The images of a set in memory, whole on every device; None if the set streams."""
+    """Place the images of a set in memory on every device; None if the set streams."""
     if examples.images is None:
         return None
     return sharding.replicate(examples.images, parts.mesh)
 
 
+def logged(rows: Sequence[dict], pattern: str) -> dict[str, dict]:
+    """Find scalars in the rows of metrics.jsonl by a pattern of their names.
+
+    Args:
+      pattern: of the name behind the key of the evaluator's entry.
+
+    Returns:
+      key -> step -> groups of the pattern, numbers as int -> value.
+    """
+    found: dict[str, dict] = {}
+    for row in rows:
+        for name, value in row.get("eval", {}).items():
+            key, _, scalar = name.rpartition("/")
+            if match := re.fullmatch(pattern, scalar):
+                groups = (int(x) if x and x.isdigit() else x for x in match.groups())
+                at_step = found.setdefault(key, {}).setdefault(row["step"], {})
+                at_step[tuple(groups)] = value
+    return found
+
+
 def unit(features: jax.Array) -> jax.Array:
-    """Rows scaled to length 1, f32[n, D]; zero rows stay zero."""
+    """Scale rows to length 1, f32[n, D]; zero rows stay zero."""
     length = jnp.linalg.norm(features, axis=-1, keepdims=True)
     return features / jnp.maximum(length, 1e-12)
 
 
-def constraint(parts: core.EvalParts, batch_size: int) -> jax.sharding.Sharding:
-    """Sharding of a batch: split by rows if the devices divide them, else whole."""
-    if batch_size % parts.mesh.size:
-        return sharding.replicated(parts.mesh)
-    return sharding.split(parts.mesh)
-
-
 def padded_size(parts: core.EvalParts, batch_size: int) -> int:
-    """A batch size, rounded up to a multiple of the devices."""
+    """Round a batch size up to a multiple of the devices."""
     return -(-batch_size // parts.mesh.size) * parts.mesh.size
 
 
@@ -254,7 +259,7 @@ def eval_view(parts: core.EvalParts, *, resize: bool = True) -> Callable:
 
 
 def eval_crop(parts: core.EvalParts) -> prefetch.CenterCrop:
-    """The crop that workers cut out of an image that streams."""
+    """Make the crop that workers cut out of an image that streams."""
     return prefetch.CenterCrop(
         size=parts.size,
         resize=parts.size if parts.resize is None else parts.resize,
@@ -270,10 +275,7 @@ def make(
     batch_size: int = 256,
     images: jax.Array | None = None,
 ) -> Callable:
-    """Embeddings of a split, in evaluation mode, without augmentation.
-
-    A set in memory is embedded by one program that loops over batches. A set that
-    streams is decoded by workers and embedded batch by batch.
+    """Embed rows of a split in evaluation mode, without augmentation.
 
     Args:
       rows: i32[n], which rows; by default all.
@@ -282,102 +284,128 @@ def make(
 
     Returns:
       embed(state, first=n) -> f32[n, D], whole on every device. Only batches with some
-      of the first `first` rows are embedded; the rest is zeros. Every `first` runs the
-      same program.
+      of the first `first` rows are embedded, one at least; the rest is zeros. Every
+      `first` runs the same program. Within `shared`, evaluators that embed all rows of
+      a split share one pass.
     """
-    rows = np.arange(stream.size(examples)) if rows is None else np.asarray(rows)
+    size = stream.size(examples)
+    rows = np.arange(size) if rows is None else np.asarray(rows)
     batch_size = padded_size(parts, min(batch_size, len(rows)))
-    if examples.graphs is not None:
-        return _of_graphs(parts, examples, rows, batch_size)
-    if examples.images is None:
-        return _of_streamed(parts, examples, rows, batch_size)
-    images = place(parts, examples) if images is None else images
-    return _of_resident(parts, images, rows, batch_size)
+    read, batches = _reader(parts, examples, rows, batch_size, images)
+    steps, whole = -(-len(rows) // batch_size), sharding.replicated(parts.mesh)
+    blank = None  # shape and type of all features, known after the first batch
 
+    def embed(state, batch):
+        features = parts.embed(state, read(batch))
+        return jax.lax.with_sharding_constraint(features, whole)
 
-def _of_resident(parts, images, rows, batch_size) -> Callable:
-    """`make` for images that lie on the devices."""
-    count, steps = len(rows), -(-len(rows) // batch_size)
-    padded = np.resize(rows, steps * batch_size).astype(np.int32)
-    padded = sharding.replicate(padded.reshape(steps, batch_size), parts.mesh)
-    view = eval_view(parts)
-    whole, split_rows = sharding.replicated(parts.mesh), sharding.split(parts.mesh)
+    def write(state, batch, features, begin):
+        batch = embed(state, batch)
+        return jax.lax.dynamic_update_slice_in_dim(features, batch, begin, axis=0)
 
-    def embed_batches(state, images, padded, wanted):
-        def embed(at):
-            at = jax.lax.with_sharding_constraint(at, split_rows)
-            features = parts.embed(state, view(images[at]))
-            return jax.lax.with_sharding_constraint(features, whole)
-
-        def write(step, features):
-            batch = embed(padded[step])
-            return jax.lax.dynamic_update_index_in_dim(features, batch, step, axis=0)
-
-        batch = jax.eval_shape(embed, padded[0])
-        blank = jnp.zeros((steps, *batch.shape), batch.dtype)
-        features = jax.lax.fori_loop(0, wanted, write, blank)
-        return features.reshape(steps * batch_size, -1)[:count]
-
-    program = jax.jit(embed_batches, out_shardings=whole)
+    program = jax.jit(write, donate_argnums=2, out_shardings=whole)
 
     def run(state, first=None):
-        wanted = steps if first is None else -(-first // batch_size)
-        return program(state, images, padded, np.int32(wanted))
-
-    return run
-
-
-def _of_graphs(parts, examples, rows, batch_size) -> Callable:
-    """`make` for graphs; every device keeps all their batches."""
-    batches = graph_batches.evaluation_batches(examples, rows, batch_size)
-    placed = [sharding.replicate(batch["graph"], parts.mesh) for batch in batches]
-    embed = jax.jit(parts.embed, out_shardings=sharding.replicated(parts.mesh))
-
-    def run(state, first=None):
-        wanted = len(placed) if first is None else -(-first // batch_size)
-        # One batch at least: it tells D.
-        features = [embed(state, graphs) for graphs in placed[: max(wanted, 1)]]
-        features = jnp.concatenate(features)[: len(rows)]
-        return jnp.pad(features, ((0, len(rows) - len(features)), (0, 0)))
-
-    return run
-
-
-def _of_streamed(parts, examples, rows, batch_size) -> Callable:
-    """`make` for images that workers decode row by row."""
-    crop, view = eval_crop(parts), eval_view(parts, resize=False)
-    embed = jax.jit(
-        lambda state, images: parts.embed(state, view(images)),
-        out_shardings=sharding.replicated(parts.mesh),
-    )
-
-    def run(state, first=None):
-        # One row at least: it tells D.
-        wanted = rows if first is None else rows[: max(first, 1)]
-        batches = prefetch.evaluation_batches(
-            examples,
-            wanted,
-            batch_size,
-            crop=crop,
-            workers=parts.workers,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        )
-        placed = prefetch.ahead(
-            batches, lambda batch: sharding.shard(batch["image"], parts.mesh)
-        )
-        features = []
-        with contextlib.closing(placed):
-            for images in placed:
-                features.append(embed(state, images))
+        nonlocal blank
+        count = steps if first is None else max(-(-first // batch_size), 1)
+        features = None
+        with contextlib.closing(batches(count)) as placed:
+            for i, batch in enumerate(placed):
+                if blank is None:
+                    blank = jax.eval_shape(embed, state, batch)
+                if features is None:
+                    shape = steps * batch_size, *blank.shape[1:]
+                    features = jnp.zeros(shape, blank.dtype, device=whole)
+                features = program(state, batch, features, np.int32(i * batch_size))
                 # Or images pile up on a device that is slower than the workers.
-                jax.block_until_ready(features[-2:-1])
-        features = np.concatenate(sharding.fetch(features))[: len(wanted)]
-        if len(wanted) < len(rows):
-            features = np.pad(features, ((0, len(rows) - len(wanted)), (0, 0)))
-        return sharding.replicate(features, parts.mesh)
+                if examples.load is not None and i % 4 == 3:
+                    jax.block_until_ready(features)
+        return features[: len(rows)]
 
-    return run
+    return _share(parts, examples, rows, run)
+
+
+def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callable]:
+    """Return batch -> the encoder's inputs, and count -> batches, of a split."""
+    mesh = parts.mesh
+    if examples.graphs is not None:  # every device keeps all batches
+        made = graph_batches.evaluation_batches(examples, rows, batch_size)
+        graphs = [sharding.replicate(batch["graph"], mesh) for batch in made]
+        return lambda batch: batch, lambda count: (batch for batch in graphs[:count])
+    if examples.images is None:
+        view, crop = eval_view(parts, resize=False), eval_crop(parts)
+
+        def streamed(count):
+            wanted, workers = rows[: count * batch_size], parts.workers
+            share = {"process_index": jax.process_index()}
+            share["process_count"] = jax.process_count()
+            batches = prefetch.evaluation_batches(
+                examples, wanted, batch_size, crop=crop, workers=workers, **share
+            )
+            return prefetch.ahead(batches, lambda x: sharding.shard(x["image"], mesh))
+
+        return view, streamed
+    view, images = (
+        eval_view(parts),
+        place(parts, examples) if images is None else images,
+    )
+    padded = np.resize(rows, (-(-len(rows) // batch_size), batch_size)).astype(np.int32)
+
+    def resident(batch):
+        images, at = batch
+        return view(images[jax.lax.with_sharding_constraint(at, sharding.split(mesh))])
+
+    return resident, lambda count: ((images, at) for at in padded[:count])
+
+
+_MOST_SHARED = 2**30  # bytes of features that stay on the devices while others measure
+_passes: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
+    "_passes", default=None
+)
+
+
+@contextlib.contextmanager
+def shared() -> Iterator[None]:
+    """Context in which evaluators of one state share their passes over a split."""
+    token = _passes.set({})
+    try:
+        yield
+    finally:
+        _passes.reset(token)
+
+
+def _share(parts, examples, rows, run) -> Callable:
+    """Take features from a pass over all rows, if another evaluator has made it."""
+    every = np.array_equal(rows, np.arange(stream.size(examples)))
+    key = id(parts.embed), id(examples)  # `run` keeps both alive
+
+    def embed(state, first=None):
+        passes = _passes.get()
+        if passes is None or first is not None:
+            return run(state, first)
+        if passes.get("state") is not state:
+            passes.clear()
+            passes["state"] = state
+        if key in passes:
+            return passes[key] if every else passes[key][rows]
+        features = run(state)
+        if every and features.nbytes <= _MOST_SHARED:
+            passes[key] = features
+        return features
+
+    return embed
+
+
+def first_rows(
+    parts: core.EvalParts, task: stream.Task, count: int, batch_size: int
+) -> np.ndarray:
+    """Return the first train rows that a run draws for a task, i32[count]."""
+    size = min(batch_size, len(task.train.rows))
+    # `count` epochs are always enough; only those in use are computed.
+    plan = stream.schedule(
+        task.train, seed=parts.seed, task=task.index, epochs=count, batch_size=size
+    )
+    return np.concatenate([plan[step] for step in range(-(-count // size))])[:count]
 
 
 def evenly(rows: np.ndarray, most: int) -> np.ndarray:
@@ -388,7 +416,7 @@ def evenly(rows: np.ndarray, most: int) -> np.ndarray:
 def sampled(
     parts: core.EvalParts, name: str, max_rows: int, *, least: int = 1
 ) -> tuple[stream.Examples, np.ndarray]:
-    """The evaluation split, or the train split if there is none, and rows of it.
+    """Choose rows of the evaluation split, or of the train split if there is none.
 
     Args:
       name: the evaluator's name in the config.
@@ -405,12 +433,29 @@ def sampled(
     if examples is None:
         examples = parts.stream.dataset.train
     rows = evenly(np.arange(stream.size(examples)), max_rows)
-    if len(rows) < least:
-        raise ValueError(
-            f"config.evaluators.{name}: {len(rows)} rows to read; needs {least} or "
-            "more; take the evaluator out"
-        )
+    need(len(rows) >= least, name, f"{least} rows or more, there are {len(rows)}")
     return examples, rows
+
+
+def stored(parts: core.EvalParts, *names: str) -> Callable:
+    """Read the filled rows of a method's memory: state -> name -> array, on the host.
+
+    Names that the memory has not are left out, all of them without a memory.
+    """
+    if parts.memory is None:
+        return lambda state: {}
+
+    def read(state):
+        memory = parts.memory(state)
+        return {x: memory.items[x] for x in names if x in memory.items}, memory.filled
+
+    program = jax.jit(read, out_shardings=sharding.replicated(parts.mesh))
+
+    def run(state):
+        kept, filled = sharding.fetch(program(state))
+        return {name: leaf[filled] for name, leaf in kept.items()}
+
+    return run
 
 
 def images_of(
@@ -430,7 +475,7 @@ def images_of(
 
 
 def of_images(parts: core.EvalParts, *, batch_size: int = 256) -> Callable:
-    """Embeddings of any number of images that lie on the host, by one program.
+    """Embed any number of images that lie on the host, by one program.
 
     Args:
       batch_size: rounded up to a multiple of the devices.
@@ -439,28 +484,10 @@ def of_images(parts: core.EvalParts, *, batch_size: int = 256) -> Callable:
       (state, images u8[n,H,W,C]) -> f32[n, D] on the host. Where the train split
       streams, the images are already cut by `eval_crop`.
     """
-    streams = parts.stream.dataset.train.images is None
-    view = eval_view(parts, resize=not streams)
-    batch_size = padded_size(parts, batch_size)
-    rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
-
-    def embed(state, images):
-        images = jax.lax.with_sharding_constraint(images, rows)
-        return parts.embed(state, view(images))
-
-    program = jax.jit(embed, out_shardings=whole)
-
-    def run(state, images):
-        features = []
-        for begin in range(0, len(images), batch_size):
-            batch = np.resize(
-                images[begin : begin + batch_size], (batch_size, *images.shape[1:])
-            )
-            placed = sharding.replicate(batch, parts.mesh)
-            features.append(sharding.fetch(program(state, placed)))
-        return np.concatenate(features)[: len(images)]
-
-    return run
+    view = eval_view(parts, resize=parts.stream.dataset.train.images is not None)
+    one_view = lambda key, images: view(images)[:, None]  # noqa: E731
+    embed = of_views(parts, one_view, 1, batch_size=batch_size)
+    return lambda state, images: embed(state, images)[0]
 
 
 def two_views(parts: core.EvalParts, *, batch_size: int = 128) -> Callable:

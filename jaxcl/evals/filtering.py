@@ -15,7 +15,6 @@ images without augmentation. The memory starts empty, whatever the method keeps.
 """
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -25,12 +24,9 @@ import numpy as np
 from etils import epath
 
 from jaxcl import core, metrics, schema, sharding
-from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import plots
 from jaxcl.memory import duel
-
-LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py
 
 
 class Course(NamedTuple):
@@ -76,8 +72,7 @@ def make(
       evaluate(state, task) -> core.Result without rows. Scalars after i x `size` rows,
       i = 1, ..., `times`: "entropy_i" and "fifo_entropy_i", class entropies in nats of
       DUEL's memory and of the last `size` rows; "class_c_i", the share of class c in
-      DUEL's memory. Besides "stream_entropy" and "stream_class_c", of all offered rows,
-      and "seconds".
+      DUEL's memory. Besides "stream_entropy" and "stream_class_c", of all offered rows.
 
     Raises:
       ValueError: an option out of its range; a method without a projection; rows
@@ -87,7 +82,7 @@ def make(
         features = "embedding" if parts.project is None else "projection"
     reads = _unit(features_lib.reading(parts, "filtering", features))
     train = parts.stream.dataset.train  # no other split is read
-    features_lib.check_labels(features_lib.judged_on(parts, train), "filtering")
+    features_lib.check_labels(parts, "filtering", train)
     # Placed once, and only when a task is evaluated.
     place = functools.cache(functools.partial(features_lib.place, parts, train))
     offered_in = functools.cache(
@@ -98,9 +93,9 @@ def make(
     )
 
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         labels, order, embed = offered_in(task)
-        features, held = embed(state), _empty(parts, size)
+        features = embed(state)
+        held = sharding.replicate(np.full(size, -1, np.int32), parts.mesh)
         scalars = _measured(parts, "stream_entropy", "stream_class_{}", labels[order])
         for i in range(times):
             offered = order[i * size : (i + 1) * size]
@@ -110,21 +105,20 @@ def make(
             kept, n = labels[sharding.fetch(held)], i + 1
             scalars |= _measured(parts, f"entropy_{n}", f"class_{{}}_{n}", kept)
             scalars[f"fifo_entropy_{n}"] = _entropy(parts, labels[offered])
-        scalars["seconds"] = time.monotonic() - began
         return core.Result({}, scalars)
 
-    return evaluate
+    return core.Evaluator(evaluate, last_only=True, chart=draw)
 
 
 def _offered(reads, place, count, batch_size, task):
-    """The first `count` rows that a task draws.
+    """Read the first `count` rows that a task draws.
 
     Returns:
       labels i32[n] of the distinct rows; i32[count], which of them come, in order; and
       state -> f32[n, D], their features.
     """
     train = reads.stream.dataset.train
-    rows = _rows(reads, reads.stream.tasks[task], count, batch_size)
+    rows = features_lib.first_rows(reads, reads.stream.tasks[task], count, batch_size)
     distinct, order = np.unique(rows, return_inverse=True)
     embed = features_lib.make(reads, train, rows=distinct, images=place())
     return train.label[distinct], order.astype(np.int32), embed
@@ -135,21 +129,6 @@ def _unit(parts):
     return parts._replace(
         embed=lambda state, images: features_lib.unit(parts.embed(state, images))
     )
-
-
-def _rows(parts, task, count, batch_size) -> np.ndarray:
-    """The first train rows that a run of this seed draws for a task, i32[count]."""
-    size = min(batch_size, len(task.train.rows))
-    # `count` epochs are always enough; only those in use are computed.
-    plan = stream.schedule(
-        task.train, seed=parts.seed, task=task.index, epochs=count, batch_size=size
-    )
-    return np.concatenate([plan[step] for step in range(-(-count // size))])[:count]
-
-
-def _empty(parts, size):
-    """A memory without rows."""
-    return sharding.replicate(np.full(size, -1, np.int32), parts.mesh)
 
 
 def _offer(parts, **policy) -> Callable:
@@ -177,30 +156,24 @@ def _measured(parts, entropy, share, labels) -> dict[str, float]:
 
 
 def courses(rows: Sequence[dict]) -> dict[str, Course]:
-    """The last results of this module's evaluators, read from rows of metrics.jsonl.
+    """Read the last results of this module's evaluators from rows of metrics.jsonl.
 
     Returns:
       key of the evaluator's entry in the config -> its results.
     """
-    last = {}
-    for scalars in (row.get("eval", {}) for row in rows):
-        for name in scalars:
-            key, _, measure = name.rpartition("/")
-            if measure == "fifo_entropy_1":
-                last[key] = _course(scalars, key)
-    return last
-
-
-def _course(scalars, key) -> Course:
-    """The results of one evaluator, among the scalars of one evaluation."""
-    numbers = range(1 + len(scalars))
-    times = [i for i in numbers if f"{key}/fifo_entropy_{i}" in scalars]
-    classes = [c for c in numbers if f"{key}/class_{c}_1" in scalars]
-    return Course(
-        np.array([[scalars[f"{key}/class_{c}_{i}"] for c in classes] for i in times]),
-        np.array([scalars[f"{key}/entropy_{i}"] for i in times]),
-        np.array([scalars[f"{key}/fifo_entropy_{i}"] for i in times]),
-    )
+    found, pattern = {}, r"(entropy|fifo_entropy|class)_(\d+)(?:_(\d+))?"
+    for key, by_step in features_lib.logged(rows, pattern).items():
+        measured = [x for x in by_step.values() if ("fifo_entropy", 1, None) in x]
+        if measured:
+            values = measured[-1]
+            times = sorted(i for kind, i, _ in values if kind == "fifo_entropy")
+            classes = sorted(c for kind, c, i in values if (kind, i) == ("class", 1))
+            found[key] = Course(
+                np.array([[values["class", c, i] for c in classes] for i in times]),
+                np.array([values["entropy", i, None] for i in times]),
+                np.array([values["fifo_entropy", i, None] for i in times]),
+            )
+    return found
 
 
 def draw(rows: Sequence[dict], folder: epath.Path) -> None:

@@ -15,7 +15,7 @@ import optax
 
 from jaxcl import core, optim, sharding
 from jaxcl.data import prefetch, stream
-from jaxcl.nets import initial
+from jaxcl.nets import layers
 
 _STREAM = 0x11EA4  # keeps the probe's random numbers apart from the training's
 _EXACT = jax.lax.Precision.HIGHEST  # TF32 loses accuracy; the layer is cheap anyway
@@ -44,23 +44,15 @@ class Rule(NamedTuple):
     optimizer: Optimizer = "sgd"
 
 
-class _Carry(NamedTuple):
-    """What a step of the head changes."""
-
-    head: Head
-    buffers: object  # a Head, the momentum of SGD; or the moments of Adam
-    loss: jax.Array  # f32[], sum over the batches of the present epoch so far
-
-
 def logits(head: Head, features: jax.Array) -> jax.Array:
-    """Scores f32[n, C] of features f32[n, D]."""
+    """Score features f32[n, D], f32[n, C]."""
     return jnp.dot(features, head.weight, precision=_EXACT) + head.bias
 
 
 def probe_keys(
     seed: int, task: jax.typing.ArrayLike, probe: jax.typing.ArrayLike
 ) -> jax.Array:
-    """The keys of a probe, for the layer's start and for its epochs.
+    """Make the keys of a probe, for the layer's start and for its epochs.
 
     Args:
       probe: 0 for the probe over all classes, t + 1 for that of domain t alone.
@@ -117,92 +109,68 @@ def class_uniform(
 
 
 def start(key: jax.Array, dim: int, num_classes: int) -> Head:
-    """A new layer, drawn as PyTorch's nn.Linear(dim, num_classes) draws it."""
+    """Draw a new layer as PyTorch's nn.Linear(dim, num_classes) does."""
     k_weight, k_bias = jax.random.split(key)
-    uniform = initial.torch_uniform(dim)
+    uniform = layers.torch_uniform(dim)
     return Head(uniform(k_weight, (dim, num_classes)), uniform(k_bias, (num_classes,)))
 
 
-def _adam(rule: Rule):
-    """PyTorch's Adam, which adds weight decay to the gradient."""
-    return optim.adam(weight_decay=rule.weight_decay)
+def descend(
+    tx: optax.GradientTransformationExtraArgs,
+    head: Head,
+    opt_state: core.PyTree,
+    features: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    lr: jax.typing.ArrayLike,
+) -> tuple[Head, core.PyTree, jax.Array, jax.Array]:
+    """Take one step down the mean cross-entropy of the unmasked rows.
 
+    Args:
+      tx: an optimiser of `optim`.
+      features: f32[B, D].
+      labels: i32[B].
+      mask: f32[B], 0 for rows that do not count.
 
-def _begin(rule: Rule, key, dim, num_classes) -> _Carry:
-    head = start(key, dim, num_classes)
-    if rule.optimizer == "adam":
-        buffers = _adam(rule).init(head)
-    else:
-        buffers = jax.tree.map(jnp.zeros_like, head)
-    return _Carry(head, buffers, jnp.zeros(()))
-
-
-def _gradient(head: Head, features, labels, mask):
-    """((loss, scores), gradient), for the mean cross-entropy of the unmasked rows."""
+    Returns:
+      head and state after the step; loss f32[] and scores f32[B, C] before it.
+    """
 
     def loss_of(head):
         scores = logits(head, features)
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
         return jnp.sum(losses * mask) / jnp.maximum(mask.sum(), 1.0), scores
 
-    return jax.value_and_grad(loss_of, has_aux=True)(head)
+    (loss, scores), gradient = jax.value_and_grad(loss_of, has_aux=True)(head)
+    direction, opt_state = tx.update(gradient, opt_state, head, lr=lr)
+    head = jax.tree.map(lambda p, d: p - lr * d, head, direction)
+    return head, opt_state, loss, scores
 
 
-def descend(
-    head: Head,
-    velocity: Head,
-    features: jax.Array,
-    labels: jax.Array,
-    mask: jax.Array,
-    *,
-    lr: jax.typing.ArrayLike,
-    momentum: float,
-    weight_decay: float,
-    scale: Callable = lambda gradient, head, lr: gradient,
-) -> tuple[Head, Head, jax.Array, jax.Array]:
-    """Take a step of PyTorch's SGD on the mean cross-entropy of the unmasked rows.
+def _training(rule: Rule, num_classes: int) -> tuple[Callable, Callable]:
+    """Make the start and the step of a rule; both return (head, state, sum of losses).
 
-    Args:
-      velocity: the momentum buffer.
-      features: f32[B, D].
-      labels: i32[B].
-      mask: f32[B], 0 for rows that do not count.
-      lr: a number or f32[].
-      scale: what the gradient becomes before it joins the momentum, as LARS wants it.
-
-    Returns:
-      head and velocity after the step; loss f32[] and scores f32[B, C] before it.
+    The losses are those of the present epoch; `lr` is that of the first epoch.
     """
-    (loss, scores), gradient = _gradient(head, features, labels, mask)
-    gradient = scale(gradient, head, lr)
-    velocity = jax.tree.map(
-        lambda v, g, p: momentum * v + g + weight_decay * p, velocity, gradient, head
-    )
-    head = jax.tree.map(lambda p, v: p - lr * v, head, velocity)
-    return head, velocity, loss, scores
-
-
-def _update(rule: Rule, carry: _Carry, features, labels, mask, epoch, lr) -> _Carry:
-    """Take a step of the rule's optimiser; `lr` is that of the first epoch."""
-    milestones = jnp.asarray(rule.milestones, jnp.int32)
-    lr = lr * rule.factor ** jnp.sum(milestones <= epoch)
+    decay = {"weight_decay": rule.weight_decay}
     if rule.optimizer == "adam":
-        (loss, _), gradient = _gradient(carry.head, features, labels, mask)
-        adam = _adam(rule)
-        direction, buffers = adam.update(gradient, carry.buffers, carry.head)
-        head = jax.tree.map(lambda p, d: p - lr * d, carry.head, direction)
+        tx = optim.adam(**decay)
     else:
-        head, buffers, loss, _ = descend(
-            carry.head,
-            carry.buffers,
-            features,
-            labels,
-            mask,
-            lr=lr,
-            momentum=rule.momentum,
-            weight_decay=rule.weight_decay,
-        )
-    return _Carry(head, buffers, carry.loss + loss)
+        tx = optim.sgd(momentum=rule.momentum, **decay)
+    milestones = np.array(rule.milestones, np.int32)
+
+    def begin(key, dim):
+        head = start(key, dim, num_classes)
+        return head, tx.init(head), jnp.zeros(())
+
+    def update(carry, features, labels, mask, epoch, lr):
+        head, opt_state, losses = carry
+        lr = lr * rule.factor ** jnp.sum(milestones <= epoch)
+        given = features, labels, mask
+        head, opt_state, loss, _ = descend(tx, head, opt_state, *given, lr)
+        return head, opt_state, losses + loss
+
+    return begin, update
 
 
 def resident_fit(
@@ -221,10 +189,11 @@ def resident_fit(
       balanced: an epoch draws its rows by `class_uniform`; False: it has each row once.
 
     Returns:
-      (state, data, rows i32[count], task, probe, lr=rule.lr) -> (Head, loss of the last
-      epoch). Every learning rate runs the same program.
+      (state, data, rows i32[count], task, probe, lr) -> (Head, loss of the last epoch).
+      Every learning rate runs the same program.
     """
     batch_size = rule.batch_size
+    begin, update = _training(rule, parts.num_classes)
 
     def fit(state, data, labels, rows, count, task, probe, lr):
         k_start, k_epochs = probe_keys(parts.seed, task, probe)
@@ -239,22 +208,21 @@ def resident_fit(
             order = order_of(k_order)
 
             def step(i, carry):
-                begin = i * batch_size
-                at = jax.lax.dynamic_slice_in_dim(order, begin, batch_size)
-                mask = (begin + jnp.arange(batch_size) < count).astype(jnp.float32)
+                first = i * batch_size
+                at = jax.lax.dynamic_slice_in_dim(order, first, batch_size)
+                mask = (first + jnp.arange(batch_size) < count).astype(jnp.float32)
                 features = read(state, data, at, jax.random.fold_in(k_read, i))
-                return _update(rule, carry, features, labels[at], mask, number, lr)
+                return update(carry, features, labels[at], mask, number, lr)
 
-            carry = carry._replace(loss=jnp.zeros(()))
-            return jax.lax.fori_loop(0, steps, step, carry)
+            return jax.lax.fori_loop(0, steps, step, (*carry[:2], jnp.zeros(())))
 
-        carry = _begin(rule, k_start, sample.shape[1], parts.num_classes)
-        carry = jax.lax.fori_loop(0, rule.epochs, epoch, carry)
-        return carry.head, carry.loss / steps
+        carry = begin(k_start, sample.shape[1])
+        head, _, losses = jax.lax.fori_loop(0, rule.epochs, epoch, carry)
+        return head, losses / steps
 
     program = jax.jit(fit, out_shardings=sharding.replicated(parts.mesh))
 
-    def run(state, data, rows, task, probe, lr=rule.lr):
+    def run(state, data, rows, task, probe, lr):
         # Every subset of the rows has the same length, so it runs the same program.
         padded = np.zeros(max(labels.size, batch_size), np.int32)
         padded[: len(rows)] = rows
@@ -279,22 +247,23 @@ def streamed_fit(
     train = parts.stream.dataset.train
     whole, mesh = sharding.replicated(parts.mesh), parts.mesh
 
-    def begin(task, probe, *, dim):
-        key, _ = probe_keys(parts.seed, task, probe)
-        return _begin(rule, key, dim, parts.num_classes)
+    begin, update = _training(rule, parts.num_classes)
 
-    def update(state, carry, batch, step, steps, task, probe, lr):
-        epoch = step // steps
-        _, k_epochs = probe_keys(parts.seed, task, probe)
-        features = embed(state, batch["image"], jax.random.fold_in(k_epochs, step))
-        carry = carry._replace(loss=jnp.where(step % steps == 0, 0.0, carry.loss))
-        mask = jnp.ones(len(features))
-        return _update(rule, carry, features, batch["label"], mask, epoch, lr)
+    def step(state, carry, batch, number, steps, k_epochs, lr):
+        features = embed(state, batch["image"], jax.random.fold_in(k_epochs, number))
+        losses = jnp.where(number % steps == 0, 0.0, carry[2])
+        given = features, batch["label"], jnp.ones(len(features))
+        return update((*carry[:2], losses), *given, number // steps, lr)
 
-    begin = jax.jit(begin, static_argnames="dim", out_shardings=whole)
-    update = jax.jit(update, donate_argnums=1, out_shardings=whole)
+    begin = jax.jit(begin, static_argnums=1, out_shardings=whole)
+    step = jax.jit(step, donate_argnums=1, out_shardings=whole)
 
-    def run(state, data, rows, task, probe, lr=rule.lr):
+    def keys(task, probe):
+        return tuple(probe_keys(parts.seed, task, probe))
+
+    keys = jax.jit(keys, out_shardings=whole)
+
+    def run(state, data, rows, task, probe, lr):
         # A set smaller than a batch repeats its rows.
         rows = np.resize(rows, max(len(rows), rule.batch_size))
         batches = prefetch.batches(
@@ -310,16 +279,15 @@ def streamed_fit(
             resident=False,
         )
         steps = np.int32(len(rows) // rule.batch_size)
-        task, probe, lr = np.int32(task), np.int32(probe), np.float32(lr)
-        carry = begin(task, probe, dim=data)
+        k_start, k_epochs = keys(np.int32(task), np.int32(probe))
+        carry, lr = begin(k_start, data), np.float32(lr)
         placed = prefetch.ahead(batches, lambda batch: sharding.shard(batch, mesh))
         with contextlib.closing(placed):
             for i, batch in enumerate(placed):
-                number = np.int32(i)
-                carry = update(state, carry, batch, number, steps, task, probe, lr)
+                carry = step(state, carry, batch, np.int32(i), steps, k_epochs, lr)
                 # Or batches pile up on a device that is slower than the host.
                 if i % 16 == 0:
-                    jax.block_until_ready(carry.loss)
-        return carry.head, carry.loss / steps
+                    jax.block_until_ready(carry[2])
+        return carry[0], carry[2] / steps
 
     return run

@@ -6,7 +6,6 @@ temperature); and the online kNN of CaSSLe's code (Fini et al., CVPR 2022), with
 smaller number wins.
 """
 
-import time
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -152,46 +151,35 @@ def make(
       rows): "class_incremental", with neighbours from all train rows; "task_aware" if
       tasks are disjoint classes, "domain_aware" if they are domains, with neighbours
       from the test row's own task, nan for later tasks under "seen". Scalars:
-      "accuracy" on all evaluation rows, "seconds".
+      "accuracy" on all evaluation rows.
 
     Raises:
       ValueError: an option out of its range; no evaluation split; no labels.
     """
-    others = train_on == "evaluation"
-    splits = ("evaluation",) if train_on in ("labelled", "evaluation") else None
-    features_lib.check_labels(parts, "knn", *filter(None, [splits]))
-    known = parts.stream.dataset.train.label >= 0
-    most, what = stream.size(parts.stream.dataset.train), "train rows"
+    others, dataset = train_on == "evaluation", parts.stream.dataset
+    judged_alone = train_on in ("labelled", "evaluation")
+    judged = (parts.stream.evaluation,)
+    features_lib.check_labels(parts, "knn", *(judged if judged_alone else ()))
+    bank = parts.stream.evaluation if others else dataset.train
+    votes_at_all = np.ones(stream.size(bank), bool)
     if train_on == "labelled":
-        most, what = int(known.sum()), "labelled train rows"
-    if others:
-        most = stream.size(parts.stream.evaluation) - 1
-        what = "other evaluation rows"
-    features_lib.require("knn.k", k, k <= most, f"from 1 to the {most} {what}")
+        votes_at_all = bank.label >= 0
+    most = int(votes_at_all.sum()) - others
+    allowed = f"from 1 to the {most} rows of train_on={train_on!r}"
+    features_lib.require("knn.k", k, k <= most, allowed)
     groups = features_lib.split(parts)
     embed_test = features_lib.make(parts, parts.stream.evaluation)
-    if not others:
-        embed_train = features_lib.make(parts, parts.stream.dataset.train)
-    options = {
-        "num_classes": parts.num_classes,
-        "k": k,
-        "temperature": temperature,
-        "distance": distance,
-    }
+    embed_bank = embed_test if others else features_lib.make(parts, bank)
+    options = {"num_classes": parts.num_classes, "k": k}
+    options |= {"temperature": temperature, "distance": distance}
     judge = _judge(parts, groups, batch_size, options, others=others)
 
-    def bank_of(task):
-        """Which rows of the bank are neighbours after a task, bool[N]."""
-        if others:
-            return np.ones(most + 1, bool)
-        if train_on == "labelled":
-            return known
-        return features_lib.train_mask(groups, train_on, task)
-
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
-        mask, held = bank_of(task), embed_test(state)
-        bank = held if others else embed_train(state)
+        mask = votes_at_all
+        if not judged_alone:
+            mask = features_lib.train_mask(groups, train_on, task)
+        held = embed_test(state)
+        bank = held if others else embed_bank(state)
         right, warnings = judge(held, bank, mask).astype(float), ()
         if not features_lib.finite(held, bank):
             right, warnings = right + np.nan, (features_lib.NOT_FINITE,)
@@ -201,10 +189,6 @@ def make(
             if train_on == "seen":
                 own = features_lib.blank_unseen(own, train_on, task)
             rows[groups.aware] = own
-        scalars = {
-            "accuracy": float(right[0].mean()),
-            "seconds": time.monotonic() - began,
-        }
-        return core.Result(rows, scalars, warnings)
+        return core.Result(rows, {"accuracy": float(right[0].mean())}, warnings)
 
     return evaluate

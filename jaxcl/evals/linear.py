@@ -27,8 +27,8 @@ blur at 64 pixels has 7 taps; that of `augment.make` has as many as its widest s
 needs.
 """
 
+import functools
 import math
-import time
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -45,273 +45,6 @@ from jaxcl.evals import head as head_lib
 
 _RATIO = (3 / 4, 4 / 3)
 _CUT = 4  # keeps the draw of the cut apart from those of `splits` and `imbalance`
-
-
-def _augmented(parts, look, normalize):
-    """(state, images u8[B,h,w,C] or u8[B,1,S,S,C], key) -> features f32[B, D]."""
-    whole = sharding.replicated(parts.mesh)
-    view = augment_images.make(
-        size=parts.size,
-        views=1,
-        ratio=_RATIO,
-        interpolation="bilinear",
-        mean=parts.mean,
-        std=parts.std,
-        **look,
-    )
-
-    def embed(state, images, key):
-        features = parts.embed(state, view(key, images)[:, 0])
-        features = jax.lax.with_sharding_constraint(features, whole)
-        return features_lib.unit(features) if normalize else features
-
-    return embed
-
-
-def _plain(parts, examples, normalize, rows=None):
-    """State -> f32[n, D], features of (rows of) a split without augmentation."""
-    embed = features_lib.make(parts, examples, rows=rows)
-    unit = jax.jit(features_lib.unit)
-    return lambda state: unit(embed(state)) if normalize else embed(state)
-
-
-# Three ways to fit a probe. Each returns `fit`, see `head_lib.resident_fit`, and
-# (state, D) -> the `data` that it wants.
-
-
-def _fit_to_features(parts, rule, labels, normalize, balanced):
-    """Embed the train rows once, without augmentation."""
-    embed = _plain(parts, parts.stream.dataset.train, normalize)
-
-    def look_up(state, features, at, key):
-        return features[at]
-
-    fit = head_lib.resident_fit(rule, parts, labels, look_up, balanced=balanced)
-    return fit, lambda state, _: embed(state)
-
-
-def _fit_to_streamed_views(parts, rule, embed, scale):
-    """Let workers decode and crop the train rows anew in each epoch."""
-    crop = prefetch.Crop(
-        size=parts.size,
-        scale=scale,
-        ratio=_RATIO,
-        interpolation="bilinear",
-        decoder=parts.stream.dataset.decoder or "auto",
-    )
-    return head_lib.streamed_fit(rule, parts, crop, embed), lambda state, dim: dim
-
-
-def _fit_to_views(parts, rule, labels, embed, balanced):
-    """Crop the train rows, which are on the device, anew in each epoch."""
-    images = features_lib.place(parts, parts.stream.dataset.train)
-    rows = features_lib.constraint(parts, rule.batch_size)
-
-    def read(state, images, at, key):
-        at = jax.lax.with_sharding_constraint(at, rows)
-        return embed(state, images[at], key)
-
-    fit = head_lib.resident_fit(rule, parts, labels, read, balanced=balanced)
-    return fit, lambda state, _: images
-
-
-def _fitting(parts, rule, use_augment, look, normalize, balanced):
-    """How to fit a probe: one of the three ways above.
-
-    Args:
-      look: options of `augment.make`.
-    """
-    train = parts.stream.dataset.train
-    labels = sharding.replicate(train.label, parts.mesh)
-    if not use_augment:
-        return _fit_to_features(parts, rule, labels, normalize, balanced)
-    embed = _augmented(parts, look, normalize)
-    if train.images is None:
-        return _fit_to_streamed_views(parts, rule, embed, look["scale"])
-    return _fit_to_views(parts, rule, labels, embed, balanced)
-
-
-def _usable(parts, train_on, groups) -> Callable:
-    """(state, task) -> bool[N], train rows that a probe may use after the task."""
-    if train_on != "visible":
-        return lambda state, task: features_lib.train_mask(groups, train_on, task)
-    whole = sharding.replicated(parts.mesh)
-    replayed = jax.jit(parts.replayed, out_shardings=whole)
-
-    def visible(state, task):
-        mask = np.zeros(len(groups.train_task), bool)
-        mask[parts.stream.tasks[task].train.rows] = True
-        rows = sharding.fetch(replayed(state))
-        mask[rows[rows >= 0]] = True
-        return mask
-
-    return visible
-
-
-class _Choice(NamedTuple):
-    """Learning rates, and the train rows that choose among them."""
-
-    lrs: tuple[float, ...]
-    cut: np.ndarray  # bool[N]
-    embed: Callable  # state -> f32[K, D], features of the K rows of the cut
-
-
-def _choice(parts, normalize, lrs, held_out, share, seed) -> _Choice:
-    """The cut holds out a share of the rows of every class that have labels."""
-    train, cut = parts.stream.dataset.train, np.zeros(len(share), bool)
-    at = np.flatnonzero(share)
-    labelled = stream.Examples(train.label[at], train.domain[at])
-    cut[at] = splits.drawn(labelled, held_out, [seed, _CUT])
-    features_lib.require(
-        "linear.lrs", lrs, cut.any(), "() where every class has one labelled row"
-    )
-    embed = _plain(parts, train, normalize, np.flatnonzero(cut))
-    return _Choice(tuple(lrs), cut, embed)
-
-
-class _Probe(NamedTuple):
-    """A linear probe, compiled."""
-
-    choice: _Choice | None  # None: the learning rate is fixed
-    groups: features_lib.Split
-    embed_test: Callable  # state -> f32[M, D]
-    usable: Callable  # (state, task) -> bool[N]
-    fit: Callable  # see `head_lib.resident_fit`
-    data_of: Callable  # (state, D) -> what `fit` reads the train rows from
-    logits: Callable  # (head, f32[M, D]) -> f32[M, C]
-    judge: Callable  # f32[M, C] -> dict of bool[M], see `features.verdicts`
-    finite: Callable  # f32[n, C] -> bool[], whether all are finite
-
-
-def _probe(parts, train_on, normalize, choice, fit, data_of) -> _Probe:
-    """The probe that `fit` trains, see `_fitting`."""
-    groups, evaluation = features_lib.split(parts), parts.stream.evaluation
-    return _Probe(
-        choice=choice,
-        groups=groups,
-        embed_test=_plain(parts, evaluation, normalize),
-        usable=_usable(parts, train_on, groups),
-        fit=fit,
-        data_of=data_of,
-        logits=jax.jit(head_lib.logits),
-        judge=features_lib.verdicts(parts, groups, evaluation),
-        finite=jax.jit(lambda scores: jnp.isfinite(scores).all()),
-    )
-
-
-class _Pass(NamedTuple):
-    """What the probes of one evaluation share."""
-
-    state: core.TrainState
-    task: int
-    data: Any  # what `fit` reads the train rows from
-    held: jax.Array  # f32[M, D], features of the evaluation rows
-    cut: jax.Array | None  # f32[K, D], of the rows that choose the learning rate
-
-
-class _Fitted(NamedTuple):
-    """A fitted probe, and what it says of the evaluation rows."""
-
-    right: dict  # name -> f64[M], 1 where the prediction is right; nan: no prediction
-    loss: float
-    lr: float
-    warnings: tuple[str, ...]
-
-
-def _best_lr(parts, probe, seen: _Pass, mask, number) -> float | None:
-    """The rate whose head is best on the cut of the rows `mask`; the first of equals.
-
-    None if the cut has none of these rows, or if no fit is finite.
-    """
-    choice, accuracy = probe.choice, {}
-    judges = mask[choice.cut]
-    label = parts.stream.dataset.train.label[choice.cut][judges]
-    rows = np.flatnonzero(mask & ~choice.cut)
-    for lr in choice.lrs if judges.any() else ():
-        head, _ = probe.fit(seen.state, seen.data, rows, seen.task, number, lr)
-        scores = probe.logits(head, seen.cut)
-        if sharding.fetch(probe.finite(scores)):
-            guess = sharding.fetch(scores)[judges].argmax(axis=1)
-            accuracy[lr] = (guess == label).mean()
-    return max(accuracy, key=accuracy.get) if accuracy else None
-
-
-def _fit(parts, probe, rule, seen: _Pass, mask, number) -> _Fitted:
-    """Fit a probe to the rows `mask`, see `head.probe_keys` for its number."""
-    lr, warnings = rule.lr, []
-    if probe.choice is not None:
-        best = _best_lr(parts, probe, seen, mask, number)
-        if best is None:
-            warnings.append(f"none of lrs={probe.choice.lrs} could be judged: lr={lr}")
-        lr = lr if best is None else best
-    chosen = {"lr": lr} if lr != rule.lr else {}
-    rows = np.flatnonzero(mask)
-    head, loss = probe.fit(seen.state, seen.data, rows, seen.task, number, **chosen)
-    scores, loss = probe.logits(head, seen.held), float(sharding.fetch(loss))
-    right = {name: row.astype(float) for name, row in probe.judge(scores).items()}
-    most = math.log(parts.num_classes)
-    if not (math.isfinite(loss) and sharding.fetch(probe.finite(scores))):
-        # Scores of nan would make class 0 the prediction of every row.
-        right = {name: np.full(len(row), np.nan) for name, row in right.items()}
-        warnings.append(
-            f"the fit with lr={lr} is not finite, so that it has no accuracy"
-        )
-    elif loss > most:
-        warnings.append(
-            f"the fit with lr={lr} ends at a loss of {loss:.3g}, above the {most:.3g} "
-            "of a head that knows nothing: take a lower lr, or let lrs choose one"
-        )
-    return _Fitted(right, loss, lr, tuple(warnings))
-
-
-def _domain_rows(parts, probe, rule, seen: _Pass, mask):
-    """Accuracy f64[T] of a probe of its own for each domain, nan without train rows.
-
-    Returns:
-      the accuracy, and the warnings.
-    """
-    groups, accuracy = probe.groups, np.full(len(parts.stream.tasks), np.nan)
-    warnings = []
-    for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
-        mine = mask & (groups.train_task == t)
-        own = _fit(parts, probe, rule, seen, mine, t + 1)
-        row = features_lib.per_task(parts, own.right["class_incremental"])
-        accuracy[t] = row[t]
-        name = parts.stream.tasks[t].name
-        warnings += [f"domain {name}: {words}" for words in own.warnings]
-    return accuracy, warnings
-
-
-def _evaluator(parts, probe, rule, train_on, share) -> Callable:
-    """The evaluator of a probe; `share` bool[N] are the rows that have labels."""
-
-    def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
-        held, choice = probe.embed_test(state), probe.choice
-        data = probe.data_of(state, held.shape[1])
-        seen = _Pass(state, task, data, held, choice and choice.embed(state))
-        mask = share & probe.usable(state, task)
-        whole = _fit(parts, probe, rule, seen, mask, 0)
-        warnings = list(whole.warnings)
-        rows = {
-            name: features_lib.per_task(parts, row) for name, row in whole.right.items()
-        }
-        if "task_aware" in rows:
-            met = features_lib.blank_unseen(rows["task_aware"], train_on, task)
-            rows["task_aware"] = met
-        elif probe.groups.aware == "domain_aware":
-            own, more = _domain_rows(parts, probe, rule, seen, mask)
-            rows["domain_aware"] = own
-            warnings += more
-        scalars = {
-            "accuracy": float(whole.right["class_incremental"].mean()),
-            "train_loss": whole.loss,
-            "seconds": time.monotonic() - began,
-        }
-        scalars |= {} if choice is None else {"lr": whole.lr}
-        return core.Result(rows, scalars, tuple(warnings))
-
-    return evaluate
 
 
 class Settings(NamedTuple):
@@ -360,14 +93,162 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+def _augmented(parts, settings):
+    """Make (state, images u8[B,h,w,C] or u8[B,1,S,S,C], key) -> features f32[B, D]."""
+    whole, normalize = sharding.replicated(parts.mesh), settings.normalize_features
+    names = ("jitter", "flip", "jitter_probability", "grayscale", "blur")
+    view = augment_images.make(
+        size=parts.size,
+        views=1,
+        scale=tuple(settings.scale),
+        ratio=_RATIO,
+        interpolation="bilinear",
+        mean=parts.mean,
+        std=parts.std,
+        **{name: getattr(settings, name) for name in names},
+    )
+
+    def embed(state, images, key):
+        features = parts.embed(state, view(key, images)[:, 0])
+        features = jax.lax.with_sharding_constraint(features, whole)
+        return features_lib.unit(features) if normalize else features
+
+    return embed
+
+
+def _plain(parts, examples, normalize, rows=None):
+    """Return state -> f32[n, D], features of (rows of) a split without augmentation."""
+    embed = features_lib.make(parts, examples, rows=rows)
+    unit = jax.jit(features_lib.unit)
+    return lambda state: unit(embed(state)) if normalize else embed(state)
+
+
+def _fitting(parts, rule, settings) -> tuple[Callable, Callable]:
+    """Fit a probe to features, or to views that are drawn anew in each epoch.
+
+    Returns:
+      `fit`, see `head.resident_fit`, and (state, D) -> the `data` that it wants.
+    """
+    train, unit = parts.stream.dataset.train, settings.normalize_features
+    labels = sharding.replicate(train.label, parts.mesh)
+    resident = functools.partial(
+        head_lib.resident_fit, rule, parts, labels, balanced=settings.balanced
+    )
+    if not settings.augment:
+        embed_train = _plain(parts, train, unit)
+        fit = resident(lambda state, features, at, key: features[at])
+        return fit, lambda state, _: embed_train(state)
+    embed = _augmented(parts, settings)
+    if train.images is None:
+        crop = prefetch.Crop(
+            size=parts.size,
+            scale=tuple(settings.scale),
+            ratio=_RATIO,
+            interpolation="bilinear",
+            decoder=parts.stream.dataset.decoder or "auto",
+        )
+        return head_lib.streamed_fit(rule, parts, crop, embed), lambda state, dim: dim
+    images = features_lib.place(parts, train)
+    even = rule.batch_size % parts.mesh.size == 0
+    rows = (sharding.split if even else sharding.replicated)(parts.mesh)
+
+    def read(state, images, at, key):
+        at = jax.lax.with_sharding_constraint(at, rows)
+        return embed(state, images[at], key)
+
+    return resident(read), lambda state, _: images
+
+
+def _usable(parts, train_on, groups) -> Callable:
+    """Return (state, task) -> bool[N], train rows that a probe may use."""
+    if train_on != "visible":
+        return lambda state, task: features_lib.train_mask(groups, train_on, task)
+    whole = sharding.replicated(parts.mesh)
+    replayed = jax.jit(parts.replayed, out_shardings=whole)
+
+    def visible(state, task):
+        mask = np.zeros(len(groups.train_task), bool)
+        mask[parts.stream.tasks[task].train.rows] = True
+        rows = sharding.fetch(replayed(state))
+        mask[rows[rows >= 0]] = True
+        return mask
+
+    return visible
+
+
+class _Probe(NamedTuple):
+    """A linear probe, compiled."""
+
+    settings: Settings
+    groups: features_lib.Split
+    labelled: np.ndarray  # bool[N], train rows that have labels
+    cut: np.ndarray  # bool[N], those that choose the learning rate; none: it is fixed
+    embed_cut: Callable | None  # state -> f32[K, D], features of these rows
+    embed_test: Callable  # state -> f32[M, D]
+    usable: Callable  # (state, task) -> bool[N]
+    fit: Callable  # see `head.resident_fit`
+    data_of: Callable  # (state, D) -> what `fit` reads the train rows from
+    score: Callable  # (head, f32[n, D]) -> f32[n, C], and whether all are finite
+    judge: Callable  # f32[M, C] -> dict of bool[M], see `features.verdicts`
+
+
+def _best_lr(parts, probe, train, of_cut, mask) -> float | None:
+    """Choose the rate whose head is best on the cut of the rows `mask`, or the first.
+
+    None if the cut has none of these rows, or if no fit is finite.
+    """
+    accuracy, judges = {}, mask[probe.cut]
+    label = parts.stream.dataset.train.label[probe.cut][judges]
+    rows = np.flatnonzero(mask & ~probe.cut)
+    for lr in probe.settings.lrs if judges.any() else ():
+        scores, finite = sharding.fetch(probe.score(train(rows, lr)[0], of_cut))
+        if finite:
+            accuracy[lr] = (scores[judges].argmax(axis=1) == label).mean()
+    return max(accuracy, key=accuracy.get) if accuracy else None
+
+
+def _fit(parts, probe, train, features, mask) -> tuple[dict, float, float, list]:
+    """Fit a probe to the rows `mask`, and judge it.
+
+    Args:
+      train: (rows, learning rate) -> head and loss.
+      features: of the evaluation rows, and of the cut or None.
+
+    Returns:
+      name -> f64[M], 1 where the prediction is right, nan without one; the loss; the
+      learning rate; warnings.
+    """
+    lr, warnings, (held, of_cut) = probe.settings.lr, [], features
+    if probe.settings.lrs:
+        best = _best_lr(parts, probe, train, of_cut, mask)
+        lr = lr if best is None else best
+        if best is None:
+            lrs = probe.settings.lrs
+            warnings.append(f"none of lrs={lrs} could be judged: lr={lr}")
+    head, loss = train(np.flatnonzero(mask), lr)
+    (scores, finite), loss = probe.score(head, held), float(sharding.fetch(loss))
+    right = {name: row.astype(float) for name, row in probe.judge(scores).items()}
+    most = math.log(parts.num_classes)
+    if not (math.isfinite(loss) and sharding.fetch(finite)):
+        # Scores of nan would make class 0 the prediction of every row.
+        right = {name: row + np.nan for name, row in right.items()}
+        warnings.append(
+            f"the fit with lr={lr} is not finite, so that it has no accuracy"
+        )
+    elif loss > most:
+        warnings.append(
+            f"the fit with lr={lr} ends at a loss of {loss:.3g}, above the {most:.3g} "
+            "of a head that knows nothing: take a lower lr, or let lrs choose one"
+        )
+    return right, loss, lr, warnings
+
+
 def _check(parts, settings: Settings):
     """Refuse options that do not go together, or with the data."""
-    if settings.train_on == "visible" and parts.replayed is None:
-        raise ValueError(
-            "config.evaluators.linear.train_on='visible': needs a method that says "
-            "which rows it replayed, as cclis and co2l do; use one of these, or choose "
-            "'seen' or 'all'"
-        )
+    if settings.train_on == "visible":
+        what = "a method that says which rows it replayed, as cclis and co2l do"
+        named = "linear.train_on='visible'"
+        features_lib.need(parts.replayed, named, what, "choose 'seen' or 'all'")
     if settings.augment and parts.stream.dataset.train.images is None:
         allowed = "False for images that stream and are drawn class by class"
         features_lib.require("linear.augment", True, not settings.balanced, allowed)
@@ -460,20 +341,71 @@ def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
       domains also "domain_aware", a separate probe for each domain, nan for a domain
       without usable train rows. A fit that is not finite has nan everywhere. Scalars:
       "accuracy" on all evaluation rows, "train_loss" of the last epoch, with `lrs` the
-      "lr" that was chosen, "seconds". It warns of a fit that is not finite, and of a
+      "lr" that was chosen. It warns of a fit that is not finite, and of a
       train loss above log C.
     """
     _check(parts, settings)
-    names = ("jitter", "flip", "jitter_probability", "grayscale", "blur")
-    look = {name: getattr(settings, name) for name in names}
-    look["scale"] = tuple(settings.scale)
     rule = head_lib.Rule(**{x: getattr(settings, x) for x in head_lib.Rule._fields})
     unit, seed = settings.normalize_features, settings.fraction_seed
-    fitting = _fitting(parts, rule, settings.augment, look, unit, settings.balanced)
-    train = parts.stream.dataset.train
-    share = features_lib.stratified(train, fraction=settings.fraction, seed=seed)
-    choice = None
+    train, groups = parts.stream.dataset.train, features_lib.split(parts)
+    labelled = features_lib.stratified(train, fraction=settings.fraction, seed=seed)
+    cut = np.zeros(len(labelled), bool)
     if settings.lrs:
-        choice = _choice(parts, unit, settings.lrs, settings.held_out, share, seed)
-    probe = _probe(parts, settings.train_on, unit, choice, *fitting)
-    return _evaluator(parts, probe, rule, settings.train_on, share)
+        at = np.flatnonzero(labelled)
+        rows = stream.Examples(train.label[at], train.domain[at])
+        cut[at] = splits.drawn(rows, settings.held_out, [seed, _CUT])
+        allowed = "() where every class has one labelled row"
+        features_lib.require("linear.lrs", settings.lrs, cut.any(), allowed)
+    fit, data_of = _fitting(parts, rule, settings)
+    embed_cut = _plain(parts, train, unit, np.flatnonzero(cut)) if cut.any() else None
+
+    def score(head, features):
+        scores = head_lib.logits(head, features)
+        return scores, jnp.isfinite(scores).all()
+
+    probe = _Probe(
+        settings=settings,
+        groups=groups,
+        labelled=labelled,
+        cut=cut,
+        embed_cut=embed_cut,
+        embed_test=_plain(parts, parts.stream.evaluation, unit),
+        usable=_usable(parts, settings.train_on, groups),
+        fit=fit,
+        data_of=data_of,
+        score=jax.jit(score),
+        judge=features_lib.verdicts(parts, groups, parts.stream.evaluation),
+    )
+    return functools.partial(_evaluate, parts, probe)
+
+
+def _evaluate(parts, probe: _Probe, state, task: int) -> core.Result:
+    """Fit the probe to the features of a state, and judge it."""
+    held, groups = probe.embed_test(state), probe.groups
+    features = held, probe.embed_cut and probe.embed_cut(state)
+    data = probe.data_of(state, held.shape[1])
+
+    def fit(mask, number):
+        def train(rows, lr):
+            return probe.fit(state, data, rows, task, number, lr)
+
+        return _fit(parts, probe, train, features, mask)
+
+    mask = probe.labelled & probe.usable(state, task)
+    right, loss, lr, warnings = fit(mask, 0)
+    rows = {name: features_lib.per_task(parts, row) for name, row in right.items()}
+    if "task_aware" in rows:
+        known = rows["task_aware"], probe.settings.train_on, task
+        rows["task_aware"] = features_lib.blank_unseen(*known)
+    elif groups.aware == "domain_aware":  # a probe of its own for each domain
+        rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
+        for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
+            own, _, _, said = fit(mask & (groups.train_task == t), t + 1)
+            row = features_lib.per_task(parts, own["class_incremental"])
+            rows["domain_aware"][t] = row[t]
+            name = parts.stream.tasks[t].name
+            warnings += [f"domain {name}: {words}" for words in said]
+    accuracy = float(right["class_incremental"].mean())
+    scalars = {"accuracy": accuracy, "train_loss": loss}
+    scalars |= {"lr": lr} if probe.settings.lrs else {}
+    return core.Result(rows, scalars, tuple(warnings))

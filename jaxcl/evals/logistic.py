@@ -12,34 +12,15 @@ slope of the mean over rows, much sooner than at that of the sum, by which it st
 when the survey ran. Here the iterations alone decide, unless `tolerance` is above 0.
 """
 
-import time
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jaxcl import core, schema, sharding
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features as features_lib
-
-
-class Fit(NamedTuple):
-    """A regression, and how it reads features."""
-
-    mean: np.ndarray  # f64[D], of each feature over the train rows
-    scale: np.ndarray  # f64[D], its deviation; 1 where that is 0
-    weight: np.ndarray  # f64[K, D], of standardised features
-    bias: np.ndarray  # f64[K]
-    classes: np.ndarray  # i[K], increasing
-    iterations: int  # that were needed, or allowed
-
-    def scores(self, features: np.ndarray, num_classes: int) -> np.ndarray:
-        """Scores f32[n, num_classes], -inf of a class without train rows."""
-        rows = (features - self.mean) / self.scale
-        scores = np.full((len(rows), num_classes), -np.inf, np.float32)
-        scores[:, self.classes] = rows @ self.weight.T + self.bias
-        return scores
 
 
 def fit(
@@ -49,7 +30,7 @@ def fit(
     penalty: float,
     iterations: int,
     tolerance: float = 0.0,
-) -> Fit:
+) -> Any:
     """Minimise penalty * sum of cross-entropies + |W|^2 / 2 over standardised features.
 
     The biases are not penalised, and the solver is scikit-learn's L-BFGS. Of two
@@ -62,24 +43,31 @@ def fit(
       iterations: at most so many, converged or not.
       tolerance: the solver stops where no slope of the objective, divided by penalty
         * n, is larger.
-    """
-    from sklearn import exceptions, linear_model  # takes a second, and few runs need it
 
-    # In float32 the solver gives up early, for want of digits of the objective.
-    features = np.asarray(features, np.float64)
-    mean, scale = features.mean(axis=0), features.std(axis=0)
-    scale = np.where(scale > 0, scale, 1)
-    machine = linear_model.LogisticRegression(
-        C=penalty, max_iter=iterations, tol=tolerance
+    Returns:
+      A pipeline of scikit-learn: the scaler, and the regression.
+    """
+    # They take a second, and few runs need them.
+    from sklearn import exceptions, linear_model, pipeline, preprocessing
+
+    settings = {"C": penalty, "max_iter": iterations, "tol": tolerance}
+    machine = pipeline.make_pipeline(
+        preprocessing.StandardScaler(), linear_model.LogisticRegression(**settings)
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
-        machine.fit((features - mean) / scale, labels)
-    weight, bias = machine.coef_, machine.intercept_
-    if len(weight) == 1:  # of two classes
-        weight, bias = (np.stack([np.zeros_like(x[0]), x[0]]) for x in (weight, bias))
-    count = int(machine.n_iter_.max())
-    return Fit(mean, scale, weight, bias, machine.classes_, count)
+        # In float32 the solver gives up early, for want of digits of the objective.
+        return machine.fit(np.asarray(features, np.float64), labels)
+
+
+def scores(machine: Any, features: np.ndarray, num_classes: int) -> np.ndarray:
+    """Score features by a `fit`, f32[n, num_classes], -inf of a class without rows."""
+    found = machine.decision_function(np.asarray(features, np.float64))
+    if found.ndim == 1:  # of two classes
+        found = np.stack([np.zeros_like(found), found], axis=1)
+    every = np.full((len(found), num_classes), -np.inf, np.float32)
+    every[:, machine.classes_] = found
+    return every
 
 
 @schema.checked("config.evaluators.logistic")
@@ -112,7 +100,7 @@ def make(
       evaluate(state, task) -> core.Result. Rows as those of `linear` with
       train_on="all": "class_incremental" and, if tasks are disjoint classes,
       "task_aware"; nan where features are not finite. Scalars: "accuracy" on all
-      evaluation rows, "iterations", "seconds".
+      evaluation rows, "iterations".
 
     Raises:
       ValueError: an option out of its range; no evaluation split; no labels; train
@@ -137,35 +125,25 @@ def make(
     judge = features_lib.verdicts(parts, groups, evaluation)
     labels = np.tile(train.label, max(passes, 1))
 
+    settings = {"penalty": penalty, "iterations": iterations, "tolerance": tolerance}
+
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         features, held = embed_train(state), sharding.fetch(embed_test(state))
         if not (np.isfinite(features).all() and np.isfinite(held).all()):
-            blank = np.full(len(parts.stream.tasks), np.nan)
-            return core.Result(
-                {"class_incremental": blank}, {}, (features_lib.NOT_FINITE,)
-            )
-        machine = fit(
-            features,
-            labels,
-            penalty=penalty,
-            iterations=iterations,
-            tolerance=tolerance,
-        )
-        right = judge(machine.scores(held, parts.num_classes))
+            blank = {"class_incremental": np.full(len(parts.stream.tasks), np.nan)}
+            return core.Result(blank, {}, (features_lib.NOT_FINITE,))
+        machine = fit(features, labels, **settings)
+        right = judge(scores(machine, held, parts.num_classes))
         rows = {name: features_lib.per_task(parts, own) for name, own in right.items()}
-        scalars = {
-            "accuracy": float(right["class_incremental"].mean()),
-            "iterations": float(machine.iterations),
-            "seconds": time.monotonic() - began,
-        }
-        return core.Result(rows, scalars)
+        accuracy = float(right["class_incremental"].mean())
+        count = float(machine[-1].n_iter_.max())
+        return core.Result(rows, {"accuracy": accuracy, "iterations": count})
 
     return evaluate
 
 
 def _augmented(parts, passes, pad, flip, batch_size) -> Callable:
-    """State -> features f32[passes n, D] of the n train rows, pass after pass."""
+    """Make state -> features f32[passes n, D] of the n train rows, pass after pass."""
     train = parts.stream.dataset.train
     if not passes:
         embed = features_lib.make(parts, train, batch_size=batch_size)

@@ -10,8 +10,6 @@ Departures: the paper's figures count time in rows offered, from one memory size
 (`evals/filtering.py` draws them so); here time is the step of each evaluation.
 """
 
-import re
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,12 +19,12 @@ import numpy as np
 from etils import epath
 
 from jaxcl import core, metrics, sharding
+from jaxcl.evals import features as features_lib
 from jaxcl.evals import plots
 
 # Rows of a batch when the stream's entropy is measured. An order may fix the number of
 # steps of an epoch, so this decides how many rows are drawn, not how their classes mix.
 _BATCH = 16
-_CLASS = re.compile(r"(.+)/class_(\d+)")
 
 
 class History(NamedTuple):
@@ -52,51 +50,40 @@ def make(parts: core.EvalParts) -> Callable:
       stored rows; "unlabelled", how many of them are left out; "entropy" of the others
       in nats, 0 to log C, and "class_0", "class_1", ..., the share of each class, both
       absent without labelled rows; "stream_entropy", that of the rows of the task's
-      first epoch in the task's order, absent if none has a label; "seconds".
+      first epoch in the task's order, absent if none has a label.
 
     Raises:
       ValueError: the method keeps no memory.
     """
-    if parts.memory is None:
-        raise ValueError(
-            "config.evaluators.memory: needs a method with a memory of rows, as duel, "
-            "er and cclis have; take the evaluator out"
-        )
-    program = _program(parts)
+    what = "a method with a memory of rows, as duel, er and cclis have"
+    features_lib.need(parts.memory, "memory", what)
     streams = {}  # task -> entropy, measured once since no step changes it
-
-    def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
-        labels, filled, entropy = sharding.fetch(program(state))
-        known = labels[labels >= 0]
-        rows = int(filled.sum())
-        scalars = {"rows": float(rows), "unlabelled": float(rows - len(known))}
-        if len(known):
-            counts = np.bincount(known, minlength=parts.num_classes)
-            shares = enumerate(counts / len(known))
-            scalars["entropy"] = float(entropy)
-            scalars |= {f"class_{c}": float(share) for c, share in shares}
-        if task not in streams:
-            streams[task] = _of_stream(parts, task)
-        if streams[task] is not None:
-            scalars["stream_entropy"] = streams[task]
-        scalars["seconds"] = time.monotonic() - began
-        return core.Result({}, scalars)
-
-    return evaluate
-
-
-def _program(parts):
-    """State -> labels i32[capacity], -1: left out; filled bool[capacity]; entropy."""
 
     def read(state):
         memory = parts.memory(state)
         label = memory.items["label"]
         counts = memory.filled & (label >= 0) & (label < parts.num_classes)
-        labels = jnp.where(counts, label, -1)
+        labels = jnp.where(counts, label, -1)  # -1: left out
         return labels, memory.filled, metrics.class_entropy(labels, parts.num_classes)
 
-    return jax.jit(read, out_shardings=sharding.replicated(parts.mesh))
+    program = jax.jit(read, out_shardings=sharding.replicated(parts.mesh))
+
+    def evaluate(state, task: int) -> core.Result:
+        labels, filled, entropy = sharding.fetch(program(state))
+        known = labels[labels >= 0]
+        rows = int(filled.sum())
+        scalars = {"rows": float(rows), "unlabelled": float(rows - len(known))}
+        if len(known):
+            shares = np.bincount(known, minlength=parts.num_classes) / len(known)
+            scalars["entropy"] = float(entropy)
+            scalars |= {f"class_{c}": float(share) for c, share in enumerate(shares)}
+        if task not in streams:
+            streams[task] = _of_stream(parts, task)
+        if streams[task] is not None:
+            scalars["stream_entropy"] = streams[task]
+        return core.Result({}, scalars)
+
+    return core.Evaluator(evaluate, chart=draw)
 
 
 def _of_stream(parts, task) -> float | None:
@@ -112,41 +99,31 @@ def _of_stream(parts, task) -> float | None:
 
 
 def histories(rows: Sequence[dict]) -> dict[str, History]:
-    """Results of this module's evaluators, read from the rows of metrics.jsonl.
+    """Read the results of this module's evaluators from the rows of metrics.jsonl.
 
     Returns:
       key of the evaluator's entry in the config -> its results, if it has any.
     """
-    shares = {}  # key -> step -> class -> share
-    for row in rows:
-        for name, share in row.get("eval", {}).items():
-            match = _CLASS.fullmatch(name)
-            if match:
-                at_step = shares.setdefault(match[1], {}).setdefault(row["step"], {})
-                at_step[int(match[2])] = share
-    scalars = {row["step"]: row["eval"] for row in rows if "eval" in row}
-    return {key: _history(key, by_step, scalars) for key, by_step in shares.items()}
-
-
-def _history(key, shares, scalars) -> History:
-    """The history of one evaluator.
-
-    Args:
-      shares: step -> class -> share.
-      scalars: step -> name -> value, of all evaluators.
-    """
-    steps = sorted(shares)
-
-    def over_time(name):
-        values = [scalars[step].get(f"{key}/{name}") for step in steps]
-        return np.array(values, np.float64)
-
-    return History(
-        steps=np.array(steps),
-        shares=np.array([[shares[s][c] for c in sorted(shares[s])] for s in steps]),
-        entropy=over_time("entropy"),
-        stream=over_time("stream_entropy"),
-    )
+    found, pattern = {}, r"(class|entropy|stream_entropy)_?(\d*)"
+    for key, by_step in features_lib.logged(rows, pattern).items():
+        points = {step: x for step, x in sorted(by_step.items()) if ("class", 0) in x}
+        if points:
+            classes = sorted(
+                c for kind, c in next(iter(points.values())) if kind == "class"
+            )
+            shares, entropy, stream = (
+                np.array(
+                    [[x.get(name) for name in names] for x in points.values()], float
+                )
+                for names in (
+                    [("class", c) for c in classes],
+                    [("entropy", "")],
+                    [("stream_entropy", "")],
+                )
+            )
+            steps = np.array([*points])
+            found[key] = History(steps, shares, entropy[:, 0], stream[:, 0])
+    return found
 
 
 def draw(rows: Sequence[dict], folder: epath.Path) -> None:

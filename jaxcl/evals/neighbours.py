@@ -18,8 +18,6 @@ from jaxcl import core, schema
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import plots
 
-LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py
-
 
 def nearest(features: np.ndarray, queries: np.ndarray, k: int):
     """Find the k rows that are most similar to each query, itself left out.
@@ -73,10 +71,7 @@ def make(
       ValueError: an option out of its range; a set of graphs; fewer than 2 images.
     """
     examples, rows = features_lib.sampled(parts, "neighbours", max_rows, least=2)
-    if examples.graphs is not None:
-        raise ValueError(
-            "config.evaluators.neighbours: draws images, not graphs; take it out"
-        )
+    features_lib.need(examples.graphs is None, "neighbours", "images, not graphs")
     images = features_lib.images_of(parts, examples, rows)
     asked = features_lib.evenly(np.arange(len(rows)), queries)
     embed = features_lib.make(parts, examples, rows=rows)
@@ -98,4 +93,4 @@ def make(
             )
         return core.Result({}, {})
 
-    return evaluate
+    return core.Evaluator(evaluate, last_only=True)

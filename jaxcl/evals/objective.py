@@ -6,7 +6,6 @@ rows of the tasks so far, the present one included, in batches whose rows, rando
 and dropout never change. It tells when one way to train comes as low as another.
 """
 
-import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -27,7 +26,7 @@ def make(
     batch_size: Annotated[int, schema.Range(least=2)] = 32,
     max_rows: schema.Count | None = None,
 ) -> Callable:
-    """The method's own loss on rows of the tasks so far.
+    """Measure the method's own loss on rows of the tasks so far.
 
     Args:
       parts: core.EvalParts.
@@ -37,7 +36,7 @@ def make(
     Returns:
       evaluate(state, task) -> core.Result, without rows. Scalars: "loss", the mean over
       full batches (over all rows where there is none) of the rows of all tasks up to
-      `task`, shuffled; "seconds".
+      `task`, shuffled.
 
     Raises:
       ValueError: an option is out of its range; the method has no such loss; images
@@ -62,13 +61,11 @@ def make(
     program = jax.jit(loss, out_shardings=sharding.replicated(parts.mesh))
 
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         losses = [
             program(state, images, key, np.int32(i), batch)
             for i, batch in enumerate(batches[task])
         ]
-        mean = float(jnp.mean(jnp.stack(losses)))
-        return core.Result({}, {"loss": mean, "seconds": time.monotonic() - began})
+        return core.Result({}, {"loss": float(jnp.mean(jnp.stack(losses)))})
 
     return evaluate
 
@@ -77,21 +74,15 @@ def _check(parts, batch_size, max_rows):
     """Refuse fewer rows than a batch has, and what has no such loss."""
     some = max_rows is None or max_rows >= batch_size
     features_lib.require("objective.max_rows", max_rows, some, "None or a batch's rows")
-    if parts.objective is None:
-        raise ValueError(
-            "config.evaluators.objective: needs a method with a loss of its own, as "
-            "icl has; take the evaluator out"
-        )
-    examples = parts.stream.dataset.train
-    if examples.images is None and examples.graphs is None:
-        raise ValueError(
-            "config.evaluators.objective: needs images in memory; give config.data "
-            "resident=True and size, or take the evaluator out"
-        )
+    what = "a method with a loss of its own, as icl has"
+    features_lib.need(parts.objective, "objective", what)
+    here = parts.stream.dataset.train.load is None
+    do = "give config.data resident=True and size, or take the evaluator out"
+    features_lib.need(here, "objective", "images in memory", do)
 
 
 def _chosen(parts, task, batch_size, max_rows) -> np.ndarray:
-    """Rows of the tasks up to `task`, shuffled, in full batches if there is one."""
+    """Shuffle the rows of the tasks up to `task`; full batches, if there is one."""
     rng = np.random.default_rng([parts.seed, task])
     per_task = [
         rng.permutation(met.train.rows)[:max_rows]

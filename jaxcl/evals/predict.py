@@ -5,7 +5,6 @@ Source: the accuracy that the released code of PNR (Cha et al., ICML 2024) and C
 while the network learns those of the present task.
 """
 
-import time
 from collections.abc import Callable
 
 import jax
@@ -18,7 +17,7 @@ from jaxcl.evals import features as features_lib
 
 @schema.checked("config.evaluators.predict")
 def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
-    """Accuracy of a method's own predictions after a task.
+    """Measure the accuracy of a method's own predictions after a task.
 
     Args:
       parts: with `predict`.
@@ -29,17 +28,14 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
       evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without judged
       test rows): "class_incremental", over all classes; if tasks are disjoint classes
       also "task_aware", over the classes of the row's task. Scalars: "accuracy" on all
-      judged rows, "seconds".
+      judged rows.
 
     Raises:
       ValueError: the method predicts nothing; no evaluation split; no labels.
     """
-    if parts.predict is None:
-        raise ValueError(
-            "config.evaluators.predict: needs a method that predicts classes, as "
-            "two_view does with config.method.online_head=True; set it, or take the "
-            "evaluator out (of an encoder judged by config.checkpoint there are none)"
-        )
+    what = "a method that predicts classes, as two_view with "
+    what += "config.method.online_head=True; the encoder of config.checkpoint does not"
+    features_lib.need(parts.predict, "predict", what)
     features_lib.check_labels(parts, "predict")
     groups, examples = features_lib.split(parts), parts.stream.evaluation
     # Rows are sorted by their first task, rows of no task last: then the rows to judge
@@ -52,7 +48,6 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
     judge = features_lib.verdicts(parts, groups, examples, rows=order)
 
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         count = int((first <= (task if met_only else none)).sum())
         scores, rows, warnings = scores_of(state, first=count), {}, ()
         right = {name: row.astype(float) for name, row in judge(scores).items()}
@@ -65,17 +60,14 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
             unjudged = met_only & (np.arange(len(row)) > task)
             rows[name] = np.where(unjudged, np.nan, row)
         judged = right["class_incremental"][:count]
-        scalars = {
-            "accuracy": float(judged.mean()) if count else np.nan,
-            "seconds": time.monotonic() - began,
-        }
-        return core.Result(rows, scalars, warnings)
+        accuracy = float(judged.mean()) if count else np.nan
+        return core.Result(rows, {"accuracy": accuracy}, warnings)
 
     return evaluate
 
 
 @jax.jit
 def _usable(scores):
-    """Whether every row f[C] of scores chooses a class; -inf leaves one out."""
+    """Tell whether every row f[C] of scores chooses a class; -inf leaves one out."""
     wrong = jnp.isnan(scores) | jnp.isposinf(scores)
     return jnp.isfinite(scores).any(axis=1).all() & ~wrong.any()

@@ -10,8 +10,6 @@ which is impossible for a ResNet's features, whose entries are not: so its Table
 be compared with `features="projection"`. Both are taken in evaluation mode.
 """
 
-import re
-import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -23,8 +21,6 @@ from jaxcl import core, metrics, schema, sharding
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import plots
 
-_CLASS = re.compile(r"(.+)/(intra|inter)_(\d+)")
-
 
 @schema.checked("config.evaluators.spread")
 def make(
@@ -33,7 +29,7 @@ def make(
     split: Literal["evaluation", "train"] = "evaluation",
     features: features_lib.Features = "embedding",
 ) -> Callable:
-    """Intra-class variance and inter-class similarity of a split.
+    """Measure intra-class variance and inter-class similarity of a split.
 
     Args:
       parts: with `project` for features="projection".
@@ -45,39 +41,18 @@ def make(
       "intra_class_variance", see `metrics.intra_class_variance`;
       "inter_class_similarity", see `metrics.inter_class_similarity`; "intra_0",
       "intra_1", ... and "inter_0", ..., the same for each class that occurs, whose
-      means over the classes are the first two; "seconds".
+      means over the classes are the first two.
 
     Raises:
       ValueError: no such split or features; a method without a projection; no labels.
     """
     parts = features_lib.reading(parts, "spread", features)
-    examples = parts.stream.evaluation
-    if split == "train":  # no other split is read
-        examples = parts.stream.dataset.train
-        parts = features_lib.judged_on(parts, examples)
-    features_lib.check_labels(parts, "spread")
+    train = parts.stream.dataset.train
+    examples = train if split == "train" else parts.stream.evaluation
+    features_lib.check_labels(parts, "spread", *([train] if split == "train" else []))
     embed = features_lib.make(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)
     present = np.unique(examples.label)
-    program = _program(parts)
-
-    def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
-        measured = sharding.fetch(program(embed(state), labels))
-        scalars = {
-            name: float(measured[name])
-            for name in ("intra_class_variance", "inter_class_similarity")
-        }
-        for name in ("intra", "inter"):
-            scalars |= {f"{name}_{c}": float(measured[name][c]) for c in present}
-        scalars["seconds"] = time.monotonic() - began
-        return core.Result({}, scalars)
-
-    return evaluate
-
-
-def _program(parts):
-    """(features, labels) -> the measures, over all classes and by class."""
     measures = {
         "intra_class_variance": metrics.intra_class_variance,
         "inter_class_similarity": metrics.inter_class_similarity,
@@ -85,33 +60,35 @@ def _program(parts):
         "inter": metrics.inter_class_similarities,
     }
 
-    def run(features, labels):
-        return {
-            name: measure(features, labels, parts.num_classes)
-            for name, measure in measures.items()
-        }
+    def measure(features, labels):
+        given = features, labels, parts.num_classes
+        return {name: function(*given) for name, function in measures.items()}
 
-    return jax.jit(run, out_shardings=sharding.replicated(parts.mesh))
+    program = jax.jit(measure, out_shardings=sharding.replicated(parts.mesh))
+
+    def evaluate(state, task: int) -> core.Result:
+        scalars = sharding.fetch(program(embed(state), labels))
+        for name in ("intra", "inter"):
+            of_class = scalars.pop(name)
+            scalars |= {f"{name}_{c}": of_class[c] for c in present}
+        return core.Result({}, {name: float(x) for name, x in scalars.items()})
+
+    return core.Evaluator(evaluate, chart=draw)
 
 
 def by_class(rows: Sequence[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The last results of this module's evaluators, read from rows of metrics.jsonl.
+    """Read the last results of this module's evaluators from rows of metrics.jsonl.
 
     Returns:
       key of the evaluator's entry in the config -> (variances f64[C], similarities
       f64[C]), nan for a class that does not occur.
     """
-    last = {}  # key -> (kind, class) -> value
-    for row in rows:
-        for name, value in row.get("eval", {}).items():
-            match = _CLASS.fullmatch(name)
-            if match:
-                last.setdefault(match[1], {})[match[2], int(match[3])] = value
     measures = {}
-    for key, values in last.items():
-        size = 1 + max(label for _, label in values)
+    for key, by_step in features_lib.logged(rows, r"(intra|inter)_(\d+)").items():
+        last = {name: x for values in by_step.values() for name, x in values.items()}
+        classes = range(1 + max(label for _, label in last))
         measures[key] = tuple(
-            np.array([values.get((kind, c)) for c in range(size)], np.float64)
+            np.array([last.get((kind, c)) for c in classes], np.float64)
             for kind in ("intra", "inter")
         )
     return measures

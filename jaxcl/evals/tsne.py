@@ -13,7 +13,7 @@ memory's rows, whatever features the method stored.
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -24,7 +24,6 @@ from jaxcl.data import stream
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import plots
 
-LAST_ONLY = True  # unless the entry of the config says otherwise, see run/evaluation.py
 _FEWEST = 5  # points of a picture
 _RANDOM = 0x7A4D  # keeps the draw of random rows apart from the choice of pale ones
 
@@ -61,7 +60,7 @@ def balanced(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
 def as_many(
     labels: np.ndarray, stored: np.ndarray, seed: int | Sequence[int]
 ) -> np.ndarray:
-    """As many rows of each class as are stored, drawn without replacement.
+    """Draw as many rows of each class as are stored, without replacement.
 
     Args:
       labels: i32[n], of the rows to draw from.
@@ -119,140 +118,111 @@ def make(
       ValueError: an option out of its range; no labels; "test": no evaluation split,
         or fewer than 5 rows in it; "memory" and "filter": a method without a memory.
     """
-    if show == "filter":
-        draw = _filter(parts, max_points, perplexity, batch_size)
-    else:
-        kind = _memory if show == "memory" else _test
-        draw = kind(parts, max_points, perplexity)
+    kinds = {"test": _test, "memory": _memory, "filter": _filter}
+    picture_of = kinds[show](parts, max_points, batch_size)
+    prefix = "" if show == "test" else f"{show}_"
 
     def evaluate(state, task: int) -> core.Result:
-        try:
-            draw(state, task, epath.Path(directory))
-        except features_lib.NotFinite as error:
-            return core.Result({}, {}, (str(error),))
+        picture = picture_of(state, task)
+        if picture is None or len(picture.features) < _FEWEST:
+            return core.Result({}, {})
+        if not np.isfinite(picture.features).all():
+            return core.Result({}, {}, (features_lib.NOT_FINITE,))
+        if jax.process_index() == 0:
+            folder = epath.Path(directory)
+            folder.mkdir(parents=True, exist_ok=True)
+            points = project(picture.features, perplexity=perplexity, seed=parts.seed)
+            draw = plots.scatter if picture.panels is None else plots.marked
+            draw(
+                points,
+                picture.labels,
+                *(picture.panels or ()),
+                folder / f"{prefix}tsne_task{task + 1}.png",
+                title=picture.title.format(task + 1),
+                class_names=parts.stream.dataset.class_names,
+            )
         return core.Result({}, {})
 
-    return evaluate
+    return core.Evaluator(evaluate, last_only=True)
 
 
-def _test(parts, max_points, perplexity) -> Callable:
-    """(state, task, folder) -> draws the evaluation split."""
-    features_lib.check_labels(parts, "tsne", ("evaluation",))  # no other is drawn
-    examples, dataset = parts.stream.evaluation, parts.stream.dataset
-    if stream.size(examples) < _FEWEST:
-        raise ValueError(
-            f"config.evaluators.tsne: {dataset.name} has {stream.size(examples)} "
-            "evaluation rows, a picture needs at least 5"
-        )
+class _Picture(NamedTuple):
+    """What a picture shows."""
+
+    features: np.ndarray  # f32[n, D]
+    labels: np.ndarray  # i32[n]
+    title: str = "t-SNE after task {}"
+    # Which points are pale, bool[n], and title of a panel -> those it marks, bool[n].
+    panels: tuple[np.ndarray, dict[str, np.ndarray]] | None = None
+
+
+def _test(parts, max_points, _) -> Callable:
+    """Return (state, task) -> the picture of the evaluation split."""
+    examples, name = parts.stream.evaluation, parts.stream.dataset.name
+    features_lib.check_labels(parts, "tsne", examples)  # no other is drawn
+    what = f"at least {_FEWEST} evaluation rows; {name} has {stream.size(examples)}"
+    features_lib.need(stream.size(examples) >= _FEWEST, "tsne", what)
     chosen = choose(examples.label, max_points, parts.seed)
     embed = features_lib.make(parts, examples, rows=chosen)
-
-    def draw(state, task, folder):
-        features = sharding.fetch(embed(state))
-        if jax.process_index() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            plots.scatter(
-                project(features, perplexity=perplexity, seed=parts.seed),
-                examples.label[chosen],
-                folder / f"tsne_task{task + 1}.png",
-                title=f"t-SNE after task {task + 1}",
-                class_names=dataset.class_names,
-            )
-
-    return draw
+    return lambda state, _: _Picture(
+        sharding.fetch(embed(state)), examples.label[chosen]
+    )
 
 
-def _memory(parts, max_points, perplexity) -> Callable:
-    """(state, task, folder) -> draws the memory among the train rows."""
-    _check_memory(parts, "memory")
-    dataset, tasks = parts.stream.dataset, parts.stream.tasks
-    train = dataset.train  # no other split is read
-    features_lib.check_labels(features_lib.judged_on(parts, train), "tsne")
-    embed, stored_rows = features_lib.of_images(parts), _stored(parts)
+def _memory(parts, max_points, _) -> Callable:
+    """Return (state, task) -> the picture of the memory among the train rows."""
+    tasks, train = parts.stream.tasks, parts.stream.dataset.train
+    features_lib.check_labels(parts, "tsne", train)  # no other split is read
+    embed, stored_rows = features_lib.of_images(parts), _stored(parts, "memory")
 
-    def draw(state, task, folder):
+    def picture(state, task):
         images, stored = stored_rows(state)
         met = np.unique(np.concatenate([t.train.rows for t in tasks[: task + 1]]))
         rows = met[choose(train.label[met], max_points, parts.seed)]
-        if len(stored) == 0 or len(rows) + len(stored) < _FEWEST:
-            return
-        features = np.concatenate(
-            [
-                embed(state, features_lib.images_of(parts, train, rows)),
-                embed(state, images),
-            ]
-        )
-        if jax.process_index() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            none = np.zeros(len(stored), bool)
-            drawn = as_many(train.label[rows], stored, [parts.seed, task, _RANDOM])
-            plots.marked(
-                project(features, perplexity=perplexity, seed=parts.seed),
-                np.concatenate([train.label[rows], stored]),
-                np.arange(len(features)) < len(rows),
-                {
-                    "stored rows": np.arange(len(features)) >= len(rows),
-                    "as many at random": np.concatenate([drawn, none]),
-                },
-                folder / f"memory_tsne_task{task + 1}.png",
-                title=f"t-SNE of train rows (pale) after task {task + 1}",
-                class_names=dataset.class_names,
-            )
-
-    return draw
-
-
-def _check_memory(parts, show):
-    """Refuse a method without a memory."""
-    if parts.memory is None:
-        raise ValueError(
-            f"config.evaluators.tsne.show={show!r}: needs a method with a memory of "
-            "rows, as cclis, duel and er have; choose 'test'"
+        if len(stored) == 0:
+            return None
+        of_rows = embed(state, features_lib.images_of(parts, train, rows))
+        labels, none = train.label[rows], np.zeros(len(stored), bool)
+        drawn = as_many(labels, stored, [parts.seed, task, _RANDOM])
+        pale = np.concatenate([np.ones(len(rows), bool), none])
+        marks = {"stored rows": ~pale}
+        marks["as many at random"] = np.concatenate([drawn, none])
+        return _Picture(
+            np.concatenate([of_rows, embed(state, images)]),
+            np.concatenate([labels, stored]),
+            "t-SNE of train rows (pale) after task {}",
+            (pale, marks),
         )
 
+    return picture
 
-def _filter(parts, max_points, perplexity, batch_size) -> Callable:
-    """(state, task, folder) -> draws all rows, those of a batch, and the memory."""
-    _check_memory(parts, "filter")
-    dataset, tasks = parts.stream.dataset, parts.stream.tasks
-    train, examples = dataset.train, parts.stream.evaluation
-    if examples is None:
-        examples = train
-        parts = features_lib.judged_on(parts, train)
-    features_lib.check_labels(parts, "tsne")
+
+def _filter(parts, max_points, batch_size) -> Callable:
+    """Return (state, task) -> the picture of all rows, a batch's, and the memory's."""
+    embed, stored_rows = features_lib.of_images(parts), _stored(parts, "filter")
+    dataset, examples = parts.stream.dataset, parts.stream.evaluation
+    examples = dataset.train if examples is None else examples
+    features_lib.check_labels(parts, "tsne", dataset.train, examples)
     chosen = balanced(examples.label, max_points, parts.seed)
     embed_data = features_lib.make(parts, examples, rows=chosen)
-    embed, stored_rows = features_lib.of_images(parts), _stored(parts)
 
-    def draw(state, task, folder):
+    def picture(state, task):
         images, stored = stored_rows(state)
-        batch = _batch(parts, tasks[task], batch_size)
-        sizes = [len(chosen), len(batch), len(stored)]
-        if len(stored) == 0 or sum(sizes) < _FEWEST:
-            return
-        labels = [examples.label[chosen], train.label[batch], stored]
-        features = np.concatenate(
-            [
-                sharding.fetch(embed_data(state)),
-                embed(state, features_lib.images_of(parts, train, batch)),
-                embed(state, images),
-            ]
-        )
-        if jax.process_index() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            panel = np.repeat(np.arange(3), sizes)
-            titles = enumerate(_filter_titles(dataset.class_names, labels))
-            plots.marked(
-                project(features, perplexity=perplexity, seed=parts.seed),
-                np.concatenate(labels),
-                panel == 0,
-                {title: panel == i for i, title in titles},
-                folder / f"filter_tsne_task{task + 1}.png",
-                title=f"t-SNE after task {task + 1}",
-                class_names=dataset.class_names,
-            )
+        drawn_from = parts.stream.tasks[task]
+        size = min(batch_size, len(drawn_from.train.rows))
+        batch = features_lib.first_rows(parts, drawn_from, size, size)
+        if len(stored) == 0:
+            return None
+        of_batch = embed(state, features_lib.images_of(parts, dataset.train, batch))
+        features = [sharding.fetch(embed_data(state)), of_batch, embed(state, images)]
+        labels = [examples.label[chosen], dataset.train.label[batch], stored]
+        panel = np.repeat(np.arange(3), [len(x) for x in labels])
+        titles = enumerate(_filter_titles(dataset.class_names, labels))
+        marks = {title: panel == i for i, title in titles}
+        features, labels = np.concatenate(features), np.concatenate(labels)
+        return _Picture(features, labels, panels=(panel == 0, marks))
 
-    return draw
+    return picture
 
 
 def _filter_titles(class_names, labels) -> list[str]:
@@ -266,37 +236,19 @@ def _filter_titles(class_names, labels) -> list[str]:
     return titles
 
 
-def _batch(parts, task, size) -> np.ndarray:
-    """Train rows that a run of this seed draws in the first step of a task, i32[n].
-
-    n is `size`, or the number of the task's rows if that is smaller.
-    """
-    size = min(size, len(task.train.rows))
-    plan = stream.schedule(
-        task.train, seed=parts.seed, task=task.index, epochs=1, batch_size=size
-    )
-    return plan[0]
-
-
-def _stored(parts) -> Callable:
-    """State -> the stored images u8[m,H,W,C] and labels i32[m], on the host.
+def _stored(parts, show) -> Callable:
+    """Return state -> stored images u8[m,H,W,C] and labels i32[m], on the host.
 
     A memory without "image" holds rows of the train split in "index".
     """
+    what = "a method with a memory of rows, as cclis, duel and er have"
+    features_lib.need(parts.memory, f"tsne.show={show!r}", what, "choose 'test'")
     train = parts.stream.dataset.train
-
-    def read(state):
-        memory = parts.memory(state)
-        source = "image" if "image" in memory.items else "index"
-        kept = {name: memory.items[name] for name in (source, "label")}
-        return kept, memory.filled
-
-    program = jax.jit(read, out_shardings=sharding.replicated(parts.mesh))
+    read = features_lib.stored(parts, "image", "index", "label")
 
     def run(state):
-        kept, filled = sharding.fetch(program(state))
-        kept = {name: leaf[filled] for name, leaf in kept.items()}
-        if "image" not in kept and filled.any():
+        kept = read(state)
+        if "image" not in kept and len(kept["label"]):
             kept["image"] = features_lib.images_of(parts, train, kept["index"])
         return kept.get("image"), kept["label"]
 
@@ -304,15 +256,12 @@ def _stored(parts) -> Callable:
 
 
 def project(features: np.ndarray, *, perplexity: float, seed: int) -> np.ndarray:
-    """Project features f32[n, D] to f32[n, 2]; NotFinite where a feature is not."""
-    if not np.isfinite(features).all():
-        raise features_lib.NotFinite("features are not finite: no picture is drawn")
+    """Project finite features f32[n, D] to f32[n, 2]."""
     from sklearn import manifold  # takes a second, and few runs need it
 
     perplexity = min(perplexity, (len(features) - 1) / 3)
     # Features that have all collapsed to one point have no principal components.
-    init = (
-        "pca" if features.shape[1] > 1 and np.ptp(features, axis=0).any() else "random"
-    )
+    differ = features.shape[1] > 1 and np.ptp(features, axis=0).any()
+    init = "pca" if differ else "random"
     tsne = manifold.TSNE(perplexity=perplexity, init=init, random_state=seed)
     return tsne.fit_transform(features)

@@ -8,7 +8,6 @@ are those of `features.two_views`.
 """
 
 import math
-import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -61,7 +60,7 @@ def make(
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars: "alignment" and
-      "uniformity", see these functions; lower is better of both; "seconds".
+      "uniformity", see these functions; lower is better of both.
 
     Raises:
       ValueError: an option out of its range; fewer than 2 rows.
@@ -71,7 +70,6 @@ def make(
     embed = features_lib.two_views(parts)
 
     def evaluate(state, task: int) -> core.Result:
-        began = time.monotonic()
         first, second = embed(state, images)
         scalars = {
             "alignment": float(alignment(first, second)),
@@ -79,7 +77,6 @@ def make(
         }
         finite = all(map(math.isfinite, scalars.values()))
         warnings = () if finite else (features_lib.NOT_FINITE,)
-        scalars["seconds"] = time.monotonic() - began
         return core.Result({}, scalars, warnings)
 
     return evaluate

@@ -19,6 +19,7 @@ from jaxcl import core
 from jaxcl.losses import contrastive, noncontrastive
 
 _FORMS = "code", "paper"
+_ABSENT = -1e30  # logit of a row that is left out; with -inf a gradient might be nan
 
 
 def cassle_contrastive(
@@ -64,7 +65,7 @@ def cassle_contrastive(
     chex.assert_rank(p1, 2)
     chex.assert_equal_shape([p1, p2, f1, f2])
     p = core.l2_normalize(contrastive.interleave(p1, p2))
-    f = _constant(contrastive.interleave(f1, f2))
+    f = core.l2_normalize(jax.lax.stop_gradient(contrastive.interleave(f1, f2)))
     if logsumexp is not None:
         return _cassle_streamed(p, f, temperature, form, logsumexp)
     logits = core.dot(p, f) / temperature
@@ -340,7 +341,7 @@ def pnr_simclr(
     z1, z2 = core.l2_normalize(z1), core.l2_normalize(z2)
     z = contrastive.interleave(z1, z2)
     p = core.l2_normalize(contrastive.interleave(p1, p2))
-    f = _constant(contrastive.interleave(f1, f2))
+    f = core.l2_normalize(jax.lax.stop_gradient(contrastive.interleave(f1, f2)))
 
     others = functools.partial(_logsumexp_of_others, logsumexp=logsumexp)
     first = others(z, (z, f) if pn1 else (z,), temperature)
@@ -368,6 +369,7 @@ def pnr_supcon(
     distill_temperature: float = 0.2,
     pn1: bool = True,
     pn2: bool = True,
+    other_classes: bool = False,
 ) -> jax.Array:
     """PNR with supervised contrastive learning; our reading of PNR B.5.
 
@@ -379,8 +381,10 @@ def pnr_supcon(
       L2 = mean_i [-s_d(P_i, F_i)
                    + log(sum_{k != i} exp s_d(P_i, F_k) + exp s_d(P_i, Z_k))].
     So L1 has SupCon's positives, which always include the other view; L2 keeps its
-    single positive; a row of the same label is a pseudo-negative like any other. If all
-    labels differ and the temperatures are equal, it is `pnr_simclr`.
+    single positive; a row of the same label is a pseudo-negative like any other, unless
+    `other_classes` leaves it out of F_k in L1 and of Z_k in L2. If all labels differ
+    and the temperatures are equal, it is `pnr_simclr`; with `other_classes` it then
+    lacks the other view's row as a pseudo-negative.
 
     Args:
       z1, z2: f32[B, D], projections of both views.
@@ -390,6 +394,7 @@ def pnr_supcon(
       temperature, distill_temperature: divide the cosines of L1 and of L2.
       pn1: whether L1 has its pseudo-negatives, F.
       pn2: whether L2 has its pseudo-negatives, Z.
+      other_classes: rows of the anchor's class are no pseudo-negatives.
 
     Returns:
       f32[], L1 + L2 in nats.
@@ -407,13 +412,25 @@ def pnr_supcon(
     chex.assert_equal_shape_prefix([z1, labels], 1)
     z = core.l2_normalize(contrastive.interleave(z1, z2))
     p = core.l2_normalize(contrastive.interleave(p1, p2))
-    f = _constant(contrastive.interleave(f1, f2))
+    f = core.l2_normalize(jax.lax.stop_gradient(contrastive.interleave(f1, f2)))
     labels = jnp.stack([labels, labels], axis=1).reshape(-1)
-    positive = (labels[:, None] == labels) & ~jnp.eye(labels.size, dtype=bool)
+    same = labels[:, None] == labels
+    own = jnp.eye(labels.size, dtype=bool)
+    positive = same & ~own
+    left_out = same if other_classes else own
+
+    def compare(anchors, rows, pseudo, scale):
+        """Log-sum-exp over other rows, and over pseudo-negatives unless None."""
+        total = _logsumexp_of_others(anchors, (rows,), scale)
+        if pseudo is None:
+            return total
+        logits = jnp.where(left_out, _ABSENT, core.dot(anchors, pseudo) / scale)
+        return jnp.logaddexp(total, jax.nn.logsumexp(logits, axis=-1))
+
     # The compiler computes this product and that in the denominator once.
     logits = core.dot(z, z) / temperature
-    first = _logsumexp_of_others(z, (z, f) if pn1 else (z,), temperature)
-    second = _logsumexp_of_others(p, (f, z) if pn2 else (f,), distill_temperature)
+    first = compare(z, z, f if pn1 else None, temperature)
+    second = compare(p, f, z if pn2 else None, distill_temperature)
     pairs = jnp.where(positive, first[:, None] - logits, 0.0)
     pulled = jnp.sum(pairs, axis=1) / jnp.sum(positive, axis=1)
     distilled = jnp.sum(p * f, axis=-1) / distill_temperature
@@ -479,8 +496,9 @@ def pnr_moco(
     # [2, B, D] in the order of the banks they meet: view 2 meets bank 0.
     q = core.l2_normalize(jnp.stack([q2, q1])) / temperature
     p = core.l2_normalize(jnp.stack([p2, p1])) / distill_temperature
-    q_positive = jnp.sum(q * _constant(jnp.stack([k1, k2])), axis=-1)
-    p_positive = jnp.sum(p * _constant(jnp.stack([f2, f1])), axis=-1)
+    k, f = jax.lax.stop_gradient((jnp.stack([k1, k2]), jnp.stack([f2, f1])))
+    q_positive = jnp.sum(q * core.l2_normalize(k), axis=-1)
+    p_positive = jnp.sum(p * core.l2_normalize(f), axis=-1)
     if not unit_queues:
         key_queue, frozen_queue = map(core.l2_normalize, (key_queue, frozen_queue))
     meet = functools.partial(_queue_logsumexp, logsumexp=logsumexp)
@@ -493,11 +511,6 @@ def pnr_moco(
     if pn2:
         second = jnp.logaddexp(second, p_keys)
     return jnp.mean(first - q_positive) + jnp.mean(second - p_positive)
-
-
-def _constant(x):
-    """Unit rows that carry no gradient."""
-    return core.l2_normalize(jax.lax.stop_gradient(x))
 
 
 def _logsumexp_of_others(anchors, sets, temperature, logsumexp=None):
@@ -536,20 +549,13 @@ def _queue_logsumexp(a, b, queue, logsumexp=None):
       Two f32[2, B]; the second is None if `b` is.
     """
     queue = jax.lax.stop_gradient(queue)
-    if logsumexp is None:
-
-        def totals(rows):
-            return jax.nn.logsumexp(core.dot(rows, queue), axis=-1)
-    else:
-
-        def totals(rows):
-            return jnp.stack(
-                [logsumexp(*pair) for pair in zip(rows, queue, strict=True)]
-            )
-
-    if b is None:
-        return totals(a), None
     # One product reads the queue, which is large, once for both.
-    rows = jnp.stack([a, b], axis=2)
-    result = totals(rows.reshape(2, -1, rows.shape[-1])).reshape(rows.shape[:3])
-    return result[..., 0], result[..., 1]
+    rows = a if b is None else jnp.stack([a, b], axis=2).reshape(2, -1, a.shape[-1])
+    if logsumexp is None:
+        totals = jax.nn.logsumexp(core.dot(rows, queue), axis=-1)
+    else:
+        totals = jnp.stack([logsumexp(*pair) for pair in zip(rows, queue, strict=True)])
+    if b is None:
+        return totals, None
+    totals = totals.reshape(*a.shape[:2], 2)
+    return totals[..., 0], totals[..., 1]

@@ -21,7 +21,7 @@ from jaxcl import core
 from jaxcl.losses import contrastive
 from jaxcl.memory import selection
 
-Scope = Literal["old", "all_negatives", "none"]
+Scope = Literal["old", "all_negatives", "all", "none"]
 
 # In place of an infinite loss: large, yet finite.
 _IMPOSSIBLE = 1e9
@@ -49,18 +49,23 @@ def sample_nce(
         otherwise w_ik = 1.
       "all_negatives": w_ik = 1 / (n_m g_k) wherever m is not i. The released code
         does this if tasks do not have two classes each (CIFAR-100, Tiny-ImageNet).
-      "none": w_ik = 1, for a memory chosen at random.
+      "all": w_ik = 1 / (n_m g_k) everywhere, the anchor's own class included. The
+        denominator then estimates the sum over whole pools, P's Eq. 6, at one scale.
+      "none": w_ik = 1.
+    P's and the code's form, "old", mixes two scales in a mini-batch: stored rows count
+    for their whole pool, rows of the present task only for themselves. Old classes then
+    outweigh the present ones by pool size over batch size.
 
     Args:
       z: f32[B, D], unit rows, incoming and replayed ones alike.
       labels: i32[B]; a row of no class counts 1e9.
       prototypes: f32[C, D], taken as they are.
       weights: f32[B], g_k: probability of the row when one row is drawn from the pool
-        of its class, in (0, 1]; no gradient. "all_negatives" needs it of incoming rows
-        too, 1 / N for a class of N. Values of rows without a weight are not used.
+        of its class, in (0, 1]; no gradient. "all_negatives" and "all" need it of
+        incoming rows too, 1 / N for a class of N. Other scopes do not read those.
       old_classes: bool or f32[C], classes of earlier tasks.
       temperature: divides the products, P's tau.
-      scope: which candidates are weighted, "old", "all_negatives" or "none".
+      scope: which candidates are weighted, one of the above.
       example_mask: bool or f32[B], rows that exist; None for all.
 
     Returns:
@@ -87,7 +92,7 @@ def sample_nce(
     own = (labels == jnp.arange(classes)[:, None]) & exists
     candidates = similarity
     if scope != "none":
-        weighted = ~own
+        weighted = jnp.ones_like(own) if scope == "all" else ~own
         if scope == "old":
             old = old_classes.astype(bool)[:, None]
             weighted = weighted & old & jnp.any(own & old, axis=0)

@@ -126,6 +126,7 @@ def er_ace(
     replay_mask: jax.Array | None = None,
     incoming_mask: jax.Array | None = None,
     form: str = "paper",
+    task_of: jax.Array | None = None,
 ) -> jax.Array:
     """ER-ACE: asymmetric cross-entropy of incoming and replayed rows (P, Eq. 5).
 
@@ -134,9 +135,9 @@ def er_ace(
       "paper": C_in is the classes of the incoming labels, C_re is `seen`. Logits of
         unseen classes are never trained, so predict among `seen` alone. For a batch of
         one class the incoming loss is 0.
-      "code": C_in also has every unseen class and, by an off-by-one, the largest seen
-        index; C_re is all classes. This is the code for classes that come in the order
-        of their index (in another order it takes wrong ones).
+      "code": C_in also has every unseen class and, by an off-by-one, the class seen
+        last; C_re is all classes. The released code takes the largest seen index, so
+        that its classes must come in the order of their index; `task_of` frees them.
 
     Args:
       incoming_logits: f32[B, C]; cosine logits in P.
@@ -147,6 +148,8 @@ def er_ace(
       replay_mask: bool or f32[R], rows that exist; None for all.
       incoming_mask: bool or f32[B]; the classes of masked rows do not compete.
       form: "paper" or "code".
+      task_of: i32[C], for "code": the task in which each class came first. The class
+        seen last is the largest index of the last task. None: the largest index.
 
     Returns:
       f32[], in nats.
@@ -170,8 +173,10 @@ def er_ace(
     own = _clear(incoming_labels[:, None] == index, incoming_mask)
     incoming = jnp.any(own, axis=0)
     if form == "code":
-        largest = jnp.max(jnp.where(seen, index, -1))
-        incoming, seen = incoming | ~seen | (index == largest), None
+        task_of = jnp.zeros_like(index) if task_of is None else task_of
+        newest = seen & (task_of == jnp.max(jnp.where(seen, task_of, -1)))
+        last = jnp.max(jnp.where(newest, index, -1))
+        incoming, seen = incoming | ~seen | (index == last), None
     first = cross_entropy(
         incoming_logits,
         incoming_labels,

@@ -6,13 +6,11 @@ Here they are formed tile by tile in a loop, which keeps the maximum and the sum
 with N + K, not with N x K. Value and gradients are those of the matrix up to rounding.
 """
 
-from collections.abc import Callable
-
 import chex
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, sharding
 
 # Logit of a pair that is left out. With -inf the difference of two would be nan.
 _ABSENT = -1e30
@@ -26,9 +24,10 @@ def logsumexp(
     *,
     exists: jax.Array | None = None,
     groups: tuple[jax.Array, jax.Array] | None = None,
-    on_each: Callable | None = None,
 ) -> jax.Array:
     """Compute the logarithm of the sum of exp(anchor . row) over rows, for each anchor.
+
+    Where several devices share the anchors, each device meets all rows.
 
     Args:
       anchors: f32[N, D], already divided by the temperature.
@@ -37,8 +36,6 @@ def logsumexp(
       exists: bool[K], rows that count; None: all.
       groups: i32[N] and i32[K], at least 0; a row of the anchor's own group does not
         count. None: all do.
-      on_each: `core.Parts.on_each`, where several devices share the anchors; each then
-        meets all rows.
 
     Returns:
       f32[N]; about -1e30 where no row counts. Gradients flow to anchors and rows.
@@ -59,9 +56,7 @@ def logsumexp(
     if exists is not None:
         others = jnp.where(exists, others, _NOBODY)
     arguments = (anchors, jnp.asarray(own, jnp.int32)), (rows, others)
-    if on_each is None:
-        return _streamed(*sum(arguments, ()))
-    return on_each(_streamed, *arguments)
+    return sharding.on_each(_streamed, *arguments)
 
 
 @jax.custom_vjp

@@ -65,8 +65,6 @@ def write(
     slots: jax.Array,
     items: core.PyTree,
     mask: jax.Array | None = None,
-    *,
-    after: core.PyTree = (),
 ) -> Buffer:
     """Put row i of `items` into slot `slots[i]`.
 
@@ -77,15 +75,13 @@ def write(
     modulo the capacity, keeps its order.
 
     If the old buffer is donated, the write is in place and costs B rows and one i32 per
-    slot. A step that samples first must name what it sampled in `after`: XLA knows no
-    order between the two, and would copy the whole buffer to keep them apart.
+    slot. A step that samples first needs `order_after`, too.
 
     Args:
       buffer: the buffer before.
       slots: i32[B]; a slot outside [0, capacity) drops its row, usually `capacity`.
       items: pytree of [B, ...], structure, shapes and dtypes as in `create`.
       mask: bool or f32 [B], rows that exist; None: all.
-      after: pytree of arrays to compute first; their values do not matter.
 
     Returns:
       The new buffer.
@@ -100,7 +96,7 @@ def write(
     items = jax.tree.map(jnp.asarray, items)
     _check_items(buffer.items, items, len(slots))
 
-    target = _last_writers(slots, mask & _computed(after), buffer.capacity)
+    target = _last_writers(slots, mask, buffer.capacity)
     # Without duplicates XLA uses plain stores; atomic stores of u8 are slow and have
     # no order.
     put = {"mode": "drop", "unique_indices": True}
@@ -111,6 +107,22 @@ def write(
         filled=buffer.filled.at[target].set(True, **put),
         seen=_count(buffer.seen, jnp.sum(mask, dtype=jnp.uint32), buffer.capacity),
     )
+
+
+def order_after(slots: jax.Array, arrays: core.PyTree) -> jax.Array:
+    """Return the slots, for a write that comes after some arrays are computed.
+
+    A step that samples a donated buffer and then writes it must say so, with what it
+    sampled. XLA knows no order between the two, and would copy the whole buffer to
+    keep them apart. It removes an optimization barrier before it places copies, but
+    keeps a comparison that is always true, since it does not know that.
+
+    Args:
+      slots: i32[B], for `write`.
+      arrays: pytree; their values do not matter.
+    """
+    nonzero = [jnp.any(x != 0).astype(jnp.int32) for x in jax.tree.leaves(arrays)]
+    return jnp.where(sum(nonzero) <= len(nonzero), slots, -1)
 
 
 def sample(
@@ -192,16 +204,6 @@ def lowest(values: jax.Array, count: jax.Array) -> jax.Array:
 def log_weights(allowed: jax.Array) -> jax.Array:
     """Weights of a uniform draw from the allowed slots: bool[capacity] -> f32."""
     return jnp.where(allowed, 0.0, -jnp.inf)
-
-
-def _computed(tree):
-    """True, bool[], once every array of the tree is computed.
-
-    XLA removes an optimization barrier before it places copies. It keeps a comparison
-    that is always true, since it does not know that.
-    """
-    nonzero = [jnp.any(x != 0).astype(jnp.int32) for x in jax.tree.leaves(tree)]
-    return sum(nonzero) <= len(nonzero)
 
 
 def _last_writers(slots, mask, capacity):

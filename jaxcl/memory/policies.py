@@ -451,13 +451,34 @@ def _upper(a, b):
     return a1 * b1 + (first >> 16) + (second >> 16)
 
 
-class Policy(NamedTuple):
-    """A policy with the interface that methods use; `kept` is what it counts."""
+def gss(
+    buffer: buffer_lib.Buffer, key: jax.Array, score: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Keep rows whose gradients differ, see `diversity.in_turn`.
 
-    # (buffer, kept, key, items, mask) -> (slots i32[B], kept); items has what the
-    # policy reads, as the buffer's items do.
+    Args:
+      buffer: Buffer, items with "score" f32[capacity].
+      key: threefry key.
+      score: f32[B], of the incoming rows.
+      mask: bool or f32 [B], rows that exist.
+
+    Returns:
+      i32[B], slots, for rows that are written one after another.
+    """
+    return diversity.in_turn(key, buffer.items["score"], buffer.filled, score, mask)
+
+
+class Policy(NamedTuple):
+    """A policy as methods call it.
+
+    The functions above take what they read and no more, so that they serve without a
+    method. This record gives all of them one signature, and says what each reads.
+    """
+
+    # (buffer, state, key, items, mask) -> (slots i32[B], state). `items` are those of
+    # the incoming rows. They have what `reads` names, as the buffer's items do.
     choose: Callable
-    # (num_classes, num_tasks) -> kept, before the first row
+    # (num_classes, num_tasks) -> state, what the policy counts, before the first row
     start: Callable = lambda num_classes, num_tasks: {}
     # (num_classes, num_tasks) -> smallest capacity
     least: Callable = lambda num_classes, num_tasks: 1
@@ -466,78 +487,69 @@ class Policy(NamedTuple):
     reads: tuple[str, ...] = ()
 
 
-def _stateless(slots_of):
-    return lambda buffer, kept, key, items, mask: (slots_of(buffer, key, mask), kept)
+def _adapt(function, *takes, counts=(), reads=None, **fields) -> Policy:
+    """Make the record of a function (buffer, *counts, *takes, mask) -> slots, *counts.
+
+    Args:
+      takes: "key", or names of items.
+      counts: names of what it counts.
+      reads: None: the items that it takes.
+      fields: of the record.
+    """
+
+    def choose(buffer, state, key, items, mask):
+        given = [state[name] for name in counts]
+        given += [key if name == "key" else items[name] for name in takes]
+        found = function(buffer, *given, mask)
+        slots, *after = found if counts else (found,)
+        return slots, dict(zip(counts, after, strict=True))
+
+    if reads is None:
+        reads = tuple(name for name in takes if name != "key")
+    return Policy(choose, reads=reads, **fields)
 
 
-def _ring_by(name, groups):
-    def choose(buffer, kept, key, items, mask):
-        slots, turn = ring(buffer, kept["turn"], items[name], mask)
-        return slots, {"turn": turn}
+def _adapt_ring(name, groups) -> Policy:
+    """Make the record of a ring for each class or task, whose number `groups` says."""
 
-    def start(num_classes, num_tasks):
-        return {"turn": jnp.zeros((groups(num_classes, num_tasks),), jnp.int32)}
+    def start(*numbers):
+        return {"turn": jnp.zeros((groups(*numbers),), jnp.int32)}
 
-    return Policy(choose, start, groups, reads=(name,))
-
-
-def _class_balanced(buffer, kept, key, items, mask):
-    slots, met, full = class_balanced(
-        buffer, kept["met"], kept["full"], key, items["label"], mask
-    )
-    return slots, {"met": met, "full": full}
-
-
-def _start_class_balanced(num_classes, num_tasks):
-    return {
-        "met": jnp.zeros((num_classes,), jnp.int32),
-        "full": jnp.zeros((num_classes,), bool),
-    }
-
-
-def _greedy_balanced(buffer, kept, key, items, mask):
-    slots, rank = greedy_balanced(buffer, kept["rank"], key, items["label"], mask)
-    return slots, {"rank": rank}
-
-
-def _start_greedy_balanced(num_classes, num_tasks):
-    return {"rank": jnp.full((num_classes,), num_classes, jnp.int32)}
-
-
-def _duel(buffer, kept, key, items, mask):
-    return duel(buffer, items["feature"], mask), kept
-
-
-def _loss_aware_reservoir(buffer, kept, key, items, mask):
-    return loss_aware_reservoir(buffer, key, items["loss"], mask), kept
-
-
-def _gss(buffer, kept, key, items, mask):
-    held = buffer.items["score"]
-    return diversity.in_turn(key, held, buffer.filled, items["score"], mask), kept
+    return _adapt(ring, name, counts=("turn",), start=start, least=groups)
 
 
 POLICIES = {
-    "reservoir": Policy(_stateless(reservoir)),
-    "batched_reservoir": Policy(_stateless(batched_reservoir)),
-    "fifo": Policy(_stateless(lambda buffer, key, mask: fifo(buffer, mask))),
-    "class_balanced": Policy(_class_balanced, _start_class_balanced, reads=("label",)),
-    "greedy_balanced": Policy(
-        _greedy_balanced, _start_greedy_balanced, reads=("label",)
+    "reservoir": _adapt(reservoir, "key"),
+    "batched_reservoir": _adapt(batched_reservoir, "key"),
+    "fifo": _adapt(fifo),
+    "class_balanced": _adapt(
+        class_balanced,
+        "key",
+        "label",
+        counts=("met", "full"),
+        start=lambda num_classes, num_tasks: {
+            "met": jnp.zeros((num_classes,), jnp.int32),
+            "full": jnp.zeros((num_classes,), bool),
+        },
     ),
-    "ring": _ring_by("label", lambda num_classes, num_tasks: num_classes),
-    "task_ring": _ring_by("task", lambda num_classes, num_tasks: num_tasks),
-    "min_redundancy": Policy(
-        _stateless(lambda buffer, key, mask: min_redundancy(buffer, mask)),
-        reads=("feature", "used", "number"),
+    "greedy_balanced": _adapt(
+        greedy_balanced,
+        "key",
+        "label",
+        counts=("rank",),
+        start=lambda num_classes, num_tasks: {
+            "rank": jnp.full((num_classes,), num_classes, jnp.int32)
+        },
     ),
-    "duel": Policy(_duel, reads=("feature",)),
-    "loss_aware": Policy(
-        _stateless(lambda buffer, key, mask: loss_aware(buffer, mask)),
-        reads=("loss", "draws"),
+    "ring": _adapt_ring("label", lambda num_classes, num_tasks: num_classes),
+    "task_ring": _adapt_ring("task", lambda num_classes, num_tasks: num_tasks),
+    "min_redundancy": _adapt(min_redundancy, reads=("feature", "used", "number")),
+    "duel": _adapt(duel, "feature"),
+    "loss_aware": _adapt(loss_aware, reads=("loss", "draws")),
+    "loss_aware_reservoir": _adapt(
+        loss_aware_reservoir, "key", "loss", reads=("loss", "draws")
     ),
-    "loss_aware_reservoir": Policy(_loss_aware_reservoir, reads=("loss", "draws")),
-    "gss": Policy(_gss, reads=("score",)),
+    "gss": _adapt(gss, "key", "score"),
 }
 
 

@@ -1,8 +1,9 @@
-"""A memory split over the devices: each keeps, writes and draws its own rows.
+"""The memory of config.replay: whole on each device, or split over the devices.
 
-For memories that are too large for one device. Each of n devices has capacity / n
-slots, offers its own share of every batch (axis 0 split) to its own policy, and draws
-k / n of k rows. No item ever moves between devices.
+Every function takes both. A memory that is split is for images that are too many for
+one device: each device keeps, writes and draws its own rows. Each of n devices has
+capacity / n slots, offers its own share of every batch (axis 0 split) to its own
+policy, and draws k / n of k rows. No item ever moves between devices.
 
 A reservoir stays uniform. Every device is offered the same number of rows, s of the
 S = n s rows of the stream, and keeps each of them with probability
@@ -18,7 +19,6 @@ Slots are local: numbers from 0 to capacity / n - 1 on the device that holds the
 `capacity / n` for no slot. With one device all is as in buffer.py, draws included.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -65,55 +65,50 @@ class Spread(NamedTuple):
     rows: object  # pytree of [capacity, ...], split over the devices
 
 
-class Memory(NamedTuple):
-    """The functions of a memory, whole on each device or split over them."""
-
-    create: Callable  # (example, capacity) -> buffer
-    start: Callable  # (name of a policy, num_classes, num_tasks) -> kept
-    choose: Callable  # (name, buffer, kept, key, items, mask) -> (slots, kept)
-    write: Callable  # (buffer, slots, items, mask=None, *, after=()) -> buffer
-    sample: Callable  # (buffer, key, k, *, log_weights=None) -> (items, mask, slots)
-    on_each_device: Callable  # (function, *trees) -> `function` of its own rows
-    shards: int = 1  # number of devices that share the memory
+def count(replay: core.Replay) -> int:
+    """Count the devices that share the memory; 1: each holds it whole."""
+    mesh = sharding.current()
+    return mesh.size if replay.sharded and mesh is not None else 1
 
 
-def create(example: core.PyTree, capacity: int, mesh: jax.sharding.Mesh) -> Shards:
-    """An empty memory, see `buffer.create`.
+def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
+    """Make an empty memory, see `buffer.create`.
 
     Args:
       example: as in `buffer.create`.
-      capacity: slots of all devices, a multiple of their number.
-      mesh: of one axis.
+      replay: says whether it is split, and the slots of all devices.
 
     Raises:
-      ValueError: capacity is not a positive multiple of the number of devices.
+      ValueError: the devices cannot share the slots evenly.
     """
-    own = sharding.share("capacity", capacity, mesh)
+    if not replay.sharded:
+        return buffer.create(example, replay.capacity)
+    own = sharding.share("config.replay.capacity", replay.capacity, _mesh())
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
-    return _on_each(mesh, lambda: _shards(buffer.create(example, own)))
+    return _on_each(lambda: _shards(buffer.create(example, own)))
 
 
 def start(
-    policy: str, num_classes: int, num_tasks: int, *, mesh: jax.sharding.Mesh
-) -> Kept:
-    """Start the counts that a policy keeps."""
-    begin = policies.get(policy).start
-    return _on_each(mesh, lambda: _kept(begin(num_classes, num_tasks)))
+    replay: core.Replay, policy: policies.Policy, num_classes: int, num_tasks: int
+) -> core.PyTree:
+    """Start what the policy counts, its state."""
+    if not replay.sharded:
+        return policy.start(num_classes, num_tasks)
+    return _on_each(lambda: _kept(policy.start(num_classes, num_tasks)))
 
 
 def choose(
-    policy: str,
-    memory: Shards,
-    kept: Kept,
+    policy: policies.Policy,
+    memory: buffer.Buffer | Shards,
+    kept: core.PyTree,
     key: jax.Array,
     items: core.PyTree,
     mask: jax.Array,
-    *,
-    mesh: jax.sharding.Mesh,
-):
-    """Where each row goes on its own device, see `policies.Policy`.
+) -> tuple[jax.Array, core.PyTree]:
+    """Choose where each row goes on its own device, see `policies.Policy`.
 
     Args:
+      kept: the policy's state, of `start`.
       items: pytree of [B, ...], B a multiple of the number of devices.
       mask: bool or f32 [B], rows that exist. A draw is uniform over the memory only
         if each device's share of the stream has as many of them.
@@ -125,27 +120,24 @@ def choose(
     Raises:
       ValueError: the devices cannot share the rows evenly.
     """
-    sharding.share("rows", len(mask), mesh)
+    if isinstance(memory, buffer.Buffer):
+        return policy.choose(memory, kept, key, items, mask)
+    sharding.share("rows", len(mask), _mesh())
 
     def local(memory, kept, items, mask, key):
         own = jax.tree.map(lambda x: x[0], kept.each)
-        slots, own = policies.get(policy).choose(
-            _whole(memory), own, _own_key(key, mesh), items, mask
-        )
+        slots, own = policy.choose(_whole(memory), own, _own_key(key), items, mask)
         return slots, _kept(own)
 
-    return _on_each(mesh, local, memory, kept, items, mask, everywhere=(key,))
+    return _on_each(local, memory, kept, items, mask, everywhere=(key,))
 
 
 def write(
-    memory: Shards,
+    memory: buffer.Buffer | Shards,
     slots: jax.Array,
     items: core.PyTree,
     mask: jax.Array | None = None,
-    *,
-    after: core.PyTree = (),
-    mesh: jax.sharding.Mesh,
-) -> Shards:
+) -> buffer.Buffer | Shards:
     """Put each row into its slot on the device that has the row, see `buffer.write`.
 
     Args:
@@ -155,26 +147,25 @@ def write(
       ValueError: `items` does not match the example of `create`, or the devices
         cannot share the rows evenly.
     """
-    sharding.share("rows", len(slots), mesh)
+    if isinstance(memory, buffer.Buffer):
+        return buffer.write(memory, slots, items, mask)
+    sharding.share("rows", len(slots), _mesh())
     slots = jnp.asarray(slots, jnp.int32)
     mask = jnp.ones(slots.shape, bool) if mask is None else mask
-    # `after` only orders the computation; a flag per leaf spares sending the arrays.
-    after = [jnp.any(x != 0) for x in jax.tree.leaves(after)]
 
-    def local(memory, slots, items, mask, after):
-        return _shards(buffer.write(_whole(memory), slots, items, mask, after=after))
+    def local(memory, slots, items, mask):
+        return _shards(buffer.write(_whole(memory), slots, items, mask))
 
-    return _on_each(mesh, local, memory, slots, items, mask, everywhere=(after,))
+    return _on_each(local, memory, slots, items, mask)
 
 
 def sample(
-    memory: Shards,
+    memory: buffer.Buffer | Shards,
     key: jax.Array,
     k: int,
     *,
     log_weights: jax.Array | None = None,
-    mesh: jax.sharding.Mesh,
-):
+) -> tuple[core.PyTree, jax.Array, jax.Array]:
     """Draw k / n rows on each device without replacement, see `buffer.sample`.
 
     Args:
@@ -189,69 +180,56 @@ def sample(
     Raises:
       ValueError: k is above the capacity or no multiple of the number of devices.
     """
-    count = sharding.share("k", k, mesh)
+    if isinstance(memory, buffer.Buffer):
+        return buffer.sample(memory, key, k, log_weights=log_weights)
+    count = sharding.share("k", k, _mesh())
     if k > memory.capacity:
         raise ValueError(f"k={k}: allowed are up to the capacity, {memory.capacity}")
 
     def local(memory, log_weights, key):
-        own = _own_key(key, mesh)
+        own = _own_key(key)
         return buffer.sample(_whole(memory), own, count, log_weights=log_weights)
 
-    return _on_each(mesh, local, memory, log_weights, everywhere=(key,))
+    return _on_each(local, memory, log_weights, everywhere=(key,))
 
 
-# A memory that every device holds whole.
-WHOLE = Memory(
-    create=buffer.create,
-    start=lambda policy, *of: policies.get(policy).start(*of),
-    choose=lambda policy, *of: policies.get(policy).choose(*of),
-    write=buffer.write,
-    sample=buffer.sample,
-    on_each_device=lambda function, *trees: function(*trees),
-)
-
-
-def over(mesh: jax.sharding.Mesh, replay: core.Replay | None = None) -> Memory:
-    """The functions of a memory that is split over the devices of a mesh.
+def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree):
+    """Call a function of rows of the memory; where it is split, on each device's own.
 
     Args:
-      mesh: of one axis.
-      replay: config.replay, to be checked; None: no check.
-
-    Raises:
-      ValueError: the devices cannot share capacity or size evenly.
+      replay: says whether it is split.
+      function: (*trees) -> arrays with rows; it sends nothing.
+      trees: pytrees of arrays whose axis 0 is split as the memory is.
     """
-    for name in ("capacity", "size") if replay else ():
-        sharding.share(f"config.replay.{name}", getattr(replay, name), mesh)
-    bound = {
-        function.__name__: functools.partial(function, mesh=mesh)
-        for function in (create, start, choose, write, sample)
-    }
-    on_each_device = functools.partial(_on_each, mesh)
-    return Memory(**bound, on_each_device=on_each_device, shards=mesh.size)
+    return _on_each(function, *trees) if replay.sharded else function(*trees)
 
 
-def _on_each(mesh, function, *trees, everywhere=()):
-    """The function of each device's own rows; results are joined on axis 0.
+def _mesh() -> jax.sharding.Mesh:
+    """Return the devices that share the memory, see `sharding.use`."""
+    return sharding.current() or sharding.mesh(1)
+
+
+def _on_each(function, *trees, everywhere=()):
+    """Join, on axis 0, what a function makes of each device's own rows.
 
     Args:
       trees: pytrees of arrays whose axis 0 is split over the devices.
       everywhere: further arguments, whole on each device.
     """
-    own, whole = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
+    own, whole = PartitionSpec(sharding.AXIS), PartitionSpec()
     specs = (own,) * len(trees) + (whole,) * len(everywhere)
     # The function sends nothing, so the check of what varies has no use.
     local = jax.shard_map(
-        function, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False
+        function, mesh=_mesh(), in_specs=specs, out_specs=own, check_vma=False
     )
     return local(*trees, *everywhere)
 
 
-def _own_key(key, mesh):
+def _own_key(key):
     """A key for each device; with one device the key itself, as in buffer.py."""
-    if mesh.size == 1:
+    if _mesh().size == 1:
         return key
-    return jax.random.fold_in(key, jax.lax.axis_index(mesh.axis_names[0]))
+    return jax.random.fold_in(key, jax.lax.axis_index(sharding.AXIS))
 
 
 def _whole(shards: Shards) -> buffer.Buffer:

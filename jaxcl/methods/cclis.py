@@ -1,18 +1,19 @@
 """CCLIS: replay drawn by importance, samples against prototypes, PRD.
 
 Li, Azizov, Li, Liang, "Contrastive Continual Learning with Importance Sampling and
-Prototype-Instance Relation Distillation", AAAI 2024 (P); Table 3's variants are
-`keep`, `scope` and `weight`.
+Prototype-Instance Relation Distillation", AAAI 2024 (P). Its parts are separate
+options: `keep` chooses the memory, `scope` weighs negatives, `weight` distils.
 
 Departures:
 - Losses are means over the batch, as in the released code, where P writes sums.
 - PRD goes over old classes, as in the code. P's goes over all classes, although the
   teacher's prototypes of new ones are random (`distill_over="seen"`).
 - The importance weights are P's; the code takes those of `scope="all_negatives"` for
-  its CIFAR-100 and Tiny-ImageNet, by mistake.
+  its CIFAR-100 and Tiny-ImageNet, by mistake. Neither P nor the code has "all".
+- P and the code weigh no uniform memory; `keep="uniform"` weighs as `scope` says.
 - A batch holds stored rows in proportion to their number, as in the code; P says
   half (`share=0.5`). Incomplete last batches are dropped.
-- The prototypes' warm-up begins at the same share of the network's rate as it ends.
+- The prototypes' warm-up begins at the schedule's `start`, the code's at a tenth.
 """
 
 import functools
@@ -21,7 +22,7 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, schema
+from jaxcl import core, schema, sharding
 from jaxcl.losses import prototype
 from jaxcl.methods import rehearsal
 
@@ -45,7 +46,7 @@ def make(
     share: Annotated[float, schema.Range(above=0, below=1)] | None = None,
     memory_size: schema.Count = 200,
     prototype_rate: schema.Positive = 0.01,
-    hidden_dim: schema.Width = 512,
+    hidden_dim: schema.Width | None = None,
     output_dim: schema.Width = 128,
 ) -> core.Method:
     """Sample-NCE + weight * PRD, on a memory chosen near other classes' prototypes.
@@ -55,17 +56,17 @@ def make(
       weight: of PRD, lambda; 0: without PRD.
       distill_temperature, past_temperature: of PRD, kappa of student and teacher.
       distill_over: "old", the classes of earlier tasks, or all "seen".
-      scope: which negatives have importance weights, see `prototype.sample_nce`;
-        "none" is plain prototype NCE.
-      keep: "importance" draws the rows to keep by `prototype.proposal`; "uniform"
-        draws them uniformly, and negatives then have no weights.
+      scope: which candidates have weights, see `prototype.sample_nce`; "none" is plain
+        prototype NCE.
+      keep: "importance" draws the rows to keep by `prototype.proposal`, which is also
+        g of the weights; "uniform" draws them uniformly, and g is 1 over the pool.
       passes: augmented views of each row that scores are averaged over.
       leftover: keep a term of the row's own class in the scores, as the released code
         does by mistake.
       share: share of stored rows in a batch; None: their share of all rows.
       memory_size: rows kept.
-      prototype_rate: learning rate of the prototypes over that of the network.
-      hidden_dim, output_dim: of the projector.
+      prototype_rate: learning rate of the prototypes, at the peak of the schedule.
+      hidden_dim, output_dim: of the projector; None: as wide as the encoder's features.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
@@ -76,7 +77,7 @@ def make(
         distill_temperature=distill_temperature,
         past_temperature=past_temperature,
         distill_over=distill_over,
-        scope=scope if keep == "importance" else "none",
+        scope=scope,
         passes=passes,
         leftover=leftover,
         prototype_rate=prototype_rate,
@@ -122,7 +123,9 @@ def _step(parts, net, settings, state, batch):
         z, stats = net(params, state.stats, images, train=True)
         return _loss(settings, state, batch, params, z, teacher_z), stats
 
-    shares = {"prototypes": settings.prototype_rate}
+    rates = parts.curve(settings.prototype_rate), parts.lr
+    own, lr = (rate(core.progress(state), state.task) for rate in rates)
+    shares = {"prototypes": own / jnp.where(lr > 0, lr, 1)}
     state, stats, metrics = core.descend(parts, state, loss, shares)
     return state.replace(stats=stats), metrics
 
@@ -200,7 +203,7 @@ def views(
     padded = padded.reshape(steps, size, *images.shape[1:])
 
     def chunk(number):
-        rows = parts.split(padded[number % steps])
+        rows = sharding.spread(padded[number % steps])
         view = parts.augment(jax.random.fold_in(key, number), rows)[:, 0]
         return net(state.params, state.stats, view, train=False)[0]
 

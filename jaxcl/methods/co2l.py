@@ -42,7 +42,7 @@ def make(
     past_temperature: schema.Temperature = 0.01,
     frozen_bn: Literal["batch", "running"] = "batch",
     memory_size: schema.Count = 200,
-    hidden_dim: schema.Width = 512,
+    hidden_dim: schema.Width | None = None,
     output_dim: schema.Width = 128,
 ) -> core.Method:
     """Asymmetric supervised contrast + weight * IRD, on a uniformly drawn memory.
@@ -56,7 +56,7 @@ def make(
       distill_temperature, past_temperature: of IRD, kappa of student and teacher.
       frozen_bn: "batch" or "running" statistics in the teacher.
       memory_size: rows kept.
-      hidden_dim, output_dim: of the projector.
+      hidden_dim, output_dim: of the projector; None: as wide as the encoder's features.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.

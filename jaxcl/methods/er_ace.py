@@ -6,14 +6,16 @@ Representation Change in Online Continual Learning").
 
 Departures:
 - Means over rows where the paper's equations have sums, as in the released code.
-- `form="code"` lets unseen classes compete with the incoming ones and predicts among
-  all; the released code's first version also trained the first task without any
-  mask or replay, which is not reproduced.
+- `form="code"` lets unseen classes, and the class seen last, compete with the incoming
+  ones, and predicts among all. The released code takes the largest index for the class
+  seen last; here any order of the classes will do. Its first version also trained the
+  first task without any mask or replay, which is not reproduced.
 """
 
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.methods import online
+from jaxcl.methods.online import teacher as teacher_lib
 
 
 @schema.checked("config.method")
@@ -41,9 +43,12 @@ def make(
                 state.extra.seen,
                 replay_mask=replayed.mask,
                 form=form,
+                task_of=state.extra.task_of if form == "code" else None,
             )
             return value, stats
 
         return *online.descend(parts, net, state, loss), {}
 
-    return online.method(parts, net, update, limit=form == "paper")
+    if form == "paper":
+        return online.method(parts, net, update)
+    return teacher_lib.by_task(parts, net, update, distill=False, limit=False)

@@ -150,7 +150,7 @@ def fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
     def fit_memory(key, memory, count: int):
         state = start(key, memory.items["image"])
         batches = -(-count // recipe.batch_size)
-        stride = 1 if parts.unroll else batches
+        stride = 1 if sharding.on_cpu() else batches
         for number in range(recipe.passes):
             constant = recipe.schedule == "constant"
             lr = recipe.lr if constant else rate(number, recipe.lr, recipe.end_lr)
@@ -171,7 +171,7 @@ def _start(setup, key, images):
 def _descend_span(setup, state, memory, key, number, first, end, lr):
     """Take the steps on batches `first` to `end` of pass `number`."""
     key = jax.random.fold_in(key, number)
-    if setup.parts.unroll:  # the span is one batch
+    if sharding.on_cpu():  # the span is one batch
         return _descend(setup, state, memory, key, first, lr)
     return jax.lax.fori_loop(
         first, end, lambda i, state: _descend(setup, state, memory, key, i, lr), state

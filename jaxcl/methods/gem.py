@@ -21,8 +21,8 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 
-from jaxcl import core, schema
-from jaxcl.memory import quadratic
+from jaxcl import core, schema, sharding
+from jaxcl.memory import quadratic, sharded
 from jaxcl.methods import online
 
 
@@ -56,7 +56,7 @@ def make(
       memory_rows: rows drawn of each past task at each step; None: config.replay.size.
     """
     ridge = 0.0 if form == "paper" else 1e-3
-    shards = online.memory_of(parts).shards
+    shards = sharded.count(parts.replay)
     if memory_rows is not None and memory_rows % shards:
         raise ValueError(
             f"config.method.memory_rows={memory_rows}: must be a multiple of {shards}, "
@@ -93,13 +93,13 @@ def _past(parts, slope, state, stats, key, size):
             (_, stats), grads = slope(state.params, stats, rows)
             return stats, jax.flatten_util.ravel_pytree(grads)[0]
 
-        if parts.unroll:
+        if sharding.on_cpu():
             return descend(stats)
         # A task without rows costs nothing.
         return jax.lax.cond(jnp.any(rows.mask), descend, lambda s: (s, zero), stats)
 
     past = parts.num_tasks - 1
-    loop = _unrolled_scan if parts.unroll else jax.lax.scan
+    loop = _unrolled_scan if sharding.on_cpu() else jax.lax.scan
     return loop(gradient_of, stats, (jnp.arange(past), jax.random.split(key, past)))
 
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import flatten_util
 
-from jaxcl import core, schema
+from jaxcl import core, schema, sharding
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, diversity
 from jaxcl.methods import online
@@ -134,8 +134,8 @@ def _references(parts, gradients_of, memory, key, count, size):
 
 def _written(state, slots, batch, scores):
     items = online.stored_rows(state, batch, score=scores)
-    after = scores, state.params
-    memory = buffer.write(state.extra.memory, slots, items, after=after)
+    slots = buffer.order_after(slots, (scores, state.params))
+    memory = buffer.write(state.extra.memory, slots, items)
     return state.replace(extra=state.extra._replace(memory=memory))
 
 
@@ -186,7 +186,7 @@ def group_gradients(
         features = net(params, stats, flat, train=False)[0].features
         images = features.reshape(*labels.shape, -1)
         params = {"head": params["head"]}
-    elif parts.unroll:
+    elif sharding.on_cpu():
         gradient = jax.jit(gradient)  # traced once, however many groups
         groups = zip(images, labels, mask, strict=True)
         return jnp.stack([gradient(params, stats, *group) for group in groups])

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import core, schema
+from jaxcl.memory import sharded
 from jaxcl.methods import online
 
 
@@ -92,7 +93,7 @@ def _check_candidates(parts, candidates):
             f"config.method.candidates={candidates}: must be at least {least}, the "
             "rows to be replayed (config.replay.size)"
         )
-    shards = online.memory_of(parts).shards
+    shards = sharded.count(parts.replay)
     if candidates % shards:
         raise ValueError(
             f"config.method.candidates={candidates}: must be a multiple of {shards}, "

@@ -18,7 +18,7 @@ import numpy as np
 from jaxcl import core, sharding
 from jaxcl.data import stream
 from jaxcl.memory import buffer, selection
-from jaxcl.nets import chain, initial, mlp
+from jaxcl.nets import chain, layers, mlp
 
 _SELECT = 0xCC115  # keeps the selection's randomness apart from that of the next step
 
@@ -29,7 +29,7 @@ class Memory(NamedTuple):
     row: jax.Array  # i32[K], -1 where there is none
     label: jax.Array  # i32[K]
     weight: jax.Array  # f32[K], probability of the row when one row is drawn from the
-    # pool of its class; 0 where the draw is uniform and there are no weights
+    # pool of its class, as the last choice had it
 
 
 class Extra(NamedTuple):
@@ -67,7 +67,7 @@ class Network(NamedTuple):
         k_nets, k_prototypes = jax.random.split(key)
         params, stats = self.nets.init(k_nets, images)
         if self.prototypes:
-            params["prototypes"] = initial.torch_uniform(self.dim)(
+            params["prototypes"] = layers.torch_uniform(self.dim)(
                 k_prototypes, (self.num_classes, self.dim)
             )
         return params, stats
@@ -86,10 +86,11 @@ class Network(NamedTuple):
 
 
 def network(
-    parts: core.Parts, *, hidden_dim: int, output_dim: int, prototypes: bool
+    parts: core.Parts, *, hidden_dim: int | None, output_dim: int, prototypes: bool
 ) -> Network:
-    """The network of a method."""
-    projector = mlp.MLP((hidden_dim, output_dim), dtype=parts.encoder.dtype)
+    """Build the network of a method; a `hidden_dim` of None is the encoder's width."""
+    hidden = hidden_dim or parts.encoder.num_features
+    projector = mlp.MLP((hidden, output_dim), dtype=parts.encoder.dtype)
     nets = chain.Chain({"encoder": parts.encoder, "projector": projector})
     return Network(nets, parts.num_classes, output_dim, prototypes)
 
@@ -291,7 +292,7 @@ def _chosen(size, score, state, images, rows, label) -> Memory:
     )
     chosen = selection.choose(k_draw, label, mask, quota, weights)
     if weights is None:
-        weights = jnp.zeros(rows.shape)
+        weights = selection.within_class(jnp.ones(rows.shape), label, mask, classes)
     place = jnp.argsort(~chosen, stable=True)[:size]
     filled = chosen[place]
     return Memory(

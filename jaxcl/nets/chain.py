@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
-from jaxcl.nets import norm
+from jaxcl.nets import layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Chain:
         train: bool,
         groups: int = 1,
         key: jax.Array | None = None,
-    ) -> tuple[jax.Array, dict]:
+        between: bool = False,
+    ) -> tuple:
         """Outputs of the last net, and the statistics of all nets after this pass.
 
         Args:
@@ -58,117 +59,69 @@ class Chain:
           groups: views per example, interleaved over the rows. Each view has its own
             batch statistics.
           key: for an encoder that drops branches; without one it drops none.
+          between: also return the statistics after each view but the last, as tuples.
 
-        Returns: f32[N, D] and name -> stats.
+        Returns: f32[N, D], name -> stats, and if asked name -> stats between views ({}
+          of a net whose batch norm is not `layers.BatchNorm`).
         """
-        outputs, after, _ = self._pass(
-            params, stats, inputs, train=train, groups=groups, key=key
-        )
-        return outputs, after
-
-    def _pass(self, params, stats, inputs, *, train, groups=1, key=None, between=False):
-        """Outputs; stats afterwards; and with `between` what they were between views.
-
-        The last has nothing for a net whose batch norm is somebody else's.
-        """
-        outputs, updated = inputs, {}
+        outputs, after, moved = inputs, {}, {}
         for name, net in self.nets.items():
             drawn = {} if key is None or name != "encoder" else {"key": key}
-            outputs, updated[name] = net.apply(
+            outputs, new = net.apply(
                 {"params": params[name], "batch_stats": stats[name]},
                 outputs,
                 train=train,
                 groups=groups,
-                mutable=["batch_stats", *([norm.BETWEEN] if between else [])],
+                mutable=["batch_stats", *([layers.BETWEEN] if between else [])],
                 **drawn,
             )
-        after = {
-            name: new.get("batch_stats", stats[name]) for name, new in updated.items()
-        }
-        moved = {name: new.get(norm.BETWEEN, {}) for name, new in updated.items()}
-        return outputs, after, moved
-
-    def beside(
-        self,
-        *networks: tuple[Mapping, Mapping, Any],
-        groups: int = 1,
-        key: jax.Array | None = None,
-    ) -> list[tuple[jax.Array, dict]]:
-        """Pass through several networks of this form in training mode.
-
-        Args:
-          networks: params, stats and inputs of each.
-          groups: as in `__call__`.
-          key: for the first network's encoder, if it drops branches.
-
-        Returns: outputs and stats of each.
-        """
-        first, *others = networks
-        return [
-            self(*first, train=True, groups=groups, key=key),
-            *(self(*own, train=True, groups=groups) for own in others),
-        ]
+            after[name] = new.get("batch_stats", stats[name])
+            moved[name] = new.get(layers.BETWEEN, {})
+        return (outputs, after, moved) if between else (outputs, after)
 
     def in_turn(
-        self, params: Mapping, stats: Mapping, *batches: jax.Array
+        self, params: Mapping, stats: Mapping, *batches: jax.Array, train: bool = True
     ) -> tuple[list[jax.Array], list[dict]]:
-        """Train on some batches, one after the other.
+        """Pass some batches, one after the other, each with its own statistics.
 
         On accelerators, batches of one shape go through in a single pass with their
-        rows interleaved; each keeps its own batch statistics. Values are those of a
+        rows interleaved: devices keep the rows that they have. Values are those of a
         pass each up to rounding.
 
         Args:
           params, stats: as in `__call__`.
           batches: inputs.
+          train: as in `__call__`.
 
         Returns: outputs of each; name -> stats after each.
         """
-        if _pass_at_once(batches):
-            rows = _taking_turns(batches)
-            outputs, along = self._at_once(params, stats, rows, len(batches))
-            if along:
-                return _apart(outputs, len(batches)), along
-        outputs, along = [], []
+        count, outputs, along = len(batches), [], []
+        if count > 1 and len({x.shape for x in batches}) == 1 and not sharding.on_cpu():
+            rows = jnp.stack(batches, axis=1).reshape(-1, *batches[0].shape[1:])
+            joined, after, moved = self(
+                params, stats, rows, train=train, groups=count, between=True
+            )
+            joined = joined.reshape(-1, count, *joined.shape[1:])
+
+            def of_norm(leaf):
+                return isinstance(leaf, tuple)
+
+            outputs = [joined[:, i] for i in range(count)]
+            if not train:
+                return outputs, [after] * count
+            # Another batch norm than ours does not tell how it moved between views.
+            if jax.tree.structure(moved, of_norm) == jax.tree.structure(after):
+                along = [
+                    jax.tree.map(lambda x, i=i: x[i], moved, is_leaf=of_norm)
+                    for i in range(count - 1)
+                ]
+                return outputs, [*along, after]
+            outputs = []
         for batch in batches:
-            output, stats = self(params, stats, batch, train=True)
+            output, stats = self(params, stats, batch, train=train)
             outputs.append(output)
             along.append(stats)
         return outputs, along
-
-    def judge(
-        self, params: Mapping, stats: Mapping, *batches: jax.Array
-    ) -> list[jax.Array]:
-        """Outputs of each batch in evaluation mode; one pass where `in_turn` takes one.
-
-        Args:
-          params, stats: as in `__call__`.
-          batches: inputs.
-        """
-        if _pass_at_once(batches):
-            outputs, _ = self(params, stats, _taking_turns(batches), train=False)
-            return _apart(outputs, len(batches))
-        return [self(params, stats, batch, train=False)[0] for batch in batches]
-
-    def _at_once(self, params, stats, rows, count):
-        """Outputs of `count` batches whose rows take turns, and stats after each.
-
-        There are no stats where somebody else's batch norm does not tell how it moved.
-        """
-        outputs, after, between = self._pass(
-            params, stats, rows, train=True, groups=count, between=True
-        )
-
-        def of_norm(leaf):
-            return isinstance(leaf, tuple)
-
-        if jax.tree.structure(between, of_norm) != jax.tree.structure(after):
-            return outputs, []
-        along = [
-            jax.tree.map(lambda moved, i=i: moved[i], between, is_leaf=of_norm)
-            for i in range(count - 1)
-        ]
-        return outputs, [*along, after]
 
     def project(self, state: core.TrainState, inputs: Any) -> jax.Array:
         """Outputs of the last net in evaluation mode, f32[N, D]."""
@@ -177,20 +130,3 @@ class Chain:
     def embed(self, state: core.TrainState, inputs: Any) -> jax.Array:
         """Features of the encoder alone, in evaluation mode, f32[N, D]."""
         return Chain({"encoder": self.nets["encoder"]}).project(state, inputs)
-
-
-def _pass_at_once(batches):
-    """True on accelerators if there are several batches, all of one shape."""
-    alike = all(batch.shape == batches[0].shape for batch in batches)
-    return not sharding.on_cpu() and len(batches) > 1 and alike
-
-
-def _taking_turns(batches):
-    """Row i of each batch, then row i + 1: devices keep the rows that they have."""
-    return jnp.stack(batches, axis=1).reshape(-1, *batches[0].shape[1:])
-
-
-def _apart(outputs, count):
-    """Undo `_taking_turns`: the rows of each of `count` batches."""
-    outputs = outputs.reshape(-1, count, *outputs.shape[1:])
-    return [outputs[:, i] for i in range(count)]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
-from jaxcl.nets import conv
+from jaxcl.nets import layers
 
 KERNEL = 7  # pixels of a side of the depthwise convolutions
 
@@ -92,7 +92,7 @@ class Depthwise(nn.Module):
         shape = (KERNEL, KERNEL, 1, width)
         kernel = self.param("kernel", _small, shape, jnp.float32)
         bias = self.param("bias", _zeros, (width,), jnp.float32)
-        rows = conv.depthwise(x, kernel.astype(self.dtype))
+        rows = layers.depthwise(x, kernel.astype(self.dtype))
         return rows + bias.astype(self.dtype)
 
 

@@ -103,7 +103,7 @@ class MaskedBatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array, *, train: bool) -> jax.Array:
-        """Normalise f[n,C] by the rows in bool[n]; `train` as in `norm.BatchNorm`."""
+        """Normalise f[n,C] by the rows in bool[n]; `train` as in `layers.BatchNorm`."""
         width = x.shape[-1:]
         mean = self.variable("batch_stats", "mean", jnp.zeros, width)
         var = self.variable("batch_stats", "var", jnp.ones, width)

@@ -1,14 +1,20 @@
-"""Multi-layer perceptrons: a head with PyTorch's default start, and an encoder."""
+"""Multi-layer perceptrons: a head with PyTorch's default start, and an encoder.
+
+Projectors and predictors are shaped as in CaSSLe (Fini et al., CVPR 2022) and PNR (Cha
+et al., ICML 2024); those of SimSiam, DINO, LeJEPA, SwAV and NNCLR as in their papers.
+Where a paper's Linear has no bias since batch norm follows, here it has one, which
+batch norm takes away.
+"""
 
 import functools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
-from jaxcl.nets import initial, norm
+from jaxcl.nets import layers
 
 Activation = Literal["relu", "gelu"]
 _ACTIVATIONS = {"relu": nn.relu, "gelu": functools.partial(nn.gelu, approximate=False)}
@@ -33,43 +39,107 @@ class MLP(nn.Module):
     zero_bias: bool = False
     dtype: Any = jnp.float32
 
-    def __post_init__(self):
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, *, train: bool = False, groups: int = 1
+    ) -> jax.Array:
+        """x [B, D] -> f32[B, features[-1]]; `groups` as in `layers.BatchNorm`."""
         if not self.features or min(self.features) < 1:
             raise ValueError(
                 f"features={self.features}: must name at least one layer, each at "
                 f"least 1 wide"
             )
-        super().__post_init__()
-
-    @nn.compact
-    def __call__(
-        self, x: jax.Array, *, train: bool = False, groups: int = 1
-    ) -> jax.Array:
-        """x [B, D] -> f32[B, features[-1]]; `groups` as in `norm.BatchNorm`."""
         x = x.astype(self.dtype)
         for i, width in enumerate(self.features, start=1):
             bias = nn.initializers.zeros
             if not self.zero_bias:
-                bias = initial.torch_uniform(x.shape[-1])
+                bias = layers.torch_uniform(x.shape[-1])
             x = nn.Dense(
                 width,
                 dtype=self.dtype,
-                kernel_init=initial.torch_kernel,
+                kernel_init=layers.torch_kernel,
                 bias_init=bias,
                 name=f"linear{i}",
             )(x)
             last = i == len(self.features)
             if self.last_norm if last else self.batch_norm:
-                bn = norm.BatchNorm(
+                x = layers.BatchNorm(
                     dtype=self.dtype,
                     use_scale=not last,
                     use_bias=not last,
                     name=f"bn{i}",
-                )
-                x = bn(x, train=train, groups=groups)
+                )(x, train=train, groups=groups)
             if not last:
                 x = _ACTIVATIONS[self.activation](x)
         return x.astype(jnp.float32)
+
+
+class Shape(NamedTuple):
+    """A projector as a paper has it; what a config sets takes its place."""
+
+    hidden_layers: int
+    batch_norm: bool  # after each hidden layer
+    hidden_dim: int
+    output_dim: int
+    last_norm: bool = False  # batch norm after the last layer, without factor, offset
+    activation: Activation = "relu"
+    zero_bias: bool = False  # biases start at 0
+
+
+# Fields of `Shape` that a config may set.
+SIZES = ("hidden_dim", "output_dim", "hidden_layers")
+CONTRASTIVE = Shape(1, False, 2048, 128)
+PREDICTED = Shape(1, True, 4096, 256)  # BYOL's
+DECORRELATED = Shape(2, True, 2048, 2048)
+SIAMESE = Shape(2, True, 2048, 2048, last_norm=True)  # SimSiam's
+# DINO's, below its prototypes. With biases untrained outputs are nearly one vector.
+# The paper's kernels have a deviation of 0.02; PyTorch's, 0.013 here, suit any width.
+BOTTLENECK = Shape(2, False, 2048, 256, activation="gelu", zero_bias=True)
+NORMAL = Shape(2, True, 2048, 64)  # LeJEPA's
+ASSIGNED = Shape(1, True, 2048, 128)  # SwAV's, below its prototypes
+NEIGHBOURED = Shape(2, True, 2048, 256, last_norm=True)  # NNCLR's
+
+
+def projector(
+    shape: Shape,
+    *,
+    hidden_dim: int | None = None,
+    output_dim: int | None = None,
+    hidden_layers: int | None = None,
+    dtype: Any = jnp.float32,
+) -> MLP:
+    """Projector: [B, D] -> f32[B, output_dim], hidden layers and a Linear.
+
+    Args:
+      shape: what holds where an option is None.
+      hidden_dim: width of the hidden layers.
+      output_dim: of the projections.
+      hidden_layers: how many; 0: a single Linear.
+    """
+    hidden = shape.hidden_dim if hidden_dim is None else hidden_dim
+    output = shape.output_dim if output_dim is None else output_dim
+    layers = shape.hidden_layers if hidden_layers is None else hidden_layers
+    features = (hidden,) * layers + (output,)
+    return MLP(
+        features,
+        batch_norm=shape.batch_norm,
+        last_norm=shape.last_norm,
+        activation=shape.activation,
+        zero_bias=shape.zero_bias,
+        dtype=dtype,
+    )
+
+
+def predictor(
+    *, output_dim: int, hidden_dim: int = 2048, dtype: Any = jnp.float32
+) -> MLP:
+    """Linear-BN-ReLU-Linear: [B, D] -> f32[B, output_dim].
+
+    The distillation predictor g of CaSSLe and PNR (hidden width 2048 for every loss)
+    and the own predictors of BYOL (hidden width 4096 on CIFAR, 8192 on ImageNet) and of
+    SimSiam (512).
+    """
+    return MLP((hidden_dim, output_dim), batch_norm=True, dtype=dtype)
 
 
 class Perceptron(nn.Module):
@@ -83,14 +153,14 @@ class Perceptron(nn.Module):
       widths: of the layers; the last is the length of a feature vector.
       dropout: chance that an output of a layer is 0 in training.
       batch_norm: batch norm between each Linear and its ReLU.
-      start: of its layers, and of a linear head behind it, see `initial.linear`.
+      start: of its layers, and of a linear head behind it, see `layers.linear`.
       dtype: of the computation; parameters stay f32.
     """
 
     widths: tuple[int, ...] = (100, 100)
     dropout: float = 0.0
     batch_norm: bool = False
-    start: initial.Start = "torch"
+    start: layers.Start = "torch"
     dtype: Any = jnp.float32
 
     @property
@@ -104,13 +174,13 @@ class Perceptron(nn.Module):
     ) -> jax.Array:
         """Images [B, H, W, C], normalised -> f32[B, D].
 
-        `train` and `groups` as in `norm.BatchNorm`.
+        `train` and `groups` as in `layers.BatchNorm`.
         """
         core.check_images(images)
         x = images.reshape(len(images), -1).astype(self.dtype)
         keys = self._keys(train)
         for i, width in enumerate(self.widths, start=1):
-            weights, biases = initial.linear(self.start, x.shape[-1], width)
+            weights, biases = layers.linear(self.start, x.shape[-1], width)
             x = nn.Dense(
                 width,
                 dtype=self.dtype,
@@ -119,7 +189,7 @@ class Perceptron(nn.Module):
                 name=f"linear{i}",
             )(x)
             if self.batch_norm:
-                bn = norm.BatchNorm(dtype=self.dtype, name=f"bn{i}")
+                bn = layers.BatchNorm(dtype=self.dtype, name=f"bn{i}")
                 x = bn(x, train=train, groups=groups)
             x = nn.relu(x)
             if keys is not None:
@@ -150,7 +220,7 @@ def perceptron(
     widths: Annotated[tuple[schema.Width, ...], schema.Entries()] = (100, 100),
     dropout: schema.Fraction = 0.0,
     batch_norm: bool = False,
-    start: initial.Start = "torch",
+    start: layers.Start = "torch",
     dtype: Any = jnp.float32,
 ) -> Perceptron:
     """A multi-layer perceptron without its classifier, see `Perceptron`.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
-from jaxcl.nets import conv, initial, norm
+from jaxcl.nets import layers
 
 # depth -> blocks per stage, kind of block; 10 is for tests and small machines.
 DEPTHS = {
@@ -20,36 +20,38 @@ DEPTHS = {
 _EXPANSION = {"basic": 1, "bottleneck": 4}
 
 
-def _both_sides(pad: int):
-    return ((pad, pad), (pad, pad))
-
-
-def _padding(kernel: int, padding: str):
-    # XLA's SAME puts the odd pixel of a strided window at the end; PyTorch pads both
-    # sides alike. So on maps with an even side the two read different pixels.
-    return "SAME" if padding == "same" else _both_sides(kernel // 2)
-
-
 # name -> initialiser of convolutions: torchvision's ResNet has Kaiming normal over fan
 # out, PyTorch's layers by default uniform within 1 / sqrt(fan in).
 _INITS = {
     "kaiming": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
-    "torch": initial.torch_kernel,
+    "torch": layers.torch_kernel,
 }
 
 
-def _conv(filters, kernel, stride, padding, dtype, init, name):
-    return nn.Conv(
+def _conv_norm(x, net, name, filters, kernel, stride, pad, *, init, zero=False, **how):
+    """Convolve and normalise.
+
+    Args:
+      name: has the place of "conv" and "bn" in it.
+      pad: pixels on each side; "torch": so many that the map keeps its size; "same":
+        XLA's SAME. It puts the odd pixel of a strided window at the end, and PyTorch
+        pads both sides alike: on maps with an even side the two read other pixels.
+    """
+    side = kernel // 2 if pad == "torch" else pad
+    x = nn.Conv(
         filters,
         (kernel, kernel),
         strides=stride,
-        padding=padding,
+        padding="SAME" if pad == "same" else ((side, side),) * 2,
         use_bias=False,
-        dtype=dtype,
+        dtype=net.dtype,
         kernel_init=_INITS[init],
-        conv_general_dilated=conv.conv,
-        name=name,
-    )
+        conv_general_dilated=layers.conv,
+        name=name.format("conv"),
+    )(x)
+    scale = nn.initializers.zeros if zero else nn.initializers.ones
+    bn = layers.BatchNorm(dtype=net.dtype, scale_init=scale, name=name.format("bn"))
+    return bn(x, **how)
 
 
 class Residual(nn.Module):
@@ -72,32 +74,16 @@ class Residual(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, groups: int) -> jax.Array:
         """x [B, H, W, C] -> [B, H / stride, W / stride, filters of the last conv]."""
-        y = x
-        total_stride = 1
+        y, total_stride, size = x, 1, len(self.convs)
+        how = {"init": self.conv_init, "train": train, "groups": groups}
         for i, (filters, kernel, stride) in enumerate(self.convs, start=1):
-            last = i == len(self.convs)
-            zero = last and self.zero_init
-            pad = _padding(kernel, self.padding)
-            name = f"conv{i}"
-            layer = _conv(
-                filters, kernel, stride, pad, self.dtype, self.conv_init, name
-            )
-            y = layer(y)
-            y = norm.BatchNorm(
-                dtype=self.dtype,
-                scale_init=nn.initializers.zeros if zero else nn.initializers.ones,
-                name=f"bn{i}",
-            )(y, train=train, groups=groups)
-            y = y if last else nn.relu(y)
+            zero, shape = self.zero_init and i == size, (filters, kernel, stride)
+            y = _conv_norm(y, self, f"{{}}{i}", *shape, self.padding, zero=zero, **how)
+            y = y if i == size else nn.relu(y)
             total_stride *= stride
         if total_stride != 1 or x.shape[-1] != filters:
-            name, pad = "downsample_conv", _both_sides(0)
-            layer = _conv(
-                filters, 1, total_stride, pad, self.dtype, self.conv_init, name
-            )
-            x = layer(x)
-            bn = norm.BatchNorm(dtype=self.dtype, name="downsample_bn")
-            x = bn(x, train=train, groups=groups)
+            shape = filters, 1, total_stride, 0
+            x = _conv_norm(x, self, "downsample_{}", *shape, **how)
         return nn.relu(y + x)
 
 
@@ -135,13 +121,6 @@ class ResNet(nn.Module):
     pool: int | None = None
     dtype: Any = jnp.float32
 
-    def __post_init__(self):
-        core.check_choice("block", self.block, tuple(_EXPANSION))
-        if self.stem == "imagenet":
-            field = "config.encoder.stem_padding with stem='imagenet'"
-            core.check_choice(field, self.stem_padding, (1,))
-        super().__post_init__()
-
     @property
     def num_features(self) -> int:
         """Length D of a feature vector; with `pool`, of each window's part of it."""
@@ -154,14 +133,33 @@ class ResNet(nn.Module):
     ) -> jax.Array:
         """Images [B, H, W, C], normalised -> f32[B, D], averaged over the map.
 
-        `train` and `groups` as in `norm.BatchNorm`.
+        `train` and `groups` as in `layers.BatchNorm`.
         """
         core.check_images(images)
-        x = self._stem(images.astype(self.dtype), train, groups)
+        how = {"init": self.conv_init, "train": train, "groups": groups}
+        if self.stem == "cifar":
+            shape = self.width, 3, 1, self.stem_padding
+        else:
+            shape = self.width, 7, 2, self.padding
+        x = _conv_norm(images.astype(self.dtype), self, "{}1", *shape, **how)
+        x = nn.relu(x)
+        if self.stem == "imagenet":
+            pad = "SAME" if self.padding == "same" else ((1, 1), (1, 1))
+            x = nn.max_pool(x, (3, 3), (2, 2), pad)
         for stage, size in enumerate(self.stage_sizes):
+            filters = self.width * 2**stage
             for i in range(size):
+                stride = 2 if stage > 0 and i == 0 else 1
+                convs = {
+                    "basic": ((filters, 3, stride), (filters, 3, 1)),
+                    "bottleneck": (
+                        (filters, 1, 1),
+                        (filters, 3, stride),
+                        (filters * 4, 1, 1),
+                    ),
+                }
                 x = Residual(
-                    self._convs(stage, 2 if stage > 0 and i == 0 else 1),
+                    convs[self.block],
                     self.padding,
                     self.zero_init_residual,
                     self.conv_init,
@@ -177,26 +175,6 @@ class ResNet(nn.Module):
             )
         window = (self.pool, self.pool)
         return nn.avg_pool(x, window, window).reshape(len(x), -1)
-
-    def _stem(self, x, train, groups):
-        cifar = self.stem == "cifar"
-        kernel, stride = (3, 1) if cifar else (7, 2)
-        pad = _both_sides(self.stem_padding) if cifar else _padding(7, self.padding)
-        layer = _conv(
-            self.width, kernel, stride, pad, self.dtype, self.conv_init, "conv1"
-        )
-        x = layer(x)
-        bn = norm.BatchNorm(dtype=self.dtype, name="bn1")
-        x = nn.relu(bn(x, train=train, groups=groups))
-        if cifar:
-            return x
-        return nn.max_pool(x, (3, 3), (2, 2), _padding(3, self.padding))
-
-    def _convs(self, stage, stride):
-        filters = self.width * 2**stage
-        if self.block == "basic":
-            return ((filters, 3, stride), (filters, 3, 1))
-        return ((filters, 1, 1), (filters, 3, stride), (filters * 4, 1, 1))
 
 
 class ConvNet(nn.Module):
@@ -223,11 +201,9 @@ class ConvNet(nn.Module):
         core.check_images(images)
         x = images.astype(self.dtype)
         for i, stride in enumerate((1, 2, 2), start=1):
-            filters = self.width * 2 ** (i - 1)
-            pad, name = _both_sides(1), f"conv{i}"
-            x = _conv(filters, 3, stride, pad, self.dtype, "kaiming", name)(x)
-            bn = norm.BatchNorm(dtype=self.dtype, name=f"bn{i}")
-            x = nn.relu(bn(x, train=train, groups=groups))
+            shape = self.width * 2 ** (i - 1), 3, stride, "torch"
+            how = {"init": "kaiming", "train": train, "groups": groups}
+            x = nn.relu(_conv_norm(x, self, f"{{}}{i}", *shape, **how))
         return jnp.mean(x.astype(jnp.float32), axis=(1, 2))
 
 
@@ -253,18 +229,12 @@ def resnet(
     Raises:
       ValueError: `depth` is not 10, 18, 34, 50 or 101, or another option is unknown.
     """
-    stage_sizes, block = DEPTHS[depth]
+    if stem == "imagenet":
+        field = "config.encoder.stem_padding with stem='imagenet'"
+        core.check_choice(field, stem_padding, (1,))
+    stem_shape = width, stem, stem_padding
     return ResNet(
-        stage_sizes=stage_sizes,
-        block=block,
-        width=width,
-        stem=stem,
-        stem_padding=stem_padding,
-        padding=padding,
-        zero_init_residual=zero_init_residual,
-        conv_init=conv_init,
-        pool=pool,
-        dtype=dtype,
+        *DEPTHS[depth], *stem_shape, padding, zero_init_residual, conv_init, pool, dtype
     )
 
 

@@ -25,7 +25,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
-from jaxcl.nets import convnext, initial, resnet, vit
+from jaxcl.nets import convnext, resnet, vit
+from jaxcl.nets import layers as layers_lib
 
 ADAPTERS = "lora"  # their entry among the parameters of the encoder
 _PARTS = ("attention", "mlp")
@@ -251,7 +252,7 @@ class Tuned:
 
     def _pair(self, key, rows, columns):
         shape = rows, self.chosen.lora_rank
-        first = initial.torch_uniform(rows)(key, shape)
+        first = layers_lib.torch_uniform(rows)(key, shape)
         return {"a": first, "b": jnp.zeros((self.chosen.lora_rank, columns))}
 
     def merged(self, params: core.PyTree) -> core.PyTree:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
-from jaxcl.nets import initial
+from jaxcl.nets import layers as layers_lib
 from jaxcl.nets import positions as positions_lib
 
 
@@ -270,7 +270,7 @@ class ViT(nn.Module):
         shape = (side, side, channels, self.width)
         begin = _small
         if self.frozen_patch:  # MoCo v3's: uniform within sqrt(6 / (inputs + outputs))
-            begin = initial.torch_uniform((side * side * channels + self.width) / 6)
+            begin = layers_lib.torch_uniform((side * side * channels + self.width) / 6)
         kernel, bias = _Patch(shape, begin, name="patch")()
         if self.frozen_patch:
             kernel, bias = jax.lax.stop_gradient((kernel, bias))

@@ -15,6 +15,7 @@ from PIL import Image
 
 from jaxcl.evals.plots import svg
 from jaxcl.report import formats, numbers
+from jaxcl.report import runs as runs_lib
 
 MOST_TASKS = 20  # larger matrices are shown as a picture without numbers
 
@@ -32,7 +33,7 @@ class Chart(NamedTuple):
 
 
 def drawable(curves: Iterable[numbers.Curve]) -> bool:
-    """Whether one of the curves has two points or more."""
+    """Tell whether one of the curves has two points or more."""
     return any(np.isfinite(curve.mean).sum() > 1 for curve in curves)
 
 
@@ -46,7 +47,7 @@ def lines(
     ends: list[int] | None = None,
     wide: bool = False,
 ) -> Chart | None:
-    """A chart of curves over steps; None if no curve has two points.
+    """Draw curves over steps; None if no curve has two points.
 
     Args:
       curves: number, name and curve of each run.
@@ -76,7 +77,7 @@ def lines(
 def against_time(
     points: list[tuple[int, str, float, numbers.Estimate]], *, key: str
 ) -> Chart:
-    """A chart of accuracies with their intervals against the time of training.
+    """Draw accuracies with their intervals against the time of training.
 
     Args:
       points: number, name, seconds and accuracy of each run.
@@ -108,7 +109,7 @@ class Share(NamedTuple):
 
 
 def share(value: float, text: str | None = None, title: str = "") -> Share:
-    """A shaded cell of an accuracy in [0, 1], nan where it was not measured."""
+    """Shade a cell by an accuracy in [0, 1], nan where it was not measured."""
     if np.isnan(value):
         return Share("", 0, "", title)
     percent = 100 * min(max(value, 0.0), 1.0)
@@ -116,8 +117,8 @@ def share(value: float, text: str | None = None, title: str = "") -> Share:
     return Share(text or formats.percent(value), round(percent), shade, title)
 
 
-def heat(run: numbers.Run, name: str, number: int) -> dict:
-    """The accuracy matrix of a run that has it, a mean over its seeds.
+def heat(run: runs_lib.Run, name: str, number: int) -> dict:
+    """Lay out the accuracy matrix of a run that has it, a mean over its seeds.
 
     Args:
       run: one of the page.
@@ -156,7 +157,7 @@ def _mean(values) -> str:
 
 
 def _picture(matrix) -> dict:
-    """The matrix as an image: a stronger blue is a higher accuracy, grey has none."""
+    """Draw the matrix: a stronger blue is a higher accuracy, grey has none."""
     strength = np.clip(np.nan_to_num(matrix), 0.0, 1.0)
     pixels = np.empty((*matrix.shape, 4), np.uint8)
     pixels[..., :3], pixels[..., 3] = (47, 127, 193), np.round(255 * strength)

@@ -22,7 +22,7 @@ class Configs(NamedTuple):
 
 
 def read(folders: Iterable[epath.Path]) -> Configs:
-    """The configs of the first of some directories that has one.
+    """Read the configs of the first of some directories that has one.
 
     Raises:
       ValueError: a file is damaged.
@@ -42,7 +42,7 @@ def flat(config: Mapping) -> dict[str, str]:
 
 
 def differences(runs: Mapping[str, Configs]) -> list[str]:
-    """What runs were not measured alike in, a text for each field.
+    """List what runs were not measured alike in, a text for each field.
 
     Compared are the sections `data` and `scenario`, and those of evaluators that
     several runs have; seeds are no difference. Options that are not set count by their
@@ -71,7 +71,7 @@ def _sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
 
 
 def _differing(path, sections) -> Iterator[str]:
-    """A text for each field in which a section differs between runs."""
+    """Yield a text for each field in which a section differs between runs."""
     fields = {run: flat(section) for run, section in sections.items()}
     names = sorted({name for own in fields.values() for name in own})
     names = [name for name in names if name.rpartition(".")[2] not in _ASIDE]

@@ -37,7 +37,7 @@ def _signed(text: str, *, plus=False) -> str:
 
 
 def percent(value: float | None, *, plus: bool = False) -> str:
-    """A share in percent, one decimal; "-" for None or nan."""
+    """Write a share in percent, one decimal; "-" for None or nan."""
     if value is None or value != value:
         return "-"
     return _signed(f"{100 * value:.1f}", plus=plus)
@@ -56,7 +56,7 @@ def number(value: float | None, *, plus: bool = False) -> str:
 
 
 def short(value: float | None) -> str:
-    """A count in three digits, with a prefix; "-" for None."""
+    """Write a count in three digits, with a prefix; "-" for None."""
     if value is None:
         return "-"
     power = min(int(f"{value:.2e}".partition("e")[2]) // 3, 6) if value else 0
@@ -78,7 +78,7 @@ def estimate(
     expected: int,
     delta: numbers.Estimate | None = None,
 ) -> Cell:
-    """A mean over seeds and its interval.
+    """Write a mean over seeds and its interval.
 
     Args:
       value: the mean.

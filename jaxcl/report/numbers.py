@@ -14,42 +14,14 @@ import numpy as np
 from scipy import special
 
 from jaxcl.report import comparability, compare
+from jaxcl.report import runs as runs_lib
+from jaxcl.report.runs import Run
 from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 
 MEASURES = ("average_accuracy", "anytime", "forgetting", "stability", "plasticity")
 POINTS = 150  # of a curve; more make the page large and nothing clearer
 _END = math.inf  # of a task, as a place in it
-
-
-class Run(NamedTuple):
-    """One directory of the page, with the seeds that have finished the most tasks."""
-
-    name: str  # unique on the page
-    workdir: str  # as given to the command
-    run: compare.Run
-    rows: dict[int, list]  # seed -> rows of metrics.jsonl, for seeds that have one
-    pictures: tuple[tuple[str, bytes], ...] = ()  # name and PNG of what a seed drew
-
-    @property
-    def config(self) -> dict | None:
-        """What was asked, or None where there is no config.json."""
-        return self.run.configs.asked
-
-    @property
-    def results(self) -> dict[int, dict]:
-        """Results of each seed, see `results.empty`."""
-        return self.run.results
-
-    @property
-    def first(self) -> dict:
-        """Results of one seed, to read what all seeds have in common."""
-        return next(iter(self.results.values()))
-
-    @property
-    def done(self) -> int:
-        """How many tasks are finished."""
-        return compare.done(self.run)
 
 
 class Estimate(NamedTuple):
@@ -81,82 +53,67 @@ def half_width(error, count: int):
     return special.stdtrit(count - 1, 0.975) * error
 
 
-def estimate(spread: dict) -> Estimate:
-    """A `seeds.spread`, with an interval in place of the standard error."""
-    mean, error, count = spread["mean"], spread["error"], spread["seeds"]
-    if mean is None or error is None:
+def estimate(values: Iterable[float | None]) -> Estimate:
+    """Estimate the mean of one value per seed; None, not measured, is left out."""
+    mean, error, count = seeds.spread(values).values()
+    if error is None:
         return Estimate(mean, None, None, count)
     half = float(half_width(error, count))
     return Estimate(mean, mean - half, mean + half, count)
 
 
 def names_of(collections: Iterable[Iterable]) -> list[str]:
-    """All keys of several dicts or lists, each once, in the order they appear."""
+    """List all keys of several dicts or lists, each once, in order."""
     return list(dict.fromkeys(key for keys in collections for key in keys))
 
 
 def matrices(run: Run) -> list[str]:
-    """Names of the matrices that at least one seed of the run has."""
+    """Name the matrices that at least one seed of the run has."""
     return names_of(results["matrices"] for results in run.results.values())
 
 
 def measures(run: Run) -> dict[str, dict[str, Estimate]]:
     """Matrix name -> measure -> its mean over the seeds that have it."""
-    of_seeds = [seeds.measures(results) for results in run.results.values()]
     estimates = {}
-    for name in names_of(of_seeds):
-        of_matrix = [by_matrix.get(name, {}) for by_matrix in of_seeds]
-        estimates[name] = {
-            measure: estimate(seeds.spread([own.get(measure) for own in of_matrix]))
-            for measure in MEASURES
-            if any(measure in own for own in of_matrix)
-        }
+    for name in names_of(run.measures.values()):
+        values = {key: runs_lib.measured(run, name, key).values() for key in MEASURES}
+        shown = [key for key in MEASURES if key != "plasticity" or any(values[key])]
+        estimates[name] = {key: estimate(values[key]) for key in shown}
     return estimates
 
 
 def difference(run: Run, first: Run, name: str, measure: str) -> Estimate:
-    """Mean of `run` less `first`, over the seeds that both have."""
-    if not compare.comparable(run.run, first.run):
-        return UNKNOWN
-
-    def with_measure(run):
-        results = {
-            seed: own
-            for seed, own in run.results.items()
-            if measure in seeds.measures(own).get(name, {})
-        }
-        return run.run._replace(results=results)
-
-    pair = (with_measure(run), with_measure(first))
-    return estimate(compare.difference(*pair, name, measure))
+    """Estimate `run` less `first`, over the seeds that both have."""
+    pair = (runs_lib.measured(r, name, measure) for r in (run, first))
+    return _difference(run, first, *pair)
 
 
-def _last_scalars(run: Run) -> dict[int, dict]:
-    """Seed -> scalars after the last finished task."""
-    return {
-        seed: results["scalars"][run.done - 1] if run.done else {}
-        for seed, results in run.results.items()
-    }
+def _difference(run, first, mine, theirs) -> Estimate:
+    paired = runs_lib.comparable(run, first)
+    return estimate(runs_lib.paired(mine, theirs)) if paired else UNKNOWN
 
 
 def scalars(run: Run, first: Run) -> dict[str, tuple[Estimate, Estimate]]:
     """Scalars after the last finished task: mean, and difference to the first run."""
-    mine, theirs = _last_scalars(run), _last_scalars(first)
-    estimates, paired = {}, compare.comparable(run.run, first.run)
+    mine, theirs = (
+        {
+            seed: own["scalars"][r.done - 1] if r.done else {}
+            for seed, own in r.results.items()
+        }
+        for r in (run, first)
+    )
+    estimates = {}
     for name in names_of(mine.values()):
-        values = {seed: own.get(name) for seed, own in mine.items()}
-        pairs = [
-            values[seed] - theirs[seed][name]
-            for seed in values
-            if paired and None not in (values[seed], theirs.get(seed, {}).get(name))
+        pair = [
+            {seed: x.get(name) for seed, x in own.items()} for own in (mine, theirs)
         ]
-        mean, delta = seeds.spread(values.values()), seeds.spread(pairs)
-        estimates[name] = estimate(mean), estimate(delta)
+        delta = _difference(run, first, *pair)
+        estimates[name] = estimate(pair[0].values()), delta
     return estimates
 
 
 def cost(run: Run) -> dict[str, float | None]:
-    """What a run took, a mean over seeds; None where it is not known.
+    """Average what a run took over seeds; None where it is not known.
 
     Returns:
       "train", "compile", "evaluation" and "rest", seconds; "steps", "images", "flops"
@@ -167,22 +124,22 @@ def cost(run: Run) -> dict[str, float | None]:
         total = results["cost"]["total"]
         if not total:
             continue
-        own = {key: total[f"{key}_seconds"] for key in ("train", "compile")}
-        own["evaluation"] = total["evaluation_seconds"]
+        timed = ("train", "compile", "evaluation")
+        own = {key: total[f"{key}_seconds"] for key in timed}
         spent = sum(seconds or 0.0 for seconds in results["seconds"])
         own["rest"] = max(0.0, spent - sum(own.values()))
         own |= {k: total[k] for k in ("steps", "images", "flops", "peak_bytes")}
         costs.append(own)
     names = ("train", "compile", "evaluation", "rest", "steps", "images", "flops")
     means = {
-        name: seeds.spread([own[name] for own in costs])["mean"]
+        name: estimate([own[name] for own in costs]).mean
         for name in (*names, "peak_bytes")
     }
-    return {**means, "milliseconds": compare.cost(run.run)["milliseconds"]}
+    return {**means, "milliseconds": compare.cost(run)["milliseconds"]}
 
 
 def mean_matrix(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The accuracy matrix up to the last finished task, a mean over seeds.
+    """Average the accuracy matrix up to the last finished task over seeds.
 
     Returns:
       Means f64[done, T], nan where no seed has the cell, and i64[done, T], how many
@@ -195,29 +152,27 @@ def mean_matrix(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_row(run: Run, key: str, name: str) -> np.ndarray | None:
-    """The row of a matrix in "untrained" or "finetune", a mean over seeds, or None."""
+    """Average the row of a matrix in "untrained" or "finetune" over seeds, or None."""
     rows = [(r.get(key) or {}).get(name) for r in run.results.values()]
     rows = [row for row in rows if row is not None]
     return _mean(np.array(rows, float))[0] if rows else None
 
 
 def _mean(values):
-    """Mean over axis 0 of the values that are not nan, and how many these are."""
-    measured = ~np.isnan(values)
-    count = measured.sum(axis=0)
-    total = np.where(measured, values, 0.0).sum(axis=0)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan), count
+    """Average the values that are not nan over axis 0, and count them."""
+    known = np.ma.masked_invalid(values)
+    return known.mean(axis=0).filled(np.nan), known.count(axis=0)
 
 
 def untrained(run: Run, name: str) -> Estimate:
-    """Accuracy of the network before any training, a mean over the tasks measured."""
+    """Estimate the accuracy before any training, a mean over the tasks measured."""
     rows = [own.get("untrained", {}).get(name) for own in run.results.values()]
     values = [[x for x in row or () if x is not None] for row in rows]
-    return estimate(seeds.spread([float(np.mean(x)) if x else None for x in values]))
+    return estimate([float(np.mean(x)) if x else None for x in values])
 
 
 def convergence(run: Run) -> dict[int, dict[str, Estimate]]:
-    """Task -> "best_number", "best_seconds", ..., "last_number", ... over seeds."""
+    """Estimate "best_number", "best_seconds", ..., "last_number", ... of each task."""
     of_seeds = [results.get("convergence", {}) for results in run.results.values()]
     estimates = {}
     for task in sorted(names_of(of_seeds), key=int):
@@ -230,8 +185,7 @@ def convergence(run: Run) -> dict[int, dict[str, Estimate]]:
             for by_task in of_seeds
         ]
         estimates[int(task)] = {
-            key: estimate(seeds.spread([own.get(key) for own in epochs]))
-            for key in names_of(epochs)
+            key: estimate([own.get(key) for own in epochs]) for key in names_of(epochs)
         }
     return estimates
 
@@ -247,7 +201,7 @@ def _steps(results) -> list[int]:
 
 
 def common_ends(runs: Iterable[Run]) -> list[int] | None:
-    """The step at which each finished task ends; None where runs or seeds differ."""
+    """List the step at which each task ends; None where runs or seeds differ."""
     all_ends = [
         np.cumsum(_steps(results)).tolist()
         for run in runs
@@ -276,7 +230,7 @@ def _values(row: dict) -> dict[tuple[str, str], float]:
 
 
 def points(results: dict, rows: list) -> dict[tuple, dict]:
-    """What one seed logged, by task and step within the task.
+    """Sort what one seed logged by task and step within the task.
 
     Returns:
       (kind, name) -> (task, step within it) -> number; kinds are "accuracy", "scalar"
@@ -311,7 +265,7 @@ def curves(run: Run) -> dict[tuple[str, str], Curve]:
 
 
 def _aligned(of_seeds: dict[int, dict], results) -> Curve | None:
-    """The mean at the places that all seeds have."""
+    """Average at the places that all seeds have."""
     places = sorted(set.intersection(*map(set, of_seeds.values())))
     xs = []
     for seed in of_seeds:
@@ -350,7 +304,7 @@ def _binned(of_seeds: dict[int, dict], results) -> Curve | None:
 
 
 def _gap(points) -> float:
-    """The median number of steps from one row to the next."""
+    """Find the median number of steps from one row to the next."""
     gaps = [b - a for (s, a), (t, b) in itertools.pairwise(sorted(points)) if s == t]
     return max(1, int(np.median(gaps))) if gaps else 1
 
@@ -366,7 +320,7 @@ def _curve(xs, values, tasks, every) -> Curve:
 
 
 def thin(curve: Curve, most: int = POINTS) -> Curve:
-    """The curve with every n-th point, and with the last of each task."""
+    """Keep every n-th point of a curve, and the last of each task."""
     every = math.ceil(len(curve.x) / most)
     keep = np.arange(len(curve.x)) % every == 0
     keep[np.append(np.diff(curve.task) != 0, True)] = True
@@ -378,7 +332,7 @@ def thin(curve: Curve, most: int = POINTS) -> Curve:
 
 
 def differing(configs: list[dict]) -> dict[str, list[str | None]]:
-    """The fields that differ: path -> value in each config, None where not set."""
+    """Find the fields that differ: path -> value in each config, None where not set."""
     flats = [comparability.flat(config) for config in configs]
     rows = {path: [own.get(path) for own in flats] for path in sorted(names_of(flats))}
     return {path: row for path, row in rows.items() if len(set(row)) > 1}

@@ -7,9 +7,12 @@ import hashlib
 import jinja2
 
 from jaxcl.evals.plots import canvas, svg
-from jaxcl.report import charts, comparability, compare, formats, numbers
+from jaxcl.report import charts, comparability, formats, numbers
 from jaxcl.report import parts as parts_lib
+from jaxcl.report import runs as runs_lib
 from jaxcl.report.formats import Cell, Column, Table
+from jaxcl.run import results as results_lib
+from jaxcl.run import task_alone
 
 TITLES = {
     "average_accuracy": ("average accuracy", "after the last task, higher is better"),
@@ -38,7 +41,7 @@ def _span(seeds) -> str:
 
 
 def _judged(run) -> str:
-    """The checkpoint that a transfer run evaluated."""
+    """Name the checkpoint that a transfer run evaluated."""
     source = run.first.get("checkpoint") or {}
     if not source:
         return "-"
@@ -46,10 +49,23 @@ def _judged(run) -> str:
     return f"{source.get('path', '')} ({details})"
 
 
-def header(runs: list[numbers.Run], *, dates: dict[str, float], version: str) -> dict:
-    """The runs, and how far they have come; arguments as of `page`."""
+def _date(run) -> float:
+    """When the results were made, in seconds since 1970.
+
+    The time of the last logged row is preferred to that of the file, which is the time
+    of the copy if somebody copied it.
+    """
+    rows = [own[-1] for own in run.rows.values() if own]
+    logged = [row["time"]["unix"] for row in rows if "unix" in row.get("time", {})]
+    files = (folder / results_lib.RESULTS for folder in run.folders.values())
+    return max(logged) if logged else max(file.stat().mtime for file in files)
+
+
+def header(runs: list[runs_lib.Run]) -> dict:
+    """Describe the runs, and how far they have come."""
     count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    newest = _when(max(dates.values()))
+    dates = {run.name: _date(run) for run in runs}
+    newest, version = _when(max(dates.values())), task_alone.version()
     transfers = any(run.first.get("checkpoint") for run in runs)
     columns = [Column("run"), Column("directory", prose=True)]
     columns += map(Column, ("seeds", "tasks", "results of", "device", "jax"))
@@ -69,9 +85,7 @@ def header(runs: list[numbers.Run], *, dates: dict[str, float], version: str) ->
         "runs": Table(columns, rows),
         "remarks": [remark for run in runs for remark in _remarks(run)],
         "tasks": _tasks(runs),
-        "unlike": comparability.differences(
-            {run.name: run.run.configs for run in runs}
-        ),
+        "unlike": comparability.differences({run.name: run.configs for run in runs}),
     }
 
 
@@ -97,28 +111,12 @@ def _lead(runs) -> str:
 
 
 def _remarks(run) -> list[str]:
-    """What a reader must know about a run before reading its numbers."""
-    remarks, size = [], len(run.first["task_names"])
-    if run.done == 0:
-        remarks.append(f"{run.name}: no task is finished yet.")
-    elif run.done < size:
-        remarks.append(
-            f"{run.name}: {run.done} of {size} tasks are finished; its measures are "
-            "over these."
-        )
-    if behind := compare.told_behind(run.run):
-        remarks.append(
-            f"{run.name}: left out, since others have come further: {behind}."
-        )
+    """Say what a reader must know about a run before reading its numbers."""
+    remarks = [f"{line}." for line in runs_lib.remarks(run)]
     lacking = [seed for seed in run.results if seed not in run.rows]
     if lacking:
         which = "" if len(lacking) == len(run.results) else f" for seeds {lacking}"
         remarks.append(f"{run.name}: there is no metrics.jsonl{which}, so no curves.")
-    if run.run.together is not None:
-        remarks.append(
-            f"{run.name}: its seeds ran side by side; steps, seconds and FLOPs are "
-            "those of all of them, training metrics their mean."
-        )
     return remarks
 
 
@@ -140,8 +138,8 @@ def _tasks(runs) -> list[tuple[str, str]]:
 # Results
 
 
-def results(runs: list[numbers.Run], curves: list[dict]) -> dict:
-    """The results of each matrix: table, curves, accuracy against time, heat maps.
+def results(runs: list[runs_lib.Run], curves: list[dict]) -> dict:
+    """Lay out each matrix: table, curves, accuracy against time, heat maps.
 
     Args:
       runs: of the page; differences are to the first.
@@ -155,9 +153,12 @@ def results(runs: list[numbers.Run], curves: list[dict]) -> dict:
 
 
 def _matrix(name, runs, measured, curves) -> dict:
-    """All about one matrix, for the runs that have it."""
+    """Lay out one matrix, for the runs that have it."""
     having = [i for i in range(len(runs)) if name in measured[i]]
-    curve = _accuracy_curves(name, runs, having, curves)
+    title = "average accuracy over the tasks met (%)"
+    curve = parts_lib.chart(
+        name, runs, curves, "accuracy", title=title, scale=100, wide=True
+    )
     pair = (curve, _against_time(name, runs, having, measured))
     return {
         "name": name,
@@ -170,7 +171,7 @@ def _matrix(name, runs, measured, curves) -> dict:
 
 
 def _measures(name, runs, having, measured) -> Table:
-    """The measures of one matrix, a row for each run that has it."""
+    """List the measures of one matrix, a row for each run that has it."""
     keys = [k for k in TITLES if any(k in measured[i][name] for i in having)]
     columns = [Column("run"), Column("seeds"), *(Column(*TITLES[key]) for key in keys)]
     before = {i: numbers.untrained(runs[i], name) for i in having}
@@ -193,26 +194,8 @@ def _measures(name, runs, having, measured) -> Table:
     return Table(columns, rows)
 
 
-def _accuracy_curves(name, runs, having, curves) -> charts.Chart | None:
-    """The average accuracy of one matrix over steps."""
-    drawn = [(i, runs[i].name, curves[i].get(("accuracy", name))) for i in having]
-    drawn = [(i, run, numbers.thin(curve)) for i, run, curve in drawn if curve]
-    note = "band: 95 %" if any(curve.seeds > 1 for *_, curve in drawn) else ""
-    most = max([curve.every for *_, curve in drawn], default=1)
-    note += f"; every {most}th evaluation and tasks\u2019 ends" if most > 1 else ""
-    return charts.lines(
-        drawn,
-        title="average accuracy over the tasks met (%)",
-        key=f"accuracy {name}",
-        scale=100,
-        wide=True,
-        ends=numbers.common_ends(runs[i] for i in having),
-        note=note.removeprefix("; "),
-    )
-
-
 def _against_time(name, runs, having, measured) -> charts.Chart | None:
-    """Accuracy against seconds of training, for the runs that have both."""
+    """Draw accuracy against seconds of training, for the runs that have both."""
     points = []
     for i in having:
         accuracy = measured[i][name]["average_accuracy"]
@@ -222,14 +205,40 @@ def _against_time(name, runs, having, measured) -> charts.Chart | None:
     return charts.against_time(points, key=name) if len(points) > 1 else None
 
 
-def pictures(runs: list[numbers.Run]) -> list[dict] | None:
-    """The pictures that the runs left, by run; None if there are none."""
+def pictures(runs: list[runs_lib.Run]) -> list[dict] | None:
+    """List the pictures that the runs left, by run; None if there are none."""
     shown = [
         {"run": number, "name": name, "png": base64.b64encode(data).decode()}
         for number, run in enumerate(runs)
-        for name, data in run.pictures
+        for name, data in _pictures(run)
     ]
     return shown or None
+
+
+_PICTURE_BYTES = 2_000_000  # of all pictures of a run, so that the page stays small
+
+
+def _pictures(run) -> list[tuple[str, bytes]]:
+    """Read the pictures of the first seed, but those that the page draws itself.
+
+    The summary is the first; pictures that would make the page too large are left out.
+    """
+    seed, folder = next(iter(run.folders.items()))
+    drawn = {name.replace("/", "_") for name in run.results[seed]["matrices"]}
+    files = [
+        file
+        for pattern in ("*.png", "*/*.png")
+        for file in sorted((folder / "plots").glob(pattern))
+        if file.stem not in (*drawn, "curves")
+    ]
+    files.sort(key=lambda file: file.stem != "summary")
+    found, left = [], _PICTURE_BYTES
+    for file in files:
+        data = file.read_bytes()
+        if len(data) <= left:
+            found.append((file.stem.replace("_", " "), data))
+            left -= len(data)
+    return found
 
 
 # Cost
@@ -247,8 +256,8 @@ SPENT = (
 )
 
 
-def cost(runs: list[numbers.Run]) -> Table:
-    """The cost of each run, beside its accuracies."""
+def cost(runs: list[runs_lib.Run]) -> Table:
+    """List the cost of each run, beside its accuracies."""
     columns, spent = _outcomes(runs), [numbers.cost(run) for run in runs]
     for title, key, form in SPENT:
         if key != "peak_bytes" or any(own[key] is not None for own in spent):
@@ -280,16 +289,12 @@ def _outcomes(runs) -> dict[Column, list[str]]:
 # The page
 
 
-def page(
-    runs: list[numbers.Run], *, title: str, dates: dict[str, float], version: str
-) -> str:
-    """The whole page.
+def page(runs: list[runs_lib.Run], *, title: str) -> str:
+    """Make the whole page.
 
     Args:
       runs: differences are to the first.
       title: of the page.
-      dates: name of a run -> when its results were made, in seconds since 1970.
-      version: of jaxcl.
     """
     curves = [numbers.curves(run) for run in runs]
     sections = {
@@ -303,14 +308,14 @@ def page(
     }
     return _rendered(
         title=title,
-        header=header(runs, dates=dates, version=version),
+        header=header(runs),
         runs=[run.name for run in runs],
         sections={key: part for key, part in sections.items() if part is not None},
     )
 
 
 def _rendered(*, runs, **values) -> str:
-    """The template of the page with these values; text in them is escaped."""
+    """Fill the template of the page with these values; text in them is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxcl.report"),
         autoescape=True,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxcl.report import charts, formats, numbers
+from jaxcl.report import runs as runs_lib
 from jaxcl.report.formats import Cell, Column, Table
 
 MOST_CHARTS = 24  # of training metrics, and of scalars
@@ -14,7 +15,7 @@ FAMILY = 4  # so many scalars whose names differ only in numbers are folded away
 
 
 def grouped(names: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Names apart from families: pattern -> `FAMILY` or more that differ in numbers."""
+    """Sort out families of names: `FAMILY` or more that differ in numbers alone."""
     groups = {}
     for name in names:
         groups.setdefault(re.sub(r"\d+", "#", name), []).append(name)
@@ -23,8 +24,8 @@ def grouped(names: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
     return [name for name in names if name not in folded], families
 
 
-def scalars(runs: list[numbers.Run], curves: list[dict]) -> dict | None:
-    """The scalars of evaluators: last values and curves; None if there are none.
+def scalars(runs: list[runs_lib.Run], curves: list[dict]) -> dict | None:
+    """Lay out last values and curves of the evaluators' scalars; None without any.
 
     Args:
       runs: of the page; differences are to the first.
@@ -47,7 +48,7 @@ def scalars(runs: list[numbers.Run], curves: list[dict]) -> dict | None:
 
 
 def _last_values(names, runs, lasts) -> Table:
-    """The last values of scalars, a row for each."""
+    """List the last values of scalars, a row for each."""
     rows = []
     for name in names:
         cells = []
@@ -61,31 +62,38 @@ def _last_values(names, runs, lasts) -> Table:
 
 
 def _charts(names, runs, curves, kind) -> dict:
-    """A chart for each name that has curves, and the names that are too many."""
+    """Draw a chart for each name that has curves; list the names that are too many."""
     own = {name: [c[kind, name] for c in curves if (kind, name) in c] for name in names}
     names = [name for name in names if charts.drawable(own[name])]
-    drawn = [_chart(name, runs, curves, kind) for name in names[:MOST_CHARTS]]
-    drawn = [chart for chart in drawn if chart is not None]
+    drawn = [chart(name, runs, curves, kind) for name in names[:MOST_CHARTS]]
+    drawn = [made for made in drawn if made is not None]
     return {"drawn": drawn, "left": names[MOST_CHARTS:]}
 
 
-def _chart(name, runs, curves, kind) -> charts.Chart | None:
-    """The curves of one name."""
-    lines = []
-    for i, run in enumerate(runs):
-        curve = curves[i].get((kind, name))
-        if curve is not None:
-            thinned = curve if kind == "training" else numbers.thin(curve)
-            lines.append((i, run.name, thinned))
+def chart(name, runs, curves, kind, *, title="", **options) -> charts.Chart | None:
+    """Draw the curves of one name.
+
+    Args:
+      name: of the curve.
+      runs: of the page.
+      curves: `numbers.curves` of each run.
+      kind: "accuracy", "scalar" or "training".
+      title: of the chart; "": the name.
+      options: as of `charts.lines`.
+    """
+    having = [i for i, own in enumerate(curves) if (kind, name) in own]
+    lines = [(i, runs[i].name, curves[i][kind, name]) for i in having]
+    if kind != "training":  # these are means of stretches already
+        lines = [(i, run, numbers.thin(curve)) for i, run, curve in lines]
     most = max([curve.every for *_, curve in lines], default=1)
     thinning = f"means of {most}" if kind == "training" else f"every {most}th"
     bands = any(np.isfinite(curve.low).any() for *_, curve in lines)
     note = ", ".join(["band: 95 %"] * bands + [thinning] * (most > 1))
-    ends = numbers.common_ends(runs[i] for i, *_ in lines)
-    return charts.lines(lines, title=name, key=f"{kind} {name}", note=note, ends=ends)
+    options |= {"note": note, "ends": numbers.common_ends(runs[i] for i in having)}
+    return charts.lines(lines, title=title or name, key=f"{kind} {name}", **options)
 
 
-def training(runs: list[numbers.Run], curves: list[dict]) -> dict:
+def training(runs: list[runs_lib.Run], curves: list[dict]) -> dict:
     """Curves of the metrics of the steps; arguments as in `scalars`."""
     keys = numbers.names_of(curves)
     names = sorted(name for kind, name in keys if kind == "training")
@@ -94,7 +102,7 @@ def training(runs: list[numbers.Run], curves: list[dict]) -> dict:
     return {"charts": drawn, "points": numbers.POINTS}
 
 
-def convergence(runs: list[numbers.Run]) -> Table | None:
+def convergence(runs: list[runs_lib.Run]) -> Table | None:
     """Best and last epochs; None if no run counted epochs."""
     titles = {
         "best_number": "best epoch",
@@ -115,18 +123,18 @@ def convergence(runs: list[numbers.Run]) -> Table | None:
     return Table(columns, rows) if rows else None
 
 
-def configs(runs: list[numbers.Run]) -> dict:
-    """The fields that differ, and every config in full."""
-    having = [i for i, run in enumerate(runs) if run.config is not None]
-    differences = numbers.differing([runs[i].config for i in having])
+def configs(runs: list[runs_lib.Run]) -> dict:
+    """List the fields that differ, and every config in full."""
+    having = [i for i, run in enumerate(runs) if run.configs.asked is not None]
+    differences = numbers.differing([runs[i].configs.asked for i in having])
     rows = [
         (path, [Cell("", "not set") if x is None else Cell(x) for x in values])
         for path, values in differences.items()
     ]
     columns = [Column("field"), *(Column(i, prose=True) for i in having)]
     texts = {
-        run.name: json.dumps(run.config, indent=1, sort_keys=True)
+        run.name: json.dumps(run.configs.asked, indent=1, sort_keys=True)
         for run in runs
-        if run.config is not None
+        if run.configs.asked is not None
     }
     return {"differences": Table(columns, rows), "texts": texts}

@@ -79,37 +79,33 @@ def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[
       ValueError: it holds no run, or a run is not finished, did not count epochs, or
         did not measure the scalar after every epoch.
     """
-    workdir = epath.Path(workdir)
-    folders = seeds.folders(workdir)
-    runs = []
-    for path in [*folders.values()] or [workdir]:
-        own = path if (path / "config.json").exists() else workdir
-        if not (own / "config.json").exists():
-            raise ValueError(f"{name}={path}: must be a run directory: no config.json")
-        config = storage.read_object(own / "config.json")
-        seed = next((s for s in folders if folders[s] == path), config.get("seed", 0))
-        runs.append(_run(name, path, seed, config, task, scalar))
+    workdir, runs = epath.Path(workdir), []
+    for number, folder in (seeds.folders(workdir) or {None: workdir}).items():
+        where = f"{name}={folder}"
+        path = folder / "config.json"
+        path = path if path.exists() else workdir / "config.json"
+        if not path.exists():
+            raise ValueError(f"{where}: must be a run directory: no config.json")
+        config = storage.read_object(path)
+        done = (folder / results_lib.RESULTS).exists()
+        results = results_lib.read_results(folder) if done else results_lib.empty(0)
+        if results_lib.finished(results) <= task:
+            raise ValueError(f"{where}: not finished: it has no results of task {task}")
+        found = results.get("convergence", {}).get(str(task))
+        patience = config.get("patience", 0)
+        if not found or found["best"] is None:
+            told = f"{where}: no convergence of task {task}"
+            raise ValueError(f"{told}: config.patience was {patience}")
+        scenario = schema.defaults(scenarios.growth) | config.get("scenario", {})
+        growth = scenario["growth"] if scenario.get("name") == "growth" else None
+        late = found["last"]["number"] - found["best"]["number"]
+        seed = config.get("seed", 0) if number is None else number
+        rows = [row for row in rows_lib.read(folder) if row["task"] == task]
+        cut = patience == 0 or late < patience
+        epochs, scalars = _epochs(where, rows, task, scalar), results["scalars"][task]
+        found = found["best"], cut, epochs, scalars
+        runs.append(Run(name, growth, seed, folder, *found))
     return runs
-
-
-def _run(name, folder, seed, config, task, scalar) -> Run:
-    where = f"{name}={folder}"
-    done = (folder / results_lib.RESULTS).exists()
-    results = results_lib.read_results(folder) if done else results_lib.empty(0)
-    if results_lib.finished(results) <= task:
-        raise ValueError(f"{where}: not finished: it has no results of task {task}")
-    found = results.get("convergence", {}).get(str(task))
-    patience = config.get("patience", 0)
-    if not found or found["best"] is None:
-        told = f"{where}: no convergence of task {task}"
-        raise ValueError(f"{told}: config.patience was {patience}")
-    scenario = schema.defaults(scenarios.growth) | config.get("scenario", {})
-    growth = scenario["growth"] if scenario.get("name") == "growth" else None
-    late = found["last"]["number"] - found["best"]["number"]
-    cut = patience == 0 or late < patience
-    rows = [row for row in rows_lib.read(folder) if row["task"] == task]
-    epochs, scalars = _epochs(where, rows, task, scalar), results["scalars"][task]
-    return Run(name, growth, seed, folder, found["best"], cut, epochs, scalars)
 
 
 def _epochs(where, rows, task, scalar) -> list[Epoch]:
@@ -189,13 +185,9 @@ def geometric(ratios: Iterable[float | None]) -> numbers_lib.Estimate:
     degrees of freedom. A single ratio has no interval.
     """
     logs = [None if ratio is None else math.log(ratio) for ratio in ratios]
-    *found, count = _arithmetic(logs)
+    *found, count = numbers_lib.estimate(logs)
     ratios = (None if x is None else math.exp(x) for x in found)
     return numbers_lib.Estimate(*ratios, count)
-
-
-def _arithmetic(values) -> numbers_lib.Estimate:
-    return numbers_lib.estimate(seeds.spread(values))
 
 
 def summary(runs, pairs: list[dict], scalars: Sequence[str]) -> dict:
@@ -208,10 +200,11 @@ def summary(runs, pairs: list[dict], scalars: Sequence[str]) -> dict:
     }
     for key in COLUMNS.values():
         values = [pair.get(key) for pair in pairs]
-        mean = geometric if key.endswith("ratio") else _arithmetic
+        mean = geometric if key.endswith("ratio") else numbers_lib.estimate
         totals[key] = mean(values)._asdict()
     for name in scalars:
-        totals[name] = _arithmetic([run.scalars.get(name) for run in runs])._asdict()
+        values = [run.scalars.get(name) for run in runs]
+        totals[name] = numbers_lib.estimate(values)._asdict()
     return totals
 
 

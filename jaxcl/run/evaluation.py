@@ -1,6 +1,7 @@
 """Evaluators: read the entries of config.evaluators, make them and run them."""
 
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from etils import epath
 
 from jaxcl import core, schema
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import plots
+from jaxcl.evals import features, plots
 from jaxcl.run import record
 
 
@@ -31,9 +32,8 @@ class Entry(NamedTuple):
     name: str  # of its module in jaxcl.evals
     make: Callable
     options: dict
-    last_only: bool  # runs only at the end of the last task
+    last_only: bool | None  # runs only at the end of the last task; None: not told
     draws: bool  # draws pictures into a directory, and measures nothing
-    chart: Callable | None  # (rows of metrics.jsonl, folder): draws what it logged
     skip: bool  # never runs
 
 
@@ -45,17 +45,19 @@ class Evaluators(NamedTuple):
     charts: tuple[Callable, ...] = ()  # (rows of metrics.jsonl, folder), after the run
 
 
-class _AtTheEnd(NamedTuple):
+class AtTheEnd(NamedTuple):
     """An evaluator that runs once, when the last task is over."""
 
     evaluate: Callable
     last: int  # the number of that task
 
     def due(self, state, task: int) -> bool:
+        """Tell whether the last task is over."""
         over = int(state.step) - int(state.task_start) >= int(state.task_steps)
         return task == self.last and over
 
     def __call__(self, state, task: int) -> core.Result:
+        """Measure the state, if it is time."""
         if self.due(state, task):
             return self.evaluate(state, task)
         return core.Result({}, {})
@@ -66,7 +68,7 @@ def due(evaluators: dict[str, Callable], state, task: int) -> list[str]:
     return [
         key
         for key, evaluate in evaluators.items()
-        if not isinstance(evaluate, _AtTheEnd) or evaluate.due(state, task)
+        if not isinstance(evaluate, AtTheEnd) or evaluate.due(state, task)
     ]
 
 
@@ -76,7 +78,7 @@ def entry(key: str, section: Mapping) -> Entry:
     Args:
       key: the prefix of the names of its rows and scalars.
       section: options of the evaluator, and `name` (default: the key), `last_only`
-        (default: LAST_ONLY of the evaluator's module, or False) and `skip` (False).
+        (default: as its `core.Evaluator` says, or False) and `skip` (False).
 
     Raises:
       ValueError: a name, a key or a type is wrong; the message names the field.
@@ -85,15 +87,12 @@ def entry(key: str, section: Mapping) -> Entry:
     where = f"{field}.name" if "name" in section else "config.evaluators"
     name = section.pop("name", key)
     module = schema.module("jaxcl.evals", name, where)
-    last_only = section.pop("last_only", getattr(module, "LAST_ONLY", False))
-    skip = section.pop("skip", False)
-    for option, value in (("last_only", last_only), ("skip", skip)):
-        if not isinstance(value, bool):
-            raise ValueError(f"{field}.{option}={value!r}: must be True or False")
+    last_only, skip = section.pop("last_only", None), section.pop("skip", False)
+    schema.check_value(last_only, bool | None, f"{field}.last_only")
+    schema.check_value(skip, bool, f"{field}.skip")
     draws = {"directory"} & set(inspect.signature(module.make).parameters)
     chosen = schema.options(module.make, section, field, given=draws)
-    chart = getattr(module, "draw", None)
-    return Entry(name, module.make, chosen, last_only, bool(draws), chart, skip)
+    return Entry(name, module.make, chosen, last_only, bool(draws), skip)
 
 
 def make(
@@ -127,11 +126,14 @@ def make(
             # The message has the evaluator's name; the user knows it by its key.
             by_name, by_key = (f"config.evaluators.{x}" for x in (checked.name, key))
             raise ValueError(str(error).replace(by_name, by_key)) from error
-        if checked.last_only:
-            evaluate = _AtTheEnd(evaluate, len(parts.stream.tasks) - 1)
+        if not isinstance(evaluate, core.Evaluator):
+            evaluate = core.Evaluator(evaluate)
+        if evaluate.chart and evaluate.chart not in charts:
+            charts.append(evaluate.chart)
+        last_only, evaluate = checked.last_only, evaluate._replace(chart=None)
+        if evaluate.last_only if last_only is None else last_only:
+            evaluate = AtTheEnd(evaluate.evaluate, len(parts.stream.tasks) - 1)
         (pictures if checked.draws else judges)[key] = evaluate
-        if checked.chart and checked.chart not in charts:
-            charts.append(checked.chart)
     return Evaluators(judges, pictures, tuple(charts))
 
 
@@ -158,17 +160,18 @@ def run(
       is logged.
     """
     rows, scalars, spent, warnings = {}, {}, {}, []
-    for key, evaluate in judges.items():
-        if stop():
-            return None
-        result = _checked(evaluate(state, task))
-        rows |= {f"{key}/{name}": row for name, row in result.rows.items()}
-        warnings += _warn(result.warnings, key, state, task)
-        for name, value in result.scalars.items():
-            # Seconds differ between two runs that are otherwise the same.
-            (spent if name == "seconds" else scalars)[f"{key}/{name}"] = value
-    step, time = int(state.step), {"evaluation": spent}
-    recorder.log(step, task, eval={**rows, **scalars}, time=time)
+    with features.shared():
+        for key, evaluate in judges.items():
+            if stop():
+                return None
+            began = time.monotonic()
+            result = _checked(evaluate(state, task))
+            spent[f"{key}/seconds"] = time.monotonic() - began
+            rows |= {f"{key}/{name}": row for name, row in result.rows.items()}
+            scalars |= {f"{key}/{name}": x for name, x in result.scalars.items()}
+            warnings += _warn(result.warnings, key, state, task)
+    found = {"eval": {**rows, **scalars}, "time": {"evaluation": spent}}
+    recorder.log(int(state.step), task, **found)
     return core.Result(rows, scalars, tuple(warnings))
 
 

@@ -15,6 +15,7 @@ from jaxcl.run import (
     overview,
     seeds,
     task_alone,
+    terminal,
     train,
     transfer,
 )
@@ -65,6 +66,7 @@ def _one(work, workdir, stop, step):
             results["finetune"] = results_lib.plain(alone)
     else:
         results = transfer.run(work, workdir, stop=stop)
+    results |= _identify_data(work)
     if jax.process_index() == 0:
         results_lib.write_results(workdir, results)
         if told := text(results):
@@ -82,7 +84,8 @@ def _seeds(work, workdir, stop):
         whole = seeds.join_jobs(jobs)
         whole = train.run(whole, workdir / "together", stop=stop)
         results = {
-            seed: seeds.take_results(whole, i) for i, seed in enumerate(work.seeds)
+            seed: seeds.take_results(whole, i) | _identify_data(jobs[seed])
+            for i, seed in enumerate(work.seeds)
         }
         for seed in work.seeds if jax.process_index() == 0 else ():
             results_lib.write_results(workdir / seeds.folder(seed), results[seed])
@@ -100,6 +103,15 @@ def _seeds(work, workdir, stop):
         seeds.write(workdir, summary)
         print(seeds.text(summary), flush=True)
     return summary
+
+
+def _identify_data(work) -> dict:
+    """Say which data a run read: rows of each split, and a digest of all of them."""
+    known = work.stream.dataset.known
+    if known is None:
+        return {}
+    rows = {split: len(known.rows(split)) for split in known.splits()}
+    return {"data": {"digest": known.digest(), "rows": rows}}
 
 
 def _made(work, seed):
@@ -200,7 +212,7 @@ def closing(
     """
     where, several = epath.Path(workdir), isinstance(work, seeds.Seeds)
     reached = "" if several else _reached(results)
-    lines = [reached] if reached else []
+    lines = [terminal.paint(reached, "strong")] if reached else []
     place = "seed_N" if several else results_lib.RESULTS
     lines.append(f"Results   {where / place}")
     pictures = where / "plots"

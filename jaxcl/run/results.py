@@ -73,7 +73,8 @@ def empty(num_tasks: int, *, task_names: Sequence[str] | None = None) -> dict:
 
     Returns:
       A dict; "finetune" is to have matrix name -> f[T], the accuracy on each task of a
-      model trained on that task alone. Plasticity needs it.
+      model trained on that task alone. Plasticity needs it. A finished run adds "data":
+      the rows of each split, and a digest of names, bytes and labels.
     """
     names = task_names or [f"task {i + 1}" for i in range(num_tasks)]
     _check_length("task_names", names, num_tasks)

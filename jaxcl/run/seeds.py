@@ -5,7 +5,6 @@ makes one convolution with groups of those of all seeds, which a CPU computes sl
 (benchmarks/seeds.py).
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -55,16 +54,14 @@ def take_state(state: core.TrainState, i: int) -> core.TrainState:
 
 def _stack_methods(method: core.Method) -> core.Method:
     """Make the method of several seeds, whose rows follow one another in a batch."""
-    # They may be traced already, for one network.
-    one_init, one_step = inspect.unwrap(method.init), inspect.unwrap(method.step)
 
     def init(keys, batch):
-        return jax.vmap(one_init, (0, None), _AXES)(keys, batch)
+        return jax.vmap(method.init, (0, None), _AXES)(keys, batch)
 
     def step(state, batch):
         count = len(state.key)
         batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-        state, metrics = jax.vmap(one_step, (_AXES, 0), (_AXES, 0))(state, batch)
+        state, metrics = jax.vmap(method.step, (_AXES, 0), (_AXES, 0))(state, batch)
         return state, jax.tree.map(lambda x: x.mean(axis=0), metrics)
 
     def for_each_seed(hook):
@@ -89,15 +86,13 @@ def _stack_methods(method: core.Method) -> core.Method:
 def _stack_evaluators(seeds, evaluators):
     """Make an evaluator that runs each seed's own evaluator on its state.
 
-    Its rows f[S,T] and scalars f[S] have an axis of seeds; "seconds" is their sum.
+    Its rows f[S,T] and scalars f[S] have an axis of seeds.
     """
 
     def evaluate(state, task):
         results = [own(take_state(state, i), task) for i, own in enumerate(evaluators)]
         rows = _stack([result.rows for result in results])
         scalars = _stack([result.scalars for result in results])
-        if "seconds" in scalars:
-            scalars["seconds"] = scalars["seconds"].sum()
         warnings = tuple(
             f"seed {seed}: {words}"
             for seed, result in zip(seeds, results, strict=True)

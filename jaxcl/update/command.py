@@ -25,7 +25,7 @@ from ml_collections import config_flags
 from jaxcl import schema
 from jaxcl.config import build, command, own_images, recipe, run_config, sections
 from jaxcl.data import identity, stream
-from jaxcl.run import finish, job, lock, transfer
+from jaxcl.run import finish, job, lock, terminal, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import drift, lineage
 
@@ -474,11 +474,14 @@ def sentences(report: dict) -> str:
         kept = 100 * report["drift"]["index_overlap"]
         lines.append(f"Of the old neighbours {kept:.0f} % are found in the old index.")
     lines.append(f"Search index: {_INDEX[report['index']]}.")
-    lines += [f"Limit broken: {sentence}." for sentence in report["broken"]]
+    broken = (f"Limit broken: {sentence}." for sentence in report["broken"])
+    lines += [terminal.paint(line, "bad") for line in broken]
     if report["accepted"]:
-        lines.append(f"Accepted. The encoder is in {report['run']}")
+        done = terminal.paint("Accepted.", "good")
+        lines.append(f"{done} The encoder is in {report['run']}")
     else:
-        lines.append(f"Rolled back. The encoder stays that of {report['parent']}")
+        done = terminal.paint("Rolled back.", "bad")
+        lines.append(f"{done} The encoder stays that of {report['parent']}")
     return "\n".join(lines)
 
 

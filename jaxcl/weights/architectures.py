@@ -1,11 +1,13 @@
 """Architectures of other libraries: their networks, found by names and shapes.
 
 Names say which library wrote a state dict, shapes most of the network. A row of
-`ARCHITECTURES` says the rest, where its source fixes it: heads of the attention by
+architectures.json says the rest, where its source fixes it: heads of the attention by
 size, the epsilon of the norms, and how images are prepared.
 """
 
 import itertools
+import json
+import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -37,52 +39,18 @@ class Architecture(NamedTuple):
     licence: str = ""  # of the weights, where all of a kind have one
 
 
-_TINY, _SMALL, _BASE = {(192, 12): 3}, {(384, 12): 6}, {(768, 12): 12}
-_LARGE, _HUGE = {(1024, 24): 16}, {(1280, 32): 16}
-# Two more of timm, and its first "small".
-_GIANTS = {(1408, 40): 16, (1664, 48): 16, (768, 8): 8}
-_HALVES = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
-_PLAIN = {"mean": (0.0,) * 3, "std": (1.0,) * 3}  # pixels from 0 to 1, as they are
+def _load_architectures() -> dict[str, Architecture]:
+    """Read architectures.json; heads are there by "WIDTHxBLOCKS"."""
+    path, found = pathlib.Path(__file__).with_name("architectures.json"), {}
+    for name, row in json.loads(path.read_text()).items():
+        images = Images(**row["images"]) if "images" in row else None
+        heads = row.get("heads", {}).items()
+        heads = {tuple(map(int, size.split("x"))): count for size, count in heads}
+        found[name] = Architecture(**row | {"images": images, "heads": heads})
+    return found
 
 
-def _vit(images: Images, *heads: Mapping, epsilon=1e-6, licence="") -> Architecture:
-    sizes = {size: count for some in heads for size, count in some.items()}
-    return Architecture("vit", images, epsilon, sizes, licence)
-
-
-_TIMM = Images(224, 248, "bicubic")
-ARCHITECTURES = {
-    "vit": Architecture("vit", None),
-    "augreg": _vit(
-        _TIMM._replace(**_HALVES),
-        *(_TINY, _SMALL, _BASE, _LARGE, _HUGE, _GIANTS),
-        licence="Apache-2.0",
-    ),
-    "deit": _vit(_TIMM, _TINY, _SMALL, _BASE),
-    "deit3": _vit(_TIMM, _SMALL, {(512, 12): 8}, _BASE, _LARGE, _HUGE),
-    "dino": _vit(_TIMM, _TINY, _SMALL, _BASE),
-    "mae": _vit(_TIMM, _BASE, _LARGE, _HUGE, licence="CC-BY-NC 4.0"),
-    "mocov3": _vit(
-        Images(224, 256, "bilinear"), {(384, 12): 12}, _BASE, licence="CC-BY-NC 4.0"
-    ),
-    "dinov2": _vit(
-        Images(224, 256, "bicubic"),
-        *(_SMALL, _BASE, _LARGE, {(1536, 40): 24}),
-        licence="Apache-2.0",
-    ),
-    "dinov3": _vit(
-        Images(256, 256, "bilinear"),
-        *(_SMALL, _BASE, _LARGE, {(1280, 32): 20, (4096, 40): 32}),
-        epsilon=1e-5,
-        licence="DINOv3 License",
-    ),
-    "convnext": Architecture("convnext", Images(224, 256, "bicubic")),
-    "dinov3_convnext": Architecture(
-        "convnext", Images(256, 256, "bilinear"), licence="DINOv3 License"
-    ),
-    "resnet": Architecture("resnet", Images(224, 256, "bilinear")),
-    "resnet_plain": Architecture("resnet", Images(224, 256, "bicubic", **_PLAIN)),
-}
+ARCHITECTURES = _load_architectures()
 # A tensor that every network of a kind has, once; and where its name is too common,
 # another beside it.
 _STEMS = {
@@ -155,30 +123,31 @@ def pick_network(
 
 def find_scheme(found: Mapping[str, Any]) -> str:
     """Find whose names these are: a key of `names.SCHEMES`."""
-    convnexts = {
-        "stem.0.weight": "timm_convnext",
-        "downsample_layers.0.0.weight": "meta_convnext",
-        "features.0.0.weight": "torchvision_convnext",
-        "stages.0.downsample_layers.0.weight": "transformers_dinov3_convnext",
-        "encoder.stages.0.layers.0.dwconv.weight": "transformers_convnext",
-    }
-    for stem, scheme in convnexts.items():
-        if stem in found:
+    for scheme, *signs in _SIGNS:
+        if all(name in found for name in signs):
             return scheme
-    if "storage_tokens" in found:
-        return "dinov3"
-    if "embeddings.patch_embeddings.weight" in found:
-        return "transformers_dinov3"
-    if "embeddings.patch_embeddings.projection.weight" in found:
-        scaled = any("layer_scale1" in name for name in found)
-        return "transformers_dinov2" if scaled else "transformers"
-    if "patch_embed.proj.weight" not in found:
-        return "torchvision"
-    if "register_tokens" in found or "mask_token" in found:
-        return "timm" if "decoder_embed.weight" in found else "dinov2"
-    if "blocks.0.gamma_1" in found:
-        return "deit3" if "pos_embed" in found else "timm_dinov3"
-    return "timm"
+    return "torchvision"
+
+
+_PATCHES, _THEIR_PATCHES = "patch_embed.proj.weight", "embeddings.patch_embeddings"
+# Schemes with tensors that tell them from those below.
+_SIGNS = (
+    ("timm_convnext", "stem.0.weight"),
+    ("meta_convnext", "downsample_layers.0.0.weight"),
+    ("torchvision_convnext", "features.0.0.weight"),
+    ("transformers_dinov3_convnext", "stages.0.downsample_layers.0.weight"),
+    ("transformers_convnext", "encoder.stages.0.layers.0.dwconv.weight"),
+    ("dinov3", "storage_tokens"),
+    ("transformers_dinov3", f"{_THEIR_PATCHES}.weight"),
+    ("transformers_dinov2", "encoder.layer.0.layer_scale1.lambda1"),
+    ("transformers", f"{_THEIR_PATCHES}.projection.weight"),
+    ("timm", _PATCHES, "mask_token", "decoder_embed.weight"),
+    ("dinov2", _PATCHES, "register_tokens"),
+    ("dinov2", _PATCHES, "mask_token"),
+    ("deit3", _PATCHES, "blocks.0.gamma_1", "pos_embed"),
+    ("timm_dinov3", _PATCHES, "blocks.0.gamma_1"),
+    ("timm", _PATCHES),
+)
 
 
 class _Tensors:
@@ -276,7 +245,7 @@ def _count_blocks(found) -> int:
 
 
 def _table(found, width) -> tuple[int, int]:
-    """Rows of the learned positions, and the side of their grid; 0: there are none."""
+    """Count the learned positions, and the side of their grid; 0: there are none."""
     if not found.has("positions"):
         return 0, 0
     _, rows, own = found.shape("positions", 3)
@@ -291,7 +260,7 @@ def _table(found, width) -> tuple[int, int]:
 
 
 def _mlp(found) -> dict:
-    """The kind of the MLP, and its hidden units."""
+    """Find the kind of the MLP, and its hidden units."""
     block = "block_0/mlp"
     down = f"{block}/down" if found.has(f"{block}/down/kernel") else f"{block}/fc2"
     hidden = found.shape(f"{down}/kernel", 2)[1]
@@ -303,7 +272,7 @@ def _mlp(found) -> dict:
 
 
 def _biased(found, scheme) -> str:
-    """Which of queries, keys and values have a bias."""
+    """Find which of queries, keys and values have a bias."""
     query, key = (found.has(f"block_0/attention/{x}/bias") for x in ("query", "key"))
     # DINOv3's files have one of keys, too, which its code masks: it is not read.
     if query and key and scheme != "dinov3":
@@ -312,7 +281,7 @@ def _biased(found, scheme) -> str:
 
 
 def _rule(scheme, registers) -> str:
-    """How the library resizes positions, see `nets.positions.Resize`."""
+    """Name the library's way to resize positions, see `nets.positions.Resize`."""
     if scheme == "dinov2":
         return "antialias" if registers else "offset"
     if scheme == "transformers_dinov2":

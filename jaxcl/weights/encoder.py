@@ -203,7 +203,7 @@ def _several(card, images) -> tuple[Any, bool]:
 
 
 def _pixels(card, image):
-    """An image as u8[h, w, C]; what is an array already is checked later."""
+    """Read an image as u8[h, w, C]; an array is checked later."""
     inputs = card["input"]
     how = {"channels": inputs["channels"], "bits": inputs.get("bits")}
     how["background"] = inputs.get("background", 255)
@@ -217,12 +217,12 @@ def _pixels(card, image):
 
 
 def _is_array(images) -> bool:
-    """Whether images are one array, and not a sequence of images."""
+    """Tell whether images are one array, and not a sequence of images."""
     return hasattr(images, "ndim")
 
 
 def _view(card, images):
-    """The jitted function from u8[N, H, W, C] to the network's inputs."""
+    """Return the jitted function from u8[N, H, W, C] to the network's inputs."""
     inputs = card["input"]
     if inputs["kind"] != "images":
         raise ValueError(f"inputs: must be {inputs['kind']}, as the card says")
@@ -241,7 +241,7 @@ def _compiled_view(size, resize, interpolation, mean, std):
 
 
 def _cut(card, images) -> np.ndarray:
-    """The images as one checked array u8[N, H, W, C]; a sequence is cropped."""
+    """Make the images one checked array u8[N, H, W, C]; crop those of a sequence."""
     inputs = card["input"]
     size, resize, channels = (inputs[k] for k in ("size", "resize", "channels"))
     if _is_array(images):
@@ -274,7 +274,7 @@ def _check(name, images, channels, *, axes):
 
 
 def _checked_graphs(card, inputs):
-    """The graphs; refuses other inputs, and nodes with another number of features."""
+    """Refuse inputs that are no graphs, or of another number of features."""
     width = card["input"]["features"]
     if not isinstance(inputs, graphs_lib.Graphs):
         raise ValueError(
@@ -287,7 +287,7 @@ def _checked_graphs(card, inputs):
 
 
 def module_of(section: dict) -> nn.Module:
-    """The flax module that a card's "encoder" describes.
+    """Make the flax module that a card's "encoder" describes.
 
     Raises:
       ValueError: an unknown name or option.
@@ -317,26 +317,26 @@ def blank(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
 
 
 def flat(params: core.PyTree, stats: core.PyTree) -> dict[str, np.ndarray]:
-    """The leaves by their names in the file, such as "params/conv1/kernel"."""
+    """Name the leaves as in the file, such as "params/conv1/kernel"."""
+    return {n: np.ascontiguousarray(leaf) for n, leaf in _named(params, stats).items()}
+
+
+def _named(params, stats) -> dict[str, Any]:
     trees = {"params": params, "stats": stats}
     leaves, _ = jax.tree_util.tree_flatten_with_path(trees)
-    return {
-        "/".join(entry.key for entry in path): np.ascontiguousarray(leaf)
-        for path, leaf in leaves
-    }
+    return {"/".join(entry.key for entry in path): leaf for path, leaf in leaves}
 
 
 def shapes(card: dict) -> dict[str, tuple[int, ...]]:
     """Shapes of a network's arrays by their names in the file, see `flat`."""
     module, inputs = module_of(card["encoder"]), blank(card["input"])
     found = jax.eval_shape(module.init, jax.random.key(0), inputs)
-    trees = {"params": found["params"], "stats": found.get("batch_stats", {})}
-    leaves, _ = jax.tree_util.tree_flatten_with_path(trees)
-    return {"/".join(key.key for key in path): leaf.shape for path, leaf in leaves}
+    leaves = _named(found["params"], found.get("batch_stats", {}))
+    return {name: leaf.shape for name, leaf in leaves.items()}
 
 
 def make(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder:
-    """An encoder from its parts; the number of features is that of the network."""
+    """Make an encoder of its parts; the network tells the number of features."""
     module = module_of(card["encoder"])
     try:
         program = _compiled(module)
@@ -348,7 +348,7 @@ def make(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder:
 
 @functools.lru_cache(maxsize=32)
 def _compiled(module):
-    """The jitted network; one for all encoders of its options."""
+    """Compile the network once for all encoders of its options."""
     return jax.jit(lambda *given: _apply(module, *given)[0])
 
 
@@ -381,7 +381,7 @@ def load_encoder(folder: Any, *, check: bool = False) -> Encoder:
 def from_leaves(
     card: dict, leaves: dict[str, Any], path: Any = folder_lib.TENSORS
 ) -> Encoder:
-    """The encoder of a card with the leaves of its file.
+    """Make the encoder of a card with the leaves of its file.
 
     Args:
       card: with "encoder" and "input".

@@ -9,13 +9,11 @@ is not changed. Of a run with updates, the last accepted one is exported.
 """
 
 import argparse
-import datetime
 import hashlib
 import inspect
 import re
 import sys
 
-import jax
 from etils import epath
 
 from jaxcl import schema, sharding
@@ -23,8 +21,8 @@ from jaxcl.config import sections
 from jaxcl.data.augment import images as augment_images
 from jaxcl.nets import tuning
 from jaxcl.run import folder as folder_lib
-from jaxcl.run import lock, transfer
 from jaxcl.run import results as results_lib
+from jaxcl.run import transfer
 from jaxcl.update import lineage
 from jaxcl.weights import encoder, pytorch, writer
 
@@ -74,18 +72,8 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
         state = pytorch.torch_state(exported)
         files[writer.PYTORCH[section["name"]]] = writer.pack(state, "pt")
     cursor = transfer.cursor(where, source["number"])
-    card = {
-        "format": folder_lib.FORMAT,
-        "encoder": section,
-        "num_features": exported.num_features,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(exported.params)),
-        "input": inputs,
-        **_lineage(config, source, cursor),
-        "files": writer.hashes(files),
-        "versions": writer.versions(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "config": config,
-    }
+    card = exported.card | writer.describe(exported, files)
+    card |= _lineage(config, source, cursor) | {"config": config}
     card = results_lib.plain(card)
     card |= {key: _without_paths(card[key]) for key in ("data", "checkpoint", "config")}
     return writer.write(epath.Path(out), files, card, force)
@@ -103,7 +91,7 @@ def hidden(path: str) -> str:
 
 
 def _without_paths(value, key=""):
-    """The value with `hidden` in place of paths: an export is made to be given away."""
+    """Put `hidden` in place of paths: an export is made to be given away."""
     if isinstance(value, dict):
         return {k: _without_paths(v, k) for k, v in value.items()}
     if isinstance(value, list):
@@ -113,7 +101,7 @@ def _without_paths(value, key=""):
 
 
 def _config_of(run):
-    """The config of a run; refuses a run that has no encoder of its own."""
+    """Read the config of a run; refuse a run that has no encoder of its own."""
     if folder_lib.is_one(run):
         raise ValueError(
             f"--run={run!r}: it is the folder of an encoder already, and no update of "
@@ -139,15 +127,10 @@ def _config_of(run):
     return config
 
 
-def _full(function, options) -> dict:
-    """The options, and the defaults of the others."""
-    return {**schema.defaults(function), **options}
-
-
 def _architecture(config) -> dict:
     """config.encoder with all its defaults, and the precision."""
     make, options = schema.named(sections.ENCODERS, config["encoder"], "config.encoder")
-    full = _full(make, options)
+    full = schema.defaults(make) | options
     full.pop("dtype")
     name, precision = config["encoder"]["name"], config.get("precision", "float32")
     return {"name": name, **full, "precision": precision}
@@ -175,26 +158,30 @@ def _inputs(config, width) -> dict:
 
 
 def _lineage(config, source, cursor) -> dict:
-    """Where the encoder comes from.
+    """Say where the encoder comes from.
 
     Args:
       source: path, number, step and checksum of the checkpoint.
       cursor: where the run stood at the checkpoint, see `transfer.cursor`.
     """
-    options = dict(config["method"])
-    name = options.pop("name")
+    options, data = dict(config["method"]), dict(config["data"])
+    name, used = options.pop("name"), {"source": data.pop("name"), "options": data}
     checkpoint = {key: source[key] for key in ("number", "step", "checksum")}
     return {
-        "method": {"name": name, **_full(schema.method(name).make, options)},
+        "method": {
+            "name": name,
+            **schema.defaults(schema.method(name).make),
+            **options,
+        },
         "training": _training(config, cursor),
-        "data": _data(config),
+        "data": used | {"scenario": config["scenario"]},
         "checkpoint": {"run": source["path"], **checkpoint},
         "results": _results(config, cursor),
     }
 
 
 def _training(config, cursor) -> dict:
-    """How far the run had come."""
+    """Say how far the run had come."""
     results, phase = cursor["results"], cursor["phase"]
     names, done = results["task_names"], results_lib.finished(results)
     begun = done + (phase != "evaluated")
@@ -207,15 +194,8 @@ def _training(config, cursor) -> dict:
     }
 
 
-def _data(config) -> dict:
-    """The sections of the run's data."""
-    options = dict(config["data"])
-    source = options.pop("name")
-    return {"source": source, "options": options, "scenario": config["scenario"]}
-
-
 def _results(config, cursor) -> dict | None:
-    """The evaluators' results for exactly this network, None if there are none."""
+    """Return the evaluators' results for exactly this network; None without any."""
     results = cursor["results"]
     last = results_lib.finished(results) - 1
     if cursor["phase"] != "evaluated" or last < 0:
@@ -234,7 +214,7 @@ def _results(config, cursor) -> dict | None:
 
 
 def text(card: dict) -> str:
-    """A summary of a card, in two lines."""
+    """Summarise a card in two lines."""
     section, training, method = (card[k] for k in ("encoder", "training", "method"))
     names = [str(method[k]) for k in ("name", "base", "strategy") if method.get(k)]
     network = f"{section['name']}, {card['parameters']:,} parameters, "
@@ -245,7 +225,7 @@ def text(card: dict) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+    """Make the parser of the command's options."""
     options = argparse.ArgumentParser(
         prog="jaxcl export", description=__doc__.splitlines()[0]
     )
@@ -262,15 +242,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; exit code 2 if the run or the folder is wrong."""
-    options = parser().parse_args(argv)
-    try:
-        card = export(**vars(options))
-    except (ValueError, OSError, lock.Held) as error:
-        print(f"jaxcl: {error}", file=sys.stderr)
-        return 2
-    print(text(card))
-    print(f"jaxcl.load_encoder({options.out!r})")
-    return 0
+    return writer.run_command(parser().parse_args(argv), export, text)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ _WEIGHTS = (".safetensors", _INDEX, ".pth", ".pt", ".bin", ".ckpt")
 
 
 def read(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors of a file, and the files that were read.
+    """Read the tensors of a file, and hash the files that were read.
 
     Args:
       path: of a safetensors file, of the index of one in parts
@@ -68,7 +68,7 @@ def _sha256(data) -> str:
 
 
 def _parts(path, data) -> list[str]:
-    """The files that an index names, which lie beside it."""
+    """Name the files of an index, which lie beside it."""
     try:
         weights = json.loads(data)["weight_map"]
         names = sorted({*weights.values()})
@@ -81,7 +81,7 @@ def _parts(path, data) -> list[str]:
 
 
 def _checked(path, name, x) -> np.ndarray:
-    """The array in f32, if it is of floating numbers; refuses what is not finite."""
+    """Cast an array of floating numbers to f32; refuse what is not finite."""
     if x.dtype.kind in "iub":
         return x
     x = np.asarray(x, np.float32)
@@ -106,7 +106,7 @@ def _tensors(path, data) -> dict[str, np.ndarray]:
 
 
 def _safetensors(path, data) -> dict[str, np.ndarray]:
-    """The library checks offsets and sizes; names that come twice it lets pass."""
+    """Read a safetensors file; the library alone lets names pass that come twice."""
     size = struct.unpack("<Q", data[:8].ljust(8, b"\xff"))[0]
     if size > min(_MOST_HEADER, len(data)):
         raise ValueError(

@@ -6,7 +6,6 @@ is read without running it. --out is then a folder as `jaxcl export` writes one,
 """
 
 import argparse
-import datetime
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,6 @@ from etils import epath
 from jaxcl import schema
 from jaxcl.nets import convnext, resnet, vit
 from jaxcl.run import folder as folder_lib
-from jaxcl.run import lock
 from jaxcl.run import results as results_lib
 from jaxcl.weights import (
     architectures,
@@ -101,10 +99,7 @@ def import_file(
     card: dict[str, Any] = {"encoder": section, "input": inputs}
     network = encoder.from_leaves(card, leaves)
     packed = {folder_lib.TENSORS: writer.pack(leaves, "flax")}
-    card |= {
-        "format": folder_lib.FORMAT,
-        "num_features": network.num_features,
-        "parameters": sum(x.size for n, x in leaves.items() if n.startswith("params/")),
+    card |= writer.describe(network, packed) | {
         "imported": {
             "architecture": architecture,
             "names": scheme,
@@ -117,9 +112,6 @@ def import_file(
             "licence": known.licence or facts.licence or None,
         },
         "check": network.picture_features().tolist(),
-        "files": writer.hashes(packed),
-        "versions": writer.versions(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     return writer.write(epath.Path(out), packed, results_lib.plain(card), force)
 
@@ -230,7 +222,7 @@ def _moments(prepared, channels, mean, std) -> dict:
 
 
 def _given(prepared, name, value) -> Any:
-    """The option's value, or that of the files or the architecture."""
+    """Return the option's value, or that of the files or the architecture."""
     value = prepared.get(name) if value is None else value
     if value is None:
         raise ValueError(
@@ -302,15 +294,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; exit code 2 if the file or the folder is wrong."""
-    options = parser().parse_args(argv)
-    try:
-        card = import_file(**vars(options))
-    except (ValueError, OSError, lock.Held) as error:
-        print(f"jaxcl: {error}", file=sys.stderr)
-        return 2
-    print(text(card))
-    print(f"jaxcl.load_encoder({options.out!r})")
-    return 0
+    return writer.run_command(parser().parse_args(argv), import_file, text)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
 """Write the folder of an encoder; `run.folder` reads it."""
 
+import argparse
+import datetime
 import hashlib
 import os
 import platform
 import shutil
+import sys
 import uuid
+from collections.abc import Callable
 
 import flax
 import jax
@@ -14,28 +18,48 @@ from safetensors import numpy as tensors
 from jaxcl.data import storage
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import lock, task_alone
+from jaxcl.weights import encoder
 
 # Files for PyTorch that an export may have: kind of network -> name.
 PYTORCH = {kind: f"{kind}_torch.safetensors" for kind in ("resnet", "vit", "convnext")}
 
 
-def versions() -> dict:
-    """Versions of the software that wrote the export."""
+def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
+    """Describe an encoder and its files, as every card does."""
+    now = datetime.datetime.now(datetime.UTC)
     return {
-        "jaxcl": task_alone.version(),
-        "jax": jax.__version__,
-        "flax": flax.__version__,
-        "python": platform.python_version(),
+        "format": folder_lib.FORMAT,
+        "num_features": network.num_features,
+        "parameters": sum(x.size for x in jax.tree.leaves(network.params)),
+        "files": hashes(files),
+        "versions": {
+            "jaxcl": task_alone.version(),
+            "jax": jax.__version__,
+            "flax": flax.__version__,
+            "python": platform.python_version(),
+        },
+        "date": now.isoformat(timespec="seconds"),
     }
 
 
+def run_command(options: argparse.Namespace, make: Callable, text: Callable) -> int:
+    """Write a folder as a command was told; 2 if a file, run or folder is wrong."""
+    try:
+        card = make(**vars(options))
+    except (ValueError, OSError, lock.Held) as error:
+        print(f"jaxcl: {error}", file=sys.stderr)
+        return 2
+    print(f"{text(card)}\njaxcl.load_encoder({options.out!r})")
+    return 0
+
+
 def hashes(files: dict[str, bytes]) -> dict[str, str]:
-    """The sha256 of each file."""
+    """Compute the sha256 of each file."""
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
 def pack(leaves, library) -> bytes:
-    """A safetensors file of the leaves."""
+    """Pack the leaves as a safetensors file."""
     return tensors.save(leaves, metadata={"format": library})
 
 
@@ -113,7 +137,7 @@ def _check_folder(folder, card, force) -> None:
 
 
 def _is_cut_off(folder, names, card) -> bool:
-    """Whether a folder without a card holds files of this export, which was killed."""
+    """Tell whether a folder without a card holds files of this export, cut off."""
     return all(
         hashlib.sha256((folder / name).read_bytes()).hexdigest()
         == card["files"].get(name)

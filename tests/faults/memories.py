@@ -28,10 +28,10 @@ def _first_of_a_batch(buffer, mask):
 def _from_the_last(write):
     """Write rows in reverse, so that of several in a slot the first stays."""
 
-    def wrong(buffer, slots, items, mask=None, *, after=()):
+    def wrong(buffer, slots, items, mask=None):
         mask = jnp.ones(len(slots), bool) if mask is None else jnp.asarray(mask)
         items = jax.tree.map(lambda x: x[::-1], items)
-        return write(buffer, slots[::-1], items, mask[::-1], after=after)
+        return write(buffer, slots[::-1], items, mask[::-1])
 
     return wrong
 

@@ -369,7 +369,7 @@ _rehearsal = [
         "methods.cclis.make",
         f"test_cclis.py{_default}",
         (
-            "cclis: prototypes have the network's rate",
+            "cclis: prototypes move a hundred times too fast",
             takes(prototype_rate=_always(1.0)),
         ),
     ),

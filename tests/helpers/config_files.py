@@ -1,5 +1,6 @@
 """Configs as the command line makes them, checked as far as no data are needed."""
 
+import functools
 import importlib.util
 import pathlib
 import re
@@ -29,6 +30,7 @@ def parse(arguments):
     return files.read([word for word in arguments if not others.match(word)])
 
 
+@functools.cache
 def main_flags():
     source = (ROOT / "jaxcl/main.py").read_text()
     return set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', source))

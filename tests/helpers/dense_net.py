@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl.nets import norm
+from jaxcl.nets import layers
 
 
 class Flat(nn.Module):
@@ -22,7 +22,7 @@ class Flat(nn.Module):
     @nn.compact
     def __call__(self, x, *, train, groups=1):
         x = nn.Dense(self.width, name="linear")(x.reshape(len(x), -1))
-        return norm.BatchNorm(name="norm")(x, train=train, groups=groups)
+        return layers.BatchNorm(name="norm")(x, train=train, groups=groups)
 
 
 def _linear(params, x):

@@ -30,6 +30,7 @@ def parts(**replay):
         plain=augment_images.make_eval(size=8, **MOMENTS),
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
+        curve=lambda peak: optim.by_task([optim.constant(peak)]),
         num_classes=CLASSES,
         replay=replay_lib.settings(CLASSES, 6, **{"capacity": 12, **replay}),
     )
@@ -70,7 +71,8 @@ def shaken(state, seed=3):
 
     def moved(tree, low, high):
         return jax.tree.map(
-            lambda x: x + rng.uniform(low, high, x.shape).astype(np.float32), tree
+            lambda x: jnp.asarray(x + np.float32(rng.uniform(low, high, x.shape))),
+            jax.device_get(tree),
         )
 
     params, stats = moved(state.params, -0.3, 0.3), moved(state.stats, 0, 0.3)
@@ -87,6 +89,28 @@ def second_task(method):
     return shaken(step(method, state, SECOND)[0], seed=4)
 
 
+@functools.cache
+def programs(net):
+    """Passes of u8 batches, one after another; their slopes; logits in eval mode."""
+    plain = parts().plain
+
+    def passes(params, stats, batches):
+        outputs = []
+        for rows in batches:
+            found, stats = net(params, stats, plain(rows), train=True)
+            outputs.append(found.logits)
+        return outputs, stats
+
+    def slopes(params, stats, batches, of_logits):
+        _, back, _ = jax.vjp(lambda p: passes(p, stats, batches), params, has_aux=True)
+        return back(of_logits)[0]
+
+    def evaluated(params, stats, rows):
+        return net(params, stats, plain(rows), train=False)[0].logits
+
+    return jax.jit(passes), jax.jit(slopes), jax.jit(evaluated)
+
+
 def check_step(method, net, state, incoming, images, twin):
     """The step descends `twin`, whose value and slopes are taken in float64.
 
@@ -98,21 +122,17 @@ def check_step(method, net, state, incoming, images, twin):
       The new state, and the logits of each pass.
     """
     new, metrics = step(method, state, incoming)
-
-    def passes(params):
-        outputs, stats = [], state.stats
-        for rows in images:
-            found, stats = net(params, stats, parts().plain(rows), train=True)
-            outputs.append(found.logits)
-        return outputs, stats
-
-    logits, back, stats = jax.vjp(passes, state.params, has_aux=True)
+    passes, back, _ = programs(net)
+    logits, stats = passes(state.params, state.stats, images)
     arrays = [np.asarray(x, np.float64) for x in logits]
     np.testing.assert_allclose(metrics["loss"], twin(*arrays), rtol=1e-5)
     slopes = [twins.central_difference(twin, arrays, i) for i in range(len(arrays))]
     assert all(1e-3 < np.abs(slope).max() < 10 for slope in slopes)
-    (grads,) = back([jnp.float32(slope) for slope in slopes])
-    expected = jax.tree.map(lambda p, g: p - LR * g, state.params, grads)
+    of_logits = [np.float32(slope) for slope in slopes]
+    params, grads = jax.device_get(
+        (state.params, back(state.params, state.stats, images, of_logits))
+    )
+    expected = jax.tree.map(lambda p, g: p - LR * g, params, grads)
     chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
     chex.assert_trees_all_close(new.stats, stats, rtol=1e-5, atol=1e-6)
     assert int(new.step) == int(state.step) + 1
@@ -121,8 +141,7 @@ def check_step(method, net, state, incoming, images, twin):
 
 def answers(net, params, stats, images):
     """Logits in eval mode, f64[B,C]."""
-    out, _ = net(params, stats, parts().plain(images), train=False)
-    return np.asarray(out.logits, np.float64)
+    return np.asarray(programs(net)[2](params, stats, images), np.float64)
 
 
 def cross_entropy(logits, label, classes=None):

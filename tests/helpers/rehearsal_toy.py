@@ -3,6 +3,7 @@
 Class 6 never comes. Augmentation mirrors every image, and so is no chance.
 """
 
+import functools
 import types
 
 import chex
@@ -100,8 +101,31 @@ def in_task(method, stored, weights=None, task=TASKS[2]):
 def told(net, state, images, *, train=False):
     """The teacher's unit rows, f64[N,D]."""
     extra = state.extra
-    z, _ = net(extra.teacher, extra.teacher_stats, images, train=train)
-    return np.asarray(z, np.float64)
+    told = programs(net)[train]
+    return np.asarray(told(extra.teacher, extra.teacher_stats, images)[0], np.float64)
+
+
+_PROGRAMS = {}  # id of a network, which has no hash -> itself and its programs
+
+
+def programs(net):
+    """A pass in evaluation mode, one in training mode, and the slopes of that."""
+    if id(net) in _PROGRAMS:
+        return _PROGRAMS[id(net)][1]
+
+    def passes(params, stats, images, *, train):
+        return net(params, stats, images, train=train)
+
+    def slopes(params, stats, images, of_rows):
+        def forward(params):
+            return net(params, stats, images, train=True)
+
+        _, back, _ = jax.vjp(forward, params, has_aux=True)
+        return back(of_rows)[0]
+
+    evaluate, trained = (functools.partial(passes, train=x) for x in (False, True))
+    _PROGRAMS[id(net)] = net, tuple(map(jax.jit, (evaluate, trained, slopes)))
+    return _PROGRAMS[id(net)][1]
 
 
 def check_step(method, net, state, incoming, images, twin, prototype_rate=None):
@@ -116,26 +140,26 @@ def check_step(method, net, state, incoming, images, twin, prototype_rate=None):
       The new state.
     """
     new, metrics = step(method, state, incoming)
-
-    def forward(params):
-        return net(params, state.stats, images, train=True)
-
-    z, back, stats = jax.vjp(forward, state.params, has_aux=True)
+    _, forward, back = programs(net)
+    z, stats = forward(state.params, state.stats, images)
     arrays = [np.asarray(z, np.float64)]
-    params = state.params
+    params = jax.device_get(state.params)
     if prototype_rate is not None:
         given = np.asarray(params["prototypes"], np.float64)
         unit = given / np.sqrt((given**2).sum(axis=1, keepdims=True))
         assert np.abs(given - unit).max() > 0.1
         arrays.append(unit)
-        params = params | {"prototypes": jnp.float32(unit)}
+        params = params | {"prototypes": np.float32(unit)}
     np.testing.assert_allclose(metrics["loss"], twin(*arrays), rtol=2e-5)
     slopes = [twins.central_difference(twin, arrays, i) for i in range(len(arrays))]
     assert all(1e-3 < np.abs(slope).max() < 10 for slope in slopes)
-    (grads,) = back(jnp.float32(slopes[0]))
+    grads = jax.device_get(
+        back(state.params, state.stats, images, np.float32(slopes[0]))
+    )
     shares = jax.tree.map(lambda x: 1.0, grads)
     if prototype_rate is not None:
-        grads["prototypes"], shares["prototypes"] = slopes[1], prototype_rate
+        grads["prototypes"] = slopes[1]
+        shares["prototypes"] = prototype_rate / LR
     expected = jax.tree.map(lambda p, g, s: p - LR * s * g, params, grads, shares)
     chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=2e-6)
     chex.assert_trees_all_close(new.stats, stats, rtol=1e-5, atol=1e-6)

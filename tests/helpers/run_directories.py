@@ -139,9 +139,14 @@ def save(work, workdir, state, *, number=9, phase="evaluated", done=1, results=N
         there.save(number, state, cursor)
 
 
+def untraced():
+    """Jobs that are built in this context trace no step, which takes its time."""
+    return mock.patch.object(job, "checked", lambda method, *_: method)
+
+
 def untried(workdir, **changes):
-    """A job of which no step is traced, which takes its time and changes nothing."""
-    with mock.patch.object(job, "checked", lambda method, *_: method):
+    """A job of which no step is traced; nothing else of it changes."""
+    with untraced():
         return toy.job(workdir, **changes)
 
 

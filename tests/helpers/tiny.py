@@ -82,7 +82,8 @@ def start(seed, labels, *, capacity=10, task=1):
         seen=jnp.int32(stored),
     )
     stats = jax.tree.map(
-        lambda x: x + jnp.float32(rng.uniform(0.2, 1, x.shape)), state.stats
+        lambda x: jnp.asarray(x + np.float32(rng.uniform(0.2, 1, x.shape))),
+        jax.device_get(state.stats),
     )
     extra = state.extra._replace(memory=memory)
     return state.replace(extra=extra, stats=stats, task=jnp.int32(task))

@@ -31,7 +31,9 @@ def to64(tree):
 
 
 def cosine(a, b):
-    return float(unit(a) @ unit(b))
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    lengths = [max(math.sqrt(x @ x), 1e-12) for x in (a, b)]
+    return float(a @ b) / (lengths[0] * lengths[1])
 
 
 def nce(anchor, positive, columns, temperature):

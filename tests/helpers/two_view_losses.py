@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers import twins
-from jaxcl.methods.two_view import records, view_queue
+from jaxcl.memory import queue as queue_lib
+from jaxcl.methods.two_view import records
 
 
 class Features(NamedTuple):
@@ -47,6 +48,7 @@ class Options(NamedTuple):
     form: str = "code"
     pn1: bool = True
     pn2: bool = True
+    pseudo_negatives: str = "all"
     scale: float = 0.1
     off_diagonal: float = 5e-3
     invariance: float = 3.0
@@ -60,7 +62,7 @@ class Options(NamedTuple):
 def of_library(x: records.Features) -> Features:
     """The library's features, as the twins have them."""
     names = set(Features._fields) & set(records.Features._fields)
-    queue = x.state.rows if isinstance(x.state, view_queue.Queue) else None
+    queue = x.state.rows if isinstance(x.state, queue_lib.Queue) else None
     return Features(
         **{name: getattr(x, name) for name in names},
         key_queue=queue,
@@ -81,8 +83,8 @@ def for_library(base: str, x: Features) -> records.Features:
         f"{name}params": {"prototypes": getattr(single, f"{name}prototypes")}
         for name in ("", "distil_", "slow_", "frozen_")
     }
-    state = {"dino": single.centre, "mocov2plus": view_queue.Queue(single.key_queue, 0)}
-    state["nnclr"] = view_queue.Queue(single.support[None], 0)
+    state = {"dino": single.centre, "mocov2plus": queue_lib.Queue(single.key_queue, 0)}
+    state["nnclr"] = queue_lib.Queue(single.support[None], 0)
     prepared = {"dino": single.target_temperature, "lejepa": single.slices}
     return records.Features(
         **{name: getattr(single, name) for name in names},
@@ -183,9 +185,24 @@ def supcon(x, o):
 
 
 def supcon_pnr(x, o):
-    z, f, tau = _rows(x.z), _rows(x.f), o.temperature
-    total = _of_both(z, (z, f) if o.pn1 else (z,), tau)
-    return np.mean(total - _pull(x, tau)) + _kept_apart(x, o)
+    """With "other_classes" each sum over pseudo-negatives lacks the anchor's class."""
+    if o.pseudo_negatives == "all":
+        z, f, tau = _rows(x.z), _rows(x.f), o.temperature
+        total = _of_both(z, (z, f) if o.pn1 else (z,), tau)
+        return np.mean(total - _pull(x, tau)) + _kept_apart(x, o)
+    z, p, f, labels = *map(_rows, (x.z, x.p, x.f)), np.repeat(x.label, 2)
+    apart = labels[:, None] != labels
+
+    def total(anchors, rows, pseudo, wanted, tau):
+        both = np.exp(_others(anchors @ rows.T / tau))
+        return np.log(
+            both + wanted * np.sum(apart * np.exp(anchors @ pseudo.T / tau), 1)
+        )
+
+    kept = total(p, f, z, o.pn2, o.distill_temperature)
+    kept -= np.sum(p * f, axis=1) / o.distill_temperature
+    first = total(z, z, f, o.pn1, o.temperature)
+    return np.mean(first - _pull(x, o.temperature)) + np.mean(kept)
 
 
 def contrastive_distil(x, o):

@@ -119,50 +119,10 @@ def _blurring(sigma, *, extent, radius):
     return band + (pixel == 0) * beyond + (pixel == extent - 1) * beyond[::-1]
 
 
-def adjust_brightness(image: jax.Array, factor: ArrayLike) -> jax.Array:
-    """Multiply the image by `factor` and clip it to 0..1."""
-    return jnp.clip(factor * image, 0.0, 1.0)
-
-
-def adjust_contrast(image: jax.Array, factor: ArrayLike) -> jax.Array:
-    """Blend with the mean of the gray image; factor 1 keeps the image."""
-    planes = jnp.unstack(image, axis=-1)
-    return jnp.stack(_blend(planes, _gray(planes).mean(), factor), axis=-1)
-
-
-def adjust_saturation(image: jax.Array, factor: ArrayLike) -> jax.Array:
-    """Blend with the gray image; factor 0 is gray, 1 keeps the image."""
-    planes = jnp.unstack(image, axis=-1)
-    return jnp.stack(_blend(planes, _gray(planes), factor), axis=-1)
-
-
-def adjust_hue(image: jax.Array, factor: ArrayLike) -> jax.Array:
-    """Turn the hue (HSV) by `factor` of the circle, in -0.5..0.5."""
-    return jnp.stack(_hue(jnp.unstack(image, axis=-1), factor), axis=-1)
-
-
-def color_jitter(
-    key: jax.Array,
-    image: jax.Array,
-    *,
-    brightness: float,
-    contrast: float,
-    saturation: float,
-    hue: float,
-) -> jax.Array:
-    """Make the four adjustments in random order (ColorJitter).
-
-    The factor of an option x is uniform in max(0, 1 - x)..1 + x, that of the hue in
-    -hue..hue.
-    """
-    strength = (brightness, contrast, saturation, hue)
-    schema.check_value(strength, Jitter, "jitter")
-    return jnp.stack(_jitter(key, jnp.unstack(image, axis=-1), strength), axis=-1)
-
-
 def grayscale(image: jax.Array) -> jax.Array:
     """Put the ITU-R 601-2 luma into every channel; the shape is kept."""
-    return adjust_saturation(image, 0.0)
+    luma = _gray(jnp.unstack(image, axis=-1))
+    return jnp.broadcast_to(luma[..., None], image.shape)
 
 
 def gaussian_blur(image: jax.Array, sigma: ArrayLike, *, radius: int = 11) -> jax.Array:
@@ -190,8 +150,13 @@ def normalize(
     return (image - np.float32(mean)) / np.float32(std)
 
 
-def _crop_and_colour(key, image, *, box, pad, jitter, gray):
-    """u8[H,W,C] -> f32[h,w,C], and the draws f32[6] of all operations of chance."""
+def _make_view(
+    key, image, *, box, pad, strength, jitter, gray, blur, sigma, solarized, flip
+):
+    """Change one image, u8[H,W,C] -> f32[h,w,C], by `make`'s options of a view.
+
+    Operations of probability 0 are not compiled.
+    """
     k_crop, k_jitter, k_rest = jax.random.split(key, 3)
     drawn = jax.random.uniform(k_rest, (6,))
     image = image.astype(jnp.float32) / 255.0
@@ -200,27 +165,19 @@ def _crop_and_colour(key, image, *, box, pad, jitter, gray):
     elif pad:
         image = crops.shift(k_crop, image, pad=pad)
     planes = jnp.unstack(image, axis=-1)
-    strength, probability = jitter
-    if probability and any(strength):
-        planes = _jitter(k_jitter, planes, strength, drawn[0] < probability)
+    if jitter and any(strength):
+        planes = _jitter(k_jitter, planes, strength, drawn[0] < jitter)
     if gray and len(planes) == 3:
         luma = _gray(planes)
         planes = [jnp.where(drawn[1] < gray, luma, p) for p in planes]
-    return jnp.stack(planes, axis=-1), drawn
-
-
-def _rest(image, drawn, *, view, blur, sigma, sun, flip):
-    """What comes after, f32[h,w,C]; operations of probability 0 are not compiled."""
-    _, _, u_blur, u_sigma, u_sun, u_flip = drawn
-    if blur[view]:
-        width = sigma[0] + (sigma[1] - sigma[0]) * u_sigma
+    image = jnp.stack(planes, axis=-1)
+    if blur:
+        width = sigma[0] + (sigma[1] - sigma[0]) * drawn[3]
         blurred = gaussian_blur(image, width, radius=math.ceil(5.5 * sigma[1]))
-        image = jnp.where(u_blur < blur[view], blurred, image)
-    if sun[view]:
-        image = jnp.where(u_sun < sun[view], solarize(image), image)
-    if flip:
-        image = jnp.where(u_flip < flip, horizontal_flip(image), image)
-    return image
+        image = jnp.where(drawn[2] < blur, blurred, image)
+    if solarized:
+        image = jnp.where(drawn[4] < solarized, solarize(image), image)
+    return jnp.where(drawn[5] < flip, horizontal_flip(image), image) if flip else image
 
 
 @schema.checked("config.augment")
@@ -282,28 +239,33 @@ def make(
     _check_moments(mean, std)
     crops.need(pad < size, "config.augment.pad", pad, f"from 0 to {size - 1}")
     crops.need(not (pad and crop), "config.augment.pad", pad, "0 where crop=True")
-    first = functools.partial(
-        _crop_and_colour, pad=pad, jitter=(jitter, jitter_probability), gray=grayscale
-    )
-    rest = functools.partial(
-        _rest,
-        blur=_probabilities("blur", blur, views),
+    change = functools.partial(
+        _make_view,
+        pad=pad,
+        strength=jitter,
+        jitter=jitter_probability,
+        gray=grayscale,
         sigma=sigma,
-        sun=_probabilities("solarize", solarize, views),
         flip=flip,
     )
+    chances = zip(
+        _probabilities("blur", blur, views),
+        _probabilities("solarize", solarize, views),
+        strict=True,
+    )
+    changes = [functools.partial(change, blur=x, solarized=y) for x, y in chances]
 
     def augment(key, images):
         cut = images.ndim == 4 and crop
         mend = "; or config.augment.crop=True" if images.ndim == 4 else ""
         _check_images(images, None if cut else size, mean, views, mend=mend)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)))
-        change, out = functools.partial(first, box=box if cut else None), []
-        for view in range(views):
+        out = []
+        for view, change in enumerate(changes):
             view_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, view)
             image = images if images.ndim == 4 else images[:, view]
-            changed = jax.vmap(change)(view_keys, image)
-            out.append(jax.vmap(functools.partial(rest, view=view))(*changed))
+            change = functools.partial(change, box=box if cut else None)
+            out.append(jax.vmap(change)(view_keys, image))
         return normalize(jnp.stack(out, axis=1), mean, std).astype(dtype)
 
     return augment

@@ -35,7 +35,7 @@ _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def figure_of(width, height, **options):
-    """An empty figure, with its size in inches."""
+    """Make an empty figure of a size in inches."""
     from matplotlib.figure import Figure  # half a second, for runs that draw alone
 
     return Figure(figsize=(width, height), **options)
@@ -82,7 +82,7 @@ def _write(figure, path, kind, dpi) -> None:
 
 
 def format_of(path) -> str:
-    """What the name of a picture ends in, checked before anything is computed."""
+    """Read the format in the name of a picture, before anything is computed."""
     kind = os.path.splitext(os.fspath(path))[1].lower().removeprefix(".")
     if kind not in FORMATS:
         raise ValueError(f"{os.fspath(path)}: a picture must end in one of {FORMATS}")
@@ -125,26 +125,26 @@ def legend(axes, *entries, **options) -> None:
 
 
 def escaped(text: str) -> str:
-    """The text as matplotlib writes it: dollars would begin and end maths."""
+    """Escape dollars, which would begin and end maths in matplotlib."""
     return text.replace("$", r"\$")
 
 
 def short(name) -> str:
-    """A name as a legend writes it: `LONGEST` letters at most, and no maths."""
+    """Shorten a name for a legend: `LONGEST` letters at most, and no maths."""
     name = str(name)
     name = name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
     return escaped(name)
 
 
 def whole_numbers():
-    """What places the ticks of an axis at whole numbers."""
+    """Make a locator that places the ticks of an axis at whole numbers."""
     from matplotlib import ticker
 
     return ticker.MaxNLocator(integer=True, min_n_ticks=1)
 
 
 def axis_numbers(count: int) -> list[int]:
-    """Which of 1..count an axis shows: all, or 1, 5, 10, ... of many."""
+    """Choose which of 1..count an axis shows: all, or 1, 5, 10, ... of many."""
     return [
         n for n in range(1, count + 1) if count <= MOST_NAMES or n in (1, n // 5 * 5)
     ]

@@ -64,7 +64,7 @@ def class_spread(runs, path, *, title="") -> None:
 
 
 def _classes(order):
-    """A figure over classes that stand in the order i[C].
+    """Make a figure over classes that stand in the order i[C].
 
     Returns:
       Figure, axes, the classes of each place, one or many, and what a place is.

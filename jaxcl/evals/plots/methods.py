@@ -46,7 +46,7 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
 
 
 def numbers(names: Sequence[str]) -> dict[str, int]:
-    """Name -> the number of its style, that of `canvas.style_of`.
+    """Number the style of each name, see `canvas.style_of`.
 
     A known method has its own; other names take the free ones in order.
     """

@@ -15,7 +15,7 @@ _IN_WORDS = {
 
 
 def words(name: str) -> str:
-    """The name of a matrix as a title says it: knn/all is "Nearest neighbours, all"."""
+    """Write the name of a matrix as a title: knn/all is "Nearest neighbours, all"."""
     first, *more = name.replace("_", " ").split("/")
     first = _IN_WORDS.get(first, first[:1].upper() + first[1:])
     return ", ".join([first, *more])
@@ -39,7 +39,7 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
 
 
 def heat_range(matrix) -> tuple[float, float]:
-    """The least and the most percent of the colours for accuracies in [0, 1].
+    """Choose the least and the most percent of the colours for accuracies in [0, 1].
 
     Whole tens around what was measured, 20 or more apart: from 0 to 100 the accuracies
     of one run would often have one colour.
@@ -119,7 +119,7 @@ def overview(results, rows, path=None):
 
 
 def _png(figure) -> bytes:
-    """A figure as the bytes of a PNG file."""
+    """Write a figure as the bytes of a PNG file."""
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=80, bbox_inches="tight")
     return data.getvalue()

@@ -77,7 +77,7 @@ def arrivals(streams, path) -> None:
 
 
 def _stream(task_ends):
-    """A figure over the steps of a stream, every other task shaded."""
+    """Make a figure over the steps of a stream, every other task shaded."""
     figure = canvas.figure_of(7.5, 4.2)
     axes = figure.add_subplot()
     canvas.shade(axes, task_ends)

@@ -110,7 +110,7 @@ def scatter(points: list[Curve], *, key: str, xlabel: str = "") -> Drawing:
 
 
 def swatch(number: int) -> Drawing:
-    """A piece of a line with its marker."""
+    """Draw a piece of a line with its marker."""
     gap = np.full(3, np.nan)
     line = Curve(number, "", np.array([0, 11, 22]), np.full(3, 5.0), gap, gap)
     with _settings(f"swatch {number}"):
@@ -145,7 +145,7 @@ def _draw_line(axes, curve, *, marks=None, size=5.2) -> None:
 
 
 def _settings(key):
-    """What matplotlib goes by while a chart is made."""
+    """Set matplotlib up for a chart, in a context."""
     import matplotlib
 
     settings = {"svg.fonttype": "none", "svg.hashsalt": key, "path.simplify": False}
@@ -172,7 +172,7 @@ def _axes(width, height, xlabel):
 
 
 def _values(curves):
-    """All means, and all ends of bands, that are finite."""
+    """Collect all means, and all ends of bands, that are finite."""
     means = np.concatenate([curve.mean for curve in curves])
     bounds = np.concatenate([end for curve in curves for end in curve[4:]])
     return means[np.isfinite(means)], bounds[np.isfinite(bounds)]
@@ -200,7 +200,7 @@ def _limit(axes, which, values, bounds, *, log) -> None:
 
 
 def _drawing(axes, curves) -> Drawing:
-    """The figure of these axes; the curves have the names of its parts."""
+    """Finish the figure of these axes; the curves name its parts."""
     text, names = io.StringIO(), {str(curve.number): curve.name for curve in curves}
     axes.figure.savefig(text, format="svg", metadata={"Date": None})
     content = _kept(ElementTree.fromstring(text.getvalue()), names)
@@ -218,7 +218,7 @@ def _drawing(axes, curves) -> Drawing:
 
 
 def _kept(node, names) -> list[ElementTree.Element]:
-    """What a page needs of an element: shapes, texts, and groups of `_KINDS`.
+    """Keep what a page needs of an element: shapes, texts, and groups of `_KINDS`.
 
     Args:
       node: of matplotlib's SVG; the id of a group is a kind, and a curve's number.

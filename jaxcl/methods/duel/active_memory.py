@@ -24,7 +24,7 @@ class Settings(NamedTuple):
     newcomer_competes: bool
     score: duel.Score
     temperature: float
-    gather: Callable  # as in `core.Parts`
+    gather: Callable  # as in `sharding`
     on_each: Callable  # the same
     logsumexp: Callable | None = None  # in place of the matrix of products
 
@@ -60,7 +60,7 @@ def update(
       key: threefry key, for the policy "reservoir".
       batch: the incoming rows.
       features: f32[B, D], unit rows. A row that is not finite is not stored.
-      after: what the step read of the memory, see `buffer.write`.
+      after: what the step read of the memory, see `buffer.order_after`.
     """
     mask = jnp.isfinite(features).all(axis=1)
     features = jnp.where(mask[:, None], features, 0)
@@ -71,7 +71,7 @@ def update(
         slots = policies.reservoir(memory, key, mask)
     else:
         slots = _filtered(settings, memory, features, mask)
-    written = buffer.write(memory, slots, rows, mask, after=after)
+    written = buffer.write(memory, buffer.order_after(slots, after), rows, mask)
     return _placed(settings, written), jnp.mean(slots < memory.capacity)
 
 

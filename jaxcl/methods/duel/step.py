@@ -8,10 +8,11 @@ the SimCLR that the paper compares them with.
 Departures:
 - The paper trains from a full memory; here the stream fills it, and rows that do not
   exist yet are masked.
-- D-SimCLR's policy compares the features that rows had when they came in. The paper
-  does not say which features it compares; the 2 MB that it states fit no more than
-  these. `refresh` renews some at every step, also for D-MoCo, whose keys grow old in
-  the paper's form.
+- The policy compares the features that rows had when they came in, and those that the
+  step made of the batch: keys of the second view for D-MoCo. Algorithm 1 embeds all of
+  them with the network after the step, and Algorithm 3 the anchors' views:
+  `policy_features`. The paper's Table 3 leaves no time for another pass.
+- Algorithm 3 draws rows for MoCo, too; appendix E says how many for D-SimCLR alone.
 - Rows drawn from the memory are augmented like the batch and normalised by their own
   statistics, which do not move the running ones.
 - Keys are not shuffled among devices: batch statistics are those of the global batch.
@@ -23,12 +24,17 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, optim, schema
+from jaxcl import core, optim, schema, sharding
 from jaxcl.losses import contrastive
 from jaxcl.losses import streaming as streaming_lib
 from jaxcl.memory import buffer, duel
 from jaxcl.methods.duel import active_memory
 from jaxcl.nets import chain, mlp
+
+# What the policy compares: features as stored and as the step made them, those of the
+# batch by the network after the step (Algorithm 3), or all of them (Algorithm 1).
+Compared = Literal["step", "batch", "all"]
+_SHARE = 8  # of the memory one row in so many is drawn: 256 of 2048 (Appendix E)
 
 
 class Extra(NamedTuple):
@@ -37,7 +43,7 @@ class Extra(NamedTuple):
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} for SimCLR
     momentum_stats: core.PyTree  # f32, its own running statistics
     # feature f32[D] unit row, label and index i32; also image u8 for SimCLR and where
-    # features are renewed. None: no memory
+    # rows are embedded anew. None: no memory
     memory: buffer.Buffer | None
 
 
@@ -55,14 +61,26 @@ class Setup(NamedTuple):
     temperature: float
     drawn: int
     refresh: bool
+    policy_features: Compared
     momentum: float
+    fresh_memory: bool
+
+
+class Keys(NamedTuple):
+    """Random keys of a step, by use."""
+
+    augment: jax.Array
+    write: jax.Array
+    draw: jax.Array  # which rows of the memory
+    augment_drawn: jax.Array
+    augment_stored: jax.Array
 
 
 def _check(
     *, base, negatives, memory_size, refresh, drawn, streaming, sharded, hml_weight
 ) -> None:
     """Refuse options that do not go together."""
-    draws = negatives != "batch" if base == "simclr" else refresh
+    draws = negatives != "batch" or refresh
     if draws and drawn > memory_size:
         raise ValueError(
             f"config.method.drawn={drawn}: must be from 1 to {memory_size}, the "
@@ -92,11 +110,14 @@ def make(
     hml_weight: schema.Weight | None = None,
     temperature: schema.Temperature = 0.5,
     memory_size: schema.Count = 2048,
-    drawn: schema.Count = 256,
+    drawn: schema.Count | None = None,
     score: duel.Score = "affine",
     newcomer_competes: bool = False,
     safe_update: bool = False,
     refresh: bool = False,
+    policy_features: Compared = "step",
+    fresh_memory: bool = False,
+    keep_images: bool = False,
     sharded: bool = False,
     momentum: schema.Share = 0.9,
     hidden_layers: schema.Layers = 0,
@@ -107,8 +128,8 @@ def make(
     """MoCo v2 or SimCLR with an active memory of negatives.
 
     Args:
-      base: "moco" (a slow network makes the keys, and queries meet the whole memory) or
-        "simclr" (the present network embeds rows drawn from the memory).
+      base: "moco" (a slow network makes the keys, which the memory keeps) or "simclr"
+        (the present network embeds the images of rows drawn from the memory).
       policy: "duel", "fifo" or "reservoir", which rows the memory keeps.
       negatives: "mixed" (from batch and memory), "memory" or "batch" (Table 4); with
         "batch" SimCLR keeps no memory.
@@ -116,14 +137,22 @@ def make(
       hml_weight: lambda of M-HML (Eq. 5), which is then the loss; None: InfoNCE.
       temperature: of the loss, and tau of the exponential score.
       memory_size: rows, K.
-      drawn: rows of the memory that SimCLR contrasts with at every step, and that
-        `refresh` renews.
+      drawn: rows that each step draws from the memory as negatives, without replacement
+        (Algorithm 3); None: an eighth, 256 of 2048 (Appendix E). As many as
+        `memory_size`: the whole memory.
       score: "affine" or "exponential", duplication probability of the policy.
       newcomer_competes: Algorithm 1 in place of Algorithm 4.
       safe_update: leave the memory alone if its distinctiveness to the batch would fall
         (Algorithm 2).
-      refresh: renew the stored features of `drawn` rows at every step; MoCo then also
+      refresh: renew the stored features of the drawn rows at every step; MoCo then also
         keeps images, and its slow network embeds them.
+      policy_features: what the policy compares. "step": features as stored, and as the
+        step made them; "batch": after the step its network (MoCo: the slow one) embeds
+        the anchors' views (Algorithm 3); "all": those, and all stored images anew
+        (Algorithm 1). The last two cost another pass.
+      fresh_memory: begin each task with an empty memory.
+      keep_images: MoCo keeps images even if nothing reads them, so that a run that
+        renews features can start from this one.
       sharded: each device holds its share of the memory.
       momentum: of the slow network.
       hidden_layers, hidden_dim, output_dim: of the projector; 0 layers: one Linear.
@@ -132,6 +161,7 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
+    drawn = max(1, memory_size // _SHARE) if drawn is None else drawn
     _check(
         base=base,
         negatives=negatives,
@@ -144,19 +174,19 @@ def make(
     )
     moco, logsumexp = base == "moco", None
     if streaming:
-        logsumexp = functools.partial(streaming_lib.logsumexp, on_each=parts.on_each)
+        logsumexp = streaming_lib.logsumexp
     settings = active_memory.Settings(
         policy=policy,
         size=memory_size,
         dim=output_dim,
-        images=not moco or refresh,
+        images=not moco or refresh or keep_images or policy_features == "all",
         spread=sharded,
         safe=safe_update,
         newcomer_competes=newcomer_competes,
         score=score,
         temperature=temperature,
-        gather=parts.gather,
-        on_each=parts.on_each,
+        gather=sharding.gather,
+        on_each=sharding.on_each,
         logsumexp=logsumexp,
     )
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
@@ -174,7 +204,9 @@ def make(
         temperature=temperature,
         drawn=drawn,
         refresh=refresh,
+        policy_features=policy_features,
         momentum=momentum,
+        fresh_memory=fresh_memory,
     )
     return core.Method(
         init=functools.partial(_init, setup),
@@ -187,6 +219,9 @@ def make(
 
 
 def _begin_task(setup, state, task):
+    if setup.fresh_memory and setup.remembers:
+        empty = jax.tree.map(jnp.zeros_like, state.extra.memory)
+        state = state.replace(extra=state.extra._replace(memory=empty))
     return state.replace(opt_state=setup.parts.tx.init(state.params))
 
 
@@ -205,11 +240,12 @@ def _init(setup, key, batch):
 
 
 def _step(setup, state, batch):
-    k_augment, k_write, *k_drawn = jax.random.split(core.step_key(state), 4)
-    views = setup.parts.augment(k_augment, batch["image"])
+    keys = Keys(*jax.random.split(core.step_key(state), len(Keys._fields)))
+    views = setup.parts.augment(keys.augment, batch["image"])
     core.check_views(views, 2, "duel")
     memory = _memory(state) if setup.remembers else None
-    draw = functools.partial(_draw, setup, k_drawn, batch["image"].ndim == 5)
+    embed = functools.partial(_embed, setup, batch["image"].ndim == 5)
+    draw = functools.partial(_draw, setup, keys, embed)
     loss, memory = (_moco if setup.moco else _simclr)(setup, state, views, memory, draw)
     state, (stats, slow_stats, target), metrics = core.descend(setup.parts, state, loss)
     extra = state.extra._replace(momentum_stats=slow_stats)
@@ -217,8 +253,14 @@ def _step(setup, state, batch):
         slow = optim.ema(extra.momentum, state.params, setup.momentum)
         extra = extra._replace(momentum=slow)
     if setup.remembers:
+        if setup.policy_features != "step":
+            after = (slow, slow_stats) if setup.moco else (state.params, stats)
+            target = _project(setup, after, views[:, 0])
+        if setup.policy_features == "all":
+            stored = functools.partial(embed, keys.augment_stored, after)
+            memory = _embed_all(memory, stored)
         memory, metrics["joined"] = active_memory.update(
-            setup.settings, memory, k_write, batch, target, after=metrics["loss"]
+            setup.settings, memory, keys.write, batch, target, after=metrics["loss"]
         )
         extra = extra._replace(memory=memory)
     return state.replace(stats=stats, extra=extra), metrics
@@ -235,16 +277,13 @@ def _moco(setup, state, views, memory, draw):
       (statistics, those of the slow network, features that the memory may keep).
     """
     slow = state.extra.momentum, state.extra.momentum_stats
-    if setup.refresh:
-        *_, memory = draw(slow, memory)
+    rows, exists, memory = draw(slow, memory)
 
     def loss(params):
-        (queries, stats), (keys, slow_stats) = setup.net.beside(
-            (params, state.stats, views[:, 0]), (*slow, views[:, 1])
-        )
+        queries, stats = setup.net(params, state.stats, views[:, 0], train=True)
+        keys, slow_stats = setup.net(*slow, views[:, 1], train=True)
         keys = core.l2_normalize(jax.lax.stop_gradient(keys))
-        stored = memory.items["feature"], memory.filled
-        value = _contrast(setup, queries, keys, jnp.arange(len(keys)), *stored)
+        value = _contrast(setup, queries, keys, jnp.arange(len(keys)), rows, exists)
         return value, (stats, slow_stats, keys)
 
     return loss, memory
@@ -293,19 +332,50 @@ def _contrast(setup, anchors, positives, examples, rows, exists):
     )
 
 
-def _draw(setup, keys, cut, network, memory):
+def _draw(setup, keys, embed, network, memory):
     """Features f32[R, D] of drawn rows, bool[R] which exist, the memory afterwards.
 
-    `cut`: the memory holds one crop of each image, as sets that stream are stored;
-    `parts.augment` takes two, so it is given the same one twice.
+    Args:
+      embed: as of `_embed`.
+      network: parameters and statistics of what embeds images.
     """
-    items, exists, slots = buffer.sample(memory, keys[0], setup.drawn)
-    images = setup.parts.split(items["image"])
-    if cut:
-        images = jnp.stack([images, images], axis=1)
-    others = setup.parts.augment(keys[1], images)[:, 0]
-    rows, _ = setup.net(*network, others, train=True)
-    rows = core.l2_normalize(rows)
+    embeds = not setup.moco or setup.refresh
+    if setup.negatives == "batch" and not setup.refresh:
+        return None, None, memory
+    if not embeds and setup.drawn == memory.capacity:
+        return memory.items["feature"], memory.filled, memory
+    items, exists, slots = buffer.sample(memory, keys.draw, setup.drawn)
+    if not embeds:
+        return items["feature"], exists, memory
+    rows = embed(keys.augment_drawn, network, items["image"])
     if setup.refresh:
         memory = active_memory.refreshed(memory, slots, rows, exists)
     return rows, exists, memory
+
+
+def _embed_all(memory, embed):
+    """The memory with all its features made anew; slots without a row are blank."""
+    images = memory.items["image"]
+    there = memory.filled.reshape(-1, *(1,) * (images.ndim - 1))
+    features = embed(jnp.where(there, images, 0))
+    slots = jnp.arange(memory.capacity)
+    return active_memory.refreshed(memory, slots, features, memory.filled)
+
+
+def _embed(setup, cut, key, network, images):
+    """Unit rows f32[R, D] of stored images u8[R, H, W, C], augmented.
+
+    Args:
+      cut: the memory holds one crop of each image, as sets that stream are stored;
+        `parts.augment` takes two, so it is given the same one twice.
+      network: parameters and statistics.
+    """
+    images = sharding.spread(images)
+    if cut:
+        images = jnp.stack([images, images], axis=1)
+    return _project(setup, network, setup.parts.augment(key, images)[:, 0])
+
+
+def _project(setup, network, views):
+    """Unit rows f32[N, D], by batch statistics that move no running ones."""
+    return core.l2_normalize(setup.net(*network, views, train=True)[0])

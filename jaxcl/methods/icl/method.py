@@ -8,9 +8,10 @@ trains old anchors by NCE-II and new ones by NCE-I against all items (P, Eq. 9):
              theta' <- theta' - lr_s grad NCE-II(theta'), on batches of X;
              theta <- theta - lr_q grad NCE-I(theta'), first order (P, Eq. 10 to 12)
   otherwise  an epoch is a pass over X by NCE-II, then one over dX by NCE-I.
-With `learnt_rate` one agent sets lr_s and another lr_q at every step (`ddpg`); without
-`meta` a single agent sets the rate. The update is then plain SGD, as it is at
-`fixed_lr`; otherwise it is that of config.optimizer.
+Inner steps are plain SGD, at `inner_lr` or at an agent's rate. With `learnt_rate` one
+agent sets lr_s and another lr_q at every step (`ddpg`); without `meta` a single agent
+sets the rate. Outer steps are then plain SGD, too, as they are at `fixed_lr`; otherwise
+they are those of config.optimizer.
 
 The other strategies, with which P compares ICL, train by NCE-I on rows of X and dX:
   "retrain"   on X and dX, from the weights at the beginning of the run
@@ -43,7 +44,7 @@ from typing import Annotated, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, schema
+from jaxcl import core, schema, sharding
 from jaxcl.methods.icl import ddpg, orders, steps
 from jaxcl.methods.icl import passes as passes_lib
 
@@ -65,24 +66,63 @@ VARIANTS = {
     "no_lrl_sgd": {"learnt_rate": False, "fixed_lr": 0.03},
     "no_meta": {"meta": False},
     "no_both": {"meta": False, "learnt_rate": False},
+    "retrain_sgd": {"strategy": "retrain", "fixed_lr": 0.03},
+    "continue_sgd": {"strategy": "continue", "fixed_lr": 0.03},
 } | {name: {"strategy": name} for name in STRATEGIES if name != "icl"}
+_INNER_LR = 0.03
 
 
-def _check(
-    *, graphs, anchors, fixed_lr, inner_lr, learnt_rate, projector, output_dim
-) -> None:
-    """Refuse options that do not go together."""
+def _unread(options: dict) -> dict[str, str]:
+    """Find the options that these leave unread.
+
+    `agent` is never among them: it shapes the state that all strategies share.
+
+    Args:
+      options: those of `make`.
+
+    Returns:
+      name of an option -> what would read it.
+    """
+    icl, learnt = options["strategy"] == "icl", options["learnt_rate"]
+    meta, trains = icl and options["meta"], options["strategy"] not in steps.CONTROLS
+    readers = {
+        "meta": (icl, "strategy='icl'"),
+        "learnt_rate": (icl, "strategy='icl'"),
+        "keep": (icl, "strategy='icl'"),
+        "inner_steps": (meta, "strategy='icl' with meta=True"),
+        "second_order": (meta, "strategy='icl' with meta=True"),
+        "inner_lr": (
+            meta and not learnt,
+            "strategy='icl' with meta=True and learnt_rate=False",
+        ),
+        "fixed_lr": (
+            not learnt if icl else trains,
+            "strategy='icl' with learnt_rate=False, or a strategy that trains",
+        ),
+        "replay_share": (options["strategy"] == "replay", "strategy='replay'"),
+        "distill_weight": (options["strategy"] == "distill", "strategy='distill'"),
+    }
+    return {name: reader for name, (read, reader) in readers.items() if not read}
+
+
+def _check_read(options: dict) -> None:
+    """Refuse an option that is set and that nothing reads."""
+    defaults = {name: x.default for name, x in schema.option_of(make).items()}
+    for name, reader in _unread(options).items():
+        if options[name] != defaults[name]:
+            raise ValueError(
+                f"config.method.{name}={options[name]}: is read by {reader} alone; "
+                f"leave it at {defaults[name]}"
+            )
+
+
+def _check_network(*, graphs, anchors, projector, output_dim) -> None:
+    """Refuse options of the network that do not go together."""
     if anchors == "original" and not graphs:
         raise ValueError(
             "config.method.anchors='original': is for graphs; images have two views, "
             "must be 'augmented'"
         )
-    for name, rate in (("fixed_lr", fixed_lr), ("inner_lr", inner_lr)):
-        if rate is not None and learnt_rate:
-            raise ValueError(
-                f"config.method.{name}={rate}: with learnt_rate=True agents "
-                "set the rates; must be None"
-            )
     if projector and output_dim:
         raise ValueError(
             f"config.method.projector={projector}: must be 0 beside "
@@ -91,15 +131,8 @@ def _check(
 
 
 def _fill(options: dict, replay: core.Replay | None) -> dict:
-    """All options of the agent, and the fixed rate as that of inner steps.
-
-    What stays None follows the growth of each task, or the schedule.
-    """
-    inner, agent = options["inner_lr"], options["agent"] or {}
-    return {
-        "agent": schema.defaults(ddpg.Options) | dict(agent),
-        "inner_lr": options["fixed_lr"] if inner is None else inner,
-    }
+    """Fill in the agent's options; the number of inner steps follows each task."""
+    return {"agent": schema.defaults(ddpg.Options) | dict(options["agent"] or {})}
 
 
 @schema.checked("config.method", fill=_fill)
@@ -114,7 +147,7 @@ def make(
     with_positive: bool = True,
     inner_steps: Annotated[int, schema.Range(1, 1000)] | None = None,
     fixed_lr: schema.Weight | None = None,
-    inner_lr: schema.Weight | None = None,
+    inner_lr: schema.Weight = _INNER_LR,
     second_order: bool = False,
     keep: schema.Weight = 0.0,
     replay_share: schema.Share = 0.2,
@@ -134,10 +167,9 @@ def make(
         not for "icl".
       inner_steps: number of inner steps; None: `orders.inner_steps` of the growth, give
         or take half a row.
-      fixed_lr: rate of plain SGD in the steps of "icl", in place of agents and of
-        config.optimizer; needs learnt_rate=False. None: not so.
-      inner_lr: rate of the inner steps without `learnt_rate`; None: `fixed_lr`, or the
-        schedule's without it.
+      fixed_lr: rate of plain SGD in the tasks after the first, in place of agents and
+        of config.optimizer; "icl" needs learnt_rate=False. None: config.optimizer.
+      inner_lr: rate of the inner steps without `learnt_rate`.
       second_order: the outer gradient passes through the inner steps.
       keep: weight of NCE-I on old anchors beside NCE-II; with 1 and whole sets their
         sum is the loss of retraining (P, Theorem 3).
@@ -152,17 +184,13 @@ def make(
       agent: options of `ddpg.Options`.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming the field, the value and what is allowed; an option that the
+        strategy does not read is not at its default.
     """
+    _check_read(locals())
     graphs = passes_lib.reads_graphs(parts.encoder)
-    _check(
-        graphs=graphs,
-        anchors=anchors,
-        fixed_lr=fixed_lr,
-        inner_lr=inner_lr,
-        learnt_rate=learnt_rate,
-        projector=projector,
-        output_dim=output_dim,
+    _check_network(
+        graphs=graphs, anchors=anchors, projector=projector, output_dim=output_dim
     )
     if strategy == "icl" and not with_positive:
         raise ValueError(
@@ -195,7 +223,7 @@ def make(
         second_order=second_order,
         distill_weight=distill_weight,
         agent=ddpg.Options(**chosen),
-        unroll=parts.unroll and not graphs,
+        unroll=sharding.on_cpu() and not graphs,
     )
     return core.Method(
         init=functools.partial(_init, setup),

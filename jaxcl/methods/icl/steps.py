@@ -1,5 +1,6 @@
 """The steps of ICL: plain ones, old and new batches in turn, meta-optimisation."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ class Setup(NamedTuple):
     plan: orders.Plan
     learnt_rate: bool
     fixed_lr: float | None
-    inner_lr: float | None
+    inner_lr: float
     second_order: bool
     distill_weight: float
     agent: ddpg.Options
@@ -66,17 +67,9 @@ def _descended(setup, params, agent, key, value, grads, fixed):
     return jax.tree.map(lambda p, g: p - lr * g, params, grads), agent, lr
 
 
-def _inner_rate(setup, state):
-    """The rate of inner steps without `learnt_rate`."""
-    for fixed in (setup.inner_lr, setup.fixed_lr):
-        if fixed is not None:
-            return fixed
-    return core.rate(setup.parts, state)
-
-
 def _updated(setup, state, key, value, grads, stats, metrics, passes):
     """The state after an outer step down `grads`."""
-    metrics |= {"loss": value, "grad_norm": core.norm(grads)}
+    metrics |= {"loss": value, "grad_norm": optax.tree.norm(grads)}
     if setup.learnt_rate or setup.fixed_lr is not None:
         agents = state.extra.agents
         params, agent, lr = _descended(
@@ -97,7 +90,6 @@ def _adapted(setup, state, params, key, old, new):
     Args:
       old, new: the batches of the steps, [S, B, ...]; old rows are anchors.
     """
-    fixed = _inner_rate(setup, state)
 
     def loss(params, stats, key, part, others):
         anchors_old, _, after = setup.passes.against(
@@ -112,7 +104,7 @@ def _adapted(setup, state, params, key, old, new):
             params, stats, k_loss, *sides
         )
         params, agent, lr = _descended(
-            setup, params, agent, k_rate, value, grads, fixed
+            setup, params, agent, k_rate, value, grads, setup.inner_lr
         )
         return (params, stats, agent), (value, lr)
 
@@ -200,6 +192,26 @@ def _turn_step(setup, state, batch):
     return _updated(setup, state, k_agent, value, grads, stats, {}, passes)
 
 
+def _plain_update(setup, state, grads):
+    """Step down `grads`; after the first task by plain SGD if `fixed_lr` is set.
+
+    Returns:
+      the state with new parameters, and the rate of the step.
+    """
+    lr = core.rate(setup.parts, state)
+    after = core.apply_gradients(state, grads, setup.parts.tx, lr)
+    if setup.fixed_lr is None:
+        return after, lr
+    rate = jnp.float32(setup.fixed_lr)
+    sgd = jax.tree.map(lambda p, g: p - rate * g, state.params, grads)
+    params, opt_state, lr = jax.tree.map(
+        functools.partial(jnp.where, state.task > 0),
+        (sgd, state.opt_state, rate),
+        (after.params, after.opt_state, lr),
+    )
+    return after.replace(params=params, opt_state=opt_state), lr
+
+
 def _plain_step(setup, state, batch):
     key = core.step_key(state)
 
@@ -209,7 +221,9 @@ def _plain_step(setup, state, batch):
             value += setup.distill_weight * _distilled(setup, state, key, batch, *rows)
         return value, stats
 
-    after, stats, metrics = core.descend(setup.parts, state, loss)
+    (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+    after, lr = _plain_update(setup, state, grads)
+    metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     metrics["passes"] = jnp.float32(2 * len(batch["index"]))
     trees = after.params, stats
     if setup.plan.strategy in CONTROLS:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
-from jaxcl.methods import online
+from jaxcl import core, sharding
+from jaxcl.memory import sharded
 
 _CHUNK = 256  # images that are embedded at a time
 
@@ -43,14 +43,14 @@ class Nearest(NamedTuple):
 
     def means(self, state: core.TrainState) -> Means:
         """The means of the memory; each device embeds its items chunk by chunk."""
-        memory, space = state.extra.memory, online.memory_of(self.parts)
+        memory, replay = state.extra.memory, self.parts.replay
         # `on_each_device` gives a device only its own slice, so each gets a copy.
         network = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (space.shards, *x.shape)),
+            lambda x: jnp.broadcast_to(x, (sharded.count(replay), *x.shape)),
             (state.params, state.stats),
         )
-        total, counts = space.on_each_device(
-            self._sums, network, memory.items, memory.filled
+        total, counts = sharded.on_each_device(
+            replay, self._sums, network, memory.items, memory.filled
         )
         total, counts = total.sum(axis=0), counts.sum(axis=0)
         rows = self._scaled(total / jnp.maximum(counts, 1)[:, None])
@@ -62,21 +62,22 @@ class Nearest(NamedTuple):
         classes, capacity = jnp.arange(self.parts.num_classes), len(filled)
         size = min(_CHUNK, capacity)
         # If the memory is split over the devices, so are its rows.
-        split = self.parts.split if self.parts.memory is None else lambda rows: rows
+        own = self.parts.replay.sharded
 
         def add(sums, start):
             total, counts = sums
             number = start + jnp.arange(size)
             slots = number % capacity  # the last chunk may go beyond the memory
-            images = self.parts.plain(split(items["image"][slots]))
+            images = items["image"][slots]
+            images = self.parts.plain(images if own else sharding.spread(images))
             rows = self.features(params, stats, images)
             if self.mirror:
                 mirrored = self.features(params, stats, images[:, :, ::-1])
                 rows = (rows + mirrored) / 2
             exists = filled[slots] & (number < capacity)
-            own = (items["label"][slots][:, None] == classes) & exists[:, None]
-            total += jnp.einsum("rc,rd->cd", own, rows, precision="highest")
-            return (total, counts + jnp.sum(own, axis=0)), None
+            of_class = (items["label"][slots][:, None] == classes) & exists[:, None]
+            total += jnp.einsum("rc,rd->cd", of_class, rows, precision="highest")
+            return (total, counts + jnp.sum(of_class, axis=0)), None
 
         blank = jnp.zeros_like(params["head"]["weight"]), jnp.zeros_like(classes)
         (total, counts), _ = jax.lax.scan(add, blank, jnp.arange(0, capacity, size))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import replay as losses
-from jaxcl.nets import chain, initial
+from jaxcl.nets import chain, layers
 
 Head = Literal["linear", "cosine"]
 
@@ -53,7 +53,7 @@ class Network:
         )
         shape = self.num_classes, features.shape[1]
         start = getattr(self.encoder, "start", "torch")
-        weight, bias = initial.linear(start, fan_in=shape[1], fan_out=shape[0])
+        weight, bias = layers.linear(start, fan_in=shape[1], fan_out=shape[0])
         head = {"weight": weight(k_weight, shape)}
         if self.head == "linear":
             head["bias"] = bias(k_bias, shape[:1])
@@ -113,10 +113,7 @@ class Network:
         `train=True` normalises each part by its own batch, False by the running ones.
         """
         images = [rows.images for rows in parts]
-        if train:
-            features, _ = self._nets.in_turn(params, stats, *images)
-        else:
-            features = self._nets.judge(params, stats, *images)
+        features, _ = self._nets.in_turn(params, stats, *images, train=train)
         return [self.logits(params, x) for x in features]
 
     def replay(self, params: core.PyTree, stats: core.PyTree, rows: Rows):

@@ -23,7 +23,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.memory import buffer, sharded
 from jaxcl.methods.online.network import Network, Outputs, Rows
 
@@ -71,15 +71,15 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
     def drift(state, after):
         memory = method.memory(after)
         key = jax.random.fold_in(core.step_key(state), _STREAM)
-        space = parts.memory or sharded.WHOLE
-        count = -(-rows // space.shards) * space.shards  # each device its share
-        items, mask, _ = space.sample(
+        shards = sharded.count(parts.replay)
+        count = -(-rows // shards) * shards  # each device its share
+        items, mask, _ = sharded.sample(
             memory,
             key,
             min(count, memory.capacity),
             log_weights=buffer.log_weights(memory.items["task"] < state.task),
         )
-        images, mask = parts.split((items["image"], mask))
+        images, mask = sharding.spread((items["image"], mask))
         images = parts.plain(images)
         old, new = (_unit(method.embed(s, images)) for s in (state, after))
         return _mean(jnp.linalg.norm(old - new, axis=1), mask)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.memory import buffer, shapley
 from jaxcl.methods import online
 
@@ -34,7 +34,7 @@ class Judge(NamedTuple):
 
     def features(self, state: core.TrainState, *images: jax.Array) -> list[jax.Array]:
         """f32[R,D] for each of the parts u8[R,H,W,C], in one pass."""
-        rows = self.parts.split(jnp.concatenate(images))
+        rows = sharding.spread(jnp.concatenate(images))
         rows = self.parts.plain(rows)
         outputs, _ = self.net(state.params, state.stats, rows, train=False)
         ends = list(itertools.accumulate(map(len, images)))

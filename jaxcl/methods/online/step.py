@@ -15,8 +15,9 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, policies, sharded
 from jaxcl.methods.online import probe, statistics
@@ -35,12 +36,9 @@ class Extra(NamedTuple):
     kept: core.PyTree = {}  # what the memory's policy counts
 
 
-def memory_of(parts: core.Parts) -> sharded.Memory:
-    """How to use the memory, whole on each device or split over them."""
-    return parts.memory or sharded.WHOLE
-
-
-def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
+def _find_policy(parts: core.Parts, write) -> policies.Policy:
+    """Find the memory's policy; refuse what it or the method cannot do."""
+    replay = parts.replay
     if write and replay.policy != "reservoir":
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: config.method.name stores by a "
@@ -53,7 +51,7 @@ def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
             "stored rows, which config.method.name stores none of; 'online_ssl' does"
         )
     least = policy.least(parts.num_classes, parts.num_tasks)
-    least *= memory_of(parts).shards
+    least *= sharded.count(replay)
     if replay.capacity < least:
         raise ValueError(
             f"config.replay.capacity={replay.capacity}: policy={replay.policy!r} needs "
@@ -64,6 +62,7 @@ def _check_memory(replay: core.Replay, parts: core.Parts, write) -> None:
             "config.replay.sharded=True: the method writes its memory by a rule of its "
             "own, which needs it whole; must be False"
         )
+    return policy
 
 
 def network(parts: core.Parts, head: Head) -> Network:
@@ -95,7 +94,7 @@ def draw(
     k_draw, k_augment = jax.random.split(key)
     size = min(size or parts.replay.size, memory.capacity)
     weights = None if allowed is None else buffer.log_weights(allowed)
-    drawn = memory_of(parts).sample(memory, k_draw, size, log_weights=weights)
+    drawn = sharded.sample(memory, k_draw, size, log_weights=weights)
     return taken(parts, k_augment, *drawn, augment=augment)
 
 
@@ -113,8 +112,8 @@ def taken(
     Rows that do not exist repeat those that do, so that batch statistics see no
     blank image. If none exists, all images are blank.
     """
-    items = memory_of(parts).on_each_device(_repeated, items, mask)
-    items, mask, slots = parts.split((items, mask, slots))
+    items = sharded.on_each_device(parts.replay, _repeated, items, mask)
+    items, mask, slots = sharding.spread((items, mask, slots))
     augmented = augment and parts.replay.augment != "none"
     images = images_of(parts, key, items["image"], augmented)
     return Rows(images, items["label"], mask, items["image"], items, slots)
@@ -210,7 +209,7 @@ def move(
     """`descend` with a gradient that the method has computed."""
     lr = core.rate(parts, state)
     state = core.apply_gradients(state, grads, parts.tx, lr)
-    metrics = {"loss": value, "lr": lr, "grad_norm": core.norm(grads)}
+    metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     return state.replace(stats=stats), metrics
 
 
@@ -242,14 +241,14 @@ def method(
       remembers: keep a memory at all.
       hooks: other fields of core.Method.
     """
-    if remembers:
-        _check_memory(parts.replay, parts, write)
-    shared = _Shared(parts, net, update, items, extra, write, limit, remembers)
+    policy = _find_policy(parts, write) if remembers else None
+    if remembers and write is None:
+        write = functools.partial(_write, parts, policy)
     online_method = core.Method(
-        init=shared.init,
-        step=shared.step,
-        embed=shared.embed,
-        predict=shared.predict,
+        init=functools.partial(_init, parts, net, policy, items, extra),
+        step=functools.partial(_step, parts, update, write if remembers else None),
+        embed=net.embed,
+        predict=functools.partial(_predict, net, limit),
         memory=(lambda state: state.extra.memory) if remembers else None,
         supervised=True,
         replays=True,
@@ -293,87 +292,62 @@ def cross_entropy(
     return value, stats
 
 
-class _Shared(NamedTuple):
-    """What all online methods have in common."""
+def _init(parts, net, policy, items, extra, key, batch):
+    """Make the state before the first step; without a policy there is no memory."""
+    k_state, k_net = jax.random.split(key)
+    params, stats = net.init(k_net, parts.plain(batch["image"][:1]))
+    classes, memory, kept = parts.num_classes, None, {}
+    if policy is not None:
+        scalar = jnp.zeros((), jnp.int32)
+        example = {"image": batch["image"][0], "label": scalar, "task": scalar}
+        example |= items(jnp.zeros((classes,)))
+        memory = sharded.create(example, parts.replay)
+        kept = sharded.start(parts.replay, policy, classes, parts.num_tasks)
+    base = Extra(memory, jnp.zeros((classes,), bool), kept)
+    return core.new_state(k_state, params, stats, parts.tx, extra(base, params, stats))
 
-    parts: core.Parts
-    net: Network
-    update: Callable
-    items: Callable
-    extra: Callable
-    write: Callable | None
-    limit: bool
-    remembers: bool
 
-    def init(self, key, batch):
-        k_state, k_net = jax.random.split(key)
-        params, stats = self.net.init(k_net, self.parts.plain(batch["image"][:1]))
-        classes = self.parts.num_classes
-        memory, kept = None, {}
-        if self.remembers:
-            scalar = jnp.zeros((), jnp.int32)
-            example = {"image": batch["image"][0], "label": scalar, "task": scalar}
-            example |= self.items(jnp.zeros((classes,)))
-            space, replay = memory_of(self.parts), self.parts.replay
-            memory = space.create(example, replay.capacity)
-            kept = space.start(replay.policy, classes, self.parts.num_tasks)
-        base = Extra(memory, jnp.zeros((classes,), bool), kept)
-        extra = self.extra(base, params, stats)
-        return core.new_state(k_state, params, stats, self.parts.tx, extra)
+def _step(parts, update, write, state, batch):
+    """Take all updates on a batch, then write it to the memory."""
+    k_write, *keys = jax.random.split(core.step_key(state), 1 + parts.replay.updates)
+    seen, step = state.extra.seen.at[batch["label"]].set(True), state.step
+    state = state.replace(extra=state.extra._replace(seen=seen))
+    for key in keys:  # in Python: gradients in a loop of XLA's are slow on CPU
+        k_incoming, k_update = jax.random.split(key)
+        incoming = _read_incoming(parts, k_incoming, batch)
+        # All updates have the progress of the batch, and so its learning rate.
+        state, metrics, stored = update(state.replace(step=step), incoming, k_update)
+    if write is not None:
+        state = write(state, k_write, batch, stored)
+    return state, metrics
 
-    def step(self, state, batch):
-        replay = self.parts.replay
-        k_write, *keys = jax.random.split(core.step_key(state), 1 + replay.updates)
-        seen = state.extra.seen.at[batch["label"]].set(True)
-        step = state.step
-        state = state.replace(extra=state.extra._replace(seen=seen))
-        augmented = replay.augment == "all"
-        for key in keys:  # in Python: gradients in a loop of XLA's are slow on CPU
-            k_incoming, k_update = jax.random.split(key)
-            incoming = self.incoming(k_incoming, batch, augmented)
-            # All updates have the progress of the batch, and so its learning rate.
-            state, metrics, stored = self.update(
-                state.replace(step=step), incoming, k_update
-            )
-        if self.remembers:
-            write = self.write or self._written
-            state = write(state, k_write, batch, stored)
-        return state, metrics
 
-    def incoming(self, key, batch, augmented):
-        """Rows of a batch and, where it has one, of its labelled part."""
-        labelled = None
-        if "labelled" in batch:
-            labelled = self.incoming(
-                jax.random.fold_in(key, 1), batch["labelled"], augmented
-            )
-        images, label = batch["image"], batch["label"]
-        return Rows(
-            images_of(self.parts, key, images, augmented),
-            label,
-            jnp.ones(len(label), bool),
-            images,
-            labelled=labelled,
-        )
+def _read_incoming(parts, key, batch) -> Rows:
+    """Augment a batch and, where it has one, its labelled part."""
+    labelled, images, label = None, batch["image"], batch["label"]
+    if "labelled" in batch:
+        own = jax.random.fold_in(key, 1)
+        labelled = _read_incoming(parts, own, batch["labelled"])
+    augmented = images_of(parts, key, images, parts.replay.augment == "all")
+    exist = jnp.ones(len(label), bool)
+    return Rows(augmented, label, exist, images, labelled=labelled)
 
-    def _written(self, state, key, batch, stored):
-        extra, items = state.extra, stored_rows(state, batch, **stored)
-        space, policy = memory_of(self.parts), self.parts.replay.policy
-        all_rows = jnp.ones(len(batch["label"]), bool)
-        slots, kept = space.choose(
-            policy, extra.memory, extra.kept, key, items, all_rows
-        )
-        # The parameters depend on all that was read of the memory.
-        after = jax.tree.leaves(state.params)[0]
-        memory = space.write(extra.memory, slots, items, after=after)
-        return state.replace(extra=extra._replace(memory=memory, kept=kept))
 
-    def embed(self, state, images):
-        return self.net.embed(state, images)
+def _write(parts, policy, state, key, batch, stored):
+    """Write a batch to the memory where the policy says."""
+    extra, items = state.extra, stored_rows(state, batch, **stored)
+    exist = jnp.ones(len(batch["label"]), bool)
+    slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
+    # The parameters depend on all that was read of the memory.
+    slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
+    memory = sharded.write(extra.memory, slots, items)
+    return state.replace(extra=extra._replace(memory=memory, kept=kept))
 
-    def predict(self, state, images):
-        logits = self.net(state.params, state.stats, images, train=False)[0].logits
-        if not self.limit:
-            return logits
-        seen = state.extra.seen  # none before the first step: then all compete
-        return jnp.where(seen | ~seen.any(), logits, -jnp.inf)
+
+def _predict(net, limit, state, images):
+    """Logits, of classes that were seen alone if `limit`."""
+    logits = net(state.params, state.stats, images, train=False)[0].logits
+    if not limit:
+        return logits
+    seen = state.extra.seen  # none before the first step: then all compete
+    return jnp.where(seen | ~seen.any(), logits, -jnp.inf)

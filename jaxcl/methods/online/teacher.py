@@ -65,13 +65,18 @@ def logits(net: Any, teacher: Teacher, *parts: Any, train: bool = False) -> tupl
 
 
 def by_task(
-    parts: core.Parts, net: online.Network, update: Callable, *, distill: bool = True
+    parts: core.Parts,
+    net: online.Network,
+    update: Callable,
+    *,
+    distill: bool = True,
+    limit: bool = True,
 ) -> core.Method:
     """Build a method from a gradient step that finds the task of each class.
 
     Args:
-      parts, net, update: as of `online.method`; the state that `update` is given has an
-        `Extra`, whose `task_of` has the incoming classes, too.
+      parts, net, update, limit: as of `online.method`; the state that `update` is given
+        has an `Extra`, whose `task_of` has the incoming classes, too.
       distill: False: there is no teacher.
     """
 
@@ -85,7 +90,7 @@ def by_task(
         return Extra(*base, create(params, stats) if distill else None, task_of)
 
     hooks = {"begin_task": begin_task} if distill else {}
-    return online.method(parts, net, with_classes, extra=extra, **hooks)
+    return online.method(parts, net, with_classes, extra=extra, limit=limit, **hooks)
 
 
 def met(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:

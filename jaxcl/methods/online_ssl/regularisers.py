@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from jaxcl import core, schema
 from jaxcl.losses import noncontrastive, replay
-from jaxcl.methods.two_view import forms, records
+from jaxcl.methods.two_view import records
 from jaxcl.methods.two_view.strategies import pnr as pnr_strategy
 
 Following = Literal["ema", "snapshot"]
@@ -92,7 +92,7 @@ def cla_r(
     """
 
     def align(base, x):
-        return noncontrastive.simsiam(*forms.split_views(x.p), x.stored, x.stored)
+        return noncontrastive.simsiam(*core.split_views(x.p), x.stored, x.stored)
 
     return Regulariser(
         align,
@@ -130,7 +130,7 @@ def pnr(
     """
     terms = records.PnrTerms(weight, negative_weight, pn1, pn2)
     return Regulariser(
-        lambda base, x: base.pnr(x, terms) - base.loss(x),
+        lambda base, x: pnr_strategy.compute_loss(base, x, terms) - base.loss(x),
         check=lambda name, base: pnr_strategy.check_form(name, base, terms),
         teacher=_follow(teacher, teacher_ema, snapshot_every, frozen_bn),
         queues=True,
@@ -146,7 +146,7 @@ def der(*, weight: schema.Weight = 1.0) -> Regulariser:
     """
 
     def align(base, x):
-        first, second = (replay.der(z, x.stored) for z in forms.split_views(x.z))
+        first, second = (replay.der(z, x.stored) for z in core.split_views(x.z))
         return (first + second) / 2
 
     return Regulariser(align, weight, stores=True)

@@ -40,13 +40,13 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from jaxcl import core, optim, schema
-from jaxcl.memory import buffer, policies
-from jaxcl.methods import online
+from jaxcl import core, optim, schema, sharding
+from jaxcl.memory import buffer, policies, queue, sharded
 from jaxcl.methods.online import probe
 from jaxcl.methods.online_ssl import regularisers, stored
-from jaxcl.methods.two_view import bases, networks, records, view_queue
+from jaxcl.methods.two_view import bases, networks, records
 from jaxcl.methods.two_view.strategies import stored_examples
 
 _MIX = 0x10B9  # keeps LUMP's mixtures apart from the other keys of an update
@@ -60,7 +60,7 @@ class Extra(NamedTuple):
     teacher: core.PyTree  # f32, the frozen network; {} without one
     teacher_stats: core.PyTree  # f32, its running statistics; {} if it reads none
     base: core.PyTree  # the base's own state, see its module; None: it has none
-    frozen_queue: view_queue.Queue | None  # of the teacher
+    frozen_queue: queue.Queue | None  # of the teacher
     # "image" u8, "label" and "task" i32; "projection" f32[D] for "cla_r" and "der";
     # what the policy reads. None: nothing is stored
     memory: buffer.Buffer | None
@@ -256,7 +256,7 @@ def _init(setup, key, batch):
     if base.init_state is not None:
         of_base = base.init_state(start.base_key, setup.dim)
     if base.queue_size and setup.plan.queues:
-        frozen_queue = view_queue.start(start.strategy_key, base.queue_size, setup.dim)
+        frozen_queue = queue.start(start.strategy_key, base.queue_size, setup.dim)
     memory, kept = stored.create(setup, batch) if setup.size else (None, {})
     extra = Extra(
         momentum=core.copy(params) if base.momentum else {},
@@ -362,7 +362,7 @@ def _update(setup, state, batch, key):
             setup, extra.memory, rows.drawn, replayed, rows.active
         )
         extra = extra._replace(memory=memory)
-    metrics = {"loss": loss, "lr": lr, "grad_norm": core.norm(grads)}
+    metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     metrics |= terms | {"replayed": jnp.where(rows.active, rows.share, 0.0)}
     incoming = jax.tree.map(lambda x: x[beside:], stats)
     return state.replace(extra=extra), incoming, metrics
@@ -376,8 +376,8 @@ def _read_rows(setup, extra, batch, keys) -> Rows:
     if not size:
         return Rows(views, jnp.zeros((), bool), 0.0)
     active = jnp.sum(extra.memory.filled) > size
-    drawn = online.memory_of(parts).sample(extra.memory, keys.draw, size)
-    items = parts.split(drawn[0])
+    drawn = sharded.sample(extra.memory, keys.draw, size)
+    items = sharding.spread(drawn[0])
     replayed = parts.augment(keys.augment_drawn, items["image"])
     if setup.plan.mix:
         exist = jnp.broadcast_to(active, size)
@@ -421,15 +421,14 @@ def _gather_features(setup, extra, images, rows, fixed) -> records.Features:
         # It normalises by the running statistics that are averaged with it.
         copied = setup.networks.copied
         own, _ = copied(extra.teacher, extra.teacher_stats, images, train=False)
-        fixed = fixed | {"f": networks.pair_views(own)}
-    queue = extra.frozen_queue
+        fixed = fixed | {"f": own.reshape(-1, 2, setup.dim)}
+    held = extra.frozen_queue
     return records.Features(
         None,
         None,
         state=extra.base,
-        frozen_queue=None if queue is None else queue.rows,
+        frozen_queue=None if held is None else held.rows,
         stored=rows.stored,
-        on_each=setup.parts.on_each,
         **fixed,
     )
 
@@ -490,11 +489,11 @@ def _update_extra(setup, state, features, active):
         extra = extra._replace(base=updated)
     if extra.frozen_queue is not None:
 
-        def push(queue, x, **how):
-            return view_queue.push(queue, x.f, **how)
+        def push(held, x, **how):
+            return queue.push(held, x.f, **how)
 
-        queue = _update_by_rows(setup, push, extra.frozen_queue, features, active)
-        extra = extra._replace(frozen_queue=queue)
+        held = _update_by_rows(setup, push, extra.frozen_queue, features, active)
+        extra = extra._replace(frozen_queue=held)
     return extra
 
 

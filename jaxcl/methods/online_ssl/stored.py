@@ -10,7 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim
-from jaxcl.memory import diversity, loss_aware, policies, redundancy
+from jaxcl.memory import (
+    buffer,
+    diversity,
+    loss_aware,
+    policies,
+    redundancy,
+    sharded,
+)
 from jaxcl.methods import online
 
 # What the memory can hold for its policy to read.
@@ -74,9 +81,9 @@ def create(setup, batch):
     blank = {"feature": vector, "used": scalar > 0, "number": scalar}
     blank |= {"loss": jnp.zeros(()), "draws": scalar, "score": jnp.zeros(())}
     example |= {name: blank[name] for name in _reads(setup)}
-    space = online.memory_of(parts)
-    kept = space.start(replay.policy, parts.num_classes, parts.num_tasks)
-    return space.create(example, replay.capacity), kept
+    policy = policies.get(replay.policy)
+    kept = sharded.start(replay, policy, parts.num_classes, parts.num_tasks)
+    return sharded.create(example, replay), kept
 
 
 def _reads(setup):
@@ -174,9 +181,9 @@ def update_stored(setup, memory, drawn, stats, active):
     def put(held, slots, rows):
         return held.at[slots].set(rows, mode="drop")
 
-    on_each_device = online.memory_of(setup.parts).on_each_device
+    replay = setup.parts.replay
     held = memory.items | {
-        name: on_each_device(put, memory.items[name], slots, rows)
+        name: sharded.on_each_device(replay, put, memory.items[name], slots, rows)
         for name, rows in changes.items()
     }
     return memory._replace(items=held)
@@ -207,11 +214,9 @@ def store_batch(setup, state, batch, stats, number, key):
         "score": stats.score,
     }
     items |= {name: new[name] for name in _reads(setup)}
-    space, policy = online.memory_of(setup.parts), setup.parts.replay.policy
-    slots, kept = space.choose(
-        policy, extra.memory, extra.kept, key, items, jnp.ones(count, bool)
-    )
+    exist, policy = jnp.ones(count, bool), policies.get(setup.parts.replay.policy)
+    slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
-    after = jax.tree.leaves(state.params)[0]
-    memory = space.write(extra.memory, slots, items, after=after)
+    slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
+    memory = sharded.write(extra.memory, slots, items)
     return state.replace(extra=extra._replace(memory=memory, kept=kept))

@@ -46,7 +46,7 @@ class Extra(NamedTuple):
 
     method: core.PyTree  # `extra` of the method without its head
     layer: head_lib.Head  # carried from task to task
-    velocity: head_lib.Head  # momentum buffer of the layer, zero when a task begins
+    velocity: core.PyTree  # the optimiser's, with momentum; zero when a task begins
 
 
 def _own(state):
@@ -57,12 +57,6 @@ def _own(state):
 def _with(state, own):
     """The method's new state `own`, with the head of `state`."""
     return own.replace(extra=state.extra._replace(method=own.extra))
-
-
-def _scaled(gradient, layer, lr):
-    """The gradient as LARS scales it, without decay and before the momentum."""
-    scaling = optim.lars(momentum=0.0, weight_decay=0.0)
-    return scaling.update(gradient, scaling.init(layer), layer, lr=lr)[0]
 
 
 def add(
@@ -96,10 +90,11 @@ def add(
       is the head's.
     """
     leaks = form == "released"
-    if leaks:
-        rates, scale = parts.curve(lr), {"scale": _scaled}
+    if leaks:  # LARS without decay
+        rates, tx = parts.curve(lr), optim.lars(momentum=momentum, weight_decay=0.0)
     else:
-        rates, scale = optim.by_task([optim.cosine(lr, epochs=1, per_epoch=False)]), {}
+        rates = optim.by_task([optim.cosine(lr, epochs=1, per_epoch=False)])
+        tx = optim.sgd(momentum=momentum)
     encoder = chain.Chain({"encoder": parts.encoder})
 
     def views(key, images):
@@ -111,8 +106,7 @@ def add(
         features = jax.eval_shape(lambda: method.embed(own, views(key, images)))
         k_layer = jax.random.fold_in(key, _STREAM)
         layer = head_lib.start(k_layer, features.shape[1], parts.num_classes)
-        velocity = jax.tree.map(jnp.zeros_like, layer)
-        return own.replace(extra=Extra(own.extra, layer, velocity))
+        return own.replace(extra=Extra(own.extra, layer, tx.init(layer)))
 
     def step(state, batch):
         before, labelled = _own(state), batch["labelled"]
@@ -123,15 +117,19 @@ def add(
             own = own.replace(stats=own.stats | moved)
         else:
             features = method.embed(before, images)
-        extra, head_metrics = _descend(
-            state.extra,
+        label, mask = labelled["label"], jnp.ones(len(features))
+        layer, velocity, loss, scores = head_lib.descend(
+            tx,
+            *state.extra[1:],
             features,
-            labelled["label"],
-            lr=rates(core.progress(state), state.task),
-            momentum=momentum,
-            **scale,
+            label,
+            mask,
+            rates(core.progress(state), state.task),
         )
-        return _with(state.replace(extra=extra), own), {**metrics, **head_metrics}
+        extra = Extra(own.extra, layer, velocity)
+        accuracy = jnp.mean(scores.argmax(axis=1) == label)
+        metrics = {**metrics, "head_loss": loss, "head_accuracy": accuracy}
+        return own.replace(extra=extra), metrics
 
     def begin_task(state, task):
         state = _with(state, method.begin_task(_own(state), task))
@@ -154,19 +152,3 @@ def add(
         labelled=True,
         **{name: without_head(getattr(method, name)) for name in _READ_THE_STATE},
     )
-
-
-def _descend(extra, features, labels, **options):
-    """`extra` after a step of the head; its loss and accuracy before the step."""
-    layer, velocity, loss, scores = head_lib.descend(
-        extra.layer,
-        extra.velocity,
-        features,
-        labels,
-        jnp.ones(len(labels)),
-        weight_decay=0.0,
-        **options,
-    )
-    accuracy = jnp.mean(scores.argmax(axis=1) == labels)
-    metrics = {"head_loss": loss, "head_accuracy": accuracy}
-    return extra._replace(layer=layer, velocity=velocity), metrics

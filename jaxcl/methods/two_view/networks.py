@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.methods.two_view import records
-from jaxcl.nets import chain, heads
+from jaxcl.nets import chain, mlp
 
 
 class Networks(NamedTuple):
@@ -54,9 +54,9 @@ def choose_sizes(base: records.Base, options: dict) -> dict:
       base: has defaults of the projector's shape and of the strategies' weights.
       options: of the method, by name.
     """
-    shape = base.projector
-    own = {name: getattr(shape, name) for name in heads.SIZES}
-    own |= {name: getattr(base, name) for name in ("weight", "negative_weight")}
+    own = base.projector._asdict() | {"weight": base.weight}
+    if base.pnr is None:  # one with negatives subtracts no distance
+        own["negative_weight"] = base.negative_weight
     return {n: own[n] for n, value in options.items() if value is None and n in own}
 
 
@@ -78,7 +78,7 @@ def build(
       hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
     """
     dtype = parts.encoder.dtype
-    projector = heads.projector(
+    projector = mlp.projector(
         base.projector,
         hidden_dim=hidden_dim,
         output_dim=output_dim,
@@ -90,7 +90,7 @@ def build(
     def predictor(name, width):
         if width is None:
             return chain.Chain({})
-        net = heads.predictor(hidden_dim=width, output_dim=dim, dtype=dtype)
+        net = mlp.predictor(hidden_dim=width, output_dim=dim, dtype=dtype)
         return chain.Chain({name: net})
 
     return Networks(
@@ -99,15 +99,10 @@ def build(
         predictor=predictor("predictor", base.predictor_hidden_dim),
         distiller=predictor("distiller", distiller_hidden_dim),
         dim=dim,
-        own=_list_params(base, dim),
+        own=()
+        if base.init_params is None
+        else tuple(jax.eval_shape(lambda: base.init_params(jax.random.key(0), dim))),
     )
-
-
-def _list_params(base, dim):
-    """Names of the base's own parameters."""
-    if base.init_params is None:
-        return ()
-    return tuple(jax.eval_shape(lambda: base.init_params(jax.random.key(0), dim)))
 
 
 def start(networks: Networks, parts: core.Parts, key: jax.Array, batch) -> Start:
@@ -121,9 +116,10 @@ def start(networks: Networks, parts: core.Parts, key: jax.Array, batch) -> Start
     """
     keys = jax.random.split(key, 6)
     k_state, k_augment, k_networks, k_distiller, k_base, k_strategy = keys
-    images = parts.augment(k_augment, batch["image"][:1])[0]
+    views = parts.augment(k_augment, batch["image"][:1])
+    core.check_views(views, 2, "config.method.name")
     nets = chain.Chain(networks.copied.nets | networks.predictor.nets)
-    params, stats = nets.init(k_networks, images)
+    params, stats = nets.init(k_networks, views[0])
     if networks.base.init_params is not None:
         params |= networks.base.init_params(k_networks, networks.dim)
     copied = copy_names(networks, params), copy_names(networks, stats)
@@ -146,17 +142,6 @@ def copy_names(networks: Networks, tree: dict) -> dict:
     """Pick the entries, one per network, that slow network and teacher copy."""
     names = (*networks.copied.nets, *networks.own)
     return {name: tree[name] for name in names if name in tree}
-
-
-def pick_params(networks: Networks, tree: dict, prefix: str = "") -> dict:
-    """Pick the base's own parameters, or those with a prefix, by their plain names."""
-    names = {name: prefix + name for name in networks.own}
-    return {name: tree[own] for name, own in names.items() if own in tree}
-
-
-def pair_views(rows: jax.Array) -> jax.Array:
-    """f32[2B,D], where rows 2i and 2i + 1 are of one example -> f32[B,2,D]."""
-    return rows.reshape(-1, 2, rows.shape[-1])
 
 
 def forward(
@@ -191,28 +176,30 @@ def forward(
       Outputs of the network that learns, and its statistics after the pass; name ->
       projections f32[B,2,D] of the others, and name -> their statistics after it.
     """
-    passing = [(params, stats, images), *((*own, images) for own in others.values())]
-    (rows, after), *rest = networks.copied.beside(*passing, groups=2, key=key)
-    fixed = {name: pair_views(own) for name, (own, _) in zip(others, rest, strict=True)}
-    moved = {name: own for name, (_, own) in zip(others, rest, strict=True)}
+    rows, after = networks.copied(params, stats, images, train=True, groups=2, key=key)
+    fixed, moved = {}, {}
+    for name, own in others.items():
+        passed, moved[name] = networks.copied(*own, images, train=True, groups=2)
+        fixed[name] = passed.reshape(-1, 2, networks.dim)
     o = p = r = near = None
     if networks.predictor.nets:
         o, new = networks.predictor(params, stats, rows, train=True, groups=2)
-        o, after = pair_views(o), after | new
+        o, after = o.reshape(-1, 2, networks.dim), after | new
     if networks.distiller.nets:
         # Rows that are not aligned do not enter the statistics of g.
         read = rows if distilled is None else rows[:distilled]
         queries = networks.base.distiller_input(read)
         p, new = networks.distiller(params, stats, queries, train=True, groups=2)
-        p, after = pair_views(p), after | new
+        p, after = p.reshape(-1, 2, networks.dim), after | new
     if local is not None:
         near, new = _pass_local(networks, params, after, local, key)
         after = after | new
     if replayed is not None:
         r, new = _pass_replayed(networks, params, after, replayed, stored_mask, key)
         after = after | new
-    own = pick_params(networks, params), pick_params(networks, params, "distil_")
-    outputs = Outputs(pair_views(rows), o, p, r, near, *own)
+    own = {name: params[name] for name in networks.own}
+    distil = {name: params[f"distil_{name}"] for name in own if networks.distiller.nets}
+    outputs = Outputs(rows.reshape(-1, 2, networks.dim), o, p, r, near, own, distil)
     return outputs, (after, fixed, moved)
 
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import jax
 
 from jaxcl import core
-from jaxcl.nets import heads
+from jaxcl.nets import mlp
 
 Form = Literal["code", "paper"]  # which to follow where they differ
 Statistics = Literal["running", "batch"]
@@ -46,8 +46,8 @@ class Features(NamedTuple):
     f: jax.Array | None = None  # f32[B,2,D], projections of the teacher
     local: jax.Array | None = None  # f32[B,L,D], projections of L local crops
     replayed: jax.Array | None = None  # f32[R,D], projections of stored examples
-    # The base's own parameters, see `Base.init_params`, by name: those that learn,
-    # those beside g, those of the slow network and those of the teacher.
+    # The base's own parameters, see `Base.init_params`, by name: those that learn and
+    # those beside g. Among all parameters of the slow network and of the teacher.
     params: dict = {}
     distil_params: dict = {}
     slow_params: dict = {}
@@ -57,7 +57,6 @@ class Features(NamedTuple):
     stored: jax.Array | None = None  # f32[R,D], projections of `replayed` when stored
     stored_mask: jax.Array | None = None  # bool[R], rows that exist
     frozen_queue: jax.Array | None = None  # f32[2,K,D], unit rows of the teacher
-    on_each: Callable = lambda function, rows, whole: function(*rows, *whole)
 
 
 class PnrTerms(NamedTuple):
@@ -83,15 +82,18 @@ class Base(NamedTuple):
     # Features -> f32[], the term that CaSSLe adds, without its weight. None: there is
     # no such form, and "cassle" is refused.
     distil: Callable | None = None
-    # (Features, PnrTerms) -> f32[], the whole loss under PNR. None: "pnr" is refused.
+    # (Features, PnrTerms) -> f32[], the whole loss under PNR, of a base with negatives
     pnr: Callable | None = None
+    # One without negatives: the distance that PNR subtracts, a name of
+    # `distill.pseudo_negative`. None: "pnr" is refused.
+    distance: str | None = None
     # Learning rate of a linear probe on another data set: PNR, Table 17; VICReg's as in
     # the scripts. The table's last column has 3.0 for every base with PNR, its scripts
     # those of the base alone. None: a config must set it.
     linear_lr: float | None = None
 
     # Networks
-    projector: heads.Shape = heads.CONTRASTIVE  # its defaults
+    projector: mlp.Shape = mlp.CONTRASTIVE  # its defaults
     predictor_hidden_dim: int | None = None  # of its own predictor; None: it has none
     momentum: Momentum | None = None  # of its slow network; None: it has none
     distiller_input: Callable = lambda z: z  # projections -> input of g
@@ -105,9 +107,7 @@ class Base(NamedTuple):
 
     # Defaults of strategies
     weight: float = 1.0  # of the distillation under CaSSLe and PNR
-    negative_weight: float | None = None  # PNR's lambda; None: it has negatives
-    # PnrTerms -> whether PNR's loss, which subtracts a distance, has no lower bound
-    unbounded: Callable | None = None
+    negative_weight: float = 1.0  # PNR's lambda, where it subtracts a distance
 
     # Parameters and state
     # (key, D) -> name -> f32[...], parameters beside its networks. Slow network and

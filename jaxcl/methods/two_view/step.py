@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from absl import logging
 
 from jaxcl import core, optim, schema
@@ -209,9 +210,10 @@ def _init(setup, key, batch):
 def _begin_task(setup, state, task):
     """A fresh optimiser; the network so far becomes the teacher."""
     state = state.replace(opt_state=setup.parts.tx.init(state.params))
-    if not setup.strategy.teacher or (task.index == 0 and not setup.parts.begun):
+    untaught = not setup.parts.starts_pretrained
+    if not setup.strategy.teacher or (task.index == 0 and untaught):
         return state
-    if setup.networks.distiller.nets and task.index == 1 and not setup.parts.begun:
+    if setup.networks.distiller.nets and task.index == 1 and untaught:
         # g is first used in the second task, which starts it anew.
         key = jax.random.fold_in(core.step_key(state), _STREAM)
         start = functools.partial(networks.start_distiller, setup.networks)
@@ -234,31 +236,30 @@ def _end_task(setup, state, task):
 def _step(setup, state, batch):
     """Take one step of the optimiser."""
     base, strategy, parts = setup.base, setup.strategy, setup.parts
-    keys, moment = _split_key(state), _read_moment(state)
+    extra, key = state.extra, core.step_key(state)
+    keys = records.StepKeys(*jax.random.split(key, 5))
+    moment = records.Moment(key, state.task, core.progress(state))
 
     # Views, and what the strategy makes of them
     views = parts.augment(keys.augment, batch["image"])
-    core.check_views(views, 2, "two_view")
-    reading = strategy.read(state.extra.strategy, keys, views, parts)
-    images = reading.views.reshape((-1, *views.shape[2:]))  # 2i, 2i+1: one example
+    reading = strategy.read(extra.strategy, keys, views, parts)
+    inputs = _gather_inputs(setup, state, key, batch, reading)
 
     # Targets without gradient; the slow network passes beside the one that learns
-    first = (state.task == 0) & (not parts.begun)  # there is no teacher yet
-    features = _gather_features(setup, state, moment, batch, reading)
-    if strategy.teacher:
-        features = features._replace(f=_teach(setup, state, images, first))
-    forward = _make_forward(setup, state, batch, images, reading)
+    first = (state.task == 0) & (not parts.starts_pretrained)  # there is no teacher yet
+    features = _gather_targets(setup, state, moment, batch, reading, inputs, first)
+    forward = functools.partial(networks.forward, setup.networks, **inputs)
+
+    # Loss and gradients
     outputs, backward, (stats, fixed, moved) = jax.vjp(
         forward, state.params, has_aux=True
     )
     features = features._replace(**fixed)
-
-    # Loss and gradients
     loss, slopes = _differentiate(setup, outputs, features, first)
     if base.mask_gradients is not None:
         slopes = slopes._replace(params=base.mask_gradients(moment, slopes.params))
     (grads,) = backward(slopes)
-    lr, own = core.rate(parts, state), state.extra.strategy
+    lr, own = parts.lr(moment.progress, state.task), extra.strategy
     if strategy.change_gradients is not None:
         grads, own = strategy.change_gradients(own, records.Update(state, grads, lr))
 
@@ -266,111 +267,91 @@ def _step(setup, state, batch):
     after = core.apply_gradients(state, grads, parts.tx, lr)
     features = features._replace(z=outputs.z)
     done = records.Done(features, batch["image"], reading, keys, ~first)
-    extra = _update_extra(setup, state, after.params, moment, done, own, moved)
-    metrics = {"loss": loss, "lr": lr, "grad_norm": core.norm(grads)}
+    extra = _update_extra(setup, extra, after.params, moment, done, own, moved)
+    metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     return after.replace(stats=stats, extra=extra), metrics
 
 
-def _split_key(state) -> records.StepKeys:
-    """Random keys of a step, by use."""
-    return records.StepKeys(*jax.random.split(core.step_key(state), 5))
+def _gather_inputs(setup, state, key, batch, reading) -> dict:
+    """Gather the arguments of `networks.forward` but the parameters."""
+    parts, extra, local = setup.parts, state.extra, None
+    others = {}
+    if setup.base.momentum:
+        others["k"] = extra.momentum, extra.momentum_stats
+    if parts.local is not None:
+        local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
+    drops = getattr(parts.encoder, "drop_path", 0)
+    return {
+        "stats": state.stats,
+        # Rows 2i and 2i + 1 are of one example.
+        "images": reading.views.reshape((-1, *reading.views.shape[2:])),
+        "others": others,
+        "key": jax.random.fold_in(key, _BRANCHES) if drops else None,
+        "local": local,
+        "replayed": reading.replayed,
+        "stored_mask": reading.features.get("stored_mask"),
+    }
 
 
-def _read_moment(state) -> records.Moment:
-    """When the step is taken."""
-    return records.Moment(core.step_key(state), state.task, core.progress(state))
+def _gather_targets(setup, state, moment, batch, reading, inputs, first):
+    """Gather what the losses read that is known before the pass.
 
-
-def _gather_features(setup, state, moment, batch, reading) -> records.Features:
-    """What the losses read that is known before the pass."""
+    In the first task there is no teacher, but for an encoder that was trained before:
+    it teaches as it came, with the projector that the run begins with.
+    """
     base, nets, extra = setup.base, setup.networks, state.extra
-    prepared = None if base.prepare is None else base.prepare(moment, nets.dim)
+    frozen = None
+    if setup.strategy.teacher:
+        teach = functools.partial(
+            nets.copied,
+            extra.teacher,
+            extra.teacher_stats,
+            inputs["images"],
+            train=setup.strategy.teacher == "batch",
+            groups=2,
+        )
+        absent = jnp.zeros((len(inputs["images"]), nets.dim))  # costs nothing
+        rows = jax.lax.cond(first, lambda: absent, lambda: teach()[0])
+        frozen = rows.reshape(-1, 2, nets.dim)
     return records.Features(
         None,
         batch["label"],
-        slow_params=networks.pick_params(nets, extra.momentum),
-        frozen_params=networks.pick_params(nets, extra.teacher),
+        f=frozen,
+        slow_params=extra.momentum,
+        frozen_params=extra.teacher,
         state=extra.base,
-        prepared=prepared,
-        on_each=setup.parts.on_each,
+        prepared=None if base.prepare is None else base.prepare(moment, nets.dim),
         **reading.features,
     )
 
 
-def _teach(setup, state, images, first):
-    """The teacher's projections f32[B,2,D]; zeros while there is none, at no cost.
-
-    In the first task there is none, but for an encoder that was trained before: it
-    teaches as it came, with the projector that the run begins with.
-    """
-
-    def project():
-        extra, train = state.extra, setup.strategy.teacher == "batch"
-        copied = setup.networks.copied
-        return copied(
-            extra.teacher, extra.teacher_stats, images, train=train, groups=2
-        )[0]
-
-    absent = jnp.zeros((len(images), setup.networks.dim))
-    rows = jax.lax.cond(first, lambda: absent, project)
-    return networks.pair_views(rows)
-
-
-def _make_forward(setup, state, batch, images, reading):
-    """Make the pass, parameters -> what `networks.forward` returns."""
-    parts, key, local, others = setup.parts, core.step_key(state), None, {}
-    if parts.local is not None:
-        local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
-    drops = getattr(parts.encoder, "drop_path", 0)
-    if setup.base.momentum:
-        others["k"] = state.extra.momentum, state.extra.momentum_stats
-
-    def forward(params):
-        return networks.forward(
-            setup.networks,
-            params,
-            state.stats,
-            images,
-            others=others,
-            key=jax.random.fold_in(key, _BRANCHES) if drops else None,
-            local=local,
-            replayed=reading.replayed,
-            stored_mask=reading.features.get("stored_mask"),
-        )
-
-    return forward
-
-
 def _differentiate(setup, outputs, features, first):
-    """The loss and its gradient with respect to `outputs`."""
-
-    def gradient_of(loss):
-        def of(outputs):
-            return loss(features._replace(**outputs._asdict()))
-
-        return jax.value_and_grad(of)
-
-    later = gradient_of(functools.partial(setup.strategy.loss, setup.base))
-    if not setup.strategy.teacher:
+    """Compute the loss, and its gradient with respect to `outputs`."""
+    base, strategy = setup.base, setup.strategy
+    gradient = jax.value_and_grad(
+        lambda loss, outputs: loss(features._replace(**outputs._asdict())), argnums=1
+    )
+    later = functools.partial(gradient, functools.partial(strategy.loss, base))
+    if not strategy.teacher:
         return later(outputs)
     # The gradient is taken inside the cond, or the residuals of both branches, as
     # large as the logits, would leave it. The networks stay outside: on CPU the
     # gradient of a convolution is slow inside a cond.
-    return jax.lax.cond(first, gradient_of(setup.base.loss), later, outputs)
+    return jax.lax.cond(first, functools.partial(gradient, base.loss), later, outputs)
 
 
-def _update_extra(setup, state, params, moment, done, own, moved) -> Extra:
-    """Slow network, and the states of base and strategy, after a step.
+def _update_extra(setup, extra, params, moment, done, own, moved) -> Extra:
+    """Move slow network, and the states of base and strategy, after a step.
 
     Args:
       params: after the step.
       own: the strategy's state, as `change_gradients` left it.
       moved: running statistics after the pass, of networks that do not learn.
     """
-    base, strategy, extra = setup.base, setup.strategy, state.extra
+    base, strategy = setup.base, setup.strategy
     if base.momentum:
         decay = optim.momentum_schedule(moment.progress, **base.momentum._asdict())
-        copied = networks.copy_names(setup.networks, params)
+        copied = {name: params[name] for name in extra.momentum}
         slow = optim.ema(extra.momentum, copied, decay)
         extra = extra._replace(momentum=slow, momentum_stats=moved["k"])
     if base.update is not None:

@@ -1,9 +1,9 @@
 """Barlow Twins: features of the two views agree, and are not redundant."""
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.losses import distill, noncontrastive
-from jaxcl.methods.two_view import forms, records
-from jaxcl.nets import heads
+from jaxcl.methods.two_view import records
+from jaxcl.nets import mlp
 
 
 def make(
@@ -22,21 +22,19 @@ def make(
 
     def loss(x):
         return noncontrastive.barlow_twins(
-            *forms.split_views(x.z), scale=scale, off_diagonal=off_diagonal
+            *core.split_views(x.z), scale=scale, off_diagonal=off_diagonal
         )
 
     def distil(x):
         return distill.cassle_barlow(
-            *forms.split_distilled(x), scale=scale, off_diagonal=off_diagonal
+            *core.split_views(x.p, x.f), scale=scale, off_diagonal=off_diagonal
         )
 
     distance = {"code": "cosine", "paper": "squared"}[form]
     return records.Base(
         loss,
         distil,
-        forms.subtract_distance(loss, distil, distance),
+        distance=distance,
         linear_lr=0.1,
-        projector=heads.DECORRELATED,
-        negative_weight=1.0,
-        unbounded=lambda terms: form == "paper" and terms.negative_weight > 0,
+        projector=mlp.DECORRELATED,
     )

@@ -1,9 +1,9 @@
 """BYOL: a predictor of one view finds the slow network's projection of the other."""
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.losses import noncontrastive
 from jaxcl.methods.two_view import forms, records
-from jaxcl.nets import heads
+from jaxcl.nets import mlp
 
 
 @schema.debug(predictor_hidden_dim=16)
@@ -25,7 +25,7 @@ def make(
     distil = forms.distil_squared if form == "paper" else forms.distil_cosine
 
     def loss(x):
-        (o1, o2), (k1, k2) = forms.split_views(x.o), forms.split_views(x.k)
+        o1, o2, k1, k2 = core.split_views(x.o, x.k)
         total = noncontrastive.byol(o1, k2) + noncontrastive.byol(o2, k1)
         return total / 2 if form == "paper" else total
 
@@ -33,12 +33,10 @@ def make(
     return records.Base(
         loss,
         distil,
-        forms.subtract_distance(loss, distil, distance),
+        distance=distance,
         linear_lr=3.0,
-        projector=heads.PREDICTED,
+        projector=mlp.PREDICTED,
         predictor_hidden_dim=predictor_hidden_dim,
         momentum=records.Momentum(momentum_start, momentum_end),
         one_row=True,
-        negative_weight=1.0,
-        unbounded=lambda terms: form == "paper" and forms.outweighs(terms),
     )

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 from jaxcl import core, optim, schema
 from jaxcl.losses import noncontrastive
 from jaxcl.methods.two_view import forms, records
-from jaxcl.methods.two_view import prototypes as prototypes_lib
-from jaxcl.nets import heads
+from jaxcl.nets import mlp
 
 _CENTRE_MOMENTUM = 0.9  # of the mean of logits, as in the paper
 
@@ -80,7 +79,7 @@ def make(
             return noncontrastive.centred(slow, x.state, temperature=x.prepared)
         views = (
             noncontrastive.sinkhorn(view, temperature=x.prepared)
-            for view in forms.split_views(slow)
+            for view in core.split_views(slow)
         )
         return jnp.stack(list(views), axis=1)
 
@@ -91,7 +90,7 @@ def make(
         return noncontrastive.dino(logits, wanted, temperature=temperature)
 
     def distil(x):
-        return prototypes_lib.distil(x, distill_temperature)
+        return forms.distil_prototypes(x, distill_temperature)
 
     def update(state, x, *, active=True, aligned=True):
         return move_centre(state, x, centre_momentum) if centred else state
@@ -99,23 +98,21 @@ def make(
     return records.Base(
         loss,
         distil,
-        forms.subtract_distance(loss, distil, "cosine"),
+        distance="cosine",
         linear_lr=3.0,
-        projector=heads.BOTTLENECK,
+        projector=mlp.BOTTLENECK,
         momentum=records.Momentum(momentum_start, momentum_end),
         local=True,
         one_row=True,
         unread=()
         if centred or centre_momentum == _CENTRE_MOMENTUM
         else ("centre_momentum",),
-        negative_weight=1.0,
-        unbounded=forms.never_unbounded,
-        init_params=lambda key, dim: prototypes_lib.init(key, prototypes, dim),
+        init_params=lambda key, dim: forms.init_prototypes(key, prototypes, dim),
         init_state=(lambda key, dim: jnp.zeros(prototypes)) if centred else None,
         prepare=lambda moment, dim: warm_temperature(
             moment, target_start, target_temperature, target_warmup
         ),
-        mask_gradients=lambda moment, grads: prototypes_lib.hold(
+        mask_gradients=lambda moment, grads: forms.hold_prototypes(
             moment, grads, prototypes_held
         ),
         update=update,

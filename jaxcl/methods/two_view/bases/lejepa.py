@@ -9,7 +9,7 @@ import jax
 from jaxcl import core, schema
 from jaxcl.losses import noncontrastive
 from jaxcl.methods.two_view import forms, records
-from jaxcl.nets import heads
+from jaxcl.nets import mlp
 
 _SLICES = 0x51CE  # keeps the slices apart from other uses of a step's key
 
@@ -47,11 +47,10 @@ def make(
     return records.Base(
         loss,
         distil,
-        forms.subtract_distance(loss, distil, distance),
+        distance=distance,
         linear_lr=0.3,
-        projector=heads.NORMAL,
+        projector=mlp.NORMAL,
         local=True,
         negative_weight=0.92,  # VICReg's 23 of 25
-        unbounded=forms.outweighs,
         prepare=lambda moment, dim: draw_slices(moment.key, slices, dim),
     )

@@ -2,7 +2,9 @@
 
 from jaxcl import core, schema
 from jaxcl.losses import contrastive, distill
-from jaxcl.methods.two_view import forms, records, view_queue
+from jaxcl.losses import streaming as streaming_lib
+from jaxcl.memory import queue
+from jaxcl.methods.two_view import forms, records
 
 
 @schema.debug(queue_size=64)
@@ -26,9 +28,10 @@ def make(
       form: "code" or "paper", of CaSSLe's term and of PNR.
       streaming: make no matrix of logits, which takes less memory (`losses.streaming`).
     """
+    logsumexp = streaming_lib.logsumexp if streaming else None
 
     def loss(x):
-        (q1, q2), (k1, k2) = forms.split_views(x.z), forms.split_views(x.k)
+        q1, q2, k1, k2 = core.split_views(x.z, x.k)
         bank1, bank2 = x.state.rows
         # The query of one view meets key and negatives of the other.
         terms = (
@@ -36,7 +39,7 @@ def make(
                 *rows,
                 temperature=temperature,
                 unit_negatives=True,
-                logsumexp=forms.choose_logsumexp(x, streaming),
+                logsumexp=logsumexp,
             )
             for rows in ((q1, k2, bank2), (q2, k1, bank1))
         )
@@ -44,9 +47,7 @@ def make(
 
     def pnr(x, terms):
         return distill.pnr_moco(
-            *forms.split_views(x.z),
-            *forms.split_views(x.k),
-            *forms.split_distilled(x),
+            *core.split_views(x.z, x.k, x.p, x.f),
             x.state.rows,
             x.frozen_queue,
             temperature=temperature,
@@ -55,22 +56,19 @@ def make(
             pn1=terms.pn1,
             pn2=terms.pn2,
             unit_queues=True,
-            logsumexp=forms.choose_logsumexp(x, streaming),
+            logsumexp=logsumexp,
         )
-
-    def update(state, x, *, active=True, aligned=True):
-        return view_queue.push(state, x.k, active=active, aligned=aligned)
 
     return records.Base(
         loss,
-        forms.distil_contrast(distill_temperature, form, streaming),
+        forms.distil_contrast(distill_temperature, form, logsumexp),
         pnr,
         linear_lr=3.0,
         momentum=records.Momentum(momentum_start, momentum_end),
         # The released code hands g the already normalised query.
         distiller_input=core.l2_normalize,
         one_row=True,
-        init_state=lambda key, dim: view_queue.start(key, queue_size, dim),
-        update=update,
+        init_state=lambda key, dim: queue.start(key, queue_size, dim),
+        update=lambda state, x, **how: queue.push(state, x.k, **how),
         queue_size=queue_size,
     )

@@ -8,10 +8,11 @@ Departures:
 - The rate of probes is ours, that of SimCLR.
 """
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.losses import contrastive
-from jaxcl.methods.two_view import forms, records, view_queue
-from jaxcl.nets import heads
+from jaxcl.memory import queue
+from jaxcl.methods.two_view import forms, records
+from jaxcl.nets import mlp
 
 
 @schema.debug(predictor_hidden_dim=16, queue_size=64)
@@ -36,24 +37,18 @@ def make(
 
     def loss(x):
         return contrastive.nnclr(
-            *forms.split_views(x.z),
-            *forms.split_views(x.o),
+            *core.split_views(x.z, x.o),
             x.state.rows[0],
             temperature=temperature,
         )
 
-    def update(state, x, *, active=True, aligned=True):
-        return view_queue.push(state, x.z[:, :1], active=active, aligned=aligned)
-
     return records.Base(
         loss,
         distil,
-        forms.subtract_distance(loss, distil, "cosine"),
+        distance="cosine",
         linear_lr=1.0,
-        projector=heads.NEIGHBOURED,
+        projector=mlp.NEIGHBOURED,
         predictor_hidden_dim=predictor_hidden_dim,
-        negative_weight=1.0,
-        unbounded=forms.never_unbounded,
-        init_state=lambda key, dim: view_queue.start(key, queue_size, dim, views=1),
-        update=update,
+        init_state=lambda key, dim: queue.start(key, queue_size, dim, views=1),
+        update=lambda state, x, **how: queue.push(state, x.z[:, :1], **how),
     )

@@ -1,7 +1,8 @@
 """SimCLR: the two views of an example attract, all other rows of the batch repel."""
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.losses import contrastive, distill
+from jaxcl.losses import streaming as streaming_lib
 from jaxcl.methods.two_view import forms, records
 
 
@@ -20,27 +21,27 @@ def make(
       form: "code" or "paper", of CaSSLe's term.
       streaming: make no matrix of logits, which takes less memory (`losses.streaming`).
     """
+    logsumexp = streaming_lib.logsumexp if streaming else None
 
     def loss(x):
         return contrastive.nt_xent(
-            *forms.split_views(x.z),
+            *core.split_views(x.z),
             temperature=temperature,
-            logsumexp=forms.choose_logsumexp(x, streaming),
+            logsumexp=logsumexp,
         )
 
     def pnr(x, terms):
         return distill.pnr_simclr(
-            *forms.split_views(x.z),
-            *forms.split_distilled(x),
+            *core.split_views(x.z, x.p, x.f),
             temperature=distill_temperature,
             pn1=terms.pn1,
             pn2=terms.pn2,
-            logsumexp=forms.choose_logsumexp(x, streaming),
+            logsumexp=logsumexp,
         )
 
     return records.Base(
         loss,
-        forms.distil_contrast(distill_temperature, form, streaming),
+        forms.distil_contrast(distill_temperature, form, logsumexp),
         pnr,
         linear_lr=1.0,
     )

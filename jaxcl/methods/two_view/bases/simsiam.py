@@ -4,10 +4,10 @@ Its forms under CaSSLe and PNR are ours, see docs/methods.md; the rate of probes
 of BYOL. The paper keeps the predictor's learning rate constant; here it is that of all.
 """
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.losses import noncontrastive
 from jaxcl.methods.two_view import forms, records
-from jaxcl.nets import heads
+from jaxcl.nets import mlp
 
 
 @schema.debug(predictor_hidden_dim=16)
@@ -19,16 +19,14 @@ def make(*, predictor_hidden_dim: schema.Width = 512) -> records.Base:
     """
 
     def loss(x):
-        return noncontrastive.simsiam(*forms.split_views(x.o), *forms.split_views(x.z))
+        return noncontrastive.simsiam(*core.split_views(x.o, x.z))
 
     return records.Base(
         loss,
         forms.distil_cosine,
-        forms.subtract_distance(loss, forms.distil_cosine, "cosine"),
+        distance="cosine",
         linear_lr=3.0,
-        projector=heads.SIAMESE,
+        projector=mlp.SIAMESE,
         predictor_hidden_dim=predictor_hidden_dim,
         one_row=True,
-        negative_weight=1.0,
-        unbounded=forms.never_unbounded,
     )

@@ -1,6 +1,8 @@
 """SupCon: rows of one class attract, all other rows of the batch repel."""
 
-from jaxcl import schema
+from typing import Literal
+
+from jaxcl import core, schema
 from jaxcl.losses import contrastive, distill
 from jaxcl.methods.two_view import forms, records
 
@@ -9,6 +11,7 @@ def make(
     *,
     temperature: schema.Temperature = 0.1,
     distill_temperature: schema.Temperature = 0.2,
+    pseudo_negatives: Literal["all", "other_classes"] = "all",
     form: records.Form = "code",
 ) -> records.Base:
     """SupCon (Khosla et al., NeurIPS 2020): rows of one class attract.
@@ -16,6 +19,8 @@ def make(
     Args:
       temperature: of the loss.
       distill_temperature: of CaSSLe's term, and of PNR's second one.
+      pseudo_negatives: under PNR, rows of "all" classes, or of "other_classes" than the
+        anchor's; with two classes a task half of all rows are of its class.
       form: "code" or "paper", of CaSSLe's term.
     """
 
@@ -26,13 +31,13 @@ def make(
 
     def pnr(x, terms):
         return distill.pnr_supcon(
-            *forms.split_views(x.z),
-            *forms.split_distilled(x),
+            *core.split_views(x.z, x.p, x.f),
             x.label,
             temperature=temperature,
             distill_temperature=distill_temperature,
             pn1=terms.pn1,
             pn2=terms.pn2,
+            other_classes=pseudo_negatives == "other_classes",
         )
 
     return records.Base(

@@ -12,11 +12,10 @@ Departures:
 
 import jax.numpy as jnp
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.losses import noncontrastive
 from jaxcl.methods.two_view import forms, records
-from jaxcl.methods.two_view import prototypes as prototypes_lib
-from jaxcl.nets import heads
+from jaxcl.nets import mlp
 
 
 @schema.debug(prototypes=16)
@@ -48,26 +47,24 @@ def make(
             noncontrastive.sinkhorn(
                 view, temperature=target_temperature, iterations=iterations
             )
-            for view in forms.split_views(logits)
+            for view in core.split_views(logits)
         ]
         # Eq. 2 is DINO's cross-entropy between different views, with these targets.
         swapped = jnp.stack(targets, axis=1)
         return noncontrastive.dino(logits, swapped, temperature=temperature)
 
     def distil(x):
-        return prototypes_lib.distil(x, distill_temperature)
+        return forms.distil_prototypes(x, distill_temperature)
 
     return records.Base(
         loss,
         distil,
-        forms.subtract_distance(loss, distil, "cosine"),
+        distance="cosine",
         linear_lr=0.3,
-        projector=heads.ASSIGNED,
+        projector=mlp.ASSIGNED,
         local=True,
-        negative_weight=1.0,
-        unbounded=forms.never_unbounded,
-        init_params=lambda key, dim: prototypes_lib.init(key, prototypes, dim),
-        mask_gradients=lambda moment, grads: prototypes_lib.hold(
+        init_params=lambda key, dim: forms.init_prototypes(key, prototypes, dim),
+        mask_gradients=lambda moment, grads: forms.hold_prototypes(
             moment, grads, prototypes_held
         ),
     )

@@ -1,9 +1,9 @@
 """VICReg: views agree, features vary, and do so independently."""
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.losses import noncontrastive
 from jaxcl.methods.two_view import forms, records
-from jaxcl.nets import heads
+from jaxcl.nets import mlp
 
 
 def make(
@@ -25,7 +25,7 @@ def make(
 
     def loss(x):
         return noncontrastive.vicreg(
-            *forms.split_views(x.z),
+            *core.split_views(x.z),
             invariance=invariance * (x.z.shape[-1] if paper else 1),
             variance=variance,
             covariance=covariance,
@@ -35,10 +35,9 @@ def make(
     return records.Base(
         loss,
         distil,
-        forms.subtract_distance(loss, distil, distance),
+        distance=distance,
         linear_lr=0.3,
-        projector=heads.DECORRELATED,
+        projector=mlp.DECORRELATED,
         weight=25.0,
         negative_weight=23.0,
-        unbounded=forms.outweighs,
     )

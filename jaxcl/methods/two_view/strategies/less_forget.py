@@ -1,8 +1,8 @@
 """Less-Forget: projections keep the direction that the last network gave them."""
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.losses import distill
-from jaxcl.methods.two_view import forms, records
+from jaxcl.methods.two_view import records
 
 
 def make(
@@ -22,7 +22,7 @@ def make(
     """
 
     def loss(base, x):
-        moved = distill.less_forget(*forms.split_views(x.z), *forms.split_views(x.f))
+        moved = distill.less_forget(*core.split_views(x.z, x.f))
         return base.loss(x) + weight * moved
 
     return records.Strategy(loss, teacher=frozen_bn)

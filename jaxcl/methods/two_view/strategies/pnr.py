@@ -5,10 +5,21 @@ Learning", ICML 2024. Non-contrastive bases have no negatives; there it subtract
 distance to the OTHER view's frozen feature (Eq. 5).
 """
 
+import jax
 from absl import logging
 
-from jaxcl import schema
-from jaxcl.methods.two_view import records, view_queue
+from jaxcl import core, schema
+from jaxcl.losses import distill
+from jaxcl.memory import queue
+from jaxcl.methods.two_view import records
+
+# Distances that have no lower bound where lambda is so large: (lambda, weight of the
+# distillation) -> whether it is. The others are cosines, bounded whatever their weight.
+_UNBOUNDED = {
+    "mse": lambda negative_weight, weight: negative_weight >= weight,
+    "squared_mean": lambda negative_weight, weight: negative_weight >= weight,
+    "squared": lambda negative_weight, weight: negative_weight > 0,
+}
 
 
 def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
@@ -17,38 +28,56 @@ def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
     Either such a loss has no lower bound, or the distance that it subtracts weighs more
     than the distillation: it is far below 0 where the network has left the frozen one.
     """
-    if base.pnr is None:
+    weight, negative_weight = terms.weight, terms.negative_weight
+    if base.pnr is None and base.distance is None:
         raise ValueError(
             f"config.method.strategy='pnr': base {name!r} has no form under PNR "
             "(records.Base.pnr); choose another strategy"
         )
-    if base.unbounded is None:
-        if terms.weight != base.weight:
+    if base.pnr is not None:
+        if weight != base.weight:
             logging.warning(
                 "config.method.weight=%s changes nothing: base %s has negatives, and "
                 "PNR adds its own to them",
-                terms.weight,
+                weight,
                 name,
             )
         return
-    if not terms.pn2:
-        return
-    if base.unbounded(terms):
+    danger = ""
+    if _UNBOUNDED.get(base.distance, lambda *_: False)(negative_weight, weight):
         danger = "has no bound below: it may diverge"
-    elif terms.negative_weight > terms.weight:
+    elif negative_weight > weight:
         danger = (
             "is ruled by the distance to the frozen features: it pays to leave them, "
             "and a negative loss says so"
         )
-    else:
-        return
-    logging.warning(
-        "PNR with %s, config.method.negative_weight=%s and config.method.weight=%s %s",
-        name,
-        terms.negative_weight,
-        terms.weight,
-        danger,
-    )
+    if danger and terms.pn2:
+        logging.warning(
+            "PNR with %s, config.method.negative_weight=%s and config.method.weight=%s "
+            "%s",
+            name,
+            negative_weight,
+            weight,
+            danger,
+        )
+
+
+def compute_loss(
+    base: records.Base, x: records.Features, terms: records.PnrTerms
+) -> jax.Array:
+    """Compute PNR's loss, f32[].
+
+    Without negatives it is CaSSLe's loss minus lambda times the distance to the OTHER
+    view's frozen feature (Eq. 4 + 5).
+    """
+    if base.pnr is not None:
+        return base.pnr(x, terms)
+    total = base.loss(x) + terms.weight * base.distil(x)
+    if not terms.pn2:
+        return total
+    views = core.split_views(x.p, x.f)
+    apart = distill.pseudo_negative(*views, distance=base.distance)
+    return total - terms.negative_weight * apart
 
 
 @schema.debug(distill_hidden_dim=16)
@@ -75,7 +104,7 @@ def make(
     def init_state(example):
         if example.base.queue_size is None:
             return None
-        return view_queue.start(example.key, example.base.queue_size, example.dim)
+        return queue.start(example.key, example.base.queue_size, example.dim)
 
     def read(state, keys, views, parts):
         queued = {} if state is None else {"frozen_queue": state.rows}
@@ -85,10 +114,10 @@ def make(
         if state is None:
             return None
         # Before there is a teacher, its features are zeros.
-        return view_queue.push(state, done.features.f, active=done.taught)
+        return queue.push(state, done.features.f, active=done.taught)
 
     return records.Strategy(
-        lambda base, x: base.pnr(x, terms),
+        lambda base, x: compute_loss(base, x, terms),
         check=lambda name, base: check_form(name, base, terms),
         teacher=frozen_bn,
         distiller_hidden_dim=distill_hidden_dim,

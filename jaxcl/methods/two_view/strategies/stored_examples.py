@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.memory import buffer, policies
 from jaxcl.methods.two_view import records
 
@@ -30,7 +30,7 @@ def draw_examples(
     """
     count = min(count, memory.capacity)
     # Every device holds the whole memory; each takes its share of the drawn rows.
-    items, mask, _ = parts.split(buffer.sample(memory, keys.draw, count))
+    items, mask, _ = sharding.spread(buffer.sample(memory, keys.draw, count))
     return parts.augment(keys.augment_drawn, items["image"]), mask, items
 
 
@@ -41,7 +41,7 @@ def write_examples(memory: buffer.Buffer, done: records.Done) -> buffer.Buffer:
     items = {name: offered[name] for name in stored}
     exist = jnp.ones(len(done.images), bool)
     slots = policies.reservoir(memory, done.keys.write, exist)
-    return buffer.write(memory, slots, items, after=done.reading.items)
+    return buffer.write(memory, buffer.order_after(slots, done.reading.items), items)
 
 
 def mix_examples(

@@ -1,0 +1,181 @@
+"""DUEL's policy by itself: what it keeps of an uneven stream on an even network.
+
+  python benchmarks/trials/duel_policy.py --data=mnist.npz --out=runs/trials/duel
+
+MoCo is trained on the even stream for 600 steps, so that it has classes to tell apart.
+Then its networks stand still, and a memory of 1024 is offered 5,120 rows of a stream in
+which class 0, 1 or 2 has probability 0.5, 0.75 or 0.9. First in, first out keeps the
+stream's entropy; the policy's memory is more even if it does what the paper says.
+The even runs are those that `duel_warm_start.py` goes on from.
+"""
+
+import functools
+import pathlib
+import sys
+
+import runs
+
+from jaxcl import core
+from jaxcl.config import build
+from jaxcl.data import imbalance
+from jaxcl.evals import filtering
+from jaxcl.run import finish
+from jaxcl.run import results as results_lib
+from jaxcl.run import rows as rows_lib
+
+CONFIG = "duel_cifar10_small"
+RHO = (0.5, 0.75, 0.9)
+DOMINANT = (0, 1, 2)
+SIZE, BATCH = 1024, 128
+GRAY = {
+    "augment.mean": (0.13,),
+    "augment.std": (0.31,),
+    "augment.jitter": (0.3, 0.3, 0.0, 0.0),
+    "augment.grayscale": 0.0,
+    "augment.flip": 0.0,
+    "augment.scale": (0.4, 1.0),
+}
+
+
+def config_of(options, row: str, seed: int, rho=(0.1, 0.75), **changes):
+    """Read the config of a row: an even task, then one that class `seed` dominates."""
+    gray = GRAY if options.gray else {}
+    steps = min(options.steps, 100)
+    size = {"epochs": options.steps // steps, "scenario.imbalance.epoch_steps": steps}
+    return runs.read_config(
+        f"{CONFIG}:{row},warm",
+        gray
+        | size
+        | {
+            "data": {"name": "npz", "path": options.data},
+            "scenario.imbalance.rho_max": rho,
+            "scenario.imbalance.dominant": seed % 10,
+            "evaluate_untrained": False,
+            "eval_every": 0,
+            "save_every": 200,
+            "evaluators": {
+                "knn": {"k": 20},
+                "linear": {"preset": "duel", "epochs": 20},
+                "spread": {"features": "projection"},
+                "memory": {},
+            },
+        }
+        | changes,
+        seed,
+    )
+
+
+def scalars(folder) -> dict:
+    """Read what the last evaluation of a run measured; accuracies in percent."""
+    results = results_lib.read_results(folder)
+    task = results_lib.finished(results) - 1
+    rows = rows_lib.read(folder)
+    last = [row["eval"] for row in rows if "eval" in row][-1]
+    found = {
+        "knn": 100 * results_lib.matrix(results, "knn/class_incremental")[task, 0],
+        "linear": 100 * last["linear/accuracy"],
+        "entropy": last["memory/entropy"],
+        "stream": last["memory/stream_entropy"],
+        "intra": last["spread/intra_class_variance"],
+        "inter": last["spread/inter_class_similarity"],
+    }
+    found |= {k: v for k, v in last.items() if k.startswith("policy")}
+    return found
+
+
+def even_folder(options, seed: int) -> pathlib.Path:
+    """Name the run directory of a seed's even task."""
+    return pathlib.Path(options.out) / "even" / f"seed_{seed}"
+
+
+def filterings(made) -> dict:
+    """Make an evaluator for each dominant class and share, of the first task's rows."""
+    stream = made.data.stream
+    names = stream.dataset.class_names
+    found = {}
+    for rho in RHO:
+        for dominant in DOMINANT:
+            tasks = imbalance.dominated(
+                [stream.tasks[0]], names, rho_max=rho, dominant=dominant, epoch_steps=40
+            )
+            parts = core.EvalParts(
+                embed=made.method.embed,
+                project=made.method.project,
+                stream=stream._replace(tasks=tuple(tasks)),
+                num_classes=len(names),
+                size=made.config["augment"]["size"],
+                mean=tuple(made.config["augment"]["mean"]),
+                std=tuple(made.config["augment"]["std"]),
+                resize=made.config["augment"]["resize"],
+                seed=made.data.seed,
+                mesh=made.mesh,
+                workers=0,
+            )
+            found[f"policy_{rho}_{dominant}"] = filtering.make(
+                parts, size=SIZE, batch_size=BATCH
+            )
+    return found
+
+
+def train_even(options, seed: int, stop) -> pathlib.Path:
+    """Train a seed's even task and measure the policy on it; return its directory."""
+    folder = even_folder(options, seed)
+    if results_lib.complete(folder):
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    made = build.build(config_of(options, "moco", seed, first_tasks=1), folder)
+    judges = made.evaluation.evaluators | filterings(made)
+    made = made._replace(evaluation=made.evaluation._replace(evaluators=judges))
+    finish.run(made, folder, stop=stop)
+    return folder
+
+
+def parser(text, name):
+    """Make the options of both trials of DUEL."""
+    made = runs.parser(text, name, (0, 5))
+    add = made.add_argument
+    add("--data", required=True, help=".npz with train_x, train_y, test_x, test_y")
+    add("--colour", dest="gray", action="store_false", help="images of three channels")
+    add("--steps", type=int, default=600, help="of each task")
+    return made
+
+
+def tell(found) -> None:
+    """Print the entropies after five sizes of the memory, and how many rose."""
+    of_all = found.get("even", {})
+    rose = []
+    print("| rho | class |", " | ".join(f"seed {seed}" for seed in of_all), "|")
+    print("|---" * (2 + len(of_all)) + "|")
+    for rho in RHO:
+        for dominant in DOMINANT:
+            name = f"policy_{rho}_{dominant}"
+            cells = []
+            for run in of_all.values():
+                before = run[f"{name}/fifo_entropy_5"]
+                after = run[f"{name}/entropy_5"]
+                rose.append(after > before)
+                cells.append(f"{before:.2f} -> {after:.2f}")
+            print(f"| {rho} | {dominant} |", " | ".join(cells), "|")
+    print(f"more even in {sum(rose)} of {len(rose)}")
+
+
+def main(argv=None) -> int:
+    """The command."""
+    options = parser(__doc__, "duel").parse_args(argv)
+
+    def work(stop):
+        def measure(seed):
+            return scalars(train_even(options, seed, stop))
+
+        seeds = range(*options.seeds)
+        plan = (("even", s, functools.partial(measure, s)) for s in seeds)
+        runs.work_through(f"{options.out}/policy", plan)
+
+    if options.table:
+        tell(runs.read(f"{options.out}/policy"))
+        return 0
+    return runs.main(options, work, lambda _: tell(runs.read(f"{options.out}/policy")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

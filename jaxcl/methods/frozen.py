@@ -1,0 +1,127 @@
+"""Methods whose encoder stays as it is: a rule on its features learns.
+
+No gradient is taken. The encoder is what `config.start` names, the folder of an
+encoder; without it, a random network. A rule meets every train row once, and its state
+is sums over rows.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from absl import logging
+
+from jaxcl import core
+from jaxcl.data import stream
+from jaxcl.nets import chain
+
+
+class Rows(NamedTuple):
+    """Features of the rows of a batch."""
+
+    features: jax.Array  # f32[B,D]
+    label: jax.Array  # i32[B]
+    index: jax.Array  # i32[B], number of the row in the train split
+    mask: jax.Array  # bool[B], False: no row, it fills the shape
+
+
+class Rule(NamedTuple):
+    """A classifier that learns row by row; pure functions of arrays."""
+
+    start: Callable  # (key, D, C) -> state, a tree of arrays
+    add: Callable  # (state, Rows) -> state that has met these rows, too
+    fit: Callable  # state -> what `scores` reads; once for each evaluation
+    scores: Callable  # (what `fit` returned, f32[B,D]) -> f32[B,C]
+
+
+class Extra(NamedTuple):
+    """What a frozen method keeps."""
+
+    rule: core.PyTree  # state of its rule
+    fitted: Any = None  # what `Rule.fit` returned, in an evaluation only
+
+
+def method(parts: core.Parts, rule: Rule) -> core.Method:
+    """Make the method of a rule. It reads neither config.optimizer nor config.schedule.
+
+    Args:
+      parts: from the config.
+      rule: what learns.
+    """
+    nets = chain.Chain({"encoder": parts.encoder})
+    if not parts.starts_pretrained:
+        logging.warning(
+            "config.start is not set: features are those of a random network; "
+            "--config.start=FOLDER names an encoder"
+        )
+
+    def init(key, batch):
+        k_state, k_net, k_rule = jax.random.split(key, 3)
+        images = parts.plain(batch["image"][:1])
+        params, stats = nets.init(k_net, images)
+        outputs, _ = jax.eval_shape(lambda: nets(params, stats, images, train=False))
+        extra = Extra(rule.start(k_rule, outputs.shape[1], parts.num_classes))
+        return core.new_state(k_state, params, stats, optax.identity(), extra)
+
+    def step(state, batch):
+        features = nets.embed(state, parts.plain(batch["image"]))
+        mask = (batch["index"] >= 0) & (batch["label"] >= 0)
+        rows = Rows(
+            jnp.where(mask[:, None], core.at_least_float32(features), 0),
+            batch["label"],
+            batch["index"],
+            mask,
+        )
+        extra = Extra(rule.add(state.extra.rule, rows))
+        zero = jnp.zeros(())
+        state = state.replace(extra=extra, step=state.step + 1)
+        return state, {"loss": zero, "lr": zero}
+
+    def predict(state, images):
+        fitted = state.extra.fitted
+        fitted = rule.fit(state.extra.rule) if fitted is None else fitted
+        return rule.scores(fitted, core.at_least_float32(nets.embed(state, images)))
+
+    fit = jax.jit(rule.fit)
+
+    def eval_state(state):
+        fitted = fit(state.extra.rule)
+        return state.replace(extra=state.extra._replace(fitted=fitted))
+
+    return core.Method(
+        init=init,
+        step=step,
+        embed=nets.embed,
+        predict=predict,
+        eval_state=eval_state,
+        source=_every_row,
+        supervised=True,
+    )
+
+
+def _every_row(state, task) -> stream.Source:
+    """Return the rows of a task, the last incomplete batch included.
+
+    Streams in an order of their own leave that batch out.
+    """
+    source = task.train
+    if source.order is stream.epoch_order:
+        source = source._replace(order=stream.filled_order)
+    return source
+
+
+def one_hot(rows: Rows, num_classes: int) -> jax.Array:
+    """Return the labels as f32[B,C], zeros for rows that do not exist."""
+    return jax.nn.one_hot(rows.label, num_classes) * rows.mask[:, None]
+
+
+def gram(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Sum the products of rows, f32[B,N] and f32[B,M] -> f32[N,M]."""
+    return jnp.einsum("bn,bm->nm", a, b, precision="highest")
+
+
+def known_only(scores: jax.Array, counts: jax.Array) -> jax.Array:
+    """Return scores f32[B,C] with -inf for classes of which no row was met."""
+    return jnp.where(counts > 0, scores, -jnp.inf)

@@ -1,0 +1,67 @@
+"""Nearest neighbours in a bounded memory of features; the encoder stays as it is.
+
+The memory is filled by reservoir sampling (Vitter, 1985). The vote is that of the
+evaluator `knn`: each of the k nearest adds exp(cosine / temperature) to its class.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcl import core, schema
+from jaxcl.memory import buffer, policies
+from jaxcl.methods import frozen
+
+
+class Stored(NamedTuple):
+    """The memory and what fills it."""
+
+    memory: Any  # buffer.Buffer of "features" f32[D] and "label" i32
+    key: jax.Array  # of the reservoir, one for the whole stream
+
+
+@schema.checked("config.method")
+def make(
+    parts: core.Parts,
+    *,
+    memory_size: schema.Count = 5000,
+    k: schema.Count = 20,
+    temperature: schema.Temperature = 0.07,
+) -> core.Method:
+    """Predict by the stored features that are nearest.
+
+    Args:
+      memory_size: features that are kept.
+      k: neighbours that vote.
+      temperature: of their weights.
+    """
+    return frozen.method(parts, rule(parts.num_classes, memory_size, k, temperature))
+
+
+def rule(classes: int, memory_size: int, k: int, temperature: float) -> frozen.Rule:
+    """Return the rule of a memory; arguments as of `make`."""
+
+    def start(key, dim, classes):
+        example = {"features": jnp.zeros((dim,)), "label": jnp.zeros((), jnp.int32)}
+        memory = buffer.create(example, memory_size)
+        return Stored(memory, key)
+
+    def add(stored, rows):
+        slots = policies.reservoir(stored.memory, stored.key, rows.mask)
+        items = {"features": core.l2_normalize(rows.features), "label": rows.label}
+        memory = buffer.write(stored.memory, slots, items, rows.mask)
+        return stored._replace(memory=memory)
+
+    def fit(stored):
+        return stored.memory
+
+    def scores(memory, features):
+        cosines = core.dot(core.l2_normalize(features), memory.items["features"])
+        cosines = jnp.where(memory.filled, cosines, -jnp.inf)
+        nearest, slots = jax.lax.top_k(cosines, min(k, memory_size))
+        votes = jax.nn.one_hot(memory.items["label"][slots], classes)
+        found = jnp.sum(votes * jnp.exp(nearest / temperature)[..., None], axis=1)
+        return jnp.where(found > 0, jnp.log(found), -jnp.inf)
+
+    return frozen.Rule(start, add, fit, scores)

@@ -1,0 +1,222 @@
+"""Rules on frozen features against float64, and what their theory promises."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers import toy
+from jaxcl.methods import acil, fecam, frozen, ncm, ranpac, slda, stored_knn
+from jaxcl.run import train
+
+DIM, CLASSES, COUNT = 6, 4, 90
+KEY = jax.random.key(3)
+RULES = {
+    "ncm": ncm.rule("cosine"),
+    "ncm-euclidean": ncm.rule("euclidean"),
+    "slda": slda.rule(1e-2),
+    "ranpac": ranpac.rule(24),
+    "acil": acil.rule(24, 0.1),
+    "fecam": fecam.rule(0.5, 1.0, 1.0, False),
+    "fecam-shared": fecam.rule(0.5, 1.0, 1.0, True),
+    "stored_knn": stored_knn.rule(CLASSES, 200, 5, 0.07),
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Features and labels of three classes; of the fourth there is no row."""
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, CLASSES - 1, COUNT)
+    centres = rng.normal(size=(CLASSES, DIM))
+    features = np.maximum(centres[label] + 0.4 * rng.normal(size=(COUNT, DIM)), 0)
+    return features.astype(np.float32), label.astype(np.int32)
+
+
+def learn(rule, features, label, order=None, batch=16):
+    """What a rule knows after all rows, in batches of which the last is filled up."""
+    order = np.arange(len(label)) if order is None else order
+    state = rule.start(KEY, DIM, CLASSES)
+    add = jax.jit(rule.add)
+    for start in range(0, len(order), batch):
+        index = np.full(batch, -1, np.int32)
+        part = order[start : start + batch]
+        index[: len(part)] = part
+        mask = index >= 0
+        rows = np.where(mask[:, None], features[index], 0)
+        state = add(state, frozen.Rows(rows, label[index], index, mask))
+    return state
+
+
+def scores(rule, state, queries):
+    return np.asarray(rule.scores(rule.fit(state), queries))
+
+
+def class_means(x, y):
+    return np.stack([x[y == c].mean(0) for c in range(CLASSES - 1)])
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def twin_ncm(x, y, q, state):
+    return unit(q) @ unit(class_means(x, y)).T
+
+
+def twin_ncm_euclidean(x, y, q, state):
+    return -((q[:, None] - class_means(x, y)) ** 2).sum(-1)
+
+
+def twin_slda(x, y, q, state):
+    """Row by row, as Equations 1 to 5 have it."""
+    means, counts = np.zeros((CLASSES, DIM)), np.zeros(CLASSES)
+    covariance = np.zeros((DIM, DIM))
+    for t, (row, c) in enumerate(zip(x, y, strict=True)):
+        gap = row - means[c]
+        delta = t / (t + 1) * np.outer(gap, gap)
+        covariance = (t * covariance + delta) / (t + 1)
+        means[c] += gap / (counts[c] + 1)
+        counts[c] += 1
+    inverse = np.linalg.inv(0.99 * covariance + 0.01 * np.eye(DIM))
+    weights = means[: CLASSES - 1] @ inverse
+    return q @ weights.T - (weights * means[: CLASSES - 1]).sum(1) / 2
+
+
+def ridge_regression(hidden, y, ridge):
+    target = np.eye(CLASSES)[y]
+    inputs = hidden.T @ hidden + ridge * np.eye(hidden.shape[1])
+    return np.linalg.solve(inputs, hidden.T @ target)
+
+
+def twin_ranpac(x, y, q, state):
+    """Ridge by the squared error on a fifth of the rows, then all rows."""
+    projection = np.asarray(state.projection, np.float64)
+    hidden, asked = (np.maximum(rows @ projection, 0) for rows in (x, q))
+    held = (np.arange(len(y), dtype=np.uint32) * np.uint32(2654435761) >> 16) % 5 == 4
+    errors = []
+    for ridge in ranpac.RIDGES:
+        weights = ridge_regression(hidden[~held], y[~held], ridge)
+        errors.append(((hidden[held] @ weights - np.eye(CLASSES)[y[held]]) ** 2).sum())
+    best = ranpac.RIDGES[int(np.argmin(errors))]
+    assert 1e-3 < best < 1e3, "float32 can tell this ridge from its neighbours"
+    return (asked @ ridge_regression(hidden, y, best))[:, : CLASSES - 1]
+
+
+def twin_acil(x, y, q, state):
+    projection = np.asarray(state.projection, np.float64)
+    hidden, asked = (np.maximum(rows @ projection, 0) for rows in (x, q))
+    return (asked @ ridge_regression(hidden, y, 0.1))[:, : CLASSES - 1]
+
+
+def twin_fecam(x, y, q, state, shared=False):
+    x, q = (unit(np.sqrt(rows)) for rows in (x, q))
+    means = class_means(x, y)
+    found = []
+    for c, mean in enumerate(means):
+        gaps = x - means[y] if shared else x[y == c] - mean
+        covariance = gaps.T @ gaps / (len(gaps) - 1)
+        off = covariance[~np.eye(DIM, dtype=bool)].mean()
+        shrunk = covariance + np.trace(covariance) / DIM * np.eye(DIM)
+        shrunk += off * (1 - np.eye(DIM))
+        deviation = np.sqrt(np.diag(shrunk))
+        inverse = np.linalg.inv(shrunk / np.outer(deviation, deviation))
+        found.append(-np.einsum("bi,ij,bj->b", q - mean, inverse, q - mean))
+    return np.stack(found, axis=1)
+
+
+def twin_fecam_shared(x, y, q, state):
+    return twin_fecam(x, y, q, state, shared=True)
+
+
+def twin_stored_knn(x, y, q, state):
+    """The memory holds all rows."""
+    cosines = unit(q) @ unit(x).T
+    votes = np.zeros((len(q), CLASSES - 1))
+    for row, near in enumerate(np.argsort(-cosines, axis=1)[:, :5]):
+        for i in near:
+            votes[row, y[i]] += np.exp(cosines[row, i] / 0.07)
+    with np.errstate(divide="ignore"):
+        return np.log(votes)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_scores_are_those_of_float64(name, data):
+    features, label = data
+    rule, queries = RULES[name], features[::7]
+    state = learn(rule, features, label)
+    found = scores(rule, state, queries)
+    twin = globals()[f"twin_{name.replace('-', '_')}"]
+    want = twin(features.astype(float), label, queries.astype(float), state)
+    assert (found[:, -1] == -np.inf).all()  # no row of the class was met
+    np.testing.assert_allclose(found[:, :-1], want, rtol=2e-3, atol=2e-3)
+    assert (found.argmax(1) == want.argmax(1)).all()
+
+
+@pytest.mark.parametrize("name", ["ncm", "ranpac", "acil", "fecam", "fecam-shared"])
+def test_the_order_of_the_rows_changes_nothing(name, data):
+    features, label = data
+    rule, by_class = RULES[name], np.argsort(label, kind="stable")
+    states = [learn(rule, features, label, order) for order in (None, by_class)]
+    states.append(learn(rule, features, label, by_class[::-1], batch=1))
+    first, *others = (scores(rule, state, features) for state in states)
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=2e-3, atol=2e-3)
+
+
+def test_few_rows_of_large_features_give_finite_scores(data):
+    """Fewer rows than features, and a covariance far above the shrinkage."""
+    features, label = data
+    large = np.tile(features[:8] * 300, 4)
+    rule = slda.rule(1e-4)
+    add = jax.jit(rule.add)
+    state = rule.start(KEY, large.shape[1], CLASSES)
+    rows = frozen.Rows(large, label[:8], np.arange(8), np.ones(8, bool))
+    found = scores(rule, add(state, rows), large)
+    known = np.unique(label[:8])
+    assert np.isfinite(found[:, known]).all()
+    assert (found.argmax(1) == label[:8]).mean() > 0.9
+
+
+def test_a_fifth_of_every_class_chooses_the_ridge():
+    """Also where the classes come in turn."""
+    held = np.asarray(ranpac.held_out(jnp.arange(10_000)))
+    for c in range(10):
+        assert 0.17 < held[c::10].mean() < 0.23
+
+
+def test_a_ridge_that_float32_cannot_factor_is_not_chosen():
+    """Two features alike: without a ridge there is no inverse."""
+    hidden = np.ones((10, 2), np.float32)
+    grams = ranpac.Grams(
+        projection=jnp.eye(2),
+        inputs=jnp.stack([hidden.T @ hidden] * 2),
+        targets=jnp.ones((2, 2, 1)) * 10,
+        counts=jnp.full((2, 1), 10.0),
+    )
+    weights = ranpac.solve(
+        grams.inputs[0], grams.targets[0], ranpac.choose_ridge(grams)
+    )
+    assert np.isfinite(np.asarray(weights)).all()
+
+
+@pytest.mark.parametrize("method", ["ncm", "ranpac"])
+def test_a_stream_by_classes_ends_as_all_classes_at_once(method, tmp_path):
+    """Every row is met, the last incomplete batch too, and nothing is forgotten."""
+    options = {"ranpac": {"projections": 64}}.get(method, {})
+    changes = {key: x for key, x in toy.ONLINE.items() if key != "replay"} | {
+        "method": {"name": method, **options},
+        "epochs": 1,
+        "evaluators": {"predict": {}},
+    }
+    found = {}
+    for scenario in ({"name": "class", "num_tasks": 5}, {"name": "joint"}):
+        workdir = tmp_path / scenario["name"]
+        work = toy.job(workdir, **changes | {"scenario": scenario})
+        results = train.run(work, workdir)
+        found[scenario["name"]] = np.array(
+            results["matrices"]["predict/class_incremental"], float
+        )
+    by_class, joint = found["class"][-1].mean(), found["joint"][-1].mean()
+    assert abs(by_class - joint) < 0.02  # tasks have as many test images, to a few
+    assert by_class > 0.5  # a random network's features, chance 0.1
