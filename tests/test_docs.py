@@ -23,6 +23,7 @@ from jaxcl.config import files, sections
 from jaxcl.data import convert, fetch, from_arrays, sources
 from jaxcl.report import compare, speedup
 from jaxcl.update import command as update_command
+from jaxcl.update import plan as update_plan
 from jaxcl.weights import export, import_file
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -146,7 +147,7 @@ def test_updates_have_the_options_there_are(arguments):
     update_command.define_flags(values, ["update", *arguments])
     assert values(["update", *arguments]) == ["update"]
     given = values["config"].value.to_dict()
-    update_command.read_options(given)
+    update_plan.read_options(given)
     changed = {f"--config.{name}" for name in given["train"]}
     assert changed <= {
         f"--config.{f}" for f in inspect.signature(sections.Top).parameters

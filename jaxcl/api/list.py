@@ -106,17 +106,12 @@ def text(kind: str, width: int = 88) -> str:
     """
     where, find = KINDS[kind]
     found = find()
-    column = max(map(len, found)) + 2
-    lines = [
-        textwrap.fill(
-            words or "-",
-            max(width, column + 30),
-            initial_indent=name.ljust(column),
-            subsequent_indent=" " * column,
-        )
-        for name, words in found.items()
-    ]
-    return "\n".join([f"{kind}. Use: {where}", *lines])
+    column, lines = max(map(len, found)) + 2, [f"{kind}. Use: {where}"]
+    for name, words in found.items():
+        wrapped = textwrap.wrap(words or "-", max(width - column, 30))
+        heads = [name, *[""] * len(wrapped)]
+        lines += [f"{x:{column}}{y}" for x, y in zip(heads, wrapped, strict=False)]
+    return "\n".join(lines)
 
 
 def overview() -> str:

@@ -18,6 +18,8 @@ from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
 from jaxcl.update import command as update_command
 from jaxcl.update import lineage
+from jaxcl.update import plan as update_plan
+from jaxcl.update import verdict as update_verdict
 from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import export as export_lib
 
@@ -34,7 +36,7 @@ class Update(NamedTuple):
 
     def __str__(self) -> str:
         """Say accuracy, index and verdict in sentences, as the command does."""
-        return update_command.sentences(self.verdict)
+        return update_verdict.sentences(self.verdict)
 
 
 class Result:
@@ -200,7 +202,7 @@ class Result:
           ValueError: an argument is wrong; the run is not finished.
           jaxcl.run.lock.Held: another update of the run is going on.
         """
-        config = update_command.defaults()
+        config = update_plan.defaults()
         changes = {f"limits.{name}": value for name, value in (limits or {}).items()}
         changes |= {} if epochs is None else {"train.epochs": epochs}
         recipe.change(config, changes | dict(options or {}))
@@ -208,7 +210,7 @@ class Result:
         if test is not None:
             judge = self._given("judge", *inputs.split_pair(test))
         index = None if old is None else self._given("old", old, None, whole=True)
-        work = update_command.plan(
+        work = update_plan.plan(
             self.folder,
             new,
             config.to_dict(),
@@ -221,7 +223,7 @@ class Result:
         if verdict is None:
             verdict = update_command.carry_out(work)
         else:
-            print(update_command.nothing_new(work), flush=True)
+            print(update_plan.nothing_new(work), flush=True)
         return Update(verdict["accepted"], verdict, str(work.workdir))
 
     def _given(self, what, images, labels, whole=False) -> str | dict:

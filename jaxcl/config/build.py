@@ -229,7 +229,7 @@ def _job(top: sections.Top, plain, workdir, stand_in=None, lost=False) -> job.Jo
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     # Names and types of all options are checked before data are read.
-    record = record_options(top, lost)
+    logging = _logging(top, lost)
     make_stream = sections.tasks(top.data, top.scenario, top.seed, stand_in)
     parts, image = sections.parts(top)
     sections.chosen(top.method)
@@ -255,21 +255,31 @@ def _job(top: sections.Top, plain, workdir, stand_in=None, lost=False) -> job.Jo
         mesh=mesh,
         data=data,
         loop=loop,
-        evaluation=job.Evaluation(
-            evaluators=evaluators.judges,
-            pictures=evaluators.pictures if top.plots else {},
-            charts=evaluators.charts,
-            untrained=top.evaluate_untrained,
-            alone=_alone(top, parts, data, method, eval_parts, evaluators),
+        evaluation=_evaluation(
+            top, evaluators, _alone(top, parts, data, method, eval_parts, evaluators)
         ),
-        logging=job.Logging(
-            every=top.log_every,
-            record=record,
-            plots=top.plots,
-            plot_formats=tuple(top.plot_formats.split(",")),
-            quiet=False,
-        ),
+        logging=logging,
         config=plain,
+    )
+
+
+def _evaluation(top, evaluators: evaluation.Evaluators, alone=None) -> job.Evaluation:
+    return job.Evaluation(
+        evaluators=evaluators.judges,
+        pictures=evaluators.pictures if top.plots else {},
+        charts=evaluators.charts,
+        untrained=top.evaluate_untrained,
+        alone=alone,
+    )
+
+
+def _logging(top: sections.Top, lost: bool) -> job.Logging:
+    return job.Logging(
+        every=top.log_every,
+        record=record_options(top, lost),
+        plots=top.plots,
+        plot_formats=tuple(top.plot_formats.split(",")),
+        quiet=False,
     )
 
 
@@ -523,15 +533,8 @@ def embedder(config: ml_collections.ConfigDict):
 def _transfer(top: sections.Top, workdir, lost) -> transfer.Transfer:
     state, source, eval_parts = _frozen(top, workdir)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
-    return transfer.Transfer(
-        state=state,
-        source=source,
-        stream=eval_parts.stream,
-        evaluators=evaluators.judges,
-        pictures=evaluators.pictures if top.plots else {},
-        record=record_options(top, lost),
-        plot_formats=tuple(top.plot_formats.split(",")),
-    )
+    judging, logging = _evaluation(top, evaluators), _logging(top, lost)
+    return transfer.Transfer(state, source, eval_parts.stream, judging, logging)
 
 
 def _eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalParts:

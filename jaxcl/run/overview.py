@@ -110,7 +110,7 @@ def _count_numbers(params) -> int:
 
 def _describe_transfer(work) -> str:
     """Say which encoder is judged, by which evaluators, on which data."""
-    evaluators = ", ".join(work.evaluators) or "nothing"
+    evaluators = ", ".join(work.evaluation.evaluators) or "nothing"
     source = work.source.get("path", "an encoder")
     return (
         f"the encoder of {source} ({_count_numbers(work.state.params):,} parameters) "

@@ -23,7 +23,7 @@ from etils import epath
 from jaxcl import core, schema, sharding
 from jaxcl.data import storage, stream
 from jaxcl.methods.two_view import bases
-from jaxcl.run import checkpoint, evaluation, folder, record, seeds, train
+from jaxcl.run import checkpoint, evaluation, folder, job, record, seeds, train
 from jaxcl.run import results as results_lib
 
 TRAINING = ("method", "optimizer", "schedule")  # sections of runs that train
@@ -35,10 +35,8 @@ class Transfer(NamedTuple):
     state: core.TrainState  # of the encoder alone
     source: dict  # path, number, step and checksum of the checkpoint, as JSON
     stream: stream.Stream
-    evaluators: dict[str, Callable]  # name -> (state, task number) -> core.Result
-    pictures: dict[str, Callable]  # the same, for evaluators that only draw
-    record: dict  # options of record.Recorder
-    plot_formats: tuple[str, ...] = ("png",)
+    evaluation: job.Evaluation
+    logging: job.Logging
 
 
 def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
@@ -325,13 +323,14 @@ def run(
             return results
     names = [task.name for task in work.stream.tasks]
     began = time.monotonic()
-    recorder = record.Recorder(workdir, write=jax.process_index() == 0, **work.record)
+    options, judged = work.logging.record, work.evaluation
+    recorder = record.Recorder(workdir, write=jax.process_index() == 0, **options)
     with contextlib.closing(recorder):
-        result = evaluation.run(work.evaluators, work.state, 0, recorder, stop=stop)
+        result = evaluation.run(judged.evaluators, work.state, 0, recorder, stop=stop)
         if result is None:
             raise train.Interrupted(f"stopped before the evaluation in {workdir} ended")
         rows, scalars, _ = result
-        evaluation.draw(work.pictures, work.state, 0, work.plot_formats)
+        evaluation.draw(judged.pictures, work.state, 0, work.logging.plot_formats)
         results = results_lib.empty(len(names), task_names=names)
         seconds = time.monotonic() - began
         results = results_lib.add(results, 0, rows, scalars, seconds)
