@@ -151,7 +151,7 @@ def _read(images, labels, domains, test, name) -> inputs.Given:
     judging, known = inputs.split_pair(test)
     judge = inputs.read(judging, name=f"{name}_test", labels=known)
     sections = {"train": train.section, "test": judge.section}
-    sections = {name: x | sources.whole(x) for name, x in sections.items()}
+    sections = {name: x | sources.without_test_split(x) for name, x in sections.items()}
     held = (*train.held, *judge.held)
     return inputs.Given({"name": "judged_by", **sections}, held)
 

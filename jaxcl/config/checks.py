@@ -9,7 +9,7 @@ from etils import epath
 
 from jaxcl import schema
 from jaxcl.config import files, sections
-from jaxcl.data import duplicates, fetch, identity, splits, storage, stream
+from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.run import folder
 
 _FEW_OF_A_CLASS = 5  # test images, below which an accuracy says little
@@ -46,7 +46,7 @@ def check_data(top: sections.Top, tasks: stream.Stream, workdir) -> stream.Strea
     if workdir is None:
         return tasks
     dataset, is_first = tasks.dataset, jax.process_index() == 0
-    known = identity.of(dataset)
+    known = identity.identify(dataset)
     identity.check(workdir, known)
     tasks = tasks._replace(dataset=dataset._replace(known=known))
     judges = {
@@ -61,8 +61,9 @@ def check_data(top: sections.Top, tasks: stream.Stream, workdir) -> stream.Strea
             raise ValueError(f"config.data: {words}: nothing could be measured")
         warnings.append(f"config.data: {words}")
     if is_first and (known.by_bytes if top.duplicates is None else top.duplicates):
-        whole = known if known.by_bytes else identity.of(dataset, True)
-        warnings.append(duplicates.find(whole).words(f"config.data: {dataset.name}"))
+        whole = known if known.by_bytes else identity.identify(dataset, True)
+        found = identity.find_duplicates(whole)
+        warnings.append(found.describe(f"config.data: {dataset.name}"))
     if top.evaluators:
         warnings.append(_describe_few_test_images(tasks))
     for words in filter(None, warnings if is_first else ()):
