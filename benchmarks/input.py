@@ -170,7 +170,7 @@ def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
 
     def decoded():
         for row, data in enumerate(encoded):
-            files.decode(data, str(row), decoder=decoder)
+            files.Decoding(decoder)(data, str(row))
 
     yield Link(f"{decoder}: decode", True, timed(decoded))
     yield Link(f"{decoder}: two crops", True, timed(lambda: crops(images)))

@@ -127,7 +127,7 @@ def test_the_cut_chooses_the_rate(monkeypatch, seed):
     rates, fitted = (1e-4, 0.3, 0.03), []
     parts, state = eval_toy.parts_of("class"), eval_toy.state_of(0)
     train = parts.stream.dataset.train
-    cut = splits.drawn(train, 0.4, [seed, 4])
+    cut = splits.draw_mask(train, 0.4, [seed, 4])
     x = eval_toy.embedded(state, train.images)
     want, scores = chosen_twin(x, train.label, cut, rates)
     assert len({*scores.values()}) == 3  # or the test could not tell them apart
@@ -483,7 +483,8 @@ def test_rows_beyond_the_first_are_left_out(streams, devices, caplog):
             caplog.clear()
             found = np.asarray(run(state, first=first))
             assert "ompil" not in caplog.text
-        np.testing.assert_array_equal(found[:there], whole[:there])
+        at = first if streams else there  # the last batch of a reader is padded
+        np.testing.assert_array_equal(found[:at], whole[:at])
         assert found.shape == whole.shape and not found[there:].any()
 
 
