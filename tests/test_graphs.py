@@ -171,11 +171,11 @@ def test_tu_text_without_node_files_or_edges(tmp_path):
     folder = write_text(tmp_path / "x", node_labels=None, node_attributes=None)
     made = from_graphs.tu(path=folder, features=("ldp",), normalise=False)
     np.testing.assert_array_equal(made.features[:, 0], [1, 2, 1, 0, 2, 2, 2])
-    folder = write_text(tmp_path / "y", A="")
-    made = from_graphs.tu(path=folder, normalise=False)
+    edgeless = write_text(tmp_path / "y", A="")
+    made = from_graphs.tu(path=edgeless, normalise=False)
     assert made.edges.shape == (2, 0) and made.edge_ptr.tolist() == [0] * 4
     write_text(tmp_path / "x", name="OTHER", graph_labels="0\n0\n0\n")
-    other = from_graphs.tu(path=folder, name="OTHER")
+    other = from_graphs.tu(path=folder, name="OTHER", normalise=False)
     assert other.name == "OTHER" and other.label.tolist() == [0, 0, 0]
 
 
