@@ -83,7 +83,7 @@ def _paper_job(name, folder):
     with config.unlocked(), config.ignore_type():
         config.devices, config.epochs = 1, 1000
     parts = (config.get(part, {}) for part in ("data", "scenario", "augment"))
-    data = stand_in.of_sections(*parts)
+    data = stand_in.make_for(*parts)
     if data is not None:  # None: a debug config whose set needs no files
         shape = data.train.images.shape
         images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)

@@ -5,7 +5,7 @@
 builds a job of each method on random images, times their compiled steps in the second
 task as the training loop calls them, in turns, and then the end of that task, where
 the memory is chosen: CCLIS scores all rows of the task and of the memory. The share is
-that of the end in a whole task of `--epochs`. README.md says what the columns mean.
+that of the end in a whole task of `--epochs`.
 """
 
 import argparse

@@ -6,7 +6,7 @@
 `policy` times jaxcl.memory.duel.select in turns with the paper's Algorithm 4 as it is
 written, in JAX and in eager PyTorch, counts operations, and compares the choices.
 `step` times whole steps of D-MoCo and D-SimCLR in turns with MoCo v2 and SimCLR, jobs
-built from configs/duel_cifar10.py. README.md says what the columns mean.
+built from configs/duel_cifar10.py.
 """
 
 import argparse

@@ -5,8 +5,7 @@
   python benchmarks/icl.py --images
 
 builds a job of each variant, and of plain InfoNCE, and times their compiled steps in
-the second task as the training loop calls them, in turns. README.md says what the
-columns mean.
+the second task as the training loop calls them, in turns.
 """
 
 import argparse

@@ -7,7 +7,7 @@ writes JPEGs of ImageNet's size, reads them as a run does (two random crops of e
 and counts the CPU time of an image in every link of the chain: what the processes that
 decode do, as many as there are cores, and what the one process that trains does with
 each image, whatever there are. Beside that stand the images a second that chips take
-at 0.3 of their peak. README.md says what the columns mean.
+at 0.3 of their peak.
 """
 
 import argparse
@@ -170,7 +170,7 @@ def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
 
     def decoded():
         for row, data in enumerate(encoded):
-            files.decode(data, str(row), decoder=decoder)
+            files.Decoding(decoder)(data, str(row))
 
     yield Link(f"{decoder}: decode", True, timed(decoded))
     yield Link(f"{decoder}: two crops", True, timed(lambda: crops(images)))

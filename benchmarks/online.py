@@ -4,7 +4,7 @@
 
 builds a job of each method on random images, fills the memory in the first task, and
 times the compiled step in the second one as the training loop calls it, in turns with
-its twin in eager PyTorch (peer_online.py). README.md says what the columns mean.
+its twin in eager PyTorch (peer_online.py).
 """
 
 import argparse

@@ -5,7 +5,7 @@
 builds a job from a config of PNR (configs/pnr_cifar100.py, above 64 pixels
 configs/pnr_imagenet100.py) with random images, puts it into its second task, where
 teacher, queues and predictor all work, and times the compiled step as the training
-loop calls it. README.md says what each line of the table means.
+loop calls it.
 
 A teacher costs nothing in the first task, which has none, and one forward pass per
 view in all others; --first-task times both.

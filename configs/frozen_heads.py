@@ -4,7 +4,8 @@ Splits of the field: CIFAR-100 in 10 tasks of 10 classes, ImageNet-R and CUB-200
 tasks of 20, in the order of the PNR experiments for the seed. The encoder is any that
 `jaxcl import` or `jaxcl export` wrote.
 
-  jaxcl train frozen_heads:cifar100 --config.start=encoders/vit_base
+  python -m jaxcl.main --config=configs/frozen_heads.py:cifar100 \
+      --config.start=encoders/vit_base
   jaxcl train frozen_heads:imagenet_r --config.start=encoders/vit_base \
       --config.method.name=slda --workdir=runs/slda
   jaxcl train frozen_heads:shapes --config.start=exports/mine --config.method.name=acil

@@ -25,21 +25,22 @@ epochs x 39 steps of 2 x 256 images.
 `config.method.base` brings its own learning rates, decay and augmentation with it.
 10 tasks: --config.scenario.num_tasks=10; joint: --config.scenario.name=joint with
 --config.scenario.num_tasks=1. `configs/pnr_cifar100.py:debug` runs the same code in
-seconds, on digits. docs/reproducing.md has a command for every cell.
+seconds, on digits. docs/paper_pnr_tables.md has a command for every cell.
 
 `config.regime` "released" is the released run, its faults included (`set_regime` of
 configs/papers/pnr.py): its numbers do not compare with those of the default.
 
   python -m jaxcl.main --config=configs/pnr_cifar100.py --config.regime=released
 
-* Trained in the paper at other rates than here, by CaSSLe's scripts (docs/methods.md
-has both): these rows do not compare with runs of this file. Probe rates are the
+* Trained in the paper at other rates than here, by CaSSLe's scripts, see
+docs/methods_deviations.md: these rows do not compare with runs of this file. Probe
+rates are the
 scripts' and, but for VICReg, Table 16's of each base; for PNR Table 16 has 3.0 with
 every base: --config.evaluators.linear.lr=3.0.
 
 Departures: the optimiser and the augmentation are those of PNR's scripts for every
-strategy, so that losses alone are compared (docs/methods.md lists what the released
-CaSSLe scripts have). Barlow's learning rate is the script's, Table 14 has 0.3.
+strategy, so that losses alone are compared (docs/methods_deviations.md has
+CaSSLe's scripts). Barlow's learning rate is the script's, Table 14 has 0.3.
 SupCon has no script for CIFAR: SimCLR's augmentation, CaSSLe's ImageNet rates.
 """
 

@@ -24,11 +24,12 @@ The table's number is the average accuracy of linear/domain_aware;
 linear/class_incremental is one probe on all domains. `config.method.base` brings its
 own learning rates, decay, augmentation and lambda with it. Joint:
 --config.scenario.name=joint, and then a probe for each domain by configs/transfer.py,
-see docs/reproducing.md. `configs/pnr_domainnet.py:debug` runs the same code in seconds,
+see docs/paper_pnr_tables.md. `configs/pnr_domainnet.py:debug` runs the same code in
+seconds,
 on digits, whose slices stand for domains.
 
 Fine-tuning and CaSSLe were trained in the paper at other rates than here, by CaSSLe's
-scripts (docs/methods.md has both): they do not compare with runs of this file. Probe
+scripts (docs/methods_deviations.md): they do not compare with runs of this file. Probe
 rates are the scripts' and, but for VICReg, Table 16's of each base; for PNR Table 16
 has 3.0 with every base: --config.evaluators.linear.lr=3.0.
 

@@ -35,10 +35,11 @@ you may replace. A TFDS directory: --config.data.name=tfds
 it, `config.scenario.name` its lambda. 10 tasks: --config.scenario.num_tasks=10; joint:
 --config.scenario.name=joint --config.scenario.num_tasks=1.
 `configs/pnr_imagenet100.py:debug` runs the same code in seconds, on digits.
-docs/reproducing.md has a command for every cell.
+docs/paper_pnr_tables.md has a command for every cell.
 
-* Trained in the paper at other rates than here, by CaSSLe's scripts (docs/methods.md
-has both): these rows do not compare with runs of this file. Probe rates are the
+* Trained in the paper at other rates than here, by CaSSLe's scripts, see
+docs/methods_deviations.md: these rows do not compare with runs of this file. Probe
+rates are the
 scripts' and, but for VICReg, Table 16's of each base; for PNR Table 16 has 3.0 with
 every base: --config.evaluators.linear.lr=3.0.
 

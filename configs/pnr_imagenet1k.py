@@ -29,7 +29,7 @@ it. 10 tasks: --config.scenario.num_tasks=10; joint: --config.scenario.name=join
 seconds, on digits.
 
 * As on ImageNet-100 trained at other rates than here, most likely, by CaSSLe's scripts
-(docs/methods.md has both): these rows do not compare with runs of this file. Probe
+(docs/methods_deviations.md): these rows do not compare with runs of this file. Probe
 rates are the scripts' and, but for VICReg, Table 16's of each base; for PNR Table 16
 has 3.0 with every base: --config.evaluators.linear.lr=3.0.
 

@@ -1,79 +1,60 @@
-"""Write the tables of options in docs/*.md from the signatures of their functions.
+"""Tables of options, made from the signatures when the site is built.
 
-  python docs/options.py
+A line `<!-- options: MODULE.FUNCTION -->` in a page becomes a table of the function's
+keyword-only options: name, default, and the meaning that `jaxcl options` prints.
+`except NAME` in that line leaves an option out. mkdocs calls `on_page_markdown`.
 
-A table stands below a line `<!-- options: MODULE.FUNCTION -->`; `except NAME` in that
-line leaves an option out. Names, order and defaults come from the signature. Meanings
-stay as they were written; a new option gets its line of the docstring's `Args`.
+  python docs/options.py docs/options_run.md   # prints a page with its tables
 """
 
 import importlib
 import inspect
 import pathlib
 import re
+import sys
 
+from jaxcl.api.options import meanings
+
+# A marker above a table that was written by hand stays as it is.
 MARKER = re.compile(
-    r"(<!-- options: ([\w.]+)(?: except (\w+))? -->\n\n\|.*\n\|.*\n)((?:\|.*\n)*)"
+    r"^<!-- options: ([\w.]+)(?: except ([\w ]+))? -->$(?!\n\n\|)", re.M
 )
 
 
-def options(function, without=None) -> dict:
+def options(function, without=()) -> dict:
     """Return option -> default of a function's keyword-only arguments."""
     return {
         parameter.name: parameter.default
         for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind == parameter.KEYWORD_ONLY and parameter.name != without
+        if parameter.kind == parameter.KEYWORD_ONLY and parameter.name not in without
     }
 
 
-def meanings(function) -> dict:
-    """Return option -> text of the docstring's `Args`, each on one line."""
-    _, _, text = (inspect.getdoc(function) or "").partition("Args:\n")
-    found = {}
-    for names, told in re.findall(
-        r"^  ([\w, ]+): (.*(?:\n {4,}.*)*)", text.partition("\n\n")[0], re.M
-    ):
-        line = " ".join(told.split()).rstrip(".").replace("|", r"\|")
-        found |= dict.fromkeys(names.split(", "), line)
-    return found
-
-
-def _value(cell):
-    """Return what a cell says, 4 / 3 and 2**30 too."""
-    try:
-        return eval(cell, {"__builtins__": {}})
-    except (SyntaxError, NameError):
-        return cell
-
-
-def _table(match) -> str:
-    head, path, without, rows = match.groups()
+def table(path: str, without=()) -> str:
+    """Return the table of the options of the function at a dotted path."""
     module, _, name = path.rpartition(".")
     function = getattr(importlib.import_module(module), name)
-    written = {}
-    for row in rows.splitlines():
-        option, default, *rest = re.split(r"(?<!\\)\|", row.strip("|"))
-        written[option.strip(" `")] = default.strip(" `"), [x.strip() for x in rest]
     told, lines = meanings(function), []
     for option, default in options(function, without).items():
-        shown = "required" if default is inspect.Parameter.empty else repr(default)
-        old, rest = written.get(option, (None, [told.get(option, "")]))
-        same = old is not None and _value(old) == default
-        if same and type(_value(old)) is type(default):
-            shown = old  # 1e-4 where repr says 0.0001
-        shown = shown if shown == "required" else f"`{shown}`"
-        lines.append("| " + " | ".join([f"`{option}`", shown, *rest]).rstrip() + " |\n")
-    return head + "".join(lines)
+        needed = default is inspect.Parameter.empty
+        shown = "required" if needed else f"`{default!r}`"
+        meaning = told.get(option, "").replace("|", r"\|")
+        lines.append(f"| `{option}` | {shown} | {meaning} |")
+    if not lines:
+        return "No options."
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *lines])
 
 
-def rewritten(text: str) -> str:
-    """Return a page whose tables of options are those of the signatures."""
-    return MARKER.sub(_table, text)
+def expand(text: str) -> str:
+    """Return a page with a table in place of each marker."""
+    return MARKER.sub(lambda m: table(m[1], (m[2] or "").split()), text)
+
+
+def on_page_markdown(markdown, **_):
+    """Expand the markers of a page; mkdocs calls this."""
+    return expand(markdown)
 
 
 if __name__ == "__main__":
-    for page in sorted(pathlib.Path(__file__).parent.glob("*.md")):
-        before = page.read_text()
-        if (after := rewritten(before)) != before:
-            page.write_text(after)
-            print(page.name)
+    for page in sys.argv[1:]:
+        print(expand(pathlib.Path(page).read_text()))

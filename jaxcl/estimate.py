@@ -407,7 +407,7 @@ def estimate(
     """
     began = time.monotonic()
     sections = (config.get(name, {}) for name in ("data", "scenario", "augment"))
-    data = stand_in.of_sections(*sections, classes=classes, rows=rows)
+    data = stand_in.make_for(*sections, classes=classes, rows=rows)
     with contextlib.ExitStack() as stack:
         if target is not None:
             stack.enter_context(sharding.for_elsewhere(devices(target)))

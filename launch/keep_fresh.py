@@ -7,7 +7,7 @@ row of ROWS then teaches it those of --new, without labels, by jaxcl.update, onc
 each seed; "retrain", the last, trains another encoder on all sets. Of several sets
 after --new each is an update of its own, one after another. Every encoder is judged on
 the test parts of all sets when all is taught. After each step ROOT/table.md is written
-anew, with the columns of docs/keep_fresh.md; at the end ROOT/table.png shows old
+anew, with the columns of docs/updating.md; at the end ROOT/table.png shows old
 against new. The same command goes on where it was stopped.
 
 A set is an .npz file or a directory that jaxcl.data.convert wrote.

@@ -4,7 +4,7 @@ r"""The replay methods on Split CIFAR-10: their runs, one by one, and the table 
 
 trains each row of ROWS with each number of stored images per class and each seed, one
 run at a time. Whenever a run ends, ROOT/table.md is written anew from all that are
-finished, in the columns of docs/results.md. The same command goes on where it was
+finished, in the columns of docs/paper_er_ace.md. The same command goes on where it was
 stopped, and a larger one keeps what is there: a finished run is not trained again.
 """
 

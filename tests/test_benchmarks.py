@@ -28,6 +28,7 @@ RUNS = {
     "convolutions": "--cases 1 --repeats=1",
     "seeds": "--seeds=2 --width=4 --size=32 --batch=4 --windows=1 --steps=1",
     "devices": "--seeds=1",
+    "functions_of_a_step": "er_ace_cifar10",
     "accelerator": "--rehearse --seconds=0.01 --windows=1 --no-peer --rows er_ace",
 }
 

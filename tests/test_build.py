@@ -163,6 +163,7 @@ def test_divergence_stops_names_the_step_and_keeps_the_last_good_one(tmp_path):
 
 # Names of runs where a config takes words and none is given.
 DEFAULT_WORDS = {
+    "frozen_heads": "frozen_cifar100",
     "transfer": "transfer_cifar10",
     "baselines_mnist": "baselines_gdumb_mnist",
     "der_mnist": "derpp_split_mnist_200",

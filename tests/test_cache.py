@@ -115,7 +115,7 @@ def no_decoding(monkeypatch):
     def refuse(*args, **options):
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(files_lib, "decode", refuse)
+    monkeypatch.setattr(files_lib.Decoding, "__call__", refuse)
 
 
 @pytest.mark.parametrize("decoder", ["pillow", "cv2"])

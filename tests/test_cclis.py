@@ -250,11 +250,12 @@ def test_every_view_of_every_image_is_drawn_anew(count, monkeypatch):
         noise = jax.random.uniform(key, (len(images), 1, 1, 1, 1), maxval=0.5)
         return images[:, None] + jnp.concatenate([noise, noise + 100], axis=1)
 
-    def split(rows):
+    def spread(rows):
         sizes.append(len(rows))
         return rows
 
-    made = toy.parts()._replace(augment=augment, split=split)
+    monkeypatch.setattr(cclis.sharding, "spread", spread)
+    made = toy.parts()._replace(augment=augment)
     images = np.arange(count, dtype=np.uint8)[:, None, None, None]
     state = toy.fresh(DEFAULT).replace(params=2.0, stats=0.25)
     found = [

@@ -244,27 +244,3 @@ def test_the_leaves_that_do_not_fit_are_named():
     assert core.misfits({"b": ours["b"]}, ours) == [("a", "absent", "float32[2, 3]")]
     more = ours | {"c": np.zeros((), np.uint8)}
     assert core.misfits(more, ours) == [("c", "uint8[]", "absent")]
-
-
-# Norms
-
-
-@pytest.mark.parametrize("spread", [1.0, 1e-3])
-def test_norms_are_those_of_the_leaves(spread):
-    rng = np.random.default_rng(0)
-    sizes = (5000,), (3, 3, 8, 16), (1024,), (7,)
-    drawn = [spread * rng.normal(size=size) + rng.normal() for size in sizes]
-    given = [jnp.float32(x) for x in (*drawn, np.zeros(3))]
-    want = [np.linalg.norm(np.float64(x).ravel()) for x in given]
-    found = jax.jit(core.norms)(given)
-    np.testing.assert_allclose(found, want, rtol=2e-6)
-    assert {x.dtype for x in found} == {jnp.dtype("float32")}
-    whole = jax.jit(core.norm)(given)
-    np.testing.assert_allclose(whole, np.linalg.norm(want), rtol=2e-6)
-
-
-def test_norms_are_a_tree_like_theirs():
-    found = core.norms(tree())
-    assert jax.tree.structure(found) == jax.tree.structure(tree())
-    want = jnp.linalg.norm(tree()["encoder"]["w"])
-    np.testing.assert_allclose(found["encoder"]["w"], want, rtol=1e-6)

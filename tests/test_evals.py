@@ -127,7 +127,7 @@ def test_the_cut_chooses_the_rate(monkeypatch, seed):
     rates, fitted = (1e-4, 0.3, 0.03), []
     parts, state = eval_toy.parts_of("class"), eval_toy.state_of(0)
     train = parts.stream.dataset.train
-    cut = splits.drawn(train, 0.4, [seed, 4])
+    cut = splits.draw_mask(train, 0.4, [seed, 4])
     x = eval_toy.embedded(state, train.images)
     want, scores = chosen_twin(x, train.label, cut, rates)
     assert len({*scores.values()}) == 3  # or the test could not tell them apart

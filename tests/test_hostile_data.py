@@ -15,7 +15,6 @@ from PIL import Image
 from helpers import small_sets, toy
 from jaxcl.config import build
 from jaxcl.data import (
-    duplicates,
     files,
     from_graphs,
     identity,
@@ -186,7 +185,7 @@ def peak(function) -> int:
 def test_an_image_of_too_many_pixels_is_refused_by_its_header(data, decoder):
     def decode(**options):
         with pytest.raises(files.Unreadable, match=r"x.img.*max_pixels="):
-            files.decode(data, "x.img", decoder=decoder, **options)
+            files.Decoding(decoder, **options)(data, "x.img")
 
     assert peak(decode) < 10e6
     decode(max_pixels=10**8)
@@ -207,7 +206,7 @@ def test_pillow_follows_a_limit_that_is_raised(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     stream = io.BytesIO()
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(stream, "PNG")
-    found = files.decode(stream.getvalue(), "x", decoder="pillow", max_pixels=64)
+    found = files.Decoding("pillow", max_pixels=64)(stream.getvalue(), "x")
     assert found.shape == (8, 8, 3)
 
 
@@ -458,15 +457,20 @@ def test_rows_that_are_there_already_are_counted():
     train.images[:, 0, 0, 0] = [1, 2, 1, 1]
     test = small_sets.examples([0, 1, 0])
     test.images[:, 0, 0, 0] = [2, 2, 3]
-    found = duplicates.find(identity.of(small_sets.dataset(train, test)))
+    found = identity.find_duplicates(identity.identify(small_sets.dataset(train, test)))
     assert found.within == {"train": 2, "test": 1} and found.trained == {"test": 1}
-    assert found.words("toy") == (
+    assert found.describe("toy") == (
         "toy: 2 rows of train repeat an image of train; 1 rows of test repeat an "
         "image of test; 1 rows of test are in train, too (such as row 2 of train and "
         "row 0 of train)"
     )
     none = small_sets.examples([0])
-    assert duplicates.find(identity.of(small_sets.dataset(none))).words("toy") == ""
+    assert (
+        identity.find_duplicates(identity.identify(small_sets.dataset(none))).describe(
+            "toy"
+        )
+        == ""
+    )
 
 
 def test_files_are_the_same_where_their_bytes_are(tmp_path):
@@ -474,7 +478,7 @@ def test_files_are_the_same_where_their_bytes_are(tmp_path):
     os.link(root / "train/class0/1.png", root / "test/class1/copy.png")
     (root / "train/class1/gone.png").symlink_to("nowhere")
     data = sources.load("image_folder", path=str(root), on_corrupt="skip")
-    found = duplicates.find(identity.of(data))
+    found = identity.find_duplicates(identity.identify(data))
     assert found.within == {"train": 0, "test": 0} and found.trained == {"test": 1}
     assert found.example.endswith(
         "test/class1/copy.png and "
@@ -483,7 +487,7 @@ def test_files_are_the_same_where_their_bytes_are(tmp_path):
     joined = sources.load(
         "joined", sets=[{"name": "image_folder", "path": str(root)}] * 2
     )
-    assert duplicates.find(identity.of(joined)).within["train"] == 10
+    assert identity.find_duplicates(identity.identify(joined)).within["train"] == 10
 
 
 def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(

@@ -173,10 +173,10 @@ def test_a_set_that_is_written_anew_is_read_anew(tmp_path):
         for rows in ROWS.values():
             pixels[rows] = PIXELS[rows][::-1] if shift else PIXELS[rows]
         check(load(tmp_path), pixels, labels)
-    assert from_huggingface.guessed(str(tmp_path))["test_split"] == "test"
+    assert from_huggingface.guess_options(str(tmp_path))["test_split"] == "test"
     unknown = table(ROWS["test"], label=[-1, -1])
     parquet.write_table(unknown, tmp_path / "test.parquet")
-    assert from_huggingface.guessed(str(tmp_path))["test_split"] is None
+    assert from_huggingface.guess_options(str(tmp_path))["test_split"] is None
 
 
 def test_labels_of_every_kind(tmp_path):
@@ -455,11 +455,11 @@ def test_columns_of_other_names_are_found(tmp_path):
     write(tmp_path / "test", rows, [-1] * 5)
     splits = {"splits": ["validation", "test", "train"]}
     (tmp_path / "dataset_dict.json").write_text(json.dumps(splits))
-    told = from_huggingface.guessed(str(tmp_path))
+    told = from_huggingface.guess_options(str(tmp_path))
     assert (told["image_key"], told["label_key"]) == ("img", "fine")
     assert told["test_split"] == "validation"  # the other has no labels
     write(tmp_path / "bare", rows, LABELS[rows], names=())
-    assert from_huggingface.guessed(str(tmp_path / "bare"))["label_key"] is None
+    assert from_huggingface.guess_options(str(tmp_path / "bare"))["label_key"] is None
 
 
 def test_a_folder_of_images_is_none(tmp_path):
@@ -471,7 +471,7 @@ def test_a_folder_of_images_is_none(tmp_path):
     assert sources.kind_of(tmp_path) == "image_folder"
     (tmp_path / "a" / "1.PNG").unlink()
     assert sources.kind_of(tmp_path) == "huggingface"
-    assert not from_huggingface.is_one("gs://bucket/set")
+    assert not from_huggingface.is_dataset("gs://bucket/set")
 
 
 def test_what_the_real_library_saves(tmp_path):
@@ -541,7 +541,7 @@ def test_what_a_state_leaves_out_is_refused(tmp_path):
 
 
 def test_columns_are_chosen_by_their_names_or_not_at_all():
-    choose = from_huggingface.columns
+    choose = from_huggingface.choose_columns
     assert choose("x", ["mask", "img"], ["mask", "img"], []) == ("img", None)
     assert choose("x", ["scan", "y"], ["scan"], ["y"]) == ("scan", "y")
     assert choose("x", ["label", "y"], [], ["label", "y"]) == ("image", "label")

@@ -187,12 +187,12 @@ def test_means_of_a_memory_on_four_devices_are_the_same(where):
     expected = method.eval_state(state).extra.means
     state = sharding.replicate(core.copy(state).replace(key=None), mesh)
     if where == "split":
-        made = made._replace(memory=sharded.over(mesh))
+        made = made._replace(replay=made.replay._replace(sharded=True))
         place = NamedSharding(mesh, PartitionSpec(sharding.AXIS))
         memory = jax.device_put(state.extra.memory[:2], place)
         memory = sharded.Shards(*memory, jnp.zeros(4, jnp.int32))
         state = state.replace(extra=state.extra._replace(memory=memory))
-    made = made._replace(split=lambda tree: sharding.spread(tree, mesh=mesh))
-    found = icarl.make(made).eval_state(state).extra.means
+    with sharding.use(mesh):
+        found = icarl.make(made).eval_state(state).extra.means
     np.testing.assert_allclose(found.rows, expected.rows, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found.exist, expected.exist)

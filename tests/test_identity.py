@@ -19,7 +19,7 @@ def images(root, names, value=10, time=1_700_000_000):
 
 
 def known(root, **options):
-    return identity.of(sources.load("image_folder", path=str(root), **options))
+    return identity.identify(sources.load("image_folder", path=str(root), **options))
 
 
 NAMES = [f"{c}/{i}.bmp" for c in "ab" for i in range(4)]
@@ -77,16 +77,16 @@ def test_times_matter_only_where_bytes_are_not_read(tmp_path, monkeypatch):
 
 def test_corrected_labels_are_a_change(tmp_path):
     train = small_sets.examples([0, 1, 0, 1])
-    before = identity.of(small_sets.dataset(train))
+    before = identity.identify(small_sets.dataset(train))
     train.label[2] = 1
-    after = identity.of(small_sets.dataset(train))
+    after = identity.identify(small_sets.dataset(train))
     assert "1 (row 2 of train) with other labels" in identity.changes(before, after)
     (tmp_path / "list.txt").write_text("a.png 0\nb.png 1\n")
     images(tmp_path, ["a.png", "b.png"])
     options = {"path": str(tmp_path), "train": "list.txt", "test": None}
-    before = identity.of(sources.load("image_lists", **options))
+    before = identity.identify(sources.load("image_lists", **options))
     (tmp_path / "list.txt").write_text("a.png 1\nb.png 1\n")
-    after = identity.of(sources.load("image_lists", **options))
+    after = identity.identify(sources.load("image_lists", **options))
     assert "a.png" in identity.changes(before, after)
 
 

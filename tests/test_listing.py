@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxcl.data import duplicates, files, identity, listing, sources
+from jaxcl.data import files, identity, listing, sources
 
 RNG = np.random.default_rng(0)
 
@@ -62,7 +62,7 @@ def test_folders_of_systems_are_left_out_and_counted(tmp_path):
 
 def test_numbers_in_names_are_numbers(tmp_path):
     want = ["1", "2", "10", "B", "a", "week 9", "week 10", "x" + "1" * 5000]
-    assert sorted(want[::-1], key=listing.natural) == want
+    assert sorted(want[::-1], key=listing.natural_key) == want
     for name in ("10", "9", "11"):
         write(tmp_path / name / "0.png")
     assert load(tmp_path).class_names == ("9", "10", "11")
@@ -188,7 +188,7 @@ def test_a_random_tree_is_read_as_it_is_or_refused_by_name(number, tmp_path):
             load(tmp_path / "set")
         return
     data = load(tmp_path / "set", decoder="pillow")
-    names = sorted(classes, key=listing.natural)
+    names = sorted(classes, key=listing.natural_key)
     assert data.class_names == (*names,)
     assert {*read(data)} == {*truth} and len(read(data)) == len(truth)
     for row, name in enumerate(read(data)):
@@ -204,6 +204,6 @@ def test_a_random_tree_is_read_as_it_is_or_refused_by_name(number, tmp_path):
     for junk in left_out:
         reason = {".hidden.png": "hidden", "@eaDir/0.png": "@eaDir"}.get(junk)
         assert (reason or os.path.splitext(junk)[1].lower()) in said
-    known = identity.of(data)
-    same = known.digest() == identity.of(load(tmp_path / "set")).digest()
-    assert same and sum(duplicates.find(known).within.values()) >= 0
+    known = identity.identify(data)
+    same = known.digest() == identity.identify(load(tmp_path / "set")).digest()
+    assert same and sum(identity.find_duplicates(known).within.values()) >= 0

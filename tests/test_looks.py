@@ -61,18 +61,19 @@ def test_a_look_is_a_task_of_all_images_changed_alike(look):
 def test_turned_pixels_are_pillows(side):
     image = np.arange(1, side * side + 1, dtype=np.int32).reshape(side, side)
     for angle in (0, 37.3, 90, 121.7, 179.2):
-        source = looks.turned(side, angle)
+        source = looks.rotate_pixels(side, angle)
         found = np.where(source < 0, 0, image.ravel()[source]).reshape(side, side)
         expected = np.asarray(PIL.Image.fromarray(image).rotate(angle))
         assert (found != expected).mean() < 0.005, angle  # ties of rounding
     np.testing.assert_array_equal(
-        image.ravel()[looks.turned(side, 90)].reshape(side, side), np.rot90(image)
+        image.ravel()[looks.rotate_pixels(side, 90)].reshape(side, side),
+        np.rot90(image),
     )
 
 
 def test_all_channels_of_a_pixel_stay_together():
     data = numbered(side=4, channels=3)
-    made = looks.made(data, "permuted", 2, 0)
+    made = looks.as_domains(data, "permuted", 2, 0)
     order = np.random.default_rng([0, 1]).permutation(16)
     expected = data.train.images.reshape(4, 16, 3)[:, order].reshape(4, 4, 4, 3)
     np.testing.assert_array_equal(made.train.images[4:], expected)
@@ -82,5 +83,7 @@ def test_looks_follow_the_run_unless_they_have_a_seed():
     for name in ("permuted", "rotated"):
         assert sections.follows_seed({"name": name})
         assert not sections.follows_seed({"name": name, "seed": 1})
-    one, other = (looks.made(numbered(), "permuted", 2, s).train.images for s in (0, 1))
+    one, other = (
+        looks.as_domains(numbered(), "permuted", 2, s).train.images for s in (0, 1)
+    )
     assert (one != other).any()

@@ -6,23 +6,25 @@ import numpy as np
 import pytest
 
 from helpers import loss_aware_twin as twin
-from jaxcl.memory import buffer, loss_aware, policies
+from jaxcl.memory import buffer, policies
 
 
 def test_a_low_loss_and_many_draws_make_a_low_score():
     loss, draws = jnp.array([2.0, 4.0, 3.0, -9.0]), jnp.array([0, 4, 2, 9])
     filled = jnp.array([True, True, True, False])
-    got = loss_aware.scores(loss, draws, filled)
+    got = policies.score_losses(loss, draws, filled)
     # 0 - 0; 1 - 4/8; 1/2 - 2/8; what an empty slot holds counts nowhere.
     np.testing.assert_allclose(got, [0.0, 0.5, 0.25, np.inf])
     assert buffer.lowest(got, jnp.int32(2)).tolist() == [True, False, True, False]
-    same = loss_aware.scores(jnp.ones(3), jnp.zeros(3, jnp.int32), jnp.ones(3, bool))
+    same = policies.score_losses(
+        jnp.ones(3), jnp.zeros(3, jnp.int32), jnp.ones(3, bool)
+    )
     np.testing.assert_array_equal(same, 0)
     assert buffer.lowest(same, jnp.int32(1)).tolist() == [True, False, False]
 
 
 def test_a_running_loss_moves_half_of_the_way():
-    moved = loss_aware.moved(jnp.array([1.0, 3.0]), jnp.array([2.0, -1.0]))
+    moved = policies.move_losses(jnp.array([1.0, 3.0]), jnp.array([2.0, -1.0]))
     np.testing.assert_allclose(moved, [1.5, 1.0])
 
 
@@ -45,7 +47,7 @@ def stream(size, turns=25, capacity=8):
         drawn = (rng.random(capacity) < (turn % 3) / 2) & np.asarray(memory.filled)
         new = rng.normal(size=capacity).astype(np.float32)
         held = memory.items
-        moved = jnp.where(drawn, loss_aware.moved(held["loss"], new), held["loss"])
+        moved = jnp.where(drawn, policies.move_losses(held["loss"], new), held["loss"])
         memory = memory._replace(
             items={"loss": moved, "draws": held["draws"] + drawn.astype(np.int32)}
         )

@@ -13,12 +13,15 @@ import functools
 import pathlib
 import sys
 
+import jax
+import numpy as np
 import runs
 
 from jaxcl import core
 from jaxcl.config import build
 from jaxcl.data import imbalance
-from jaxcl.evals import filtering
+from jaxcl.evals import features as features_lib
+from jaxcl.memory import duel
 from jaxcl.run import finish
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
@@ -88,33 +91,58 @@ def even_folder(options, seed: int) -> pathlib.Path:
     return pathlib.Path(options.out) / "even" / f"seed_{seed}"
 
 
-def filterings(made) -> dict:
-    """Make an evaluator for each dominant class and share, of the first task's rows."""
-    stream = made.data.stream
-    names = stream.dataset.class_names
-    found = {}
-    for rho in RHO:
-        for dominant in DOMINANT:
-            tasks = imbalance.dominated(
-                [stream.tasks[0]], names, rho_max=rho, dominant=dominant, epoch_steps=40
-            )
-            parts = core.EvalParts(
-                embed=made.method.embed,
-                project=made.method.project,
-                stream=stream._replace(tasks=tuple(tasks)),
-                num_classes=len(names),
-                size=made.config["augment"]["size"],
-                mean=tuple(made.config["augment"]["mean"]),
-                std=tuple(made.config["augment"]["std"]),
-                resize=made.config["augment"]["resize"],
-                seed=made.data.seed,
-                mesh=made.mesh,
-                workers=0,
-            )
-            found[f"policy_{rho}_{dominant}"] = filtering.make(
-                parts, size=SIZE, batch_size=BATCH
-            )
-    return found
+def policy(made):
+    """Make an evaluator of each dominant class and share, on rows of the first task."""
+    stream, augment = made.data.stream, made.config["augment"]
+    train = stream.dataset.train
+    parts = core.EvalParts(
+        embed=made.method.embed,
+        project=made.method.project,
+        stream=stream,
+        num_classes=len(stream.dataset.class_names),
+        size=augment["size"],
+        mean=tuple(augment["mean"]),
+        std=tuple(augment["std"]),
+        resize=augment["resize"],
+        seed=made.data.seed,
+        mesh=made.mesh,
+        workers=0,
+    )
+    embed = features_lib.make(
+        features_lib.reading(parts, "policy", "projection"), train
+    )
+    choose = jax.jit(duel.select)
+
+    def evaluate(state, task):
+        found, rows = np.asarray(embed(state)), stream.tasks[0].train.rows
+        unit = found / np.linalg.norm(found, axis=1, keepdims=True)
+        scalars = {}
+        for rho in RHO:
+            for dominant in DOMINANT:
+                draw = imbalance.Dominated(
+                    train.label, dominant, rho, 5 * SIZE // BATCH
+                )
+                rng = np.random.default_rng([made.data.seed, dominant])
+                offered = draw(rng, rows, BATCH).reshape(-1)
+                held = offered[:SIZE]
+                for first in range(SIZE, len(offered), BATCH):
+                    new = offered[first : first + BATCH]
+                    keep = np.asarray(choose(unit[held], unit[new]))
+                    held = np.concatenate([held, new])[keep]
+                name = f"{rho}_{dominant}"
+                scalars[f"{name}/fifo"] = entropy(train.label[offered[-SIZE:]])
+                scalars[f"{name}/duel"] = entropy(train.label[held])
+                share = np.mean(train.label[held] == dominant)
+                scalars[f"{name}/dominant"] = float(share)
+        return core.Result({}, scalars)
+
+    return evaluate
+
+
+def entropy(labels) -> float:
+    """Compute the entropy of the classes among labels, in nats."""
+    share = np.unique(labels, return_counts=True)[1] / len(labels)
+    return float(-np.sum(share * np.log(share)))
 
 
 def train_even(options, seed: int, stop) -> pathlib.Path:
@@ -124,7 +152,7 @@ def train_even(options, seed: int, stop) -> pathlib.Path:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     made = build.build(config_of(options, "moco", seed, first_tasks=1), folder)
-    judges = made.evaluation.evaluators | filterings(made)
+    judges = made.evaluation.evaluators | {"policy": policy(made)}
     made = made._replace(evaluation=made.evaluation._replace(evaluators=judges))
     finish.run(made, folder, stop=stop)
     return folder
@@ -148,11 +176,10 @@ def tell(found) -> None:
     print("|---" * (2 + len(of_all)) + "|")
     for rho in RHO:
         for dominant in DOMINANT:
-            name = f"policy_{rho}_{dominant}"
+            name = f"policy/{rho}_{dominant}"
             cells = []
             for run in of_all.values():
-                before = run[f"{name}/fifo_entropy_5"]
-                after = run[f"{name}/entropy_5"]
+                before, after = run[f"{name}/fifo"], run[f"{name}/duel"]
                 rose.append(after > before)
                 cells.append(f"{before:.2f} -> {after:.2f}")
             print(f"| {rho} | {dominant} |", " | ".join(cells), "|")

@@ -16,7 +16,7 @@ from jaxcl.run import job, train
 def parser(text: str) -> argparse.ArgumentParser:
     """Make a command line with the options that all trials have."""
     made = argparse.ArgumentParser(description=text.splitlines()[0])
-    made.add_argument("--data", required=True, help="config.data.path")
+    made.add_argument("--data", help="config.data.path")
     made.add_argument("--out", type=pathlib.Path, required=True)
     made.add_argument("--seeds", type=int, default=5)
     made.add_argument(

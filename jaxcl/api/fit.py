@@ -158,7 +158,7 @@ def _read(images, labels, domains, test, name) -> inputs.Given:
         raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
     judge = inputs.read(pair[0], name=f"{name}_test", labels=pair[1])
     sections = {"train": train.section, "test": judge.section}
-    sections = {name: x | sources.whole(x) for name, x in sections.items()}
+    sections = {name: x | sources.without_test_split(x) for name, x in sections.items()}
     held = (*train.held, *judge.held)
     return inputs.Given({"name": "judged_by", **sections}, held)
 

@@ -93,7 +93,7 @@ def _of_text(text: str) -> dict:
 def _of_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
     """Images and labels of a Dataset, and the names of its classes.
 
-    `from_huggingface.columns` chooses the columns of images and labels.
+    `from_huggingface.choose_columns` chooses the columns of images and labels.
     """
     kind, saved = type(dataset).__name__, "or give the path that `save_to_disk` wrote"
     if kind == "DatasetDict":
@@ -118,7 +118,7 @@ def _of_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
             f"{name}: has a transform (set_transform or with_transform), which is not "
             "applied to what is read; apply it with map, or call reset_format()"
         )
-    image, label = from_huggingface.columns(name, [*types], pictures, named)
+    image, label = from_huggingface.choose_columns(name, [*types], pictures, named)
     rows = dataset.with_format(None)
     arrays = _arrays(name, rows, image)
     names = getattr(dataset.features[label], "names", None) if label else None
@@ -152,10 +152,8 @@ def _decoded(name, images) -> list[np.ndarray]:
             "see Image.convert of PIL"
         )
     grey = modes <= {"1", "L", "LA"}
-    arrays = [
-        files_lib.from_pillow(image, name, channels=1 if grey else 3)
-        for image in images
-    ]
+    decoding = files_lib.Decoding("pillow", channels=1 if grey else 3)
+    arrays = [decoding.convert(image, name) for image in images]
     return [array[..., 0] for array in arrays] if grey else arrays
 
 

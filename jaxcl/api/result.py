@@ -234,4 +234,6 @@ class Result:
         name = f"{self.config.name}_{what}"
         read = inputs.read(images, name=name, labels=labels)
         self._held += read.held
-        return read.section | (sources.whole(read.section) if whole else {})
+        return read.section | (
+            sources.without_test_split(read.section) if whole else {}
+        )

@@ -15,7 +15,7 @@ from etils import epath
 from jaxcl import core, schema, sharding
 from jaxcl.config import budget, files, run_config, sections
 from jaxcl.config import options as options_lib
-from jaxcl.data import duplicates, fetch, identity, splits, storage, stream
+from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.evals import features
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import chain
@@ -428,7 +428,7 @@ def _checked_data(top, tasks: stream.Stream, workdir) -> stream.Stream:
     if workdir is None:
         return tasks
     dataset, first = tasks.dataset, jax.process_index() == 0
-    known = identity.of(dataset)
+    known = identity.identify(dataset)
     identity.check(workdir, known)
     tasks = tasks._replace(dataset=dataset._replace(known=known))
     judges = {
@@ -444,8 +444,10 @@ def _checked_data(top, tasks: stream.Stream, workdir) -> stream.Stream:
             logging.warning("config.data: %s", words)
     asked = known.by_bytes if top.duplicates is None else top.duplicates
     if asked and first:
-        known = known if known.by_bytes else identity.of(dataset, True)
-        if words := duplicates.find(known).words("config.data: " + dataset.name):
+        known = known if known.by_bytes else identity.identify(dataset, True)
+        if words := identity.find_duplicates(known).describe(
+            "config.data: " + dataset.name
+        ):
             logging.warning("%s", words)
     _tell_few_test_images(top, tasks)
     return tasks

@@ -384,7 +384,7 @@ def of_path(path: str) -> dict:
     """config.data of what lies at a path, see `sources.section_of`.
 
     Raises:
-      ValueError: there is nothing; or as `from_huggingface.guessed`.
+      ValueError: there is nothing; or as `from_huggingface.guess_options`.
     """
     if not storage.exists(path):
         raise ValueError(f"{path!r}: there is nothing at this path")

@@ -250,7 +250,7 @@ def tasks(data, scenario, seed=0, stand_in=None):
     scenario = ({"seed": seed} if follows_seed(scenario) else {}) | scenario
     cut = schema.options(scenarios.make, scenario, "config.scenario")
     uneven = cut.get("imbalance"), cut.get("long_tail")
-    imbalance.options(*uneven, field="config.scenario.")
+    imbalance.check_options(*uneven, field="config.scenario.")
     return lambda: scenarios.make(stand_in or source(**data_options), **cut)
 
 

@@ -38,7 +38,7 @@ class Fresh(NamedTuple):
     size: int | None
 
     def __call__(self, row: int) -> np.ndarray:
-        """u8[h,w,C], the shorter side at most `size`."""
+        """Return u8[h,w,C], the shorter side at most `size`."""
         image = self.read(row)
         short = min(image.shape[:2])
         if self.size is None or short <= self.size:
@@ -48,7 +48,7 @@ class Fresh(NamedTuple):
         return prefetch.resize(image, *shape, interpolation="bicubic", decoder=decoder)
 
     def attempt(self, row: int) -> np.ndarray | files_lib.Unreadable:
-        """The image of a row, or why there is none."""
+        """Return the image of a row, or why there is none."""
         try:
             return self(row)
         except files_lib.Unreadable as error:
@@ -62,7 +62,7 @@ class Cached(NamedTuple):
     fresh: Fresh  # for rows that the cache lacks
 
     def __call__(self, row: int) -> np.ndarray:
-        """u8[h,w,C], read-only; a row that the cache lacks may raise `Unreadable`."""
+        """Return u8[h,w,C], read-only; a row that is not there may be `Unreadable`."""
         pixels, offsets, shapes = _map(self.folder)
         shape = shapes[row]
         if not shape[0]:
@@ -73,7 +73,7 @@ class Cached(NamedTuple):
 
 @functools.cache
 def _map(folder: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pixels, offsets and shapes of a cache; each process maps a folder once."""
+    """Return pixels, offsets and shapes of a cache; each process maps a folder once."""
     offsets, shapes = (
         np.asarray(np.load(os.path.join(folder, name), mmap_mode="r"))
         for name in ("offsets.npy", "shapes.npy")
@@ -85,7 +85,7 @@ def _map(folder: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def cached(read: Any, directory: str, *, size: int | None = None) -> Cached:
-    """The images of a reader, from a cache in `directory`; makes the cache if needed.
+    """Read images from a cache in `directory`, which is made if needed.
 
     Args:
       read: a `files.Reader`.
@@ -209,7 +209,7 @@ def _write(fresh: Fresh, count: int, part: str, folder: str) -> dict:
 
 
 def _estimate(fresh: Fresh, count: int) -> int:
-    """Bytes of all images, estimated from a sample spread evenly over the rows."""
+    """Estimate the bytes of all images from some, evenly spaced."""
     rows = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(int))
     images = parallel.in_threads(fresh.attempt, rows)
     sizes = [x.nbytes if isinstance(x, np.ndarray) else 0 for x in images]

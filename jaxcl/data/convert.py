@@ -67,7 +67,7 @@ def _write(dataset, out) -> None:
 
 
 def mean_std(images: np.ndarray) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel of u8[N,H,W,C], scaled to [0, 1]."""
+    """Measure mean and deviation of each channel of u8[N,H,W,C], in [0, 1]."""
     counts = np.stack(
         [
             np.bincount(images[..., c].ravel(), minlength=256)
@@ -89,7 +89,7 @@ def part(
     per_class: int | None = None,
     seed: int = 0,
 ) -> stream.Dataset:
-    """A part of a dataset; None: all.
+    """Cut a part out of a dataset; None: all.
 
     Raises ValueError as `splits.of_domains` and `splits.of_classes` do, and where no
     train image is left.
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def _entries(words) -> list[int | str] | None:
-    """Names and numbers of words, in which a span stands for its numbers."""
+    """Return names and numbers of words, in which a span stands for its numbers."""
     if words is None:
         return None
     entries: list[int | str] = []

@@ -120,7 +120,7 @@ def _by_hand(name, out) -> str:
 
 
 def _given(archive, source, known) -> str:
-    """The path of an archive in what the user gave."""
+    """Find an archive in the file or folder of the user; return its path."""
     inside = os.path.join(source, archive.name)
     path = inside if os.path.isdir(source) or len(known.archives) > 1 else source
     if not os.path.isfile(path):
@@ -145,7 +145,7 @@ def _check(archive, path, *, remove) -> None:
 
 
 def _download(archive, folder) -> str:
-    """The path of an archive, downloaded; what is there of it already is kept."""
+    """Download an archive, from where an earlier download ended; return its path."""
     path = os.path.join(folder, archive.name)
     part, reasons = f"{path}.part", []
     if os.path.exists(path):
@@ -174,7 +174,7 @@ def _plain_reason(error) -> str:
 
 
 def _length(path) -> int:
-    """Bytes of a file, 0 if it is missing."""
+    """Return bytes of a file, 0 if it is missing."""
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
@@ -266,7 +266,7 @@ def _mnist(paths, folder) -> None:
 
 
 def _idx(path, axes) -> np.ndarray:
-    """The numbers of a packed idx file, u8[N], behind its type and sizes of axes."""
+    """Read the numbers of a packed idx file, u8[N]."""
     with gzip.open(path, "rb") as file:
         return np.frombuffer(file.read(), np.uint8, offset=4 + 4 * axes)
 

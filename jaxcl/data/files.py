@@ -60,7 +60,7 @@ def reading(path: str) -> Iterator[None]:
 
 
 class Decoding(NamedTuple):
-    """How encoded images become pixels; the keywords of `decode`."""
+    """Decodes images."""
 
     decoder: str  # "cv2" or "pillow"
     channels: int = 3  # 3 is RGB, 1 is grey
@@ -69,94 +69,106 @@ class Decoding(NamedTuple):
     bits: int | None = None  # that 16-bit greys use; None: none were seen
 
     def __call__(self, data: bytes, name: str) -> np.ndarray:
-        """Decode an image, see `decode`."""
-        return decode(data, name, **self._asdict())
+        """Decode an image to u8[h,w,C], see `convert`.
 
+        The orientation in EXIF is NOT applied, as in torchvision's loader and TFDS.
 
-def decode(
-    data: bytes,
-    name: str,
-    *,
-    decoder: str,
-    channels: int = 3,
-    max_pixels: int = PIXELS,
-    background: int = 255,
-    bits: int | None = None,
-) -> np.ndarray:
-    """Decode an image to u8[h,w,C], see `from_pillow`.
+        Raises:
+          Unreadable: the bytes are no image, are truncated, or say that they are an
+            image of more than `max_pixels`; the message has `name`.
+        """
+        if Image.MAX_IMAGE_PIXELS is not None:  # beyond which Pillow refuses by itself
+            Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, self.max_pixels)
+        try:
+            with Image.open(io.BytesIO(data)) as opened:  # reads the header alone
+                self.check_size(name, *opened.size[::-1])
+                if self.decoder == "cv2" and _is_plain(data, opened):
+                    image = _by_cv2(data, self.channels)
+                    if image is not None:
+                        return image.reshape(*image.shape[:2], self.channels)
+                return self.convert(opened, name)
+        except Unreadable:
+            raise
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise Unreadable(
+                f"{name}: {error}; allowed are config.data.max_pixels={self.max_pixels}"
+            ) from error
+        except Exception as error:  # of damaged bytes Pillow's plugins raise anything
+            unknown = isinstance(error, UnidentifiedImageError)
+            raise Unreadable(
+                f"{name} cannot be decoded: "
+                f"{'not a known format' if unknown else repr(error)}; "
+                'config.data.on_corrupt="skip" takes another image in its place'
+            ) from error
 
-    The orientation in EXIF is NOT applied, as in torchvision's loader and TFDS. Raises
-    `Unreadable`, a ValueError with `name` in its message, for bytes that are no image,
-    are truncated, or say that they are an image of more than `max_pixels`, whatever the
-    decoder.
-    """
-    if Image.MAX_IMAGE_PIXELS is not None:  # beyond which Pillow refuses by itself
-        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
-    try:
-        with Image.open(io.BytesIO(data)) as opened:  # reads the header alone
-            _check_size(name, *opened.size[::-1], max_pixels)
-            if decoder == "cv2" and _is_plain(data, opened):
-                image = _by_cv2(data, channels)
-                if image is not None:
-                    return image.reshape(*image.shape[:2], channels)
-            how = {"channels": channels, "background": background, "bits": bits}
-            return from_pillow(opened, name, **how)
-    except Unreadable:
-        raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise Unreadable(
-            f"{name}: {error}; allowed are config.data.max_pixels={max_pixels}"
-        ) from error
-    except Exception as error:  # of damaged bytes Pillow's plugins raise anything
-        unknown = isinstance(error, UnidentifiedImageError)
-        raise Unreadable(
-            f"{name} cannot be decoded: "
-            f"{'not a known format' if unknown else repr(error)}; "
-            'config.data.on_corrupt="skip" takes another image in its place'
-        ) from error
+    def convert(self, image: Image.Image, name: str) -> np.ndarray:
+        """Return the pixels of a PIL image, u8[h,w,C].
 
+        Grey, palette and CMYK images become RGB, or grey where `channels` is 1.
+        Transparent pixels are composed on the grey level `background`. Of 16-bit greys
+        that use `bits` bits the upper eight of these are kept; None: as one image
+        tells.
 
-def from_pillow(
-    image: Image.Image,
-    name: str,
-    *,
-    channels: int = 3,
-    background: int = 255,
-    bits: int | None = None,
-) -> np.ndarray:
-    """The pixels of a PIL image as u8[h,w,C]; every conversion of images is here.
+        Raises:
+          Unreadable: floating pixels, whose range is not known; 16-bit ones that use
+            more than `bits`.
+        """
+        if image.mode == "I" or image.mode.startswith("I;16"):
+            pixels = _eight_bits(np.asarray(image), name, self.bits)
+            image = Image.fromarray(pixels)
+        elif image.mode == "F":
+            low, high = image.getextrema()
+            raise Unreadable(
+                f"{name}: has floating pixels from {low} to {high}; must be of 8 or 16 "
+                "bits"
+            )
+        elif is_transparent(image):
+            image = image.convert("RGBA")
+            ground = (self.background,) * 3 + (255,)
+            ground = Image.new("RGBA", image.size, ground)
+            image = Image.alpha_composite(ground, image)
+        pixels = np.asarray(image.convert("RGB" if self.channels == 3 else "L"))
+        return pixels.reshape(*pixels.shape[:2], self.channels)
 
-    Grey, palette and CMYK images become RGB, or grey where `channels` is 1.
-    Transparent pixels are composed on the grey level `background`. Of 16-bit greys
-    that use `bits` bits the upper eight of these are kept; None: as one image tells.
+    def from_numbers(self, pixels: list, name: str) -> np.ndarray:
+        """Make u8[h,w,C] of nested lists; grey images may lack the channel."""
+        try:
+            array = np.array(pixels)
+        except ValueError as error:
+            raise Unreadable(f"{name}: its lists differ in length") from error
+        array = array[..., None] if array.ndim == 2 else array
+        shape = list(array.shape)
+        if len(shape) != 3 or shape[2] not in (1, 3):
+            wrong = f"pixels are {shape}, must be [h, w], [h, w, 1] or [h, w, 3]"
+        elif array.dtype.kind not in "iu":
+            wrong = f"pixels are {array.dtype}, must be whole numbers"
+        elif array.size and not 0 <= array.min() <= array.max() <= 255:
+            wrong = f"pixels are from {array.min()} to {array.max()}, must be 0 to 255"
+        elif shape[2] > self.channels:
+            wrong = f"3 channels, but config.data.channels={self.channels}"
+        else:
+            self.check_size(name, *shape[:2])
+            return array.repeat(self.channels // shape[2], axis=2).astype(np.uint8)
+        raise Unreadable(f"{name}: {wrong}")
 
-    Raises `Unreadable` for floating pixels, whose range is not known, and for 16-bit
-    ones that use more than `bits`.
-    """
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        image = Image.fromarray(_eight_bits(np.asarray(image), name, bits))
-    elif image.mode == "F":
-        low, high = image.getextrema()
-        raise Unreadable(
-            f"{name}: has floating pixels from {low} to {high}; must be of 8 or 16 bits"
-        )
-    elif is_transparent(image):
-        image = image.convert("RGBA")
-        ground = Image.new("RGBA", image.size, (background,) * 3 + (255,))
-        image = Image.alpha_composite(ground, image)
-    pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
-    return pixels.reshape(*pixels.shape[:2], channels)
+    def check_size(self, name: str, height: int, width: int) -> None:
+        """Refuse an image by its header, before there is memory for it."""
+        if not 0 < height * width <= self.max_pixels:
+            raise Unreadable(
+                f"{name} is {height} x {width} pixels: must be at least 1, and at most "
+                f"config.data.max_pixels={self.max_pixels} in all"
+            )
 
 
 def is_transparent(image: Image.Image) -> bool:
-    """Whether a PIL image may have transparent pixels."""
+    """Return whether a PIL image may have transparent pixels."""
     return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or (
         "transparency" in image.info
     )
 
 
 def _eight_bits(pixels, name, bits) -> np.ndarray:
-    """The upper eight bits of greys of `bits` bits."""
+    """Return the upper eight bits of greys of `bits` bits."""
     low, high = int(pixels.min()), int(pixels.max())
     if low < 0 or high > 65535:
         raise Unreadable(
@@ -174,7 +186,7 @@ def _eight_bits(pixels, name, bits) -> np.ndarray:
 
 
 def _by_cv2(data, channels) -> np.ndarray | None:
-    """The image, None where OpenCV cannot decode it."""
+    """Return the image, None where OpenCV cannot decode it."""
     import cv2  # an extra; without it Pillow decodes
 
     mode = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
@@ -185,17 +197,8 @@ def _by_cv2(data, channels) -> np.ndarray | None:
         return None
 
 
-def _check_size(name, height, width, max_pixels) -> None:
-    """Refuse an image by what its header says, before there is memory for it."""
-    if not 0 < height * width <= max_pixels:
-        raise Unreadable(
-            f"{name} is {height} x {width} pixels: must be at least 1, and at most "
-            f"config.data.max_pixels={max_pixels} in all"
-        )
-
-
 def _is_plain(data: bytes, opened: Image.Image) -> bool:
-    """Whether OpenCV decodes an image as `from_pillow` does.
+    """Return whether OpenCV decodes an image as Pillow does.
 
     It is a JPEG, or a PNG of 8 bits without transparency. It must end in its end
     marker: OpenCV silently fills the missing part of a truncated image with grey.
@@ -204,28 +207,6 @@ def _is_plain(data: bytes, opened: Image.Image) -> bool:
         return b"\xff\xd9" in data[-64:]
     plain = data[:8] == _PNG and data[24] <= 8 and not is_transparent(opened)
     return plain and opened.mode != "LA" and b"IEND" in data[-64:]
-
-
-def from_numbers(pixels: list, name: str, decoding: Decoding) -> np.ndarray:
-    """Make u8[h,w,C] of nested lists of numbers; grey images may lack the channel."""
-    try:
-        array = np.array(pixels)
-    except ValueError as error:
-        raise Unreadable(f"{name}: its lists differ in length") from error
-    array = array[..., None] if array.ndim == 2 else array
-    shape = list(array.shape)
-    if len(shape) != 3 or shape[2] not in (1, 3):
-        wrong = f"pixels are {shape}, must be [h, w], [h, w, 1] or [h, w, 3]"
-    elif array.dtype.kind not in "iu":
-        wrong = f"pixels are {array.dtype}, must be whole numbers"
-    elif array.size and not 0 <= array.min() <= array.max() <= 255:
-        wrong = f"pixels are from {array.min()} to {array.max()}, must be 0 to 255"
-    elif shape[2] > decoding.channels:
-        wrong = f"3 channels, but config.data.channels={decoding.channels}"
-    else:
-        _check_size(name, *shape[:2], decoding.max_pixels)
-        return array.repeat(decoding.channels // shape[2], axis=2).astype(np.uint8)
-    raise Unreadable(f"{name}: {wrong}")
 
 
 class Reader(NamedTuple):
@@ -249,11 +230,11 @@ class Reader(NamedTuple):
         return (
             found
             if isinstance(found, np.ndarray)
-            else from_numbers(found, name, self.decoding)
+            else self.decoding.from_numbers(found, name)
         )
 
     def raw(self, row: int) -> bytes:
-        """Bytes that tell an image from others: encoded, or its pixels."""
+        """Return bytes that tell an image from others: encoded, or its pixels."""
         found = self._fetched(row)
         return found if isinstance(found, bytes) else self(row).tobytes()
 
@@ -266,16 +247,16 @@ class Reader(NamedTuple):
             raise Unreadable(f"{self.name(row)} cannot be read: {error}") from error
 
     def path(self, number: int) -> str:
-        """Path of a file."""
+        """Return the path of a file."""
         return os.path.join(self.root, os.fsdecode(self.files[number]))
 
     def name(self, row: int) -> str:
-        """Where a row comes from, for messages."""
+        """Return where a row comes from, for messages."""
         path = self.path(self.which[row])
         return f"{path} ({self.unit} {self.place[row]})" if self.unit else path
 
     def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """All files; which of them holds each row i64[N], and at which place."""
+        """Return all files; which of them holds each row i64[N], and at which place."""
         return [self.path(x) for x in range(len(self.files))], self.which, self.place
 
     @property
@@ -328,9 +309,9 @@ def _fetch_held(images, path, row) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def mapped(path: str) -> np.ndarray:
-    """An .npy file, mapped and not read; each process opens it once."""
+    """Map an .npy file without reading it; each process opens it once."""
     with reading(path):
-        with open(storage.ordinary(path), "rb") as file:
+        with open(storage.check_ordinary(path), "rb") as file:
             check_claim(file, storage.size(path), os.path.basename(path))
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
@@ -358,7 +339,7 @@ class Loader(NamedTuple):
     memory: Memory | None = None  # keeps every image, if they fit; None: they do not
 
     def __call__(self, row: int) -> np.ndarray:
-        """One image, or a substitute and a warning if it is unreadable.
+        """Read an image; warn and read another where it is unreadable.
 
         The substitute is the next readable row of the same class and domain, from the
         first again after the last, so the label stays true.
@@ -397,7 +378,7 @@ class Loader(NamedTuple):
         return image
 
     def image_bytes(self) -> float:
-        """Bytes of a decoded image, the mean of a few; infinite if none can be read."""
+        """Estimate the bytes of a decoded image; infinite if none can be read."""
         found = []
         for row in np.linspace(0, len(self.rows) - 1, _SAMPLED).astype(int):
             with contextlib.suppress(ValueError):
@@ -405,7 +386,7 @@ class Loader(NamedTuple):
         return float(np.mean(found)) if found else math.inf
 
     def take(self, rows: np.ndarray) -> "Loader":
-        """The loader of the images at `rows`, renumbered from 0."""
+        """Return the loader of the images at `rows`, renumbered from 0."""
         return self._replace(
             rows=self.rows[rows],
             label=None if self.label is None else self.label[rows],
@@ -413,15 +394,15 @@ class Loader(NamedTuple):
         )
 
     def name(self, row: int) -> str:
-        """Where a row comes from, for messages."""
+        """Return where a row comes from, for messages."""
         return self.read.name(int(self.rows[row]))
 
     def raw(self, row: int) -> bytes:
-        """Bytes that tell the image of a row from others, without decoding it."""
+        """Read bytes that tell an image from others, without decoding it."""
         return self.read.raw(int(self.rows[row]))
 
     def holders(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
-        """Files, and where each row is in them, as of `Reader`."""
+        """Return files, and where each row is in them, as of `Reader`."""
         names, which, place = self.read.holders()
         return names, which[self.rows], place[self.rows]
 
@@ -434,14 +415,14 @@ class Loader(NamedTuple):
 def examples(
     reader: Any, label: np.ndarray, domain: np.ndarray | None = None
 ) -> stream.Examples:
-    """Examples that a reader reads row by row; of one domain where none is given."""
+    """Make examples that are read row by row; of one domain where none is given."""
     label = np.asarray(label, np.int32)
     domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)
     return stream.Examples(label, domain, load=Loader(reader, np.arange(len(label))))
 
 
 def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
-    """Class names from a text file, one a line."""
+    """Read class names from a text file, one a line."""
     with reading(f"{option} = {file!r}"):
         lines = storage.read(file).decode().split("\n")
     names = tuple(line.strip() for line in lines if line.strip())
@@ -450,8 +431,8 @@ def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     return names
 
 
-def kept(wanted: tuple[str, ...], names: tuple[str, ...]) -> np.ndarray:
-    """New number of every class, i32[C], -1 for classes that are left out."""
+def number_classes(wanted: tuple[str, ...], names: tuple[str, ...]) -> np.ndarray:
+    """Number the wanted classes in their order, i32[C]; -1: left out."""
     missing = [name for name in wanted if name not in names]
     if missing:
         raise ValueError(f"classes: {missing[:5]} not among the {len(names)} classes")
@@ -461,7 +442,7 @@ def kept(wanted: tuple[str, ...], names: tuple[str, ...]) -> np.ndarray:
 
 
 def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
-    """The arrays among `keys` that a file holds; packed image arrays are decoded.
+    """Read those arrays of `keys` that a file holds; packed images are decoded.
 
     Without keys all are read, as they are.
 
@@ -470,7 +451,7 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
     K__sha256 of K's bytes. A strip is n images on top of each other.
     """
     with reading(path):
-        source = storage.whole(path)
+        source = storage.path_or_bytes(path)
         if not zipfile.is_zipfile(source):
             raise ValueError("no such file, or not an .npz file")
         with zipfile.ZipFile(source) as archive:
@@ -495,15 +476,15 @@ class _Npz(NamedTuple):
     size: int  # bytes of the file
 
     def keys(self) -> list[str]:
-        """Names of all arrays."""
+        """Return names of all arrays."""
         return [name.removesuffix(".npy") for name in self.archive.namelist()]
 
     def holds(self, key: str) -> bool:
-        """Whether there is an array of this name."""
+        """Return whether there is an array of this name."""
         return f"{key}.npy" in self.archive.NameToInfo
 
     def read(self, key: str) -> np.ndarray:
-        """An array."""
+        """Read an array."""
         info = self.archive.getinfo(f"{key}.npy")
         ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _DEFLATED}
         if info.compress_type not in ratio:
@@ -551,7 +532,7 @@ def _unpack(file: _Npz, key: str) -> np.ndarray:
     images, row, lossless = np.empty((n, h, w, c), np.uint8), 0, True
     for i, (start, end) in enumerate(zip(pointers[:-1], pointers[1:], strict=True)):
         data = raw[start:end].tobytes()
-        strip = decode(data, f"{key} strip {i}", decoder="pillow", channels=c)
+        strip = Decoding("pillow", c)(data, f"{key} strip {i}")
         if strip.size % (h * w * c) or row + strip.size // (h * w * c) > n:
             raise ValueError(f"{key} strip {i} is {list(strip.shape)}, not {h} x {w}")
         strip = strip.reshape(-1, h, w, c)
@@ -567,13 +548,13 @@ def _unpack(file: _Npz, key: str) -> np.ndarray:
 
 
 def sha256(array: np.ndarray) -> str:
-    """Digest of an array's bytes in C order."""
+    """Return the digest of an array's bytes in C order."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return hashlib.sha256(flat.view(np.uint8)).hexdigest()
 
 
 def _read_npy(path) -> np.ndarray:
-    source = storage.whole(path)
+    source = storage.path_or_bytes(path)
     with contextlib.ExitStack() as stack:
         file = source if isinstance(source, io.BytesIO) else open(source, "rb")
         stack.enter_context(file)
@@ -583,7 +564,7 @@ def _read_npy(path) -> np.ndarray:
 
 
 def read_entry(directory: str, entry: dict) -> np.ndarray:
-    """An array of a directory, checked against its digest if the entry has one."""
+    """Read an array of a directory and compare its digest, if the entry has one."""
     path = os.path.join(directory, entry["file"])
     with reading(path):
         array = _read_npy(path)

@@ -27,8 +27,8 @@ class Format(NamedTuple):
     frames: int = 1
 
 
-def fitted(dataset: stream.Dataset, decoding: files_lib.Decoding) -> stream.Dataset:
-    """The set with readers that know how many bits its 16-bit greys use.
+def find_bits(dataset: stream.Dataset, decoding: files_lib.Decoding) -> stream.Dataset:
+    """Tell the readers of a set how many bits its 16-bit greys use.
 
     Its notes say what is lost where pixels are converted.
     """
@@ -82,7 +82,7 @@ def fitted(dataset: stream.Dataset, decoding: files_lib.Decoding) -> stream.Data
 
 
 def _look(dataset) -> list[Format]:
-    """Formats of some hundred images, evenly spaced over all splits."""
+    """Look at some hundred images, evenly spaced over all splits."""
     parts = stream.splits_of(dataset).values()
     loads = [(x.load, len(x.label)) for x in parts if x.load is not None]
     ends = np.cumsum([count for _, count in loads])
@@ -99,7 +99,7 @@ def _look(dataset) -> list[Format]:
 
 
 def _format(load, row) -> Format | None:
-    """The format of an image; None of what cannot be read."""
+    """Return the format of an image; None of what cannot be read."""
     try:
         if load.name(row).lower().endswith(_PLAIN):
             return Format()

@@ -14,10 +14,8 @@ _PARTS = ("train", "val", "test")  # what keys of an .npz file begin with
 FETCHED = ("cifar10", "cifar100", "mnist")  # that `fetch` writes as such directories
 
 
-@schema.checked("config.data")
-def npz(
-    *, path: str, validation: schema.Fraction = 0.0, seed: schema.Natural = 0
-) -> stream.Dataset:
+@splits.source
+def npz(*, path: str) -> stream.Dataset:
     """An .npz file, plain or packed (see `files.read_npz`).
 
     The file holds either train_x, train_y (and train_domain), and the same of val and
@@ -43,9 +41,8 @@ def npz(
         mask = data.get("is_test", np.zeros(len(whole.label), bool))
         if mask.dtype != bool or mask.shape != (len(data["x"]),):
             raise ValueError(f"{path}: is_test must be bool[{len(data['x'])}]")
-        parts["train"] = splits.take(whole, np.flatnonzero(~mask))
-        if mask.any():
-            parts["test"] = splits.take(whole, np.flatnonzero(mask))
+        train, test = splits.cut(whole, mask)
+        parts = {"train": train} | ({} if test is None else {"test": test})
     else:
         has = sorted(files.read_npz(path))[:10]
         raise ValueError(f"{path}: has neither train_x nor x, but {has}")
@@ -58,23 +55,20 @@ def npz(
             given = [name.decode(errors="replace") for name in given]
         names[key] = tuple(map(str, given))
     name = os.path.splitext(os.path.basename(path))[0]
-    data = stream.Dataset(
+    return stream.Dataset(
         name,
         **names,
         train=parts["train"],
         validation=parts.get("val"),
         test=parts.get("test"),
     )
-    return splits.finish(data, validation=validation, seed=seed)
 
 
-@schema.checked("config.data")
+@splits.source
 def arrays(
     *,
     path: str,
     resident: bool | None = None,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """A directory of .npy files with a meta.json, see `jaxcl.data.convert`.
 
@@ -93,7 +87,7 @@ def arrays(
         for split, entries in meta["splits"].items()
     }
     numbered = _numbers(parts, "domain")
-    data = stream.Dataset(
+    return stream.Dataset(
         name=meta.get("name", os.path.basename(os.path.normpath(path))),
         class_names=tuple(meta.get("class_names", ())) or _numbers(parts, "label"),
         domain_names=tuple(meta.get("domain_names", ()))
@@ -105,11 +99,10 @@ def arrays(
         mean=None if meta.get("mean") is None else tuple(meta["mean"]),
         std=None if meta.get("std") is None else tuple(meta["std"]),
     )
-    return splits.finish(data, validation=validation, seed=seed)
 
 
 def _numbers(parts, field) -> tuple[str, ...]:
-    """Names of labels or domains that have none: "0", "1", up to the largest."""
+    """Return names of labels or domains that have none: "0", "1", up to the largest."""
     count = 1 + max(int(getattr(x, field).max(initial=-1)) for x in parts.values())
     return tuple(map(str, range(count)))
 
@@ -157,7 +150,7 @@ class _Entry(NamedTuple):
 
 
 def _meta(path) -> dict:
-    """The meta.json of a directory, checked."""
+    """Read and check the meta.json of a directory."""
     file = os.path.join(path, "meta.json")
     try:
         meta = storage.read_json(file)
@@ -180,13 +173,13 @@ def _meta(path) -> dict:
 
 
 def _from_and_to(path) -> str:
-    """What jaxcl.data.convert would be given, for a folder or for an .npz file."""
+    """Return the arguments of jaxcl.data.convert for a folder or an .npz file."""
     folder = str(path).removesuffix(".npz")
     return f"IN.npz {path}" if folder == str(path) else f"{path} {folder}"
 
 
 def _fetched(path) -> str:
-    """The command that fetches the set a folder is named after, else ""."""
+    """Return the command that fetches the set a folder is named after, else ""."""
     name = os.path.basename(os.path.normpath(path))
     if name not in FETCHED:
         return ""
@@ -233,7 +226,7 @@ def examples(
     label: np.ndarray | None,
     domain: np.ndarray | None,
 ) -> stream.Examples:
-    """Examples from arrays of any integer type; grey images may lack the channel.
+    """Make examples of arrays of any integer type; greys may lack the channel.
 
     Args:
       where: they come from, for messages.

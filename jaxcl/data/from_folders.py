@@ -28,8 +28,7 @@ _FEW = 8  # levels of a mask, most
 _MANY = 50  # classes that are not compared with each other
 
 
-@schema.checked("config.data")
-@splits.with_image_options()
+@splits.image_source()
 def image_folder(
     *,
     path: str,
@@ -87,11 +86,11 @@ def image_folder(
 
 
 def is_mixed(path: str) -> bool:
-    """Whether images lie beside folders of images, so that folders are no classes."""
+    """Return whether images lie beside folders of images, which are no classes."""
     if not storage.is_folder(path) or storage.in_bucket(path):
         return False
     inner = [os.path.join(path, name) for name in listing.folders(path)]
-    apart = {listing.identity(folder) for folder in inner}
+    apart = {listing.folder_id(folder) for folder in inner}
     return bool(inner and listing.images(path, apart))
 
 
@@ -100,24 +99,24 @@ _YES = 'config.data.folders="classes" takes each of them as a class'
 
 
 def _notes(left_out) -> tuple[str, ...]:
-    said = listing.say(left_out)
+    said = listing.describe(left_out)
     return (f"left out: {said}",) if said else ()
 
 
 def _but(left_out) -> str:
-    """What was found in place of images, for messages."""
-    said = listing.say(left_out)
+    """Say for messages which files were left out."""
+    said = listing.describe(left_out)
     return f"; left out: {said}" if said else ""
 
 
 def _relative(path, files) -> list[bytes]:
-    """Paths below a folder; not os.path.relpath, which would change a bucket's."""
+    """Make paths relative; os.path.relpath would change those of a bucket."""
     start = path if storage.in_bucket(path) else os.path.normpath(path)
     return [os.fsencode(file[len(start) :].lstrip("/")) for file in files]
 
 
 def _parts(file: bytes) -> list[str]:
-    """The folders of a path, and its name."""
+    """Return the folders of a path, and its name."""
     return os.fsdecode(file).split("/")
 
 
@@ -151,12 +150,12 @@ def _is_like_split(name) -> bool:
 
 
 def _is_empty(path, name) -> bool:
-    """Whether no image is below a folder."""
+    """Return whether no image is below a folder."""
     return not listing.images(os.path.join(path, name))
 
 
 def _word(name) -> str:
-    """A name of a folder in small letters, without signs and the s of a plural."""
+    """Return a folder's name in small letters, without signs and a plural's s."""
     return re.sub("[^a-z]", "", name.lower()).removesuffix("s")
 
 
@@ -205,7 +204,7 @@ def _check_inside(path, parts, splits=False) -> None:
 
 
 def _are_masks(stems, one, two) -> bool:
-    """Whether the files of class `two` belong to those of class `one`.
+    """Return whether the files of class `two` belong to those of class `one`.
 
     Args:
       stems: class -> stem of a file -> its path.
@@ -224,7 +223,7 @@ def _are_masks(stems, one, two) -> bool:
 
 
 def _levels(file) -> int:
-    """How many levels the greys of an image have; 0 of what cannot be read."""
+    """Return how many levels the greys of an image have; 0 of what cannot be read."""
     try:
         with Image.open(file) as image:
             return len(np.unique(np.asarray(image.convert("L"))))
@@ -233,7 +232,7 @@ def _levels(file) -> int:
 
 
 def _held_out(path, names) -> list[str]:
-    """Which of val/ and test/ are splits beside train/.
+    """List which of val/ and test/ are splits beside train/.
 
     Where train/ has class folders, they need class folders, too.
     """
@@ -249,7 +248,7 @@ def from_files(
     label: Sequence[int],
     files: Sequence[bytes],
 ) -> stream.Examples:
-    """Examples of one domain that are read from `files`, relative to `path`."""
+    """Return examples of one domain that are read from `files`, relative to `path`."""
     return files_lib.examples(files_lib.of_files(path, files, images.decoding), label)
 
 
@@ -260,7 +259,7 @@ def scan(
     only: bool = False,
     left_out: listing.LeftOut | None = None,
 ) -> tuple[tuple[str, ...], list[int], list[bytes]]:
-    """Class names, labels and files (relative to `path`) below path/inner.
+    """List class names, labels and files (relative to `path`) below path/inner.
 
     Args:
       wanted: classes to read, in this order; None: every class folder.
@@ -278,7 +277,7 @@ def scan(
     apart = _apart(folder, [os.path.join(folder, name) for name in names])
     if inner and apart:  # nor from train/ into all of test/
         beside = (os.path.join(start, name) for name in listing.folders(start))
-        apart |= {listing.identity(path) for path in beside}
+        apart |= {listing.folder_id(path) for path in beside}
     # In a bucket a listing of the whole folder would be needed once more.
     if names and not storage.in_bucket(path):
         _refuse_archive(folder)
@@ -326,7 +325,7 @@ def _apart(folder, classes) -> set[tuple[int, int]]:
         return set()
     known = {}
     for path in classes:
-        other = known.setdefault(listing.identity(path), path)
+        other = known.setdefault(listing.folder_id(path), path)
         if other != path:
             raise ValueError(f"{path} and {other} are one folder: must be two classes")
     return {*known}

@@ -32,43 +32,54 @@ def graphs(
 ) -> stream.Dataset:
     """A set of graphs. All graphs are for training; there is no test split.
 
+    An .npz file holds edges [2,E] (both directions, sorted by source, nodes numbered
+    over the whole set), graph_ptr and edge_ptr [G+1] (graph g's nodes and edges begin
+    at entry g) and label [G] from 0; optionally node_label [N] or [N,k], node_attr
+    [N,A] and class_names.
+
+    A folder holds the text files of the TUDataset collection (Morris et al., 2020):
+    NAME_A.txt, NAME_graph_indicator.txt, NAME_graph_labels.txt, and
+    perhaps NAME_node_labels.txt and NAME_node_attributes.txt. There self-loops and
+    repeated edges are dropped, missing reverse edges are added, and classes and node
+    labels are numbered in the order of their codes.
+
     Args:
-      path: an .npz file (`npz`) or a folder in the text format of the
-        TUDataset collection (`tu`).
-      features, std, normalise: options of both.
+      path: the .npz file or the folder.
+      features: names of a `Feature`, concatenated in this order: "attributes", "labels"
+        (one-hot), "ldp" (see `degree_profile`). None: attributes and labels if the set
+        has them, but no labels if all nodes have the same; "ldp" if neither.
+      std: see `degree_profile`.
+      normalise: divide each node's features x by max(sum x, 1); none is negative.
+
+    Raises:
+      ValueError: a file is missing, breaks these promises or lacks what `features`
+        names.
     """
-    read = npz if path.endswith(".npz") else tu
-    features = None if features is None else tuple(features)
-    graph_set = read(path=path, features=features, std=std, normalise=normalise)
+    graph_set = read(path, features=features, std=std, normalise=normalise)
     label, names = graph_set.label, graph_set.class_names
     train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)
     return stream.Dataset(graph_set.name, names, ("all",), train, None, None)
 
 
-@schema.checked("config.data")
-def npz(
-    *,
+def read(
     path: str,
-    features: Features | None = None,
+    *,
+    features: Sequence[Feature] | None = None,
     std: Std = "sample",
     normalise: bool = True,
 ) -> graphs_lib.GraphSet:
-    """A set in an .npz file.
+    """Read a set of graphs, see `graphs`."""
+    name, arrays = _read_npz(path) if path.endswith(".npz") else _read_text(path)
+    return graphs_lib.GraphSet(
+        _features(path, arrays, features, std, normalise),
+        *(arrays[key].astype(np.int32) for key in _ARRAYS),
+        name,
+        tuple(str(name) for name in arrays["class_names"]),
+    )
 
-    Args:
-      path: holds edges [2,E] (both directions, sorted by source, nodes numbered over
-        the whole set), graph_ptr and edge_ptr [G+1] (graph g's nodes and edges begin
-        at entry g) and label [G] from 0; optionally node_label [N] or [N,k], node_attr
-        [N,A] and class_names.
-      features: names of a `Feature`, concatenated in this order: "attributes", "labels"
-        (one-hot), "ldp" (see `degree_profile`). None: attributes and labels if the
-        file has them, but no labels if all nodes have the same; "ldp" if neither.
-      std: see `degree_profile`.
-      normalise: divide each node's features x by max(sum x, 1); none is negative.
 
-    Raises:
-      ValueError: the file breaks these promises or lacks what `features` names.
-    """
+def _read_npz(path) -> tuple[str, dict[str, np.ndarray]]:
+    """Read the name of a set and the arrays of its file."""
     arrays = files.read_npz(path, (*_ARRAYS, *_OPTIONAL))
     missing = [key for key in _ARRAYS if key not in arrays]
     if missing:
@@ -86,14 +97,8 @@ def npz(
     for holds, problem in _promises(*structure, arrays.get("class_names"), told):
         if not holds:
             raise ValueError(f"{path}: {problem}")
-    names = arrays.get("class_names", np.arange(arrays["label"].max() + 1))
-    base = os.path.splitext(os.path.basename(path))[0]
-    return graphs_lib.GraphSet(
-        _features(path, arrays, features, std, normalise),
-        *(array.astype(np.int32) for array in structure),
-        base,
-        tuple(str(name) for name in names),
-    )
+    arrays.setdefault("class_names", np.arange(arrays["label"].max() + 1))
+    return os.path.splitext(os.path.basename(path))[0], arrays
 
 
 def _promises(edges, graph_ptr, edge_ptr, label, names, told):
@@ -132,36 +137,20 @@ def _promises(edges, graph_ptr, edge_ptr, label, names, told):
 
 
 def _codes(edges, nodes) -> np.ndarray:
-    """One number per directed edge, sorted."""
+    """Return one number per directed edge, sorted."""
     return np.sort(edges[0].astype(np.int64) * int(nodes) + edges[1])
 
 
-@schema.checked("config.data")
-def tu(
-    *,
-    path: str,
-    name: str | None = None,
-    features: Features | None = None,
-    std: Std = "sample",
-    normalise: bool = True,
-) -> graphs_lib.GraphSet:
-    """A set in the text format of the TUDataset collection (Morris et al., 2020).
-
-    Self-loops and repeated edges are dropped, and missing reverse edges are added.
-    Classes and node labels are renumbered from 0 in the order of their codes; a class
-    is named by its code.
-
-    Args:
-      path: the folder of NAME_A.txt, NAME_graph_indicator.txt, NAME_graph_labels.txt;
-        optionally NAME_node_labels.txt and NAME_node_attributes.txt.
-      name: NAME; None: that of the only *_A.txt in the folder.
-      features, std, normalise: as in `npz`.
-
-    Raises:
-      ValueError: a file is missing or malformed, files contradict each other, or they
-        lack what `features` names.
-    """
-    name = _tu_name(path) if name is None else name
+def _read_text(path) -> tuple[str, dict[str, np.ndarray]]:
+    """Read text files; return a set's name and arrays as of an .npz file."""
+    if not os.path.isdir(path):
+        raise ValueError(f"path = {path!r}: no such directory")
+    names = sorted(x for x in os.listdir(path) if x.endswith("_A.txt"))
+    if len(names) != 1:
+        raise ValueError(
+            f"path = {path!r}: must hold one file NAME_A.txt, has {names[:5]}"
+        )
+    name = names[0].removesuffix("_A.txt")
 
     def file(part):
         return os.path.join(path, f"{name}_{part}.txt")
@@ -175,47 +164,30 @@ def tu(
             f"{file('graph_indicator')}: numbers must not fall and be in 1 to "
             f"{len(codes)}, the lines of {file('graph_labels')}"
         )
+    edges = _undirected(file("A"), _table(file("A"), np.int64, columns=2).T - 1, graph)
     graph_ptr = np.searchsorted(graph, np.arange(1, len(codes) + 2))
-    pairs = _table(file("A"), np.int64, columns=2).T - 1
-    edges = _undirected(file("A"), pairs, graph)
-    arrays = {"edges": edges, "graph_ptr": graph_ptr}
+    classes, label = np.unique(codes, return_inverse=True)
+    arrays = {
+        "edges": edges,
+        "graph_ptr": graph_ptr,
+        "edge_ptr": np.searchsorted(edges[0], graph_ptr),
+        "label": label,
+        "class_names": classes,
+    }
     for key, part, kind in (
         ("node_label", "node_labels", np.int64),
         ("node_attr", "node_attributes", np.float64),
     ):
         if os.path.exists(file(part)):
             arrays[key] = _table(file(part), kind, rows=len(graph))
-    classes, label = np.unique(codes, return_inverse=True)
-    return graphs_lib.GraphSet(
-        _features(path, arrays, features, std, normalise),
-        edges.astype(np.int32),
-        graph_ptr.astype(np.int32),
-        np.searchsorted(edges[0], graph_ptr).astype(np.int32),
-        label.astype(np.int32),
-        name,
-        tuple(str(code) for code in classes),
-    )
-
-
-def _tu_name(path) -> str:
-    """NAME of the only NAME_A.txt in a folder."""
-    if not os.path.isdir(path):
-        raise ValueError(f"path = {path!r}: no such directory")
-    end = "_A.txt"
-    names = sorted(f for f in os.listdir(path) if f.endswith(end))
-    if len(names) != 1:
-        raise ValueError(
-            f"path = {path!r}: holds {len(names)} files NAME{end} {names[:5]}, "
-            "expected 1; say which by name"
-        )
-    return names[0].removesuffix(end)
+    return name, arrays
 
 
 def _table(file, kind, *, columns=None, rows=None) -> np.ndarray:
-    """Numbers separated by commas, one row a line, [lines, columns]."""
+    """Read numbers separated by commas, one row a line, [lines, columns]."""
     with files.reading(file), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an empty file
-        path = storage.ordinary(file)
+        path = storage.check_ordinary(file)
         table = np.loadtxt(path, kind, delimiter=",", ndmin=2, comments=None)
     if table.size == 0:
         table = table.reshape(0, columns or 1)
@@ -229,7 +201,7 @@ def _table(file, kind, *, columns=None, rows=None) -> np.ndarray:
 
 
 def _undirected(file, pairs, graph) -> np.ndarray:
-    """Pairs of nodes i64[2,P] as sorted edges, each in both directions, once.
+    """Return pairs of nodes i64[2,P] as sorted edges, each in both directions, once.
 
     Args:
       file: where the pairs come from, for messages.
@@ -252,7 +224,7 @@ def _undirected(file, pairs, graph) -> np.ndarray:
 
 
 def _features(where, arrays, names, std, normalise) -> np.ndarray:
-    """Node features f32[N,F] as the options of a reader ask.
+    """Return node features f32[N,F] as the options of a reader ask.
 
     Args:
       where: what the arrays come from, for messages.
@@ -300,7 +272,7 @@ def _features(where, arrays, names, std, normalise) -> np.ndarray:
 
 
 def _one_hot(where, labels) -> list[np.ndarray]:
-    """Columns of each kind of node label, for labels i[N,k]."""
+    """Return columns of each kind of node label, for labels i[N,k]."""
     found = [np.unique(codes, return_inverse=True) for codes in labels.T]
     width = sum(len(kinds) for kinds, _ in found)
     if width * len(labels) > _ENTRIES:
@@ -312,7 +284,7 @@ def _one_hot(where, labels) -> list[np.ndarray]:
 
 
 def degree_profile(edges: np.ndarray, nodes: int, *, std: Std = "sample") -> np.ndarray:
-    """Degree; minimum, maximum, mean and standard deviation of neighbours' degrees.
+    """Describe nodes by their degrees and those of their neighbours.
 
     A node without neighbours has zeros.
 

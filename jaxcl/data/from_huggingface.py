@@ -34,8 +34,8 @@ def _arrow():
 
 
 def _fetch(key: str, file: str, row: int) -> bytes | list:
-    """The encoded bytes of an image in a column, or nested lists of numbers."""
-    value = column(file, key)[row]
+    """Return the encoded bytes of an image in a column, or nested lists of numbers."""
+    value = read_column(file, key)[row]
     if isinstance(value, _arrow().ExtensionScalar):  # Array3D and its like
         value = value.value
     value = None if value is None else value.as_py()
@@ -49,8 +49,8 @@ def _fetch(key: str, file: str, row: int) -> bytes | list:
 _COLUMN = threading.Lock()  # or threads that want a column would each read it
 
 
-def column(file: str, key: str) -> Any:
-    """A column of a file, checked; Arrow files are mapped, Parquet files are read.
+def read_column(file: str, key: str) -> Any:
+    """Read and check a column of a file; an Arrow file is mapped.
 
     Raises ValueError for a damaged file.
     """
@@ -77,13 +77,13 @@ def _reading(file):
     """Give the path of an ordinary file; what pyarrow raises is a ValueError."""
     with files_lib.reading(file):
         try:
-            yield storage.ordinary(file)
+            yield storage.check_ordinary(file)
         except _arrow().ArrowException as error:
             raise ValueError(str(error)) from error
 
 
 def _header(file) -> tuple[Any, int]:
-    """Schema and number of rows of a file."""
+    """Return the schema and number of rows of a file."""
     with _reading(file) as source:
         if file.endswith(PARQUET):
             opened = _arrow().parquet.ParquetFile(source)
@@ -92,8 +92,7 @@ def _header(file) -> tuple[Any, int]:
             return reader.schema, sum(batch.num_rows for batch in reader)
 
 
-@schema.checked("config.data")
-@splits.with_image_options()
+@splits.image_source()
 def huggingface(
     *,
     path: str,
@@ -143,7 +142,9 @@ def huggingface(
     for split, label in numbers.items():
         rows = np.arange(len(label))
         if classes is not None:
-            label = np.where(label < 0, -1, files_lib.kept(wanted, names)[label])
+            label = np.where(
+                label < 0, -1, files_lib.number_classes(wanted, names)[label]
+            )
             rows = np.flatnonzero(label >= 0)
         sizes = [len(x) for x in labels[split]]
         which = np.repeat(np.arange(len(sizes)), sizes)
@@ -163,8 +164,8 @@ def huggingface(
     return data._replace(**parts)
 
 
-def is_one(path: str) -> bool:
-    """Whether a folder on a disk holds such a set, and not image files.
+def is_dataset(path: str) -> bool:
+    """Return whether a folder on a disk holds such a set, and not image files.
 
     Of a folder with neither a state.json nor a dataset_dict.json the first of its
     folders that has images or Parquet files decides.
@@ -181,12 +182,12 @@ def is_one(path: str) -> bool:
     return False
 
 
-def guessed(path: str) -> dict:
-    """Options that read a set of which nothing but the path is known.
+def guess_options(path: str) -> dict:
+    """Guess options that read a set of which nothing but the path is known.
 
     The train split is "train", or else the first. What judges is "test" or else
     "validation", if it has labels; without these a fifth of the train images. Images
-    and labels are in the columns that `columns` chooses.
+    and labels are in the columns that `choose_columns` chooses.
 
     Raises ValueError as `huggingface`.
     """
@@ -196,7 +197,7 @@ def guessed(path: str) -> dict:
     header, _ = _header(found[train][0])
     shown = [name for name in header.names if _is_picture(header.field(name).type)]
     named = [name for name in header.names if _class_names(found[train][0], name)]
-    image, label = columns(path, header.names, shown, named)
+    image, label = choose_columns(path, header.names, shown, named)
     options = {"train_split": train, "image_key": image, "label_key": label}
     for split in ("test", "validation"):
         if split in found and split != train and label is not None:
@@ -209,7 +210,7 @@ def guessed(path: str) -> dict:
 _PICTURES = ("image", "img", "images", "picture", "photo", "jpg", "png", "pixel_values")
 
 
-def columns(
+def choose_columns(
     where: str, names: Sequence[str], shown: Sequence[str], named: Sequence[str]
 ) -> tuple[str, str | None]:
     """Choose the columns of images and of labels.
@@ -236,14 +237,14 @@ def columns(
 
 
 def _is_picture(kind) -> bool:
-    """Whether a column may hold images, rather than lists of numbers."""
+    """Return whether a column may hold images, rather than lists of numbers."""
     kind = getattr(kind, "storage_type", kind)
     flat = _is_list(kind) and not _is_list(kind.value_type)
     return _holds_images(kind) and not flat
 
 
 def split_files(path: str) -> dict[str, list[str]]:
-    """Files of each split of a folder, in their order.
+    """Return files of each split of a folder, in their order.
 
     Raises ValueError where it is no such folder, for a name that leads out of it, and
     for Parquet files of one split in several folders.
@@ -294,7 +295,7 @@ def _check_complete(path, split, files) -> None:
 
 
 def _saved(folder) -> tuple[str, list[str]]:
-    """Split and files of a folder that `save_to_disk` wrote."""
+    """Return the split and files of a folder that `save_to_disk` wrote."""
     file = os.path.join(folder, STATE)
     state = storage.read_object(file)
     entries = state.get("_data_files")
@@ -313,7 +314,7 @@ def _saved(folder) -> tuple[str, list[str]]:
 
 
 def _check(file, image_key, label_key) -> np.ndarray:
-    """Labels of a file whose columns are as they must be, see `_labels`."""
+    """Check the columns of a file; return its labels, see `_labels`."""
     header, rows = _header(file)
     for option, key in (("image_key", image_key), ("label_key", label_key)):
         if key is not None and header.names.count(key) != 1:
@@ -328,7 +329,7 @@ def _check(file, image_key, label_key) -> np.ndarray:
 
 
 def _holds_images(kind) -> bool:
-    """Whether a type is bytes, a struct with such, or lists of whole numbers."""
+    """Return whether a type is bytes, a struct with such, or lists of whole numbers."""
     types = _arrow().types
     kind = getattr(kind, "storage_type", kind)
     if types.is_struct(kind):
@@ -349,8 +350,8 @@ def _is_list(kind) -> bool:
 
 
 def _labels(file, key) -> np.ndarray:
-    """Labels of a file: i64[N], -1 where there is none, or text."""
-    types, found = _arrow().types, column(file, key)
+    """Return labels of a file: i64[N], -1 where there is none, or text."""
+    types, found = _arrow().types, read_column(file, key)
     if types.is_dictionary(found.type):
         found = found.cast(found.type.value_type)
     if types.is_string(found.type) or types.is_large_string(found.type):
@@ -366,7 +367,7 @@ def _labels(file, key) -> np.ndarray:
 
 
 def _class_names(file, key) -> tuple[str, ...] | None:
-    """Names that a ClassLabel column gives; None where there are none."""
+    """Return names that a ClassLabel column gives; None where there are none."""
     metadata = _header(file)[0].metadata or {}
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
@@ -378,7 +379,7 @@ def _class_names(file, key) -> tuple[str, ...] | None:
 
 
 def _common_names(files, key) -> tuple[str, ...] | None:
-    """Names that the ClassLabel columns of all files give; None where none does.
+    """Return names that the ClassLabel columns of all files give; None where none does.
 
     Raises ValueError where one label has two names: each file numbers its own classes.
     """
@@ -398,7 +399,7 @@ def _common_names(files, key) -> tuple[str, ...] | None:
 
 
 def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-    """Class names, and the labels of each split as numbers.
+    """Return class names, and the labels of each split as numbers.
 
     Args:
       labels: of every file of each split.
@@ -416,7 +417,7 @@ def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray
     whole = {split: np.concatenate(parts) for split, parts in labels.items()}
     if "U" in kinds:
         found = {str(name) for label in whole.values() for name in np.unique(label)}
-        names = tuple(sorted(found, key=listing.natural))
+        names = tuple(sorted(found, key=listing.natural_key))
         number = {name: i for i, name in enumerate(names)}
         return names, {
             split: np.array([number[name] for name in label.tolist()], int)

@@ -14,8 +14,7 @@ from jaxcl.data import splits, storage, stream
 MARK = b"\xef\xbb\xbf"  # some editors put it before utf-8
 
 
-@schema.checked("config.data")
-@splits.with_image_options()
+@splits.image_source()
 def image_lists(
     *,
     path: str,
@@ -66,7 +65,7 @@ def image_lists(
 
 
 def _examples(path, option, where, limit, images) -> stream.Examples:
-    """The images of one split.
+    """Return the images of one split.
 
     Args:
       where: its lists, one of each domain.
@@ -80,7 +79,7 @@ def _examples(path, option, where, limit, images) -> stream.Examples:
 
 
 def _list_files(option, pattern, domains, folder) -> list[str]:
-    """Paths of the lists of one split, one of each domain."""
+    """Return paths of the lists of one split, one of each domain."""
     named = "{domain}" in pattern
     if named and domains is None:
         raise ValueError(f"{option} = {pattern!r}: give domains, or one list's name")
@@ -93,7 +92,7 @@ def _list_files(option, pattern, domains, folder) -> list[str]:
 
 
 def _joined(where, option, limit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Paths, labels and domains of the lists of all domains."""
+    """Return paths, labels and domains of the lists of all domains."""
     lists = [_read(file, option, limit) for file in where]
     files = [file for of_list, _ in lists for file in of_list]
     label = [number for _, of_list in lists for number in of_list]
@@ -102,7 +101,7 @@ def _joined(where, option, limit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
-    """Paths and labels of one list; bytes, since a set has 10^6 of them."""
+    """Return paths and labels of one list; bytes, since a set has 10^6 of them."""
     with files_lib.reading(f"{option}: {file}"):
         data = storage.read(file)
         data.decode()
@@ -161,7 +160,7 @@ def _check_there(option: str, path: str, files: list[bytes]) -> None:
 
 
 def _folder_names(parts: dict[str, stream.Examples]) -> tuple[str, ...]:
-    """Class names: the folder that all train files of a label share, else the label.
+    """Name classes by the folder that their train files share, else by label.
 
     Every name is the label where two classes share a folder.
     """

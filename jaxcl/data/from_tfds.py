@@ -16,7 +16,6 @@ from array_record.python import array_record_module
 from etils import epath
 from google.protobuf import message
 
-from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import identity, splits, storage, stream
 
@@ -41,7 +40,7 @@ class Table(NamedTuple):
 
 
 def _fetch(features: Any, key: str, file: str, place: int) -> bytes:
-    """The encoded image of a record."""
+    """Return the encoded image of a record."""
     if ".tfrecord" in os.path.basename(file):
         with epath.Path(file).open("rb") as opened:
             opened.seek(place)
@@ -53,7 +52,7 @@ def _fetch(features: Any, key: str, file: str, place: int) -> bytes:
 
 
 def _features(info, *keys):
-    """The features of these names alone, which parses no others."""
+    """Return the features of these names alone, which parses no others."""
     return _library().features.FeaturesDict({key: info.features[key] for key in keys})
 
 
@@ -64,15 +63,14 @@ def _reader(file: str):
 
 
 def _parse(features, raw: bytes | None, **options) -> dict:
-    """The features of a record."""
+    """Return the features of a record."""
     try:
         return features.deserialize_example_np(raw, **options)
     except (message.DecodeError, KeyError, ValueError, TypeError) as error:
         raise files_lib.Unreadable(f"is no such example: {error!r}") from error
 
 
-@schema.checked("config.data")
-@splits.with_image_options()
+@splits.image_source()
 def tfds(
     *,
     path: str | Sequence[str],
@@ -110,7 +108,7 @@ def tfds(
         _examples,
         infos=infos,
         keys=(image_key, label_key, domain_key),
-        keep=None if classes is None else files_lib.kept(wanted, names),
+        keep=None if classes is None else files_lib.number_classes(wanted, names),
         index=index,
         images=images,
     )
@@ -125,7 +123,7 @@ def tfds(
 
 
 def _examples(split, *, infos, keys, keep, index, images) -> stream.Examples | None:
-    """One split of all directories.
+    """Return one split of all directories.
 
     Args:
       infos: metadata of each directory.
@@ -157,7 +155,7 @@ def _examples(split, *, infos, keys, keep, index, images) -> stream.Examples | N
 
 
 def _open(path, image_key, label_key, domain_key, domain_names):
-    """Metadata of every directory, class names, domain names."""
+    """Return the metadata of every directory, class names, domain names."""
     paths = [path] if isinstance(path, str | os.PathLike) else list(path)
     if not paths:
         raise ValueError(f"path = {path!r}: must name a directory")
@@ -175,7 +173,7 @@ def _open(path, image_key, label_key, domain_key, domain_names):
 
 
 def _info(path):
-    """Metadata of one directory."""
+    """Return the metadata of one directory."""
     where = f"path = {str(path)!r}"
     try:
         for name in ("dataset_info.json", "features.json"):
@@ -193,7 +191,7 @@ def _info(path):
 
 
 def _feature(infos, key, kind, option):
-    """The feature `key` of the first directory; every directory must have it."""
+    """Return the feature `key` of the first directory; every directory must have it."""
     for info in infos:
         feature = info.features[key] if key in info.features else None
         if not isinstance(feature, kind):
@@ -208,7 +206,7 @@ def _feature(infos, key, kind, option):
 
 
 def _names(infos, key, option) -> tuple[str, ...]:
-    """Names of a ClassLabel feature, () where `key` is None."""
+    """Return names of a ClassLabel feature, () where `key` is None."""
     if key is None:
         return ()
     feature = _feature(infos, key, _library().features.ClassLabel, option)
@@ -224,7 +222,7 @@ def _names(infos, key, option) -> tuple[str, ...]:
 
 
 def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
-    """Files and records of one split of all directories, from `index` if possible."""
+    """Find the records of a split in all directories, from `index` if possible."""
     shards, files = [], []
     for domain, info in enumerate(infos):
         try:
@@ -279,7 +277,7 @@ def _known(index) -> dict[str, np.ndarray]:
 
 
 def _scan(info, number, domain, part, label_key, domain_key) -> Table:
-    """Places and labels of the records of one file."""
+    """Return places and labels of the records of one file."""
     keys = [key for key in (label_key, domain_key) if key is not None]
     features = _features(info, *keys)
     name, stop = str(part.filename), part.skip + part.take
@@ -303,7 +301,7 @@ def _scan(info, number, domain, part, label_key, domain_key) -> Table:
 
 def _walk_tfrecord(name, skip, stop):
     """Yield (place, bytes) of records `skip` to `stop`, fewer if damaged."""
-    size = storage.size(storage.ordinary(name))
+    size = storage.size(storage.check_ordinary(name))
     with epath.Path(name).open("rb") as file:
         for record in range(stop):
             place = file.tell()
@@ -314,7 +312,7 @@ def _walk_tfrecord(name, skip, stop):
 
 
 def _next_record(file, left) -> bytes | None:
-    """The next record of a tfrecord file, of which `left` bytes are left."""
+    """Return the next record of a tfrecord file, of which `left` bytes are left."""
     header = file.read(12)
     if len(header) < 12:
         return None
@@ -325,8 +323,8 @@ def _next_record(file, left) -> bytes | None:
 
 
 def _walk_array(name, skip, stop):
-    """The same for array_record, whose places are numbers of records."""
-    reader = array_record_module.ArrayRecordReader(str(storage.ordinary(name)))
+    """Yield records of array_record, whose places are numbers."""
+    reader = array_record_module.ArrayRecordReader(str(storage.check_ordinary(name)))
     for start in range(skip, min(stop, reader.num_records()), CHUNK):
         end = min(start + CHUNK, stop, reader.num_records())
         yield from enumerate(reader.read(start, end), start)

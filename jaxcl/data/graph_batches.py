@@ -18,12 +18,12 @@ _LEVELS = (0.9, 1.0)
 def budgets(
     examples: stream.Examples, batch_size: int, parts: int = 1
 ) -> tuple[graphs.Budget, ...]:
-    """Sizes of batches. They fit the whole set, so all seeds and tasks share them."""
+    """Choose sizes of batches that fit the whole set: all tasks share them."""
     return graphs.buckets(examples.graphs, batch_size, parts=parts, levels=_LEVELS)
 
 
 def blank(examples: stream.Examples, batch_size: int, parts: int = 1) -> dict:
-    """A batch without graphs, of the size used most often."""
+    """Return a batch without graphs, of the size used most often."""
     rows = np.full((parts, batch_size), -1, np.int32)
     sizes = budgets(examples, batch_size, parts)
     return _padded(examples, rows, sizes, parts > 1)
@@ -39,7 +39,7 @@ def batches(
     parts: int = 1,
     start: int = 0,
 ) -> Iterator[dict]:
-    """A task's batches from its step `start` on, on the host.
+    """Yield a task's batches from its step `start` on, on the host.
 
     Args:
       source: what the task trains on. Each step takes batch_size x P rows of its order;
@@ -60,7 +60,7 @@ def batches(
 def evaluation_batches(
     examples: stream.Examples, rows: np.ndarray, batch_size: int
 ) -> Iterator[dict]:
-    """Batches of some rows in order; the last is filled with empty slots."""
+    """Yield batches of some rows in order; the last is filled with empty slots."""
     filled = np.full(-(-len(rows) // batch_size) * batch_size, -1, np.int32)
     filled[: len(rows)] = rows
     sizes = budgets(examples, batch_size)
@@ -69,7 +69,7 @@ def evaluation_batches(
 
 
 def _padded(examples, rows, sizes, side_by_side):
-    """The batch of rows i32[P, B]; without P if a step takes one part."""
+    """Return the batch of rows i32[P, B]; without P if a step takes one part."""
     label = np.where(rows < 0, -1, examples.label[rows]).astype(np.int32)
     graph = graphs.pad_parts(examples.graphs, rows, sizes)
     batch = {"graph": graph, "label": label, "index": rows.astype(np.int32)}

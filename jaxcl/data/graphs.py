@@ -62,7 +62,7 @@ class Waste(NamedTuple):
 
 
 def take(graph_set: GraphSet, rows: np.ndarray) -> GraphSet:
-    """The graphs at `rows`, renumbered from 0; labels are kept."""
+    """Return the graphs at `rows`, renumbered from 0; labels are kept."""
     size, links = (x[rows] for x in _sizes(graph_set))
     first, new = graph_set.graph_ptr[rows], np.cumsum(size) - size
     edges = graph_set.edges[:, _runs(graph_set.edge_ptr[rows], links)]
@@ -78,7 +78,7 @@ def take(graph_set: GraphSet, rows: np.ndarray) -> GraphSet:
 def pad(
     graph_set: GraphSet, rows: np.ndarray, *, nodes: int, edges: int, graphs: int
 ) -> Graphs:
-    """The graphs of some rows as one batch of this size, in NumPy arrays.
+    """Return the graphs of some rows as one batch of this size, in NumPy arrays.
 
     Args:
       graph_set: the set that `rows` index.
@@ -121,18 +121,18 @@ def pad(
 
 
 def _sizes(graph_set) -> list[np.ndarray]:
-    """Number of nodes and number of edges of each graph, i64[G] each."""
+    """Return the number of nodes and number of edges of each graph, i64[G] each."""
     pointers = (graph_set.graph_ptr, graph_set.edge_ptr)
     return [np.diff(pointer).astype(np.int64) for pointer in pointers]
 
 
 def _runs(first, count) -> np.ndarray:
-    """count[0] numbers from first[0] on, then count[1] numbers from first[1] on, ..."""
+    """Return `count` numbers from each of `first` on, one after another."""
     return np.repeat(first - (np.cumsum(count) - count), count) + np.arange(count.sum())
 
 
 def _filled(values, length, padding) -> np.ndarray:
-    """The values, followed by padding up to the length."""
+    """Return the values, followed by padding up to the length."""
     array = np.full(length, padding, np.int32)
     array[: len(values)] = values
     return array
@@ -148,7 +148,7 @@ def buckets(
     multiple: int = 32,
     seed: int = 0,
 ) -> tuple[Budget, ...]:
-    """A few sizes, rising; any batch of `batch_size` different rows fits the last.
+    """Choose a few rising sizes; any batch of `batch_size` rows fits the last.
 
     Each size costs one compilation, when a batch first needs it. The last holds the
     `batch_size` graphs with the most nodes and those with the most edges; batches
@@ -188,7 +188,7 @@ def buckets(
 
 
 def _drawn_sizes(sizes, rows, batch_size, parts, seed) -> np.ndarray:
-    """Nodes and edges of drawn batches, i64[_DRAWS,2]; the most of `parts` batches."""
+    """Draw sizes of batches, i64[_DRAWS,2]; the most of `parts` batches."""
     rng, steps = np.random.default_rng(seed), -(-len(rows) // batch_size)
     epochs = range(-(-_DRAWS * parts // steps))
     orders = [stream.filled_order(rng, rows, batch_size) for _ in epochs]
@@ -197,14 +197,14 @@ def _drawn_sizes(sizes, rows, batch_size, parts, seed) -> np.ndarray:
 
 
 def _batch_sizes(sizes, order) -> np.ndarray:
-    """Nodes and edges of each batch of i[steps, batch], i64[steps,2]."""
+    """Return nodes and edges of each batch of i[steps, batch], i64[steps,2]."""
     return np.where((order >= 0)[..., None], sizes[order], 0).sum(axis=1)
 
 
 def budget_of(
     graph_set: GraphSet, rows: np.ndarray, budgets: Sequence[Budget]
 ) -> Budget:
-    """The first of `budgets` that holds the graphs of some rows; -1 is no graph.
+    """Return the first of `budgets` that holds the graphs of some rows; -1 is no graph.
 
     Rows are i[b], or i[P, b] for P batches, each of which must fit. Raises ValueError
     if no budget is large enough.
@@ -216,14 +216,14 @@ def budget_of(
 def pad_parts(
     graph_set: GraphSet, rows: np.ndarray, budgets: Sequence[Budget]
 ) -> Graphs:
-    """P batches of one size, leaves [P, ...]: `pad` for each row of i[P, b]."""
+    """Return P batches of one size, leaves [P, ...]: `pad` for each row of i[P, b]."""
     budget = budget_of(graph_set, rows, budgets)._asdict()
     batches = [pad(graph_set, part, **budget) for part in rows]
     return Graphs(*(np.stack(leaves) for leaves in zip(*batches, strict=True)))
 
 
 def _fit(graph_set, order, budgets) -> np.ndarray:
-    """Number of the first budget that holds each batch, i64[steps]."""
+    """Return the number of the first budget that holds each batch, i64[steps]."""
     need = _batch_sizes(np.stack(_sizes(graph_set), axis=-1), order)
     have = np.array([budget[:2] for budget in budgets])
     fits = (need[:, None] <= have).all(axis=-1)
@@ -237,7 +237,7 @@ def _fit(graph_set, order, budgets) -> np.ndarray:
 
 
 def waste(graph_set: GraphSet, order: np.ndarray, budgets: Sequence[Budget]) -> Waste:
-    """Share of padding in the batches of an epoch, `order` i[steps, batch]."""
+    """Measure the share of padding in an epoch, `order` i[steps, batch]."""
     which = _fit(graph_set, order, budgets)
     need = _batch_sizes(np.stack(_sizes(graph_set), axis=-1), order).sum(axis=0)
     have = np.array([budget[:2] for budget in budgets])[which].sum(axis=0)
@@ -246,13 +246,13 @@ def waste(graph_set: GraphSet, order: np.ndarray, budgets: Sequence[Budget]) -> 
 
 
 def first_nodes(graphs: Graphs) -> jax.Array:
-    """First node slot of each graph, i32[B], whether that node is masked or not."""
+    """Return the first node slot of each graph, i32[B], masked or not."""
     slots = jnp.arange(len(graphs.graph_mask))
     return jnp.searchsorted(graphs.node_graph, slots).astype(jnp.int32)
 
 
 def node_keys(key: jax.Array, graphs: Graphs) -> jax.Array:
-    """A key for each node, keys[n], whatever the padding and the other graphs.
+    """Return a key for each node, keys[n], whatever the padding and the other graphs.
 
     fold_in(fold_in(key, slot of the graph), position of the node in its graph).
     """

@@ -32,7 +32,7 @@ class Identity(NamedTuple):
     by_bytes: np.ndarray  # bool[], whether marks are of bytes
 
     def digest(self) -> str:
-        """sha256 of all that is known of the set."""
+        """Return the sha256 of all that is known of the set."""
         found = hashlib.sha256()
         for array in self:
             found.update(f"{array.dtype.kind}{array.shape}".encode())
@@ -41,11 +41,11 @@ class Identity(NamedTuple):
         return found.hexdigest()
 
     def splits(self) -> list[str]:
-        """Splits that have rows, train first."""
+        """Return splits that have rows, train first."""
         return [stream.SPLITS[number] for number in np.unique(self.split).tolist()]
 
     def rows(self, split: str) -> np.ndarray:
-        """Rows of a split."""
+        """Return rows of a split."""
         return np.flatnonzero(self.split == stream.SPLITS.index(split))
 
 
@@ -53,7 +53,7 @@ class Changed(ValueError):
     """The data of a run directory are not those that it began with."""
 
 
-def of(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
+def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
     """Identify a set.
 
     Args:
@@ -82,12 +82,12 @@ def of(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
 
 
 def _load(examples):
-    """What reads a split row by row, also where its pixels are in memory by now."""
+    """Return the reader of a split, also where its pixels are in memory by now."""
     return examples.load if examples.origin is None else examples.origin
 
 
 def _part(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Names and marks of a split."""
+    """Return names and marks of a split."""
     if examples.graphs is not None:
         arrays = [np.asarray(x) for x in examples.graphs if x is not None]
         arrays += [examples.label, examples.domain]
@@ -117,7 +117,7 @@ def _mark(data) -> int:
 
 
 def _read_mark(load, row) -> int:
-    """Digest the bytes of an image; its shape, too, where it is decoded for that."""
+    """Digest the bytes of an image, and its shape if it was decoded."""
     try:
         if hasattr(load, "raw"):
             return _mark(load.raw(row))
@@ -128,7 +128,7 @@ def _read_mark(load, row) -> int:
 
 
 def stamp(reader: Any) -> tuple[int, str]:
-    """Number of rows of a reader; digest of its whole paths, sizes and times.
+    """Count the rows of a reader; digest its whole paths, sizes and times.
 
     It is part of the key of a cache, which several sets may share.
     """
@@ -141,7 +141,7 @@ def stamp(reader: Any) -> tuple[int, str]:
 
 
 def sizes_and_times(files: Sequence[str]) -> np.ndarray:
-    """Bytes and time of change of files, i64[N, 2]; see `size_and_time`."""
+    """Return bytes and time of change of files, i64[N, 2]; see `size_and_time`."""
     parts = [files[i : i + 1024] for i in range(0, len(files), 1024)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         pairs = pool.map(lambda part: [size_and_time(file) for file in part], parts)
@@ -149,7 +149,7 @@ def sizes_and_times(files: Sequence[str]) -> np.ndarray:
 
 
 def size_and_time(path: str) -> tuple[int, int]:
-    """Bytes and time of change of a file, -1 if it is missing: reading it will fail."""
+    """Return bytes and time of change of a file; -1: it is missing."""
     try:
         if storage.in_bucket(path):
             status = epath.Path(path).stat()
@@ -192,7 +192,7 @@ def write(workdir: epath.PathLike, known: Identity) -> None:
 
 
 def read(workdir: epath.PathLike) -> Identity | None:
-    """What `write` wrote; None where there is none.
+    """Read what `write` wrote; None where there is none.
 
     Raises:
       ValueError: it is damaged.
@@ -236,17 +236,17 @@ def changes(before: Identity, now: Identity) -> str:
 
 
 def _labels(known) -> np.ndarray:
-    """The names of classes, by row."""
+    """Return the names of classes, by row."""
     return np.append(known.class_names, b"")[known.label].astype(bytes)
 
 
 def _named(names, pairs, now, before) -> list[bytes]:
-    """Names of rows that differ in a field."""
+    """Return names of rows that differ in a field."""
     return names[pairs[0]][now[pairs[0]] != before[pairs[1]]].tolist()
 
 
 def common(test: Identity, train: Identity) -> list[str]:
-    """Names of rows of a test split whose images a train split has, by their bytes."""
+    """Name the rows of a test split whose images a train split has."""
     if not (test.by_bytes and train.by_bytes):
         return []
     known = {*train.marks[train.rows("train")].tolist()} - {0}
@@ -254,3 +254,56 @@ def common(test: Identity, train: Identity) -> list[str]:
     return [
         os.fsdecode(test.names[row]) for row in rows if int(test.marks[row]) in known
     ]
+
+
+class Duplicates(NamedTuple):
+    """How many rows of a set are not there for the first time.
+
+    Images are the same where their bytes are: those of the file or record, or pixels in
+    memory. What was saved twice in other bytes, or cut a little differently, is not
+    found.
+    """
+
+    within: dict[str, int]  # split -> rows whose image is in an earlier row of it
+    trained: dict[str, int]  # validation, test -> rows whose image is in train
+    example: str  # names two rows with one image
+
+    def describe(self, name: str) -> str:
+        """Describe the duplicates in one line; "": there are none."""
+        said = [
+            f"{count} rows of {split} repeat an image of {split}"
+            for split, count in self.within.items()
+            if count
+        ]
+        said += [
+            f"{count} rows of {split} are in train, too"
+            for split, count in self.trained.items()
+            if count
+        ]
+        return f"{name}: {'; '.join(said)} (such as {self.example})" if said else ""
+
+
+def find_duplicates(known: Identity) -> Duplicates:
+    """Compare all images of a set, by a digest of their bytes.
+
+    A row that cannot be read is no duplicate. Sets of graphs have no images.
+    """
+    first: dict[int, tuple[str, int]] = {}  # digest -> where it is met first
+    within, trained, example = {}, {}, ""
+    for split in known.splits():
+        seen, again, count = set(), 0, 0
+        for row in known.rows(split).tolist():
+            digest = int(known.marks[row])
+            if digest == 0:
+                continue
+            where = first.setdefault(digest, (split, row))
+            again += digest in seen
+            count += digest not in seen and where[0] == "train" != split
+            if where[1] != row and not example:
+                pair = (os.fsdecode(known.names[x]) for x in (row, where[1]))
+                example = " and ".join(pair)
+            seen.add(digest)
+        within[split] = again
+        if split != "train":
+            trained[split] = count
+    return Duplicates(within, trained, example)

@@ -26,7 +26,7 @@ class Dominated(NamedTuple):
     def __call__(
         self, rng: np.random.Generator, rows: np.ndarray, batch_size: int
     ) -> np.ndarray:
-        """Rows of an epoch, i32[steps, batch], drawn with replacement."""
+        """Return rows of an epoch, i32[steps, batch], drawn with replacement."""
         steps = len(rows) // batch_size if self.steps is None else self.steps
         rows = rows[np.argsort(self.label[rows], kind="stable")]
         classes, first, count = np.unique(
@@ -38,7 +38,7 @@ class Dominated(NamedTuple):
 
 
 def probabilities(classes: np.ndarray, *, dominant: int, rho_max: float) -> np.ndarray:
-    """Probability that a drawn row is of each class, f64[C].
+    """Return the probability that a drawn row is of each class, f64[C].
 
     rho_c = rho_max for the dominant class, (1 - rho_max) / (C - 1) for all others.
 
@@ -102,7 +102,7 @@ def dominated(
 
 
 def _dominants(tasks, names, dominant) -> list[int]:
-    """Number of the dominant class of every task."""
+    """Return the number of the dominant class of every task."""
     if dominant is None:
         return [int(task.classes[0]) if len(task.classes) else -1 for task in tasks]
     classes = _of_tasks(dominant, tasks, "dominant", "class")
@@ -118,7 +118,7 @@ def _dominants(tasks, names, dominant) -> list[int]:
 
 
 def _of_tasks(value, tasks, field, kind) -> list:
-    """One value for each task, from one for all or from a sequence."""
+    """Return one value for each task, from one for all or from a sequence."""
     alone = isinstance(value, str | int | float | np.number)
     values = [value] * len(tasks) if alone else list(value)
     if len(values) != len(tasks):
@@ -130,7 +130,7 @@ def _of_tasks(value, tasks, field, kind) -> list:
 
 
 def tail_sizes(largest: int, num_classes: int, *, factor: float) -> np.ndarray:
-    """Rows of each class of a long-tailed set, i64[C], the largest class first.
+    """Return rows of each class of a long-tailed set, i64[C], the largest class first.
 
     n_c = max(1, floor(largest * factor^(-c / (C - 1)))), c = 0 ... C - 1.
 
@@ -180,7 +180,7 @@ def long_tail(
 
 
 def _restricted(tasks, label, kept) -> list[stream.Task]:
-    """The tasks without the train rows that are not kept."""
+    """Return the tasks without the train rows that are not kept."""
     restricted = []
     for task in tasks:
         rows = task.train.rows[kept[task.train.rows]]
@@ -214,7 +214,7 @@ def make_uneven(
 
     Raises ValueError as `dominated` and `long_tail`, and for rows without a label.
     """
-    imbalance, tail = options(imbalance, long_tail)
+    imbalance, tail = check_options(imbalance, long_tail)
     label = dataset.train.label
     for name, section in (("imbalance", imbalance), ("long_tail", tail)):
         if section is not None and (label < 0).any():
@@ -235,10 +235,10 @@ def _with_tail(dataset, tasks, section):
     return _restricted(tasks, label, long_tail(label, dataset.class_names, **section))
 
 
-def options(
+def check_options(
     imbalance: dict | None, tail: dict | None, field: str = ""
 ) -> tuple[dict | None, dict | None]:
-    """Keyword arguments of `dominated` and of `long_tail`; None for an absent section.
+    """Check the sections of `dominated` and `long_tail`; None: absent.
 
     Args:
       imbalance, tail: sections of a config, or None.

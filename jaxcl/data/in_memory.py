@@ -69,7 +69,7 @@ def hold(
             f"{name}: images are {images.dtype}, expected uint8 from 0 to 255; from "
             "numbers between 0 and 1 make (255 * images).round().astype('uint8')"
         )
-    label, found = _numbered(f"{name}: labels", labels)
+    label, found = _number_names(f"{name}: labels", labels)
     if class_names is not None:
         most = max(map(int, found), default=-1)
         if most >= len(class_names):
@@ -77,7 +77,7 @@ def hold(
                 f"{name}: class_names: {len(class_names)} names, but label {most}"
             )
         found = tuple(class_names[int(number)] for number in found)
-    domain, domain_names = _numbered(f"{name}: domains", domains)
+    domain, domain_names = _number_names(f"{name}: domains", domains)
     if domain is not None and (domain < 0).any():
         raise ValueError(f"{name}: domains: must be known of every image")
     examples = from_arrays.examples(name, images, label, domain)
@@ -85,8 +85,8 @@ def hold(
     return _SETS.setdefault(held.sha256 + name, held)
 
 
-def _numbered(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Values as numbers from 0, -1 where unknown, and the names that are numbered."""
+def _number_names(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Number values from 0, -1 where unknown; return the names, too."""
     if values is None:
         return None, ()
     values = np.asarray(values)
@@ -104,7 +104,7 @@ def _numbered(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
             raise ValueError(f"{where} are texts and numbers; must be of one kind")
     else:
         raise ValueError(f"{where} are {values.dtype}, expected integers or texts")
-    names = sorted({*values[known].tolist()}, key=lambda x: listing.natural(str(x)))
+    names = sorted({*values[known].tolist()}, key=lambda x: listing.natural_key(str(x)))
     number = {name: i for i, name in enumerate(names)}
     numbers = np.full(len(values), -1, np.int32)
     numbers[known] = [number[name] for name in values[known].tolist()]
@@ -112,12 +112,12 @@ def _numbered(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
 
 
 def _is_known(label: str | int | None) -> bool:
-    """Whether a label is a text, or a number from 0."""
+    """Return whether a label is a text, or a number from 0."""
     return isinstance(label, str) or (label is not None and label >= 0)
 
 
 def _digest(examples, class_names, domain_names) -> str:
-    """sha256 of all that a run reads of a set."""
+    """Return the sha256 of all that a run reads of a set."""
     found = hashlib.sha256(repr((class_names, domain_names)).encode())
     for array in (examples.images, examples.label, examples.domain):
         found.update(f"{array.dtype.str}{array.shape}".encode())
@@ -125,15 +125,13 @@ def _digest(examples, class_names, domain_names) -> str:
     return found.hexdigest()
 
 
-@schema.checked("config.data")
+@splits.source
 def in_memory(
     *,
     set: str,
     sha256: str,
     test: schema.Fraction = 0.0,
     test_seed: schema.Natural = splits.TEST_SEED,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """Arrays that this process holds, see `hold`.
 
@@ -155,14 +153,5 @@ def in_memory(
             f"{has} in this process; hand them over with jaxcl.fit, which takes them, "
             "or jaxcl.data.in_memory.hold"
         )
-    whole = held.examples
-    mask = splits.drawn(whole, test, [test_seed, 2]) & (whole.label >= 0)
-    data = stream.Dataset(
-        name=set,
-        class_names=held.class_names,
-        domain_names=held.domain_names,
-        train=splits.take(whole, np.flatnonzero(~mask)) if mask.any() else whole,
-        validation=None,
-        test=splits.take(whole, np.flatnonzero(mask)) if mask.any() else None,
-    )
-    return splits.finish(data, validation=validation, seed=seed)
+    data = splits.draw_test(set, held.class_names, held.examples, test, test_seed)
+    return data._replace(domain_names=held.domain_names)

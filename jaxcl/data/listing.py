@@ -38,14 +38,14 @@ LeftOut = collections.Counter  # reason -> how many
 
 @functools.cache
 def endings() -> frozenset[str]:
-    """Endings of all files that Pillow decodes, in small letters."""
+    """Return endings of all files that Pillow decodes, in small letters."""
     Image.init()
     known = Image.registered_extensions().items()
     return frozenset(x for x, f in known if f in Image.OPEN and f not in _UNDECODED)
 
 
-def natural(name: str) -> tuple:
-    """Key to sort names by, in which digits are numbers: "week 2", then "week 10"."""
+def natural_key(name: str) -> tuple:
+    """Return a key to sort names by: "week 2", then "week 10"."""
     parts = re.split(r"([0-9]+)", name)
     for i in range(1, len(parts), 2):  # as text: numbers may have any length
         digits = parts[i].lstrip("0")
@@ -54,13 +54,13 @@ def natural(name: str) -> tuple:
 
 
 def folders(path: storage.Path) -> list[str]:
-    """Names of the folders in a folder, in order, without hidden and system ones."""
+    """List the folders in a folder, in order, without hidden and system ones."""
     if storage.in_bucket(path):
         names = [x.name for x in epath.Path(path).iterdir() if x.is_dir()]
     else:  # scandir, since it does not look at each entry again
         with os.scandir(path) as entries:
             names = [x.name for x in entries if _leads_to_folder(x)]
-    return sorted((name for name in names if not _is_apart(name)), key=natural)
+    return sorted((name for name in names if not _is_apart(name)), key=natural_key)
 
 
 def images(
@@ -68,7 +68,7 @@ def images(
     apart: Iterable[tuple[int, int]] = (),
     left_out: LeftOut | None = None,
 ) -> list[str]:
-    """Paths of all images below a folder, see `files`.
+    """List the paths of all images below a folder, see `files`.
 
     A file is an image by its ending, or where this says nothing by how it begins.
     """
@@ -82,7 +82,7 @@ def files(
     apart: Iterable[tuple[int, int]] = (),
     left_out: LeftOut | None = None,
 ) -> list[str]:
-    """Paths of all wanted files below a folder, sorted.
+    """List the paths of all wanted files below a folder, sorted.
 
     Links are followed, and each folder is read once, whatever ways lead to it. A link
     to a folder above is not followed: it would lead round for ever, or through the
@@ -91,7 +91,7 @@ def files(
     Args:
       path: of the folder.
       wanted: whether a path is wanted.
-      apart: `identity` of other folders that no link may lead to.
+      apart: `folder_id` of other folders that no link may lead to.
       left_out: counts what is left out, by its reason.
 
     Raises:
@@ -107,12 +107,12 @@ def files(
             continue
         # A link to nothing stays: reading it fails, and `on_corrupt` says what then.
         if not entry.is_symlink() and not entry.is_file():
-            storage.ordinary(entry.path)
+            storage.check_ordinary(entry.path)
         found.append(entry.path)
     return sorted(found)
 
 
-def say(left_out: LeftOut) -> str:
+def describe(left_out: LeftOut) -> str:
     """Say what was left out and why, the most frequent reasons first; "": nothing."""
     shown = [f"{count:,} {reason}" for reason, count in left_out.most_common(6)]
     more = len(left_out) - len(shown)
@@ -125,7 +125,7 @@ def say_names(names: Sequence[str], most: int = 3) -> str:
     return f"{len(names):,} ({', '.join(map(str, names[:most]))}{more})"
 
 
-def identity(path: storage.Path) -> tuple[int, int]:
+def folder_id(path: storage.Path) -> tuple[int, int]:
     """Return device and inode of a folder, the same by every path to it."""
     status = os.stat(path)
     return status.st_dev, status.st_ino
@@ -140,14 +140,14 @@ def _is_image(path, bucket) -> bool:
     if bucket or ending in endings() or ending in _OTHER:
         return ending in endings()
     try:
-        with open(storage.ordinary(path), "rb") as file:
+        with open(storage.check_ordinary(path), "rb") as file:
             return _BEGINNINGS.match(file.read(16)) is not None
     except OSError:
         return False
 
 
 def _kind(name) -> str:
-    """What a file is that is left out, for `say`."""
+    """Name the kind of a file that is left out."""
     ending = os.path.splitext(name)[1].lower()[:12]
     return f"files {ending}" if ending.isprintable() and ending else "other files"
 
@@ -184,20 +184,20 @@ def _leads_to_folder(entry: os.DirEntry) -> bool:
 
 
 def _above(path: str) -> Iterator[tuple[int, int]]:
-    """`identity` of all folders that a whole path leads through."""
+    """Yield `folder_id` of all folders that a whole path leads through."""
     while (above := os.path.dirname(path)) != path:
         path = above
-        yield identity(path)
+        yield folder_id(path)
 
 
 def _walk(path: str, apart, left_out) -> Iterator[os.DirEntry]:
-    """All files below a folder, none hidden; those behind links come last."""
+    """Yield all files below a folder, none hidden; those behind links last."""
     visited: set[tuple[int, int]] = set()
     waiting, links = [path], []
     while waiting or links:
         linked = not waiting
         where = links.pop(0) if linked else waiting.pop()
-        own = identity(where)
+        own = folder_id(where)
         if own in visited or (own in apart and where != path):
             if linked:
                 left_out["links to folders that are not followed"] += 1

@@ -18,10 +18,10 @@ LOOKS = get_args(Look)
 MOST_BYTES = 8 << 30  # of a split in all looks, which lies in memory
 
 
-def made(
+def as_domains(
     dataset: stream.Dataset, look: Look, count: int | None, seed: int
 ) -> stream.Dataset:
-    """All images of a set once in each of `count` looks; a look is a domain.
+    """Show all images of a set in each of `count` looks; a look is a domain.
 
     An image is in the same split in every look, and train and test images of a look
     are changed alike.
@@ -67,15 +67,15 @@ def made(
         names = [f"order {number + 1}" for number in range(count)]
     else:
         angles = [rng.uniform(0, 180) for rng in draws]
-        sources = [turned(height, angle) for angle in angles]
+        sources = [rotate_pixels(height, angle) for angle in angles]
         # Two angles may look alike when rounded; a domain needs a name of its own.
         names = [f"{n + 1}: {angle:.1f} degrees" for n, angle in enumerate(angles)]
     whole = stream.map_splits(dataset, lambda x: _in_looks(x, sources))
     return whole._replace(domain_names=tuple(names))
 
 
-def turned(side: int, angle: float) -> np.ndarray:
-    """Where each pixel of a turned image comes from.
+def rotate_pixels(side: int, angle: float) -> np.ndarray:
+    """Return where each pixel of a turned image comes from.
 
     Args:
       side: pixels of a side.
@@ -94,7 +94,7 @@ def turned(side: int, angle: float) -> np.ndarray:
 
 
 def _in_looks(examples, sources) -> stream.Examples:
-    """The examples in one look after another, each a domain."""
+    """Return the examples in one look after another, each a domain."""
     count, (height, width, channels) = len(examples.label), examples.images.shape[1:]
     pixels = examples.images.reshape(count, height * width, channels)
     images = np.empty((len(sources), *pixels.shape), np.uint8)

@@ -22,19 +22,19 @@ class Repeated(NamedTuple):
     def __call__(
         self, rng: np.random.Generator, rows: np.ndarray, batch_size: int
     ) -> np.ndarray:
-        """One epoch without its incomplete last batch, i32[steps, batch]."""
+        """Return one epoch without its incomplete last batch, i32[steps, batch]."""
         sequence = np.repeat(self.order(rng, rows, 1).ravel(), self.copies)
-        return given(rng, sequence, batch_size)
+        return in_order(rng, sequence, batch_size)
 
 
-def given(rng: np.random.Generator, rows: np.ndarray, batch_size: int) -> np.ndarray:
-    """The rows as they are, without an incomplete last batch, i32[steps, batch]."""
+def in_order(rng: np.random.Generator, rows: np.ndarray, batch_size: int) -> np.ndarray:
+    """Batch rows in their order, without an incomplete last one."""
     steps = len(rows) // batch_size
     return rows[: steps * batch_size].reshape(steps, batch_size)
 
 
 def weights(position: float, centres: np.ndarray, width: float) -> np.ndarray:
-    """Probability of each class at a place of a blurry stream, f64[C].
+    """Return the probability of each class at a place of a blurry stream, f64[C].
 
     p_j is in proportion to exp(-(t - mu_j)^2 / (2 s^2)). Source: the schedule of
     Shanahan, Kaplanis and Mitrovic, "Encoders and Ensembles for Task-Free Continual

@@ -24,7 +24,7 @@ _RESIZED = 2**28  # pixels; a line of one pixel by millions grows by the square
 
 
 def choose_decoder(decoder: Decoder = "auto") -> str:
-    """The image library of a run, "cv2" or "pillow"; "auto" prefers cv2.
+    """Choose the image library of a run; "auto" prefers cv2.
 
     The two differ by a level or two in JPEG pixels and more in resizing, so a run
     chooses one, once, and records it (`Dataset.decoder`).
@@ -40,7 +40,7 @@ def choose_decoder(decoder: Decoder = "auto") -> str:
 def resize(
     image: np.ndarray, height: int, width: int, *, interpolation: str, decoder: str
 ) -> np.ndarray:
-    """u8[h,w,C] to u8[height,width,C], antialiased.
+    """Resize u8[h,w,C] to u8[height,width,C], antialiased.
 
     Pillow widens its filter when shrinking; cv2 shrinks by area averaging and
     enlarges by `interpolation`.
@@ -74,7 +74,7 @@ class CenterCrop(NamedTuple):
     decoder: str = "auto"
 
     def __call__(self, image: np.ndarray, rng: Any = None) -> np.ndarray:
-        """u8[h,w,C] to u8[size,size,C]; nothing is drawn."""
+        """Crop u8[h,w,C] to u8[size,size,C]; nothing is drawn."""
         h, w = image.shape[:2]
         short = min(h, w)
         # int() as in torchvision's Resize: the longer side is rounded down.
@@ -100,7 +100,7 @@ class Crop(NamedTuple):
     decoder: str = "auto"
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """u8[h,w,C] to u8[size,size,C]."""
+        """Crop u8[h,w,C] to u8[size,size,C]."""
         top, left, h, w = self.box(image.shape[0], image.shape[1], rng)
         how = {"interpolation": self.interpolation, "decoder": self.decoder}
         cut = image[top : top + h, left : left + w]
@@ -109,7 +109,7 @@ class Crop(NamedTuple):
     def box(
         self, height: int, width: int, rng: np.random.Generator
     ) -> tuple[int, int, int, int]:
-        """Top, left, height and width of a drawn box in a height x width image."""
+        """Draw a box: its top, left, height and width."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):
             area = height * width * rng.uniform(*self.scale)
@@ -126,7 +126,7 @@ class Crop(NamedTuple):
 
 
 def _check_crop(crop):
-    """The crop, checked, with a decoder that is the same for all workers."""
+    """Check a crop, and choose a decoder that is the same for all workers."""
     if crop is None:
         return None
     known = (*INTERPOLATIONS,)
@@ -152,7 +152,7 @@ def _check_crop(crop):
 
 
 def _own_places(batch_size: int, index: int, count: int) -> np.ndarray:
-    """Places of every global batch that process `index` of `count` reads."""
+    """Return places of every global batch that process `index` of `count` reads."""
     if batch_size % count or not 0 <= index < count:
         raise ValueError(
             f"batch_size = {batch_size}: process {index} of {count} cannot take an "
@@ -177,7 +177,7 @@ class _TrainBatch(NamedTuple):
         return _stack(self.examples, rows, images)
 
     def _views(self, step, place, row):
-        """The views of an image, or the image where nothing is cropped."""
+        """Return the views of an image, or the image where nothing is cropped."""
         image = _image(self.examples, row)
         if self.crop is None:
             return image
@@ -213,7 +213,7 @@ def _image(examples, row) -> np.ndarray:
 
 
 def _stack(examples, rows, images) -> dict[str, np.ndarray]:
-    """A batch of images, which must be of one size."""
+    """Stack a batch of images, which must be of one size."""
     for row, image in zip(rows, images, strict=True):
         if image.shape != images[0].shape:
             raise ValueError(
@@ -253,7 +253,7 @@ def batches(
     views: int = 1,
     resident: bool = True,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Host batches of a task's steps `start` to `steps` (default: its last).
+    """Yield host batches of a task's steps `start` to `steps` (None: its last).
 
     With `resident` a batch is {"index": i32[b]}, rows of `source.examples`, whose
     pixels are on the device already. Otherwise it is {"image", "label": i32[b],
@@ -300,7 +300,7 @@ def evaluation_batches(
     process_index: int = 0,
     process_count: int = 1,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """All `rows` in order, in batches of one size; the last one is padded.
+    """Yield all `rows` in order, in batches of one size; the last one is padded.
 
     A batch is {"image": u8[b,H,W,C], "label": i32[b], "index": i32[b], "mask": f32[b]};
     padding repeats the last row, with mask 0. `b` and `workers` are as in `batches`.

@@ -84,7 +84,7 @@ def make(
     if classes is not None or per_class is not None:
         dataset = splits.of_classes(dataset, classes, per_class, seed)
     if name in looks.LOOKS:
-        dataset = looks.made(dataset, name, num_tasks, seed)
+        dataset = looks.as_domains(dataset, name, num_tasks, seed)
     judge = _judge(dataset, evaluation)
     cut, *changes = SCENARIOS[name]
     whole = Cut(dataset, judge, num_tasks, seed)
@@ -107,7 +107,7 @@ def _check_copies(copies, section) -> None:
 
 
 def _judge(dataset, evaluation) -> stream.Examples | None:
-    """The split that tasks are judged on, None for "none"."""
+    """Return the split that tasks are judged on, None for "none"."""
     judge = stream.splits_of(dataset).get(evaluation)
     if judge is None and evaluation != "none":
         raise ValueError(
@@ -118,7 +118,7 @@ def _judge(dataset, evaluation) -> stream.Examples | None:
 
 
 def _with_earlier_rows(tasks) -> list[stream.Task]:
-    """The tasks, each with the train rows of all tasks before it as `earlier`."""
+    """Give each task the train rows of all tasks before it as `earlier`."""
     before = [task.train.rows for task in tasks]
     return [
         task._replace(earlier=np.concatenate([task.earlier, *before[:index]]))
@@ -127,12 +127,12 @@ def _with_earlier_rows(tasks) -> list[stream.Task]:
 
 
 def _every_row(judge) -> np.ndarray:
-    """All rows of the split that judges, none without one."""
+    """Return all rows of the split that judges, none without one."""
     return np.arange(0 if judge is None else stream.size(judge))
 
 
 def _task(whole, index, name, rows, test, *, classes=None, domain=-1) -> stream.Task:
-    """A task on train `rows`; `classes` default to those that occur in them."""
+    """Make a task of train `rows`; `classes` default to those in them."""
     rows, train = np.asarray(rows, np.int32), whole.dataset.train
     if classes is None:
         classes = np.unique(train.label[rows])
@@ -152,7 +152,7 @@ def _task(whole, index, name, rows, test, *, classes=None, domain=-1) -> stream.
 
 
 def _labelled_order(whole, scenario, class_order) -> np.ndarray:
-    """All classes in the order of the stream, of a set with labels and rows of each."""
+    """Order all classes; refuse a set without labels, or without rows of one."""
     names, label = whole.dataset.class_names, whole.dataset.train.label
     if (label < 0).any():
         raise ValueError(
@@ -247,7 +247,7 @@ def blurry(
     tasks = []
     for index, part in enumerate(np.array_split(rows, count)):
         task = _task(whole, index, f"part {index}", part, test)
-        train = task.train._replace(order=one_pass.given)
+        train = task.train._replace(order=one_pass.in_order)
         tasks.append(task._replace(train=train))
     return tasks
 
@@ -302,7 +302,7 @@ def by_look(whole: Cut) -> list[stream.Task]:
     """All images in each of `num_tasks` looks, of which each is a domain and a task.
 
     Their pixels are in another order ("permuted"), or turned by another angle
-    ("rotated"), see `looks.made`. Their labels stay the same.
+    ("rotated"), see `looks.as_domains`. Their labels stay the same.
     """
     return by_domain(whole)
 

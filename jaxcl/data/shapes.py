@@ -188,7 +188,7 @@ _Rows = Annotated[int, schema.Range(1, 10**5)]
 _Side = Annotated[int, schema.Range(8, 256)]
 
 
-@schema.checked("config.data")
+@splits.source
 def shapes(
     *,
     domains: Annotated[tuple[Domain, ...], schema.Entries(once=True)] = DOMAINS,
@@ -197,8 +197,6 @@ def shapes(
     size: _Side = 32,
     noise: Annotated[float, schema.Range(0, 100)] = 6.0,
     draw_seed: schema.Natural = 0,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """Draw silhouettes of ten classes in up to four domains, u8[N, size, size, 3].
 
@@ -211,7 +209,6 @@ def shapes(
       size: pixels of a side.
       noise: standard deviation of the pixel noise, of 255.
       draw_seed: draws the images; another one gives another set of the same kind.
-      validation, seed: share of the train split that the run's seed draws.
 
     Raises:
       ValueError: an option is out of its range.
@@ -220,8 +217,7 @@ def shapes(
         _draw_split(domains, count, size, noise, [draw_seed, number])
         for number, count in enumerate((train, test))
     ]
-    data = stream.Dataset("shapes", CLASSES, tuple(domains), parts[0], None, parts[1])
-    return splits.finish(data, validation=validation, seed=seed)
+    return stream.Dataset("shapes", CLASSES, tuple(domains), parts[0], None, parts[1])
 
 
 def _draw_split(domains, count, size, noise, seeds) -> stream.Examples:

@@ -39,7 +39,7 @@ class _Joined(NamedTuple):
     key: str = ""
 
     def _find(self, row):
-        """The reader of a row, and the row's number there."""
+        """Return the reader of a row, and the row's number there."""
         number = int(np.searchsorted(self.starts, row, "right")) - 1
         return self.loads[number], int(row - self.starts[number])
 
@@ -63,12 +63,10 @@ class _Joined(NamedTuple):
         return names, np.concatenate(which), np.concatenate([x for *_, x in found])
 
 
-@schema.checked("config.data")
+@splits.source
 def joined(
     *,
     sets: Annotated[Sequence[dict], schema.Entries()],
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """Several sources, one after another; each is a domain.
 
@@ -91,16 +89,14 @@ def joined(
     data = _merge("sets", datasets, datasets[-1].name, parts)
     domains = tuple(f"{i}: {data.name}" for i, data in enumerate(datasets))
     data = data._replace(domain_names=domains)
-    return splits.finish(data, validation=validation, seed=seed)
+    return data
 
 
-@schema.checked("config.data")
+@splits.source
 def judged_by(
     *,
     train: dict,
     test: dict,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """The train split of one source, judged on that of another.
 
@@ -125,11 +121,11 @@ def judged_by(
         "test": judge._replace(domain=np.full_like(judge.domain, -1)),
     }
     data = _merge("test", datasets, datasets[0].name, parts)
-    return splits.finish(data, validation=validation, seed=seed)
+    return data
 
 
 def _read(field, section) -> stream.Dataset:
-    """The dataset of a section below config.data."""
+    """Read the dataset of a section below config.data."""
     source, options = schema.named(SOURCES, dict(section), field)
     data = source(**schema.options(source, options, field))
     if data.train.graphs is not None:
@@ -138,12 +134,12 @@ def _read(field, section) -> stream.Dataset:
 
 
 def _class_names(datasets) -> tuple[str, ...]:
-    """The classes of all sets, each once."""
+    """Return the classes of all sets, each once."""
     return tuple(dict.fromkeys(name for data in datasets for name in data.class_names))
 
 
 def _merge(field, datasets, name, parts) -> stream.Dataset:
-    """A set of splits from several sets, which must be read alike."""
+    """Return a set of splits from several sets, which must be read alike."""
     decoders = {data.decoder for data in datasets} - {""}
     if len(decoders) > 1:
         raise ValueError(f"{field}: read by {sorted(decoders)}; must be one decoder")
@@ -166,7 +162,7 @@ def _merge(field, datasets, name, parts) -> stream.Dataset:
 
 
 def _join(datasets, split, class_names) -> stream.Examples | None:
-    """A split of all datasets that have it; None if none has."""
+    """Return a split of all datasets that have it; None if none has."""
     found = [(i, x, getattr(x, split)) for i, x in enumerate(datasets)]
     found = [(i, data, part) for i, data, part in found if part is not None]
     if not found:
@@ -231,7 +227,7 @@ IN_MEMORY = ("npz", "arrays", *SIZES)  # unless config.data.resident is False
 
 
 def load(name: str, **options: Any) -> stream.Dataset:
-    """The dataset of a source; raises ValueError with all names for an unknown one."""
+    """Read the dataset of a source by its name; ValueError: it is unknown."""
     if name not in SOURCES:
         near = difflib.get_close_matches(name, SOURCES, n=1, cutoff=0.0)[0]
         raise ValueError(
@@ -240,15 +236,15 @@ def load(name: str, **options: Any) -> stream.Dataset:
     return SOURCES[name](**options)
 
 
-def whole(section: dict) -> dict:
-    """The options with which a source holds no train rows out for its test split."""
+def without_test_split(section: dict) -> dict:
+    """Return options with which a source holds no train rows out."""
     make, options = schema.named(SOURCES, section, "config.data")
     known = schema.option_of(make, options)
     return {"test": 0.0} if {"test", "test_seed"} <= {*known} else {}
 
 
 def kind_of(path: str) -> str:
-    """The source that reads what lies at a path, told by its files.
+    """Return the source that reads what lies at a path, told by its files.
 
     "npz" for an .npz file, "arrays", "huggingface" or "tfds" for a directory that
     jaxcl.data.convert, `datasets` or TFDS wrote, else "image_folder".
@@ -258,14 +254,14 @@ def kind_of(path: str) -> str:
         return "npz"
     if storage.exists(f"{path}/meta.json"):
         return "arrays"
-    if from_huggingface.is_one(path):
+    if from_huggingface.is_dataset(path):
         return "huggingface"
     # `save_to_disk` writes a file of this name, too.
     return "tfds" if storage.exists(f"{path}/dataset_info.json") else "image_folder"
 
 
 def section_of(path: str) -> dict:
-    """The section config.data that reads what lies at a path, see `kind_of`."""
+    """Return the section config.data that reads what lies at a path, see `kind_of`."""
     kind = kind_of(path)
-    more = from_huggingface.guessed(str(path)) if kind == "huggingface" else {}
+    more = from_huggingface.guess_options(str(path)) if kind == "huggingface" else {}
     return {"name": kind, "path": str(path), **more}

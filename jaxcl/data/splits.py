@@ -33,7 +33,7 @@ Inside = Annotated[
 
 
 def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
-    """The examples at `rows`, renumbered from 0."""
+    """Return the examples at `rows`, renumbered from 0."""
     images, load, graph_set = examples.images, examples.load, examples.graphs
     return stream.Examples(
         examples.label[rows],
@@ -51,7 +51,7 @@ def of_classes(
     per_class: int | None,
     seed: int,
 ) -> stream.Dataset:
-    """The dataset with some of its classes, renumbered from 0, in every split.
+    """Return the dataset with some of its classes, renumbered from 0, in every split.
 
     Args:
       classes: numbers or names, in their new order; None: all.
@@ -61,24 +61,19 @@ def of_classes(
       ValueError: an unknown class, a class given twice, no class, or too few rows.
     """
     names = dataset.class_names
-    kept = range(len(names)) if classes is None else classes
-    kept = stream.numbers(kept, names, "classes")
-    if not kept:
-        raise ValueError(f"classes = {classes!r}: must name at least one class")
-    renumbered = np.full(len(names) + 1, -1, np.int32)
-    renumbered[kept] = np.arange(len(kept))
+    kept, renumbered = _renumber("classes", classes, names)
     rng = np.random.default_rng([seed, len(kept)])
 
-    def cut(examples, most=None):
+    def keep(examples, most=None):
         part = take(examples, _rows_of(examples.label, kept, most, rng))
         return part._replace(label=renumbered[part.label])
 
     whole = dataset._replace(class_names=tuple(names[label] for label in kept))
-    return stream.map_splits(whole, cut)._replace(train=cut(dataset.train, per_class))
+    return stream.map_splits(whole, keep)._replace(train=keep(dataset.train, per_class))
 
 
 def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.Dataset:
-    """The dataset with some of its domains, renumbered from 0, in every split.
+    """Return the dataset with some of its domains, renumbered from 0, in every split.
 
     Args:
       domains: numbers or names, in their new order.
@@ -87,22 +82,28 @@ def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.
       ValueError: an unknown domain, a domain given twice, or no domain.
     """
     names = dataset.domain_names
-    kept = stream.numbers(domains, names, "domains")
-    if not kept:
-        raise ValueError(f"domains = {domains!r}: must name at least one domain")
-    renumbered = np.full(len(names) + 1, -1, np.int32)
-    renumbered[kept] = np.arange(len(kept))
+    kept, renumbered = _renumber("domains", domains, names)
 
-    def cut(examples):
+    def keep(examples):
         part = take(examples, np.flatnonzero(renumbered[examples.domain] >= 0))
         return part._replace(domain=renumbered[part.domain])
 
     whole = dataset._replace(domain_names=tuple(names[i] for i in kept))
-    return stream.map_splits(whole, cut)
+    return stream.map_splits(whole, keep)
+
+
+def _renumber(field, wanted, names) -> tuple[list[int], np.ndarray]:
+    """Return numbers of the wanted names; and i32[C], new numbers or -1."""
+    kept = stream.numbers(names if wanted is None else wanted, names, field)
+    if not kept:
+        raise ValueError(f"{field} = {wanted!r}: must name at least one")
+    renumbered = np.full(len(names) + 1, -1, np.int32)
+    renumbered[kept] = np.arange(len(kept))
+    return kept, renumbered
 
 
 def _rows_of(label, classes, most, rng) -> np.ndarray:
-    """Rows of some classes, increasing; `most` of each, drawn, None: all."""
+    """Return rows of some classes, increasing; `most` of each, drawn, None: all."""
     by_class = [np.flatnonzero(label == number) for number in classes]
     fewest = min(map(len, by_class))
     if most is not None and not 1 <= most <= fewest:
@@ -115,8 +116,10 @@ def _rows_of(label, classes, most, rng) -> np.ndarray:
     return np.sort(np.concatenate(by_class))
 
 
-def drawn(examples: stream.Examples, fraction: float, seed: list[int]) -> np.ndarray:
-    """bool[N], a drawn share of the rows of every class in every domain.
+def draw_mask(
+    examples: stream.Examples, fraction: float, seed: list[int]
+) -> np.ndarray:
+    """Return bool[N], a drawn share of the rows of every class in every domain.
 
     Of two rows or more it draws and leaves at least one; a fraction of 0 draws none.
     """
@@ -145,24 +148,27 @@ def draw_test(
     fraction: float,
     seed: int,
 ) -> stream.Dataset:
-    """A dataset of one domain that draws a fraction of each class as its test split.
+    """Draw a fraction of each class as the test split of a new dataset.
 
     Rows without a label stay in the train split.
     """
-    mask = drawn(whole, fraction, [seed, 2]) & (whole.label >= 0)
-    test = take(whole, np.flatnonzero(mask)) if mask.any() else None
-    train = take(whole, np.flatnonzero(~mask))
+    mask = draw_mask(whole, fraction, [seed, 2]) & (whole.label >= 0)
+    train, test = cut(whole, mask)
     return stream.Dataset(name, class_names, ("all",), train, None, test)
 
 
 def split_validation(
     train: stream.Examples, fraction: float, seed: int
 ) -> tuple[stream.Examples, stream.Examples | None]:
-    """Train and validation split, a drawn share of every class; None if it is empty."""
-    mask = drawn(train, fraction, [seed, 1])
+    """Draw a share of every class as the validation split; None: it is empty."""
+    return cut(train, draw_mask(train, fraction, [seed, 1]))
+
+
+def cut(examples, mask) -> tuple[stream.Examples, stream.Examples | None]:
+    """Return rows outside of a mask, and those inside, None if there are none."""
     if not mask.any():
-        return train, None
-    return take(train, np.flatnonzero(~mask)), take(train, np.flatnonzero(mask))
+        return examples, None
+    return take(examples, np.flatnonzero(~mask)), take(examples, np.flatnonzero(mask))
 
 
 def unknown_classes(
@@ -214,43 +220,75 @@ class ImageOptions(NamedTuple):
         )
 
 
-_USUAL = ImageOptions()
+class DrawOptions(NamedTuple):
+    """Options of every other source of images."""
+
+    validation: schema.Fraction = 0.0  # share of each class that is held out of train
+    seed: schema.Natural = 0  # of that draw
 
 
-def with_image_options(**defaults: Any) -> Callable[[Callable], Callable]:
-    """Decorate a source: its keyword `images` becomes the options of `ImageOptions`.
+def source(read: Callable[..., stream.Dataset]) -> Callable[..., stream.Dataset]:
+    """Decorate a source of images in memory: `DrawOptions` are options of it, too."""
 
-    They are keywords of the decorated function, so that a config and the tables in the
-    docs have them. The source's dataset is then finished as they say.
+    def finished(options, draw):
+        return finish(read(**options), **draw._asdict())
+
+    return _with_options(read, DrawOptions(), finished)
+
+
+def image_source(**defaults: Any) -> Callable[[Callable], Callable]:
+    """Decorate a source that reads images from files.
+
+    Its keyword `images` becomes the options of `ImageOptions`: keywords of the
+    decorated function, so that a config and the tables in the docs have them. The
+    source's dataset is then finished as they say.
 
     Args:
       defaults: of options whose default is another one here.
     """
-    types = typing.get_type_hints(ImageOptions, include_extras=True)
-    usual = ImageOptions(**defaults)._asdict()
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    shared = [
-        inspect.Parameter(name, keyword, default=default, annotation=types[name])
-        for name, default in usual.items()
-    ]
 
-    def decorate(source):
-        @functools.wraps(source)
-        def read(**options):
-            images = ImageOptions(**{k: options.pop(k, x) for k, x in usual.items()})
+    def decorate(read):
+        def finished(options, images):
             images = images._replace(decoder=prefetch.choose_decoder(images.decoder))
-            data = source(**options, images=images)._replace(decoder=images.decoder)
-            data = formats.fitted(data, images.decoding)
+            data = read(**options, images=images)._replace(decoder=images.decoder)
+            data = formats.find_bits(data, images.decoding)
             draw = {"validation": images.validation, "seed": images.seed}
             return finish(data, **draw, images=images)
 
-        whole = inspect.signature(source)
-        own = [x for name, x in whole.parameters.items() if name != "images"]
-        # Where `inspect.signature`, and so `schema`, finds it.
-        vars(read)["__signature__"] = whole.replace(parameters=own + shared)
-        return read
+        return _with_options(read, ImageOptions(**defaults), finished)
 
     return decorate
+
+
+def _with_options(read, shared, finished) -> Callable[..., stream.Dataset]:
+    """Give a source the options of a record beside its own.
+
+    Args:
+      shared: the record, with its defaults.
+      finished: (options of `read`, the record) -> a dataset.
+    """
+    usual, types = (
+        shared._asdict(),
+        typing.get_type_hints(type(shared), include_extras=True),
+    )
+
+    def call(**options):
+        values = {name: options.pop(name, x) for name, x in usual.items()}
+        return finished(options, type(shared)(**values))
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    more = [
+        inspect.Parameter(name, keyword, default=x, annotation=types[name])
+        for name, x in usual.items()
+    ]
+    whole = inspect.signature(read)
+    own = [x for name, x in whole.parameters.items() if name != "images"]
+    made: Any = functools.wraps(read)(call)
+    made.__signature__ = whole.replace(parameters=own + more)
+    return schema.checked("config.data")(made)
+
+
+_USUAL = ImageOptions()
 
 
 def finish(
@@ -305,7 +343,7 @@ def finish(
 
 
 def _with_memory(dataset) -> stream.Dataset:
-    """A set that keeps its decoded images in memory, if all of them fit."""
+    """Return a set that keeps its decoded images in memory, if all of them fit."""
     loads = [x.load for x in stream.splits_of(dataset).values()]
     loads = [x for x in loads if isinstance(x, files_lib.Loader)]
     if sum(len(x.rows) * x.image_bytes() for x in loads) > _kept_bytes():
@@ -321,7 +359,7 @@ def _with_memory(dataset) -> stream.Dataset:
 
 
 def _kept_bytes() -> int:
-    """Bytes of decoded images that stay in memory: 2 GiB, or a quarter of it."""
+    """Return bytes of decoded images that stay in memory: 2 GiB, or a quarter of it."""
     try:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows
@@ -330,7 +368,7 @@ def _kept_bytes() -> int:
 
 
 def channels(examples: stream.Examples) -> int | None:
-    """C of the images of a split; None where it is not known without reading one."""
+    """Return C of a split's images; None: only reading one would tell."""
     if examples.images is not None:
         return examples.images.shape[-1]
     return getattr(examples.load, "channels", None)
@@ -362,7 +400,7 @@ def _check_cache(images: ImageOptions):
 
 
 def _resident(examples: stream.Examples) -> stream.Examples:
-    """The examples, all images read into one array."""
+    """Return the examples, all images read into one array."""
     first = examples.load(0)
     images = np.empty((stream.size(examples), *first.shape), np.uint8)
 

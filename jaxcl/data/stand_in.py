@@ -21,7 +21,7 @@ class _Blank(NamedTuple):
         return np.zeros(self.shape, np.uint8)
 
 
-def dataset(
+def make(
     *,
     classes: int,
     rows: int,
@@ -31,7 +31,7 @@ def dataset(
     domain_names: Sequence[str] = ("all",),
     in_memory: bool = False,
 ) -> stream.Dataset:
-    """A set whose splits are each `rows` blank images, classes and domains in turn.
+    """Make a set whose splits are `rows` blank images each.
 
     Args:
       pixels: side of the (square) images.
@@ -61,7 +61,7 @@ def dataset(
     return stream.Dataset("stand-in", names, tuple(domain_names), split, split, split)
 
 
-def of_sections(
+def make_for(
     data: Mapping,
     scenario: Mapping,
     augment: Mapping,
@@ -105,7 +105,7 @@ def of_sections(
     domains = _names(data.get("domains"), data.get("domain_names"))
     domains = domains or _names(scenario.get("domain_order")) or ("all",)
     inside = data.get("resident")
-    return dataset(
+    return make(
         classes=classes,
         rows=rows or known_rows or ROWS_PER_CLASS * classes * len(domains),
         pixels=data.get("size") or side or augment["size"],
@@ -117,7 +117,7 @@ def of_sections(
 
 
 def _names(*options) -> tuple[str, ...]:
-    """The first option that is a list of names, () if none is."""
+    """Return the first option that is a list of names, () if none is."""
     for option in options:
         if not isinstance(option, str | None) and isinstance(option[0], str):
             return tuple(option)

@@ -4,20 +4,17 @@ import os
 
 import numpy as np
 
-from jaxcl import schema
 from jaxcl.data import splits, storage, stream
 
 NAMES = "airplane bird car cat deer dog horse monkey ship truck"  # labels 1 to 10
 SIZE = (10, 5000, 96)  # classes, train rows, pixels of a side
 
 
-@schema.checked("config.data")
+@splits.source
 def stl10(
     *,
     path: str,
     unlabelled: bool = False,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
 ) -> stream.Dataset:
     """STL-10 as its archive unpacks (stl10_binary), u8[N,96,96,3], in memory.
 
@@ -30,12 +27,11 @@ def stl10(
     """
     train = _stl10_split(path, "train", "unlabeled_X.bin" if unlabelled else None)
     test, names = _stl10_split(path, "test"), tuple(NAMES.split())
-    data = stream.Dataset("stl10", names, ("all",), train, None, test)
-    return splits.finish(data, validation=validation, seed=seed)
+    return stream.Dataset("stl10", names, ("all",), train, None, test)
 
 
 def _stl10_split(path, split, more=None) -> stream.Examples:
-    """A labelled split, followed by the unlabelled images of the file `more`."""
+    """Return a labelled split, followed by the unlabelled images of the file `more`."""
     parts = [_stl10_images(os.path.join(path, f"{split}_X.bin"))]
     file = os.path.join(path, f"{split}_y.bin")
     label = _bytes(file).astype(np.int32) - 1
@@ -57,7 +53,7 @@ def _stl10_split(path, split, more=None) -> stream.Examples:
 
 
 def _stl10_images(file) -> np.ndarray:
-    """u8[N,96,96,3], a view of the file, which stores planes column by column."""
+    """Return u8[N,96,96,3], a view of a file of planes, column by column."""
     data = _bytes(file)
     if len(data) % (3 * 96 * 96):
         raise ValueError(
@@ -67,9 +63,9 @@ def _stl10_images(file) -> np.ndarray:
 
 
 def _bytes(file) -> np.ndarray:
-    """All bytes of a file."""
+    """Return all bytes of a file."""
     try:
-        return np.fromfile(storage.ordinary(file), np.uint8)
+        return np.fromfile(storage.check_ordinary(file), np.uint8)
     except OSError as error:
         raise ValueError(
             f"{file} cannot be read: {error}; path must be the unpacked stl10_binary, "

@@ -21,12 +21,12 @@ class NotJson(ValueError):
 
 
 def in_bucket(path: Path) -> bool:
-    """Whether a path is the address of a bucket, and not a path on a disk."""
+    """Return whether a path is the address of a bucket, and not a path on a disk."""
     return "://" in os.fspath(path)
 
 
-def ordinary(path: Path) -> Path:
-    """The path of a file, checked: opening a pipe waits until somebody writes to it.
+def check_ordinary(path: Path) -> Path:
+    """Refuse what is no ordinary file: opening a pipe would wait. Return the path.
 
     Raises:
       OSError: it is not there, or a pipe, a socket, a device or a folder.
@@ -38,15 +38,15 @@ def ordinary(path: Path) -> Path:
 
 def read(path: Path) -> bytes:
     """Read all bytes of a file; raises OSError if it cannot be read."""
-    return epath.Path(ordinary(path)).read_bytes()
+    return epath.Path(check_ordinary(path)).read_bytes()
 
 
-def whole(path: Path) -> Path | io.BytesIO:
+def path_or_bytes(path: Path) -> Path | io.BytesIO:
     """Give np.load or zipfile the path, or the bytes of a file in a bucket.
 
     Raises OSError for what is no ordinary file.
     """
-    return io.BytesIO(read(path)) if in_bucket(path) else ordinary(path)
+    return io.BytesIO(read(path)) if in_bucket(path) else check_ordinary(path)
 
 
 @contextlib.contextmanager
@@ -83,12 +83,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 os.unlink(draft)
             raise
     except OSError as error:  # that of a full disk names no file, others the draft
-        reason = (error.strerror or str(error)) + room(path, error)
+        reason = (error.strerror or str(error)) + describe_room(path, error)
         raise OSError(error.errno or errno.EIO, reason, os.fspath(path)) from error
 
 
 def to_json(value: Any) -> bytes:
-    """The text of a JSON file, as `write_json` writes it."""
+    """Return the text of a JSON file, as `write_json` writes it."""
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
@@ -117,7 +117,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict:
-    """The object in a JSON file; raises as `read_json`, and where it is no object."""
+    """Read the object in a JSON file; another value is refused."""
     value = read_json(path)
     if not isinstance(value, dict):
         kind = type(value).__name__
@@ -128,7 +128,7 @@ def read_object(path: Path) -> dict:
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def room(path: Path, error: OSError) -> str:
+def describe_room(path: Path, error: OSError) -> str:
     """Say for a message how much a full disk has left; "" of other errors."""
     if error.errno not in _FULL:
         return ""
@@ -139,15 +139,15 @@ def room(path: Path, error: OSError) -> str:
 
 
 def size(path: Path) -> int:
-    """Number of bytes of a file."""
+    """Return the number of bytes of a file."""
     return epath.Path(path).stat().length
 
 
 def exists(path: Path) -> bool:
-    """Whether a path is a file or a folder."""
+    """Return whether a path is a file or a folder."""
     return epath.Path(path).exists()
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path is a folder; in a bucket, whether any name begins with it."""
+    """Return whether a path is a folder; in a bucket, if any name begins with it."""
     return epath.Path(path).is_dir()

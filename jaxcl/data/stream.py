@@ -50,7 +50,7 @@ class Dataset(NamedTuple):
 def epoch_order(
     rng: np.random.Generator, rows: np.ndarray, batch_size: int
 ) -> np.ndarray:
-    """One shuffled epoch without its incomplete last batch, i32[steps, batch]."""
+    """Shuffle rows into an epoch without an incomplete batch, i32[steps, batch]."""
     steps = len(rows) // batch_size
     return rng.permutation(rows)[: steps * batch_size].reshape(steps, batch_size)
 
@@ -58,7 +58,7 @@ def epoch_order(
 def filled_order(
     rng: np.random.Generator, rows: np.ndarray, batch_size: int
 ) -> np.ndarray:
-    """One shuffled epoch with all rows, i32[steps, batch], for batches with masks.
+    """Shuffle rows into an epoch with all of them, i32[steps, batch].
 
     The last batch is filled with -1, which is no row.
     """
@@ -114,11 +114,11 @@ class Schedule:
     cache: dict = dataclasses.field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
-        """Steps of the whole task."""
+        """Return steps of the whole task."""
         return self.epochs * self.steps_per_epoch
 
     def __getitem__(self, step: int) -> np.ndarray:
-        """Rows of one step, i32[batch]."""
+        """Return rows of one step, i32[batch]."""
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of a schedule of {len(self)} steps")
         epoch, within = divmod(int(step), self.steps_per_epoch)
@@ -133,7 +133,7 @@ class Schedule:
 
 
 def _epoch_rows(plan: Schedule, epoch: int) -> np.ndarray:
-    """Rows of one epoch, i32[steps, batch]."""
+    """Return rows of one epoch, i32[steps, batch]."""
     rng = np.random.default_rng([plan.seed, plan.task, epoch])
     rows = np.asarray(plan.order(rng, plan.rows, plan.batch_size), np.int32)
     want = (plan.steps_per_epoch or len(rows), plan.batch_size)
@@ -146,7 +146,7 @@ def _epoch_rows(plan: Schedule, epoch: int) -> np.ndarray:
 
 
 def epochs_of_tasks(epochs: int | Sequence[int]) -> tuple[int, ...]:
-    """Epochs of each task as a tuple; its last number is also that of later tasks."""
+    """Return epochs by task; the last number is also that of later tasks."""
     return (epochs,) if np.ndim(epochs) == 0 else tuple(epochs)
 
 
@@ -158,7 +158,7 @@ def schedule(
     epochs: int | Sequence[int],
     batch_size: int,
 ) -> Schedule:
-    """All steps of a task in order, see `Schedule`; `epochs` as in `epochs_of_tasks`.
+    """Order all steps of a task; `epochs` as in `epochs_of_tasks`.
 
     Raises ValueError if a number is below 1 (seed and task: below 0), if the task has
     fewer rows than a batch, or if `source.order` gives no step.
@@ -222,28 +222,28 @@ SPLITS = ("train", "validation", "test")
 
 
 def splits_of(dataset: Dataset) -> dict[str, Examples]:
-    """The splits that a dataset has, by name."""
+    """Return the splits that a dataset has, by name."""
     found = {name: getattr(dataset, name) for name in SPLITS}
     return {name: examples for name, examples in found.items() if examples is not None}
 
 
 def map_splits(dataset: Dataset, change: Callable[[Examples], Examples]) -> Dataset:
-    """The dataset with each split changed."""
+    """Change each split of a dataset."""
     return dataset._replace(**{k: change(x) for k, x in splits_of(dataset).items()})
 
 
 def stays_in_memory(load: Any) -> bool:
-    """Whether a reader keeps the images that it has decoded, see `files.Loader`."""
+    """Return whether a reader keeps decoded images, see `files.Loader`."""
     return getattr(load, "memory", None) is not None
 
 
 def size(examples: Examples) -> int:
-    """Number of rows."""
+    """Return the number of rows."""
     return len(examples.label)
 
 
 def released_permutation(n: int, *, seed: int) -> np.ndarray:
-    """The permutation i64[n] that torch.randperm(n) draws right after seeding.
+    """Return the permutation i64[n] that torch.randperm(n) draws right after seeding.
 
     PyTorch has the same Mersenne Twister as NumPy's RandomState, and swaps position i
     with position i + (draw mod (n - i)). Holds for n < 2^32 / 20.
@@ -262,7 +262,7 @@ def order_of_classes(
     seed: int,
     field: str = "class_order",
 ) -> np.ndarray:
-    """All class numbers in the order i64[C] of an option, see `scenarios.make`.
+    """Return all class numbers in the order i64[C] of an option, see `scenarios.make`.
 
     Args:
       names: of all classes.
@@ -293,7 +293,7 @@ def order_of_classes(
 def numbers(
     entries: Sequence[int | str], names: Sequence[str], field: str
 ) -> list[int]:
-    """The numbers of entries, which are numbers or names, each at most once."""
+    """Return the numbers of entries, which are numbers or names, each at most once."""
     chosen = []
     for entry in entries:
         if isinstance(entry, str) and entry in names:
@@ -328,7 +328,7 @@ def as_numbers(where: str, field: str, values: np.ndarray, least: int) -> np.nda
 
 
 def validate(dataset: Dataset) -> None:
-    """Raise ValueError if a split breaks the promises of its type."""
+    """Return raise ValueError if a split breaks the promises of its type."""
     for field in ("class_names", "domain_names"):
         counts = collections.Counter(getattr(dataset, field))
         if twice := [name for name, count in counts.items() if count > 1]:

@@ -2,7 +2,6 @@
 
 import os
 
-from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import from_folders, listing, splits, storage, stream
 
@@ -10,8 +9,7 @@ ANNOTATIONS = "val_annotations.txt"
 SIZE = (200, 100_000, 64)  # classes, train rows, pixels of a side
 
 
-@schema.checked("config.data")
-@splits.with_image_options(resident=True)
+@splits.image_source(resident=True)
 def tiny_imagenet(
     *,
     path: str,
@@ -55,7 +53,7 @@ def _check_folders(path):
 
 
 def _scan_val(path, names) -> tuple[list[int], list[bytes]]:
-    """Labels and files (relative to `path`) of val/, in either layout."""
+    """Return labels and files (relative to `path`) of val/, in either layout."""
     known = listing.folders(os.path.join(path, "train"))
     where = os.path.join(path, "val")
     images = os.path.join(where, "images")
@@ -73,7 +71,7 @@ def _scan_val(path, names) -> tuple[list[int], list[bytes]]:
 
 
 def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
-    """Labels and files (relative to `path`) that val_annotations.txt gives."""
+    """Return labels and files (relative to `path`) that val_annotations.txt gives."""
     where = os.path.join(path, "val", "images")
     file = os.path.join(path, "val", ANNOTATIONS)
     wnids = _annotations(file, known)
@@ -93,7 +91,7 @@ def _annotated(path, names, known) -> tuple[list[int], list[bytes]]:
 
 
 def _annotations(file, known) -> dict[str, str]:
-    """Image -> wnid, from val_annotations.txt; `known` are the allowed wnids."""
+    """Return image -> wnid, from val_annotations.txt; `known` are the allowed wnids."""
     with files_lib.reading(file):
         lines = storage.read(file).decode().split("\n")
     known, wnids = {*known}, {}

@@ -84,7 +84,7 @@ def digits_in_looks(
 
 
 def _in_looks(examples, looks) -> stream.Examples:
-    """The examples in one look after another, each a domain."""
+    """Return the examples in one look after another, each a domain."""
     count = len(examples.label)
     return stream.Examples(
         np.tile(examples.label, len(looks)),

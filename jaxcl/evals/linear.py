@@ -353,7 +353,7 @@ def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
     if settings.lrs:
         at = np.flatnonzero(labelled)
         rows = stream.Examples(train.label[at], train.domain[at])
-        cut[at] = splits.drawn(rows, settings.held_out, [seed, _CUT])
+        cut[at] = splits.draw_mask(rows, settings.held_out, [seed, _CUT])
         allowed = "() where every class has one labelled row"
         features_lib.require("linear.lrs", settings.lrs, cut.any(), allowed)
     fit, data_of = _fitting(parts, rule, settings)

@@ -16,9 +16,11 @@ from jaxcl import schema
 from jaxcl.memory import buffer as buffer_lib
 from jaxcl.memory import diversity, redundancy
 from jaxcl.memory import duel as duel_lib
-from jaxcl.memory import loss_aware as loss_lib
 
 _MOST = 2**31 - 1  # the largest number that a row gets
+_OLD_LOSS = 0.5  # share of the running loss after a draw of its row
+_DRAWS = 0.5  # weight of the draws, the released gamma
+_EPS = 1e-6  # smallest range of losses that is divided by
 
 
 def reservoir(buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array) -> jax.Array:
@@ -312,11 +314,45 @@ def duel(buffer: buffer_lib.Buffer, feature: jax.Array, mask: jax.Array) -> jax.
     return duel_lib.slots(keep, buffer.capacity)
 
 
+def move_losses(old: jax.Array, new: jax.Array) -> jax.Array:
+    """Move running losses f32[R] after a draw of their rows: half old, half new.
+
+    The half is OURS; the released code of `score_losses` keeps nothing.
+    """
+    return _OLD_LOSS * old + (1 - _OLD_LOSS) * new
+
+
+def score_losses(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Array:
+    """Score how much each stored row is worth, f32[K]; infinity for an empty slot.
+
+    The loss, put between 0 and 1 by the least and the largest of the stored rows, less
+    half of the row's draws as a share of the most that a stored row has. Rows of low
+    loss that were drawn often have been learnt.
+
+    Source: released code of CLA (giacomo-cgn/ocl-self-supervised,
+    src/buffers/loss_aware_buffer.py). SOLAR (arXiv 2604.10586), whose memory prefers
+    rows of high loss, may have the same rule; no text that we have gives it.
+
+    Departure: a batch that does not fit takes the free slots and goes on; the released
+    code drops what is left of that batch.
+
+    Args:
+      loss: f32[K], running losses.
+      draws: i32[K], how often each row was drawn since it came.
+      filled: bool[K], slots that hold a row.
+    """
+    least = jnp.min(jnp.where(filled, loss, jnp.inf))
+    most = jnp.max(jnp.where(filled, loss, -jnp.inf))
+    height = (loss - least) / jnp.maximum(most - least, _EPS)
+    often = draws / jnp.maximum(jnp.max(jnp.where(filled, draws, 0)), 1)
+    return jnp.where(filled, height - _DRAWS * often, jnp.inf)
+
+
 def loss_aware(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     """Every row enters; those of the lowest scores make room.
 
     Scores are taken once, before the batch, so that no row of it goes. If a batch has
-    more than `capacity` rows, the first ones stay. Source: see `loss_aware.py`, there
+    more than `capacity` rows, the first ones stay. Source: see `score_losses`, there
     the insertion "fifo".
 
     Args:
@@ -331,7 +367,7 @@ def loss_aware(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     chex.assert_rank(mask, 1)
     held, stored = buffer.items, jnp.sum(buffer.filled, dtype=jnp.int32)
     excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
-    value = loss_lib.scores(held["loss"], held["draws"], buffer.filled)
+    value = score_losses(held["loss"], held["draws"], buffer.filled)
     gone = buffer_lib.lowest(value, jnp.clip(excess, 0, stored))
     return buffer_lib.free_slots(~buffer.filled | gone, mask)
 
@@ -344,7 +380,7 @@ def loss_aware_reservoir(
     Rows come one after another: row n of the stream takes slot n while there are free
     ones, and enters with probability capacity / (n + 1) later, exactly where it would
     in `reservoir` with this key. Scores count the rows of the batch that entered before
-    it. Source: see `loss_aware.py`, there the insertion "random".
+    it. Source: see `score_losses`, there the insertion "random".
 
     Args:
       buffer: as for `loss_aware`.
@@ -363,7 +399,7 @@ def loss_aware_reservoir(
     def place(carry, row):
         losses, draws, filled = carry
         slot, loss = row
-        worst = jnp.argmin(loss_lib.scores(losses, draws, filled))
+        worst = jnp.argmin(score_losses(losses, draws, filled))
         slot = jnp.where((slot < capacity) & jnp.all(filled), worst, slot)
         slot = slot.astype(jnp.int32)
         losses = losses.at[slot].set(loss, mode="drop")

@@ -298,7 +298,7 @@ class Checkpoints:
         self._broken = True
         good = [c.step for c in self._checkpointer.checkpoints]
         # Not every error of a full disk says of itself that it is one.
-        left = storage.room(self._directory, OSError(errno.ENOSPC, ""))
+        left = storage.describe_room(self._directory, OSError(errno.ENOSPC, ""))
         return CheckpointError(
             f"could not write a checkpoint to {self._directory}: "
             f"{type(error).__name__}: {str(error)[:300]} (it has about "

@@ -107,7 +107,9 @@ class RowFile:
         try:
             yield
         except OSError as error:
-            reason = (error.strerror or str(error)) + storage.room(self._path, error)
+            reason = (error.strerror or str(error)) + storage.describe_room(
+                self._path, error
+            )
             code = error.errno or errno.EIO
             raise OSError(code, reason, os.fspath(self._path)) from error
 

@@ -37,7 +37,7 @@ def version() -> str:
 
 def fingerprint(dataset: stream.Dataset) -> dict:
     """The name of a dataset, and a digest of all its rows, see `data.identity`."""
-    return {"name": dataset.name, "sha256": identity.of(dataset).digest()}
+    return {"name": dataset.name, "sha256": identity.identify(dataset).digest()}
 
 
 def path(alone: Alone, task: int) -> epath.Path:

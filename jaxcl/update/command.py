@@ -187,10 +187,10 @@ def _digests(run, new_set, judge) -> dict:
 
     Images are the same where their bytes are, see `identity`.
     """
-    new = identity.of(new_set)
+    new = identity.identify(new_set)
     if judge is None:
         return {"data": new.digest()}
-    test, before = identity.of(own_images.read(judge["data"])), identity.read(run)
+    test, before = identity.identify(own_images.read(judge["data"])), identity.read(run)
     for trained, what in ((new, "the new ones"), (before, "those of the run")):
         if trained is not None and (common := identity.common(test, trained)):
             print(

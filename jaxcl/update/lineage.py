@@ -98,7 +98,7 @@ def section(
     if source["name"] is None:
         source = sources.section_of(path)
     if whole:
-        source |= sources.whole(source)
+        source |= sources.without_test_split(source)
         if source["name"] == "image_folder" and from_folders.is_mixed(str(path)):
             source["folders"] = "none"
     if source["name"] in ("image_folder", "huggingface"):

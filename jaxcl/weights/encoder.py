@@ -210,9 +210,9 @@ def _pixels(card, image):
     if isinstance(image, str | os.PathLike):
         decoder = prefetch.choose_decoder(inputs["decoder"] or "auto")
         data = epath.Path(image).read_bytes()
-        return files_lib.decode(data, str(image), decoder=decoder, **how)
+        return files_lib.Decoding(decoder, **how)(data, str(image))
     if isinstance(image, Image.Image):
-        return files_lib.from_pillow(image, "images", **how)
+        return files_lib.Decoding("pillow", **how).convert(image, "images")
     return image[..., None] if getattr(image, "ndim", 0) == 2 else image
 
 

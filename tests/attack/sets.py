@@ -16,7 +16,6 @@ from attack import kind
 from helpers import tfds_sets
 from jaxcl.data import (
     convert,
-    duplicates,
     files,
     from_arrays,
     identity,
@@ -285,7 +284,7 @@ def check(dataset: stream.Dataset) -> int:
                 or image.shape[-1] not in (1, 3)
             ):
                 raise kind.Broken(f"row {row} is {image.dtype}{list(image.shape)}")
-    duplicates.find(identity.of(dataset))
+    identity.find_duplicates(identity.identify(dataset))
     return refused
 
 

@@ -128,7 +128,7 @@ _scored = [
         ),
     ),
     *fault.of(
-        "memory.loss_aware.scores",
+        "memory.policies.score_losses",
         "test_loss_aware.py::test_a_low_loss_and_many_draws_make_a_low_score",
         (
             "memory: rows that were drawn often stay",
@@ -137,7 +137,7 @@ _scored = [
         ("memory: empty slots have a score", takes(filled=_all)),
     ),
     *fault.of(
-        "memory.loss_aware.moved",
+        "memory.policies.move_losses",
         "test_loss_aware.py::test_a_running_loss_moves_half_of_the_way",
         ("memory: a running loss is the last one", instead(lambda _, new: new)),
     ),

@@ -111,7 +111,7 @@ _data = [
         ("data: no class comes back", takes(recurrence=_always(0.0))),
     ),
     *fault.of(
-        "data.looks.turned",
+        "data.looks.rotate_pixels",
         "test_looks.py::test_turned_pixels_are_pillows",
         ("data: images turn to the right", takes(angle=lambda angle: -angle)),
     ),

@@ -322,6 +322,21 @@ _duel = [
         ("duel: both views are one", takes(parts=_one_view)),
         ("duel: the slow network never moves", makes(step=keeps("extra.momentum"))),
         ("duel: nothing enters the memory", makes(step=keeps("extra.memory"))),
+        (
+            "duel: the whole memory is negatives",
+            takes(drawn=_always(8)),
+            "test_duel.py::test_rows_are_drawn_at_random_of_those_that_are_there[moco]",
+        ),
+        (
+            "duel: the policy compares old features",
+            takes(policy_features=_always("step")),
+            "test_duel.py::test_a_step_is_the_equation[moco-all]",
+        ),
+        (
+            "duel: a task's memory is never fresh",
+            takes(fresh_memory=_always(False)),
+            "test_duel.py::test_a_task_may_begin_with_an_empty_memory",
+        ),
     ),
     *fault.of(
         "losses.contrastive.info_nce",

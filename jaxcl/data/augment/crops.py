@@ -40,7 +40,7 @@ def check_ranges(**ranges: Sequence[float]) -> None:
 
 
 def _filter(x, interpolation):
-    """Weights at distances x, in pixels."""
+    """Return weights at distances x, in pixels."""
     x = jnp.abs(x)
     if interpolation == "bilinear":
         return jnp.maximum(1.0 - x, 0.0)
@@ -50,7 +50,7 @@ def _filter(x, interpolation):
 
 
 def _resampling(start, length, *, extent, size, interpolation):
-    """Matrix f32[size, extent] that resizes `length` pixels from `start` to `size`."""
+    """Return the matrix f32[size, extent] that resizes a part of a line of pixels."""
     scale = length / size
     centre = start + (jnp.arange(size) + 0.5) * scale
     pixel = jnp.arange(extent) + 0.5
@@ -78,7 +78,7 @@ def _resample(image, box, shape, interpolation):
 
 
 def _box(key, height, width, scale, ratio):
-    """Torchvision's crop box (top, left, h, w), f32[] whole numbers."""
+    """Return torchvision's crop box (top, left, h, w), f32[] whole numbers."""
     u = jax.random.uniform(key, (2 * _TRIES + 2,))
     area = height * width * (scale[0] + (scale[1] - scale[0]) * u[:_TRIES])
     low, high = math.log(ratio[0]), math.log(ratio[1])
@@ -109,7 +109,7 @@ def random_resized_crop(
     ratio: tuple[float, float] = RATIO,
     interpolation: str = "bicubic",
 ) -> jax.Array:
-    """Random box, resized: f32[H,W,C] -> f32[size,size,C] (RandomResizedCrop).
+    """Resize a random box: f32[H,W,C] -> f32[size,size,C] (RandomResizedCrop).
 
     `scale` bounds the box's share of the area, `ratio` its width / height.
     """
@@ -125,7 +125,7 @@ def resize(image: jax.Array, *, size: int, interpolation: str = "bicubic") -> ja
 
 
 def center_crop(image: jax.Array, *, size: int) -> jax.Array:
-    """Central f32[size,size,C]. Raises ValueError if the image is smaller."""
+    """Cut the central f32[size,size,C]. Raises ValueError if the image is smaller."""
     height, width, _ = image.shape
     need(size <= min(height, width), "size", size, f"at most {min(height, width)}")
     top, left = round((height - size) / 2), round((width - size) / 2)

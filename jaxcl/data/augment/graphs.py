@@ -89,7 +89,7 @@ def make(
 
 
 def _changed(key, graphs, *, kinds, choice, share, keep, growing, mean, std):
-    """The graphs, each after one kind of change."""
+    """Return the graphs, each after one kind of change."""
     k_kind, k_clock, k_grow, k_noise = jax.random.split(key, 4)
     kind = _kinds(k_kind, graphs, len(kinds), choice)
     due = {name: kinds.index(name) == kind for name in kinds}
@@ -131,7 +131,7 @@ def without_isolated(graphs: graphs_lib.Graphs) -> graphs_lib.Graphs:
 
 
 def _or_original(changed, graphs):
-    """The changed graphs; those that have lost all nodes are as in `graphs`."""
+    """Return the changed graphs; those that have lost all nodes are as in `graphs`."""
     count = _counts(changed)[graphs.node_graph]
     left, edge_left = count > 0, count[graphs.receivers] > 0
     return graphs._replace(
@@ -142,7 +142,7 @@ def _or_original(changed, graphs):
 
 
 def _kinds(key, graphs, count, choice):
-    """The kind drawn for each graph, i32[B]."""
+    """Return the kind drawn for each graph, i32[B]."""
     slots = jnp.arange(len(graphs.graph_mask))
     if choice == "batch":
         return jnp.zeros_like(slots) + jax.random.randint(key, (), 0, count)
@@ -151,14 +151,14 @@ def _kinds(key, graphs, count, choice):
 
 
 def _counts(graphs):
-    """Number of unmasked nodes of each graph, i32[B]."""
+    """Return the number of unmasked nodes of each graph, i32[B]."""
     ones = graphs.node_mask.astype(jnp.int32)
     slots = len(graphs.graph_mask)
     return jax.ops.segment_sum(ones, graphs.node_graph, slots, indices_are_sorted=True)
 
 
 def _quota(graphs, share):
-    """floor(share n) for the graph of each node, i32[n]; `share` f32[B]."""
+    """Return floor(share n) for the graph of each node, i32[n]; `share` f32[B]."""
     return jnp.floor(share * _counts(graphs)).astype(jnp.int32)[graphs.node_graph]
 
 
@@ -169,13 +169,13 @@ def _over_edges(reduce, sent, graphs):
 
 
 def _clocks(key, graphs):
-    """A drawn exponential time for each node, f32[n]; infinite for masked nodes."""
+    """Draw an exponential time of each node, f32[n]; infinite for masked nodes."""
     drawn = jax.vmap(jax.random.exponential)(graphs_lib.node_keys(key, graphs))
     return jnp.where(graphs.node_mask, drawn, jnp.inf)
 
 
 def _ranks(time, graphs):
-    """Rank of each node's time within its graph, from 0, i32[n]."""
+    """Return the rank of each node's time within its graph, from 0, i32[n]."""
     places = jnp.arange(len(time), dtype=jnp.int32)
     order = lax.sort((graphs.node_graph, time, places), num_keys=2)[2]
     rank = jnp.zeros_like(places).at[order].set(places, unique_indices=True)
@@ -183,14 +183,14 @@ def _ranks(time, graphs):
 
 
 def _before(counts, graphs):
-    """For each node, the sum of i32[n] over earlier nodes of its graph."""
+    """Sum i32[n] over the earlier nodes of each node's graph."""
     before = jnp.cumsum(counts) - counts
     # Overflow is harmless: differences of wrapped sums are still exact.
     return before - before[graphs_lib.first_nodes(graphs)][graphs.node_graph]
 
 
 def _redrawn(key, graphs, chosen, mean, std):
-    """The graphs with new random features at the chosen nodes, bool[n]."""
+    """Return the graphs with new random features at the chosen nodes, bool[n]."""
     width = graphs.features.shape[1:]
     keys = graphs_lib.node_keys(key, graphs)
     noise = mean + std * jax.vmap(lambda k: jax.random.normal(k, width))(keys)
@@ -199,7 +199,7 @@ def _redrawn(key, graphs, chosen, mean, std):
 
 
 def _growth(key, graphs, clock, grown, growing):
-    """The time at which each node enters the set of its graph.
+    """Return the time at which each node enters the set of its graph.
 
     T(first) = 0, T(v) = clock(v) + min of T over the neighbours of v. This takes rounds
     over all edges until nothing changes, or one round if not `growing`.
@@ -243,7 +243,7 @@ def _growth(key, graphs, clock, grown, growing):
 
 
 def _in_time(draws, time, rank, graphs, growing):
-    """Whether n draws are enough for each node to enter the set.
+    """Return whether n draws are enough for each node to enter the set.
 
     When j nodes have entered beside the first, the draws are from two kinds of
     neighbours: new ones, and others, which are in the set already: those j nodes, and

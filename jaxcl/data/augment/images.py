@@ -43,7 +43,7 @@ Probability = schema.Share | tuple[schema.Share, ...]  # one, or one for each vi
 
 
 def _gray(planes):
-    """Luma f32[H,W]."""
+    """Return luma f32[H,W]."""
     if len(planes) == 1:
         return planes[0]
     r, g, b = planes
@@ -51,7 +51,7 @@ def _gray(planes):
 
 
 def _blend(planes, other, factor):
-    """`factor` times the planes plus (1 - factor) times `other`, clipped to 0..1."""
+    """Blend the planes with (1 - factor) of `other`, clipped to 0..1."""
     mix = (1.0 - factor) * other
     return [jnp.clip(factor * p + mix, 0.0, 1.0) for p in planes]
 
@@ -106,7 +106,7 @@ def _jitter(key, planes, strength, applied=True):
 
 
 def _blurring(sigma, *, extent, radius):
-    """Matrix f32[extent, extent] of a Gaussian with replicated edges."""
+    """Return matrix f32[extent, extent] of a Gaussian with replicated edges."""
     pixel = jnp.arange(extent)
     distance = jnp.abs(pixel[:, None] - pixel)
     taps = jnp.exp(-0.5 * (jnp.arange(radius + 1) / sigma) ** 2)
@@ -146,7 +146,7 @@ def horizontal_flip(image: jax.Array) -> jax.Array:
 def normalize(
     image: jax.Array, mean: Sequence[float], std: Sequence[float]
 ) -> jax.Array:
-    """(image - mean) / std; `mean` and `std` have C entries or one."""
+    """Return (image - mean) / std; `mean` and `std` have C entries or one."""
     return (image - np.float32(mean)) / np.float32(std)
 
 
@@ -346,7 +346,7 @@ def _check_moments(mean, std):
 
 
 def _probabilities(name, value, views) -> tuple[float, ...]:
-    """The probability of each view."""
+    """Return the probability of each view."""
     by_view = (value,) * views if np.ndim(value) == 0 else tuple(value)
     good = len(by_view) == views
     allowed = f"one number, or one for each of {views} views"

@@ -275,7 +275,10 @@ def _step(setup, state, batch):
     k_write, *keys = jax.random.split(
         core.step_key(state), 1 + setup.parts.replay.updates
     )
-    state, step = _take_snapshot(setup, state), state.step
+    teacher, step = setup.plan.teacher, state.step
+    if teacher is not None and teacher.snapshot_every is not None:
+        keep = jnp.where(step % teacher.snapshot_every == 0, 0.0, 1.0)
+        state = state.replace(extra=_move_teacher(setup, state, keep))
     for key in keys:  # in Python: gradients in a loop of XLA's are slow on CPU
         state, stats, metrics = _update(setup, state.replace(step=step), batch, key)
     if setup.size:
@@ -283,25 +286,13 @@ def _step(setup, state, batch):
     return state, metrics
 
 
-def _take_snapshot(setup, state):
-    """The state with a new snapshot as its teacher, where one is due."""
-    teacher = setup.plan.teacher
-    if teacher is None or teacher.snapshot_every is None:
-        return state
-    due = state.step % teacher.snapshot_every == 0
-    extra = _move_teacher(setup, state, jnp.where(due, 0.0, 1.0))
-    return state.replace(extra=extra)
-
-
 def _move_teacher(setup, state, keep):
-    """`extra` with a teacher of which the share `keep` is the old one."""
-    extra, nets = state.extra, setup.networks
-    params = networks.copy_names(nets, state.params)
-    stats = extra.teacher_stats
-    if stats:
-        stats = optim.ema(stats, networks.copy_names(nets, state.stats), keep)
-    teacher = optim.ema(extra.teacher, params, keep)
-    return extra._replace(teacher=teacher, teacher_stats=stats)
+    """Move the teacher, and its statistics, where the share `keep` of it is old."""
+    extra, moved = state.extra, {}
+    for name, tree in (("teacher", state.params), ("teacher_stats", state.stats)):
+        old = getattr(extra, name)
+        moved[name] = optim.ema(old, {net: tree[net] for net in old}, keep)
+    return extra._replace(**moved)
 
 
 class UpdateKeys(NamedTuple):
@@ -323,28 +314,36 @@ class Rows(NamedTuple):
     stored: jax.Array | None = None  # f32[R,D], projections stored with them
 
 
-def _split_key(key) -> UpdateKeys:
-    """Random keys of an update, by use."""
-    return UpdateKeys(*jax.random.split(key, 3), jax.random.fold_in(key, _MIX))
-
-
 def _update(setup, state, batch, key):
     """Take one step of the optimiser.
 
     Returns: the state, `stored.RowStats` of the incoming rows, metrics.
     """
-    parts, beside = setup.parts, setup.beside
+    parts, extra, beside = setup.parts, state.extra, setup.beside
+    keys = UpdateKeys(*jax.random.split(key, 3), jax.random.fold_in(key, _MIX))
 
     # Views, replayed ones first
-    rows = _read_rows(setup, state.extra, batch, _split_key(key))
+    rows = _read_rows(setup, extra, batch, keys)
     images = rows.views.reshape((-1, *rows.views.shape[2:]))  # 2i, 2i+1: one example
 
-    # Targets without gradient pass beside the network that learns
-    forward = _make_forward(setup, state, images)
+    # Targets without gradient: networks that normalise by the batch pass beside
+    others = {}
+    if extra.momentum:
+        others["k"] = extra.momentum, state.stats
+    if extra.teacher and setup.plan.teacher.batch:
+        others["f"] = extra.teacher, state.stats
+    forward = functools.partial(
+        networks.forward,
+        setup.networks,
+        stats=state.stats,
+        images=images,
+        others=others,
+        distilled=None if setup.every_row else 2 * beside,
+    )
     outputs, backward, (net_stats, fixed, _) = jax.vjp(
         forward, state.params, has_aux=True
     )
-    features = _gather_features(setup, state.extra, images, rows, fixed)
+    features = _gather_features(setup, extra, images, rows, fixed)
 
     # Loss and gradients
     (loss, terms), slopes = _differentiate(setup, outputs, features, rows.active)
@@ -372,7 +371,6 @@ def _read_rows(setup, extra, batch, keys) -> Rows:
     """Views of the incoming rows, and of replayed ones before them or mixed in."""
     size, parts = setup.size, setup.parts
     views = parts.augment(keys.augment, batch["image"])
-    core.check_views(views, 2, "online_ssl")
     if not size:
         return Rows(views, jnp.zeros((), bool), 0.0)
     active = jnp.sum(extra.memory.filled) > size
@@ -391,28 +389,6 @@ def _read_rows(setup, extra, batch, keys) -> Rows:
         views = jnp.concatenate([jnp.where(active, replayed, repeated), views])
         share = size / len(views)
     return Rows(views, active, share, drawn, items.get("projection"))
-
-
-def _make_forward(setup, state, images):
-    """Make the pass, parameters -> what `networks.forward` returns."""
-    extra, teacher = state.extra, setup.plan.teacher
-    others = {}  # networks that normalise by the batch
-    if extra.momentum:
-        others["k"] = extra.momentum, state.stats
-    if extra.teacher and teacher.batch:
-        others["f"] = extra.teacher, state.stats
-
-    def forward(params):
-        return networks.forward(
-            setup.networks,
-            params,
-            state.stats,
-            images,
-            others=others,
-            distilled=None if setup.every_row else 2 * setup.beside,
-        )
-
-    return forward
 
 
 def _gather_features(setup, extra, images, rows, fixed) -> records.Features:
@@ -436,17 +412,17 @@ def _gather_features(setup, extra, images, rows, fixed) -> records.Features:
 def _differentiate(setup, outputs, features, active):
     """The loss, its parts as metrics, and its gradient with respect to `outputs`."""
 
-    def gradient(first):
-        def loss(outputs):
-            joined = features._replace(**outputs._asdict())
-            return _compute_loss(setup, joined, first)
+    def compute_loss(first, outputs):
+        joined = features._replace(**outputs._asdict())
+        return _compute_loss(setup, joined, first)
 
-        return jax.value_and_grad(loss, has_aux=True)
-
+    gradient = jax.value_and_grad(compute_loss, argnums=1, has_aux=True)
+    whole = functools.partial(gradient, 0)
     if not setup.beside:
-        return gradient(0)(outputs)
+        return whole(outputs)
     # The networks stay outside: on CPU the gradient of a convolution is slow in a cond.
-    return jax.lax.cond(active, gradient(0), gradient(setup.beside), outputs)
+    alone = functools.partial(gradient, setup.beside)
+    return jax.lax.cond(active, whole, alone, outputs)
 
 
 def _compute_loss(setup, features, first):
@@ -479,7 +455,7 @@ def _update_extra(setup, state, features, active):
     """Slow network, teacher, the base's state and the teacher's queue."""
     extra, base, teacher = state.extra, setup.base, setup.plan.teacher
     if base.momentum:
-        params = networks.copy_names(setup.networks, state.params)
+        params = {name: state.params[name] for name in extra.momentum}
         slow = optim.ema(extra.momentum, params, setup.momentum)
         extra = extra._replace(momentum=slow)
     if teacher is not None and teacher.snapshot_every is None:
@@ -488,11 +464,13 @@ def _update_extra(setup, state, features, active):
         updated = _update_by_rows(setup, base.update, extra.base, features, active)
         extra = extra._replace(base=updated)
     if extra.frozen_queue is not None:
-
-        def push(held, x, **how):
-            return queue.push(held, x.f, **how)
-
-        held = _update_by_rows(setup, push, extra.frozen_queue, features, active)
+        held = _update_by_rows(
+            setup,
+            lambda held, x, **how: queue.push(held, x.f, **how),
+            extra.frozen_queue,
+            features,
+            active,
+        )
         extra = extra._replace(frozen_queue=held)
     return extra
 

@@ -13,7 +13,6 @@ from jaxcl import core, optim
 from jaxcl.memory import (
     buffer,
     diversity,
-    loss_aware,
     policies,
     redundancy,
     sharded,
@@ -171,7 +170,7 @@ def update_stored(setup, memory, drawn, stats, active):
     if "used" in items:
         changes["used"] = jnp.ones_like(items["used"])
     if "loss" in items:
-        changes["loss"] = loss_aware.moved(items["loss"], stats.loss)
+        changes["loss"] = policies.move_losses(items["loss"], stats.loss)
     if "draws" in items:
         changes["draws"] = items["draws"] + 1
     if not changes:

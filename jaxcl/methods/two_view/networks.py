@@ -117,7 +117,7 @@ def start(networks: Networks, parts: core.Parts, key: jax.Array, batch) -> Start
     keys = jax.random.split(key, 6)
     k_state, k_augment, k_networks, k_distiller, k_base, k_strategy = keys
     views = parts.augment(k_augment, batch["image"][:1])
-    core.check_views(views, 2, "config.method.name")
+    core.check_views(views, 2, "config.method")
     nets = chain.Chain(networks.copied.nets | networks.predictor.nets)
     params, stats = nets.init(k_networks, views[0])
     if networks.base.init_params is not None:

@@ -162,16 +162,11 @@ class Update(NamedTuple):
     lr: jax.Array
 
 
-def compute_base_loss(base: Base, features: Features) -> jax.Array:
-    """Compute the loss of the base, f32[]."""
-    return base.loss(features)
-
-
 class Strategy(NamedTuple):
     """How the tasks after the first are trained."""
 
     # (Base, Features) -> f32[]; before there is a teacher, the base's own loss is taken
-    loss: Callable = compute_base_loss
+    loss: Callable = lambda base, features: base.loss(features)
     check: Callable | None = None  # (name of the base, Base): refuse it, or warn
     # The teacher is the network of the last task, frozen.
     teacher: Statistics | None = None  # by which it normalises; None: there is none
