@@ -622,6 +622,10 @@ def test_mistakes_are_named_before_anything_compiles():
         incremental.nce_two,
         incremental.change_ratio,
     )
+
+    def grown(a, p, n, more, **options):
+        return plain(a, p, n, more_negatives=more, **options)
+
     for growth in (-0.1, 1, 1.5, float("nan")):
         for loss in (change, grown):
             match = rf"growth={growth}"

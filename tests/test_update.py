@@ -14,7 +14,7 @@ from absl import flags
 from PIL import Image
 from sklearn import datasets
 
-from helpers import toy
+from helpers import run_directories, toy
 from jaxcl import schema
 from jaxcl.config import build, own_images
 from jaxcl.run import checkpoint, finish, transfer
@@ -37,10 +37,13 @@ RUN = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run of five tasks, and sets of images beside it."""
+    """A run that has finished five tasks, with any weights; images beside it."""
     root = tmp_path_factory.mktemp("update")
-    made = build.build(toy.config(**RUN), root / "run")
-    finish.run(made, root / "run")
+    made = run_directories.untried(root / "run", **RUN)
+    state = run_directories.random_state(made)
+    run_directories.save(made, root / "run", state, done=5)
+    results = run_directories.results_of(made, done=5)
+    results_lib.write_results(root / "run", results)
     np.savez(root / "new.npz", train_x=PIXELS[:240])
     np.savez(
         root / "test.npz",
