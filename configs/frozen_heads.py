@@ -47,6 +47,6 @@ def get_config(arg=None):
     config.method = {"name": "ranpac"}
     config.optimizer = {"name": "sgd", "lr": 0.1}  # nothing reads it
     config.schedule = {"name": "constant"}
-    config.evaluators = {"predict": {}}
+    config.evaluators = {"predict": {}, "collapse": {}}
     config.plasticity = False
     return shrink.shrink(config) if debug else config
