@@ -200,23 +200,20 @@ def test_a_ridge_that_float32_cannot_factor_is_not_chosen():
     assert np.isfinite(np.asarray(weights)).all()
 
 
-@pytest.mark.parametrize("method", ["ncm", "ranpac"])
-def test_a_stream_by_classes_ends_as_all_classes_at_once(method, tmp_path):
+def test_a_stream_by_classes_ends_as_all_classes_at_once(tmp_path):
     """Every row is met, the last incomplete batch too, and nothing is forgotten."""
-    options = {"ranpac": {"projections": 64}}.get(method, {})
     changes = {key: x for key, x in toy.ONLINE.items() if key != "replay"} | {
-        "method": {"name": method, **options},
+        "method": {"name": "ranpac", "projections": 64},
         "epochs": 1,
         "evaluators": {"predict": {}},
     }
     found = {}
-    for scenario in ({"name": "class", "num_tasks": 5}, {"name": "joint"}):
+    for scenario in ({"name": "class", "num_tasks": 3}, {"name": "joint"}):
         workdir = tmp_path / scenario["name"]
         work = toy.job(workdir, **changes | {"scenario": scenario})
         results = train.run(work, workdir)
-        found[scenario["name"]] = np.array(
-            results["matrices"]["predict/class_incremental"], float
-        )
+        matrix = results["matrices"]["predict/class_incremental"]
+        found[scenario["name"]] = np.array(matrix, float)
     by_class, joint = found["class"][-1].mean(), found["joint"][-1].mean()
     assert abs(by_class - joint) < 0.02  # tasks have as many test images, to a few
     assert by_class > 0.5  # a random network's features, chance 0.1
