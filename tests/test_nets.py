@@ -1,6 +1,7 @@
 import functools
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -269,6 +270,19 @@ def test_statistics_are_of_the_whole_batch_on_two_devices():
 # --- convolutions and pooling -------------------------------------------------
 
 
+class OneConv(nn.Module):
+    """A convolution as those of a ResNet, and a batch norm that does nothing."""
+
+    shape: tuple  # filters, kernel, stride, padding
+    start: str
+    dtype: object = jnp.float32
+
+    @nn.compact
+    def __call__(self, x):
+        how = {"init": self.start, "train": False, "groups": 1}
+        return resnet._conv_norm(x, self, "{}1", *self.shape, **how)
+
+
 @pytest.mark.parametrize("kernel", [3, 7])
 def test_strided_convolution_pads_as_asked(kernel):
     x = np.random.default_rng(5).normal(size=(2, 8, 8, 2)).astype("f4")
@@ -276,11 +290,10 @@ def test_strided_convolution_pads_as_asked(kernel):
     # SAME needs kernel - stride pixels in all, the odd one at the end.
     pads = {"torch": (kernel // 2,) * 2, "same": (kernel // 2 - 1, kernel // 2)}
     for padding, pad in pads.items():
-        spec = resnet._padding(kernel, padding)
-        net = resnet._conv(3, kernel, 2, spec, jnp.float32, "torch", None)
+        net = OneConv((3, kernel, 2, padding), "torch")
         tree = variables(net, x)
         y = net.apply(tree, x)
-        want = np_conv(x, tree["params"]["kernel"], 2, pad)
+        want = np_conv(x, tree["params"]["conv1"]["kernel"], 2, pad)
         np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-5)
         outputs[padding] = y
     assert outputs["torch"].shape == outputs["same"].shape == (2, 4, 4, 3)
@@ -304,8 +317,8 @@ def test_imagenet_stem(padding, pad):
 
 
 def test_kernels_are_kaiming_normal_over_fan_out():
-    net = resnet._conv(64, 3, 1, "SAME", jnp.float32, "kaiming", None)
-    kernel = variables(net, jnp.zeros((1, 4, 4, 16)))["params"]["kernel"]
+    net = OneConv((64, 3, 1, "same"), "kaiming")
+    kernel = variables(net, jnp.zeros((1, 4, 4, 16)))["params"]["conv1"]["kernel"]
     want = np.sqrt(2 / (3 * 3 * 64))  # 9,216 draws: std is known to 0.7 %
     assert abs(np.std(kernel) / want - 1) < 0.03
     assert np.abs(kernel).max() > 3 * want  # not truncated at two deviations

@@ -753,7 +753,7 @@ def test_batches_of_one_row_and_of_one_view_are_refused():
         made("simsiam", "none", batch_size=1)
     method = made("simsiam", "none", augment=lambda key, x: twins.views_of(x)[:, :1])
     with pytest.raises(ValueError, match="augment.views=1"):
-        jax.eval_shape(method.step, begin(make("simsiam-none")), batch(0))
+        jax.eval_shape(method.init, jax.random.key(0), batch(0))
 
 
 def test_a_queue_keeps_the_newest_rows_where_draws_and_batches_differ():
