@@ -81,7 +81,10 @@ _ALL_DATA, _SHUFFLED = "all data at once", "a shuffled stream"
 
 
 def _two_view(base, chosen=tuple(strategies.STRATEGIES), rates=(), **options):
-    """Return a base under some strategies, with its controls; one search for all."""
+    """Return a base under some strategies, with its controls.
+
+    PNR searches its rate itself; one search serves all others.
+    """
     method = {f"method.{x}": value for x, value in {"base": base, **options}.items()}
     shared = Entry(method, rate_of=f"{base}-finetune", rates=rates)
     plain = method | {"method.strategy": "finetune"}
@@ -89,7 +92,8 @@ def _two_view(base, chosen=tuple(strategies.STRATEGIES), rates=(), **options):
     return {
         **{
             f"{base}-{name}": shared._replace(
-                changes=method | {"method.strategy": name}
+                changes=method | {"method.strategy": name},
+                rate_of=None if name == "pnr" else shared.rate_of,
             )
             for name in chosen
         },

@@ -62,6 +62,14 @@ def check_entries(bench, name, data):
         assert problem.measure.partition("/")[0] in top.evaluators
 
 
+def test_pnr_is_given_a_rate_of_its_own(bench):
+    """Fine-tuning's is chosen for another loss; CaSSLe and the controls share it."""
+    looks = bench.PROBLEMS["looks"].entries
+    names = ("pnr", "cassle", "joint")
+    found = [looks[f"mocov2plus-{name}"].rate_of for name in names]
+    assert found == [None, *["mocov2plus-finetune"] * 2]
+
+
 def test_wrong_names_are_refused(bench, tmp_path, capsys):
     for words in (["--problems=x"], ["--only=x"], ["--seeds=0"]):
         with pytest.raises(SystemExit):
