@@ -4,6 +4,7 @@ import difflib
 import importlib
 import importlib.metadata
 import os
+import pathlib
 import runpy
 import sys
 from collections.abc import Sequence
@@ -38,97 +39,21 @@ _GROUPS = {
 _FORMER = {"bring": "import", "show": "options"}  # until the first release
 _TAKES_A_CONFIG = ("train", "estimate", "options")
 _OWN_IMAGES = "own_images"
-
-_HELP = {
-    "train": """usage: jaxcl train CONFIG [--workdir=FOLDER] [--config.OPTION=VALUE ...]
-
-Train a config. The same command continues a run that was stopped.
-
-examples:
+_EXAMPLES = """
+`jaxcl WORD --help` has the options of each. For example:
   jaxcl train quickstart
-  jaxcl train quickstart --workdir=runs/finetune --config.method.name=finetune
-  jaxcl train own_images:my_folder,encoder=vit_small --config.epochs=50
-
-CONFIG is a name of `jaxcl list configs` or a file; :WORD behind it is its argument.
-
-options, with their defaults:
-  --workdir=FOLDER         run folder (runs/NAME, with the config's name)
-  --config.OPTION=VALUE    an option of the config; `jaxcl options CONFIG --all`:
-  --config.seed=N            of all that is drawn (0)
-  --config.seeds=N           how many runs, from that seed on (1)
-  --config.epochs=N          for each task (the config's)
-  --config.batch_size=N      images of a step (the config's)
-  --lost-rows              continue although rows of metrics.jsonl are lost (off)
-  --coordinator=HOST:PORT  of process 0, where there are several processes (none)
-  --processes=N            how many processes there are (found by JAX)
-  --process=K              number of this one (found by JAX)
-
-exit codes: 0 finished, 1 failed, 2 wrong command or config, 75 stopped and saved""",
-    "update": """usage: jaxcl update --run=RUN --data=IMAGES [--test=LABELLED] [options]
-
-Train a run's encoder on new images, and keep it only if it breaks no limit.
-
-examples:
-  jaxcl update --run=runs/mine --data=new_images
-  jaxcl update --run=runs/mine --data=new_images --test=labelled_images
-  jaxcl update --run=runs/mine --data=new_images --test=labelled_images \\
-      --config.limits.accuracy_drop=0.05 --config.train.epochs=5
-
-options, with their defaults:
-  --run=RUN                a finished run (required)
-  --data=IMAGES            new images, a path (required)
-  --test=LABELLED          labelled images that both encoders are evaluated on (none)
-  --old=IMAGES             images in your search index (those of the run)
-  --join                   also train on the run's images (off)
-  --again                  update again although the same update is done (off)
-  --verbose                print all measures (off)
-  --config.limits.accuracy_drop=X  most that an accuracy may fall, as a share (0.02)
-  --config.limits.accuracy=X       least accuracy (none)
-  --config.limits.index=keep       worst verdict on the index: keep or rotate (none)
-  --config.limits.overlap=X        least share of neighbours kept (none)
-  --config.train.OPTION=VALUE      an option of the training, as epochs (the run's)
-  --config.rows=N                  old images that are compared (2048)
-  --config.neighbours=N            neighbours of each (10)
-
-exit codes: 0 accepted, 3 rolled back, 1 failed, 2 wrong command, 75 stopped""",
-    "estimate": """usage: jaxcl estimate CONFIG [--target=CHIPS] [options]
-
-Compile a training step for chips that need not be here, and bound memory and time.
-
-examples:
-  jaxcl estimate pnr_cifar100
-  jaxcl estimate pnr_cifar100 --target=h200:8
-  jaxcl estimate pnr_cifar100 --target=v5e:2x4 --json=step.json
-
-options, with their defaults:
-  --target=CHIPS         a TPU slice by its sides, or GPUs by number (this machine)
-  --classes=N            classes of the data set (those of the config's set)
-  --rows=N               train images of the data set (those of the config's set)
-  --json=FILE            write all numbers there (none)
-  --config.OPTION=VALUE  an option of the config
-
-exit codes: 0 compiled, 1 failed, 2 wrong command or config""",
-}
+  jaxcl train own_images:my_folder --config.epochs=50
+  jaxcl options own_images:my_folder"""
+_HELP = pathlib.Path(__file__).with_name("help")  # WORD.txt where absl would list flags
 
 
 def usage() -> str:
     """Return the overview of all commands."""
     both = _RUNS | _TELLS
-    lines = []
+    lines = ["Contrastive and continual representation learning in JAX.", ""]
     for group, words in _GROUPS.items():
         lines += [group, *(f"  jaxcl {word:11} {both[word][1]}" for word in words)]
-    return "\n".join(
-        [
-            "Contrastive and continual representation learning in JAX.",
-            "",
-            *lines,
-            "",
-            "`jaxcl WORD --help` has the options of each. For example:",
-            "  jaxcl train quickstart",
-            "  jaxcl train own_images:my_folder --config.epochs=50",
-            "  jaxcl options own_images:my_folder",
-        ]
-    )
+    return "\n".join([*lines, _EXAMPLES])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -160,11 +85,12 @@ def _started(words: list[str]) -> int:
         known = ", ".join([*_RUNS, *_TELLS])
         print(f"jaxcl: no command {word!r}: {hint}must be {known}", file=sys.stderr)
         return 2
-    if word in _HELP and {"-h", "--help"} & {*rest}:
-        print(_HELP[word])
-        return 0
-    if word in _HELP:  # flags of absl have underscores
-        rest = [_with_underscores(word) for word in rest]
+    page = _HELP / f"{word}.txt"
+    if page.exists():
+        if {"-h", "--help"} & {*rest}:
+            print(page.read_text(), end="")
+            return 0
+        rest = [_with_underscores(word) for word in rest]  # as flags of absl have them
     if word in _TAKES_A_CONFIG and rest and not rest[0].startswith("-"):
         rest[0] = f"--config={rest[0]}"
     if word == "train" and (wrong := _wrong_config(rest)):
@@ -195,7 +121,7 @@ def _with_underscores(word: str) -> str:
 
 def _wrong_config(words: list[str]) -> str:
     """Return a sentence about a config that cannot be meant; "" about any other."""
-    named = [x.partition("=")[2] for x in words if x.startswith("--config=")]
+    named = next((x.partition("=")[2] for x in words if x.startswith("--config=")), "")
     if not named:
         if "--config" in words or any(x.startswith("--flagfile") for x in words):
             return ""
@@ -203,15 +129,9 @@ def _wrong_config(words: list[str]) -> str:
             "which config? For example: jaxcl train quickstart, or jaxcl train "
             f"{_OWN_IMAGES}:FOLDER. All: jaxcl list configs"
         )
-    name, _, argument = named[0].partition(":")
-    stem = os.path.basename(name).removesuffix(".py")
-    if stem == _OWN_IMAGES and not argument:
-        return (
-            f"{_OWN_IMAGES} needs a folder of images: jaxcl train {_OWN_IMAGES}:FOLDER"
-        )
-    if os.path.isdir(named[0]):
-        return (
-            f"{named[0]} is a folder: did you mean jaxcl train "
-            f"{_OWN_IMAGES}:{named[0]}?"
-        )
-    return ""
+    name, _, argument = named.partition(":")
+    own = os.path.basename(name).removesuffix(".py") == _OWN_IMAGES
+    if own and not argument:
+        return f"{_OWN_IMAGES} needs a folder: jaxcl train {_OWN_IMAGES}:FOLDER"
+    hint = f"did you mean jaxcl train {_OWN_IMAGES}:{named}?"
+    return f"{named} is a folder: {hint}" if os.path.isdir(named) else ""

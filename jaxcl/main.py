@@ -36,8 +36,7 @@ def main(argv):
 
     def make():
         workdir = WORKDIR.value or build.default_workdir(CONFIG.value)
-        work = build.build(CONFIG.value, workdir)
-        return finish.without_lost_rows(work) if LOST_ROWS.value else work, workdir
+        return build.build(CONFIG.value, workdir, lost=LOST_ROWS.value), workdir
 
     def work(made, stop):
         results = finish.run(*made, stop=stop)

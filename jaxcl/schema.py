@@ -50,7 +50,7 @@ class Range(NamedTuple):
     below: float = math.inf
 
     def words(self) -> str:
-        """What is allowed, for messages."""
+        """Say what is allowed, for messages."""
         if self.least > -math.inf and self.most < math.inf:
             return f"from {self.least} to {self.most}"
         bounds = {"at least": self.least, "above": self.above}
@@ -59,7 +59,7 @@ class Range(NamedTuple):
         return " and ".join(said)
 
     def refusal(self, value: float) -> str:
-        """What a value should be; "" where it is that."""
+        """Say what a value must be; "" where it is that."""
         inside = self.least <= value <= self.most and self.above < value < self.below
         return "" if inside else self.words()
 
@@ -71,7 +71,7 @@ class Entries(NamedTuple):
     once: bool = False
 
     def refusal(self, value: typing.Sized) -> str:
-        """What a list should be; "" where it is that."""
+        """Say what a list must be; "" where it is that."""
         if len(value) < self.least:
             return f"a list of {self.least} or more"
         return "a list of entries that differ" if self.once and _repeats(value) else ""
@@ -84,7 +84,7 @@ class Text(NamedTuple):
     words: str  # the same for messages
 
     def refusal(self, value: str) -> str:
-        """What a text should be; "" where it is that."""
+        """Say what a text must be; "" where it is that."""
         return "" if re.fullmatch(self.pattern, value) else self.words
 
 
@@ -217,21 +217,19 @@ def read(
     """
     known = option_of(function, section)
     own = {name: x for name, x in known.items() if name not in without}
-    own |= {name: x for name, x in beside.items() if name not in own}
+    own = {**beside, **own}
     for name, value in section.items():
         unset = value is None and name not in known and _places(function, name)
         if name not in own and not unset:
             own[name] = Option(name, None, Any, NONE)
-    values = {name: section.get(name, option.default) for name, option in own.items()}
-    return [
-        option._replace(
-            path=f"{field}.{name}",
-            value=values[name],
-            stands_for=values[name],
-            asked=name in section,
+    found = []
+    for name, option in own.items():
+        value = section.get(name, option.default)
+        path, asked = f"{field}.{name}", name in section
+        found.append(
+            option._replace(path=path, value=value, stands_for=value, asked=asked)
         )
-        for name, option in own.items()
-    ]
+    return found
 
 
 def debug(**sizes: Any) -> Callable[[F], F]:
@@ -284,16 +282,16 @@ def allowed(annotation: Any) -> str:
 
 def _allowed(kind) -> str:
     """Say what one member of a union allows."""
-    plain, rules = _plain(kind), _rules(kind)
+    plain, inner, rules = _split(kind)
     if plain is Literal:
-        return " or ".join(map(repr, typing.get_args(kind)))
+        return " or ".join(map(repr, inner))
     if plain in _LISTS:
-        inner = [x for x in typing.get_args(_bare(kind)) if x is not Ellipsis]
-        each = ", ".join(dict.fromkeys(map(allowed, inner)))
-        return f"a list of {each}" if each else "a list"
-    words = [rule.words() for rule in rules if isinstance(rule, Range)]
-    words += [rule.words for rule in rules if isinstance(rule, Text)]
-    return words[0] if words else _WORDS.get(plain) or plain.__name__
+        each = dict.fromkeys(allowed(x) for x in inner if x is not Ellipsis)
+        return f"a list of {', '.join(each)}" if each else "a list"
+    words = (
+        x.words() if isinstance(x, Range) else getattr(x, "words", "") for x in rules
+    )
+    return next(filter(None, words), "") or _WORDS.get(plain) or plain.__name__
 
 
 def check(function, values: Mapping[str, Any], field: str) -> None:
@@ -366,10 +364,11 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
     """
     kinds = _kinds(annotation)
     # A word among numbers or sections: its message names these, too.
-    mixed = len({_plain(kind) for kind in kinds} - {types.NoneType}) > 1
+    mixed = len({_split(kind)[0] for kind in kinds} - {types.NoneType}) > 1
     for kind in kinds:
         if _is_of(value, kind):
-            if mixed and _plain(kind) is Literal and value not in typing.get_args(kind):
+            plain, inner, _ = _split(kind)
+            if mixed and plain is Literal and value not in inner:
                 break
             return _check_kind(value, kind, field)
     default = option.default if option else NONE
@@ -378,21 +377,18 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
 
 
 def _kinds(annotation) -> list:
-    """The members of a union; of any other type, the type alone."""
+    """List the members of a union; of any other type, the type alone."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = typing.get_args(annotation)
         return [kind for member in members for kind in _kinds(member)]
     return [annotation]
 
 
-def _bare(kind):
-    """Return a type without its rules: list[int] for Annotated[list[int], ...]."""
-    return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
-
-
-def _plain(kind):
-    """Return the type without its rules and entries: list for list[int]."""
-    return typing.get_origin(_bare(kind)) or _bare(kind)
+def _split(kind) -> tuple[Any, tuple, tuple]:
+    """Split a type, Annotated[list[int], rule], into list, its (int,) and its rules."""
+    rules = kind.__metadata__ if typing.get_origin(kind) is Annotated else ()
+    bare = typing.get_args(kind)[0] if rules else kind
+    return typing.get_origin(bare) or bare, typing.get_args(bare), rules
 
 
 _LISTS = (list, tuple, collections.abc.Sequence)
@@ -400,10 +396,10 @@ _NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating)
 
 
 def _is_of(value, kind) -> bool:
-    """Whether a value is of a type, whatever the type's rules say of it."""
-    plain = _plain(kind)
+    """Tell whether a value is of a type, whatever the type's rules say of it."""
+    plain, inner, _ = _split(kind)
     if plain is Literal:
-        return type(value) in map(type, typing.get_args(kind))
+        return type(value) in map(type, inner)
     if plain in _NUMBERS:  # a bool is an int to Python, never to a user
         return isinstance(value, _NUMBERS[plain]) and not isinstance(value, bool)
     if plain in _LISTS:
@@ -411,27 +407,22 @@ def _is_of(value, kind) -> bool:
     return not isinstance(plain, type) or plain is Any or isinstance(value, plain)
 
 
-def _rules(kind) -> list:
-    """Return the rules of an annotated type."""
-    return list(kind.__metadata__) if typing.get_origin(kind) is Annotated else []
-
-
 def _check_kind(value, kind, field) -> None:
     """Refuse a value of the right type that the type's rules do not allow."""
-    plain, rules, kind = _plain(kind), _rules(kind), _bare(kind)
+    plain, inner, rules = _split(kind)
     if plain is Literal:
-        core.check_choice(field, value, typing.get_args(kind))
+        core.check_choice(field, value, inner)
     refusals = (rule.refusal(value) for rule in rules)
     if plain in _NUMBERS:
         refusals = (_number_refusal(value, plain, *(rules or (Range(),))),)
     if wrong := next(filter(None, refusals), ""):
         raise ValueError(f"{field}={value!r}: must be {wrong}")
-    if plain in _LISTS:
-        _check_entries(value, typing.get_args(kind), field)
+    if plain in _LISTS and inner:
+        _check_entries(value, inner, field)
 
 
 def _number_refusal(value, plain, allowed: Range) -> str:
-    """What a number should be; "" where it is that, and a step can compute with it."""
+    """Say what a number must be; "" where a step can compute with it."""
     largest = _LARGEST[plain]
     if plain is float and not abs(value) <= largest:  # so is nan
         return " and ".join(filter(None, (allowed.words(), "finite")))
@@ -444,8 +435,6 @@ def _number_refusal(value, plain, allowed: Range) -> str:
 
 def _check_entries(values, kinds, field) -> None:
     """Refuse a list with an entry that is not allowed."""
-    if not kinds:
-        return
     if kinds[-1] is Ellipsis or len(kinds) == 1:
         kinds = kinds[:1] * len(values)
     if len(values) != len(kinds):
@@ -459,7 +448,7 @@ def _repeats(values) -> bool:
 
 
 def options(function, section, field: str, given=()) -> dict:
-    """The keyword arguments that a section of the config gives a function.
+    """Return the keyword arguments that a section of a config gives a function.
 
     Args:
       function: whose keyword-only parameters are the allowed keys.
@@ -503,13 +492,13 @@ def _refuse_unknown(function, option, known, field):
 def defaults(
     function: Callable, given: Mapping[str, Any] = types.MappingProxyType({})
 ) -> dict:
-    """The keyword-only parameters that have a default, with it; see `option_of`."""
+    """Return the defaults of all options that have one; see `option_of`."""
     options = option_of(function, given).items()
     return {name: x.default for name, x in options if x.default is not NONE}
 
 
 def named(choices: dict, section, field: str):
-    """The function that a section's `name` picks, and the section's other keys.
+    """Find the function that a section's `name` picks; return the other keys, too.
 
     Args:
       choices: name -> function. A name with a dot is a function of the user's own
@@ -521,22 +510,22 @@ def named(choices: dict, section, field: str):
       ValueError: there is no such function.
     """
     section = dict(section)
-    name = section.pop("name", None)
+    name, field = section.pop("name", None), f"{field}.name"
     if not _is_foreign(name):
-        core.check_choice(f"{field}.name", name, tuple(choices))
+        core.check_choice(field, name, tuple(choices))
         return choices[name], section
     package, _, function = name.rpartition(".")
-    found = getattr(_imported(package, name, f"{field}.name"), function, None)
+    found = getattr(_imported(package, name, field), function, None)
     if not callable(found):
         raise ValueError(
-            f"{field}.name={name!r}: {package} has no function {function!r}; must be "
+            f"{field}={name!r}: {package} has no function {function!r}; must be "
             f"package.module.function, or one of {', '.join(choices)}"
         )
     return found, section
 
 
 def module(package: str, name: str, field: str):
-    """The module `package.name`, or that of the user's own package; no other is read.
+    """Find the module `package.name`, or that of the user's own package.
 
     Args:
       package: "jaxcl.methods" or "jaxcl.evals".
@@ -593,7 +582,7 @@ def _own_module(name, field):
 
 
 def _with_make(package) -> list[str]:
-    """Modules of a package that have `make`. It imports all of them, for a message."""
+    """List the modules of a package that have `make`. It imports all of them."""
     folder = importlib.import_module(package)
     return [
         info.name
@@ -603,7 +592,7 @@ def _with_make(package) -> list[str]:
 
 
 def _is_foreign(name) -> bool:
-    """Whether a name is a dotted path into the user's own package."""
+    """Tell whether a name is a dotted path into the user's own package."""
     parts = name.split(".") if isinstance(name, str) else ()
     return len(parts) > 1 and all(part.isidentifier() for part in parts)
 
@@ -625,7 +614,7 @@ def _imported(path, name, field):
 
 
 def method(name: str):
-    """The module that config.method.name names."""
+    """Find the module that config.method.name names."""
     return module("jaxcl.methods", name, "config.method.name")
 
 

@@ -30,7 +30,7 @@ from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 from jaxcl.update import lineage
-from jaxcl.update.command import VERDICTS
+from jaxcl.update.verdict import VERDICTS
 
 CONFIG = "configs/keep_fresh.py"
 KNN, PROBE = "knn/class_incremental", "linear/class_incremental"

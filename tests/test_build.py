@@ -415,4 +415,3 @@ def test_auto_is_what_the_devices_want_and_a_run_keeps_it(tmp_path):
     assert began("tpu", precision="auto") == "bfloat16"
     with pytest.raises(ValueError, match="config.precision"):
         began("tpu", precision="float32")
-    assert began("before") is None and began("before", precision="auto") is None

@@ -32,6 +32,7 @@ from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.nets import tuning
 from jaxcl.update import command as update
+from jaxcl.update import plan as update_plan
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -146,10 +147,10 @@ def test_help_of_what_trains_has_examples_and_every_flag(word, started, capsys):
         update.define_flags(values, ["update"])
         known = {name for name in values if "." not in name} - {"config"}
         assert all(f"--{name}" in told for name in known)
-        limits = {field.name for field in dataclasses.fields(update.Limits)}
+        limits = {field.name for field in dataclasses.fields(update_plan.Limits)}
         assert all(f"--config.limits.{name}" in told for name in limits)
-        assert f"({update.Limits.accuracy_drop})" in told
-        assert f"({update.Options.rows})" in told
+        assert f"({update_plan.Limits.accuracy_drop})" in told
+        assert f"({update_plan.Options.rows})" in told
 
 
 def test_former_words_start_what_they_did_and_name_the_new_one(started, capsys):

@@ -181,7 +181,8 @@ def test_a_loop_over_rows_that_the_step_spread_counts(devices):
     mesh = sharding.mesh(devices)
 
     def step(state, x):
-        x = sharding.spread(x, mesh=mesh)
+        with sharding.use(mesh):
+            x = sharding.spread(x)
         x, _ = jax.lax.scan(lambda x, _: (square(x), None), x, length=7)
         return state, x
 

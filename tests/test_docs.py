@@ -29,6 +29,7 @@ from jaxcl.methods.two_view import bases, strategies
 from jaxcl.report import command as report_command
 from jaxcl.report import compare, speedup
 from jaxcl.update import command as update_command
+from jaxcl.update import plan as update_plan
 from jaxcl.weights import export, import_file
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -128,7 +129,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         update_command.define_flags(values, ["update", *arguments])
         assert values(["update", *arguments]) == ["update"]
         given = values["config"].value.to_dict()
-        update_command.read_options(given)
+        update_plan.read_options(given)
         changed = {f"--config.{name}" for name in given["train"]}
         assert changed <= {
             f"--config.{f}" for f in inspect.signature(sections.Top).parameters

@@ -483,7 +483,8 @@ def test_rows_beyond_the_first_are_left_out(streams, devices, caplog):
             caplog.clear()
             found = np.asarray(run(state, first=first))
             assert "ompil" not in caplog.text
-        np.testing.assert_array_equal(found[:there], whole[:there])
+        at = first if streams else there  # the last batch of a reader is padded
+        np.testing.assert_array_equal(found[:at], whole[:at])
         assert found.shape == whole.shape and not found[there:].any()
 
 

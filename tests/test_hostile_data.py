@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from helpers import small_sets, toy
-from jaxcl.config import build
+from jaxcl.config import build, checks
 from jaxcl.data import (
     files,
     from_graphs,
@@ -438,7 +438,7 @@ def test_classes_that_are_judged_and_not_trained_on_are_counted(tmp_path, caplog
         tasks = build.sections.tasks(section, {"name": "joint"}, 0)()
         with caplog.at_level("WARNING"):
             caplog.clear()
-            build._checked_data(top, tasks, tmp_path / str(test))
+            checks.check_data(top, tasks, tmp_path / str(test))
         return [r.getMessage() for r in caplog.records if "no train" in r.getMessage()]
 
     assert run([0, 1, -1, 1]) == []
@@ -494,7 +494,7 @@ def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
     tmp_path, monkeypatch, caplog
 ):
     told = []
-    monkeypatch.setattr(build.logging, "warning", lambda *text: told.append(text[-1]))
+    monkeypatch.setattr(checks.logging, "warning", lambda *text: told.append(text[-1]))
     root = folders(tmp_path / "set")
     os.link(root / "train/class0/1.png", root / "test/class1/copy.png")
     section = {"name": "image_folder", "path": str(root), "size": 8}
@@ -505,5 +505,5 @@ def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
         monkeypatch.setattr(identity, "ROWS", rows)
         config.duplicates = asked
         top = build.sections.top_of(config.to_dict())
-        build._checked_data(top, tasks, tmp_path / f"{asked}{rows}")
+        checks.check_data(top, tasks, tmp_path / f"{asked}{rows}")
     assert len(told) == 2 and told[0] == told[1] and "1 rows of test" in told[0]

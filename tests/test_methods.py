@@ -383,7 +383,7 @@ REHEARSAL = {
             | {"name": "cclis", "keep": "uniform", "scope": "all", "share": 0.1},
             "augment.views": 1,
         },
-        idle=REPORTED,
+        idle=REPORTED | {"extra.current": CCLIS_IDLE["extra.current"]},
     ),
     "cclis-vit": Row(
         {

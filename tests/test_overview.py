@@ -54,14 +54,15 @@ def test_tasks_that_another_run_has_done_are_left_out(tmp_path):
 
 
 def test_an_encoder_that_is_judged_is_named(tmp_path):
-    stream = run_directories.untried(tmp_path).stream
+    whole = run_directories.untried(tmp_path)
+    whole = toy.change(whole, evaluators={"knn": None, "linear": None})
+    stream = whole.stream
     work = transfer.Transfer(
         state=types.SimpleNamespace(params={"encoder": np.zeros((20, 60))}),
         source={"path": "runs/mine", "number": 3},
         stream=stream,
-        evaluators={"knn": None, "linear": None},
-        pictures={},
-        record={},
+        evaluation=whole.evaluation,
+        logging=whole.logging,
     )
     said, _ = overview.describe_run(work, "at").splitlines()
     assert "runs/mine" in said and "knn, linear" in said

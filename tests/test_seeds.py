@@ -195,9 +195,9 @@ def test_a_config_without_an_encoder_is_completed_first(tmp_path, monkeypatch):
     monkeypatch.setattr(
         build.sections, "completed", lambda raw: {"encoder": theirs, **raw}
     )
-    monkeypatch.setattr(build, "build", lambda one, _: 1 / 0)
+    monkeypatch.setattr(build, "build", lambda one, _, lost: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        build._seeds(whole.to_dict(), tmp_path)
+        build._build_seeds(whole.to_dict(), tmp_path, False)
 
 
 def test_a_later_seed_that_cannot_be_made_is_one_line(tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ import pytest
 from helpers import toy
 from jaxcl import core
 from jaxcl.config import run_config
-from jaxcl.run import finish, job, lock, metrics_log, train
+from jaxcl.run import job, lock, metrics_log, train
 from jaxcl.run import rows as rows_lib
 from jaxcl.update import lineage
 
@@ -131,7 +131,7 @@ def test_rows_that_changed_are_told_and_may_be_left_behind(made, whole, half, ca
         assert str(path) in str(told.value) and "--lost_rows" in str(told.value)
         assert path.read_bytes() == damaged
     path.write_bytes(broken["they are others, line 3 is no row"])
-    going_on = finish.without_lost_rows(work)
+    going_on = toy.change(work, record=work.logging.record | {"lost": True})
     train.run(going_on, half, step=step)
     kept = [row for n, row in enumerate(rows(whole)) if n != 2]
     assert rows(half) == kept
@@ -144,7 +144,8 @@ def test_rows_that_changed_are_told_and_may_be_left_behind(made, whole, half, ca
 def test_rows_that_are_gone_may_be_left_behind(made, whole, half):
     work, step, _ = made
     (half / rows_lib.FILE).unlink()
-    train.run(finish.without_lost_rows(work), half, step=step)
+    going_on = toy.change(work, record=work.logging.record | {"lost": True})
+    train.run(going_on, half, step=step)
     assert rows(half) == rows(whole)[-len(rows(half)) :]
     assert [row["step"] for row in rows(half)][0] == 10
 

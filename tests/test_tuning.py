@@ -19,6 +19,7 @@ from jaxcl.nets import convnext, resnet, tuning, vit
 from jaxcl.run import finish, folder, job, transfer
 from jaxcl.update import command as update_command
 from jaxcl.update import lineage
+from jaxcl.update import plan as update_plan
 from jaxcl.weights import encoder, export, writer
 
 SMALL = dict(width=16, layers=3, heads=2, hidden=24, patch=4, image_size=8)
@@ -421,15 +422,13 @@ def test_trained_on_exported_judged_and_updated(kind, tmp_path, capsys):
         test_x=rows.images[:100],
         test_y=rows.label[:100],
     )
-    given = update_command.defaults().to_dict()
+    given = update_plan.defaults().to_dict()
     given["train"] |= {"epochs": 1, "batch_size": 48, "method": {"hidden_dim": 16}}
     given["limits"] = {"accuracy_drop": 1.0}
-    planned = update_command.plan(
-        str(out), str(new), given, old=str(new), test=str(new)
-    )
+    planned = update_plan.plan(str(out), str(new), given, old=str(new), test=str(new))
     report = update_command.carry_out(planned)
     assert report["accepted"] and lineage.current(str(out)) == report["run"]
     assert report["drift"]["rows"] > 0
-    again = update_command.plan(str(out), str(new), given, old=str(new), again=True)
+    again = update_plan.plan(str(out), str(new), given, old=str(new), again=True)
     assert again.config["scenario"]["num_tasks"] == 2
     assert again.config["start"] == report["run"]

@@ -21,6 +21,8 @@ from jaxcl.run import checkpoint, finish, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import command as update_command
 from jaxcl.update import drift, lineage
+from jaxcl.update import plan as update_plan
+from jaxcl.update import verdict as update_verdict
 
 PIXELS = (datasets.load_digits().images * 255 / 16).astype(np.uint8)[..., None]
 LABELS = datasets.load_digits().target.astype(np.int32)
@@ -61,7 +63,7 @@ def copy(run, tmp_path):
 
 
 def config(**changes):
-    made = update_command.defaults()
+    made = update_plan.defaults()
     for path, value in {"rows": 200, "evaluators.knn.k": 5, **changes}.items():
         section, _, name = path.rpartition(".")
         place = made
@@ -75,7 +77,7 @@ def plan(root, *, test=True, data="new.npz", **changes):
     options = {k: changes.pop(k) for k in ("old", "join", "again") if k in changes}
     judge = str(root / "test.npz") if test else None
     data, given = str(root / data), config(**changes)
-    return update_command.plan(str(root / "run"), data, given, test=judge, **options)
+    return update_plan.plan(str(root / "run"), data, given, test=judge, **options)
 
 
 def encoder(run):
@@ -133,7 +135,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     turn = np.load(work.workdir / "rotation.npy")
     np.testing.assert_array_equal(turn, moved.pop("rotation"))
     assert found["drift"] == results_lib.plain(moved) | {"rows": 200}
-    assert found["index"] == update_command.index_verdict(found["drift"], 0.9)
+    assert found["index"] == update_verdict.judge_index(found["drift"], 0.9)
 
     # The same command finds it done; other data go on from it.
     again = plan(copy, **{"limits.accuracy_drop": 1.0})
@@ -262,7 +264,7 @@ def test_other_images_at_one_path_are_another_update(copy, capsys):
     report = {"asked": plan(copy, **asked).asked, "accepted": False, "parent": "x"}
     lineage.settle(work.workdir, report, None)
     assert plan(copy, **asked).workdir == work.workdir
-    assert "0001" in update_command.nothing_new(work)
+    assert "0001" in update_plan.nothing_new(work)
     with np.load(copy / "test.npz") as arrays:
         arrays = dict(arrays)
     np.savez(copy / "test.npz", **arrays | {"test_y": arrays["test_y"][::-1]})
@@ -353,7 +355,7 @@ def test_what_the_new_task_refuses_is_one_line(copy, capsys, monkeypatch, option
 def test_a_run_that_cannot_be_updated(run, tmp_path):
     given = str(run / "new.npz"), config()
     with pytest.raises(ValueError, match="config.json"):
-        update_command.plan(str(tmp_path), *given)
+        update_plan.plan(str(tmp_path), *given)
     own = json.loads((run / "run" / "config.json").read_text())
     for change, said in (
         ({"seeds": 3}, "several seeds; name the directory of one"),
@@ -361,14 +363,14 @@ def test_a_run_that_cannot_be_updated(run, tmp_path):
     ):
         (tmp_path / "config.json").write_text(json.dumps({**own, **change}))
         with pytest.raises(ValueError, match=said):
-            update_command.plan(str(tmp_path), *given)
+            update_plan.plan(str(tmp_path), *given)
     results = json.loads((run / "run" / "results.json").read_text())
     first = len(results["scalars"])
     results["scalars"].append(None)
     (tmp_path / "results.json").write_text(json.dumps(results))
     (tmp_path / "config.json").write_text(json.dumps({**own, "first_tasks": first}))
     with pytest.raises(ValueError, match=f"config.first_tasks={first}.* 1 "):
-        update_command.plan(str(tmp_path), *given)
+        update_plan.plan(str(tmp_path), *given)
 
 
 def test_old_data_that_are_gone(copy, capsys):
@@ -422,11 +424,11 @@ MOVED = {"index_overlap": 0.85, "aligned_index_overlap": 0.95, "overlap": 0.7}
 
 
 def test_the_verdict_on_an_index():
-    assert update_command.index_verdict(None, 0.9) == "unknown"
-    assert update_command.index_verdict(MOVED, 0.8) == "keep"
-    assert update_command.index_verdict(MOVED, 0.85) == "keep"
-    assert update_command.index_verdict(MOVED, 0.9) == "rotate"
-    assert update_command.index_verdict(MOVED, 0.96) == "rebuild"
+    assert update_verdict.judge_index(None, 0.9) == "unknown"
+    assert update_verdict.judge_index(MOVED, 0.8) == "keep"
+    assert update_verdict.judge_index(MOVED, 0.85) == "keep"
+    assert update_verdict.judge_index(MOVED, 0.9) == "rotate"
+    assert update_verdict.judge_index(MOVED, 0.96) == "rebuild"
 
 
 @pytest.mark.parametrize(
@@ -450,7 +452,7 @@ def test_limits(limits, count):
         "b/all": {"before": 0.8, "after": 0.9, "change": 0.1},
     }
     found = {"accuracy": accuracy, "drift": MOVED, "index": "rotate"}
-    said = update_command.broken(found, update_command.Limits(**limits))
+    said = update_verdict.broken(found, update_plan.Limits(**limits))
     assert len(said) == count
     if not limits:
         assert said == ["a/all lost 0.0400, allowed 0.02"]
@@ -536,7 +538,7 @@ def test_numbers_are_not_given_again(tmp_path):
 )
 def test_limits_that_no_update_could_keep(limits, said):
     with pytest.raises(ValueError, match=rf"config\.limits\.{said}"):
-        update_command.read_options({"limits": limits})
+        update_plan.read_options({"limits": limits})
 
 
 @pytest.mark.parametrize("matrices", [{}, {"knn/all": [[None]]}])
@@ -565,7 +567,7 @@ def left(folder, **own):
 def test_a_run_on_graphs_is_refused_in_words(tmp_path):
     graphs = left(tmp_path, augment={"name": "graphs"})
     with pytest.raises(ValueError, match="graphs"):
-        update_command.plan(graphs, str(tmp_path), config())
+        update_plan.plan(graphs, str(tmp_path), config())
     with pytest.raises(ValueError, match="config.checkpoint"):
         transfer.complete({}, transfer.config_of(graphs))
 
@@ -591,7 +593,7 @@ def test_sentences_say_accuracy_limit_index_and_where_the_encoder_is(index, acce
         "run": "runs/a/updates/0001",
         "parent": "runs/a",
     }
-    told = update_command.sentences(report)
+    told = update_verdict.sentences(report)
     for number in ("knn/all", "81.2", "75.0", "-6.2", "5.0"):
         assert number in told
     assert ("42 %" in told) == (index != "unknown") and index in told

@@ -96,6 +96,7 @@ def fit(
     """
     if not isinstance(options, Mapping | None):
         raise ValueError(f"options={options!r}: must be a dict, field -> value")
+    options = options or {}
     by_image = None if isinstance(tasks, int | np.integer) else tasks
     if by_image is not None and np.ndim(by_image) != 1:
         raise ValueError(
@@ -109,22 +110,17 @@ def fit(
             encoder=folder.section(encoder.card)[0] if begun else encoder,
             size=size,
             tasks=tasks,
-            scenario=(options or {}).get("scenario.name"),
+            scenario=options.get("scenario.name"),
         )
-    chosen = {
-        "name": name,
-        "seed": seed,
-        "method.base": base,
-        "method.strategy": strategy or "finetune",
-        "epochs": epochs,
-        "batch_size": batch_size,
-    }
+    set_here = {"epochs": epochs, "batch_size": batch_size}
+    set_here = {field: x for field, x in set_here.items() if x is not None}
+    set_here |= {"name": name, "seed": seed}
+    set_here |= {"method.base": base, "method.strategy": strategy or "finetune"}
     if validation:
-        chosen |= {"data.validation": validation, "scenario.evaluation": "validation"}
-    chosen = {field: value for field, value in chosen.items() if value is not None}
-    if quiet:
-        chosen |= {"progress": False}
-    recipe.change(config, {**chosen, **(options or {})})
+        set_here["data.validation"] = validation
+        set_here["scenario.evaluation"] = "validation"
+    set_here |= {"progress": False} if quiet else {}
+    recipe.change(config, {**set_here, **options})
     if not begun:
         _check_strategy(config)
     if config.get("seeds", 1) != 1:
@@ -133,8 +129,7 @@ def fit(
             "seed=1 and so on"
         )
     start = _tensors(encoder) if begun else {}
-    own = f"runs/{name}-{_hash(config, start)}"
-    where = epath.Path(out if out is not None else own)
+    where = epath.Path(out or f"runs/{name}-{_hash(config, start)}")
     if begun:
         config.start = _written(encoder.card, start, where)
     with _silent(quiet), _stopping() as stop:
@@ -146,17 +141,15 @@ def fit(
 
 
 def _read(images, labels, domains, test, name) -> inputs.Given:
-    """config.data of the images, and of those that judge."""
+    """Make config.data of the images, and of those that judge."""
     share = test if isinstance(test, int | float) else None
     if share is not None and not 0 <= share < 1:
         raise ValueError(f"test={test!r}: a share must be from 0 to below 1")
     train = inputs.read(images, name=name, labels=labels, domains=domains, test=share)
     if test is None or share is not None:
         return train
-    pair = test if isinstance(test, tuple) else (test, None)
-    if len(pair) != 2:
-        raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
-    judge = inputs.read(pair[0], name=f"{name}_test", labels=pair[1])
+    judging, known = inputs.split_pair(test)
+    judge = inputs.read(judging, name=f"{name}_test", labels=known)
     sections = {"train": train.section, "test": judge.section}
     sections = {name: x | sources.without_test_split(x) for name, x in sections.items()}
     held = (*train.held, *judge.held)
@@ -164,7 +157,7 @@ def _read(images, labels, domains, test, name) -> inputs.Given:
 
 
 def _config(section, *, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
-    """The config of configs/own_images.py, cut into tasks as the call says."""
+    """Make the config of configs/own_images.py, cut into tasks as the call says."""
     if not isinstance(tasks, int | np.integer):
         scenario, count = "domain", 1
     else:
@@ -197,7 +190,7 @@ def _check_strategy(config) -> None:
 
 
 def _hash(config, start: dict[str, bytes]) -> str:
-    """Eight digits of all that a run is of: other runs have other directories.
+    """Hash all that a run is of to eight digits: other runs, other directories.
 
     Args:
       config: of the run, without the folder that is written for `start`.
@@ -210,13 +203,13 @@ def _hash(config, start: dict[str, bytes]) -> str:
 
 
 def _tensors(encoder: encoder_lib.Encoder) -> dict[str, bytes]:
-    """The file of the tensors of an encoder in memory, by its name."""
+    """Pack the tensors of an encoder in memory into a file, by its name."""
     leaves = encoder_lib.flat(encoder.params, encoder.stats)
     return {folder.TENSORS: writer.pack(leaves, "flax")}
 
 
 def _written(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
-    """The folder of an encoder in memory, which is written beside the run."""
+    """Write the folder of an encoder in memory beside the run; return its path."""
     card = {key: value for key, value in card.items() if key != "checksum"}
     card["files"] = writer.hashes(files)
     place = where / "start"
@@ -226,7 +219,7 @@ def _written(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
 
 @contextlib.contextmanager
 def _silent(quiet: bool) -> Iterator[None]:
-    """Context in which nothing is printed, if so wished; errors are raised."""
+    """Print nothing within this context, if so wished; errors are raised."""
     if not quiet:
         yield
         return
@@ -236,7 +229,7 @@ def _silent(quiet: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopping() -> Iterator:
-    """Context in which Ctrl-C saves the run; yields what says that it came.
+    """Let Ctrl-C save the run within this context; yield what says that it came.
 
     Unlike `signals.watch` it never ends the process, which may be a notebook's. Only
     the main thread hears signals; elsewhere nothing stops a run.

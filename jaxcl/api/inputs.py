@@ -34,7 +34,7 @@ def read(
     domains: Sequence[Any] | None = None,
     test: float | None = None,
 ) -> Given:
-    """The section that reads images.
+    """Make the section that reads images.
 
     Args:
       images: u8[N, H, W] or u8[N, H, W, C]; a sequence of images of one size, arrays
@@ -83,15 +83,23 @@ def read(
     return Given(held.section | share, (held,))
 
 
+def split_pair(test: Any) -> tuple:
+    """Split (images, labels); labels of a path, a section or a source are None."""
+    pair = test if isinstance(test, tuple) else (test, None)
+    if len(pair) != 2:
+        raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
+    return pair
+
+
 def _of_text(text: str) -> dict:
-    """The section of a path, or of the name of a source."""
+    """Make the section of a path, or of the name of a source."""
     if text in sources.SOURCES and not storage.exists(text):
         return {"name": text}
     return own_images.of_path(text)
 
 
 def _of_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
-    """Images and labels of a Dataset, and the names of its classes.
+    """Read images and labels of a Dataset, and the names of its classes.
 
     `from_huggingface.choose_columns` chooses the columns of images and labels.
     """
@@ -126,7 +134,7 @@ def _of_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
 
 
 def _arrays(name, rows, column) -> list[np.ndarray]:
-    """Images of a column as arrays, all of them grey or all in colour."""
+    """Read the images of a column as arrays, all of them grey or all in colour."""
     feature = rows.features[column]
     if type(feature).__name__ != "Image":
         return [np.asarray(image, feature.dtype) for image in rows[column]]
@@ -136,7 +144,7 @@ def _arrays(name, rows, column) -> list[np.ndarray]:
 
 
 def _opened(stored, mode) -> Image.Image:
-    """The PIL image of {"bytes", "path"}."""
+    """Open the PIL image of {"bytes", "path"}."""
     data = stored["bytes"]
     with Image.open(stored["path"] if data is None else io.BytesIO(data)) as image:
         image.load()
@@ -144,7 +152,7 @@ def _opened(stored, mode) -> Image.Image:
 
 
 def _decoded(name, images) -> list[np.ndarray]:
-    """PIL images as arrays, all of them grey or all in colour."""
+    """Convert PIL images to arrays, all of them grey or all in colour."""
     modes = {getattr(image, "mode", None) for image in images}
     if odd := modes - {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"}:
         raise ValueError(
@@ -158,7 +166,7 @@ def _decoded(name, images) -> list[np.ndarray]:
 
 
 def _stacked(name, images) -> np.ndarray:
-    """A sequence of images as one array."""
+    """Stack a sequence of images into one array."""
     if hasattr(images, "ndim") or hasattr(images, "__array__"):
         return np.asarray(images)
     if not isinstance(images, Sequence) or not len(images):

@@ -17,13 +17,13 @@ from jaxcl.methods.two_view import bases, strategies
 
 
 def _first_line(text: str | None) -> str:
-    """The first sentence of what something says of itself."""
+    """Return the first sentence of a docstring."""
     whole = inspect.cleandoc(text or "").partition("\n\n")[0]
     return re.split(r"\. (?=[A-Z])", " ".join(whole.split()))[0].rstrip(".")
 
 
 def _modules(package: str) -> Iterator[tuple[str, str]]:
-    """Modules of a package that have `make`, and their first lines."""
+    """Yield the modules of a package that have `make`, and their first lines."""
     for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
         module = importlib.import_module(f"{package}.{found.name}")
         if hasattr(module, "make") and found.name != "features":  # it is no evaluator
@@ -73,7 +73,7 @@ def _strategies() -> dict[str, str]:
 
 
 def _encoders() -> dict[str, str]:
-    """config.encoder.name, and the names that own images are given beside them."""
+    """Describe the names of config.encoder.name, and those for own images."""
     short = ", ".join(own_images.ENCODERS)
     takers = f"and jaxcl.fit take {short}"
     return _functions(sections.ENCODERS) | {"own_images": takers}
@@ -98,7 +98,7 @@ KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
 
 
 def text(kind: str, width: int = 88) -> str:
-    """A kind of thing as lines, each a name and what it is.
+    """Write a kind of thing as lines, each a name and what it is.
 
     Args:
       kind: a key of `KINDS`.
@@ -106,17 +106,12 @@ def text(kind: str, width: int = 88) -> str:
     """
     where, find = KINDS[kind]
     found = find()
-    column = max(map(len, found)) + 2
-    lines = [
-        textwrap.fill(
-            words or "-",
-            max(width, column + 30),
-            initial_indent=name.ljust(column),
-            subsequent_indent=" " * column,
-        )
-        for name, words in found.items()
-    ]
-    return "\n".join([f"{kind}. Use: {where}", *lines])
+    column, lines = max(map(len, found)) + 2, [f"{kind}. Use: {where}"]
+    for name, words in found.items():
+        wrapped = textwrap.wrap(words or "-", max(width - column, 30))
+        heads = [name, *[""] * len(wrapped)]
+        lines += [f"{x:{column}}{y}" for x, y in zip(heads, wrapped, strict=False)]
+    return "\n".join(lines)
 
 
 def overview() -> str:

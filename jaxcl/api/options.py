@@ -54,7 +54,7 @@ def meanings(function: Callable) -> dict[str, str]:
 
 
 def _from_docstring(text, known) -> dict[str, str]:
-    """ "name, other: words" and the lines below that are indented more."""
+    """Read "name, other: words" and the lines below that are indented more."""
     found: dict[str, list[str]] = {}
     names: list[str] = []
     depth = 0
@@ -74,7 +74,7 @@ def _from_docstring(text, known) -> dict[str, str]:
 
 
 def _from_comments(text, known) -> dict[str, str]:
-    """The comment behind a field, or on the lines before it."""
+    """Read the comment behind a field, or on the lines before it."""
     found, before = {}, []
     for line in text.splitlines():
         code, _, comment = line.partition("#")
@@ -112,13 +112,13 @@ def entries(raw: Mapping, given: set[str]) -> Iterator[Entry]:
       ValueError: a section names a function that does not exist, or there is no encoder
         where the config says.
     """
-    whole, other = dict(raw), "checkpoint" if raw.get("checkpoint") else "start"
-    if raw.get("checkpoint") != "":  # configs/transfer.py leaves it to the command
-        whole = build.completed(whole)
-    asked = schema.flat(raw)
-    taken = {path for path, x in schema.flat(whole).items() if asked.get(path) != x}
-    origins = dict.fromkeys((f"config.{name}" for name in given), "command")
-    origins |= dict.fromkeys(taken, other)
+    # configs/transfer.py leaves the checkpoint to the command
+    whole = dict(raw) if raw.get("checkpoint") == "" else build.completed(dict(raw))
+    asked, other = schema.flat(raw), "checkpoint" if raw.get("checkpoint") else "start"
+    origins = {f"config.{name}": "command" for name in given}
+    for path, value in schema.flat(whole).items():
+        if asked.get(path) != value:
+            origins[path] = other
     for option in options_lib.walk(whole):
         origin = origins.get(option.path, "config") if option.asked else "default"
         told = meanings(option.function) if option.function else {}
@@ -145,13 +145,8 @@ def _text(path, own, width) -> str:
             said.append(f"must be {schema.allowed(option.annotation)}")
         if option.asked and option.default not in (schema.NONE, option.value):
             said.append(f"default {option.default!r}")
-        lines.append(f"  {option.name}{value}")
-        lines += textwrap.wrap(
-            "; ".join(said),
-            max(width, 60),
-            initial_indent=" " * 6,
-            subsequent_indent=" " * 6,
-        )
+        words = textwrap.wrap("; ".join(said), max(width, 60) - 6)
+        lines += [f"  {option.name}{value}", *(f"{'':6}{line}" for line in words)]
     return "\n".join(lines)
 
 

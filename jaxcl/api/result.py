@@ -1,16 +1,16 @@
 """A run that is over, for programs: its encoder, numbers and pictures."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
-import numpy as np
 from etils import epath
 
 from jaxcl.api import errors, inputs
-from jaxcl.config import options
+from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
 from jaxcl.evals import plots
 from jaxcl.report import command as report_command
@@ -18,8 +18,13 @@ from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
 from jaxcl.update import command as update_command
 from jaxcl.update import lineage
+from jaxcl.update import plan as update_plan
+from jaxcl.update import verdict as update_verdict
 from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import export as export_lib
+
+# Errors of a directory that one may only read
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Update(NamedTuple):
@@ -30,8 +35,8 @@ class Update(NamedTuple):
     folder: str  # run directory of the update
 
     def __str__(self) -> str:
-        """Sentences on accuracy, index and verdict, as the command prints them."""
-        return update_command.sentences(self.verdict)
+        """Say accuracy, index and verdict in sentences, as the command does."""
+        return update_verdict.sentences(self.verdict)
 
 
 class Result:
@@ -61,16 +66,13 @@ class Result:
             raise ValueError(f"{self.folder}: no run in it has finished a task")
 
     def __repr__(self) -> str:
-        """The directory, and average accuracies, with those before any training."""
+        """Name the directory, and average accuracies, also those before training."""
         said, results = [f"jaxcl.Result({self.folder!r})"], self.results
         for name, measures in results["summary"].items():
-            value = measures["average_accuracy"]
-            if value is None:
+            if (value := measures["average_accuracy"]) is None:
                 continue
-            before = np.array(results.get("untrained", {}).get(name, []), float)
-            was = (
-                f" (untrained {100 * np.nanmean(before):.1f} %)" if len(before) else ""
-            )
+            before = results_lib.untrained(results, name)
+            was = "" if before is None else f" (untrained {100 * before:.1f} %)"
             said.append(f"{name} {100 * value:.1f} %{was}")
         return ", ".join(said)
 
@@ -108,12 +110,14 @@ class Result:
         now = lineage.current(self.folder)
         if self._encoder is None or self._encoder[0] != now:
             with tempfile.TemporaryDirectory() as elsewhere:
-                place = epath.Path(now) / "encoder"
+                place = f"{now}/encoder"
                 try:
-                    export_lib.export(self.folder, str(place), force=True)
-                except OSError:  # a run that one may only read
-                    place = epath.Path(elsewhere) / "encoder"
-                    export_lib.export(self.folder, str(place))
+                    export_lib.export(self.folder, place, force=True)
+                except OSError as error:
+                    if error.errno not in _READ_ONLY:
+                        raise
+                    place = f"{elsewhere}/encoder"
+                    export_lib.export(self.folder, place)
                 self._encoder = now, encoder_lib.load_encoder(place)
         return self._encoder[1]
 
@@ -198,37 +202,32 @@ class Result:
           ValueError: an argument is wrong; the run is not finished.
           jaxcl.run.lock.Held: another update of the run is going on.
         """
-        config = update_command.defaults().to_dict()
-        config["limits"] |= dict(limits or {})
-        if epochs is not None:
-            config["train"]["epochs"] = epochs
-        for field, value in (options or {}).items():
-            *path, last = field.removeprefix("config.").split(".")
-            section = config
-            for part in path:
-                section = section.setdefault(part, {})
-                if not isinstance(section, dict):
-                    raise ValueError(f"config.{field}: config.{part} has no options")
-            section[last] = value
+        config = update_plan.defaults()
+        changes = {f"limits.{name}": value for name, value in (limits or {}).items()}
+        changes |= {} if epochs is None else {"train.epochs": epochs}
+        recipe.change(config, changes | dict(options or {}))
         new, judge = self._given("new", new_images, None, whole=True), None
         if test is not None:
-            pair = test if isinstance(test, tuple) else (test, None)
-            if len(pair) != 2:
-                raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
-            judge = self._given("judge", *pair)
+            judge = self._given("judge", *inputs.split_pair(test))
         index = None if old is None else self._given("old", old, None, whole=True)
-        work = update_command.plan(
-            self.folder, new, config, test=judge, old=index, join=join, again=again
+        work = update_plan.plan(
+            self.folder,
+            new,
+            config.to_dict(),
+            test=judge,
+            old=index,
+            join=join,
+            again=again,
         )
         verdict = lineage.read(work.workdir)
         if verdict is None:
             verdict = update_command.carry_out(work)
         else:
-            print(update_command.nothing_new(work), flush=True)
+            print(update_plan.nothing_new(work), flush=True)
         return Update(verdict["accepted"], verdict, str(work.workdir))
 
     def _given(self, what, images, labels, whole=False) -> str | dict:
-        """A path as it is, anything else as a section; its arrays are kept."""
+        """Return a path as it is, anything else as a section; keep its arrays."""
         if isinstance(images, str | os.PathLike):
             return os.fspath(images)
         name = f"{self.config.name}_{what}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 def updates(
     per_image: float, images: int, flops: Callable[[int], int | None], name: str
 ) -> int:
-    """The most updates whose step costs at most so many FLOPs for each image.
+    """Find the most updates whose step costs at most so many FLOPs for each image.
 
     Updates on a batch are written out one after another, so that every one after the
     first costs what the second does.

@@ -15,7 +15,7 @@ _PACKAGE = pathlib.Path(__file__).parents[1]  # jaxcl/
 
 
 def folder() -> pathlib.Path:
-    """The folder of the configs that come with the library."""
+    """Find the folder of the configs that come with the library."""
     checkout = _PACKAGE.parent
     if (checkout / "pyproject.toml").exists():
         return checkout / "configs"
@@ -33,7 +33,7 @@ def paper(name: str) -> types.ModuleType:
 
 
 def names() -> dict[str, str]:
-    """Name -> the first line of what the file says of itself."""
+    """Read the first line of the docstring of each config, by name."""
     return {
         path.stem: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
         for path in sorted(folder().glob("*.py"))
@@ -42,7 +42,7 @@ def names() -> dict[str, str]:
 
 
 def located(name: str) -> str:
-    """The path of a config: a file, or the name of one in `folder`.
+    """Find the path of a config: a file, or the name of one in `folder`.
 
     Args:
       name: "mine.py", "configs/mine.py", "pnr_cifar100", each perhaps with a word
@@ -68,7 +68,7 @@ def located(name: str) -> str:
 
 
 def located_in(argv: Sequence[str]) -> list[str]:
-    """The words of a command, the value of --config located."""
+    """Replace the value of --config by its path in the words of a command."""
     words = list(argv)
     for at, word in enumerate(words):
         flag, equals, value = word.partition("=")
@@ -80,7 +80,7 @@ def located_in(argv: Sequence[str]) -> list[str]:
 
 
 def read(words: Sequence[str]) -> ml_collections.ConfigDict:
-    """The config of a command's words, as `jaxcl.main` has it.
+    """Read the config of a command's words, as `jaxcl.main` does.
 
     Args:
       words: "--config=FILE" or "--config=FILE:WORDS", and overrides.

@@ -152,9 +152,9 @@ def values(raw: Mapping[str, Any], replay: core.Replay | None = None) -> dict:
     for option in walk(raw, replay):
         _, *path, name = option.path.split(".")
         if option.stands_for is not schema.NONE:
-            _section_at(whole, path)[name] = _plain(option.stands_for)
+            _section_at(whole, path)[name] = plain(option.stands_for)
     if replay is not None:
-        whole["replay"] = _plain(replay._asdict())
+        whole["replay"] = plain(replay._asdict())
     return whole
 
 
@@ -170,13 +170,31 @@ def _section_at(section, path):
     return section
 
 
-def _plain(value):
-    """Return a value as JSON holds it; as text, where a default is something else."""
+def plain(value: Any, field: str | None = None) -> Any:
+    """Return a value as JSON holds it.
+
+    Args:
+      value: anything.
+      field: its path, to refuse by; None: JSON gets the text of what it cannot hold.
+
+    Raises:
+      ValueError: JSON cannot hold it; the message names the field.
+    """
+
+    def inside(key, value):
+        return plain(value, None if field is None else f"{field}{key}")
+
     if isinstance(value, Mapping):
-        return {str(key): _plain(x) for key, x in value.items()}
+        return {str(key): inside(f".{key}", x) for key, x in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(x) for x in value]
+        return [inside(f"[{number}]", x) for number, x in enumerate(value)]
     if isinstance(value, np.generic):
         value = value.item()
-    plain = value is None or isinstance(value, bool | int | float | str)
-    return value if plain else repr(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if field is None:
+        return repr(value)
+    raise ValueError(
+        f"{field}={value!r}: must be a number, a text, a bool, None, or a list or "
+        "section of these"
+    )

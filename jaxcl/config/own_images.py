@@ -36,10 +36,19 @@ _RESIDENT = 2 << 30  # bytes that such a set may have
 _SAMPLED = 512  # images of which sides and pixels are measured
 TASKS = 5  # of a continual run, unless it is told how many, or has fewer classes
 
-_VITS = {f"vit_{size}": size for size in ("tiny", "small", "base", "large")}
-_RESNETS = {f"resnet{depth}": depth for depth in (10, 18, 34, 50, 101)}
-_CONVNEXTS = {f"convnext_{size}": size for size in ("atto", "tiny", "small", "base")}
-ENCODERS = (*_RESNETS, *_VITS, *_CONVNEXTS, "conv_net")
+# Name of an encoder -> config.encoder, which `_fit_encoder` completes
+ENCODERS: dict[str, dict[str, Any]] = {
+    **{f"resnet{x}": {"name": "resnet", "depth": x} for x in (10, 18, 34, 50, 101)},
+    **{
+        f"{name}_{size}": {"name": name, "size": size}
+        for name, sizes in (
+            ("vit", ("tiny", "small", "base", "large")),
+            ("convnext", ("atto", "tiny", "small", "base")),
+        )
+        for size in sizes
+    },
+    "conv_net": {"name": "conv_net"},
+}
 
 
 class Summary(NamedTuple):
@@ -72,9 +81,8 @@ def summarize(data: Mapping[str, Any]) -> Summary:
         raise ValueError(f"config.data.name={data['name']!r}: graphs; must be images")
     count = stream.size(train)
     rows = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(int))
-    sampled = [
-        image for image in (_image(train, row) for row in rows) if image is not None
-    ]
+    loaded = (_image(train, row) for row in rows)
+    sampled = [image for image in loaded if image is not None]
     sampled = sampled or [train.load(0)]  # which says what is wrong with it
     shapes = {image.shape[:2] for image in sampled}
     side = int(np.median([min(image.shape[:2]) for image in sampled]))
@@ -104,7 +112,7 @@ def read(data: Mapping[str, Any]) -> stream.Dataset:
 
 
 def _image(train, row) -> np.ndarray | None:
-    """An image; None of a file that cannot be read, which the run will name or skip."""
+    """Load an image; None of an unreadable file, which the run will name or skip."""
     if train.images is not None:
         return train.images[row]
     try:
@@ -114,7 +122,7 @@ def _image(train, row) -> np.ndarray | None:
 
 
 def _moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel, every image counted alike."""
+    """Compute mean and deviation of each channel, every image counted alike."""
     means, squares = [], []
     for image in images:
         pixels = image.reshape(-1, image.shape[-1]) / 255.0
@@ -127,13 +135,13 @@ def _moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _judges(test) -> int:
-    """How many test rows can judge: all of them, if each has a label."""
+    """Count the test rows that can judge: all of them, if each has a label."""
     known = test is not None and bool((test.label >= 0).all())
     return stream.size(test) if known else 0
 
 
 def _counts(values, size) -> tuple[int, ...]:
-    """How often each number from 0 occurs; -1 is not counted."""
+    """Count how often each number from 0 occurs; -1 is not counted."""
     return tuple(np.bincount(values[values >= 0], minlength=size).tolist())
 
 
@@ -146,7 +154,7 @@ def config(
     num_tasks: int | None = None,
     by_strategy: bool = True,
 ) -> ml_collections.ConfigDict:
-    """The config of a set of images.
+    """Make the config of a set of images.
 
     Its options may be overridden as those of any config.
 
@@ -170,7 +178,7 @@ def config(
     """
     schema.check_value(num_tasks, schema.Count | None, "num_tasks")
     schema.check_value(size, schema.Pixels | None, "size")
-    encoder, start = _chosen(encoder)
+    section, start = _choose_encoder(encoder)
     summary = summarize(data)
     if summary.rows < 4:
         raise ValueError(f"config.data: {summary.rows} train images; must be 4 or more")
@@ -179,9 +187,9 @@ def config(
     made.method = {"name": "two_view", "base": "simclr", "strategy": "finetune"}
     strategy = made.method.get_ref("strategy")
     made.data = once = read_once(data, summary)
-    side = _side(summary, encoder, size)
+    section, side = _fit_encoder(section, summary, size)
     made.augment = _augment(summary, side, cut=once != dict(data))
-    made.encoder = _encoder(encoder, side)
+    made.encoder = section
     if start is not None:
         made.start = start
     scenario = scenario or _scenario(summary)
@@ -217,8 +225,8 @@ def config(
     return made
 
 
-def _chosen(encoder) -> tuple[str | dict, str | None]:
-    """The name of an encoder or config.encoder; the folder with which it begins."""
+def _choose_encoder(encoder) -> tuple[dict, str | None]:
+    """Choose the section of an encoder, and the folder with which it begins, if any."""
     if isinstance(encoder, Mapping | ml_collections.ConfigDict):
         return dict(encoder), None
     if not isinstance(encoder, str | os.PathLike):
@@ -229,17 +237,17 @@ def _chosen(encoder) -> tuple[str | dict, str | None]:
     text = os.fspath(encoder)
     if folder.is_one(text):
         return folder.as_config(text)["encoder"], text
-    if storage.exists(text) and text not in ENCODERS:
+    if text not in ENCODERS and storage.exists(text):
         raise ValueError(
             f"encoder={text!r}: there is no encoder in it; must be a folder that "
             "jaxcl export or jaxcl import wrote"
         )
-    core.check_choice("encoder", text, ENCODERS)
-    return text, None
+    core.check_choice("encoder", text, tuple(ENCODERS))
+    return ENCODERS[text], None
 
 
 def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
-    """config.data: a set of small images in files is decoded once, into memory.
+    """Have a set of small images in files decoded once, into memory.
 
     Args:
       data: a section config.data.
@@ -253,53 +261,40 @@ def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
     return dict(data) | {"size": summary.side, "resident": True}
 
 
-def _side(summary, encoder, size) -> int:
-    """Pixels of a side that the network is given: of a ViT a multiple of its patch."""
+def _fit_encoder(section, summary, size) -> tuple[dict, int]:
+    """Fit an encoder and the side of its images, in pixels, to each other.
+
+    Sizes of a patch or a stem follow from the side, but in a section that has them. The
+    side is a multiple of a ViT's patch, unless `size` says what it is.
+    """
     side = min(summary.side, _LARGEST) if size is None else size
-    if size is not None or not _is_vit(encoder):
-        return side
-    patch = _patch(side) if isinstance(encoder, str) else encoder.get("patch", 16)
-    return max(side // patch, 1) * patch
-
-
-def _is_vit(encoder) -> bool:
-    if isinstance(encoder, str):
-        return encoder in _VITS
-    return encoder.get("name") == "vit"
-
-
-def _patch(side) -> int:
-    """Pixels of a patch: about 64 patches of small images, 196 of large ones."""
-    return 4 if side < 48 else 8 if side < 128 else 16
-
-
-def _encoder(encoder, side) -> dict:
-    """config.encoder."""
-    if not isinstance(encoder, str):
-        return dict(encoder)
-    if encoder in _RESNETS:
-        stem = "cifar" if side <= 64 else "imagenet"
-        return {"name": "resnet", "depth": _RESNETS[encoder], "stem": stem}
-    if encoder in _VITS:
-        shape = {"size": _VITS[encoder], "image_size": side, "patch": _patch(side)}
-        return {"name": "vit"} | shape
-    if encoder in _CONVNEXTS:
-        stem = 2 if side < 128 else 4  # else little is left of the last map
-        return {"name": "convnext", "size": _CONVNEXTS[encoder], "patch": stem}
-    return {"name": encoder}
+    # The user named it, and wrote no section.
+    is_open = any(section is known for known in ENCODERS.values())
+    if section.get("name") == "vit":
+        # About 64 patches of small images, 196 of large ones
+        chosen = 4 if side < 48 else 8 if side < 128 else 16
+        patch = chosen if is_open else section.get("patch", 16)
+        side = max(side // patch, 1) * patch if size is None else side
+        if is_open:
+            section = section | {"image_size": side, "patch": patch}
+    elif is_open and section["name"] == "resnet":
+        section = section | {"stem": "cifar" if side <= 64 else "imagenet"}
+    elif is_open and section["name"] == "convnext":
+        # Else little is left of the last map of small images
+        section = section | {"patch": 2 if side < 128 else 4}
+    return section, side
 
 
 def _augment(summary, side, cut) -> dict:
-    """config.augment: SimCLR's for photographs; small images are not blurred.
+    """Choose SimCLR's augmentation for photographs; small images are not blurred.
 
     `cut` says whether `read_once` has the images cut to squares.
     """
     blur = (0.0, 0.0) if side < _SMALL else (1.0, 0.1)
     exact = cut or (summary.square and not summary.streams)
     exact = exact and summary.side == side
-    resize = (
-        side if side >= summary.side else min(summary.side, round(side * 256 / 224))
-    )
+    is_smaller = side < summary.side
+    resize = min(summary.side, round(side * 256 / 224)) if is_smaller else side
     return {
         "size": side,
         "resize": None if exact else resize,
@@ -313,7 +308,7 @@ def _augment(summary, side, cut) -> dict:
 
 
 def batch_size(rows: int) -> int:
-    """A power of two from 2 to 256 of which an epoch has at least four batches.
+    """Choose a power of two from 2 to 256 with at least four batches an epoch.
 
     Of less than 8 rows it is 2, of which an epoch has fewer.
     """
@@ -322,28 +317,26 @@ def batch_size(rows: int) -> int:
 
 def _scenario(summary) -> str:
     """Choose how tasks are cut: by class where every train image has a label."""
-    return (
-        "class"
-        if summary.labelled == summary.rows and len(summary.classes) > 1
-        else "data"
-    )
+    is_labelled = summary.labelled == summary.rows and len(summary.classes) > 1
+    return "class" if is_labelled else "data"
 
 
 def _count_tasks(summary, scenario, num_tasks) -> int:
     """Count the tasks; refuse more than there are classes."""
     if scenario == "domain":
         return len(summary.domains)
-    most = len(summary.classes) if scenario == "class" else summary.rows
+    most, what = summary.rows, "train images"
+    if scenario == "class":
+        most, what = len(summary.classes), "classes"
     if num_tasks is not None and num_tasks > most:
         raise ValueError(
-            f"tasks={num_tasks}: must be at most {most}, as there are so many "
-            f"{'classes' if scenario == 'class' else 'train images'}"
+            f"tasks={num_tasks}: must be at most {most}, as there are so many {what}"
         )
     return num_tasks or min(TASKS, most)
 
 
 def _task_sizes(summary, scenario, num_tasks) -> list[int]:
-    """Train rows of each task of a continual run."""
+    """Count the train rows of each task of a continual run."""
     if scenario == "domain":
         return [*summary.domains]
     if scenario == "class":
@@ -353,7 +346,7 @@ def _task_sizes(summary, scenario, num_tasks) -> list[int]:
 
 
 def _optimizer(made) -> None:
-    """LARS by the base's rates; AdamW for a ViT or ConvNeXt, as is usual."""
+    """Set LARS by the base's rates; AdamW for a ViT or ConvNeXt, as is usual."""
     base = made.method.get_ref("base")
     if made.encoder.name in ("vit", "convnext"):
         made.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
@@ -367,21 +360,22 @@ def _optimizer(made) -> None:
 
 
 def _evaluators(summary) -> dict:
-    """Neighbours where labels can judge; without, measures that need none."""
+    """Choose neighbours where labels can judge; without, measures that need none."""
     found: dict[str, dict] = {"collapse": {}, "uniformity": {}, "neighbours": {}}
     if not summary.judges:
         return found
-    train_on, bank = "all", summary.rows
-    if summary.labelled < summary.rows:
-        train_on, bank = "labelled", summary.labelled
     if not summary.labelled:
         train_on, bank = "evaluation", summary.judges
+    elif summary.labelled < summary.rows:
+        train_on, bank = "labelled", summary.labelled
+    else:
+        train_on, bank = "all", summary.rows
     neighbours = {"k": max(min(20, bank // 4), 1), "train_on": train_on}
     return found | {"knn": neighbours, "tsne": {}}
 
 
 def of_path(path: str) -> dict:
-    """config.data of what lies at a path, see `sources.section_of`.
+    """Return config.data of the images at a path, see `sources.section_of`.
 
     Raises:
       ValueError: there is nothing; or as `from_huggingface.guess_options`.

@@ -102,7 +102,7 @@ def set_where_taken(method: config_dict.ConfigDict, **values: Any) -> None:
 
 
 def warmup_epochs(epochs, usual: int | None = None) -> int:
-    """Epochs of a warm-up, for `compute`: fewer than there are of any task.
+    """Choose the epochs of a warm-up, for `compute`: fewer than those of any task.
 
     Args:
       epochs: of each task, as `config.epochs` has them.

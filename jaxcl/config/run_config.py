@@ -29,14 +29,7 @@ NOTED = ("decoder", "bits", "resident", "memory_shards")
 
 
 class Differs(ValueError):
-    """A directory holds a run of another config; `changed` has each difference."""
-
-    def __init__(self, workdir, changed: list[str]):
-        self.changed = changed
-        super().__init__(
-            f"{workdir} holds a run of another config; they differ in "
-            f"{'; '.join(changed)}. Give another --workdir, or the same config"
-        )
+    """A directory holds a run of another config; the message has each difference."""
 
 
 def without(config: dict, fields) -> dict:
@@ -111,7 +104,10 @@ def check(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
         return False
     pair = (without(x, MACHINE + aside) for x in (read(path), config))
     if changed := schema.differences(*pair):
-        raise Differs(workdir, changed)
+        raise Differs(
+            f"{workdir} holds a run of another config; they differ in "
+            f"{'; '.join(changed)}. Give another --workdir, or the same config"
+        )
     return True
 
 

@@ -132,13 +132,13 @@ class Top:
 
 
 def precision_of(raw: dict) -> str:
-    """What config.precision="auto" means: "bfloat16", but for CPUs and graphs.
+    """Choose the precision of "auto": "bfloat16", but float32 on CPUs and for graphs.
 
     GPUs before compute capability 8 (Ampere) have no arithmetic in it, either.
     """
-    graphs = raw.get("augment", {}).get("name") == "graphs"
-    fast = not graphs and sharding.multiplies_bfloat16()
-    return "bfloat16" if fast else "float32"
+    if raw.get("augment", {}).get("name") == "graphs":
+        return "float32"
+    return "bfloat16" if sharding.multiplies_bfloat16() else "float32"
 
 
 def top_of(raw: dict) -> Top:
@@ -170,20 +170,21 @@ def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
     Args:
       train: the examples, once they are read.
     """
-    wanted = {"augment": ("graphs",), "encoder": tuple(GRAPH_ENCODERS)}
-    found = {}
-    for section, want in wanted.items():
-        name = getattr(top, section).get("name")
-        found[f"config.{section}.name={name!r}"] = name in want
+    names = {x: getattr(top, x).get("name") for x in ("augment", "encoder", "data")}
+    found = {
+        "augment": names["augment"] == "graphs",
+        "encoder": names["encoder"] in GRAPH_ENCODERS,
+    }
     if train is not None:
-        name = f"config.data.name={top.data.get('name')!r}"
-        found[name] = train.graphs is not None
-    if any(found.values()) and not all(found.values()):
-        wrong = [name for name, graphs in found.items() if not graphs]
+        found["data"] = train.graphs is not None
+    right, wrong = (
+        [f"config.{x}.name={names[x]!r}" for x in found if found[x] is graphs]
+        for graphs in (True, False)
+    )
+    if right and wrong:
         raise ValueError(
-            f"{', '.join(wrong)}: must be of graphs, as "
-            f"{', '.join(name for name in found if name not in wrong)} is: a set of "
-            "graphs goes with config.augment.name='graphs' and "
+            f"{', '.join(wrong)}: must be of graphs, as {', '.join(right)} is: a set "
+            "of graphs goes with config.augment.name='graphs' and "
             f"config.encoder.name={' or '.join(map(repr, GRAPH_ENCODERS))}"
         )
 
@@ -209,21 +210,23 @@ def function_of(path: str, section) -> Callable:
     if name == "augment" and inside:
         return augment_images.local
     graphs = section.get("name") == "graphs"
-    plain = {"augment": augment_graphs.make if graphs else augment_images.make}
-    plain |= {"scenario": scenarios.make, "replay": replay_lib.settings}
-    return (plain | {"tuning": tuning.settings})[name]
+    return {
+        "augment": augment_graphs.make if graphs else augment_images.make,
+        "scenario": scenarios.make,
+        "replay": replay_lib.settings,
+        "tuning": tuning.settings,
+    }[name]
 
 
 def follows_seed(scenario: dict) -> bool:
-    """Whether the run's seed cuts the tasks, because the scenario has none of its own.
+    """Tell whether the run's seed cuts the tasks, since the scenario has none.
 
     So it is with "growth", "permuted", "rotated", "recurring" and "blurry", and with
     "class" in the order "released".
     """
-    released = scenario.get("class_order") == "released"
-    drawn = ("growth", "permuted", "rotated", "recurring", "blurry")
-    cut = {"class": released} | dict.fromkeys(drawn, True)
-    return cut.get(scenario.get("name"), False) and "seed" not in scenario
+    name, order = scenario.get("name"), scenario.get("class_order")
+    drawn = name in ("growth", "permuted", "rotated", "recurring", "blurry")
+    return (drawn or (name, order) == ("class", "released")) and "seed" not in scenario
 
 
 def scenario_seed(raw: Mapping) -> dict:
@@ -255,7 +258,7 @@ def tasks(data, scenario, seed=0, stand_in=None):
 
 
 def parts(top: Top):
-    """Parts, and what evaluators and loaders must know of the images.
+    """Make Parts, and what evaluators and loaders must know of the images.
 
     Returns:
       `core.Parts` with num_classes=0, and a dict of size, mean, std, views, resize and
@@ -283,10 +286,14 @@ def parts(top: Top):
 
     module = encoder(top)
     tx = optimize(**schema.options(optimize, optimizer, "config.optimizer"))
+    if isinstance(module, tuning.Tuned):  # each leaf has its share of the rate
+        tx = optim.by_leaf(
+            tx, lambda x: module.share(x[1:]) if x[0] == "encoder" else 1.0
+        )
     parts = core.Parts(
         encoder=module,
         **views,
-        tx=_moving(tx, module),
+        tx=tx,
         lr=rates(peak),
         curve=rates,
         num_classes=0,
@@ -294,17 +301,8 @@ def parts(top: Top):
     return parts, image
 
 
-def _moving(tx, module):
-    """The optimiser, each leaf with its share of the learning rate."""
-    if not isinstance(module, tuning.Tuned):
-        return tx
-    return optim.by_leaf(
-        tx, lambda path: 1.0 if path[0] != "encoder" else module.share(path[1:])
-    )
-
-
 def _views(top: Top):
-    """Views as Parts has them, and what is known of the images, if any."""
+    """Make the views of Parts, and what is known of the images, if any."""
     dtype, augment = PRECISIONS[top.precision], dict(top.augment)
     name = augment.pop("name", "images")
     core.check_choice("config.augment.name", name, ("images", "graphs"))
@@ -323,7 +321,9 @@ def _views(top: Top):
         "plain": augment_images.make_eval(size=given["size"], resize=resize, **moments),
     }
     if local is not None:
-        views["local"] = _local(top, local, {**given, "dtype": dtype})
+        schema.check_value(local, dict, "config.augment.local")
+        own = schema.options(augment_images.local, local, "config.augment.local")
+        views["local"] = augment_images.local({**given, "dtype": dtype}, **own)
     full = schema.defaults(augment_images.make) | given
     crop = prefetch.Crop(
         size=full["size"],
@@ -335,27 +335,29 @@ def _views(top: Top):
     return views, image | {"resize": resize, "crop": crop}
 
 
-def _local(top: Top, section: dict, whole: dict):
-    """The local crops of config.augment.local; `whole` is said of the two views."""
-    schema.check_value(section, dict, "config.augment.local")
-    own = schema.options(augment_images.local, section, "config.augment.local")
-    return augment_images.local(whole, **own)
-
-
 def encoder(top: Top):
-    """The module of config.encoder."""
+    """Make the module of config.encoder.
+
+    Raises:
+      ValueError: an option is wrong; the folder of config.start is damaged, or of
+        another network.
+    """
     make, section = schema.named(ENCODERS, top.encoder, "config.encoder")
     section = schema.options(make, section, "config.encoder", given=("dtype",))
     module = make(**section, dtype=PRECISIONS[top.precision])
     given = None
     if folder.is_one(top.start):
-        begin = _given(top.start, module)  # now, so that what is wrong is said at once
-        given = functools.partial(tuple, begin)
+        card = folder.read_card(top.start)
+        size, channels = (card["input"][name] for name in ("size", "channels"))
+        blank = np.zeros((1, size, size, channels), np.float32)
+        leaves = folder.read_leaves(top.start, card)
+        begin = folder.trees(module, blank, leaves, top.start)
+        given = functools.partial(tuple, jax.tree.map(np.asarray, begin))  # on the host
     return tuned(module, top.tuning, given)
 
 
 def tuned(module, section: dict | str | None, given=None):
-    """The encoder of which config.tuning names the part that is trained.
+    """Wrap an encoder of which config.tuning names the part that is trained.
 
     Args:
       module: of config.encoder.
@@ -369,22 +371,8 @@ def tuned(module, section: dict | str | None, given=None):
     return tuning.Tuned(module, tuning.settings(**chosen), given)
 
 
-def _given(start, module):
-    """Parameters and statistics of the folder of an encoder, on the host.
-
-    Raises:
-      ValueError: it is damaged, or of another network.
-    """
-    card = folder.read_card(start)
-    size, channels = (card["input"][name] for name in ("size", "channels"))
-    blank = np.zeros((1, size, size, channels), np.float32)
-    leaves = folder.read_leaves(start, card)
-    found = folder.trees(module, blank, leaves, start)
-    return jax.tree.map(np.asarray, found)
-
-
 def completed(raw: dict) -> dict:
-    """A config that begins with the folder of an encoder, with what the folder says.
+    """Fill in a config that begins with the folder of an encoder.
 
     That is the encoder, and the mean and standard deviation of its images. Where
     config.encoder names the same network, its drop_path and remat are kept; the folder
@@ -406,15 +394,14 @@ def completed(raw: dict) -> dict:
     if own.get("name") == theirs["encoder"]["name"]:
         kept = {name: own[name] for name in ("drop_path", "remat") if name in own}
     look = {name: theirs["augment"][name] for name in ("mean", "std")}
-    augment = {**raw.get("augment", {}), **look}
-    return {**raw, "encoder": {**theirs["encoder"], **kept}, "augment": augment}
+    augment = raw.get("augment", {}) | look
+    return raw | {"encoder": theirs["encoder"] | kept, "augment": augment}
 
 
 def chosen(section):
-    """The module of a method, and the options of its make."""
+    """Find the module of a method, and check the options of its make."""
     section = dict(section)
-    name = section.pop("name", None)
-    module = schema.method(name)
+    module = schema.method(section.pop("name", None))
     return module, schema.options(module.make, section, "config.method")
 
 

@@ -157,7 +157,8 @@ def _download(archive, folder) -> str:
                 if before < archive.size:
                     _append(url, part, archive.size)
             except (OSError, http.client.HTTPException) as error:
-                reasons.append(f"{url}: {_plain_reason(error)}")
+                reason = getattr(error, "reason", None) or error
+                reasons.append(f"{url}: {getattr(reason, 'strerror', None) or reason}")
             if _length(part) == archive.size:
                 os.replace(part, path)
                 return path
@@ -165,12 +166,6 @@ def _download(archive, folder) -> str:
                 break
     lines = dict.fromkeys(reasons or [f"{archive.urls[-1]}: it ended too early"])
     raise Unreachable(f"{archive.name} could not be downloaded: {'; '.join(lines)}")
-
-
-def _plain_reason(error) -> str:
-    """Say why a server did not answer, without Python's names and numbers."""
-    reason = getattr(error, "reason", None) or error
-    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
 
 
 def _length(path) -> int:

@@ -451,13 +451,9 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
     K__sha256 of K's bytes. A strip is n images on top of each other.
     """
     with reading(path):
-        source = storage.path_or_bytes(path)
-        if not zipfile.is_zipfile(source):
-            raise ValueError("no such file, or not an .npz file")
-        with zipfile.ZipFile(source) as archive:
+        with storage.open_seekable(path) as file, zipfile.ZipFile(file) as archive:
             known = _Npz(archive, storage.size(path))
-            if keys is None:
-                return {key: known.read(key) for key in known.keys()}
+            keys = known.keys() if keys is None else keys
             plain = {key: known.read(key) for key in keys if known.holds(key)}
             packed = [key for key in keys if known.holds(key + "__strips")]
             return plain | {key: _unpack(known, key) for key in packed}
@@ -495,9 +491,7 @@ class _Npz(NamedTuple):
         if info.file_size > most:
             raise ValueError(f"{key} cannot have {info.file_size} bytes of {most}")
         with self.archive.open(info) as file:
-            check_claim(file, info.file_size, key)
-        with self.archive.open(info) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+            return _read_array(file, info.file_size, key)
 
 
 def check_claim(file: BinaryIO, size: int, name: str) -> None:
@@ -553,21 +547,18 @@ def sha256(array: np.ndarray) -> str:
     return hashlib.sha256(flat.view(np.uint8)).hexdigest()
 
 
-def _read_npy(path) -> np.ndarray:
-    source = storage.path_or_bytes(path)
-    with contextlib.ExitStack() as stack:
-        file = source if isinstance(source, io.BytesIO) else open(source, "rb")
-        stack.enter_context(file)
-        check_claim(file, storage.size(path), os.path.basename(path))
-        file.seek(0)
-        return np.load(file, allow_pickle=False)
+def _read_array(file: BinaryIO, size: int, name: str) -> np.ndarray:
+    """Read an .npy file of `size` bytes, which must hold what it says."""
+    check_claim(file, size, name)
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def read_entry(directory: str, entry: dict) -> np.ndarray:
     """Read an array of a directory and compare its digest, if the entry has one."""
     path = os.path.join(directory, entry["file"])
-    with reading(path):
-        array = _read_npy(path)
+    with reading(path), storage.open_seekable(path) as file:
+        array = _read_array(file, storage.size(path), os.path.basename(path))
     if "sha256" in entry and sha256(array) != entry["sha256"]:
         raise ValueError(f"{path}: its bytes do not match the sha256 in meta.json")
     return array

@@ -11,7 +11,6 @@ from jaxcl.data import files, splits, storage, stream
 
 MAPPED_BYTES = 4 << 30  # larger image files are mapped, not read
 _PARTS = ("train", "val", "test")  # what keys of an .npz file begin with
-FETCHED = ("cifar10", "cifar100", "mnist")  # that `fetch` writes as such directories
 
 
 @splits.source
@@ -65,11 +64,7 @@ def npz(*, path: str) -> stream.Dataset:
 
 
 @splits.source
-def arrays(
-    *,
-    path: str,
-    resident: bool | None = None,
-) -> stream.Dataset:
+def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
     """A directory of .npy files with a meta.json, see `jaxcl.data.convert`.
 
     path: the directory.
@@ -78,14 +73,9 @@ def arrays(
     """
     files.mapped.cache_clear()  # the set may have been written anew
     meta = _meta(path)
-    domains = {
-        split: entries.get("domain") for split, entries in meta["splits"].items()
-    }
-    _check_domains(path, domains)
-    parts = {
-        split: _array_split(path, entries, resident)
-        for split, entries in meta["splits"].items()
-    }
+    entries = meta["splits"]
+    _check_domains(path, {split: x.get("domain") for split, x in entries.items()})
+    parts = {split: _array_split(path, x, resident) for split, x in entries.items()}
     numbered = _numbers(parts, "domain")
     return stream.Dataset(
         name=meta.get("name", os.path.basename(os.path.normpath(path))),
@@ -166,24 +156,10 @@ def _meta(path) -> dict:
     except (OSError, ValueError) as error:
         wrong = f"{file}: no such file" if isinstance(error, OSError) else error
         raise ValueError(
-            f"{wrong}; path must be a folder with a meta.json, as {_fetched(path)}"
-            f"`python -m jaxcl.data.convert {_from_and_to(path)}` writes it"
+            f"{wrong}; path must be a folder with a meta.json, as `jaxcl data NAME "
+            f"--out={path}` or `python -m jaxcl.data.convert IN.npz {path}` writes it"
         ) from error
     return meta
-
-
-def _from_and_to(path) -> str:
-    """Return the arguments of jaxcl.data.convert for a folder or an .npz file."""
-    folder = str(path).removesuffix(".npz")
-    return f"IN.npz {path}" if folder == str(path) else f"{path} {folder}"
-
-
-def _fetched(path) -> str:
-    """Return the command that fetches the set a folder is named after, else ""."""
-    name = os.path.basename(os.path.normpath(path))
-    if name not in FETCHED:
-        return ""
-    return f"`jaxcl data {name} --out={path}` or "
 
 
 def _check_section(kind, section, where) -> None:

@@ -292,12 +292,12 @@ def scan(
             )
         names = wanted
     for number, name in enumerate(names or [""]):
-        where, own = os.path.join(folder, name), listing.LeftOut()
-        images = listing.images(where, apart, own)
-        left_out.update(own)
+        where, left_here = os.path.join(folder, name), listing.LeftOut()
+        images = listing.images(where, apart, left_here)
+        left_out.update(left_here)
         if not images:
-            what = f"class {name!r} has no images" if name else "no images"
-            raise ValueError(f"{where}: {what}{_but(own)}")
+            kind = f"class {name!r} has " if name else ""
+            raise ValueError(f"{where}: {kind}no images{_but(left_here)}")
         files += _relative(path, images)
         label += [number if names else -1] * len(images)
     return tuple(names), label, files

@@ -212,9 +212,7 @@ def _names(infos, key, option) -> tuple[str, ...]:
     feature = _feature(infos, key, _library().features.ClassLabel, option)
     count = feature.num_classes or 0
     if not 0 < count <= stream.LABELS:
-        raise ValueError(
-            f"{option} = {key!r}: {count} classes, of 1 to {stream.LABELS}"
-        )
+        raise ValueError(f"{option} = {key!r}: {count} classes")
     names = tuple(feature.names)
     if any(tuple(info.features[key].names) != names for info in infos):
         raise ValueError(f"{option} = {key!r}: the directories differ in their names")

@@ -101,8 +101,5 @@ def _in_looks(examples, sources) -> stream.Examples:
     for look, source in enumerate(sources):
         np.take(pixels, source, axis=1, out=images[look], mode="wrap")
         images[look][:, source < 0] = 0
-    return stream.Examples(
-        np.tile(examples.label, len(sources)),
-        np.repeat(np.arange(len(sources), dtype=np.int32), count),
-        images.reshape(-1, height, width, channels),
-    )
+    shown = images.reshape(-1, height, width, channels)
+    return stream.as_domains(examples, shown, len(sources))

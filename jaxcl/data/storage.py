@@ -41,12 +41,11 @@ def read(path: Path) -> bytes:
     return epath.Path(check_ordinary(path)).read_bytes()
 
 
-def path_or_bytes(path: Path) -> Path | io.BytesIO:
-    """Give np.load or zipfile the path, or the bytes of a file in a bucket.
-
-    Raises OSError for what is no ordinary file.
-    """
-    return io.BytesIO(read(path)) if in_bucket(path) else check_ordinary(path)
+def open_seekable(path: Path) -> BinaryIO:
+    """Open a file to read at any place; one in a bucket is read whole."""
+    if in_bucket(path):
+        return io.BytesIO(read(path))
+    return open(check_ordinary(path), "rb")
 
 
 @contextlib.contextmanager

@@ -232,6 +232,17 @@ def map_splits(dataset: Dataset, change: Callable[[Examples], Examples]) -> Data
     return dataset._replace(**{k: change(x) for k, x in splits_of(dataset).items()})
 
 
+def as_domains(examples: Examples, images: np.ndarray, count: int) -> Examples:
+    """Repeat examples `count` times, each time as another domain.
+
+    Args:
+      images: u8[count * N,H,W,C], of the domains one after another.
+    """
+    number = np.arange(count, dtype=np.int32)
+    domain = np.repeat(number, len(examples.label))
+    return Examples(np.tile(examples.label, count), domain, images)
+
+
 def stays_in_memory(load: Any) -> bool:
     """Return whether a reader keeps decoded images, see `files.Loader`."""
     return getattr(load, "memory", None) is not None

@@ -84,13 +84,9 @@ def digits_in_looks(
 
 
 def _in_looks(examples, looks) -> stream.Examples:
-    """Return the examples in one look after another, each a domain."""
-    count = len(examples.label)
-    return stream.Examples(
-        np.tile(examples.label, len(looks)),
-        np.repeat(np.arange(len(looks), dtype=np.int32), count),
-        np.concatenate([_LOOKS[look](examples.images) for look in looks]),
-    )
+    """Show the examples in one look after another, each a domain."""
+    images = np.concatenate([_LOOKS[look](examples.images) for look in looks])
+    return stream.as_domains(examples, images, len(looks))
 
 
 @schema.checked("config.data")

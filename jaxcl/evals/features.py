@@ -5,6 +5,7 @@
 
 import contextlib
 import contextvars
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -284,9 +285,9 @@ def make(
 
     Returns:
       embed(state, first=n) -> f32[n, D], whole on every device. Only batches with some
-      of the first `first` rows are embedded, one at least; the rest is zeros. Every
-      `first` runs the same program. Within `shared`, evaluators that embed all rows of
-      a split share one pass.
+      of the first `first` rows are embedded, one at least; later batches are zeros, and
+      no later row of a set that streams is read. Every `first` runs the same program.
+      Within `shared`, evaluators that embed all rows of a split share one pass.
     """
     size = stream.size(examples)
     rows = np.arange(size) if rows is None else np.asarray(rows)
@@ -307,7 +308,7 @@ def make(
 
     def run(state, first=None):
         nonlocal blank
-        count = steps if first is None else max(-(-first // batch_size), 1)
+        count = len(rows) if first is None else max(first, 1)
         features = None
         with contextlib.closing(batches(count)) as placed:
             for i, batch in enumerate(placed):
@@ -326,17 +327,21 @@ def make(
 
 
 def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callable]:
-    """Return batch -> the encoder's inputs, and count -> batches, of a split."""
+    """Return batch -> the encoder's inputs, and count -> batches of so many rows."""
     mesh = parts.mesh
+
+    def first_of(batches, count):
+        return (batch for batch in batches[: -(-count // batch_size)])
+
     if examples.graphs is not None:  # every device keeps all batches
         made = graph_batches.evaluation_batches(examples, rows, batch_size)
         graphs = [sharding.replicate(batch["graph"], mesh) for batch in made]
-        return lambda batch: batch, lambda count: (batch for batch in graphs[:count])
+        return lambda batch: batch, functools.partial(first_of, graphs)
     if examples.images is None:
         view, crop = eval_view(parts, resize=False), eval_crop(parts)
 
         def streamed(count):
-            wanted, workers = rows[: count * batch_size], parts.workers
+            wanted, workers = rows[:count], parts.workers
             share = {"process_index": jax.process_index()}
             share["process_count"] = jax.process_count()
             batches = prefetch.evaluation_batches(
@@ -345,17 +350,15 @@ def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callab
             return prefetch.ahead(batches, lambda x: sharding.shard(x["image"], mesh))
 
         return view, streamed
-    view, images = (
-        eval_view(parts),
-        place(parts, examples) if images is None else images,
-    )
+    view = eval_view(parts)
+    images = place(parts, examples) if images is None else images
     padded = np.resize(rows, (-(-len(rows) // batch_size), batch_size)).astype(np.int32)
 
     def resident(batch):
         images, at = batch
         return view(images[jax.lax.with_sharding_constraint(at, sharding.split(mesh))])
 
-    return resident, lambda count: ((images, at) for at in padded[:count])
+    return resident, functools.partial(first_of, [(images, at) for at in padded])
 
 
 _MOST_SHARED = 2**30  # bytes of features that stay on the devices while others measure

@@ -73,19 +73,22 @@ _UNANSWERED = re.compile(
 )
 
 
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
 def _bits(leaf) -> jax.Array:
-    """The bits of a leaf as u32 words."""
+    """Return the bits of a leaf as u32 words."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
-    if leaf.dtype == jnp.bool_ or leaf.dtype.itemsize == 1:
+    size = leaf.dtype.itemsize
+    if leaf.dtype == jnp.bool_ or size == 1:
         return leaf.astype(jnp.uint32)
-    if leaf.dtype.itemsize == 2:
-        return jax.lax.bitcast_convert_type(leaf, jnp.uint16).astype(jnp.uint32)
-    return jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+    words = jax.lax.bitcast_convert_type(leaf, jnp.uint16 if size == 2 else jnp.uint32)
+    return words.astype(jnp.uint32)
 
 
 def _by_name(tree) -> dict:
-    """Name -> shape and type of each leaf, of a state or of `Saved.tree`."""
+    """Name the shape and type of each leaf, of a state or of `Saved.tree`."""
     leaves = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         # Orbax has dicts where the state has fields; keys are saved as two words.
@@ -97,7 +100,7 @@ def _by_name(tree) -> dict:
 
 
 def differences(saved: Any, like: Any, *, most: int = 3) -> str:
-    """Says which leaves differ in name, shape or type; "" if none does.
+    """Say which leaves differ in name, shape or type; "" if none does.
 
     Args:
       saved: what `read` returns as the tree, or a part of it.
@@ -112,7 +115,7 @@ def differences(saved: Any, like: Any, *, most: int = 3) -> str:
 
 @jax.jit
 def checksum(tree: Any) -> jax.Array:
-    """u32[leaves]: sum of each leaf's words, weighted by place, modulo 2^32."""
+    """Sum the words of each leaf, weighted by place, modulo 2^32: u32[leaves]."""
     sums = []
     for leaf in jax.tree.leaves(tree):
         words = _bits(leaf).ravel()
@@ -122,16 +125,12 @@ def checksum(tree: Any) -> jax.Array:
 
 
 def read(path: epath.PathLike) -> Saved:
-    """What a checkpoint says of itself; whatever Orbax raises if it cannot be read."""
+    """Read all of a checkpoint but its arrays; raise what Orbax raises."""
     metadata = ocp.metadata(path)
     if metadata.metadata is None:  # Orbax keeps the reason to itself; load raises it
-        with warnings.catch_warnings():
-            # No shardings are given, for the arrays are not kept.
-            warnings.filterwarnings("ignore", "Sharding info not provided")
+        with warnings.catch_warnings(action="ignore"):  # no shardings are given
             ocp.load(path)
-        raise OSError(
-            f"{path}: its leaves could not be listed, though they can be read"
-        )
+        raise OSError(f"{path}: its leaves cannot be listed, though they can be read")
     own = metadata.custom_metadata
     if own["cursor_checksum"] != _text_sum(own["cursor"]):
         raise ValueError("the checksum of its cursor does not match")
@@ -139,7 +138,7 @@ def read(path: epath.PathLike) -> Saved:
 
 
 def _text_sum(cursor: dict) -> str:
-    """Checksum of JSON: the same before it was written and after it is read."""
+    """Return a checksum of JSON that is equal before it was written and after."""
     text = json.dumps(cursor, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -166,22 +165,18 @@ def load(path: epath.PathLike, like: Any, saved: Saved) -> Any:
 
 
 def _sums(tree) -> dict[str, int]:
-    """Name of each leaf -> its checksum."""
+    """Name the checksum of each leaf."""
     return dict(zip(_by_name(tree), np.asarray(checksum(tree)).tolist(), strict=True))
 
 
 def _may_be_whole(error: BaseException | None) -> bool:
-    """Whether the storage did not answer, rather than gave a wrong or no file.
+    """Tell whether the storage did not answer, rather than gave a wrong or no file.
 
     Orbax raises an error of its own while it handles that of the storage.
     """
     while error is not None:
-        absent = isinstance(
-            error, FileNotFoundError | NotADirectoryError | IsADirectoryError
-        )
-        if isinstance(error, OSError | MemoryError) and not absent:
-            return True
-        if _UNANSWERED.match(str(error)):
+        failed = isinstance(error, OSError | MemoryError)
+        if failed and not isinstance(error, _ABSENT) or _UNANSWERED.match(str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -190,7 +185,7 @@ def _may_be_whole(error: BaseException | None) -> bool:
 def newest(
     folder: epath.Path, numbers: Sequence[int], reader: Callable
 ) -> tuple[int, Any]:
-    """The newest checkpoint that is not damaged, and what `reader` returns of it.
+    """Find the newest undamaged checkpoint: its number and what `reader` returns.
 
     Args:
       folder: where the checkpoints are.
@@ -208,23 +203,22 @@ def newest(
         except Misfit:
             raise
         except Exception as error:  # whatever the damage, try the one before
-            what = f"{type(error).__name__}: {str(error)[:300]}"
+            what, which = _describe(error), f"checkpoint {number} in {folder}"
             if _may_be_whole(error):
                 raise CheckpointError(
-                    f"checkpoint {number} in {folder} could not be read now ({what}); "
-                    "it may be whole. Run the same command again"
+                    f"{which} could not be read now ({what}); it may be whole. Run the "
+                    "same command again"
                 ) from error
-            logging.error(
-                "checkpoint %s in %s is damaged (%s); trying the one before it",
-                number,
-                folder,
-                what,
-            )
+            logging.error("%s is damaged (%s); trying the one before it", which, what)
             damage.append(what)
     raise CheckpointError(
         f"every checkpoint in {folder} is damaged ({[*numbers]}), the newest by: "
         f"{damage[0]}; move that folder away to start afresh"
     )
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:300]}"
 
 
 @functools.cache
@@ -267,15 +261,10 @@ class Checkpoints:
         self.wait()
         self._bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         try:
+            sums = {"cursor_checksum": _text_sum(cursor), "checksum": _sums(state)}
+            metadata = {"cursor": cursor, **sums}
             self._pending = self._checkpointer.save_async(
-                number,
-                state,
-                force=True,
-                custom_metadata={
-                    "cursor": cursor,
-                    "cursor_checksum": _text_sum(cursor),
-                    "checksum": _sums(state),
-                },
+                number, state, force=True, custom_metadata=metadata
             )
         except Exception as error:  # whatever the storage raises
             raise self._failed(error) from error
@@ -300,9 +289,8 @@ class Checkpoints:
         # Not every error of a full disk says of itself that it is one.
         left = storage.describe_room(self._directory, OSError(errno.ENOSPC, ""))
         return CheckpointError(
-            f"could not write a checkpoint to {self._directory}: "
-            f"{type(error).__name__}: {str(error)[:300]} (it has about "
-            f"{self._bytes:,} bytes{left}). Whole checkpoints there: "
+            f"could not write a checkpoint to {self._directory}: {_describe(error)} "
+            f"(it has about {self._bytes:,} bytes{left}). Whole checkpoints there: "
             f"{good or 'none'}. Make room or give another --workdir, then run "
             "the same command again: it continues from the newest whole one"
         )
@@ -337,11 +325,11 @@ class Checkpoints:
         for number in numbers:
             path = self._directory / str(number)
             if jax.process_index() == 0 and path.exists():
-                for copy in itertools.count():
-                    aside = self._directory.parent / f"damaged-{number}-{copy}"
-                    if not aside.exists():
-                        path.rename(aside)
-                        break
+                beside = self._directory.parent
+                names = (f"damaged-{number}-{copy}" for copy in itertools.count())
+                path.rename(
+                    next(beside / x for x in names if not (beside / x).exists())
+                )
         sharding.barrier("damaged checkpoints are aside")
         self._checkpointer.reload()
 
@@ -356,7 +344,7 @@ class Checkpoints:
 
 
 def abstract_state(tree: Any) -> Any:
-    """Shapes, types and shardings of a tree of arrays."""
+    """Return the shapes, types and shardings of a tree of arrays."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
     )
@@ -365,7 +353,7 @@ def abstract_state(tree: Any) -> Any:
 def restore_start(
     start: str, like: Any, task_names: Sequence[str], *, keep: int
 ) -> Restored:
-    """The last state of another run, for this run to continue from.
+    """Read the last state of another run, for this run to continue from.
 
     Args:
       start: directory of the other run.

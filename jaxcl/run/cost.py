@@ -62,7 +62,7 @@ class Clock:
         return timed
 
     def read(self) -> dict[str, float]:
-        """Seconds of the task so far, by name."""
+        """Return the seconds of the task so far, by name."""
         self._turn(self._name)
         return dict(self._spent)
 
@@ -73,7 +73,7 @@ class Clock:
 
 
 def flops(step: Callable, state: Any, batch: Any, task: int) -> int | None:
-    """Floating-point operations of one step, None where they cannot be counted.
+    """Count the FLOPs of one step; None where they cannot be counted.
 
     Nothing is compiled, and the jitted step is not touched. The program is lowered for
     CPU on every machine, since XLA counts a program without compiling it only there.
@@ -93,7 +93,7 @@ def flops(step: Callable, state: Any, batch: Any, task: int) -> int | None:
 
 @functools.lru_cache(maxsize=4)  # runs on single tasks share a step
 def _count(step, tree, leaves, task):
-    """FLOPs of the step, whose arguments are flattened so that they can be hashed."""
+    """Count the FLOPs of a step, whose arguments are flattened to be hashed."""
 
     def step_of_task(state, batch):
         return step(state.replace(task=np.int32(task)), batch)
@@ -106,7 +106,7 @@ def _count(step, tree, leaves, task):
 
 
 def empty(num_tasks: int) -> dict:
-    """The cost before the first task, as JSON."""
+    """Return the cost before the first task, as JSON."""
     return {
         "per_task": [None] * num_tasks,
         "total": None,
@@ -161,7 +161,7 @@ def add(cost: dict, task: int, spent: Spent) -> dict:
 
 
 def line(cost: dict) -> str:
-    """One line of text: the cost of all tasks so far, without what is not known.
+    """Write the known cost of all tasks so far, in one line.
 
     Tasks of a run that this one continues, as an update does, are among them.
     """
@@ -170,14 +170,9 @@ def line(cost: dict) -> str:
         return "cost: not measured"
     parts = [] if total["flops"] is None else [f"{short(total['flops'])}FLOP"]
     parts += [f"{total['steps']:,} steps", f"{total['images']:,} images"]
-    times = [
-        f"{_seconds(total[key])} {name}"
-        for key, name in (
-            ("train_seconds", "training"),
-            ("compile_seconds", "compiling"),
-            ("evaluation_seconds", "evaluation"),
-        )
-    ]
+    names = {"train": "training", "compile": "compiling", "evaluation": "evaluation"}
+    seconds = {name: total[f"{key}_seconds"] for key, name in names.items()}
+    times = [f"{_seconds(value)} {name}" for name, value in seconds.items()]
     parts.append(f"{' + '.join(times)} on {cost['num_devices']} x {cost['device']}")
     if total["peak_bytes"] is not None:
         parts.append(f"{short(total['peak_bytes'])}B at the peak")
@@ -191,6 +186,6 @@ def _seconds(value) -> str:
 
 
 def short(value) -> str:
-    """A count in three digits, with the prefix that goes before its unit."""
+    """Write a count in three digits, with the prefix that goes before its unit."""
     power = min(int(f"{value:.2e}".partition("e")[2]) // 3, 6)
     return f"{value / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E'][power]}"

@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from etils import epath
 
 from jaxcl import core, schema
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import features
+from jaxcl.evals import features, plots
 from jaxcl.run import record
 
 
@@ -64,7 +64,7 @@ class AtTheEnd(NamedTuple):
 
 
 def due(evaluators: dict[str, Callable], state, task: int) -> list[str]:
-    """The keys of those that run now; others wait for the end of the last task."""
+    """List the evaluators that run now; others wait for the end of the last task."""
     return [
         key
         for key, evaluate in evaluators.items()
@@ -169,15 +169,28 @@ def run(
             spent[f"{key}/seconds"] = time.monotonic() - began
             rows |= {f"{key}/{name}": row for name, row in result.rows.items()}
             scalars |= {f"{key}/{name}": x for name, x in result.scalars.items()}
-            warnings += warn(result.warnings, key, state, task)
+            warnings += _warn(result.warnings, key, state, task)
     found = {"eval": {**rows, **scalars}, "time": {"evaluation": spent}}
     recorder.log(int(state.step), task, **found)
     return core.Result(rows, scalars, tuple(warnings))
 
 
-def warn(
-    warnings: Sequence[str], key: str, state: core.TrainState, task: int
-) -> list[str]:
+def draw(
+    pictures: dict[str, Callable], state: core.TrainState, task: int, formats
+) -> None:
+    """Run evaluators that only draw; log their warnings.
+
+    Args:
+      pictures: from `make`.
+      state, task: as in `run`.
+      formats: of the files, see `plots.written_as`.
+    """
+    with plots.written_as(formats):
+        for key, evaluate in pictures.items():
+            _warn(evaluate(state, task).warnings, key, state, task)
+
+
+def _warn(warnings, key, state, task: int) -> list[str]:
     """Log the warnings of an evaluator, each behind its entry of the config."""
     said = [f"config.evaluators.{key}: {words}" for words in warnings]
     for words in said if jax.process_index() == 0 else ():
@@ -186,7 +199,7 @@ def warn(
 
 
 def _checked(result: core.Result) -> core.Result:
-    """The result, with a warning for each scalar that is no number.
+    """Add a warning for each scalar that is no number.
 
     Nan in a row says that a task was not measured. Evaluators leave out a scalar that
     they did not measure, so nan in its place is an error.

@@ -59,11 +59,13 @@ def _one(work, workdir, stop, step):
     """Train or judge one run, write its results and plots."""
     trains = isinstance(work, job.Job)
     if trains:
-        results = _trained(work, workdir, stop, step or job.compile_step(work))
+        step = step or job.compile_step(work)
+        results = train.run(work, workdir, stop=stop, step=step)
+        if work.evaluation.alone is not None:
+            alone = single_tasks(work, workdir / "single", stop=stop, step=step)
+            results["finetune"] = results_lib.plain(alone)
     else:
         results = transfer.run(work, workdir, stop=stop)
-        if results is None:
-            raise train.Interrupted("stopped before the end of the evaluation")
     results |= _identify_data(work)
     if jax.process_index() == 0:
         results_lib.write_results(workdir, results)
@@ -73,18 +75,6 @@ def _one(work, workdir, stop, step):
             with plots.written_as(work.logging.plot_formats):
                 draw(work, workdir, results)
     return results
-
-
-def without_lost_rows(
-    work: job.Job | transfer.Transfer | seeds.Seeds,
-) -> job.Job | transfer.Transfer | seeds.Seeds:
-    """The same, to go on where rows of metrics.jsonl are lost; see `Recorder`."""
-    if isinstance(work, seeds.Seeds):
-        return work._replace(make=lambda seed: without_lost_rows(work.make(seed)))
-    if isinstance(work, transfer.Transfer):
-        return work._replace(record=work.record | {"lost": True})
-    record = work.logging.record | {"lost": True}
-    return work._replace(logging=work.logging._replace(record=record))
 
 
 def _seeds(work, workdir, stop):
@@ -125,26 +115,17 @@ def _identify_data(work) -> dict:
 
 
 def _made(work, seed):
-    """The job of a seed; raises schema.Refused, which names the seed."""
+    """Make the job of a seed; raise schema.Refused, which names the seed."""
     try:
         return work.make(seed)
     except ValueError as error:
         raise schema.Refused(f"seed {seed}: {error}") from error
 
 
-def _trained(work, workdir, stop, step):
-    """Train, and measure FT_i if the job asks for it."""
-    results = train.run(work, workdir, stop=stop, step=step)
-    if work.evaluation.alone is not None:
-        alone = single_tasks(work, workdir / "single", stop=stop, step=step)
-        results["finetune"] = results_lib.plain(alone)
-    return results
-
-
 def single_tasks(
     work: job.Job, workdir: epath.Path, *, stop: Callable[[], bool], step: Callable
 ) -> dict[str, list]:
-    """FT_i: accuracy on task i of the method trained on task i alone.
+    """Measure FT_i, the accuracy on task i of the method trained on task i alone.
 
     Each task is a run of its own inside `workdir`, which stays there: it resumes and is
     not trained twice. A task that the cache of `work.alone` holds is not trained.
@@ -177,14 +158,14 @@ def single_tasks(
 
 
 def _single_task(single, step, i, task, workdir, stop):
-    """Matrix name -> FT of task i, trained now or resumed."""
-    tasks = single.stream._replace(tasks=(task._replace(index=0),))
+    """Measure FT of task i, by matrix name; train or resume."""
     evaluators = {
         name: lambda state, _, judge=judge: judge(state, i)
         for name, judge in single.evaluation.evaluators.items()
     }
-    own = {"tensorboard": False, "loggers": (), "progress": False}
-    record = single.logging.record | own
+    off = {"tensorboard": False, "loggers": (), "progress": False}
+    record = single.logging.record | off
+    tasks = single.stream._replace(tasks=(task._replace(index=0),))
     only = single._replace(
         data=single.data._replace(stream=tasks),
         loop=single.loop._replace(start=None),  # not what another run has trained
@@ -195,21 +176,23 @@ def _single_task(single, step, i, task, workdir, stop):
     return {name: matrix[0][i] for name, matrix in results["matrices"].items()}
 
 
+# Columns of `text`: measure of `results.summary` -> title
+_MEASURES = {"average_accuracy": "average"}
+_MEASURES |= {name: name for name in ("forgetting", "stability", "plasticity")}
+
+
 def text(results: dict) -> str:
-    """The measures of a run, one line per matrix, in percent."""
-    keys = ("average_accuracy", "forgetting", "stability", "plasticity")
-    titles = ("average", "forgetting", "stability", "plasticity", "untrained")
+    """Write the measures of a run, one line per matrix, in percent."""
+    titles = {**_MEASURES, "untrained": "untrained"}
     lines = []
-    if results["matrices"]:
-        heads = (f"{title:>12}" for title in titles)
-        lines = [f"{'after the last task (%)':28}" + "".join(heads)]
     for name, measures in results_lib.summary(results).items():
-        values = [measures.get(key) for key in keys]
-        before = np.array(results.get("untrained", {}).get(name, []), float)
-        judged = before[~np.isnan(before)]
-        values.append(float(judged.mean()) if judged.size else None)
+        measures["untrained"] = results_lib.untrained(results, name)
+        values = (measures.get(key) for key in titles)
         cells = (f"{'-':>12}" if v is None else f"{100 * v:12.1f}" for v in values)
         lines.append(f"{name:28}" + "".join(cells))
+    if lines:
+        heads = (f"{title:>12}" for title in titles.values())
+        lines.insert(0, f"{'after the last task (%)':28}" + "".join(heads))
     if results["cost"]["total"] is not None:
         lines.append(cost.line(results["cost"]))
     return "\n".join(lines)
@@ -227,28 +210,22 @@ def closing(
       workdir: the run directory.
       results: what `run` returned.
     """
-    where, lines = epath.Path(workdir), []
-    one = not isinstance(work, seeds.Seeds)
-    if one and (reached := _reached(results)):
-        lines = [terminal.paint(reached, "strong")]
-    inner = where if one else where / "seed_N"
-    lines.append(f"Results   {where / results_lib.RESULTS if one else inner}")
+    where, several = epath.Path(workdir), isinstance(work, seeds.Seeds)
+    reached = "" if several else _reached(results)
+    lines = [terminal.paint(reached, "strong")] if reached else []
+    place = "seed_N" if several else results_lib.RESULTS
+    lines.append(f"Results   {where / place}")
     pictures = where / "plots"
     if pictures.exists():
-        first = "summary.png"
-        hint = f" ({first} first)" if (pictures / first).exists() else ""
-        lines.append(f"Pictures  {pictures}{hint}")
-    commands = [f"jaxcl report {where} --out={where / 'report.html'}"]
+        summary = (pictures / "summary.png").exists()
+        lines.append(f"Pictures  {pictures}{' (summary.png first)' if summary else ''}")
+    lines.append(f"Next      jaxcl report {where} --out={where / 'report.html'}")
     if isinstance(work, job.Job):
-        commands.append(f"jaxcl export --run={where} --out=encoder")
-        updates = work.config["method"]["name"] == "two_view"
-        commands.append(
-            f"jaxcl update --run={where} --data=NEW_IMAGES"
-            if updates
-            else f"jaxcl compare OTHER_RUN {where}"
-        )
-    heads = ["Next", *[""] * len(commands)]
-    lines += [f"{head:9} {x}" for head, x in zip(heads, commands, strict=False)]
+        following = f"compare OTHER_RUN {where}"
+        if work.config["method"]["name"] == "two_view":
+            following = f"update --run={where} --data=NEW_IMAGES"
+        lines.append(f"{'':10}jaxcl export --run={where} --out=encoder")
+        lines.append(f"{'':10}jaxcl {following}")
     return "\n".join(lines)
 
 
@@ -256,15 +233,16 @@ def _reached(results) -> str:
     """Say the accuracy of a run beside the untrained network's; "" without one."""
     measured = results_lib.summary(results)
     names = [name for name in measured if not name.endswith("/task_aware")]
-    name = next((x for x in names if x.startswith("predict/")), [*names, None][0])
-    if name is None or measured[name]["average_accuracy"] is None:
+    names.sort(key=lambda name: not name.startswith("predict/"))
+    if not names or measured[names[0]]["average_accuracy"] is None:
         return ""
-    said = f"Reached   {100 * measured[name]['average_accuracy']:.1f} % ({name})"
-    before = np.array(results.get("untrained", {}).get(name, []), float)
-    if np.isfinite(before).any():
-        said += f", untrained {100 * np.nanmean(before):.1f} %"
-    if measured[name].get("forgetting") is not None:
-        said += f", forgetting {100 * measured[name]['forgetting']:.1f} points"
+    name, own = names[0], measured[names[0]]
+    said = f"Reached   {100 * own['average_accuracy']:.1f} % ({name})"
+    before = results_lib.untrained(results, name)
+    if before is not None:
+        said += f", untrained {100 * before:.1f} %"
+    if own["forgetting"] is not None:
+        said += f", forgetting {100 * own['forgetting']:.1f} points"
     return said
 
 
@@ -278,10 +256,9 @@ def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in results["matrices"]:
         matrix = results_lib.matrix(results, name)
-        path = folder / f"{name.replace('/', '_')}.png"
-        plots.accuracy_matrix(
-            matrix, path, title=plots.words(name), task_names=results["task_names"]
-        )
+        path, title = folder / f"{name.replace('/', '_')}.png", plots.words(name)
+        names = results["task_names"]
+        plots.accuracy_matrix(matrix, path, title=title, task_names=names)
     _draw_summary(work, results, folder / "summary.png")
     rows = rows_lib.read(workdir)
     for chart in work.evaluation.charts:
@@ -291,8 +268,7 @@ def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
     for name in work.method.drawn:
         points = [(row["step"], row[name]) for row in rows if name in row]
         if points:
-            curve = {name: tuple(np.array(points).T)}
-            label = name.replace("_", " ")
+            curve, label = {name: tuple(np.array(points).T)}, name.replace("_", " ")
             path = folder / f"{name}.png"
             plots.per_step(curve, path, list(ends.values()), ylabel=label)
 
@@ -301,26 +277,22 @@ def _draw_summary(work, results, path) -> None:
     """Draw images of tasks that lie in memory, and accuracy over tasks below."""
     name, met = None, []
     for key in results["matrices"]:
-        means = [
-            row[: t + 1].mean()
-            for t, row in enumerate(results_lib.matrix(results, key))
-        ]
+        matrix = results_lib.matrix(results, key)
+        means = [row[: t + 1].mean() for t, row in enumerate(matrix)]
         done = [x for x in means if np.isfinite(x)]  # of tasks trained and judged
-        if key.endswith("_incremental") and len(done) > max(len(met), 1):
-            if done == means[: len(done)]:
-                name, met = key, done
-    examples = None if name is None else work.stream.dataset.train
-    images = None if examples is None else examples.images
-    if images is None or images.shape[-1] not in (1, 3):
+        is_longer = len(done) > max(len(met), 1) and done == means[: len(done)]
+        if key.endswith("_incremental") and is_longer:
+            name, met = key, done
+    if name is None:
         return
-    method = work.config["method"]
+    examples = work.stream.dataset.train
+    if examples.images is None or examples.images.shape[-1] not in (1, 3):
+        return
+    method, before = work.config["method"], results_lib.untrained(results, name)
     curves = {method.get("strategy") or method["name"]: met}
-    before = np.array(results.get("untrained", {}).get(name, []), float)
-    if np.isfinite(before).any():
-        curves["untrained"] = [np.nanmean(before)]
-    strips = [
-        _choose_images(examples, task.train.rows) for task in work.stream.tasks[:8]
-    ]
+    curves |= {} if before is None else {"untrained": [before]}
+    tasks = work.stream.tasks[:8]
+    strips = [_choose_images(examples, task.train.rows) for task in tasks]
     plots.summary(curves, strips, path, title=plots.words(name))
 
 

@@ -26,12 +26,12 @@ _NEEDED = ("encoder", "num_features", "input", "files", "checksum")
 
 
 def is_one(path: Any) -> bool:
-    """Whether there is a card at a path; a run directory has none."""
+    """Tell whether there is a card at a path; a run directory has none."""
     return path is not None and (epath.Path(str(path)) / CARD).exists()
 
 
 def checksum(card: dict) -> str:
-    """sha256 of all else in a card."""
+    """Return the sha256 of all else in a card."""
     rest = {key: value for key, value in card.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -88,7 +88,7 @@ def read_leaves(folder: Any, card: dict) -> dict[str, np.ndarray]:
 
 
 def read_tensors(data: bytes, path: os.PathLike) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file.
+    """Read the arrays of a safetensors file.
 
     The library checks the header: its length, sizes and places of arrays against each
     other and the file's. What it lets through fails as another error here.
@@ -105,7 +105,7 @@ def read_tensors(data: bytes, path: os.PathLike) -> dict[str, np.ndarray]:
 def trees(
     module: Any, inputs: Any, leaves: dict[str, Any], where: Any
 ) -> tuple[core.PyTree, core.PyTree]:
-    """Parameters and statistics of a network, filled with the leaves.
+    """Fill the parameters and statistics of a network with leaves.
 
     Args:
       module: flax module.
@@ -129,13 +129,13 @@ def trees(
 
 
 def section(card: dict) -> tuple[dict, str]:
-    """config.encoder of a card, and its precision."""
+    """Return config.encoder of a card, and its precision."""
     found = dict(card["encoder"])
     return found, found.pop("precision", "float32")
 
 
 def as_config(folder: str) -> dict:
-    """What a run's config.json says of its encoder and images, for a folder.
+    """Describe the encoder of a folder and its images as a run's config.json does.
 
     Raises:
       ValueError: as `read_card`; it is an encoder of graphs.

@@ -100,22 +100,15 @@ class Job(NamedTuple):
         return self.data.stream
 
     def parts(self, task: int) -> int:
-        """How many batches each step of a task takes, see `core.Method.parts`."""
+        """Count the batches that each step of a task takes, see `core.Method.parts`."""
         return self.method.parts(self.stream.tasks[task])
 
 
 def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
     """Plan which rows each step of a task reads, from seed, task and epoch."""
-    return _schedule(job.data, source, task, job.parts(task))
-
-
-def _schedule(data: Data, source, task: int, parts: int) -> stream.Schedule:
+    data, size = job.data, job.data.batch_size * job.parts(task)
     return stream.schedule(
-        source,
-        seed=data.seed,
-        task=task,
-        epochs=data.epochs,
-        batch_size=data.batch_size * parts,
+        source, seed=data.seed, task=task, epochs=data.epochs, batch_size=size
     )
 
 
@@ -127,7 +120,9 @@ def plain_schedules(data: Data) -> list[stream.Schedule]:
     Raises:
       ValueError: a task has too few rows for a batch.
     """
-    return [_schedule(data, task.train, task.index, 1) for task in data.stream.tasks]
+    options = dict(seed=data.seed, epochs=data.epochs, batch_size=data.batch_size)
+    tasks = data.stream.tasks
+    return [stream.schedule(x.train, task=x.index, **options) for x in tasks]
 
 
 def steps_left(data: Data, finished: int) -> int:
@@ -136,7 +131,7 @@ def steps_left(data: Data, finished: int) -> int:
 
 
 def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainState:
-    """The state at the first step of a task."""
+    """Bring the state to the first step of a task."""
     source = job.method.source(state, task)
     numbers = {
         "task": np.int32(task.index),
@@ -148,13 +143,14 @@ def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainStat
 
 
 def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
-    """This process's share of a task's batches, from the task's step `start` on."""
+    """Yield this process's share of a task's batches, from its step `start` on."""
     data, parts = job.data, job.parts(task)
     if data.together:
-        alone = [data._replace(seed=seed, together=()) for seed in data.together]
-        jobs = [job._replace(data=own) for own in alone]
+        alone = (data._replace(seed=seed, together=()) for seed in data.together)
+        jobs = (job._replace(data=own) for own in alone)
         readers = [_host_batches(one, source, task, start) for one in jobs]
-        return _join(readers, _one_after_another)
+        # The rows of one seed's batch follow those of another.
+        return _join(readers, lambda *x: jax.tree.map(lambda *y: np.concatenate(y), *x))
     if data.graphs:  # every process reads all rows, see `feed`
         return graph_batches.batches(
             source,
@@ -180,10 +176,10 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
     own = read(source, seed=data.seed, epochs=data.epochs, batch_size=size)
     if parts > 1:
         own = _join([own], functools.partial(_side_by_side, parts=parts))
-    if not job.method.labelled:
-        return own
-    labelled = _labelled(job, source, task, read)
-    return _join([own, labelled], lambda batch, more: batch | {"labelled": more})
+    if job.method.labelled:
+        more = _labelled(job, source, task, read)
+        own = _join([own, more], lambda batch, rows: batch | {"labelled": rows})
+    return own
 
 
 def _labelled(job, source, task, read) -> Iterator:
@@ -207,11 +203,6 @@ def _join(readers, combine):
             yield combine(*batches)
 
 
-def _one_after_another(*batches):
-    """Append the rows of one seed's batch to those of another."""
-    return jax.tree.map(lambda *x: np.concatenate(x), *batches)
-
-
 def _side_by_side(batch, parts):
     """Divide a batch [B * P, ...] into leaves [P, B, ...]; row i goes to part i % P."""
 
@@ -223,7 +214,7 @@ def _side_by_side(batch, parts):
 
 
 def resident_shapes(data: Data) -> dict:
-    """Shapes of what `resident` puts on the devices.
+    """Return the shapes of what `resident` puts on the devices.
 
     An image is one row, u8[N, H * W * C]. Of u8[N, H, W, C] a TPU would copy the whole
     set into another layout in every call, since it gathers rows of contiguous bytes. It
@@ -241,7 +232,7 @@ def resident_shapes(data: Data) -> dict:
 
 
 def resident(job: Job) -> dict:
-    """The train split, replicated on every device; {} where it streams."""
+    """Put the train split whole on every device; {} where it streams."""
     if not job.data.resident:
         return {}
     examples, shapes = job.stream.dataset.train, resident_shapes(job.data)
@@ -253,7 +244,7 @@ def resident(job: Job) -> dict:
 
 
 def _example(method: core.Method, data: Data) -> dict:
-    """A batch of one row, of the shape that the method's init and step take."""
+    """Make a batch of one row, of the shape that the method's init and step take."""
     examples = data.stream.dataset.train
     if data.graphs:
         return graph_batches.blank(examples, 1)
@@ -269,21 +260,21 @@ def _example(method: core.Method, data: Data) -> dict:
 
 
 def initial_state(job: Job) -> core.TrainState:
-    """The state before the first task, on all devices."""
+    """Make the state before the first task, on all devices."""
     placement = sharding.placement(shapes(job.method, job.data)[0], job.mesh)
     init = jax.jit(job.method.init, out_shardings=placement)
     return init(_key(job.data), _example(job.method, job.data))
 
 
 def _key(data: Data):
-    """The key of the run; keys[S] where several seeds share the state."""
+    """Make the key of the run; keys[S] where several seeds share the state."""
     if not data.together:
         return jax.random.key(data.seed)
     return jax.vmap(jax.random.key)(np.array(data.together))
 
 
 def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
-    """The (state, batch) that the method's step takes, as shapes.
+    """Return the (state, batch) that the method's step takes, as shapes.
 
     Batches of graphs have a few sizes: this is the one used most often.
     """
@@ -299,17 +290,13 @@ def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
 
 
 def placed(method: core.Method, data: Data, mesh, parts: int = 1) -> tuple:
-    """`shapes` with the shardings that the step is traced with."""
+    """Return `shapes` with the shardings that the step is traced with."""
     state, batch = shapes(method, data, parts)
-    replicated = sharding.replicated(mesh)
-    shardings = (
-        sharding.placement(state, mesh),
-        jax.tree.map(lambda _: replicated, batch),
-    )
+    everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), batch)
     return jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
         (state, batch),
-        shardings,
+        (sharding.placement(state, mesh), everywhere),
     )
 
 
@@ -317,32 +304,30 @@ def checked(method: core.Method, data: Data, mesh) -> core.Method:
     """Trace the step, so that what does not fit is said before the run begins.
 
     Returns:
-      The method, with a step that `compile_step` need not trace again.
+      The method, with an init and a step that nothing need trace again.
 
     Raises:
       ValueError: shapes or labels do not fit the method; the message names them.
     """
     train = data.stream.dataset.train
     unknown = int((train.label < 0).sum())
-    if method.supervised and unknown:
+    if unknown and (method.supervised or method.labelled):
+        mend = "take a method that reads no labels"
+        if method.labelled:
+            mend = "turn off its online head (config.method.online_head)"
         raise ValueError(
             f"config.method: needs a label for every train row, but {unknown} of "
             f"{stream.size(train)} of {data.stream.dataset.name} have none (-1); label "
-            "them, or take a method that reads no labels"
-        )
-    if method.labelled and unknown:
-        raise ValueError(
-            "config.method: its steps read labelled rows of the whole train split "
-            f"(two_view's do with config.method.online_head=True), but {unknown} of "
-            f"{stream.size(train)} of {data.stream.dataset.name} have none (-1); label "
-            "them, or turn that option off"
+            f"them, or {mend}"
         )
     if method.replays and not data.resident:
         raise ValueError(
             "config.method: replays images as they are, which must fit on the device: "
             "give config.data resident=True and size, or raise config.device_bytes"
         )
-    method = method._replace(step=sharding.traced_once(method.step))
+    method = method._replace(
+        init=sharding.traced_once(method.init), step=sharding.traced_once(method.step)
+    )
     for parts in {method.parts(task) for task in data.stream.tasks}:
         jax.eval_shape(method.step, *placed(method, data, mesh, parts))
     return method
@@ -408,12 +393,12 @@ def compile_step(job: Job) -> jax.stages.Wrapped:
 
 
 def stacked(batches: list):
-    """The batches of the steps of a call, leaves [K, ...]."""
+    """Stack the batches of the steps of a call, leaves [K, ...]."""
     return jax.tree.map(lambda *x: np.stack(x), *batches)
 
 
 def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
-    """The batches of a task from its step `start` on, put on the device in advance.
+    """Yield the batches of a task from its step `start` on, put on devices in advance.
 
     Yields:
       (count, batches, count on the device): the batches of `steps_per_call` steps, of
@@ -441,9 +426,7 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     def place(item):
         count, batches = item
         number = sharding.replicate(np.int32(count), job.mesh)
-        if (
-            job.data.graphs
-        ):  # the nodes of a batch are one array, not split among devices
+        if job.data.graphs:  # the nodes of a batch are one array, which is not split
             return count, sharding.replicate(batches, job.mesh), number
         return count, sharding.shard(batches, job.mesh, axis=axis), number
 

@@ -12,7 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, sharding
-from jaxcl.run import cost, job, record
+from jaxcl.run import cost, job
+
+_MEND = (
+    "the last good checkpoint is kept. Lower config.optimizer.lr, or look at the data"
+)
 
 
 class Diverged(Exception):
@@ -33,14 +37,7 @@ class Meter:
       epochs: takes the metrics of every step, too.
     """
 
-    def __init__(
-        self,
-        work: job.Job,
-        recorder: record.Recorder,
-        task: int,
-        step: int,
-        epochs: "Epochs",
-    ):
+    def __init__(self, work: job.Job, recorder, task: int, step: int, epochs: "Epochs"):
         self._work, self._recorder, self._task = work, recorder, task
         self._epochs = epochs
         self._pending = []  # (steps done before, count, metrics f32[K] each)
@@ -74,11 +71,8 @@ class Meter:
     def _check(self, row, step):
         for name, value in row.items():
             if not np.isfinite(value):
-                raise Diverged(
-                    f"{name} is {value} at step {step} (task {self._task + 1}); the "
-                    "last good checkpoint is kept. Lower config.optimizer.lr, or "
-                    "look at the data"
-                )
+                where = f"at step {step} (task {self._task + 1})"
+                raise Diverged(f"{name} is {value} {where}; {_MEND}")
 
     def _measure(self, step):
         """Measure images a second up to a step that is logged.
@@ -153,11 +147,11 @@ class Epochs:
         return self._patience > 0 and late
 
     def read(self) -> dict:
-        """The progress so far, as JSON, to go on from."""
+        """Return the progress so far, as JSON, to go on from."""
         return dict(self._progress)
 
     def summary(self) -> dict:
-        """{"best": epoch, "last": epoch}, as `end` keeps them."""
+        """Return {"best": epoch, "last": epoch}, as `end` keeps them."""
         return {name: self._progress.get(name) for name in ("best", "last")}
 
 
@@ -175,26 +169,21 @@ def check_state(state: Any, step: int) -> None:
     Raises:
       Diverged: a number is not finite; the message names its place.
     """
-    named = jax.tree_util.tree_flatten_with_path(state)[0]
-    numbers = [
-        (path, leaf)
-        for path, leaf in named
+    numbers = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]
         if jax.dtypes.issubdtype(leaf.dtype, jnp.inexact)
-    ]
-    good = np.asarray(_finite([leaf for _, leaf in numbers])) if numbers else []
-    for (path, _), fine in zip(numbers, good, strict=True):
+    }
+    good = np.asarray(_finite([*numbers.values()])) if numbers else []
+    for name, fine in zip(numbers, good, strict=True):
         if not fine:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise Diverged(
-                f"{name} is not finite after step {step}; the last good checkpoint is "
-                "kept. Lower config.optimizer.lr, or look at the data"
-            )
+            raise Diverged(f"{name} is not finite after step {step}; {_MEND}")
 
 
 def spent(
     work: job.Job, state: core.TrainState, task: int, clock: cost.Clock
 ) -> cost.Spent:
-    """What a task took, once its steps are done; counts the FLOPs of a step."""
+    """Sum up what a task took, with the FLOPs of a step, once its steps are done."""
     steps, parts = int(state.step) - int(state.task_start), work.parts(task)
     shapes = job.shapes(work.method, work.data, parts)
     flops = cost.flops(work.method.step, *shapes, task)

@@ -5,7 +5,6 @@ import os
 
 import jax
 import numpy as np
-from etils import epath
 
 from jaxcl import schema, sharding
 from jaxcl.data import listing, stream
@@ -34,10 +33,12 @@ def describe_run(
 
 
 def _describe_training(work) -> str:
-    done = _count_finished_tasks(work.loop.start)
-    data = _describe_data(work.stream, work.config, done)
+    done = 0  # tasks that the run of config.start has finished
+    if work.loop.start and results_lib.exist(work.loop.start):
+        done = results_lib.finished(results_lib.read_results(work.loop.start))
     return (
-        f"{_name_method(work)} on {data}\njaxcl: {_describe_work(work, done)}\n"
+        f"{_name_method(work)} on {_describe_data(work, done)}\n"
+        f"jaxcl: {_describe_work(work, done)}\n"
         f"jaxcl: {describe_set(work.stream)}"
     )
 
@@ -45,24 +46,16 @@ def _describe_training(work) -> str:
 def describe_set(tasks: stream.Stream) -> str:
     """Say in one line which rows, classes and tasks of a set were read, in order."""
     data = tasks.dataset
-    said = [
-        f"{stream.size(part):,} {split} rows"
-        for split in ("train", "validation", "test")
-        if (part := getattr(data, split)) is not None
-    ]
-    said = [f"{data.name}: {', '.join(said)}"]
+    splits = {name: getattr(data, name) for name in ("train", "validation", "test")}
+    rows = (
+        f"{stream.size(x):,} {name} rows" for name, x in splits.items() if x is not None
+    )
+    said = [f"{data.name}: {', '.join(rows)}"]
     if data.class_names:
         said.append(f"classes: {listing.say_names(data.class_names)}")
     if len(tasks.tasks) > 1:
         said.append(f"tasks: {listing.say_names([x.name for x in tasks.tasks], 12)}")
     return "; ".join([*said, *data.notes])
-
-
-def _count_finished_tasks(start) -> int:
-    """Count the tasks that the run of config.start has finished."""
-    if start is None or not (epath.Path(start) / results_lib.RESULTS).exists():
-        return 0
-    return results_lib.finished(results_lib.read_results(start))
 
 
 def _name_method(work) -> str:
@@ -74,42 +67,40 @@ def _name_method(work) -> str:
     return f"{section['name']} ({named})" if named else section["name"]
 
 
-def _describe_data(tasks: stream.Stream, config, done) -> str:
+def _describe_data(work, done) -> str:
     """Say how many examples of which size there are, in how many tasks."""
-    train, test, count = tasks.dataset.train, tasks.evaluation, len(tasks.tasks)
+    tasks, count = work.stream, len(work.stream.tasks)
     rows = np.unique(np.concatenate([task.train.rows for task in tasks.tasks]))
-    side, what = config["augment"].get("size"), "graphs"
-    if train.graphs is None:
-        what = f"images of {side} x {side} pixels"
-    judged = f", {stream.size(test):,} to judge" if test is not None else ""
-    before = f", {done} of them done" if done else ""
-    return (
-        f"{tasks.dataset.name}: {len(rows):,} {what} in {count} "
-        f"{'tasks' if count > 1 else 'task'}{before}{judged}"
-    )
+    side = work.config["augment"].get("size")
+    what = "graphs" if work.data.graphs else f"images of {side} x {side} pixels"
+    said = f"{tasks.dataset.name}: {len(rows):,} {what} in {_count(count, 'task')}"
+    said += f", {done} of them done" if done else ""
+    if tasks.evaluation is not None:
+        said += f", {stream.size(tasks.evaluation):,} to judge"
+    return said
+
+
+def _count(number, what) -> str:
+    return f"{number} {what}" if number in (1, "1") else f"{number} {what}s"
 
 
 def _describe_work(work, done) -> str:
     """Say which network is trained, for how many steps, on which devices."""
-    section, params = (
-        work.config["encoder"],
-        job.shapes(work.method, work.data)[0].params,
-    )
+    section = work.config["encoder"]
+    params = job.shapes(work.method, work.data)[0].params
     sizes = [section[key] for key in ("depth", "size", "width") if section.get(key)]
     net = " ".join(map(str, [section["name"], *sizes[:1]]))
     whole, own = _count_numbers(params), _count_numbers(params.get("encoder", params))
     heads = f" ({whole:,} with heads)" if whole > own else ""
     plans = job.plain_schedules(work.data)[done : work.loop.first_tasks]
-    steps = sum(map(len, plans))
     epochs = "/".join(map(str, stream.epochs_of_tasks(work.data.epochs)))
-    looks = f"{epochs} {'epoch' if epochs == '1' else 'epochs'} a task"
     most = "up to " if work.loop.patience else ""
     alone = "" if work.evaluation.alone is None else "; then each task alone, for FT_i"
     found = sharding.describe(work.mesh)
-    devices = f"{found['num_devices']} x {found['device']}"
     return (
-        f"{net}, {own:,} parameters{heads}; {steps:,} steps of "
-        f"{work.data.batch_size}, {most}{looks}, on {devices}{alone}"
+        f"{net}, {own:,} parameters{heads}; {sum(map(len, plans)):,} steps of "
+        f"{work.data.batch_size}, {most}{_count(epochs, 'epoch')} a task, on "
+        f"{found['num_devices']} x {found['device']}{alone}"
     )
 
 
@@ -119,7 +110,7 @@ def _count_numbers(params) -> int:
 
 def _describe_transfer(work) -> str:
     """Say which encoder is judged, by which evaluators, on which data."""
-    evaluators = ", ".join(work.evaluators) or "nothing"
+    evaluators = ", ".join(work.evaluation.evaluators) or "nothing"
     source = work.source.get("path", "an encoder")
     return (
         f"the encoder of {source} ({_count_numbers(work.state.params):,} parameters) "

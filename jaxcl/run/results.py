@@ -35,64 +35,32 @@ def plain(value: Any) -> Any:
     return plain(exact.tolist())
 
 
-def table(
-    matrix: np.ndarray | Sequence, *, name: str = "accuracy", columns: int = 12
-) -> str:
-    """Write an accuracy matrix as a text table.
-
-    Args:
-      matrix: f[T, T] in [0, 1] or rows with None; `matrix[i, j]` = accuracy on
-        task j after task i. Rows without a number are left out.
-      name: head of the first column.
-      columns: with more tasks than this the middle ones are left out.
-
-    Returns:
-      One line per finished task: percent per task, `-` where not measured, and
-      the average over the tasks met so far.
-    """
-    matrix = np.asarray(matrix, np.float64)
-    done = np.flatnonzero(~np.isnan(matrix).all(axis=1))
-    rows = {f"after task {i + 1}": (matrix[i], i) for i in done}
-    return _text_table(f"{name} (%)", rows, len(matrix), columns)
-
-
 def latest_table(
     matrices: Mapping[str, np.ndarray], task: int, *, columns: int = 12
 ) -> str:
     """Write the accuracies after a task as a text table, a line for each matrix.
 
     Args:
-      matrices: name -> f[T, T] in [0, 1].
-      task: number of the task, from 0; the columns are the tasks met so far.
-      columns: as in `table`.
-    """
-    rows = {f"  {name}": (matrix[task], task) for name, matrix in matrices.items()}
-    return _text_table(f"after task {task + 1} (%)", rows, task + 1, columns)
-
-
-def _text_table(head, rows, size, columns) -> str:
-    """Write accuracies on tasks and their average, in percent.
-
-    Args:
-      head: of the first column.
-      rows: title -> (accuracies on the tasks, number of the last task met).
-      size: how many tasks there are.
+      matrices: name -> f[T, T] in [0, 1], nan where not measured.
+      task: number of the task, from 0; the columns are the tasks met so far, in
+        percent, and their average.
       columns: with more tasks than this the middle ones are left out.
     """
-    half, cut = columns // 2, size > columns
+    head, size, half = f"after task {task + 1} (%)", task + 1, columns // 2
+    cut = size > columns
     shown = [*range(half), *range(size - half, size)] if cut else [*range(size)]
-    width = max(len(head), 14, *map(len, rows))
+    width = max(len(head), 14, *(len(name) + 2 for name in matrices))
 
     def line(title, cells):
-        if cut:
-            cells = [*cells[:half], "...", *cells[half:]]
+        cells = [*cells[:half], "...", *cells[half:]] if cut else cells
         return title.ljust(width) + "".join(f"{c:>9}" for c in cells)
 
     lines = [line(head, [*(f"task {j + 1}" for j in shown), "average"])]
-    for title, (row, last) in rows.items():
-        values = 100 * np.append(row[shown], row[: last + 1].mean())
+    for name, matrix in matrices.items():
+        row = 100 * matrix[task]
+        values = [*row[shown], row[:size].mean()]
         cells = ["-" if np.isnan(v) else f"{v:.1f}" for v in values]
-        lines.append(line(title, cells))
+        lines.append(line(f"  {name}", cells))
     return "\n".join(lines)
 
 
@@ -149,18 +117,14 @@ def add(results: dict, task: int, rows: dict, scalars: dict, seconds: float) -> 
     def replace(items, item):
         return [*items[:task], plain(item), *items[task + 1 :]]
 
-    old = results["matrices"]
-    shapes = {name: np.shape(row) for name, row in rows.items()}
-    shapes |= {name: np.shape(matrix[0]) for name, matrix in old.items()}
-    blank = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
-    return {
-        **results,
-        "matrices": {
-            name: replace(
-                old.get(name, plain([blank[name]] * size)), rows.get(name, blank[name])
-            )
-            for name in {**old, **rows}
-        },
+    matrices, old = {}, results["matrices"]
+    for name in old | rows:
+        like = rows[name] if name in rows else old[name][0]
+        blank = np.full(np.shape(like), np.nan)
+        matrix = old.get(name) or plain([blank] * size)
+        matrices[name] = replace(matrix, rows.get(name, blank))
+    return results | {
+        "matrices": matrices,
         "scalars": replace(results["scalars"], scalars),
         "seconds": replace(results["seconds"], seconds),
     }
@@ -201,10 +165,15 @@ def finished(results: dict) -> int:
     return sum(scalars is not None for scalars in results["scalars"])
 
 
+def exist(folder: epath.PathLike) -> bool:
+    """Tell whether a run directory has results."""
+    return (epath.Path(folder) / RESULTS).exists()
+
+
 def complete(folder: epath.PathLike) -> bool:
     """Tell whether a run directory has the results of all tasks that it is to train."""
     folder = epath.Path(folder)
-    if not (folder / RESULTS).exists():
+    if not exist(folder):
         return False
     results, config = read_results(folder), storage.read_object(folder / "config.json")
     wanted = config.get("first_tasks") or len(results["task_names"])
@@ -214,6 +183,12 @@ def complete(folder: epath.PathLike) -> bool:
 def matrix(results: dict, name: str) -> np.ndarray:
     """Read the accuracies f64[T, T] of one evaluator, nan where not measured."""
     return np.array(results["matrices"][name], np.float64)
+
+
+def untrained(results: dict, name: str) -> float | None:
+    """Average the accuracies of one evaluator before training; None without any."""
+    before = np.array(results.get("untrained", {}).get(name, []), float)
+    return float(np.nanmean(before)) if np.isfinite(before).any() else None
 
 
 def summary(results: dict) -> dict:

@@ -5,7 +5,6 @@ makes one convolution with groups of those of all seeds, which a CPU computes sl
 (benchmarks/seeds.py).
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -55,7 +54,6 @@ def take_state(state: core.TrainState, i: int) -> core.TrainState:
 
 def _stack_methods(method: core.Method) -> core.Method:
     """Make the method of several seeds, whose rows follow one another in a batch."""
-    one_step = inspect.unwrap(method.step)  # it may be traced already, for one network
 
     def init(keys, batch):
         return jax.vmap(method.init, (0, None), _AXES)(keys, batch)
@@ -63,7 +61,7 @@ def _stack_methods(method: core.Method) -> core.Method:
     def step(state, batch):
         count = len(state.key)
         batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-        state, metrics = jax.vmap(one_step, (_AXES, 0), (_AXES, 0))(state, batch)
+        state, metrics = jax.vmap(method.step, (_AXES, 0), (_AXES, 0))(state, batch)
         return state, jax.tree.map(lambda x: x.mean(axis=0), metrics)
 
     def for_each_seed(hook):
@@ -129,17 +127,14 @@ def join_jobs(jobs: dict[int, job.Job]) -> job.Job:
       A job without pictures; the results of its evaluators have an axis of seeds.
     """
     first = next(iter(jobs.values()))
+    own = [single.evaluation.evaluators for single in jobs.values()]
     evaluators = {
-        name: _stack_evaluators(
-            jobs, [own.evaluation.evaluators[name] for own in jobs.values()]
-        )
-        for name in first.evaluation.evaluators
+        name: _stack_evaluators(jobs, [x[name] for x in own]) for name in own[0]
     }
-    method = _stack_methods(first.method)
     data = first.data._replace(together=tuple(jobs))
     untrained = first.evaluation.untrained
     return first._replace(
-        method=job.checked(method, data, first.mesh),
+        method=job.checked(_stack_methods(first.method), data, first.mesh),
         data=data,
         evaluation=job.Evaluation(evaluators, {}, (), untrained, alone=None),
         logging=first.logging._replace(quiet=True),
@@ -207,14 +202,14 @@ def summary(results: dict[int, dict]) -> dict:
 
 def text(summary: dict) -> str:
     """Write the `summary` as text: one line per matrix, in percent."""
-    titles = {"average_accuracy": "average", "anytime": "anytime"}
-    titles |= {"forgetting": "forgetting"}
-    lines = [f"{'mean +- standard error (%)':32}"]
-    lines[0] += "".join(f"{title:>16}" for title in titles.values())
+    titles = ("average_accuracy", "anytime", "forgetting")
+    rows = {"mean +- standard error (%)": ("average", *titles[1:])}
     for name, spreads in summary.items():
-        cells = "".join(f"{percent(spreads[measure]):>16}" for measure in titles)
-        lines.append(f"{name:32}{cells}")
-    return "\n".join(lines)
+        rows[name] = tuple(percent(spreads[measure]) for measure in titles)
+    return "\n".join(
+        f"{name:32}" + "".join(f"{cell:>16}" for cell in cells)
+        for name, cells in rows.items()
+    )
 
 
 def percent(spread: dict) -> str:

@@ -28,7 +28,7 @@ class Alone(NamedTuple):
 
 
 def version() -> str:
-    """The library's version, "unknown" where it is not installed."""
+    """Return the library's version, "unknown" where it is not installed."""
     try:
         return importlib.metadata.version("jaxcl")
     except importlib.metadata.PackageNotFoundError:
@@ -36,12 +36,12 @@ def version() -> str:
 
 
 def fingerprint(dataset: stream.Dataset) -> dict:
-    """The name of a dataset, and a digest of all its rows, see `data.identity`."""
+    """Return the name of a dataset, and a digest of its rows, see `data.identity`."""
     return {"name": dataset.name, "sha256": identity.identify(dataset).digest()}
 
 
 def path(alone: Alone, task: int) -> epath.Path:
-    """The file with FT of a task, numbered from 0."""
+    """Name the file with FT of a task, numbered from 0."""
     identity = {"config": alone.facts, "task": task, "version": version()}
     text = json.dumps(identity, sort_keys=True)
     name = hashlib.sha256(text.encode()).hexdigest()
@@ -55,7 +55,7 @@ def prepare(alone: Alone) -> None:
 
 
 def read(alone: Alone, task: int) -> dict | None:
-    """Matrix name -> FT of a task, None if the cache does not have it.
+    """Read FT of a task, by matrix name; None if the cache does not have it.
 
     All processes get the same: None unless every one of them can read the file.
     """

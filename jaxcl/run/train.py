@@ -7,14 +7,13 @@ for each task trained and one for each evaluated, so that numbers never repeat.
 
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import sharding
-from jaxcl.evals import plots
+from jaxcl import core, sharding
+from jaxcl.data import stream
 from jaxcl.run import (
     checkpoint,
     cost,
@@ -30,20 +29,6 @@ from jaxcl.run.checkpoint import Phase
 
 class Interrupted(Exception):
     """The run was told to stop, and has saved what it had done."""
-
-
-class _Session(NamedTuple):
-    """The things that stay the same throughout the loop."""
-
-    job: job.Job
-    workdir: epath.Path
-    checkpoints: checkpoint.Checkpoints
-    recorder: record.Recorder
-    step: Callable
-    resident: dict
-    stop: Callable[[], bool]
-    total_steps: int  # an estimate, for the progress bar
-    clock: cost.Clock  # of the present task
 
 
 def run(
@@ -75,37 +60,229 @@ def run(
     workdir = epath.Path(workdir)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock.held(workdir))
-        checkpoints = checkpoint.Checkpoints(
-            workdir / "checkpoints", keep=work.loop.keep
+        this = _Run(work, workdir, stop, step, stack)
+        done = results_lib.finished(this.results)
+        tasks = work.stream.tasks[done : work.loop.first_tasks]
+        if not (this.start() and all(this.do(task) for task in tasks)):
+            this.checkpoints.wait()
+            raise Interrupted(f"stopped at step {int(this.state.step)}")
+        return this.results
+
+
+class _Run:
+    """A run under way: its state and results, and where both are recorded.
+
+    Methods that may be stopped return False then, with all that was done saved.
+    """
+
+    def __init__(self, work: job.Job, workdir, stop, step, stack: contextlib.ExitStack):
+        """Restore or begin; `stack` closes what is opened."""
+        self.job, self.workdir, self._stop = work, workdir, stop
+        self.checkpoints = stack.enter_context(
+            contextlib.closing(
+                checkpoint.Checkpoints(workdir / "checkpoints", keep=work.loop.keep)
+            )
         )
-        stack.enter_context(contextlib.closing(checkpoints))
-        state, cursor = _restore(work, checkpoints)
-        session = _open(stack, work, workdir, checkpoints, state, cursor, stop, step)
-        results, phase = cursor["results"], cursor["phase"]
-        if cursor["resumed"]:
-            if not work.logging.quiet:
-                session.recorder.say(f"resumed at step {int(state.step)}: {workdir}")
-        elif work.evaluation.untrained:
-            results = _evaluate_untrained(session, state, results)
-        if int(state.step) < session.total_steps:
-            _say_phase(session, "compiling the step")
-        _stop_if_asked(session, state)
-        finished = results_lib.finished(results)
-        for task in work.stream.tasks[finished : work.loop.first_tasks]:
-            if phase == Phase.EVALUATED:
-                state = job.begin(work, state, task)
-            if phase != Phase.TRAINED:
-                progress = cursor["epochs"] if phase == Phase.TRAINING else {}
-                state, results = _train_task(session, state, task, results, progress)
-                state = work.method.end_task(state, task)
-                state = sharding.settle(state, work.mesh)
-                _save(session, state, results, Phase.TRAINED)
-                _stop_if_asked(session, state)
-            results = _finish_task(session, state, task, results)
-            _save(session, state, results, Phase.EVALUATED)
-            _stop_if_asked(session, state)
-            phase = Phase.EVALUATED
-        return results
+        self.state, cursor = _restore(work, self.checkpoints)
+        self.phase, self.results = cursor["phase"], cursor["results"]
+        self.progress = cursor.get("epochs", {})  # of the task's epochs
+        self.is_resumed = cursor["resumed"]
+        self.recorder = stack.enter_context(
+            contextlib.closing(
+                record.Recorder(
+                    workdir,
+                    num_tasks=len(work.stream.tasks),
+                    mark=cursor["rows"],
+                    write=jax.process_index() == 0,
+                    **work.logging.record,
+                )
+            )
+        )
+        is_between = self.phase == Phase.EVALUATED
+        begun = self.state.step if is_between else self.state.task_start
+        left = job.steps_left(work.data, results_lib.finished(self.results))
+        self.total_steps = int(begun) + left  # an estimate, for the progress bar
+        self.clock = cost.Clock(cursor["seconds"])  # of the present task
+        self.step = self.clock.time_compilation(step or job.compile_step(work))
+        self.resident = job.resident(work)
+
+    def start(self) -> bool:
+        """Say where the run goes on, or evaluate the untrained network."""
+        judged, step = self.job.evaluation, int(self.state.step)
+        if self.is_resumed:
+            if not self.job.logging.quiet:
+                self.recorder.say(f"resumed at step {step}: {self.workdir}")
+        elif judged.untrained:
+            due = evaluation.due(judged.evaluators, self.state, 0)
+            self._say_phase("judging the untrained network", due)
+            result, _ = self._evaluate(0)
+            if result is None:
+                return False
+            self.results |= {"untrained": results_lib.plain(result.rows)}
+        if step < self.total_steps:
+            self._say_phase("compiling the step")
+        return not self._is_asked()
+
+    def do(self, task: stream.Task) -> bool:
+        """Do what is left of a task: train, end it, evaluate."""
+        work = self.job
+        if self.phase == Phase.EVALUATED:
+            self.state, self.progress = job.begin(work, self.state, task), {}
+        if self.phase != Phase.TRAINED:
+            if not self._train(task):
+                return False
+            ended = work.method.end_task(self.state, task)
+            self.state = sharding.settle(ended, work.mesh)
+            self._save(Phase.TRAINED)
+            if self._is_asked():
+                return False
+        if not self._finish(task.index):
+            return False
+        self._save(Phase.EVALUATED)
+        return not self._is_asked()
+
+    def _train(self, task: stream.Task) -> bool:
+        """Do the remaining steps of a task.
+
+        A checkpoint within a task is saved before what is due after its last step: the
+        end of an epoch, an evaluation. A run that goes on from it begins with that, so
+        that an evaluation which was cut is run again.
+        """
+        work, begun = self.job, int(self.state.task_start)
+        step, is_saved = int(self.state.step), True
+        source = work.method.source(self.state, task)
+        plan = job.schedule(work, source, task.index)
+        end = begun + len(plan)
+        epochs = metrics_log.Epochs(work.loop.patience, self.progress)
+        meter = metrics_log.Meter(work, self.recorder, task.index, step, epochs)
+        feed = job.feed(work, source, task.index, step - begun)
+        with self.clock.on("train"), contextlib.closing(feed):
+            while True:
+                if _is_due(work.loop, plan, step - begun):
+                    meter.flush(step)
+                    self.progress = epochs.read()
+                    if not self._end_step(task.index, plan, epochs):
+                        if not is_saved:
+                            self._save(Phase.TRAINING)
+                        return False
+                if step == end or epochs.over:
+                    break
+                count, batches, number = next(feed)
+                with jax.transfer_guard("disallow"):
+                    self.state, metrics = self.step(
+                        self.state, self.resident, batches, number
+                    )
+                meter.add(step, count, metrics)
+                step += count
+                self.recorder.advance(step, task.index, self.total_steps)
+                is_stopped = self._is_stopped(step, count)
+                saves = step < end and _divides(work.loop.save_every, step - begun)
+                is_saved = is_stopped or saves
+                if is_saved:
+                    meter.flush(step)
+                    self.progress = epochs.read()
+                    self._save(Phase.TRAINING)
+                if is_stopped:
+                    return False
+            meter.flush(step)  # waits for the last step
+        if work.loop.counts_epochs:
+            found = epochs.summary()
+            self.results = results_lib.add_convergence(self.results, task.index, found)
+        if step < end:
+            # The task ended early. Evaluators that run at its end compare the steps
+            # done with `task_steps`, so the latter must say how many there were.
+            done = sharding.replicate(np.int32(step - begun), work.mesh)
+            self.state = self.state.replace(task_steps=done)
+        return True
+
+    def _end_step(self, task: int, plan, epochs) -> bool:
+        """End an epoch and evaluate, as is due; False if a stop cut the evaluation."""
+        loop, step = self.job.loop, int(self.state.step)
+        steps = step - int(self.state.task_start)
+        evaluates, row = _divides(loop.eval_every, steps), None
+        if loop.counts_epochs and _divides(plan.steps_per_epoch, steps):
+            row = epochs.end(self.clock.read().get("train", 0.0))
+            evaluates = evaluates or epochs.is_due(loop.eval_epochs)
+        if evaluates and steps < len(plan) and not epochs.over:
+            metrics_log.check_state(self.state, step)
+            if self._evaluate(task)[0] is None:
+                return False
+        if row is not None:  # now that nothing can be cut
+            seconds = row.pop("seconds")
+            self.recorder.log(step, task, epoch=row, time={"train": seconds})
+        return True
+
+    def _finish(self, task: int) -> bool:
+        """Evaluate a finished task, write and show its results, draw."""
+        work, judged = self.job, self.job.evaluation
+        due = evaluation.due(judged.evaluators, self.state, task)
+        self._say_phase(f"judging after task {task + 1}", due)
+        result, evaluated = self._evaluate(task)
+        if result is None:
+            return False
+        spent = metrics_log.spent(work, self.state, task, self.clock)
+        self.results = results_lib.add(
+            self.results, task, result.rows, result.scalars, sum(spent.seconds.values())
+        )
+        self.results["cost"] = cost.add(self.results["cost"], task, spent)
+        if jax.process_index() == 0:
+            results_lib.write_results(self.workdir, self.results)
+        # Task-aware rows would crowd the output; results.json has them.
+        shown = [name for name in result.rows if not name.endswith("/task_aware")]
+        if shown and not work.logging.quiet:
+            matrices = {name: results_lib.matrix(self.results, name) for name in shown}
+            self.recorder.say(results_lib.latest_table(matrices, task))
+        if pictures := evaluation.due(judged.pictures, self.state, task):
+            self._say_phase("drawing", pictures)
+        drawn = {key: judged.pictures[key] for key in pictures}
+        evaluation.draw(drawn, evaluated, task, work.logging.plot_formats)
+        self.clock.restart()
+        return True
+
+    def _evaluate(self, task: int) -> tuple[core.Result | None, core.TrainState]:
+        """Run and log every evaluator; None if the run is to stop. And the state."""
+        with self.clock.on("evaluation"):
+            state = self.job.method.eval_state(self.state)
+            judges, recorder = self.job.evaluation.evaluators, self.recorder
+            result = evaluation.run(judges, state, task, recorder, stop=self._is_asked)
+            return result, state
+
+    def _save(self, phase: Phase) -> None:
+        """Save the state, and a cursor with the phase and what was recorded so far."""
+        with self.clock.on("rest"):
+            step = int(self.state.step)
+            metrics_log.check_state(self.state, step)
+            tasks = results_lib.finished(self.results)
+            cursor = {
+                "phase": phase,
+                "seconds": self.clock.read(),
+                "results": self.results,
+                "rows": self.recorder.save(),
+                "epochs": self.progress,
+            }
+            lock.check(self.workdir)
+            number = step + 2 * tasks + (phase == Phase.TRAINED)
+            self.checkpoints.save(number, self.state, cursor)
+            self.phase = phase
+
+    def _is_asked(self) -> bool:
+        """Tell whether any process was told to stop. All must ask together."""
+        return sharding.any_process(self._stop())
+
+    def _is_stopped(self, step: int, count: int) -> bool:
+        """Tell whether to stop after `count` steps up to number `step`.
+
+        Processes agree on it every `log_every` steps.
+        """
+        if jax.process_count() == 1:
+            return self._stop()
+        every = self.job.logging.every
+        return step // every > (step - count) // every and self._is_asked()
+
+    def _say_phase(self, doing: str, names=()) -> None:
+        """Say what is done before the bar moves, or goes on."""
+        if not self.job.logging.quiet:
+            self.recorder.phase(f"{doing}: {', '.join(names)}" if names else doing)
 
 
 def _restore(work, checkpoints):
@@ -124,103 +301,6 @@ def _restore(work, checkpoints):
     return state, cursor | {"results": results, "resumed": False}
 
 
-def _open(stack, work, workdir, checkpoints, state, cursor, stop, step) -> _Session:
-    """Open the records of a run; `stack` closes them."""
-    recorder = record.Recorder(
-        workdir,
-        num_tasks=len(work.stream.tasks),
-        mark=cursor["rows"],
-        write=jax.process_index() == 0,
-        **work.logging.record,
-    )
-    stack.enter_context(contextlib.closing(recorder))
-    clock = cost.Clock(cursor["seconds"])
-    begun = state.step if cursor["phase"] == Phase.EVALUATED else state.task_start
-    finished = results_lib.finished(cursor["results"])
-    return _Session(
-        job=work,
-        workdir=workdir,
-        checkpoints=checkpoints,
-        recorder=recorder,
-        step=clock.time_compilation(step or job.compile_step(work)),
-        resident=job.resident(work),
-        stop=stop,
-        total_steps=int(begun) + job.steps_left(work.data, finished),
-        clock=clock,
-    )
-
-
-def _evaluate_untrained(session, state, results) -> dict:
-    """Evaluate before the first step; returns the results with what was measured."""
-    evaluators = evaluation.due(session.job.evaluation.evaluators, state, 0)
-    _say_phase(session, "judging the untrained network", evaluators)
-    result, _ = _evaluate(session, state, 0)
-    if result is None:
-        _leave(session, state)
-    return results | {"untrained": results_lib.plain(result.rows)}
-
-
-def _say_phase(session, doing: str, names=()) -> None:
-    """Say what is done before the bar moves, or goes on."""
-    if not session.job.logging.quiet:
-        what = f": {', '.join(names)}" if names else ""
-        session.recorder.phase(f"{doing}{what}")
-
-
-def _train_task(session, state, task, results, progress):
-    """Do the remaining steps of a task; returns the state and the results.
-
-    A checkpoint within a task is saved before what is due after its last step: the end
-    of an epoch, an evaluation. A run that goes on from it begins with that, so that an
-    evaluation which was cut is run again.
-
-    Args:
-      progress: of the task's epochs, from such a checkpoint; {} for a new task.
-    """
-    work, begun, step = session.job, int(state.task_start), int(state.step)
-    epochs = metrics_log.Epochs(work.loop.patience, progress)
-    source = work.method.source(state, task)
-    plan = job.schedule(work, source, task.index)
-    end = begun + len(plan)
-    meter = metrics_log.Meter(work, session.recorder, task.index, step, epochs)
-    feed = job.feed(work, source, task.index, step - begun)
-    is_saved = True
-    with session.clock.on("train"), contextlib.closing(feed):
-        while True:
-            if _is_due(work.loop, plan, step - begun):
-                meter.flush(step)
-                progress = epochs.read()
-                if not _end_step(session, state, task.index, plan, epochs):
-                    if not is_saved:
-                        _save(session, state, results, Phase.TRAINING, epochs=progress)
-                    _leave(session, state)
-            if step == end or epochs.over:
-                break
-            count, batches, number = next(feed)
-            with jax.transfer_guard("disallow"):
-                state, metrics = session.step(state, session.resident, batches, number)
-            meter.add(step, count, metrics)
-            step += count
-            session.recorder.advance(step, task.index, session.total_steps)
-            is_stopped = _is_stopped(session, step, count)
-            saves = step < end and _divides(work.loop.save_every, step - begun)
-            is_saved = is_stopped or saves
-            if is_saved:
-                meter.flush(step)
-                _save(session, state, results, Phase.TRAINING, epochs=epochs.read())
-            if is_stopped:
-                _leave(session, state)
-        meter.flush(step)  # waits for the last step
-    if work.loop.counts_epochs:
-        results = results_lib.add_convergence(results, task.index, epochs.summary())
-    if step < end:
-        # The task ended early. Evaluators that run at its end compare the steps done
-        # with `task_steps`, so the latter must say how many there were.
-        steps_done = sharding.replicate(np.int32(step - begun), work.mesh)
-        state = state.replace(task_steps=steps_done)
-    return state, results
-
-
 def _divides(every: int, steps: int) -> bool:
     """Tell whether something is done after so many steps; `every` 0: never."""
     return every > 0 and steps > 0 and steps % every == 0
@@ -230,98 +310,3 @@ def _is_due(loop, plan, steps: int) -> bool:
     """Tell whether an epoch or an evaluation is due after so many steps of a task."""
     epoch = plan.steps_per_epoch if loop.counts_epochs else 0
     return _divides(epoch, steps) or _divides(loop.eval_every, steps)
-
-
-def _end_step(session, state, task: int, plan, epochs) -> bool:
-    """End an epoch and evaluate, as is due; False if a stop cut the evaluation."""
-    loop, step = session.job.loop, int(state.step)
-    steps = step - int(state.task_start)
-    evaluates, row = _divides(loop.eval_every, steps), None
-    if loop.counts_epochs and _divides(plan.steps_per_epoch, steps):
-        row = epochs.end(session.clock.read().get("train", 0.0))
-        evaluates = evaluates or epochs.is_due(loop.eval_epochs)
-    if evaluates and steps < len(plan) and not epochs.over:
-        metrics_log.check_state(state, step)
-        if _evaluate(session, state, task)[0] is None:
-            return False
-    if row is not None:  # now that nothing can be cut
-        seconds = row.pop("seconds")
-        session.recorder.log(step, task, epoch=row, time={"train": seconds})
-    return True
-
-
-def _is_stopped(session, step: int, count: int) -> bool:
-    """Tell whether to stop. Processes agree on it every `log_every` steps."""
-    if jax.process_count() == 1:
-        return session.stop()
-    every = session.job.logging.every
-    agrees = step // every > (step - count) // every
-    return agrees and sharding.any_process(session.stop())
-
-
-def _stop_if_asked(session, state) -> None:
-    """Leave if that was asked for, in any process. All must be saved."""
-    if sharding.any_process(session.stop()):
-        _leave(session, state)
-
-
-def _leave(session, state) -> None:
-    """Wait for the checkpoint that is being written, and raise."""
-    session.checkpoints.wait()
-    raise Interrupted(f"stopped at step {int(state.step)}")
-
-
-def _save(session, state, results, phase, **more) -> None:
-    """Save the state, and a cursor with the phase and what was recorded so far."""
-    with session.clock.on("rest"):
-        step = int(state.step)
-        metrics_log.check_state(state, step)
-        number = step + 2 * results_lib.finished(results) + (phase == Phase.TRAINED)
-        cursor = {"phase": phase, "seconds": session.clock.read(), "results": results}
-        cursor |= {"rows": session.recorder.save(), **more}
-        lock.check(session.workdir)
-        session.checkpoints.save(number, state, cursor)
-
-
-def _evaluate(session, state, task: int):
-    """Run and log every evaluator; returns their result and the evaluated state.
-
-    The result is None if the run is to stop.
-    """
-
-    def stop():
-        return sharding.any_process(session.stop())
-
-    with session.clock.on("evaluation"):
-        state = session.job.method.eval_state(state)
-        judges, recorder = session.job.evaluation.evaluators, session.recorder
-        return evaluation.run(judges, state, task, recorder, stop=stop), state
-
-
-def _finish_task(session, state, task, results) -> dict:
-    """Evaluate a finished task, write and show its results; returns all results."""
-    work, judged = session.job, session.job.evaluation
-    evaluators = evaluation.due(judged.evaluators, state, task.index)
-    _say_phase(session, f"judging after task {task.index + 1}", evaluators)
-    result, evaluated = _evaluate(session, state, task.index)
-    if result is None:
-        _leave(session, state)
-    spent = metrics_log.spent(work, state, task.index, session.clock)
-    seconds = sum(spent.seconds.values())
-    results = results_lib.add(results, task.index, result.rows, result.scalars, seconds)
-    results["cost"] = cost.add(results["cost"], task.index, spent)
-    if jax.process_index() == 0:
-        results_lib.write_results(session.workdir, results)
-    # Task-aware rows would crowd the output; results.json has them.
-    shown = [name for name in result.rows if not name.endswith("/task_aware")]
-    if shown and not work.logging.quiet:
-        matrices = {name: results_lib.matrix(results, name) for name in shown}
-        session.recorder.say(results_lib.latest_table(matrices, task.index))
-    if pictures := evaluation.due(judged.pictures, state, task.index):
-        _say_phase(session, "drawing", pictures)
-    with plots.written_as(work.logging.plot_formats):
-        for key in pictures:
-            drawn = judged.pictures[key](evaluated, task.index)
-            evaluation.warn(drawn.warnings, key, state, task.index)
-    session.clock.restart()
-    return results

@@ -22,9 +22,8 @@ from etils import epath
 
 from jaxcl import core, schema, sharding
 from jaxcl.data import storage, stream
-from jaxcl.evals import plots
 from jaxcl.methods.two_view import bases
-from jaxcl.run import checkpoint, evaluation, folder, record, seeds
+from jaxcl.run import checkpoint, evaluation, folder, job, record, seeds, train
 from jaxcl.run import results as results_lib
 
 TRAINING = ("method", "optimizer", "schedule")  # sections of runs that train
@@ -36,14 +35,12 @@ class Transfer(NamedTuple):
     state: core.TrainState  # of the encoder alone
     source: dict  # path, number, step and checksum of the checkpoint, as JSON
     stream: stream.Stream
-    evaluators: dict[str, Callable]  # name -> (state, task number) -> core.Result
-    pictures: dict[str, Callable]  # the same, for evaluators that only draw
-    record: dict  # options of record.Recorder
-    plot_formats: tuple[str, ...] = ("png",)
+    evaluation: job.Evaluation
+    logging: job.Logging
 
 
 def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
-    """The config that a run was started with; of an encoder's folder what it says.
+    """Read the config of a run; describe the folder of an encoder as one.
 
     Args:
       run: its directory, or the folder of an encoder.
@@ -95,17 +92,23 @@ def complete(raw: dict, run: dict) -> dict:
     augment = {name: run["augment"][name] for name in ("mean", "std")}
     if run.get("tuning"):
         raw = raw | {"tuning": run["tuning"]}
-    config = {"precision": run.get("precision", "float32")} | raw
-    config |= {"encoder": run["encoder"], "augment": augment | raw.get("augment", {})}
-    config["evaluators"] = dict(raw.get("evaluators", {}))
-    for key, section in config["evaluators"].items():
+    evaluators = dict(raw.get("evaluators", {}))
+    for key, section in evaluators.items():
         if section.get("name", key) == "linear" and "lr" not in section:
-            config["evaluators"][key] = {**section, "lr": _linear_lr(run, key)}
-    return config
+            evaluators[key] = {**section, "lr": _linear_lr(run, key)}
+    return (
+        {"precision": run.get("precision", "float32")}
+        | raw
+        | {
+            "encoder": run["encoder"],
+            "augment": augment | raw.get("augment", {}),
+            "evaluators": evaluators,
+        }
+    )
 
 
 def _linear_lr(run, key):
-    """The paper's rate of linear probes for the base of the run's method."""
+    """Look up the paper's rate of linear probes for the base of the run's method."""
     method = run.get("method", {})
     base = method.get("base")
     if base is None:
@@ -143,25 +146,24 @@ def place(run: str, *, field: str = "config.checkpoint") -> Place:
     """
     path = epath.Path(run)
     path = path if storage.in_bucket(path) else path.resolve()
-    among_seeds, together = {}, path.parent / "together"
+    among, together = {}, path.parent / "together"
     if not (path / "checkpoints").exists() and (together / "checkpoints").exists():
         config = config_of(path.parent, field=field)
-        first = config.get("seed", 0)
-        ordered = range(first, first + config["seeds"])
-        for at, seed in enumerate(ordered):
-            if path.name == seeds.folder(seed):
-                path = together
-                among_seeds = {"seed": seed, "at": at, "count": len(ordered)}
+        first, count = config.get("seed", 0), config["seeds"]
+        names = [seeds.folder(seed) for seed in range(first, first + count)]
+        if path.name in names:
+            at = names.index(path.name)
+            among, path = {"seed": first + at, "at": at, "count": count}, together
     checkpoints = path / "checkpoints"
-    entries = list(checkpoints.iterdir()) if checkpoints.exists() else []
+    entries = checkpoints.iterdir() if checkpoints.exists() else ()
     numbers = sorted(int(p.name) for p in entries if p.name.isdigit())
     if not numbers:
         raise ValueError(f"{field}={run!r}: there is no checkpoint in it yet")
-    return Place(checkpoints, tuple(numbers), **among_seeds)
+    return Place(checkpoints, tuple(numbers), **among)
 
 
 def input_width(where: Place) -> int | None:
-    """Channels of the images, or features of the nodes, that the encoder takes.
+    """Count the channels of the images, or features of the nodes, of the encoder.
 
     All checkpoints of a run agree, so the newest one that can be read is asked.
 
@@ -172,25 +174,31 @@ def input_width(where: Place) -> int | None:
     Raises:
       ValueError: no checkpoint can be read, or it has no encoder.
     """
+
+    def read(path):
+        return _encoder_of(checkpoint.read(path).tree["params"], path)
+
     try:
-        _, tree = checkpoint.newest(
-            where.folder,
-            where.numbers,
-            lambda path: checkpoint.read(path).tree["params"],
-        )
+        _, known = checkpoint.newest(where.folder, where.numbers, read)
     except checkpoint.CheckpointError as error:
         raise ValueError(str(error)) from error
-    if "encoder" not in tree:
-        raise ValueError(_no_encoder(where.folder, tree))
-    known = tree["encoder"]  # of our encoders; a user's has names of its own
-    for first in ("conv1", "patch", "stem"):
+    for first in ("conv1", "patch", "stem"):  # of our encoders
         if first in known:
             return known[first]["kernel"].shape[-2]
     return None
 
 
+def _encoder_of(params, path):
+    """Pick the parameters of the encoder in a checkpoint."""
+    if "encoder" not in params:
+        raise checkpoint.Misfit(
+            f"{path} has no encoder in its parameters, but {sorted(params)}"
+        )
+    return params["encoder"]
+
+
 def cursor(where: Place, number: int) -> dict:
-    """What a run saved beside a checkpoint, with its "phase" and "results" so far."""
+    """Read what a run saved with a checkpoint: its "phase", its "results" so far."""
     saved = checkpoint.read(where.folder / str(number)).cursor
     if where.at is None:
         return saved
@@ -211,52 +219,41 @@ def restore(
     be training.
 
     Args:
-      run: its directory.
+      run: its directory, or the folder of an encoder.
       encoder: flax module, as the run's config describes it.
       inputs: of the encoder, zeros f32[1, S, S, C] or a batch of graphs.
       mesh: of this process.
       field: what named the run, for messages.
 
     Returns:
-      The state, and the checkpoint's path, number, step and checksum, as JSON.
+      The state of the encoder alone, in a task of no steps: such a task is over, so
+      that evaluators which wait for the end of a task run. And the checkpoint's path,
+      number, step and checksum, as JSON.
 
     Raises:
       ValueError: there is no checkpoint, every one is damaged, or the newest whole one
         has another encoder.
     """
     if folder.is_one(run):
-        return _of_folder(run, encoder, inputs, mesh)
-    where = place(run, field=field)
-    like = _abstract(encoder, inputs, mesh, where)
-    try:
-        number, loaded = checkpoint.newest(
-            where.folder, where.numbers, functools.partial(_load, like)
-        )
-    except checkpoint.CheckpointError as error:
-        raise ValueError(f"{field}={run!r}: {error}") from error
-    state = _encoder_state(_one_of(loaded, where))
-    source = {"path": run, "number": number, "step": int(loaded["step"])}
-    source["checksum"] = int(checkpoint.checksum(loaded).sum())
-    return sharding.settle(state, mesh), source
-
-
-def _of_folder(run, encoder, inputs, mesh):
-    """As `restore`, from the folder of an encoder."""
-    card = folder.read_card(run)
-    leaves = folder.read_leaves(run, card)
-    params, stats = folder.trees(encoder, inputs, leaves, run)
-    trees = {"params": {"encoder": params}, "stats": {"encoder": stats}}
-    state = _encoder_state(trees | {"step": jnp.zeros((), jnp.int32)})
-    source = {"path": run, "number": 0, "step": 0, "checksum": card["files"]}
-    return sharding.settle(state, mesh), source
-
-
-def _encoder_state(loaded) -> core.TrainState:
-    """A state of the encoder alone, in a task of no steps.
-
-    Such a task is over, so that evaluators which wait for the end of a task run.
-    """
-    return core.TrainState(
+        card = folder.read_card(run)
+        leaves = folder.read_leaves(run, card)
+        params, stats = folder.trees(encoder, inputs, leaves, run)
+        loaded = {"params": {"encoder": params}, "stats": {"encoder": stats}}
+        loaded["step"] = jnp.zeros((), jnp.int32)
+        source = {"path": run, "number": 0, "step": 0, "checksum": card["files"]}
+    else:
+        where = place(run, field=field)
+        load = functools.partial(_load, _list_leaves(encoder, inputs, mesh, where))
+        try:
+            number, loaded = checkpoint.newest(where.folder, where.numbers, load)
+        except checkpoint.CheckpointError as error:
+            raise ValueError(f"{field}={run!r}: {error}") from error
+        source = {"path": run, "number": number, "step": int(loaded["step"])}
+        source["checksum"] = int(checkpoint.checksum(loaded).sum())
+        if where.at is not None:
+            own = {name: loaded[name] for name in ("params", "stats")}
+            loaded |= jax.tree.map(lambda x: x[where.at], own)
+    state = core.TrainState(
         key=jax.random.key(0),
         step=loaded["step"],
         task=np.int32(0),
@@ -267,44 +264,31 @@ def _encoder_state(loaded) -> core.TrainState:
         opt_state=(),
         extra=(),
     )
+    return sharding.settle(state, mesh), source
 
 
-def _abstract(encoder, inputs, mesh, where=None):
-    """Shapes of the leaves that are read from a checkpoint."""
+def _list_leaves(encoder, inputs, mesh, where: Place) -> dict:
+    """Return the shapes of the leaves that are read from a checkpoint."""
     variables = jax.eval_shape(encoder.init, jax.random.key(0), inputs)
-    trees = {
-        "params": {"encoder": variables["params"]},
-        "stats": {"encoder": variables.get("batch_stats", {})},
-    }
-    together = where is not None and where.at is not None
-    axes = (where.count,) if together else ()
+    axes = () if where.at is None else (where.count,)
     whole = sharding.replicated(mesh)
     trees = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype, sharding=whole),
-        trees,
+        {
+            "params": {"encoder": variables["params"]},
+            "stats": {"encoder": variables.get("batch_stats", {})},
+        },
     )
     return trees | {"step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)}
 
 
-def _one_of(loaded, where):
-    """The leaves of one seed, where several share the checkpoint."""
-    if where.at is None:
-        return loaded
-    shared = {name: loaded[name] for name in ("params", "stats")}
-    return loaded | jax.tree.map(lambda x: x[where.at], shared)
-
-
 def _load(like, path):
-    """The leaves named in `like`, of this encoder."""
+    """Load the leaves named in `like`, of this encoder."""
     saved = checkpoint.read(path)
-    params = saved.tree["params"]
-    if "encoder" not in params:
-        raise checkpoint.Misfit(_no_encoder(path, params))
-    theirs = {
-        name: {"encoder": saved.tree[name].get("encoder", {})}
-        for name in ("params", "stats")
-    }
-    ours = {name: like[name] for name in theirs}
+    _encoder_of(saved.tree["params"], path)
+    names = ("params", "stats")
+    theirs = {name: {"encoder": saved.tree[name].get("encoder", {})} for name in names}
+    ours = {name: like[name] for name in names}
     if misfits := checkpoint.differences(theirs, ours, most=1):
         raise checkpoint.Misfit(
             f"{path} does not fit the encoder of the run's config.json and these "
@@ -313,16 +297,12 @@ def _load(like, path):
     return checkpoint.load(path, like, saved)
 
 
-def _no_encoder(path, params):
-    return f"{path} has no encoder in its parameters, but {sorted(params)}"
-
-
 def run(
     work: Transfer,
     workdir: epath.PathLike,
     *,
     stop: Callable[[], bool] = lambda: False,
-) -> dict | None:
+) -> dict:
     """Evaluate the encoder, or read the results that this checkpoint had before.
 
     Args:
@@ -332,7 +312,9 @@ def run(
 
     Returns:
       The results of a run with one task, see `results.empty`, and the "checkpoint".
-      None if it was stopped.
+
+    Raises:
+      train.Interrupted: `stop` returned True.
     """
     workdir = epath.Path(workdir)
     if (workdir / results_lib.RESULTS).exists():
@@ -341,20 +323,17 @@ def run(
             return results
     names = [task.name for task in work.stream.tasks]
     began = time.monotonic()
-    recorder = record.Recorder(workdir, write=jax.process_index() == 0, **work.record)
+    options, judged = work.logging.record, work.evaluation
+    recorder = record.Recorder(workdir, write=jax.process_index() == 0, **options)
     with contextlib.closing(recorder):
-        result = evaluation.run(work.evaluators, work.state, 0, recorder, stop=stop)
+        result = evaluation.run(judged.evaluators, work.state, 0, recorder, stop=stop)
         if result is None:
-            return None
+            raise train.Interrupted(f"stopped before the evaluation in {workdir} ended")
         rows, scalars, _ = result
-        with plots.written_as(work.plot_formats):
-            for key, draw in work.pictures.items():
-                told = draw(work.state, 0).warnings
-                evaluation.warn(told, key, work.state, 0)
+        evaluation.draw(judged.pictures, work.state, 0, work.logging.plot_formats)
         results = results_lib.empty(len(names), task_names=names)
         seconds = time.monotonic() - began
         results = results_lib.add(results, 0, rows, scalars, seconds)
-        for name in rows:
-            matrix = results_lib.matrix(results, name)
-            recorder.say(results_lib.table(matrix, name=name))
+        if matrices := {name: results_lib.matrix(results, name) for name in rows}:
+            recorder.say(results_lib.latest_table(matrices, 0))
     return results | {"checkpoint": work.source}

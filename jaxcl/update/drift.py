@@ -19,12 +19,12 @@ def _dot(a, b):
 
 
 def cosine(before: jax.Array, after: jax.Array) -> jax.Array:
-    """Mean cosine of each example's two embeddings, f32[]."""
+    """Average the cosine of each example's two embeddings, f32[]."""
     return jnp.mean(jnp.sum(_unit(before) * _unit(after), axis=1))
 
 
 def cka(before: jax.Array, after: jax.Array) -> jax.Array:
-    """Linear centred kernel alignment, f32[] in [0, 1] (Kornblith et al., ICML 2019).
+    """Compute linear CKA, f32[] in [0, 1] (Kornblith et al., ICML 2019).
 
     |A'B|^2 / (|A'A| |B'B|) of centred unit rows: 1 if one set of embeddings is the
     other one rotated and scaled.
@@ -35,7 +35,7 @@ def cka(before: jax.Array, after: jax.Array) -> jax.Array:
 
 
 def rotation(before: jax.Array, after: jax.Array) -> jax.Array:
-    """The orthogonal Q f32[D, D] that brings `after @ Q` nearest to `before`.
+    """Find the orthogonal Q f32[D, D] that brings `after @ Q` nearest to `before`.
 
     Orthogonal Procrustes (Schönemann, 1966), of unit rows: with U S V' the singular
     value decomposition of after' before, Q = U V'.
@@ -49,7 +49,7 @@ def rotation(before: jax.Array, after: jax.Array) -> jax.Array:
 def neighbours(
     queries: jax.Array, index: jax.Array, k: int, own: jax.Array | None = None
 ) -> jax.Array:
-    """The k rows of an index with the largest cosine to each query, i32[Q, k].
+    """Find the k rows of an index with the largest cosine to each query, i32[Q, k].
 
     Args:
       queries: f32[Q, D].
@@ -64,13 +64,13 @@ def neighbours(
 
 
 def overlap(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Mean share of neighbours i32[Q, k] that two searches have in common, f32[]."""
+    """Average the share of neighbours i32[Q, k] that two searches share, f32[]."""
     same = first[:, :, None] == second[:, None, :]
     return jnp.mean(jnp.sum(same, axis=(1, 2)) / first.shape[1])
 
 
 def measures(before: jax.Array, after: jax.Array, *, k: int = 10) -> dict:
-    """What an update did to embeddings, and to a search among them.
+    """Measure what an update did to embeddings, and to a search among them.
 
     A search looks for the neighbours of each row among all other rows. The rotation is
     fitted to the even rows and measured on the odd rows.

@@ -16,19 +16,20 @@ from jaxcl.run import results as results_lib
 
 UPDATES, VERDICT, ROTATION = "updates", "update.json", "rotation.npy"
 _IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
+_OF_A_RUN = ("method", "tuning")  # sections that no update changes
 # Options of a run's data on how images are read; new images in files use them, too.
 _READING = ("size", "channels", "decoder", "on_corrupt", "cache_size")
 _READING += ("background", "bits")
 
 
 def current(run: str) -> str:
-    """The directory of the last accepted update of a run, or the run's own."""
+    """Find the directory of the last accepted update of a run, or the run's own."""
     accepted = [path for path in updates(run) if (read(path) or {}).get("accepted")]
     return str((accepted or [run])[-1])
 
 
 def config(run: str) -> dict:
-    """The config of a run, as `build` takes it; for an encoder's folder the recipe.
+    """Read the config of a run, as `build` takes it; of an encoder's folder the recipe.
 
     Raises:
       ValueError: there is no config, it has several seeds, or it is of graphs.
@@ -50,7 +51,7 @@ def config(run: str) -> dict:
 
 
 def recipe(theirs: dict) -> dict:
-    """The config with which an encoder that no run has trained is taught new images.
+    """Make the config that teaches new images to an encoder without a run.
 
     SimCLR under CaSSLe, where the encoder as it came is the first teacher; of a Vision
     Transformer adapters and the last block are trained (ExPLoRA).
@@ -74,7 +75,7 @@ def recipe(theirs: dict) -> dict:
 def section(
     path: str | dict, options: dict, theirs: dict, field: str, whole: bool = False
 ) -> dict:
-    """The config section that reads the images at a path.
+    """Make the config section that reads the images at a path.
 
     Without a `name` in `options` the source is guessed, see `sources.section_of`.
     Images in files are read as the run's were, or else small ones once, into memory.
@@ -115,13 +116,13 @@ def section(
 
 
 def joined(old: dict, new: dict) -> dict:
-    """The config section that reads two sets, the new one last."""
+    """Make the config section that reads two sets, the new one last."""
     before = old["sets"] if old.get("name") == "joined" else [old]
     return {"name": "joined", "sets": [*before, new]}
 
 
 def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
-    """The config of a run that continues `parent` with one more task.
+    """Make the config of a run that continues `parent` with one more task.
 
     Args:
       parent: directory of a finished run, or the folder of an encoder, of which the new
@@ -133,57 +134,11 @@ def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
     Raises:
       ValueError: the parent is not finished, or a change is not allowed.
     """
-    if folder.is_one(parent):
-        return _first_config(parent, theirs, data, changes)
-    where = epath.Path(parent) / results_lib.RESULTS
-    results = results_lib.read_results(parent) if where.exists() else None
-    if results is None or None in results["scalars"]:
-        first = theirs.get("first_tasks")
-        if first and results and results_lib.finished(results) == first:
-            raise ValueError(
-                f"{parent}: config.first_tasks={first} left out "
-                f"{len(results['scalars']) - first} of its tasks; an update follows a "
-                "run of all its tasks"
-            )
-        raise ValueError(f"{parent}: is not finished; let it finish first")
-    tasks = len(results["task_names"]) + 1
-    scenario = {"name": "after", "num_tasks": tasks, "evaluation": "none"}
-    changed = _changed(theirs, changes, kept=("method", "tuning"))
-    return changed | _own(parent, data, scenario)
-
-
-def _first_config(folder_of, theirs, data, changes) -> dict:
-    """The config of the run whose first task is the new one."""
-    scenario = {"name": "joint", "evaluation": "none"}
-    changed = _changed(theirs, changes, kept=())
-    return changed | _own(folder_of, data, scenario)
-
-
-def _changed(theirs, changes, kept) -> dict:
-    """The config with changes, sections option by option; refuses what is not theirs.
-
-    Args:
-      kept: sections that cannot change, beside those that are the update's own.
-    """
-    for name, value in changes.items():
-        if value == {}:
-            continue  # no option of the section was given
-        own = theirs.get(name) or {}
-        if name in kept and isinstance(value, dict) and {**own, **value} == own:
-            continue  # the update of an encoder's folder, asked for once more
-        if name in ("data", "scenario", "start", "encoder", "evaluators", *kept):
-            raise ValueError(f"config.train.{name}: is the run's, or the update's own")
-    plain = {k: v for k, v in changes.items() if not isinstance(v, dict)}
-    changed = {**theirs, **plain}
-    for name, value in changes.items():
-        if isinstance(value, dict) and value:
-            changed[name] = {**(theirs.get(name) or {}), **value}
-    return changed
-
-
-def _own(parent, data, scenario) -> dict:
-    """Options that every update sets, whatever its parent has."""
-    return {
+    scenario, kept = {"name": "joint", "evaluation": "none"}, ()
+    if not folder.is_one(parent):
+        tasks = _count_tasks(parent, theirs) + 1
+        scenario, kept = scenario | {"name": "after", "num_tasks": tasks}, _OF_A_RUN
+    return _changed(theirs, changes, kept) | {
         "data": data,
         "scenario": scenario,
         "start": str(parent),
@@ -194,8 +149,44 @@ def _own(parent, data, scenario) -> dict:
     }
 
 
+def _count_tasks(run: str, theirs: dict) -> int:
+    """Count the tasks of a run; refuse one that has not finished all of them."""
+    found = results_lib.exist(run)
+    results = results_lib.read_results(run) if found else {"scalars": [None]}
+    tasks, first = len(results["scalars"]), theirs.get("first_tasks")
+    if None not in results["scalars"]:
+        return tasks
+    if first and results_lib.finished(results) == first:
+        raise ValueError(
+            f"{run}: config.first_tasks={first} left out {tasks - first} of its tasks; "
+            "an update follows a run of all its tasks"
+        )
+    raise ValueError(f"{run}: is not finished; let it finish first")
+
+
+def _changed(theirs, changes, kept) -> dict:
+    """Change a config, sections option by option; refuse what is not theirs.
+
+    Args:
+      kept: sections that cannot change, beside those that are the update's own.
+    """
+    changed = dict(theirs)
+    for name, value in changes.items():
+        if value == {}:
+            continue  # no option of the section was given
+        own = theirs.get(name) or {}
+        new = {**own, **value} if isinstance(value, dict) else value
+        # The update of an encoder's folder may be asked for once more.
+        is_same = name in kept and isinstance(value, dict) and new == own
+        fixed = ("data", "scenario", "start", "encoder", "evaluators", *kept)
+        if name in fixed and not is_same:
+            raise ValueError(f"config.train.{name}: is the run's, or the update's own")
+        changed[name] = new
+    return changed
+
+
 def updates(run: str) -> list[epath.Path]:
-    """The directories of all updates of a run, in order."""
+    """List the directories of all updates of a run, in order."""
     folder = epath.Path(run) / UPDATES
     entries = folder.iterdir() if folder.exists() else ()
     found = (path for path in entries if re.fullmatch(r"\d{4,}", path.name))
@@ -203,7 +194,7 @@ def updates(run: str) -> list[epath.Path]:
 
 
 def batch_size(run: str) -> int:
-    """The batch size that an update of a run has unless its own config says otherwise.
+    """Return the batch size that an update of a run has by default.
 
     It is the last that was asked for, of the run or of an accepted update. A smaller
     one, which an update with few images took, is not handed on.
@@ -217,7 +208,7 @@ def batch_size(run: str) -> int:
 
 
 def next_update(run: str, asked: dict | None) -> epath.Path:
-    """The directory for an update: the last one's if it is unfinished or the same.
+    """Choose the directory for an update: the last one's if unfinished or equal.
 
     An unfinished update may be another one: then `build` refuses the directory, whose
     config differs.
@@ -236,7 +227,7 @@ def next_update(run: str, asked: dict | None) -> epath.Path:
 
 
 def read(workdir: epath.PathLike) -> dict | None:
-    """What update.json holds; None while the update is not over."""
+    """Read update.json; None while the update is not over."""
     path = epath.Path(workdir) / VERDICT
     return storage.read_object(path) if path.exists() else None
 

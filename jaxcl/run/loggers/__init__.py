@@ -25,7 +25,7 @@ from jaxcl import schema
 
 
 def makers(names: str) -> tuple[Callable, ...]:
-    """The `make` of every logger; names have commas between.
+    """Find the `make` of every logger; names have commas between.
 
     Raises ValueError for a name that is none, or as the `check` of the module does.
     """
@@ -38,14 +38,14 @@ def makers(names: str) -> tuple[Callable, ...]:
 
 
 def numbers(row: dict) -> Iterator[tuple[str, float]]:
-    """(tag, number) of all that a row measures; that of a step is train/NAME."""
+    """Yield (tag, number) of all that a row measures; train/NAME of a step."""
     for tag, value in _flatten(row):
         if tag not in ("step", "task", "time/unix"):
             yield tag if "/" in tag else f"train/{tag}", value
 
 
 def _flatten(value: Any, tag: str = "") -> Iterator[tuple[str, float]]:
-    """(tag, number) of every number in nested dicts and lists; lists count from 1."""
+    """Yield (tag, number) of every number in nested dicts and lists, counted from 1."""
     if isinstance(value, list):
         value = dict(enumerate(value, 1))
     if isinstance(value, dict):

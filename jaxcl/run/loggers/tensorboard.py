@@ -36,5 +36,5 @@ class Events:
 
 
 def make(directory, rows) -> Events:
-    """Events of a run."""
+    """Open the events of a run."""
     return Events(directory / "tensorboard", rows)

@@ -47,7 +47,7 @@ def check() -> None:
 
 
 def make(directory, rows) -> Board:
-    """A run named as its directory, with its config.json; goes on under its old id.
+    """Begin a run named as its directory, or go on under its old id.
 
     Raises schema.Refused where wandb does not begin, such as without an account.
     """

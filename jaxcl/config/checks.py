@@ -1,0 +1,128 @@
+"""Refuse data that a config cannot use; warn of data that flatter accuracies."""
+
+import os
+
+import jax
+import numpy as np
+from absl import logging
+from etils import epath
+
+from jaxcl import schema
+from jaxcl.config import files, sections
+from jaxcl.data import fetch, identity, splits, storage, stream
+from jaxcl.run import folder
+
+_FEW_OF_A_CLASS = 5  # test images, below which an accuracy says little
+# Evaluators that learn from train images before they judge the others.
+_PROBES = {"knn", "linear", "logistic", "svm"}
+
+
+def check_path(top: sections.Top) -> None:
+    """Refuse a path without data; say how to get the data or do without them."""
+    path = top.data.get("path")
+    if not isinstance(path, str) or storage.exists(path):
+        return
+    names = (os.path.basename(os.path.normpath(path)), top.data.get("name"))
+    fetched = [name for name in names if name in fetch.SETS]
+    ways = [f"download the set: jaxcl data {name} --out={path}" for name in fetched[:1]]
+    ways.append("say where it is: --config.data.path=FOLDER")
+    if top.name in files.names():
+        ways.append(f"try the config without its data: jaxcl train {top.name}:debug")
+    raise ValueError(
+        f"config.data.path={path!r}: there is nothing at this path. You can "
+        f"{'; or '.join(ways)}"
+    )
+
+
+def check_data(top: sections.Top, tasks: stream.Stream, workdir) -> stream.Stream:
+    """Refuse other data than a run began with; warn of data that flatter.
+
+    Images that are there more than once flatter, see config.duplicates, and classes
+    that are judged and not trained on. Without `workdir` nothing is checked.
+
+    Returns:
+      The stream, its dataset with the identity of its rows.
+    """
+    if workdir is None:
+        return tasks
+    dataset, is_first = tasks.dataset, jax.process_index() == 0
+    known = identity.identify(dataset)
+    identity.check(workdir, known)
+    tasks = tasks._replace(dataset=dataset._replace(known=known))
+    judges = {
+        section.get("name", key)
+        for key, section in top.evaluators.items()
+        if section.get("train_on") != "evaluation"
+    }
+    warnings = []
+    if odd := splits.unknown_classes(dataset, tasks.evaluation):
+        rows, words = odd
+        if rows == stream.size(tasks.evaluation) and judges & _PROBES:
+            raise ValueError(f"config.data: {words}: nothing could be measured")
+        warnings.append(f"config.data: {words}")
+    if is_first and (known.by_bytes if top.duplicates is None else top.duplicates):
+        whole = known if known.by_bytes else identity.identify(dataset, True)
+        found = identity.find_duplicates(whole)
+        warnings.append(found.describe(f"config.data: {dataset.name}"))
+    if top.evaluators:
+        warnings.append(_describe_few_test_images(tasks))
+    for words in filter(None, warnings if is_first else ()):
+        logging.warning("%s", words)
+    return tasks
+
+
+def _describe_few_test_images(tasks) -> str:
+    """Say that so few test images say little; "" where there are enough."""
+    labels = np.zeros(0) if tasks.evaluation is None else tasks.evaluation.label
+    labels = labels[labels >= 0]
+    classes = len(np.unique(labels))
+    if not 0 < len(labels) < _FEW_OF_A_CLASS * classes:
+        return ""
+    return (
+        f"config.data: {tasks.dataset.name}: {len(labels)} test images of {classes} "
+        f"classes, so one image moves an accuracy by {100 / len(labels):.1f} points: "
+        "hold out a larger share (config.data.test) or judge by other labelled images"
+    )
+
+
+def check_start(top: sections.Top, plain: dict, train: stream.Examples) -> None:
+    """Refuse a config.start that this config cannot continue.
+
+    After the last task of a run there may be other data, but the state is that of the
+    method. The folder of an encoder takes images of as many channels.
+
+    Args:
+      plain: the config, as JSON.
+      train: the images to train on.
+    """
+    start, is_after = top.start, top.scenario.get("name") == "after"
+    if is_after and (start is None or folder.is_one(start)):
+        raise ValueError(
+            "config.scenario.name='after': the tasks before are those of config.start; "
+            "set it to a run directory"
+        )
+    if start is None:
+        return
+    if folder.is_one(start):
+        if train.graphs is not None:
+            raise ValueError(f"config.start={start!r}: it is an encoder of images")
+        want = folder.read_card(start)["input"]["channels"]
+        first = train.load(0) if train.images is None else train.images[0]
+        if first.shape[-1] != want:
+            raise ValueError(
+                f"config.start={start!r}: its images have {want} channels, those of "
+                f"config.data have {first.shape[-1]}"
+            )
+        return
+    path = epath.Path(start) / "config.json"
+    if not path.exists():
+        raise ValueError(f"config.start={start!r}: there is no run in it")
+    theirs = storage.read_object(path)
+    same = ["encoder", "augment", "precision"]
+    same += ["method"] if is_after else ["seed", "data", "scenario", "batch_size"]
+    pair = [{name: x[name] for name in same if name in x} for x in (theirs, plain)]
+    if changed := schema.differences(*pair):
+        raise ValueError(
+            f"config.start={start!r}: a run of another config; they differ in "
+            f"{'; '.join(changed)}"
+        )

@@ -1,0 +1,267 @@
+"""What an update is to do: its options, its config, the images that it compares."""
+
+import dataclasses
+import json
+from typing import Annotated, Literal, NamedTuple
+
+import ml_collections
+import numpy as np
+from etils import epath
+
+from jaxcl import schema
+from jaxcl.config import build, own_images, recipe, sections
+from jaxcl.data import identity, stream
+from jaxcl.update import lineage
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When an update is rolled back; None: no limit."""
+
+    # The most that any accuracy on --test may lose
+    accuracy_drop: Annotated[float, schema.Range(-1, 1)] | None = 0.02
+    accuracy: schema.Share | None = None  # the least that any on --test may be
+    index: Literal["keep", "rotate"] | None = None  # worst verdict allowed
+    overlap: schema.Share | None = None  # least share of neighbours kept in a new index
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The config of an update; sections are dicts of options."""
+
+    data: dict | None = None  # options of --data's source; its `name` is guessed
+    test: dict | None = None  # options of --test's source
+    old: dict | None = None  # options of --old's source
+    train: dict | None = None  # replace the run's options: epochs, batch_size, ...
+    evaluators: dict | None = None  # that judge on --test; None: kNN
+    limits: dict | None = None  # see Limits
+    # How many old images are embedded before and after
+    rows: Annotated[int, schema.Range(1, 2**20)] = 2048
+    # How many neighbours of each are compared
+    neighbours: Annotated[int, schema.Range(1, 1024)] = 10
+    # Least share of neighbours kept for an old index to be usable
+    index: schema.Share = 0.9
+
+
+class Plan(NamedTuple):
+    """What an update is to do."""
+
+    parent: str  # run directory that it continues
+    workdir: epath.Path
+    config: dict  # of the run that trains on the new images
+    judge: dict | None  # config of a transfer run on --test, without checkpoint
+    old: dict | None  # the same, to embed old images
+    sample: tuple | None  # rows i32[n] of old images, and `parent`'s function of them
+    options: Options
+    limits: Limits
+    asked: dict  # JSON; two updates with the same `asked` are the same
+
+
+def defaults() -> ml_collections.ConfigDict:
+    """Return the default config, which --config.SECTION.OPTION=VALUE overrides."""
+    # A flag sets what is in a section, if the section is there.
+    sections = ("augment", "optimizer", "schedule", "method", "tuning")
+    return ml_collections.ConfigDict(
+        {
+            "data": {},
+            "test": {},
+            "old": {},
+            "train": {name: {} for name in sections},
+            "evaluators": {"knn": {}},
+            # A flag cannot override None, but it can set an option that is absent.
+            "limits": {k: v for k, v in vars(Limits()).items() if v is not None},
+            **{k: v for k, v in vars(Options()).items() if v is not None},
+        },
+        convert_dict=True,
+    )
+
+
+def read_options(config: dict) -> tuple[Options, Limits]:
+    """Check a config.
+
+    Raises:
+      ValueError: an option is wrong; the message names the field and what is allowed.
+    """
+    options = Options(**schema.options(Options, config, "config"))
+    limits = Limits(**schema.options(Limits, options.limits or {}, "config.limits"))
+    if options.rows <= 2 * options.neighbours:
+        raise ValueError(
+            f"config.rows={options.rows}: must be above 2 config.neighbours = "
+            f"{2 * options.neighbours}"
+        )
+    return options, limits
+
+
+def plan(
+    run: str,
+    data: str | dict,
+    config: dict,
+    *,
+    test: str | dict | None = None,
+    old: str | dict | None = None,
+    join: bool = False,
+    again: bool = False,
+) -> Plan:
+    """Decide what to do and check it, before anything is trained.
+
+    Args:
+      run: directory of a finished run, which may have updates.
+      data: a path of the new images, or a section config.data, see `lineage.section`.
+      config: as `defaults`, a dict.
+      test: a path of labelled images, to evaluate both encoders on.
+      old: a path of images that are in the present index; None: the run's own.
+      join: also train on the run's data, for methods that read both.
+      again: make another update even if the same one is done already.
+
+    Raises:
+      ValueError: an option or an input is wrong; the message names it.
+      OSError: data cannot be read.
+    """
+    options, limits = read_options(config)
+    parent = lineage.current(run)
+    theirs = lineage.config(parent)
+    own = options.data or {}
+    new_data = lineage.section(data, own, theirs, "config.data", whole=True)
+    if join:
+        if "data" not in theirs:
+            raise ValueError(f"--join: {parent} is an encoder without images")
+        new_data = lineage.joined(theirs["data"], new_data)
+    new_set = own_images.read(new_data)
+    judge = _judge_config(test, options, limits, theirs)
+    section = lineage.config(run).get("data")
+    if old is not None:
+        own = options.old or {}
+        section = lineage.section(old, own, theirs, "config.old", whole=True)
+    try:
+        if section is None:
+            raise ValueError(f"{run} is an encoder without images of its own")
+        old_config = _joint(section, "none", theirs)
+        sample = _sample(old_config, parent, options)
+    except (ValueError, OSError) as error:
+        if old is not None or (limits.index or limits.overlap) is not None:
+            raise
+        hint = "--old, or old= in a program, gives them"
+        print(f"old embeddings are not compared: {error}; {hint}", flush=True)
+        old_config = sample = None
+    changes = options.train or {}
+    own = lineage.next_config(parent, theirs, new_data, changes)
+    if "batch_size" not in changes:
+        own = {**own, "batch_size": lineage.batch_size(run)}
+        own = own if join else _with_few(own, stream.size(new_set.train))
+    own = _with_short_warmup(own, changes)
+    asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
+    asked["images"] = _digests(run, new_set, judge)
+    asked |= {name: getattr(options, name) for name in ("rows", "neighbours", "index")}
+    asked = json.loads(json.dumps(asked | {"limits": vars(limits)}))
+    workdir = lineage.next_update(run, None if again else asked)
+    return Plan(parent, workdir, own, judge, old_config, sample, options, limits, asked)
+
+
+def _digests(run, new_set, judge) -> dict:
+    """Hash the new images and those that judge; warn of images in both.
+
+    Images are the same where their bytes are, see `identity`.
+    """
+    new = identity.identify(new_set)
+    if judge is None:
+        return {"data": new.digest()}
+    test, before = identity.identify(own_images.read(judge["data"])), identity.read(run)
+    for trained, what in ((new, "the new ones"), (before, "those of the run")):
+        if trained is not None and (common := identity.common(test, trained)):
+            count = f"{len(common):,} of {len(test.rows('test')):,}"
+            print(
+                f"config.test: {count} images that judge are trained on, too, among "
+                f"{what}, such as {common[0]}: their accuracy flatters",
+                flush=True,
+            )
+    return {"data": new.digest(), "test": test.digest()}
+
+
+def nothing_new(work: Plan) -> str:
+    """Say in one line that an update is done already."""
+    return (
+        f"nothing new: {work.workdir} is this update, of these images; nothing was "
+        "trained. --again (again=True in a program) makes another"
+    )
+
+
+def _with_few(config, rows) -> dict:
+    """Shrink the batch where `rows` new images do not fill one."""
+    if rows >= config["batch_size"]:
+        return config
+    batch, why = own_images.batch_size(rows), f"there are {rows} new images"
+    _tell_replaced("batch_size", batch, config["batch_size"], why)
+    return {**config, "batch_size": batch}
+
+
+def _with_short_warmup(config, changes) -> dict:
+    """Shorten the warmup where the epochs asked for do not hold it."""
+    epochs, section = changes.get("epochs"), config["schedule"]
+    asked = changes.get("schedule") or {}
+    if not isinstance(epochs, int) or "warmup_epochs" in asked:
+        return config
+    make = schema.named(sections.SCHEDULES, section, "config.schedule")[0]
+    before = {**schema.defaults(make), **section}.get("warmup_epochs", 0)
+    if not 1 <= epochs <= before:
+        return config
+    warmup, why = recipe.warmup_epochs(epochs), f"for config.train.epochs={epochs}"
+    _tell_replaced("schedule.warmup_epochs", warmup, before, why)
+    return {**config, "schedule": {**section, "warmup_epochs": warmup}}
+
+
+def _tell_replaced(option, value, before, why) -> None:
+    print(f"config.train.{option}={value} in place of {before}: {why}", flush=True)
+
+
+def _judge_config(test, options, limits, parent_config) -> dict | None:
+    """Make a transfer config that evaluates on `test`; None without it."""
+    if test is None and limits.accuracy is not None:
+        raise ValueError(
+            f"config.limits.accuracy={limits.accuracy}: nothing measures it without "
+            "--test, labelled images"
+        )
+    if test is None:
+        return None
+    own = options.test or {}
+    section = lineage.section(test, own, parent_config, "config.test")
+    evaluators = options.evaluators or {"knn": {}}
+    return _joint(section, "test", parent_config) | {"evaluators": evaluators}
+
+
+def _joint(section, evaluation, parent_config):
+    """Make a transfer config of one dataset, with the image size of the run."""
+    augment = parent_config["augment"]
+    return {
+        "data": dict(section),
+        "scenario": {"name": "joint", "evaluation": evaluation},
+        "augment": {k: v for k, v in augment.items() if k in ("size", "resize")},
+        "evaluators": {},
+        "tensorboard": False,
+        "plots": False,
+        "progress": False,
+    }
+
+
+def with_checkpoint(config, run):
+    """Complete a transfer config for the encoder of a run."""
+    return ml_collections.ConfigDict({**config, "checkpoint": str(run)})
+
+
+def _sample(old, run, options):
+    """Choose the old images to compare.
+
+    Returns:
+      Their rows i32[n], the same each time, and a function that embeds rows by the
+      encoder of `run`.
+
+    Raises:
+      ValueError: there are too few.
+    """
+    size, embed = build.embedder(with_checkpoint(old, run))
+    rows = np.sort(np.random.default_rng(0).permutation(size)[: options.rows])
+    if len(rows) <= 2 * options.neighbours:
+        raise ValueError(
+            f"config.neighbours={options.neighbours}: must be below half of the "
+            f"{len(rows)} old images"
+        )
+    return rows, embed

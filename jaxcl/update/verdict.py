@@ -1,0 +1,84 @@
+"""Whether an update is kept: what it may lose, and what to do with an index."""
+
+from jaxcl.run import terminal
+from jaxcl.update import plan
+
+BEFORE, AFTER = "before", "after"
+VERDICTS = ("keep", "rotate", "rebuild")  # for an index, the best first
+
+
+def judge_index(moved: dict | None, least: float) -> str:
+    """Decide what to do with an index of the old embeddings.
+
+    Args:
+      moved: of `drift.measures`; None: not measured.
+      least: share of neighbours kept from which the index is usable.
+
+    Returns:
+      "keep": new queries find their old neighbours in the index. "rotate": they do if
+      they are multiplied by rotation.npy. "rebuild": neither. "unknown": not measured.
+    """
+    if moved is None:
+        return "unknown"
+    shares = moved["index_overlap"], moved["aligned_index_overlap"]
+    for verdict, share in zip(VERDICTS, shares, strict=False):
+        if share >= least:
+            return verdict
+    return VERDICTS[-1]
+
+
+def broken(report: dict, limits: plan.Limits) -> list[str]:
+    """List the limits that an update breaks, each as a sentence."""
+    found = []
+    for name, accuracy in report["accuracy"].items():
+        drop, value = -accuracy["change"], accuracy[AFTER]
+        if limits.accuracy_drop is not None and drop > limits.accuracy_drop:
+            found.append(f"{name} lost {drop:.4f}, allowed {limits.accuracy_drop}")
+        if limits.accuracy is not None and value < limits.accuracy:
+            found.append(f"{name} is {value:.4f}, must be {limits.accuracy}")
+    if limits.index is not None:
+        verdict = report["index"]
+        allowed = VERDICTS[: VERDICTS.index(limits.index) + 1]
+        if verdict not in allowed:
+            found.append(f"index: {verdict}, allowed {' or '.join(allowed)}")
+    if limits.overlap is not None:
+        share = report["drift"]["overlap"]
+        if share < limits.overlap:
+            found.append(f"overlap is {share:.4f}, must be {limits.overlap}")
+    return found
+
+
+_INDEX = {
+    "keep": "keep your index: new queries find their old neighbours in it",
+    "rotate": "rotate: multiply new queries by rotation.npy, then your index serves on",
+    "rebuild": "rebuild your index: embed its images again with the new encoder",
+    "unknown": "unknown, since no old images were compared; --old gives them",
+}
+
+
+def sentences(report: dict) -> str:
+    """Say in sentences what an update did, and what to do next."""
+    lines = []
+    limit = report.get("asked", {}).get("limits", {}).get("accuracy_drop")
+    allowed = "no limit" if limit is None else f"may fall by {100 * limit:.1f} points"
+    for name, accuracy in report["accuracy"].items():
+        before, after, change = (100 * accuracy[x] for x in (BEFORE, AFTER, "change"))
+        lines.append(
+            f"Accuracy on labelled images ({name}): {before:.1f} % before, "
+            f"{after:.1f} % after, {change:+.1f} points; {allowed}."
+        )
+    if not report["accuracy"]:
+        lines.append("No labelled images were given, so no accuracy was measured.")
+    if report["drift"]:
+        kept = 100 * report["drift"]["index_overlap"]
+        lines.append(f"Of the old neighbours {kept:.0f} % are found in the old index.")
+    lines.append(f"Search index: {_INDEX[report['index']]}.")
+    broken = (f"Limit broken: {sentence}." for sentence in report["broken"])
+    lines += [terminal.paint(line, "bad") for line in broken]
+    if report["accepted"]:
+        done = terminal.paint("Accepted.", "good")
+        lines.append(f"{done} The encoder is in {report['run']}")
+    else:
+        done = terminal.paint("Rolled back.", "bad")
+        lines.append(f"{done} The encoder stays that of {report['parent']}")
+    return "\n".join(lines)
