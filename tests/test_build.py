@@ -18,7 +18,7 @@ from jaxcl import schema, sharding
 from jaxcl.config import build, sections
 from jaxcl.evals import tsne
 from jaxcl.methods import two_view
-from jaxcl.run import finish, job, metrics_log, record, train
+from jaxcl.run import cost, finish, job, metrics_log, record, train
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
 
@@ -377,7 +377,10 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
 
 @pytest.mark.parametrize("devices, steps_per_call", [(1, 1), (8, 4)])
 def test_the_step_is_traced_once(devices, steps_per_call, tmp_path, monkeypatch):
-    """To check the config, to compile, to count FLOPs: Python runs it once."""
+    """To check the config and to compile Python runs it once; again to count FLOPs.
+
+    FLOPs are those of one task's program, in which no branch is open.
+    """
     made, traced = two_view.make, []
 
     @functools.wraps(made)
@@ -394,8 +397,15 @@ def test_the_step_is_traced_once(devices, steps_per_call, tmp_path, monkeypatch)
     work = toy.job(
         tmp_path, devices=devices, steps_per_call=steps_per_call, first_tasks=1
     )
+    assert len(traced) == 1
+    counts = []
+    count = cost.flops
+    monkeypatch.setattr(
+        cost, "flops", lambda *given: counts.append(len(traced)) or count(*given)
+    )
     results = train.run(work, tmp_path)
-    assert results["cost"]["flops_per_step"]["first_task"] and len(traced) == 1
+    assert results["cost"]["flops_per_step"]["first_task"]
+    assert counts == [1] and len(traced) == 2
 
 
 # Precision

@@ -1,6 +1,7 @@
 """`jaxcl.fit`: a run like any other, and what it leaves for programs."""
 
 import dataclasses
+import errno
 import gc
 import itertools
 import json
@@ -612,3 +613,27 @@ def test_of_one_task_the_untrained_network_stands_beside_it(tmp_path):
     assert said.endswith("knn/class_incremental 75.0 % (untrained 50.0 %)")
     bars = result.Result(tmp_path).plot().axes[0].patches
     assert sorted(bar.get_height() for bar in bars) == [50.0, 75.0]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_an_encoder_goes_elsewhere_from_a_run_that_may_only_be_read(
+    code, tmp_path, monkeypatch
+):
+    """A full disk is no such run: its error is raised."""
+    results_lib.write_results(tmp_path, results_lib.empty(1))
+    places = []
+
+    def export(run, place, force=False):
+        places.append(place)
+        if pathlib.Path(place).is_relative_to(tmp_path):
+            raise OSError(code, "no", place)
+
+    monkeypatch.setattr(result.export_lib, "export", export)
+    monkeypatch.setattr(result.encoder_lib, "load_encoder", lambda place: place)
+    run = result.Result(tmp_path)
+    if code == errno.ENOSPC:
+        with pytest.raises(OSError):
+            run.encoder  # noqa: B018
+        assert len(places) == 1
+    else:
+        assert run.encoder == places[1] and len(places) == 2

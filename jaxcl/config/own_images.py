@@ -87,6 +87,8 @@ def summarize(data: Mapping[str, Any]) -> Summary:
     shapes = {image.shape[:2] for image in sampled}
     side = int(np.median([min(image.shape[:2]) for image in sampled]))
     mean, std = _moments(sampled)
+    test = dataset.test
+    can_judge = test is not None and bool((test.label >= 0).all())
     return Summary(
         rows=count,
         side=side,
@@ -95,7 +97,7 @@ def summarize(data: Mapping[str, Any]) -> Summary:
         mean=mean,
         std=std,
         labelled=int((train.label >= 0).sum()),
-        judges=_judges(dataset.test),
+        judges=stream.size(test) if can_judge else 0,
         classes=_counts(train.label, len(dataset.class_names)),
         domains=_counts(train.domain, len(dataset.domain_names)),
     )
@@ -132,12 +134,6 @@ def _moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:
     # Blank images have no deviation, and nothing may be divided by it.
     std = np.sqrt(np.maximum(np.mean(squares, axis=0) - mean**2, 1e-4))
     return tuple(np.round(mean, 4).tolist()), tuple(np.round(std, 4).tolist())
-
-
-def _judges(test) -> int:
-    """Count the test rows that can judge: all of them, if each has a label."""
-    known = test is not None and bool((test.label >= 0).all())
-    return stream.size(test) if known else 0
 
 
 def _counts(values, size) -> tuple[int, ...]:
@@ -192,7 +188,9 @@ def config(
     made.encoder = section
     if start is not None:
         made.start = start
-    scenario = scenario or _scenario(summary)
+    if scenario is None:
+        is_labelled = summary.labelled == summary.rows and len(summary.classes) > 1
+        scenario = "class" if is_labelled else "data"
     tasks = _count_tasks(summary, scenario, num_tasks)
     sizes = _task_sizes(summary, scenario, tasks)
     rows = min(sizes)
@@ -313,12 +311,6 @@ def batch_size(rows: int) -> int:
     Of less than 8 rows it is 2, of which an epoch has fewer.
     """
     return 2 ** int(np.clip(np.log2(max(rows // 4, 2)), 1, 8))
-
-
-def _scenario(summary) -> str:
-    """Choose how tasks are cut: by class where every train image has a label."""
-    is_labelled = summary.labelled == summary.rows and len(summary.classes) > 1
-    return "class" if is_labelled else "data"
 
 
 def _count_tasks(summary, scenario, num_tasks) -> int:

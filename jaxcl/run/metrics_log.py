@@ -58,21 +58,20 @@ class Meter:
         while self._pending and sum(self._pending[0][:2]) <= until:
             before, count, metrics = self._pending.pop(0)
             metrics = sharding.fetch(metrics)
-            logged = before + count - (before + count) % self._work.logging.every
+            every = self._work.logging.every
+            logged = before + count - (before + count) % every
             if logged > before:
                 self._measure(logged)
             for i in range(count):
-                row = {name: values[i] for name, values in metrics.items()}
-                self._check(row, before + i + 1)
+                step, row = before + i + 1, {name: x[i] for name, x in metrics.items()}
+                for name, value in row.items():
+                    if not np.isfinite(value):
+                        where = f"at step {step} (task {self._task + 1})"
+                        raise Diverged(f"{name} is {value} {where}; {_MEND}")
                 self._epochs.add(row)
-                if (before + i + 1) % self._work.logging.every == 0:
-                    self._log(row, before + i + 1)
-
-    def _check(self, row, step):
-        for name, value in row.items():
-            if not np.isfinite(value):
-                where = f"at step {step} (task {self._task + 1})"
-                raise Diverged(f"{name} is {value} {where}; {_MEND}")
+                if step % every == 0:
+                    speed = {"images_per_second": self._speed}
+                    self._recorder.log(step, self._task, **row, time=speed)
 
     def _measure(self, step):
         """Measure images a second up to a step that is logged.
@@ -83,10 +82,6 @@ class Meter:
         self._last = now, step
         rows = self._work.data.rows * self._work.parts(self._task)
         self._speed = (step - last_step) * rows / max(now - last_time, 1e-9)
-
-    def _log(self, row, step):
-        clock = {"images_per_second": self._speed}
-        self._recorder.log(step, self._task, **row, time=clock)
 
 
 class Epochs:

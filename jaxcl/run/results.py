@@ -150,13 +150,12 @@ def make_room(results: dict, task_names: Sequence[str]) -> dict:
     more = len(task_names) - len(results["task_names"])
     if more <= 0:
         return results
-    blank, spent = [None] * more, results["cost"]
-    return {
-        **empty(len(task_names)),
-        "task_names": [*results["task_names"], *map(str, task_names[-more:])],
+    names, blank, spent = map(str, task_names[-more:]), [None] * more, results["cost"]
+    return empty(len(task_names)) | {
+        "task_names": [*results["task_names"], *names],
         "scalars": [*results["scalars"], *blank],
         "seconds": [*results["seconds"], *blank],
-        "cost": {**spent, "per_task": [*spent["per_task"], *blank]},
+        "cost": spent | {"per_task": [*spent["per_task"], *blank]},
     }
 
 
