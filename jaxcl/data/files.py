@@ -413,11 +413,26 @@ class Loader(NamedTuple):
 
 
 def examples(
-    reader: Any, label: np.ndarray, domain: np.ndarray | None = None
+    reader: Any,
+    label: np.ndarray,
+    domain: np.ndarray | None = None,
+    numbers: np.ndarray | None = None,
 ) -> stream.Examples:
-    """Make examples that are read row by row; of one domain where none is given."""
+    """Make examples that are read row by row.
+
+    Args:
+      reader: a `Reader` of all rows, or another record with its methods.
+      label: i[N], -1 where unknown.
+      domain: i[N]; None: one domain.
+      numbers: of `number_classes`, where some classes are left out; None: none is.
+    """
     label = np.asarray(label, np.int32)
     domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)
+    if numbers is not None:
+        label = np.where(label < 0, -1, numbers[label])
+        which, place = reader.which[label >= 0], reader.place[label >= 0]
+        reader = reader._replace(which=which, place=place)
+        label, domain = label[label >= 0], domain[label >= 0]
     return stream.Examples(label, domain, load=Loader(reader, np.arange(len(label))))
 
 

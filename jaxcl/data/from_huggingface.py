@@ -138,27 +138,22 @@ def huggingface(
         labels[split] = [_check(file, image_key, label_key) for file in found[name]]
     names, numbers = _numbered(labels, chosen, label_key)
     wanted = names if classes is None else files_lib.class_list(classes)
+    kept = None if classes is None else files_lib.number_classes(wanted, names)
     parts = {}
     for split, label in numbers.items():
-        rows = np.arange(len(label))
-        if classes is not None:
-            label = np.where(
-                label < 0, -1, files_lib.number_classes(wanted, names)[label]
-            )
-            rows = np.flatnonzero(label >= 0)
         sizes = [len(x) for x in labels[split]]
         which = np.repeat(np.arange(len(sizes)), sizes)
         place = np.concatenate([np.arange(size) for size in sizes])
         reader = files_lib.Reader(
             (*chosen[split],),
-            which[rows],
-            place[rows],
+            which,
+            place,
             functools.partial(_fetch, image_key),
             images.decoding,
             unit="row",
             key=image_key,
         )
-        parts[split] = files_lib.examples(reader, label[rows])
+        parts[split] = files_lib.examples(reader, label, numbers=kept)
     name, share = os.path.basename(os.path.abspath(path)), 0.0 if test_split else test
     data = splits.draw_test(name, wanted, parts.pop("train"), share, test_seed)
     return data._replace(**parts)

@@ -135,12 +135,9 @@ def _examples(split, *, infos, keys, keep, index, images) -> stream.Examples | N
         return None
     image_key, label_key, domain_key = keys
     files, table = _table(infos, split, label_key, domain_key, index)
-    if keep is not None:
-        most = table.label.max(initial=-1)
-        if most >= len(keep):
-            raise ValueError(f"split {split!r}: label {most}, of {len(keep)} classes")
-        table = table._replace(label=np.where(table.label < 0, -1, keep[table.label]))
-        table = Table(*(column[table.label >= 0] for column in table))
+    most = table.label.max(initial=-1)
+    if keep is not None and most >= len(keep):
+        raise ValueError(f"split {split!r}: label {most}, of {len(keep)} classes")
     features = _features(infos[0], image_key)
     reader = files_lib.Reader(
         files,
@@ -151,7 +148,7 @@ def _examples(split, *, infos, keys, keep, index, images) -> stream.Examples | N
         unit="place",
         key=image_key,
     )
-    return files_lib.examples(reader, table.label, table.domain)
+    return files_lib.examples(reader, table.label, table.domain, keep)
 
 
 def _open(path, image_key, label_key, domain_key, domain_names):

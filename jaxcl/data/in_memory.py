@@ -4,6 +4,7 @@ The config names the set and the sha256 of its bytes, so that a run which is sta
 again goes on with the same images or not at all.
 """
 
+import dataclasses
 import hashlib
 import weakref
 from collections.abc import Sequence
@@ -15,21 +16,17 @@ from jaxcl import schema
 from jaxcl.data import from_arrays, listing, splits, stream
 
 
+@dataclasses.dataclass(eq=False)
 class Held:
     """A set under a name. The source finds it for as long as somebody keeps this."""
 
-    def __init__(
-        self,
-        name: str,
-        examples: stream.Examples,
-        class_names: tuple[str, ...],
-        domain_names: tuple[str, ...],
-    ):
-        self.name = name
-        self.examples = examples
-        self.class_names = class_names
-        self.domain_names = domain_names
-        self.sha256 = _digest(examples, class_names, domain_names)
+    name: str
+    examples: stream.Examples
+    class_names: tuple[str, ...]
+    domain_names: tuple[str, ...]
+
+    def __post_init__(self):
+        self.sha256 = _digest(self.examples, self.class_names, self.domain_names)
 
     @property
     def section(self) -> dict:
