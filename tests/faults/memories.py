@@ -254,7 +254,7 @@ _selection = [
             "memory: duel takes rows that do not exist",
             takes(incoming_mask=_nothing),
             "test_duel_memory.py::test_rows_that_do_not_exist_change_nothing"
-            "[windows-9-affine-False]",
+            "[windows-18-affine-False]",
         ),
     ),
     *fault.of(
