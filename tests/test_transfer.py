@@ -129,7 +129,7 @@ def refused(match, run, workdir, **changes):
 def test_what_is_wrong_with_the_directory_is_one_line(run, tmp_path):
     here = tmp_path / "here"
     refused(
-        r"config\.checkpoint='.*nowhere': it has no config", tmp_path / "nowhere", here
+        r"config\.checkpoint='.*nowhere': no such folder", tmp_path / "nowhere", here
     )
     refused(r"config\.checkpoint='': it has no config", "", here)
     copy = copy_of(run, tmp_path)

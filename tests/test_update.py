@@ -170,8 +170,7 @@ def test_a_warmup_that_the_epochs_do_not_hold_is_shorter(copy, capsys):
         return plan(copy, **changes).config["schedule"].get("warmup_epochs")
 
     assert warmup(before={"warmup_epochs": 10}, **{"train.epochs": 5}) == 1
-    said = "schedule.warmup_epochs=1 in place of 10, for config.train.epochs=5"
-    assert said in capsys.readouterr().out
+    assert "config.train.schedule.warmup_epochs=1" in capsys.readouterr().out
     assert warmup(before={}, **{"train.epochs": 1}) == 0  # 10 by default
     assert warmup(before={"warmup_epochs": 10}, **{"train.epochs": 11}) == 10
     assert warmup(before={"warmup_epochs": 1}) == 1
@@ -233,7 +232,8 @@ def test_the_command_rolls_back_and_resumes(copy):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == update_command.ROLLED_BACK, done.stderr
     assert "knn/class_incremental" in done.stdout
-    assert done.stdout.strip().endswith(f"rolled back: {work.workdir}")
+    last = done.stdout.strip().splitlines()[-1]
+    assert "Rolled back" in last and str(copy / "run") in last
     found = lineage.read(work.workdir)
     assert not found["accepted"] and found["cost"]["steps"] == 2 * (240 // 48)
     assert lineage.current(copy / "run") == str(copy / "run")
@@ -247,8 +247,7 @@ def test_an_unfinished_update_is_not_mixed_with_another(copy):
     np.savez(copy / "more.npz", train_x=PIXELS[240:360])
     other = plan(copy, data="more.npz")
     assert other.workdir == work.workdir
-    said = r"0001: is an update .*data\.path.*more\.npz.*or remove the folder"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=r"0001: .*data\.path.*more\.npz"):
         update_command.carry_out(other)
 
 
