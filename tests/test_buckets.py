@@ -79,7 +79,7 @@ def test_a_run_in_a_bucket_is_stopped_and_goes_on(server, tmp_path):
     same = [leaves(path), leaves(local)]
     assert all(map(np.array_equal, *same))
     names = {name.split("/")[2] for _, name in server.objects if "runs/a/" in name}
-    assert names == {"config.json", "resolved.json", "metrics.jsonl"} | {
+    assert names == {"config.json", "resolved.json", "metrics.jsonl", "data.npz"} | {
         "results.json",
         "checkpoints",
         "plots",

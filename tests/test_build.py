@@ -137,7 +137,7 @@ def test_unwritable_run_directory(tmp_path):
 def test_another_config_is_refused_naming_the_fields(tmp_path):
     build.build(toy.config(), tmp_path)
     build.build(toy.config(), tmp_path)  # the same one is welcome
-    match = r"config\.method\.temperature: 'absent' -> 0\.1; config\.seed: .*-> 3"
+    match = r"config\.method\.temperature: absent -> 0\.1; config\.seed: .*-> 3"
     with pytest.raises(ValueError, match=match):
         build.build(toy.config(**{"seed": 3, "method.temperature": 0.1}), tmp_path)
 

@@ -22,7 +22,7 @@ import jaxcl
 import test_methods
 from helpers import pages, run_directories, toy
 from jaxcl import core, sharding
-from jaxcl.config import build
+from jaxcl.config import build, checks
 from jaxcl.data import graphs, prefetch, stream, toys
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features
@@ -465,7 +465,7 @@ def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):
         folder = run / "updates" / f"{number:04d}"
         scenario = {"name": "after", "num_tasks": 2}
         data = {"name": "digits", "size": 8}
-        with mock.patch.object(build, "_check_start"):
+        with mock.patch.object(checks, "check_start"):
             _, state = run_directories.run_of(
                 folder, data=data, scenario=scenario, start=str(run)
             )

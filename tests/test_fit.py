@@ -122,7 +122,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
             return None
 
     monkeypatch.setattr(fitting, "_stopping", Stopping)
-    with pytest.raises(train.Interrupted, match="saved"):
+    with pytest.raises(train.Interrupted, match="stopped"):
         jaxcl.fit(IMAGES, out=tmp_path / "run", **SMALL)
     monkeypatch.undo()
     whole = jaxcl.fit(IMAGES.copy(), out=tmp_path / "run", **SMALL)
@@ -216,7 +216,7 @@ def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
     refused = run.update(
         PIXELS[200:264], test=judge, limits={"accuracy": 1.0}, epochs=1
     )
-    assert not refused.accepted and "rolled back" in str(refused)
+    assert not refused.accepted and "Rolled back" in str(refused)
     np.testing.assert_array_equal(run.encoder.embed(IMAGES[:2]), before)
     kept = run.update(
         PIXELS[200:264],
@@ -248,7 +248,7 @@ def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
     assert drifts[0] != drifts[1] and {drift["rows"] for drift in drifts} == {64}
     with pytest.raises(ValueError, match="accuracy_dorp"):
         run.update(PIXELS[:64], limits={"accuracy_dorp": 1.0})
-    with pytest.raises(ValueError, match=r"config\.rows\.x"):
+    with pytest.raises(ValueError, match=r"config\.rows"):
         run.update(PIXELS[:64], options={"rows.x": 1})
     with pytest.raises(ValueError, match=r"test: 3 entries"):
         run.update(PIXELS[:64], test=(*judge, 0))

@@ -884,7 +884,7 @@ ROWS_OF = [pytest.param(n, marks=[pytest.mark.slow] * (n != "retrain")) for n in
 @pytest.mark.parametrize("name", ROWS_OF)
 def test_a_step_of_graphs(name):
     made = graph_parts(augment_graphs.make() if name == "icl" else shaken)
-    method = icl.make(made, **(OPTIONS | GRAPHS[name]))
+    method = make(made, **GRAPHS[name])
     the_task, blank = graph_task(), graph_batches.blank(SET.train, 1)
     if name == "icl":
         state = jax.jit(method.init)(jax.random.key(0), blank)
