@@ -120,8 +120,8 @@ def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
         name = parts[0].lstrip()
         if os.path.isabs(name) or os.path.normpath(name).split(b"/")[0] == b"..":
             raise ValueError(
-                f"{file}, line {number}: {name.decode()[:200]!r} must be relative to "
-                "the folder of the images, and inside it"
+                f"{file}, line {number}: {name.decode()[:200]!r} is outside the "
+                "folder of the images; must be relative to it"
             )
         files.append(name)
         label.append(int(parts[1]))
