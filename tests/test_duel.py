@@ -300,7 +300,7 @@ def test_a_step_is_the_equation(name):
     value, stats, targets = twin.loss(twin.params)
     slopes = twin.gradient()
     close = functools.partial(chex.assert_trees_all_close, rtol=1e-4, atol=3e-6)
-    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=3e-5)
     norms = [np.square(x).sum() for x in jax.tree.leaves(slopes)]
     np.testing.assert_allclose(metrics["grad_norm"], np.sqrt(sum(norms)), rtol=1e-4)
     np.testing.assert_allclose(metrics["lr"], LR, rtol=1e-6)

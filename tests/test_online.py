@@ -489,7 +489,7 @@ def test_pictures_are_of_the_state_that_is_judged(tmp_path):
                 params=jax.tree.map(jnp.zeros_like, state.params)
             )
         ),
-        pictures={"drawn": draw},
+        evaluation=work.evaluation._replace(pictures={"drawn": draw}),
     )
     train.run(work, tmp_path)
     assert len(seen) == 1 and not any(x.any() for x in jax.tree.leaves(seen[0]))
