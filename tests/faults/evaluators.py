@@ -93,12 +93,12 @@ FAULTS = [
         ("evaluators: a probe has no momentum", takes(momentum=_always(0.0))),
     ),
     *fault.of(
-        "evals.linear.make",
+        "evals.linear.evaluator",
         "test_evals.py::test_semi_supervised_probe_trains_on_its_share_alone"
         "[all-features]",
         (
             "evaluators: the semi-supervised probe has all labels",
-            takes(fraction=_always(1.0)),
+            takes(settings=lambda settings: settings._replace(fraction=1.0)),
         ),
     ),
     *fault.of(
