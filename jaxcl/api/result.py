@@ -78,13 +78,13 @@ class Result:
 
     @property
     def config(self) -> ml_collections.ConfigDict:
-        """What was asked, every option that the config set; `print` shows it."""
+        """Return what was asked: every option that the config set."""
         saved = storage.read_object(epath.Path(self.folder) / "config.json")
         return ml_collections.ConfigDict(saved)
 
     @property
     def resolved(self) -> ml_collections.ConfigDict:
-        """Every option there is with the value that it had, defaults included.
+        """Return every option with the value that it had, defaults included.
 
         Raises OSError if there is no resolved.json.
         """
@@ -93,12 +93,12 @@ class Result:
 
     @property
     def results(self) -> dict[str, Any]:
-        """What results.json holds: accuracy matrices, measures, scalars, cost."""
+        """Return what results.json holds: matrices, measures, scalars, cost."""
         return storage.read_object(epath.Path(self.folder) / results_lib.RESULTS)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """What was logged, row by row: loss, learning rate, evaluations."""
+        """Return what was logged, row by row: loss, learning rate, evaluations."""
         return rows_lib.read(self.folder)
 
     @property

@@ -1,8 +1,8 @@
 """Methods whose encoder stays as it is: a rule on its features learns.
 
 No gradient is taken. The encoder is what `config.start` names, the folder of an
-encoder; without it, a random network. A rule meets every train row once, and its state
-is sums over rows.
+encoder; without it, a random network. A rule meets every train row once in an epoch, as
+evaluation sees it: nothing of config.augment but its size and normalisation is applied.
 """
 
 from collections.abc import Callable

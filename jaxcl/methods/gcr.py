@@ -142,7 +142,7 @@ def _write_candidates(state, key, batch, stored):
 
 
 def _selection(parts, net, *, alpha, beta, ridge) -> Callable:
-    """What happens when a task ends: (state, task) -> state with a new memory.
+    """Return what chooses the memory at the end of a task: (state, task) -> state.
 
     The rows of both memories pass the network once, in evaluation mode; the head's is
     the only gradient. The host learns labels, tasks and weights alone.

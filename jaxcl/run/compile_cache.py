@@ -12,6 +12,7 @@ import platform
 import stat
 
 import jax
+from absl import logging
 from jax.experimental.compilation_cache import compilation_cache
 
 LIMIT = 4 * 2**30  # bytes that a folder may hold when a run begins
@@ -43,9 +44,10 @@ def use(choice: str) -> str | None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check(folder, choice)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
         if choice != "auto":
             raise
+        logging.warning("compiled programs are not kept for later runs: %s", error)
         return None
     trim(folder, LIMIT)
     jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -64,7 +64,7 @@ class Passes(NamedTuple):
         return rows, after
 
     def embed(self, params: core.PyTree, stats: core.PyTree, inputs: Any):
-        """What evaluators see of graphs or images, f32[B, D]."""
+        """Return the features that evaluators read, f32[B, D]."""
         key = jax.random.key(0)  # for dropout, which evaluation mode leaves out
         seen = self if self.judged else self._replace(head=chain.Chain({}))
         return seen.network(params, stats, key, inputs, train=False)[0]
