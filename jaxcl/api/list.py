@@ -1,4 +1,7 @@
-"""`jaxcl list KIND`: what a config may name, a line each, from the code itself."""
+"""`jaxcl list KIND`: what a config may name, a line each, from the code itself.
+
+A kind is imported when it is asked for: all of them take two seconds.
+"""
 
 import argparse
 import importlib
@@ -9,11 +12,6 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-from jaxcl import schema
-from jaxcl.config import files, own_images, sections
-from jaxcl.data import sources
-from jaxcl.methods.two_view import bases, strategies
 
 
 def _first_line(text: str | None) -> str:
@@ -42,6 +40,9 @@ def _describe(make: Callable, needs: dict[str, Any]) -> str:
 
 def _bases() -> dict[str, str]:
     """Describe each base: its first line, and what it needs beside the images."""
+    from jaxcl import schema
+    from jaxcl.methods.two_view import bases
+
     found = {}
     for name, make in bases.BASES.items():
         base, options = make(), schema.defaults(make)
@@ -59,6 +60,9 @@ def _bases() -> dict[str, str]:
 
 def _strategies() -> dict[str, str]:
     """Describe each strategy: its first line, and what it keeps of earlier tasks."""
+    from jaxcl import schema
+    from jaxcl.methods.two_view import strategies
+
     found = {}
     for name, make in strategies.STRATEGIES.items():
         strategy, images = make(), schema.defaults(make).get("memory_size")
@@ -74,9 +78,25 @@ def _strategies() -> dict[str, str]:
 
 def _encoders() -> dict[str, str]:
     """Describe the names of config.encoder.name, and those for own images."""
+    from jaxcl.config import own_images, sections
+
     short = ", ".join(own_images.ENCODERS)
     takers = f"and jaxcl.fit take {short}"
     return _functions(sections.ENCODERS) | {"own_images": takers}
+
+
+def _data() -> dict[str, str]:
+    """Describe the sources of images and graphs."""
+    from jaxcl.data import sources
+
+    return _functions(sources.SOURCES)
+
+
+def _configs() -> dict[str, str]:
+    """Describe the configs that come with the library."""
+    from jaxcl.config import files
+
+    return files.names()
 
 
 # Kind -> what to type, and the function that finds all of that kind
@@ -88,12 +108,12 @@ KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
     "bases": ("jaxcl train CONFIG --config.method.base=NAME", _bases),
     "strategies": ("jaxcl train CONFIG --config.method.strategy=NAME", _strategies),
     "encoders": ("--config.encoder.name=NAME", _encoders),
-    "data": ("--config.data.name=NAME", lambda: _functions(sources.SOURCES)),
+    "data": ("--config.data.name=NAME", _data),
     "evaluators": (
         'in a config: config.evaluators = {"NAME": {}}',
         lambda: dict(_modules("jaxcl.evals")),
     ),
-    "configs": ("jaxcl train NAME", files.names),
+    "configs": ("jaxcl train NAME", _configs),
 }
 
 

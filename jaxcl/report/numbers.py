@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from jaxcl.report import comparability, compare
 from jaxcl.report import runs as runs_lib
@@ -50,6 +49,8 @@ class Curve(NamedTuple):
 
 def half_width(error, count: int):
     """Half the width of the interval, from the standard error of the mean."""
+    from scipy import special  # a sixth of a second, for several seeds alone
+
     return special.stdtrit(count - 1, 0.975) * error
 
 
