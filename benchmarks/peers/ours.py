@@ -104,8 +104,11 @@ def stream(asked, _, build, files, finish) -> tuple[float, int]:
     config.data = asked.get("source", read)
     config.scenario = {"name": "class", "num_tasks": asked["tasks"]}
     size, mean, std = asked["size"], tuple(asked["mean"]), tuple(asked["std"])
+    encoder = asked["encoder"]
     config.augment.update(size=size, mean=mean, std=std, flip=0.0)
-    config.encoder = asked["encoder"]
+    config.encoder = {k: tuple(v) if k == "widths" else v for k, v in encoder.items()}
+    if encoder["name"] == "mlp":
+        config.steps_per_call = 10  # as configs/baselines_mnist.py has it
     config.replay, config.method = asked["replay"], asked["method"]
     config.evaluators = {"predict": {"met_only": False}}
     config.plots = config.tensorboard = config.progress = False
