@@ -19,7 +19,7 @@ class Stages:
 
     def __init__(self):
         self._spans, self._name = [], "start"
-        self._since = float(os.environ.get("STARTED", time.time()))
+        self._since = float(os.environ.get("STARTED") or time.time())
 
     def turn(self, name: str) -> str:
         """Go over to another stage; return the one before."""
