@@ -18,6 +18,7 @@ from lightly import transforms  # noqa: E402
 from lightly.models import ResNetGenerator, modules, utils  # noqa: E402
 from lightly.utils.benchmarking import knn_predict  # noqa: E402
 from PIL import Image  # noqa: E402
+from torchvision import transforms as vision  # noqa: E402
 
 
 class Views(torch.utils.data.Dataset):
@@ -39,7 +40,8 @@ class Learner(torch.nn.Module):
     def __init__(self, asked):
         super().__init__()
         width = asked["width"] / 64
-        self.backbone = ResNetGenerator(f"resnet-{asked['depth']}", width=width)
+        name = {10: "resnet-9"}.get(asked["depth"], f"resnet-{asked['depth']}")
+        self.backbone = ResNetGenerator(name, width=width)
         features = self.backbone.linear.in_features
         self.backbone.linear = torch.nn.Identity()
         heads, hidden, out = modules.heads, asked["hidden"], asked["out"]
@@ -82,19 +84,13 @@ class Learner(torch.nn.Module):
 
 def embed(backbone, images, labels, batch, normalize):
     """Features of length 1, and labels."""
-    prepare = transforms.utils.IMAGENET_NORMALIZE and _plain(normalize)
+    prepare = vision.Compose([vision.ToTensor(), vision.Normalize(**normalize)])
     data = torch.utils.data.DataLoader(Views(images, labels, prepare), batch)
     backbone.eval()
     with torch.no_grad():
         found = [(backbone(x), y) for x, y in data]
     features, known = zip(*found, strict=True)
     return torch.nn.functional.normalize(torch.cat(features), dim=1), torch.cat(known)
-
-
-def _plain(normalize):
-    from torchvision import transforms as vision
-
-    return vision.Compose([vision.ToTensor(), vision.Normalize(**normalize)])
 
 
 def main() -> None:

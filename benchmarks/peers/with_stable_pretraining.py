@@ -4,6 +4,7 @@ Module, loss, augmentation and manager are its own, after its README's example. 
 no k-NN on all train images without augmentation, so the formula is written here.
 """
 
+import functools
 import os
 import pathlib
 
@@ -16,6 +17,7 @@ import numpy as np  # noqa: E402
 import stable_pretraining as spt  # noqa: E402
 import torch  # noqa: E402
 from PIL import Image  # noqa: E402
+from stable_pretraining import forward  # noqa: E402
 from stable_pretraining.data import transforms  # noqa: E402
 
 
@@ -95,13 +97,17 @@ def main() -> None:
         torch.nn.ReLU(),
         torch.nn.Linear(asked["hidden"], asked["out"]),
     )
-    sgd = {"type": "SGD", "lr": asked["lr"], "momentum": 0.9, "weight_decay": 1e-4}
+    how = {"lr": asked["lr"], "momentum": 0.9, "weight_decay": 1e-4}
+    constant = functools.partial(torch.optim.lr_scheduler.ConstantLR, factor=1.0)
     module = spt.Module(
         backbone=backbone,
         projector=projector,
-        forward=spt.forward.simclr,
+        forward=forward.simclr,
         simclr_loss=spt.losses.NTXEntLoss(asked["method"]["temperature"]),
-        optim={"optimizer": sgd, "scheduler": {"type": "ConstantLR", "factor": 1.0}},
+        optim={
+            "optimizer": functools.partial(torch.optim.SGD, **how),
+            "scheduler": constant,
+        },
     )
     trainer = lightning.Trainer(
         max_epochs=asked["epochs"],
