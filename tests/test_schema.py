@@ -329,27 +329,6 @@ def made(
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        {"rate": 0},
-        {"sizes": [3, 1]},
-        {"pair": [0.5, 1]},
-        {"many": 2**40},
-        {"either": None},
-        {"either": "all"},
-        {"either": 2**31 - 1},
-        {"loud": 3},
-        {"loud": -1e30},
-        {"quiet": None},
-        {"quiet": "anything"},
-    ],
-)
-def test_what_an_annotation_allows(given):
-    assert schema.options(made, given, "config.x") == given
-    assert schema.checked("config.x")(made)(None, **given) == made(None, **given)
-
-
-@pytest.mark.parametrize(
     "given, said",
     [
         ({"rate": -0.1}, "rate=-0.1"),
@@ -390,18 +369,3 @@ def test_a_decorated_function_keeps_its_signature():
     assert schema.defaults(wrapped)["rate"] == 0.5
     with pytest.raises(ValueError, match=r"config\.y\.rat"):
         schema.options(wrapped, {"rat": 1}, "config.y")
-
-
-def test_annotations_that_are_text_are_read():
-    namespace: dict = {}
-    exec(
-        "from __future__ import annotations\n"
-        "from jaxcl import schema\n"
-        "def late(*, rate: schema.Share = 0.5): pass\n"
-        "def lost(*, rate: Nowhere = 0.5): pass\n",
-        namespace,
-    )
-    with pytest.raises(ValueError, match=r"x\.rate=2"):
-        schema.options(namespace["late"], {"rate": 2}, "x")
-    with pytest.raises(ValueError, match=r"x\.rate='2'"):
-        schema.options(namespace["lost"], {"rate": "2"}, "x")
