@@ -23,7 +23,6 @@ from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.methods.two_view.bases import lejepa
-from jaxcl.nets import mlp
 
 # Rows of a batch, of a queue bank (which the batch does not divide) and of the memory;
 # features of a projection; prototypes; local crops; pixels of a side; steps of a task.
@@ -819,16 +818,3 @@ def test_evaluators_read_the_encoder_and_the_projector_in_evaluation_mode():
                 nets, params, stats, np.float64(images), train=False
             )
             np.testing.assert_allclose(read(state, images), want, rtol=1e-4, atol=1e-5)
-
-
-def test_projectors_and_predictors_are_as_wide_as_asked():
-    made = {"hidden_dim": 6, "predictor_hidden_dim": 7, "distill_hidden_dim": 8}
-    options = taken("byol", "cassle", OPTIONS | made)
-    method = two_view.make(parts(), base="byol", strategy="cassle", **options)
-    params = jax.eval_shape(method.init, jax.random.key(0), batch(0)).params
-    widths = {
-        name: params[name]["linear1"]["kernel"].shape
-        for name in ("projector", "predictor", "distiller")
-    }
-    assert widths == {"projector": (5, 6), "predictor": (D, 7), "distiller": (D, 8)}
-    assert mlp.projector(bases.get("byol").projector).features == (4096, 256)
