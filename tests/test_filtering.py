@@ -193,6 +193,3 @@ def test_projections_are_the_projector_on_the_embeddings(module, head):
 def test_a_method_without_a_projection_has_none_with_a_head():
     plain = two_view.make(parts_of_method(), **NARROW[two_view])._replace(project=None)
     assert head_lib.add(plain, parts_of_method(), lr=0.1).project is None
-
-
-# Pictures and runs

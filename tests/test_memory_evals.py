@@ -156,9 +156,6 @@ def test_spread_is_the_equations(split, devices):
     assert scalars == {n: pytest.approx(x, rel=1e-4) for n, x in want.items()}
 
 
-# Pictures
-
-
 # The filter, in a t-SNE
 
 
@@ -191,6 +188,3 @@ def test_a_small_task_or_empty_memory_is_no_trouble(tmp_path, drawn):
         make(batch_size=0)
     with pytest.raises(ValueError, match=r"tsne\.show='filter'"):
         tsne.make(parts._replace(memory=None), directory=tmp_path, show="filter")
-
-
-# A run

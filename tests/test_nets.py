@@ -474,9 +474,6 @@ def test_projector_layers(base, layers):
     assert small.dtype == jnp.bfloat16
 
 
-# --- PyTorch, where it is installed -------------------------------------------
-
-
 # --- a perceptron as an encoder -----------------------------------------------
 
 

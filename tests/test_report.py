@@ -317,9 +317,6 @@ def test_seeds_whose_tasks_end_elsewhere_are_aligned_by_task(tmp_path):
     assert numbers.common_ends([runs_lib.read(tmp_path / "a")]) is None
 
 
-# Configs, convergence
-
-
 # Safety
 
 
@@ -436,6 +433,3 @@ def test_a_real_run(tmp_path):
     titles = {caption.one("b").text() for caption in root.all("figcaption")}
     assert {"loss", "lr", "grad_norm", "predict/accuracy"} <= titles
     check_harmless(tmp_path / "page.html")
-
-
-# In a browser
