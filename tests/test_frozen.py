@@ -52,6 +52,94 @@ def scores(rule, state, queries):
     return np.asarray(rule.scores(rule.fit(state), queries))
 
 
+def class_means(x, y):
+    return np.stack([x[y == c].mean(0) for c in range(CLASSES - 1)])
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def twin_ncm(x, y, q, state):
+    return unit(q) @ unit(class_means(x, y)).T
+
+
+def twin_ncm_euclidean(x, y, q, state):
+    return -((q[:, None] - class_means(x, y)) ** 2).sum(-1)
+
+
+def twin_slda(x, y, q, state):
+    """Row by row, as Equations 1 to 5 have it."""
+    means, counts = np.zeros((CLASSES, DIM)), np.zeros(CLASSES)
+    covariance = np.zeros((DIM, DIM))
+    for t, (row, c) in enumerate(zip(x, y, strict=True)):
+        gap = row - means[c]
+        delta = t / (t + 1) * np.outer(gap, gap)
+        covariance = (t * covariance + delta) / (t + 1)
+        means[c] += gap / (counts[c] + 1)
+        counts[c] += 1
+    inverse = np.linalg.inv(0.99 * covariance + 0.01 * np.eye(DIM))
+    weights = means[: CLASSES - 1] @ inverse
+    return q @ weights.T - (weights * means[: CLASSES - 1]).sum(1) / 2
+
+
+def ridge_regression(hidden, y, ridge):
+    target = np.eye(CLASSES)[y]
+    inputs = hidden.T @ hidden + ridge * np.eye(hidden.shape[1])
+    return np.linalg.solve(inputs, hidden.T @ target)
+
+
+def twin_ranpac(x, y, q, state):
+    """Ridge by the squared error on a fifth of the rows, then all rows."""
+    projection = np.asarray(state.projection, np.float64)
+    hidden, asked = (np.maximum(rows @ projection, 0) for rows in (x, q))
+    held = (np.arange(len(y), dtype=np.uint32) * np.uint32(2654435761) >> 16) % 5 == 4
+    errors = []
+    for ridge in ranpac.RIDGES:
+        weights = ridge_regression(hidden[~held], y[~held], ridge)
+        errors.append(((hidden[held] @ weights - np.eye(CLASSES)[y[held]]) ** 2).sum())
+    best = ranpac.RIDGES[int(np.argmin(errors))]
+    assert 1e-3 < best < 1e3, "float32 can tell this ridge from its neighbours"
+    return (asked @ ridge_regression(hidden, y, best))[:, : CLASSES - 1]
+
+
+def twin_acil(x, y, q, state):
+    projection = np.asarray(state.projection, np.float64)
+    hidden, asked = (np.maximum(rows @ projection, 0) for rows in (x, q))
+    return (asked @ ridge_regression(hidden, y, 0.1))[:, : CLASSES - 1]
+
+
+def twin_fecam(x, y, q, state, shared=False):
+    x, q = (unit(np.sqrt(rows)) for rows in (x, q))
+    means = class_means(x, y)
+    found = []
+    for c, mean in enumerate(means):
+        gaps = x - means[y] if shared else x[y == c] - mean
+        covariance = gaps.T @ gaps / (len(gaps) - 1)
+        off = covariance[~np.eye(DIM, dtype=bool)].mean()
+        shrunk = covariance + np.trace(covariance) / DIM * np.eye(DIM)
+        shrunk += off * (1 - np.eye(DIM))
+        deviation = np.sqrt(np.diag(shrunk))
+        inverse = np.linalg.inv(shrunk / np.outer(deviation, deviation))
+        found.append(-np.einsum("bi,ij,bj->b", q - mean, inverse, q - mean))
+    return np.stack(found, axis=1)
+
+
+def twin_fecam_shared(x, y, q, state):
+    return twin_fecam(x, y, q, state, shared=True)
+
+
+def twin_stored_knn(x, y, q, state):
+    """The memory holds all rows."""
+    cosines = unit(q) @ unit(x).T
+    votes = np.zeros((len(q), CLASSES - 1))
+    for row, near in enumerate(np.argsort(-cosines, axis=1)[:, :5]):
+        for i in near:
+            votes[row, y[i]] += np.exp(cosines[row, i] / 0.07)
+    with np.errstate(divide="ignore"):
+        return np.log(votes)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_scores_are_those_of_float64(name, data):
     features, label = data
