@@ -178,22 +178,6 @@ def test_overrides_in_prose_are_options(where, text, tree, monkeypatch):
             pytest.fail(f"{where}: {group}: {problems}")
 
 
-def test_a_wrong_command_would_be_noticed(tree, monkeypatch):
-    monkeypatch.chdir(tree)
-    good = "--config=configs/quickstart.py"
-    config_files.check_options(config_files.parse([good, "--workdir=x"]))
-    for wrong in (
-        "--config.method.temprature=1",
-        "--config.evaluators.knn.kk=3",
-        "--config.data.size=many",
-        "--config.scenario.num_tasks=101",
-        "--wrkdir=x",
-        "left over",
-    ):
-        with pytest.raises((ValueError, AttributeError, AssertionError, flags.Error)):
-            config_files.check_options(config_files.parse([good, wrong]))
-
-
 DATA = [
     pytest.param(module, arguments, id=f"{where}-{module}-{i}")
     for where, text in written()
@@ -320,12 +304,6 @@ def test_public_names_are_as_written():
 
 
 DESIGN = (ROOT / "docs" / "design.md").read_text()
-
-
-def test_the_reference_names_what_there_is():
-    text = (ROOT / "docs/api.md").read_text()
-    for name in re.findall(r"^::: ([\w.]+)$", text, re.M):
-        pkgutil.resolve_name(name)
 
 
 # Options and defaults

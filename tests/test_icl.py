@@ -320,36 +320,6 @@ def test_old_and_new_anchors_take_turns():
     assert metrics["passes"] == 3 * B
 
 
-def test_with_keep_whole_sets_give_the_gradient_of_retraining():
-    """Both views are the same: of the other set negatives are first views."""
-    made = parts(
-        augment=lambda key, images: twins.views_of(images)[:, :1].repeat(2, axis=1)
-    )
-    turns, retrain = make(made, meta=False, keep=1.0), make(made, strategy="retrain")
-    given = batch(11)
-    # Two old and two new items are all there are; other slots are empty, whatever
-    # they hold. K is 3 in each.
-    sides = [np.array([0, 1, 2, 3]), np.array([2, 3, 0, 1])]
-    old, new = (part(given, side) for side in sides)
-    for each in (old, new):
-        each["index"] = np.array([0, 1, -1, -1], np.int32)
-    state = under_way(turns)
-    expected, metrics = step(retrain, state, given)
-    slopes, losses = [], []
-    # An anchor's own item is left out: 2 of 3 others are new, or 1 of 3.
-    cases = ((0, old, new, 2 / 3), (state.extra.old_steps, new, old, 1 / 3))
-    for done, anchors, others, growth in cases:
-        extra = state.extra._replace(growth=jnp.float32(growth))
-        now = state.replace(extra=extra, step=state.task_start + done)
-        side_by_side = jax.tree.map(lambda *x: np.stack(x), anchors, others)
-        after, found = step(turns, now, side_by_side)
-        slopes.append(fell(now, after))
-        losses.append(found["loss"])
-    np.testing.assert_allclose(np.mean(losses), metrics["loss"], rtol=1e-5)
-    close(np.mean(slopes, axis=0), fell(state, expected), atol=3e-6)
-    assert np.abs(slopes[0] - slopes[1]).max() > 1e-2
-
-
 # Learnt rates
 
 
