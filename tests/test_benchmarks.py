@@ -101,27 +101,6 @@ def test_rows_of_reproduce_build(load, tmp_path):
         config_files.made(config, 100 if row.data == "cifar100" else 10)
 
 
-@pytest.mark.parametrize(
-    "difference, agrees", [(1.9, True), (2.1, False), (-2.1, False)]
-)
-def test_means_agree_within_two_standard_errors(load, difference, agrees):
-    """Five values of deviation 1 and an error of theirs that make 1 together."""
-    bench, values = load("reproduce"), np.array([-1.0, 1.0, 0.0, -1.0, 1.0])
-    values = list(values / values.std(ddof=1) + 80 + difference)
-    said = bench.compare(values, bench.Published(80.0, error=0.8**0.5))
-    want = (80 + difference, 1.0, difference, 2.0)
-    assert said[:4] == pytest.approx(want) and said.agrees is agrees
-
-
-@pytest.mark.parametrize(
-    "name, problem",
-    [("leaderboard", "--problems=split_mnist"), ("reproduce", "gdumb_split_mnist")],
-)
-def test_missing_data_are_refused(load, name, problem, tmp_path, capsys):
-    assert load(name).main([problem, f"--data={tmp_path}"]) == 2
-    assert str(tmp_path) in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("base, strategy", [("mocov2plus", "pnr"), ("byol", "cassle")])
 def test_the_peer_takes_the_same_steps(load, tmp_path, monkeypatch, base, strategy):
     torch, throughput = pytest.importorskip("torch"), load("throughput")

@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from helpers import config_files, run_directories
+from helpers import config_files
 from jaxcl.run import results as results_lib
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -122,26 +122,6 @@ def test_tpu_keeps_the_words_of_a_run_through_two_shells(tmp_path):
     assert {"--accelerator-type=v5litepod-16", "--version=v2", "--spot"} < {*words}
 
 
-@pytest.mark.parametrize(
-    "script, arguments, words",
-    [
-        ("slurm.sh", ["--per=gpu", "--", "x"], ["--per=gpu", "--gpus"]),
-        ("slurm.sh", ["--gpus=4"], []),
-        ("kubernetes.py", ["apply", "a_b", "--image=i", "--", "x"], ["a_b"]),
-        ("kubernetes.py", [*TPUS, "--topology=4", "--", "x"], ["--topology=4"]),
-        ("local.sh", ["--processes=0", "--", "x"], ["--processes=0"]),
-        ("tpu.sh", ["crate", "n"], ["crate"]),
-        ("tpu.sh", ["resume", "n", "--", "--workdir=gs://b"], ["--type", "--version"]),
-    ],
-)
-def test_a_wrong_command_is_one_line(fake, script, arguments, words):
-    for name in ("sbatch", "kubectl", "gcloud"):
-        fake(name)
-    err = call(script, *arguments, code=2).stderr
-    assert err.startswith("jaxcl: ") and err.count("\n") == 1 and not fake.log()
-    assert all(word in err for word in words), err
-
-
 def test_a_sweep_leaves_out_what_is_finished(capsys, tmp_path):
     sweep = config_files.load(LAUNCH / "sweep.py")
     words = ["--config", "a.py:x", "b.py", "--vary", "config.m.t", "1", "2"]
@@ -167,16 +147,3 @@ def test_a_sweep_leaves_out_what_is_finished(capsys, tmp_path):
         (folder / "config.json").write_text(json.dumps({}))
         results_lib.write_results(folder, results)
     assert printed() == lines[1:]
-
-
-def test_a_table_has_means_deviations_and_differences(capsys, tmp_path):
-    table, name = config_files.load(LAUNCH / "table.py"), run_directories.NAME
-    for seed, last in enumerate(([0.4, 0.6], [0.2, 0.6], [0.9, 0.9])):
-        rows = [[0.9, None], last]
-        run_directories.leave(tmp_path / "er" / f"seed_{seed}", rows, seed=seed)
-    words = [str(tmp_path / "er"), f"--matrix={name}", "--paper", "er=26.7"]
-    assert table.main([*words, "--measure=average_accuracy"]) == 0
-    *_, line = capsys.readouterr().out.splitlines()
-    # Averages 50, 40, 90: the squares of 10, 20 and 30 add up to 1400, over 2.
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells == ["er", name, "3", "60.00 ± 26.46", "26.70", "+33.30"]

@@ -97,12 +97,6 @@ def test_dry_run_prints_what_is_run(fake):
         assert [gpus, address] == [("0,1", "2,3")[i], "127.0.0.1:99\n"]
 
 
-@pytest.mark.parametrize("codes, want", [(["0", "75"], 75), (["2", "2"], 2)])
-def test_the_code_is_that_of_all(fake, codes, want):
-    fake(*([code] for code in codes))
-    processes.finish(start("--", *RUN), code=want)
-
-
 @pytest.mark.parametrize("what", ["deaf", "child"])
 def test_if_one_dies_the_others_are_killed_with_their_own(fake, what):
     """Also one that hears nothing, as those that wait for the dead one."""

@@ -159,31 +159,6 @@ def test_rows_are_json_and_types_stay(tmp_path):
     assert type(row["count"]) is int and row["on"] is True
 
 
-class Bucket:
-    """A store of whole objects, as far as the recorder uses one."""
-
-    def __init__(self, path, objects):
-        self.path, self.objects = path, objects
-
-    def __fspath__(self):
-        return self.path
-
-    def __truediv__(self, name):
-        return Bucket(f"{self.path}/{name}", self.objects)
-
-    def mkdir(self, **_):
-        pass
-
-    def exists(self):
-        return self.path in self.objects
-
-    def read_bytes(self):
-        return self.objects[self.path]
-
-    def write_bytes(self, data):
-        self.objects[self.path] = data
-
-
 def test_other_processes_write_nothing(tmp_path, capfd):
     recorder = record.Recorder(
         tmp_path / "run", write=False, progress=True, mark=(9, 9)
@@ -438,34 +413,6 @@ def draw(tmp_path, figures):
         return pixels, figures[-1]
 
     return run
-
-
-def rows_of_tasks(tasks, each):
-    rows = []
-    for step in range(1, tasks * each + 1):
-        task = (step - 1) // each
-        rows.append({"step": 10 * step, "task": task, "loss": 1 / step, "time": {}})
-        if step % each == 0:
-            rows.append({"step": 10 * step, "task": task, "eval": {}, "time": {}})
-    return rows
-
-
-def test_curves_draw_each_task(draw):
-    rows = rows_of_tasks(3, 4)
-    rows[1]["loss"] = None
-    _, figure = draw(plots.curves, rows)
-    loss, rate = figure.axes
-    lines = [line.get_xydata() for line in loss.lines if len(line.get_xdata()) > 2]
-    want = [(r["step"], r["loss"]) for r in rows if r.get("loss") is not None]
-    np.testing.assert_array_equal(np.concatenate(lines), want)
-    assert [len(line) for line in lines] == [3, 4, 4]
-    borders = [
-        line.get_xdata()[0] for line in loss.lines if line.get_linestyle() == ":"
-    ]
-    assert borders == [50, 90]
-    assert (loss.get_ylabel(), rate.get_ylabel()) == ("loss", "learning rate")
-    assert [text.get_text() for text in rate.texts] == ["not logged"]
-    assert "step" in rate.get_xlabel()
 
 
 def test_comparison_draws_means_and_bands(draw):
