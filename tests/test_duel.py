@@ -528,17 +528,6 @@ def test_rows_that_are_not_finite_never_enter(policy, wrong):
     assert joined > 0
 
 
-def test_features_are_renewed_where_rows_were_drawn():
-    memory = held(circle(0, 20, 40, 60))
-    features = jnp.float32(circle(100, 120, 140))
-    exists = jnp.array([True, False, True])
-    new = active_memory.refreshed(memory, jnp.array([2, 4, 0]), features, exists)
-    want = memory.items["feature"].at[2].set(features[0]).at[0].set(features[2])
-    np.testing.assert_array_equal(new.items["feature"], want)
-    new = active_memory.refreshed(memory, jnp.array([2, 1, 0]), features, exists)
-    np.testing.assert_array_equal(new.items["feature"], want)
-
-
 def test_of_crops_already_cut_one_is_kept_and_used_as_it_is():
     rng = np.random.default_rng(3)
     crops = rng.integers(0, 256, (B, 2, SIDE, SIDE, 1)).astype(np.uint8)

@@ -151,16 +151,6 @@ def test_options_reach_the_rows(tmp_path):
             load(root, **options).train.load(0)
 
 
-def test_a_cache_knows_its_column(tmp_path):
-    other = [encoded(255 - x) for x in PIXELS]
-    for split, rows in ROWS.items():
-        write_arrow(tmp_path / "set" / split, table(rows, other=other[rows]))
-    (tmp_path / "set/dataset_dict.json").write_text(json.dumps({"splits": [*ROWS]}))
-    cache = str(tmp_path / "cache")
-    check(load(tmp_path / "set", cache=cache))
-    check(load(tmp_path / "set", cache=cache, image_key="other"), 255 - PIXELS)
-
-
 def test_a_set_that_is_written_anew_is_read_anew(tmp_path):
     """In one process, as a notebook does that mends its labels."""
     for shift in (0, 1):

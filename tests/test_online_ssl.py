@@ -527,22 +527,6 @@ def test_a_stream_is_the_equations(name):
 # What the terms are by themselves
 
 
-def metrics_of(method, steps=5):
-    state, step, found = begin(method), jax.jit(method.step), []
-    for number in range(steps):
-        state, metrics = step(state, batch(number))
-        found.append({name: float(value) for name, value in metrics.items()})
-    return state, found
-
-
-def test_nothing_is_replayed_while_the_memory_holds_no_more_than_a_draw():
-    replay = core.Replay(capacity=M, policy="fifo", size=B)
-    _, found = metrics_of(made("simsiam", "cassle", replay=replay), steps=4)
-    assert [m["replayed"] for m in found] == [0, 0, 0.5, 0.5]
-    assert [m["replay_loss"] == 0 for m in found] == [True, True, False, False]
-    assert [m["align"] == 0 for m in found] == [True, True, False, False]
-
-
 def test_labels_and_tasks_change_nothing_but_what_is_stored_of_them():
     method = made("simsiam", "cla_r", "min_redundancy")
     step, states = jax.jit(method.step), []

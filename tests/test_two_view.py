@@ -708,33 +708,6 @@ def test_three_tasks_are_the_equations(name):
         assert any(0.2 < share < 0.8 for share in twin.shares)
 
 
-@pytest.mark.parametrize("name", ["mocov2plus-pnr", "byol-cassle", "simclr-finetune"])
-def test_a_boundary_changes_nothing_else(name):
-    """What a task begins with, beside the optimiser's state, g and the teacher."""
-    method = make(name)
-    for index in range(3):
-        state = under_way(name, index)
-        after = begun(method, core.copy(state), index)
-        twin = Twin(name, state)
-        assert any(np.any(x) for x in jax.tree.leaves(twins.velocity(state)))
-        assert not any(np.any(x) for x in jax.tree.leaves(twins.velocity(after)))
-        state = state.replace(task_start=state.step, opt_state=after.opt_state)
-        if index and twin.plan.teacher:
-            extra = state.extra._replace(
-                teacher={n: state.params[n] for n in COPIED},
-                teacher_stats={n: state.stats[n] for n in COPIED},
-            )
-            state = state.replace(extra=extra)
-        if index == 1 and twin.plan.distiller_hidden_dim:
-            own = {"distiller": after.params["distiller"]}
-            assert same(own["distiller"], state.params["distiller"]) is False
-            state = state.replace(
-                params=state.params | own,
-                stats=state.stats | {"distiller": after.stats["distiller"]},
-            )
-        chex.assert_trees_all_equal(after, state)
-
-
 def same(one, other) -> bool:
     pairs = zip(*map(jax.tree.leaves, (one, other)), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)

@@ -525,11 +525,3 @@ def test_without_an_accuracy_no_limit_is_kept(matrices, tmp_path, monkeypatch):
     with pytest.raises(schema.Refused, match="--test"):
         measure("judging", lambda: False)
     assert update_command.accuracies(work, None, "before", None) == {}
-
-
-def left(folder, **own):
-    """A config.json of any run."""
-    folder.mkdir(exist_ok=True)
-    whole = {"encoder": {}, "augment": {}} | own
-    (folder / "config.json").write_text(json.dumps(whole))
-    return str(folder)
