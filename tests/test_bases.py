@@ -166,10 +166,7 @@ def test_config_values_replace_defaults(tmp_path):
             "config.method.memory_size=8: .*der.*lump",
         ),
         ({"method.base": "no_such_package.base"}, "config.method.base='no_such_pack"),
-        (
-            {"augment.local": {"views": 2, "size": 4}},
-            "config.augment.local",
-        ),
+        ({"augment.local": {"views": 2, "size": 4}}, "config.augment.local"),
         (
             {
                 "augment.local": {"views": 2, "size": 4},
@@ -179,10 +176,7 @@ def test_config_values_replace_defaults(tmp_path):
             "config.augment.local",
         ),
         (
-            {
-                "augment.local": {"views": 2, "size": 4},
-                "method": {"name": "duel"},
-            },
+            {"augment.local": {"views": 2, "size": 4}, "method": {"name": "duel"}},
             "config.augment.local",
         ),
         (

@@ -306,11 +306,7 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     assert measures["forgetting"] is None and measures["stability"] is None
     drawn = tmp_path / "plots"
     pictures = {str(p.relative_to(drawn)) for p in drawn.rglob("tsne*.png")}
-    assert pictures == {
-        "tsne_task2.png",
-        "all/tsne_task1.png",
-        "all/tsne_task2.png",
-    }
+    assert pictures == {"tsne_task2.png", "all/tsne_task1.png", "all/tsne_task2.png"}
 
 
 @pytest.mark.parametrize("devices, steps_per_call", [(1, 1), (8, 4)])

@@ -281,10 +281,7 @@ def test_a_run_tells_apart_what_time_went_to(
     assert [second[name] for name in names] == [0, 12 + 12 * wait, 3000]
     assert third is None
     # The last save of a task is after its results, so in the next one.
-    assert results["seconds"][:2] == [
-        3e6 + 4041 + 12 * wait,
-        4e6 + 3012 + 12 * wait,
-    ]
+    assert results["seconds"][:2] == [3e6 + 4041 + 12 * wait, 4e6 + 3012 + 12 * wait]
     total = results["cost"]["total"]
     assert [total[name] for name in names] == [30, 23 + 24 * wait, 7000]
     assert compiled._cache_size() == 1

@@ -11,16 +11,7 @@ import pytest
 from helpers import eval_toy
 from jaxcl import core, sharding
 from jaxcl.data import splits, stream
-from jaxcl.evals import (
-    collapse,
-    features,
-    knn,
-    linear,
-    objective,
-    predict,
-    svm,
-    tsne,
-)
+from jaxcl.evals import collapse, features, knn, linear, objective, predict, svm, tsne
 from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
 from jaxcl.run import evaluation

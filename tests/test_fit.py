@@ -426,9 +426,7 @@ def _larger(row):
 def test_a_directory_is_made_from_what_is_run(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     places = []
-    fake = _With(
-        build=lambda config, where: places.append(str(where)) or 1 / 0,
-    )
+    fake = _With(build=lambda config, where: places.append(str(where)) or 1 / 0)
     monkeypatch.setattr(fitting, "build", fake)
     for images, more in ((IMAGES, {}), (IMAGES, {}), (IMAGES[1:], {}),
                          (IMAGES, {"seed": 1}), (IMAGES, {"options": {"devices": 1}}),

@@ -116,8 +116,7 @@ def slope(params, stats, images, terms):
 
 
 @pytest.mark.parametrize(
-    "mixing,schedule",
-    [(False, "restarts"), (True, "restarts"), (False, "constant")],
+    "mixing,schedule", [(False, "restarts"), (True, "restarts"), (False, "constant")]
 )
 def test_the_fit_is_the_equation(mixing, schedule, monkeypatch):
     """Two passes of one batch: clipping, decay, momentum, a tenth of the rate first."""

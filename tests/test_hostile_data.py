@@ -14,15 +14,7 @@ from PIL import Image
 
 from helpers import toy
 from jaxcl.config import build, checks
-from jaxcl.data import (
-    files,
-    from_graphs,
-    identity,
-    listing,
-    prefetch,
-    sources,
-    storage,
-)
+from jaxcl.data import files, from_graphs, identity, listing, prefetch, sources, storage
 
 
 @pytest.fixture(params=["pillow", "cv2"])

@@ -252,10 +252,7 @@ def test_images_that_are_none(image, words, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"_data_files": [{"filename": "../x.arrow"}]},
-            r"\.\./x\.arrow",
-        ),
+        ({"_data_files": [{"filename": "../x.arrow"}]}, r"\.\./x\.arrow"),
         ({"_data_files": [{"filename": "/etc/passwd"}]}, "/etc/passwd"),
         ({"_data_files": [{}]}, r"filename\[0\]=None"),
         ({"_data_files": "x"}, "_data_files='x'"),

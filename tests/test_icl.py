@@ -234,10 +234,7 @@ def test_a_meta_step_is_the_equation(steps, second_order, unroll):
     inner = LR if steps == 1 else 0.5
     with contextlib.nullcontext() if unroll else sharding.for_elsewhere():
         method = make(
-            parts(),
-            inner_steps=steps,
-            second_order=second_order,
-            inner_lr=inner,
+            parts(), inner_steps=steps, second_order=second_order, inner_lr=inner
         )
     state, given = under_way(method), batch(7, 2 * steps + 2)
     after, metrics = step(method, state, given)

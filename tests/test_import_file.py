@@ -170,10 +170,7 @@ def test_a_wrong_or_partial_state_dict_names_what_does_not_fit(change, match, tm
             dict(architecture="resnet"),
             "it is a vit, and --architecture=resnet is a resn",
         ),
-        (
-            dict(architecture="dinov3"),
-            "--architecture",
-        ),
+        (dict(architecture="dinov3"), "--architecture"),
         (dict(architecture="deitt"), "--architecture='deitt'"),
         (dict(architecture="vit"), "--epsilon"),
         (dict(architecture="vit", epsilon=1e-6, size=None), "--size"),

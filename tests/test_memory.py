@@ -239,9 +239,7 @@ def test_reservoir_draws_exactly_from_long_streams(seen):
     """Integer arithmetic of any size; only the shape of `filled` is read."""
     capacity, key = seen // 4 * 3, jax.random.key(11)
     state = buffer.Buffer(
-        items=None,
-        filled=jax.ShapeDtypeStruct((capacity,), bool),
-        seen=jnp.int32(seen),
+        items=None, filled=jax.ShapeDtypeStruct((capacity,), bool), seen=jnp.int32(seen)
     )
     slots = policies.reservoir(state, key, jnp.ones(200, bool)).tolist()
     rows = [min(seen + i, TOP) for i in range(200)]

@@ -202,8 +202,7 @@ ONLINE = {
     ),
     "er_ace": Row(toy.ONLINE | {"method": {"name": "er_ace"}}, idle=STORED),
     "er_ace-vit": Row(
-        toy.ONLINE | {"method": {"name": "er_ace"}, "encoder": TRANSFORMER},
-        idle=STORED,
+        toy.ONLINE | {"method": {"name": "er_ace"}, "encoder": TRANSFORMER}, idle=STORED
     ),
     "er_ace-measured": Row(
         toy.ONLINE | {"method": {"name": "er_ace"}, "replay": MEASURED},
@@ -238,8 +237,7 @@ ONLINE = {
         toy.ONLINE | {"method": {"name": "agem", "plus": True}}, idle=UNASKED
     ),
     "aser": Row(
-        toy.ONLINE | {"method": {"name": "aser", "per_class": 5}},
-        idle=STORED | UNASKED,
+        toy.ONLINE | {"method": {"name": "aser", "per_class": 5}}, idle=STORED | UNASKED
     ),
     "gss": Row(toy.ONLINE | {"method": {"name": "gss"}}, idle=STORED | UNASKED),
     "gcr": Row(toy.ONLINE | {"method": {"name": "gcr"}}, idle=UNASKED),
@@ -342,8 +340,7 @@ ONLINE_SSL = {
         idle=STORED,
     ),
     "online_ssl-loss_aware": Row(
-        CONTINUAL | {"method": SMALL | {"base": "byol"}, "replay": WEIGHED},
-        idle=STORED,
+        CONTINUAL | {"method": SMALL | {"base": "byol"}, "replay": WEIGHED}, idle=STORED
     ),
     "online_ssl-pnr": Row(
         CONTINUAL

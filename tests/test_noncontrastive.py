@@ -260,12 +260,7 @@ CASES = {
         [WIDE] * 4,
         (0, 1),
     ),
-    "cassle_byol": (
-        distill.cassle_byol,
-        same_view_twin(byol_twin),
-        [WIDE] * 4,
-        (0, 1),
-    ),
+    "cassle_byol": (distill.cassle_byol, same_view_twin(byol_twin), [WIDE] * 4, (0, 1)),
     "cassle_mse": (distill.cassle_mse, same_view_twin(mse_twin), [WIDE] * 4, (0, 1)),
     "less_forget": (
         distill.less_forget,
@@ -348,10 +343,7 @@ def test_constant_columns_and_empty_rows_stay_finite(name):
 
 @pytest.mark.parametrize(
     "loss, twin",
-    [
-        (noncontrastive.barlow_twins, barlow_twin),
-        (noncontrastive.vicreg, vicreg_twin),
-    ],
+    [(noncontrastive.barlow_twins, barlow_twin), (noncontrastive.vicreg, vicreg_twin)],
 )
 def test_a_large_mean_does_not_spoil_the_variance(loss, twin):
     # 4096 and steps of 1/16 are exact in float32; their squares are not.
@@ -400,9 +392,6 @@ def test_sinkhorn_uses_all_prototypes_alike():
 
 def test_targets_carry_no_gradient():
     logits = jnp.ones((2, 3)).at[0, 1].set(2.0)
-    for make in (
-        lambda x: noncontrastive.centred(x, x[0]),
-        noncontrastive.sinkhorn,
-    ):
+    for make in (lambda x: noncontrastive.centred(x, x[0]), noncontrastive.sinkhorn):
         slope = jax.grad(lambda x, make=make: jnp.sum(make(x) ** 2))(logits)
         assert not np.any(slope)

@@ -599,10 +599,7 @@ def test_no_two_views_share_a_key():
         ({"remembers": False}, "remembers=False"),
         ({"remembers": False, "rows": "all", "regulariser": "cla_r"}, "remembers=F"),
         ({"rows": "all", "regulariser": "der"}, "rows='all'"),
-        (
-            {"remembers": False, "regulariser": "der"},
-            "regulariser='der'",
-        ),
+        ({"remembers": False, "regulariser": "der"}, "regulariser='der'"),
         ({"remembers": False, "regulariser": "lump"}, "'lump'"),
     ],
 )

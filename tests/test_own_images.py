@@ -37,11 +37,7 @@ def test_size_and_statistics_are_those_of_the_images():
         config.augment.std, pixels.std(axis=(0, 1, 2)), atol=1e-4
     )
     assert (config.augment.size, config.augment.resize) == (32, None)
-    assert config.encoder.to_dict() == {
-        "name": "resnet",
-        "depth": 18,
-        "stem": "cifar",
-    }
+    assert config.encoder.to_dict() == {"name": "resnet", "depth": 18, "stem": "cifar"}
     assert config.augment.blur == (0.0, 0.0)
     grey = in_memory.hold("grey", held.examples.images[..., 0])
     assert len(config_of(grey).augment.mean) == 1

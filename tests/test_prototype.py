@@ -112,11 +112,7 @@ ROWS = [(6, 4)] * 2
 # name: loss, twin and shapes; only the first array receives a gradient
 CASES = {
     "nce_default": (nce(), nce_twin, NCE),
-    "nce_masked": (
-        nce(example_mask=of(KEPT, 9)),
-        partial(nce_twin, rows=KEPT),
-        NCE,
-    ),
+    "nce_masked": (nce(example_mask=of(KEPT, 9)), partial(nce_twin, rows=KEPT), NCE),
     "nce_first_task": (nce(old=()), partial(nce_twin, old=()), NCE),
     "nce_none": (nce(scope="none"), partial(nce_twin, scope="none"), NCE),
     "nce_all_negatives": (
@@ -197,10 +193,7 @@ def test_absent_classes_are_no_anchors():
 # name: the loss of a mask and two arrays, and their shapes
 MASKED = {
     "nce": (lambda m, *x: nce(example_mask=m)(*x), NCE),
-    "nce_all": (
-        lambda m, *x: nce(example_mask=m, scope="all_negatives")(*x),
-        NCE,
-    ),
+    "nce_all": (lambda m, *x: nce(example_mask=m, scope="all_negatives")(*x), NCE),
     "prd": (lambda m, *x: prd({0, 1}, example_mask=m)(*x), [SIMILARITY] * 2),
     "ird": (lambda m, *x: ird(*x, example_mask=m), [(9, 4)] * 2),
 }

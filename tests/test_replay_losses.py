@@ -175,12 +175,7 @@ CASES = {
         [(3, 4), (5, 4), (3, 5)],
         (0, 1),
     ),
-    "cross_entropy": (
-        cross(),
-        lambda z: cross_twin(z, IN_LABELS),
-        [INCOMING],
-        (0,),
-    ),
+    "cross_entropy": (cross(), lambda z: cross_twin(z, IN_LABELS), [INCOMING], (0,)),
     "cross_entropy_classes": (
         cross(class_mask=of({0, 1, 3}, 5), example_mask=of({0, 1, 3}, 4)),
         lambda z: cross_twin(z, IN_LABELS, [{0, 1, 3}] * 4, [0, 1, 3]),
@@ -231,10 +226,7 @@ CASES = {
     "triplet_default": (replay.triplet, triplet_twin, [FEATURES] * 3, (0, 1, 2)),
     "triplet_euclidean": (
         partial(
-            replay.triplet,
-            margin=0.5,
-            distance="euclidean",
-            valid=of({0, 1, 3, 5}, 6),
+            replay.triplet, margin=0.5, distance="euclidean", valid=of({0, 1, 3, 5}, 6)
         ),
         partial(triplet_twin, margin=0.5, euclidean=True, rows=[0, 1, 3, 5]),
         [FEATURES] * 3,

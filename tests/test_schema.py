@@ -253,10 +253,7 @@ def test_none_is_refused_where_it_means_nothing():
         ({"epochs": (1, 2**31)}, "config.epochs[1]=2147483648"),
         ({"progress": (INF, 1.0)}, "config.progress=(inf, 1.0)"),
         ({"name": "../x"}, "config.name='../x'"),
-        (
-            {"name": b"x"},
-            "config.name=b'x'",
-        ),
+        ({"name": b"x"}, "config.name=b'x'"),
         (
             {"optimizer.lr": 3e38, "scale_lr": True, "batch_size": 512},
             "config.optimizer.lr=3e+38 x config.batch_size=512 / 256=6e+38",
@@ -266,27 +263,15 @@ def test_none_is_refused_where_it_means_nothing():
             {"scenario": {"name": "after", "num_tasks": 2, "long_tail": {"factor": 2}}},
             "config.scenario.long_tail={'factor'",
         ),
-        (
-            {"method": {"name": "icl"}, "batch_size": 1},
-            "config.batch_size=1",
-        ),
+        ({"method": {"name": "icl"}, "batch_size": 1}, "config.batch_size=1"),
         ({"method.name": "..er"}, "config.method.name='..er'"),
         (
             {"replay": {"per_class": 10**9}, "method": {"name": "er"}},
             "config.replay.per_class=1000000000 x 10 classes=10000000000",
         ),
-        (
-            {"epochs": 2**31 - 1},
-            "config.epochs=2147483647",
-        ),
-        (
-            {"data": {"name": "digits", "size": 10**4}},
-            "config.data.size=10000",
-        ),
-        (
-            {"augment.size": 12, "augment.crop": False},
-            "config.augment.size=12",
-        ),
+        ({"epochs": 2**31 - 1}, "config.epochs=2147483647"),
+        ({"data": {"name": "digits", "size": 10**4}}, "config.data.size=10000"),
+        ({"augment.size": 12, "augment.crop": False}, "config.augment.size=12"),
     ],
 )
 def test_nonsense_is_refused(tmp_path, changes, said):

@@ -143,11 +143,7 @@ def test_rows_that_changed_are_told_and_may_be_left_behind(made, whole, half, ca
 
 @pytest.mark.parametrize(
     "text, words",
-    [
-        ("", "config.json"),
-        ('{"batch_size": 4', "config.json"),
-        ("[1, 2]", "list"),
-    ],
+    [("", "config.json"), ('{"batch_size": 4', "config.json"), ("[1, 2]", "list")],
 )
 def test_a_damaged_config_is_named_and_nothing_is_advised_away(tmp_path, text, words):
     path = tmp_path / "config.json"

@@ -374,10 +374,7 @@ def test_trained_on_exported_judged_and_updated(kind, tmp_path, capsys):
             "class_position",
             "positions",
             "patch",
-        } | {
-            "block_0",
-            "block_1",
-        }
+        } | {"block_0", "block_1"}
     else:
         assert {n[0] for n in still} == {"conv1", "bn1", "layer1_0"}
     out = tmp_path / "out"

@@ -315,10 +315,7 @@ def test_a_joined_update_reads_old_images_as_earlier_ones(copy):
         ({"rows": 20}, r"config\.rows=20"),
         ({"neighbours": 0}, r"config\.neighbours=0"),
         ({"index": 1.5}, r"config\.index=1\.5"),
-        (
-            {"limits.index": "best"},
-            r"config\.limits\.index='best'",
-        ),
+        ({"limits.index": "best"}, r"config\.limits\.index='best'"),
         ({"limits.acuracy": 1.0}, r"config\.limits\.acuracy"),
         ({"limits.accuracy": 0.5, "test": False}, r"accuracy=0\.5"),
         ({"train.method": {"name": "er"}}, r"config\.train\.method"),
