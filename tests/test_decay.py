@@ -72,19 +72,6 @@ def test_measures_at_known_points():
     assert decay.retrieved(one, one) == 1 / 8
 
 
-def test_centres_are_means_of_their_rows_and_find_groups():
-    middles = np.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])
-    rng = np.random.default_rng(4)
-    rows = decay.unit(np.repeat(middles, 9, 0) + rng.normal(0, 0.15, (27, 3)))
-    centres = decay.centres_of(rows, 3, np.random.default_rng(1))
-    means = decay.unit(rows.reshape(3, 9, 3).sum(axis=1))
-    order = np.argmax(means @ centres.T, axis=1)
-    assert sorted(order) == [0, 1, 2]
-    np.testing.assert_allclose(centres[order], means, atol=1e-12)
-    # Only so many centres as there are different rows.
-    assert len(decay.centres_of(middles[[0, 0, 1]], 5, rng)) == 2
-
-
 def memory_of(images, filled):
     slots = jnp.asarray(np.flatnonzero(filled), jnp.int32)
     made = buffer.create({"image": images[0]}, len(filled))
@@ -128,15 +115,6 @@ def test_the_evaluator_measures_tasks_apart_and_those_met(devices):
     assert {*bare} == {"deviation", "overlap"}
 
 
-def test_an_image_of_several_tasks_counts_once():
-    """Where the train rows alone are cut, every task has all test rows."""
-    judge = decay.make(eval_toy.parts_of("data"), max_rows=30)
-    state = eval_toy.state_of(1)
-    first, last = (dict(judge(state, task).scalars) for task in (0, 2))
-    for name in ("deviation", "overlap"):
-        assert first[name] == last[name]
-
-
 def test_labels_change_nothing_and_the_projection_may_be_read():
     data, state = eval_toy.dataset(), eval_toy.state_of(1)
     parts = eval_toy.parts_of("data", data, tasks=2)
@@ -150,12 +128,3 @@ def test_labels_change_nothing_and_the_projection_may_be_read():
     assert flat.rows["retrieved"].max() < 0.3  # on a line
     with pytest.raises(ValueError, match="features='projection'"):
         decay.make(parts, features="projection")
-
-
-def test_a_network_that_is_not_finite_has_no_numbers():
-    state = eval_toy.state_of(1)
-    wild = eval_toy.State({"w": state.params["w"] * np.nan})
-    found = decay.make(eval_toy.parts_of())(wild, 0)
-    assert found.warnings == (features_lib.NOT_FINITE,)
-    assert np.isnan(np.stack(list(found.rows.values()))).all()
-    assert np.isnan(found.scalars["overlap"])

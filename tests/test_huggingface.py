@@ -151,16 +151,6 @@ def test_options_reach_the_rows(tmp_path):
             load(root, **options).train.load(0)
 
 
-def test_a_cache_knows_its_column(tmp_path):
-    other = [encoded(255 - x) for x in PIXELS]
-    for split, rows in ROWS.items():
-        write_arrow(tmp_path / "set" / split, table(rows, other=other[rows]))
-    (tmp_path / "set/dataset_dict.json").write_text(json.dumps({"splits": [*ROWS]}))
-    cache = str(tmp_path / "cache")
-    check(load(tmp_path / "set", cache=cache))
-    check(load(tmp_path / "set", cache=cache, image_key="other"), 255 - PIXELS)
-
-
 def test_a_set_that_is_written_anew_is_read_anew(tmp_path):
     """In one process, as a notebook does that mends its labels."""
     for shift in (0, 1):
@@ -231,15 +221,6 @@ def test_images_of_every_kind(kind, tmp_path):
     assert raw == (encoded if "binary" in str(kind) else np.ndarray.tobytes)(PIXELS[1])
 
 
-def test_grey_numbers(tmp_path):
-    grey = PIXELS[..., 0]
-    for split, rows in ROWS.items():
-        write_arrow(tmp_path / split, table(rows, image=grey[rows].tolist()))
-    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": [*ROWS]}))
-    check(load(tmp_path, channels=1), grey[..., None])
-    check(load(tmp_path), np.repeat(grey[..., None], 3, axis=-1))
-
-
 @pytest.mark.parametrize(
     ("image", "words"),
     [
@@ -271,10 +252,7 @@ def test_images_that_are_none(image, words, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"_data_files": [{"filename": "../x.arrow"}]},
-            r"\.\./x\.arrow",
-        ),
+        ({"_data_files": [{"filename": "../x.arrow"}]}, r"\.\./x\.arrow"),
         ({"_data_files": [{"filename": "/etc/passwd"}]}, "/etc/passwd"),
         ({"_data_files": [{}]}, r"filename\[0\]=None"),
         ({"_data_files": "x"}, "_data_files='x'"),
@@ -285,16 +263,6 @@ def test_a_state_that_names_other_files(changes, words, tmp_path):
     write_arrow(tmp_path, table(ROWS["train"]), **changes)
     with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path))}.*{words}"):
         load(tmp_path, test_split=None)
-
-
-def test_splits_outside_of_the_folder(tmp_path):
-    root = saved(tmp_path / "set")
-    (root / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "../x"]}))
-    with pytest.raises(ValueError, match=r"splits\[1\]='../x'"):
-        load(root)
-    (root / "dataset_dict.json").write_text("{")
-    with pytest.raises(ValueError, match="dataset_dict.json"):
-        load(root)
 
 
 def test_files_that_are_damaged(tmp_path):
@@ -393,28 +361,6 @@ def test_several_sets_in_a_folder_are_not_mixed(names, tmp_path):
             read(root)
 
 
-def test_folders_of_something_else(tmp_path):
-    for path in (tmp_path / "nowhere", "gs://bucket/set"):
-        with pytest.raises(ValueError, match="path = "):
-            load(path)
-    with pytest.raises(ValueError, match="state.json"):
-        load(tmp_path)
-
-
-def test_a_share_is_held_out_where_there_is_no_test_split(tmp_path):
-    labels = pa.array([None, None, 0, 0, 1])
-    write_arrow(tmp_path, table(ROWS["train"], label=labels))
-    whole = load(tmp_path, test_split=None)
-    assert whole.test is None and len(whole.train.label) == 5
-    cut = load(tmp_path, test_split=None, test=0.5)
-    assert cut.test.label.tolist() == [0]
-    assert cut.train.label.tolist() == [-1, -1, 0, 1]  # the first two judge nothing
-    again = load(tmp_path, test_split=None, test=0.5, test_seed=3, validation=0.4)
-    assert len(again.test.label) == len(again.validation.label) == 1
-    both = saved(tmp_path / "both")
-    check(load(both, test=0.5))  # it has one
-
-
 @pytest.mark.parametrize(
     "write, told",
     [
@@ -460,18 +406,6 @@ def test_columns_of_other_names_are_found(tmp_path):
     assert told["test_split"] == "validation"  # the other has no labels
     write(tmp_path / "bare", rows, LABELS[rows], names=())
     assert from_huggingface.guess_options(str(tmp_path / "bare"))["label_key"] is None
-
-
-def test_a_folder_of_images_is_none(tmp_path):
-    (tmp_path / "a").mkdir()
-    Image.fromarray(PIXELS[0]).save(tmp_path / "a" / "1.PNG")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "x.parquet").touch()  # behind an image: a stray file
-    (tmp_path / "README.md").touch()
-    assert sources.kind_of(tmp_path) == "image_folder"
-    (tmp_path / "a" / "1.PNG").unlink()
-    assert sources.kind_of(tmp_path) == "huggingface"
-    assert not from_huggingface.is_dataset("gs://bucket/set")
 
 
 def test_what_the_real_library_saves(tmp_path):
@@ -538,26 +472,3 @@ def test_what_a_state_leaves_out_is_refused(tmp_path):
         file.write_text(json.dumps(state | change))
         with pytest.raises(ValueError, match=words):
             load(tmp_path / "part", test_split=None)
-
-
-def test_columns_are_chosen_by_their_names_or_not_at_all():
-    choose = from_huggingface.choose_columns
-    assert choose("x", ["mask", "img"], ["mask", "img"], []) == ("img", None)
-    assert choose("x", ["scan", "y"], ["scan"], ["y"]) == ("scan", "y")
-    assert choose("x", ["label", "y"], [], ["label", "y"]) == ("image", "label")
-    for shown, named, option in (
-        (["left", "right"], [], "image_key"),
-        (["image"], ["coarse", "fine"], "label_key"),
-    ):
-        with pytest.raises(ValueError, match=f"config.data.{option}"):
-            choose("x", [*shown, *named], shown, named)
-
-
-def test_texts_are_classes_in_the_order_of_their_numbers(tmp_path):
-    made = table(ROWS["train"], None).drop_columns("label")
-    texts = ["week 10", "week 9", "week 9", "a", "week 10"]
-    made = made.append_column("label", pa.array(texts))
-    parquet.write_table(made, tmp_path / "train.parquet")
-    data = load(tmp_path, test_split=None)
-    assert data.class_names == ("a", "week 9", "week 10")
-    assert data.train.label.tolist() == [2, 1, 1, 0, 2]

@@ -32,20 +32,6 @@ def read(data):
 # Kinds, one by one
 
 
-def test_all_that_pillow_decodes_is_read(tmp_path):
-    kinds = {".jfif": "JPEG", ".PGM": "PPM", ".jp2": "JPEG2000", ".tga": "TGA"}
-    kinds |= {".JPG": "JPEG", "": "PNG", ".image": "WEBP", ".0": "GIF", ".dat": "BMP"}
-    for i, (ending, kind) in enumerate(kinds.items()):
-        write(tmp_path / "ab"[i % 2] / f"{i}{ending}", kind=kind)
-    for name in ("a/notes.txt", "b/0.xyz", "a/none"):
-        (tmp_path / name).write_bytes(b"no image")
-    data = load(tmp_path)
-    assert len(data.train.label) == len(kinds)
-    for row in range(len(kinds)):
-        assert data.train.load(row).shape == (8, 8, 3)
-    assert all(x in data.notes[0] for x in (".txt", ".xyz", "1 other files"))
-
-
 def test_folders_of_systems_are_left_out_and_counted(tmp_path):
     names = ["a/@eaDir/0.jpg/THUMB.jpg", "b/#recycle/old.png", "a/.thumbnails/1.png"]
     names += ["b/__MACOSX/b/._0.png", "@eaDir/x.png", "a/LOST+FOUND/1.png"]
@@ -101,13 +87,6 @@ def test_masks_of_any_name_are_known_by_their_levels(tmp_path):
         load(tmp_path)
     write(tmp_path / "right" / "1.png")  # an image after all
     assert load(tmp_path).class_names == ("left", "right")
-
-
-def test_usual_names_are_classes(tmp_path):
-    names = ["with_mask/1.png", "without_mask/2.png", "labels/3.png", "depths/4.png"]
-    for name in names:
-        write(tmp_path / name)
-    assert len(load(tmp_path).class_names) == 4
 
 
 def test_without_a_meaning_of_folders_all_images_are_read(tmp_path):

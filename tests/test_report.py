@@ -13,7 +13,6 @@ from scipy import stats
 from helpers import toy
 from jaxcl.report import command as report_command
 from jaxcl.report import compare, numbers
-from jaxcl.report import page as page_lib
 from jaxcl.report import runs as runs_lib
 from jaxcl.run import cost, finish
 from jaxcl.run import results as results_lib
@@ -258,22 +257,6 @@ def test_accuracy_matrices_are_means_over_seeds(runs):
     assert rows["after 2"]["1"] == ["40.0"] and rows["after 2"]["2"] == ["50.0"]
 
 
-def test_cost_is_beside_accuracy(runs):
-    found = table(page(runs / "er", runs / "ace"), "cost")
-    assert found["ace"] == {
-        KNN: ["65.0"],
-        "training (s)": ["40.0"],
-        "compiling (s)": ["2.0"],
-        "evaluation (s)": ["4.0"],
-        "rest (s)": ["1.0"],
-        "steps": ["10"],
-        "images": ["100"],
-        "FLOPs": ["3 k"],
-        "ms/step": ["4,000"],
-    }
-    assert found["er"]["training (s)"] == ["20.0"] and found["er"]["FLOPs"] == ["1 k"]
-
-
 # Which seeds and tasks count
 
 
@@ -332,73 +315,6 @@ def test_seeds_whose_tasks_end_elsewhere_are_aligned_by_task(tmp_path):
     np.testing.assert_array_equal(curve.x, [6.0, 8.0, 10.5])
     np.testing.assert_array_equal(curve.mean, [1.5, 3.5, 5.5])
     assert numbers.common_ends([runs_lib.read(tmp_path / "a")]) is None
-
-
-def test_long_curves_are_means_of_stretches_or_every_nth(tmp_path):
-    values = np.random.default_rng(0).normal(size=(2, 3000))
-    rows = [
-        {
-            "step": 3000 * task + i + 1,
-            "task": task,
-            "loss": values[task, i],
-            "lr": 0.1 / (i + 1),
-            "eval": {"s": values[task, i]},
-        }
-        for task in range(2)
-        for i in range(3000)
-    ]
-    leave(tmp_path / "a", ER[0], lengths=[3000, 3000], rows=rows)
-    found = numbers.curves(runs_lib.read(tmp_path / "a"))
-    loss = found["training", "loss"]
-    assert loss.every == 40 and len(loss.x) == 150
-    np.testing.assert_allclose(loss.mean, values.reshape(150, 40).mean(axis=1))
-    np.testing.assert_allclose(loss.x, np.arange(1, 6001).reshape(150, 40).mean(axis=1))
-    thin = numbers.thin(found["scalar", "s"])
-    assert thin.every == 40 and {3000, 6000} <= set(thin.x) and len(thin.x) == 152
-    np.testing.assert_array_equal(thin.mean, values.reshape(-1)[thin.x.astype(int) - 1])
-    root = page(tmp_path / "a")
-    notes = [caption.text() for caption in root.all("figcaption")]
-    assert "loss; means of 40" in notes and "s; every 40th" in notes
-    assert any("logarithmic" in n for n in notes if n.startswith("lr")) is False
-
-
-def test_seeds_side_by_side_share_a_file(tmp_path):
-    for seed, matrix in enumerate(ER[:2]):
-        leave(tmp_path / "a" / f"seed_{seed}", matrix, rows=[], seed=seed)
-    rows = [{"step": 2, "task": 0, "loss": 7.0, "time": {}}]
-    rows += [{"step": 4, "task": 0, "loss": 6.0, "time": {}}]
-    for task in range(2):
-        found = {KNN: [ER[seed][task] for seed in range(2)]}
-        rows.append({"step": 5 * task + 5, "task": task, "eval": found, "time": {}})
-    (tmp_path / "a" / "together").mkdir()
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "a" / "together" / "metrics.jsonl").write_text(text)
-    found = numbers.curves(runs_lib.read(tmp_path / "a"))
-    assert set(found) == {("accuracy", KNN), ("training", "loss")}
-    np.testing.assert_allclose(found["accuracy", KNN].mean, [0.85, 0.45])
-    assert found["accuracy", KNN].seeds == 2 and found["training", "loss"].seeds == 1
-    assert "side by side" in page(tmp_path / "a").text()
-
-
-# Configs, convergence
-
-
-def test_convergence_is_a_mean_over_seeds(tmp_path):
-    for seed, number in enumerate((30, 36)):
-        best = {"number": number, "loss": 1.5, "seconds": 8.0, "passes": 100.0}
-        pair = {"best": best, "last": {**best, "number": 80 + seed}}
-        leave(
-            tmp_path / "a" / f"seed_{seed}",
-            ER[seed],
-            names=["old", "new"],
-            convergence={"1": pair},
-        )
-    found = table(page(tmp_path / "a"), "convergence")["a"]
-    low, high = stats.t.interval(0.95, 1, loc=33, scale=3)
-    assert found["task"] == ["new"]
-    assert found["best epoch"] == ["33", f"[−{-low:.3f}, {high:.2f}]"]
-    assert found["last epoch"][0] == "80.50"
-    assert found["loss at best"] == ["1.500", "[1.500, 1.500]"]
 
 
 # Safety
@@ -474,26 +390,6 @@ def test_nothing_that_comes_from_files_becomes_markup(tmp_path):
 # The command
 
 
-def test_a_page_begins_with_a_sentence_and_has_the_pictures_of_runs(runs):
-    plots = runs / "er" / "seed_0" / "plots"
-    (plots / "deep").mkdir(parents=True)
-    pictures = {"tsne_task2": b"t", "summary": b"s", "knn_class_incremental": b"k"}
-    for name, data in {**pictures, "deep/more": b"m", "curves": b"c"}.items():
-        (plots / f"{name}.png").write_bytes(data)
-    (plots / "deep" / "large.png").write_bytes(bytes(page_lib._PICTURE_BYTES))
-    root = page(runs / "er", runs / "ace")
-    shown = [
-        base64.b64decode(x.attributes["src"].partition(",")[2])
-        for x in root.all("img", class_="plot")
-    ]
-    assert shown == [b"s", b"t", b"m"]
-    lead = next(root.one("header").all("p")).text()
-    for folder in ("er", "ace"):
-        run = runs_lib.read(runs / folder)
-        mean = numbers.measures(run)[KNN]["average_accuracy"].mean
-        assert f"{folder} reaches {100 * mean:.1f} %" in lead
-
-
 def test_refuses_what_is_no_run(runs, capsys):
     def refused(*arguments):
         out = runs / "refused.html"
@@ -537,6 +433,3 @@ def test_a_real_run(tmp_path):
     titles = {caption.one("b").text() for caption in root.all("figcaption")}
     assert {"loss", "lr", "grad_norm", "predict/accuracy"} <= titles
     check_harmless(tmp_path / "page.html")
-
-
-# In a browser

@@ -10,7 +10,7 @@ import pytest
 
 from helpers import toy
 from jaxcl import core
-from jaxcl.config import build, command
+from jaxcl.config import build
 from jaxcl.data import stream
 from jaxcl.run import finish, job, seeds, train
 from jaxcl.run import results as results_lib
@@ -182,36 +182,3 @@ def test_an_axis_of_seeds_is_taken_off_again():
     assert second["untrained"] == {"knn/all": [0.25, None]}
     assert first["scalars"] == [{"knn/x": 3}, {"knn/y": 1}]
     assert second["scalars"] == [{"knn/x": 4}, {"knn/y": None}]
-
-
-def test_a_config_without_an_encoder_is_completed_first(tmp_path, monkeypatch):
-    judged = toy.config(checkpoint=str(tmp_path), seeds=2)
-    del judged.encoder
-    with pytest.raises(ValueError, match="config.seeds"):
-        build.build(judged, tmp_path)
-    whole = toy.config(seeds=2, seed=3)
-    theirs = whole.encoder.to_dict()
-    del whole.encoder  # the folder of config.start says which it is
-    monkeypatch.setattr(
-        build.sections, "completed", lambda raw: {"encoder": theirs, **raw}
-    )
-    monkeypatch.setattr(build, "build", lambda one, _, lost: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        build._build_seeds(whole.to_dict(), tmp_path, False)
-
-
-def test_a_later_seed_that_cannot_be_made_is_one_line(tmp_path, monkeypatch, capsys):
-    def make(seed):
-        if seed == 4:
-            raise ValueError("there is no run in it")
-
-    monkeypatch.setattr(finish, "_one", lambda *_: {})
-    monkeypatch.setattr(finish.job, "compile_step", lambda own: None)
-    several = seeds.Seeds((3, 4), make, False)
-    for together in (False, True):
-        work = several._replace(side_by_side=together)
-        code = command.run(
-            lambda work=work: work, lambda made, s: finish._seeds(made, tmp_path, s)
-        )
-        assert code == 1
-        assert capsys.readouterr().err == "jaxcl: seed 4: there is no run in it\n"

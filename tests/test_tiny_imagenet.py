@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxcl.config import sections
 from jaxcl.data import files as files_lib
 from jaxcl.data import prefetch, sources, stream
 
@@ -117,15 +116,6 @@ def test_val_sorted_into_folders(tmp_path, inner, left):
     assert load(tmp_path, classes=str(tmp_path / "names")).class_names[1] == "n03"
 
 
-def test_classes_to_keep_in_an_order_of_their_own(tmp_path):
-    make(tmp_path)
-    (tmp_path / "names").write_text("n01\nn03\n")
-    (tmp_path / "wnids.txt").unlink()  # not needed then
-    data = load(tmp_path, classes=str(tmp_path / "names"))
-    assert data.class_names == ("n01", "n03")
-    check(data, with_pixels(tmp_path, ("n01", "n03")))
-
-
 def test_options_reach_the_rows(tmp_path):
     make(tmp_path)
     whole = load(tmp_path)
@@ -168,16 +158,6 @@ def test_images_that_cannot_be_decoded(tmp_path):
         data = load(tmp_path, on_corrupt="skip")
     row = int(np.flatnonzero(data.train.label == 1)[1])
     np.testing.assert_array_equal(data.train.images[row], data.train.images[row + 1])
-
-
-def test_a_config_cuts_it_into_tasks(tmp_path):
-    make(tmp_path)
-    data = {"name": "tiny_imagenet", "path": str(tmp_path)}
-    tasks = sections.tasks(data, {"name": "class", "num_tasks": 3})()
-    assert [task.classes.tolist() for task in tasks.tasks] == [[0], [1], [2]]
-    assert [len(task.test) for task in tasks.tasks] == [VAL.count(x) for x in WNIDS]
-    with pytest.raises(ValueError, match=r"config\.data\.label_key"):
-        sections.tasks({**data, "label_key": 1}, {"name": "joint"})
 
 
 @pytest.mark.parametrize(

@@ -54,26 +54,6 @@ def check_probe(evaluate, parts, images, task, streams):
     assert np.isnan(result.rows["task_aware"]).tolist() == [t > task for t in range(3)]
 
 
-def test_a_share_of_the_labels_is_a_share_of_the_visible_rows(monkeypatch):
-    fitted = []
-
-    def fit(*_, **__):
-        def run(state, data, rows, task, probe, lr):
-            fitted.append(rows.tolist())
-            return head_lib.Head(jnp.zeros((DIM, CLASSES)), jnp.zeros(CLASSES)), 0.0
-
-        return run
-
-    monkeypatch.setattr(head_lib, "resident_fit", fit)
-    parts = memory_toy.parts_of()
-    eval_toy.probe(parts, augment=False, fraction=0.3, **OPTIONS)(
-        memory_toy.state_of(2), 2
-    )
-    train = eval_toy.dataset().train
-    share = eval_toy.share_twin(train.label, train.domain, 0.3, 0)
-    assert fitted == [sorted({*share} & {*visible_twin(parts, 2)})] != [[]]
-
-
 # The balanced draw
 
 
@@ -304,16 +284,3 @@ def test_picture_of_a_memory_marks_its_rows(streams, devices, by_row, tmp_path, 
     # No train row of class 4 has been met: none can stand for the stored one.
     counts = np.bincount(labels[random], minlength=CLASSES).tolist()
     assert counts == [3, 2, 0, 0, 0, 0] and 4 not in labels[:20]
-
-
-def test_as_many_rows_are_drawn_uniformly():
-    labels = np.repeat([0, 1, 2], [8, 4, 2])
-    stored, counts = np.array([1, 0, 0, 2, 2, 2, 7]), np.zeros(14)
-    for seed in range(1000):
-        chosen = tsne.as_many(labels, stored, seed)
-        assert np.bincount(labels[chosen]).tolist() == [2, 1, 2]
-        counts += chosen
-    np.testing.assert_allclose(counts[:8], 250, atol=70)
-    np.testing.assert_allclose(counts[8:12], 250, atol=70)
-    assert (counts[12:] == 1000).all()
-    assert (tsne.as_many(labels, stored, 5) == tsne.as_many(labels, stored, 5)).all()
