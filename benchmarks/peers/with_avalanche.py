@@ -87,7 +87,8 @@ def main() -> None:
         images += len(experience.dataset)
         stages.turn("evaluate")
         found = strategy.eval(data.test_stream, num_workers=0)
-    accuracy = found["Top1_Acc_Stream/eval_phase/test_stream/Task000"]
+    name = "Top1_Acc_Stream/eval_phase/"
+    accuracy = next(value for key, value in found.items() if key.startswith(name))
     stages.turn("save")
     folder = pathlib.Path(asked["folder"])
     folder.mkdir(parents=True, exist_ok=True)
