@@ -117,7 +117,7 @@ def test_a_count_is_kept_with_the_compiled_programs(tmp_path, monkeypatch):
 
     def count(step, task=1):
         cost._count.cache_clear()
-        return cost.flops(step, *given, task, kept=True)
+        return cost.flops(step, *given, task, kept=given)
 
     def once(state, x):
         return state, {"x": square(x)}

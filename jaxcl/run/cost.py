@@ -77,7 +77,7 @@ class Clock:
 
 
 def flops(
-    step: Callable, state: Any, batch: Any, task: int, *, kept: bool = False
+    step: Callable, state: Any, batch: Any, task: int, *, kept: tuple = ()
 ) -> int | None:
     """Count the FLOPs of one step; None where they cannot be counted.
 
@@ -88,28 +88,31 @@ def flops(
       step: (state, batch) -> (state, metrics), not jitted.
       state, batch: its arguments, as shapes.
       task: number of the task, from 0; all but the first share a program.
-      kept: read the count of an earlier run from the folder of compiled programs, or
-        leave it there: it takes as long as tracing and lowering the step once more.
+      kept: the arguments as the run's own program has them, if the count of an earlier
+        run is to be read from the folder of compiled programs, or left there. Counting
+        takes as long as tracing and lowering the step once more.
     """
     leaves, tree = jax.tree.flatten((state, batch))
-    folder = jax.config.jax_compilation_cache_dir if kept else None  # type: ignore
+    traced = tuple(jax.tree.leaves(kept))
     try:
-        return _count(step, tree, tuple(leaves), min(task, 1), folder)
+        return _count(step, tree, tuple(leaves), min(task, 1), traced)
     except Exception as error:  # a run does not stop for a missing number
         logging.warning("no FLOPs: %s: %s", type(error).__name__, str(error)[:200])
         return None
 
 
 @functools.lru_cache(maxsize=8)  # runs on single tasks share a step
-def _count(step, tree, leaves, task, folder):
+def _count(step, tree, leaves, task, traced=()):
     """Count the FLOPs of a step, whose arguments are flattened to be hashed."""
-    if folder is not None:
-        printed = str(jax.make_jaxpr(step)(*jax.tree.unflatten(tree, leaves)))
+    folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if traced and folder:
+        # Of arguments that are placed alike the step has been traced already.
+        printed = str(jax.make_jaxpr(step)(*jax.tree.unflatten(tree, traced)))
         key = f"{jax.__version__} {task} {re.sub('0x[0-9a-f]+', '', printed)}"
         file = os.path.join(folder, f"flops-{hashlib.sha256(key.encode()).hexdigest()}")
         with contextlib.suppress(OSError, ValueError):
             return int(storage.read(file))
-        found = _count(step, tree, leaves, task, None)
+        found = _count(step, tree, leaves, task)
         with contextlib.suppress(OSError), storage.replacing(file) as out:
             out.write(str(found).encode())
         return found

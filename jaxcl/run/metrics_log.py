@@ -181,6 +181,7 @@ def spent(
     """Sum up what a task took, with the FLOPs of a step, once its steps are done."""
     steps, parts = int(state.step) - int(state.task_start), work.parts(task)
     shapes = job.shapes(work.method, work.data, parts)
-    flops = cost.flops(work.method.step, *shapes, task, kept=True)
+    kept = job.placed(work.method, work.data, work.mesh, parts)
+    flops = cost.flops(work.method.step, *shapes, task, kept=kept)
     images, machine = steps * work.data.rows * parts, sharding.describe(work.mesh)
     return cost.Spent(steps, images, flops, clock.read(), machine)
