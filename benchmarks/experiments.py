@@ -226,30 +226,33 @@ def compare(name: str, args, folder: pathlib.Path, found: dict) -> None:
 
 def spread(values, digits=3) -> str:
     """Write the median, and the least and the most."""
-    low, high = min(values), max(values)
-    text = f"{statistics.median(values):.{digits}g}"
-    return (
-        f"{text} ({low:.{digits}g} to {high:.{digits}g})" if len(values) > 1 else text
+    low, middle, high = (
+        f"{x:.0f}" if x >= 100 else f"{x:.{digits}g}"
+        for x in (min(values), statistics.median(values), max(values))
     )
+    return middle if len(values) == 1 else f"{middle} ({low} to {high})"
 
 
 def tables(found: dict) -> str:
-    """Write three tables: whole runs, ratios to the peer, seconds by stage."""
-    lines = [
-        "| row | side | s | CPU s | images/s | peak MB | accuracy |",
-        "|---" * 7 + "|",
-    ]
+    """Write two tables: whole runs, and their seconds by stage.
+
+    Ratios are of CPU seconds, of ours to those of the peer's run beside it.
+    """
+    lines = ["| row | side | s | CPU s | to the peer | images/s | MB | accuracy |"]
+    lines.append("|---" * 8 + "|")
     stages = ["| row | side | " + " | ".join(STAGES) + " |", "|---" * 9 + "|"]
     for name, sides in found.items():
         for side, runs in sides.items():
             if not runs:
                 continue
             label = {"first": "ours, first", "ours": "ours", "peer": ROWS[name]["peer"]}
-            rates = [x["images"] / x["stages"]["train"] for x in runs]
+            pairs = zip(runs, sides["peer"] if side != "peer" else (), strict=False)
+            ratios = [a["cpu"] / b["cpu"] for a, b in pairs]
             cells = [
                 spread([x["seconds"] for x in runs]),
                 spread([x["cpu"] for x in runs]),
-                spread(rates),
+                spread(ratios) if ratios else "",
+                spread([x["images"] / x["stages"]["train"] for x in runs]),
                 f"{statistics.median(x['peak_mb'] for x in runs):.0f}",
                 spread([100 * x["accuracy"] for x in runs]),
             ]
@@ -257,16 +260,7 @@ def tables(found: dict) -> str:
             cells = [statistics.median(x["stages"][s] for x in runs) for s in STAGES]
             cells = [f"{cell:.1f}" for cell in cells]
             stages.append(f"| {name} | {label[side]} | " + " | ".join(cells) + " |")
-    ratios = ["| row | CPU s, ours / peer | s, ours / peer | first / peer |"]
-    ratios.append("|---" * 4 + "|")
-    for name, sides in found.items():
-        pairs = [*zip(sides["ours"], sides["peer"], strict=False)]
-        if not pairs:
-            continue
-        columns = [[a[key] / b[key] for a, b in pairs] for key in ("cpu", "seconds")]
-        columns.append([x["cpu"] / sides["peer"][0]["cpu"] for x in sides["first"]])
-        ratios.append(f"| {name} | " + " | ".join(map(spread, columns)) + " |")
-    return "\n\n".join("\n".join(x) for x in (lines, ratios, stages))
+    return "\n\n".join("\n".join(x) for x in (lines, stages))
 
 
 def machine() -> dict:
