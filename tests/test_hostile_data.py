@@ -91,7 +91,6 @@ def test_names_that_are_not_utf8(tmp_path):
     os.rename(root / "train" / "class0" / "3.png", odd)
     data = sources.load("image_folder", path=str(root), size=4)
     assert sorted(data.train.load(row)[0, 0, 0] for row in range(5)) == [*range(5)]
-    assert identity.stamp(data.train.load.read)[0] == 10
     os.mkdir(os.fsencode(root / "train") + b"/\xff")
     with pytest.raises(ValueError, match=r"\\xff'.*UTF-8"):
         sources.load("image_folder", path=str(root))

@@ -1,6 +1,5 @@
 import hashlib
 import json
-import os
 import pickle
 import re
 import shutil
@@ -16,7 +15,7 @@ from sklearn import datasets
 
 from helpers import tfds_sets
 from helpers.tfds_sets import NAMES, encoded, random_images
-from jaxcl.data import convert, from_tfds, identity, sources, stream
+from jaxcl.data import convert, from_tfds, sources, stream
 from jaxcl.data import files as files_lib
 from jaxcl.data import splits as cuts
 
@@ -644,8 +643,6 @@ def test_folder_errors(tmp_path):
         load(on_corrupt="drop")
     with pytest.raises(ValueError, match="size=0"):
         load(size=0)
-    with pytest.raises(ValueError, match="cache_size = 9"):
-        load(cache_size=9)
 
 
 # --- STL-10
@@ -839,51 +836,6 @@ def test_tfds_that_is_prepared_anew_is_read_anew(array_record, tmp_path):
     file.unlink()
     with pytest.raises(ValueError, match=file.name):
         sources.load("tfds", path=str(path), index=index)
-
-
-@pytest.mark.parametrize("kind", ["array_record", "tfrecord"])
-def test_tfds_with_a_cache(kind, request, tmp_path, monkeypatch):
-    path, there = request.getfixturevalue(kind), tmp_path / "cache"
-    (tmp_path / "keep").write_text("owl\ncat\n")
-    whole = {"path": path, "validation": 0.3}
-    part = {"path": path, "classes": str(tmp_path / "keep"), "test_split": None}
-    grey = part | {"channels": 1}
-    want = []
-    for n, options in enumerate((whole, part, grey)):
-        want.append(splits(sources.load("tfds", **options, resident=True)))
-        sources.load("tfds", **options, cache=str(there))
-        assert len([x for x in there.iterdir() if x.is_dir()]) == (2, 3, 4)[n]
-    monkeypatch.setattr(files_lib.Decoding, "__call__", None)
-    for options, theirs in zip((whole, part, grey), want, strict=True):
-        same(splits(sources.load("tfds", **options, cache=str(there))), theirs)
-    # Only the classes that are kept are on disk.
-    metas = [json.loads(x.read_text()) for x in there.glob("*/meta.json")]
-    assert sorted(meta["images"] for meta in metas) == [10, 13, 13, 20]
-    small = {"path": path, "cache": str(there), "cache_size": 4, "on_corrupt": "skip"}
-    monkeypatch.undo()
-    assert sources.load("tfds", **small).train.load(7).shape == (5, 4, 3)
-
-
-def test_tfds_records_know_what_a_cache_of_them_depends_on(tfrecord, tmp_path):
-    path = tmp_path / "toy" / "1.0.0"
-    shutil.copytree(tfrecord, path)
-
-    def stamp(part, path=path):
-        options = {"path": str(path), "test_split": None, "train_split": part}
-        return identity.stamp(sources.load("tfds", **options).train.load.read)
-
-    first = stamp("train[:10]")
-    assert first[0] == 10 and stamp("train[:10]") == first
-    assert stamp("train[:10]", tfrecord) != first  # another folder, if a copy
-    assert stamp("train[1:11]") not in (first, stamp("train[2:12]"))
-    read = sources.load("tfds", path=str(path)).train.load.read
-    assert identity.stamp(read._replace(key="picture")) != identity.stamp(read)
-    shard = path / "toy-train.tfrecord-00000-of-00002"
-    os.utime(shard, (1, 1))
-    second = stamp("train[:10]")
-    shard.write_bytes(shard.read_bytes() + b"more")
-    os.utime(shard, (1, 1))
-    assert len({first, second, stamp("train[:10]")}) == 3
 
 
 def test_tfds_errors(array_record, tfrecord, tmp_path):

@@ -142,20 +142,12 @@ def test_options_reach_the_rows(tmp_path):
     assert (other != held.validation.images).any()
     np.testing.assert_array_equal(held.test.images, whole.test.images)
     assert load(tmp_path, decoder="auto").decoder == prefetch.choose_decoder("auto")
-    streamed = load(tmp_path, resident=False, cache=str(tmp_path / "cache"))
-    assert list((tmp_path / "cache").glob("*/meta.json"))
+    streamed = load(tmp_path, resident=False)
     for split in ("train", "test"):
         part, want = getattr(streamed, split), getattr(whole, split)
         assert part.images is None
         pixels = [part.load(row) for row in range(stream.size(part))]
         np.testing.assert_array_equal(pixels, want.images)
-    cached = load(
-        tmp_path, resident=False, cache=str(tmp_path / "less"), cache_size=6
-    ).train.load(0)
-    assert cached.shape == (6, 6, 3)
-    for options, words in (({"cache_size": 4}, "cache_size = 4"),):
-        with pytest.raises(ValueError, match=words):
-            load(tmp_path, **options)
 
 
 def test_images_that_cannot_be_decoded(tmp_path):

@@ -19,7 +19,6 @@ MACHINE = (
     "progress",
     "loggers",
     "plot_formats",
-    "data.cache",
     "duplicates",
     "seeds",
     "side_by_side",

@@ -219,7 +219,6 @@ class Reader(NamedTuple):
     fetch: Callable[[str, int], Any]
     decoding: Decoding
     unit: str = ""  # of a place, for messages; "": a file is one image
-    key: str = ""  # which column or feature `fetch` takes
     root: str = ""
 
     def __call__(self, row: int) -> np.ndarray:
@@ -255,9 +254,9 @@ class Reader(NamedTuple):
         path = self.path(self.which[row])
         return f"{path} ({self.unit} {self.place[row]})" if self.unit else path
 
-    def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """Return all files; which of them holds each row i64[N], and at which place."""
-        return [self.path(x) for x in range(len(self.files))], self.which, self.place
+    def holders(self) -> tuple[list[str], np.ndarray]:
+        """Return all files, and which of them holds each row, i64[N]."""
+        return [self.path(x) for x in range(len(self.files))], self.which
 
     @property
     def channels(self) -> int:
@@ -331,7 +330,6 @@ class Loader(NamedTuple):
 
     read: Any  # a Reader, or another record with its methods
     rows: np.ndarray  # i64[N], which rows of `read` these are
-    cache: Callable | None = None  # row of `read` -> u8[h,w,C], see `cache`
     crop: Callable | None = None  # a prefetch.CenterCrop for every image
     # Classes and domains, if unreadable images are to be replaced; else None.
     label: np.ndarray | None = None
@@ -367,7 +365,7 @@ class Loader(NamedTuple):
         own = int(self.rows[row])
         if self.memory is not None and own in self.memory:
             return self.memory[own]
-        image = (self.cache or self.read)(own)
+        image = self.read(own)
         if self.crop is not None:
             try:
                 image = self.crop(image)
@@ -401,10 +399,10 @@ class Loader(NamedTuple):
         """Read bytes that tell an image from others, without decoding it."""
         return self.read.raw(int(self.rows[row]))
 
-    def holders(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
-        """Return files, and where each row is in them, as of `Reader`."""
-        names, which, place = self.read.holders()
-        return names, which[self.rows], place[self.rows]
+    def holders(self) -> tuple[Sequence[str], np.ndarray]:
+        """Return files, and which of them holds each row, i64[N]."""
+        names, which = self.read.holders()
+        return names, which[self.rows]
 
     @property
     def channels(self) -> int | None:

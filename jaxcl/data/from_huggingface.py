@@ -151,7 +151,6 @@ def huggingface(
             functools.partial(_fetch, image_key),
             images.decoding,
             unit="row",
-            key=image_key,
         )
         parts[split] = files_lib.examples(reader, label, numbers=kept)
     name, share = os.path.basename(os.path.abspath(path)), 0.0 if test_split else test

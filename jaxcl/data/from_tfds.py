@@ -146,7 +146,6 @@ def _examples(split, *, infos, keys, keep, index, images) -> stream.Examples | N
         functools.partial(_fetch, features, image_key),
         images.decoding,
         unit="place",
-        key=image_key,
     )
     return files_lib.examples(reader, table.label, table.domain, keep)
 

@@ -1,4 +1,4 @@
-"""Tell whether a data set is still the one that a run, an update or a cache read.
+"""Tell whether a data set is still the one that a run or an update read.
 
 A row is known by its name (file, record or number), by its label, and by its bytes. Of
 sets with many files, size and time of change of the file stand for the bytes.
@@ -8,7 +8,7 @@ import concurrent.futures
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -105,7 +105,7 @@ def _part(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             found = list(pool.map(lambda row: _read_mark(load, row), rows))
     else:
-        files, which, _ = load.holders()
+        files, which = load.holders()
         pairs = zip(files, sizes_and_times(files).tolist(), strict=True)
         marks = np.array([_mark(repr(pair).encode()) for pair in pairs], np.uint64)
         found = marks[which]
@@ -125,19 +125,6 @@ def _read_mark(load, row) -> int:
         return _mark(repr(image.shape).encode() + image.tobytes())
     except (OSError, ValueError):
         return 0
-
-
-def stamp(reader: Any) -> tuple[int, str]:
-    """Count the rows of a reader; digest its whole paths, sizes and times.
-
-    It is part of the key of a cache, which several sets may share.
-    """
-    files, which, place = reader.holders()
-    paths = [x if storage.in_bucket(x) else os.path.abspath(x) for x in files]
-    digest = hashlib.sha256(os.fsencode("\0".join([reader.key, *paths])))
-    for array in (sizes_and_times(files), which, place):
-        digest.update(array.astype("<i8").tobytes())
-    return len(which), digest.hexdigest()
 
 
 def sizes_and_times(files: Sequence[str]) -> np.ndarray:

@@ -36,7 +36,6 @@ class _Joined(NamedTuple):
     loads: tuple[Any, ...]  # a files.Loader or files.Reader of each
     starts: np.ndarray  # i64[sets], first row of each
     channels: int | None  # C of all images
-    key: str = ""
 
     def _find(self, row):
         """Return the reader of a row, and the row's number there."""
@@ -55,12 +54,11 @@ class _Joined(NamedTuple):
         load, row = self._find(row)
         return load.raw(row)
 
-    def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
+    def holders(self) -> tuple[list[str], np.ndarray]:
         found = [load.holders() for load in self.loads]
-        firsts = np.cumsum([0, *(len(names) for names, _, _ in found)])
-        which = [x + first for (_, x, _), first in zip(found, firsts, strict=False)]
-        names = [name for names, _, _ in found for name in names]
-        return names, np.concatenate(which), np.concatenate([x for *_, x in found])
+        firsts = np.cumsum([0, *(len(names) for names, _ in found)])
+        which = [x + first for (_, x), first in zip(found, firsts, strict=False)]
+        return [name for names, _ in found for name in names], np.concatenate(which)
 
 
 @splits.source
