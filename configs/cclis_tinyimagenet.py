@@ -43,7 +43,7 @@ REPLAY = cclis.REPLAY | {
 def get_config(arg=None):
     row, debug = recipe.parse_words(arg, cclis.ROWS)
     config = cclis.full(f"{row}_tinyimagenet", row, CONTRASTIVE, REPLAY)
-    config.data = {"name": "tiny_imagenet", "path": "data/tiny-imagenet-200"}
+    config.data = {"name": "arrays", "path": "data/tiny_imagenet"}
     config.scenario.num_tasks = 10
     config.augment.update(
         size=64,

@@ -57,8 +57,6 @@ def test_links_in_circles_multiply_no_row(tmp_path):
         ("train/class0/loop", "."),
         ("train/class0/up", ".."),
         ("train/class0/out", "../.."),
-        ("train/class1/other", "../class0"),
-        ("train/class1/test", "../../test"),
         ("test/class0/far", str(tmp_path)),
     ):
         (root / where).symlink_to(target, target_is_directory=True)
@@ -78,13 +76,6 @@ def test_a_folder_that_two_ways_lead_to_is_read_once_where_it_lies(tmp_path):
     assert names == ["b/far/far.png", *(f"b/real/{n}.png" for n in range(3))]
 
 
-def test_two_classes_that_are_one_folder(tmp_path):
-    root = folders(tmp_path / "set")
-    (root / "train" / "class2").symlink_to("class0")
-    with pytest.raises(ValueError, match="class2.*class0"):
-        sources.load("image_folder", path=str(root))
-
-
 def test_names_that_are_not_utf8(tmp_path):
     root = folders(tmp_path / "set")
     odd = os.fsencode(root / "train" / "class0") + b"/n\xff\xfe.png"
@@ -99,8 +90,10 @@ def test_names_that_are_not_utf8(tmp_path):
 def test_a_pipe_among_the_images(tmp_path):
     root = folders(tmp_path / "set")
     os.mkfifo(root / "train" / "class0" / "pipe.jpg")
-    with pytest.raises(OSError, match="pipe.jpg"):
-        sources.load("image_folder", path=str(root))
+    data = sources.load("image_folder", path=str(root))
+    row = [data.train.load.name(i)[-8:] for i in range(6)].index("pipe.jpg")
+    with pytest.raises(files.Unreadable, match="pipe.jpg"):
+        data.train.load(row)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +103,9 @@ def test_a_pipe_among_the_images(tmp_path):
         ("graphs", "x.npz"),
         ("arrays", "meta.json"),
         ("graphs", "X_A.txt"),
-        ("stl10", "train_X.bin"),
         ("tfds", "dataset_info.json"),
         ("image_folder", "classes.txt"),
         ("image_lists", "train.txt"),
-        ("tiny_imagenet", "wnids.txt"),
     ],
 )
 def test_a_pipe_in_place_of_a_file(name, file, tmp_path):

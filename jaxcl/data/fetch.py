@@ -3,17 +3,18 @@
     python -m jaxcl.data.fetch cifar10 --out=data/cifar10
     python -m jaxcl.data.fetch cifar10 --out=data/cifar10 --from=FILE_OR_FOLDER
 
-The sets are cifar10, cifar100, mnist, stl10 and tiny_imagenet; `shapes` is drawn, not
-downloaded, and written as PNG files with a folder for each domain. The archives are
-downloaded, or taken from `--from`, compared with the published SHA-256 and unpacked.
-CIFAR and MNIST become directories for the source "arrays"; the others are read as they
-are unpacked. CIFAR comes as flat bytes: its Python version is made of pickles.
+The sets are cifar10, cifar100, mnist, stl10 (stl10_unlabelled: with its 100,000 images
+without labels) and tiny_imagenet; `shapes` is drawn, not downloaded, and written as PNG
+files with a folder for each domain. The archives are downloaded, or taken from
+`--from`, compared with the published SHA-256, and become directories for the source
+"arrays". CIFAR comes as flat bytes: its Python version is made of pickles.
 
 Sums and sizes: TFDS's tables of checksums; of tiny-imagenet-200, which is not in them,
 several public repositories agree.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import functools
 import gzip
@@ -33,6 +34,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcl.data import convert, shapes, stream
+from jaxcl.data import files as files_lib
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
 TRIES = 5  # of one address, each going on where the one before was cut
@@ -58,7 +60,6 @@ class Archive(NamedTuple):
 class Known(NamedTuple):
     """A set that can be fetched."""
 
-    source: str  # config.data.name of what is written
     archives: tuple[Archive, ...]
     write: Callable[[list[str], str], None]  # paths of the archives, a new folder
 
@@ -223,10 +224,55 @@ def _unpacked(path, beside) -> Iterator[str]:
         yield os.path.join(draft, inner)
 
 
-def _unpack(paths, folder) -> None:
-    """Keep an archive's folder as it is."""
+_STL10 = (*"airplane bird car cat deer dog horse monkey ship truck".split(),)
+
+
+def _stl10(paths, folder, *, more=None) -> None:
+    """Write STL-10; the images of the file `more` follow in train, without labels."""
+
+    def read(inner, split):
+        files = [f"{split}_X.bin"] + [more] * (more is not None and split == "train")
+        raw = [np.fromfile(os.path.join(inner, file), np.uint8) for file in files]
+        images = np.concatenate(raw).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
+        known = np.fromfile(os.path.join(inner, f"{split}_y.bin"), np.uint8)
+        labels = np.full(len(images), -1)
+        labels[: len(known)] = known.astype(int) - 1
+        return images, labels
+
     with _unpacked(*paths, folder) as inner:
-        os.rename(inner, folder)
+        parts = [read(inner, split) for split in ("train", "test")]
+    _write("stl10", _STL10, parts, folder)
+
+
+def _tiny_imagenet(paths, folder) -> None:
+    """Write tiny-imagenet-200; its annotated val split is the test split.
+
+    Rows are sorted by class, then by file. Classes stand in the order of wnids.txt, as
+    in mammoth's arrays, which Co2L and CCLIS use. Grey images become RGB.
+    """
+    decode = files_lib.Decoding("pillow")
+
+    def read(rows):
+        labels, paths = zip(*rows, strict=True)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            images = pool.map(lambda x: decode(x.read_bytes(), str(x)), paths)
+            return np.stack([*images]), np.array(labels)
+
+    with _unpacked(*paths, folder) as inner:
+        where = pathlib.Path(inner)
+        names = tuple((where / "wnids.txt").read_text().split())
+        train = [
+            (label, path)
+            for label, name in enumerate(names)
+            for path in sorted((where / "train" / name / "images").iterdir())
+        ]
+        lines = (where / "val" / "val_annotations.txt").read_text().splitlines()
+        known = [line.split("\t")[:2] for line in lines]
+        test = sorted(
+            (names.index(wnid), where / "val" / "images" / file) for file, wnid in known
+        )
+        parts = [read(train), read(test)]
+    _write("tiny_imagenet", names, parts, folder, decoder="pillow")
 
 
 def _cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
@@ -266,7 +312,7 @@ def _idx(path, axes) -> np.ndarray:
         return np.frombuffer(file.read(), np.uint8, offset=4 + 4 * axes)
 
 
-def _write(name, classes, parts, folder) -> None:
+def _write(name, classes, parts, folder, decoder="") -> None:
     """Write (images, labels) of train and of test as plain arrays."""
     train, test = (
         stream.Examples(
@@ -276,7 +322,7 @@ def _write(name, classes, parts, folder) -> None:
         )
         for images, labels in parts
     )
-    data = stream.Dataset(name, classes, ("all",), train, None, test)
+    data = stream.Dataset(name, classes, ("all",), train, None, test, decoder)
     convert.write(data, folder)
 
 
@@ -309,13 +355,14 @@ _CIFAR100 = functools.partial(
 )
 # Sets that may be fetched.
 SETS = {
-    name: Known(source, _archives(name), write)
-    for name, source, write in (
-        ("cifar10", "arrays", _CIFAR10),
-        ("cifar100", "arrays", _CIFAR100),
-        ("mnist", "arrays", _mnist),
-        ("stl10", "stl10", _unpack),
-        ("tiny_imagenet", "tiny_imagenet", _unpack),
+    name: Known(_archives(name.removesuffix("_unlabelled")), write)
+    for name, write in (
+        ("cifar10", _CIFAR10),
+        ("cifar100", _CIFAR100),
+        ("mnist", _mnist),
+        ("stl10", _stl10),
+        ("stl10_unlabelled", functools.partial(_stl10, more="unlabeled_X.bin")),
+        ("tiny_imagenet", _tiny_imagenet),
     )
 }
 
@@ -348,13 +395,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.name == "shapes":
             return _draw_shapes(arguments.out, arguments.source)
-        known = fetch(arguments.name, arguments.out, source=arguments.source)
+        fetch(arguments.name, arguments.out, source=arguments.source)
     except (OSError, ValueError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     print(
         f"{arguments.out}: {arguments.name}, read with "
-        f"--config.data.name={known.source} --config.data.path={arguments.out}"
+        f"--config.data.name=arrays --config.data.path={arguments.out}"
     )
     return 0
 

@@ -22,10 +22,8 @@ from jaxcl.data import (
     in_memory,
     shapes,
     splits,
-    stl10,
     storage,
     stream,
-    tiny_imagenet,
     toys,
 )
 
@@ -208,8 +206,6 @@ SOURCES = {
         shapes.shapes,
         from_folders.image_folder,
         from_lists.image_lists,
-        tiny_imagenet.tiny_imagenet,
-        stl10.stl10,
         from_tfds.tfds,
         from_huggingface.huggingface,
         joined,
@@ -219,9 +215,7 @@ SOURCES = {
 }
 # These need no files, nor anything else.
 MADE = ("digits", "rings_and_trees", "digits_in_looks", "shapes")
-# Classes, train rows and pixels of a side, where the source tells them.
-SIZES = {"stl10": stl10.SIZE, "tiny_imagenet": tiny_imagenet.SIZE}
-IN_MEMORY = ("npz", "arrays", *SIZES)  # unless config.data.resident is False
+IN_MEMORY = ("npz", "arrays")  # unless config.data.resident is False
 
 
 def load(name: str, **options: Any) -> stream.Dataset:
