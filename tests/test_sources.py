@@ -714,14 +714,10 @@ def test_tfds_parts_classes_and_missing_labels(kind, request, tmp_path):
 
 
 def test_tfds_directories_as_domains(array_record, tfrecord):
-    data = sources.load(
-        "tfds", path=[array_record, tfrecord], domain_names=["real", "clip"]
-    )
-    assert data.domain_names == ("real", "clip")
+    sets = [{"name": "tfds", "path": path} for path in (array_record, tfrecord)]
+    data = sources.load("joined", sets=sets)
     assert data.train.domain.tolist() == [0] * 20 + [1] * 20
     np.testing.assert_array_equal(*np.split(pixels(data.train), 2))
-    with pytest.raises(ValueError, match="2 .*domain_names"):
-        sources.load("tfds", path=[array_record, tfrecord])
 
 
 @pytest.mark.parametrize("kind", ["array_record", "tfrecord"])
@@ -778,8 +774,6 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
         ({"image_key": "picture"}, "image_key = 'picture'.*image"),
         ({"label_key": "name"}, "label_key = 'name'.*label.*style"),
         ({"domain_key": "site"}, "domain_key = 'site'"),
-        ({"domain_names": ["a", "b"]}, "path: 1 directories need as many domain_names"),
-        ({"domain_names": ["a"], "domain_key": "style"}, "no domain_key.*'style'"),
     ):
         with pytest.raises(ValueError, match=words):
             load(**options)

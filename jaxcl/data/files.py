@@ -130,27 +130,6 @@ class Decoding(NamedTuple):
         pixels = np.asarray(image.convert("RGB" if self.channels == 3 else "L"))
         return pixels.reshape(*pixels.shape[:2], self.channels)
 
-    def from_numbers(self, pixels: list, name: str) -> np.ndarray:
-        """Make u8[h,w,C] of nested lists; grey images may lack the channel."""
-        try:
-            array = np.array(pixels)
-        except ValueError as error:
-            raise Unreadable(f"{name}: its lists differ in length") from error
-        array = array[..., None] if array.ndim == 2 else array
-        shape = list(array.shape)
-        if len(shape) != 3 or shape[2] not in (1, 3):
-            wrong = f"pixels are {shape}, must be [h, w], [h, w, 1] or [h, w, 3]"
-        elif array.dtype.kind not in "iu":
-            wrong = f"pixels are {array.dtype}, must be whole numbers"
-        elif array.size and not 0 <= array.min() <= array.max() <= 255:
-            wrong = f"pixels are from {array.min()} to {array.max()}, must be 0 to 255"
-        elif shape[2] > self.channels:
-            wrong = f"3 channels, but config.data.channels={self.channels}"
-        else:
-            self.check_size(name, *shape[:2])
-            return array.repeat(self.channels // shape[2], axis=2).astype(np.uint8)
-        raise Unreadable(f"{name}: {wrong}")
-
     def check_size(self, name: str, height: int, width: int) -> None:
         """Refuse an image by its header, before there is memory for it."""
         if not 0 < height * width <= self.max_pixels:
@@ -215,7 +194,7 @@ class Reader(NamedTuple):
     files: Sequence[str | bytes] | np.ndarray  # paths, relative to root
     which: np.ndarray  # i[N], number of each row's file
     place: np.ndarray  # i64[N], where it is in there
-    # (path, place) -> an encoded image, u8[h,w,C] or nested lists; picklable
+    # (path, place) -> an encoded image, or u8[h,w,C]; picklable
     fetch: Callable[[str, int], Any]
     decoding: Decoding
     unit: str = ""  # of a place, for messages; "": a file is one image
@@ -223,19 +202,15 @@ class Reader(NamedTuple):
 
     def __call__(self, row: int) -> np.ndarray:
         """Read and decode one image."""
-        found, name = self._fetched(row), self.name(row)
-        if isinstance(found, bytes):
-            return self.decoding(found, name)
-        return (
-            found
-            if isinstance(found, np.ndarray)
-            else self.decoding.from_numbers(found, name)
-        )
+        found = self._fetched(row)
+        if isinstance(found, np.ndarray):
+            return found
+        return self.decoding(found, self.name(row))
 
     def raw(self, row: int) -> bytes:
         """Return bytes that tell an image from others: encoded, or its pixels."""
         found = self._fetched(row)
-        return found if isinstance(found, bytes) else self(row).tobytes()
+        return found if isinstance(found, bytes) else found.tobytes()
 
     def _fetched(self, row):
         try:
