@@ -206,7 +206,6 @@ def test_each_chip_has_its_form():
     chips = "cuda", "tpu", "cpu"
     windows, all_rows = 2, 1
     assert lowered() == [all_rows, all_rows, windows]
-    assert lowered(split=True) == [windows] * 3
 
 
 @pytest.mark.parametrize("score", duel_twin.SCORES)

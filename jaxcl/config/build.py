@@ -83,7 +83,7 @@ def build(
         made, noted = _transfer(top, workdir, lost), {}
     else:
         made = work = _job(top, plain, workdir, None, lost)
-        noted = _count_shards(top.replay, work.mesh) | {"resident": work.data.resident}
+        noted = {"resident": work.data.resident}
     # Save machine-dependent choices with the config: the decoder that "auto" took, and
     # whether images are on the device. They change the crops and thus the results.
     dataset = made.stream.dataset
@@ -159,28 +159,21 @@ def _choose_side_by_side(top: sections.Top, first: job.Job) -> bool:
     They cannot where tasks depend on the seed, batches on the memory of a seed or on
     several batches, or the end of a task on a seed's loss.
     """
-    split = bool((top.replay or {}).get("sharded") or top.method.get("sharded"))
     mixes = (
         any(first.parts(task.index) > 1 for task in first.stream.tasks)
         or first.loop.counts_epochs
         or first.method.replayed is not None
         or sections.follows_seed(top.scenario)
     )
-    if top.side_by_side and (split or mixes):
-        why = (
-            "whose memory is split over the devices (config.replay.sharded or "
-            "config.method.sharded)"
-            if split
-            else f"of {top.method['name']} have batches that cannot be joined, count "
-            "epochs (config.patience, eval_epochs), or cut the tasks by the seed "
-            "(config.scenario without a seed), and"
-        )
+    if top.side_by_side and mixes:
         raise ValueError(
-            f"config.side_by_side=True: runs {why} go one after another; must be None "
-            "or False"
+            f"config.side_by_side=True: runs of {top.method['name']} that have batches "
+            "that cannot be joined, count epochs (config.patience, eval_epochs), or cut "
+            "the tasks by the seed (config.scenario without a seed), go one after "
+            "another; must be None or False"
         )
     if top.side_by_side is None:
-        return not (split or mixes or sharding.on_cpu())
+        return not (mixes or sharding.on_cpu())
     return top.side_by_side
 
 
@@ -241,7 +234,7 @@ def _job(top: sections.Top, plain, workdir, stand_in=None, lost=False) -> job.Jo
     sections.check_graphs(top, train)
     tasks = checks.check_data(top, tasks, workdir)
     data = _data(top, tasks, image)
-    parts = _with_data(parts, top, tasks, replay, mesh)
+    parts = _with_data(parts, top, tasks, replay)
     if parts.replay.flops is not None:
         parts = parts._replace(replay=_affordable(top, parts, data, workdir, mesh))
     method = _method(top, parts, mesh)
@@ -336,15 +329,13 @@ def _method(top: sections.Top, parts: core.Parts, mesh) -> core.Method:
     return sharding.bind(method, mesh)
 
 
-def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
+def _with_data(parts: core.Parts, top, tasks, replay: dict) -> core.Parts:
     """Fill in what only the data, the memory and the devices can tell.
 
     `replay` are the options of config.replay.
     """
     num_classes = max(len(tasks.dataset.class_names), 1)
     settings = replay_lib.settings(num_classes, top.batch_size, **replay)
-    for name in ("capacity", "size") if settings.sharded else ():
-        sharding.share(f"config.replay.{name}", getattr(settings, name), mesh)
     return parts._replace(
         num_classes=num_classes,
         replay=settings,
@@ -463,7 +454,6 @@ def _alone(
         "decoder": data.stream.dataset.decoder,
         "resident": data.resident,  # or crops are drawn otherwise
         **_beginning(top, parts),
-        **_count_shards(top.replay, eval_parts.mesh),
     }
     alone = task_alone.Alone(make, json.loads(json.dumps(facts)), top.plasticity_cache)
     task_alone.prepare(alone)
@@ -475,11 +465,6 @@ def _beginning(top, parts: core.Parts) -> dict:
     if not parts.starts_pretrained:
         return {}
     return {"began_with": folder.read_card(top.start)["files"]}
-
-
-def _count_shards(replay: dict | None, mesh) -> dict:
-    """Return the number of devices, where what a memory holds depends on it."""
-    return {"memory_shards": mesh.size} if (replay or {}).get("sharded") else {}
 
 
 class _Frozen(NamedTuple):

@@ -24,7 +24,7 @@ MACHINE = (
     "side_by_side",
 )
 # What `build` adds to a config.json, once it has read the data.
-NOTED = ("decoder", "bits", "resident", "memory_shards")
+NOTED = ("decoder", "bits", "resident")
 
 
 class Differs(ValueError):

@@ -264,8 +264,7 @@ def _check_complete(path, split, files) -> None:
     if len(folders) > 1 or any(int(count) != len(files) for count in counts):
         raise ValueError(
             f"path = {path!r}: split {split!r} must be all parts of one set in one "
-            f"folder: it has {len(files)} files, {[*map(os.path.basename, files)][:5]}, "
-            f"in folders {sorted(folders)[:5]}"
+            f"folder: it has {len(files)} files in folders {sorted(folders)[:5]}"
         )
 
 
