@@ -333,32 +333,6 @@ def test_progress_on_a_terminal_is_a_bar_unless_off(tmp_path, monkeypatch, optio
     assert "100%|" in text if option else text == ""
 
 
-def test_the_time_left_has_evaluations_in_it(tmp_path, monkeypatch, capsys):
-    clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=1)
-    monkeypatch.setattr(progress_lib, "time", clock)
-    recorder = record.Recorder(tmp_path, tensorboard=False, num_tasks=3, every=0.0)
-
-    def left():
-        return capsys.readouterr().err.splitlines()[-1].split()[-2]
-
-    recorder.phase("judging the untrained network")
-    clock.now += 20
-    recorder.phase("compiling")
-    clock.now += 100
-    for step in range(1, 3):
-        recorder.advance(step, 0, 30)
-        clock.now += 1
-    assert left() == "0:01:28"  # 28 steps of 1 s, 3 evaluations of 20 s
-    for step in range(3, 11):
-        recorder.advance(step, 0, 30)
-        clock.now += 1
-    recorder.phase("judging")
-    clock.now += 10
-    recorder.phase("drawing")
-    clock.now += 5
-    recorder.advance(11, 1, 30)
-    assert left() == "0:00:49"  # 19 steps, 2 evaluations of 15 s
-    recorder.close()
 
 
 @pytest.mark.parametrize("options", [{"progress": "yes"}, {"every": -1.0}])

@@ -167,10 +167,10 @@ def _choose_side_by_side(top: sections.Top, first: job.Job) -> bool:
     )
     if top.side_by_side and mixes:
         raise ValueError(
-            f"config.side_by_side=True: runs of {top.method['name']} that have batches "
-            "that cannot be joined, count epochs (config.patience, eval_epochs), or cut "
-            "the tasks by the seed (config.scenario without a seed), go one after "
-            "another; must be None or False"
+            f"config.side_by_side=True: runs of {top.method['name']} whose batches "
+            "cannot be joined, that count epochs (config.patience, eval_epochs), or cut "
+            "tasks by the seed (config.scenario without a seed), go one after another; "
+            "must be None or False"
         )
     if top.side_by_side is None:
         return not (mixes or sharding.on_cpu())
@@ -361,19 +361,12 @@ def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.R
     return replay._replace(updates=found)
 
 
-_SLOW = (
-    "on a CPU a smaller config.encoder, config.augment.size or config.epochs helps; "
-    "Ctrl-C saves"
-)
-
-
 def record_options(top: sections.Top, lost: bool = False) -> dict:
     """Choose the options of a config that `run.record.Recorder` takes."""
     return {
         "tensorboard": top.tensorboard,
         "loggers": loggers.makers(top.loggers),
         "progress": top.progress,
-        "slow": _SLOW if sharding.on_cpu() else "",
         "lost": lost,
     }
 
