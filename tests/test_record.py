@@ -333,8 +333,6 @@ def test_progress_on_a_terminal_is_a_bar_unless_off(tmp_path, monkeypatch, optio
     assert "100%|" in text if option else text == ""
 
 
-
-
 @pytest.mark.parametrize("options", [{"progress": "yes"}, {"every": -1.0}])
 def test_wrong_options_are_named(tmp_path, options):
     ((name, value),) = options.items()

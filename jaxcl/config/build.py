@@ -168,9 +168,9 @@ def _choose_side_by_side(top: sections.Top, first: job.Job) -> bool:
     if top.side_by_side and mixes:
         raise ValueError(
             f"config.side_by_side=True: runs of {top.method['name']} whose batches "
-            "cannot be joined, that count epochs (config.patience, eval_epochs), or cut "
-            "tasks by the seed (config.scenario without a seed), go one after another; "
-            "must be None or False"
+            "cannot be joined, that count epochs (config.patience, eval_epochs), or "
+            "cut tasks by the seed (config.scenario without a seed), go one after "
+            "another; must be None or False"
         )
     if top.side_by_side is None:
         return not (mixes or sharding.on_cpu())
