@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import struct
+import sys
 import zipfile
 
 import ml_dtypes

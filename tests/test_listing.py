@@ -177,5 +177,4 @@ def test_a_random_tree_is_read_as_it_is_or_refused_by_name(number, tmp_path):
     said = " ".join(data.notes)
     assert all(ending in said for ending in left_out)
     known = identity.identify(data)
-    same = known.digest() == identity.identify(load(tmp_path / "set")).digest()
-    assert same and sum(identity.find_duplicates(known).within.values()) >= 0
+    assert known.digest() == identity.identify(load(tmp_path / "set")).digest()

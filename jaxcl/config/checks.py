@@ -62,8 +62,8 @@ def check_data(top: sections.Top, tasks: stream.Stream, workdir) -> stream.Strea
         warnings.append(f"config.data: {words}")
     if is_first and (known.by_bytes if top.duplicates is None else top.duplicates):
         whole = known if known.by_bytes else identity.identify(dataset, True)
-        found = identity.find_duplicates(whole)
-        warnings.append(found.describe(f"config.data: {dataset.name}"))
+        name = f"config.data: {dataset.name}"
+        warnings.append(identity.describe_duplicates(whole, name))
     if top.evaluators:
         warnings.append(_describe_few_test_images(tasks))
     for words in filter(None, warnings if is_first else ()):

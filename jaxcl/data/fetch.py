@@ -64,7 +64,7 @@ class Known(NamedTuple):
     write: Callable[[list[str], str], None]  # paths of the archives, a new folder
 
 
-def fetch(name: str, out: str, *, source: str | None = None) -> Known:
+def fetch(name: str, out: str, *, source: str | None = None) -> None:
     """Write a set to a folder, which must be missing or empty.
 
     Downloads go to the folder OUT.download, where the next call goes on with a part of
@@ -74,9 +74,6 @@ def fetch(name: str, out: str, *, source: str | None = None) -> Known:
       name: a key of `SETS`.
       out: the folder.
       source: the archive, or a folder with the archives; None: download them.
-
-    Returns:
-      What is known of the set.
 
     Raises:
       ValueError: an unknown name, a folder with something in it, an archive that is
@@ -90,34 +87,26 @@ def fetch(name: str, out: str, *, source: str | None = None) -> Known:
     if os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
         raise ValueError(f"--out={out} is there already and not an empty folder")
     downloads = f"{out}.download"
-    if source is None:
-        os.makedirs(downloads, exist_ok=True)
-        try:
-            paths = [_download(archive, downloads) for archive in known.archives]
-        except Unreachable as error:
-            raise Unreachable(f"{error}\n{_by_hand(name, out)}") from error
-    else:
-        paths = [_given(archive, source, known) for archive in known.archives]
+    try:
+        paths = [
+            _download(archive, downloads)
+            if source is None
+            else _given(archive, source, known)
+            for archive in known.archives
+        ]
+    except Unreachable as error:
+        files = "\n".join(f"  {x.urls[0]}  ({x.size:,} bytes)" for x in known.archives)
+        raise Unreachable(
+            f"{error}\nDownload by hand, on a machine with a network:\n{files}\n"
+            "and then give the file, or the folder of several:\n"
+            f"  jaxcl data {name} --out={out} --from=PATH"
+        ) from error
     for archive, path in zip(known.archives, paths, strict=True):
         _check(archive, path, remove=source is None)
     with _whole(out) as draft:
         known.write(paths, draft)
     if source is None:
         shutil.rmtree(downloads)
-    return known
-
-
-def _by_hand(name, out) -> str:
-    """Say how to fetch the files by hand where there is no network."""
-    files = SETS[name].archives
-    return "\n".join(
-        [
-            "Download by hand, on a machine with a network:",
-            *(f"  {x.urls[0]}  ({x.size:,} bytes)" for x in files),
-            "and then give the file, or the folder of several:",
-            f"  jaxcl data {name} --out={out} --from=PATH",
-        ]
-    )
 
 
 def _given(archive, source, known) -> str:
@@ -136,37 +125,32 @@ def _check(archive, path, *, remove) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if (size, found) == (archive.size, archive.sha256):
         return
-    if remove:
+    if remove:  # the next call starts anew
         os.unlink(path)
     raise ValueError(
         f"{path}: {size:,} bytes with sha256 {found}; published are {archive.size:,} "
         f"with {archive.sha256}. It is damaged or another file"
-        + ("; it is removed, the next call starts anew" if remove else "")
     )
 
 
 def _download(archive, folder) -> str:
     """Download an archive, from where an earlier download ended; return its path."""
+    os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, archive.name)
     part, reasons = f"{path}.part", []
-    if os.path.exists(path):
-        return path
-    for url in archive.urls:
-        for _ in range(TRIES):
-            before = _length(part)
-            try:
-                if before < archive.size:
-                    _append(url, part, archive.size)
-            except (OSError, http.client.HTTPException) as error:
-                reason = getattr(error, "reason", None) or error
-                reasons.append(f"{url}: {getattr(reason, 'strerror', None) or reason}")
-            if _length(part) == archive.size:
-                os.replace(part, path)
-                return path
-            if _length(part) <= before:  # nothing came: another try is in vain
-                break
-    lines = dict.fromkeys(reasons or [f"{archive.urls[-1]}: it ended too early"])
-    raise Unreachable(f"{archive.name} could not be downloaded: {'; '.join(lines)}")
+    for url in archive.urls * TRIES if not os.path.exists(path) else ():
+        try:
+            if _length(part) < archive.size:
+                _append(url, part, archive.size)
+        except (OSError, http.client.HTTPException) as error:
+            reasons.append(f"{url}: {getattr(error, 'reason', error)}")
+        if _length(part) == archive.size:
+            os.replace(part, path)
+            break
+    if not os.path.exists(path):
+        said = "; ".join(dict.fromkeys(reasons)) or "it ended too early"
+        raise Unreachable(f"{archive.name} could not be downloaded: {said}")
+    return path
 
 
 def _length(path) -> int:

@@ -267,7 +267,7 @@ def check(dataset: stream.Dataset) -> int:
                 or image.shape[-1] not in (1, 3)
             ):
                 raise kind.Broken(f"row {row} is {image.dtype}{list(image.shape)}")
-    identity.find_duplicates(identity.identify(dataset))
+    identity.describe_duplicates(identity.identify(dataset), "x")
     return refused
 
 
