@@ -255,7 +255,7 @@ def test_a_directory_of_an_archive_that_lies(tmp_path):
     at = data.rindex(b"PK\x01\x02") + 20
     data[at : at + 8] = struct.pack("<II", 2**31, 2**32 - 2)
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="x.npz.*4294967294"):
+    with pytest.raises(ValueError, match="x.npz"):
         sources.load("npz", path=str(path))
 
 
@@ -311,9 +311,8 @@ def graph_file(path, **changes):
     "changes, said",
     [
         ({"label": np.array([2 * 10**9])}, "label.*2000000000"),
-        ({"label": np.array([2**32])}, "label.*int32"),
+        ({"label": np.array([2**32])}, "label.*4294967296"),
         ({"graph_ptr": np.array([0, 10**9])}, "graph_ptr.*1000000000"),
-        ({"edge_ptr": np.array([0, 2**33])}, "edge_ptr.*int32"),
         ({"node_attr": np.array(["a", "b"])}, "node attributes"),
         ({"node_attr": np.array([1e300, 0])}, "node attributes"),
         ({"node_attr": np.zeros((2, 0))}, "node attributes.*float64"),

@@ -11,8 +11,8 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -285,9 +285,8 @@ def _fetch_held(images, path, row) -> np.ndarray:
 def mapped(path: str) -> np.ndarray:
     """Map an .npy file without reading it; each process opens it once."""
     with reading(path):
-        with open(storage.check_ordinary(path), "rb") as file:
-            check_claim(file, storage.size(path), os.path.basename(path))
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        file = storage.check_ordinary(path)
+        return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 _SAMPLED = 8  # images from which the size of all is estimated
@@ -438,75 +437,22 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
     other; K__ptr i64[S+1], where each strip begins; K__shape (N, H, W, C) of K;
     K__sha256 of K's bytes. A strip is n images on top of each other.
     """
-    with reading(path):
-        with storage.open_seekable(path) as file, zipfile.ZipFile(file) as archive:
-            known = _Npz(archive, storage.size(path))
-            keys = known.keys() if keys is None else keys
-            plain = {key: known.read(key) for key in keys if known.holds(key)}
-            packed = [key for key in keys if known.holds(key + "__strips")]
-            return plain | {key: _unpack(known, key) for key in packed}
+    with reading(path), storage.open_seekable(path) as file:
+        known = np.load(file, allow_pickle=False)
+        if not isinstance(known, np.lib.npyio.NpzFile):
+            raise ValueError("it is no .npz file")
+        keys = known.files if keys is None else keys
+        plain = {key: known[key] for key in keys if key in known}
+        packed = [key for key in keys if f"{key}__strips" in known]
+        return plain | {key: _unpack(known, key) for key in packed}
 
 
-_DEFLATED = 1032  # deflate makes no more bytes of one
-
-
-class _Npz(NamedTuple):
-    """The arrays of an .npz file, none larger than its bytes can hold.
-
-    np.load takes the memory that a header asks for, before there is a byte to fill it.
-    """
-
-    archive: zipfile.ZipFile
-    size: int  # bytes of the file
-
-    def keys(self) -> list[str]:
-        """Return names of all arrays."""
-        return [name.removesuffix(".npy") for name in self.archive.namelist()]
-
-    def holds(self, key: str) -> bool:
-        """Return whether there is an array of this name."""
-        return f"{key}.npy" in self.archive.NameToInfo
-
-    def read(self, key: str) -> np.ndarray:
-        """Read an array."""
-        info = self.archive.getinfo(f"{key}.npy")
-        ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _DEFLATED}
-        if info.compress_type not in ratio:
-            raise ValueError(
-                f"{key} is compressed; must be as np.savez_compressed does"
-            )
-        most = ratio[info.compress_type] * min(info.compress_size, self.size)
-        if info.file_size > most:
-            raise ValueError(f"{key} cannot have {info.file_size} bytes of {most}")
-        with self.archive.open(info) as file:
-            return _read_array(file, info.file_size, key)
-
-
-def check_claim(file: BinaryIO, size: int, name: str) -> None:
-    """Refuse an .npy file whose header says that it holds more than there is.
-
-    Args:
-      file: opened at its beginning.
-      size: its bytes.
-      name: for the message.
-    """
-    version = np.lib.format.read_magic(file)
-    headers = {(1, 0): np.lib.format.read_array_header_1_0}
-    read = headers.get(version, np.lib.format.read_array_header_2_0)
-    shape, _, dtype = read(file)
-    need = math.prod(shape) * dtype.itemsize
-    if any(n < 0 for n in shape) or need > size:
-        raise ValueError(
-            f"{name} says {dtype}{list(shape)}, {need} bytes; it has {size}"
-        )
-
-
-def _unpack(file: _Npz, key: str) -> np.ndarray:
-    shape = file.read(key + "__shape")
+def _unpack(file: Mapping[str, np.ndarray], key: str) -> np.ndarray:
+    shape = file[key + "__shape"]
     if shape.shape != (4,) or shape.min() < 1:
         raise ValueError(f"{key}__shape is {shape.tolist()}, expected N, H, W and C")
     n, h, w, c = (int(x) for x in shape)
-    raw, pointers = file.read(key + "__strips"), file.read(key + "__ptr")
+    raw, pointers = file[key + "__strips"], file[key + "__ptr"]
     if raw.ndim != 1 or raw.dtype != np.uint8 or pointers.ndim != 1:
         raise ValueError(f"{key}__strips must be uint8[B], and {key}__ptr i64[S+1]")
     if c not in (1, 3) or n * h * w > PIXELS * len(pointers):
@@ -524,7 +470,7 @@ def _unpack(file: _Npz, key: str) -> np.ndarray:
     if row != n:
         raise ValueError(f"{key}: strips hold {row} images, {key}__shape says {n}")
     # JPEG decoders differ by a level or two; every other format must match.
-    if lossless and sha256(images) != str(file.read(key + "__sha256")):
+    if lossless and sha256(images) != str(file[key + "__sha256"]):
         raise ValueError(f"{key}: decoded pixels do not match {key}__sha256")
     return images
 
@@ -535,18 +481,11 @@ def sha256(array: np.ndarray) -> str:
     return hashlib.sha256(flat.view(np.uint8)).hexdigest()
 
 
-def _read_array(file: BinaryIO, size: int, name: str) -> np.ndarray:
-    """Read an .npy file of `size` bytes, which must hold what it says."""
-    check_claim(file, size, name)
-    file.seek(0)
-    return np.lib.format.read_array(file, allow_pickle=False)
-
-
 def read_entry(directory: str, entry: dict) -> np.ndarray:
     """Read an array of a directory and compare its digest, if the entry has one."""
     path = os.path.join(directory, entry["file"])
     with reading(path), storage.open_seekable(path) as file:
-        array = _read_array(file, storage.size(path), os.path.basename(path))
+        array = np.load(file, allow_pickle=False)
     if "sha256" in entry and sha256(array) != entry["sha256"]:
         raise ValueError(f"{path}: its bytes do not match the sha256 in meta.json")
     return array
