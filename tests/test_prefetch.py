@@ -208,7 +208,6 @@ def test_errors_while_reading_without_workers():
         ({"process_count": 3}, "batch_size = 4: process 0 of 3"),
         ({"views": 2}, "views = 2"),
         ({"resident": True}, "resident = True"),
-        ({"crop": prefetch.CenterCrop(8, 7)}, "crop.resize = 7"),
     ],
 )
 def test_bad_options_raise_before_the_first_batch(options, words):

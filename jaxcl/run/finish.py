@@ -15,7 +15,6 @@ from jaxcl.run import (
     overview,
     seeds,
     task_alone,
-    terminal,
     train,
     transfer,
 )
@@ -199,22 +198,16 @@ def text(results: dict) -> str:
 
 
 def closing(
-    work: job.Job | transfer.Transfer | seeds.Seeds,
-    workdir: epath.PathLike,
-    results: dict,
+    work: job.Job | transfer.Transfer | seeds.Seeds, workdir: epath.PathLike
 ) -> str:
-    """Say what a run reached, where its files lie, and which commands come next.
+    """Say where the files of a run lie, and which commands come next.
 
     Args:
       work: what `run` carried out.
       workdir: the run directory.
-      results: what `run` returned.
     """
     where, several = epath.Path(workdir), isinstance(work, seeds.Seeds)
-    reached = "" if several else _reached(results)
-    lines = [terminal.paint(reached, "strong")] if reached else []
-    place = "seed_N" if several else results_lib.RESULTS
-    lines.append(f"Results   {where / place}")
+    lines = [f"Results   {where / ('seed_N' if several else results_lib.RESULTS)}"]
     pictures = where / "plots"
     if pictures.exists():
         summary = (pictures / "summary.png").exists()
@@ -227,23 +220,6 @@ def closing(
         lines.append(f"{'':10}jaxcl export --run={where} --out=encoder")
         lines.append(f"{'':10}jaxcl {following}")
     return "\n".join(lines)
-
-
-def _reached(results) -> str:
-    """Say the accuracy of a run beside the untrained network's; "" without one."""
-    measured = results_lib.summary(results)
-    names = [name for name in measured if not name.endswith("/task_aware")]
-    names.sort(key=lambda name: not name.startswith("predict/"))
-    if not names or measured[names[0]]["average_accuracy"] is None:
-        return ""
-    name, own = names[0], measured[names[0]]
-    said = f"Reached   {100 * own['average_accuracy']:.1f} % ({name})"
-    before = results_lib.untrained(results, name)
-    if before is not None:
-        said += f", untrained {100 * before:.1f} %"
-    if own["forgetting"] is not None:
-        said += f", forgetting {100 * own['forgetting']:.1f} points"
-    return said
 
 
 def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:

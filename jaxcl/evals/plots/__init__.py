@@ -2,7 +2,7 @@
 
 from jaxcl.evals.plots.canvas import FORMATS, format_of, written_as
 from jaxcl.evals.plots.classes import class_shares, class_spread
-from jaxcl.evals.plots.examples import marked, neighbours, scatter
+from jaxcl.evals.plots.examples import neighbours, scatter
 from jaxcl.evals.plots.methods import comparison, summary
 from jaxcl.evals.plots.runs import accuracy_matrix, curves, overview, words
 from jaxcl.evals.plots.streams import anytime, arrivals, per_step
@@ -17,7 +17,6 @@ __all__ = (
     "comparison",
     "curves",
     "format_of",
-    "marked",
     "neighbours",
     "overview",
     "per_step",
