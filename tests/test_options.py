@@ -158,6 +158,6 @@ def test_several_seeds_have_a_file_each_and_one_of_all(tmp_path):
         json.loads((tmp_path / folder / options.RESOLVED).read_text())
         for folder in ("", "seed_3")
     )
-    assert (whole["seed"], whole["seeds"], whole["side_by_side"]) == (3, 2, False)
+    assert (whole["seed"], whole["seeds"]) == (3, 2)
     assert (one["seed"], one["seeds"]) == (3, 1)
     assert whole["method"] == one["method"]

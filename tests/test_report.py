@@ -13,7 +13,7 @@ from scipy import stats
 
 from helpers import toy
 from jaxcl.report import command as report_command
-from jaxcl.report import compare, numbers
+from jaxcl.report import numbers
 from jaxcl.report import page as page_lib
 from jaxcl.report import runs as runs_lib
 from jaxcl.run import cost, finish
@@ -288,22 +288,6 @@ def test_a_run_that_goes_on_is_not_set_against_one_that_is_over(runs):
 
 
 # Pictures
-
-
-def test_seeds_side_by_side_share_a_file(tmp_path):
-    for seed, matrix in enumerate(ER[:2]):
-        leave(tmp_path / "a" / f"seed_{seed}", matrix, rows=[], seed=seed)
-    rows = [{"step": 2, "task": 0, "loss": 7.0, "time": {}}]
-    rows += [{"step": 4, "task": 0, "loss": 6.0, "time": {}}]
-    for task in range(2):
-        found = {KNN: [ER[seed][task] for seed in range(2)]}
-        rows.append({"step": 5 * task + 5, "task": task, "eval": found, "time": {}})
-    (tmp_path / "a" / "together").mkdir()
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "a" / "together" / "metrics.jsonl").write_text(text)
-    _, mean, _ = compare.curve(runs_lib.read(tmp_path / "a"), KNN)
-    np.testing.assert_allclose(mean, [0.85, 0.45])
-    assert "side by side" in page(tmp_path / "a").text()
 
 
 # Safety

@@ -21,7 +21,6 @@ MACHINE = (
     "plot_formats",
     "duplicates",
     "seeds",
-    "side_by_side",
 )
 # What `build` adds to a config.json, once it has read the data.
 NOTED = ("decoder", "bits", "resident")

@@ -78,25 +78,14 @@ def _one(work, workdir, stop, step):
 
 def _seeds(work, workdir, stop):
     """Run every seed, and summarise their results."""
-    if work.side_by_side:
-        jobs = {seed: _made(work, seed) for seed in work.seeds}
-        whole = seeds.join_jobs(jobs)
-        whole = train.run(whole, workdir / "together", stop=stop)
-        results = {
-            seed: seeds.take_results(whole, i) | _identify_data(jobs[seed])
-            for i, seed in enumerate(work.seeds)
-        }
-        for seed in work.seeds if jax.process_index() == 0 else ():
-            results_lib.write_results(workdir / seeds.folder(seed), results[seed])
-    else:
-        results, step = {}, None
-        for seed in work.seeds:
-            own = _made(work, seed)
-            # The compiled step does not depend on the seed.
-            step = step or job.compile_step(own)
-            place = workdir / seeds.folder(seed)
-            with lock.held(place):
-                results[seed] = _one(own, place, stop, step)
+    results, step = {}, None
+    for seed in work.seeds:
+        own = _made(work, seed)
+        # The compiled step does not depend on the seed.
+        step = step or job.compile_step(own)
+        place = workdir / seeds.folder(seed)
+        with lock.held(place):
+            results[seed] = _one(own, place, stop, step)
     summary = seeds.summary(results)
     if jax.process_index() == 0:
         seeds.write(workdir, summary)
