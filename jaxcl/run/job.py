@@ -262,9 +262,7 @@ def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
     example, lead = _example(method, data), (data.batch_size,)
     lead = (parts, *lead) if parts > 1 else lead
     batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            (*sides, data.batch_size, *x.shape[1:]), x.dtype
-        ),
+        lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype),
         example,
     )
     if data.graphs:
