@@ -153,15 +153,6 @@ def test_help_of_what_trains_has_examples_and_every_flag(word, started, capsys):
         assert f"({update_plan.Options.rows})" in told
 
 
-def test_former_words_start_what_they_did_and_name_the_new_one(started, capsys):
-    assert cli.main(["bring", "--x=1"]) == 0
-    assert started == [("jaxcl.weights.import_file", ["--x=1"])]
-    assert "import" in capsys.readouterr().err
-    assert cli.main(["show", "quickstart"]) == 0
-    told = capsys.readouterr()
-    assert "options" in told.err and "config.method" in told.out
-
-
 def test_flags_may_have_dashes(started):
     cli.main(["train", "quickstart", "--lost-rows", "--config.x=a-b"])
     assert started[0][1][1:] == ["--lost_rows", "--config.x=a-b"]

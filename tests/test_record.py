@@ -22,7 +22,6 @@ from jaxcl.run import finish, record
 from jaxcl.run import progress as progress_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
-from jaxcl.run import terminal as terminal_lib
 
 QUIET = {"tensorboard": False, "progress": False}
 AWKWARD = np.array(
@@ -580,26 +579,6 @@ def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
     lines = finish.closing(work, tmp_path).splitlines()
     assert any(str(tmp_path / "plots") in line for line in lines)
     assert sum(" jaxcl " in line for line in lines[-3:]) == 3
-
-
-@pytest.mark.parametrize(
-    "terminal, variables, coloured",
-    [
-        (True, {"TERM": "xterm"}, True),
-        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
-        (True, {"TERM": "dumb"}, False),
-        (False, {"TERM": "xterm"}, False),
-    ],
-)
-def test_colours_are_for_terminals_that_have_them(
-    monkeypatch, terminal, variables, coloured
-):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    file = types.SimpleNamespace(isatty=lambda: terminal)
-    shown = terminal_lib.paint("Accepted.", "good", file)
-    assert shown == ("\033[32mAccepted.\033[0m" if coloured else "Accepted.")
 
 
 def test_after_a_task_there_is_one_line_for_each_matrix():
