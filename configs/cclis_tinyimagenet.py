@@ -17,7 +17,7 @@ Rates of Co2L on this set are those of third parties.
   python -m jaxcl.main --config=configs/cclis_tinyimagenet.py:er \
       --config.data.path=PATH --config.replay.capacity=500
 
-PATH is the unpacked tiny-imagenet-200. Rows: cclis (what the name of the file alone
+PATH is what `jaxcl data tiny_imagenet` wrote. Rows: cclis (what the file alone
 means) and the other keys of CONTRASTIVE and REPLAY of configs/papers/cclis.py.
 `configs/cclis_tinyimagenet.py:debug` and, say,
 `configs/cclis_tinyimagenet.py:co2l,debug` run in seconds, on digits.

@@ -265,16 +265,6 @@ def test_a_download_that_always_ends_is_given_up(server, tmp_path, monkeypatch):
     assert (tmp_path / "a.download/cifar-10-binary.tar.gz.part").stat().st_size == 50
 
 
-def test_a_second_address_is_asked(server, tmp_path, monkeypatch):
-    known(monkeypatch, "cifar10", [cifar("cifar10")], server)
-    (archive,) = fetch.SETS["cifar10"].archives
-    urls = (archive.urls[0].replace("binary", "gone"), *archive.urls)
-    both = fetch.SETS["cifar10"]._replace(archives=(archive._replace(urls=urls),))
-    monkeypatch.setitem(fetch.SETS, "cifar10", both)
-    fetch.fetch("cifar10", str(tmp_path / "a"))
-    assert len(server.asked) == 2
-
-
 def test_a_file_that_is_not_the_published_one(server, tmp_path, monkeypatch):
     (name,) = known(monkeypatch, "cifar10", [cifar("cifar10")], server)
     wrong = bytearray(server.files[name])
@@ -319,8 +309,3 @@ def test_a_set_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=NAMES["cifar10"]):
         fetch.fetch("cifar10", str(out), source=str(tmp_path / "archive"))
     assert [*out.parent.iterdir()] == [out] and not [*out.iterdir()]
-
-
-def test_unknown_sets(tmp_path):
-    with pytest.raises(ValueError, match="'cifar11'"):
-        fetch.fetch("cifar11", str(tmp_path))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import small_sets, toy
+from helpers import toy
 from jaxcl.config import build, checks
 from jaxcl.data import (
     files,
@@ -192,14 +192,6 @@ def test_the_limit_on_pixels_is_an_option_of_the_source(decoder, tmp_path):
         data.train.load(0)
 
 
-def test_pillow_follows_a_limit_that_is_raised(monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    stream = io.BytesIO()
-    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(stream, "PNG")
-    found = files.Decoding("pillow", max_pixels=64)(stream.getvalue(), "x")
-    assert found.shape == (8, 8, 3)
-
-
 def test_a_line_of_pixels_is_not_blown_up(tmp_path):
     crop = prefetch.CenterCrop(64, 64, decoder="pillow")
     assert crop(np.zeros((1, 100, 3), np.uint8)).shape == (64, 64, 3)
@@ -352,31 +344,6 @@ def test_classes_of_one_name(tmp_path):
         sources.load("npz", path=str(tmp_path / "x.npz"))
 
 
-def test_grey_train_and_coloured_test_images(tmp_path):
-    grey, coloured = (np.zeros((2, 4, 4, c), np.uint8) for c in (1, 3))
-    np.savez(tmp_path / "x.npz", train_x=grey, test_x=coloured)
-    with pytest.raises(ValueError, match="1 in train, 3 in test"):
-        sources.load("npz", path=str(tmp_path / "x.npz"))
-    splits = {}
-    for split, x in (("train", grey), ("test", coloured)):
-        np.save(tmp_path / f"{split}.npy", x)
-        splits[split] = {"images": {"file": f"{split}.npy"}}
-    (tmp_path / "meta.json").write_text(json.dumps({"splits": splits}))
-    with pytest.raises(ValueError, match="1 in train, 3 in test"):
-        sources.load("arrays", path=str(tmp_path), resident=False)
-    sets = []
-    for name, x in (("a", grey), ("b", coloured)):
-        np.savez(tmp_path / f"{name}.npz", train_x=x)
-        sets.append({"name": "npz", "path": str(tmp_path / f"{name}.npz")})
-    with pytest.raises(ValueError, match="sets.* 1 .* 3 channels"):
-        sources.load("joined", sets=sets)
-
-
-def test_toys_that_fill_the_memory():
-    with pytest.raises(ValueError, match=r"count=1000000 x nodes=\(5, 900\)"):
-        sources.load("rings_and_trees", count=10**6, nodes=(5, 900))
-
-
 # meta.json
 
 
@@ -436,23 +403,6 @@ def test_classes_that_are_judged_and_not_trained_on_are_counted(tmp_path, caplog
     with pytest.raises(ValueError, match="4 of 4"):
         run([2, 2, 2, 3])
     assert len(run([2, 2, 3, 3], train_on="evaluation")) == 1
-
-
-# Duplicates
-
-
-def test_rows_that_are_there_already_are_counted():
-    train = small_sets.examples([0, 1, 0, 1])
-    train.images[:, 0, 0, 0] = [1, 2, 1, 1]
-    test = small_sets.examples([0, 1, 0])
-    test.images[:, 0, 0, 0] = [2, 2, 3]
-    known = identity.identify(small_sets.dataset(train, test))
-    assert identity.describe_duplicates(known, "toy").startswith(
-        "toy: 2 rows of train repeat an image of train; 1 rows of test repeat an "
-        "image of test; 1 rows of test are in train, too (such as row "
-    )
-    none = identity.identify(small_sets.dataset(small_sets.examples([0])))
-    assert identity.describe_duplicates(none, "toy") == ""
 
 
 def test_files_are_the_same_where_their_bytes_are(tmp_path):

@@ -234,10 +234,7 @@ def test_images_that_are_none(image, words, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"_data_files": [{"filename": "../x.arrow"}]},
-            r"\.\./x\.arrow",
-        ),
+        ({"_data_files": [{"filename": "../x.arrow"}]}, r"\.\./x\.arrow"),
         ({"_data_files": [{"filename": "/etc/passwd"}]}, "/etc/passwd"),
         ({"_data_files": [{}]}, r"filename\[0\]=None"),
         ({"_data_files": "x"}, "_data_files='x'"),
@@ -248,16 +245,6 @@ def test_a_state_that_names_other_files(changes, words, tmp_path):
     write_arrow(tmp_path, table(ROWS["train"]), **changes)
     with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path))}.*{words}"):
         load(tmp_path, test_split=None)
-
-
-def test_splits_outside_of_the_folder(tmp_path):
-    root = saved(tmp_path / "set")
-    (root / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "../x"]}))
-    with pytest.raises(ValueError, match=r"splits\[1\]='../x'"):
-        load(root)
-    (root / "dataset_dict.json").write_text("{")
-    with pytest.raises(ValueError, match="dataset_dict.json"):
-        load(root)
 
 
 def test_files_that_are_damaged(tmp_path):
@@ -353,28 +340,6 @@ def test_several_sets_in_a_folder_are_not_mixed(names, tmp_path):
             read(root)
 
 
-def test_folders_of_something_else(tmp_path):
-    for path in (tmp_path / "nowhere", "gs://bucket/set"):
-        with pytest.raises(ValueError, match="path = "):
-            load(path)
-    with pytest.raises(ValueError, match="state.json"):
-        load(tmp_path)
-
-
-def test_a_share_is_held_out_where_there_is_no_test_split(tmp_path):
-    labels = pa.array([None, None, 0, 0, 1])
-    write_arrow(tmp_path, table(ROWS["train"], label=labels))
-    whole = load(tmp_path, test_split=None)
-    assert whole.test is None and len(whole.train.label) == 5
-    cut = load(tmp_path, test_split=None, test=0.5)
-    assert cut.test.label.tolist() == [0]
-    assert cut.train.label.tolist() == [-1, -1, 0, 1]  # the first two judge nothing
-    again = load(tmp_path, test_split=None, test=0.5, test_seed=3, validation=0.4)
-    assert len(again.test.label) == len(again.validation.label) == 1
-    both = saved(tmp_path / "both")
-    check(load(both, test=0.5))  # it has one
-
-
 @pytest.mark.parametrize(
     "write, told",
     [
@@ -420,18 +385,6 @@ def test_columns_of_other_names_are_found(tmp_path):
     assert told["test_split"] == "validation"  # the other has no labels
     write(tmp_path / "bare", rows, LABELS[rows], names=())
     assert from_huggingface.guess_options(str(tmp_path / "bare"))["label_key"] is None
-
-
-def test_a_folder_of_images_is_none(tmp_path):
-    (tmp_path / "a").mkdir()
-    Image.fromarray(PIXELS[0]).save(tmp_path / "a" / "1.PNG")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "x.parquet").touch()  # behind an image: a stray file
-    (tmp_path / "README.md").touch()
-    assert sources.kind_of(tmp_path) == "image_folder"
-    (tmp_path / "a" / "1.PNG").unlink()
-    assert sources.kind_of(tmp_path) == "huggingface"
-    assert not from_huggingface.is_dataset("gs://bucket/set")
 
 
 def test_what_the_real_library_saves(tmp_path):
@@ -497,26 +450,3 @@ def test_what_a_state_leaves_out_is_refused(tmp_path):
         file.write_text(json.dumps(state | change))
         with pytest.raises(ValueError, match=words):
             load(tmp_path / "part", test_split=None)
-
-
-def test_columns_are_chosen_by_their_names_or_not_at_all():
-    choose = from_huggingface.choose_columns
-    assert choose("x", ["mask", "img"], ["mask", "img"], []) == ("img", None)
-    assert choose("x", ["scan", "y"], ["scan"], ["y"]) == ("scan", "y")
-    assert choose("x", ["label", "y"], [], ["label", "y"]) == ("image", "label")
-    for shown, named, option in (
-        (["left", "right"], [], "image_key"),
-        (["image"], ["coarse", "fine"], "label_key"),
-    ):
-        with pytest.raises(ValueError, match=f"config.data.{option}"):
-            choose("x", [*shown, *named], shown, named)
-
-
-def test_texts_are_classes_in_the_order_of_their_numbers(tmp_path):
-    made = table(ROWS["train"], None).drop_columns("label")
-    texts = ["week 10", "week 9", "week 9", "a", "week 10"]
-    made = made.append_column("label", pa.array(texts))
-    parquet.write_table(made, tmp_path / "train.parquet")
-    data = load(tmp_path, test_split=None)
-    assert data.class_names == ("a", "week 9", "week 10")
-    assert data.train.label.tolist() == [2, 1, 1, 0, 2]

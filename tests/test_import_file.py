@@ -18,12 +18,10 @@ from helpers import foreign_weights
 from helpers.foreign_weights import FAMILIES, SMALL, write
 from jaxcl.run import folder as folder_lib
 from jaxcl.weights import (
-    architectures,
     encoder,
     files,
     import_file,
     names,
-    pytorch,
     side_files,
     wrappers,
 )
@@ -77,46 +75,6 @@ def test_the_rows_of_one_tensor_by_hand():
     patch = theirs["patch_embed.proj.weight"]
     assert patch.shape == (16, 3, 4, 4)
     assert patch[7, 2, 1, 3] == ours["patch/kernel"][1, 3, 2, 7]
-
-
-def test_what_no_tensor_says(tmp_path):
-    section = {}
-    for family in ("timm", "transformers", "transformers_dinov2", "dinov3"):
-        source = write(tmp_path / "file.safetensors", foreign(family)[0])
-        asked = source, FAMILIES[family].architecture, str(tmp_path / family)
-        section[family] = import_file.import_file(*asked, **PREPARED)["encoder"]
-    assert {n: s["epsilon"] for n, s in section.items()} == {
-        "timm": 1e-6,
-        "transformers": 1e-12,
-        "transformers_dinov2": 1e-6,
-        "dinov3": 1e-5,
-    }
-    assert section["timm"]["resize"] == "antialias"
-    assert section["transformers"]["resize"] == "plain"
-    assert section["transformers_dinov2"]["resize"] == "antialias"  # it has registers
-    plain, _ = foreign("dinov2-plain")
-    known = architectures.get("dinov2")
-    assert architectures.find_scheme(plain) == "dinov2"
-    assert architectures.vit_section(plain, "dinov2", known)["resize"] == "offset"
-
-
-@pytest.mark.parametrize(
-    "architecture, size, heads",
-    [("augreg", (1280, 32), 16), ("deit3", (1280, 32), 16), ("mae", (1280, 32), 16)]
-    + [("dinov3", (1280, 32), 20), ("mocov3", (384, 12), 12), ("deit", (384, 12), 6)],
-)
-def test_heads_are_those_of_the_published_sizes_alone(architecture, size, heads):
-    """ViT-H has 16 heads of 80; another depth is asked for."""
-    known = architectures.get(architecture).heads
-    assert known[size] == heads and (size[0], 1) not in known
-
-
-@pytest.mark.parametrize("change", [{"depths": [1, 2]}, {"patch": 2}, {"patch": 8}])
-def test_a_convnext_that_timm_computes_in_another_way_is_not_written(change):
-    section = {"name": "convnext", "depths": None, "patch": 4}
-    pytorch.check(section)
-    with pytest.raises(ValueError, match=f"--torch: .*{next(iter(change))}="):
-        pytorch.check(section | change)
 
 
 def of_resnet(path, family="torchvision"):
@@ -212,10 +170,7 @@ def test_a_wrong_or_partial_state_dict_names_what_does_not_fit(change, match, tm
             dict(architecture="resnet"),
             "it is a vit, and --architecture=resnet is a resn",
         ),
-        (
-            dict(architecture="dinov3"),
-            "--architecture",
-        ),
+        (dict(architecture="dinov3"), "--architecture"),
         (dict(architecture="deitt"), "--architecture='deitt'"),
         (dict(architecture="vit"), "--epsilon"),
         (dict(architecture="vit", epsilon=1e-6, size=None), "--size"),
@@ -236,20 +191,6 @@ def test_a_wrong_or_partial_state_dict_names_what_does_not_fit(change, match, tm
 def test_wrong_options_are_refused(options, match, tmp_path):
     theirs, _ = foreign("timm")
     refused(match, write(tmp_path / "file.safetensors", theirs), **options)
-
-
-def test_a_file_without_positions_is_no_plain_vit(tmp_path):
-    theirs, _ = foreign("timm")
-    del theirs["pos_embed"]
-    source = write(tmp_path / "file.safetensors", theirs)
-    refused("it has no pos_embed; rotary.*=dinov3", source, "vit")
-
-
-def test_numbers_that_are_none_are_said_as_such(capsys):
-    with pytest.raises(SystemExit):
-        asked = ["--from=a", "--architecture=vit", "--out=b"]
-        import_file.main([*asked, "--mean=0.5;0.5"])
-    assert "'0.5;0.5'" in capsys.readouterr().err
 
 
 def test_one_of_two_networks_is_chosen_by_its_prefix(tmp_path):

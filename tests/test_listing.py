@@ -29,23 +29,6 @@ def read(data):
     return [data.train.load.name(row) for row in range(len(data.train.label))]
 
 
-# Kinds, one by one
-
-
-def test_all_that_pillow_decodes_is_read(tmp_path):
-    kinds = {".jfif": "JPEG", ".PGM": "PPM", ".jp2": "JPEG2000", ".tga": "TGA"}
-    kinds |= {".JPG": "JPEG", ".png": "PNG", ".webp": "WEBP", ".gif": "GIF"}
-    for i, (ending, kind) in enumerate(kinds.items()):
-        write(tmp_path / "ab"[i % 2] / f"{i}{ending}", kind=kind)
-    for name in ("a/notes.txt", "b/0.xyz", "a/none"):
-        (tmp_path / name).write_bytes(b"no image")
-    data = load(tmp_path)
-    assert len(data.train.label) == len(kinds)
-    for row in range(len(kinds)):
-        assert data.train.load(row).shape == (8, 8, 3)
-    assert all(x in data.notes[0] for x in (".txt", ".xyz"))
-
-
 def test_folders_of_systems_are_left_out(tmp_path):
     names = ["a/@eaDir/0.jpg/THUMB.jpg", "b/#recycle/old.png", "a/.thumbnails/1.png"]
     names += ["b/__MACOSX/b/._0.png", "@eaDir/x.png", "a/LOST+FOUND/1.png"]
@@ -78,13 +61,6 @@ def test_folders_that_are_no_classes_are_refused_unless_they_are(names, odd, tmp
     data = load(tmp_path, folders="classes")
     classes = {name.split("/")[0] for name in names if "/" in name}
     assert {*data.class_names} == classes
-
-
-def test_usual_names_are_classes(tmp_path):
-    names = ["with_mask/1.png", "without_mask/2.png", "labels/3.png", "depths/4.png"]
-    for name in names:
-        write(tmp_path / name)
-    assert len(load(tmp_path).class_names) == 4
 
 
 def test_without_a_meaning_of_folders_all_images_are_read(tmp_path):

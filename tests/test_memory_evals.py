@@ -65,16 +65,6 @@ def test_shares_and_entropy_of_a_memory(devices):
     assert scalars == {name: pytest.approx(x, rel=1e-5) for name, x in want.items()}
 
 
-@pytest.mark.parametrize(
-    "label, filled", [(LABEL, 0 * FILLED), (0 * LABEL - 1, FILLED)]
-)
-def test_a_memory_without_labelled_rows_has_no_shares(label, filled):
-    scalars = dict(memory.make(parts_of())(state_of(label, filled), 0).scalars)
-    rows = int(filled.sum())
-    assert set(scalars) == {"rows", "unlabelled", "stream_entropy"}
-    assert (scalars["rows"], scalars["unlabelled"]) == (rows, rows)
-
-
 def dominated(rng, rows, batch_size):
     """Seven rows of ten are of class 3, as an endless stream may draw them."""
     label = eval_toy.dataset().train.label
@@ -153,6 +143,3 @@ def test_spread_is_the_equations(split, devices):
     scalars = dict(found.scalars)
     assert found.rows == {}
     assert scalars == {n: pytest.approx(x, rel=1e-4) for n, x in want.items()}
-
-
-# A run

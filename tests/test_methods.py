@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import flatten_util
@@ -203,8 +202,7 @@ ONLINE = {
     ),
     "er_ace": Row(toy.ONLINE | {"method": {"name": "er_ace"}}, idle=STORED),
     "er_ace-vit": Row(
-        toy.ONLINE | {"method": {"name": "er_ace"}, "encoder": TRANSFORMER},
-        idle=STORED,
+        toy.ONLINE | {"method": {"name": "er_ace"}, "encoder": TRANSFORMER}, idle=STORED
     ),
     "er_ace-measured": Row(
         toy.ONLINE | {"method": {"name": "er_ace"}, "replay": MEASURED},
@@ -239,8 +237,7 @@ ONLINE = {
         toy.ONLINE | {"method": {"name": "agem", "plus": True}}, idle=UNASKED
     ),
     "aser": Row(
-        toy.ONLINE | {"method": {"name": "aser", "per_class": 5}},
-        idle=STORED | UNASKED,
+        toy.ONLINE | {"method": {"name": "aser", "per_class": 5}}, idle=STORED | UNASKED
     ),
     "gss": Row(toy.ONLINE | {"method": {"name": "gss"}}, idle=STORED | UNASKED),
     "gcr": Row(toy.ONLINE | {"method": {"name": "gcr"}}, idle=UNASKED),
@@ -343,8 +340,7 @@ ONLINE_SSL = {
         idle=STORED,
     ),
     "online_ssl-loss_aware": Row(
-        CONTINUAL | {"method": SMALL | {"base": "byol"}, "replay": WEIGHED},
-        idle=STORED,
+        CONTINUAL | {"method": SMALL | {"base": "byol"}, "replay": WEIGHED}, idle=STORED
     ),
     "online_ssl-pnr": Row(
         CONTINUAL
@@ -504,24 +500,6 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
             seen = method._replace(**{field: lambda state, *rest: (state.extra, *rest)})
             other = getattr(head.add(seen, parts, lr=0.1), field)
             assert other(state, 1) == ("kept", 1), field
-
-
-def test_a_method_that_replays_trains_with_a_head(tmp_path):
-    work = run_directories.untried(tmp_path, **toy.ONLINE, method={"name": "er"})
-    changes = toy.config(**toy.ONLINE, method={"name": "er"}).to_dict()
-    parts, _ = sections.parts(sections.top_of(changes))
-    method = head.add(work.method, parts._replace(num_classes=10), lr=0.1)
-    rng = np.random.default_rng(0)
-    batch = {
-        "image": jnp.asarray(rng.integers(0, 256, (4, 8, 8, 1)), jnp.uint8),
-        "label": jnp.arange(4) % 2,
-        "index": jnp.arange(4),
-    }
-    batch["labelled"] = dict(batch)
-    state = method.init(jax.random.key(0), batch)
-    state, metrics = jax.jit(method.step)(state, batch)
-    assert {"loss", "head_loss", "head_accuracy"} <= set(metrics)
-    assert int(method.memory(state).filled.sum()) == 4
 
 
 def rows_where(wanted):

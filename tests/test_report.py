@@ -13,9 +13,6 @@ from scipy import stats
 
 from helpers import toy
 from jaxcl.report import command as report_command
-from jaxcl.report import numbers
-from jaxcl.report import page as page_lib
-from jaxcl.report import runs as runs_lib
 from jaxcl.run import cost, finish
 from jaxcl.run import results as results_lib
 
@@ -255,23 +252,6 @@ def test_accuracy_matrices_are_means_over_seeds(runs):
     assert rows["after 2"]["1"] == ["40.0"] and rows["after 2"]["2"] == ["50.0"]
 
 
-def test_cost_is_beside_accuracy(runs):
-    found = table(page(runs / "er", runs / "ace"), "cost")
-    assert found["ace"] == {
-        KNN: ["65.0"],
-        "training (s)": ["40.0"],
-        "compiling (s)": ["2.0"],
-        "evaluation (s)": ["4.0"],
-        "rest (s)": ["1.0"],
-        "steps": ["10"],
-        "images": ["100"],
-        "FLOPs": ["3 k"],
-        "ms/step": ["4,000"],
-        "memory (GB)": ["-"],
-    }
-    assert found["er"]["training (s)"] == ["20.0"] and found["er"]["FLOPs"] == ["1 k"]
-
-
 # Which seeds and tasks count
 
 
@@ -354,29 +334,6 @@ def test_nothing_that_comes_from_files_becomes_markup(tmp_path):
     assert f"measures of {EVIL}" in {
         n.attributes.get("aria-label") for n in root.all("div")
     }
-
-
-# The command
-
-
-def test_a_page_begins_with_a_sentence_and_has_the_pictures_of_runs(runs):
-    plots = runs / "er" / "seed_0" / "plots"
-    (plots / "deep").mkdir(parents=True)
-    pictures = {"tsne_task2": b"t", "summary": b"s", "knn_class_incremental": b"k"}
-    for name, data in {**pictures, "deep/more": b"m", "curves": b"c"}.items():
-        (plots / f"{name}.png").write_bytes(data)
-    (plots / "deep" / "large.png").write_bytes(bytes(page_lib._PICTURE_BYTES))
-    root = page(runs / "er", runs / "ace")
-    shown = [
-        base64.b64decode(x.attributes["src"].partition(",")[2])
-        for x in root.all("img", class_="plot")
-    ]
-    assert shown == [b"s", b"t", b"m"]
-    lead = next(root.one("header").all("p")).text()
-    for folder in ("er", "ace"):
-        run = runs_lib.read(runs / folder)
-        mean = numbers.measures(run)[KNN]["average_accuracy"].mean
-        assert f"{folder} reaches {100 * mean:.1f} %" in lead
 
 
 def test_refuses_what_is_no_run(runs, capsys):

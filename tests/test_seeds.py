@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers import toy
-from jaxcl.config import build, command
+from jaxcl.config import build
 from jaxcl.data import stream
 from jaxcl.run import finish, seeds, train
 from jaxcl.run import results as results_lib
@@ -105,32 +105,3 @@ def test_spread():
     assert seeds.spread([0.5]) == {"mean": 0.5, "error": None, "seeds": 1}
     assert seeds.spread([None, 1.0, 3.0]) == {"mean": 2.0, "error": 1.0, "seeds": 2}
     assert seeds.percent(seeds.spread([None])) == "-"
-
-
-def test_a_config_without_an_encoder_is_completed_first(tmp_path, monkeypatch):
-    judged = toy.config(checkpoint=str(tmp_path), seeds=2)
-    del judged.encoder
-    with pytest.raises(ValueError, match="config.seeds"):
-        build.build(judged, tmp_path)
-    whole = toy.config(seeds=2, seed=3)
-    theirs = whole.encoder.to_dict()
-    del whole.encoder  # the folder of config.start says which it is
-    monkeypatch.setattr(
-        build.sections, "completed", lambda raw: {"encoder": theirs, **raw}
-    )
-    monkeypatch.setattr(build, "build", lambda one, _, lost: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        build._build_seeds(whole.to_dict(), tmp_path, False)
-
-
-def test_a_later_seed_that_cannot_be_made_is_one_line(tmp_path, monkeypatch, capsys):
-    def make(seed):
-        if seed == 4:
-            raise ValueError("there is no run in it")
-
-    monkeypatch.setattr(finish, "_one", lambda *_: {})
-    monkeypatch.setattr(finish.job, "compile_step", lambda own: None)
-    work = seeds.Seeds((3, 4), make)
-    code = command.run(lambda: work, lambda made, s: finish._seeds(made, tmp_path, s))
-    assert code == 1
-    assert capsys.readouterr().err == "jaxcl: seed 4: there is no run in it\n"

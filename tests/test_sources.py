@@ -39,11 +39,6 @@ def pixels(examples):
     return np.stack([examples.load(i) for i in range(len(examples.label))])
 
 
-def test_unknown_source_names_the_nearest():
-    with pytest.raises(ValueError, match="'digit'.*'digits'"):
-        sources.load("digit")
-
-
 # --- splits
 
 
@@ -383,22 +378,6 @@ def test_a_part_of_a_set_is_converted(tmp_path, monkeypatch, capsys):
         assert re.search(said, capsys.readouterr().err)
 
 
-def test_a_conversion_that_fails_leaves_an_empty_folder(tmp_path, monkeypatch, capsys):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    path, out = tmp_path / "toy.npz", tmp_path / "out"
-    np.savez(path, x=random_images(4), y=np.arange(4))
-    monkeypatch.setattr(sys, "argv", ["convert", str(path), str(out)])
-    with monkeypatch.context() as broken:
-        broken.setattr(convert.storage, "write_json", full)
-        with pytest.raises(SystemExit):
-            convert.main()
-    assert "No space left" in capsys.readouterr().err and not [*out.iterdir()]
-    convert.main()
-    assert (out / "meta.json").exists()
-
-
 def test_arrays_written_by_hand(tmp_path):
     np.save(tmp_path / "a.npy", random_images(3))
     with pytest.raises(ValueError, match="meta.json"):
@@ -520,31 +499,6 @@ def test_classes_and_splits_are_not_taken_for_each_other(folders, words, tmp_pat
         sources.load("image_folder", path=str(tmp_path))
 
 
-def test_what_holds_no_images_may_lie_beside_train(tmp_path):
-    folder(tmp_path, {"train": 2, "test": 1, "notes": 0})
-    data = sources.load("image_folder", path=str(tmp_path))
-    assert len(data.train.label) == 2 and data.class_names == ()
-    # And what holds images, where train/ has classes: it is no split.
-    folder(tmp_path, {"train/a": 2, "test/a": 1, "more": 1})
-    data = sources.load("image_folder", path=str(tmp_path))
-    assert data.class_names == ("a",)
-
-
-@pytest.mark.parametrize("inner", ["", "train"])
-def test_images_beside_the_folders_of_classes_are_counted(inner, tmp_path, caplog):
-    folder(tmp_path / inner, {"a": 3, "b": 2})
-    data = sources.load("image_folder", path=str(tmp_path), test=0.0)
-    assert not caplog.records
-    folder(tmp_path / inner, {".": 4})
-    with caplog.at_level("WARNING"):
-        again = sources.load("image_folder", path=str(tmp_path), test=0.0)
-    assert len(again.train.label) == len(data.train.label) == 5
-    assert [r.getMessage() for r in caplog.records] == [
-        f"path = {str(tmp_path / inner)!r}: 4 images beside the folders of classes are "
-        "left out"
-    ]
-
-
 def test_folder_resident_and_sized(tmp_path):
     folder(tmp_path, {"a": 3, "b": 2}, shape=(8, 6))
     path = str(tmp_path)
@@ -599,19 +553,6 @@ def test_folder_corrupt_image(tmp_path):
         data.train.load(4)
 
 
-def test_of_some_classes_the_substitute_is_of_the_right_one(tmp_path):
-    folder(tmp_path, {"a": 3, "b": 4, "c": 4})
-    (tmp_path / "b" / "003.png").write_bytes(b"")
-    options = {"path": str(tmp_path), "on_corrupt": "skip", "test": 0.0}
-    data = sources.load("image_folder", **options)
-    part = cuts.of_classes(data, ["b", "c"], None, 0).train
-    with pytest.warns(UserWarning, match="003.png.*used .*b/000.png"):
-        part.load(3)
-    part = cuts.of_classes(data, ["b"], None, 0).train
-    with pytest.warns(UserWarning, match="003.png.*used .*b/000.png"):
-        part.load(3)
-
-
 def test_folder_errors(tmp_path):
     def load(**options):
         return sources.load("image_folder", **{"path": str(tmp_path), **options})
@@ -635,14 +576,6 @@ def test_folder_errors(tmp_path):
         load(classes=str(tmp_path / "list"))
     with pytest.raises(ValueError, match="nolist"):
         load(classes=str(tmp_path / "nolist"))
-    with pytest.raises(ValueError, match="decoder='turbo'"):
-        load(decoder="turbo")
-    folder(tmp_path / "val", {"b": 1})
-    shutil.rmtree(tmp_path / "val" / "z")
-    with pytest.raises(ValueError, match="on_corrupt='drop'"):
-        load(on_corrupt="drop")
-    with pytest.raises(ValueError, match="size=0"):
-        load(size=0)
 
 
 # --- TFDS

@@ -11,7 +11,7 @@ from jaxcl import core, sharding
 from jaxcl.config import build
 from jaxcl.data import scenarios, toys
 from jaxcl.evals import knn, linear
-from jaxcl.run import checkpoint, finish, train, transfer
+from jaxcl.run import finish, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
 
@@ -171,16 +171,6 @@ def test_damaged_checkpoints_are_passed_over_and_stay(run, tmp_path, caplog):
     )
 
 
-def test_storage_that_does_not_answer_is_no_damage(run, tmp_path, monkeypatch, caplog):
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(checkpoint.ocp, "load", fail)
-    match = rf"config\.checkpoint='.*': checkpoint {numbers(run)[-1]} in .* could not "
-    refused(match + "be read now .*it may be whole", run, tmp_path / "here")
-    assert "trying the one before it" not in caplog.text
-
-
 def test_another_encoder_is_refused(run, tmp_path):
     copy, here = copy_of(run, tmp_path), tmp_path / "here"
     there = json.loads((copy / "config.json").read_text())
@@ -195,18 +185,6 @@ def test_another_encoder_is_refused(run, tmp_path):
     colour = {"data": {"name": "digits", "channels": 3}}
     match = r"conv1'\]\['kernel'\] is float32\[3, 3, 1, 4\] .* float32\[3, 3, 3, 4\]"
     refused(match, run, here, **colour)
-
-
-def test_a_checkpoint_without_an_encoder_is_refused(run, tmp_path):
-    copy = copy_of(run, tmp_path)
-    shutil.rmtree(copy / "checkpoints")
-    state = toy.saved(toy.job(tmp_path / "like", tasks=1, **STRATEGY), run).state
-    state = state.replace(params={"net": state.params["encoder"]})
-    saver = checkpoint.Checkpoints(copy / "checkpoints")
-    saver.save(4, state, {})
-    saver.close()
-    match = r"has no encoder in its parameters, but \['net'\]"
-    refused(match, copy, tmp_path / "here")
 
 
 def run_config(**method):

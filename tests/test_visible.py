@@ -52,26 +52,6 @@ def check_probe(evaluate, parts, images, task, streams):
     assert np.isnan(result.rows["task_aware"]).tolist() == [t > task for t in range(3)]
 
 
-def test_a_share_of_the_labels_is_a_share_of_the_visible_rows(monkeypatch):
-    fitted = []
-
-    def fit(*_, **__):
-        def run(state, data, rows, task, probe, lr):
-            fitted.append(rows.tolist())
-            return head_lib.Head(jnp.zeros((DIM, CLASSES)), jnp.zeros(CLASSES)), 0.0
-
-        return run
-
-    monkeypatch.setattr(head_lib, "resident_fit", fit)
-    parts = memory_toy.parts_of()
-    eval_toy.probe(parts, augment=False, fraction=0.3, **OPTIONS)(
-        memory_toy.state_of(2), 2
-    )
-    train = eval_toy.dataset().train
-    share = eval_toy.share_twin(train.label, train.domain, 0.3, 0)
-    assert fitted == [sorted({*share} & {*visible_twin(parts, 2)})] != [[]]
-
-
 # The balanced draw
 
 
@@ -256,6 +236,3 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
     assert visible == [tasks[0], tasks[1] | {0}, tasks[0]] and 0 not in tasks[1]
     want = {"er": {None}, "two_view": {"pnr", "finetune"}}[name]
     assert set(asked) == want
-
-
-# The picture of a memory

@@ -14,14 +14,7 @@ from PIL import Image
 
 from attack import kind
 from helpers import tfds_sets
-from jaxcl.data import (
-    convert,
-    files,
-    from_arrays,
-    identity,
-    sources,
-    stream,
-)
+from jaxcl.data import convert, files, from_arrays, identity, sources, stream
 
 SECONDS = 30  # a set of a few bytes that takes longer hangs
 GROWTH = 400 * 2**20  # bytes of memory that a set of a few kilobytes may take

@@ -47,10 +47,7 @@ FAULTS = [
     *fault.of(
         "evals.features.train_mask",
         "test_evals.py::test_probe_of_seen_tasks_knows_only_their_classes",
-        (
-            "evaluators: probes train on tasks to come",
-            takes(train_on=_always("all")),
-        ),
+        ("evaluators: probes train on tasks to come", takes(train_on=_always("all"))),
     ),
     *fault.of(
         "evals.features.blank_unseen",
@@ -126,10 +123,7 @@ FAULTS = [
     *fault.of(
         "evals.uniformity.uniformity",
         "test_uniformity.py::test_they_are_their_twins",
-        (
-            "evaluators: rows are pairs of themselves",
-            gives(_with_pairs_of_itself),
-        ),
+        ("evaluators: rows are pairs of themselves", gives(_with_pairs_of_itself)),
     ),
     *fault.of(
         "evals.neighbours.nearest",

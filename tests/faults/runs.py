@@ -215,7 +215,7 @@ _devices = [
         "sharding.shard",
         "test_methods.py::test_one_and_eight_devices_agree[er]",
         ("devices: every device has the rows of the first", _rows_of_the_first),
-    ),
+    )
 ]
 
 FAULTS = [*_data, *_augmentation, *_networks, *_checkpoints, *_devices]
