@@ -25,14 +25,6 @@ def known(root, **options):
 NAMES = [f"{c}/{i}.bmp" for c in "ab" for i in range(4)]
 
 
-def test_two_folders_that_look_alike_share_no_cache(tmp_path):
-    for root, value in (("A", 10), ("B", 200)):
-        images(tmp_path / root, NAMES, value)
-        options = {"path": str(tmp_path / root), "cache": str(tmp_path / "cache")}
-        data = sources.load("image_folder", **options)
-        assert data.train.load(0).max() == value
-
-
 @pytest.mark.parametrize("most", [10**6, 1])
 @pytest.mark.parametrize("resident", [False, True])
 def test_a_change_of_data_is_counted_and_named(tmp_path, monkeypatch, most, resident):

@@ -53,7 +53,7 @@ _EVALUATED = ("embed", "predict", "memory", "replayed", "project", "objective")
 
 
 def build(
-    config: ml_collections.ConfigDict, workdir, *, lost: bool = False
+    config: ml_collections.ConfigDict, workdir
 ) -> job.Job | transfer.Transfer | seeds.Seeds:
     """Make everything that a run needs; reads data, compiles nothing.
 
@@ -63,7 +63,6 @@ def build(
     Args:
       config: what a config file's get_config made, overrides applied.
       workdir: the run directory; it must be this config's or new.
-      lost: go on where rows of metrics.jsonl are lost, see `rows.RowFile`.
 
     Raises:
       ValueError: a wrong key, type or value, naming it and what is allowed; a
@@ -73,16 +72,16 @@ def build(
     """
     raw = _with_precision(config.to_dict(), workdir)
     if raw.get("seeds", 1) != 1:
-        return _build_seeds(raw, workdir, lost)
+        return _build_seeds(raw, workdir)
     raw = completed(raw)
     plain, top = options_lib.plain(raw, "config"), sections.top_of(raw)
     compile_cache.use(top.compile_cache)
     run_config.check(workdir, plain, run_config.NOTED)  # again below, when all is known
     made: job.Job | transfer.Transfer
     if top.checkpoint is not None:
-        made, noted = _transfer(top, workdir, lost), {}
+        made, noted = _transfer(top, workdir), {}
     else:
-        made = work = _job(top, plain, workdir, None, lost)
+        made = work = _job(top, plain, workdir)
         noted = {"resident": work.data.resident}
     # Save machine-dependent choices with the config: the decoder that "auto" took, and
     # whether images are on the device. They change the crops and thus the results.
@@ -128,7 +127,7 @@ def _with_precision(raw: dict, workdir=None) -> dict:
     return raw | {"precision": begun.get("precision") or sections.precision_of(raw)}
 
 
-def _build_seeds(raw, workdir, lost) -> seeds.Seeds:
+def _build_seeds(raw, workdir) -> seeds.Seeds:
     """Make the runs of several seeds, each with a directory and a config of its own."""
     if raw.get("checkpoint") is not None:
         raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
@@ -142,7 +141,7 @@ def _build_seeds(raw, workdir, lost) -> seeds.Seeds:
         if raw.get("start") is not None and not folder.is_one(raw["start"]):
             own["start"] = str(epath.Path(raw["start"]) / seeds.folder(seed))
         one = ml_collections.ConfigDict(raw | own)
-        return build(one, epath.Path(workdir) / seeds.folder(seed), lost=lost)
+        return build(one, epath.Path(workdir) / seeds.folder(seed))
 
     first = make(top.seed)
     own = {"seed": top.seed, "seeds": top.seeds}
@@ -184,12 +183,12 @@ def default_workdir(config) -> str:
     return f"{config.get('checkpoint') or 'runs'}/{config.get('name', 'run')}"
 
 
-def _job(top: sections.Top, plain, workdir, stand_in=None, lost=False) -> job.Job:
+def _job(top: sections.Top, plain, workdir, stand_in=None) -> job.Job:
     mesh = sharding.mesh(top.devices)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     # Names and types of all options are checked before data are read.
-    logging = _logging(top, lost)
+    logging = _logging(top)
     make_stream = sections.tasks(top.data, top.scenario, top.seed, stand_in)
     parts, image = sections.parts(top)
     sections.chosen(top.method)
@@ -233,10 +232,10 @@ def _evaluation(top, evaluators: evaluation.Evaluators, alone=None) -> job.Evalu
     )
 
 
-def _logging(top: sections.Top, lost: bool) -> job.Logging:
+def _logging(top: sections.Top) -> job.Logging:
     return job.Logging(
         every=top.log_every,
-        record=record_options(top, lost),
+        record=record_options(top),
         plots=top.plots,
         plot_formats=tuple(top.plot_formats.split(",")),
         quiet=False,
@@ -328,13 +327,12 @@ def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.R
     return replay._replace(updates=found)
 
 
-def record_options(top: sections.Top, lost: bool = False) -> dict:
+def record_options(top: sections.Top) -> dict:
     """Choose the options of a config that `run.record.Recorder` takes."""
     return {
         "tensorboard": top.tensorboard,
         "loggers": loggers.makers(top.loggers),
         "progress": top.progress,
-        "lost": lost,
     }
 
 
@@ -475,10 +473,10 @@ def embedder(config: ml_collections.ConfigDict):
     return stream.size(examples), embed
 
 
-def _transfer(top: sections.Top, workdir, lost) -> transfer.Transfer:
+def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
     state, source, eval_parts = _frozen(top, workdir)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
-    judging, logging = _evaluation(top, evaluators), _logging(top, lost)
+    judging, logging = _evaluation(top, evaluators), _logging(top)
     return transfer.Transfer(state, source, eval_parts.stream, judging, logging)
 
 

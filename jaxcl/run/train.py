@@ -92,7 +92,7 @@ class _Run:
                 record.Recorder(
                     workdir,
                     num_tasks=len(work.stream.tasks),
-                    mark=cursor["rows"],
+                    rows=cursor["rows"],
                     write=jax.process_index() == 0,
                     **work.logging.record,
                 )
@@ -297,7 +297,7 @@ def _restore(work, checkpoints):
         state = sharding.settle(restored.state, work.mesh)
         return state, restored.cursor | {"resumed": True}
     results = results_lib.empty(len(names), task_names=names)
-    cursor = {"phase": Phase.EVALUATED, "rows": [0, 0], "seconds": {}}
+    cursor = {"phase": Phase.EVALUATED, "rows": 0, "seconds": {}}
     return state, cursor | {"results": results, "resumed": False}
 
 
