@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import json
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -25,28 +25,9 @@ from jaxcl.run import (
     job,
     loggers,
     seeds,
-    task_alone,
     transfer,
 )
 
-# A run on one task measures the same whatever these are, and those of `MACHINE`.
-ASIDE = run_config.MACHINE + (
-    "name",
-    "regime",
-    "plasticity",
-    "plasticity_cache",
-    "checkpoint",
-    "log_every",
-    "save_every",
-    "eval_every",
-    "eval_epochs",
-    "start",
-    "first_tasks",
-    "keep",
-    "evaluate_untrained",
-    "tensorboard",
-    "plots",
-)
 _MOST_STEPS = 2**31 - 1  # core.TrainState counts them in an i32
 # Functions of a method that evaluators may call, see `core.EvalParts`
 _EVALUATED = ("embed", "predict", "memory", "replayed", "project", "objective")
@@ -138,8 +119,9 @@ def _build_seeds(raw, workdir) -> seeds.Seeds:
     @functools.lru_cache(maxsize=1)  # the first is asked for again
     def make(seed):
         own = {"seed": seed, "seeds": 1}
-        if raw.get("start") is not None and not folder.is_one(raw["start"]):
-            own["start"] = str(epath.Path(raw["start"]) / seeds.folder(seed))
+        for name in ("start", "plasticity_from"):
+            if raw.get(name) is not None and not folder.is_one(raw[name]):
+                own[name] = str(epath.Path(raw[name]) / seeds.folder(seed))
         one = ml_collections.ConfigDict(raw | own)
         return build(one, epath.Path(workdir) / seeds.folder(seed))
 
@@ -215,7 +197,9 @@ def _job(top: sections.Top, plain, workdir, stand_in=None) -> job.Job:
         data=data,
         loop=loop,
         evaluation=_evaluation(
-            top, evaluators, _alone(top, parts, data, method, eval_parts, evaluators)
+            top,
+            evaluators,
+            _alone(top, plain, parts, data, method, eval_parts, evaluators),
         ),
         logging=logging,
         config=plain,
@@ -366,15 +350,17 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
 
 
 def _alone(
-    top, parts, data: job.Data, method, eval_parts, evaluators
-) -> task_alone.Alone | None:
-    """Say how to train on one task alone; None where FT_i is not asked for, or judged.
+    top, plain, parts, data: job.Data, method, eval_parts, evaluators
+) -> Callable | dict | None:
+    """Say how to train on one task alone, or what a run found that did.
 
-    The method is made when it is needed. So are its evaluators, which put images on the
-    devices.
+    None where FT_i is not asked for, or judged. The method is made when it is needed.
+    So are its evaluators, which put images on the devices.
     """
     if not top.plasticity or len(data.stream.tasks) == 1:
         return None
+    if top.plasticity_from is not None:
+        return checks.found_alone(top.plasticity_from, plain)
     judges = [
         key
         for key, evaluate in evaluators.judges.items()
@@ -403,26 +389,7 @@ def _alone(
         judging = job.Evaluation(own, {}, (), untrained=False, alone=None)
         return work._replace(method=own_method, evaluation=judging)
 
-    facts = run_config.without(dataclasses.asdict(top), ASIDE) | {
-        "method": {"name": top.method["name"]}
-        | schema.defaults(module.make, other)
-        | other,
-        "evaluators": judged,
-        "dataset": task_alone.fingerprint(data.stream.dataset),
-        "decoder": data.stream.dataset.decoder,
-        "resident": data.resident,  # or crops are drawn otherwise
-        **_beginning(top, parts),
-    }
-    alone = task_alone.Alone(make, json.loads(json.dumps(facts)), top.plasticity_cache)
-    task_alone.prepare(alone)
-    return alone
-
-
-def _beginning(top, parts: core.Parts) -> dict:
-    """Record the files of the encoder that a run begins with, if there is one."""
-    if not parts.starts_pretrained:
-        return {}
-    return {"began_with": folder.read_card(top.start)["files"]}
+    return make
 
 
 class _Frozen(NamedTuple):

@@ -10,6 +10,7 @@ from jaxcl import schema
 from jaxcl.config import files, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.run import folder
+from jaxcl.run import results as results_lib
 
 # Evaluators that learn from train images before they judge the others.
 _PROBES = {"knn", "linear", "logistic", "svm"}
@@ -96,15 +97,38 @@ def check_start(top: sections.Top, plain: dict, train: stream.Examples) -> None:
                 f"config.data have {first.shape[-1]}"
             )
         return
-    path = epath.Path(start) / "config.json"
-    if not path.exists():
-        raise ValueError(f"config.start={start!r}: there is no run in it")
-    theirs = storage.read_object(path)
     same = ["encoder", "augment", "precision"]
     same += ["method"] if is_after else ["seed", "data", "scenario", "batch_size"]
-    pair = [{name: x[name] for name in same if name in x} for x in (theirs, plain)]
+    _check_same(f"config.start={start!r}", start, plain, same)
+
+
+def found_alone(run: str, plain: dict) -> dict:
+    """Return FT_i that another run measured; refuse a run that would have others.
+
+    Options of the method but its base are not compared.
+
+    Args:
+      plain: the config, as JSON.
+    """
+    field = f"config.plasticity_from={run!r}"
+    same = ["seed", "data", "scenario", "batch_size", "epochs", "encoder", "augment"]
+    same += ["optimizer", "schedule", "scale_lr", "precision", "evaluators", "base"]
+    _check_same(field, run, plain, same)
+    found = results_lib.read_results(run) if results_lib.exist(run) else {}
+    if "finetune" not in found:
+        raise ValueError(f"{field}: it has not measured FT_i, or not yet")
+    return found["finetune"]
+
+
+def _check_same(field, run, plain, same) -> None:
+    """Refuse a run whose config differs from this one in options of these names."""
+    path = epath.Path(run) / "config.json"
+    if not path.exists():
+        raise ValueError(f"{field}: there is no run in it")
+    configs = (storage.read_object(path), plain)
+    configs = (x | {"base": x.get("method", {}).get("base")} for x in configs)
+    pair = [{name: x[name] for name in same if name in x} for x in configs]
     if changed := schema.differences(*pair):
         raise ValueError(
-            f"config.start={start!r}: a run of another config; they differ in "
-            f"{'; '.join(changed)}"
+            f"{field}: a run of another config; they differ in {'; '.join(changed)}"
         )

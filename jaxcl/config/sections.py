@@ -116,7 +116,7 @@ class Top:
     keep: Annotated[int, schema.Range(least=2)] = 2
     evaluate_untrained: bool = True  # also before the first step
     plasticity: bool = True  # also train on each task alone, for FT_i
-    plasticity_cache: str | None = None  # directory that keeps FT_i across runs
+    plasticity_from: str | None = None  # a run of the same base that measured FT_i
     # A run that has done the first tasks, from which this one goes on; or the folder of
     # an encoder, with which it begins.
     start: str | None = None

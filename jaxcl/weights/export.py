@@ -81,7 +81,7 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
 
 # Options of configs that name a place on the machine, whatever it looks like.
 _PATHS = ("path", "run", "cache", "lists", "index")
-_PATHS += ("start", "checkpoint", "plasticity_cache")
+_PATHS += ("start", "checkpoint", "plasticity_from")
 _LOOKS_LOCAL = re.compile(r"/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\w+://")
 
 
