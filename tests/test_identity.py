@@ -49,7 +49,7 @@ def test_a_change_of_data_is_counted_and_named(tmp_path, monkeypatch, most, resi
     assert {what: count for count, what in pairs} == {
         "added": "2 (/a/7.bmp, /a/9.bmp)",
         "removed": "2 (/a/0.bmp, /b/3.bmp)",
-        "with other bytes": "1 (/a/1.bmp)",
+        "changed": "1 (/a/1.bmp)",
     }
     os.unlink(tmp_path / "run" / identity.FILE)  # as the message says
     identity.check(tmp_path / "run", known(tmp_path / "set", **options))
@@ -72,7 +72,7 @@ def test_corrected_labels_are_a_change(tmp_path):
     before = identity.identify(small_sets.dataset(train))
     train.label[2] = 1
     after = identity.identify(small_sets.dataset(train))
-    assert "1 (row 2 of train) with other labels" in identity.changes(before, after)
+    assert "1 (row 2 of train) changed" in identity.changes(before, after)
     (tmp_path / "list.txt").write_text("a.png 0\nb.png 1\n")
     images(tmp_path, ["a.png", "b.png"])
     options = {"path": str(tmp_path), "train": "list.txt", "test": None}

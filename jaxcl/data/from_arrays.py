@@ -115,7 +115,9 @@ def _check_domains(where, domains) -> None:
 class _Meta(NamedTuple):
     """What a meta.json holds; other keys are passed over."""
 
-    splits: dict  # of train, validation, test: dicts of a `_Split`
+    # Of train, validation, test: images and perhaps label and domain, each with the
+    # name of a file and perhaps its sha256
+    splits: dict
     name: str = ""
     class_names: Sequence[str] = ()
     domain_names: Sequence[str] = ()
@@ -124,50 +126,25 @@ class _Meta(NamedTuple):
     decoder: Literal["", "cv2", "pillow"] = ""
 
 
-class _Split(NamedTuple):
-    """What it holds of a split: dicts of an `_Entry`."""
-
-    images: dict
-    label: dict | None = None
-    domain: dict | None = None
-
-
-class _Entry(NamedTuple):
-    """What it holds of an array."""
-
-    file: splits.Inside
-    sha256: str | None = None
-
-
 def _meta(path) -> dict:
     """Read and check the meta.json of a directory."""
     file = os.path.join(path, "meta.json")
     try:
-        meta = storage.read_json(file)
-        _check_section(_Meta, meta, file)
-        if "train" not in meta["splits"]:
-            raise ValueError(f"{file}: splits lacks train")
-        for split, section in meta["splits"].items():
-            where = f"{file}: splits.{split}"
-            _check_section(_Split, section, where)
-            for key in _Split._fields:
-                if section.get(key) is not None:
-                    _check_section(_Entry, section[key], f"{where}.{key}")
-    except (OSError, ValueError) as error:
-        wrong = f"{file}: no such file" if isinstance(error, OSError) else error
+        meta = storage.read_object(file)
+        schema.check(_Meta, meta, file)
+        for split in ("train", *meta["splits"]):
+            entries = {**meta["splits"][split]}
+            for key in ("images", "label", "domain"):
+                if key == "images" or entries.get(key) is not None:
+                    field = f"{file}: splits.{split}.{key}.file"
+                    schema.check_value(entries[key]["file"], splits.Inside, field)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        wrong = f"{file}: {'no such file' if isinstance(error, OSError) else error!r}"
         raise ValueError(
             f"{wrong}; path must be a folder with a meta.json, as `jaxcl data NAME "
             f"--out={path}` or `python -m jaxcl.data.convert IN.npz {path}` writes it"
         ) from error
     return meta
-
-
-def _check_section(kind, section, where) -> None:
-    """Refuse what is no dict, lacks its first key, or has a value of another type."""
-    needed = kind._fields[0]
-    if not isinstance(section, dict) or needed not in section:
-        raise ValueError(f"{where}: must be a section with {needed!r}")
-    schema.check(kind, section, where)
 
 
 def _array_split(path, entries, resident) -> stream.Examples:
