@@ -184,8 +184,9 @@ def test_stl10_with_and_without_its_unlabelled_images(tmp_path, monkeypatch):
             files[f"stl10_binary/{split}_y.bin"] = label.tobytes()
         want[split] = images, label.astype(int) - 1
     for name in ("stl10", "stl10_unlabelled"):
-        known(monkeypatch, name, [tar(files)])
-        (tmp_path / "archive").write_bytes(tar(files))
+        packed = tar(files)
+        known(monkeypatch, name, [packed])
+        (tmp_path / "archive").write_bytes(packed)
         out = tmp_path / "new" / name
         fetch.fetch(name, str(out), source=str(tmp_path / "archive"))
         data = sources.load("arrays", path=str(out))
@@ -224,8 +225,9 @@ def test_tiny_imagenet(tmp_path, monkeypatch):
         want["test"].append((label, path, image(path, "RGB")))
         lines.append(f"val_{i}.JPEG\t{wnids[label]}\t0\t32\t44\t62\n")
     files[f"{top}/val/val_annotations.txt"] = "".join(lines).encode()
-    known(monkeypatch, "tiny_imagenet", [zipped(files)])
-    (tmp_path / "archive").write_bytes(zipped(files))
+    packed = zipped(files)
+    known(monkeypatch, "tiny_imagenet", [packed])
+    (tmp_path / "archive").write_bytes(packed)
     fetch.fetch("tiny_imagenet", str(tmp_path / "x"), source=str(tmp_path / "archive"))
     data = sources.load("arrays", path=str(tmp_path / "x"))
     assert data.class_names == wnids and data.decoder == "pillow"

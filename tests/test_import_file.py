@@ -353,7 +353,6 @@ def test_how_timm_prepares_images_and_what_it_says_of_the_network(tmp_path):
 @pytest.mark.parametrize(
     "config, match",
     [
-        ({"num_attention_heads": 4}, "heads"),
         ({"layer_norm_eps": 1e-5}, "epsilon"),
         ({"hidden_act": "silu"}, "silu"),
         ({"rope_theta": 10.0}, "rope_theta=10"),
