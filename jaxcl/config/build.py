@@ -221,7 +221,6 @@ def _logging(top: sections.Top) -> job.Logging:
         every=top.log_every,
         record=record_options(top),
         plots=top.plots,
-        plot_formats=tuple(top.plot_formats.split(",")),
         quiet=False,
     )
 

@@ -17,7 +17,6 @@ MACHINE = (
     "workers",
     "progress",
     "loggers",
-    "plot_formats",
     "duplicates",
     "seeds",
 )

@@ -25,7 +25,6 @@ from jaxcl.data import (
 )
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import plots
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import convnext, gcn, gin, mlp, resnet, tuning, vit
 from jaxcl.run import folder, transfer
@@ -58,14 +57,6 @@ CHOICES = {
 # A run directory is named by it.
 _Name = Annotated[
     str, schema.Text(r"(?!\.{1,2}$)[^/\\\0]+", "a name without a path: no / and no \\")
-]
-_KINDS = "|".join(plots.FORMATS)
-_Formats = Annotated[
-    str,
-    schema.Text(
-        rf"({_KINDS})(,({_KINDS}))*",
-        f"one or more of {', '.join(plots.FORMATS)}, with commas between",
-    ),
 ]
 _Epochs = schema.Count | Annotated[tuple[schema.Count, ...], schema.Entries()]
 _Bytes = Annotated[int, schema.Range(0, 2**63 - 1)]
@@ -125,7 +116,6 @@ class Top:
     tensorboard: bool = True  # leave events for it
     loggers: str = ""  # modules of run.loggers, or your own, with commas between
     plots: bool = True  # draw pictures
-    plot_formats: _Formats = "png"  # of these, with commas between
     # A bar, none, or a bar on a terminal only
     progress: Literal["auto"] | bool = "auto"
 

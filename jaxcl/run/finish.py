@@ -72,8 +72,7 @@ def _one(work, workdir, stop, step):
         if told := text(results):
             print(told, flush=True)
         if trains and work.logging.plots:
-            with plots.written_as(work.logging.plot_formats):
-                draw(work, workdir, results)
+            draw(work, workdir, results)
     return results
 
 

@@ -75,7 +75,6 @@ class Logging(NamedTuple):
     every: int  # steps
     record: dict  # options of record.Recorder
     plots: bool
-    plot_formats: tuple[str, ...]  # of plots.FORMATS
     quiet: bool  # print no tables: a run within a run
 
 

@@ -235,7 +235,7 @@ class _Run:
         if pictures := evaluation.due(judged.pictures, self.state, task):
             self._say_phase("drawing", pictures)
         drawn = {key: judged.pictures[key] for key in pictures}
-        evaluation.draw(drawn, evaluated, task, work.logging.plot_formats)
+        evaluation.draw(drawn, evaluated, task)
         self.clock.restart()
         return True
 

@@ -311,7 +311,7 @@ def run(
         if result is None:
             raise train.Interrupted(f"stopped before the evaluation in {workdir} ended")
         rows, scalars, _ = result
-        evaluation.draw(judged.pictures, work.state, 0, work.logging.plot_formats)
+        evaluation.draw(judged.pictures, work.state, 0)
         results = results_lib.empty(len(names), task_names=names)
         seconds = time.monotonic() - began
         results = results_lib.add(results, 0, rows, scalars, seconds)
