@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -86,8 +86,6 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
         validation=parts.get("validation"),
         test=parts.get("test"),
         decoder=meta.get("decoder", ""),
-        mean=None if meta.get("mean") is None else tuple(meta["mean"]),
-        std=None if meta.get("std") is None else tuple(meta["std"]),
     )
 
 
@@ -121,8 +119,6 @@ class _Meta(NamedTuple):
     name: str = ""
     class_names: Sequence[str] = ()
     domain_names: Sequence[str] = ()
-    mean: Annotated[Sequence[schema.Share], schema.Entries()] | None = None
-    std: Annotated[Sequence[schema.Share], schema.Entries()] | None = None
     decoder: Literal["", "cv2", "pillow"] = ""
 
 

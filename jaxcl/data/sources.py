@@ -152,8 +152,6 @@ def _merge(field, datasets, name, parts) -> stream.Dataset:
         decoder="".join(decoders),
         bits=next(iter(bits), None),
         notes=tuple(note for data in datasets for note in data.notes),
-        mean=None,
-        std=None,
     )
 
 
