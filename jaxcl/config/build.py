@@ -68,7 +68,6 @@ def build(
     # whether images are on the device. They change the crops and thus the results.
     dataset = made.stream.dataset
     noted |= {"decoder": dataset.decoder} if dataset.decoder else {}
-    noted |= {} if dataset.bits is None else {"bits": dataset.bits}
     run_config.write_or_check(
         workdir, plain | noted, _list_options(plain, made) | noted
     )

@@ -21,7 +21,7 @@ MACHINE = (
     "seeds",
 )
 # What `build` adds to a config.json, once it has read the data.
-NOTED = ("decoder", "bits", "resident")
+NOTED = ("decoder", "resident")
 
 
 class Differs(ValueError):

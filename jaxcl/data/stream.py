@@ -40,7 +40,6 @@ class Dataset(NamedTuple):
     validation: Examples | None  # of the source, or drawn from its train split
     test: Examples | None
     decoder: str = ""  # "cv2" or "pillow", "" if nothing is decoded
-    bits: int | None = None  # that 16-bit greys use; None: there are none
     notes: tuple[str, ...] = ()  # what was left out or converted, for one line
     known: Any = None  # identity.Identity, where a run keeps it
 

@@ -153,7 +153,7 @@ def _inputs(config, width) -> dict:
         "std": list(augment["std"]),
         "decoder": config.get("decoder"),
         "background": config["data"].get("background", 255),
-        "bits": config.get("bits"),
+        "bits": config["data"].get("bits"),
     }
 
 
