@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -301,3 +302,18 @@ def test_dropped_branches_need_a_method_that_gives_a_key(tmp_path):
     config = toy.config(encoder=encoder, **toy.ONLINE | {"method": {"name": "er"}})
     with pytest.raises(ValueError, match=r"drop_path=0\.1"):
         build.build(config, tmp_path)
+
+
+def test_remat_changes_no_gradient():
+    net, params, images = made("rotary")
+    again = net.clone(remat=True)
+
+    def slopes(net):
+        def loss(params):
+            return jnp.sum(net.apply({"params": params}, images) ** 2)
+
+        return jax.jit(jax.grad(loss))(params)
+
+    chex.assert_trees_all_close(slopes(net), slopes(again), rtol=1e-4, atol=1e-5)
+    program = str(jax.make_jaxpr(lambda p: again.apply({"params": p}, images))(params))
+    assert "checkpoint" in program or "remat" in program
