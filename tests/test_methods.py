@@ -32,10 +32,10 @@ from jax import flatten_util
 
 from helpers import run_directories, toy
 from jaxcl import core, schema, sharding
-from jaxcl.config import build, sections
+from jaxcl.config import sections
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods.two_view import bases, head, strategies
-from jaxcl.run import checkpoint, job, seeds, train
+from jaxcl.run import checkpoint, job, train
 from jaxcl.run import rows as rows_lib
 
 TASKS = 2
@@ -405,9 +405,6 @@ REHEARSAL = {
 
 DUEL = {
     "duel-moco": Row({"method": NARROW | {"name": "duel"}}, TASKLESS, family="duel"),
-    "duel-moco-sharded": Row(
-        {"method": NARROW | {"name": "duel", "sharded": True}}, idle=TASKLESS
-    ),
     "duel-simclr": Row(
         {
             "method": NARROW
@@ -769,7 +766,6 @@ COLUMNS = (
 CALLS = TASKS * -(-STEPS_PER_TASK // STEPS_PER_CALL)
 # Families whose batches cannot be joined: their memory names rows of its own, or a step
 # takes several batches.
-ONE_AFTER_ANOTHER = ("rehearsal", "icl")
 
 
 def traced(work) -> str:
@@ -851,30 +847,6 @@ def test_programs_of_accelerators_agree(name, tmp_path):
         assert len(re.findall(once, theirs)) > len(re.findall(once, ours))
     assert_same_end(name, states[0], state, "the accelerators' program")
     assert_same_metrics(name, lines, metrics, "the accelerators' program")
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_seeds_side_by_side_agree(name, tmp_path):
-    """Two seeds in one program, as accelerators run them, and each by itself.
-
-    Tolerance: that of one and eight devices, since sums are in another order here, too.
-    """
-    row = METHODS[name]
-    with sharding.for_elsewhere():
-        asked = build.build(toy.config(seeds=2, **row.changes), tmp_path / "asked")
-        assert asked.side_by_side == (row.family not in ONE_AFTER_ANOTHER)
-        if not asked.side_by_side:
-            return
-        work = new_job(name, steps_per_call=STEPS_PER_CALL)
-        work = seeds.join_jobs({seed: toy.change(work, seed=seed) for seed in SEEDS})
-        state, metrics = run_elsewhere(work, tmp_path / "elsewhere")
-    states, lines = run_on_cpu(name, tmp_path, SEEDS)
-    assert not same(states[0].params, states[1].params)
-    for i, seed in enumerate(SEEDS):
-        assert_same_end(
-            name, states[i], seeds.take_state(state, i), f"seed {seed} of two"
-        )
-    assert_same_metrics(name, lines, metrics, "both seeds")
 
 
 def convolutions(work) -> set[str]:

@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 from tensorboardX.proto import event_pb2
 
+from helpers import run_directories
 from jaxcl.data import storage
 from jaxcl.evals import plots
+from jaxcl.run import finish, record
 from jaxcl.run import progress as progress_lib
-from jaxcl.run import record
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
 
@@ -267,34 +268,6 @@ def test_progress_on_a_terminal_is_a_bar_unless_off(tmp_path, monkeypatch, optio
     assert "100%|" in text if option else text == ""
 
 
-def test_the_time_left_has_evaluations_in_it(tmp_path, monkeypatch, capsys):
-    clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=1)
-    monkeypatch.setattr(progress_lib, "time", clock)
-    recorder = record.Recorder(tmp_path, tensorboard=False, num_tasks=3, every=0.0)
-
-    def left():
-        return capsys.readouterr().err.splitlines()[-1].split()[-2]
-
-    recorder.phase("judging the untrained network")
-    clock.now += 20
-    recorder.phase("compiling")
-    clock.now += 100
-    for step in range(1, 3):
-        recorder.advance(step, 0, 30)
-        clock.now += 1
-    assert left() == "0:01:28"  # 28 steps of 1 s, 3 evaluations of 20 s
-    for step in range(3, 11):
-        recorder.advance(step, 0, 30)
-        clock.now += 1
-    recorder.phase("judging")
-    clock.now += 10
-    recorder.phase("drawing")
-    clock.now += 5
-    recorder.advance(11, 1, 30)
-    assert left() == "0:00:49"  # 19 steps, 2 evaluations of 15 s
-    recorder.close()
-
-
 def test_rows_stay_where_saving_them_is_cut_off(tmp_path, monkeypatch):
     path, rows = tmp_path / rows_lib.FILE, b'{"step": 1, "task": 0}\nx\n'
     path.write_bytes(rows)
@@ -494,3 +467,11 @@ def test_a_bucket_holds_the_rows_from_the_mark_on(monkeypatch):
         record.Recorder(bucket, mark=mark._replace(offset=7), **QUIET)
     results_lib.write_results(bucket, results_lib.empty(2))
     assert results_lib.read_results(bucket) == results_lib.empty(2)
+def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
+    work = run_directories.untried(tmp_path / "run")
+    told = finish.closing(work, tmp_path)
+    assert str(tmp_path / results_lib.RESULTS) in told and "plots" not in told
+    (tmp_path / "plots").mkdir()
+    lines = finish.closing(work, tmp_path).splitlines()
+    assert any(str(tmp_path / "plots") in line for line in lines)
+    assert sum(" jaxcl " in line for line in lines[-3:]) == 3

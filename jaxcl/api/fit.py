@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl.api import errors, inputs, result
+from jaxcl.api import inputs, result
 from jaxcl.config import build, own_images, recipe, run_config
 from jaxcl.data import sources
 from jaxcl.methods.two_view import strategies
@@ -27,7 +27,6 @@ from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import writer
 
 
-@errors.shortened
 def fit(
     images: inputs.Images,
     *,
@@ -135,8 +134,8 @@ def fit(
     with _silent(quiet), _stopping() as stop:
         logging.set_verbosity(logging.WARNING)
         work = build.build(config, where)
-        found = finish.run(work, where, stop=stop)
-        print(f"\n{finish.closing(work, where, found)}", flush=True)
+        finish.run(work, where, stop=stop)
+        print(f"\n{finish.closing(work, where)}", flush=True)
     return result.Result(str(where), held=read.held)
 
 

@@ -83,7 +83,7 @@ def build(
         made, noted = _transfer(top, workdir, lost), {}
     else:
         made = work = _job(top, plain, workdir, None, lost)
-        noted = _count_shards(top.replay, work.mesh) | {"resident": work.data.resident}
+        noted = {"resident": work.data.resident}
     # Save machine-dependent choices with the config: the decoder that "auto" took, and
     # whether images are on the device. They change the crops and thus the results.
     dataset = made.stream.dataset
@@ -146,42 +146,10 @@ def _build_seeds(raw, workdir, lost) -> seeds.Seeds:
 
     first = make(top.seed)
     own = {"seed": top.seed, "seeds": top.seeds}
-    own["side_by_side"] = _choose_side_by_side(top, first)
     every_option = _list_options(options_lib.plain(whole, "config"), first) | own
     run_config.write_or_check(workdir, plain, every_option)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
-    return seeds.Seeds(chosen, make, own["side_by_side"])
-
-
-def _choose_side_by_side(top: sections.Top, first: job.Job) -> bool:
-    """Choose whether the seeds share a program; `first` is the job of the first one.
-
-    They cannot where tasks depend on the seed, batches on the memory of a seed or on
-    several batches, or the end of a task on a seed's loss.
-    """
-    split = bool((top.replay or {}).get("sharded") or top.method.get("sharded"))
-    mixes = (
-        any(first.parts(task.index) > 1 for task in first.stream.tasks)
-        or first.loop.counts_epochs
-        or first.method.replayed is not None
-        or sections.follows_seed(top.scenario)
-    )
-    if top.side_by_side and (split or mixes):
-        why = (
-            "whose memory is split over the devices (config.replay.sharded or "
-            "config.method.sharded)"
-            if split
-            else f"of {top.method['name']} have batches that cannot be joined, count "
-            "epochs (config.patience, eval_epochs), or cut the tasks by the seed "
-            "(config.scenario without a seed), and"
-        )
-        raise ValueError(
-            f"config.side_by_side=True: runs {why} go one after another; must be None "
-            "or False"
-        )
-    if top.side_by_side is None:
-        return not (split or mixes or sharding.on_cpu())
-    return top.side_by_side
+    return seeds.Seeds(chosen, make)
 
 
 def planned(
@@ -189,7 +157,6 @@ def planned(
     stand_in=None,
     *,
     one_step: bool = True,
-    every_seed: bool = False,
 ) -> job.Job:
     """Make the job of a config, to be compiled and not run: no judges.
 
@@ -199,8 +166,6 @@ def planned(
       config: what a config file's get_config made, overrides applied.
       stand_in: a `stream.Dataset` in place of config.data, which is then not read.
       one_step: whether a call makes one step, else as many as that of a run.
-      every_seed: whether it is the job of all seeds, if these go side by side; else,
-        and if they go one after another, it is that of one.
 
     Raises:
       ValueError: as `build`, and where the config trains nothing.
@@ -211,12 +176,7 @@ def planned(
     off = dict(evaluators={}, plasticity=False, start=None, loggers="")
     off |= {"steps_per_call": 1} if one_step else {}
     top = dataclasses.replace(sections.top_of(raw), **off)
-    work = _job(top, options_lib.plain(raw, "config"), None, stand_in)
-    if not every_seed or top.seeds == 1 or not _choose_side_by_side(top, work):
-        return work
-    chosen = range(top.seed, top.seed + top.seeds)
-    jobs = {seed: work._replace(data=work.data._replace(seed=seed)) for seed in chosen}
-    return seeds.join_jobs(jobs)
+    return _job(top, options_lib.plain(raw, "config"), None, stand_in)
 
 
 def default_workdir(config) -> str:
@@ -241,7 +201,7 @@ def _job(top: sections.Top, plain, workdir, stand_in=None, lost=False) -> job.Jo
     sections.check_graphs(top, train)
     tasks = checks.check_data(top, tasks, workdir)
     data = _data(top, tasks, image)
-    parts = _with_data(parts, top, tasks, replay, mesh)
+    parts = _with_data(parts, top, tasks, replay)
     if parts.replay.flops is not None:
         parts = parts._replace(replay=_affordable(top, parts, data, workdir, mesh))
     method = _method(top, parts, mesh)
@@ -336,15 +296,13 @@ def _method(top: sections.Top, parts: core.Parts, mesh) -> core.Method:
     return sharding.bind(method, mesh)
 
 
-def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
+def _with_data(parts: core.Parts, top, tasks, replay: dict) -> core.Parts:
     """Fill in what only the data, the memory and the devices can tell.
 
     `replay` are the options of config.replay.
     """
     num_classes = max(len(tasks.dataset.class_names), 1)
     settings = replay_lib.settings(num_classes, top.batch_size, **replay)
-    for name in ("capacity", "size") if settings.sharded else ():
-        sharding.share(f"config.replay.{name}", getattr(settings, name), mesh)
     return parts._replace(
         num_classes=num_classes,
         replay=settings,
@@ -370,19 +328,12 @@ def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.R
     return replay._replace(updates=found)
 
 
-_SLOW = (
-    "on a CPU a smaller config.encoder, config.augment.size or config.epochs helps; "
-    "Ctrl-C saves"
-)
-
-
 def record_options(top: sections.Top, lost: bool = False) -> dict:
     """Choose the options of a config that `run.record.Recorder` takes."""
     return {
         "tensorboard": top.tensorboard,
         "loggers": loggers.makers(top.loggers),
         "progress": top.progress,
-        "slow": _SLOW if sharding.on_cpu() else "",
         "lost": lost,
     }
 
@@ -463,7 +414,6 @@ def _alone(
         "decoder": data.stream.dataset.decoder,
         "resident": data.resident,  # or crops are drawn otherwise
         **_beginning(top, parts),
-        **_count_shards(top.replay, eval_parts.mesh),
     }
     alone = task_alone.Alone(make, json.loads(json.dumps(facts)), top.plasticity_cache)
     task_alone.prepare(alone)
@@ -475,11 +425,6 @@ def _beginning(top, parts: core.Parts) -> dict:
     if not parts.starts_pretrained:
         return {}
     return {"began_with": folder.read_card(top.start)["files"]}
-
-
-def _count_shards(replay: dict | None, mesh) -> dict:
-    """Return the number of devices, where what a memory holds depends on it."""
-    return {"memory_shards": mesh.size} if (replay or {}).get("sharded") else {}
 
 
 class _Frozen(NamedTuple):
