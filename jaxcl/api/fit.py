@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl.api import inputs, result
+from jaxcl.api import errors, inputs, result
 from jaxcl.config import build, own_images, recipe, run_config
 from jaxcl.data import sources
 from jaxcl.methods.two_view import strategies
@@ -27,6 +27,7 @@ from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import writer
 
 
+@errors.shortened
 def fit(
     images: inputs.Images,
     *,

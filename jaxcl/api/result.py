@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from etils import epath
 
-from jaxcl.api import inputs
+from jaxcl.api import errors, inputs
 from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
 from jaxcl.evals import plots
@@ -164,6 +164,7 @@ class Result:
         report_command.write([self.folder], os.fspath(path))
         return os.fspath(path)
 
+    @errors.shortened
     def update(
         self,
         new_images: inputs.Images,

@@ -1,5 +1,6 @@
 """Whether an update is kept: what it may lose, and what to do with an index."""
 
+from jaxcl.run import terminal
 from jaxcl.update import plan
 
 BEFORE, AFTER = "before", "after"
@@ -73,11 +74,11 @@ def sentences(report: dict) -> str:
         lines.append(f"Of the old neighbours {kept:.0f} % are found in the old index.")
     lines.append(f"Search index: {_INDEX[report['index']]}.")
     broken = (f"Limit broken: {sentence}." for sentence in report["broken"])
-    lines += broken
+    lines += [terminal.paint(line, "bad") for line in broken]
     if report["accepted"]:
-        done = "Accepted."
+        done = terminal.paint("Accepted.", "good")
         lines.append(f"{done} The encoder is in {report['run']}")
     else:
-        done = "Rolled back."
+        done = terminal.paint("Rolled back.", "bad")
         lines.append(f"{done} The encoder stays that of {report['parent']}")
     return "\n".join(lines)
