@@ -43,6 +43,7 @@ class Replay(NamedTuple):
     updates: int = 1  # gradient steps on each incoming batch
     flops: float | None = None  # budget for each image, from which `updates` came
     augment: str = "none"  # which rows: "none", "replay" or "all"
+    sharded: bool = False  # the memory is split over the devices
     measure: tuple[str, ...] = ()  # "drift", "gradients", see methods/online/probe.py
     statistics: str = "running"  # or "memory", see methods/online/statistics.py
 

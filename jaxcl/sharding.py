@@ -121,7 +121,7 @@ def for_elsewhere(devices: tuple = (), platform: str = "any"):
 def use(mesh: Mesh):
     """Context in which programs are traced for the devices of a mesh.
 
-    `spread`, `gather` and `on_each` ask for it.
+    `spread`, `gather`, `on_each` and a memory in shards (`memory.sharded`) ask for it.
     """
     before = _MESH.set(mesh)
     try:

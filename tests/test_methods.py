@@ -405,6 +405,9 @@ REHEARSAL = {
 
 DUEL = {
     "duel-moco": Row({"method": NARROW | {"name": "duel"}}, TASKLESS, family="duel"),
+    "duel-moco-sharded": Row(
+        {"method": NARROW | {"name": "duel", "sharded": True}}, idle=TASKLESS
+    ),
     "duel-simclr": Row(
         {
             "method": NARROW

@@ -20,6 +20,7 @@ from jaxcl.run import finish, record
 from jaxcl.run import progress as progress_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
+from jaxcl.run import terminal as terminal_lib
 
 QUIET = {"tensorboard": False, "progress": False}
 AWKWARD = np.array(
@@ -467,6 +468,8 @@ def test_a_bucket_holds_the_rows_from_the_mark_on(monkeypatch):
         record.Recorder(bucket, mark=mark._replace(offset=7), **QUIET)
     results_lib.write_results(bucket, results_lib.empty(2))
     assert results_lib.read_results(bucket) == results_lib.empty(2)
+
+
 def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
     work = run_directories.untried(tmp_path / "run")
     told = finish.closing(work, tmp_path)
@@ -475,3 +478,23 @@ def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
     lines = finish.closing(work, tmp_path).splitlines()
     assert any(str(tmp_path / "plots") in line for line in lines)
     assert sum(" jaxcl " in line for line in lines[-3:]) == 3
+
+
+@pytest.mark.parametrize(
+    "terminal, variables, coloured",
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (False, {"TERM": "xterm"}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_have_them(
+    monkeypatch, terminal, variables, coloured
+):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    file = types.SimpleNamespace(isatty=lambda: terminal)
+    shown = terminal_lib.paint("Accepted.", "good", file)
+    assert shown == ("\033[32mAccepted.\033[0m" if coloured else "Accepted.")

@@ -262,15 +262,12 @@ def test_a_run_stays_split_and_resumes_bitwise(tmp_path, caplog):
 # what is refused
 
 
-def test_what_needs_the_memory_whole_is_refused(tmp_path):
+def test_what_needs_the_memory_whole_is_refused():
     parts = core.Parts(None, None, None, None, 3, replay=core.Replay(4, sharded=True))
     net, update = online.Network(None, "linear", 3), lambda state, incoming, key: None
     with pytest.raises(ValueError, match="config.replay.sharded=True"):
         online.method(parts, net, update, write=lambda *given: given[0])
     online.method(parts, net, update)
-    changes = er(seeds=2, side_by_side=True)
-    with pytest.raises(ValueError, match="config.side_by_side=True"):
-        toy.job(tmp_path, devices=1, **changes)
 
 
 def test_a_donated_memory_is_written_in_place():

@@ -83,7 +83,7 @@ def build(
         made, noted = _transfer(top, workdir, lost), {}
     else:
         made = work = _job(top, plain, workdir, None, lost)
-        noted = {"resident": work.data.resident}
+        noted = _count_shards(top.replay, work.mesh) | {"resident": work.data.resident}
     # Save machine-dependent choices with the config: the decoder that "auto" took, and
     # whether images are on the device. They change the crops and thus the results.
     dataset = made.stream.dataset
@@ -201,7 +201,7 @@ def _job(top: sections.Top, plain, workdir, stand_in=None, lost=False) -> job.Jo
     sections.check_graphs(top, train)
     tasks = checks.check_data(top, tasks, workdir)
     data = _data(top, tasks, image)
-    parts = _with_data(parts, top, tasks, replay)
+    parts = _with_data(parts, top, tasks, replay, mesh)
     if parts.replay.flops is not None:
         parts = parts._replace(replay=_affordable(top, parts, data, workdir, mesh))
     method = _method(top, parts, mesh)
@@ -296,13 +296,15 @@ def _method(top: sections.Top, parts: core.Parts, mesh) -> core.Method:
     return sharding.bind(method, mesh)
 
 
-def _with_data(parts: core.Parts, top, tasks, replay: dict) -> core.Parts:
+def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
     """Fill in what only the data, the memory and the devices can tell.
 
     `replay` are the options of config.replay.
     """
     num_classes = max(len(tasks.dataset.class_names), 1)
     settings = replay_lib.settings(num_classes, top.batch_size, **replay)
+    for name in ("capacity", "size") if settings.sharded else ():
+        sharding.share(f"config.replay.{name}", getattr(settings, name), mesh)
     return parts._replace(
         num_classes=num_classes,
         replay=settings,
@@ -414,6 +416,7 @@ def _alone(
         "decoder": data.stream.dataset.decoder,
         "resident": data.resident,  # or crops are drawn otherwise
         **_beginning(top, parts),
+        **_count_shards(top.replay, eval_parts.mesh),
     }
     alone = task_alone.Alone(make, json.loads(json.dumps(facts)), top.plasticity_cache)
     task_alone.prepare(alone)
@@ -425,6 +428,11 @@ def _beginning(top, parts: core.Parts) -> dict:
     if not parts.starts_pretrained:
         return {}
     return {"began_with": folder.read_card(top.start)["files"]}
+
+
+def _count_shards(replay: dict | None, mesh) -> dict:
+    """Return the number of devices, where what a memory holds depends on it."""
+    return {"memory_shards": mesh.size} if (replay or {}).get("sharded") else {}
 
 
 class _Frozen(NamedTuple):

@@ -22,7 +22,7 @@ MACHINE = (
     "seeds",
 )
 # What `build` adds to a config.json, once it has read the data.
-NOTED = ("decoder", "bits", "resident")
+NOTED = ("decoder", "bits", "resident", "memory_shards")
 
 
 class Differs(ValueError):

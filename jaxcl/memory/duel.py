@@ -172,6 +172,7 @@ def select(
     filled: jax.Array | None = None,
     incoming_mask: jax.Array | None = None,
     newcomer_competes: bool = False,
+    split: bool = False,
 ) -> jax.Array:
     """The rows of [memory; incoming] that the memory holds after the batch (DUEL).
 
@@ -201,6 +202,8 @@ def select(
         be nan, are not kept and change nothing.
       newcomer_competes: the row is inserted first, so that it may itself be evicted
         (Algorithm 1).
+      split: whether `memory` is split over devices on axis 0. Then accelerators, too,
+        look at windows: a round over all rows would send messages.
 
     Returns:
       bool[K+B], at most K of them True.
@@ -224,7 +227,7 @@ def select(
     present = jnp.concatenate([filled, joined])
     options = dict(ahead=ahead, score=score, temperature=temperature)
     played = functools.partial(_in_windows, **options)
-    if not sharding.on_cpu():
+    if not (sharding.on_cpu() or split):
         over_all = functools.partial(_over_all, **options)
         forms = dict.fromkeys(("cuda", "rocm", "tpu"), over_all)
         played = functools.partial(jax.lax.platform_dependent, default=played, **forms)

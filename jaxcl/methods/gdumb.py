@@ -99,6 +99,7 @@ def make(
 
 
 def _check_replay(replay: core.Replay, balanced: bool) -> None:
+    core.check_choice("config.replay.sharded", replay.sharded, (False,))
     # It trains on no batch; what it does again is `passes`.
     core.check_choice("config.replay.updates with gdumb", replay.updates, (1,))
     # The fit takes the statistics of its own batches.

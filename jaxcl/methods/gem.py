@@ -22,7 +22,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 
 from jaxcl import core, schema, sharding
-from jaxcl.memory import quadratic
+from jaxcl.memory import quadratic, sharded
 from jaxcl.methods import online
 
 
@@ -56,6 +56,12 @@ def make(
       memory_rows: rows drawn of each past task at each step; None: config.replay.size.
     """
     ridge = 0.0 if form == "paper" else 1e-3
+    shards = sharded.count(parts.replay)
+    if memory_rows is not None and memory_rows % shards:
+        raise ValueError(
+            f"config.method.memory_rows={memory_rows}: must be a multiple of {shards}, "
+            "the devices that share the memory"
+        )
     net = online.network(parts, head)
 
     loss = functools.partial(online.cross_entropy, net)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import core, schema
+from jaxcl.memory import sharded
 from jaxcl.methods import online
 
 
@@ -91,6 +92,12 @@ def _check_candidates(parts, candidates):
         raise ValueError(
             f"config.method.candidates={candidates}: must be at least {least}, the "
             "rows to be replayed (config.replay.size)"
+        )
+    shards = sharded.count(parts.replay)
+    if candidates % shards:
+        raise ValueError(
+            f"config.method.candidates={candidates}: must be a multiple of {shards}, "
+            "the devices that share the memory (config.replay.sharded)"
         )
 
 

@@ -76,13 +76,20 @@ class Keys(NamedTuple):
     augment_stored: jax.Array
 
 
-def _check(*, base, negatives, memory_size, refresh, drawn, hml_weight) -> None:
+def _check(
+    *, base, negatives, memory_size, refresh, drawn, streaming, sharded, hml_weight
+) -> None:
     """Refuse options that do not go together."""
     draws = negatives != "batch" or refresh
     if draws and drawn > memory_size:
         raise ValueError(
             f"config.method.drawn={drawn}: must be from 1 to {memory_size}, the "
             "rows of the memory (memory_size)"
+        )
+    if streaming and sharded:
+        raise ValueError(
+            "config.method.streaming=True: would send a memory that is split over the "
+            "devices (config.method.sharded) to each of them; must be False"
         )
     if hml_weight is not None and negatives != "memory":
         raise ValueError(
@@ -111,6 +118,7 @@ def make(
     policy_features: Compared = "step",
     fresh_memory: bool = False,
     keep_images: bool = False,
+    sharded: bool = False,
     momentum: schema.Share = 0.9,
     hidden_layers: schema.Layers = 0,
     hidden_dim: schema.Width = 512,
@@ -145,6 +153,7 @@ def make(
       fresh_memory: begin each task with an empty memory.
       keep_images: MoCo keeps images even if nothing reads them, so that a run that
         renews features can start from this one.
+      sharded: each device holds its share of the memory.
       momentum: of the slow network.
       hidden_layers, hidden_dim, output_dim: of the projector; 0 layers: one Linear.
       streaming: make no matrix of logits, see `losses.streaming`.
@@ -159,6 +168,8 @@ def make(
         memory_size=memory_size,
         refresh=refresh,
         drawn=drawn,
+        streaming=streaming,
+        sharded=sharded,
         hml_weight=hml_weight,
     )
     moco, logsumexp = base == "moco", None
@@ -169,10 +180,13 @@ def make(
         size=memory_size,
         dim=output_dim,
         images=not moco or refresh or keep_images or policy_features == "all",
+        spread=sharded,
         safe=safe_update,
         newcomer_competes=newcomer_competes,
         score=score,
         temperature=temperature,
+        gather=sharding.gather,
+        on_each=sharding.on_each,
         logsumexp=logsumexp,
     )
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
@@ -212,7 +226,7 @@ def _begin_task(setup, state, task):
 
 
 def _memory(state):
-    return state.extra.memory
+    return active_memory.whole(state.extra.memory)
 
 
 def _init(setup, key, batch):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
+from jaxcl.memory import sharded
 
 _CHUNK = 256  # images that are embedded at a time
 
@@ -41,24 +42,34 @@ class Nearest(NamedTuple):
         return self._scaled(outputs.features)
 
     def means(self, state: core.TrainState) -> Means:
-        """The means of the memory, which is embedded chunk by chunk."""
-        memory = state.extra.memory
-        network = state.params, state.stats
-        total, counts = self._sums(*network, memory.items, memory.filled)
+        """The means of the memory; each device embeds its items chunk by chunk."""
+        memory, replay = state.extra.memory, self.parts.replay
+        # `on_each_device` gives a device only its own slice, so each gets a copy.
+        network = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (sharded.count(replay), *x.shape)),
+            (state.params, state.stats),
+        )
+        total, counts = sharded.on_each_device(
+            replay, self._sums, network, memory.items, memory.filled
+        )
+        total, counts = total.sum(axis=0), counts.sum(axis=0)
         rows = self._scaled(total / jnp.maximum(counts, 1)[:, None])
         return Means(rows, counts > 0)
 
-    def _sums(self, params, stats, items, filled):
-        """Sum and number of each class's features, f32[C,D] and i32[C]."""
+    def _sums(self, network, items, filled):
+        """Sum and number of each class's features, f32[1,C,D] and i32[1,C]."""
+        params, stats = jax.tree.map(lambda x: x[0], network)
         classes, capacity = jnp.arange(self.parts.num_classes), len(filled)
         size = min(_CHUNK, capacity)
+        # If the memory is split over the devices, so are its rows.
+        own = self.parts.replay.sharded
 
         def add(sums, start):
             total, counts = sums
             number = start + jnp.arange(size)
             slots = number % capacity  # the last chunk may go beyond the memory
             images = items["image"][slots]
-            images = self.parts.plain(sharding.spread(images))
+            images = self.parts.plain(images if own else sharding.spread(images))
             rows = self.features(params, stats, images)
             if self.mirror:
                 mirrored = self.features(params, stats, images[:, :, ::-1])
@@ -70,7 +81,7 @@ class Nearest(NamedTuple):
 
         blank = jnp.zeros_like(params["head"]["weight"]), jnp.zeros_like(classes)
         (total, counts), _ = jax.lax.scan(add, blank, jnp.arange(0, capacity, size))
-        return total, counts
+        return total[None], counts[None]
 
     def predict(self, state: core.TrainState, images: jax.Array) -> jax.Array:
         """Minus the squared distance to each class's mean, -inf without an item."""

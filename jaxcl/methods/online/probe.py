@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
-from jaxcl.memory import buffer
+from jaxcl.memory import buffer, sharded
 from jaxcl.methods.online.network import Network, Outputs, Rows
 
 _STREAM = 0xD21F7  # keeps the probe's random numbers apart from the method's
@@ -71,10 +71,12 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
     def drift(state, after):
         memory = method.memory(after)
         key = jax.random.fold_in(core.step_key(state), _STREAM)
-        items, mask, _ = buffer.sample(
+        shards = sharded.count(parts.replay)
+        count = -(-rows // shards) * shards  # each device its share
+        items, mask, _ = sharded.sample(
             memory,
             key,
-            min(rows, memory.capacity),
+            min(count, memory.capacity),
             log_weights=buffer.log_weights(memory.items["task"] < state.task),
         )
         images, mask = sharding.spread((items["image"], mask))

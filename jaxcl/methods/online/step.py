@@ -19,7 +19,7 @@ import optax
 
 from jaxcl import core, sharding
 from jaxcl.losses import replay as losses
-from jaxcl.memory import buffer, policies
+from jaxcl.memory import buffer, policies, sharded
 from jaxcl.methods.online import probe, statistics
 from jaxcl.methods.online.network import Head, Network, Rows
 
@@ -51,10 +51,16 @@ def _find_policy(parts: core.Parts, write) -> policies.Policy:
             "stored rows, which config.method.name stores none of; 'online_ssl' does"
         )
     least = policy.least(parts.num_classes, parts.num_tasks)
+    least *= sharded.count(replay)
     if replay.capacity < least:
         raise ValueError(
             f"config.replay.capacity={replay.capacity}: policy={replay.policy!r} needs "
             f"{least} or more"
+        )
+    if replay.sharded and write:
+        raise ValueError(
+            "config.replay.sharded=True: the method writes its memory by a rule of its "
+            "own, which needs it whole; must be False"
         )
     return policy
 
@@ -88,7 +94,7 @@ def draw(
     k_draw, k_augment = jax.random.split(key)
     size = min(size or parts.replay.size, memory.capacity)
     weights = None if allowed is None else buffer.log_weights(allowed)
-    drawn = buffer.sample(memory, k_draw, size, log_weights=weights)
+    drawn = sharded.sample(memory, k_draw, size, log_weights=weights)
     return taken(parts, k_augment, *drawn, augment=augment)
 
 
@@ -106,7 +112,7 @@ def taken(
     Rows that do not exist repeat those that do, so that batch statistics see no
     blank image. If none exists, all images are blank.
     """
-    items = _repeated(items, mask)
+    items = sharded.on_each_device(parts.replay, _repeated, items, mask)
     items, mask, slots = sharding.spread((items, mask, slots))
     augmented = augment and parts.replay.augment != "none"
     images = images_of(parts, key, items["image"], augmented)
@@ -295,8 +301,8 @@ def _init(parts, net, policy, items, extra, key, batch):
         scalar = jnp.zeros((), jnp.int32)
         example = {"image": batch["image"][0], "label": scalar, "task": scalar}
         example |= items(jnp.zeros((classes,)))
-        memory = buffer.create(example, parts.replay.capacity)
-        kept = policy.start(classes, parts.num_tasks)
+        memory = sharded.create(example, parts.replay)
+        kept = sharded.start(parts.replay, policy, classes, parts.num_tasks)
     base = Extra(memory, jnp.zeros((classes,), bool), kept)
     return core.new_state(k_state, params, stats, parts.tx, extra(base, params, stats))
 
@@ -331,10 +337,10 @@ def _write(parts, policy, state, key, batch, stored):
     """Write a batch to the memory where the policy says."""
     extra, items = state.extra, stored_rows(state, batch, **stored)
     exist = jnp.ones(len(batch["label"]), bool)
-    slots, kept = policy.choose(extra.memory, extra.kept, key, items, exist)
+    slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
     slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
-    memory = buffer.write(extra.memory, slots, items)
+    memory = sharded.write(extra.memory, slots, items)
     return state.replace(extra=extra._replace(memory=memory, kept=kept))
 
 
