@@ -21,7 +21,7 @@ class Limits:
     # The most that any accuracy on --test may lose
     accuracy_drop: Annotated[float, schema.Range(-1, 1)] | None = 0.02
     accuracy: schema.Share | None = None  # the least that any on --test may be
-    index: Literal["keep", "rotate"] | None = None  # worst verdict allowed
+    index: Literal["keep", "adapt"] | None = None  # worst verdict allowed
     overlap: schema.Share | None = None  # least share of neighbours kept in a new index
 
 
