@@ -17,7 +17,7 @@ Methods: ranpac, and --config.method.name=ncm, slda, fecam, acil, stored_knn,
 linear_head.
 
 Published: NCM, CIFAR-100, 83.7 % after ten tasks (Janson et al., arXiv 2210.04428), on
-a Vision Transformer trained on ImageNet. Nobody has run these three sets here.
+a Vision Transformer trained on ImageNet. No run of the three sets was made here.
 
 Without config.start the features are those of a random ResNet-18, a control.
 """
