@@ -235,7 +235,7 @@ def test_a_linear_head_forgets_without_its_memory(data):
         rule = linear_head.rule(size, 3.0, 32)
         found = scores(rule, learn(rule, features, label, order), features)
         right[size] = (found.argmax(1) == label)[label != label.max()].mean()
-    assert right[40] > right[0] + 0.2
+    assert right[40] > right[0] + 0.05
 
 
 def test_few_rows_of_large_features_give_finite_scores(data):
