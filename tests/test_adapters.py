@@ -86,11 +86,15 @@ def test_recall_is_measured_on_rows_that_nothing_was_fitted_to():
 
 
 @pytest.mark.parametrize("kind", adapters.KINDS)
-def test_a_file_holds_an_adapter_and_nothing_else(kind):
+def test_a_file_holds_an_adapter_and_nothing_else(kind, tmp_path):
     made = adapters.KINDS[kind](folded(NEW)[:50], NEW[:50])
     arrays = tensors.load(adapters.pack(made))
     found = adapters.unpack(arrays, "here")
     np.testing.assert_array_equal(adapters.apply(found, NEW), adapters.apply(made, NEW))
+    np.testing.assert_array_equal(adapters.in_index(tmp_path, NEW), NEW)
+    (tmp_path / adapters.FILE).write_bytes(adapters.pack(made))
+    mapped = adapters.in_index(tmp_path, NEW)
+    np.testing.assert_array_equal(mapped, adapters.apply(made, NEW))
     lengths = jnp.linalg.norm(adapters.apply(found, 5 * NEW), axis=1)
     np.testing.assert_allclose(lengths, 1, rtol=1e-5)
     for wrong in ({}, arrays | {"other": np.zeros(1)}):

@@ -16,9 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from etils import epath
 from safetensors import numpy as tensors
 
 from jaxcl import core
+from jaxcl.run import folder
 from jaxcl.update import drift
 
 FILE = "adapter.safetensors"
@@ -151,6 +153,21 @@ def fit(before: jax.Array, after: jax.Array, *, k: int = 10) -> list[Fitted]:
         mine = drift.neighbours(apply(adapter, after[1::2]), before, k, odd)
         found.append(Fitted(kind, float(drift.overlap(mine, wanted)), adapter))
     return sorted(found, key=lambda one: -one.recall)
+
+
+def in_index(run: str, features: np.ndarray) -> np.ndarray:
+    """Map features of a run's encoder as the rows of the index that is in use.
+
+    Args:
+      run: a run directory, or the folder of an encoder. A file of an adapter in it says
+        that the index is still that of the encoder before.
+      features: f32[N, D].
+    """
+    path = epath.Path(run) / FILE
+    if not path.exists():
+        return features
+    arrays = folder.read_tensors(path.read_bytes(), path)
+    return np.asarray(apply(unpack(arrays, path), features))
 
 
 def pack(adapter: Adapter) -> bytes:

@@ -85,7 +85,7 @@ def _carry_out(work, prepared, stop) -> dict:
     report = {"parent": work.parent, "asked": work.asked}
     before = accuracies(work, prepared.judging, BEFORE, stop)
     rows, embed = work.sample or (None, None)
-    old = None if embed is None else embed(rows)
+    old = None if embed is None else adapters.in_index(work.parent, embed(rows))
     results = finish.run(prepared.job, folder, stop=stop)
     after = accuracies(work, _judging(work, folder, AFTER), AFTER, stop)
     report["accuracy"] = {
