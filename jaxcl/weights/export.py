@@ -1,7 +1,8 @@
 """Write the encoder of a run to a folder: `jaxcl export --run=RUN --out=DIR`.
 
 DIR then holds the encoder's parameters and statistics (encoder.safetensors) and its
-description and origin (card.json); with --torch also a state dict for PyTorch.
+description and origin (card.json); with --torch also a state dict for PyTorch; and the
+adapter to an old index that an update left (adapter.safetensors).
 `jaxcl.load_encoder(DIR)` reads it back.
 
 The run may still be training: its newest complete checkpoint is exported, and the run
@@ -23,7 +24,7 @@ from jaxcl.nets import tuning
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import transfer
-from jaxcl.update import lineage
+from jaxcl.update import adapters, lineage
 from jaxcl.weights import encoder, pytorch, writer
 
 # Methods whose steps train no encoder: each evaluation fits one and drops it.
@@ -71,6 +72,9 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
     if torch:
         state = pytorch.torch_state(exported)
         files[writer.PYTORCH[section["name"]]] = writer.pack(state, "pt")
+    adapter = epath.Path(run) / adapters.FILE
+    if adapter.exists():
+        files[adapters.FILE] = adapter.read_bytes()
     cursor = transfer.cursor(where, source["number"])
     card = exported.card | writer.describe(exported, files)
     card |= _lineage(config, source, cursor) | {"config": config}
