@@ -157,7 +157,7 @@ class Block(nn.Module):
         if key is not None and self.drop:
             keep = 1.0 - self.drop
             own = jax.random.fold_in(key, number)
-            kept = jax.random.bernoulli(own, keep, (len(x), 1, 1))
+            kept = jax.random.bernoulli(own, keep, (x.shape[0], 1, 1))
             branch *= kept / keep
         return x + branch.astype(x.dtype)
 
@@ -275,20 +275,21 @@ class ViT(nn.Module):
         if self.frozen_patch:
             kernel, bias = jax.lax.stop_gradient((kernel, bias))
         x = images.reshape(-1, rows, side, columns, side, channels).swapaxes(2, 3)
-        x = x.reshape(len(images), rows * columns, -1)
+        x = x.reshape(-1, rows * columns, side * side * channels)
         kernel = kernel.reshape(-1, self.width).astype(self.dtype)
         return x @ kernel + bias.astype(self.dtype)
 
     def _tokens(self, x, grid):
         """Class token, registers, patches with their positions; how many come first."""
-        batch, width = len(x), self.width
+        batch, width = x.shape[0], self.width
         first = self.param("class", _tiny, (width,), jnp.float32)
         if self.positions == "learned":
             side = self.image_size // self.patch
             table = self.param("positions", _small, (side, side, width), jnp.float32)
             x += self._flat(positions_lib.resized(table, grid, self.resize))
             if self.class_position:
-                first += self.param("class_position", _small, (width,), jnp.float32)
+                own = self.param("class_position", _small, (width,), jnp.float32)
+                first = first + own  # not in place: it may be an array of NumPy
         elif self.positions == "sin_cos":
             x += self._flat(jnp.asarray(positions_lib.sin_cos(grid, width)))
         first = first[None]
