@@ -178,7 +178,7 @@ class Perceptron(nn.Module):
         `train` and `groups` as in `layers.BatchNorm`.
         """
         core.check_images(images)
-        x = images.reshape(len(images), -1).astype(self.dtype)
+        x = images.reshape(images.shape[0], -1).astype(self.dtype)
         keys = self._keys(train)
         for i, width in enumerate(self.widths, start=1):
             weights, biases = layers.linear(self.start, x.shape[-1], width)
