@@ -1,13 +1,9 @@
 """Write the encoder of a run to a folder: `jaxcl export --run=RUN --out=DIR`.
 
 DIR then holds the encoder's parameters and statistics (encoder.safetensors) and its
-<<<<<<< HEAD
-description and origin (card.json); with --torch also a state dict for PyTorch; and the
-adapter to an old index that an update left (adapter.safetensors).
-=======
 description and origin (card.json); with --torch also a state dict for PyTorch, with
---stablehlo a program.
->>>>>>> out
+--stablehlo a program; and the adapter to an old index that an update left
+(adapter.safetensors).
 `jaxcl.load_encoder(DIR)` reads it back.
 
 The run may still be training: its newest complete checkpoint is exported, and the run
@@ -87,16 +83,13 @@ def export(
     if torch:
         state = pytorch.torch_state(exported)
         files[writer.PYTORCH[section["name"]]] = writer.pack(state, "pt")
-<<<<<<< HEAD
     adapter = epath.Path(run) / adapters.FILE
     if adapter.exists():
         files[adapters.FILE] = adapter.read_bytes()
-=======
     told = {}
     if stablehlo is not None:
         files[program.FILE] = program.pack(exported, stablehlo)
         told = {"stablehlo": program.describe(exported, stablehlo)}
->>>>>>> out
     cursor = transfer.cursor(where, source["number"])
     card = exported.card | writer.describe(exported, files)
     card |= told | _lineage(config, source, cursor) | {"config": config}

@@ -24,9 +24,12 @@ from jaxcl.weights import encoder
 # Files for PyTorch that an export may have: kind of network -> name.
 PYTORCH = {kind: f"{kind}_torch.safetensors" for kind in ("resnet", "vit", "convnext")}
 # All files of an export beside the weights and the card.
-_FURTHER = {*PYTORCH.values(), "encoder.stablehlo", "encoder.onnx"}
-
-_BESIDE = {*PYTORCH.values(), adapters.FILE}  # what an export may have, or not
+_FURTHER = {
+    *PYTORCH.values(),
+    adapters.FILE,
+    "encoder.stablehlo",
+    "encoder.onnx",
+}
 
 
 def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
@@ -107,11 +110,7 @@ def _write(folder, files, card, force):
                 os.replace(draft / name, folder / name)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-<<<<<<< HEAD
-    for name in _BESIDE - set(files):
-=======
     for name in _FURTHER - set(files):
->>>>>>> out
         (folder / name).unlink(missing_ok=True)
 
 
@@ -123,11 +122,7 @@ def _check_folder(folder, card, force) -> None:
         raise ValueError(f"--out={folder}: is a file; must be a folder")
     names = {path.name for path in folder.iterdir() if path.suffix != ".tmp"}
     names -= {lock.FILE}
-<<<<<<< HEAD
-    other = names - {folder_lib.CARD, folder_lib.TENSORS} - _BESIDE
-=======
     other = names - {folder_lib.CARD, folder_lib.TENSORS} - _FURTHER
->>>>>>> out
     if other:
         raise ValueError(
             f"--out={folder}: holds {', '.join(sorted(other)[:3])}, which is no "
