@@ -4,8 +4,8 @@
 
 600 steps of MoCo on the even stream; from its networks and an empty memory 600 steps on
 the stream in which the class of the seed's number has probability 0.75, at a third of
-the rate. All rows start from the same run. The row "even on" goes on evenly: its distance
-from "moco" is what imbalance costs and a policy can win.
+the rate. All rows start from the same run. The row "even on" goes on evenly: its
+distance from "moco" is what imbalance costs and a policy can win.
 """
 
 import functools
