@@ -346,3 +346,11 @@ def test_replayed_rows_are_spread_over_the_devices(tmp_path):
         program = step.lower(state, resident, batches, number).compile().as_text()
     rows = {int(n) for n in re.findall(r"f32\[(\d+),8,8,4\]\S* convolution\(", program)}
     assert 3 in rows and 24 not in rows, rows
+
+
+@pytest.mark.parametrize(
+    "base", [name for name in bases.BASES if bases.get(name).distance]
+)
+def test_without_pseudo_negatives_pnr_is_cassle(base):
+    without = CODE._replace(pn2=False)
+    check(value(base, "pnr", without), value(base, "cassle", CODE))

@@ -133,33 +133,6 @@ def test_runs_after_other_tasks_have_no_difference(runs, capsys):
     assert "one: 1 of 2 tasks" in told
 
 
-def test_seeds_side_by_side_have_their_rows_in_common(runs, capsys):
-    """Seed 2 of "er" is the third in the rows of all."""
-    er = runs_lib.read(runs / "er")
-    curve, along = (
-        read(er, run_directories.NAME) for read in (compare.curve, compare.along)
-    )
-    of_seeds = list(er.rows.values())
-    common = []
-    for rows in zip(*of_seeds, strict=True):
-        row = dict(rows[0])
-        if "eval" in row:
-            row["eval"] = {k: [x["eval"][k] for x in rows] for k in row["eval"]}
-        common.append(row)
-    together = runs / "er" / "together"
-    together.mkdir()
-    text = "".join(json.dumps(row) + "\n" for row in common)
-    (together / "metrics.jsonl").write_text(text)
-    for folder in er.folders.values():
-        (folder / "metrics.jsonl").unlink()
-    er = runs_lib.read(runs / "er")
-    for mine, known in zip(compare.curve(er, run_directories.NAME), curve, strict=True):
-        np.testing.assert_array_equal(mine, known)
-    assert compare.along(er, run_directories.NAME) == along
-    assert compare.main([str(runs / "er")]) == 0
-    assert "side by side" in capsys.readouterr().out
-
-
 def config(folder, **sections):
     """Give every run in a folder other sections of its configs."""
     for path in folder.rglob("config.json"):

@@ -27,10 +27,10 @@ from jaxcl.evals import features
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.report import command as report_command
-from jaxcl.report import compare, speedup
+from jaxcl.report import compare
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
-from jaxcl.weights import export, import_file
+from jaxcl.weights import embed, export, import_file
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -111,10 +111,8 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         cli.runpy, "run_module", lambda module, **_: started.append(module)
     )
     monkeypatch.setattr(sys, "argv", ["jaxcl"])
-    if words[0] in ("compare", "speedup"):
-        {"compare": compare, "speedup": speedup}[words[0]].parser().parse_args(
-            words[1:]
-        )
+    if words[0] == "compare":
+        compare.parser().parse_args(words[1:])
         return
     assert cli.main(words) == 0
     if words[0] in ("list", "options"):
@@ -142,6 +140,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
     else:
         module = {
             "export": export,
+            "features": embed,
             "import": import_file,
             "data": fetch,
             "report": report_command,
@@ -422,3 +421,23 @@ def test_the_cifar_snippet_makes_a_file_that_npz_reads(tmp_path, monkeypatch):
         np.testing.assert_array_equal(examples.label, rows[:, 1])
         # Planes of red, green, blue, each row by row.
         assert examples.images[1, 4, 7, 2] == rows[1, 2 + 2 * 1024 + 4 * 32 + 7]
+
+
+def test_the_reference_names_what_there_is():
+    text = (ROOT / "docs/api.md").read_text()
+    for name in re.findall(r"^::: ([\w.]+)$", text, re.M):
+        pkgutil.resolve_name(name)
+
+
+@pytest.mark.parametrize("name", sources.SOURCES)
+def test_a_config_reaches_every_option_of_its_source(name):
+    """`options` must find the keywords, also where a source passes them on."""
+    section = {
+        option: "somewhere" if default is inspect.Parameter.empty else default
+        for option, default in option_tables.options(sources.SOURCES[name]).items()
+    }
+    if "sets" in section:
+        section["sets"] = [{"name": "digits"}]
+    if name == "judged_by":
+        section |= dict.fromkeys(("train", "test"), {"name": "digits"})
+    sections.tasks({"name": name, **section}, {"name": "joint"})

@@ -256,7 +256,7 @@ def test_blank_data_are_as_the_config_tells():
     assert hundred.train.images.shape == (50_000, 24, 24, 3)
     files = {"name": "image_folder", "path": "x", "size": 40, "resident": True}
     assert made(files, classes=3, rows=30).train.images.shape == (30, 40, 40, 3)
-    assert made({"name": "tiny_imagenet", "path": "x"}).train.load is None
+    assert made({"name": "arrays", "path": "x/tiny_imagenet"}).train.load is None
     named = made(
         {"name": "image_lists", "domains": ("x", "y")}, {"classes": ("a", "b")}
     )
@@ -268,3 +268,14 @@ def test_blank_data_are_as_the_config_tells():
     ):
         with pytest.raises(ValueError, match=field):
             made(data)
+
+
+def test_memory_that_does_not_fit_is_said(monkeypatch):
+    about = {"name": "n", "examples": 1, "precision": "float32", "devices": 8}
+    about |= {"device": "toy", "seconds": 1.0}
+    for memory, fits in ((1e6, True), (1e4, False)):
+        chip = CHIP._replace(memory=memory)
+        found = of_step(monkeypatch, lambda s, x: x @ s.weight, chip=chip)
+        assert found["fits"] is fits
+        text = estimate.table(about | found, chip)
+        assert ("DOES NOT FIT" in text) is not fits

@@ -193,7 +193,7 @@ def test_features_that_are_not_finite_give_no_result_and_a_warning(tmp_path):
 
     found = svm.make(parts, folds=2, inner_folds=2, penalties=(1.0,))(wild, 0)
     assert not found.scalars and "not finite" in found.warnings[0]
-    drawn = tsne.make(parts, directory=tmp_path, show="test")(wild, 0)
+    drawn = tsne.make(parts, directory=tmp_path)(wild, 0)
     assert drawn.warnings and not [*tmp_path.iterdir()]
 
 

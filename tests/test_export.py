@@ -22,13 +22,13 @@ import jaxcl
 import test_methods
 from helpers import pages, run_directories, toy
 from jaxcl import core, sharding
-from jaxcl.config import build, checks
+from jaxcl.config import checks
 from jaxcl.data import graphs, stream, toys
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
-from jaxcl.run import seeds, train
+from jaxcl.run import train
 from jaxcl.weights import encoder, export, pytorch, writer
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "export.md").read_text()
@@ -127,6 +127,7 @@ def test_apply_is_pure_and_trains(trained):
     assert not tuned.embed(images).any() and made.embed(images).any()
 
 
+# The others run with `-m slow`.
 FAMILIES = ("mocov2plus-pnr-head", "er_ace-measured", "cclis", "icl")
 
 
@@ -342,36 +343,6 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_results(tmp_path, caplog):
     assert card["training"]["whole_tasks"] == 1
     made = jaxcl.load_encoder(tmp_path / "out")
     chex.assert_trees_all_equal(made.params, states[0].params["encoder"])
-
-
-def test_seeds_that_were_trained_side_by_side(tmp_path, capsys):
-    changes = {"seed": 4, "seeds": 2, "side_by_side": True}
-    with run_directories.untraced():
-        several = build.build(toy.config(**changes), tmp_path)
-        work = seeds.join_jobs({seed: several.make(seed) for seed in several.seeds})
-    state = run_directories.random_state(work)
-    results = results_lib.empty(
-        len(work.data.task_names), task_names=work.data.task_names
-    )
-    nothing = [np.nan] * (len(work.data.task_names) - 1)
-    rows = {"knn/x": [[seed / 10, *nothing] for seed in (4, 5)]}
-    results = results_lib.add(results, 0, rows, {}, 1.0)
-    run_directories.save(work, tmp_path / "together", state, results=results)
-    for at, seed in enumerate((4, 5)):
-        out = tmp_path / f"out_{seed}"
-        card = export.export(str(tmp_path / f"seed_{seed}"), str(out))
-        assert card["results"]["matrices"]["knn/x"]["average"] == seed / 10
-        assert card["training"]["seed"] == seed and card["checkpoint"]["step"] == 7
-        mine = seeds.take_state(state, at)
-        made = jaxcl.load_encoder(out)
-        chex.assert_trees_all_equal(made.params, mine.params["encoder"])
-        chex.assert_trees_all_equal(made.stats, mine.stats["encoder"])
-    refused(
-        r"holds 2 seeds; name one of them, as .*/seed_4$",
-        tmp_path,
-        tmp_path / "out",
-        capsys,
-    )
 
 
 def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):

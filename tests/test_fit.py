@@ -310,7 +310,7 @@ def test_a_folder_and_arrays_are_cut_alike(asked, tmp_path):
         (
             40,
             {},
-            ["config.batch_size=4", "10 test images of 10 classes", "10.0 points"],
+            ["config.batch_size=4"],
         ),
         (40, {"base": "byol", "test": (IMAGES[:50], LABELS[:50])}, []),
         (160, {"test": 0.4}, []),

@@ -524,9 +524,6 @@ def test_a_stream_is_the_equations(name):
     assert twin.entered > 1 or not twin.remembers
 
 
-# What the terms are by themselves
-
-
 def test_labels_and_tasks_change_nothing_but_what_is_stored_of_them():
     method = made("simsiam", "cla_r", "min_redundancy")
     step, states = jax.jit(method.step), []

@@ -13,12 +13,14 @@ import pytest
 from PIL import Image
 from tensorboardX.proto import event_pb2
 
+from helpers import run_directories
 from jaxcl.data import storage
 from jaxcl.evals import plots
+from jaxcl.run import finish, record
 from jaxcl.run import progress as progress_lib
-from jaxcl.run import record
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
+from jaxcl.run import terminal as terminal_lib
 
 QUIET = {"tensorboard": False, "progress": False}
 AWKWARD = np.array(
@@ -267,34 +269,6 @@ def test_progress_on_a_terminal_is_a_bar_unless_off(tmp_path, monkeypatch, optio
     assert "100%|" in text if option else text == ""
 
 
-def test_the_time_left_has_evaluations_in_it(tmp_path, monkeypatch, capsys):
-    clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=1)
-    monkeypatch.setattr(progress_lib, "time", clock)
-    recorder = record.Recorder(tmp_path, tensorboard=False, num_tasks=3, every=0.0)
-
-    def left():
-        return capsys.readouterr().err.splitlines()[-1].split()[-2]
-
-    recorder.phase("judging the untrained network")
-    clock.now += 20
-    recorder.phase("compiling")
-    clock.now += 100
-    for step in range(1, 3):
-        recorder.advance(step, 0, 30)
-        clock.now += 1
-    assert left() == "0:01:28"  # 28 steps of 1 s, 3 evaluations of 20 s
-    for step in range(3, 11):
-        recorder.advance(step, 0, 30)
-        clock.now += 1
-    recorder.phase("judging")
-    clock.now += 10
-    recorder.phase("drawing")
-    clock.now += 5
-    recorder.advance(11, 1, 30)
-    assert left() == "0:00:49"  # 19 steps, 2 evaluations of 15 s
-    recorder.close()
-
-
 def test_rows_stay_where_saving_them_is_cut_off(tmp_path, monkeypatch):
     path, rows = tmp_path / rows_lib.FILE, b'{"step": 1, "task": 0}\nx\n'
     path.write_bytes(rows)
@@ -432,3 +406,95 @@ def test_comparison_draws_means_and_bands(draw):
     assert "%" in axes.get_ylabel() and axes.get_xlabel() == "tasks learned"
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert legend == ["ours (3 seeds)", "peer"]
+
+
+def test_only_time_depends_on_the_clock(tmp_path, monkeypatch):
+    rows = []
+    for now in (10.0, 9e8):
+        clock = types.SimpleNamespace(time=lambda now=now: now)
+        monkeypatch.setattr(record, "time", clock)
+        recorder = record.Recorder(tmp_path, **QUIET)
+        recorder.log(1, 0, loss=0.5, time={"images_per_second": now})
+        rows.append(rows_lib.read(tmp_path)[0])
+        recorder.close()
+    assert [r.pop("time")["unix"] for r in rows] == [10.0, 9e8]
+    assert rows[0] == rows[1]
+
+
+class Bucket:
+    """A store of whole objects, as far as the recorder uses one."""
+
+    def __init__(self, path, objects):
+        self.path, self.objects = path, objects
+
+    def __fspath__(self):
+        return self.path
+
+    def __truediv__(self, name):
+        return Bucket(f"{self.path}/{name}", self.objects)
+
+    def mkdir(self, **_):
+        pass
+
+    def exists(self):
+        return self.path in self.objects
+
+    def read_bytes(self):
+        return self.objects[self.path]
+
+    def write_bytes(self, data):
+        self.objects[self.path] = data
+
+
+def test_a_bucket_holds_the_rows_from_the_mark_on(monkeypatch):
+    for module in (record, rows_lib, results_lib, storage):
+        paths = types.SimpleNamespace(Path=lambda path: path)
+        monkeypatch.setattr(module, "epath", paths)
+    bucket = Bucket("gs://runs/a", {})
+    first = record.Recorder(bucket, **QUIET)
+    log_steps(first, 1, 3)
+    assert rows_lib.read(bucket) == []
+    mark = first.save()
+    assert mark.offset == len(bucket.objects["gs://runs/a/metrics.jsonl"])
+    log_steps(first, 4, 5)
+    first.close()
+    assert [r["step"] for r in rows_lib.read(bucket)] == [1, 2, 3, 4, 5]
+    second = record.Recorder(bucket, mark=mark, **QUIET)
+    assert second.save() == mark
+    log_steps(second, 4, 4)
+    second.close()
+    assert [r["step"] for r in rows_lib.read(bucket)] == [1, 2, 3, 4]
+    with pytest.raises(rows_lib.RowsLost, match="offset=7"):
+        record.Recorder(bucket, mark=mark._replace(offset=7), **QUIET)
+    results_lib.write_results(bucket, results_lib.empty(2))
+    assert results_lib.read_results(bucket) == results_lib.empty(2)
+
+
+def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
+    work = run_directories.untried(tmp_path / "run")
+    told = finish.closing(work, tmp_path)
+    assert str(tmp_path / results_lib.RESULTS) in told and "plots" not in told
+    (tmp_path / "plots").mkdir()
+    lines = finish.closing(work, tmp_path).splitlines()
+    assert any(str(tmp_path / "plots") in line for line in lines)
+    assert sum(" jaxcl " in line for line in lines[-3:]) == 3
+
+
+@pytest.mark.parametrize(
+    "terminal, variables, coloured",
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (False, {"TERM": "xterm"}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_have_them(
+    monkeypatch, terminal, variables, coloured
+):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    file = types.SimpleNamespace(isatty=lambda: terminal)
+    shown = terminal_lib.paint("Accepted.", "good", file)
+    assert shown == ("\033[32mAccepted.\033[0m" if coloured else "Accepted.")

@@ -14,7 +14,6 @@ from jaxcl.evals import knn, linear
 from jaxcl.run import finish, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
-from jaxcl.weights import export
 
 STRATEGY = {"method.strategy": "finetune", "scenario.num_tasks": 5, "epochs": 1}
 PROBE = {"epochs": 3, "augment": False}
@@ -206,13 +205,3 @@ def test_what_the_config_says_itself_stays():
     for method in ({"base": "another"}, {"name": "no_such"}):
         with pytest.raises(ValueError, match=r"config\.evaluators\.linear\.lr"):
             transfer.complete({"evaluators": {"linear": {}}}, run_config(**method))
-
-
-def test_seeds_side_by_side_of_a_config_that_names_none(tmp_path):
-    (tmp_path / "together" / "checkpoints" / "7").mkdir(parents=True)
-    several = {"encoder": {}, "augment": {}, "seeds": 3, "method": {"name": "er"}}
-    (tmp_path / "config.json").write_text(json.dumps(several))
-    place = transfer.place(str(tmp_path / "seed_1"))
-    assert (place.seed, place.at, place.count, place.numbers) == (1, 1, 3, (7,))
-    with pytest.raises(ValueError, match="3 seeds.*d_0"):
-        export.export(str(tmp_path), str(tmp_path / "out"))

@@ -193,11 +193,6 @@ _checkpoints = [
         ("run: a state that is not finite is saved", instead(lambda state, step: None)),
     ),
     *fault.of(
-        "run.seeds.take_results",
-        "test_seeds.py::test_an_axis_of_seeds_is_taken_off_again",
-        ("run: every seed has the results of the first", takes(i=_always(0))),
-    ),
-    *fault.of(
         "run.seeds.spread",
         "test_seeds.py::test_spread",
         (
