@@ -2,7 +2,8 @@
 
 DIR then holds the encoder's parameters and statistics (encoder.safetensors) and its
 description and origin (card.json); with --torch also a state dict for PyTorch, with
---stablehlo a program.
+--stablehlo a program; and the adapter to an old index that an update left
+(adapter.safetensors).
 `jaxcl.load_encoder(DIR)` reads it back.
 
 The run may still be training: its newest complete checkpoint is exported, and the run
@@ -25,7 +26,7 @@ from jaxcl.nets import tuning
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import transfer
-from jaxcl.update import lineage
+from jaxcl.update import adapters, lineage
 from jaxcl.weights import encoder, pytorch, writer
 from jaxcl.weights import stablehlo as program
 
@@ -82,6 +83,9 @@ def export(
     if torch:
         state = pytorch.torch_state(exported)
         files[writer.PYTORCH[section["name"]]] = writer.pack(state, "pt")
+    adapter = epath.Path(run) / adapters.FILE
+    if adapter.exists():
+        files[adapters.FILE] = adapter.read_bytes()
     told = {}
     if stablehlo is not None:
         files[program.FILE] = program.pack(exported, stablehlo)
