@@ -33,8 +33,27 @@ def test_an_entry_takes_the_largest_amount_within_the_budget(bench):
 
 def test_the_interval_is_that_of_student(bench):
     # Deviation 1 over three seeds: 4.3027 / sqrt(3) = 2.484.
-    assert bench.interval([1.0, 2.0, 3.0]) == "2.0 [-0.5, 4.5] (3)"
-    assert bench.interval([2.0]) == "2.0 (1)"
+    assert bench.interval([1.0, 2.0, 3.0]) == "2.0 ± 2.5"
+    assert bench.interval([2.0]) == "2.0"
+
+
+def test_the_table_has_a_row_for_each_entry_that_ran(bench):
+    problem = bench.PROBLEMS["duel"]
+
+    def ran(flops, *seeds):
+        plan = {"amount": 1, "flops": flops * problem.budget, "state_bytes": 2e3}
+        return {"rate": problem.rates[0], "plan": plan, "seeds": dict(enumerate(seeds))}
+
+    entries = {
+        "moco": {"x1": ran(0.9, {"accuracy": 50.0})},
+        "d_moco": {"x1": ran(2, {"accuracy": 70.0}), "x4": ran(4, {"failed": True})},
+    }
+    head, _, *rows, _ = bench.table(problem, entries)
+    assert head.count("GFLOP") == 2 and len(rows) == 2
+    best, other = ([cell.strip() for cell in row.split("|")] for row in rows)
+    assert "d_moco" in best[1] and "over" in best[1] and best[2] == "70.0"
+    assert "1 diverged" in best[3] and best[5].startswith("2")
+    assert other[1:4] == ["moco", "50.0", ""] and other[6].endswith("*")
 
 
 @pytest.mark.parametrize("name", ["looks", "digits_online", "looks_online"])
