@@ -62,6 +62,7 @@ class Problem(NamedTuple):
     matrix: str | None = "knn/class_incremental"  # for forgetting
     multiples: tuple[int, ...] = (1, 4)  # of the budget
     data: str | None = None  # set in the folder of --data; None: reads no file
+    grid: str = ""  # names the halves of an entry, "row x column"; "": one row each
 
 
 _OFF = ("plots", "tensorboard", "progress", "plasticity", "duplicates")
@@ -119,6 +120,8 @@ LOOKS = Problem(
     budget=4.5e10,
     spends="epochs",
     rates=_RATES,
+    multiples=(1,),
+    grid="base x strategy",
 )
 
 _REPLAY = (
@@ -206,6 +209,8 @@ LOOKS_ONLINE = Problem(
     budget=3e10,
     spends="updates",
     rates=(0.03, 0.1, 0.3),
+    multiples=(1,),
+    grid="regulariser x memory",
 )
 
 
@@ -501,7 +506,7 @@ def page(numbers: dict) -> list[str]:
     for name, problem in PROBLEMS.items():
         if name in numbers:
             lines += [f"## {name}", "", *_untrained(numbers[name])]
-            lines += table(problem, numbers[name])
+            lines += (grid if problem.grid else table)(problem, numbers[name])
     return lines
 
 
@@ -542,6 +547,37 @@ def table(problem: Problem, entries: dict) -> list[str]:
         "",
         *([f"{told}.", ""] if told else []),
     ]
+
+
+def grid(problem: Problem, entries: dict) -> list[str]:
+    """Return a row for each first half of the names, a column for each second half.
+
+    A cell has the accuracy and, after a semicolon, forgetting.
+    """
+    cells: dict[tuple[str, str], str] = {}
+    for name in problem.entries:
+        if record := entries.get(name, {}).get(f"x{problem.multiples[0]}"):
+            first, _, second = name.partition("-")
+            cells[first, second or "none"] = _grid_cell(record)
+    columns = list(dict.fromkeys(second for _, second in cells))
+    lines = [
+        f"| {problem.grid} | {' | '.join(columns)} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for row in dict.fromkeys(first for first, _ in cells):
+        own = [cells.get((row, column), "") for column in columns]
+        lines.append(f"| {row} | {' | '.join(own)} |")
+    budget = f"{problem.multiples[0] * problem.budget / 1e9:.3g} GFLOP"
+    return [f"With {budget}, accuracy; forgetting:", "", *lines, ""]
+
+
+def _grid_cell(record: dict) -> str:
+    good = _finished(record)
+    lost = [x["forgetting"] for x in good if "forgetting" in x]
+    diverged = len(record["seeds"]) - len(good)
+    parts = [interval([x["accuracy"] for x in good])]
+    parts += [f"{np.mean(lost):.1f}"] if lost else []
+    return "; ".join(parts + ([f"{diverged} diverged"] if diverged else []))
 
 
 def _finished(record: dict | None) -> list[dict]:
