@@ -22,10 +22,6 @@ _RUNS = {
 # word -> (module with `main`, what it does)
 _TELLS = {
     "compare": ("jaxcl.report.compare", "runs side by side, as a table and a picture"),
-    "speedup": (
-        "jaxcl.report.speedup",
-        "how much sooner runs converge than a baseline",
-    ),
     "list": ("jaxcl.api.list", "methods, bases, encoders, data, configs ..."),
     "options": ("jaxcl.api.options", "every option of a config, and what it means"),
 }
@@ -33,10 +29,9 @@ _GROUPS = {
     "Train": ("train", "update"),
     "Models": ("import", "export"),
     "Data": ("data",),
-    "Results": ("report", "compare", "speedup"),
+    "Results": ("report", "compare"),
     "Inspect": ("list", "options", "estimate"),
 }
-_FORMER = {"bring": "import", "show": "options"}  # until the first release
 _TAKES_A_CONFIG = ("train", "estimate", "options")
 _OWN_IMAGES = "own_images"
 _EXAMPLES = """
@@ -75,10 +70,6 @@ def _started(words: list[str]) -> int:
     if word == "--version":
         print(_version())
         return 0
-    if word in _FORMER:
-        new = _FORMER[word]
-        print(f"jaxcl: {word!r} is now called {new!r}: jaxcl {new}", file=sys.stderr)
-        word = new
     if word not in _RUNS | _TELLS:
         near = difflib.get_close_matches(word, [*_RUNS, *_TELLS], n=1)
         hint = f"did you mean {near[0]}? " if near else ""

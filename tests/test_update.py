@@ -315,10 +315,7 @@ def test_a_joined_update_reads_old_images_as_earlier_ones(copy):
         ({"rows": 20}, r"config\.rows=20"),
         ({"neighbours": 0}, r"config\.neighbours=0"),
         ({"index": 1.5}, r"config\.index=1\.5"),
-        (
-            {"limits.index": "best"},
-            r"config\.limits\.index='best'",
-        ),
+        ({"limits.index": "best"}, r"config\.limits\.index='best'"),
         ({"limits.acuracy": 1.0}, r"config\.limits\.acuracy"),
         ({"limits.accuracy": 0.5, "test": False}, r"accuracy=0\.5"),
         ({"train.method": {"name": "er"}}, r"config\.train\.method"),
@@ -478,34 +475,6 @@ def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
     assert changed("tuning.frozen_layers=1")["tuning"] == {"frozen_layers": 1}
 
 
-def test_a_folder_of_small_images_is_decoded_once(tmp_path):
-    for i in range(4):
-        pixels = np.full((20, 30, 3), 40 * i, np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
-
-    def section(options, data):
-        theirs = {"augment": {"mean": (0.5,) * 3}} | ({"data": data} if data else {})
-        return lineage.section(str(tmp_path), options, theirs, "config.data")
-
-    once = {"size": 20, "resident": True}
-    folder = {"name": "image_folder", "path": str(tmp_path), "channels": 3}
-    assert section({}, None) == folder | once  # of an encoder that no run has trained
-    assert section({"resident": False}, None) == folder | {"resident": False}
-    run_data = {"name": "image_folder", "channels": 3}
-    assert section({}, run_data) == folder
-    assert section({}, run_data | once) == folder | once
-    assert section({}, run_data | {"resident": True}) == folder
-
-
-def test_a_section_that_is_not_there_is_one_line(tmp_path):
-    words = ["jaxcl.update", "--run=r", "--data=d", "--config.train.foo.bar=1"]
-    done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert done.stderr == "jaxcl: config has no section 'foo' to override\n"
-
-
 def test_numbers_are_not_given_again(tmp_path):
     """Updates that a user deletes leave gaps; 10000 comes after 9999."""
     for number in ("0002", "9999", "10000"):
@@ -553,50 +522,3 @@ def test_without_an_accuracy_no_limit_is_kept(matrices, tmp_path, monkeypatch):
     with pytest.raises(schema.Refused, match="--test"):
         measure("judging", lambda: False)
     assert update_command.accuracies(work, None, "before", None) == {}
-
-
-def left(folder, **own):
-    """A config.json of any run."""
-    folder.mkdir(exist_ok=True)
-    whole = {"encoder": {}, "augment": {}} | own
-    (folder / "config.json").write_text(json.dumps(whole))
-    return str(folder)
-
-
-def test_a_run_on_graphs_is_refused_in_words(tmp_path):
-    graphs = left(tmp_path, augment={"name": "graphs"})
-    with pytest.raises(ValueError, match="graphs"):
-        update_plan.plan(graphs, str(tmp_path), config())
-    with pytest.raises(ValueError, match="config.checkpoint"):
-        transfer.complete({}, transfer.config_of(graphs))
-
-
-def test_of_several_seeds_the_first_is_named(tmp_path):
-    for own, first in (({}, 0), ({"seed": 4}, 4)):
-        several = left(tmp_path, seeds=2, **own)
-        with pytest.raises(ValueError, match=f"one, {tmp_path}/seed_{first}$"):
-            lineage.config(several)
-
-
-@pytest.mark.parametrize(
-    "index, accepted", [("keep", True), ("rotate", False), ("unknown", True)]
-)
-def test_sentences_say_accuracy_limit_index_and_where_the_encoder_is(index, accepted):
-    report = {
-        "asked": {"limits": {"accuracy_drop": 0.05}},
-        "accuracy": {"knn/all": {"before": 0.8125, "after": 0.75, "change": -0.0625}},
-        "drift": None if index == "unknown" else {"index_overlap": 0.42},
-        "index": index,
-        "broken": [] if accepted else ["knn/all lost 0.0625, allowed 0.05"],
-        "accepted": accepted,
-        "run": "runs/a/updates/0001",
-        "parent": "runs/a",
-    }
-    told = update_verdict.sentences(report)
-    for number in ("knn/all", "81.2", "75.0", "-6.2", "5.0"):
-        assert number in told
-    assert ("42 %" in told) == (index != "unknown") and index in told
-    first = told.splitlines()[-1].split(".")[0]
-    assert first == ("Accepted" if accepted else "Rolled back")
-    assert ("runs/a/updates/0001" in told) == accepted and "runs/a" in told
-    assert accepted or "0.0625" in told

@@ -19,6 +19,11 @@ ROWS = {
     "moco": ("moco", {}),
     "d_moco, renewed": ("d_moco", {"method.refresh": True}),
     "even": ("moco", {}),
+    "moco, whole": ("moco", {"method.drawn": 1024}),
+    "d_moco, whole, renewed": (
+        "d_moco",
+        {"method.drawn": 1024, "method.refresh": True},
+    ),
     "d_moco": ("d_moco", {}),
 }
 RATE = 3e-4
@@ -68,10 +73,11 @@ def even_again(options, seed, stop):
 def tell(found) -> None:
     """Print the table, and each row's difference from MoCo."""
     runs.show(found, MEASURES)
-    for row in ROWS:
+    for row in found:
+        base = "moco, whole" if "whole" in row else "moco"
         for measure in ("linear", "knn", "entropy"):
-            gap = runs.compare(found, row, "moco", measure)
-            print(f"{measure}, {row} - moco: {gap}")
+            gap = runs.compare(found, row, base, measure)
+            print(f"{measure}, {row} - {base}: {gap}")
 
 
 def main(argv=None) -> int:

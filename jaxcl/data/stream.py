@@ -187,37 +187,6 @@ def schedule(
     return plan
 
 
-class Arrivals(NamedTuple):
-    """The train rows of a stream as they come, in its tasks' first epochs."""
-
-    label: np.ndarray  # i32[n], -1: unknown
-    domain: np.ndarray  # i32[n], -1: unknown
-    task_ends: tuple[int, ...]  # rows that have come at the end of each task
-
-
-def arrivals(stream: Stream, *, seed: int, batch_size: int) -> Arrivals:
-    """Return the train rows of a stream in the order in which a run meets them.
-
-    Args:
-      stream: the scenario.
-      seed: config.seed, which draws the order within a task.
-      batch_size: config.batch_size; the last incomplete batch of a task does not come.
-
-    Raises:
-      ValueError: as `schedule`.
-    """
-    labels, domains, ends = [], [], [0]
-    for task in stream.tasks:
-        plan = schedule(
-            task.train, seed=seed, task=task.index, epochs=1, batch_size=batch_size
-        )
-        rows = np.concatenate([plan[step] for step in range(len(plan))])
-        labels.append(task.train.examples.label[rows])
-        domains.append(task.train.examples.domain[rows])
-        ends.append(ends[-1] + len(rows))
-    return Arrivals(np.concatenate(labels), np.concatenate(domains), tuple(ends[1:]))
-
-
 SPLITS = ("train", "validation", "test")
 
 

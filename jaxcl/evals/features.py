@@ -1,7 +1,4 @@
-"""What evaluators share: embedding rows, and which task and class a row belongs to.
-
-`make` embeds the rows of a split, `of_images` embeds images that lie on the host.
-"""
+"""What evaluators share: embedding rows, and which task and class a row belongs to."""
 
 import contextlib
 import contextvars
@@ -475,22 +472,6 @@ def images_of(
         workers=parts.workers,
     )
     return np.concatenate([batch["image"] for batch in batches])[: len(rows)]
-
-
-def of_images(parts: core.EvalParts, *, batch_size: int = 256) -> Callable:
-    """Embed any number of images that lie on the host, by one program.
-
-    Args:
-      batch_size: rounded up to a multiple of the devices.
-
-    Returns:
-      (state, images u8[n,H,W,C]) -> f32[n, D] on the host. Where the train split
-      streams, the images are already cut by `eval_crop`.
-    """
-    view = eval_view(parts, resize=parts.stream.dataset.train.images is not None)
-    one_view = lambda key, images: view(images)[:, None]  # noqa: E731
-    embed = of_views(parts, one_view, 1, batch_size=batch_size)
-    return lambda state, images: embed(state, images)[0]
 
 
 def two_views(parts: core.EvalParts, *, batch_size: int = 128) -> Callable:

@@ -18,7 +18,7 @@ UPDATES, VERDICT, ROTATION = "updates", "update.json", "rotation.npy"
 _IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
 # Options of a run's data on how images are read; new images in files use them, too.
-_READING = ("size", "channels", "decoder", "on_corrupt", "cache_size")
+_READING = ("size", "channels", "decoder", "on_corrupt")
 _READING += ("background", "bits")
 
 

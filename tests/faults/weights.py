@@ -27,10 +27,7 @@ FAULTS = [
     *fault.of(
         "weights.side_files.Facts.check",
         f"{_TESTS}numbers_that_contradict_each_other_are_refused",
-        (
-            "weights: config.json and tensors are not compared",
-            instead(lambda *_: None),
-        ),
+        ("weights: config.json and tensors are not compared", instead(lambda *_: None)),
     ),
     *fault.of(
         "weights.encoder.Encoder.picture_features",
