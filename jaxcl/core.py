@@ -175,7 +175,7 @@ def new_state(key, params, stats, tx, extra) -> TrainState:
 
 
 def step_key(state: TrainState) -> jax.Array:
-    """Key of the present step; split it once, naming each use."""
+    """Return the key of the present step; split it once, naming each use."""
     return jax.random.fold_in(state.key, state.step)
 
 
@@ -185,7 +185,7 @@ def progress(state: TrainState) -> jax.Array:
 
 
 def rate(parts: Parts, state: TrainState) -> jax.Array:
-    """Learning rate of the present step, f32[]."""
+    """Return the learning rate of the present step, f32[]."""
     return parts.lr(progress(state), state.task)
 
 
@@ -230,12 +230,12 @@ def copy(tree: PyTree) -> PyTree:
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """The array, cast to float32 if its numbers are narrower."""
+    """Return the array, cast to float32 if its numbers are narrower."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def l2_normalize(x, *, eps=1e-12):
-    """Rows of unit length, x / max(|x|, eps).
+    """Return rows of unit length, x / max(|x|, eps).
 
     A row of zeros stays zero and receives a zero gradient, where x / |x| would
     give nan and x / eps a gradient of 1e12.
@@ -259,7 +259,7 @@ def split_views(*arrays: jax.Array) -> list[jax.Array]:
 
 
 def dot(a, b):
-    """Inner products of the rows of `a` and `b`.
+    """Return the inner products of the rows of `a` and `b`.
 
     Args:
       a: f32[..., N, D].
@@ -280,7 +280,7 @@ def dot(a, b):
 
 
 def misfits(theirs: dict, ours: dict) -> list[tuple[str, str, str]]:
-    """Each name whose leaf differs in type or shape: it, and both in words.
+    """Yield each name whose leaf differs in type or shape, and both in words.
 
     Args:
       theirs, ours: name -> array or what has its `dtype` and `shape`.

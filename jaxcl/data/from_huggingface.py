@@ -102,7 +102,7 @@ def huggingface(
     test_seed: schema.Natural = splits.TEST_SEED,
     images: splits.ImageOptions,
 ) -> stream.Dataset:
-    """A set of Hugging Face `datasets` on a disk: Arrow or Parquet files.
+    """Read a set of Hugging Face `datasets` on a disk: Arrow or Parquet files.
 
     path: what `save_to_disk` wrote, or a folder with Parquet files. The split of one
       of these is its name up to the first "-", or, where that is a number, its folder.

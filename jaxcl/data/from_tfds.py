@@ -83,7 +83,7 @@ def tfds(
     index: str | None = None,
     images: splits.ImageOptions,
 ) -> stream.Dataset:
-    """A prepared TFDS directory (.../NAME/CONFIG/VERSION); see `joined` for several.
+    """Read a prepared TFDS directory (.../NAME/CONFIG/VERSION).
 
     path: the directory.
     train_split, validation_split, test_split: any TFDS split, such as "train[:90%]";

@@ -83,7 +83,7 @@ def make(
     tolerance: schema.Weight = 0.0,
     batch_size: schema.Count = 256,
 ) -> Callable:
-    """Logistic regression on all train rows after a task.
+    """Build the evaluator by logistic regression on all train rows.
 
     Args:
       parts: what every evaluator is given.

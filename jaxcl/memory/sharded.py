@@ -226,7 +226,7 @@ def _on_each(function, *trees, everywhere=()):
 
 
 def _own_key(key):
-    """A key for each device; with one device the key itself, as in buffer.py."""
+    """Return a key for each device; with one device the key itself."""
     if _mesh().size == 1:
         return key
     return jax.random.fold_in(key, jax.lax.axis_index(sharding.AXIS))

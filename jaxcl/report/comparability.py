@@ -61,7 +61,7 @@ def differences(runs: Mapping[str, Configs]) -> list[str]:
 
 
 def _sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
-    """(path, name of a run -> the section there), for runs that have it."""
+    """Yield (path, name of a run -> the section there), for runs that have it."""
     for name in ("data", "scenario"):
         yield f"config.{name}", {r: c[name] for r, c in configs.items() if c.get(name)}
     judges = {run: config.get("evaluators") or {} for run, config in configs.items()}

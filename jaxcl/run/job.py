@@ -171,7 +171,7 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
 
 
 def _labelled(job, source, task, read) -> Iterator:
-    """Labelled batches of the whole train split, one for each step of the task."""
+    """Yield labelled batches of the whole train split, one for each step."""
     train, size = job.stream.dataset.train, job.data.batch_size
     whole = stream.Source(train, np.arange(stream.size(train)))
     steps = len(schedule(job, source, task))
