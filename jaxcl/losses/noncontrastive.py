@@ -279,7 +279,7 @@ def centred(
       temperature: below that of the student, so that targets are sharp.
 
     Returns:
-      f32[..., K], rows that sum to 1.
+      f32[..., K], rows that sum to 1, without gradient.
 
     Example:
       >>> import jax.numpy as jnp
@@ -308,7 +308,7 @@ def sinkhorn(
       iterations: how often columns and rows are scaled.
 
     Returns:
-      f32[B, K], rows that sum to 1.
+      f32[B, K], rows that sum to 1, without gradient.
 
     Example:
       >>> import jax.numpy as jnp
