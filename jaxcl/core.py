@@ -35,7 +35,7 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 class Replay(NamedTuple):
-    """What online methods keep of the stream and how they replay it: config.replay."""
+    """How online methods store and replay the stream: config.replay."""
 
     capacity: int  # slots of the memory
     policy: str = "reservoir"  # see memory.policies.get
@@ -49,7 +49,7 @@ class Replay(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What the config builds for every method."""
+    """The parts that a config builds for every method."""
 
     encoder: Any  # flax.linen module: (images, *, train, groups) -> f32[B, D]
     augment: Callable  # (key, u8[B,H,W,C] or u8[B,V,H,W,C]) -> f32[B,V,H,W,C]
@@ -109,7 +109,7 @@ class Method(NamedTuple):
 
 
 class EvalParts(NamedTuple):
-    """What the config builds for every evaluator.
+    """The parts that a config builds for every evaluator.
 
     An evaluator is a module of jaxcl.evals with `make(parts, *, ...)`, which
     returns a function (state, number of the task just finished) -> Result, or an
@@ -135,7 +135,7 @@ class EvalParts(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What one evaluator measured."""
+    """The measurements of one evaluator."""
 
     rows: dict[str, np.ndarray]  # name -> f64[T] per task, nan if not measured
     scalars: dict[str, float]

@@ -90,7 +90,7 @@ def forgetting(matrix) -> float:
 def stability(matrix) -> float:
     """Compute S = 1/(T-1) sum_{j<T} max_t (matrix[t, j] - matrix[T, j]) (PNR B.1).
 
-    As `forgetting`, but the maximum is over all rows, so never negative. Lower
+    Unlike `forgetting`, the maximum is over all rows, so it is never negative. Lower
     is better. Cells that were not measured are passed over, save in the last row.
 
     Args:

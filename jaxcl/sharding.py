@@ -15,7 +15,7 @@ AXIS = "data"
 
 
 class _Elsewhere(NamedTuple):
-    """What programs are for, where that is not what is here."""
+    """The target of programs that are made for other devices."""
 
     devices: tuple  # descriptions; () where those of this machine stand in for them
     platform: str
@@ -318,7 +318,7 @@ def on_each(function, rows: tuple, whole: tuple):
       whole: pytrees of arrays that each device reads whole.
 
     Returns:
-      What the function returns: split as `rows`, or whole where there are none.
+      The function's result, split like `rows`, or whole without rows.
 
     Raises:
       ValueError: the devices cannot share the rows evenly.

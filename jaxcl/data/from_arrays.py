@@ -113,7 +113,7 @@ def _check_domains(where, domains) -> None:
 
 
 class _Meta(NamedTuple):
-    """What a meta.json holds; other keys are passed over."""
+    """The content of a meta.json; other keys are ignored."""
 
     splits: dict  # of train, validation, test: dicts of a `_Split`
     name: str = ""
@@ -125,7 +125,7 @@ class _Meta(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """What it holds of a split: dicts of an `_Entry`."""
+    """The arrays of a split in a meta.json: dicts of an `_Entry`."""
 
     images: dict
     label: dict | None = None
@@ -133,7 +133,7 @@ class _Split(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """What it holds of an array."""
+    """An array in a meta.json."""
 
     file: splits.Inside
     sha256: str | None = None

@@ -172,9 +172,9 @@ def is_dataset(path: str) -> bool:
 def guess_options(path: str) -> dict:
     """Guess options that read a set of which nothing but the path is known.
 
-    The train split is "train", or else the first. What judges is "test" or else
-    "validation", if it has labels; without these a fifth of the train images. Images
-    and labels are in the columns that `choose_columns` chooses.
+    The train split is "train", or else the first. The evaluation split is "test" or
+    else "validation", if it has labels; without these a fifth of the train images.
+    Images and labels are in the columns that `choose_columns` chooses.
 
     Raises ValueError as `huggingface`.
     """

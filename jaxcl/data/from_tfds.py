@@ -30,7 +30,7 @@ def _library():
 
 
 class Table(NamedTuple):
-    """Where the records of one split are, and their labels; one entry per record."""
+    """The places and labels of one split's records, one entry per record."""
 
     file: np.ndarray  # i32[N], number of the record's file
     place: np.ndarray  # i64[N], its byte (tfrecord) or number (array_record) there

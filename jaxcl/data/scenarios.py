@@ -19,7 +19,7 @@ ClassOrder = str | Sequence[schema.Natural | str]
 
 
 class Cut(NamedTuple):
-    """What a scenario cuts into tasks."""
+    """A scenario's input: the set that becomes tasks."""
 
     dataset: stream.Dataset
     judge: stream.Examples | None  # the split that tasks are judged on
@@ -180,7 +180,7 @@ def joint(whole: Cut, *, class_order: ClassOrder = "sorted") -> list[stream.Task
 def by_class(whole: Cut, *, class_order: ClassOrder = "sorted") -> list[stream.Task]:
     """Cut `class_order` into `num_tasks` consecutive chunks of classes.
 
-    Where they do not divide evenly the first tasks take one class more.
+    If they do not divide evenly, the first tasks have one class more.
 
     class_order: "sorted", "released" (that of the PNR experiments with this `seed`, see
       `stream.released_permutation`), "cassle" (that of the CaSSLe experiments, the same
@@ -314,8 +314,7 @@ def growth(
 ) -> list[stream.Task]:
     """Make two tasks: an old set and its growth (ICL).
 
-    Of the n train rows, permuted by `seed`, the first round((1 - growth) n), then the
-    others.
+    `seed` permutes the n train rows. The old set has the first round((1 - growth) n).
 
     growth: the share of the rows that is new, ICL's alpha.
     """

@@ -96,8 +96,8 @@ def judged_by(
 ) -> stream.Dataset:
     """Read the train split of one source, judged on that of another.
 
-    Classes of the same name are one class. Where the first has no labels, neighbours
-    can be told among the test images alone (`knn` with train_on="evaluation").
+    Classes of the same name are one class. If the first has no labels, take `knn` with
+    train_on="evaluation".
 
     Args:
       train: a section like config.data.

@@ -1,4 +1,4 @@
-"""What evaluators share: embedding rows, and which task and class a row belongs to."""
+"""Common parts of evaluators: embedding rows, and the task and class of a row."""
 
 import contextlib
 import contextvars
@@ -101,7 +101,7 @@ class Split(NamedTuple):
 def split(parts: core.EvalParts) -> Split:
     """Tell from the tasks which kind of scenario they are, and sort the rows by task.
 
-    Where the tasks are disjoint classes, a train row belongs to the task of its class;
+    If tasks are disjoint classes, a train row belongs to the task of its class;
     otherwise to the first task that trains on it.
     """
     tasks = parts.stream.tasks

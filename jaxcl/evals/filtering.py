@@ -30,7 +30,7 @@ from jaxcl.memory import duel
 
 
 class Course(NamedTuple):
-    """What one evaluator measured after M, 2 M, ..., n M rows."""
+    """The measurements after M, 2 M, ..., n M rows."""
 
     shares: np.ndarray  # f64[n, C], of each class in the memory
     entropy: np.ndarray  # f64[n], of these shares, nats

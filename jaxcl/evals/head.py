@@ -242,7 +242,7 @@ def streamed_fit(
       embed: (state, images u8[B,S,S,C], key) -> f32[B, D].
 
     Returns:
-      As `resident_fit`, but its argument `data` is the width D.
+      Like `resident_fit`, but its argument `data` is the width D.
     """
     train = parts.stream.dataset.train
     whole, mesh = sharding.replicated(parts.mesh), parts.mesh

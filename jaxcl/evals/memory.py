@@ -28,7 +28,7 @@ _BATCH = 16
 
 
 class History(NamedTuple):
-    """What one evaluator measured over a run."""
+    """The measurements of a run."""
 
     steps: np.ndarray  # i64[n], at which the memory held labelled rows
     shares: np.ndarray  # f64[n, C], of each class

@@ -3,9 +3,9 @@
 CaSSLe (Fini et al., CVPR 2022), PNR (Cha et al., ICML 2024) and LUCIR's less-forget
 constraint. Names follow the papers: `z` or `q` are the current projections of a view,
 `p` is the predictor's output g(z), `f` the frozen network's projection of the same
-image, `k` the momentum network's. No gradient reaches `f`, `k` and the queues. Where
-paper and released code differ, `form` or `distance` chooses; the published numbers come
-from the code.
+image, `k` the momentum network's. No gradient reaches `f`, `k` and the queues. If paper
+and released code differ, `form` or `distance` chooses; the published numbers come from
+the code.
 """
 
 import functools

@@ -18,7 +18,7 @@ _MOST = 2**31 - 1  # the largest i32
 class Buffer(NamedTuple):
     """Stored examples, and what policies need to know about them.
 
-    What a policy reads of an example (a label, a score, a logit) is a leaf of `items`.
+    A leaf of `items` holds an example's label, score or logit for the policy.
     """
 
     items: object  # pytree of [capacity, ...], each leaf in the example's own dtype

@@ -189,8 +189,8 @@ def select(
     The exponential score has no such form: every round looks at all rows, after a first
     pass over all pairs. No array is larger than the inputs.
 
-    On accelerators every round looks at all rows, which takes fewer kernels. Where two
-    rows tie but for rounding, either may go.
+    On accelerators every round looks at all rows, which takes fewer kernels. If two
+    rows tie except for rounding, either may go.
 
     Args:
       memory: f32[K, Z], unit rows.

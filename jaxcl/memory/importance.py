@@ -77,7 +77,7 @@ def gradient(
 ) -> core.PyTree:
     """Return the gradient of weight / 2 sum_k F_k (params - params_k)^2 (Eq. 3).
 
-    Where weight * sum_k F_k is above 1 / lr, plain gradient descent would jump over
+    If weight * sum_k F_k is above 1 / lr, plain gradient descent would jump over
     the minimum and soon diverge. There the gradient is scaled down, so that a step
     with rate lr ends at the minimum.
 

@@ -46,7 +46,7 @@ class Shards(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a policy counts, separately on each device."""
+    """A policy's state, separately on each device."""
 
     over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
 

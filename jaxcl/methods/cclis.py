@@ -97,7 +97,7 @@ def make(
 
 
 class _Settings(NamedTuple):
-    """What a step and a score read of the options; `make` says what each is."""
+    """The options that a step and a score read, see `make`."""
 
     temperature: float
     weight: float

@@ -154,7 +154,7 @@ def pick(
     """Draw from memory and batch for each anchor, uniformly and independently.
 
     The positive has the anchor's label and is not the anchor. The negative has
-    another label: with "incoming" one that occurs in the batch, with "all" any. Where
+    another label: with "incoming" one that occurs in the batch, with "all" any. If
     there is none, the anchor takes its place.
 
     Args:

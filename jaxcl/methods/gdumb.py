@@ -131,7 +131,7 @@ class Recipe(NamedTuple):
 
 
 class _Setup(NamedTuple):
-    """What a fit does not change."""
+    """The constants of a fit."""
 
     parts: core.Parts
     net: online.Network

@@ -30,7 +30,7 @@ from jaxcl.methods.online import teacher as teacher_lib
 
 
 class Extra(NamedTuple):
-    """What iCaRL keeps."""
+    """The state of iCaRL."""
 
     memory: buffer.Buffer
     seen: jax.Array  # bool[C], classes met so far

@@ -1,8 +1,9 @@
-"""What CCLIS and Co2L share: rows of earlier tasks among the batches of later ones.
+"""Common parts of CCLIS and Co2L: rows of earlier tasks among the batches of later
+ones.
 
 The memory names rows of the train split. `source` mixes them into the batches of the
 next task, so that a step sees one batch like any other. When a task ends, the rows to
-keep are chosen anew, class by class, from the memory and from the task. Where a class
+keep are chosen anew, class by class, from the memory and from the task. If a class
 comes again (domains, slices of the data) its stored and its new rows compete alike, so
 that few rows of the earlier tasks stay.
 """
@@ -33,7 +34,7 @@ class Memory(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What a rehearsing method keeps beside the network that learns."""
+    """A rehearsing method's state beside the trained network."""
 
     memory: Memory  # what the present task replays; after its end, what the next will
     replayed: Memory  # what the task that was trained last replayed

@@ -118,7 +118,7 @@ def empty(num_tasks: int) -> dict:
 
 
 class Spent(NamedTuple):
-    """What one task took."""
+    """The cost of one task."""
 
     steps: int
     images: int  # rows of the task's data that its steps read, on all devices
@@ -186,6 +186,6 @@ def _seconds(value) -> str:
 
 
 def short(value) -> str:
-    """Write a count in three digits, with the prefix that goes before its unit."""
+    """Write a count in three digits with an SI prefix, for the unit to follow."""
     power = min(int(f"{value:.2e}".partition("e")[2]) // 3, 6)
     return f"{value / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E'][power]}"

@@ -91,7 +91,7 @@ def read_tensors(data: bytes, path: os.PathLike) -> dict[str, np.ndarray]:
     """Read the arrays of a safetensors file.
 
     The library checks the header: its length, sizes and places of arrays against each
-    other and the file's. What it lets through fails as another error here.
+    other and the file's. Other damage fails here as another error.
 
     Raises:
       ValueError: it is no such file, or has arrays that NumPy does not know.

@@ -109,7 +109,7 @@ class Recorder:
     def close(self) -> None:
         """Save all that was logged; a second call does nothing.
 
-        Where a part cannot be closed, the others are.
+        If a part cannot be closed, the others still are.
         """
         write, self._write = self._write, False
         with contextlib.ExitStack() as stack:  # begins with the last

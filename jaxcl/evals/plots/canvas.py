@@ -1,4 +1,4 @@
-"""What all pictures are drawn with: figures, formats, colours, axes."""
+"""Tools of all pictures: figures, formats, colours, axes."""
 
 import contextlib
 import contextvars

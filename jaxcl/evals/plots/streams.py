@@ -17,7 +17,7 @@ def anytime(
         band's height, or None for no band); a nan leaves a gap.
       path: of the picture.
       task_ends: i[T], the last step of each task; every other task is shaded.
-      scale: what is drawn of 1; 1.0 for what is no share.
+      scale: factor of the drawn values; 1.0 for values that are no shares.
     """
     figure, axes = _stream(task_ends)
     for number, (name, (steps, mean, spread)) in enumerate(runs.items()):

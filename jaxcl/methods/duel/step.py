@@ -38,7 +38,7 @@ _SHARE = 8  # of the memory one row in so many is drawn: 256 of 2048 (Appendix E
 
 
 class Extra(NamedTuple):
-    """What DUEL keeps beside the network that learns."""
+    """DUEL's state beside the trained network."""
 
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} for SimCLR
     momentum_stats: core.PyTree  # f32, its own running statistics
@@ -138,8 +138,8 @@ def make(
       temperature: of the loss, and tau of the exponential score.
       memory_size: rows, K.
       drawn: rows that each step draws from the memory as negatives, without replacement
-        (Algorithm 3); None: an eighth, 256 of 2048 (Appendix E). As many as
-        `memory_size`: the whole memory.
+        (Algorithm 3); None: an eighth, 256 of 2048 (Appendix E). `memory_size` takes
+        the whole memory.
       score: "affine" or "exponential", duplication probability of the policy.
       newcomer_competes: Algorithm 1 in place of Algorithm 4.
       safe_update: leave the memory alone if its distinctiveness to the batch would fall

@@ -31,7 +31,7 @@ class Setup(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What ICL keeps beside the network; the same for all strategies."""
+    """ICL's state beside the network, equal for all strategies."""
 
     growth: jax.Array  # f32[], new items over all items; 0 in the first task
     old_steps: jax.Array  # i32[], steps on old items in an epoch without meta

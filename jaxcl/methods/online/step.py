@@ -1,4 +1,4 @@
-"""What online continual methods share: a network with one head, a memory, a step.
+"""Common parts of online continual methods: a network with one head, a memory, a step.
 
 One pass over a stream in small batches (Caccia et al., "Reducing Representation Drift
 in Online Continual Learning", 2021, called P). A method is a function `update`, one
@@ -29,7 +29,7 @@ ReplayFrom = Literal["past_tasks", "all", "other_classes"]
 
 
 class Extra(NamedTuple):
-    """What a method that replays keeps. Methods may add fields after these."""
+    """The state of a method that replays. Methods may add fields after these."""
 
     memory: buffer.Buffer | None  # "image" u8, "label" i32, "task" i32, and more
     seen: jax.Array  # bool[C], classes met so far
