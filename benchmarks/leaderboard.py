@@ -533,12 +533,13 @@ def table(problem: Problem, entries: dict) -> list[str]:
         means = [np.mean([x["accuracy"] for x in own]) if own else -1.0 for own in good]
         rates = entry.rates or problem.rates
         title = f"*{name}*" if entry.control else name
-        cells = [title + _over(records, budgets), *_cells(records, good, rates)]
+        title += _extreme(records, rates) + _over(records, budgets)
+        cells = [title, *_cells(records, good)]
         rows.append(([-mean for mean in means], f"| {' | '.join(cells)} |"))
         if entry.control:
             controls[name.rpartition("-")[2]] = entry.control
     accuracies = [f"{budget / 1e9:.3g} GFLOP" for budget in budgets]
-    head = ["entry", *accuracies, "forgetting", "kB", "rate"]
+    head = ["entry", *accuracies, "forgetting", "kB"]
     told = "; ".join(f"*{name}*: {control}" for name, control in controls.items())
     return [
         f"| {' | '.join(head)} |",
@@ -555,10 +556,11 @@ def grid(problem: Problem, entries: dict) -> list[str]:
     A cell has the accuracy and, after a semicolon, forgetting.
     """
     cells: dict[tuple[str, str], str] = {}
-    for name in problem.entries:
+    for name, entry in problem.entries.items():
         if record := entries.get(name, {}).get(f"x{problem.multiples[0]}"):
             first, _, second = name.partition("-")
-            cells[first, second or "none"] = _grid_cell(record)
+            mark = _extreme([record], entry.rates or problem.rates)
+            cells[first, second or "none"] = _grid_cell(record) + mark
     columns = list(dict.fromkeys(second for _, second in cells))
     lines = [
         f"| {problem.grid} | {' | '.join(columns)} |",
@@ -591,7 +593,12 @@ def _over(records, budgets) -> str:
     return ", **over**" if exceeds else ""
 
 
-def _cells(records, good, rates) -> list[str]:
+def _extreme(records, rates) -> str:
+    rate = next(record["rate"] for record in records if record)
+    return " °" if rates and rate in (min(rates), max(rates)) else ""
+
+
+def _cells(records, good) -> list[str]:
     """Return the cells after the name; all but accuracy are of the first budget."""
     accuracies = []
     for record, own in zip(records, good, strict=True):
@@ -599,13 +606,10 @@ def _cells(records, good, rates) -> list[str]:
         note = f", {lost} diverged" if lost else ""
         accuracies.append(interval([x["accuracy"] for x in own]) + note)
     record = next(record for record in records if record)
-    rate = record["rate"]
-    star = "*" if rates and rate in (min(rates), max(rates)) else ""
     return [
         *accuracies,
         interval([x["forgetting"] for x in good[0] if "forgetting" in x]),
         f"{record['plan']['state_bytes'] / 1e3:.0f}",
-        "" if rate is None else f"{rate:g}{star}",
     ]
 
 

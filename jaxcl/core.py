@@ -158,7 +158,7 @@ class Evaluator(NamedTuple):
 
 
 def new_state(key, params, stats, tx, extra) -> TrainState:
-    """State before the first step of the first task."""
+    """Make the state before the first step of the first task."""
     zero = jnp.zeros((), jnp.int32)
     # Each leaf its own buffer: a donated state must not hold an array twice.
     return TrainState(

@@ -138,7 +138,7 @@ def plasticity(matrix, finetune) -> float:
 
 
 def accuracy(logits, labels, mask=None):
-    """Share of rows whose largest logit is that of the label.
+    """Compute the share of rows whose largest logit is the label's.
 
     Args:
       logits: f32[B, C]; the first of equal ones wins.

@@ -65,11 +65,10 @@ def digits_in_looks(
 ) -> stream.Dataset:
     """Read the images of `digits` once in each of three domains.
 
-    A digit is in the same split in every look, so that none is learnt in one and tested
-    in another.
+    A digit is in one split in all domains.
 
-    looks: of "plain", "inverted" (black on white) and "rotated" (a quarter turn to the
-      left), in the order that numbers the domains.
+    looks: some of "plain", "inverted" (black on white) and "rotated" (a quarter turn to
+    the left), in the order of the domains.
     validation, seed, size, interpolation, channels: as of `digits`.
     """
     data = digits(

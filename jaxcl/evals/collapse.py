@@ -40,8 +40,8 @@ def embedding_std(embeddings: np.ndarray) -> float:
 def rankme(embeddings: np.ndarray) -> float:
     """Return RankMe, exp(-sum_k p_k log p_k) with p_k = s_k / sum_j s_j + 1e-7.
 
-    s are the singular values of the embeddings, which are neither centred nor
-    normalised. It is between 1 and min(N, D), but for the 1e-7.
+    s are the singular values of the raw embeddings. RankMe is between 1 and min(N, D),
+    except for the 1e-7.
 
     Args:
       embeddings: f32[N, D].

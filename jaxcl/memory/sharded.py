@@ -194,7 +194,8 @@ def sample(
 
 
 def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree):
-    """Call a function of rows of the memory; where it is split, on each device's own.
+    """Call a function of the memory's rows; if they are split, on each device's own
+    rows.
 
     Args:
       replay: says whether it is split.

@@ -22,7 +22,7 @@ PHASES = ("first_task", "later_tasks")  # of which the steps are counted apart
 
 
 class Clock:
-    """Seconds of the present task by activity; "rest" is what has no other name."""
+    """Seconds of the present task by activity; "rest" is all other time."""
 
     def __init__(self, spent: dict):
         """Start from the seconds that the task took before, as `read` gave them."""

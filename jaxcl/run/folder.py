@@ -31,7 +31,7 @@ def is_one(path: Any) -> bool:
 
 
 def checksum(card: dict) -> str:
-    """Return the sha256 of all else in a card."""
+    """Return the sha256 of a card without its "checksum"."""
     rest = {key: value for key, value in card.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 

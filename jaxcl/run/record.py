@@ -97,7 +97,7 @@ class Recorder:
             self._progress.advance(step, task, total_steps)
 
     def phase(self, text: str) -> None:
-        """Say what is done while no step is, see `progress.Progress.phase`."""
+        """Show the work between steps, see `progress.Progress.phase`."""
         if self._write:
             self._progress.phase(text)
 

@@ -122,7 +122,7 @@ def pick_network(
 
 
 def find_scheme(found: Mapping[str, Any]) -> str:
-    """Find whose names these are: a key of `names.SCHEMES`."""
+    """Find the library that names tensors so, a key of `names.SCHEMES`."""
     for scheme, *signs in _SIGNS:
         if all(name in found for name in signs):
             return scheme

@@ -133,7 +133,7 @@ class Network:
           loss: params -> (f32[], anything).
 
         Returns:
-          (value, anything); the gradient of `state.params`; metrics of it, here none.
+          (value, anything), the gradient of `state.params`, and its metrics, here none.
         """
         return *jax.value_and_grad(loss, has_aux=True)(state.params), {}
 
