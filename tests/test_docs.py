@@ -30,7 +30,7 @@ from jaxcl.report import command as report_command
 from jaxcl.report import compare
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
-from jaxcl.weights import export, import_file
+from jaxcl.weights import embed, export, import_file
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -140,6 +140,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
     else:
         module = {
             "export": export,
+            "features": embed,
             "import": import_file,
             "data": fetch,
             "report": report_command,

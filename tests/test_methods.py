@@ -282,7 +282,7 @@ ONLINE = {
 
 SUMS_ALONE = dict.fromkeys(
     ("key", "step", "task", "task_start", "task_steps", "extra.rule"),
-    "a step only adds to the sums of a rule, which predictions read",
+    "a step changes a rule alone, which predictions read",
 )
 UNTRAINED = {"stats.encoder": "the encoder stays as it is"}
 FROZEN = {
@@ -298,6 +298,7 @@ FROZEN = {
         "acil": {"projections": 32},
         "fecam": {},
         "stored_knn": {"memory_size": 64},
+        "linear_head": {"memory_size": 64, "steps": 2},
     }.items()
 }
 

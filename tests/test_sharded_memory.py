@@ -239,7 +239,7 @@ def test_a_run_stays_split_and_resumes_bitwise(tmp_path, caplog):
         resumed = final(work, tmp_path / "cut", step=step)
     for one, other in zip(toy.leaves(whole), toy.leaves(resumed), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert caplog.text.count("Compiling jit(several)") == 1
+    assert caplog.text.count("Compiling jit(steps)") == 1
     split = sharding.split(work.mesh)
     for held in (resumed, job.initial_state(work)):
         own = held.extra.memory, held.extra.kept

@@ -435,7 +435,7 @@ def _count_shards(replay: dict | None, mesh) -> dict:
     return {"memory_shards": mesh.size} if (replay or {}).get("sharded") else {}
 
 
-class _Frozen(NamedTuple):
+class Frozen(NamedTuple):
     """The encoder of a run, and the images that it is to judge or embed."""
 
     state: core.TrainState
@@ -443,7 +443,19 @@ class _Frozen(NamedTuple):
     parts: core.EvalParts
 
 
-def _frozen(top: sections.Top, workdir=None) -> _Frozen:
+def frozen(config: ml_collections.ConfigDict) -> Frozen:
+    """Read config.data, and restore the encoder of config.checkpoint.
+
+    Args:
+      config: as of a transfer run; evaluators do not matter.
+
+    Raises:
+      ValueError, OSError: as `build`.
+    """
+    return _frozen(sections.top_of(completed(_with_precision(config.to_dict()))))
+
+
+def _frozen(top: sections.Top, workdir=None) -> Frozen:
     mesh = sharding.mesh(top.devices)
     make_stream = sections.tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
@@ -458,23 +470,16 @@ def _frozen(top: sections.Top, workdir=None) -> _Frozen:
     state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
     net = chain.Chain({"encoder": encoder})
     judged = core.Method(net.init, net.embed, net.embed)  # only `embed` is called
-    return _Frozen(state, source, _eval_parts(top, judged, tasks, image, mesh))
+    return Frozen(state, source, _eval_parts(top, judged, tasks, image, mesh))
 
 
 def embedder(config: ml_collections.ConfigDict):
     """Embed train rows of config.data with the encoder of config.checkpoint.
 
-    Args:
-      config: as of a transfer run; evaluators do not matter.
-
     Returns:
-      (number of rows, rows i32[n] -> f32[n, D]).
-
-    Raises:
-      ValueError, OSError: as `build`.
+      (number of rows, rows i32[n] -> f32[n, D]); arguments and errors as of `frozen`.
     """
-    raw = completed(_with_precision(config.to_dict()))
-    state, _, parts = _frozen(sections.top_of(raw))
+    state, _, parts = frozen(config)
     examples = parts.stream.dataset.train
 
     def embed(rows):

@@ -14,6 +14,7 @@ from jaxcl import schema
 from jaxcl.data import (
     files,
     from_arrays,
+    from_features,
     from_folders,
     from_graphs,
     from_huggingface,
@@ -200,6 +201,7 @@ SOURCES = {
         toys.digits,
         from_arrays.npz,
         from_arrays.arrays,
+        from_features.features,
         from_graphs.graphs,
         toys.rings_and_trees,
         toys.digits_in_looks,

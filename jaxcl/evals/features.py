@@ -323,6 +323,29 @@ def make(
     return _share(parts, examples, rows, run)
 
 
+def batches(
+    parts: core.EvalParts,
+    examples: stream.Examples,
+    state: core.TrainState,
+    *,
+    first: int = 0,
+    batch_size: int = 256,
+) -> Iterator[np.ndarray]:
+    """Yield the features of a split from row `first` on, on the host: f32[b, D].
+
+    Args:
+      batch_size: a multiple of the devices; the last batch has fewer rows.
+    """
+    rows = np.arange(first, stream.size(examples))
+    read, placed = _reader(parts, examples, rows, batch_size, None)
+    whole = sharding.replicated(parts.mesh)
+    embed = jax.jit(lambda state, x: parts.embed(state, read(x)), out_shardings=whole)
+    with contextlib.closing(placed(len(rows))) as found:
+        for i, batch in enumerate(found):
+            left = len(rows) - i * batch_size
+            yield np.asarray(embed(state, batch), np.float32)[:left]
+
+
 def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callable]:
     """Return batch -> the encoder's inputs, and count -> batches of so many rows."""
     mesh = parts.mesh
