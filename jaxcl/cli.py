@@ -15,6 +15,7 @@ _RUNS = {
     "update": ("jaxcl.update", "teach a run's encoder new images, if it stays good"),
     "import": ("jaxcl.weights.import_file", "read the weights of another library"),
     "export": ("jaxcl.weights.export", "write the encoder of a run to a folder"),
+    "features": ("jaxcl.weights.embed", "embed a data set once, into one file"),
     "data": ("jaxcl.data.fetch", "download or draw a well-known set of images"),
     "report": ("jaxcl.report", "write one HTML page about any runs"),
     "estimate": ("jaxcl.estimate", "memory and least time of a step, on any chip"),
@@ -27,7 +28,7 @@ _TELLS = {
 }
 _GROUPS = {
     "Train": ("train", "update"),
-    "Models": ("import", "export"),
+    "Models": ("import", "export", "features"),
     "Data": ("data",),
     "Results": ("report", "compare"),
     "Inspect": ("list", "options", "estimate"),

@@ -255,16 +255,7 @@ def test_options_that_change_nothing_are_told(given, name, tmp_path, caplog):
 
 
 def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
-
-    whole = sources.SOURCES["digits"]
-
-    def unlabelled():
-        data = whole()
-        label = data.train.label.copy()
-        label[3] = -1
-        return data._replace(train=data.train._replace(label=label))
-
-    monkeypatch.setitem(sources.SOURCES, "digits", unlabelled)
+    monkeypatch.setitem(sources.SOURCES, "digits", toy.unlabelled)
     with pytest.raises(ValueError, match="label.* 1 of"):
         toy.job(tmp_path, method__base="supcon", scenario={"name": "joint"})
 
@@ -355,3 +346,11 @@ def test_replayed_rows_are_spread_over_the_devices(tmp_path):
         program = step.lower(state, resident, batches, number).compile().as_text()
     rows = {int(n) for n in re.findall(r"f32\[(\d+),8,8,4\]\S* convolution\(", program)}
     assert 3 in rows and 24 not in rows, rows
+
+
+@pytest.mark.parametrize(
+    "base", [name for name in bases.BASES if bases.get(name).distance]
+)
+def test_without_pseudo_negatives_pnr_is_cassle(base):
+    without = CODE._replace(pn2=False)
+    check(value(base, "pnr", without), value(base, "cassle", CODE))

@@ -359,3 +359,15 @@ def test_auto_is_what_the_devices_want_and_a_run_keeps_it(tmp_path):
     assert began("tpu", precision="auto") == "bfloat16"
     with pytest.raises(ValueError, match="config.precision"):
         began("tpu", precision="float32")
+
+
+def test_missing_data_directory_is_named(tmp_path):
+    for name in ("npz", "arrays", "image_folder", "tfds"):
+        where = str(tmp_path / "nowhere")
+        refused(tmp_path, "nowhere", data={"name": name, "path": where})
+
+
+def test_unwritable_run_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        build.build(toy.config(), tmp_path / "file" / "run")

@@ -15,6 +15,7 @@ import pytest
 import jaxcl
 import jaxcl.evals
 import jaxcl.methods
+from helpers import config_files
 from jaxcl import cli, schema
 from jaxcl.api import list as listing
 from jaxcl.api import options
@@ -131,6 +132,7 @@ FUNCTIONS = {
     function: f"{function.__module__}.{function.__qualname__}"
     for function in (
         sections.Top,
+        sections.sides,
         scenarios.make,
         *(function for own in scenarios.SCENARIOS.values() for function in own),
         augment_images.make,
@@ -259,3 +261,14 @@ def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
     assert f"{tmp_path}/site/jaxcl/configs/imagenet100.txt" in told
     run("train", "pnr_pacs:debug", "--config.plots=False")
     assert (tmp_path / "empty" / "runs").is_dir()
+
+
+def test_an_installed_copy_has_its_configs_in_the_package(tmp_path, monkeypatch):
+    package = tmp_path / "site-packages" / "jaxcl"
+    shutil.copytree(ROOT / "configs", package / "configs")
+    monkeypatch.setattr(files, "_PACKAGE", package)
+    assert set(files.names()) == set(CONFIGS)
+    found = files.located("pnr_imagenet100")
+    assert found == str(package / "configs" / "pnr_imagenet100.py")
+    config = config_files.parse([f"--config={found}"])
+    assert config.data.classes == str(package / "configs" / "imagenet100.txt")

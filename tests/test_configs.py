@@ -463,3 +463,26 @@ def test_a_row_of_icl_goes_on_from_the_old_encoder(row, tmp_path):
     # 96 graphs, half of them new: passes of two batches of 32, 3 or 2 for each row.
     passes = {"icl": 6, "no_meta": 6, "frozen": 3}[row]
     assert found["convergence"]["1"]["last"]["passes"] == 2 * 32 * passes
+
+
+@pytest.mark.parametrize(
+    "name", ["cclis_cifar10", "cclis_cifar100", "cclis_tinyimagenet"]
+)
+def test_the_released_row_of_cclis_has_the_released_mistakes(name):
+    method = config_files.take(name, "released").method.to_dict()
+    own = config_files.take(name, "cclis").method.to_dict()
+    wrong = {"leftover": True}
+    if name != "cclis_cifar10":  # its tasks of two classes hide this one
+        wrong["scope"] = "all_negatives"
+    assert method == own | wrong
+
+
+@pytest.mark.parametrize("row", ["cla_e", "cla_r", "pnr", "replay", "minred", "iid"])
+def test_online_ssl_sees_as_many_images_as_cla(row):
+    config = config_files.take("online_ssl_cifar100", row)
+    top, _, method, replay = config_files.made(config, 100)
+    per_class, views = 450, 2
+    steps = top.epochs * 100 * per_class // top.batch_size
+    drawn = 0 if method.memory is None else replay.size
+    images = views * replay.updates * steps * (top.batch_size + drawn)
+    assert images == pytest.approx(3.73e6, rel=0.02)

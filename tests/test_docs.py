@@ -30,7 +30,7 @@ from jaxcl.report import command as report_command
 from jaxcl.report import compare
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
-from jaxcl.weights import export, import_file
+from jaxcl.weights import embed, export, import_file
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -140,6 +140,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
     else:
         module = {
             "export": export,
+            "features": embed,
             "import": import_file,
             "data": fetch,
             "report": report_command,
@@ -286,7 +287,7 @@ def test_links_lead_somewhere(path):
 
 
 def test_public_names_are_as_written():
-    text = re.search(r"## Public names.*?```\n(.*?)```", DESIGN, re.S)[1]
+    text = (ROOT / "docs" / "public_names.txt").read_text()
     module = None
     for word in re.findall(r"jaxcl[\w.]+|\w+\([^)]*\)", text):
         if word.startswith("jaxcl."):
@@ -299,9 +300,6 @@ def test_public_names_are_as_written():
         needed = positional[: len(shown)]
         optional = [p for p in parameters if p.name in positional[len(shown) :]]
         assert shown == needed and all(p.default is not p.empty for p in optional), word
-
-
-DESIGN = (ROOT / "docs" / "design.md").read_text()
 
 
 # Options and defaults
@@ -420,3 +418,23 @@ def test_the_cifar_snippet_makes_a_file_that_npz_reads(tmp_path, monkeypatch):
         np.testing.assert_array_equal(examples.label, rows[:, 1])
         # Planes of red, green, blue, each row by row.
         assert examples.images[1, 4, 7, 2] == rows[1, 2 + 2 * 1024 + 4 * 32 + 7]
+
+
+def test_the_reference_names_what_there_is():
+    text = (ROOT / "docs/api.md").read_text()
+    for name in re.findall(r"^::: ([\w.]+)$", text, re.M):
+        pkgutil.resolve_name(name)
+
+
+@pytest.mark.parametrize("name", sources.SOURCES)
+def test_a_config_reaches_every_option_of_its_source(name):
+    """`options` must find the keywords, also where a source passes them on."""
+    section = {
+        option: "somewhere" if default is inspect.Parameter.empty else default
+        for option, default in option_tables.options(sources.SOURCES[name]).items()
+    }
+    if "sets" in section:
+        section["sets"] = [{"name": "digits"}]
+    if name == "judged_by":
+        section |= dict.fromkeys(("train", "test"), {"name": "digits"})
+    sections.tasks({"name": name, **section}, {"name": "joint"})

@@ -437,10 +437,13 @@ def settings(**changes):
         size=K,
         dim=D,
         images=False,
+        spread=False,
         safe=False,
         newcomer_competes=False,
         score="affine",
         temperature=0.3,
+        gather=sharding.gather,
+        on_each=sharding.on_each,
     )
     return active_memory.Settings(**(given | changes))
 
@@ -549,6 +552,41 @@ def test_of_crops_already_cut_one_is_kept_and_used_as_it_is():
 # Runs
 
 
+def over(devices, base):
+    """Four steps with a memory that lies on the devices; the last state."""
+    method = make(base=base, memory_size=24, drawn=16, sharded=True)
+    mesh = sharding.mesh(devices)
+    rows = [sharding.shard(batch(i, 8 * i, 8), mesh) for i in range(20, 24)]
+    shapes = jax.eval_shape(method.init, jax.random.key(0), rows[0])
+    placed = sharding.placement(shapes, mesh), sharding.replicated(mesh)
+    step = jax.jit(method.step, donate_argnums=0, out_shardings=placed)
+    state = jax.jit(method.init, out_shardings=placed[0])(jax.random.key(0), rows[0])
+    state = sharding.settle(state, mesh)
+    program = step.lower(state, rows[0]).compile()  # takes no state that lies otherwise
+    if devices > 1:  # no device ever holds all rows
+        text = program.as_text()
+        assert "[3,3]" in text and "[24,3]" not in text and "[24,4,4,1]" not in text
+    for one in rows:
+        state, metrics = program(state, one)
+    return method, state, metrics
+
+
+@pytest.mark.parametrize("base", ["moco", "simclr"])
+def test_a_memory_over_devices_is_that_of_one(base):
+    method, alone, metrics = over(1, base)
+    _, state, others = over(8, base)
+    for leaf in jax.tree.leaves(state.extra.memory)[:-1]:  # but `seen`
+        assert len(leaf) == 24 and len(leaf.addressable_shards) == 8
+        assert {len(shard.data) for shard in leaf.addressable_shards} == {3}
+    close = functools.partial(chex.assert_trees_all_close, rtol=1e-4, atol=1e-5)
+    close(state.params, alone.params)
+    close(others, metrics)
+    assert 0 < metrics["joined"] < 1
+    one, spread = method.memory(alone), method.memory(state)
+    close(spread.items.pop("feature"), one.items.pop("feature"))
+    chex.assert_trees_all_equal(jax.device_get(spread), jax.device_get(one))
+
+
 @pytest.mark.parametrize("gathers", [True, False])
 def test_no_turn_of_the_filter_sends_anything(gathers):
     """Control: the loop, left to itself, is split over the devices as the batch is."""
@@ -602,3 +640,14 @@ def test_what_carries_over_between_tasks():
     assert any(np.any(x) for x in jax.tree.leaves(state.opt_state))
     assert not any(np.any(x) for x in jax.tree.leaves(after.opt_state))
     chex.assert_trees_all_equal(after.replace(opt_state=state.opt_state), state)
+
+
+def test_features_are_renewed_where_rows_were_drawn():
+    memory = held(circle(0, 20, 40, 60))
+    features = jnp.float32(circle(100, 120, 140))
+    exists = jnp.array([True, False, True])
+    new = active_memory.refreshed(memory, jnp.array([2, 4, 0]), features, exists)
+    want = memory.items["feature"].at[2].set(features[0]).at[0].set(features[2])
+    np.testing.assert_array_equal(new.items["feature"], want)
+    new = active_memory.refreshed(memory, jnp.array([2, 1, 0]), features, exists)
+    np.testing.assert_array_equal(new.items["feature"], want)

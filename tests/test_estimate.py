@@ -268,3 +268,14 @@ def test_blank_data_are_as_the_config_tells():
     ):
         with pytest.raises(ValueError, match=field):
             made(data)
+
+
+def test_memory_that_does_not_fit_is_said(monkeypatch):
+    about = {"name": "n", "examples": 1, "precision": "float32", "devices": 8}
+    about |= {"device": "toy", "seconds": 1.0}
+    for memory, fits in ((1e6, True), (1e4, False)):
+        chip = CHIP._replace(memory=memory)
+        found = of_step(monkeypatch, lambda s, x: x @ s.weight, chip=chip)
+        assert found["fits"] is fits
+        text = estimate.table(about | found, chip)
+        assert ("DOES NOT FIT" in text) is not fits

@@ -14,8 +14,8 @@ from sklearn import datasets
 
 import jaxcl
 from helpers import config_files, toy
+from jaxcl.api import errors, inputs, result
 from jaxcl.api import fit as fitting
-from jaxcl.api import inputs, result
 from jaxcl.config import build
 from jaxcl.data import identity
 from jaxcl.run import folder as folder_lib
@@ -486,8 +486,17 @@ def test_pil_images_are_read_as_the_pictures_that_they_are():
 )
 def test_a_wrong_argument_is_named(images, more, words, tmp_path):
     arguments = {"encoder": "conv_net", "out": tmp_path} | more
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) as refused:
         jaxcl.fit(images, **arguments)
+    # The line of the caller, and one of ours: a notebook shows the message.
+    assert len(refused.traceback) == 2
+
+
+def test_an_error_of_another_package_keeps_its_frames():
+    call = errors.shortened(lambda: json.loads("{"))
+    with pytest.raises(ValueError) as raised:
+        call()
+    assert pathlib.Path(str(raised.traceback[-1].path)).parent.name == "json"
 
 
 def test_ctrl_c_saves_and_the_second_one_ends():

@@ -434,3 +434,23 @@ def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
         top = build.sections.top_of(config.to_dict())
         checks.check_data(top, tasks, tmp_path / f"{asked}{rows}")
     assert len(told) == 2 and told[0] == told[1] and "1 rows of test" in told[0]
+
+
+def test_grey_train_and_coloured_test_images(tmp_path):
+    grey, coloured = (np.zeros((2, 4, 4, c), np.uint8) for c in (1, 3))
+    np.savez(tmp_path / "x.npz", train_x=grey, test_x=coloured)
+    with pytest.raises(ValueError, match="1 in train, 3 in test"):
+        sources.load("npz", path=str(tmp_path / "x.npz"))
+    splits = {}
+    for split, x in (("train", grey), ("test", coloured)):
+        np.save(tmp_path / f"{split}.npy", x)
+        splits[split] = {"images": {"file": f"{split}.npy"}}
+    (tmp_path / "meta.json").write_text(json.dumps({"splits": splits}))
+    with pytest.raises(ValueError, match="1 in train, 3 in test"):
+        sources.load("arrays", path=str(tmp_path), resident=False)
+    sets = []
+    for name, x in (("a", grey), ("b", coloured)):
+        np.savez(tmp_path / f"{name}.npz", train_x=x)
+        sets.append({"name": "npz", "path": str(tmp_path / f"{name}.npz")})
+    with pytest.raises(ValueError, match="sets.* 1 .* 3 channels"):
+        sources.load("joined", sets=sets)

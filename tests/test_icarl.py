@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from helpers import online_toy as toy
 from helpers import twins
 from jaxcl import core, sharding
+from jaxcl.memory import sharded
 from jaxcl.methods import icarl, online
 from jaxcl.methods.online import means as means_lib
 
@@ -170,12 +172,19 @@ def test_the_nearest_mean_wins(form, mirror, chunk, monkeypatch):
     np.testing.assert_allclose(swapped[:, :2], expected[:, 1::-1], rtol=1e-4, atol=1e-5)
 
 
-def test_means_of_a_memory_on_four_devices_are_the_same():
+@pytest.mark.parametrize("where", ["whole", "split"])
+def test_means_of_a_memory_on_four_devices_are_the_same(where):
     mesh, made = sharding.mesh(4), toy.parts()
     method = icarl.make(made)
     state = filled_state(method)
     expected = method.eval_state(state).extra.means
     state = sharding.replicate(core.copy(state).replace(key=None), mesh)
+    if where == "split":
+        made = made._replace(replay=made.replay._replace(sharded=True))
+        place = NamedSharding(mesh, PartitionSpec(sharding.AXIS))
+        memory = jax.device_put(state.extra.memory[:2], place)
+        memory = sharded.Shards(*memory, jnp.zeros(4, jnp.int32))
+        state = state.replace(extra=state.extra._replace(memory=memory))
     with sharding.use(mesh):
         found = icarl.make(made).eval_state(state).extra.means
     np.testing.assert_allclose(found.rows, expected.rows, rtol=1e-5, atol=1e-6)

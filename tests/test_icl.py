@@ -922,3 +922,40 @@ def test_an_option_that_a_variant_does_not_read_is_refused(variant, unread):
     with pytest.raises(ValueError) as refused:
         icl.make(made, **variant, **unread)
     assert f"config.method.{name}={value}" in str(refused.value)
+
+
+def test_theorem_3_holds_in_training():
+    """NCE-II with `keep` 1 comes where `continue` does; without it, elsewhere."""
+    made = parts(
+        augment=lambda key, images: twins.views_of(images)[:, :1].repeat(2, axis=1)
+    )
+    given = batch(23)
+    rows = [part(given, np.array(side)) for side in ([0, 1, 2, 3], [2, 3, 0, 1])]
+    for each in rows:  # two old and two new items, both sets whole
+        each["index"] = np.array([0, 1, -1, -1], np.int32)
+    sides = [jax.tree.map(lambda *x: np.stack(x), *pair) for pair in (rows, rows[::-1])]
+
+    def trained(rate, **options):
+        method = make(made, fixed_lr=rate, **options)
+        state = start = under_way(method)
+        turns = options.get("strategy") is None
+        for _ in range(60):
+            for turn, side in enumerate(sides if turns else [given]):
+                # An anchor's own item is left out: 2 of 3 others are new, or 1 of 3.
+                extra = state.extra._replace(
+                    growth=jnp.float32((2 - turn) / 3),
+                    old_steps=jnp.int32(1),
+                    epoch_steps=jnp.int32(2),
+                )
+                state = state.replace(extra=extra) if turns else state
+                state, _ = step(method, state, side)
+        return numbers(start.params), numbers(state.params)
+
+    # Two steps down half of the loss each, or one down the whole of it.
+    _, kept = trained(0.01, meta=False, keep=1.0)
+    _, alone = trained(0.01, meta=False)
+    start, wanted = trained(0.02, strategy="continue")
+    way = np.linalg.norm(wanted - start)
+    assert way > 0.05
+    assert np.linalg.norm(kept - wanted) < 0.02 * way
+    assert np.linalg.norm(alone - wanted) > 0.5 * way

@@ -172,3 +172,11 @@ def test_what_writes_to_a_directory_asks_for_its_lock(tmp_path):
     words = ["--config=configs/quickstart.py", f"--root={held(tmp_path / 'root')}"]
     assert sweep.main([*words, "--run"]) == 2
     assert sweep.main([*words, "--run", "--dry-run"]) == 0
+
+
+def test_every_process_of_a_run_hears_that_one_was_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock.jax, "process_index", lambda: 1)
+    monkeypatch.setattr(lock.sharding, "any_process", lambda flag: True)
+    with pytest.raises(lock.Held, match="process 0"), lock.held(tmp_path):
+        pass
+    assert not [*tmp_path.iterdir()]

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import flatten_util
@@ -281,7 +282,7 @@ ONLINE = {
 
 SUMS_ALONE = dict.fromkeys(
     ("key", "step", "task", "task_start", "task_steps", "extra.rule"),
-    "a step only adds to the sums of a rule, which predictions read",
+    "a step changes a rule alone, which predictions read",
 )
 UNTRAINED = {"stats.encoder": "the encoder stays as it is"}
 FROZEN = {
@@ -297,6 +298,7 @@ FROZEN = {
         "acil": {"projections": 32},
         "fecam": {},
         "stored_knn": {"memory_size": 64},
+        "linear_head": {"memory_size": 64, "steps": 2},
     }.items()
 }
 
@@ -404,6 +406,9 @@ REHEARSAL = {
 
 DUEL = {
     "duel-moco": Row({"method": NARROW | {"name": "duel"}}, TASKLESS, family="duel"),
+    "duel-moco-sharded": Row(
+        {"method": NARROW | {"name": "duel", "sharded": True}}, idle=TASKLESS
+    ),
     "duel-simclr": Row(
         {
             "method": NARROW
@@ -887,3 +892,21 @@ def test_a_bfloat16_step_is_near_that_in_float32(name, tmp_path):
         "Losses and statistics must be computed in float32: cast features before them"
     )
     np.testing.assert_allclose(*lengths, rtol=0.03, err_msg=f"{name}: its length")
+
+
+def test_a_method_that_replays_trains_with_a_head(tmp_path):
+    work = run_directories.untried(tmp_path, **toy.ONLINE, method={"name": "er"})
+    changes = toy.config(**toy.ONLINE, method={"name": "er"}).to_dict()
+    parts, _ = sections.parts(sections.top_of(changes))
+    method = head.add(work.method, parts._replace(num_classes=10), lr=0.1)
+    rng = np.random.default_rng(0)
+    batch = {
+        "image": jnp.asarray(rng.integers(0, 256, (4, 8, 8, 1)), jnp.uint8),
+        "label": jnp.arange(4) % 2,
+        "index": jnp.arange(4),
+    }
+    batch["labelled"] = dict(batch)
+    state = method.init(jax.random.key(0), batch)
+    state, metrics = jax.jit(method.step)(state, batch)
+    assert {"loss", "head_loss", "head_accuracy"} <= set(metrics)
+    assert int(method.memory(state).filled.sum()) == 4

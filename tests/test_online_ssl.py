@@ -21,6 +21,7 @@ from helpers import (
     duel_twin,
     gss_twin,
     loss_aware_twin,
+    toy,
     twins,
     two_view_losses,
 )
@@ -30,6 +31,7 @@ from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import online_ssl
 from jaxcl.methods.online_ssl import step as step_lib
 from jaxcl.methods.two_view import bases, records
+from jaxcl.run import train
 
 # Rows of a batch, replayed ones (no multiple), of the memory, of a queue bank; features
 # of a projection; pixels of a side; updates on a batch; batches.
@@ -655,3 +657,34 @@ def test_a_queue_keeps_the_newest_rows_where_draws_and_batches_differ():
     newest = np.swapaxes(core.l2_normalize(keys).reshape(18, 2, D)[-8:], 0, 1)
     rows = np.roll(held.rows, -18 % 8, axis=1)
     np.testing.assert_allclose(rows, newest, rtol=1e-6)
+
+
+def test_a_memory_over_devices_holds_what_came(tmp_path):
+    """Each of 8 devices keeps, draws and moves rows of its own."""
+    method = {"name": "online_ssl", "base": "simsiam", "regulariser": "cla_r"}
+    method |= {"hidden_dim": 8, "output_dim": 4, "predictor_hidden_dim": 4}
+    changes = {
+        "method": method,
+        "replay": {
+            "capacity": 64,
+            "size": 16,
+            "policy": "min_redundancy",
+            "sharded": True,
+        },
+        "optimizer.lr": 0.02,
+        "epochs": 1,
+        "devices": 8,
+        "first_tasks": 1,
+    }
+    work = toy.job(tmp_path, tasks=1, **changes)
+    train.run(work, tmp_path)
+    memory = work.method.memory(toy.saved(work, tmp_path).state)
+    assert np.asarray(memory.filled).all() and memory.seen.shape == (8,)
+    numbers = np.sort(memory.items["number"])
+    assert len(np.unique(numbers)) == 64 and numbers[-1] == int(memory.seen.sum()) - 1
+    # The rows of each device are those of its place in each batch.
+    owner = np.asarray(memory.items["number"]) % 48 // 6
+    np.testing.assert_array_equal(owner, np.repeat(np.arange(8), 8))
+    lengths = np.linalg.norm(memory.items["feature"], axis=1)
+    np.testing.assert_allclose(lengths, 1, rtol=1e-5)
+    assert np.asarray(memory.items["used"]).any()

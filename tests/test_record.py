@@ -20,6 +20,7 @@ from jaxcl.run import finish, record
 from jaxcl.run import progress as progress_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
+from jaxcl.run import terminal as terminal_lib
 
 QUIET = {"tensorboard": False, "progress": False}
 AWKWARD = np.array(
@@ -381,6 +382,66 @@ def test_comparison_draws_means_and_bands(draw):
     assert legend == ["ours (3 seeds)", "peer"]
 
 
+def test_only_time_depends_on_the_clock(tmp_path, monkeypatch):
+    rows = []
+    for now in (10.0, 9e8):
+        clock = types.SimpleNamespace(time=lambda now=now: now)
+        monkeypatch.setattr(record, "time", clock)
+        recorder = record.Recorder(tmp_path, **QUIET)
+        recorder.log(1, 0, loss=0.5, time={"images_per_second": now})
+        rows.append(rows_lib.read(tmp_path)[0])
+        recorder.close()
+    assert [r.pop("time")["unix"] for r in rows] == [10.0, 9e8]
+    assert rows[0] == rows[1]
+
+
+class Bucket:
+    """A store of whole objects, as far as the recorder uses one."""
+
+    def __init__(self, path, objects):
+        self.path, self.objects = path, objects
+
+    def __fspath__(self):
+        return self.path
+
+    def __truediv__(self, name):
+        return Bucket(f"{self.path}/{name}", self.objects)
+
+    def mkdir(self, **_):
+        pass
+
+    def exists(self):
+        return self.path in self.objects
+
+    def read_bytes(self):
+        return self.objects[self.path]
+
+    def write_bytes(self, data):
+        self.objects[self.path] = data
+
+
+def test_a_bucket_holds_the_rows_from_the_mark_on(monkeypatch):
+    for module in (record, rows_lib, results_lib, storage):
+        paths = types.SimpleNamespace(Path=lambda path: path)
+        monkeypatch.setattr(module, "epath", paths)
+    bucket = Bucket("gs://runs/a", {})
+    first = record.Recorder(bucket, **QUIET)
+    log_steps(first, 1, 3)
+    assert rows_lib.read(bucket) == []
+    mark = first.save()
+    assert mark == len(bucket.objects["gs://runs/a/metrics.jsonl"])
+    log_steps(first, 4, 5)
+    first.close()
+    assert [r["step"] for r in rows_lib.read(bucket)] == [1, 2, 3, 4, 5]
+    second = record.Recorder(bucket, rows=mark, **QUIET)
+    assert second.save() == mark
+    log_steps(second, 4, 4)
+    second.close()
+    assert [r["step"] for r in rows_lib.read(bucket)] == [1, 2, 3, 4]
+    results_lib.write_results(bucket, results_lib.empty(2))
+    assert results_lib.read_results(bucket) == results_lib.empty(2)
+
+
 def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
     work = run_directories.untried(tmp_path / "run")
     told = finish.closing(work, tmp_path)
@@ -389,3 +450,23 @@ def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
     lines = finish.closing(work, tmp_path).splitlines()
     assert any(str(tmp_path / "plots") in line for line in lines)
     assert sum(" jaxcl " in line for line in lines[-3:]) == 3
+
+
+@pytest.mark.parametrize(
+    "terminal, variables, coloured",
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (False, {"TERM": "xterm"}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_have_them(
+    monkeypatch, terminal, variables, coloured
+):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    file = types.SimpleNamespace(isatty=lambda: terminal)
+    shown = terminal_lib.paint("Accepted.", "good", file)
+    assert shown == ("\033[32mAccepted.\033[0m" if coloured else "Accepted.")

@@ -730,3 +730,18 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
     (cut / "dataset_info.json").write_text(json.dumps(meta))
     with pytest.raises(ValueError, match="riegeli"):
         load(str(cut))
+
+
+@pytest.mark.parametrize("inner", ["", "train"])
+def test_images_beside_the_folders_of_classes_are_counted(inner, tmp_path, caplog):
+    folder(tmp_path / inner, {"a": 3, "b": 2})
+    data = sources.load("image_folder", path=str(tmp_path), test=0.0)
+    assert not caplog.records
+    folder(tmp_path / inner, {".": 4})
+    with caplog.at_level("WARNING"):
+        again = sources.load("image_folder", path=str(tmp_path), test=0.0)
+    assert len(again.train.label) == len(data.train.label) == 5
+    assert [r.getMessage() for r in caplog.records] == [
+        f"path = {str(tmp_path / inner)!r}: 4 images beside the folders of classes are "
+        "left out"
+    ]

@@ -14,15 +14,17 @@ from absl import flags
 from PIL import Image
 from sklearn import datasets
 
+import jaxcl
 from helpers import run_directories, toy
 from jaxcl import schema
 from jaxcl.config import build, own_images
 from jaxcl.run import checkpoint, finish, transfer
 from jaxcl.run import results as results_lib
+from jaxcl.update import adapters, drift, lineage
 from jaxcl.update import command as update_command
-from jaxcl.update import drift, lineage
 from jaxcl.update import plan as update_plan
 from jaxcl.update import verdict as update_verdict
+from jaxcl.weights import export
 
 PIXELS = (datasets.load_digits().images * 255 / 16).astype(np.uint8)[..., None]
 LABELS = datasets.load_digits().target.astype(np.int32)
@@ -99,7 +101,8 @@ def same(a, b):
 
 
 def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
-    work = plan(copy, **{"limits.accuracy_drop": 1.0})
+    asked = {"limits.accuracy_drop": 1.0}
+    work = plan(copy, **asked)
     before = encoder(copy / "run")
     found = update_command.carry_out(work)
     assert found["accepted"] and found["broken"] == []
@@ -132,17 +135,35 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
         for x in (copy / "run", work.workdir)
     )
     moved = drift.measures(old(rows), fresh(rows), k=10)
-    turn = np.load(work.workdir / "rotation.npy")
-    np.testing.assert_array_equal(turn, moved.pop("rotation"))
+    best, *others = adapters.fit(old(rows), fresh(rows), k=10)
+    moved["adapters"] = {one.kind: one.recall for one in (best, *others)}
     assert found["drift"] == results_lib.plain(moved) | {"rows": 200}
     assert found["index"] == update_verdict.judge_index(found["drift"], 0.9)
+    told = update_verdict.sentences(found)
+    for one in (best, *others):
+        assert f"{one.kind} {100 * one.recall:.0f} %" in told
+    adapter = work.workdir / adapters.FILE
+    assert adapter.exists() == (found["index"] == "adapt")
+    # An adapter is exported with the encoder, which maps its embeddings by it.
+    lineage.settle(work.workdir, found, best.adapter)
+    export.export(str(copy / "run"), str(copy / "out"))
+    plain, adapted = (jaxcl.load_encoder(copy / "out", into=x) for x in (None, "old"))
+    images = own_images.read({"name": "digits"}).train.images[rows]
+    np.testing.assert_allclose(plain.embed(images), fresh(rows), rtol=1e-3, atol=1e-4)
+    mapped = adapters.apply(best.adapter, fresh(rows))
+    np.testing.assert_allclose(adapted.embed(images), mapped, rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(adapted.picture_features(), plain.picture_features())
+    adapter.unlink()
+    export.export(str(copy / "run"), str(copy / "out"))  # without it again
+    with pytest.raises(ValueError, match="into='old'"):
+        jaxcl.load_encoder(copy / "out", into="old")
 
     # The same command finds it done; other data go on from it.
-    again = plan(copy, **{"limits.accuracy_drop": 1.0})
+    again = plan(copy, **asked)
     assert again.workdir == work.workdir and lineage.read(again.workdir) == json.loads(
         json.dumps(found)
     )
-    other = plan(copy, **{"limits.accuracy_drop": 1.0}, again=True)
+    other = plan(copy, **asked, again=True)
     assert other.workdir.name == "0002" and other.parent == str(work.workdir)
     assert other.config["scenario"]["num_tasks"] == 7
 
@@ -416,14 +437,15 @@ def test_a_state_of_another_shape_is_named(copy):
         update_command.carry_out(work)
 
 
-MOVED = {"index_overlap": 0.85, "aligned_index_overlap": 0.95, "overlap": 0.7}
+MOVED = {"index_overlap": 0.85, "overlap": 0.7}
+MOVED |= {"adapters": {"affine": 0.95, "orthogonal": 0.3}}
 
 
 def test_the_verdict_on_an_index():
     assert update_verdict.judge_index(None, 0.9) == "unknown"
     assert update_verdict.judge_index(MOVED, 0.8) == "keep"
     assert update_verdict.judge_index(MOVED, 0.85) == "keep"
-    assert update_verdict.judge_index(MOVED, 0.9) == "rotate"
+    assert update_verdict.judge_index(MOVED, 0.9) == "adapt"
     assert update_verdict.judge_index(MOVED, 0.96) == "rebuild"
 
 
@@ -436,7 +458,7 @@ def test_the_verdict_on_an_index():
         ({"accuracy_drop": None, "accuracy": 0.86}, 1),
         ({"accuracy_drop": None, "accuracy": 0.85}, 0),
         ({"accuracy_drop": 0.05, "index": "keep"}, 1),
-        ({"accuracy_drop": 0.05, "index": "rotate"}, 0),
+        ({"accuracy_drop": 0.05, "index": "adapt"}, 0),
         ({"accuracy_drop": 0.05, "overlap": 0.71}, 1),
         ({"accuracy_drop": 0.05, "overlap": 0.7}, 0),
         ({"accuracy": 0.9, "index": "keep", "overlap": 0.9}, 4),
@@ -447,7 +469,7 @@ def test_limits(limits, count):
         "a/all": {"before": 0.89, "after": 0.85, "change": -0.04},
         "b/all": {"before": 0.8, "after": 0.9, "change": 0.1},
     }
-    found = {"accuracy": accuracy, "drift": MOVED, "index": "rotate"}
+    found = {"accuracy": accuracy, "drift": MOVED, "index": "adapt"}
     said = update_verdict.broken(found, update_plan.Limits(**limits))
     assert len(said) == count
     if not limits:

@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl.api import inputs, result
+from jaxcl.api import errors, inputs, result
 from jaxcl.config import build, own_images, recipe, run_config
 from jaxcl.data import sources
 from jaxcl.methods.two_view import strategies
@@ -27,6 +27,7 @@ from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import writer
 
 
+@errors.shortened
 def fit(
     images: inputs.Images,
     *,
@@ -48,8 +49,8 @@ def fit(
 ) -> result.Result:
     """Train an encoder on images without reading their labels, and judge it.
 
-    The same call goes on with a run that was stopped, and returns at once one that is
-    done. With a folder that holds another run, or other images, it fails.
+    A call repeated resumes a stopped run, and returns a finished one at once. With a
+    folder that holds another run, or other images, it fails.
 
     Args:
       images: u8[N, H, W, C] or u8[N, H, W]; a list of images of one size; a Dataset of

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from etils import epath
 
-from jaxcl.api import inputs
+from jaxcl.api import errors, inputs
 from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
 from jaxcl.evals import plots
@@ -28,7 +28,7 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Update(NamedTuple):
-    """What an update of a run did."""
+    """The outcome of an update."""
 
     accepted: bool  # else the encoder is that of before
     verdict: dict  # what update.json says: accuracies, drift, limits broken
@@ -164,6 +164,7 @@ class Result:
         report_command.write([self.folder], os.fspath(path))
         return os.fspath(path)
 
+    @errors.shortened
     def update(
         self,
         new_images: inputs.Images,

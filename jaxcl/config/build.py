@@ -63,7 +63,7 @@ def build(
         made, noted = _transfer(top, workdir), {}
     else:
         made = work = _job(top, plain, workdir)
-        noted = {"resident": work.data.resident}
+        noted = _count_shards(top.replay, work.mesh) | {"resident": work.data.resident}
     # Save machine-dependent choices with the config: the decoder that "auto" took, and
     # whether images are on the device. They change the crops and thus the results.
     dataset = made.stream.dataset
@@ -138,14 +138,14 @@ def planned(
     *,
     one_step: bool = True,
 ) -> job.Job:
-    """Make the job of a config, to be compiled and not run: no judges.
+    """Make the job of a config to compile and not to run: it has no evaluators.
 
-    Nothing is written. Within `sharding.for_elsewhere` it is for the devices there.
+    Nothing is written. Within `sharding.for_elsewhere` the job is for other devices.
 
     Args:
       config: what a config file's get_config made, overrides applied.
       stand_in: a `stream.Dataset` in place of config.data, which is then not read.
-      one_step: whether a call makes one step, else as many as that of a run.
+      one_step: compile one step a call, else as many as a run does.
 
     Raises:
       ValueError: as `build`, and where the config trains nothing.
@@ -165,7 +165,7 @@ def default_workdir(config) -> str:
 
 
 def _job(top: sections.Top, plain, workdir, stand_in=None) -> job.Job:
-    mesh = sharding.mesh(top.devices)
+    mesh = sections.mesh(top)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     # Names and types of all options are checked before data are read.
@@ -181,7 +181,7 @@ def _job(top: sections.Top, plain, workdir, stand_in=None) -> job.Job:
     sections.check_graphs(top, train)
     tasks = checks.check_data(top, tasks, workdir)
     data = _data(top, tasks, image)
-    parts = _with_data(parts, top, tasks, replay)
+    parts = _with_data(parts, top, tasks, replay, mesh)
     if parts.replay.flops is not None:
         parts = parts._replace(replay=_affordable(top, parts, data, workdir, mesh))
     method = _method(top, parts, mesh)
@@ -277,13 +277,15 @@ def _method(top: sections.Top, parts: core.Parts, mesh) -> core.Method:
     return sharding.bind(method, mesh)
 
 
-def _with_data(parts: core.Parts, top, tasks, replay: dict) -> core.Parts:
+def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
     """Fill in what only the data, the memory and the devices can tell.
 
     `replay` are the options of config.replay.
     """
     num_classes = max(len(tasks.dataset.class_names), 1)
     settings = replay_lib.settings(num_classes, top.batch_size, **replay)
+    for name in ("capacity", "size") if settings.sharded else ():
+        sharding.share(f"config.replay.{name}", getattr(settings, name), mesh)
     return parts._replace(
         num_classes=num_classes,
         replay=settings,
@@ -358,7 +360,7 @@ def _alone(
     if not top.plasticity or len(data.stream.tasks) == 1:
         return None
     if top.plasticity_from is not None:
-        return checks.found_alone(top.plasticity_from, plain)
+        return checks.found_alone(top.plasticity_from, plain, method)
     judges = [
         key
         for key, evaluate in evaluators.judges.items()
@@ -390,7 +392,16 @@ def _alone(
     return make
 
 
-class _Frozen(NamedTuple):
+def _count_shards(replay: dict | None, mesh) -> dict:
+    """Return the number of devices, where what a memory holds depends on it."""
+    return (
+        {"memory_shards": sharding.sharers(mesh)}
+        if (replay or {}).get("sharded")
+        else {}
+    )
+
+
+class Frozen(NamedTuple):
     """The encoder of a run, and the images that it is to judge or embed."""
 
     state: core.TrainState
@@ -398,7 +409,19 @@ class _Frozen(NamedTuple):
     parts: core.EvalParts
 
 
-def _frozen(top: sections.Top, workdir=None) -> _Frozen:
+def frozen(config: ml_collections.ConfigDict) -> Frozen:
+    """Read config.data, and restore the encoder of config.checkpoint.
+
+    Args:
+      config: as of a transfer run; evaluators do not matter.
+
+    Raises:
+      ValueError, OSError: as `build`.
+    """
+    return _frozen(sections.top_of(completed(_with_precision(config.to_dict()))))
+
+
+def _frozen(top: sections.Top, workdir=None) -> Frozen:
     mesh = sharding.mesh(top.devices)
     make_stream = sections.tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
@@ -413,23 +436,16 @@ def _frozen(top: sections.Top, workdir=None) -> _Frozen:
     state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
     net = chain.Chain({"encoder": encoder})
     judged = core.Method(net.init, net.embed, net.embed)  # only `embed` is called
-    return _Frozen(state, source, _eval_parts(top, judged, tasks, image, mesh))
+    return Frozen(state, source, _eval_parts(top, judged, tasks, image, mesh))
 
 
 def embedder(config: ml_collections.ConfigDict):
     """Embed train rows of config.data with the encoder of config.checkpoint.
 
-    Args:
-      config: as of a transfer run; evaluators do not matter.
-
     Returns:
-      (number of rows, rows i32[n] -> f32[n, D]).
-
-    Raises:
-      ValueError, OSError: as `build`.
+      (number of rows, rows i32[n] -> f32[n, D]); arguments and errors as of `frozen`.
     """
-    raw = completed(_with_precision(config.to_dict()))
-    state, _, parts = _frozen(sections.top_of(raw))
+    state, _, parts = frozen(config)
     examples = parts.stream.dataset.train
 
     def embed(rows):

@@ -6,7 +6,7 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.config import files, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.run import folder
@@ -102,17 +102,19 @@ def check_start(top: sections.Top, plain: dict, train: stream.Examples) -> None:
     _check_same(f"config.start={start!r}", start, plain, same)
 
 
-def found_alone(run: str, plain: dict) -> dict:
+def found_alone(run: str, plain: dict, method: core.Method) -> dict:
     """Return FT_i that another run measured; refuse a run that would have others.
 
-    Options of the method but its base are not compared.
+    If the method trains a task alone with other options, only its base is compared.
 
     Args:
       plain: the config, as JSON.
+      method: what it trains with.
     """
     field = f"config.plasticity_from={run!r}"
     same = ["seed", "data", "scenario", "batch_size", "epochs", "encoder", "augment"]
-    same += ["optimizer", "schedule", "scale_lr", "precision", "evaluators", "base"]
+    same += ["optimizer", "schedule", "scale_lr", "precision", "evaluators", "replay"]
+    same += ["base"] if method.alone else ["method"]
     _check_same(field, run, plain, same)
     found = results_lib.read_results(run) if results_lib.exist(run) else {}
     if "finetune" not in found:

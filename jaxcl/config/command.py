@@ -1,4 +1,4 @@
-"""What the commands that train share: flags, signals, exit codes."""
+"""Common parts of the commands that train: flags, signals, exit codes."""
 
 import dataclasses
 import difflib
@@ -11,7 +11,7 @@ from jaxcl import schema
 from jaxcl.config import files, sections
 from jaxcl.data import files as files_lib
 from jaxcl.data import storage
-from jaxcl.run import checkpoint, lock, metrics_log, signals, train
+from jaxcl.run import checkpoint, lock, metrics_log, signals, terminal, train
 from jaxcl.run import rows as rows_lib
 
 # What a user can mend: one line says it. Anything else is a bug, with a traceback.
@@ -78,7 +78,8 @@ def _hint(flag: str, section: str) -> str:
 
 def complain(message, code=2) -> int:
     """Print one line on stderr; returns the exit code."""
-    print(f"jaxcl: {message}", file=sys.stderr, flush=True)
+    name = terminal.paint("jaxcl:", "bad", sys.stderr)
+    print(f"{name} {message}", file=sys.stderr, flush=True)
     return code
 
 

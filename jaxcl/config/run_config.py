@@ -11,6 +11,7 @@ from jaxcl.run import lock
 # Where and how a run computes, not what: these may change when it resumes.
 MACHINE = (
     "devices",
+    "mesh",
     "device_bytes",
     "steps_per_call",
     "compile_cache",
@@ -21,7 +22,7 @@ MACHINE = (
     "seeds",
 )
 # What `build` adds to a config.json, once it has read the data.
-NOTED = ("decoder", "resident")
+NOTED = ("decoder", "resident", "memory_shards")
 
 
 class Differs(ValueError):

@@ -24,7 +24,7 @@ class Examples(NamedTuple):
     label: np.ndarray  # i32[N], -1 where unknown
     # i32[N], 0 where the set has one domain; -1: of every domain, which no train row is
     domain: np.ndarray
-    images: np.ndarray | None = None  # u8[N,H,W,C]
+    images: np.ndarray | None = None  # u8[N,H,W,C]; features f32[N,1,1,D]
     load: Any = None  # row -> u8[h,w,C]; picklable, no jax inside; None: in `images`
     graphs: Any = None  # graphs.GraphSet
     origin: Any = None  # the `load` that read `images`, where they were in files
@@ -66,7 +66,7 @@ def filled_order(
 
 
 class Source(NamedTuple):
-    """What a task trains on: rows of some examples, and how to order an epoch."""
+    """A task's training set: rows of some examples, and the order of an epoch."""
 
     examples: Examples
     rows: np.ndarray  # i32[n]
@@ -323,7 +323,8 @@ def _validate_split(where, examples, dataset, trained) -> None:
         raise ValueError(f"{where} must have one of images, load and graphs")
     if images is not None:
         whole = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape) > 0
-        if not whole or images.shape[-1] not in (1, 3):
+        features = images.dtype == np.float32 and images.shape[1:-1] == (1, 1)
+        if not features and (not whole or images.shape[-1] not in (1, 3)):
             raise ValueError(
                 f"{where} images are {images.dtype}{list(images.shape)}, expected "
                 "uint8[N, H, W, C] with C 1 or 3"

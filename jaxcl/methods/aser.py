@@ -55,6 +55,7 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
+    core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))
     if keep == "shapley":
         _check(parts.replay, parts.num_classes, per_class)
     net = online.network(parts, head)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import core, schema
+from jaxcl.memory import sharded
 from jaxcl.methods import online
 
 
@@ -92,6 +93,12 @@ def _check_candidates(parts, candidates):
             f"config.method.candidates={candidates}: must be at least {least}, the "
             "rows to be replayed (config.replay.size)"
         )
+    shards = sharded.count(parts.replay)
+    if candidates % shards:
+        raise ValueError(
+            f"config.method.candidates={candidates}: must be a multiple of {shards}, "
+            "the devices that share the memory (config.replay.sharded)"
+        )
 
 
 def interference(
@@ -101,7 +108,7 @@ def interference(
     stats: core.PyTree,
     rows: online.Rows,
 ):
-    """How much a step from `params` to `ahead` raises the loss of each row.
+    """Return the rise of each row's loss by a step from `params` to `ahead`.
 
     Returns:
       CE(ahead) - CE(params), f32[R], in nats, both with the batch statistics of the
@@ -121,7 +128,7 @@ def interference(
 def most(
     parts: core.Parts, key: jax.Array, scores: jax.Array, pool: online.Rows
 ) -> online.Rows:
-    """The config.replay.size rows of the pool with the largest scores."""
+    """Pick the config.replay.size rows of the pool with the largest scores."""
     size = min(parts.replay.size, len(scores))
     # A row that does not exist repeats one that does, and must not be taken for it.
     _, best = jax.lax.top_k(jnp.where(pool.mask, scores, -jnp.inf), size)

@@ -34,7 +34,7 @@ _RESNETS = re.compile(r"(tv_)?resnet\d+(\..*)?")
 
 
 class Facts(NamedTuple):
-    """What the files say; an empty mapping where they say nothing."""
+    """The content of the files; an empty mapping if there is none."""
 
     network: dict[str, Any]  # "heads", "epsilon", "activation"
     images: dict[str, Any]  # "size", "resize", "interpolation", "mean", "std"

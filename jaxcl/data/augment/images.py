@@ -285,7 +285,7 @@ def local(
     """Build `crop(key, images)`, u8[B,H,W,C] -> [B,views,size,size,C]: multi-crop.
 
     Small crops of small parts, beside the two views (SwAV, Caron et al., NeurIPS 2020;
-    defaults are DINO's). What is not said here is as in the two views.
+    defaults are DINO's). Other options are those of the two views.
 
     Args:
       whole: the arguments of `make` for the two views.
@@ -322,7 +322,8 @@ def make_eval(
     """Build `prepare(images)`, u8[B,H,W,C] -> [B,size,size,C], normalised.
 
     The shorter side is resized to `resize`, then the centre is cropped. Without
-    `resize`, images must be size x size. Raises ValueError otherwise.
+    `resize`, images must be size x size. Raises ValueError otherwise. Features
+    f32[B,1,1,D] in place of images stay as they are.
     """
     _check_moments(mean, std)
     enough = resize is None or resize >= size
@@ -330,6 +331,8 @@ def make_eval(
     shrink = functools.partial(crops.resize, size=resize, interpolation=interpolation)
 
     def prepare(images):
+        if images.dtype == jnp.float32:  # of the source `features`
+            return images.astype(dtype)
         mend = "; or config.augment.resize, to bring them to it"
         _check_images(images, None if resize else size, mean, mend=mend)
         images = images.astype(jnp.float32) / 255.0

@@ -1,4 +1,4 @@
-"""What all pictures are drawn with: figures, formats, colours, axes."""
+"""Tools of all pictures: figures, formats, colours, axes."""
 
 import io
 import os
@@ -49,13 +49,13 @@ def format_of(path) -> str:
 
 
 def style_of(number: int) -> dict:
-    """Colour and marker of a curve, class or run; 35 differ."""
+    """Return the colour and marker of a curve, class or run; 35 differ."""
     marker = MARKERS[number % len(MARKERS)]
     return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
 
 
 def dashes(number: int) -> str:
-    """Line style of a curve without markers; with the colours 21 differ."""
+    """Return the line style of a curve without markers; with the colours 21 differ."""
     return DASHES[number // len(COLOURS) % len(DASHES)]
 
 

@@ -1,13 +1,13 @@
 """A memory of features that is filtered at every step, for `step.py`."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, sharding
-from jaxcl.memory import buffer, duel, policies
+from jaxcl import core
+from jaxcl.memory import buffer, duel, policies, sharded
 
 Policy = Literal["duel", "fifo", "reservoir"]
 
@@ -19,18 +19,29 @@ class Settings(NamedTuple):
     size: int  # rows, K
     dim: int  # of a feature
     images: bool  # also keep u8 images
+    spread: bool  # split over the devices
     safe: bool  # no update that makes the memory less distinct to the batch
     newcomer_competes: bool
     score: duel.Score
     temperature: float
+    gather: Callable  # as in `sharding`
+    on_each: Callable  # the same
     logsumexp: Callable | None = None  # in place of the matrix of products
 
 
 def create(settings: Settings, batch: core.Batch) -> buffer.Buffer:
-    """An empty memory for examples like those of the batch."""
+    """Return an empty memory for examples like those of the batch."""
     row = _rows(settings, batch, jnp.zeros((len(batch["label"]), settings.dim)))
     example = {name: leaf[0] for name, leaf in row.items()}
-    return buffer.create(example, settings.size)
+    return _placed(settings, buffer.create(example, settings.size))
+
+
+def whole(memory: buffer.Buffer) -> buffer.Buffer:
+    """Return the memory as `buffer` and `duel` take it."""
+    if not isinstance(memory.items, sharded.Spread):
+        return memory
+    filled: Any = memory.filled  # Spread, too
+    return buffer.Buffer(memory.items.rows, filled.rows, memory.seen)
 
 
 def update(
@@ -45,7 +56,7 @@ def update(
 
     Args:
       settings: which rows are kept.
-      memory: before the batch.
+      memory: what `whole` returned.
       key: threefry key, for the policy "reservoir".
       batch: the incoming rows.
       features: f32[B, D], unit rows. A row that is not finite is not stored.
@@ -61,13 +72,13 @@ def update(
     else:
         slots = _filtered(settings, memory, features, mask)
     written = buffer.write(memory, buffer.order_after(slots, after), rows, mask)
-    return written, jnp.mean(slots < memory.capacity)
+    return _placed(settings, written), jnp.mean(slots < memory.capacity)
 
 
 def refreshed(
     memory: buffer.Buffer, slots: jax.Array, features: jax.Array, exists: jax.Array
 ) -> buffer.Buffer:
-    """The memory with new features f32[R, D] in `slots` where `exists` bool[R].
+    """Write features f32[R, D] to `slots` where `exists` bool[R].
 
     A row that is not finite leaves the old one.
     """
@@ -78,10 +89,10 @@ def refreshed(
 
 
 def _filtered(settings, memory, features, mask):
-    """Slots of the rows that DUEL's policy lets in, of those that exist."""
+    """Return slots of the rows that DUEL's policy lets in, of those that exist."""
     # The filter is a loop; without this each iteration would send the split rows.
-    both = memory.items["feature"], sharding.gather(features)
-    mask = sharding.gather(mask)
+    both = memory.items["feature"], settings.gather(features)
+    mask = settings.gather(mask)
     options = dict(score=settings.score, temperature=settings.temperature)
 
     def choose(memory, incoming, filled, mask):
@@ -91,13 +102,15 @@ def _filtered(settings, memory, features, mask):
             filled=filled,
             incoming_mask=mask,
             newcomer_competes=settings.newcomer_competes,
+            split=settings.spread,
             **options,
         )
 
     own = *both, memory.filled, mask
-    # It is filtered on each device alike, which sends nothing.
-    keep = sharding.gather(sharding.on_each(choose, (), own))
-    slots = sharding.gather(duel.slots(keep, memory.capacity))
+    # A memory in one piece is filtered on each device alike, which sends nothing.
+    keep = choose(*own) if settings.spread else settings.on_each(choose, (), own)
+    keep = settings.gather(keep)
+    slots = settings.gather(duel.slots(keep, memory.capacity))
     if settings.safe:
         options |= dict(filled=memory.filled, logsumexp=settings.logsumexp)
         slots = jnp.where(duel.is_safe(*both, keep, **options), slots, memory.capacity)
@@ -105,9 +118,17 @@ def _filtered(settings, memory, features, mask):
 
 
 def _rows(settings, batch, features):
-    """The items that are kept of each example."""
+    """Return the items that are kept of each example."""
     items = {"feature": features, "label": batch["label"], "index": batch["index"]}
     if settings.images:
         image = batch["image"]  # with crops already cut, the first of them
         items["image"] = image if image.ndim == 4 else image[:, 0]
     return items
+
+
+def _placed(settings, memory):
+    """Place the memory as the state holds it, split over the devices or not."""
+    if not settings.spread:
+        return memory
+    rows, filled = sharded.Spread(memory.items), sharded.Spread(memory.filled)
+    return buffer.Buffer(rows, filled, memory.seen)

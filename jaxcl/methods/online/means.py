@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
+from jaxcl.memory import sharded
 
 _CHUNK = 256  # images that are embedded at a time
 
@@ -36,29 +37,39 @@ class Nearest(NamedTuple):
     def features(
         self, params: core.PyTree, stats: core.PyTree, images: jax.Array
     ) -> jax.Array:
-        """f32[B,H,W,C] -> f32[B,D]."""
+        """Embed images f32[B,H,W,C] as f32[B,D]."""
         outputs, _ = self.net(params, stats, images, train=False)
         return self._scaled(outputs.features)
 
     def means(self, state: core.TrainState) -> Means:
-        """The means of the memory, which is embedded chunk by chunk."""
-        memory = state.extra.memory
-        network = state.params, state.stats
-        total, counts = self._sums(*network, memory.items, memory.filled)
+        """Compute the class means of the memory, chunk by chunk."""
+        memory, replay = state.extra.memory, self.parts.replay
+        # `on_each_device` gives a device only its own slice, so each gets a copy.
+        network = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (sharded.count(replay), *x.shape)),
+            (state.params, state.stats),
+        )
+        total, counts = sharded.on_each_device(
+            replay, self._sums, network, memory.items, memory.filled
+        )
+        total, counts = total.sum(axis=0), counts.sum(axis=0)
         rows = self._scaled(total / jnp.maximum(counts, 1)[:, None])
         return Means(rows, counts > 0)
 
-    def _sums(self, params, stats, items, filled):
-        """Sum and number of each class's features, f32[C,D] and i32[C]."""
+    def _sums(self, network, items, filled):
+        """Sum and number of each class's features, f32[1,C,D] and i32[1,C]."""
+        params, stats = jax.tree.map(lambda x: x[0], network)
         classes, capacity = jnp.arange(self.parts.num_classes), len(filled)
         size = min(_CHUNK, capacity)
+        # If the memory is split over the devices, so are its rows.
+        own = self.parts.replay.sharded
 
         def add(sums, start):
             total, counts = sums
             number = start + jnp.arange(size)
             slots = number % capacity  # the last chunk may go beyond the memory
             images = items["image"][slots]
-            images = self.parts.plain(sharding.spread(images))
+            images = self.parts.plain(images if own else sharding.spread(images))
             rows = self.features(params, stats, images)
             if self.mirror:
                 mirrored = self.features(params, stats, images[:, :, ::-1])
@@ -70,10 +81,10 @@ class Nearest(NamedTuple):
 
         blank = jnp.zeros_like(params["head"]["weight"]), jnp.zeros_like(classes)
         (total, counts), _ = jax.lax.scan(add, blank, jnp.arange(0, capacity, size))
-        return total, counts
+        return total[None], counts[None]
 
     def predict(self, state: core.TrainState, images: jax.Array) -> jax.Array:
-        """Minus the squared distance to each class's mean, -inf without an item."""
+        """Return minus the squared distance to each class's mean; -inf without one."""
         means = state.extra.means
         if means is None:
             means = self.means(state)
@@ -82,7 +93,7 @@ class Nearest(NamedTuple):
         return jnp.where(means.exist, -jnp.sum(gaps * gaps, axis=2), -jnp.inf)
 
     def hooks(self) -> dict:
-        """`predict` and `eval_state` of core.Method."""
+        """Return `predict` and `eval_state` of core.Method."""
         compiled = jax.jit(self.means)
 
         def eval_state(state):

@@ -19,10 +19,11 @@ def settings(
     updates: schema.Count = 1,
     flops: schema.Positive | None = None,
     augment: Literal["none", "replay", "all"] = "none",
+    sharded: bool = False,
     measure: tuple[Literal["drift", "gradients"], ...] = (),
     statistics: Literal["running", "memory"] = "running",
 ) -> core.Replay:
-    """The section config.replay.
+    """Return the section config.replay.
 
     Args:
       num_classes: of the whole stream.
@@ -39,6 +40,8 @@ def settings(
         updates as they pay for, in place of `updates`.
       augment: which rows config.augment changes, "none", "replay" (the drawn ones) or
         "all".
+      sharded: split a memory over the devices that one of them cannot hold, see
+        `memory.sharded`; capacity and size must be multiples of their number.
       measure: what else to log of each step, "drift" and "gradients", see `probe.py`.
       statistics: batch norm's in evaluations, the "running" ones of training or those
         of the "memory", see `statistics.py`.
@@ -68,6 +71,7 @@ def settings(
         updates=updates,
         flops=flops,
         augment=augment,
+        sharded=sharded,
         measure=tuple(measure),
         statistics=statistics,
     )

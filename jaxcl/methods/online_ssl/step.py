@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import core, optim, schema, sharding
-from jaxcl.memory import buffer, policies, queue
+from jaxcl.memory import buffer, policies, queue, sharded
 from jaxcl.methods.online import probe
 from jaxcl.methods.online_ssl import regularisers, stored
 from jaxcl.methods.two_view import bases, networks, records
@@ -374,7 +374,7 @@ def _read_rows(setup, extra, batch, keys) -> Rows:
     if not size:
         return Rows(views, jnp.zeros((), bool), 0.0)
     active = jnp.sum(extra.memory.filled) > size
-    drawn = buffer.sample(extra.memory, keys.draw, size)
+    drawn = sharded.sample(extra.memory, keys.draw, size)
     items = sharding.spread(drawn[0])
     replayed = parts.augment(keys.augment_drawn, items["image"])
     if setup.plan.mix:

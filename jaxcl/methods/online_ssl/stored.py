@@ -15,6 +15,7 @@ from jaxcl.memory import (
     diversity,
     policies,
     redundancy,
+    sharded,
 )
 from jaxcl.methods import online
 
@@ -80,8 +81,8 @@ def create(setup, batch):
     blank |= {"loss": jnp.zeros(()), "draws": scalar, "score": jnp.zeros(())}
     example |= {name: blank[name] for name in _reads(setup)}
     policy = policies.get(replay.policy)
-    kept = policy.start(parts.num_classes, parts.num_tasks)
-    return buffer.create(example, replay.capacity), kept
+    kept = sharded.start(replay, policy, parts.num_classes, parts.num_tasks)
+    return sharded.create(example, replay), kept
 
 
 def _reads(setup):
@@ -179,8 +180,10 @@ def update_stored(setup, memory, drawn, stats, active):
     def put(held, slots, rows):
         return held.at[slots].set(rows, mode="drop")
 
+    replay = setup.parts.replay
     held = memory.items | {
-        name: put(memory.items[name], slots, rows) for name, rows in changes.items()
+        name: sharded.on_each_device(replay, put, memory.items[name], slots, rows)
+        for name, rows in changes.items()
     }
     return memory._replace(items=held)
 
@@ -211,8 +214,8 @@ def store_batch(setup, state, batch, stats, number, key):
     }
     items |= {name: new[name] for name in _reads(setup)}
     exist, policy = jnp.ones(count, bool), policies.get(setup.parts.replay.policy)
-    slots, kept = policy.choose(extra.memory, extra.kept, key, items, exist)
+    slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
     slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
-    memory = buffer.write(extra.memory, slots, items)
+    memory = sharded.write(extra.memory, slots, items)
     return state.replace(extra=extra._replace(memory=memory, kept=kept))

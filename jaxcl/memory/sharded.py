@@ -1,0 +1,245 @@
+"""The memory of config.replay: whole on each device, or split over the devices.
+
+Every function takes both. A memory that is split is for images that are too many for
+one device: each device keeps, writes and draws its own rows. Each of n devices has
+capacity / n slots, offers its own share of every batch (axis 0 split) to its own
+policy, and draws k / n of k rows. No item ever moves between devices.
+
+A reservoir stays uniform. Every device is offered the same number of rows, s of the
+S = n s rows of the stream, and keeps each of them with probability
+(capacity / n) / s = capacity / S. So all devices store the same number of rows, and
+each stored row is drawn with probability (k / n) / (rows stored / n), that of a uniform
+draw. The draw is stratified: the number of rows from each device is fixed. With
+weights, a row is drawn in proportion among the rows of its own device.
+
+Other policies apply to each device's share of the stream, not to the whole stream: a
+ring keeps the last rows of each share, classes are balanced within each share.
+
+Slots are local: numbers from 0 to capacity / n - 1 on the device that holds the row,
+`capacity / n` for no slot. With one device all is as in buffer.py, draws included.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxcl import core, sharding
+from jaxcl.memory import buffer, policies
+
+
+class Shards(NamedTuple):
+    """A buffer in n shards; the fields are those of `buffer.Buffer`."""
+
+    over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
+
+    items: object  # pytree of [capacity, ...], split over the devices
+    filled: jax.Array  # bool[capacity], split
+    seen: jax.Array  # i32[n], examples offered to each device
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots of all devices."""
+        return self.filled.shape[0]
+
+
+class Kept(NamedTuple):
+    """A policy's state, separately on each device."""
+
+    over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
+
+    each: object  # pytree of [n, ...], split over the devices
+
+
+class Spread(NamedTuple):
+    """Rows split over the devices and used as one array; XLA adds the messages.
+
+    For policies that compare all rows, as DUEL's does. They keep the same rows on any
+    number of devices.
+    """
+
+    over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
+
+    rows: object  # pytree of [capacity, ...], split over the devices
+
+
+def count(replay: core.Replay) -> int:
+    """Count the devices that share the memory; 1: each holds it whole."""
+    mesh = sharding.current()
+    return sharding.sharers(mesh) if replay.sharded and mesh is not None else 1
+
+
+def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
+    """Make an empty memory, see `buffer.create`.
+
+    Args:
+      example: as in `buffer.create`.
+      replay: says whether it is split, and the slots of all devices.
+
+    Raises:
+      ValueError: the devices cannot share the slots evenly.
+    """
+    if not replay.sharded:
+        return buffer.create(example, replay.capacity)
+    own = sharding.share("config.replay.capacity", replay.capacity, _mesh())
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
+    return _on_each(lambda: _shards(buffer.create(example, own)))
+
+
+def start(
+    replay: core.Replay, policy: policies.Policy, num_classes: int, num_tasks: int
+) -> core.PyTree:
+    """Start what the policy counts, its state."""
+    if not replay.sharded:
+        return policy.start(num_classes, num_tasks)
+    return _on_each(lambda: _kept(policy.start(num_classes, num_tasks)))
+
+
+def choose(
+    policy: policies.Policy,
+    memory: buffer.Buffer | Shards,
+    kept: core.PyTree,
+    key: jax.Array,
+    items: core.PyTree,
+    mask: jax.Array,
+) -> tuple[jax.Array, core.PyTree]:
+    """Choose where each row goes on its own device, see `policies.Policy`.
+
+    Args:
+      kept: the policy's state, of `start`.
+      items: pytree of [B, ...], B a multiple of the number of devices.
+      mask: bool or f32 [B], rows that exist. A draw is uniform over the memory only
+        if each device's share of the stream has as many of them.
+
+    Returns:
+      slots: i32[B], local, split over the devices.
+      kept: after the batch.
+
+    Raises:
+      ValueError: the devices cannot share the rows evenly.
+    """
+    if isinstance(memory, buffer.Buffer):
+        return policy.choose(memory, kept, key, items, mask)
+    sharding.share("rows", len(mask), _mesh())
+
+    def local(memory, kept, items, mask, key):
+        own = jax.tree.map(lambda x: x[0], kept.each)
+        slots, own = policy.choose(_whole(memory), own, _own_key(key), items, mask)
+        return slots, _kept(own)
+
+    return _on_each(local, memory, kept, items, mask, everywhere=(key,))
+
+
+def write(
+    memory: buffer.Buffer | Shards,
+    slots: jax.Array,
+    items: core.PyTree,
+    mask: jax.Array | None = None,
+) -> buffer.Buffer | Shards:
+    """Put each row into its slot on the device that has the row, see `buffer.write`.
+
+    Args:
+      slots: i32[B], local; B a multiple of the number of devices.
+
+    Raises:
+      ValueError: `items` does not match the example of `create`, or the devices
+        cannot share the rows evenly.
+    """
+    if isinstance(memory, buffer.Buffer):
+        return buffer.write(memory, slots, items, mask)
+    sharding.share("rows", len(slots), _mesh())
+    slots = jnp.asarray(slots, jnp.int32)
+    mask = jnp.ones(slots.shape, bool) if mask is None else mask
+
+    def local(memory, slots, items, mask):
+        return _shards(buffer.write(_whole(memory), slots, items, mask))
+
+    return _on_each(local, memory, slots, items, mask)
+
+
+def sample(
+    memory: buffer.Buffer | Shards,
+    key: jax.Array,
+    k: int,
+    *,
+    log_weights: jax.Array | None = None,
+) -> tuple[core.PyTree, jax.Array, jax.Array]:
+    """Draw k / n rows on each device without replacement, see `buffer.sample`.
+
+    Args:
+      k: rows in all, a multiple of the number of devices.
+      log_weights: f32[capacity]; they compare the rows of one device.
+
+    Returns:
+      items: pytree of [k, ...], split over the devices.
+      mask: bool[k]; False at the end of the share of a device that has fewer rows.
+      slots: i32[k], local.
+
+    Raises:
+      ValueError: k is above the capacity or no multiple of the number of devices.
+    """
+    if isinstance(memory, buffer.Buffer):
+        return buffer.sample(memory, key, k, log_weights=log_weights)
+    count = sharding.share("k", k, _mesh())
+    if k > memory.capacity:
+        raise ValueError(f"k={k}: allowed are up to the capacity, {memory.capacity}")
+
+    def local(memory, log_weights, key):
+        own = _own_key(key)
+        return buffer.sample(_whole(memory), own, count, log_weights=log_weights)
+
+    return _on_each(local, memory, log_weights, everywhere=(key,))
+
+
+def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree):
+    """Call a function of the memory's rows; if they are split, on each device's own
+    rows.
+
+    Args:
+      replay: says whether it is split.
+      function: (*trees) -> arrays with rows; it sends nothing.
+      trees: pytrees of arrays whose axis 0 is split as the memory is.
+    """
+    return _on_each(function, *trees) if replay.sharded else function(*trees)
+
+
+def _mesh() -> jax.sharding.Mesh:
+    """Return the devices that share the memory, see `sharding.use`."""
+    return sharding.current() or sharding.mesh(1)
+
+
+def _on_each(function, *trees, everywhere=()):
+    """Join, on axis 0, what a function makes of each device's own rows.
+
+    Args:
+      trees: pytrees of arrays whose axis 0 is split over the devices.
+      everywhere: further arguments, whole on each device.
+    """
+    own, whole = PartitionSpec(sharding.AXIS), PartitionSpec()
+    specs = (own,) * len(trees) + (whole,) * len(everywhere)
+    # The function sends nothing, so the check of what varies has no use.
+    local = jax.shard_map(
+        function, mesh=_mesh(), in_specs=specs, out_specs=own, check_vma=False
+    )
+    return local(*trees, *everywhere)
+
+
+def _own_key(key):
+    """Return a key for each device; with one device the key itself."""
+    if _mesh().size == 1:
+        return key
+    return jax.random.fold_in(key, jax.lax.axis_index(sharding.AXIS))
+
+
+def _whole(shards: Shards) -> buffer.Buffer:
+    return buffer.Buffer(shards.items, shards.filled, shards.seen[0])
+
+
+def _shards(whole: buffer.Buffer) -> Shards:
+    return Shards(whole.items, whole.filled, whole.seen[None])
+
+
+def _kept(own) -> Kept:
+    return Kept(jax.tree.map(lambda x: x[None], own))

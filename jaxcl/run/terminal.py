@@ -1,0 +1,27 @@
+"""Colours, where the terminal has them."""
+
+import os
+import sys
+from typing import Literal, TextIO
+
+_CODES = {"good": 32, "bad": 31, "strong": 1}
+
+
+def paint(
+    text: str, style: Literal["good", "bad", "strong"], file: TextIO | None = None
+) -> str:
+    """Return the text in green, red or bold, where `file` is a terminal with colours.
+
+    Elsewhere, and where the variable NO_COLOR is set (no-color.org), the text stays as
+    it is.
+
+    Args:
+      text: one line or more.
+      style: "good", "bad" or "strong".
+      file: where it will be printed; None: stdout.
+    """
+    file = sys.stdout if file is None else file
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if plain or not file.isatty():
+        return text
+    return f"\033[{_CODES[style]}m{text}\033[0m"
