@@ -83,7 +83,6 @@ def test_a_checkpoint_goes_on_with_split_and_with_whole_weights(works, tmp_path)
         assert split(settled) == (split(state) if work is cut else set())
 
 
-@pytest.mark.slow
 def test_a_run_that_is_stopped_goes_on_bitwise(works, tmp_path):
     work = works[1]
     work = toy.change(work, stream=work.stream._replace(tasks=work.stream.tasks[:1]))
