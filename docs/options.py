@@ -15,10 +15,7 @@ import sys
 
 from jaxcl.api.options import meanings
 
-# A marker above a table that was written by hand stays as it is.
-MARKER = re.compile(
-    r"^<!-- options: ([\w.]+)(?: except ([\w ]+))? -->$(?!\n\n\|)", re.M
-)
+MARKER = re.compile(r"^<!-- options: ([\w.]+)(?: except ([\w ]+))? -->$", re.M)
 
 
 def options(function, without=()) -> dict:

@@ -1,6 +1,6 @@
 """Signatures as the schema: a section of a config becomes keyword arguments.
 
-What an option may be is said once, in its annotation:
+The range of an option has one home, its annotation:
 
   def make(parts, *, temperature: schema.Temperature = 0.2,
            form: Literal["paper", "code"] = "paper", rows: schema.Count | None = None)
@@ -8,7 +8,7 @@ What an option may be is said once, in its annotation:
 `options` reads it for a config. `checked` reads it for whoever calls the function
 itself: each function that a config names has that decorator, rather than checks of its
 own, so a call from Python is refused with the same words and no function can forget it.
-What relates two options, or needs the data, stays in the function.
+Checks that relate two options, or need data, stay in the function.
 """
 
 import collections.abc
@@ -35,7 +35,7 @@ _LARGEST = {int: 2**31 - 1, float: float(np.finfo(np.float32).max)}
 
 
 class Refused(ValueError):
-    """What a config asks for cannot be done, as was found when the run had begun."""
+    """A config that cannot be run, found after the run had begun."""
 
 
 class Range(NamedTuple):
@@ -203,9 +203,9 @@ def read(
     without: Container[str] = (),
     beside: Mapping[str, Option] = types.MappingProxyType({}),
 ) -> list[Option]:
-    """Read a section of a config: each option there is, with its value. Refuse nothing.
+    """Read all options of a section with their values, and refuse nothing.
 
-    None for a size of a base that is not the chosen one counts as not set. An option
+    None for an option of a base that is not chosen counts as not set. An option
     that is set and does not exist has no function.
 
     Args:

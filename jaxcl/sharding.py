@@ -27,7 +27,7 @@ _SPLIT = {
 
 
 class _Elsewhere(NamedTuple):
-    """What programs are for, where that is not what is here."""
+    """The target of programs that are made for other devices."""
 
     devices: tuple  # descriptions; () where those of this machine stand in for them
     platform: str
@@ -57,7 +57,7 @@ def initialize(coordinator=None, num_processes=None, process_id=None, timeout=30
 
 
 def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
-    """One axis over all devices, or over the first `num_devices` of them.
+    """Make a mesh of one axis over all devices, or over the first `num_devices`.
 
     Args:
       num_devices: how many; None: all.
@@ -100,7 +100,7 @@ _PLATFORMS = {"cuda": "gpu", "rocm": "gpu"}
 
 
 def platform() -> str:
-    """What programs are for: "cpu", "gpu", "tpu", or "any" accelerator.
+    """Return the platform of programs: "cpu", "gpu", "tpu", or "any" accelerator.
 
     It asks the devices that are here, or those of `for_elsewhere`. Ask while a program
     is traced, not before.
@@ -111,12 +111,12 @@ def platform() -> str:
 
 
 def on_cpu() -> bool:
-    """Whether the devices are CPUs, where loops over steps are slow."""
+    """Tell whether the devices are CPUs, where loops over steps are slow."""
     return platform() == "cpu"
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the devices have units for products in bfloat16: TPUs, GPUs since Ampere.
+    """Tell whether the devices multiply bfloat16: TPUs, and GPUs since Ampere.
 
     It asks the devices that are here, or those of `for_elsewhere`.
     """
@@ -142,7 +142,7 @@ def _cuda_generation() -> int | None:
 
 @contextlib.contextmanager
 def for_elsewhere(devices: tuple = (), platform: str = "any"):
-    """Context in which programs are made as for accelerators, to be run there.
+    """Enter a context in which programs are made as for accelerators, to be run there.
 
     Args:
       devices: descriptions of them, of which `mesh` is then made; () leaves it to the
@@ -160,7 +160,7 @@ def for_elsewhere(devices: tuple = (), platform: str = "any"):
 
 @contextlib.contextmanager
 def use(mesh: Mesh):
-    """Context in which programs are traced for the devices of a mesh.
+    """Enter a context in which programs are traced for the devices of a mesh.
 
     `spread`, `gather`, `on_each` and a memory in shards (`memory.sharded`) ask for it.
     """
@@ -211,7 +211,7 @@ def traced_once(function):
 
 
 def on_host():
-    """Context in which JAX computes and lowers for a CPU of this machine.
+    """Enter a context in which JAX computes and lowers for a CPU of this machine.
 
     Raises:
       RuntimeError: JAX was told to use other devices only (`JAX_PLATFORMS`).
@@ -220,7 +220,7 @@ def on_host():
 
 
 def describe(mesh: Mesh) -> dict:
-    """Kind and number of the devices, and bytes at the peak of the fullest.
+    """Describe kind and number of the devices, and the peak bytes of the fullest.
 
     The peak is since the process began, over this process's devices; None where
     the backend does not tell (CPU).
@@ -235,12 +235,12 @@ def describe(mesh: Mesh) -> dict:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Sharding of what every device holds whole."""
+    """Return the sharding of arrays that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def split(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """Sharding of what is split over one axis, by default the first."""
+    """Return the sharding of arrays that are split over one axis."""
     return NamedSharding(mesh, PartitionSpec(*(None,) * axis, AXIS))
 
 
@@ -260,7 +260,7 @@ def _is_split(node):
 
 
 def share(name: str, value: int, mesh) -> int:
-    """The part of a count that falls to each device.
+    """Return the part of a count that falls to each device.
 
     Raises:
       ValueError: the devices cannot share it evenly; `name` is what it is called.
@@ -275,7 +275,7 @@ def share(name: str, value: int, mesh) -> int:
 
 
 def placement(tree, mesh: Mesh):
-    """Where each leaf of a state lies: memories in shards split, the rest whole.
+    """Return the sharding of each leaf of a state: memories split, the rest whole.
 
     If the mesh splits weights, so are those of a Vision Transformer, in every tree.
 
@@ -309,7 +309,7 @@ def _place_weight(path, leaf, mesh):
 
 
 def settle(tree, mesh: Mesh):
-    """Commit each array to its `placement`, whatever made it.
+    """Commit each array to its `placement`.
 
     A step that sees its state in one form compiles once.
     """
@@ -317,7 +317,7 @@ def settle(tree, mesh: Mesh):
 
 
 def shard(batch, mesh: Mesh, axis: int = 0):
-    """Global arrays from each process's own rows, split over one axis."""
+    """Make global arrays from each process's own rows, split over one axis."""
     sharding = split(mesh, axis)
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)),
@@ -374,7 +374,7 @@ def on_each(function, rows: tuple, whole: tuple):
       whole: pytrees of arrays that each device reads whole.
 
     Returns:
-      What the function returns: split as `rows`, or whole where there are none.
+      The function's result, split like `rows`, or whole without rows.
 
     Raises:
       ValueError: the devices cannot share the rows evenly.
@@ -396,7 +396,7 @@ def on_each(function, rows: tuple, whole: tuple):
 
 
 def fetch(tree):
-    """Numpy copies of replicated arrays, the same on every process."""
+    """Copy replicated arrays to NumPy, the same on every process."""
     return jax.tree.map(lambda x: np.asarray(jax.device_get(x)), tree)
 
 
@@ -407,7 +407,7 @@ def barrier(name: str) -> None:
 
 
 def any_process(flag: bool) -> bool:
-    """True everywhere if it is true on one process (a signal reached one host)."""
+    """Tell whether a flag is true on any process (a signal reached one host)."""
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.asarray(flag)).any())

@@ -49,8 +49,8 @@ def fit(
 ) -> result.Result:
     """Train an encoder on images without reading their labels, and judge it.
 
-    The same call goes on with a run that was stopped, and returns at once one that is
-    done. With a folder that holds another run, or other images, it fails.
+    A call repeated resumes a stopped run, and returns a finished one at once. With a
+    folder that holds another run, or other images, it fails.
 
     Args:
       images: u8[N, H, W, C] or u8[N, H, W]; a list of images of one size; a Dataset of

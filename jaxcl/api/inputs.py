@@ -1,4 +1,4 @@
-"""What a caller hands over as images: arrays, a path, a source, a section.
+"""Images as a caller gives them: arrays, a path, a source, a section.
 
 A Dataset of Hugging Face's `datasets` is arrays, too; the library is not imported.
 """

@@ -28,7 +28,7 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Update(NamedTuple):
-    """What an update of a run did."""
+    """The outcome of an update."""
 
     accepted: bool  # else the encoder is that of before
     verdict: dict  # what update.json says: accuracies, drift, limits broken

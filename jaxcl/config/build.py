@@ -158,14 +158,14 @@ def planned(
     *,
     one_step: bool = True,
 ) -> job.Job:
-    """Make the job of a config, to be compiled and not run: no judges.
+    """Make the job of a config to compile and not to run: it has no evaluators.
 
-    Nothing is written. Within `sharding.for_elsewhere` it is for the devices there.
+    Nothing is written. Within `sharding.for_elsewhere` the job is for other devices.
 
     Args:
       config: what a config file's get_config made, overrides applied.
       stand_in: a `stream.Dataset` in place of config.data, which is then not read.
-      one_step: whether a call makes one step, else as many as that of a run.
+      one_step: compile one step a call, else as many as a run does.
 
     Raises:
       ValueError: as `build`, and where the config trains nothing.

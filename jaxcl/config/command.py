@@ -1,4 +1,4 @@
-"""What the commands that train share: flags, signals, exit codes."""
+"""Common parts of the commands that train: flags, signals, exit codes."""
 
 import dataclasses
 import difflib

@@ -1,4 +1,4 @@
-"""Where config files lie: in `configs/` of a checkout, in the package of a copy."""
+"""Find config files: `configs/` of a checkout, `jaxcl/configs` of an installed copy."""
 
 import ast
 import difflib

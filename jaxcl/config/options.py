@@ -171,11 +171,11 @@ def _section_at(section, path):
 
 
 def plain(value: Any, field: str | None = None) -> Any:
-    """Return a value as JSON holds it.
+    """Convert a value to JSON's types.
 
     Args:
       value: anything.
-      field: its path, to refuse by; None: JSON gets the text of what it cannot hold.
+      field: its path, for messages; None: other values become text.
 
     Raises:
       ValueError: JSON cannot hold it; the message names the field.

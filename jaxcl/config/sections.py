@@ -73,7 +73,7 @@ _Bytes = Annotated[int, schema.Range(0, 2**63 - 1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Top:
-    """What a config may set at its top level; sections are dicts."""
+    """The top level of a config; sections are dicts."""
 
     data: dict  # name of a source, and its options
     scenario: dict  # name, and options of scenarios.make

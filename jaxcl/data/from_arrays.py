@@ -15,7 +15,7 @@ _PARTS = ("train", "val", "test")  # what keys of an .npz file begin with
 
 @splits.source
 def npz(*, path: str) -> stream.Dataset:
-    """An .npz file, plain or packed (see `files.read_npz`).
+    """Read an .npz file, plain or packed (see `files.read_npz`).
 
     The file holds either train_x, train_y (and train_domain), and the same of val and
     test, or x, y, is_test (and domain), and perhaps class_names and domain_names.
@@ -65,7 +65,7 @@ def npz(*, path: str) -> stream.Dataset:
 
 @splits.source
 def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
-    """A directory of .npy files with a meta.json, see `jaxcl.data.convert`.
+    """Read a directory of .npy files with a meta.json, see `jaxcl.data.convert`.
 
     path: the directory.
     resident: True reads all images into memory and checks their sha256; False maps
@@ -113,7 +113,7 @@ def _check_domains(where, domains) -> None:
 
 
 class _Meta(NamedTuple):
-    """What a meta.json holds; other keys are passed over."""
+    """The content of a meta.json; other keys are ignored."""
 
     splits: dict  # of train, validation, test: dicts of a `_Split`
     name: str = ""
@@ -125,7 +125,7 @@ class _Meta(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """What it holds of a split: dicts of an `_Entry`."""
+    """The arrays of a split in a meta.json: dicts of an `_Entry`."""
 
     images: dict
     label: dict | None = None
@@ -133,7 +133,7 @@ class _Split(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """What it holds of an array."""
+    """An array in a meta.json."""
 
     file: splits.Inside
     sha256: str | None = None

@@ -27,7 +27,7 @@ def image_folder(
     test_seed: schema.Natural = splits.TEST_SEED,
     images: splits.ImageOptions,
 ) -> stream.Dataset:
-    """Image files in folders, decoded row by row.
+    """Read image files in folders, decoded row by row.
 
     Three layouts are known; classes are sorted by name, numbers as numbers:
       train/CLASS/*  with test/ or val/ of the same classes. If both are there, val/ is

@@ -29,7 +29,7 @@ def graphs(
     std: Std = "sample",
     normalise: bool = True,
 ) -> stream.Dataset:
-    """A set of graphs. All graphs are for training; there is no test split.
+    """Read a set of graphs. All graphs are for training; there is no test split.
 
     An .npz file holds edges [2,E] (nodes numbered over the whole set), graph_ptr [G+1]
     (graph g's nodes begin at entry g) and label [G] from 0; optionally node_label [N]

@@ -102,7 +102,7 @@ def huggingface(
     test_seed: schema.Natural = splits.TEST_SEED,
     images: splits.ImageOptions,
 ) -> stream.Dataset:
-    """A set of Hugging Face `datasets` on a disk: Arrow or Parquet files.
+    """Read a set of Hugging Face `datasets` on a disk: Arrow or Parquet files.
 
     path: what `save_to_disk` wrote, or a folder with Parquet files. The split of one
       of these is its name up to the first "-", or, where that is a number, its folder.
@@ -172,9 +172,9 @@ def is_dataset(path: str) -> bool:
 def guess_options(path: str) -> dict:
     """Guess options that read a set of which nothing but the path is known.
 
-    The train split is "train", or else the first. What judges is "test" or else
-    "validation", if it has labels; without these a fifth of the train images. Images
-    and labels are in the columns that `choose_columns` chooses.
+    The train split is "train", or else the first. The evaluation split is "test" or
+    else "validation", if it has labels; without these a fifth of the train images.
+    Images and labels are in the columns that `choose_columns` chooses.
 
     Raises ValueError as `huggingface`.
     """

@@ -26,7 +26,7 @@ def image_lists(
     class_names: str | None = None,
     images: splits.ImageOptions,
 ) -> stream.Dataset:
-    """Image files and labels from list files, decoded row by row.
+    """Read image files and labels from list files, decoded row by row.
 
     A line is a path and, last, its label, a whole number from 0; blank lines are
     skipped. Labels are never renumbered, even where a list lacks a class.

@@ -30,7 +30,7 @@ def _library():
 
 
 class Table(NamedTuple):
-    """Where the records of one split are, and their labels; one entry per record."""
+    """The places and labels of one split's records, one entry per record."""
 
     file: np.ndarray  # i32[N], number of the record's file
     place: np.ndarray  # i64[N], its byte (tfrecord) or number (array_record) there
@@ -83,7 +83,7 @@ def tfds(
     index: str | None = None,
     images: splits.ImageOptions,
 ) -> stream.Dataset:
-    """A prepared TFDS directory (.../NAME/CONFIG/VERSION); see `joined` for several.
+    """Read a prepared TFDS directory (.../NAME/CONFIG/VERSION).
 
     path: the directory.
     train_split, validation_split, test_split: any TFDS split, such as "train[:90%]";

@@ -167,7 +167,7 @@ def check(workdir: epath.PathLike, known: Identity) -> None:
 
 
 def write(workdir: epath.PathLike, known: Identity) -> None:
-    """Keep the identity of a run's data, unless it is kept already.
+    """Write the identity of a run's data, unless it is there already.
 
     Raises:
       OSError: the directory cannot be written.
@@ -179,7 +179,7 @@ def write(workdir: epath.PathLike, known: Identity) -> None:
 
 
 def read(workdir: epath.PathLike) -> Identity | None:
-    """Read what `write` wrote; None where there is none.
+    """Read the identity of a run's data; None if there is none.
 
     Raises:
       ValueError: it is damaged.

@@ -130,7 +130,7 @@ def in_memory(
     test: schema.Fraction = 0.0,
     test_seed: schema.Natural = splits.TEST_SEED,
 ) -> stream.Dataset:
-    """Arrays that this process holds, see `hold`.
+    """Read arrays that this process holds, see `hold`.
 
     set: its name.
     sha256: of its bytes, as `Held.section` has it.

@@ -45,7 +45,7 @@ def in_processes(
     """Yield function(item) of each item, in order, computed by `count` processes.
 
     Processes are started once and stay for the next call. They end with this one, also
-    where it is killed. What the function raises is raised here, in order.
+    where it is killed. Errors of the function are raised here, in order.
 
     Args:
       function: picklable, without JAX.

@@ -19,7 +19,7 @@ ClassOrder = str | Sequence[schema.Natural | str]
 
 
 class Cut(NamedTuple):
-    """What a scenario cuts into tasks."""
+    """A scenario's input: the set that becomes tasks."""
 
     dataset: stream.Dataset
     judge: stream.Examples | None  # the split that tasks are judged on
@@ -167,7 +167,7 @@ def _labelled_order(whole, scenario, class_order) -> np.ndarray:
 
 
 def joint(whole: Cut, *, class_order: ClassOrder = "sorted") -> list[stream.Task]:
-    """One task that holds everything.
+    """Make one task that holds everything.
 
     class_order: changes nothing here; so a config of classes is run as this, too.
     """
@@ -178,9 +178,9 @@ def joint(whole: Cut, *, class_order: ClassOrder = "sorted") -> list[stream.Task
 
 
 def by_class(whole: Cut, *, class_order: ClassOrder = "sorted") -> list[stream.Task]:
-    """Disjoint classes: `class_order` in `num_tasks` consecutive chunks.
+    """Cut `class_order` into `num_tasks` consecutive chunks of classes.
 
-    Where they do not divide evenly the first tasks take one class more.
+    If they do not divide evenly, the first tasks have one class more.
 
     class_order: "sorted", "released" (that of the PNR experiments with this `seed`, see
       `stream.released_permutation`), "cassle" (that of the CaSSLe experiments, the same
@@ -196,7 +196,7 @@ def recurring(
     class_order: ClassOrder = "sorted",
     recurrence: schema.Share = 0.5,
 ) -> list[stream.Task]:
-    """Classes that come back: as "class", with classes of earlier tasks.
+    """Make tasks as "class" does, with classes of earlier tasks that come back.
 
     A task is judged on its new classes, see `one_pass.recurring`.
 
@@ -229,7 +229,7 @@ def blurry(
     class_order: ClassOrder = "sorted",
     blur: Annotated[float, schema.Range(least=1e-3, most=1e3)] = 0.5,
 ) -> list[stream.Task]:
-    """Classes fade into one another in `class_order`, see `one_pass.blurry`.
+    """Make tasks whose classes fade into one another, see `one_pass.blurry`.
 
     One sequence in `num_tasks` equal slices (1 if left out), which tell when to
     evaluate, on all rows, and nothing else.
@@ -253,7 +253,7 @@ def blurry(
 
 
 def by_slice(whole: Cut, *, class_order: ClassOrder = "sorted") -> list[stream.Task]:
-    """A random partition of the train rows into equal slices.
+    """Cut the train rows at random into equal slices.
 
     Rows sorted by label are permuted with seed 42, whatever the run's seed, and cut.
     Task 0 also takes the remainder (the first slice is that longer).
@@ -276,7 +276,7 @@ def by_slice(whole: Cut, *, class_order: ClassOrder = "sorted") -> list[stream.T
 def by_domain(
     whole: Cut, *, domain_order: Sequence[schema.Natural | str] | None = None
 ) -> list[stream.Task]:
-    """One task for each domain.
+    """Make one task for each domain.
 
     domain_order: names or numbers of domains; it may leave some out. None: the order of
       the dataset.
@@ -299,7 +299,7 @@ def by_domain(
 
 
 def by_look(whole: Cut) -> list[stream.Task]:
-    """All images in each of `num_tasks` looks, of which each is a domain and a task.
+    """Make `num_tasks` tasks of all images, each changed in its own way.
 
     Their pixels are in another order ("permuted"), or turned by another angle
     ("rotated"), see `looks.as_domains`. Their labels stay the same.
@@ -312,10 +312,9 @@ def growth(
     *,
     growth: Annotated[float, schema.Range(above=0, below=1)] = 0.5,
 ) -> list[stream.Task]:
-    """An old set and its growth (ICL).
+    """Make two tasks: an old set and its growth (ICL).
 
-    Of the n train rows, permuted by `seed`, the first round((1 - growth) n), then the
-    others.
+    `seed` permutes the n train rows. The old set has the first round((1 - growth) n).
 
     growth: the share of the rows that is new, ICL's alpha.
     """
@@ -333,7 +332,7 @@ def growth(
 
 
 def after(whole: Cut) -> list[stream.Task]:
-    """The next task of a run that has done `num_tasks` - 1 on other data.
+    """Make the next task of a run that has done `num_tasks` - 1 on other data.
 
     It has all rows, or those of the last domain where there are several; rows of the
     others count as earlier ones. See config.start.

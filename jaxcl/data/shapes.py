@@ -82,7 +82,7 @@ CLASSES = tuple(SILHOUETTES)
 
 
 class _Pose(NamedTuple):
-    """Where a silhouette lies, in samples of the canvas."""
+    """The place of a silhouette, in samples of the canvas."""
 
     x: float
     y: float

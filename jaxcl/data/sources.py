@@ -65,7 +65,7 @@ def joined(
     *,
     sets: Annotated[Sequence[dict], schema.Entries()],
 ) -> stream.Dataset:
-    """Several sources, one after another; each is a domain.
+    """Read several sources, one after another; each is a domain.
 
     Classes of the same name are one class. The joined set is in memory if all its parts
     are and their images have one shape; else it is read row by row.
@@ -95,10 +95,10 @@ def judged_by(
     train: dict,
     test: dict,
 ) -> stream.Dataset:
-    """The train split of one source, judged on that of another.
+    """Read the train split of one source, judged on that of another.
 
-    Classes of the same name are one class. Where the first has no labels, neighbours
-    can be told among the test images alone (`knn` with train_on="evaluation").
+    Classes of the same name are one class. If the first has no labels, take `knn` with
+    train_on="evaluation".
 
     Args:
       train: a section like config.data.

@@ -120,7 +120,8 @@ def draw_mask(
 ) -> np.ndarray:
     """Return bool[N], a drawn share of the rows of every class in every domain.
 
-    Of two rows or more it draws and leaves at least one; a fraction of 0 draws none.
+    From two rows or more at least one is drawn and one left; a fraction of 0 draws
+    none.
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction = {fraction}: must be at least 0 and below 1")
@@ -223,7 +224,7 @@ class DrawOptions(NamedTuple):
 
 
 def source(read: Callable[..., stream.Dataset]) -> Callable[..., stream.Dataset]:
-    """Decorate a source of images in memory: `DrawOptions` are options of it, too."""
+    """Decorate a source of images in memory, and add `DrawOptions` to its options."""
 
     def finished(options, draw):
         return finish(read(**options), **draw._asdict())

@@ -53,8 +53,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` once it is whole.
 
     A crash leaves the old file or the new one, and processes that write the same path
-    at once do not mix their bytes. What is no ordinary file, such as /dev/stdout, is
-    written in place.
+    at once do not mix their bytes. A special file such as /dev/stdout is written in
+    place.
 
     Raises:
       OSError: it could not be written, e.g. a full disk; the message names `path`.

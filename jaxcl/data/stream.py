@@ -69,7 +69,7 @@ def filled_order(
 
 
 class Source(NamedTuple):
-    """What a task trains on: rows of some examples, and how to order an epoch."""
+    """A task's training set: rows of some examples, and the order of an epoch."""
 
     examples: Examples
     rows: np.ndarray  # i32[n]

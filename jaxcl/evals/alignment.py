@@ -22,7 +22,7 @@ _EXACT = jax.lax.Precision.HIGHEST
 def nearest(
     stored: jax.Array, labels: jax.Array, held: jax.Array, held_labels: jax.Array
 ) -> jax.Array:
-    """Largest cosine between each stored row and the held-out rows of its class.
+    """Find the largest cosine of each stored row with held-out rows of its class.
 
     Args:
       stored: f32[B, D].
@@ -41,7 +41,7 @@ def nearest(
 
 @schema.checked("config.evaluators.alignment")
 def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
-    """Alignment of a method's memory with held-out rows.
+    """Build the evaluator of a memory's alignment with held-out rows.
 
     Held-out rows are the validation split if there is one, else the evaluation rows.
 

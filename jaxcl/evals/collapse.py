@@ -24,7 +24,7 @@ _ONE = 0.01
 
 
 def embedding_std(embeddings: np.ndarray) -> float:
-    """Standard deviation of rows of unit length, averaged over the D dimensions.
+    """Return the standard deviation of unit rows, averaged over D dimensions.
 
     It is multiplied by sqrt(D): 1 if the directions are isotropic, 0 if they are one.
 
@@ -38,10 +38,10 @@ def embedding_std(embeddings: np.ndarray) -> float:
 
 
 def rankme(embeddings: np.ndarray) -> float:
-    """RankMe, exp(-sum_k p_k log p_k) with p_k = s_k / sum_j s_j + 1e-7.
+    """Return RankMe, exp(-sum_k p_k log p_k) with p_k = s_k / sum_j s_j + 1e-7.
 
-    s are the singular values of the embeddings, which are neither centred nor
-    normalised. It is between 1 and min(N, D), but for the 1e-7.
+    s are the singular values of the raw embeddings. RankMe is between 1 and min(N, D),
+    except for the 1e-7.
 
     Args:
       embeddings: f32[N, D].

@@ -1,4 +1,4 @@
-"""What evaluators share: embedding rows, and which task and class a row belongs to."""
+"""Common parts of evaluators: embedding rows, and the task and class of a row."""
 
 import contextlib
 import contextvars
@@ -74,7 +74,7 @@ def need_rows(examples: stream.Examples | None, name: str) -> None:
 
 
 def reading(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
-    """EvalParts whose `embed` gives the `features`, "embedding" or "projection".
+    """Return EvalParts whose `embed` gives the `features` that an option names.
 
     Raises:
       ValueError: a method without a projection.
@@ -101,7 +101,7 @@ class Split(NamedTuple):
 def split(parts: core.EvalParts) -> Split:
     """Tell from the tasks which kind of scenario they are, and sort the rows by task.
 
-    Where the tasks are disjoint classes, a train row belongs to the task of its class;
+    If tasks are disjoint classes, a train row belongs to the task of its class;
     otherwise to the first task that trains on it.
     """
     tasks = parts.stream.tasks
@@ -198,7 +198,7 @@ def verdicts(
 
 
 def blank_unseen(row: np.ndarray, train_on: str, task: int) -> np.ndarray:
-    """Nan for later tasks unless train_on="all": no probe has trained on them."""
+    """Set later tasks to nan unless train_on="all": no probe trained on them."""
     if train_on != "all":
         row = np.where(np.arange(len(row)) <= task, row, np.nan)
     return row
@@ -243,7 +243,7 @@ def padded_size(parts: core.EvalParts, batch_size: int) -> int:
 
 
 def eval_view(parts: core.EvalParts, *, resize: bool = True) -> Callable:
-    """u8[B,H,W,C] -> normalised f32[B,S,S,C], without augmentation.
+    """Map u8[B,H,W,C] to normalised f32[B,S,S,C], without augmentation.
 
     Args:
       resize: False for images that `eval_crop` has cut already.
@@ -389,7 +389,7 @@ _passes: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def shared() -> Iterator[None]:
-    """Context in which evaluators of one state share their passes over a split."""
+    """Enter a context in which evaluators share their passes over a split."""
     token = _passes.set({})
     try:
         yield
@@ -432,7 +432,7 @@ def first_rows(
 
 
 def evenly(rows: np.ndarray, most: int) -> np.ndarray:
-    """At most so many of the rows, evenly spaced."""
+    """Pick at most `count` of the rows, evenly spaced."""
     return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
 
 
@@ -484,7 +484,7 @@ def stored(parts: core.EvalParts, *names: str) -> Callable:
 def images_of(
     parts: core.EvalParts, examples: stream.Examples, rows: np.ndarray
 ) -> np.ndarray:
-    """Images of a few rows, u8[n,H,W,C]; `eval_crop` cuts those that stream."""
+    """Return images of a few rows, u8[n,H,W,C]; `eval_crop` cuts those that stream."""
     if examples.images is not None:
         return examples.images[rows]
     batches = prefetch.evaluation_batches(
@@ -498,7 +498,7 @@ def images_of(
 
 
 def two_views(parts: core.EvalParts, *, batch_size: int = 128) -> Callable:
-    """Embeddings of two views of images that lie on the host, in evaluation mode.
+    """Embed two views of images on the host, in evaluation mode.
 
     The views are those of `augment.images.make` by its defaults, whatever the run
     trains with, so that runs with other augmentations compare. Their draws depend on
@@ -517,7 +517,7 @@ def two_views(parts: core.EvalParts, *, batch_size: int = 128) -> Callable:
 def of_views(
     parts: core.EvalParts, augment: Callable, count: int, *, batch_size: int = 128
 ) -> Callable:
-    """Embeddings of several views of images that lie on the host, in evaluation mode.
+    """Embed several views of images on the host, in evaluation mode.
 
     The draws depend on the seed and on the place of an image alone.
 

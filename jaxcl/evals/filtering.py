@@ -30,7 +30,7 @@ from jaxcl.memory import duel
 
 
 class Course(NamedTuple):
-    """What one evaluator measured after M, 2 M, ..., n M rows."""
+    """The measurements after M, 2 M, ..., n M rows."""
 
     shares: np.ndarray  # f64[n, C], of each class in the memory
     entropy: np.ndarray  # f64[n], of these shares, nats
@@ -50,7 +50,7 @@ def make(
     features: features_lib.Features | None = None,
     newcomer_competes: bool = False,
 ) -> Callable:
-    """Class entropy and class shares of a memory that DUEL's policy fills.
+    """Build the evaluator that fills a memory by DUEL's policy.
 
     It is offered the first `times` x `size` rows of the present task's order, from
     several epochs if one has fewer.
@@ -125,14 +125,14 @@ def _offered(reads, place, count, batch_size, task):
 
 
 def _unit(parts):
-    """EvalParts whose `embed` gives unit rows."""
+    """Return EvalParts whose `embed` gives unit rows."""
     return parts._replace(
         embed=lambda state, images: features_lib.unit(parts.embed(state, images))
     )
 
 
 def _offer(parts, **policy) -> Callable:
-    """(features f32[N, Z], held i32[M], batch i32[B]) -> `held` after the batch.
+    """Build (features f32[N, Z], held i32[M], batch i32[B]) -> the new `held`.
 
     Stored and offered rows are given as row numbers of `features`; -1: an empty slot.
     """
@@ -149,7 +149,7 @@ def _entropy(parts, labels) -> float:
 
 
 def _measured(parts, entropy, share, labels) -> dict[str, float]:
-    """Scalars: the entropy of labels, and their shares under `share.format(class)`."""
+    """Return the entropy of labels, and the share of each class, as scalars."""
     shares = np.bincount(labels, minlength=parts.num_classes) / len(labels)
     by_class = {share.format(c): float(x) for c, x in enumerate(shares)}
     return {entropy: _entropy(parts, labels), **by_class}

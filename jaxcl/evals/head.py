@@ -66,7 +66,7 @@ def probe_keys(
 def epoch_order(
     key: jax.Array, rows: jax.Array, count: jax.typing.ArrayLike
 ) -> jax.Array:
-    """`rows` i32[n], the first `count` shuffled and the others behind them."""
+    """Shuffle the first `count` of `rows`, i32[n]; the others stay behind them."""
     bits = jax.random.bits(key, rows.shape, jnp.uint32)
     return rows[jnp.lexsort((bits, jnp.arange(len(rows)) >= count))]
 
@@ -77,7 +77,7 @@ def class_uniform(
     labels: jax.Array,
     num_classes: int,
 ) -> Callable:
-    """Draws with replacement: first one of the present classes, then one of its rows.
+    """Draw a present class, then one of its rows, with replacement.
 
     A row is drawn with probability 1 / (P n), where P classes are present and n rows
     have the row's class. The draws are integers, since running sums of f32 weights
@@ -235,14 +235,14 @@ def resident_fit(
 def streamed_fit(
     rule: Rule, parts: core.EvalParts, crop: prefetch.Crop, embed: Callable
 ) -> Callable:
-    """`resident_fit` for images that workers decode and crop.
+    """Build `resident_fit` for images that workers decode and crop.
 
     Args:
       crop: how the workers crop.
       embed: (state, images u8[B,S,S,C], key) -> f32[B, D].
 
     Returns:
-      As `resident_fit`, but its argument `data` is the width D.
+      Like `resident_fit`, but its argument `data` is the width D.
     """
     train = parts.stream.dataset.train
     whole, mesh = sharding.replicated(parts.mesh), parts.mesh

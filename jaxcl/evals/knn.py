@@ -31,7 +31,7 @@ def votes(
     temperature: float = 0.07,
     distance: str = "cosine",
 ) -> jax.Array:
-    """Summed weights of the k nearest bank rows, per class.
+    """Sum the weights of the k nearest bank rows for each class.
 
     Args:
       queries: f32[B, D].
@@ -63,7 +63,7 @@ def votes(
 
 
 def _judge(parts, groups, batch_size, options, *, others: bool) -> Callable:
-    """(test features, bank, bank mask) -> whether each guess is right.
+    """Build (test features, bank, bank mask) -> whether each guess is right.
 
     The result is bool[1, M], or bool[2, M] where tasks are classes or domains: with
     neighbours from the whole bank, and from the row's own task. With `others` the bank
@@ -134,7 +134,7 @@ def make(
     train_on: Literal["all", "seen", "labelled", "evaluation"] = "all",
     batch_size: schema.Count = 256,
 ) -> Callable:
-    """kNN evaluation after a task.
+    """Build the k-NN evaluator.
 
     Args:
       parts: what every evaluator is given.

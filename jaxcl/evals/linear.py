@@ -279,7 +279,7 @@ def make(
     normalize_features: bool = False,
     fraction: Annotated[float, schema.Range(above=0, most=1)] = 1.0,
 ) -> Callable:
-    """Linear evaluation after a task.
+    """Build the evaluator by a linear probe.
 
     Args:
       parts: what every evaluator is given.

@@ -33,8 +33,8 @@ def fit(
 ) -> Any:
     """Minimise penalty * sum of cross-entropies + |W|^2 / 2 over standardised features.
 
-    The biases are not penalised, and the solver is scikit-learn's L-BFGS. Of two
-    classes W is one row, of the second one's log odds.
+    The biases are not penalised, and the solver is scikit-learn's L-BFGS. With two
+    classes W is one row, the log odds of the second.
 
     Args:
       features: f[n, D].
@@ -83,7 +83,7 @@ def make(
     tolerance: schema.Weight = 0.0,
     batch_size: schema.Count = 256,
 ) -> Callable:
-    """Logistic regression on all train rows after a task.
+    """Build the evaluator by logistic regression on all train rows.
 
     Args:
       parts: what every evaluator is given.
@@ -93,7 +93,7 @@ def make(
       flip: probability.
       penalty: scikit-learn's C; the smaller, the smaller the weights.
       iterations: of its solver, at most.
-      tolerance: slope at which it stops sooner, see `fit`; scikit-learn's is 1e-4.
+      tolerance: the solver stops at a smaller slope, see `fit`; scikit-learn's is 1e-4.
       batch_size: images that are embedded at a time.
 
     Returns:

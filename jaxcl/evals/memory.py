@@ -28,7 +28,7 @@ _BATCH = 16
 
 
 class History(NamedTuple):
-    """What one evaluator measured over a run."""
+    """The measurements of a run."""
 
     steps: np.ndarray  # i64[n], at which the memory held labelled rows
     shares: np.ndarray  # f64[n, C], of each class
@@ -37,7 +37,7 @@ class History(NamedTuple):
 
 
 def make(parts: core.EvalParts) -> Callable:
-    """Class entropy and class shares of a method's memory.
+    """Build the evaluator of the classes in a method's memory.
 
     Stored rows with a label outside [0, C), such as -1, are counted but left out of
     entropy and shares.
@@ -87,7 +87,7 @@ def make(parts: core.EvalParts) -> Callable:
 
 
 def _of_stream(parts, task) -> float | None:
-    """Entropy of the rows that a task's first epoch draws, None without labels."""
+    """Return the entropy of a task's first epoch; None without labels."""
     task = parts.stream.tasks[task]
     rng = np.random.default_rng([parts.seed, task.index, 0])
     rows = np.asarray(task.train.rows, np.int32)

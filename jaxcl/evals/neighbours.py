@@ -61,7 +61,7 @@ def make(
         of `max_rows`, the same after every task.
       k: neighbours of each, the nearest first.
       max_rows: images among which neighbours are sought, evenly spaced rows of the
-        evaluation split, or of the train split where there is no other. Of fewer than
+        evaluation split, or of the train split where there is no other. With fewer than
         k + 1 images all others are drawn.
 
     Returns:

@@ -93,7 +93,7 @@ def _chosen(parts, task, batch_size, max_rows) -> np.ndarray:
 
 
 def _batches(parts, examples, rows, batch_size):
-    """Batches of rows in order, on the devices."""
+    """Return batches of rows in order, on the devices."""
     if examples.graphs is not None:
         batches = graph_batches.evaluation_batches(examples, rows, batch_size)
     else:

@@ -17,7 +17,7 @@ _FEWEST = 5  # points of a picture
 
 
 def choose(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """`count` drawn rows, each class in proportion to its size (within one row).
+    """Draw `count` rows, each class in proportion to its size (within one row).
 
     Returns:
       i64[min(count, n)], increasing.

@@ -21,7 +21,7 @@ _EXACT = jax.lax.Precision.HIGHEST  # TF32 would blur distances between near row
 
 
 def alignment(first: jax.Array, second: jax.Array) -> jax.Array:
-    """mean_i |u_i - v_i|^2 of unit rows: 0 if the two views of each image are one.
+    """Return the mean squared distance between two views' unit rows.
 
     Args:
       first, second: f32[N, D], embeddings of two views; scaled to length 1 here.
@@ -51,7 +51,7 @@ def make(
     *,
     max_rows: Annotated[int, schema.Range(2, 8192)] = 1024,
 ) -> Callable:
-    """Alignment and uniformity of the embeddings.
+    """Build the evaluator of alignment and uniformity.
 
     Args:
       parts: what every evaluator is given; labels are not read.

@@ -24,7 +24,7 @@ _IMPOSSIBLE = 1e9
 
 
 def _clear(x, mask):
-    """Rows of x, with zeros for those outside the mask; nan times 0 would be nan."""
+    """Set rows outside the mask to zeros; nan times 0 would be nan."""
     if mask is None:
         return x
     chex.assert_shape(mask, x.shape[:1])
@@ -34,7 +34,7 @@ def _clear(x, mask):
 def cosine_logits(
     features: jax.Array, weights: jax.Array, *, scale: float = 10.0, eps: float = 1e-5
 ) -> jax.Array:
-    """Logits of the cosine head of ER-ACE and ER-AML (P, Eq. 2 and 4).
+    """Compute the logits of the cosine head of ER-ACE and ER-AML (P, Eq. 2 and 4).
 
     z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P states neither number; both
     are from its released code. A row of zeros gives zeros and receives no gradient (by
@@ -76,7 +76,7 @@ def cross_entropy(
     class_mask: jax.Array | None = None,
     example_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Cross-entropy over a subset of the classes (P, Eq. 4, as a mean).
+    """Compute the cross-entropy over a subset of the classes (P, Eq. 4, as a mean).
 
     The mean over rows of -z_y + log sum_{c in mask} exp z_c. Classes outside the mask
     have probability 0 and receive no gradient. A row without any class is left out, as
@@ -128,7 +128,7 @@ def er_ace(
     form: str = "paper",
     task_of: jax.Array | None = None,
 ) -> jax.Array:
-    """ER-ACE: asymmetric cross-entropy of incoming and replayed rows (P, Eq. 5).
+    """Compute ER-ACE: cross-entropy of incoming and replayed rows (P, Eq. 5).
 
     CE(incoming; C_in) + CE(replayed; C_re): the sum of two means, each over its own
     rows, so the weight of a row does not depend on the size of the other part.
@@ -211,7 +211,7 @@ def triplet(
     distance: str = "cosine",
     valid: jax.Array | None = None,
 ) -> jax.Array:
-    """Triplet loss of ER-AML on L2-normalised rows (P, Eq. 1, as a mean).
+    """Compute the triplet loss of ER-AML on L2-normalised rows (P, Eq. 1, as a mean).
 
     The mean over valid rows of max(d(a, p) - d(a, n) + margin, 0). Gradients flow
     to all three.
@@ -263,7 +263,7 @@ def aml_sup_con(
     base_temperature: float = 0.07,
     valid: jax.Array | None = None,
 ) -> jax.Array:
-    """The loss of ER-AML's later released code, in place of the triplet loss.
+    """Compute the loss of ER-AML's later released code, in place of the triplet loss.
 
     With Z the positives and negatives of all valid anchors, s the cosine over the
     temperature and P(i) the rows of Z that have the label of anchor i,
@@ -318,7 +318,7 @@ def der(
     *,
     example_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Dark experience replay (Buzzega et al., NeurIPS 2020), without its weight.
+    """Compute dark experience replay (Buzzega et al., 2020), without its weight.
 
     The Euclidean form of its objective: the mean of (logits - stored_logits)^2 over the
     unmasked rows and all columns. (The paper sums over columns; its released code takes
@@ -358,7 +358,7 @@ def icarl(
     example_mask: jax.Array | None = None,
     reduction: str = "mean",
 ) -> jax.Array:
-    """Binary cross-entropy of iCaRL (Rebuffi et al., CVPR 2017, Algorithm 3).
+    """Compute iCaRL's binary cross-entropy (Rebuffi et al., CVPR 2017, Algorithm 3).
 
     Over rows i and classes c, with sigma the logistic function,
       -t_ic log sigma(z_ic) - (1 - t_ic) log(1 - sigma(z_ic)),
@@ -425,7 +425,7 @@ def task_distillation(
     temperature: float = 2.0,
     example_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Task-wise distillation of SS-IL (Ahn et al., ICCV 2021), without its weight.
+    """Compute SS-IL's task-wise distillation (Ahn et al., 2021), without its weight.
 
     The mean over rows of sum_t KL(q_t || p_t), where q_t and p_t are the softmax of
     teacher_logits / temperature and of logits / temperature over the classes of task

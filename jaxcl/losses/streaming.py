@@ -27,7 +27,7 @@ def logsumexp(
 ) -> jax.Array:
     """Compute the logarithm of the sum of exp(anchor . row) over rows, for each anchor.
 
-    Where several devices share the anchors, each device meets all rows.
+    If several devices share the anchors, each device reads all rows.
 
     Args:
       anchors: f32[N, D], already divided by the temperature.

@@ -29,7 +29,7 @@ def pursuit(
     ridge: float = 0.5,
     tol: float = 1e-5,
 ) -> jax.Array:
-    """Weights of few rows whose gradients a_i add up to a target b.
+    """Weigh a few rows so that their gradients a_i add up to a target b.
 
     Minimises |b - sum_i x_i a_i|^2 + ridge |x|^2 over x >= 0 with at most `budget`
     weights above 0, greedily: the row whose gradient has the largest inner product with
@@ -84,7 +84,7 @@ def pursuit(
 def fill(
     key: jax.Array, weights: jax.Array, member: jax.Array, budget: jax.Array
 ) -> jax.Array:
-    """Adds random rows of weight 1 until `budget` rows are chosen.
+    """Add random rows of weight 1 until `budget` rows are chosen.
 
     Args:
       key: threefry key.
@@ -103,7 +103,7 @@ def fill(
 
 
 def budgets(counts: np.ndarray, total: int) -> np.ndarray:
-    """Shares of a memory in proportion to the rows of each class, on the host.
+    """Share a memory in proportion to the rows of each class, on the host.
 
     Each class gets the floor of its share, but one slot at least; the rest goes to the
     largest remainders, the first of equal ones. If there are more classes than slots,
@@ -142,7 +142,7 @@ def choose(
     size: int,
     ridge: float = 0.5,
 ) -> jax.Array:
-    """Weights of a coreset: `pursuit` of the sum of all, `fill` for the rest.
+    """Weigh the rows of a coreset: `pursuit` of the sum of all, then random rows.
 
     Args:
       key: threefry key.
@@ -172,7 +172,7 @@ def reselect(
     capacity: int,
     ridge: float = 0.5,
 ) -> np.ndarray:
-    """Weights of the rows that stay when every task gets an equal part of the memory.
+    """Weigh the stored rows so that every task has an equal part of the memory.
 
     A part has floor(capacity / tasks) slots; the last task also gets the remainder. The
     classes of a part share it by `budgets`, and `choose` picks the rows of a class. A
@@ -207,7 +207,7 @@ def reselect(
 
 
 def _choose_of(key, atoms_of, rows, budget, ridge):
-    """`choose` among `rows`, padded to a power of two; f32[len(rows)]."""
+    """Run `choose` among `rows`, padded to a power of two; f32[len(rows)]."""
     size, width = _power(budget), _power(len(rows))
     weights = choose(
         key,
@@ -221,7 +221,7 @@ def _choose_of(key, atoms_of, rows, budget, ridge):
 
 
 def _power(number: int) -> int:
-    """The smallest power of two that is at least `number`."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 
@@ -233,7 +233,7 @@ def mixture(
     *,
     span: jax.Array,
 ):
-    """Rows of two buffers, in proportion to the rows of the stream behind each.
+    """Draw rows of two buffers, in proportion to the stream behind each.
 
     size * candidates.seen / (candidates.seen + memory.seen) rows are candidates,
     rounded up or down at random. If one buffer has too few rows, the other gives more.

@@ -13,7 +13,7 @@ FIRST = 1.1  # score of rows that come to an empty memory; the code's cosine is 
 
 
 def score(gradients: jax.Array, references: jax.Array, valid: jax.Array) -> jax.Array:
-    """How much each gradient resembles the most similar one of the memory.
+    """Compare each gradient with the most similar one of the memory.
 
     c_i = max over k of cos(g_i, G_k), plus 1; the cosine with a gradient of zeros is 0.
 
@@ -52,7 +52,7 @@ def in_turn(
     scores: jax.Array,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Slots of rows that come one after another, the paper's algorithm 2.
+    """Choose slots for rows one after another, by the paper's algorithm 2.
 
     A row takes the first free slot. Once there is none, a row with a score c < 1 (its
     cosine is negative) draws slot i in proportion to the score C_i and replaces that
@@ -98,7 +98,7 @@ def at_once(
     scores: jax.Array,
     batch_score: jax.Array,
 ) -> jax.Array:
-    """Slots of the rows of a batch, by the rule of the released code.
+    """Choose slots for the rows of a batch, by the rule of the released code.
 
     While slots are free, rows take them, and rows that do not fit are dropped. Later,
     if the score of the whole batch is below 1, each row gets a candidate, drawn without
@@ -131,7 +131,7 @@ def at_once(
 
 
 def _wins(key, old, new):
-    """Whether rows of score `new` replace rows of score `old`; any shape."""
+    """Tell whether rows of score `new` replace rows of score `old`; any shape."""
     total = old + new
     share = jnp.where(total > 0, old / jnp.where(total > 0, total, 1), 0)
     return jax.random.uniform(key, jnp.shape(new)) < share

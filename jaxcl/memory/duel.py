@@ -46,7 +46,7 @@ class _Window(NamedTuple):
 def similarity(
     cosines: jax.Array, *, score: str = "affine", temperature: float = 0.5
 ) -> jax.Array:
-    """Mutual duplication probability q of two unit rows, from their cosine s.
+    """Return the duplication probability q of two unit rows from their cosine s.
 
     "affine": (1 + s) / 2 (DUEL, Appendix D); "exponential": exp((s - 1) / tau)
     (Section 3).
@@ -74,7 +74,7 @@ def distinctiveness(
     filled: jax.Array | None = None,
     logsumexp: Callable | None = None,
 ) -> jax.Array:
-    """Distinctiveness information of each query against a memory (DUEL, Section 3).
+    """Return each query's distinctiveness against a memory (DUEL, Section 3).
 
     I_d(x; M) = -log (1/K sum_k q(x, m_k)), in nats; large if few rows of the memory
     resemble x.
@@ -111,7 +111,7 @@ def distinctiveness(
 
 
 def slots(keep: jax.Array, capacity: int) -> jax.Array:
-    """Slots of the incoming rows that `select` keeps.
+    """Return the slots of the incoming rows that `select` keeps.
 
     Args:
       keep: bool[K+B], from `select`.
@@ -133,7 +133,7 @@ def is_safe(
     filled: jax.Array | None = None,
     logsumexp: Callable | None = None,
 ) -> jax.Array:
-    """Whether the memory is at least as distinct after an update (DUEL, Definition 4).
+    """Tell whether an update keeps the memory as distinct (DUEL, Definition 4).
 
     The mean distinctiveness over the data is taken over the incoming rows, with the
     score of the policy. An update of a memory with room is always safe: the definition
@@ -174,7 +174,7 @@ def select(
     newcomer_competes: bool = False,
     split: bool = False,
 ) -> jax.Array:
-    """The rows of [memory; incoming] that the memory holds after the batch (DUEL).
+    """Choose the rows of [memory; incoming] that stay after the batch (DUEL).
 
     For each incoming row in order, the present row with the largest sum of q to all
     present rows, itself included, is evicted; then the incoming row is inserted
@@ -189,8 +189,8 @@ def select(
     The exponential score has no such form: every round looks at all rows, after a first
     pass over all pairs. No array is larger than the inputs.
 
-    On accelerators every round looks at all rows, which takes fewer kernels. Where two
-    rows tie but for rounding, either may go.
+    On accelerators every round looks at all rows, which takes fewer kernels. If two
+    rows tie except for rounding, either may go.
 
     Args:
       memory: f32[K, Z], unit rows.
@@ -240,7 +240,7 @@ def select(
 
 
 def _in_windows(memory, incoming, present, room, count, *, ahead, score, temperature):
-    """The rounds as a CPU plays them, with arrays no larger than the rows."""
+    """Play the rounds as on a CPU, with arrays no larger than the rows."""
     limits = room, count, ahead
     if score == "affine":
         return _select_affine(memory, incoming, present, limits)
@@ -248,7 +248,7 @@ def _in_windows(memory, incoming, present, room, count, *, ahead, score, tempera
 
 
 def _over_all(memory, incoming, present, room, count, *, ahead, score, temperature):
-    """The rounds over all rows, as many as there are rows to come."""
+    """Play the rounds over all rows, one for each incoming row."""
     limits = room, count, ahead
     if score == "affine":
         return _affine_over_all(memory, incoming, present, limits)
@@ -281,7 +281,7 @@ def _affine_over_all(memory, incoming, present, limits):
 
 
 def _dot(a, b):
-    """Products in full float32; `slack` in `_select_affine` bounds their rounding.
+    """Multiply in full float32; `slack` in `_select_affine` bounds the rounding.
 
     The defaults are coarser, one pass of bfloat16 on a TPU and TF32 on a GPU. Products
     with a vector are bound by reading the memory, so that precision costs nothing.
@@ -290,12 +290,12 @@ def _dot(a, b):
 
 
 def _products(memory, incoming, row):
-    """Products of all rows with one, f32[K+B]. Joining the rows would copy them."""
+    """Multiply all rows with one, f32[K+B], without joining (copying) them."""
     return jnp.concatenate([_dot(rows, row) for rows in (memory, incoming)])
 
 
 def _row(memory, incoming, index):
-    """Row number `index` of [memory; incoming]."""
+    """Return row `index` of [memory; incoming]."""
     capacity = len(memory)
     stored = memory[jnp.minimum(index, capacity - 1)]
     new = incoming[jnp.clip(index - capacity, 0, len(incoming) - 1)]

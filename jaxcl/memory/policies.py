@@ -24,7 +24,7 @@ _EPS = 1e-6  # smallest range of losses that is divided by
 
 
 def reservoir(buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array) -> jax.Array:
-    """Every row of the stream is in the buffer with the same probability.
+    """Keep every row of the stream with the same probability.
 
     Vitter's Algorithm R, one row after another: row n goes to slot n while
     n < capacity. Later r is drawn uniformly from 0 to n; the row goes to slot r if
@@ -55,7 +55,7 @@ def reservoir(buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array) -> jax
 def batched_reservoir(
     buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """The reservoir of released code, for a batch at once: slightly biased.
+    """Keep rows by released code's reservoir, a batch at once: slightly biased.
 
     Rows take free slots first. For every other row of the batch r is drawn uniformly
     from 0 to n - 1, where n counts the rows before the batch, or before its first row
@@ -101,7 +101,7 @@ def fifo(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
 def ring(
     buffer: buffer_lib.Buffer, turn: jax.Array, group: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """A ring per group: in each, the oldest row is overwritten first.
+    """Keep a ring per group: in each, the oldest row is overwritten first.
 
     The slots are split into shares of equal size, one per group, in order; the first
     groups get one more slot each if there is a remainder. If a batch has more rows of
@@ -156,7 +156,7 @@ def class_balanced(
     label: jax.Array,
     mask: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Class-balancing reservoir sampling (CBRS): classes as even as the stream allows.
+    """Keep classes as even as the stream allows: class-balancing reservoir (CBRS).
 
     Rows come one after another. Let c be the class of a row, m_c the number of stored
     rows of c, and n_c the number of rows of c met, this one included. While a slot is
@@ -213,7 +213,7 @@ def greedy_balanced(
     label: jax.Array,
     mask: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """GDumb's sampler: every class up to an equal share, first come, first kept.
+    """Keep an equal share of every class, first come, first kept (GDumb).
 
     Rows come one after another; k is the capacity. A row is stored if its class never
     was, or if fewer than floor(k / classes stored so far) rows of its class are. It
@@ -256,7 +256,7 @@ def greedy_balanced(
 
 
 def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
-    """Rows take free slots, then those of the most redundant rows: MinRed.
+    """Fill free slots, then replace the most redundant rows (MinRed).
 
     Incoming rows do not compete, since none of them was drawn yet. If a batch has more
     than `capacity` rows, the first ones stay.
@@ -293,7 +293,7 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
 
 
 def duel(buffer: buffer_lib.Buffer, feature: jax.Array, mask: jax.Array) -> jax.Array:
-    """Every row enters, in place of the stored row that is most similar to all others.
+    """Store every row in place of the one that is most similar to all others.
 
     Rows of the batch that entered before may go, too. Source: Choi et al., "DUEL",
     AAAI 2024; see `duel.select`, here with the affine score.
@@ -349,7 +349,7 @@ def score_losses(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Ar
 
 
 def loss_aware(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
-    """Every row enters; those of the lowest scores make room.
+    """Store every row; those of the lowest scores make room.
 
     Scores are taken once, before the batch, so that no row of it goes. If a batch has
     more than `capacity` rows, the first ones stay. Source: see `score_losses`, there
@@ -375,7 +375,7 @@ def loss_aware(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
 def loss_aware_reservoir(
     buffer: buffer_lib.Buffer, key: jax.Array, loss: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """A row enters as in a reservoir; that of the lowest score makes room.
+    """Store rows as a reservoir does; the row of the lowest score makes room.
 
     Rows come one after another: row n of the stream takes slot n while there are free
     ones, and enters with probability capacity / (n + 1) later, exactly where it would
@@ -412,7 +412,7 @@ def loss_aware_reservoir(
 
 
 def _in_turn(buffer, kept, key, label, mask, place):
-    """Slots of rows that are placed one after another, and `kept` afterwards.
+    """Place rows one after another; return their slots and the policy's state.
 
     Only the labels are carried through the loop, not the items.
 
@@ -454,7 +454,7 @@ def _in_turn(buffer, kept, key, label, mask, place):
 
 
 def _nth(pool, n):
-    """Index of the (n+1)-th True in bool[K], i32[]; K if there are fewer."""
+    """Return the index of the (n+1)-th True in bool[K], i32[]; K if there are fewer."""
     return jnp.sum(jnp.cumsum(pool, dtype=jnp.int32) <= n, dtype=jnp.int32)
 
 
@@ -465,7 +465,7 @@ def _numbers(buffer, mask):
 
 
 def _below(key, number, span):
-    """A uniform whole number from 0 to span - 1, u32[], drawn for row `number`.
+    """Draw a uniform whole number below `span`, u32[], for row `number`.
 
     It is (bits * span) >> 64 with 64 random bits. f32 has too few bits, 24; a remainder
     favours small values (by 1/8 at 1.6e9).
@@ -480,7 +480,7 @@ def _below(key, number, span):
 
 
 def _upper(a, b):
-    """Upper 32 bits of the product of two u32, without 64-bit integers."""
+    """Return upper 32 bits of the product of two u32, without 64-bit integers."""
     a1, a0, b1, b0 = a >> 16, a & 0xFFFF, b >> 16, b & 0xFFFF
     first = a1 * b0 + (a0 * b0 >> 16)  # no sum here reaches 2^32
     second = a0 * b1 + (first & 0xFFFF)

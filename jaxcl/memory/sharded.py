@@ -46,7 +46,7 @@ class Shards(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a policy counts, separately on each device."""
+    """A policy's state, separately on each device."""
 
     over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
 
@@ -194,7 +194,8 @@ def sample(
 
 
 def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree):
-    """Call a function of rows of the memory; where it is split, on each device's own.
+    """Call a function of the memory's rows; if they are split, on each device's own
+    rows.
 
     Args:
       replay: says whether it is split.
@@ -226,7 +227,7 @@ def _on_each(function, *trees, everywhere=()):
 
 
 def _own_key(key):
-    """A key for each device; with one device the key itself, as in buffer.py."""
+    """Return a key for each device; with one device the key itself."""
     if _mesh().size == 1:
         return key
     return jax.random.fold_in(key, jax.lax.axis_index(sharding.AXIS))

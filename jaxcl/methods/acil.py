@@ -18,7 +18,7 @@ from jaxcl.methods import frozen, ranpac
 
 
 class Recursion(NamedTuple):
-    """What the recursion moves on."""
+    """The state of the recursion."""
 
     projection: jax.Array  # f32[D,M]; it never changes
     inverse: jax.Array  # f32[M,M], (sum of h h^T + ridge I)^-1

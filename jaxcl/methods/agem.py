@@ -56,7 +56,7 @@ def make(
 
 
 def project(gradient: jax.Array, reference: jax.Array) -> jax.Array:
-    """The nearest vector to `gradient` that does not point against `reference`.
+    """Return the nearest vector to `gradient` that does not point against `reference`.
 
     g - <g, r> / <r, r> r where <g, r> < 0, else g; r = 0 changes nothing.
 

@@ -97,7 +97,7 @@ def make(
 
 
 class _Settings(NamedTuple):
-    """What a step and a score read of the options; `make` says what each is."""
+    """The options that a step and a score read, see `make`."""
 
     temperature: float
     weight: float
@@ -131,7 +131,7 @@ def _step(parts, net, settings, state, batch):
 
 
 def _on_the_sphere(params):
-    """The parameters with prototypes of unit length; outside of the gradient."""
+    """Scale prototypes to unit length; outside of the gradient."""
     return params | {"prototypes": core.l2_normalize(params["prototypes"])}
 
 
@@ -162,7 +162,7 @@ def _loss(settings, state, batch, params, z, teacher_z):
 
 
 def _score(parts, net, settings, state, key, images, label, mask):
-    """Importance of rows, by which the memory is chosen, f32[N]."""
+    """Return importance of rows, by which the memory is chosen, f32[N]."""
     z = views(parts, net, state, key, images, settings.passes)
     return prototype.proposal(
         z,

@@ -24,7 +24,7 @@ _BASE_TEMPERATURE = 0.07  # of the released code of SupCon
 
 
 def _fill(options: dict, replay: core.Replay | None) -> dict:
-    """The factor of the contrastive loss, where it is None."""
+    """Return the factor of the contrastive loss, where it is None."""
     scale = options["loss_scale"]
     usual = options["temperature"] / _BASE_TEMPERATURE
     return {"loss_scale": usual if scale is None else scale}
@@ -107,7 +107,7 @@ def make(
 
 
 def _two_views(parts, state, batch):
-    """Augmented images f32[2B,H,W,C]; rows 2i and 2i + 1 are views of one example."""
+    """Augment images to f32[2B,H,W,C]; rows 2i and 2i + 1 are one example's views."""
     views = parts.augment(core.step_key(state), batch["image"])
     core.check_views(views, 2, "co2l")
     return views.reshape((-1,) + views.shape[2:])

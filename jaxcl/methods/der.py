@@ -97,7 +97,7 @@ def several(
     *,
     disjoint: bool,
 ) -> list[online.Rows]:
-    """`count` draws of config.replay.size rows each.
+    """Draw `count` times config.replay.size rows.
 
     Args:
       parts: what the config builds.

@@ -73,7 +73,7 @@ def joint(
     incoming: online.Rows,
     replayed: online.Rows,
 ) -> tuple[jax.Array, core.PyTree]:
-    """The mean cross-entropy over incoming and replayed rows, passed as one batch.
+    """Return the mean cross-entropy over incoming and replayed rows as one batch.
 
     Args:
       net: the network.

@@ -119,13 +119,13 @@ def _sup_con(anchors, pairs, labels, picked, *, temperature):
 
 
 def _split(pairs):
-    """f32[2B,D], rows 2i and 2i + 1 for anchor i -> positives, negatives f32[B,D]."""
+    """Split f32[2B,D] into positives and negatives f32[B,D] of each anchor."""
     pairs = pairs.reshape(-1, 2, pairs.shape[1])
     return pairs[:, 0], pairs[:, 1]
 
 
 def _rows_of(parts, key, picked, memory, incoming, task):
-    """The picked rows, 2B of them; of an anchor that lacks one of its two, none."""
+    """Read the 2B picked rows; none for an anchor that lacks one of its two."""
     count = len(incoming.label)
     raw = jnp.concatenate([memory.items["image"], incoming.raw])
     labels = jnp.append(memory.items["label"], incoming.label)
@@ -154,7 +154,7 @@ def pick(
     """Draw from memory and batch for each anchor, uniformly and independently.
 
     The positive has the anchor's label and is not the anchor. The negative has
-    another label: with "incoming" one that occurs in the batch, with "all" any. Where
+    another label: with "incoming" one that occurs in the batch, with "all" any. If
     there is none, the anchor takes its place.
 
     Args:

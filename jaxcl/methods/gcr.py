@@ -41,7 +41,7 @@ class Extra(NamedTuple):
 
 
 def _fill(options: dict, replay: core.Replay | None) -> dict:
-    """The rows of the memory, where they are None."""
+    """Fill in the rows of the memory where an option is None."""
     rows = options["candidates"]
     if rows is None and replay is not None:
         rows = replay.capacity
@@ -123,7 +123,7 @@ def _update(parts, net, state, incoming, key, *, alpha, beta):
 
 
 def mix(parts: core.Parts, state: core.TrainState, key: jax.Array) -> online.Rows:
-    """Rows of both memories; candidates of the slots that their task will have."""
+    """Draw rows of both memories, candidates in the slots of their task."""
     k_draw, k_augment = jax.random.split(key)
     memory, candidates = state.extra.memory, state.extra.candidates
     span = -(-memory.capacity // (state.task + 1))
@@ -172,7 +172,7 @@ def _selection(parts, net, *, alpha, beta, ridge) -> Callable:
 
 
 def _pool_of(parts, net, state):
-    """Items of both memories, which of them exist, their features f32[N,D]."""
+    """Return items of both memories, which of them exist, their features f32[N,D]."""
     buffers = state.extra.memory, state.extra.candidates
     items = jax.tree.map(lambda *x: jnp.concatenate(x), *(b.items for b in buffers))
     filled = jnp.concatenate([b.filled for b in buffers])
@@ -198,7 +198,7 @@ def _atoms_of(net, head, items, features, rows, *, alpha, beta):
 
 
 def _rebuilt(state, items, rows, weight, filled):
-    """The state whose memory holds `rows` of the pool; it has no candidates."""
+    """Return the state with a memory of `rows` of the pool and no candidates."""
     memory, candidates = state.extra.memory, state.extra.candidates
     items = jax.tree.map(lambda x: x[rows], items) | {"weight": weight}
     memory = buffer.Buffer(items, filled, memory.seen + candidates.seen)
@@ -217,7 +217,7 @@ def gradients(
     alpha: float,
     beta: float,
 ) -> jax.Array:
-    """Gradient of w (beta * CE + alpha * MSE) of each row in the head, f32[N, P].
+    """Return each row's gradient of w (beta * CE + alpha * MSE) in the head, f32[N, P].
 
     Args:
       net: says what `head` makes of features.

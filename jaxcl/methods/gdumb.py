@@ -110,7 +110,7 @@ def _check_replay(replay: core.Replay, balanced: bool) -> None:
 
 
 def _only_count(state, incoming, key):
-    """The update of an online method that trains nothing."""
+    """Return the update of an online method that trains nothing."""
     zero = jnp.zeros(())
     return state.replace(step=state.step + 1), {"loss": zero, "lr": zero}, {}
 
@@ -131,7 +131,7 @@ class Recipe(NamedTuple):
 
 
 class _Setup(NamedTuple):
-    """What a fit does not change."""
+    """The constants of a fit."""
 
     parts: core.Parts
     net: online.Network
@@ -140,7 +140,7 @@ class _Setup(NamedTuple):
 
 
 def fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
-    """The fit: (key, memory, rows in it) -> (parameters, running statistics)."""
+    """Build the fit: (key, memory, rows in it) -> (parameters, running statistics)."""
     sgd = optim.sgd(momentum=recipe.momentum, weight_decay=recipe.weight_decay)
     tx = optax.chain(optax.clip_by_global_norm(recipe.clip), sgd)
     setup = _Setup(parts, net, recipe, tx)
@@ -205,7 +205,7 @@ def _descend(setup, state, memory, key, number, lr):
 
 
 def rate(number: int, lr: float, end_lr: float) -> float:
-    """Learning rate of a pass: cosines over 1, 2, 4, 8 ... passes after the first."""
+    """Return a pass's learning rate: cosines over 1, 2, 4, 8 ... passes."""
     if number == 0:
         return lr / 10
     length = 1 << (number.bit_length() - 1)
@@ -214,7 +214,7 @@ def rate(number: int, lr: float, end_lr: float) -> float:
 
 
 def batch_of(key: jax.Array, memory: buffer.Buffer, number: jax.Array, size: int):
-    """Batch `number` of a pass over the memory, which the key shuffles.
+    """Return batch `number` of a pass over the memory, which the key shuffles.
 
     Returns:
       images u8[size,H,W,C]; labels i32[size]; bool[size], False for rows that fill up
@@ -234,7 +234,7 @@ def mixed(
     probability: float,
     alpha: float,
 ):
-    """CutMix (Yun et al., ICCV 2019): a box of each image is replaced by another's.
+    """Apply CutMix (Yun et al., ICCV 2019): another image replaces a box.
 
     Args:
       key: threefry key.

@@ -27,7 +27,7 @@ from jaxcl.methods import online
 
 
 def _fill(options: dict, replay: core.Replay | None) -> dict:
-    """The form's margin and the rows of a draw, where they are None."""
+    """Fill in the form's margin and the rows of a draw where options are None."""
     margin, rows = options["margin"], options["memory_rows"]
     if margin is None:
         margin = 0.0 if options["form"] == "paper" else 0.5
@@ -80,7 +80,7 @@ def make(
 
 
 def _past(parts, slope, state, stats, key, size):
-    """Statistics after the passes; gradients f32[T-1,P], 0 of a task without rows."""
+    """Return f32[T-1,P], a gradient for each past task, and the statistics."""
     memory = state.extra.memory
     zero = jnp.zeros_like(jax.flatten_util.ravel_pytree(state.params)[0])
 
@@ -104,7 +104,7 @@ def _past(parts, slope, state, stats, key, size):
 
 
 def _unrolled_scan(body, carry, rows):
-    """`jax.lax.scan` without a loop in the compiled program."""
+    """Run `jax.lax.scan` without a loop in the compiled program."""
     outputs = []
     for row in zip(*rows, strict=True):
         carry, output = body(carry, row)
@@ -120,7 +120,7 @@ def project(
     ridge: float = 1e-3,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """The gradient, moved so that it does not point against any memory gradient.
+    """Move the gradient so that it does not point against any memory gradient.
 
     x = g + G^T v, where v is the minimum over v >= margin of
       1/2 v^T (G G^T + ridge I) v + (G g)^T v,

@@ -28,7 +28,7 @@ from jaxcl.methods import online
 
 
 def _fill(options: dict, replay: core.Replay | None) -> dict:
-    """The form's rows of a gradient, where they are None."""
+    """Fill in the form's rows of a gradient where the option is None."""
     rows = options["rows"]
     if rows is None and options["form"] == "paper":
         rows = 1
@@ -103,7 +103,7 @@ def make(
 
 
 def _choose(parts, gradients_of, state, key, batch, *, form, vectors, size):
-    """Scores f32[B] of incoming rows, and their slots i32[B]."""
+    """Return scores f32[B] of incoming rows, and their slots i32[B]."""
     k_draw, k_choose = jax.random.split(key)
     memory = state.extra.memory
     count = min(vectors, memory.capacity // size)
@@ -122,7 +122,7 @@ def _choose(parts, gradients_of, state, key, batch, *, form, vectors, size):
 
 
 def _references(parts, gradients_of, memory, key, count, size):
-    """Gradients of `count` disjoint draws of `size` stored rows, and which count."""
+    """Return gradients of `count` disjoint draws of `size` rows, and which count."""
     drawn = online.draw(parts, memory, key, size=count * size, augment=False)
 
     def cut(x):
@@ -140,7 +140,7 @@ def _written(state, slots, batch, scores):
 
 
 def complete(mask: jax.Array) -> jax.Array:
-    """Groups that have all their rows, and the first if it has any, bool[N].
+    """Mark the groups that have all their rows, and a first partial one, bool[N].
 
     Args:
       mask: bool[N,R], rows that exist, before those that do not.
@@ -158,7 +158,7 @@ def group_gradients(
     labels: jax.Array,
     mask: jax.Array,
 ) -> jax.Array:
-    """Gradients of the mean cross-entropy of each group of rows, f32[N, P].
+    """Return gradients of the mean cross-entropy of each group of rows, f32[N, P].
 
     Args:
       parts: what the config builds.

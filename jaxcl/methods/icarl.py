@@ -30,7 +30,7 @@ from jaxcl.methods.online import teacher as teacher_lib
 
 
 class Extra(NamedTuple):
-    """What iCaRL keeps."""
+    """The state of iCaRL."""
 
     memory: buffer.Buffer
     seen: jax.Array  # bool[C], classes met so far
@@ -113,7 +113,7 @@ def _bce(outputs, rows, teacher_logits, old, classes):
 
 
 def _of_paper(outputs, rows, teacher_logits, extra):
-    """Terms of labels (new classes) and of the teacher (old classes), of all rows."""
+    """Return the terms of labels (new classes) and teacher (old), of all rows."""
     new = extra.seen & ~extra.old
     terms = [
         (_bce(*side, extra.old, new), _bce(*side, extra.old, extra.old))
@@ -123,7 +123,7 @@ def _of_paper(outputs, rows, teacher_logits, extra):
 
 
 def _of_code(outputs, rows, teacher_logits, extra):
-    """Terms of labels (incoming rows) and of the teacher (replayed rows)."""
+    """Return the terms of labels (incoming rows) and of the teacher (replayed rows)."""
     (new, old), (incoming, replayed) = outputs, rows
     all_classes = jnp.ones_like(extra.old)
     return (

@@ -108,7 +108,7 @@ def interference(
     stats: core.PyTree,
     rows: online.Rows,
 ):
-    """How much a step from `params` to `ahead` raises the loss of each row.
+    """Return the rise of each row's loss by a step from `params` to `ahead`.
 
     Returns:
       CE(ahead) - CE(params), f32[R], in nats, both with the batch statistics of the
@@ -128,7 +128,7 @@ def interference(
 def most(
     parts: core.Parts, key: jax.Array, scores: jax.Array, pool: online.Rows
 ) -> online.Rows:
-    """The config.replay.size rows of the pool with the largest scores."""
+    """Pick the config.replay.size rows of the pool with the largest scores."""
     size = min(parts.replay.size, len(scores))
     # A row that does not exist repeats one that does, and must not be taken for it.
     _, best = jax.lax.top_k(jnp.where(pool.mask, scores, -jnp.inf), size)

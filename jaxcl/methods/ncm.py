@@ -15,7 +15,7 @@ from jaxcl.methods import frozen
 
 
 class Sums(NamedTuple):
-    """What was met of each class."""
+    """Sums over the rows of each class."""
 
     total: jax.Array  # f32[C,D], sum of its features
     counts: jax.Array  # f32[C]

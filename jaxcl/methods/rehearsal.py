@@ -1,8 +1,9 @@
-"""What CCLIS and Co2L share: rows of earlier tasks among the batches of later ones.
+"""Common parts of CCLIS and Co2L: rows of earlier tasks among the batches of later
+ones.
 
 The memory names rows of the train split. `source` mixes them into the batches of the
 next task, so that a step sees one batch like any other. When a task ends, the rows to
-keep are chosen anew, class by class, from the memory and from the task. Where a class
+keep are chosen anew, class by class, from the memory and from the task. If a class
 comes again (domains, slices of the data) its stored and its new rows compete alike, so
 that few rows of the earlier tasks stay.
 """
@@ -33,7 +34,7 @@ class Memory(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What a rehearsing method keeps beside the network that learns."""
+    """A rehearsing method's state beside the trained network."""
 
     memory: Memory  # what the present task replays; after its end, what the next will
     replayed: Memory  # what the task that was trained last replayed
@@ -80,7 +81,7 @@ class Network(NamedTuple):
         *,
         train: bool,
     ):
-        """Unit rows f32[N,D], and the statistics after this pass."""
+        """Return unit rows f32[N,D], and the statistics after this pass."""
         rows, stats = self.nets(params, stats, images, train=train)
         return core.l2_normalize(rows), stats
 
@@ -96,7 +97,7 @@ def network(
 
 
 def together(train: stream.Source, stored: np.ndarray) -> stream.Source:
-    """Stored rows and rows of the task, shuffled together.
+    """Shuffle stored rows and rows of the task together.
 
     Args:
       train: the rows of the task.
@@ -108,7 +109,7 @@ def together(train: stream.Source, stored: np.ndarray) -> stream.Source:
 def stratified(
     train: stream.Source, stored: np.ndarray, *, share: float | None
 ) -> stream.Source:
-    """The same number of stored rows in every batch.
+    """Put an equal number of stored rows into every batch.
 
     An epoch is one pass over the task. Stored rows are passed over as often as the
     batches need, and shuffled before each pass.
@@ -140,7 +141,7 @@ def _stratified(rng, rows, batch_size, *, stored, share):
 def teach(
     net: Network, state: core.TrainState, images: jax.Array, *, train: bool
 ) -> jax.Array:
-    """The teacher's unit rows f32[N,D]; zeros in the first task, at no cost."""
+    """Return the teacher's unit rows f32[N,D]; zeros in the first task, at no cost."""
 
     def rows():
         teacher = state.extra.teacher, state.extra.teacher_stats
@@ -151,7 +152,7 @@ def teach(
 
 
 def weights(extra: Extra, batch: core.Batch) -> jax.Array:
-    """Probability of each row when one row is drawn from its class's pool, f32[B].
+    """Return each row's probability in a draw from its class's pool, f32[B].
 
     For a stored row it is in the memory. The rows of the present task are drawn
     uniformly: 1 / (rows of the class).
@@ -171,7 +172,7 @@ def method(
     mixed: Callable,
     score: Callable | None = None,
 ) -> core.Method:
-    """A method from its step.
+    """Make a method from its step.
 
     Args:
       parts: what the config builds.
@@ -249,7 +250,7 @@ def _end_task(choose, scored, state, task):
 
 
 def _stored(state) -> buffer.Buffer:
-    """The memory as evaluators read it."""
+    """Return the memory as evaluators read it."""
     memory = state.extra.memory
     items, filled = {"index": memory.row, "label": memory.label}, memory.row >= 0
     return buffer.Buffer(items, filled, jnp.sum(filled, dtype=jnp.int32))
@@ -270,7 +271,7 @@ def _empty(size: int) -> Memory:
 
 
 def _chosen(size, score, state, images, rows, label) -> Memory:
-    """The memory for the next task, chosen among `rows`.
+    """Choose the memory for the next task among `rows`.
 
     Stored rows that stay come first, then rows of the task; both keep their order.
 

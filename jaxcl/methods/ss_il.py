@@ -86,9 +86,9 @@ def make(
 
 
 def rivals(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:
-    """Classes that each row competes over, bool[B,C].
+    """Mark the classes that each row competes over, bool[B,C].
 
-    Classes met so far, old ones for a row of an old class, new ones for another.
+    A row of an old class competes over old classes met so far, another over new ones.
     """
     old = task_of < task
     return (task_of >= 0) & (old[label][:, None] == old)

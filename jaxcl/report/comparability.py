@@ -15,7 +15,7 @@ _ASIDE = {"seed", "last_only", "skip"}
 
 
 class Configs(NamedTuple):
-    """What a run was asked, and what every option came to; None: there is no file."""
+    """A run's config and its resolved options; None: there is no file."""
 
     asked: dict | None = None  # config.json
     resolved: dict | None = None  # resolved.json
@@ -42,7 +42,7 @@ def flat(config: Mapping) -> dict[str, str]:
 
 
 def differences(runs: Mapping[str, Configs]) -> list[str]:
-    """List what runs were not measured alike in, a text for each field.
+    """List the differences in how runs were measured, a text for each field.
 
     Compared are the sections `data` and `scenario`, and those of evaluators that
     several runs have; seeds are no difference. Options that are not set count by their
@@ -61,7 +61,7 @@ def differences(runs: Mapping[str, Configs]) -> list[str]:
 
 
 def _sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
-    """(path, name of a run -> the section there), for runs that have it."""
+    """Yield (path, name of a run -> the section there), for runs that have it."""
     for name in ("data", "scenario"):
         yield f"config.{name}", {r: c[name] for r, c in configs.items() if c.get(name)}
     judges = {run: config.get("evaluators") or {} for run, config in configs.items()}

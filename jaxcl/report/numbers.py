@@ -50,7 +50,7 @@ def matrices(run: Run) -> list[str]:
 
 
 def measures(run: Run) -> dict[str, dict[str, Estimate]]:
-    """Matrix name -> measure -> its mean over the seeds that have it."""
+    """Return matrix name -> measure -> its mean over the seeds that have it."""
     estimates = {}
     for name in names_of(run.measures.values()):
         values = {key: runs_lib.measured(run, name, key).values() for key in MEASURES}
@@ -71,7 +71,7 @@ def _difference(run, first, mine, theirs) -> Estimate:
 
 
 def scalars(run: Run, first: Run) -> dict[str, tuple[Estimate, Estimate]]:
-    """Scalars after the last finished task: mean, and difference to the first run."""
+    """Average the last task's scalars, and their difference to the first run."""
     mine, theirs = (
         {
             seed: own["scalars"][r.done - 1] if r.done else {}

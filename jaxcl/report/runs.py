@@ -128,7 +128,7 @@ def comparable(run: Run, first: Run) -> bool:
 
 
 def paired(mine: dict, theirs: dict) -> list[float]:
-    """Differences over the seeds that both have; None is no value."""
+    """Return differences over the seeds that both have; None is no value."""
     pairs = [(mine[seed], theirs[seed]) for seed in sorted({*mine} & {*theirs})]
     return [a - b for a, b in pairs if None not in (a, b)]
 

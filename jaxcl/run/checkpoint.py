@@ -34,7 +34,7 @@ from jaxcl.run import results as results_lib
 
 
 class Phase(enum.StrEnum):
-    """What the run had done when it saved a checkpoint; "phase" of the cursor."""
+    """The progress of a run at a checkpoint; "phase" of the cursor."""
 
     TRAINING = "training"  # a part of a task
     TRAINED = "trained"  # a task, with the method's `end_task`
@@ -42,7 +42,7 @@ class Phase(enum.StrEnum):
 
 
 class Restored(NamedTuple):
-    """What a run continues from."""
+    """The starting point of a resumed run."""
 
     state: object
     cursor: dict  # JSON: what `save` was given
@@ -50,7 +50,7 @@ class Restored(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a checkpoint says of itself, without the arrays."""
+    """The description of a checkpoint, without the arrays."""
 
     tree: dict  # of leaves with shape and dtype; dicts where the state has fields
     cursor: dict  # as in `Restored`

@@ -22,7 +22,7 @@ PHASES = ("first_task", "later_tasks")  # of which the steps are counted apart
 
 
 class Clock:
-    """Seconds of the present task by activity; "rest" is what has no other name."""
+    """Seconds of the present task by activity; "rest" is all other time."""
 
     def __init__(self, spent: dict):
         """Start from the seconds that the task took before, as `read` gave them."""
@@ -118,7 +118,7 @@ def empty(num_tasks: int) -> dict:
 
 
 class Spent(NamedTuple):
-    """What one task took."""
+    """The cost of one task."""
 
     steps: int
     images: int  # rows of the task's data that its steps read, on all devices
@@ -186,6 +186,6 @@ def _seconds(value) -> str:
 
 
 def short(value) -> str:
-    """Write a count in three digits, with the prefix that goes before its unit."""
+    """Write a count in three digits with an SI prefix, for the unit to follow."""
     power = min(int(f"{value:.2e}".partition("e")[2]) // 3, 6)
     return f"{value / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E'][power]}"

@@ -20,7 +20,7 @@ _TILE = 128  # numbers of a TPU's tile along the last axis
 
 
 class Data(NamedTuple):
-    """What is read, in which order, and how it comes to the devices."""
+    """The data of a run: rows, their order, and their way to the devices."""
 
     stream: stream.Stream
     task_names: tuple[str, ...]  # of the whole scenario
@@ -68,7 +68,7 @@ class Evaluation(NamedTuple):
 
 
 class Logging(NamedTuple):
-    """What a run records, prints and draws."""
+    """Settings of logs, messages and pictures."""
 
     every: int  # steps
     record: dict  # options of record.Recorder
@@ -171,7 +171,7 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
 
 
 def _labelled(job, source, task, read) -> Iterator:
-    """Labelled batches of the whole train split, one for each step of the task."""
+    """Yield labelled batches of the whole train split, one for each step."""
     train, size = job.stream.dataset.train, job.data.batch_size
     whole = stream.Source(train, np.arange(stream.size(train)))
     steps = len(schedule(job, source, task))
@@ -204,9 +204,10 @@ def _side_by_side(batch, parts):
 def resident_shapes(data: Data) -> dict:
     """Return the shapes of what `resident` puts on the devices.
 
-    An image is one row, u8[N, H * W * C]. Of u8[N, H, W, C] a TPU would copy the whole
-    set into another layout in every call, since it gathers rows of contiguous bytes. It
-    keeps rows contiguous if they are whole tiles, so that there they end in zeros.
+    An image is one row, u8[N, H * W * C]. From u8[N, H, W, C] a TPU would copy the
+    whole set into another layout in every call, since it gathers rows of contiguous
+    bytes. It keeps rows contiguous if they are whole tiles, so that there they end in
+    zeros.
     """
     if not data.resident:
         return {}

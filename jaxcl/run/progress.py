@@ -71,7 +71,7 @@ class Progress:
         self._bar.update(step - self._bar.n)
 
     def phase(self, text: str) -> None:
-        """Say what is done while no step is; a bar shows it until the next step."""
+        """Show the work between steps; a bar shows it until the next step."""
         if self._bar is not None:
             self._bar.set_description_str(text)
         elif not self._silent:

@@ -97,7 +97,7 @@ class Recorder:
             self._progress.advance(step, task, total_steps)
 
     def phase(self, text: str) -> None:
-        """Say what is done while no step is, see `progress.Progress.phase`."""
+        """Show the work between steps, see `progress.Progress.phase`."""
         if self._write:
             self._progress.phase(text)
 
@@ -109,7 +109,7 @@ class Recorder:
     def close(self) -> None:
         """Save all that was logged; a second call does nothing.
 
-        Where a part cannot be closed, the others are.
+        If a part cannot be closed, the others still are.
         """
         write, self._write = self._write, False
         with contextlib.ExitStack() as stack:  # begins with the last

@@ -14,7 +14,7 @@ _PREFIX = "seed_"
 
 
 class Seeds(NamedTuple):
-    """What a config with `seeds` above 1 asks for."""
+    """The runs of a config with `seeds` above 1."""
 
     seeds: tuple[int, ...]
     make: Callable  # seed -> job.Job, built when its turn comes

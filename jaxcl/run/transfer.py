@@ -125,7 +125,7 @@ def _linear_lr(run, key):
 
 
 class Place(NamedTuple):
-    """Where the checkpoints of a run are."""
+    """The place of a run's checkpoints."""
 
     folder: epath.Path
     numbers: tuple[int, ...]  # from the oldest

@@ -122,7 +122,7 @@ def pick_network(
 
 
 def find_scheme(found: Mapping[str, Any]) -> str:
-    """Find whose names these are: a key of `names.SCHEMES`."""
+    """Find the library that names tensors so, a key of `names.SCHEMES`."""
     for scheme, *signs in _SIGNS:
         if all(name in found for name in signs):
             return scheme
@@ -157,7 +157,7 @@ class _Tensors:
         self.tensors, self.scheme = tensors, names.SCHEMES[scheme]
 
     def name(self, ours: str) -> str:
-        """Their name; "" if the library has none."""
+        """Return the library's name of a tensor; "" if there is none."""
         leaf = names.find(self.scheme, ours)
         return "" if leaf is None else leaf.tensor
 
@@ -176,7 +176,7 @@ class _Tensors:
         return shape
 
     def stem(self) -> tuple[int, int, int]:
-        """Width, channels and side of the first kernel."""
+        """Return the width, channels and side of the first kernel."""
         first = {"vit": "patch", "convnext": "stem", "resnet": "conv1"}
         first = first[self.scheme.kind]
         width, channels, side, across = self.shape(f"{first}/kernel", 4)

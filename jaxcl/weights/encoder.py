@@ -176,7 +176,7 @@ class Encoder:
 
 
 def _apply(module, params, stats, inputs, *, train=False, key=None):
-    """Features, and the statistics after the pass."""
+    """Return the features and the statistics after the pass."""
     variables = {"params": params, "batch_stats": stats}
     keys = {} if key is None else {"key": key}  # only graph encoders take one
     rows, moved = module.apply(
@@ -186,7 +186,7 @@ def _apply(module, params, stats, inputs, *, train=False, key=None):
 
 
 def _several(card, images) -> tuple[Any, bool]:
-    """Images as one array or as a sequence, and whether it was a single image.
+    """Return images as one array or a sequence, and whether there was one image.
 
     An array stays one where `_cut` takes it, so that it is resized on the device.
     """
@@ -308,7 +308,7 @@ def module_of(section: dict) -> nn.Module:
 
 
 def blank(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
-    """Inputs of zeros, of the smallest shape that a card's "input" allows."""
+    """Make inputs of zeros, of the smallest shape that a card's "input" allows."""
     if inputs["kind"] == "images":
         return np.zeros((1, inputs["size"], inputs["size"], inputs["channels"]), "f4")
     masked, zero = np.zeros(1, bool), np.zeros(1, np.int32)
@@ -335,7 +335,7 @@ def _named(params, stats) -> dict[str, Any]:
 
 
 def shapes(card: dict) -> dict[str, tuple[int, ...]]:
-    """Shapes of a network's arrays by their names in the file, see `flat`."""
+    """Return the shapes of a network's arrays by their names in the file."""
     module, inputs = module_of(card["encoder"]), blank(card["input"])
     found = jax.eval_shape(module.init, jax.random.key(0), inputs)
     leaves = _named(found["params"], found.get("batch_stats", {}))

@@ -46,7 +46,7 @@ _RESNETS = re.compile(r"(tv_)?resnet\d+(\..*)?")
 
 
 class Facts(NamedTuple):
-    """What the files say; an empty mapping where they say nothing."""
+    """The content of the files; an empty mapping if there is none."""
 
     network: dict[str, Any]  # option -> value
     images: dict[str, Any]  # "size", "resize", "interpolation", "mean", "std"

@@ -285,7 +285,7 @@ def local(
     """Build `crop(key, images)`, u8[B,H,W,C] -> [B,views,size,size,C]: multi-crop.
 
     Small crops of small parts, beside the two views (SwAV, Caron et al., NeurIPS 2020;
-    defaults are DINO's). What is not said here is as in the two views.
+    defaults are DINO's). Other options are those of the two views.
 
     Args:
       whole: the arguments of `make` for the two views.

@@ -1,4 +1,4 @@
-"""What all pictures are drawn with: figures, formats, colours, axes."""
+"""Tools of all pictures: figures, formats, colours, axes."""
 
 import contextlib
 import contextvars
@@ -33,7 +33,7 @@ def figure_of(width, height, **options):
 
 @contextlib.contextmanager
 def written_as(formats: Sequence[str]) -> Iterator[None]:
-    """Context in which `save` writes each picture in these formats.
+    """Enter a context in which `save` writes each picture in these formats.
 
     So a run writes all its pictures as its config says, and nobody who draws one need
     know of it.
@@ -80,13 +80,13 @@ def format_of(path) -> str:
 
 
 def style_of(number: int) -> dict:
-    """Colour and marker of a curve, class or run; 35 differ."""
+    """Return the colour and marker of a curve, class or run; 35 differ."""
     marker = MARKERS[number % len(MARKERS)]
     return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
 
 
 def dashes(number: int) -> str:
-    """Line style of a curve without markers; with the colours 21 differ."""
+    """Return the line style of a curve without markers; with the colours 21 differ."""
     return DASHES[number // len(COLOURS) % len(DASHES)]
 
 

@@ -126,7 +126,7 @@ def _png(figure) -> bytes:
 
 
 def _before_and_after(axes, results, names) -> None:
-    """Bars of the accuracies of one task, of the untrained network beside the run's."""
+    """Draw the accuracies of one task, before and after training."""
     places = np.arange(len(names))
     after = [np.array(results["matrices"][name], float)[0, 0] for name in names]
     first = [results.get("untrained", {}).get(name, [None])[0] for name in names]

@@ -17,7 +17,7 @@ def anytime(
         band's height, or None for no band); a nan leaves a gap.
       path: of the picture.
       task_ends: i[T], the last step of each task; every other task is shaded.
-      scale: what is drawn of 1; 1.0 for what is no share.
+      scale: factor of the drawn values; 1.0 for values that are no shares.
     """
     figure, axes = _stream(task_ends)
     for number, (name, (steps, mean, spread)) in enumerate(runs.items()):
@@ -28,13 +28,13 @@ def anytime(
 
 
 def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) -> None:
-    """Draw what was measured of each step of a stream of tasks, of several methods.
+    """Draw a measure of several methods at each step of a stream of tasks.
 
     Args:
       runs: name -> (steps i[n], values f[n]).
       path: of the picture.
       task_ends: i[T], the last step of each task; every other task is shaded.
-      xlabel: what is counted, where it is not steps.
+      xlabel: the unit of the x axis, if not steps.
     """
     figure, axes = _stream(task_ends)
     for number, (name, (steps, values)) in enumerate(runs.items()):

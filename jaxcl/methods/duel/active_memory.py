@@ -30,14 +30,14 @@ class Settings(NamedTuple):
 
 
 def create(settings: Settings, batch: core.Batch) -> buffer.Buffer:
-    """An empty memory for examples like those of the batch."""
+    """Return an empty memory for examples like those of the batch."""
     row = _rows(settings, batch, jnp.zeros((len(batch["label"]), settings.dim)))
     example = {name: leaf[0] for name, leaf in row.items()}
     return _placed(settings, buffer.create(example, settings.size))
 
 
 def whole(memory: buffer.Buffer) -> buffer.Buffer:
-    """The memory as `buffer` and `duel` take it, split over the devices or not."""
+    """Return the memory as `buffer` and `duel` take it."""
     if not isinstance(memory.items, sharded.Spread):
         return memory
     filled: Any = memory.filled  # Spread, too
@@ -78,7 +78,7 @@ def update(
 def refreshed(
     memory: buffer.Buffer, slots: jax.Array, features: jax.Array, exists: jax.Array
 ) -> buffer.Buffer:
-    """The memory with new features f32[R, D] in `slots` where `exists` bool[R].
+    """Write features f32[R, D] to `slots` where `exists` bool[R].
 
     A row that is not finite leaves the old one.
     """
@@ -89,7 +89,7 @@ def refreshed(
 
 
 def _filtered(settings, memory, features, mask):
-    """Slots of the rows that DUEL's policy lets in, of those that exist."""
+    """Return slots of the rows that DUEL's policy lets in, of those that exist."""
     # The filter is a loop; without this each iteration would send the split rows.
     both = memory.items["feature"], settings.gather(features)
     mask = settings.gather(mask)
@@ -118,7 +118,7 @@ def _filtered(settings, memory, features, mask):
 
 
 def _rows(settings, batch, features):
-    """The items that are kept of each example."""
+    """Return the items that are kept of each example."""
     items = {"feature": features, "label": batch["label"], "index": batch["index"]}
     if settings.images:
         image = batch["image"]  # with crops already cut, the first of them
@@ -127,7 +127,7 @@ def _rows(settings, batch, features):
 
 
 def _placed(settings, memory):
-    """The memory as the state holds it, split over the devices or not."""
+    """Place the memory as the state holds it, split over the devices or not."""
     if not settings.spread:
         return memory
     rows, filled = sharded.Spread(memory.items), sharded.Spread(memory.filled)

@@ -38,7 +38,7 @@ _SHARE = 8  # of the memory one row in so many is drawn: 256 of 2048 (Appendix E
 
 
 class Extra(NamedTuple):
-    """What DUEL keeps beside the network that learns."""
+    """DUEL's state beside the trained network."""
 
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} for SimCLR
     momentum_stats: core.PyTree  # f32, its own running statistics
@@ -138,8 +138,8 @@ def make(
       temperature: of the loss, and tau of the exponential score.
       memory_size: rows, K.
       drawn: rows that each step draws from the memory as negatives, without replacement
-        (Algorithm 3); None: an eighth, 256 of 2048 (Appendix E). As many as
-        `memory_size`: the whole memory.
+        (Algorithm 3); None: an eighth, 256 of 2048 (Appendix E). `memory_size` takes
+        the whole memory.
       score: "affine" or "exponential", duplication probability of the policy.
       newcomer_competes: Algorithm 1 in place of Algorithm 4.
       safe_update: leave the memory alone if its distinctiveness to the batch would fall
@@ -267,7 +267,7 @@ def _step(setup, state, batch):
 
 
 def _moco(setup, state, views, memory, draw):
-    """The loss of a step and the memory it reads.
+    """Return the loss of a step and the memory it reads.
 
     Args:
       draw: (network, memory) -> as of `_draw`.
@@ -290,7 +290,7 @@ def _moco(setup, state, views, memory, draw):
 
 
 def _simclr(setup, state, views, memory, draw):
-    """The loss of a step and the memory it reads; there is no slow network."""
+    """Return the loss of a step and the memory it reads; there is no slow network."""
     images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
     rows = exists = None
     if setup.remembers:
@@ -308,7 +308,7 @@ def _simclr(setup, state, views, memory, draw):
 
 
 def _contrast(setup, anchors, positives, examples, rows, exists):
-    """The loss of anchors against their positives and rows of the memory."""
+    """Return the loss of anchors against their positives and rows of the memory."""
     if setup.hml_weight is not None:
         return contrastive.m_hml(
             anchors,
@@ -333,7 +333,7 @@ def _contrast(setup, anchors, positives, examples, rows, exists):
 
 
 def _draw(setup, keys, embed, network, memory):
-    """Features f32[R, D] of drawn rows, bool[R] which exist, the memory afterwards.
+    """Draw rows: features f32[R, D], which exist bool[R], the memory afterwards.
 
     Args:
       embed: as of `_embed`.
@@ -354,7 +354,7 @@ def _draw(setup, keys, embed, network, memory):
 
 
 def _embed_all(memory, embed):
-    """The memory with all its features made anew; slots without a row are blank."""
+    """Embed all stored rows again; slots without a row are blank."""
     images = memory.items["image"]
     there = memory.filled.reshape(-1, *(1,) * (images.ndim - 1))
     features = embed(jnp.where(there, images, 0))
@@ -363,7 +363,7 @@ def _embed_all(memory, embed):
 
 
 def _embed(setup, cut, key, network, images):
-    """Unit rows f32[R, D] of stored images u8[R, H, W, C], augmented.
+    """Embed augmented stored images u8[R, H, W, C] as unit rows f32[R, D].
 
     Args:
       cut: the memory holds one crop of each image, as sets that stream are stored;
@@ -377,5 +377,5 @@ def _embed(setup, cut, key, network, images):
 
 
 def _project(setup, network, views):
-    """Unit rows f32[N, D], by batch statistics that move no running ones."""
+    """Project to unit rows f32[N, D], without moving running statistics."""
     return core.l2_normalize(setup.net(*network, views, train=True)[0])

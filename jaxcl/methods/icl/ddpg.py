@@ -138,7 +138,7 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, losses: jax.Array, known: jax.Array) -> jax.Array:
-        """Losses f32[B, W], known bool[B, W] -> f32[B], before the sigmoid."""
+        """Map losses f32[B, W] and known bool[B, W] to f32[B], before the sigmoid."""
         x, known = losses.T[..., None], known.T[..., None]  # time first
         shape = self.width, 4 * self.width
         for layer in (1, 2):
@@ -168,7 +168,7 @@ class Critic(nn.Module):
     def __call__(
         self, losses: jax.Array, known: jax.Array, action: jax.Array
     ) -> jax.Array:
-        """Losses f32[B, W], known bool[B, W], action f32[B] in [0, 1] -> f32[B]."""
+        """Map losses, known [B, W] and action f32[B] in [0, 1] to values f32[B]."""
         losses = jnp.where(known, losses, 0)
         x = jnp.concatenate([losses, 2 * action[:, None] - 1], axis=-1)
         for layer in (1, 2):
@@ -179,7 +179,7 @@ class Critic(nn.Module):
 
 
 def init(key: jax.Array, options: Options) -> Agent:
-    """An agent that has seen nothing.
+    """Make an agent that has seen nothing.
 
     Args:
       key: threefry key.
@@ -212,7 +212,7 @@ def init(key: jax.Array, options: Options) -> Agent:
 
 
 def act(agent: Agent, key: jax.Array, options: Options):
-    """The learning rate of the next step, which descends the loss last observed.
+    """Choose the learning rate of the step down the loss last observed.
 
     The first `warmup` actions are uniform in [0, 1]. Then a = sigmoid(mu(s) + e x) with
     e = max(1 - steps / noise_decay, 0); at each action, with n standard normal,
@@ -255,7 +255,7 @@ def act(agent: Agent, key: jax.Array, options: Options):
 
 
 def rate(action: jax.Array, options: Options) -> jax.Array:
-    """Learning rates in [low, high] of actions in [0, 1], see the top."""
+    """Return the learning rates in [low, high] of actions in [0, 1], see the top."""
     if options.scale == "linear":
         return options.low + (options.high - options.low) * action
     low, high = math.log(options.low), math.log(options.high)
@@ -370,13 +370,13 @@ def learn(agent: Agent, rows: Rows, options: Options) -> Agent:
 
 
 def _networks(options):
-    """Actor and critic, each with its optimiser."""
+    """Return actor and critic, each with its optimiser."""
     actor = Actor(options.actor_width), optax.adam(options.actor_lr)
     return actor, (Critic(options.critic_width), optax.adam(options.critic_lr))
 
 
 def _state(agent, losses, known, options):
-    """Input of the networks: losses [B, W], and which of them are known."""
+    """Return input of the networks: losses [B, W], and which of them are known."""
     if options.standardise:
         std = jnp.sqrt(agent.variance + _TINY)
         losses = jnp.clip((losses - agent.mean) / std, -_CLIP, _CLIP)
@@ -385,7 +385,7 @@ def _state(agent, losses, known, options):
 
 
 def _with_moments(agent, loss, usable, stored, rewards):
-    """The agent whose running moments know a loss and, if `stored`, its reward.
+    """Return the agent whose running moments know a loss and, if `stored`, its reward.
 
     The newest of n values has the weight max(1 / n, 1e-3). A squared reward counts at
     most 25 times their mean, so that one outlier does not outweigh all others.

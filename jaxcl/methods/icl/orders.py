@@ -23,13 +23,13 @@ class Plan(NamedTuple):
 
 
 def inner_steps(growth: float) -> int:
-    """P's number of inner steps, max(ceil((1 - growth) / growth), 1)."""
+    """Count the inner steps, max(ceil((1 - growth) / growth), 1)."""
     # (1 - 0.1) / 0.1 is 9, apart from rounding.
     return max(math.ceil((1 - growth) / growth - 1e-9), 1)
 
 
 def growth(task: stream.Task) -> float:
-    """New rows over all rows, the paper's alpha."""
+    """Return new rows over all rows, the paper's alpha."""
     return len(task.train.rows) / (len(task.earlier) + len(task.train.rows))
 
 
@@ -40,7 +40,7 @@ def batches(
     count: int,
     rng: np.random.Generator | None = None,
 ) -> np.ndarray:
-    """Batches of as many whole epochs as give at least `count`, i32[n, B]."""
+    """Make batches of as many whole epochs as give at least `count`, i32[n, B]."""
     rng = np.random.default_rng(0) if rng is None else rng
     epochs = [task.train.order(rng, rows, batch_size)]
     if len(epochs[0]) == 0:
@@ -54,7 +54,7 @@ def batches(
 
 
 def _side_by_side(parts):
-    """Rows of steps: P parts i32[n, B] -> i32[n, B P], as `Method.parts` has them."""
+    """Join the rows of P parts, i32[n, B] each, to i32[n, B P]."""
     return np.stack(parts, axis=-1).reshape(len(parts[0]), -1)
 
 
@@ -66,7 +66,7 @@ def meta(
     task: stream.Task,
     steps: int,
 ) -> np.ndarray:
-    """An epoch of meta-steps, i32[n, B]: an epoch over the new batches of outer steps.
+    """Order an epoch of meta-steps, i32[n, B], over the new batches.
 
     A meta-step reads `steps` old and `steps` new batches for its inner steps, then a
     new and an old batch for the outer step. All but the outer new batch come from
@@ -86,7 +86,7 @@ def meta(
 def turns(
     rng: np.random.Generator, rows: np.ndarray, batch_size: int, *, task: stream.Task
 ) -> np.ndarray:
-    """An epoch of steps, i32[n, B]: a pass over old batches, then one over new ones.
+    """Order an epoch of steps, i32[n, B]: old batches, then new ones.
 
     Beside each batch is one of the other set, for its negatives.
     """
@@ -126,7 +126,7 @@ def sides(plan: Plan, task: stream.Task) -> int:
 
 
 def epoch(plan: Plan, task: stream.Task, batch_size: int) -> tuple[int, int]:
-    """Steps on old rows, and all steps, of an epoch of `turns`; otherwise 0 and 1."""
+    """Count the steps on old rows, and all steps, of an epoch of `turns`."""
     if task.index == 0 or plan.strategy != "icl":
         return 0, 1
     old, new = (
@@ -137,7 +137,7 @@ def epoch(plan: Plan, task: stream.Task, batch_size: int) -> tuple[int, int]:
 
 
 def source(plan: Plan, state: core.TrainState, task: stream.Task) -> stream.Source:
-    """The training set of a task: its own rows and, by the strategy, earlier ones."""
+    """Return a task's training set: its own rows and, by the strategy, earlier ones."""
     if task.index == 0 or plan.strategy in _NEW_ALONE:
         return task.train
     earlier = task.earlier

@@ -31,7 +31,7 @@ class Setup(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What ICL keeps beside the network; the same for all strategies."""
+    """ICL's state beside the network, equal for all strategies."""
 
     growth: jax.Array  # f32[], new items over all items; 0 in the first task
     old_steps: jax.Array  # i32[], steps on old items in an epoch without meta
@@ -49,7 +49,7 @@ def step(setup: Setup, state: core.TrainState, batch: core.Batch):
 
 
 def _descended(setup, params, agent, key, value, grads, fixed):
-    """Parameters after a step of plain SGD; the agent, and the rate of the step.
+    """Return parameters after a step of plain SGD; the agent, and the rate of the step.
 
     Args:
       params: where `value` and `grads` were taken.
@@ -68,7 +68,7 @@ def _descended(setup, params, agent, key, value, grads, fixed):
 
 
 def _updated(setup, state, key, value, grads, stats, metrics, passes):
-    """The state after an outer step down `grads`."""
+    """Return the state after an outer step down `grads`."""
     metrics |= {"loss": value, "grad_norm": optax.tree.norm(grads)}
     if setup.learnt_rate or setup.fixed_lr is not None:
         agents = state.extra.agents
@@ -85,7 +85,7 @@ def _updated(setup, state, key, value, grads, stats, metrics, passes):
 
 
 def _adapted(setup, state, params, key, old, new):
-    """P, Eq. 10: `params` after the inner steps; the agent, losses and rates f32[S].
+    """Take the inner steps (P, Eq. 10): `params`, agent, losses and rates f32[S].
 
     Args:
       old, new: the batches of the steps, [S, B, ...]; old rows are anchors.
@@ -133,7 +133,7 @@ def _adapted(setup, state, params, key, old, new):
 
 
 def _moved(before, after):
-    """|after - before| / |before|, the share by which weights have moved, f32[]."""
+    """Return |after - before| / |before|, f32[]."""
     difference = jax.tree.map(lambda a, b: a - b, after, before)
     return optax.tree.norm(difference) / optax.tree.norm(before)
 
@@ -235,7 +235,7 @@ def _plain_step(setup, state, batch):
 
 
 def _distilled(setup, state, key, part, rows, positives):
-    """IRD to the encoder of the last task; 0 in the first task."""
+    """Return IRD to the encoder of the last task; 0 in the first task."""
 
     def distilled():
         *past, _ = setup.passes.pairs(*state.extra.teacher, key, part, train=False)

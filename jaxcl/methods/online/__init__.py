@@ -1,4 +1,4 @@
-"""What online continual methods share: a network with one head, a memory, a step."""
+"""Common parts of online continual methods: network, memory and step."""
 
 from jaxcl.methods.online.network import Head as Head
 from jaxcl.methods.online.network import Network as Network

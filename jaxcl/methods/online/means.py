@@ -37,12 +37,12 @@ class Nearest(NamedTuple):
     def features(
         self, params: core.PyTree, stats: core.PyTree, images: jax.Array
     ) -> jax.Array:
-        """f32[B,H,W,C] -> f32[B,D]."""
+        """Embed images f32[B,H,W,C] as f32[B,D]."""
         outputs, _ = self.net(params, stats, images, train=False)
         return self._scaled(outputs.features)
 
     def means(self, state: core.TrainState) -> Means:
-        """The means of the memory; each device embeds its items chunk by chunk."""
+        """Compute the class means of the memory, chunk by chunk."""
         memory, replay = state.extra.memory, self.parts.replay
         # `on_each_device` gives a device only its own slice, so each gets a copy.
         network = jax.tree.map(
@@ -84,7 +84,7 @@ class Nearest(NamedTuple):
         return total[None], counts[None]
 
     def predict(self, state: core.TrainState, images: jax.Array) -> jax.Array:
-        """Minus the squared distance to each class's mean, -inf without an item."""
+        """Return minus the squared distance to each class's mean; -inf without one."""
         means = state.extra.means
         if means is None:
             means = self.means(state)
@@ -93,7 +93,7 @@ class Nearest(NamedTuple):
         return jnp.where(means.exist, -jnp.sum(gaps * gaps, axis=2), -jnp.inf)
 
     def hooks(self) -> dict:
-        """`predict` and `eval_state` of core.Method."""
+        """Return `predict` and `eval_state` of core.Method."""
         compiled = jax.jit(self.means)
 
         def eval_state(state):

@@ -32,7 +32,7 @@ _PROBE = "probe"  # a parameter that `tap` alone uses; its gradient is the measu
 
 
 def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Method:
-    """The method, whose metrics also have what `parts.replay.measure` names.
+    """Add the metrics of `parts.replay.measure` to a method.
 
     The network it trains is the same, bit for bit. Metrics are 0 while there is no row
     of a past task.
@@ -88,7 +88,7 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
 
 
 def _metrics(measure: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the metrics that a step has."""
+    """Return names of the metrics that a step has."""
     drift = ("drift",) if "drift" in measure else ()
     norms = "feature_gradient_norm", "prototype_gradient_norm"
     return drift + (norms if "gradients" in measure else ())
@@ -101,7 +101,7 @@ class Measured(Network):
     num_tasks: int
 
     def watched(self, params: core.PyTree, outputs: Outputs, rows: Rows) -> Outputs:
-        """As of any network; `gradient` gets the norms of the features' gradients."""
+        """Pass replayed rows; `gradient` gets the norms of the features' gradients."""
         features = tap(params, outputs.features, tasks_of(rows))
         return Outputs(features, self.logits(params, features))
 
@@ -134,13 +134,13 @@ class Measured(Network):
 
 
 def tasks_of(rows: Rows) -> jax.Array | None:
-    """Task of each replayed row, i32[R] for `tap`; None if the memory has none."""
+    """Return the task of each replayed row, i32[R]; None without tasks."""
     task = rows.items.get("task")
     return None if task is None else jnp.where(rows.mask, task, -1)
 
 
 def tap(params: core.PyTree, features: jax.Array, tasks: jax.Array | None) -> jax.Array:
-    """The features as they are; the probe's gradient gets the norms of theirs, by task.
+    """Return the features; the probe's gradient gets their gradients' norms by task.
 
     Args:
       params: with the parameter of the probe, or nothing is measured.
@@ -176,7 +176,7 @@ _tap.defvjp(_tap_forward, _tap_backward)
 
 
 def _along_sphere(slope, vectors):
-    """|v| times the norm of the part of dL/dv at right angles to v, f32[R]."""
+    """Return |v| times the norm of the part of dL/dv at right angles to v, f32[R]."""
     slope, vectors = (x.astype(jnp.float32) for x in (slope, vectors))
     unit = core.l2_normalize(vectors)
     across = slope - jnp.sum(slope * unit, axis=1, keepdims=True) * unit

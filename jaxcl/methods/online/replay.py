@@ -23,7 +23,7 @@ def settings(
     measure: tuple[Literal["drift", "gradients"], ...] = (),
     statistics: Literal["running", "memory"] = "running",
 ) -> core.Replay:
-    """The section config.replay.
+    """Return the section config.replay.
 
     Args:
       num_classes: of the whole stream.

@@ -1,4 +1,4 @@
-"""What online continual methods share: a network with one head, a memory, a step.
+"""Common parts of online continual methods: a network with one head, a memory, a step.
 
 One pass over a stream in small batches (Caccia et al., "Reducing Representation Drift
 in Online Continual Learning", 2021, called P). A method is a function `update`, one
@@ -29,7 +29,7 @@ ReplayFrom = Literal["past_tasks", "all", "other_classes"]
 
 
 class Extra(NamedTuple):
-    """What a method that replays keeps. Methods may add fields after these."""
+    """The state of a method that replays. Methods may add fields after these."""
 
     memory: buffer.Buffer | None  # "image" u8, "label" i32, "task" i32, and more
     seen: jax.Array  # bool[C], classes met so far
@@ -66,7 +66,7 @@ def _find_policy(parts: core.Parts, write) -> policies.Policy:
 
 
 def network(parts: core.Parts, head: Head) -> Network:
-    """The network of a method; one that measures, where that is asked for."""
+    """Build the network of a method, with measures if the config asks for them."""
     if "gradients" in parts.replay.measure:
         return probe.Measured(parts.encoder, head, parts.num_classes, parts.num_tasks)
     return Network(parts.encoder, head, parts.num_classes)
@@ -107,7 +107,7 @@ def taken(
     *,
     augment: bool = True,
 ) -> Rows:
-    """Rows that a method took from the memory; those that exist come first.
+    """Augment rows from the memory; those that exist come first.
 
     Rows that do not exist repeat those that do, so that batch statistics see no
     blank image. If none exists, all images are blank.
@@ -120,7 +120,7 @@ def taken(
 
 
 def _repeated(items, mask):
-    """The items, where rows that exist take the place of those that do not."""
+    """Repeat rows that exist in place of those that do not."""
     count = jnp.maximum(jnp.sum(mask), 1)
     rows = jnp.arange(len(mask)) % count
     return jax.tree.map(lambda x: x[rows], items)
@@ -129,19 +129,19 @@ def _repeated(items, mask):
 def images_of(
     parts: core.Parts, key: jax.Array, images: jax.Array, augmented: bool
 ) -> jax.Array:
-    """u8[R,H,W,C] -> f32[R,H,W,C], normalised."""
+    """Normalise u8[R,H,W,C] to f32[R,H,W,C]."""
     return parts.augment(key, images)[:, 0] if augmented else parts.plain(images)
 
 
 def past_tasks(state: core.TrainState) -> jax.Array:
-    """Slots whose example came before the present task, bool[capacity]."""
+    """Mark slots whose example came before the present task, bool[capacity]."""
     return state.extra.memory.items["task"] < state.task
 
 
 def replayable(
     replay_from: ReplayFrom, state: core.TrainState, incoming: Rows
 ) -> jax.Array:
-    """Slots that may be replayed, bool[capacity]; empty ones may be among them."""
+    """Mark slots that may be replayed, bool[capacity], empty ones included."""
     memory = state.extra.memory
     if replay_from == "past_tasks":
         return past_tasks(state)
@@ -152,7 +152,7 @@ def replayable(
 
 
 def together(incoming: Rows, replayed: Rows) -> Rows:
-    """Incoming and replayed rows as one batch.
+    """Join incoming and replayed rows to one batch.
 
     While none can be replayed, incoming rows stand in for them in the batch statistics,
     masked, so that they do not count again.
@@ -176,7 +176,7 @@ def together(incoming: Rows, replayed: Rows) -> Rows:
 
 
 def stored_rows(state: core.TrainState, batch: core.Batch, **more: jax.Array) -> dict:
-    """The rows of a batch as the memory stores them, name -> [B, ...].
+    """Return the rows of a batch as the memory stores them, name -> [B, ...].
 
     Args:
       state: says which task it is.
@@ -206,7 +206,7 @@ def move(
     stats: core.PyTree,
     grads: core.PyTree,
 ):
-    """`descend` with a gradient that the method has computed."""
+    """Take one step down a gradient that the method has computed."""
     lr = core.rate(parts, state)
     state = core.apply_gradients(state, grads, parts.tx, lr)
     metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
@@ -225,7 +225,7 @@ def method(
     remembers: bool = True,
     **hooks,
 ) -> core.Method:
-    """A method from its gradient step.
+    """Make a method from its gradient step.
 
     Args:
       parts: what the config builds.
@@ -268,7 +268,7 @@ def cross_entropy(
     *parts: Rows,
     class_mask: jax.Array | None = None,
 ):
-    """The sum over parts of their mean cross-entropy, each normalised by itself.
+    """Sum the mean cross-entropies of the parts.
 
     Args:
       net: the network.
@@ -323,7 +323,7 @@ def _step(parts, update, write, state, batch):
 
 
 def _read_incoming(parts, key, batch) -> Rows:
-    """Augment a batch and, where it has one, its labelled part."""
+    """Augment a batch and, if it has one, its labelled part."""
     labelled, images, label = None, batch["image"], batch["label"]
     if "labelled" in batch:
         own = jax.random.fold_in(key, 1)
@@ -345,7 +345,7 @@ def _write(parts, policy, state, key, batch, stored):
 
 
 def _predict(net, limit, state, images):
-    """Logits, of classes that were seen alone if `limit`."""
+    """Return logits; with `limit` of the classes seen alone."""
     logits = net(state.params, state.stats, images, train=False)[0].logits
     if not limit:
         return logits

@@ -31,12 +31,12 @@ class Extra(NamedTuple):
 
 
 def create(params: core.PyTree, stats: core.PyTree) -> Teacher:
-    """A teacher of the shapes of `params` and `stats` that does not exist yet."""
+    """Make an empty teacher with the shapes of `params` and `stats`."""
     return Teacher(core.copy(params), core.copy(stats), jnp.zeros((), bool))
 
 
 def begin_task(state: core.TrainState, task: stream.Task) -> core.TrainState:
-    """The state with its network as `extra.teacher`, from the second task on."""
+    """Make the network the teacher, from the second task on."""
     if task.index == 0:
         return state
     teacher = create(state.params, state.stats)._replace(exists=jnp.ones((), bool))
@@ -44,7 +44,7 @@ def begin_task(state: core.TrainState, task: stream.Task) -> core.TrainState:
 
 
 def logits(net: Any, teacher: Teacher, *parts: Any, train: bool = False) -> tuple:
-    """The teacher's logits, f32[R,C] for each `online.Rows`; zeros without a teacher.
+    """Return the teacher's logits, f32[R,C] for each `Rows`; zeros without one.
 
     Without gradient, and at no cost while there is no teacher.
 
