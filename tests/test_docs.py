@@ -302,8 +302,6 @@ def test_public_names_are_as_written():
         assert shown == needed and all(p.default is not p.empty for p in optional), word
 
 
-
-
 # Options and defaults
 
 
