@@ -78,9 +78,8 @@ def test_a_checkpoint_goes_on_with_split_and_with_whole_weights(works, tmp_path)
     run_directories.save(cut, tmp_path, state)
     for work in (cut, whole):
         like = sharding.settle(run_directories.random_state(work, seed=1), work.mesh)
-        with contextlib.closing(
-            checkpoint.Checkpoints(tmp_path / "checkpoints")
-        ) as kept:
+        made = checkpoint.Checkpoints(tmp_path / "checkpoints")
+        with contextlib.closing(made) as kept:
             back = sharding.settle(kept.restore(like).state, work.mesh)
         for have, want in zip(toy.leaves(back), toy.leaves(state), strict=True):
             np.testing.assert_array_equal(np.asarray(have), np.asarray(want))
