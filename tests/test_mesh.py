@@ -105,7 +105,7 @@ def test_a_run_that_is_stopped_goes_on_bitwise(works, tmp_path):
     "changes, told",
     [
         ({"mesh": {"data": 2, "model": 3}}, "model=3.*heads=2"),
-        ({"mesh": {"data": 8, "model": 2}}, "16"),
+        ({"mesh": {"data": 8, "model": 2}}, "config.mesh.*16"),
         ({"mesh": {"data": 4, "rows": 2}}, "rows"),
         ({"mesh": {"data": 4}, "devices": 4}, "devices=4"),
         ({"mesh": SIDES, "encoder": {"name": "conv_net"}}, "'conv_net'"),
