@@ -422,7 +422,7 @@ def frozen(config: ml_collections.ConfigDict) -> Frozen:
 
 
 def _frozen(top: sections.Top, workdir=None) -> Frozen:
-    mesh = sharding.mesh(top.devices)
+    mesh = sections.mesh(top)
     make_stream = sections.tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
     image = schema.options(sections.image, top.augment, "config.augment")
