@@ -53,14 +53,6 @@ class Budget(NamedTuple):
     graphs: int
 
 
-class Waste(NamedTuple):
-    """How much of an epoch's batches is padding."""
-
-    nodes: float  # share of all node slots
-    edges: float
-    batches: tuple[int, ...]  # how many batches have each budget
-
-
 def take(graph_set: GraphSet, rows: np.ndarray) -> GraphSet:
     """Return the graphs at `rows`, renumbered from 0; labels are kept."""
     size, links = (x[rows] for x in _sizes(graph_set))
@@ -234,15 +226,6 @@ def _fit(graph_set, order, budgets) -> np.ndarray:
             f"edges fit none of {budgets}"
         )
     return fits.argmax(axis=1)
-
-
-def waste(graph_set: GraphSet, order: np.ndarray, budgets: Sequence[Budget]) -> Waste:
-    """Measure the share of padding in an epoch, `order` i[steps, batch]."""
-    which = _fit(graph_set, order, budgets)
-    need = _batch_sizes(np.stack(_sizes(graph_set), axis=-1), order).sum(axis=0)
-    have = np.array([budget[:2] for budget in budgets])[which].sum(axis=0)
-    uses = np.bincount(which, minlength=len(budgets))
-    return Waste(*(1 - need / have).tolist(), tuple(uses.tolist()))
 
 
 def first_nodes(graphs: Graphs) -> jax.Array:
