@@ -79,7 +79,7 @@ def _seeds_job(args, folder):
 
 def _paper_job(name, folder):
     """The job of a config, on random images in place of its set."""
-    config = files.read([f"--config={name}"])
+    config = files.read_config([f"--config={name}"])
     with config.unlocked(), config.ignore_type():
         config.devices, config.epochs = 1, 1000
     parts = (config.get(part, {}) for part in ("data", "scenario", "augment"))
@@ -88,7 +88,7 @@ def _paper_job(name, folder):
         shape = data.train.images.shape
         images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
         data = data._replace(train=data.train._replace(images=images))
-    return build.planned(config, data, one_step=False)
+    return build.plan_job(config, data, one_step=False)
 
 
 _TINY = "--width=4", "--size=16", "--depth=10"

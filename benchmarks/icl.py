@@ -92,15 +92,15 @@ def make_job(args, variant: str, directory) -> job.Job:
     return build.build(ml_collections.ConfigDict(made), where)
 
 
-def filling(work: job.Job) -> graphs.Waste | None:
+def filling(work: job.Job) -> graphs.PaddingWaste | None:
     """How much of the batches of twenty epochs is filling; None of images."""
     examples = work.stream.dataset.train
     if examples.graphs is None:
         return None
-    rng, rows = np.random.default_rng(0), np.arange(stream.size(examples))
+    rng, rows = np.random.default_rng(0), np.arange(stream.count_rows(examples))
     order = [stream.filled_order(rng, rows, work.data.batch_size) for _ in range(20)]
     budgets = graph_batches.budgets(examples, work.data.batch_size)
-    return graphs.waste(examples.graphs, np.concatenate(order), budgets)
+    return graphs.measure_waste(examples.graphs, np.concatenate(order), budgets)
 
 
 def measure(args, directory) -> list[dict]:

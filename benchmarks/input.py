@@ -149,7 +149,7 @@ def from_a_worker(examples, args, crop) -> float:
 
 def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
     """The links from files to crops, by one decoder."""
-    crop = prefetch.Crop(SIZE, decoder=decoder)
+    crop = prefetch.RandomCrop(SIZE, decoder=decoder)
     where = {"path": str(folder / "images"), "decoder": decoder, "test": 0.0}
     read = sources.load("image_folder", **where).train
     rows = range(len(read.label))
@@ -179,7 +179,7 @@ def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
 
 def training_process(args, folder: pathlib.Path) -> Iterator[Link]:
     """What the process that trains does with each image that others have read."""
-    crop = prefetch.Crop(SIZE, decoder=args.decoders[0])
+    crop = prefetch.RandomCrop(SIZE, decoder=args.decoders[0])
     where = {"path": str(folder / "images"), "decoder": crop.decoder, "test": 0.0}
     read = sources.load("image_folder", **where).train
     taken = from_a_worker(read, args, crop)

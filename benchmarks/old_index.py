@@ -105,7 +105,7 @@ def main():
     args = parser.parse_args()
     made = args.data in sources.MADE
     section = {"name": args.data} if made else sources.section_of(args.data)
-    dataset, cells = own_images.read(section), {}
+    dataset, cells = own_images.read_images(section), {}
     for strategy in args.strategies:
         for seed in range(args.seeds):
             for key, pair in measure(args, dataset, strategy, seed).items():

@@ -325,7 +325,7 @@ def lower(work: job.Job) -> jax.stages.Lowered:
         return {"index": batch["index"]} | inner
 
     parts, steps = work.parts(_task(work)), work.loop.steps_per_call
-    state, batch = job.placed(work.method, work.data, work.mesh, parts)
+    state, batch = job.placed_shapes(work.method, work.data, work.mesh, parts)
     whole = sharding.replicated(work.mesh)
     split = sharding.split(work.mesh, axis=2 if parts > 1 else 1)
     place = whole if work.data.graphs else split
@@ -364,7 +364,7 @@ def read(compiled: jax.stages.Compiled, work: job.Job, chip: Chip | None) -> dic
     memory["held"] = sum(memory.values()) - 2 * memory["aliased"]
     counted, task = compiled.cost_analysis() or {}, _task(work)
     shapes = job.shapes(work.method, work.data, work.parts(task))
-    written = cost.flops(work.method.step, *shapes, task)
+    written = cost.count_flops(work.method.step, *shapes, task)
     flops = max(counted.get("flops", 0.0), (written or 0) / work.mesh.size)
     # A GPU's compiler tells no bytes of a chip that is absent, nor of libraries' calls.
     gpu = work.mesh.devices.flat[0].platform == "gpu"
@@ -413,7 +413,7 @@ def estimate(
             stack.enter_context(sharding.for_elsewhere(devices(target)))
             with config.unlocked(), config.ignore_type():
                 config.devices = None  # all of the target's
-        work = build.planned(config, data, one_step=False)
+        work = build.plan_job(config, data, one_step=False)
         found = {
             "name": work.config.get("name", "run"),
             "device": work.mesh.devices.flat[0].device_kind,

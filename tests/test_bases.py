@@ -349,7 +349,7 @@ def test_replayed_rows_are_spread_over_the_devices(tmp_path):
     step, resident = job.compile_step(work), job.resident(work)
     task = work.stream.tasks[0]
     state = job.initial_state(work)
-    feed = job.feed(work, task.train, 0, 0)
+    feed = job.feed_batches(work, task.train, 0, 0)
     with contextlib.closing(feed):
         _, batches, number = next(feed)
         program = step.lower(state, resident, batches, number).compile().as_text()

@@ -240,7 +240,7 @@ def test_the_program_takes_what_a_run_gives_it(changes, tmp_path):
     work = run_directories.untried(tmp_path, **changes)
     images, batches, number = toy.first_call(work)
     _, metrics = estimate.lower(
-        build.planned(toy.config(**changes), one_step=False)
+        build.plan_job(toy.config(**changes), one_step=False)
     ).compile()(job.initial_state(work), images, batches, number)
     assert np.isfinite(metrics["loss"]).all()
 

@@ -162,16 +162,16 @@ def test_mnist_from_a_folder(tmp_path, monkeypatch):
     for file, content in files.items():
         (tmp_path / file).write_bytes(content)
     out = tmp_path / "mnist"
-    fetch.fetch("mnist", str(out), source=str(tmp_path))
+    fetch.fetch_set("mnist", str(out), source=str(tmp_path))
     assert check_arrays("mnist", out).class_names == tuple("0123456789")
     assert {*tmp_path.iterdir()} == {out, *(tmp_path / file for file in files)}
     with pytest.raises(ValueError, match="train-images-idx3"):
-        fetch.fetch("mnist", str(tmp_path / "x"), source=str(tmp_path / file))
+        fetch.fetch_set("mnist", str(tmp_path / "x"), source=str(tmp_path / file))
     (tmp_path / file).unlink()
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte.gz"):
-        fetch.fetch("mnist", str(tmp_path / "x"), source=str(tmp_path))
+        fetch.fetch_set("mnist", str(tmp_path / "x"), source=str(tmp_path))
     with pytest.raises(ValueError, match="--from=nowhere"):
-        fetch.fetch("mnist", str(tmp_path / "x"), source="nowhere")
+        fetch.fetch_set("mnist", str(tmp_path / "x"), source="nowhere")
 
 
 def test_stl10_with_and_without_its_unlabelled_images(tmp_path, monkeypatch):
@@ -193,7 +193,7 @@ def test_stl10_with_and_without_its_unlabelled_images(tmp_path, monkeypatch):
         known(monkeypatch, name, [tar(files)])
         (tmp_path / "archive").write_bytes(tar(files))
         out = tmp_path / "new" / name
-        fetch.fetch(name, str(out), source=str(tmp_path / "archive"))
+        fetch.fetch_set(name, str(out), source=str(tmp_path / "archive"))
         data = sources.load("arrays", path=str(out))
         assert data.class_names[0] == "airplane" and data.class_names[9] == "truck"
         images, label = want["train"]
@@ -232,7 +232,9 @@ def test_tiny_imagenet(tmp_path, monkeypatch):
     files[f"{top}/val/val_annotations.txt"] = "".join(lines).encode()
     known(monkeypatch, "tiny_imagenet", [zipped(files)])
     (tmp_path / "archive").write_bytes(zipped(files))
-    fetch.fetch("tiny_imagenet", str(tmp_path / "x"), source=str(tmp_path / "archive"))
+    fetch.fetch_set(
+        "tiny_imagenet", str(tmp_path / "x"), source=str(tmp_path / "archive")
+    )
     data = sources.load("arrays", path=str(tmp_path / "x"))
     assert data.class_names == wnids and data.decoder == "pillow"
     for split, rows in want.items():
@@ -244,14 +246,14 @@ def test_tiny_imagenet(tmp_path, monkeypatch):
 def test_a_cut_download_goes_on(server, tmp_path, monkeypatch):
     (content,) = known(monkeypatch, "cifar10", [cifar("cifar10")], server).values()
     server.cuts = [100, 50]
-    fetch.fetch("cifar10", str(tmp_path / "a"))
+    fetch.fetch_set("cifar10", str(tmp_path / "a"))
     assert server.asked == [None, "bytes=100-", "bytes=150-"]
     check_arrays("cifar10", tmp_path / "a")
     # Of a call that ended; and from a server without ranges.
     server.ranges, server.asked, part = False, [], tmp_path / "b.download"
     part.mkdir()
     (part / "cifar-10-binary.tar.gz.part").write_bytes(content[:300])
-    fetch.fetch("cifar10", str(tmp_path / "b"))
+    fetch.fetch_set("cifar10", str(tmp_path / "b"))
     assert server.asked == ["bytes=300-"] and not part.exists()
     check_arrays("cifar10", tmp_path / "b")
 
@@ -260,7 +262,7 @@ def test_a_download_that_always_ends_is_given_up(server, tmp_path, monkeypatch):
     known(monkeypatch, "cifar10", [cifar("cifar10")], server)
     server.cuts = [10] * 50
     with pytest.raises(fetch.Unreachable, match="cifar"):
-        fetch.fetch("cifar10", str(tmp_path / "a"))
+        fetch.fetch_set("cifar10", str(tmp_path / "a"))
     assert len(server.asked) == fetch.TRIES
     assert (tmp_path / "a.download/cifar-10-binary.tar.gz.part").stat().st_size == 50
 
@@ -271,16 +273,16 @@ def test_a_file_that_is_not_the_published_one(server, tmp_path, monkeypatch):
     wrong[-1] ^= 1
     server.files[name] = bytes(wrong)
     with pytest.raises(ValueError, match=r"published"):
-        fetch.fetch("cifar10", str(tmp_path / "a"))
+        fetch.fetch_set("cifar10", str(tmp_path / "a"))
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "a.download" / name).exists()
     # A longer one is not read to its end.
     server.files[name] = bytes(wrong) * 2
     with pytest.raises(ValueError, match=f" {len(wrong):,} bytes"):
-        fetch.fetch("cifar10", str(tmp_path / "a"))
+        fetch.fetch_set("cifar10", str(tmp_path / "a"))
     (tmp_path / "mine").write_bytes(wrong)
     with pytest.raises(ValueError, match="damaged"):
-        fetch.fetch("cifar10", str(tmp_path / "a"), source=str(tmp_path / "mine"))
+        fetch.fetch_set("cifar10", str(tmp_path / "a"), source=str(tmp_path / "mine"))
     assert (tmp_path / "mine").exists()
 
 
@@ -307,5 +309,5 @@ def test_a_set_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     out = tmp_path / "sub" / "out"
     out.mkdir(parents=True)
     with pytest.raises(OSError, match=NAMES["cifar10"]):
-        fetch.fetch("cifar10", str(out), source=str(tmp_path / "archive"))
+        fetch.fetch_set("cifar10", str(out), source=str(tmp_path / "archive"))
     assert [*out.parent.iterdir()] == [out] and not [*out.iterdir()]

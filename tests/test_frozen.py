@@ -278,7 +278,7 @@ def test_a_stream_by_classes_ends_as_all_classes_at_once(tmp_path):
     for scenario in ({"name": "class", "num_tasks": 3}, {"name": "joint"}):
         workdir = tmp_path / scenario["name"]
         work = toy.job(workdir, **changes | {"scenario": scenario})
-        results = train.run(work, workdir)
+        results = train.run_tasks(work, workdir)
         matrix = results["matrices"]["predict/class_incremental"]
         found[scenario["name"]] = np.array(matrix, float)
     by_class, joint = found["class"][-1].mean(), found["joint"][-1].mean()

@@ -815,7 +815,7 @@ ROWS_OF = [pytest.param(n, marks=[pytest.mark.slow] * (n != "retrain")) for n in
 def test_a_step_of_graphs(name):
     made = graph_parts(augment_graphs.make() if name == "icl" else shaken)
     method = make(made, **GRAPHS[name])
-    the_task, blank = graph_task(), graph_batches.blank(SET.train, 1)
+    the_task, blank = graph_task(), graph_batches.blank_batch(SET.train, 1)
     if name == "icl":
         state = jax.jit(method.init)(jax.random.key(0), blank)
     else:

@@ -423,6 +423,6 @@ def test_pictures_are_of_the_state_that_is_judged(tmp_path):
         ),
         evaluation=work.evaluation._replace(pictures={"drawn": draw}),
     )
-    train.run(work, tmp_path)
+    train.run_tasks(work, tmp_path)
     assert len(seen) == 1 and not any(x.any() for x in jax.tree.leaves(seen[0]))
     assert any(x.any() for x in jax.tree.leaves(toy.saved(work, tmp_path).state.params))

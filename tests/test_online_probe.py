@@ -53,7 +53,7 @@ def played(measure=BOTH):
         numbers = {"task": task.index, "task_start": int(state.step), "task_steps": 12}
         numbers = {name: jnp.asarray(n, jnp.int32) for name, n in numbers.items()}
         state = work.method.begin_task(state.replace(**numbers), task)
-        for _, batches, number in job.feed(work, task.train, task.index, 0):
+        for _, batches, number in job.feed_batches(work, task.train, task.index, 0):
             before = core.copy(state)
             state, metrics = step(state, resident, batches, number)
             rows = jax.tree.map(lambda x: np.asarray(x)[0], batches)

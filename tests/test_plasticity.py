@@ -31,7 +31,7 @@ def alone_twin(tmp):
         task = work.stream.tasks[i]._replace(index=0)
         stream = work.stream._replace(tasks=(task,))
         work = toy.change(work, stream=stream, pictures={}, evaluators={})
-        train.run(work, tmp / f"twin_{i}")
+        train.run_tasks(work, tmp / f"twin_{i}")
         state = toy.saved(work, tmp / f"twin_{i}").state
         judge = toy.job(tmp / f"judge_{i}", **SMALL).evaluation.evaluators["knn"]
         found.append(judge(state, i).rows["class_incremental"][i])
@@ -49,7 +49,7 @@ def first(root):
     cache = str(root / "cache")
     changes = {"method.strategy": "pnr", "plasticity_cache": cache}
     work = work_of(root / "first", **changes)
-    return finish.run(work, root / "first"), cache
+    return finish.run_job(work, root / "first"), cache
 
 
 def test_it_is_the_accuracy_of_the_base_alone(root, first):
@@ -94,7 +94,7 @@ def test_another_strategy_finds_it_and_trains_nothing(root, first, capsys, monke
     assert len(files) == 2 and all(file.suffix == ".json" for file in files)
     before = [file.read_bytes() for file in files]
     work, here = work_of(root / "second", plasticity_cache=cache), root / "second"
-    found = finish.run(work, here)
+    found = finish.run_job(work, here)
     assert found["finetune"] == results["finetune"]
     assert not (here / "single").exists()
     assert sorted((root / "cache").iterdir()) == files
@@ -103,18 +103,18 @@ def test_another_strategy_finds_it_and_trains_nothing(root, first, capsys, monke
     assert all(said.count(f"from {file}\n") == 1 for file in files)
     assert all(f"FT of {task.name}: " in said for task in work.stream.tasks)
     # A damaged file is measured again.
-    path = task_alone.path(work.evaluation.alone, 1)
+    path = task_alone.cache_path(work.evaluation.alone, 1)
     path.write_text(path.read_text()[:100])
-    assert task_alone.read(work.evaluation.alone, 0)
-    assert task_alone.read(work.evaluation.alone, 1) is None
+    assert task_alone.read_cached(work.evaluation.alone, 0)
+    assert task_alone.read_cached(work.evaluation.alone, 1) is None
     monkeypatch.setattr(finish.job, "compile_step", counted := Counted())
-    assert finish.run(work, here)["finetune"] == results["finetune"]
+    assert finish.run_job(work, here)["finetune"] == results["finetune"]
     assert [p.name for p in (here / "single").iterdir()] == ["task_1"]
     assert [file.read_bytes() for file in files] == before
     assert sorted((root / "cache").iterdir()) == files  # no draft is left
     # Without a cache: the same numbers.
     bare = toy.change(work, alone=work.evaluation.alone._replace(cache=None))
-    assert finish.run(bare, here)["finetune"] == results["finetune"]
+    assert finish.run_job(bare, here)["finetune"] == results["finetune"]
     assert sorted(p.name for p in (here / "single").iterdir()) == ["task_0", "task_1"]
     assert counted.calls == 2  # one for each run: fine-tuning shares it
 
@@ -123,7 +123,7 @@ def key_of(tmp_path, **changes):
     """Name of the file, built without tracing the step."""
     work = work_of(tmp_path / "keys", **{"plasticity_cache": "cache"} | changes)
     shutil.rmtree(tmp_path / "keys")  # the next one is another run
-    return task_alone.path(work.evaluation.alone, 0).name
+    return task_alone.cache_path(work.evaluation.alone, 0).name
 
 
 HITS = [
@@ -172,7 +172,7 @@ def test_what_it_depends_on(tmp_path, monkeypatch):
     keys = [key_of(tmp_path, **changes) for changes in MISSES]
     assert len({mine, *keys}) == 1 + len(MISSES), MISSES
     work = work_of(tmp_path / "other", plasticity_cache="cache")
-    assert task_alone.path(work.evaluation.alone, 1).name not in (mine, *keys)
+    assert task_alone.cache_path(work.evaluation.alone, 1).name not in (mine, *keys)
     label = work.stream.dataset.train.label
     label[[0, 1]] = label[[1, 0]]
     relabelled = task_alone.fingerprint(work.stream.dataset)

@@ -57,14 +57,14 @@ def test_a_run_writes_all_its_pictures_in_its_formats(tmp_path):
     evaluators = {"knn": {}, "neighbours": options}
     changes = {"plots": True, "evaluators": evaluators, "scenario.num_tasks": 10}
     config = toy.config(**changes, plot_formats="svg,png", first_tasks=1, epochs=1)
-    finish.run(build.build(config, tmp_path), tmp_path)
+    finish.run_job(build.build(config, tmp_path), tmp_path)
     made = {path.name for path in (tmp_path / "plots").iterdir()}
     names = {"curves", "knn_class_incremental", "neighbours_task1"}
     assert {f"{name}.{kind}" for name in names for kind in ("svg", "png")} <= made
     assert {name.rpartition(".")[2] for name in made} == {"svg", "png"}
     # Formats may change: a run that is over draws what results.json holds anew.
     config.plot_formats = "pdf"
-    finish.run(build.build(config, tmp_path), tmp_path)
+    finish.run_job(build.build(config, tmp_path), tmp_path)
     assert (tmp_path / "plots" / "curves.pdf").exists()
 
 

@@ -50,7 +50,7 @@ FUNCTIONS = {
     "long_tail": imbalance.long_tail,
     "replay": replay.settings,
     "agent": ddpg.Options,
-    "top": sections.Top,
+    "top": sections.TopLevel,
 }
 # config alone makes one, from a section that `top_of` checks
 CALLS = {"top": lambda **options: sections.top_of(options)}

@@ -102,7 +102,7 @@ def fit(
         raise ValueError(
             f"tasks={tasks!r}: must be a whole number from 1, or the task of each image"
         )
-    read = _read(images, labels, by_image, test, name)
+    read = _make_data_section(images, labels, by_image, test, name)
     begun = isinstance(encoder, encoder_lib.Encoder)
     with _silent(quiet):
         config = _config(
@@ -129,31 +129,33 @@ def fit(
             "seed=1 and so on"
         )
     start = _tensors(encoder) if begun else {}
-    where = epath.Path(out or f"runs/{name}-{_hash(config, start)}")
+    where = epath.Path(out or f"runs/{name}-{_hash_settings(config, start)}")
     if begun:
-        config.start = _written(encoder.card, start, where)
+        config.start = _write_encoder(encoder.card, start, where)
     with _silent(quiet), _stopping() as stop:
         logging.set_verbosity(logging.WARNING)
         work = build.build(config, where)
-        finish.run(work, where, stop=stop)
+        finish.run_job(work, where, stop=stop)
         print(f"\n{finish.closing(work, where)}", flush=True)
     return result.Result(str(where), held=read.held)
 
 
-def _read(images, labels, domains, test, name) -> inputs.Given:
+def _make_data_section(images, labels, domains, test, name) -> inputs.ImageInput:
     """Make config.data of the images, and of those that judge."""
     share = test if isinstance(test, int | float) else None
     if share is not None and not 0 <= share < 1:
         raise ValueError(f"test={test!r}: a share must be from 0 to below 1")
-    train = inputs.read(images, name=name, labels=labels, domains=domains, test=share)
+    train = inputs.make_section(
+        images, name=name, labels=labels, domains=domains, test=share
+    )
     if test is None or share is not None:
         return train
     judging, known = inputs.split_pair(test)
-    judge = inputs.read(judging, name=f"{name}_test", labels=known)
+    judge = inputs.make_section(judging, name=f"{name}_test", labels=known)
     sections = {"train": train.section, "test": judge.section}
     sections = {name: x | sources.without_test_split(x) for name, x in sections.items()}
     held = (*train.held, *judge.held)
-    return inputs.Given({"name": "judged_by", **sections}, held)
+    return inputs.ImageInput({"name": "judged_by", **sections}, held)
 
 
 def _config(section, *, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
@@ -189,7 +191,7 @@ def _check_strategy(config) -> None:
         )
 
 
-def _hash(config, start: dict[str, bytes]) -> str:
+def _hash_settings(config, start: dict[str, bytes]) -> str:
     """Hash all that a run is of to eight digits: other runs, other directories.
 
     Args:
@@ -204,16 +206,16 @@ def _hash(config, start: dict[str, bytes]) -> str:
 
 def _tensors(encoder: encoder_lib.Encoder) -> dict[str, bytes]:
     """Pack the tensors of an encoder in memory into a file, by its name."""
-    leaves = encoder_lib.flat(encoder.params, encoder.stats)
-    return {folder.TENSORS: writer.pack(leaves, "flax")}
+    leaves = encoder_lib.flatten_leaves(encoder.params, encoder.stats)
+    return {folder.TENSORS: writer.pack_tensors(leaves, "flax")}
 
 
-def _written(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
+def _write_encoder(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
     """Write the folder of an encoder in memory beside the run; return its path."""
     card = {key: value for key, value in card.items() if key != "checksum"}
     card["files"] = writer.hashes(files)
     place = where / "start"
-    writer.write(place, files, card, force=False)
+    writer.write_folder(place, files, card, force=False)
     return str(place)
 
 
@@ -231,15 +233,15 @@ def _silent(quiet: bool) -> Iterator[None]:
 def _stopping() -> Iterator:
     """Let Ctrl-C save the run within this context; yield what says that it came.
 
-    Unlike `signals.watch` it never ends the process, which may be a notebook's. Only
-    the main thread hears signals; elsewhere nothing stops a run.
+    Unlike `signals.watch_signals` it never ends the process, which may be a notebook's.
+    Only the main thread hears signals; elsewhere nothing stops a run.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     asked = threading.Event()
 
-    def hear(number):  # in a thread: at once, also while a program is compiled
+    def record_signal(number):  # in a thread: at once, also while a program is compiled
         if not asked.is_set():
             asked.set()
             print("jaxcl: the run saves and stops; a second Ctrl-C ends it", flush=True)
@@ -251,5 +253,5 @@ def _stopping() -> Iterator:
         if len(calls) > 1:
             raise KeyboardInterrupt
 
-    with signals.hear_at_once((signal.SIGINT,), hear, note):
+    with signals.hear_at_once((signal.SIGINT,), record_signal, note):
         yield lambda: bool(calls) or asked.is_set()

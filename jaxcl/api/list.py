@@ -40,7 +40,7 @@ def _describe(make: Callable, needs: dict[str, Any]) -> str:
     return f"{_first_line(make.__doc__)}. Needs: {needed or 'nothing more'}."
 
 
-def _bases() -> dict[str, str]:
+def _describe_bases() -> dict[str, str]:
     """Describe each base: its first line, and what it needs beside the images."""
     found = {}
     for name, make in bases.BASES.items():
@@ -85,7 +85,7 @@ KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
         "--config.method.name=NAME",
         lambda: dict(_modules("jaxcl.methods")),
     ),
-    "bases": ("jaxcl train CONFIG --config.method.base=NAME", _bases),
+    "bases": ("jaxcl train CONFIG --config.method.base=NAME", _describe_bases),
     "strategies": ("jaxcl train CONFIG --config.method.strategy=NAME", _strategies),
     "encoders": ("--config.encoder.name=NAME", _encoders),
     "data": ("--config.data.name=NAME", lambda: _functions(sources.SOURCES)),
@@ -93,11 +93,11 @@ KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
         'in a config: config.evaluators = {"NAME": {}}',
         lambda: dict(_modules("jaxcl.evals")),
     ),
-    "configs": ("jaxcl train NAME", files.names),
+    "configs": ("jaxcl train NAME", files.describe_configs),
 }
 
 
-def text(kind: str, width: int = 88) -> str:
+def format_kind(kind: str, width: int = 88) -> str:
     """Write a kind of thing as lines, each a name and what it is.
 
     Args:
@@ -136,5 +136,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not kinds:
         print(overview())
     else:
-        print("\n\n".join(text(kind, width) for kind in kinds))
+        print("\n\n".join(format_kind(kind, width) for kind in kinds))
     return 0

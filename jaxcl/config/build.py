@@ -54,7 +54,7 @@ _EVALUATED = ("embed", "predict", "memory", "replayed", "project", "objective")
 
 def build(
     config: ml_collections.ConfigDict, workdir, *, lost: bool = False
-) -> job.Job | transfer.Transfer | seeds.Seeds:
+) -> job.Job | transfer.Transfer | seeds.SeedRuns:
     """Make everything that a run needs; reads data, compiles nothing.
 
     With config.seeds above 1, the runs of all; the first is built, so that what is
@@ -75,14 +75,16 @@ def build(
     if raw.get("seeds", 1) != 1:
         return _build_seeds(raw, workdir, lost)
     raw = completed(raw)
-    plain, top = options_lib.plain(raw, "config"), sections.top_of(raw)
-    compile_cache.use(top.compile_cache)
-    run_config.check(workdir, plain, run_config.NOTED)  # again below, when all is known
+    plain, top = options_lib.to_json(raw, "config"), sections.top_of(raw)
+    compile_cache.use_cache(top.compile_cache)
+    run_config.check_config(
+        workdir, plain, run_config.NOTED
+    )  # again below, when all is known
     made: job.Job | transfer.Transfer
     if top.checkpoint is not None:
         made, noted = _transfer(top, workdir, lost), {}
     else:
-        made = work = _job(top, plain, workdir, None, lost)
+        made = work = _build_job(top, plain, workdir, None, lost)
         noted = _count_shards(top.replay, work.mesh) | {"resident": work.data.resident}
     # Save machine-dependent choices with the config: the decoder that "auto" took, and
     # whether images are on the device. They change the crops and thus the results.
@@ -93,7 +95,7 @@ def build(
         workdir, plain | noted, _list_options(plain, made) | noted
     )
     if jax.process_index() == 0:
-        identity.write(workdir, dataset.known)
+        identity.write_identity(workdir, dataset.known)
     return made
 
 
@@ -124,17 +126,17 @@ def _with_precision(raw: dict, workdir=None) -> dict:
     if raw.get("precision") != "auto":
         return raw
     path = None if workdir is None else epath.Path(workdir) / "config.json"
-    begun = run_config.read(path) if path is not None and path.exists() else {}
+    begun = run_config.read_config(path) if path is not None and path.exists() else {}
     return raw | {"precision": begun.get("precision") or sections.precision_of(raw)}
 
 
-def _build_seeds(raw, workdir, lost) -> seeds.Seeds:
+def _build_seeds(raw, workdir, lost) -> seeds.SeedRuns:
     """Make the runs of several seeds, each with a directory and a config of its own."""
     if raw.get("checkpoint") is not None:
         raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
-    whole, plain = sections.completed(raw), options_lib.plain(raw, "config")
+    whole, plain = sections.completed(raw), options_lib.to_json(raw, "config")
     top = sections.top_of(whole)
-    run_config.check(workdir, plain)
+    run_config.check_config(workdir, plain)
 
     @functools.lru_cache(maxsize=1)  # the first is asked for again
     def make(seed):
@@ -146,13 +148,13 @@ def _build_seeds(raw, workdir, lost) -> seeds.Seeds:
 
     first = make(top.seed)
     own = {"seed": top.seed, "seeds": top.seeds}
-    every_option = _list_options(options_lib.plain(whole, "config"), first) | own
+    every_option = _list_options(options_lib.to_json(whole, "config"), first) | own
     run_config.write_or_check(workdir, plain, every_option)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
-    return seeds.Seeds(chosen, make)
+    return seeds.SeedRuns(chosen, make)
 
 
-def planned(
+def plan_job(
     config: ml_collections.ConfigDict,
     stand_in=None,
     *,
@@ -176,7 +178,7 @@ def planned(
     off = dict(evaluators={}, plasticity=False, start=None, loggers="")
     off |= {"steps_per_call": 1} if one_step else {}
     top = dataclasses.replace(sections.top_of(raw), **off)
-    return _job(top, options_lib.plain(raw, "config"), None, stand_in)
+    return _build_job(top, options_lib.to_json(raw, "config"), None, stand_in)
 
 
 def default_workdir(config) -> str:
@@ -184,15 +186,17 @@ def default_workdir(config) -> str:
     return f"{config.get('checkpoint') or 'runs'}/{config.get('name', 'run')}"
 
 
-def _job(top: sections.Top, plain, workdir, stand_in=None, lost=False) -> job.Job:
+def _build_job(
+    top: sections.TopLevel, plain, workdir, stand_in=None, lost=False
+) -> job.Job:
     mesh = sharding.mesh(top.devices)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     # Names and types of all options are checked before data are read.
     logging = _logging(top, lost)
-    make_stream = sections.tasks(top.data, top.scenario, top.seed, stand_in)
-    parts, image = sections.parts(top)
-    sections.chosen(top.method)
+    make_stream = sections.check_tasks(top.data, top.scenario, top.seed, stand_in)
+    parts, image = sections.build_parts(top)
+    sections.method_and_options(top.method)
     replay = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
     if stand_in is None:
         checks.check_path(top)
@@ -200,7 +204,7 @@ def _job(top: sections.Top, plain, workdir, stand_in=None, lost=False) -> job.Jo
     train = tasks.dataset.train
     sections.check_graphs(top, train)
     tasks = checks.check_data(top, tasks, workdir)
-    data = _data(top, tasks, image)
+    data = _choose_data(top, tasks, image)
     parts = _with_data(parts, top, tasks, replay, mesh)
     if parts.replay.flops is not None:
         parts = parts._replace(replay=_affordable(top, parts, data, workdir, mesh))
@@ -208,15 +212,17 @@ def _job(top: sections.Top, plain, workdir, stand_in=None, lost=False) -> job.Jo
     eval_parts = _eval_parts(top, method, tasks, image, mesh)
     checks.check_start(top, plain, train)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
-    loop = _loop(top, data, method, parts)
-    method = job.checked(method, data, mesh)
+    loop = _choose_loop(top, data, method, parts)
+    method = job.check_step(method, data, mesh)
     return job.Job(
         method=method,
         mesh=mesh,
         data=data,
         loop=loop,
         evaluation=_evaluation(
-            top, evaluators, _alone(top, parts, data, method, eval_parts, evaluators)
+            top,
+            evaluators,
+            _single_task_runs(top, parts, data, method, eval_parts, evaluators),
         ),
         logging=logging,
         config=plain,
@@ -233,7 +239,7 @@ def _evaluation(top, evaluators: evaluation.Evaluators, alone=None) -> job.Evalu
     )
 
 
-def _logging(top: sections.Top, lost: bool) -> job.Logging:
+def _logging(top: sections.TopLevel, lost: bool) -> job.Logging:
     return job.Logging(
         every=top.log_every,
         record=record_options(top, lost),
@@ -243,8 +249,8 @@ def _logging(top: sections.Top, lost: bool) -> job.Logging:
     )
 
 
-def _data(top: sections.Top, tasks: stream.Stream, image: dict) -> job.Data:
-    """Choose what is read and how; `image` is from `sections.parts`."""
+def _choose_data(top: sections.TopLevel, tasks: stream.Stream, image: dict) -> job.Data:
+    """Choose what is read and how; `image` is from `sections.build_parts`."""
     images, crop = tasks.dataset.train.images, image["crop"]
     return job.Data(
         stream=tasks,
@@ -259,7 +265,7 @@ def _data(top: sections.Top, tasks: stream.Stream, image: dict) -> job.Data:
     )
 
 
-def _loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
+def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
     """Choose how long the run trains, and how many steps are one call."""
     steps, tasks = job.steps_left(data, 0), len(data.stream.tasks)
     if steps > _MOST_STEPS:
@@ -284,7 +290,7 @@ def _loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
     )
 
 
-def _method(top: sections.Top, parts: core.Parts, mesh) -> core.Method:
+def _method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method:
     """Make the method, which must replay where config.replay says how."""
     with sharding.use(mesh):
         method = sections.method(top, parts)
@@ -322,7 +328,7 @@ def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.R
         own = parts._replace(replay=replay._replace(updates=updates))
         method = _method(top, own, mesh)
         shapes = job.shapes(method, data, method.parts(last))
-        return cost.flops(method.step, *shapes, last.index)
+        return cost.count_flops(method.step, *shapes, last.index)
 
     found = budget.updates(replay.flops, top.batch_size, flops, top.method["name"])
     if workdir is not None and jax.process_index() == 0:
@@ -330,7 +336,7 @@ def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.R
     return replay._replace(updates=found)
 
 
-def record_options(top: sections.Top, lost: bool = False) -> dict:
+def record_options(top: sections.TopLevel, lost: bool = False) -> dict:
     """Choose the options of a config that `run.record.Recorder` takes."""
     return {
         "tensorboard": top.tensorboard,
@@ -369,9 +375,9 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
     return min(filter(None, ends))
 
 
-def _alone(
+def _single_task_runs(
     top, parts, data: job.Data, method, eval_parts, evaluators
-) -> task_alone.Alone | None:
+) -> task_alone.SingleTaskRuns | None:
     """Say how to train on one task alone; None where FT_i is not asked for, or judged.
 
     The method is made when it is needed. So are its evaluators, which put images on the
@@ -387,7 +393,7 @@ def _alone(
     if not judges:
         return None
     judged = {key: top.evaluators[key] for key in judges}
-    module, options = sections.chosen(top.method)
+    module, options = sections.method_and_options(top.method)
     options = schema.defaults(module.make, options) | options
     other = options | dict(method.alone)
     # Options that go with those that change go with them.
@@ -401,7 +407,7 @@ def _alone(
             mesh = eval_parts.mesh
             with sharding.use(mesh):
                 own_method = sharding.bind(module.make(parts, **other), mesh)
-            own_method = job.checked(own_method, data, mesh)
+            own_method = job.check_step(own_method, data, mesh)
             own_parts = eval_parts._replace(**_functions_of(own_method))
             own = evaluation.make(judged, own_parts, None).judges
         judging = job.Evaluation(own, {}, (), untrained=False, alone=None)
@@ -418,7 +424,9 @@ def _alone(
         **_beginning(top, parts),
         **_count_shards(top.replay, eval_parts.mesh),
     }
-    alone = task_alone.Alone(make, json.loads(json.dumps(facts)), top.plasticity_cache)
+    alone = task_alone.SingleTaskRuns(
+        make, json.loads(json.dumps(facts)), top.plasticity_cache
+    )
     task_alone.prepare(alone)
     return alone
 
@@ -455,12 +463,12 @@ def frozen(config: ml_collections.ConfigDict) -> Frozen:
     return _frozen(sections.top_of(completed(_with_precision(config.to_dict()))))
 
 
-def _frozen(top: sections.Top, workdir=None) -> Frozen:
+def _frozen(top: sections.TopLevel, workdir=None) -> Frozen:
     mesh = sharding.mesh(top.devices)
-    make_stream = sections.tasks(top.data, top.scenario)
+    make_stream = sections.check_tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
-    image = schema.options(sections.image, top.augment, "config.augment")
-    image = sections.image(**image)
+    image = schema.options(sections.check_image, top.augment, "config.augment")
+    image = sections.check_image(**image)
     encoder = sections.encoder(top)
     checks.check_path(top)
     tasks = checks.check_data(top, make_stream(), workdir)
@@ -485,10 +493,10 @@ def embedder(config: ml_collections.ConfigDict):
     def embed(rows):
         return sharding.fetch(features.make(parts, examples, rows=rows)(state))
 
-    return stream.size(examples), embed
+    return stream.count_rows(examples), embed
 
 
-def _transfer(top: sections.Top, workdir, lost) -> transfer.Transfer:
+def _transfer(top: sections.TopLevel, workdir, lost) -> transfer.Transfer:
     state, source, eval_parts = _frozen(top, workdir)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
     judging, logging = _evaluation(top, evaluators), _logging(top, lost)

@@ -24,7 +24,7 @@ import numpy as np
 from jaxcl.data import files, from_arrays, splits, storage, stream
 
 
-def write(dataset: stream.Dataset, directory: str) -> None:
+def write_arrays(dataset: stream.Dataset, directory: str) -> None:
     """Write a dataset that lies in memory as a directory for `from_arrays.arrays`.
 
     Raises ValueError if the directory is not empty.
@@ -34,14 +34,14 @@ def write(dataset: stream.Dataset, directory: str) -> None:
         raise ValueError(f"{out} is there already and not an empty directory")
     out.mkdir(parents=True, exist_ok=True)
     try:
-        _write(dataset, out)
+        _write_splits(dataset, out)
     except BaseException:  # so that the same command may be run again
         for path in out.iterdir():
             path.unlink()
         raise
 
 
-def _write(dataset, out) -> None:
+def _write_splits(dataset, out) -> None:
     splits = {}
     for split, examples in stream.splits_of(dataset).items():
         if examples.images is None:
@@ -81,7 +81,7 @@ def mean_std(images: np.ndarray) -> tuple[list[float], list[float]]:
     return mean.tolist(), std.tolist()
 
 
-def part(
+def cut_part(
     dataset: stream.Dataset,
     *,
     domains: Sequence[int | str] | None = None,
@@ -98,7 +98,7 @@ def part(
         dataset = splits.of_domains(dataset, domains)
     if (classes, per_class) != (None, None):
         dataset = splits.of_classes(dataset, classes, per_class, seed)
-    if not stream.size(dataset.train):
+    if not stream.count_rows(dataset.train):
         raise ValueError(f"{dataset.name}: no train image is of this part")
     return dataset
 
@@ -118,14 +118,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="draws --per-class")
     arguments = parser.parse_args()
     try:
-        dataset = part(
+        dataset = cut_part(
             from_arrays.npz(path=arguments.npz),
             domains=_entries(arguments.domains),
             classes=_entries(arguments.classes),
             per_class=arguments.per_class,
             seed=arguments.seed,
         )
-        write(dataset, arguments.directory)
+        write_arrays(dataset, arguments.directory)
     except (ValueError, OSError) as error:
         parser.error(str(error))
 

@@ -33,7 +33,7 @@ def nearest(
     Returns:
       f32[B]; -inf if no held-out row has the class.
     """
-    stored, held = features_lib.unit(stored), features_lib.unit(held)
+    stored, held = features_lib.unit_rows(stored), features_lib.unit_rows(held)
     cosines = jnp.dot(stored, held.T, precision=_EXACT)
     same = labels[:, None] == held_labels
     return jnp.max(jnp.where(same, cosines, -jnp.inf), axis=1)
@@ -60,7 +60,7 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     what = (
         "a method with a memory of images and the task of each, as er and er_ace have"
     )
-    features_lib.need(parts.memory is not None, "alignment", what)
+    features_lib.refuse_unless(parts.memory is not None, "alignment", what)
     examples = parts.stream.dataset.validation
     if examples is None:
         examples = parts.stream.evaluation
@@ -91,11 +91,13 @@ def _program(parts, batch_size):
     view = features_lib.eval_view(parts)
     everywhere = sharding.replicated(parts.mesh)
 
-    def run(state, held, held_labels):
+    def measure_cosines(state, held, held_labels):
         memory = parts.memory(state)
         what = "a memory of images and the task of each; the method's holds "
         what += ", ".join(sorted(memory.items))
-        features_lib.need({"image", "task"} <= {*memory.items}, "alignment", what)
+        features_lib.refuse_unless(
+            {"image", "task"} <= {*memory.items}, "alignment", what
+        )
         size = features_lib.padded_size(parts, min(batch_size, memory.capacity))
         steps = -(-memory.capacity // size)
         slots = jnp.arange(steps * size).reshape(steps, size) % memory.capacity
@@ -110,4 +112,4 @@ def _program(parts, batch_size):
         cosines = jax.lax.map(of_slots, slots).reshape(-1)[: memory.capacity]
         return jnp.where(memory.filled, cosines, -jnp.inf), memory.items["task"]
 
-    return jax.jit(run, out_shardings=everywhere)
+    return jax.jit(measure_cosines, out_shardings=everywhere)

@@ -23,7 +23,7 @@ from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features as features_lib
 
 
-def fit(
+def fit_regression(
     features: np.ndarray,
     labels: np.ndarray,
     *,
@@ -61,7 +61,8 @@ def fit(
 
 
 def scores(machine: Any, features: np.ndarray, num_classes: int) -> np.ndarray:
-    """Score features by a `fit`, f32[n, num_classes], -inf of a class without rows."""
+    """Score features by a `fit_regression`, f32[n, num_classes], -inf of a class
+    without rows."""
     found = machine.decision_function(np.asarray(features, np.float64))
     if found.ndim == 1:  # of two classes
         found = np.stack([np.zeros_like(found), found], axis=1)
@@ -93,8 +94,8 @@ def make(
       flip: probability.
       penalty: scikit-learn's C; the smaller, the smaller the weights.
       iterations: of its solver, at most.
-      tolerance: the solver stops at a smaller slope, see `fit`; scikit-learn's is 1e-4.
-      batch_size: images that are embedded at a time.
+      tolerance: the solver stops at a smaller slope, see `fit_regression`;
+      scikit-learn's is 1e-4. batch_size: images that are embedded at a time.
 
     Returns:
       evaluate(state, task) -> core.Result. Rows as those of `linear` with
@@ -121,7 +122,7 @@ def make(
     )
     embed_train = _augmented(parts, passes, pad, flip, batch_size)
     embed_test = features_lib.make(parts, evaluation, batch_size=batch_size)
-    groups = features_lib.split(parts)
+    groups = features_lib.assign_tasks(parts)
     judge = features_lib.verdicts(parts, groups, evaluation)
     labels = np.tile(train.label, max(passes, 1))
 
@@ -132,7 +133,7 @@ def make(
         if not (np.isfinite(features).all() and np.isfinite(held).all()):
             blank = {"class_incremental": np.full(len(parts.stream.tasks), np.nan)}
             return core.Result(blank, {}, (features_lib.NOT_FINITE,))
-        machine = fit(features, labels, **settings)
+        machine = fit_regression(features, labels, **settings)
         right = judge(scores(machine, held, parts.num_classes))
         rows = {name: features_lib.per_task(parts, own) for name, own in right.items()}
         accuracy = float(right["class_incremental"].mean())

@@ -71,7 +71,9 @@ def make(
       ValueError: an option out of its range; a set of graphs; fewer than 2 images.
     """
     examples, rows = features_lib.sampled(parts, "neighbours", max_rows, least=2)
-    features_lib.need(examples.graphs is None, "neighbours", "images, not graphs")
+    features_lib.refuse_unless(
+        examples.graphs is None, "neighbours", "images, not graphs"
+    )
     images = features_lib.images_of(parts, examples, rows)
     asked = features_lib.evenly(np.arange(len(rows)), queries)
     embed = features_lib.make(parts, examples, rows=rows)

@@ -35,9 +35,9 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
     """
     what = "a method that predicts classes, as two_view with "
     what += "config.method.online_head=True; the encoder of config.checkpoint does not"
-    features_lib.need(parts.predict, "predict", what)
+    features_lib.refuse_unless(parts.predict, "predict", what)
     features_lib.check_labels(parts, "predict")
-    groups, examples = features_lib.split(parts), parts.stream.evaluation
+    groups, examples = features_lib.assign_tasks(parts), parts.stream.evaluation
     # Rows are sorted by their first task, rows of no task last: then the rows to judge
     # come first, and every task runs the same programs.
     none = len(parts.stream.tasks)

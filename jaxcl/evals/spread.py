@@ -73,7 +73,7 @@ def make(
             scalars |= {f"{name}_{c}": of_class[c] for c in present}
         return core.Result({}, {name: float(x) for name, x in scalars.items()})
 
-    return core.Evaluator(evaluate, chart=draw)
+    return core.Evaluator(evaluate, chart=draw_last)
 
 
 def by_class(rows: Sequence[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -94,11 +94,11 @@ def by_class(rows: Sequence[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return measures
 
 
-def draw(rows: Sequence[dict], folder: epath.Path) -> None:
+def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw each class at the last evaluation: KEY_by_class.png.
 
     Args:
-      rows: of metrics.jsonl, see `rows.read`.
+      rows: of metrics.jsonl, see `rows.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
     for key, measures in by_class(rows).items():

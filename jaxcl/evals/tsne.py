@@ -56,8 +56,10 @@ def make(
     """
     examples, name = parts.stream.evaluation, parts.stream.dataset.name
     features_lib.check_labels(parts, "tsne", examples)  # no other is drawn
-    what = f"at least {_FEWEST} evaluation rows; {name} has {stream.size(examples)}"
-    features_lib.need(stream.size(examples) >= _FEWEST, "tsne", what)
+    what = (
+        f"at least {_FEWEST} evaluation rows; {name} has {stream.count_rows(examples)}"
+    )
+    features_lib.refuse_unless(stream.count_rows(examples) >= _FEWEST, "tsne", what)
     chosen = choose(examples.label, max_points, parts.seed)
     embed = features_lib.make(parts, examples, rows=chosen)
 

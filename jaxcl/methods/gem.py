@@ -56,7 +56,7 @@ def make(
       memory_rows: rows drawn of each past task at each step; None: config.replay.size.
     """
     ridge = 0.0 if form == "paper" else 1e-3
-    shards = sharded.count(parts.replay)
+    shards = sharded.count_shards(parts.replay)
     if memory_rows is not None and memory_rows % shards:
         raise ValueError(
             f"config.method.memory_rows={memory_rows}: must be a multiple of {shards}, "

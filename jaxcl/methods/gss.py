@@ -112,12 +112,12 @@ def _choose(parts, gradients_of, state, key, batch, *, form, vectors, size):
     ones = jnp.ones(label.shape, bool)
 
     own = gradients_of(images[:, None], label[:, None], ones[:, None])
-    scores = diversity.score(own, *past)
+    scores = diversity.similarity_score(own, *past)
     stored = memory.items["score"], memory.filled
     if form == "paper":
         return scores, diversity.in_turn(k_choose, *stored, scores)
     whole = gradients_of(images[None], label[None], ones[None])
-    batch_score = diversity.score(whole, *past)[0]
+    batch_score = diversity.similarity_score(whole, *past)[0]
     return scores, diversity.at_once(k_choose, *stored, scores, batch_score)
 
 

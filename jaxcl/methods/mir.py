@@ -93,7 +93,7 @@ def _check_candidates(parts, candidates):
             f"config.method.candidates={candidates}: must be at least {least}, the "
             "rows to be replayed (config.replay.size)"
         )
-    shards = sharded.count(parts.replay)
+    shards = sharded.count_shards(parts.replay)
     if candidates % shards:
         raise ValueError(
             f"config.method.candidates={candidates}: must be a multiple of {shards}, "

@@ -124,7 +124,7 @@ def steps_left(data: Data, finished: int) -> int:
     return sum(map(len, plain_schedules(data)[finished:]))
 
 
-def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainState:
+def begin_task(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainState:
     """Bring the state to the first step of a task."""
     source = job.method.source(state, task)
     numbers = {
@@ -139,7 +139,7 @@ def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainStat
 def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     """Yield this process's share of a task's batches, from its step `start` on."""
     data, parts = job.data, job.parts(task)
-    if data.graphs:  # every process reads all rows, see `feed`
+    if data.graphs:  # every process reads all rows, see `feed_batches`
         return graph_batches.batches(
             source,
             seed=data.seed,
@@ -163,17 +163,19 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
     size = data.batch_size * parts
     own = read(source, seed=data.seed, epochs=data.epochs, batch_size=size)
     if parts > 1:
-        own = _join([own], functools.partial(_side_by_side, parts=parts))
+        own = _combine_readers([own], functools.partial(_side_by_side, parts=parts))
     if job.method.labelled:
         more = _labelled(job, source, task, read)
-        own = _join([own, more], lambda batch, rows: batch | {"labelled": rows})
+        own = _combine_readers(
+            [own, more], lambda batch, rows: batch | {"labelled": rows}
+        )
     return own
 
 
 def _labelled(job, source, task, read) -> Iterator:
     """Yield labelled batches of the whole train split, one for each step."""
     train, size = job.stream.dataset.train, job.data.batch_size
-    whole = stream.Source(train, np.arange(stream.size(train)))
+    whole = stream.Source(train, np.arange(stream.count_rows(train)))
     steps = len(schedule(job, source, task))
     # Their epochs are not the task's: as many as its steps need.
     epochs = -(-steps // max(len(whole.rows) // size, 1))
@@ -182,7 +184,7 @@ def _labelled(job, source, task, read) -> Iterator:
     return read(whole, seed=seed, epochs=epochs, steps=steps, batch_size=size)
 
 
-def _join(readers, combine):
+def _combine_readers(readers, combine):
     """Combine the batches of several readers, which are closed at the end."""
     with contextlib.ExitStack() as stack:
         for reader in readers:
@@ -236,7 +238,7 @@ def _example(method: core.Method, data: Data) -> dict:
     """Make a batch of one row, of the shape that the method's init and step take."""
     examples = data.stream.dataset.train
     if data.graphs:
-        return graph_batches.blank(examples, 1)
+        return graph_batches.blank_batch(examples, 1)
     if data.resident:
         images = np.asarray(examples.images[:1])
     else:
@@ -267,13 +269,15 @@ def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
         example,
     )
     if data.graphs:
-        batch = graph_batches.blank(data.stream.dataset.train, data.batch_size, parts)
+        batch = graph_batches.blank_batch(
+            data.stream.dataset.train, data.batch_size, parts
+        )
         batch = jax.eval_shape(lambda: batch)
     key = jax.random.key(data.seed)
     return jax.eval_shape(method.init, key, example), batch
 
 
-def placed(method: core.Method, data: Data, mesh, parts: int = 1) -> tuple:
+def placed_shapes(method: core.Method, data: Data, mesh, parts: int = 1) -> tuple:
     """Return `shapes` with the shardings that the step is traced with."""
     state, batch = shapes(method, data, parts)
     everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), batch)
@@ -284,7 +288,7 @@ def placed(method: core.Method, data: Data, mesh, parts: int = 1) -> tuple:
     )
 
 
-def checked(method: core.Method, data: Data, mesh) -> core.Method:
+def check_step(method: core.Method, data: Data, mesh) -> core.Method:
     """Trace the step, so that what does not fit is said before the run begins.
 
     Returns:
@@ -301,8 +305,8 @@ def checked(method: core.Method, data: Data, mesh) -> core.Method:
             mend = "turn off its online head (config.method.online_head)"
         raise ValueError(
             f"config.method: needs a label for every train row, but {unknown} of "
-            f"{stream.size(train)} of {data.stream.dataset.name} have none (-1); label "
-            f"them, or {mend}"
+            f"{stream.count_rows(train)} of {data.stream.dataset.name} have none (-1); "
+            f"label them, or {mend}"
         )
     if method.replays and not data.resident:
         raise ValueError(
@@ -313,7 +317,7 @@ def checked(method: core.Method, data: Data, mesh) -> core.Method:
         init=sharding.traced_once(method.init), step=sharding.traced_once(method.step)
     )
     for parts in {method.parts(task) for task in data.stream.tasks}:
-        jax.eval_shape(method.step, *placed(method, data, mesh, parts))
+        jax.eval_shape(method.step, *placed_shapes(method, data, mesh, parts))
     return method
 
 
@@ -381,7 +385,7 @@ def stacked(batches: list):
     return jax.tree.map(lambda *x: np.stack(x), *batches)
 
 
-def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
+def feed_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     """Yield the batches of a task from its step `start` on, put on devices in advance.
 
     Yields:
@@ -414,5 +418,5 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
             return count, sharding.replicate(batches, job.mesh), number
         return count, sharding.shard(batches, job.mesh, axis=axis), number
 
-    with contextlib.closing(prefetch.ahead(grouped(), place, depth=2)) as ahead:
+    with contextlib.closing(prefetch.run_ahead(grouped(), place, depth=2)) as ahead:
         yield from ahead

@@ -23,7 +23,7 @@ class Diverged(Exception):
     """A metric or a number of the state is not finite; such a state is never saved."""
 
 
-class Meter:
+class MetricsMeter:
     """Checks the metrics of every step of a task, and logs those of every `log_every`.
 
     Metrics are fetched while later steps are under way, so that the device never waits
@@ -175,12 +175,12 @@ def check_state(state: Any, step: int) -> None:
             raise Diverged(f"{name} is not finite after step {step}; {_MEND}")
 
 
-def spent(
+def sum_task_cost(
     work: job.Job, state: core.TrainState, task: int, clock: cost.Clock
-) -> cost.Spent:
+) -> cost.TaskCost:
     """Sum up what a task took, with the FLOPs of a step, once its steps are done."""
     steps, parts = int(state.step) - int(state.task_start), work.parts(task)
     shapes = job.shapes(work.method, work.data, parts)
-    flops = cost.flops(work.method.step, *shapes, task)
+    flops = cost.count_flops(work.method.step, *shapes, task)
     images, machine = steps * work.data.batch_size * parts, sharding.describe(work.mesh)
-    return cost.Spent(steps, images, flops, clock.read(), machine)
+    return cost.TaskCost(steps, images, flops, clock.read(), machine)

@@ -55,10 +55,10 @@ class Recorder:
         directory = epath.Path(workdir)
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / rows_lib.FILE
-        self._rows = rows_lib.RowFile(path, rows_lib.Mark(*mark), lost=lost)
+        self._rows = rows_lib.RowFile(path, rows_lib.RowMark(*mark), lost=lost)
         try:
             if makes := [*([tensorboard_lib.make] if tensorboard else []), *loggers]:
-                rows = rows_lib.read(directory)
+                rows = rows_lib.read_rows(directory)
             for make in makes:
                 self._loggers.append(make(directory, rows))
         except BaseException:
@@ -75,21 +75,21 @@ class Recorder:
         Args:
           step: optimiser steps done since the run began.
           task: number of the present task, from 0.
-          values: anything `results.plain` takes.
+          values: anything `results.to_json` takes.
         """
         if not self._write:
             return
         clock = {"unix": time.time(), **values.pop("time", {})}
         row = {"step": int(step), "task": int(task), **values, "time": clock}
-        row = results.plain(row)
+        row = results.to_json(row)
         self._rows.append(row)
         for logger in self._loggers:
             logger.write(row)
         self._progress.show(row)
 
-    def save(self) -> rows_lib.Mark:
+    def save(self) -> rows_lib.RowMark:
         """Bring all rows to the disk; returns the mark to go on from."""
-        return self._rows.save() if self._write else rows_lib.Mark()
+        return self._rows.save() if self._write else rows_lib.RowMark()
 
     def advance(self, step: int, task: int, total_steps: int) -> None:
         """Move the progress on, see `progress.Progress.advance`."""

@@ -1,7 +1,8 @@
 """Write and read `metrics.jsonl`, the rows that a run logs: one JSON object per line.
 
-Nan and infinity are null there, other floats come back bit for bit. A `Mark` says how
-far the rows went when a checkpoint was saved: a run that goes on cuts off what follows.
+Nan and infinity are null there, other floats come back bit for bit. A `RowMark` says
+how far the rows went when a checkpoint was saved: a run that goes on cuts off what
+follows.
 """
 
 import contextlib
@@ -25,14 +26,14 @@ class RowsLost(ValueError):
     """metrics.jsonl is not what it was when the checkpoint was saved."""
 
 
-class Mark(NamedTuple):
+class RowMark(NamedTuple):
     """A place in the file, saved with each checkpoint."""
 
     offset: int = 0  # bytes before it
     checksum: int = 0  # crc32 of these bytes
 
 
-def read(workdir: epath.PathLike) -> list[dict]:
+def read_rows(workdir: epath.PathLike) -> list[dict]:
     """Read the rows of a run, without a last line that a crash cut off.
 
     Raises:
@@ -41,7 +42,7 @@ def read(workdir: epath.PathLike) -> list[dict]:
     path = epath.Path(workdir) / FILE
     rows = []
     for number, line in enumerate(_split_lines(path.read_bytes()), 1):
-        row = _parse(line)
+        row = _parse_row(line)
         if row is None:
             raise RowsLost(
                 f"{path}: line {number} is damaged: it must be an object with the "
@@ -54,7 +55,7 @@ def read(workdir: epath.PathLike) -> list[dict]:
 class RowFile:
     """The open file; in memory for a bucket, where objects cannot grow."""
 
-    def __init__(self, path: epath.Path, mark: Mark, *, lost: bool = False):
+    def __init__(self, path: epath.Path, mark: RowMark, *, lost: bool = False):
         """Open the file and cut off what comes after `mark`.
 
         Args:
@@ -92,14 +93,14 @@ class RowFile:
             self._file.flush()
         self._checksum = zlib.crc32(line, self._checksum)
 
-    def save(self) -> Mark:
+    def save(self) -> RowMark:
         """Bring all rows to the disk or the bucket, and mark their end."""
         with self._name_errors():
             if self._in_bucket:
                 self._path.write_bytes(self._file.getvalue())
             else:
                 os.fsync(self._file.fileno())  # append() flushed
-        return Mark(self._file.tell(), self._checksum)
+        return RowMark(self._file.tell(), self._checksum)
 
     @contextlib.contextmanager
     def _name_errors(self):
@@ -124,7 +125,7 @@ def _split_lines(data: bytes) -> list[bytes]:
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
-def _parse(line: bytes) -> dict | None:
+def _parse_row(line: bytes) -> dict | None:
     """Read the row in a line; None if there is none."""
     try:
         row = json.loads(line)
@@ -137,13 +138,15 @@ def _parse(line: bytes) -> dict | None:
     return row if good else None
 
 
-def _find_damage(head: bytes, mark: Mark) -> str:
+def _find_damage(head: bytes, mark: RowMark) -> str:
     """Say what is wrong with the bytes before a mark; "" if nothing is."""
     if len(head) < mark.offset:
         return f"it has {len(head)}"
     if zlib.crc32(head) == mark.checksum:
         return ""
-    bad = [n for n, line in enumerate(_split_lines(head), 1) if _parse(line) is None]
+    bad = [
+        n for n, line in enumerate(_split_lines(head), 1) if _parse_row(line) is None
+    ]
     return "they are others" + (f", line {bad[0]} is no row" if bad else "")
 
 
@@ -156,7 +159,7 @@ def _keep_good_lines(path, head: bytes) -> bytes:
         names = (f"damaged-{copy}-{path.name}" for copy in itertools.count())
         copies = (path.parent / name for name in names)
         next(x for x in copies if not x.exists()).write_bytes(path.read_bytes())
-    kept = b"".join(line for line in _split_lines(head) if _parse(line) is not None)
+    kept = b"".join(line for line in _split_lines(head) if _parse_row(line) is not None)
     with storage.replacing(path) as file:
         file.write(kept)
     count = kept.count(b"\n")

@@ -19,7 +19,7 @@ from jaxcl import sharding
 from jaxcl.data import identity, storage, stream
 
 
-class Alone(NamedTuple):
+class SingleTaskRuns(NamedTuple):
     """How to make the runs on single tasks, and where to cache their accuracies."""
 
     make: Callable  # the run's Job -> that of the method which trains one task alone
@@ -40,7 +40,7 @@ def fingerprint(dataset: stream.Dataset) -> dict:
     return {"name": dataset.name, "sha256": identity.identify(dataset).digest()}
 
 
-def path(alone: Alone, task: int) -> epath.Path:
+def cache_path(alone: SingleTaskRuns, task: int) -> epath.Path:
     """Name the file with FT of a task, numbered from 0."""
     identity = {"config": alone.facts, "task": task, "version": version()}
     text = json.dumps(identity, sort_keys=True)
@@ -48,13 +48,13 @@ def path(alone: Alone, task: int) -> epath.Path:
     return epath.Path(alone.cache) / f"{name}.json"
 
 
-def prepare(alone: Alone) -> None:
+def prepare(alone: SingleTaskRuns) -> None:
     """Make the cache's directory now, so that a wrong one fails before training."""
     if alone.cache is not None and jax.process_index() == 0:
         epath.Path(alone.cache).mkdir(parents=True, exist_ok=True)
 
 
-def read(alone: Alone, task: int) -> dict | None:
+def read_cached(alone: SingleTaskRuns, task: int) -> dict | None:
     """Read FT of a task, by matrix name; None if the cache does not have it.
 
     All processes get the same: None unless every one of them can read the file.
@@ -62,15 +62,15 @@ def read(alone: Alone, task: int) -> dict | None:
     if alone.cache is None:
         return None
     try:
-        accuracy = storage.read_json(path(alone, task))["accuracy"]
+        accuracy = storage.read_json(cache_path(alone, task))["accuracy"]
     except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged
         accuracy = None
     return None if sharding.any_process(accuracy is None) else accuracy
 
 
-def write(alone: Alone, task: int, accuracy: dict) -> None:
+def write_cached(alone: SingleTaskRuns, task: int, accuracy: dict) -> None:
     """Cache FT of a task. A crash, or a run beside this one, leaves no partial file."""
     if alone.cache is None or jax.process_index() != 0:
         return
     content = {"accuracy": accuracy, "task": task, "version": version()}
-    storage.write_json(path(alone, task), content | {"config": alone.facts})
+    storage.write_json(cache_path(alone, task), content | {"config": alone.facts})

@@ -45,7 +45,7 @@ _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _RESNETS = re.compile(r"(tv_)?resnet\d+(\..*)?")
 
 
-class Facts(NamedTuple):
+class SideFacts(NamedTuple):
     """The content of the files; an empty mapping if there is none."""
 
     network: dict[str, Any]  # option -> value
@@ -85,7 +85,7 @@ class Facts(NamedTuple):
                 )
 
 
-def read(folder: epath.Path, scheme: str) -> Facts:
+def read_folder(folder: epath.Path, scheme: str) -> SideFacts:
     """Read the files of a folder.
 
     Args:
@@ -124,10 +124,10 @@ def read(folder: epath.Path, scheme: str) -> Facts:
             )
     used = {*images, *([CONFIG] if network else [])}
     hashes = {x: hashlib.sha256((folder / x).read_bytes()).hexdigest() for x in used}
-    return Facts(network, one | other, licence, hashes, tuple(notes))
+    return SideFacts(network, one | other, licence, hashes, tuple(notes))
 
 
-def _pick(section, keys) -> dict:
+def _pick_options(section, keys) -> dict:
     """Pick the options that a section states, sides of squares as one number."""
     found = {}
     for key, option in keys.items():
@@ -140,7 +140,7 @@ def _pick(section, keys) -> dict:
 
 
 def _transformers_network(config, scheme) -> dict:
-    found, kind = _pick(config, _TRANSFORMERS), names.SCHEMES[scheme].kind
+    found, kind = _pick_options(config, _TRANSFORMERS), names.SCHEMES[scheme].kind
     if kind == "vit":
         missing = {"heads", "epsilon"} - found.keys()
         if missing:
@@ -162,7 +162,7 @@ def _timm_network(config, scheme) -> dict:
             f"{CONFIG}: architecture={name!r}: tensors of its names may be of another "
             "network than torchvision's ResNet"
         )
-    return _pick(config.get("model_args") or {}, _TIMM)
+    return _pick_options(config.get("model_args") or {}, _TIMM)
 
 
 def _timm_images(config, notes) -> dict:

@@ -37,7 +37,7 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
     xlabel = f"{what}, by its share at {time.format(steps[0])}"
     axes.set(title=title, xlabel=xlabel, ylabel="share of the labelled rows (%)")
     canvas.legend(axes, title="dotted: balanced")
-    canvas.save(figure, path)
+    canvas.save_figure(figure, path)
 
 
 def class_spread(runs, path, *, title="") -> None:
@@ -56,12 +56,12 @@ def class_spread(runs, path, *, title="") -> None:
         for kind, line, each in zip(("intra", "inter"), ":-", values, strict=True):
             each = np.asarray(each, np.float64)
             style = canvas.style_of(number) | {"linestyle": line, "markersize": 4}
-            style["label"] = f"{canvas.short(name)}: {kind}"
+            style["label"] = f"{canvas.shorten_name(name)}: {kind}"
             axes.plot(range(len(groups)), [each[g].mean() for g in groups], **style)
     ylabel = "intra-class variance, inter-class similarity"
     axes.set(title=title, xlabel=f"{what}, by its similarity to others", ylabel=ylabel)
     canvas.legend(axes)
-    canvas.save(figure, path)
+    canvas.save_figure(figure, path)
 
 
 def _classes(order):

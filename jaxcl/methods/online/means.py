@@ -46,7 +46,7 @@ class Nearest(NamedTuple):
         memory, replay = state.extra.memory, self.parts.replay
         # `on_each_device` gives a device only its own slice, so each gets a copy.
         network = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (sharded.count(replay), *x.shape)),
+            lambda x: jnp.broadcast_to(x, (sharded.count_shards(replay), *x.shape)),
             (state.params, state.stats),
         )
         total, counts = sharded.on_each_device(

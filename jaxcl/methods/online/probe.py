@@ -71,7 +71,7 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
     def drift(state, after):
         memory = method.memory(after)
         key = jax.random.fold_in(core.step_key(state), _STREAM)
-        shards = sharded.count(parts.replay)
+        shards = sharded.count_shards(parts.replay)
         count = -(-rows // shards) * shards  # each device its share
         items, mask, _ = sharded.sample(
             memory,

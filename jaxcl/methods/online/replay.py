@@ -49,7 +49,7 @@ def settings(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    policies.get(policy)  # refuses a name that is none
+    policies.look_up(policy)  # refuses a name that is none
     if per_class is not None and capacity is not None:
         raise ValueError(
             f"config.replay.capacity={capacity}: set it or per_class={per_class}, "

@@ -44,14 +44,14 @@ def _find_policy(parts: core.Parts, write) -> policies.Policy:
             f"config.replay.policy={replay.policy!r}: config.method.name stores by a "
             "rule of its own; leave it out ('reservoir')"
         )
-    policy = policies.get(replay.policy)
+    policy = policies.look_up(replay.policy)
     if lacking := sorted({*policy.reads} - {"label", "task"}):
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)} of "
             "stored rows, which config.method.name stores none of; 'online_ssl' does"
         )
     least = policy.least(parts.num_classes, parts.num_tasks)
-    least *= sharded.count(replay)
+    least *= sharded.count_shards(replay)
     if replay.capacity < least:
         raise ValueError(
             f"config.replay.capacity={replay.capacity}: policy={replay.policy!r} needs "
@@ -302,7 +302,7 @@ def _init(parts, net, policy, items, extra, key, batch):
         example = {"image": batch["image"][0], "label": scalar, "task": scalar}
         example |= items(jnp.zeros((classes,)))
         memory = sharded.create(example, parts.replay)
-        kept = sharded.start(parts.replay, policy, classes, parts.num_tasks)
+        kept = sharded.start_policy(parts.replay, policy, classes, parts.num_tasks)
     base = Extra(memory, jnp.zeros((classes,), bool), kept)
     return core.new_state(k_state, params, stats, parts.tx, extra(base, params, stats))
 
@@ -340,7 +340,7 @@ def _write(parts, policy, state, key, batch, stored):
     slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
     slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
-    memory = sharded.write(extra.memory, slots, items)
+    memory = sharded.write_rows(extra.memory, slots, items)
     return state.replace(extra=extra._replace(memory=memory, kept=kept))
 
 
