@@ -152,7 +152,7 @@ def ours(kind: Kind, options, args, folder) -> dict:
     return times | {
         "examples": work.data.batch_size * work.parts(work.stream.tasks[:2][-1].index),
         "compile_seconds": step.compile_seconds,
-        "program": estimate.read(step.compiled, work, chip),
+        "program": estimate.read_program(step.compiled, work, chip),
     }
 
 
@@ -323,7 +323,8 @@ def page(found: dict) -> str:
             other.get("ms") and ms and other["ms"] / ms,
         ]
         shown = (
-            x if isinstance(x, str) else estimate.show(x) if x else "-" for x in cells
+            x if isinstance(x, str) else estimate.format_number(x) if x else "-"
+            for x in cells
         )
         lines[-1] += f"\n| {name} | {' | '.join(shown)} |"
         for side, entry in sides.items():

@@ -33,7 +33,7 @@ def list_functions(config: str) -> list[tuple[str, str]]:
         if event == "call" and path.startswith(ROOT) and not name.endswith(">"):
             found.add((path[len(ROOT) :], name))
 
-    with sharding.use(work.mesh):
+    with sharding.use_mesh(work.mesh):
         sys.setprofile(enter)
         jax.eval_shape(step, *shapes)
         sys.setprofile(None)

@@ -215,7 +215,7 @@ def needs() -> list[dict]:
     """Images a second of each host, for chips at `UTILISATION` of their peak."""
     found = []
     for text in TARGETS:
-        target = estimate.parse(text)
+        target = estimate.parse_target(text)
         hosts = max(1, target.chips // (4 if target.chip.slice else 8))
         rate = target.chips * UTILISATION * target.chip.bfloat16 / FLOPS / hosts
         found.append({"target": text, "hosts": hosts, "images": rate})

@@ -23,7 +23,8 @@ class _Elsewhere(NamedTuple):
 
 # None: programs are for the devices that are here.
 _ELSEWHERE = contextvars.ContextVar("elsewhere", default=None)
-# Devices that share the rows of a program that is traced, see `use`; None: one has all.
+# Devices that share the rows of a program that is traced, see `use_mesh`; None: one has
+# all.
 _MESH = contextvars.ContextVar("mesh", default=None)
 
 
@@ -128,7 +129,7 @@ def for_elsewhere(devices: tuple = (), platform: str = "any"):
 
 
 @contextlib.contextmanager
-def use(mesh: Mesh):
+def use_mesh(mesh: Mesh):
     """Enter a context in which programs are traced for the devices of a mesh.
 
     `spread`, `gather`, `on_each` and a memory in shards (`memory.sharded`) ask for it.
@@ -141,17 +142,17 @@ def use(mesh: Mesh):
 
 
 def current() -> Mesh | None:
-    """Return the mesh of `use`; None outside of it."""
+    """Return the mesh of `use_mesh`; None outside of it."""
     return _MESH.get()
 
 
-def bind(record, mesh: Mesh):
+def bind_to_mesh(record, mesh: Mesh):
     """Make each function of a NamedTuple run within `use(mesh)`."""
 
     def within(function):
         @functools.wraps(function)
         def call(*arguments, **options):
-            with use(mesh):
+            with use_mesh(mesh):
                 return function(*arguments, **options)
 
         return call
@@ -208,7 +209,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def split(mesh: Mesh, axis: int = 0) -> NamedSharding:
+def split_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
     """Return the sharding of arrays that are split over one axis."""
     return NamedSharding(mesh, PartitionSpec(*(None,) * axis, AXIS))
 
@@ -228,7 +229,7 @@ def _is_split(node):
     return getattr(node, "over_devices", False)
 
 
-def share(name: str, value: int, mesh) -> int:
+def per_device(name: str, value: int, mesh) -> int:
     """Return the part of a count that falls to each device.
 
     Raises:
@@ -256,13 +257,13 @@ def placement(tree, mesh: Mesh):
         if not _is_split(node):
             return replicated(mesh)
         for leaf in jax.tree.leaves(node):
-            share("the memory's rows", leaf.shape[0], mesh)
-        return jax.tree.map(lambda leaf: split(mesh), node)
+            per_device("the memory's rows", leaf.shape[0], mesh)
+        return jax.tree.map(lambda leaf: split_sharding(mesh), node)
 
     return jax.tree.map(of, tree, is_leaf=_is_split)
 
 
-def settle(tree, mesh: Mesh):
+def commit_placement(tree, mesh: Mesh):
     """Commit each array to its `placement`.
 
     A step that sees its state in one form compiles once.
@@ -270,9 +271,9 @@ def settle(tree, mesh: Mesh):
     return jax.jit(lambda t: t, out_shardings=placement(tree, mesh))(tree)
 
 
-def shard(batch, mesh: Mesh, axis: int = 0):
+def shard_rows(batch, mesh: Mesh, axis: int = 0):
     """Make global arrays from each process's own rows, split over one axis."""
-    sharding = split(mesh, axis)
+    sharding = split_sharding(mesh, axis)
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)),
         batch,
@@ -301,7 +302,7 @@ def spread(tree):
     def constrain(leaf):
         if len(leaf) % mesh.size:
             return leaf
-        return jax.lax.with_sharding_constraint(leaf, split(mesh))
+        return jax.lax.with_sharding_constraint(leaf, split_sharding(mesh))
 
     return jax.tree.map(constrain, tree)
 
@@ -337,7 +338,7 @@ def on_each(function, rows: tuple, whole: tuple):
     if mesh is None or mesh.size == 1:
         return function(*rows, *whole)
     for leaf in jax.tree.leaves(rows):
-        share("rows", len(leaf), mesh)
+        per_device("rows", len(leaf), mesh)
     own, everywhere = PartitionSpec(AXIS), PartitionSpec()
     local = jax.shard_map(
         function,
@@ -349,7 +350,7 @@ def on_each(function, rows: tuple, whole: tuple):
     return local(*rows, *whole)
 
 
-def fetch(tree):
+def copy_to_host(tree):
     """Copy replicated arrays to NumPy, the same on every process."""
     return jax.tree.map(lambda x: np.asarray(jax.device_get(x)), tree)
 

@@ -129,7 +129,7 @@ def test_config_values_replace_defaults(tmp_path):
     """A value from the config takes the place of the base's, 0 too."""
 
     def filled(**options):
-        return schema.fill(two_view.make, {"output_dim": None} | options)
+        return schema.fill_dependent(two_view.make, {"output_dim": None} | options)
 
     pnr = {"base": "vicreg", "strategy": "pnr", "weight": None, "negative_weight": None}
     assert filled(**pnr) == {

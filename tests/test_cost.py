@@ -134,7 +134,7 @@ def test_a_loop_over_rows_that_the_step_spread_counts(devices):
     mesh = sharding.mesh(devices)
 
     def step(state, x):
-        with sharding.use(mesh):
+        with sharding.use_mesh(mesh):
             x = sharding.spread(x)
         x, _ = jax.lax.scan(lambda x, _: (square(x), None), x, length=7)
         return state, x
@@ -268,13 +268,13 @@ def test_a_run_tells_apart_what_time_went_to(
 ):
     """12 steps a task; two saves and two evaluations within one, and at its end."""
     changes = {"save_every": 5, "eval_every": 4, "evaluate_untrained": True}
-    wait, fetch = 2.0**-10, sharding.fetch
+    wait, fetch = 2.0**-10, sharding.copy_to_host
 
     def fetched(metrics):
         clock.now += wait
         return fetch(metrics)
 
-    monkeypatch.setattr(sharding, "fetch", fetched)
+    monkeypatch.setattr(sharding, "copy_to_host", fetched)
     work, step = timed(tmp_path, compiled, clock, **changes)
     results = train.run_tasks(work, tmp_path, step=step)
     first, second, third = results["cost"]["per_task"][:3]

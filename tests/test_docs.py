@@ -136,7 +136,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         given = dict(word.removeprefix("--").split("=") for word in arguments)
         assert set(given) <= {"config", "target", "json", "classes", "rows"}
         assert files.locate(given["config"])
-        assert estimate.parse(given.get("target", "v5e")).chips
+        assert estimate.parse_target(given.get("target", "v5e")).chips
     else:
         module = {
             "export": export,

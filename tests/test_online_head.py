@@ -141,7 +141,7 @@ def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
             layer, velocity, loss, accuracy = head_twin(
                 features, labels[rows], layer, velocity, rate
             )
-            placed = sharding.shard(
+            placed = sharding.shard_rows(
                 jax.tree.map(lambda x: x[None], batch), work.mesh, axis=1
             )
             state, metrics = step(state, resident, placed, jnp.int32(1))
@@ -201,7 +201,7 @@ def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_pat
         clipped.add(bool(short))
         before = core.copy(own.stats["encoder"])
         placed = jax.tree.map(lambda x: x[None], batch)
-        placed = sharding.shard(placed, work.mesh, axis=1)
+        placed = sharding.shard_rows(placed, work.mesh, axis=1)
         state, metrics = step(state, resident, placed, jnp.int32(1))
         same(own.params, state.params)
         same(moved["encoder"], state.stats["encoder"])

@@ -114,9 +114,12 @@ def entries(raw: Mapping, given: set[str]) -> Iterator[OptionEntry]:
     """
     # configs/transfer.py leaves the checkpoint to the command
     whole = dict(raw) if raw.get("checkpoint") == "" else build.completed(dict(raw))
-    asked, other = schema.flat(raw), "checkpoint" if raw.get("checkpoint") else "start"
+    asked, other = (
+        schema.flatten(raw),
+        "checkpoint" if raw.get("checkpoint") else "start",
+    )
     origins = {f"config.{name}": "command" for name in given}
-    for path, value in schema.flat(whole).items():
+    for path, value in schema.flatten(whole).items():
         if asked.get(path) != value:
             origins[path] = other
     for option in options_lib.iterate_options(whole):

@@ -292,14 +292,14 @@ def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
 
 def _method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method:
     """Make the method, which must replay where config.replay says how."""
-    with sharding.use(mesh):
+    with sharding.use_mesh(mesh):
         method = sections.method(top, parts)
     if top.replay and not method.replays:
         raise ValueError(
             f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
             "leave the section out"
         )
-    return sharding.bind(method, mesh)
+    return sharding.bind_to_mesh(method, mesh)
 
 
 def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
@@ -310,7 +310,7 @@ def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
     num_classes = max(len(tasks.dataset.class_names), 1)
     settings = replay_lib.settings(num_classes, top.batch_size, **replay)
     for name in ("capacity", "size") if settings.sharded else ():
-        sharding.share(f"config.replay.{name}", getattr(settings, name), mesh)
+        sharding.per_device(f"config.replay.{name}", getattr(settings, name), mesh)
     return parts._replace(
         num_classes=num_classes,
         replay=settings,
@@ -405,8 +405,8 @@ def _single_task_runs(
             own_method, own = method, {key: evaluators.judges[key] for key in judges}
         else:
             mesh = eval_parts.mesh
-            with sharding.use(mesh):
-                own_method = sharding.bind(module.make(parts, **other), mesh)
+            with sharding.use_mesh(mesh):
+                own_method = sharding.bind_to_mesh(module.make(parts, **other), mesh)
             own_method = job.check_step(own_method, data, mesh)
             own_parts = eval_parts._replace(**_functions_of(own_method))
             own = evaluation.make(judged, own_parts, None).judges
@@ -491,7 +491,7 @@ def embedder(config: ml_collections.ConfigDict):
     examples = parts.stream.dataset.train
 
     def embed(rows):
-        return sharding.fetch(features.make(parts, examples, rows=rows)(state))
+        return sharding.copy_to_host(features.make(parts, examples, rows=rows)(state))
 
     return stream.count_rows(examples), embed
 

@@ -112,7 +112,7 @@ def _iterate_function(
         for name, default, meaning in _BESIDE.get(kind, named)
     }
     without = {*inner, *_WITHOUT.get(kind, ())}
-    options = schema.read(function, section, path, without, beside)
+    options = schema.read_options(function, section, path, without, beside)
     own = [x for x in options if x.function and x.name not in beside]
     known = {x.name: x.value for x in own if x.value is not schema.NONE}
     filled, fill = {}, _filler(path, function, raw, replay)
@@ -138,7 +138,9 @@ def _filler(path, function, raw, replay) -> Callable[[dict], dict]:
     fillers = {
         "config": top,
         "config.encoder": encoder,
-        "config.method": lambda options: schema.fill(function, options, replay),
+        "config.method": lambda options: schema.fill_dependent(
+            function, options, replay
+        ),
         "config.tuning": lambda options: function(**options)._asdict(),
         "config.scenario": lambda _: sections.scenario_seed(raw),
     }

@@ -109,7 +109,7 @@ def read_images(data: Mapping[str, Any]) -> stream.Dataset:
     Raises:
       ValueError, OSError: as of the source.
     """
-    make, options = schema.named(sources.SOURCES, data, "config.data")
+    make, options = schema.find_named_function(sources.SOURCES, data, "config.data")
     return make(**schema.options(make, options, "config.data"))
 
 
@@ -251,7 +251,7 @@ def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
       data: a section config.data.
       summary: of `summarize`.
     """
-    make, options = schema.named(sources.SOURCES, data, "config.data")
+    make, options = schema.find_named_function(sources.SOURCES, data, "config.data")
     takes = {"size", "resident"} <= set(schema.defaults(make))
     small = summary.side <= _SMALL and summary.rows * summary.side**2 * 3 <= _RESIDENT
     if not (summary.streams and takes and small) or {"size", "resident"} & set(options):

@@ -200,7 +200,7 @@ def function_of(path: str, section) -> Callable:
     """
     _, name, *inside = path.split(".")
     if name in CHOICES:
-        return schema.named(CHOICES[name], section, path)[0]
+        return schema.find_named_function(CHOICES[name], section, path)[0]
     if name == "method":
         return schema.method(section.get("name")).make
     if name == "evaluators":
@@ -247,7 +247,9 @@ def check_tasks(data, scenario, seed=0, stand_in=None):
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    source, data_options = schema.named(sources.SOURCES, data, "config.data")
+    source, data_options = schema.find_named_function(
+        sources.SOURCES, data, "config.data"
+    )
     data_options = schema.options(source, data_options, "config.data")
     scenario = ({"seed": seed} if follows_seed(scenario) else {}) | scenario
     cut = schema.options(scenarios.make, scenario, "config.scenario")
@@ -267,10 +269,14 @@ def build_parts(top: TopLevel):
       ValueError: an option of augment, encoder, tuning, optimizer or schedule is wrong.
     """
     views, image = _build_views(top)
-    optimize, optimizer = schema.named(OPTIMIZERS, top.optimizer, "config.optimizer")
+    optimize, optimizer = schema.find_named_function(
+        OPTIMIZERS, top.optimizer, "config.optimizer"
+    )
     lr = optimizer.pop("lr", None)
     schema.check_value(lr, schema.Positive, "config.optimizer.lr")
-    curve, schedule = schema.named(SCHEDULES, top.schedule, "config.schedule")
+    curve, schedule = schema.find_named_function(
+        SCHEDULES, top.schedule, "config.schedule"
+    )
     schedule = schema.options(curve, schedule, "config.schedule", given=("epochs",))
     peak = lr * (top.batch_size / 256 if top.scale_lr else 1.0)
     if top.scale_lr:
@@ -345,7 +351,7 @@ def encoder(top: TopLevel):
       ValueError: an option is wrong; the folder of config.start is damaged, or of
         another network.
     """
-    make, section = schema.named(ENCODERS, top.encoder, "config.encoder")
+    make, section = schema.find_named_function(ENCODERS, top.encoder, "config.encoder")
     section = schema.options(make, section, "config.encoder", given=("dtype",))
     module = make(**section, dtype=PRECISIONS[top.precision])
     given = None

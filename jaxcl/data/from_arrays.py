@@ -167,7 +167,7 @@ def _check_section(kind, section, where) -> None:
     needed = kind._fields[0]
     if not isinstance(section, dict) or needed not in section:
         raise ValueError(f"{where}: must be a section with {needed!r}")
-    schema.check(kind, section, where)
+    schema.check_arguments(kind, section, where)
 
 
 def _array_split(path, entries, resident) -> stream.Examples:

@@ -124,7 +124,7 @@ def judged_by(
 
 def _read_source(field, section) -> stream.Dataset:
     """Read the dataset of a section below config.data."""
-    source, options = schema.named(SOURCES, dict(section), field)
+    source, options = schema.find_named_function(SOURCES, dict(section), field)
     data = source(**schema.options(source, options, field))
     if data.train.graphs is not None:
         raise ValueError(f"{field}: graphs cannot be joined; must be images")
@@ -233,7 +233,7 @@ def load(name: str, **options: Any) -> stream.Dataset:
 
 def without_test_split(section: dict) -> dict:
     """Return options with which a source holds no train rows out."""
-    make, options = schema.named(SOURCES, section, "config.data")
+    make, options = schema.find_named_function(SOURCES, section, "config.data")
     known = schema.option_of(make, options)
     return {"test": 0.0} if {"test", "test_seed"} <= {*known} else {}
 

@@ -70,7 +70,7 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     program = _program(parts, batch_size)
 
     def evaluate(state, task: int) -> core.Result:
-        cosines, tasks = sharding.fetch(program(state, embed(state), labels))
+        cosines, tasks = sharding.copy_to_host(program(state, embed(state), labels))
         measured = cosines != -np.inf  # not finite for another reason: it is told
         cosines, tasks = cosines[measured].astype(np.float64), tasks[measured]
         scalars = {
@@ -103,7 +103,9 @@ def _program(parts, batch_size):
         slots = jnp.arange(steps * size).reshape(steps, size) % memory.capacity
 
         def of_slots(at):
-            at = jax.lax.with_sharding_constraint(at, sharding.split(parts.mesh))
+            at = jax.lax.with_sharding_constraint(
+                at, sharding.split_sharding(parts.mesh)
+            )
             images, labels = memory.items["image"][at], memory.items["label"][at]
             stored = parts.embed(state, view(images))
             cosines = nearest(stored, labels, held, held_labels)

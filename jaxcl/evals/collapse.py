@@ -107,7 +107,7 @@ def make(
     references, steps = {}, []
 
     def evaluate(state, task: int) -> core.Result:
-        embeddings = np.asarray(sharding.fetch(embed(state)), np.float32)
+        embeddings = np.asarray(sharding.copy_to_host(embed(state)), np.float32)
         finite = bool(np.isfinite(embeddings).all())
         scalars = {
             "embedding_std": embedding_std(embeddings) if finite else math.nan,

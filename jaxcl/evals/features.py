@@ -30,7 +30,7 @@ def _finite(arrays):
 
 def finite(*arrays: jax.Array) -> bool:
     """Tell whether all numbers of some arrays are finite, wherever the arrays lie."""
-    return bool(sharding.fetch(_finite(arrays)))
+    return bool(sharding.copy_to_host(_finite(arrays)))
 
 
 def require(field: str, value: Any, good: bool, allowed: str) -> None:
@@ -196,7 +196,7 @@ def verdicts(
         return right
 
     program = jax.jit(judge_rows, out_shardings=sharding.replicated(parts.mesh))
-    return lambda scores: sharding.fetch(program(scores, *truth))
+    return lambda scores: sharding.copy_to_host(program(scores, *truth))
 
 
 def blank_unseen(row: np.ndarray, train_on: str, task: int) -> np.ndarray:
@@ -370,7 +370,7 @@ def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callab
                 examples, wanted, batch_size, crop=crop, workers=workers, **share
             )
             return prefetch.run_ahead(
-                batches, lambda x: sharding.shard(x["image"], mesh)
+                batches, lambda x: sharding.shard_rows(x["image"], mesh)
             )
 
         return view, streamed
@@ -380,7 +380,9 @@ def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callab
 
     def resident(batch):
         images, at = batch
-        return view(images[jax.lax.with_sharding_constraint(at, sharding.split(mesh))])
+        return view(
+            images[jax.lax.with_sharding_constraint(at, sharding.split_sharding(mesh))]
+        )
 
     return resident, functools.partial(first_of, [(images, at) for at in padded])
 
@@ -481,7 +483,7 @@ def memory_reader(parts: core.EvalParts, *names: str) -> Callable:
     program = jax.jit(read_rows, out_shardings=sharding.replicated(parts.mesh))
 
     def fetch_rows(state):
-        kept, filled = sharding.fetch(program(state))
+        kept, filled = sharding.copy_to_host(program(state))
         return {name: leaf[filled] for name, leaf in kept.items()}
 
     return fetch_rows
@@ -536,7 +538,7 @@ def of_views(
       (state, images u8[n,H,W,C]) -> embeddings f32[n, D] of each view, on the host.
     """
     batch_size = padded_size(parts, batch_size)
-    rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
+    rows, whole = sharding.split_sharding(parts.mesh), sharding.replicated(parts.mesh)
 
     def embed(state, images, start):
         images = jax.lax.with_sharding_constraint(images, rows)
@@ -551,7 +553,7 @@ def of_views(
             batch = images[start : start + batch_size]
             batch = np.resize(batch, (batch_size, *images.shape[1:]))
             placed = sharding.replicate((batch, np.int32(start)), parts.mesh)
-            batches.append(sharding.fetch(program(state, *placed)))
+            batches.append(sharding.copy_to_host(program(state, *placed)))
         views = zip(*batches, strict=True)
         return [np.concatenate(view)[: len(images)] for view in views]
 

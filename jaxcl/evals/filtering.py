@@ -104,7 +104,7 @@ def make(
             for first in range(0, size, batch_size):
                 batch = offered[first : first + batch_size]
                 held = offer(features, held, sharding.replicate(batch, parts.mesh))
-            kept, n = labels[sharding.fetch(held)], i + 1
+            kept, n = labels[sharding.copy_to_host(held)], i + 1
             scalars |= _class_scalars(parts, f"entropy_{n}", f"class_{{}}_{n}", kept)
             scalars[f"fifo_entropy_{n}"] = _entropy(parts, labels[offered])
         return core.Result({}, scalars)

@@ -286,7 +286,9 @@ def streamed_fit(
         steps = np.int32(len(rows) // rule.batch_size)
         k_start, k_epochs = probe_keys(np.int32(task), np.int32(probe))
         carry, lr = begin(k_start, data), np.float32(lr)
-        placed = prefetch.run_ahead(batches, lambda batch: sharding.shard(batch, mesh))
+        placed = prefetch.run_ahead(
+            batches, lambda batch: sharding.shard_rows(batch, mesh)
+        )
         with contextlib.closing(placed):
             for i, batch in enumerate(placed):
                 carry = step(state, carry, batch, np.int32(i), steps, k_epochs, lr)

@@ -88,7 +88,7 @@ def _make_judge(parts, groups, batch_size, options, *, others: bool) -> Callable
     )
     labels, bank_task, test_task, itself = sharding.replicate(arrays, mesh)
     truth = stream_.evaluation.label
-    whole, split_rows = sharding.replicated(mesh), sharding.split(mesh)
+    whole, split_rows = sharding.replicated(mesh), sharding.split_sharding(mesh)
 
     def judge_queries(held, bank, mask, labels, bank_task, test_task, itself):
         # Centring keeps distances but reduces rounding errors, large far from 0.
@@ -118,7 +118,7 @@ def _make_judge(parts, groups, batch_size, options, *, others: bool) -> Callable
 
     def judge_all(held, bank, mask):
         guesses = program(held, bank, mask, labels, bank_task, test_task, itself)
-        return sharding.fetch(guesses).T == truth
+        return sharding.copy_to_host(guesses).T == truth
 
     return judge_all
 

@@ -150,7 +150,7 @@ def _fitting(parts, rule, settings) -> tuple[Callable, Callable]:
         return head_lib.streamed_fit(rule, parts, crop, embed), lambda state, dim: dim
     images = features_lib.place_images(parts, train)
     even = rule.batch_size % parts.mesh.size == 0
-    rows = (sharding.split if even else sharding.replicated)(parts.mesh)
+    rows = (sharding.split_sharding if even else sharding.replicated)(parts.mesh)
 
     def read_features(state, images, at, key):
         at = jax.lax.with_sharding_constraint(at, rows)
@@ -169,7 +169,7 @@ def _usable(parts, train_on, groups) -> Callable:
     def visible(state, task):
         mask = np.zeros(len(groups.train_task), bool)
         mask[parts.stream.tasks[task].train.rows] = True
-        rows = sharding.fetch(replayed(state))
+        rows = sharding.copy_to_host(replayed(state))
         mask[rows[rows >= 0]] = True
         return mask
 
@@ -201,7 +201,7 @@ def _best_lr(parts, probe, train, of_cut, mask) -> float | None:
     label = parts.stream.dataset.train.label[probe.cut][judges]
     rows = np.flatnonzero(mask & ~probe.cut)
     for lr in probe.settings.lrs if judges.any() else ():
-        scores, finite = sharding.fetch(probe.score(train(rows, lr)[0], of_cut))
+        scores, finite = sharding.copy_to_host(probe.score(train(rows, lr)[0], of_cut))
         if finite:
             accuracy[lr] = (scores[judges].argmax(axis=1) == label).mean()
     return max(accuracy, key=accuracy.get) if accuracy else None
@@ -228,10 +228,10 @@ def _fit_and_judge(
             lrs = probe.settings.lrs
             warnings.append(f"none of lrs={lrs} could be judged: lr={lr}")
     head, loss = train(np.flatnonzero(mask), lr)
-    (scores, finite), loss = probe.score(head, held), float(sharding.fetch(loss))
+    (scores, finite), loss = probe.score(head, held), float(sharding.copy_to_host(loss))
     right = {name: row.astype(float) for name, row in probe.judge(scores).items()}
     most = math.log(parts.num_classes)
-    if not (math.isfinite(loss) and sharding.fetch(finite)):
+    if not (math.isfinite(loss) and sharding.copy_to_host(finite)):
         # Scores of nan would make class 0 the prediction of every row.
         right = {name: row + np.nan for name, row in right.items()}
         warnings.append(

@@ -129,7 +129,7 @@ def make(
     settings = {"penalty": penalty, "iterations": iterations, "tolerance": tolerance}
 
     def evaluate(state, task: int) -> core.Result:
-        features, held = embed_train(state), sharding.fetch(embed_test(state))
+        features, held = embed_train(state), sharding.copy_to_host(embed_test(state))
         if not (np.isfinite(features).all() and np.isfinite(held).all()):
             blank = {"class_incremental": np.full(len(parts.stream.tasks), np.nan)}
             return core.Result(blank, {}, (features_lib.NOT_FINITE,))
@@ -148,7 +148,7 @@ def _augmented(parts, passes, pad, flip, batch_size) -> Callable:
     train = parts.stream.dataset.train
     if not passes:
         embed = features_lib.make(parts, train, batch_size=batch_size)
-        return lambda state: sharding.fetch(embed(state))
+        return lambda state: sharding.copy_to_host(embed(state))
     view = augment_images.make(
         size=parts.size,
         views=passes,

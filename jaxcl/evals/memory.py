@@ -70,7 +70,7 @@ def make(parts: core.EvalParts) -> Callable:
     program = jax.jit(read_labels, out_shardings=sharding.replicated(parts.mesh))
 
     def evaluate(state, task: int) -> core.Result:
-        labels, filled, entropy = sharding.fetch(program(state))
+        labels, filled, entropy = sharding.copy_to_host(program(state))
         known = labels[labels >= 0]
         rows = int(filled.sum())
         scalars = {"rows": float(rows), "unlabelled": float(rows - len(known))}

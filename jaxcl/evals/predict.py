@@ -51,7 +51,7 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
         count = int((first <= (task if met_only else none)).sum())
         scores, rows, warnings = scores_of(state, first=count), {}, ()
         right = {name: row.astype(float) for name, row in judge(scores).items()}
-        if not sharding.fetch(_usable(scores)):
+        if not sharding.copy_to_host(_usable(scores)):
             # Scores of nan would make class 0 the prediction of every row.
             right = {name: row + np.nan for name, row in right.items()}
             warnings = ("predictions are not finite, so that there is no accuracy",)

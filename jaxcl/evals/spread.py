@@ -67,7 +67,7 @@ def make(
     program = jax.jit(measure, out_shardings=sharding.replicated(parts.mesh))
 
     def evaluate(state, task: int) -> core.Result:
-        scalars = sharding.fetch(program(embed(state), labels))
+        scalars = sharding.copy_to_host(program(embed(state), labels))
         for name in ("intra", "inter"):
             of_class = scalars.pop(name)
             scalars |= {f"{name}_{c}": of_class[c] for c in present}

@@ -87,7 +87,7 @@ def make(
     def evaluate(state, task: int) -> core.Result:
         scalars, warnings = {}, []
         # Without a subset to judge, nothing is worth embedding.
-        features = sharding.fetch(embed(state)) if chosen[task] else None
+        features = sharding.copy_to_host(embed(state)) if chosen[task] else None
         for name, rows in chosen[task].items():
             mine = features[np.searchsorted(used, rows)]
             if np.isfinite(mine).all():

@@ -598,6 +598,6 @@ def look_up(name: str) -> Policy:
       ValueError: naming config.replay.policy and what is allowed.
     """
     field = "config.replay.policy"
-    found = schema.find(POLICIES, name, field)
+    found = schema.find_named(POLICIES, name, field)
     made = found if name in POLICIES else found()
     return schema.check_made(made, Policy, name, field)

@@ -83,7 +83,7 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
     """
     if not replay.sharded:
         return buffer.create(example, replay.capacity)
-    own = sharding.share("config.replay.capacity", replay.capacity, _memory_mesh())
+    own = sharding.per_device("config.replay.capacity", replay.capacity, _memory_mesh())
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
     return _on_each(lambda: _shards(buffer.create(example, own)))
 
@@ -122,7 +122,7 @@ def choose(
     """
     if isinstance(memory, buffer.Buffer):
         return policy.choose(memory, kept, key, items, mask)
-    sharding.share("rows", len(mask), _memory_mesh())
+    sharding.per_device("rows", len(mask), _memory_mesh())
 
     def choose_on_device(memory, kept, items, mask, key):
         own = jax.tree.map(lambda x: x[0], kept.each)
@@ -151,7 +151,7 @@ def write_rows(
     """
     if isinstance(memory, buffer.Buffer):
         return buffer.write(memory, slots, items, mask)
-    sharding.share("rows", len(slots), _memory_mesh())
+    sharding.per_device("rows", len(slots), _memory_mesh())
     slots = jnp.asarray(slots, jnp.int32)
     mask = jnp.ones(slots.shape, bool) if mask is None else mask
 
@@ -184,7 +184,7 @@ def sample(
     """
     if isinstance(memory, buffer.Buffer):
         return buffer.sample(memory, key, k, log_weights=log_weights)
-    count = sharding.share("k", k, _memory_mesh())
+    count = sharding.per_device("k", k, _memory_mesh())
     if k > memory.capacity:
         raise ValueError(f"k={k}: allowed are up to the capacity, {memory.capacity}")
 
@@ -208,7 +208,7 @@ def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree)
 
 
 def _memory_mesh() -> jax.sharding.Mesh:
-    """Return the devices that share the memory, see `sharding.use`."""
+    """Return the devices that share the memory, see `sharding.use_mesh`."""
     return sharding.current() or sharding.mesh(1)
 
 

@@ -37,7 +37,7 @@ def read_config(folders: Iterable[epath.Path]) -> Configs:
 
 def flatten(config: Mapping) -> dict[str, str]:
     """Flatten a config: path of each option -> its value as JSON."""
-    values = schema.flat(config, "").items()
+    values = schema.flatten(config, "").items()
     return {path[1:]: json.dumps(value, sort_keys=True) for path, value in values}
 
 

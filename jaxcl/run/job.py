@@ -133,7 +133,7 @@ def begin_task(job: Job, state: core.TrainState, task: stream.Task) -> core.Trai
         "task_steps": np.int32(len(schedule(job, source, task.index))),
     }
     state = state.replace(**sharding.replicate(numbers, job.mesh))
-    return sharding.settle(job.method.begin_task(state, task), job.mesh)
+    return sharding.commit_placement(job.method.begin_task(state, task), job.mesh)
 
 
 def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
@@ -345,7 +345,7 @@ def _take_batch(job: Job, resident: dict, batches: dict, i) -> dict:
         return batch
     batch = _read_rows(resident, batch, job.stream.dataset.train.images.shape[1:])
     # Images end in three axes; before them come parts, if any, and examples.
-    split = sharding.split(job.mesh, axis=batch["image"].ndim - 4)
+    split = sharding.split_sharding(job.mesh, axis=batch["image"].ndim - 4)
     return jax.lax.with_sharding_constraint(batch, split)
 
 
@@ -416,7 +416,7 @@ def feed_batches(job: Job, source: stream.Source, task: int, start: int) -> Iter
         number = sharding.replicate(np.int32(count), job.mesh)
         if job.data.graphs:  # the nodes of a batch are one array, which is not split
             return count, sharding.replicate(batches, job.mesh), number
-        return count, sharding.shard(batches, job.mesh, axis=axis), number
+        return count, sharding.shard_rows(batches, job.mesh, axis=axis), number
 
     with contextlib.closing(prefetch.run_ahead(grouped(), place, depth=2)) as ahead:
         yield from ahead

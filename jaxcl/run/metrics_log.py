@@ -57,7 +57,7 @@ class MetricsMeter:
         """
         while self._pending and sum(self._pending[0][:2]) <= until:
             before, count, metrics = self._pending.pop(0)
-            metrics = sharding.fetch(metrics)
+            metrics = sharding.copy_to_host(metrics)
             every = self._work.logging.every
             logged = before + count - (before + count) % every
             if logged > before:

@@ -132,7 +132,7 @@ class _TrainingRun:
             if not self._train_task(task):
                 return False
             ended = work.method.end_task(self.state, task)
-            self.state = sharding.settle(ended, work.mesh)
+            self.state = sharding.commit_placement(ended, work.mesh)
             self._save_checkpoint(Phase.TRAINED)
             if self._is_asked():
                 return False
@@ -296,7 +296,7 @@ def _restore(work, checkpoints):
             work.loop.start, state, names, keep=work.loop.keep
         )
     if restored is not None:
-        state = sharding.settle(restored.state, work.mesh)
+        state = sharding.commit_placement(restored.state, work.mesh)
         return state, restored.cursor | {"resumed": True}
     results = results_lib.empty_results(len(names), task_names=names)
     cursor = {"phase": Phase.EVALUATED, "rows": [0, 0], "seconds": {}}

@@ -246,7 +246,7 @@ def restore(
         opt_state=(),
         extra=(),
     )
-    return sharding.settle(state, mesh), source
+    return sharding.commit_placement(state, mesh), source
 
 
 def _list_leaves(encoder, inputs, mesh) -> dict:

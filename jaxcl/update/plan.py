@@ -203,7 +203,7 @@ def _with_short_warmup(config, changes) -> dict:
     asked = changes.get("schedule") or {}
     if not isinstance(epochs, int) or "warmup_epochs" in asked:
         return config
-    make = schema.named(sections.SCHEDULES, section, "config.schedule")[0]
+    make = schema.find_named_function(sections.SCHEDULES, section, "config.schedule")[0]
     before = {**schema.defaults(make), **section}.get("warmup_epochs", 0)
     if not 1 <= epochs <= before:
         return config

@@ -305,7 +305,7 @@ def module_of(section: dict) -> nn.Module:
     section, field = dict(section), f"{folder_lib.CARD}: encoder"
     precision = section.pop("precision", "float32")
     core.check_choice(f"{field}.precision", precision, tuple(sections.PRECISIONS))
-    make, options = schema.named(sections.ENCODERS, section, field)
+    make, options = schema.find_named_function(sections.ENCODERS, section, field)
     options = schema.options(make, options, field, given=("dtype",))
     return make(**options, dtype=sections.PRECISIONS[precision])
 

@@ -76,7 +76,7 @@ def export(
     if isinstance(module, tuning.Tuned):  # adapters become part of what they adapt
         trees[0] = module.merged(trees[0])
     exported = encoder.make(
-        {"encoder": section, "input": inputs}, *map(sharding.fetch, trees)
+        {"encoder": section, "input": inputs}, *map(sharding.copy_to_host, trees)
     )
     leaves = encoder.flatten_leaves(exported.params, exported.stats)
     files = {folder_lib.TENSORS: writer.pack_tensors(leaves, "flax")}
@@ -148,7 +148,9 @@ def _config_of(run):
 
 def _architecture(config) -> dict:
     """config.encoder with all its defaults, and the precision."""
-    make, options = schema.named(sections.ENCODERS, config["encoder"], "config.encoder")
+    make, options = schema.find_named_function(
+        sections.ENCODERS, config["encoder"], "config.encoder"
+    )
     full = schema.defaults(make) | options
     full.pop("dtype")
     name, precision = config["encoder"]["name"], config.get("precision", "float32")

@@ -212,7 +212,7 @@ _checkpoints = [
 
 _devices = [
     *fault.of(
-        "sharding.shard",
+        "sharding.shard_rows",
         "test_methods.py::test_one_and_eight_devices_agree[er]",
         ("devices: every device has the rows of the first", _rows_of_the_first),
     )

@@ -201,7 +201,7 @@ def make(
         replays=True,
         memory=(lambda state: state.extra.memory) if remembers else None,
     )
-    return probe.add(method, parts) if parts.replay.measure else method
+    return probe.add_measures(method, parts) if parts.replay.measure else method
 
 
 def _check(parts, regulariser, plan, rows, remembers) -> None:
