@@ -106,13 +106,13 @@ def _two_view(base, chosen=tuple(strategies.STRATEGIES), rates=(), **options):
 _FEW = ("finetune", "cassle", "pnr")
 LOOKS = Problem(
     "quickstart_pnr",
-    _QUIET | _KNN | {"method.predictor_hidden_dim": 64, "schedule.warmup_epochs": 0},
+    _QUIET | _KNN | {"schedule.warmup_epochs": 0},
     {
         **_two_view("mocov2plus"),
         **_two_view("simclr"),
         **_two_view("barlow_twins"),
-        **_two_view("byol", _FEW),
-        **_two_view("simsiam", _FEW),
+        **_two_view("byol", _FEW, predictor_hidden_dim=64),
+        **_two_view("simsiam", _FEW, predictor_hidden_dim=64),
         **_two_view("vicreg", _FEW, (0.003, 0.01, 0.03)),
         **_two_view("dino", _FEW, prototypes=256),
         **_two_view("lejepa", _FEW, slices=256),

@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import functools
 import os
+import re
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,18 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-AXIS = "data"
+AXIS = "data"  # of a mesh; rows of a batch are split over it
+MODEL = "model"  # its other axis; weights of a Vision Transformer are split over it
+# End of a leaf's path -> its axis that is split, from the last: heads of the attention,
+# and units of the MLP.
+_SPLIT = {
+    r"attention/(query|key|value)/kernel": -1,
+    r"attention/(query|key|value)/bias": -1,
+    r"attention/out/kernel": -2,
+    r"mlp/(fc1|gate|up)/kernel": -1,
+    r"mlp/(fc1|gate|up)/bias": -1,
+    r"mlp/(fc2|down)/kernel": -2,
+}
 
 
 class _Elsewhere(NamedTuple):
@@ -45,8 +57,13 @@ def initialize(coordinator=None, num_processes=None, process_id=None, timeout=30
     )
 
 
-def mesh(num_devices: int | None = None) -> Mesh:
+def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
     """Make a mesh of one axis over all devices, or over the first `num_devices`.
+
+    Args:
+      num_devices: how many; None: all.
+      model: among how many devices weights are split; above 1 the mesh has another
+        axis for them.
 
     Raises:
       ValueError: `num_devices` is not between 1 and the number of devices.
@@ -60,9 +77,23 @@ def mesh(num_devices: int | None = None) -> Mesh:
             f"config.devices={count}: allowed are 1 to {len(devices)} "
             f"({devices[0].platform}) or None for all"
         )
+    if model > 1 and jax.process_count() > 1:
+        raise ValueError(
+            f"config.mesh: model={model} splits weights among the devices of one "
+            f"process, and there are {jax.process_count()}; must be 1"
+        )
+    shape, names = (count // model, model), (AXIS, MODEL)
+    if model == 1:
+        shape, names = shape[:1], names[:1]
+    types = (AxisType.Auto,) * len(names)
     if described:  # no order of theirs is better known than the compiler's
-        return Mesh(np.array(devices[:count]), (AXIS,), axis_types=(AxisType.Auto,))
-    return jax.make_mesh((count,), (AXIS,), (AxisType.Auto,), devices=devices[:count])
+        return Mesh(np.array(devices[:count]).reshape(shape), names, axis_types=types)
+    return jax.make_mesh(shape, names, types, devices=devices[:count])
+
+
+def sharers(mesh: Mesh) -> int:
+    """Count the parts that the rows of a batch are split into."""
+    return mesh.shape[AXIS]
 
 
 # What JAX calls a platform -> what we call it.
@@ -235,16 +266,19 @@ def per_device(name: str, value: int, mesh) -> int:
     Raises:
       ValueError: the devices cannot share it evenly; `name` is what it is called.
     """
-    if value < 1 or value % mesh.size:
+    count = sharers(mesh)
+    if value < 1 or value % count:
         raise ValueError(
-            f"{name}={value}: must be a positive multiple of the {mesh.size} devices "
+            f"{name}={value}: must be a positive multiple of the {count} devices "
             "that share the memory"
         )
-    return value // mesh.size
+    return value // count
 
 
 def placement(tree, mesh: Mesh):
     """Return the sharding of each leaf of a state: memories split, the rest whole.
+
+    If the mesh splits weights, so are those of a Vision Transformer, in every tree.
 
     Args:
       tree: arrays or their shapes.
@@ -253,14 +287,26 @@ def placement(tree, mesh: Mesh):
       ValueError: the devices cannot share the rows of a memory evenly.
     """
 
-    def of(node):
+    def of(path, node):
         if not _is_split(node):
-            return replicated(mesh)
+            return _place_weight(path, node, mesh)
         for leaf in jax.tree.leaves(node):
             per_device("the memory's rows", leaf.shape[0], mesh)
         return jax.tree.map(lambda leaf: split_sharding(mesh), node)
 
-    return jax.tree.map(of, tree, is_leaf=_is_split)
+    return jax.tree_util.tree_map_with_path(of, tree, is_leaf=_is_split)
+
+
+def _place_weight(path, leaf, mesh):
+    """Where a leaf lies that is part of no memory."""
+    if MODEL not in mesh.shape:
+        return replicated(mesh)
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for ending, axis in _SPLIT.items():
+        if re.search(f"(^|/){ending}$", name):
+            before = (None,) * (len(leaf.shape) + axis)
+            return NamedSharding(mesh, PartitionSpec(*before, MODEL))
+    return replicated(mesh)
 
 
 def commit_placement(tree, mesh: Mesh):
@@ -282,12 +328,12 @@ def shard_rows(batch, mesh: Mesh, axis: int = 0):
 
 def check_batch(batch_size: int, mesh: Mesh) -> None:
     """Refuse a global batch that the devices cannot share evenly."""
-    if batch_size % mesh.size:
+    if batch_size % (count := sharers(mesh)):
         raise ValueError(
             f"config.batch_size={batch_size}: must be a multiple of the "
-            f"{mesh.size} devices of the run; near: "
-            f"{batch_size // mesh.size * mesh.size or mesh.size}, "
-            f"{(batch_size // mesh.size + 1) * mesh.size}"
+            f"{count} devices of the run; near: "
+            f"{batch_size // count * count or count}, "
+            f"{(batch_size // count + 1) * count}"
         )
 
 
@@ -300,7 +346,7 @@ def spread(tree):
         return tree
 
     def constrain(leaf):
-        if len(leaf) % mesh.size:
+        if len(leaf) % sharers(mesh):
             return leaf
         return jax.lax.with_sharding_constraint(leaf, split_sharding(mesh))
 
@@ -335,7 +381,7 @@ def on_each(function, rows: tuple, whole: tuple):
       ValueError: the devices cannot share the rows evenly.
     """
     mesh = current()
-    if mesh is None or mesh.size == 1:
+    if mesh is None or sharers(mesh) == 1:
         return function(*rows, *whole)
     for leaf in jax.tree.leaves(rows):
         per_device("rows", len(leaf), mesh)

@@ -255,16 +255,7 @@ def test_options_that_change_nothing_are_told(given, name, tmp_path, caplog):
 
 
 def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
-
-    whole = sources.SOURCES["digits"]
-
-    def unlabelled():
-        data = whole()
-        label = data.train.label.copy()
-        label[3] = -1
-        return data._replace(train=data.train._replace(label=label))
-
-    monkeypatch.setitem(sources.SOURCES, "digits", unlabelled)
+    monkeypatch.setitem(sources.SOURCES, "digits", toy.unlabelled)
     with pytest.raises(ValueError, match="label.* 1 of"):
         toy.job(tmp_path, method__base="supcon", scenario={"name": "joint"})
 

@@ -30,6 +30,11 @@ def after_tasks(tasks):
     return held
 
 
+@pytest.fixture
+def tasks():
+    return [([tree(), tree(), tree()], [tree(9.0)], tree()) for _ in range(3)]
+
+
 def penalty(tasks, params):
     """1/2 sum_k F_k (p - p_k)^2, F_k the squares of the gradients over their mean."""
     total = 0.0

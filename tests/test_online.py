@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import online_toy, tiny, toy
+from helpers import online_toy, tiny
 from jaxcl import core, sharding
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
-from jaxcl.run import train
 
 CLASSES, LR = online_toy.CLASSES, online_toy.LR
 FIRST, SECOND, parts = online_toy.FIRST, online_toy.SECOND, online_toy.parts
@@ -407,24 +406,3 @@ def test_er_aml_code_learns_the_first_task_plainly():
     stats = tiny.after_pass(tiny.running(state), params[0], rows)
     for one, other in zip(tiny.running(after), stats, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4)
-
-
-def test_pictures_are_of_the_state_that_is_judged(tmp_path):
-    work = toy.job(tmp_path, tasks=1, method={"name": "er"}, **toy.ONLINE)
-    seen = []
-
-    def draw(state, task):
-        seen.append(state.params)
-        return core.Result({}, {})
-
-    work = work._replace(
-        method=work.method._replace(
-            eval_state=lambda state: state.replace(
-                params=jax.tree.map(jnp.zeros_like, state.params)
-            )
-        ),
-        evaluation=work.evaluation._replace(pictures={"drawn": draw}),
-    )
-    train.run_tasks(work, tmp_path)
-    assert len(seen) == 1 and not any(x.any() for x in jax.tree.leaves(seen[0]))
-    assert any(x.any() for x in jax.tree.leaves(toy.saved(work, tmp_path).state.params))

@@ -189,7 +189,7 @@ def default_workdir(config) -> str:
 def _build_job(
     top: sections.TopLevel, plain, workdir, stand_in=None, lost=False
 ) -> job.Job:
-    mesh = sharding.mesh(top.devices)
+    mesh = sections.mesh(top)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     # Names and types of all options are checked before data are read.
@@ -440,7 +440,11 @@ def _beginning(top, parts: core.Parts) -> dict:
 
 def _count_shards(replay: dict | None, mesh) -> dict:
     """Return the number of devices, where what a memory holds depends on it."""
-    return {"memory_shards": mesh.size} if (replay or {}).get("sharded") else {}
+    return (
+        {"memory_shards": sharding.sharers(mesh)}
+        if (replay or {}).get("sharded")
+        else {}
+    )
 
 
 class Frozen(NamedTuple):

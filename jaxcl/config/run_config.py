@@ -11,6 +11,7 @@ from jaxcl.run import lock
 # Where and how a run computes, not what: these may change when it resumes.
 MACHINE = (
     "devices",
+    "mesh",
     "device_bytes",
     "steps_per_call",
     "compile_cache",

@@ -27,7 +27,7 @@ from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import plots
 from jaxcl.methods.online import replay as replay_lib
-from jaxcl.nets import convnext, gcn, gin, mlp, resnet, tuning, vit
+from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, tuning, vit
 from jaxcl.run import folder, transfer
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -93,12 +93,15 @@ class TopLevel:
     seed: schema.Natural = 0  # the first
     seeds: schema.Count = 1  # how many runs, of seeds that follow one another
     batch_size: schema.Count = 256  # global
+    # Pieces of a batch that pass the encoder in turn: less memory, a third more time
+    accumulate: schema.Count = 1
     epochs: _Epochs = 1  # per task; of several the last for all others
     patience: schema.Natural = 0  # epochs without a lower loss end a task; 0: none
     # Of the computation; parameters stay float32. "auto": see `precision_of`
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
     devices: schema.Count | None = None  # how many; None: all
+    mesh: dict | None = None  # options of `sides`; None: each device has all weights
     # Steps of one call. "task": all up to the next save, evaluation or end of a task.
     # None: 1 on CPU; elsewhere "task" for methods that replay, 8 for others
     steps_per_call: schema.Count | Literal["task"] | None = None
@@ -214,6 +217,7 @@ def function_of(path: str, section) -> Callable:
         "scenario": scenarios.make,
         "replay": replay_lib.settings,
         "tuning": tuning.settings,
+        "mesh": sides,
     }[name]
 
 
@@ -295,8 +299,9 @@ def build_parts(top: TopLevel):
         tx = optim.by_leaf(
             tx, lambda x: module.share(x[1:]) if x[0] == "encoder" else 1.0
         )
+    _check_pieces(top)
     parts = core.Parts(
-        encoder=module,
+        encoder=pieces.split(module, top.accumulate),
         **views,
         tx=tx,
         lr=rate_with_peak(peak),
@@ -304,6 +309,60 @@ def build_parts(top: TopLevel):
         num_classes=0,
     )
     return parts, image
+
+
+def mesh(top: TopLevel):
+    """Make the devices' mesh, of config.devices or of config.mesh.
+
+    Raises:
+      ValueError: an option is wrong, both are given, or there are fewer devices; the
+        weights of the encoder cannot be split.
+    """
+    if top.mesh is None:
+        return sharding.mesh(top.devices)
+    options = schema.options(sides, top.mesh, "config.mesh")
+    if top.devices is not None:
+        raise ValueError(
+            f"config.devices={top.devices}: config.mesh says how many; must be None"
+        )
+    data, model = sides(**options)
+    net = _module(top)
+    uneven = [n for n in ("heads", "hidden") if getattr(net, n, 0) % model]
+    if model > 1 and not isinstance(net, vit.ViT):
+        raise ValueError(
+            f"config.mesh: model={model} splits weights of config.encoder.name='vit' "
+            f"alone; must be 1 for {top.encoder['name']!r}"
+        )
+    if uneven:
+        raise ValueError(
+            f"config.mesh: model={model}: must divide {uneven[0]}="
+            f"{getattr(net, uneven[0])} of config.encoder"
+        )
+    return sharding.mesh(data * model, model=model)
+
+
+def sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int]:
+    """Return the sides of the devices' mesh.
+
+    Args:
+      data: parts of a batch.
+      model: devices that share the weights of a Vision Transformer.
+    """
+    return data, model
+
+
+def _check_pieces(top: TopLevel) -> None:
+    """Refuse batches that cannot be cut into the pieces of config.accumulate."""
+    if top.accumulate > 1 and top.augment.get("name") == "graphs":
+        raise ValueError(
+            f"config.accumulate={top.accumulate}: batches of graphs are not cut; must "
+            "be 1"
+        )
+    if top.batch_size % top.accumulate:
+        raise ValueError(
+            f"config.accumulate={top.accumulate}: must divide config.batch_size="
+            f"{top.batch_size}"
+        )
 
 
 def _build_views(top: TopLevel):
@@ -351,10 +410,7 @@ def encoder(top: TopLevel):
       ValueError: an option is wrong; the folder of config.start is damaged, or of
         another network.
     """
-    make, section = schema.find_named_function(ENCODERS, top.encoder, "config.encoder")
-    section = schema.options(make, section, "config.encoder", given=("dtype",))
-    module = make(**section, dtype=PRECISIONS[top.precision])
-    given = None
+    module, given = _module(top), None
     if folder.is_one(top.start):
         card = folder.read_card(top.start)
         size, channels = (card["input"][name] for name in ("size", "channels"))
@@ -363,6 +419,12 @@ def encoder(top: TopLevel):
         begin = folder.fill_trees(module, blank, leaves, top.start)
         given = functools.partial(tuple, jax.tree.map(np.asarray, begin))  # on the host
     return wrap_tuned(module, top.tuning, given)
+
+
+def _module(top: TopLevel):
+    make, section = schema.find_named_function(ENCODERS, top.encoder, "config.encoder")
+    section = schema.options(make, section, "config.encoder", given=("dtype",))
+    return make(**section, dtype=PRECISIONS[top.precision])
 
 
 def wrap_tuned(module, section: dict | str | None, given=None):

@@ -30,6 +30,8 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         config.encoder = {"name": name} | _debug_sizes("config.encoder", {"name": name})
     _shrink_scenario(config)
     config.batch_size = 32
+    if config.get("accumulate", 1) > 1:
+        config.accumulate = 2
     with config.ignore_type():  # a config may have a tuple or a reference here
         config.epochs = 1
         sizes = _debug_sizes("config.method", config.method)

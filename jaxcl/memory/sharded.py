@@ -68,7 +68,7 @@ class Spread(NamedTuple):
 def count_shards(replay: core.Replay) -> int:
     """Count the devices that share the memory; 1: each holds it whole."""
     mesh = sharding.current()
-    return mesh.size if replay.sharded and mesh is not None else 1
+    return sharding.sharers(mesh) if replay.sharded and mesh is not None else 1
 
 
 def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
