@@ -305,6 +305,12 @@ def test_public_names_are_as_written():
 # Options and defaults
 
 
+def test_a_marker_becomes_the_table_of_a_list():
+    head, _, *rows = option_tables.expand("<!-- list: bases -->").splitlines()
+    names = [pages.cells(row)[0].strip("`") for row in rows]
+    assert head.startswith("| name") and names == [*bases.BASES]
+
+
 def test_every_function_of_a_config_has_a_table():
     """One that is new needs a marker in a page; one that is gone fails to import."""
     found = {x[1] for path in DOCS for x in MARKER.finditer(path.read_text())}
