@@ -48,7 +48,7 @@ def table(path: str, without=()) -> str:
 def list_kind(kind: str) -> str:
     """Return the table of a kind of `jaxcl list`."""
     found = KINDS[kind][1]().items()
-    escaped = {name: re.sub(r"([|*_])", r"\\\1", words) for name, words in found}
+    escaped = {name: words.replace("|", r"\|") for name, words in found}
     rows = [f"| `{name}` | {words} |" for name, words in escaped.items()]
     return "\n".join(["| name | description |", "|---|---|", *rows])
 
