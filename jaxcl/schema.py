@@ -305,7 +305,7 @@ def check_arguments(function, values: Mapping[str, Any], field: str) -> None:
       field: what they are under, for messages ("config.method").
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     _check_each(_signature(function), values, field)
     _check_each(option_of(function, values), values, field)
@@ -363,7 +363,7 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
       option: whose default a message may name.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     kinds = _union_members(annotation)
     # A word among numbers or sections: its message names these, too.

@@ -47,7 +47,7 @@ def fit(
     out: str | os.PathLike | None = None,
     quiet: bool = False,
 ) -> result.Result:
-    """Train an encoder on images without reading their labels, and judge it.
+    """Train an encoder on images without reading their labels, and evaluate it.
 
     A call repeated resumes a stopped run, and returns a finished one at once. With a
     folder that holds another run, or other images, it fails.
@@ -58,8 +58,8 @@ def fit(
         with a folder for each class or without, of an .npz file, or of a directory that
         jaxcl.data.convert, TFDS or `datasets` wrote; the name of a source that needs no
         options, as "digits"; or a section like config.data.
-      labels: of arrays, N whole numbers or texts; -1 or None where unknown. They judge
-        the encoder and cut tasks; only base "supcon" trains with them.
+      labels: of arrays, N whole numbers or texts; -1 or None where unknown. They are
+      for evaluation and for cutting tasks; only base "supcon" trains with them.
       test: what judges. A share of the labelled images of each class, which is held
         out, by default a fifth; or other labelled images, of which none is trained on:
         (images, labels), or a path or section as of `images`.
@@ -141,7 +141,7 @@ def fit(
 
 
 def _make_data_section(images, labels, domains, test, name) -> inputs.ImageInput:
-    """Make config.data of the images, and of those that judge."""
+    """Make config.data of the train and evaluation images."""
     share = test if isinstance(test, int | float) else None
     if share is not None and not 0 <= share < 1:
         raise ValueError(f"test={test!r}: a share must be from 0 to below 1")

@@ -41,7 +41,7 @@ def _describe(make: Callable, needs: dict[str, Any]) -> str:
 
 
 def _describe_bases() -> dict[str, str]:
-    """Describe each base: its first line, and what it needs beside the images."""
+    """Describe each base: its first line, and its needs beside the images."""
     found = {}
     for name, make in bases.BASES.items():
         base, options = make(), schema.defaults(make)
@@ -98,7 +98,7 @@ KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
 
 
 def format_kind(kind: str, width: int = 88) -> str:
-    """Write a kind of thing as lines, each a name and what it is.
+    """Write a kind as lines, each a name and its description.
 
     Args:
       kind: a key of `KINDS`.

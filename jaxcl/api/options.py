@@ -35,7 +35,7 @@ class OptionEntry(NamedTuple):
 
 @functools.cache
 def meanings(function: Callable) -> dict[str, str]:
-    """Read what a function says of its parameters, in its docstring or in comments.
+    """Read the meanings of a function's parameters from its docstring or comments.
 
     Args:
       function: of options; or a dataclass or NamedTuple, with a comment at each field.

@@ -179,14 +179,14 @@ class Result:
     ) -> Update:
         """Teach the encoder new images, and keep it if it breaks no limit.
 
-        It is `jaxcl update`: the images are the next task of the run. The
-        same call goes on with an update that was stopped, and is done once.
+        It is `jaxcl update`: the images are the next task of the run. A repeated call
+        resumes a stopped update, and returns a finished one.
 
         Args:
           new_images: as of `jaxcl.fit`; labels are not used.
-          test: labelled images to judge by: (images, labels), or a path or section as
-            of `jaxcl.fit`. Of arrays and folders without a test part a fifth is judged
-            by the others.
+          test: labelled images for evaluation: (images, labels), or a path or section
+            as of `jaxcl.fit`. Of arrays and folders without a test part a fifth is
+            judged by the others.
           old: images in the index that the encoder serves; their embeddings before and
             after are compared. None: the run's own, if they are still there.
           limits: {"accuracy_drop": 0.02} and others, see docs/updating.md.

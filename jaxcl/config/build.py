@@ -66,7 +66,7 @@ def build(
       lost: go on where rows of metrics.jsonl are lost, see `rows.RowFile`.
 
     Raises:
-      ValueError: a wrong key, type or value, naming it and what is allowed; a
+      ValueError: a wrong key, type or value, naming it and its range; a
         run directory that belongs to another config, naming the fields.
       OSError: data is not where the config says, or cannot be read; the run
         directory cannot be written.
@@ -182,7 +182,8 @@ def plan_job(
 
 
 def default_workdir(config) -> str:
-    """Return runs/NAME of the config; RUN/NAME, where the encoder of RUN is judged."""
+    """Return runs/NAME of the config; RUN/NAME, where the encoder of RUN is
+    evaluated."""
     return f"{config.get('checkpoint') or 'runs'}/{config.get('name', 'run')}"
 
 
@@ -448,7 +449,7 @@ def _count_shards(replay: dict | None, mesh) -> dict:
 
 
 class Frozen(NamedTuple):
-    """The encoder of a run, and the images that it is to judge or embed."""
+    """The encoder of a run, and the images that it is to evaluate or embed."""
 
     state: core.TrainState
     source: dict
@@ -508,7 +509,7 @@ def _transfer(top: sections.TopLevel, workdir, lost) -> transfer.Transfer:
 
 
 def _eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalParts:
-    """Make EvalParts; `method` is what is judged."""
+    """Make EvalParts; `method` is what is evaluated."""
     return core.EvalParts(
         **_functions_of(method),
         stream=tasks,

@@ -36,7 +36,7 @@ def check_data(top: sections.TopLevel, tasks: stream.Stream, workdir) -> stream.
     """Refuse other data than a run began with; warn of data that flatter.
 
     Images that are there more than once flatter, see config.duplicates, and classes
-    that are judged and not trained on. Without `workdir` nothing is checked.
+    that are evaluated and not trained on. Without `workdir` nothing is checked.
 
     Returns:
       The stream, its dataset with the identity of its rows.

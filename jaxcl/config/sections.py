@@ -249,7 +249,7 @@ def check_tasks(data, scenario, seed=0, stand_in=None):
       () -> stream.Stream, which reads the data and cuts the tasks.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     source, data_options = schema.find_named_function(
         sources.SOURCES, data, "config.data"

@@ -64,15 +64,15 @@ def make(
       num_tasks: may be left out for "joint", "domain", "blurry" and "growth".
       seed: draws "released", "shuffled", "recurring", "blurry", "permuted", "rotated",
         "growth" and the rows of `per_class`; a config of these without one uses the
-        run's seed, but for "shuffled".
-      evaluation: "test", "validation" or "none". A task is judged on the rows of its
+        run's seed, except for "shuffled".
+      evaluation: "test", "validation" or "none". A task is evaluated on the rows of its
         classes ("class"), of its domain ("domain"), or on all rows.
       classes, per_class: reduce the dataset to these classes, and to so many train
         rows of each, drawn by `seed`; see `splits.of_classes`. None keeps all.
       options: of the scenario.
 
     Returns:
-      The dataset, reduced or in its looks, with its tasks and the split that judges.
+      The dataset, reduced or in its looks, with its tasks and the evaluation split.
 
     Raises:
       ValueError: an unknown option, more tasks than there are classes, rows or
@@ -107,7 +107,7 @@ def _check_copies(copies, section) -> None:
 
 
 def _evaluation_split(dataset, evaluation) -> stream.Examples | None:
-    """Return the split that tasks are judged on, None for "none"."""
+    """Return the split that tasks are evaluated on, None for "none"."""
     judge = stream.splits_of(dataset).get(evaluation)
     if judge is None and evaluation != "none":
         raise ValueError(
@@ -127,7 +127,7 @@ def _with_earlier_rows(tasks) -> list[stream.Task]:
 
 
 def _every_row(judge) -> np.ndarray:
-    """Return all rows of the split that judges, none without one."""
+    """Return all rows of the evaluation split, none without one."""
     return np.arange(0 if judge is None else stream.count_rows(judge))
 
 
@@ -202,7 +202,7 @@ def recurring(
 ) -> list[stream.Task]:
     """Make tasks as "class" does, with classes of earlier tasks that come back.
 
-    A task is judged on its new classes, see `one_pass.recurring`.
+    A task is evaluated on its new classes, see `one_pass.recurring`.
 
     class_order: as of "class".
     recurrence: chance that an earlier class is in a task.

@@ -96,14 +96,14 @@ def judged_by(
     train: dict,
     test: dict,
 ) -> stream.Dataset:
-    """Read the train split of one source, judged on that of another.
+    """Read the train split of one source, evaluated on that of another.
 
     Classes of the same name are one class. If the first has no labels, take `knn` with
     train_on="evaluation".
 
     Args:
       train: a section like config.data.
-      test: the same; its images are of every domain, so that each task is judged on
+      test: the same; its images are of every domain, so that each task is evaluated on
         all of them.
 
     Raises:

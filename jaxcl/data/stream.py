@@ -89,7 +89,7 @@ class Task(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A scenario: the dataset, its tasks, and the split that judges them."""
+    """A scenario: the dataset, its tasks, and the evaluation split."""
 
     dataset: Dataset
     tasks: tuple[Task, ...]

@@ -7,7 +7,7 @@ For comparison, a second memory keeps the last M rows of the same stream. The au
 released no code.
 
 Results go to metrics.jsonl, which a resumed run continues; `draw_last` reads them
-there. For what a memory holds while a method trains, see `evals/memory.py`.
+there. `evals/memory.py` measures a memory while its method trains.
 
 Departures: the paper does not say which network embeds the rows, or after how many
 steps. Here it is the network at the time of the evaluation, in evaluation mode, on

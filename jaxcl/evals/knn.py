@@ -137,7 +137,7 @@ def make(
     """Build the k-NN evaluator.
 
     Args:
-      parts: what every evaluator is given.
+      parts: the parts of every evaluator.
       k: neighbours that vote.
       temperature: of the cosine weights.
       distance: "cosine" or "euclidean".

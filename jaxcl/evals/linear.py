@@ -1,4 +1,4 @@
-"""Linear probe: how well one linear layer tells the classes apart by frozen features.
+"""Linear probe: how well one linear layer classifies frozen features.
 
 Sources: the offline linear evaluation of CaSSLe (Fini et al., CVPR 2022) and PNR
 (Cha et al., ICML 2024): SGD, learning rate not scaled by the batch, times 0.1
@@ -124,7 +124,7 @@ def _plain_features(parts, examples, normalize, rows=None):
 
 
 def _fitting(parts, rule, settings) -> tuple[Callable, Callable]:
-    """Fit a probe to features, or to views that are drawn anew in each epoch.
+    """Fit a probe to features, or to new views in each epoch.
 
     Returns:
       `fit`, see `head.resident_fit`, and (state, D) -> the `data` that it wants.
@@ -210,7 +210,7 @@ def _best_lr(parts, probe, train, of_cut, mask) -> float | None:
 def _fit_and_judge(
     parts, probe, train, features, mask
 ) -> tuple[dict, float, float, list]:
-    """Fit a probe to the rows `mask`, and judge it.
+    """Fit a probe to the rows `mask`, and evaluate it.
 
     Args:
       train: (rows, learning rate) -> head and loss.
@@ -286,7 +286,7 @@ def make(
     """Build the evaluator by a linear probe.
 
     Args:
-      parts: what every evaluator is given.
+      parts: the parts of every evaluator.
       preset: a protocol, see `PRESETS`: optimizer, decay, schedule, draw of the rows,
         augmentation, and the values of the options that are None.
       epochs, batch_size: of the probe's training. The rate falls after the preset's
@@ -388,7 +388,7 @@ def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
 
 
 def _evaluate(parts, probe: _CompiledProbe, state, task: int) -> core.Result:
-    """Fit the probe to the features of a state, and judge it."""
+    """Fit the probe to the features of a state, and evaluate it."""
     held, groups = probe.embed_test(state), probe.groups
     features = held, probe.embed_cut and probe.embed_cut(state)
     data = probe.data_of(state, held.shape[1])

@@ -4,7 +4,7 @@ Source: the probe of Soutif-Cormerais et al., "A Comprehensive Empirical Evaluat
 Online Continual Learning", ICCV-W 2023, as its released code has it
 (AlbinSou/ocl_survey, commit 5fcaa39): the features of three augmented passes over the
 train rows, in evaluation mode; scikit-learn's regression with its defaults and at most
-200 iterations; judged on the test rows, among all classes.
+200 iterations; evaluated on the test rows, among all classes.
 
 Departures: the augmentation is that of the options here, a shift and a flip as in the
 survey, whatever the run trains with. Since its version 1.4 scikit-learn stops at a
@@ -87,7 +87,7 @@ def make(
     """Build the evaluator by logistic regression on all train rows.
 
     Args:
-      parts: what every evaluator is given.
+      parts: the parts of every evaluator.
       passes: over the train rows, each with a shift and a flip of its own; 0: one pass
         without augmentation.
       pad: pixels by which an image is shifted at most, to either side.

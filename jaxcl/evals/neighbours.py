@@ -55,7 +55,7 @@ def make(
     t is the number of the task just finished, from 1.
 
     Args:
-      parts: what every evaluator is given; labels are not read.
+      parts: the parts of every evaluator; labels are not read.
       directory: the folder for the pictures; process 0 makes it if it is missing.
       queries: images whose neighbours are drawn, a row each: evenly spaced among those
         of `max_rows`, the same after every task.

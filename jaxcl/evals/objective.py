@@ -75,7 +75,7 @@ def make(
 
 
 def _check_rows(parts, batch_size, max_rows):
-    """Refuse fewer rows than a batch has, and what has no such loss."""
+    """Refuse fewer rows than a batch has, and methods without such a loss."""
     some = max_rows is None or max_rows >= batch_size
     features_lib.require("objective.max_rows", max_rows, some, "None or a batch's rows")
     what = "a method with a loss of its own, as icl has"

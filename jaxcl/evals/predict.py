@@ -21,14 +21,14 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
 
     Args:
       parts: with `predict`.
-      met_only: judge only rows of the tasks met, up to the task of the evaluation (task
-        0 before training). The classes to choose from stay the same.
+      met_only: evaluate only rows of the tasks met, up to the task of the evaluation
+        (task 0 before training). The classes to choose from stay the same.
 
     Returns:
-      evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without judged
-      test rows): "class_incremental", over all classes; if tasks are disjoint classes
-      also "task_aware", over the classes of the row's task. Scalars: "accuracy" on all
-      judged rows.
+      evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without
+      evaluated test rows): "class_incremental", over all classes; if tasks are disjoint
+      classes also "task_aware", over the classes of the row's task. Scalars: "accuracy"
+      on all evaluated rows.
 
     Raises:
       ValueError: the method predicts nothing; no evaluation split; no labels.

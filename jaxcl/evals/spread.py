@@ -1,4 +1,4 @@
-"""How compact the classes are in feature space, and how far apart.
+"""Compactness and distance of the classes in feature space.
 
 Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024, Eqs. 8 and 9, Table 2, and by class Figs. 9(b)

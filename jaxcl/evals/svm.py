@@ -10,8 +10,8 @@ present features. So "old" does not measure forgetting, as the accuracy of a cla
 trained earlier would.
 
 Departures: the outer folds are drawn from the run's seed, while the released code draws
-them anew each time. The released code embeds one random crop of each image; here images
-are not augmented.
+them again each time. The released code embeds one random crop of each image; here
+images are not augmented.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -41,7 +41,7 @@ def make(
     """Draw a t-SNE of evaluation rows after a task, `tsne_task{t}.png`.
 
     Args:
-      parts: what every evaluator is given.
+      parts: the parts of every evaluator.
       directory: the folder for the pictures; process 0 makes it if it is missing.
       max_points: rows to embed, each class in proportion, drawn by the run's seed; the
         same for all tasks.

@@ -54,7 +54,7 @@ def make(
     """Build the evaluator of alignment and uniformity.
 
     Args:
-      parts: what every evaluator is given; labels are not read.
+      parts: the parts of every evaluator; labels are not read.
       max_rows: of the evaluation split, evenly spaced, or of the train split where
         there is no other.
 

@@ -185,7 +185,7 @@ def sigreg(z: jax.Array, slices: jax.Array, *, form: str = "code") -> jax.Array:
 
     Args:
       z: f32[B, D].
-      slices: f32[S, D], unit rows, drawn anew at each step; no gradient.
+      slices: f32[S, D], unit rows, new ones at each step; no gradient.
       form: see `epps_pulley`.
 
     Returns:

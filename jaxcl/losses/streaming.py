@@ -65,7 +65,7 @@ def _streamed(anchors, own, rows, others):
 
 
 def _forward(anchors, own, rows, others):
-    """Compute the log-sum-exps, and keep what their gradient reads."""
+    """Compute the log-sum-exps, and keep the arrays for their gradient."""
     left, tiles = _narrowed(anchors, rows), _cut_tiles(anchors, rows, others)
 
     def add_tile(carry, tile):

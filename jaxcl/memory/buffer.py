@@ -138,7 +138,7 @@ def sample(
     ICML 2019, section 2.3.
 
     Args:
-      buffer: what is drawn from.
+      buffer: the pool of the draw.
       key: threefry key.
       k: number of rows, 1 to the capacity.
       log_weights: f32[capacity], log w_i up to a constant; a row of -inf or nan is

@@ -259,7 +259,7 @@ def _affine_over_all(memory, incoming, present, limits):
     """Play the rounds with the affine score, each over all rows.
 
     A GPU's host reads back whether a loop of unknown length goes on, so their number is
-    known. Scores are computed anew in every round: no rounding piles up in them.
+    known. Scores are computed again in every round: no rounding piles up in them.
     """
     rows = jnp.concatenate([memory, incoming])
     capacity, (first, end, ahead) = len(memory), limits

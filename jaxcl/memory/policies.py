@@ -333,8 +333,8 @@ def score_losses(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Ar
     src/buffers/loss_aware_buffer.py). SOLAR (arXiv 2604.10586), whose memory prefers
     rows of high loss, may have the same rule; no text that we have gives it.
 
-    Departure: a batch that does not fit takes the free slots and goes on; the released
-    code drops what is left of that batch.
+    Departure: a batch that does not fit takes the free slots, then replaces rows; the
+    released code drops what is left of that batch.
 
     Args:
       loss: f32[K], running losses.
@@ -508,7 +508,7 @@ class Policy(NamedTuple):
     """A policy as methods call it.
 
     The functions above take what they read and no more, so that they serve without a
-    method. This record gives all of them one signature, and says what each reads.
+    method. This record gives all of them one signature, with the items that each reads.
     """
 
     # (buffer, state, key, items, mask) -> (slots i32[B], state). `items` are those of

@@ -213,7 +213,7 @@ def _memory_mesh() -> jax.sharding.Mesh:
 
 
 def _on_each(function, *trees, everywhere=()):
-    """Join, on axis 0, what a function makes of each device's own rows.
+    """Join, on axis 0, a function's results for each device's own rows.
 
     Args:
       trees: pytrees of arrays whose axis 0 is split over the devices.

@@ -53,7 +53,7 @@ def make(
         of the memory is below u, drawn from 0 to 1/C: so new classes get in.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))
     if keep == "shapley":

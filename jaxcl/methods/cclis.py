@@ -69,7 +69,7 @@ def make(
       hidden_dim, output_dim: of the projector; None: as wide as the encoder's features.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     settings = _Settings(
         temperature=temperature,
@@ -183,7 +183,7 @@ def embed_views(
     images: jax.Array,
     passes: int,
 ) -> jax.Array:
-    """Embed images augmented anew in each pass, in evaluation mode.
+    """Embed images under new augmentation in each pass, in evaluation mode.
 
     Args:
       parts: what the config builds.

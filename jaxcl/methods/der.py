@@ -49,7 +49,7 @@ def make(
       draws: DER++ draws twice, "independent", or "disjoint" with no row in both.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     net, disjoint = online.network(parts, head), draws == "disjoint"
     if disjoint and beta and parts.replay.capacity < 2:

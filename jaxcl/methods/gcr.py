@@ -74,7 +74,7 @@ def make(
       candidates: rows of the reservoir; None: config.replay.capacity.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     net = online.network(parts, head)
 

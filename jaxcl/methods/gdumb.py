@@ -4,7 +4,7 @@ Prabhu, Torr and Dokania, "GDumb: A Simple Approach that Questions Our Progress 
 Continual Learning", ECCV 2020. The fit follows the released code.
 
 Departures:
-- The network that is judged is that of the last pass; the released code reports the
+- The network that is evaluated is that of the last pass; the released code reports the
   pass that does best on the test data.
 - Every evaluation fits a network; the released code does so once, after the stream.
 - Stored rows fill up the last batch of a pass; the loss does not count them.
@@ -51,7 +51,7 @@ def make(
 
     The loss that a step reports is 0. The method does not read config.optimizer and
     config.schedule. An evaluation costs passes * ceil(stored rows / batch_size)
-    gradient steps; the network is judged and then dropped.
+    gradient steps; the network is evaluated and then dropped.
 
     Args:
       head: "linear" or "cosine".
@@ -68,7 +68,7 @@ def make(
       cutmix_alpha: of the Beta distribution of the share that an image keeps.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     recipe = Recipe(
         passes=passes,

@@ -65,7 +65,7 @@ def make(
         "code".
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     net = online.network(parts, head)
 

@@ -49,7 +49,7 @@ def make(
       moves_statistics: scoring at theta moves the running statistics of batch norm.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     _check_candidates(parts, candidates)
     net = online.network(parts, head)

@@ -3,7 +3,7 @@ ones.
 
 The memory names rows of the train split. `source` mixes them into the batches of the
 next task, so that a step sees one batch like any other. When a task ends, the rows to
-keep are chosen anew, class by class, from the memory and from the task. If a class
+keep are chosen again, class by class, from the memory and from the task. If a class
 comes again (domains, slices of the data) its stored and its new rows compete alike, so
 that few rows of the earlier tasks stay.
 """

@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(options) -> None:
-    """Print and draw what was asked for."""
+    """Print the table and draw the curves."""
     if options.out:
         plots.format_of(options.out)
     runs = runs_lib.read_all(options.workdirs)

@@ -28,7 +28,7 @@ class RunGroup:
 
     @property
     def first(self) -> dict:
-        """Results of one seed, to read what all seeds have in common."""
+        """Results of one seed, for values that all seeds share."""
         return next(iter(self.results.values()))
 
     @property

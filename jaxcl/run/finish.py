@@ -1,4 +1,5 @@
-"""Carry out a run: train or judge, measure plasticity, write results and pictures."""
+"""Carry out a run: train or evaluate, measure plasticity, write results and
+pictures."""
 
 from collections.abc import Callable
 
@@ -55,7 +56,7 @@ def run_job(
 
 
 def _run_one(work, workdir, stop, step):
-    """Train or judge one run, write its results and plots."""
+    """Train or evaluate one run, write its results and plots."""
     trains = isinstance(work, job.Job)
     if trains:
         step = step or job.compile_step(work)

@@ -58,7 +58,7 @@ class Loop(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """How a run is judged, and drawn."""
+    """How a run is evaluated, and drawn."""
 
     evaluators: dict[str, Callable]  # name -> (state, task number) -> core.Result
     pictures: dict[str, Callable]  # the same, for evaluators that only draw

@@ -156,7 +156,7 @@ def _finite(leaves):
 
 
 def check_state(state: Any, step: int) -> None:
-    """Refuse to save or judge a state in which a number is not finite.
+    """Refuse to save or evaluate a state in which a number is not finite.
 
     The loss of step `step` may be finite while its update is not, and so may the
     parameters while a moment of the optimiser or a statistic of batch norm is not.

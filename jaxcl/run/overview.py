@@ -112,7 +112,7 @@ def _count_numbers(params) -> int:
 
 
 def _describe_transfer(work) -> str:
-    """Say which encoder is judged, by which evaluators, on which data."""
+    """Say which encoder is evaluated, by which evaluators, on which data."""
     evaluators = ", ".join(work.evaluation.evaluators) or "nothing"
     source = work.source.get("path", "an encoder")
     return (

@@ -21,7 +21,7 @@ class Recorder:
     Args:
       workdir: the run directory; made if missing.
       num_tasks: of the run.
-      mark: from `save`, of the checkpoint from which the run goes on.
+      mark: from `save`, of the checkpoint from which the run resumes.
       lost: go on where rows are lost, see `rows.RowFile`.
       write: False in all processes but the first, which then do nothing.
       tensorboard: whether to write events for TensorBoard.

@@ -145,7 +145,7 @@ def make_room(results: dict, task_names: Sequence[str]) -> dict:
 
     Returns:
       `results`, if they have as many tasks. Else new results without matrices, since
-      the new tasks are judged on other evaluation data.
+      the new tasks are evaluated on other evaluation data.
     """
     more = len(task_names) - len(results["task_names"])
     if more <= 0:

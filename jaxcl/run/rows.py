@@ -1,7 +1,7 @@
 """Write and read `metrics.jsonl`, the rows that a run logs: one JSON object per line.
 
 Nan and infinity are null there, other floats come back bit for bit. A `RowMark` says
-how far the rows went when a checkpoint was saved: a run that goes on cuts off what
+how far the rows went when a checkpoint was saved: a resumed run cuts off what
 follows.
 """
 
@@ -151,7 +151,7 @@ def _find_damage(head: bytes, mark: RowMark) -> str:
 
 
 def _keep_good_lines(path, head: bytes) -> bytes:
-    """Write the file anew with the rows that can be read, and keep a copy of it.
+    """Write the file again with the rows that can be read, and keep a copy of it.
 
     A row whose bytes changed and are a row still cannot be told from a good one.
     """

@@ -28,7 +28,7 @@ from jaxcl.run.checkpoint import Phase
 
 
 class Interrupted(Exception):
-    """The run was told to stop, and has saved what it had done."""
+    """A signal stopped the run, which has saved its progress."""
 
 
 def run_tasks(
@@ -107,7 +107,7 @@ class _TrainingRun:
         self.resident = job.resident(work)
 
     def start(self) -> bool:
-        """Say where the run goes on, or evaluate the untrained network."""
+        """Say where the run resumes, or evaluate the untrained network."""
         judged, step = self.job.evaluation, int(self.state.step)
         if self.is_resumed:
             if not self.job.logging.quiet:
@@ -145,7 +145,7 @@ class _TrainingRun:
         """Do the remaining steps of a task.
 
         A checkpoint within a task is saved before what is due after its last step: the
-        end of an epoch, an evaluation. A run that goes on from it begins with that, so
+        end of an epoch, an evaluation. A run that resumes from it begins with that, so
         that an evaluation which was cut is run again.
         """
         work, begun = self.job, int(self.state.task_start)
@@ -268,7 +268,7 @@ class _TrainingRun:
             self.phase = phase
 
     def _is_asked(self) -> bool:
-        """Tell whether any process was told to stop. All must ask together."""
+        """Tell whether any process shall stop. All must ask together."""
         return sharding.any_process(self._stop())
 
     def _is_stopped(self, step: int, count: int) -> bool:

@@ -25,7 +25,7 @@ _TRIES = 10  # boxes that torchvision draws before it falls back
 
 
 def require(condition: bool, name: str, value: Any, allowed: str) -> None:
-    """Refuse an option unless the condition holds, naming it and what is allowed."""
+    """Refuse an option unless the condition holds, naming it and its range."""
     if not condition:
         raise ValueError(f"{name}={value!r}: must be {allowed}")
 

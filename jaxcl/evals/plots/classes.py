@@ -27,7 +27,7 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
     figure, axes, groups, what = _classes(np.argsort(-shares[0], kind="stable"))
     axes.axhline(100 / size, color="0.5", linestyle=":", linewidth=1)
     chosen = np.linspace(0, times - 1, min(times, MOST_TIMES)).round().astype(int)
-    # From dark to light, but for the palest of the colours.
+    # From dark to light, except for the palest of the colours.
     colours = colormaps["viridis"](np.linspace(0.0, 0.9, len(chosen)))
     for number, (at, colour) in enumerate(zip(chosen, colours, strict=True)):
         style = canvas.style_of(number) | {"color": colour, "markersize": 4}
@@ -68,7 +68,7 @@ def _classes(order):
     """Make a figure over classes that stand in the order i[C].
 
     Returns:
-      Figure, axes, the classes of each place, one or many, and what a place is.
+      Make figure and axes; return the classes of each place, and its meaning.
     """
     figure = canvas.figure_of(7.5, 4.2)
     axes = figure.add_subplot()

@@ -41,8 +41,8 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
 def _heat_range(matrix) -> tuple[float, float]:
     """Choose the least and the most percent of the colours for accuracies in [0, 1].
 
-    Whole tens around what was measured, 20 or more apart: from 0 to 100 the accuracies
-    of one run would often have one colour.
+    Round the measured range to whole tens, at least 20 wide: from 0 to 100 the
+    accuracies of one run would often have one colour.
     """
     measured = 100 * matrix[np.isfinite(matrix)]
     if not measured.size:

@@ -43,7 +43,7 @@ class Extra(NamedTuple):
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} for SimCLR
     momentum_stats: core.PyTree  # f32, its own running statistics
     # feature f32[D] unit row, label and index i32; also image u8 for SimCLR and where
-    # rows are embedded anew. None: no memory
+    # rows are embedded again. None: no memory
     memory: buffer.Buffer | None
 
 
@@ -148,7 +148,7 @@ def make(
         keeps images, and its slow network embeds them.
       policy_features: what the policy compares. "step": features as stored, and as the
         step made them; "batch": after the step its network (MoCo: the slow one) embeds
-        the anchors' views (Algorithm 3); "all": those, and all stored images anew
+        the anchors' views (Algorithm 3); "all": those, and all stored images again
         (Algorithm 1). The last two cost another pass.
       fresh_memory: begin each task with an empty memory.
       keep_images: MoCo keeps images even if nothing reads them, so that a run that
@@ -159,7 +159,7 @@ def make(
       streaming: make no matrix of logits, see `losses.streaming`.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     drawn = max(1, memory_size // _SHARE) if drawn is None else drawn
     _check_options(

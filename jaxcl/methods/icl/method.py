@@ -184,7 +184,7 @@ def make(
       agent: options of `ddpg.Options`.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed; an option that the
+      ValueError: naming field, value and range; an option that the
         strategy does not read is not at its default.
     """
     _check_read(locals())

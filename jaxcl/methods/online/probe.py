@@ -44,7 +44,7 @@ def add_measures(
     Args:
       method: a method with a `memory`.
       parts: what the config builds.
-      rows: stored rows whose drift is measured, drawn anew for each step with a key
+      rows: stored rows whose drift is measured, drawn again for each step with a key
         of their own. The cost is two passes of these rows in evaluation mode.
 
     Returns:

@@ -47,7 +47,7 @@ def settings(
         of the "memory", see `statistics.py`.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     policies.look_up(policy)  # refuses a name that is none
     if per_class is not None and capacity is not None:
