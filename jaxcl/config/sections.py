@@ -78,7 +78,8 @@ class TopLevel:
     data: dict  # name of a source, and its options
     scenario: dict  # name, and options of scenarios.make
     # options of augment.images.make, `resize` for evaluation and a section `local`,
-    # options of augment.images.local; or name="graphs" and those of augment.graphs.make
+    # options of augment.images.make_local_crops; or name="graphs" and those of
+    # augment.graphs.make
     augment: dict
     encoder: dict  # name, and its options
     method: dict  # name, and options of its make

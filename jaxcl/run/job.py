@@ -28,7 +28,7 @@ class Data(NamedTuple):
     batch_size: int  # global
     epochs: int | tuple[int, ...]  # per task, see stream.epochs_of_tasks
     resident: bool  # the train split lives on the device, else it streams
-    crop: Any  # prefetch.Crop, for images that stream
+    crop: Any  # prefetch.RandomCrop, for images that stream
     views: int  # crops of each image that streams
     workers: int
 
@@ -64,7 +64,7 @@ class Evaluation(NamedTuple):
     pictures: dict[str, Callable]  # the same, for evaluators that only draw
     charts: tuple[Callable, ...]  # (rows of metrics.jsonl, folder): evaluators' own
     untrained: bool  # evaluate before the first step, too
-    alone: Any  # task_alone.Alone; None: FT_i is not measured
+    alone: Any  # task_alone.SingleTaskRuns; None: FT_i is not measured
 
 
 class Logging(NamedTuple):

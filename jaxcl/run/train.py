@@ -52,7 +52,7 @@ def run_tasks(
 
     Raises:
       Interrupted: `stop` returned True.
-      lock.Held: another process works in the directory.
+      lock.LockHeldError: another process works in the directory.
       metrics_log.Diverged: a metric or a parameter is not finite.
       checkpoint.CheckpointError: a checkpoint could not be written or read, or the run
         of config.start has not finished a task.

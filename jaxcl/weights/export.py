@@ -57,7 +57,7 @@ def export(
     Raises:
       ValueError: there is no such encoder; the folder holds something else.
       OSError: a file cannot be read or written.
-      lock.Held: another export writes to the folder.
+      lock.LockHeldError: another export writes to the folder.
     """
     run = lineage.current(run)
     config = _config_of(run)

@@ -87,7 +87,7 @@ def write_folder(
 
     Raises:
       ValueError: the folder holds something else.
-      lock.Held: another process writes to it.
+      lock.LockHeldError: another process writes to it.
     """
     card = card | {"checksum": folder_lib.checksum(card)}
     _check_folder(folder, card, force)
