@@ -64,7 +64,7 @@ def test_along_the_stream_every_evaluation_counts(runs):
     assert found["seeds"] == 3
 
 
-def test_the_command_of_a_scalar_and_of_classes(runs, capsys, monkeypatch):
+def test_the_command_of_a_scalar(runs, capsys, monkeypatch):
     calls, anytime = [], plots.anytime
 
     def keep(*given, **options):
@@ -83,17 +83,6 @@ def test_the_command_of_a_scalar_and_of_classes(runs, capsys, monkeypatch):
     assert (ends, label, scale) == ([5, 10], "memory/entropy", 1.0)
     assert compare.main([*folders, "--scalar=memory/x"]) == 2
     assert "--scalar=memory/x" in capsys.readouterr().err
-    drawn = []
-    monkeypatch.setattr(plots, "class_spread", lambda *x, **y: drawn.append((x, y)))
-    assert compare.main([*folders, "--classes=spread", "--out=y.png"]) == 0
-    (((found, path), options),) = drawn
-    np.testing.assert_allclose(found["er"], [[0.2, 0.4], [0.1, 0.3]])
-    assert list(found) == ["er", "one"] and path == "y.png"
-    assert options == {"title": "spread"}
-    assert compare.main([*folders, "--classes=spread"]) == 2
-    assert compare.main([*folders, "--classes=x", "--out=y.png"]) == 2
-    err = capsys.readouterr().err
-    assert "--out" in err and "--classes=x" in err
 
 
 def test_the_command(runs, capsys):

@@ -193,7 +193,7 @@ def test_commands_of_data_parse(module, arguments, monkeypatch):
     seen = []
     monkeypatch.setattr(sys, "argv", ["convert", *arguments])
     monkeypatch.setattr(from_arrays, "npz", lambda *, path: path)
-    monkeypatch.setattr(convert, "cut_part", lambda whole, **options: whole)
+    monkeypatch.setattr(convert.splits, "of_domains", lambda whole, _: whole)
     monkeypatch.setattr(convert, "write_arrays", lambda *given: seen.append(given))
     convert.main()
     assert seen == [tuple(arguments[:2])]

@@ -561,7 +561,7 @@ def test_no_path_of_this_machine_is_in_the_card(trained, tmp_path):
         "name": "joined",
         "sets": [{"name": "npz", "path": "secret/x.npz"}],
     }
-    there |= {"start": "secret/runs", "plasticity_cache": "secret"}
+    there |= {"start": "secret/runs", "plasticity_from": "secret"}
     there["notes"] = {
         "a": "/secret",
         "b": "gs://secret/x",

@@ -307,11 +307,7 @@ def test_a_folder_and_arrays_are_cut_alike(asked, tmp_path):
 @pytest.mark.parametrize(
     "count, more, wanted",
     [
-        (
-            40,
-            {},
-            ["config.batch_size=4"],
-        ),
+        (40, {}, ["config.batch_size=4"]),
         (40, {"base": "byol", "test": (IMAGES[:50], LABELS[:50])}, []),
         (160, {"test": 0.4}, []),
     ],
@@ -320,8 +316,7 @@ def test_sizes_that_tell_little_are_warned_about(asked, caplog, count, more, wan
     with caplog.at_level("WARNING"):
         asked(IMAGES[:count], labels=LABELS[:count], **more)
     assert all(words in caplog.text for words in wanted)
-    for words in ("config.batch_size=", "test images of"):
-        assert (words in caplog.text) == bool(wanted)
+    assert ("config.batch_size=" in caplog.text) == bool(wanted)
 
 
 @pytest.mark.parametrize(

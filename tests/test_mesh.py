@@ -1,5 +1,7 @@
 """config.mesh: weights of a Vision Transformer that are split over devices."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -8,10 +10,12 @@ from helpers import run_directories, toy
 from jaxcl import sharding
 from jaxcl.config import build
 from jaxcl.run import job as job_lib
+from jaxcl.run import train
 
 VIT = {"name": "vit", "width": 16, "layers": 2, "heads": 2, "hidden": 32, "patch": 4}
 VIT |= {"image_size": 8}
 CHANGES = {"encoder": VIT, "method.base": "byol", "method.strategy": "finetune"}
+CHANGES["evaluators"] = {"knn": {"k": 5}}
 CHANGES["optimizer"] = {"name": "adam", "lr": 1e-3}  # its rate shows every gradient
 SIDES = {"data": 4, "model": 2}
 
@@ -77,6 +81,23 @@ def test_a_checkpoint_goes_on_with_split_and_with_whole_weights(works, tmp_path)
             np.testing.assert_array_equal(np.asarray(have), np.asarray(want))
         settled = sharding.commit_placement(back, work.mesh)
         assert split(settled) == (split(state) if work is cut else set())
+
+
+def test_a_run_that_is_stopped_goes_on_bitwise(works, tmp_path):
+    work = works[1]
+    work = toy.change(work, stream=work.stream._replace(tasks=work.stream.tasks[:1]))
+    step, asked = job_lib.compile_step(work), itertools.count()
+    results = train.run_tasks(work, tmp_path / "whole", step=step)
+    with pytest.raises(train.Interrupted, match="step 3"):
+        train.run_tasks(
+            work, tmp_path / "cut", step=step, stop=lambda: next(asked) == 3
+        )
+    again = train.run_tasks(work, tmp_path / "cut", step=step)
+    ends = [toy.saved(work, tmp_path / name).state for name in ("whole", "cut")]
+    for have, want in zip(*map(toy.leaves, ends), strict=True):
+        np.testing.assert_array_equal(np.asarray(have), np.asarray(want))
+    assert again["matrices"] == results["matrices"]
+    assert split(sharding.commit_placement(ends[1], work.mesh))
 
 
 @pytest.mark.parametrize(

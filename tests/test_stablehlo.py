@@ -60,6 +60,16 @@ def test_normalised_images_are_taken_as_they_are():
     np.testing.assert_allclose(rows, made.embed(IMAGES), rtol=1e-5, atol=1e-6)
 
 
+def test_the_adapter_to_an_old_index_is_part_of_the_program():
+    turned = np.eye(8, dtype=np.float32)[:, ::-1]
+    made = dataclasses.replace(network("mlp"), adapter={"rotation": turned})
+    loaded = jax_export.deserialize(bytearray(stablehlo.pack(made, "uint8")))
+    rows, want = loaded.call(IMAGES), made.embed(IMAGES)
+    np.testing.assert_allclose(rows, want, rtol=1e-5, atol=1e-6)
+    plain = dataclasses.replace(made, adapter=None).embed(IMAGES)
+    assert np.abs(want - plain).max() > 1e-3
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_networks_are_traced_for_any_batch_size(name):
     made = network(name)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import json
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -25,35 +25,16 @@ from jaxcl.run import (
     job,
     loggers,
     seeds,
-    task_alone,
     transfer,
 )
 
-# A run on one task measures the same whatever these are, and those of `MACHINE`.
-ASIDE = run_config.MACHINE + (
-    "name",
-    "regime",
-    "plasticity",
-    "plasticity_cache",
-    "checkpoint",
-    "log_every",
-    "save_every",
-    "eval_every",
-    "eval_epochs",
-    "start",
-    "first_tasks",
-    "keep",
-    "evaluate_untrained",
-    "tensorboard",
-    "plots",
-)
 _MOST_STEPS = 2**31 - 1  # core.TrainState counts them in an i32
 # Functions of a method that evaluators may call, see `core.EvalParts`
 _EVALUATED = ("embed", "predict", "memory", "replayed", "project", "objective")
 
 
 def build(
-    config: ml_collections.ConfigDict, workdir, *, lost: bool = False
+    config: ml_collections.ConfigDict, workdir
 ) -> job.Job | transfer.Transfer | seeds.SeedRuns:
     """Make everything that a run needs; reads data, compiles nothing.
 
@@ -63,7 +44,6 @@ def build(
     Args:
       config: what a config file's get_config made, overrides applied.
       workdir: the run directory; it must be this config's or new.
-      lost: go on where rows of metrics.jsonl are lost, see `rows.RowFile`.
 
     Raises:
       ValueError: a wrong key, type or value, naming it and its range; a
@@ -73,7 +53,7 @@ def build(
     """
     raw = _with_precision(config.to_dict(), workdir)
     if raw.get("seeds", 1) != 1:
-        return _build_seeds(raw, workdir, lost)
+        return _build_seeds(raw, workdir)
     raw = completed(raw)
     plain, top = options_lib.to_json(raw, "config"), sections.top_of(raw)
     compile_cache.use_cache(top.compile_cache)
@@ -82,15 +62,14 @@ def build(
     )  # again below, when all is known
     made: job.Job | transfer.Transfer
     if top.checkpoint is not None:
-        made, noted = _transfer(top, workdir, lost), {}
+        made, noted = _transfer(top, workdir), {}
     else:
-        made = work = _build_job(top, plain, workdir, None, lost)
+        made = work = _build_job(top, plain, workdir)
         noted = _count_shards(top.replay, work.mesh) | {"resident": work.data.resident}
     # Save machine-dependent choices with the config: the decoder that "auto" took, and
     # whether images are on the device. They change the crops and thus the results.
     dataset = made.stream.dataset
     noted |= {"decoder": dataset.decoder} if dataset.decoder else {}
-    noted |= {} if dataset.bits is None else {"bits": dataset.bits}
     run_config.write_or_check(
         workdir, plain | noted, _list_options(plain, made) | noted
     )
@@ -130,7 +109,7 @@ def _with_precision(raw: dict, workdir=None) -> dict:
     return raw | {"precision": begun.get("precision") or sections.precision_of(raw)}
 
 
-def _build_seeds(raw, workdir, lost) -> seeds.SeedRuns:
+def _build_seeds(raw, workdir) -> seeds.SeedRuns:
     """Make the runs of several seeds, each with a directory and a config of its own."""
     if raw.get("checkpoint") is not None:
         raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
@@ -141,10 +120,11 @@ def _build_seeds(raw, workdir, lost) -> seeds.SeedRuns:
     @functools.lru_cache(maxsize=1)  # the first is asked for again
     def make(seed):
         own = {"seed": seed, "seeds": 1}
-        if raw.get("start") is not None and not folder.is_one(raw["start"]):
-            own["start"] = str(epath.Path(raw["start"]) / seeds.folder(seed))
+        for name in ("start", "plasticity_from"):
+            if raw.get(name) is not None and not folder.is_one(raw[name]):
+                own[name] = str(epath.Path(raw[name]) / seeds.folder(seed))
         one = ml_collections.ConfigDict(raw | own)
-        return build(one, epath.Path(workdir) / seeds.folder(seed), lost=lost)
+        return build(one, epath.Path(workdir) / seeds.folder(seed))
 
     first = make(top.seed)
     own = {"seed": top.seed, "seeds": top.seeds}
@@ -187,14 +167,12 @@ def default_workdir(config) -> str:
     return f"{config.get('checkpoint') or 'runs'}/{config.get('name', 'run')}"
 
 
-def _build_job(
-    top: sections.TopLevel, plain, workdir, stand_in=None, lost=False
-) -> job.Job:
+def _build_job(top: sections.TopLevel, plain, workdir, stand_in=None) -> job.Job:
     mesh = sections.mesh(top)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     # Names and types of all options are checked before data are read.
-    logging = _logging(top, lost)
+    logging = _logging(top)
     make_stream = sections.check_tasks(top.data, top.scenario, top.seed, stand_in)
     parts, image = sections.build_parts(top)
     sections.method_and_options(top.method)
@@ -223,7 +201,7 @@ def _build_job(
         evaluation=_evaluation(
             top,
             evaluators,
-            _single_task_runs(top, parts, data, method, eval_parts, evaluators),
+            _single_task_runs(top, plain, parts, data, method, eval_parts, evaluators),
         ),
         logging=logging,
         config=plain,
@@ -240,12 +218,11 @@ def _evaluation(top, evaluators: evaluation.Evaluators, alone=None) -> job.Evalu
     )
 
 
-def _logging(top: sections.TopLevel, lost: bool) -> job.Logging:
+def _logging(top: sections.TopLevel) -> job.Logging:
     return job.Logging(
         every=top.log_every,
-        record=record_options(top, lost),
+        record=record_options(top),
         plots=top.plots,
-        plot_formats=tuple(top.plot_formats.split(",")),
         quiet=False,
     )
 
@@ -337,13 +314,12 @@ def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.R
     return replay._replace(updates=found)
 
 
-def record_options(top: sections.TopLevel, lost: bool = False) -> dict:
+def record_options(top: sections.TopLevel) -> dict:
     """Choose the options of a config that `run.record.Recorder` takes."""
     return {
         "tensorboard": top.tensorboard,
         "loggers": loggers.makers(top.loggers),
         "progress": top.progress,
-        "lost": lost,
     }
 
 
@@ -377,15 +353,17 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
 
 
 def _single_task_runs(
-    top, parts, data: job.Data, method, eval_parts, evaluators
-) -> task_alone.SingleTaskRuns | None:
-    """Say how to train on one task alone; None where FT_i is not asked for, or judged.
+    top, plain, parts, data: job.Data, method, eval_parts, evaluators
+) -> Callable | dict | None:
+    """Say how to train on one task alone, or what a run found that did.
 
-    The method is made when it is needed. So are its evaluators, which put images on the
-    devices.
+    None where FT_i is not asked for, or judged. The method is made when it is needed.
+    So are its evaluators, which put images on the devices.
     """
     if not top.plasticity or len(data.stream.tasks) == 1:
         return None
+    if top.plasticity_from is not None:
+        return checks.found_alone(top.plasticity_from, plain, method)
     judges = [
         key
         for key, evaluate in evaluators.judges.items()
@@ -414,29 +392,7 @@ def _single_task_runs(
         judging = job.Evaluation(own, {}, (), untrained=False, alone=None)
         return work._replace(method=own_method, evaluation=judging)
 
-    facts = run_config.without(dataclasses.asdict(top), ASIDE) | {
-        "method": {"name": top.method["name"]}
-        | schema.defaults(module.make, other)
-        | other,
-        "evaluators": judged,
-        "dataset": task_alone.fingerprint(data.stream.dataset),
-        "decoder": data.stream.dataset.decoder,
-        "resident": data.resident,  # or crops are drawn otherwise
-        **_beginning(top, parts),
-        **_count_shards(top.replay, eval_parts.mesh),
-    }
-    alone = task_alone.SingleTaskRuns(
-        make, json.loads(json.dumps(facts)), top.plasticity_cache
-    )
-    task_alone.prepare(alone)
-    return alone
-
-
-def _beginning(top, parts: core.Parts) -> dict:
-    """Record the files of the encoder that a run begins with, if there is one."""
-    if not parts.starts_pretrained:
-        return {}
-    return {"began_with": folder.read_card(top.start)["files"]}
+    return make
 
 
 def _count_shards(replay: dict | None, mesh) -> dict:
@@ -501,10 +457,10 @@ def embedder(config: ml_collections.ConfigDict):
     return stream.count_rows(examples), embed
 
 
-def _transfer(top: sections.TopLevel, workdir, lost) -> transfer.Transfer:
+def _transfer(top: sections.TopLevel, workdir) -> transfer.Transfer:
     state, source, eval_parts = _frozen(top, workdir)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
-    judging, logging = _evaluation(top, evaluators), _logging(top, lost)
+    judging, logging = _evaluation(top, evaluators), _logging(top)
     return transfer.Transfer(state, source, eval_parts.stream, judging, logging)
 
 

@@ -6,10 +6,11 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.config import files, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.run import folder
+from jaxcl.run import results as results_lib
 
 # Evaluators that learn from train images before they judge the others.
 _PROBES = {"knn", "linear", "logistic", "svm"}
@@ -96,15 +97,40 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
                 f"config.data have {first.shape[-1]}"
             )
         return
-    path = epath.Path(start) / "config.json"
-    if not path.exists():
-        raise ValueError(f"config.start={start!r}: there is no run in it")
-    theirs = storage.read_object(path)
     same = ["encoder", "augment", "precision"]
     same += ["method"] if is_after else ["seed", "data", "scenario", "batch_size"]
-    pair = [{name: x[name] for name in same if name in x} for x in (theirs, plain)]
+    _check_same(f"config.start={start!r}", start, plain, same)
+
+
+def found_alone(run: str, plain: dict, method: core.Method) -> dict:
+    """Return FT_i that another run measured; refuse a run that would have others.
+
+    If the method trains a task alone with other options, only its base is compared.
+
+    Args:
+      plain: the config, as JSON.
+      method: what it trains with.
+    """
+    field = f"config.plasticity_from={run!r}"
+    same = ["seed", "data", "scenario", "batch_size", "epochs", "encoder", "augment"]
+    same += ["optimizer", "schedule", "scale_lr", "precision", "evaluators", "replay"]
+    same += ["base"] if method.alone else ["method"]
+    _check_same(field, run, plain, same)
+    found = results_lib.read_results(run) if results_lib.has_results(run) else {}
+    if "finetune" not in found:
+        raise ValueError(f"{field}: it has not measured FT_i, or not yet")
+    return found["finetune"]
+
+
+def _check_same(field, run, plain, same) -> None:
+    """Refuse a run whose config differs from this one in options of these names."""
+    path = epath.Path(run) / "config.json"
+    if not path.exists():
+        raise ValueError(f"{field}: there is no run in it")
+    configs = (storage.read_object(path), plain)
+    configs = (x | {"base": x.get("method", {}).get("base")} for x in configs)
+    pair = [{name: x[name] for name in same if name in x} for x in configs]
     if changed := schema.differences(*pair):
         raise ValueError(
-            f"config.start={start!r}: a run of another config; they differ in "
-            f"{'; '.join(changed)}"
+            f"{field}: a run of another config; they differ in {'; '.join(changed)}"
         )

@@ -18,7 +18,7 @@ from jaxcl.run import rows as rows_lib
 FAILURES = (
     metrics_log.Diverged,
     checkpoint.CheckpointError,
-    rows_lib.RowsLost,
+    rows_lib.Damaged,
     lock.LockLostError,
     files_lib.Unreadable,
     schema.Refused,

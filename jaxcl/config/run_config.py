@@ -18,12 +18,11 @@ MACHINE = (
     "workers",
     "progress",
     "loggers",
-    "plot_formats",
     "duplicates",
     "seeds",
 )
 # What `build` adds to a config.json, once it has read the data.
-NOTED = ("decoder", "bits", "resident", "memory_shards")
+NOTED = ("decoder", "resident", "memory_shards")
 
 
 class Differs(ValueError):

@@ -25,7 +25,6 @@ from jaxcl.data import (
 )
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import plots
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, tuning, vit
 from jaxcl.run import folder, transfer
@@ -58,14 +57,6 @@ CHOICES = {
 # A run directory is named by it.
 _Name = Annotated[
     str, schema.Text(r"(?!\.{1,2}$)[^/\\\0]+", "a name without a path: no / and no \\")
-]
-_KINDS = "|".join(plots.FORMATS)
-_Formats = Annotated[
-    str,
-    schema.Text(
-        rf"({_KINDS})(,({_KINDS}))*",
-        f"one or more of {', '.join(plots.FORMATS)}, with commas between",
-    ),
 ]
 _Epochs = schema.Count | Annotated[tuple[schema.Count, ...], schema.Entries()]
 _Bytes = Annotated[int, schema.Range(0, 2**63 - 1)]
@@ -120,7 +111,7 @@ class TopLevel:
     keep: Annotated[int, schema.Range(least=2)] = 2
     evaluate_untrained: bool = True  # also before the first step
     plasticity: bool = True  # also train on each task alone, for FT_i
-    plasticity_cache: str | None = None  # directory that keeps FT_i across runs
+    plasticity_from: str | None = None  # a run of the same base that measured FT_i
     # A run that has done the first tasks, from which this one goes on; or the folder of
     # an encoder, with which it begins.
     start: str | None = None
@@ -129,7 +120,6 @@ class TopLevel:
     tensorboard: bool = True  # leave events for it
     loggers: str = ""  # modules of run.loggers, or your own, with commas between
     plots: bool = True  # draw pictures
-    plot_formats: _Formats = "png"  # of these, with commas between
     # A bar, none, or a bar on a terminal only
     progress: Literal["auto"] | bool = "auto"
 

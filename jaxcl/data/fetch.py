@@ -37,7 +37,6 @@ from jaxcl.data import convert, shapes, stream
 from jaxcl.data import files as files_lib
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
-TRIES = 5  # of one address, each going on where the one before was cut
 
 
 class Unreachable(OSError):
@@ -67,8 +66,8 @@ class KnownSet(NamedTuple):
 def fetch_set(name: str, out: str, *, source: str | None = None) -> None:
     """Write a set to a folder, which must be missing or empty.
 
-    Downloads go to the folder OUT.download, where the next call goes on with a part of
-    a file; it is removed once the set is written.
+    Downloads go to the folder OUT.download, where the next call finds whole archives;
+    it is removed once the set is written.
 
     Args:
       name: a key of `SETS`.
@@ -134,47 +133,35 @@ def _check_archive(archive, path, *, remove) -> None:
 
 
 def _download(archive, folder) -> str:
-    """Download an archive, from where an earlier download ended; return its path."""
+    """Download an archive, unless an earlier call did; return its path."""
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, archive.name)
-    part, reasons = f"{path}.part", []
-    for url in archive.urls * TRIES if not os.path.exists(path) else ():
+    path, reasons = os.path.join(folder, archive.name), []
+    for url in archive.urls if not os.path.exists(path) else ():
         try:
-            if _length(part) < archive.size:
-                _append(url, part, archive.size)
+            _save(url, f"{path}.part", archive.size)
+            os.replace(f"{path}.part", path)
+            break
         except (OSError, http.client.HTTPException) as error:
             reasons.append(f"{url}: {getattr(error, 'reason', error)}")
-        if _length(part) == archive.size:
-            os.replace(part, path)
-            break
     if not os.path.exists(path):
-        said = "; ".join(dict.fromkeys(reasons)) or "it ended too early"
+        said = "; ".join(reasons)
         raise Unreachable(f"{archive.name} could not be downloaded: {said}")
     return path
 
 
-def _length(path) -> int:
-    """Return bytes of a file, 0 if it is missing."""
-    return os.path.getsize(path) if os.path.exists(path) else 0
-
-
-def _append(url, part, size) -> None:
-    """Add what a server has beyond the bytes of `part`; no byte more than `size`."""
+def _save(url, path, size) -> None:
+    """Save what a server sends, and show how far it is."""
     import tqdm  # only downloads pay for it
 
-    have, name = _length(part), os.path.basename(part).removesuffix(".part")
-    headers = {"User-Agent": "jaxcl"} | ({"Range": f"bytes={have}-"} if have else {})
-    request = urllib.request.Request(url, headers=headers)
-    bar = tqdm.tqdm(total=size, desc=name, unit="B", unit_scale=True, disable=None)
+    request = urllib.request.Request(url, headers={"User-Agent": "jaxcl"})
+    bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, disable=None)
     with bar, urllib.request.urlopen(request, timeout=SECONDS) as answer:
-        given = answer.headers.get("Content-Range", "")
-        # A server that knows no ranges sends the file from its beginning.
-        goes_on = answer.status == 206 and given.startswith(f"bytes {have}-")
-        with open(part, "ab" if goes_on else "wb") as file:
-            bar.update(file.tell())
-            while block := answer.read(min(1 << 20, size - file.tell())):
+        with open(path, "wb") as file:
+            while block := answer.read(1 << 20):
                 file.write(block)
                 bar.update(len(block))
+            if file.tell() != size:
+                raise OSError(f"{file.tell():,} bytes came, not {size:,}")
 
 
 @contextlib.contextmanager

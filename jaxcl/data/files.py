@@ -66,7 +66,7 @@ class Decoding(NamedTuple):
     channels: int = 3  # 3 is RGB, 1 is grey
     max_pixels: int = PIXELS
     background: int = 255  # level behind transparent pixels
-    bits: int | None = None  # that 16-bit greys use; None: none were seen
+    bits: int | None = None  # that 16-bit greys use; None: as one image tells
 
     def __call__(self, data: bytes, name: str) -> np.ndarray:
         """Decode an image to u8[h,w,C], see `convert`.
@@ -157,9 +157,8 @@ def _eight_bits(pixels, name, bits) -> np.ndarray:
         bits = 8 if high < 256 else 16 if high >> 15 else None
     if bits is None or high >> bits:
         raise Unreadable(
-            f"{name}: has 16-bit pixels up to {high}, of an unknown scale; "
-            "config.data.bits, from 8 to 16, says how many bits all images of a set "
-            "use; a single image must be of 8 bits"
+            f"{name}: has 16-bit pixels up to {high}; config.data.bits, from 8 to 16, "
+            "says how many bits all images of a set use"
         )
     return (pixels >> (bits - 8)).astype(np.uint8)
 

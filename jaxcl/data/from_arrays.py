@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -86,8 +86,6 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
         validation=parts.get("validation"),
         test=parts.get("test"),
         decoder=meta.get("decoder", ""),
-        mean=None if meta.get("mean") is None else tuple(meta["mean"]),
-        std=None if meta.get("std") is None else tuple(meta["std"]),
     )
 
 
@@ -115,59 +113,34 @@ def _check_domains(where, domains) -> None:
 class _MetaFile(NamedTuple):
     """The content of a meta.json; other keys are ignored."""
 
-    splits: dict  # of train, validation, test: dicts of a `_SplitEntries`
+    # Of train, validation, test: images and perhaps label and domain, each with the
+    # name of a file and perhaps its sha256
+    splits: dict
     name: str = ""
     class_names: Sequence[str] = ()
     domain_names: Sequence[str] = ()
-    mean: Annotated[Sequence[schema.Share], schema.Entries()] | None = None
-    std: Annotated[Sequence[schema.Share], schema.Entries()] | None = None
     decoder: Literal["", "cv2", "pillow"] = ""
-
-
-class _SplitEntries(NamedTuple):
-    """The arrays of a split in a meta.json: dicts of an `_ArrayEntry`."""
-
-    images: dict
-    label: dict | None = None
-    domain: dict | None = None
-
-
-class _ArrayEntry(NamedTuple):
-    """An array in a meta.json."""
-
-    file: splits.Inside
-    sha256: str | None = None
 
 
 def _read_meta(path) -> dict:
     """Read and check the meta.json of a directory."""
     file = os.path.join(path, "meta.json")
     try:
-        meta = storage.read_json(file)
-        _check_section(_MetaFile, meta, file)
-        if "train" not in meta["splits"]:
-            raise ValueError(f"{file}: splits lacks train")
-        for split, section in meta["splits"].items():
-            where = f"{file}: splits.{split}"
-            _check_section(_SplitEntries, section, where)
-            for key in _SplitEntries._fields:
-                if section.get(key) is not None:
-                    _check_section(_ArrayEntry, section[key], f"{where}.{key}")
-    except (OSError, ValueError) as error:
-        wrong = f"{file}: no such file" if isinstance(error, OSError) else error
+        meta = storage.read_object(file)
+        schema.check_arguments(_MetaFile, meta, file)
+        for split in ("train", *meta["splits"]):
+            entries = {**meta["splits"][split]}
+            for key in ("images", "label", "domain"):
+                if key == "images" or entries.get(key) is not None:
+                    field = f"{file}: splits.{split}.{key}.file"
+                    schema.check_value(entries[key]["file"], splits.Inside, field)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        wrong = f"{file}: {'no such file' if isinstance(error, OSError) else error!r}"
         raise ValueError(
             f"{wrong}; path must be a folder with a meta.json, as `jaxcl data NAME "
             f"--out={path}` or `python -m jaxcl.data.convert IN.npz {path}` writes it"
         ) from error
     return meta
-
-
-def _check_section(kind, section, where) -> None:
-    """Refuse what is no dict, lacks its first key, or has a value of another type."""
-    needed = kind._fields[0]
-    if not isinstance(section, dict) or needed not in section:
-        raise ValueError(f"{where}: must be a section with {needed!r}")
-    schema.check_arguments(kind, section, where)
 
 
 def _array_split(path, entries, resident) -> stream.Examples:

@@ -196,44 +196,32 @@ def read_identity(workdir: epath.PathLike) -> Identity | None:
 
 
 def describe_changes(before: Identity, now: Identity) -> str:
-    """Say how two sets differ: how many rows, and the first names; "": they do not."""
+    """Say how two sets differ: how many rows, and the first names; "": they do not.
+
+    A changed row has other bytes, another label or domain, or is in another split.
+    """
     if before.digest() == now.digest():
         return ""
-    place = {name: row for row, name in enumerate(before.names.tolist())}
-    old = np.array([place.get(name, -1) for name in now.names.tolist()], int)
-    there = {*now.names.tolist()}
-    gone = [name for name in place if name not in there]
-    pairs = np.flatnonzero(old >= 0), old[old >= 0]
-    same_kind = bool(before.by_bytes) == bool(now.by_bytes)
+    alike = bool(before.by_bytes) == bool(now.by_bytes)
+    old, new = ({x[0]: x[1 + (not alike) :] for x in _rows(y)} for y in (before, now))
     differ = {
-        "added": now.names[old < 0].tolist(),
-        "removed": gone,
-        "with other bytes": _name_changes(now.names, pairs, now.marks, before.marks)
-        if same_kind
-        else [],
-        "with other labels": _name_changes(
-            now.names, pairs, _labels(now), _labels(before)
-        ),
-        "of other domains": _name_changes(now.names, pairs, now.domain, before.domain),
+        "added": [name for name in new if name not in old],
+        "removed": [name for name in old if name not in new],
+        "changed": [name for name in new if old.get(name, new[name]) != new[name]],
     }
     found = [
         f"{listing.say_names([os.fsdecode(x) for x in names])} {what}"
         for what, names in differ.items()
         if names
     ]
-    moved = int((now.split[pairs[0]] != before.split[pairs[1]]).sum())
-    found += [f"{moved:,} moved to another split"] if moved else []
     return "; ".join(found) or "the order of the rows, or the names of classes"
 
 
-def _labels(known) -> np.ndarray:
-    """Return the names of classes, by row."""
-    return np.append(known.class_names, b"")[known.label].astype(bytes)
-
-
-def _name_changes(names, pairs, now, before) -> list[bytes]:
-    """Return names of rows that differ in a field."""
-    return names[pairs[0]][now[pairs[0]] != before[pairs[1]]].tolist()
+def _rows(known) -> Iterable[tuple]:
+    """Return name, mark, name of the class, domain and split of each row."""
+    classes = np.append(known.class_names, b"")[known.label]
+    columns = (known.names, known.marks, classes, known.domain, known.split)
+    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 def common(test: Identity, train: Identity) -> list[str]:

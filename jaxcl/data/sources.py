@@ -141,21 +141,12 @@ def _merge_sets(field, datasets, name, parts) -> stream.Dataset:
     decoders = {data.decoder for data in datasets} - {""}
     if len(decoders) > 1:
         raise ValueError(f"{field}: read by {sorted(decoders)}; must be one decoder")
-    bits = {data.bits for data in datasets} - {None}
-    if len(bits) > 1:
-        raise ValueError(
-            f"{field}: 16-bit greys of {sorted(bits)} bits; give all sets the same "
-            f"option bits, {max(bits)} for instance"
-        )
     return datasets[0]._replace(
         name=name,
         class_names=_class_names(datasets),
         **parts,
         decoder="".join(decoders),
-        bits=next(iter(bits), None),
         notes=tuple(note for data in datasets for note in data.notes),
-        mean=None,
-        std=None,
     )
 
 

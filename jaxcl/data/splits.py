@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import formats, graphs, listing, prefetch, stream
+from jaxcl.data import graphs, listing, prefetch, stream
 
 KEPT_BYTES = 2 << 30  # most bytes of decoded images that stay in memory
 TEST_SEED = 0  # draws the test split of sets that come without one
@@ -206,9 +206,8 @@ class ImageOptions(NamedTuple):
     on_corrupt: OnCorrupt = "error"  # "skip" takes another image of the same class
     max_pixels: MaxPixels = files_lib.PIXELS  # an image of more counts as corrupt
     background: Level = 255  # grey level behind transparent pixels
-    # How many bits 16-bit greys use: the upper eight of these are kept. None: told by
-    # the images.
-    bits: Annotated[int, schema.Range(8, 16)] | None = None
+    # How many bits 16-bit greys use: the upper eight of these are kept.
+    bits: Annotated[int, schema.Range(8, 16)] = 8
     validation: schema.Fraction = 0.0  # share of each class that is held out of train
     seed: schema.Natural = 0  # of that draw
 
@@ -251,7 +250,6 @@ def image_source(**defaults: Any) -> Callable[[Callable], Callable]:
         def load_dataset(options, images):
             images = images._replace(decoder=prefetch.choose_decoder(images.decoder))
             data = read(**options, images=images)._replace(decoder=images.decoder)
-            data = formats.find_bits(data, images.decoding)
             draw = {"validation": images.validation, "seed": images.seed}
             return finish(data, **draw, images=images)
 

@@ -40,9 +40,6 @@ class Dataset(NamedTuple):
     validation: Examples | None  # of the source, or drawn from its train split
     test: Examples | None
     decoder: str = ""  # "cv2" or "pillow", "" if nothing is decoded
-    mean: tuple[float, ...] | None = None  # of each channel, of train in [0, 1]
-    std: tuple[float, ...] | None = None
-    bits: int | None = None  # that 16-bit greys use; None: there are none
     notes: tuple[str, ...] = ()  # what was left out or converted, for one line
     known: Any = None  # identity.Identity, where a run keeps it
 

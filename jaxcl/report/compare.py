@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxcl.evals import plots, spread
+from jaxcl.evals import plots
 from jaxcl.report import comparability
 from jaxcl.report import runs as runs_lib
 from jaxcl.report.runs import RunGroup
@@ -147,7 +147,6 @@ def parser() -> argparse.ArgumentParser:
     add("workdirs", nargs="+", help="run directories")
     add("--matrix", default=None, help="default: the first's first")
     add("--scalar", default=None, help="as memory/entropy")
-    add("--classes", default=None, help="a spread entry, as spread")
     add("--band", default="error", choices=["error", "std"])
     add("--out", default=None, help="a .png, .svg or .pdf of it over time")
     return arguments
@@ -170,8 +169,6 @@ def _compare(options) -> None:
     runs = runs_lib.read_all(options.workdirs)
     if options.scalar:
         _scalar(runs, options)
-    elif options.classes:
-        _classes(runs, options)
     else:
         _matrix(runs, options)
     configs = {run.name: run.configs for run in runs}
@@ -208,19 +205,6 @@ def _scalar(runs, options) -> None:
     if options.out:
         ends, drawn = task_ends(runs[0]), {"ylabel": name, "scale": 1.0}
         plots.anytime(curves, options.out, task_ends=ends, **drawn)
-
-
-def _classes(runs, options) -> None:
-    """Draw the spread of each class, a mean over seeds."""
-    key, means = options.classes, {}
-    for run in runs:
-        of_seeds = [spread.by_class(own) for own in run.rows.values()]
-        if not of_seeds or not all(key in spreads for spreads in of_seeds):
-            raise ValueError(f"--classes={key}: not measured by {run.name}")
-        means[run.name] = np.mean([spreads[key] for spreads in of_seeds], axis=0)
-    if options.out is None:
-        raise ValueError("--classes: wants --out, a .png")
-    plots.class_spread(means, options.out, title=key)
 
 
 def task_ends(run: RunGroup) -> list[int]:

@@ -10,13 +10,13 @@ from collections.abc import Callable
 import jinja2
 import numpy as np
 
+import jaxcl
 from jaxcl.evals import plots
 from jaxcl.report import comparability, compare, formats, numbers
 from jaxcl.report import runs as runs_lib
 from jaxcl.report.formats import Cell, Table
 from jaxcl.run import cost as cost_lib
 from jaxcl.run import results as results_lib
-from jaxcl.run import task_alone
 
 _PICTURE_BYTES = 2_000_000  # of all pictures of a run, so that the page stays small
 _MOST_NAMES = 10  # columns of accuracies beside the cost
@@ -87,11 +87,10 @@ def header(runs: list[runs_lib.RunGroup]) -> dict:
         judged = f"{source.get('path', '-')} (step {source.get('step', '-')})"
         rows.append((run.name, [*map(Cell, texts + [judged] * judges)]))
     count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    version = task_alone.version()
-    newest = _format_time(max(dates))
+    made = f"made by jaxcl {jaxcl.__version__}"
     return {
         "lead": _summary_sentence(runs),
-        "about": f"{count}, results of {newest}, made by jaxcl {version}",
+        "about": f"{count}, results of {_format_time(max(dates))}, {made}",
         "runs": Table([*columns, *["encoder judged"] * judges], rows),
         "remarks": [f"{line}." for run in runs for line in runs_lib.remarks(run)],
         "tasks": {

@@ -380,5 +380,5 @@ def restore_start(
             "(config.first_tasks says how many it trains)"
         )
     results = results_lib.make_room(restored.cursor["results"], task_names)
-    cursor = {**restored.cursor, "rows": [0, 0], "seconds": {}, "results": results}
+    cursor = {**restored.cursor, "rows": 0, "seconds": {}, "results": results}
     return restored._replace(cursor=cursor)

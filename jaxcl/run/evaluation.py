@@ -12,7 +12,7 @@ from etils import epath
 
 from jaxcl import core, schema
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import features, plots
+from jaxcl.evals import features
 from jaxcl.run import record
 
 
@@ -177,18 +177,16 @@ def run_evaluators(
 
 
 def draw_pictures(
-    pictures: dict[str, Callable], state: core.TrainState, task: int, formats
+    pictures: dict[str, Callable], state: core.TrainState, task: int
 ) -> None:
     """Run evaluators that only draw; log their warnings.
 
     Args:
       pictures: from `make`.
       state, task: as in `run_evaluators`.
-      formats: of the files, see `plots.written_as`.
     """
-    with plots.written_as(formats):
-        for key, evaluate in pictures.items():
-            _log_warnings(evaluate(state, task).warnings, key, state, task)
+    for key, evaluate in pictures.items():
+        _log_warnings(evaluate(state, task).warnings, key, state, task)
 
 
 def _log_warnings(warnings, key, state, task: int) -> list[str]:

@@ -15,7 +15,6 @@ from jaxcl.run import (
     lock,
     overview,
     seeds,
-    task_alone,
     train,
     transfer,
 )
@@ -62,7 +61,9 @@ def _run_one(work, workdir, stop, step):
         step = step or job.compile_step(work)
         results = train.run_tasks(work, workdir, stop=stop, step=step)
         if work.evaluation.alone is not None:
-            alone = single_tasks(work, workdir / "single", stop=stop, step=step)
+            alone = work.evaluation.alone
+            if callable(alone):
+                alone = single_tasks(work, workdir / "single", stop=stop, step=step)
             results["finetune"] = results_lib.to_json(alone)
     else:
         results = transfer.run_transfer(work, workdir, stop=stop)
@@ -72,8 +73,7 @@ def _run_one(work, workdir, stop, step):
         if told := format_results(results):
             print(told, flush=True)
         if trains and work.logging.plots:
-            with plots.written_as(work.logging.plot_formats):
-                draw_run(work, workdir, results)
+            draw_run(work, workdir, results)
     return results
 
 
@@ -117,7 +117,7 @@ def single_tasks(
     """Measure FT_i, the accuracy on task i of the method trained on task i alone.
 
     Each task is a run of its own inside `workdir`, which stays there: it resumes and is
-    not trained twice. A task that the cache of `work.alone` holds is not trained.
+    not trained twice.
 
     Args:
       work: the run on all tasks.
@@ -128,21 +128,11 @@ def single_tasks(
     Returns:
       Matrix name -> FT of each task, f64[T]; None of tasks that are not trained.
     """
-    alone, tasks = work.evaluation.alone, work.stream.tasks
-    accuracies, ready = {}, None
+    tasks, accuracies = work.stream.tasks, {}
+    single = work.evaluation.alone(work)
+    step = step if single.method is work.method else job.compile_step(single)
     for i, task in enumerate(tasks[: work.loop.first_tasks]):
-        accuracy = task_alone.read_cached(alone, i)
-        if accuracy is None:
-            if ready is None:
-                single = alone.make(work)
-                same = single.method is work.method
-                ready = single, step if same else job.compile_step(single)
-            accuracy = _single_task(*ready, i, task, workdir, stop)
-            task_alone.write_cached(alone, i, accuracy)
-        elif jax.process_index() == 0:
-            print(
-                f"FT of {task.name}: from {task_alone.cache_path(alone, i)}", flush=True
-            )
+        accuracy = _single_task(single, step, i, task, workdir, stop)
         for name, value in accuracy.items():
             accuracies.setdefault(name, [None] * len(tasks))[i] = value
     return accuracies

@@ -64,7 +64,9 @@ class Evaluation(NamedTuple):
     pictures: dict[str, Callable]  # the same, for evaluators that only draw
     charts: tuple[Callable, ...]  # (rows of metrics.jsonl, folder): evaluators' own
     untrained: bool  # evaluate before the first step, too
-    alone: Any  # task_alone.SingleTaskRuns; None: FT_i is not measured
+    # This job -> that which trains a task alone; or FT_i of another run, by matrix
+    # name. None: FT_i is not measured.
+    alone: Callable | dict | None
 
 
 class Logging(NamedTuple):
@@ -73,7 +75,6 @@ class Logging(NamedTuple):
     every: int  # steps
     record: dict  # options of record.Recorder
     plots: bool
-    plot_formats: tuple[str, ...]  # of plots.FORMATS
     quiet: bool  # print no tables: a run within a run
 
 

@@ -98,7 +98,11 @@ def _describe_work(work, done) -> str:
     plans = job.plain_schedules(work.data)[done : work.loop.first_tasks]
     epochs = "/".join(map(str, stream.epochs_of_tasks(work.data.epochs)))
     most = "up to " if work.loop.patience else ""
-    alone = "" if work.evaluation.alone is None else "; then each task alone, for FT_i"
+    alone = (
+        ""
+        if not callable(work.evaluation.alone)
+        else "; then each task alone, for FT_i"
+    )
     found = sharding.describe(work.mesh)
     return (
         f"{net}, {own:,} parameters{heads}; {sum(map(len, plans)):,} steps of "

@@ -92,7 +92,7 @@ class _TrainingRun:
                 record.Recorder(
                     workdir,
                     num_tasks=len(work.stream.tasks),
-                    mark=cursor["rows"],
+                    rows=cursor["rows"],
                     write=jax.process_index() == 0,
                     **work.logging.record,
                 )
@@ -235,7 +235,7 @@ class _TrainingRun:
         if pictures := evaluation.due_evaluators(judged.pictures, self.state, task):
             self._say_phase("drawing", pictures)
         drawn = {key: judged.pictures[key] for key in pictures}
-        evaluation.draw_pictures(drawn, evaluated, task, work.logging.plot_formats)
+        evaluation.draw_pictures(drawn, evaluated, task)
         self.clock.restart()
         return True
 
@@ -299,7 +299,7 @@ def _restore(work, checkpoints):
         state = sharding.commit_placement(restored.state, work.mesh)
         return state, restored.cursor | {"resumed": True}
     results = results_lib.empty_results(len(names), task_names=names)
-    cursor = {"phase": Phase.EVALUATED, "rows": [0, 0], "seconds": {}}
+    cursor = {"phase": Phase.EVALUATED, "rows": 0, "seconds": {}}
     return state, cursor | {"results": results, "resumed": False}
 
 

@@ -314,9 +314,7 @@ def run_transfer(
         if result is None:
             raise train.Interrupted(f"stopped before the evaluation in {workdir} ended")
         rows, scalars, _ = result
-        evaluation.draw_pictures(
-            judged.pictures, work.state, 0, work.logging.plot_formats
-        )
+        evaluation.draw_pictures(judged.pictures, work.state, 0)
         results = results_lib.empty_results(len(names), task_names=names)
         seconds = time.monotonic() - began
         results = results_lib.add_task(results, 0, rows, scalars, seconds)

@@ -44,10 +44,7 @@ def config(run: str) -> dict:
         )
     if saved["augment"].get("name") == "graphs":
         raise ValueError(f"{run}: learns from graphs; an update reads images")
-    found = run_config.without(saved, run_config.NOTED)
-    if saved.get("bits") and found.get("data", {}).get("name") in _IN_FILES:
-        found["data"] = {"bits": saved["bits"]} | found["data"]
-    return found
+    return run_config.without(saved, run_config.NOTED)
 
 
 def recipe(theirs: dict) -> dict:

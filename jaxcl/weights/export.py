@@ -100,7 +100,7 @@ def export(
 
 # Options of configs that name a place on the machine, whatever it looks like.
 _PATHS = ("path", "run", "cache", "lists", "index")
-_PATHS += ("start", "checkpoint", "plasticity_cache")
+_PATHS += ("start", "checkpoint", "plasticity_from")
 _LOOKS_LOCAL = re.compile(r"/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\w+://")
 
 
@@ -174,7 +174,7 @@ def _inputs(config, width) -> dict:
         "std": list(augment["std"]),
         "decoder": config.get("decoder"),
         "background": config["data"].get("background", 255),
-        "bits": config.get("bits"),
+        "bits": config["data"].get("bits"),
     }
 
 

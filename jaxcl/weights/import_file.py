@@ -81,7 +81,6 @@ def import_file(
         given = {name: value for name, value in given.items() if value is not None}
         section = _section(own, scheme, architecture, facts, given, stem_padding)
         channels = architectures.channels(own, scheme)
-        facts.check(section | {"channels": channels}, scheme)
         usual = known.images._asdict() if known.images else {}
         prepared = usual | facts.images
         inputs = {
@@ -104,8 +103,6 @@ def import_file(
             "architecture": architecture,
             "names": scheme,
             "files": hashes,
-            "beside": facts.hashes,
-            "notes": list(facts.notes),
             "prefix": prefix,
             "dropped": dropped,
             "others": others,
@@ -152,6 +149,14 @@ def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
             epsilon = 1e-12  # of its ViT, whatever it was converted from
         options["epsilon"] = settle("epsilon", given, facts, epsilon, architecture)
         options |= {n: given[n] for n in ("features",) if n in given}
+        # transformers' DINOv2 has SiLU in its gates, whatever config.json says.
+        gated = options["mlp"] == "swiglu"
+        usual = "silu" if gated and scheme != "transformers_dinov2" else "gelu"
+        if (said := facts.network.get("activation", usual)) != usual:
+            raise wrappers.Refused(
+                f"{side_files.CONFIG} beside it says activation={said!r}: no network "
+                f"here has it; must be {usual!r}"
+            )
     full = schema.defaults(_MAKERS[kind]) | options
     full.pop("dtype")
     try:
@@ -166,7 +171,7 @@ def settle(name, given, facts, published, what) -> Any:
 
     Raises:
       wrappers.Refused: nobody says it, or config.json contradicts the architecture and
-        no option decides; `Facts.check` compares an option with config.json.
+        no option decides.
     """
     said = facts.network.get(name)
     if name in given:
@@ -241,8 +246,6 @@ def summarise_card(card: dict) -> str:
         f"{section['name']} by the names of {imported['names']}, "
         f"{card['parameters']:,} parameters, {card['num_features']} features"
     ]
-    if imported["beside"]:
-        lines.append(f"read beside it: {', '.join(imported['beside'])}")
     if section["name"] == "vit":
         lines.append(
             f"no tensor shows: heads={section['heads']} epsilon={section['epsilon']}; "
@@ -251,7 +254,6 @@ def summarise_card(card: dict) -> str:
     given = card["input"]
     shown = {name: given[name] for name in ("size", "resize", "mean", "std")}
     lines.append(f"images: {shown}, {given['interpolation']}")
-    lines += imported["notes"]
     dropped = imported["dropped"]
     dropped = [n for n in dropped if not n.endswith(architectures.COUNTERS)]
     if dropped:

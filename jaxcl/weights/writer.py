@@ -15,9 +15,10 @@ import jax
 from etils import epath
 from safetensors import numpy as tensors
 
+import jaxcl
 from jaxcl.data import storage
 from jaxcl.run import folder as folder_lib
-from jaxcl.run import lock, task_alone
+from jaxcl.run import lock
 from jaxcl.update import adapters
 from jaxcl.weights import encoder
 
@@ -41,7 +42,7 @@ def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
         "parameters": sum(x.size for x in jax.tree.leaves(network.params)),
         "files": hashes(files),
         "versions": {
-            "jaxcl": task_alone.version(),
+            "jaxcl": jaxcl.__version__,
             "jax": jax.__version__,
             "flax": flax.__version__,
             "python": platform.python_version(),

@@ -43,7 +43,7 @@ NAMES = {
 EVALUATORS = ["linear", "knn", "svm", "predict", "memory", "alignment", "collapse"]
 EVALUATORS += ["spread", "objective", "filtering", "tsne", "neighbours"]
 # These say where files are, or start something else than a run.
-_NOT = {"checkpoint", "start", "plasticity_cache", "path", "directory", "seeds"}
+_NOT = {"checkpoint", "start", "plasticity_from", "path", "directory", "seeds"}
 
 
 def values(annotation) -> st.SearchStrategy:
