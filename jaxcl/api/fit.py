@@ -49,49 +49,48 @@ def fit(
 ) -> result.Result:
     """Train an encoder on images without reading their labels, and evaluate it.
 
-    A call repeated resumes a stopped run, and returns a finished one at once. With a
-    folder that holds another run, or other images, it fails.
+    A repeated call resumes a stopped run and returns a finished one at once. It fails
+    if the folder holds another run or the images have changed.
 
     Args:
       images: u8[N, H, W, C] or u8[N, H, W]; a list of images of one size; a Dataset of
-        Hugging Face's `datasets` with such images; the path of a folder of image files,
-        with a folder for each class or without, of an .npz file, or of a directory that
-        jaxcl.data.convert, TFDS or `datasets` wrote; the name of a source that needs no
-        options, as "digits"; or a section like config.data.
-      labels: of arrays, N whole numbers or texts; -1 or None where unknown. They are
-      for evaluation and for cutting tasks; only base "supcon" trains with them.
-      test: what judges. A share of the labelled images of each class, which is held
-        out, by default a fifth; or other labelled images, of which none is trained on:
-        (images, labels), or a path or section as of `images`.
-      validation: share of the train images that judges in place of the test images.
-      base: what one task trains with, a row of `jaxcl list bases`.
-      strategy: what later tasks train with, a row of `jaxcl list strategies`; None:
+        Hugging Face's `datasets` with such images; a path: a folder of image files,
+        with or without class folders, an .npz file, or a directory that
+        jaxcl.data.convert, TFDS or `datasets` wrote; the name of a source without
+        required options, as "digits"; or a section like config.data.
+      labels: for arrays, N whole numbers or texts; -1 or None where unknown. They are
+        for evaluation and for cutting tasks; only base "supcon" trains with them.
+      test: the evaluation images. A share of the labelled images of each class, by
+        default a fifth, which is held out; or other labelled images: (images, labels),
+        or a path or section as `images` takes.
+      validation: share of the train images that is evaluated in place of test images.
+      base: the loss of one task, a row of `jaxcl list bases`.
+      strategy: the method against forgetting, a row of `jaxcl list strategies`; None:
         "finetune".
-      tasks: how many. Where every train image has a label, of arrays and of folders
-        alike, they are classes that come one after another, else random slices;
-        options={"scenario.name": "data"} takes slices of labelled images, too. Or N
-        entries that say what each image is of, in sorted order one task each.
+      tasks: their number. If every train image has a label, tasks are classes one after
+        another, else random slices; options={"scenario.name": "data"} takes slices of
+        labelled images, too. Or N entries, one for each image (a year, a place): their
+        sorted values are the tasks.
       encoder: a name in `jaxcl.config.own_images.ENCODERS`, as "resnet18" or
-        "vit_small"; a section like config.encoder; or what training begins with: an
-        encoder of `load_encoder`, or its folder.
+        "vit_small"; a section like config.encoder; or pretrained weights: an encoder of
+        `load_encoder`, or its folder.
       epochs: for each task; None: 5 million images seen, but 50 to 400 epochs.
       batch_size: None: up to 256, with at least four batches an epoch.
-      size: pixels of a side that the network is given; None: the images' own, at most
+      size: pixels of a side of the network's input; None: those of the images, at most
         224.
-      seed: of all that is drawn.
+      seed: of all random numbers.
       options: other values of the config, by name: {"method.temperature": 0.1}.
-      name: of the images where they are arrays, and of the run.
-      out: run directory; None: runs/NAME-HASH, where HASH is of the config
-        and of an encoder in memory that training begins with.
+      name: of the run, and of the set if the images are arrays.
+      out: run directory; None: runs/NAME-HASH, with a hash of the settings.
       quiet: print nothing.
 
     Returns:
       The run.
 
     Raises:
-      ValueError: an argument is wrong; the message names it and what is allowed.
+      ValueError: an argument is wrong; the message names it and its range.
       OSError: images cannot be read, or the directory not written.
-      jaxcl.run.train.Interrupted: Ctrl-C; what was trained is saved.
+      jaxcl.run.train.Interrupted: Ctrl-C; the progress is saved.
       jaxcl.run.metrics_log.Diverged: the loss or a parameter is not finite.
     """
     if not isinstance(options, Mapping | None):

@@ -95,7 +95,8 @@ def make(
       penalty: scikit-learn's C; the smaller, the smaller the weights.
       iterations: of its solver, at most.
       tolerance: the solver stops at a smaller slope, see `fit_regression`;
-      scikit-learn's is 1e-4. batch_size: images that are embedded at a time.
+        scikit-learn's is 1e-4.
+      batch_size: images that are embedded at a time.
 
     Returns:
       evaluate(state, task) -> core.Result. Rows as those of `linear` with

@@ -52,8 +52,8 @@ def import_file(
     """Write the encoder of a file to a folder.
 
     Args:
-      source: a file, see `files.read_config`; see `side_files` for what is read beside
-      it. architecture: a name in `architectures.ARCHITECTURES`.
+      source: a file, see `files.read_tensors`; `side_files` reads the files beside it.
+      architecture: a name in `architectures.ARCHITECTURES`.
       out: the folder; it must be missing, empty, or hold the same encoder.
       prefix: of the names of its tensors, where the file holds several networks.
       heads: of the attention; None: as the files beside it or the architecture say.

@@ -15,8 +15,8 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
     Args:
       steps: i[n], n >= 1, increasing.
       shares: f[n, C] in [0, 1], of each class at each of these steps. If there are more
-      than `MOST_TIMES`, so many are drawn, evenly spread, the first and last among
-      them.
+        than `MOST_TIMES`, so many are drawn, evenly spread, the first and last among
+        them.
       path: of the picture.
       time: how one of `steps` is written.
     """
