@@ -79,7 +79,7 @@ def _seeds_job(args, folder):
 
 def _paper_job(name, folder):
     """The job of a config, on random images in place of its set."""
-    config = files.read([f"--config={name}"])
+    config = files.read_config([f"--config={name}"])
     with config.unlocked(), config.ignore_type():
         config.devices, config.epochs = 1, 1000
     parts = (config.get(part, {}) for part in ("data", "scenario", "augment"))
@@ -88,7 +88,7 @@ def _paper_job(name, folder):
         shape = data.train.images.shape
         images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
         data = data._replace(train=data.train._replace(images=images))
-    return build.planned(config, data, one_step=False)
+    return build.plan_job(config, data, one_step=False)
 
 
 _TINY = "--width=4", "--size=16", "--depth=10"
@@ -152,7 +152,7 @@ def ours(kind: Kind, options, args, folder) -> dict:
     return times | {
         "examples": work.data.batch_size * work.parts(work.stream.tasks[:2][-1].index),
         "compile_seconds": step.compile_seconds,
-        "program": estimate.read(step.compiled, work, chip),
+        "program": estimate.read_program(step.compiled, work, chip),
     }
 
 
@@ -323,7 +323,8 @@ def page(found: dict) -> str:
             other.get("ms") and ms and other["ms"] / ms,
         ]
         shown = (
-            x if isinstance(x, str) else estimate.show(x) if x else "-" for x in cells
+            x if isinstance(x, str) else estimate.format_number(x) if x else "-"
+            for x in cells
         )
         lines[-1] += f"\n| {name} | {' | '.join(shown)} |"
         for side, entry in sides.items():
