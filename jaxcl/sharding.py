@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import functools
 import os
+import re
 from typing import NamedTuple
 
 import jax
@@ -11,11 +12,22 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-AXIS = "data"
+AXIS = "data"  # of a mesh; rows of a batch are split over it
+MODEL = "model"  # its other axis; weights of a Vision Transformer are split over it
+# End of a leaf's path -> its axis that is split, from the last: heads of the attention,
+# and units of the MLP.
+_SPLIT = {
+    r"attention/(query|key|value)/kernel": -1,
+    r"attention/(query|key|value)/bias": -1,
+    r"attention/out/kernel": -2,
+    r"mlp/(fc1|gate|up)/kernel": -1,
+    r"mlp/(fc1|gate|up)/bias": -1,
+    r"mlp/(fc2|down)/kernel": -2,
+}
 
 
 class _Elsewhere(NamedTuple):
-    """What programs are for, where that is not what is here."""
+    """The target of programs that are made for other devices."""
 
     devices: tuple  # descriptions; () where those of this machine stand in for them
     platform: str
@@ -23,7 +35,8 @@ class _Elsewhere(NamedTuple):
 
 # None: programs are for the devices that are here.
 _ELSEWHERE = contextvars.ContextVar("elsewhere", default=None)
-# Devices that share the rows of a program that is traced, see `use`; None: one has all.
+# Devices that share the rows of a program that is traced, see `use_mesh`; None: one has
+# all.
 _MESH = contextvars.ContextVar("mesh", default=None)
 
 
@@ -44,8 +57,13 @@ def initialize(coordinator=None, num_processes=None, process_id=None, timeout=30
     )
 
 
-def mesh(num_devices: int | None = None) -> Mesh:
-    """One axis over all devices, or over the first `num_devices` of them.
+def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
+    """Make a mesh of one axis over all devices, or over the first `num_devices`.
+
+    Args:
+      num_devices: how many; None: all.
+      model: among how many devices weights are split; above 1 the mesh has another
+        axis for them.
 
     Raises:
       ValueError: `num_devices` is not between 1 and the number of devices.
@@ -55,13 +73,28 @@ def mesh(num_devices: int | None = None) -> Mesh:
     devices = list(described) if described else jax.devices()
     count = len(devices) if num_devices is None else num_devices
     if not 1 <= count <= len(devices):
+        field = "config.devices" if model == 1 else "config.mesh: data * model"
         raise ValueError(
-            f"config.devices={count}: allowed are 1 to {len(devices)} "
+            f"{field}={count}: allowed are 1 to {len(devices)} "
             f"({devices[0].platform}) or None for all"
         )
+    if model > 1 and jax.process_count() > 1:
+        raise ValueError(
+            f"config.mesh: model={model} splits weights among the devices of one "
+            f"process, and there are {jax.process_count()}; must be 1"
+        )
+    shape, names = (count // model, model), (AXIS, MODEL)
+    if model == 1:
+        shape, names = shape[:1], names[:1]
+    types = (AxisType.Auto,) * len(names)
     if described:  # no order of theirs is better known than the compiler's
-        return Mesh(np.array(devices[:count]), (AXIS,), axis_types=(AxisType.Auto,))
-    return jax.make_mesh((count,), (AXIS,), (AxisType.Auto,), devices=devices[:count])
+        return Mesh(np.array(devices[:count]).reshape(shape), names, axis_types=types)
+    return jax.make_mesh(shape, names, types, devices=devices[:count])
+
+
+def sharers(mesh: Mesh) -> int:
+    """Count the parts that the rows of a batch are split into."""
+    return mesh.shape[AXIS]
 
 
 # What JAX calls a platform -> what we call it.
@@ -69,7 +102,7 @@ _PLATFORMS = {"cuda": "gpu", "rocm": "gpu"}
 
 
 def platform() -> str:
-    """What programs are for: "cpu", "gpu", "tpu", or "any" accelerator.
+    """Return the platform of programs: "cpu", "gpu", "tpu", or "any" accelerator.
 
     It asks the devices that are here, or those of `for_elsewhere`. Ask while a program
     is traced, not before.
@@ -80,28 +113,38 @@ def platform() -> str:
 
 
 def on_cpu() -> bool:
-    """Whether the devices are CPUs, where loops over steps are slow."""
+    """Tell whether the devices are CPUs, where loops over steps are slow."""
     return platform() == "cpu"
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the devices have units for products in bfloat16: TPUs, GPUs since Ampere.
+    """Tell whether the devices multiply bfloat16: TPUs, and GPUs since Ampere.
 
     It asks the devices that are here, or those of `for_elsewhere`.
     """
     if platform() != "gpu":
         return not on_cpu()
+    return (_cuda_generation() or 8) >= 8  # AMD's that JAX runs on have them, too
+
+
+def has_cudnn_attention() -> bool:
+    """Whether the devices are GPUs with cuDNN's attention: NVIDIA's since Ampere."""
+    return platform() == "gpu" and (_cuda_generation() or 0) >= 8
+
+
+def _cuda_generation() -> int | None:
+    """First number of the compute capability; None where it is not known."""
     elsewhere = _ELSEWHERE.get()
     described = elsewhere is not None and elsewhere.devices
     device = (described or jax.devices())[0]
-    # AMD's are named otherwise ("gfx90a"), and all that JAX runs on have them.
-    major = str(getattr(device, "compute_capability", "8.0")).partition(".")[0]
-    return not major.isdigit() or int(major) >= 8
+    # AMD's are named otherwise ("gfx90a").
+    first = str(getattr(device, "compute_capability", "")).partition(".")[0]
+    return int(first) if first.isdigit() else None
 
 
 @contextlib.contextmanager
 def for_elsewhere(devices: tuple = (), platform: str = "any"):
-    """Context in which programs are made as for accelerators, to be run there.
+    """Enter a context in which programs are made as for accelerators, to be run there.
 
     Args:
       devices: descriptions of them, of which `mesh` is then made; () leaves it to the
@@ -118,8 +161,8 @@ def for_elsewhere(devices: tuple = (), platform: str = "any"):
 
 
 @contextlib.contextmanager
-def use(mesh: Mesh):
-    """Context in which programs are traced for the devices of a mesh.
+def use_mesh(mesh: Mesh):
+    """Enter a context in which programs are traced for the devices of a mesh.
 
     `spread`, `gather`, `on_each` and a memory in shards (`memory.sharded`) ask for it.
     """
@@ -131,17 +174,17 @@ def use(mesh: Mesh):
 
 
 def current() -> Mesh | None:
-    """Return the mesh of `use`; None outside of it."""
+    """Return the mesh of `use_mesh`; None outside of it."""
     return _MESH.get()
 
 
-def bind(record, mesh: Mesh):
+def bind_to_mesh(record, mesh: Mesh):
     """Make each function of a NamedTuple run within `use(mesh)`."""
 
     def within(function):
         @functools.wraps(function)
         def call(*arguments, **options):
-            with use(mesh):
+            with use_mesh(mesh):
                 return function(*arguments, **options)
 
         return call
@@ -170,7 +213,7 @@ def traced_once(function):
 
 
 def on_host():
-    """Context in which JAX computes and lowers for a CPU of this machine.
+    """Enter a context in which JAX computes and lowers for a CPU of this machine.
 
     Raises:
       RuntimeError: JAX was told to use other devices only (`JAX_PLATFORMS`).
@@ -179,7 +222,7 @@ def on_host():
 
 
 def describe(mesh: Mesh) -> dict:
-    """Kind and number of the devices, and bytes at the peak of the fullest.
+    """Describe kind and number of the devices, and the peak bytes of the fullest.
 
     The peak is since the process began, over this process's devices; None where
     the backend does not tell (CPU).
@@ -194,12 +237,12 @@ def describe(mesh: Mesh) -> dict:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Sharding of what every device holds whole."""
+    """Return the sharding of arrays that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def split(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """Sharding of what is split over one axis, by default the first."""
+def split_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """Return the sharding of arrays that are split over one axis."""
     return NamedSharding(mesh, PartitionSpec(*(None,) * axis, AXIS))
 
 
@@ -218,22 +261,25 @@ def _is_split(node):
     return getattr(node, "over_devices", False)
 
 
-def share(name: str, value: int, mesh) -> int:
-    """The part of a count that falls to each device.
+def per_device(name: str, value: int, mesh) -> int:
+    """Return the part of a count that falls to each device.
 
     Raises:
       ValueError: the devices cannot share it evenly; `name` is what it is called.
     """
-    if value < 1 or value % mesh.size:
+    count = sharers(mesh)
+    if value < 1 or value % count:
         raise ValueError(
-            f"{name}={value}: must be a positive multiple of the {mesh.size} devices "
+            f"{name}={value}: must be a positive multiple of the {count} devices "
             "that share the memory"
         )
-    return value // mesh.size
+    return value // count
 
 
 def placement(tree, mesh: Mesh):
-    """Where each leaf of a state lies: memories in shards split, the rest whole.
+    """Return the sharding of each leaf of a state: memories split, the rest whole.
+
+    If the mesh splits weights, so are those of a Vision Transformer, in every tree.
 
     Args:
       tree: arrays or their shapes.
@@ -242,18 +288,30 @@ def placement(tree, mesh: Mesh):
       ValueError: the devices cannot share the rows of a memory evenly.
     """
 
-    def of(node):
+    def of(path, node):
         if not _is_split(node):
-            return replicated(mesh)
+            return _place_weight(path, node, mesh)
         for leaf in jax.tree.leaves(node):
-            share("the memory's rows", leaf.shape[0], mesh)
-        return jax.tree.map(lambda leaf: split(mesh), node)
+            per_device("the memory's rows", leaf.shape[0], mesh)
+        return jax.tree.map(lambda leaf: split_sharding(mesh), node)
 
-    return jax.tree.map(of, tree, is_leaf=_is_split)
+    return jax.tree_util.tree_map_with_path(of, tree, is_leaf=_is_split)
 
 
-def settle(tree, mesh: Mesh):
-    """Commit each array to its `placement`, whatever made it.
+def _place_weight(path, leaf, mesh):
+    """Where a leaf lies that is part of no memory."""
+    if MODEL not in mesh.shape:
+        return replicated(mesh)
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for ending, axis in _SPLIT.items():
+        if re.search(f"(^|/){ending}$", name):
+            before = (None,) * (len(leaf.shape) + axis)
+            return NamedSharding(mesh, PartitionSpec(*before, MODEL))
+    return replicated(mesh)
+
+
+def commit_placement(tree, mesh: Mesh):
+    """Commit each array to its `placement`.
 
     A step that sees its state in one form compiles once.
     """
@@ -265,9 +323,9 @@ def _same(tree):
     return tree
 
 
-def shard(batch, mesh: Mesh, axis: int = 0):
-    """Global arrays from each process's own rows, split over one axis."""
-    sharding = split(mesh, axis)
+def shard_rows(batch, mesh: Mesh, axis: int = 0):
+    """Make global arrays from each process's own rows, split over one axis."""
+    sharding = split_sharding(mesh, axis)
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)),
         batch,
@@ -276,12 +334,12 @@ def shard(batch, mesh: Mesh, axis: int = 0):
 
 def check_batch(batch_size: int, mesh: Mesh) -> None:
     """Refuse a global batch that the devices cannot share evenly."""
-    if batch_size % mesh.size:
+    if batch_size % (count := sharers(mesh)):
         raise ValueError(
             f"config.batch_size={batch_size}: must be a multiple of the "
-            f"{mesh.size} devices of the run; near: "
-            f"{batch_size // mesh.size * mesh.size or mesh.size}, "
-            f"{(batch_size // mesh.size + 1) * mesh.size}"
+            f"{count} devices of the run; near: "
+            f"{batch_size // count * count or count}, "
+            f"{(batch_size // count + 1) * count}"
         )
 
 
@@ -294,9 +352,9 @@ def spread(tree):
         return tree
 
     def constrain(leaf):
-        if len(leaf) % mesh.size:
+        if len(leaf) % sharers(mesh):
             return leaf
-        return jax.lax.with_sharding_constraint(leaf, split(mesh))
+        return jax.lax.with_sharding_constraint(leaf, split_sharding(mesh))
 
     return jax.tree.map(constrain, tree)
 
@@ -323,16 +381,16 @@ def on_each(function, rows: tuple, whole: tuple):
       whole: pytrees of arrays that each device reads whole.
 
     Returns:
-      What the function returns: split as `rows`, or whole where there are none.
+      The function's result, split like `rows`, or whole without rows.
 
     Raises:
       ValueError: the devices cannot share the rows evenly.
     """
     mesh = current()
-    if mesh is None or mesh.size == 1:
+    if mesh is None or sharers(mesh) == 1:
         return function(*rows, *whole)
     for leaf in jax.tree.leaves(rows):
-        share("rows", len(leaf), mesh)
+        per_device("rows", len(leaf), mesh)
     own, everywhere = PartitionSpec(AXIS), PartitionSpec()
     local = jax.shard_map(
         function,
@@ -344,8 +402,8 @@ def on_each(function, rows: tuple, whole: tuple):
     return local(*rows, *whole)
 
 
-def fetch(tree):
-    """Numpy copies of replicated arrays, the same on every process."""
+def copy_to_host(tree):
+    """Copy replicated arrays to NumPy, the same on every process."""
     return jax.tree.map(lambda x: np.asarray(jax.device_get(x)), tree)
 
 
@@ -356,7 +414,7 @@ def barrier(name: str) -> None:
 
 
 def any_process(flag: bool) -> bool:
-    """True everywhere if it is true on one process (a signal reached one host)."""
+    """Tell whether a flag is true on any process (a signal reached one host)."""
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.asarray(flag)).any())

@@ -129,7 +129,7 @@ def test_config_values_replace_defaults(tmp_path):
     """A value from the config takes the place of the base's, 0 too."""
 
     def filled(**options):
-        return schema.fill(two_view.make, {"output_dim": None} | options)
+        return schema.fill_dependent(two_view.make, {"output_dim": None} | options)
 
     pnr = {"base": "vicreg", "strategy": "pnr", "weight": None, "negative_weight": None}
     assert filled(**pnr) == {
@@ -255,16 +255,7 @@ def test_options_that_change_nothing_are_told(given, name, tmp_path, caplog):
 
 
 def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
-
-    whole = sources.SOURCES["digits"]
-
-    def unlabelled():
-        data = whole()
-        label = data.train.label.copy()
-        label[3] = -1
-        return data._replace(train=data.train._replace(label=label))
-
-    monkeypatch.setitem(sources.SOURCES, "digits", unlabelled)
+    monkeypatch.setitem(sources.SOURCES, "digits", toy.unlabelled)
     with pytest.raises(ValueError, match="label.* 1 of"):
         toy.job(tmp_path, method__base="supcon", scenario={"name": "joint"})
 
@@ -349,9 +340,17 @@ def test_replayed_rows_are_spread_over_the_devices(tmp_path):
     step, resident = job.compile_step(work), job.resident(work)
     task = work.stream.tasks[0]
     state = job.initial_state(work)
-    feed = job.feed(work, task.train, 0, 0)
+    feed = job.feed_batches(work, task.train, 0, 0)
     with contextlib.closing(feed):
         _, batches, number = next(feed)
         program = step.lower(state, resident, batches, number).compile().as_text()
     rows = {int(n) for n in re.findall(r"f32\[(\d+),8,8,4\]\S* convolution\(", program)}
     assert 3 in rows and 24 not in rows, rows
+
+
+@pytest.mark.parametrize(
+    "base", [name for name in bases.BASES if bases.get(name).distance]
+)
+def test_without_pseudo_negatives_pnr_is_cassle(base):
+    without = CODE._replace(pn2=False)
+    check(value(base, "pnr", without), value(base, "cassle", CODE))

@@ -28,7 +28,6 @@ RUNS = {
     "duel-policy": "policy --memory 48 --batch 16 --dim 8 --windows=2 --seconds=0",
     "duel-step": f"step --base moco {TINY} --memory=16 --windows=1 --steps=1",
     "convolutions": "--cases 11 --repeats=1",
-    "seeds": "--seeds=2 --width=4 --size=32 --batch=4 --windows=1 --steps=1",
     "devices": "--seeds=1",
     "functions_of_a_step": "er_ace_cifar10",
     "experiments": "--tiny --rows replay_mnist --repeats=0",

@@ -252,7 +252,7 @@ def test_memory_over_devices_is_chosen_alike_and_stays_there():
     mesh = sharding.mesh(2)
     rng = np.random.default_rng(8)
     rows = np.float32(units(rng, 640, 16, spread=0.5))
-    over, everywhere = sharding.split(mesh), sharding.replicated(mesh)
+    over, everywhere = sharding.split_sharding(mesh), sharding.replicated(mesh)
 
     def update(memory, incoming):
         keep = duel.select(memory.items, incoming, filled=memory.filled)
@@ -293,3 +293,18 @@ def test_as_a_policy_it_is_the_loop():
         assert slots[mask].tolist() == want
         memory = buffer.write(memory, slots, {"feature": rows}, mask)
     assert bool(memory.filled.all())
+
+
+def test_memory_use_is_linear():
+    """Neither K x K nor K x B scores."""
+    for score in duel_twin.SCORES:
+        used = []
+        for capacity in (2048, 8192):
+            shapes = [
+                jax.ShapeDtypeStruct((n, 32), jnp.float32) for n in (capacity, 2048)
+            ]
+            choose = jax.jit(functools.partial(duel.select, score=score))
+            plan = choose.lower(*shapes).compile().memory_analysis()
+            used.append(plan.temp_size_in_bytes)
+        assert used[1] < 5 * used[0]
+        assert used[1] < 32 * 2**20  # half of 8192 x 2048 floats

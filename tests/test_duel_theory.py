@@ -37,15 +37,13 @@ def hml(rows, labels, memory, *, weight=1.0, temperature):
     # Each row as often as it is drawn, whatever the size of its class.
     share = 1 / np.bincount(labels)[labels[pairs[:, 0]]] / len(rows)
     with jax.enable_x64(True):
-        each = [
-            contrastive.m_hml(
-                *(jnp.asarray(rows[None, i]) for i in pair),
-                jnp.asarray(memory),
-                weight=weight,
-                temperature=temperature,
-            )
-            for pair in pairs
-        ]
+        memory = jnp.asarray(memory)
+
+        def loss(row, other):
+            given = {"weight": weight, "temperature": temperature}
+            return contrastive.m_hml(row[None], other[None], memory, **given)
+
+        each = jax.jit(jax.vmap(loss))(*jnp.asarray(rows)[pairs.T])
     return float(share @ np.array(each))
 
 

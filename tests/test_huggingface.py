@@ -121,8 +121,6 @@ def test_arrow_files(tmp_path):
 def test_options_reach_the_rows(tmp_path):
     root = saved(tmp_path / "set")
     check(load(root, resident=True))
-    check(load(root, cache=str(tmp_path / "cache")))
-    assert [*(tmp_path / "cache").glob("*/meta.json")]
     small = load(root, resident=True, size=4, validation=0.3)
     assert small.train.images.shape == (3, 4, 4, 3)
     assert small.validation.images.shape == (2, 4, 4, 3)
@@ -197,19 +195,12 @@ def test_labels_of_every_kind(tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pa.list_(pa.list_(pa.list_(pa.uint8()))),
-        pa.large_list(pa.list_(pa.list_(pa.int32(), 3), 5)),
-        pa.binary(),
-        pa.large_binary(),
-    ],
+    [pa.binary(), pa.large_binary()],
     ids=str,
 )
 def test_images_of_every_kind(kind, tmp_path):
     for split, rows in ROWS.items():
-        values = PIXELS[rows].tolist()
-        if "binary" in str(kind):
-            values = [encoded(x) for x in PIXELS[rows]]
+        values = [encoded(x) for x in PIXELS[rows]]
         made = table(rows, image=pa.array(values, kind))
         write_arrow(tmp_path / "a" / split, made)
         (tmp_path / "b").mkdir(exist_ok=True)
@@ -218,28 +209,19 @@ def test_images_of_every_kind(kind, tmp_path):
     check(load(tmp_path / "a"))
     check(load(tmp_path / "b"))
     raw = load(tmp_path / "a").train.load.raw(1)
-    assert raw == (encoded if "binary" in str(kind) else np.ndarray.tobytes)(PIXELS[1])
+    assert raw == encoded(PIXELS[1])
 
 
 @pytest.mark.parametrize(
     ("image", "words"),
     [
-        ([[[1, 2], [3]]], "length"),
-        ([[[1, 2], None]], "length"),
-        ([[[1, 2], [3, None]]], "pixels"),
-        ([[[1, 256]]], "pixels.* 1 to 256"),
-        ([[[1, -1]]], "pixels.* -1 to 1"),
-        ([[[[1, 2], [3, 4]]]], r"pixels.*\[1, 2, 2\]"),
-        ([[1, 2]], r"pixels.*\[2\]"),
-        ([[[[1, 2, 3]]]], "3 .*config.data.channels=1"),
-        ([[[1] * 9]], "1 x 9 .*config.data.max_pixels=8"),
         ([None], ""),
         ([{"bytes": None, "path": "/etc/passwd"}], ""),
         ([b"no image"], ""),
     ],
 )
 def test_images_that_are_none(image, words, tmp_path):
-    kind = pa.list_(pa.list_(pa.int64())) if image == [None] else None
+    kind = pa.binary()
     if isinstance(image[0], dict):
         kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     made = pa.table({"image": pa.array(image, kind), "label": [0]})
@@ -336,13 +318,10 @@ def test_files_that_number_their_classes_otherwise(tmp_path):
     fewer = table(ROWS["test"], ("ant", "bee"))
     for number, (parts, words) in enumerate(
         (
-            ((train, swapped), "label 1 is 'bee' in .*train.*, but 'cat' in .*test"),
-            ((train, fewer), "label 2 is 'cat' in .*train.*, but None in .*test"),
-            ((train, swapped, test), "is 'bee' in .*train-0.*, but 'cat' in .*train-1"),
-            (
-                (train, table(ROWS["test"], label=["1", "ant"]), test),
-                "train-1.parquet, .*train-0.parquet",
-            ),
+            ((train, swapped), "train.*test"),
+            ((train, fewer), "train.*test"),
+            ((train, swapped, test), "train-0.*train-1"),
+            ((train, table(ROWS["test"], label=["1", "ant"]), test), "text"),
         )
     ):
         with pytest.raises(ValueError, match=f"label_key = 'label': .*{words}"):
@@ -450,8 +429,7 @@ def test_what_the_real_library_saves(tmp_path):
 @pytest.mark.parametrize(
     "names, words",
     [
-        (["train-00000-of-00003", "train-00002-of-00003"], r"\[1\]"),
-        (["train-00000-of-00002-ab", "train-00002-of-00002-cd"], r"\[1\]"),
+        (["train-00000-of-00003", "train-00002-of-00003"], "2 files"),
         (["train-00000-of-00001", "train-extra"], "2 files"),
     ],
 )
@@ -468,7 +446,7 @@ def test_what_a_state_leaves_out_is_refused(tmp_path):
     state = json.loads(file.read_text())
     changes = {"_indices_data_files": [{"filename": "indices.arrow"}]}
     changes = [changes, {"_data_files": state["_data_files"][:1]}]
-    for change, words in zip(changes, ("_indices_data_files", r"\[1\]"), strict=True):
+    for change, words in zip(changes, ("_indices_data_files", "1 files"), strict=True):
         file.write_text(json.dumps(state | change))
         with pytest.raises(ValueError, match=words):
             load(tmp_path / "part", test_split=None)

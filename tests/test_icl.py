@@ -717,7 +717,7 @@ def test_inner_steps_are_those_of_the_paper():
 def test_an_order_with_meta():
     the_task = task(old=23, new=11)
     old, new = set(range(23)), set(range(23, 34))
-    order = functools.partial(orders.meta, task=the_task, steps=2)
+    order = functools.partial(orders.meta_epoch, task=the_task, steps=2)
     made = order(np.random.default_rng(0), None, 6 * B)
     # 11 new rows are two batches and three that stay out.
     assert made.shape == (2, 6 * B)
@@ -741,7 +741,7 @@ def test_an_order_with_meta():
 def test_an_order_without_meta():
     the_task = task(old=13, new=9)
     old, new = set(range(13)), set(range(13, 22))
-    order = functools.partial(orders.turns, task=the_task)
+    order = functools.partial(orders.alternating_epoch, task=the_task)
     made = order(np.random.default_rng(0), None, 2 * B)
     assert made.shape == (5, 2 * B)
     sides = sides_of(made, 2)
@@ -763,8 +763,8 @@ def test_too_few_rows_are_refused(old, new, few):
     the_task, rng = task(old=old, new=new), np.random.default_rng(0)
     message = rf"config\.batch_size=4: task 1 has only {few} old or new rows"
     for fails in (
-        lambda: orders.meta(rng, None, 4 * B, task=the_task, steps=1),
-        lambda: orders.turns(rng, None, 2 * B, task=the_task),
+        lambda: orders.meta_epoch(rng, None, 4 * B, task=the_task, steps=1),
+        lambda: orders.alternating_epoch(rng, None, 2 * B, task=the_task),
         lambda: make().begin_task(fresh(), the_task),
     ):
         with pytest.raises(ValueError, match=message):
@@ -815,7 +815,7 @@ ROWS_OF = [pytest.param(n, marks=[pytest.mark.slow] * (n != "retrain")) for n in
 def test_a_step_of_graphs(name):
     made = graph_parts(augment_graphs.make() if name == "icl" else shaken)
     method = make(made, **GRAPHS[name])
-    the_task, blank = graph_task(), graph_batches.blank(SET.train, 1)
+    the_task, blank = graph_task(), graph_batches.blank_batch(SET.train, 1)
     if name == "icl":
         state = jax.jit(method.init)(jax.random.key(0), blank)
     else:
@@ -875,7 +875,9 @@ def test_empty_slots_are_no_anchors_and_no_negatives():
 
     @jax.jit
     def losses(part, more):
-        old, new, after = passes.against(params, stats, key, part, more, growth)
+        old, new, after = passes.incremental_losses(
+            params, stats, key, part, more, growth
+        )
         return old(), new(), passes.plain_loss(params, stats, k_part, part)[0], after
 
     @jax.jit
@@ -922,3 +924,40 @@ def test_an_option_that_a_variant_does_not_read_is_refused(variant, unread):
     with pytest.raises(ValueError) as refused:
         icl.make(made, **variant, **unread)
     assert f"config.method.{name}={value}" in str(refused.value)
+
+
+def test_theorem_3_holds_in_training():
+    """NCE-II with `keep` 1 comes where `continue` does; without it, elsewhere."""
+    made = parts(
+        augment=lambda key, images: twins.views_of(images)[:, :1].repeat(2, axis=1)
+    )
+    given = batch(23)
+    rows = [part(given, np.array(side)) for side in ([0, 1, 2, 3], [2, 3, 0, 1])]
+    for each in rows:  # two old and two new items, both sets whole
+        each["index"] = np.array([0, 1, -1, -1], np.int32)
+    sides = [jax.tree.map(lambda *x: np.stack(x), *pair) for pair in (rows, rows[::-1])]
+
+    def trained(rate, **options):
+        method = make(made, fixed_lr=rate, **options)
+        state = start = under_way(method)
+        turns = options.get("strategy") is None
+        for _ in range(60):
+            for turn, side in enumerate(sides if turns else [given]):
+                # An anchor's own item is left out: 2 of 3 others are new, or 1 of 3.
+                extra = state.extra._replace(
+                    growth=jnp.float32((2 - turn) / 3),
+                    old_steps=jnp.int32(1),
+                    epoch_steps=jnp.int32(2),
+                )
+                state = state.replace(extra=extra) if turns else state
+                state, _ = step(method, state, side)
+        return numbers(start.params), numbers(state.params)
+
+    # Two steps down half of the loss each, or one down the whole of it.
+    _, kept = trained(0.01, meta=False, keep=1.0)
+    _, alone = trained(0.01, meta=False)
+    start, wanted = trained(0.02, strategy="continue")
+    way = np.linalg.norm(wanted - start)
+    assert way > 0.05
+    assert np.linalg.norm(kept - wanted) < 0.02 * way
+    assert np.linalg.norm(alone - wanted) > 0.5 * way

@@ -563,3 +563,20 @@ def test_second_derivatives_are_those_of_the_gradient():
         expected = (after - before) / 2e-6
     assert np.abs(found).max() > 1e-3
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_padded_batch_is_the_batch_without_padding():
+    a, p, n = (jnp.float32(x) for x in draw([(4, 3), (4, 3), (6, 3)], seed=8))
+    padded = [jnp.concatenate([x, jnp.full((3, 3), jnp.nan)]) for x in (a, p)]
+    exists = jnp.arange(7) < 4
+    own, others = incremental.others(4), incremental.others(7) & exists
+    np.testing.assert_allclose(
+        two(*padded, padded[1], n, growth=0.3, mask=exists, old_mask=others),
+        two(a, p, p, n, growth=0.3, old_mask=own),
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(
+        one(*padded, n, more_negatives=padded[1], more_mask=others, mask=exists),
+        one(a, p, n, more_negatives=p, more_mask=own),
+        rtol=1e-6,
+    )

@@ -470,3 +470,14 @@ def test_unit_rows_need_no_normalising():
         skip = functools.partial(contrastive.info_nce, unit_negatives=True)
         skipped = jax.jit(skip)(*rows[:2], own[0][0])
         assert bool(abs(plain - skipped) < 1e-5) == (own is unit)
+
+
+def test_sup_con_without_positives_is_zero_with_a_zero_gradient():
+    for z, labels, mask in (
+        (jnp.ones((1, 4)), jnp.zeros(1, int), None),
+        (jnp.eye(4), jnp.arange(4), None),
+        (jnp.eye(4), jnp.zeros(4, int), jnp.zeros(4)),
+    ):
+        step = jax.jit(jax.value_and_grad(contrastive.sup_con))
+        value, gradient = step(z, labels, anchor_mask=mask)
+        assert value == 0.0 and not np.any(np.asarray(gradient))

@@ -10,7 +10,7 @@ import pytest
 from helpers import eval_toy
 from jaxcl import sharding
 from jaxcl.data import stream
-from jaxcl.evals import memory, spread, tsne
+from jaxcl.evals import memory, spread
 from jaxcl.memory import buffer
 
 CLASSES, DIM = eval_toy.CLASSES, eval_toy.DIM
@@ -143,22 +143,3 @@ def test_spread_is_the_equations(split, devices):
     scalars = dict(found.scalars)
     assert found.rows == {}
     assert scalars == {n: pytest.approx(x, rel=1e-4) for n, x in want.items()}
-
-
-# The filter, in a t-SNE
-
-
-def test_rows_are_balanced_over_classes():
-    labels = np.random.default_rng(0).permutation(
-        np.repeat([0, 1, 2, 3], [50, 9, 2, 5])
-    )
-    for count, want in ((20, [7, 6, 2, 5]), (8, [2, 2, 2, 2]), (99, [50, 9, 2, 5])):
-        chosen = tsne.balanced(labels, count, seed=1)
-        counts = np.bincount(labels[chosen], minlength=4)
-        assert len(set(chosen)) == len(chosen) and (np.diff(chosen) > 0).all()
-        # Which of the larger classes has one row more is left to the draw.
-        assert sorted(counts[:2]) == sorted(want[:2])
-        assert counts[2:].tolist() == want[2:]
-    other = tsne.balanced(labels, 20, seed=2)
-    assert set(other) != set(tsne.balanced(labels, 20, seed=1))
-    assert 0 < len({*other} & {*np.flatnonzero(labels == 2)}) == 2

@@ -25,16 +25,17 @@ from typing import NamedTuple
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import flatten_util
 
 from helpers import run_directories, toy
 from jaxcl import core, schema, sharding
-from jaxcl.config import build, sections
+from jaxcl.config import sections
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods.two_view import bases, head, strategies
-from jaxcl.run import checkpoint, job, seeds, train
+from jaxcl.run import checkpoint, job, train
 from jaxcl.run import rows as rows_lib
 
 TASKS = 2
@@ -281,7 +282,7 @@ ONLINE = {
 
 SUMS_ALONE = dict.fromkeys(
     ("key", "step", "task", "task_start", "task_steps", "extra.rule"),
-    "a step only adds to the sums of a rule, which predictions read",
+    "a step changes a rule alone, which predictions read",
 )
 UNTRAINED = {"stats.encoder": "the encoder stays as it is"}
 FROZEN = {
@@ -297,6 +298,7 @@ FROZEN = {
         "acil": {"projections": 32},
         "fecam": {},
         "stored_knn": {"memory_size": 64},
+        "linear_head": {"memory_size": 64, "steps": 2},
     }.items()
 }
 
@@ -486,7 +488,7 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
     """
     changes = ONE_ROW_EACH[name].changes
     method = run_directories.untried(tmp_path, **changes).method
-    parts, _ = sections.parts(sections.top_of(toy.config(**changes).to_dict()))
+    parts, _ = sections.build_parts(sections.top_of(toy.config(**changes).to_dict()))
     parts = parts._replace(num_classes=10)
     wrapped = head.add(method, parts, lr=0.1)
     replaced = {"init", "step", "begin_task", "end_task", "eval_state", "predict"}
@@ -552,7 +554,9 @@ def run(name, workdir, stop_at=None):
     """Train a row, or go on; stop after `stop_at` more steps, saved."""
     step, calls = counted(compiled(name))
     try:
-        train.run(make(name), workdir, step=step, stop=lambda: len(calls) == stop_at)
+        train.run_tasks(
+            make(name), workdir, step=step, stop=lambda: len(calls) == stop_at
+        )
     except train.Interrupted:
         assert len(calls) == stop_at
     else:
@@ -567,7 +571,7 @@ def logged(workdir):
     """metrics.jsonl without what depends on the clock."""
     return [
         {key: value for key, value in row.items() if key != "time"}
-        for row in rows_lib.read(workdir)
+        for row in rows_lib.read_rows(workdir)
     ]
 
 
@@ -575,7 +579,7 @@ def feed(work, state):
     """Batches of the second task that are left at STOP_STEP."""
     task = work.stream.tasks[1]
     source = work.method.source(state, task)
-    return job.feed(work, source, task.index, STOP_STEP - STEPS_PER_TASK)
+    return job.feed_batches(work, source, task.index, STOP_STEP - STEPS_PER_TASK)
 
 
 def rest(name, state):
@@ -745,7 +749,7 @@ def assert_close(expected, found, what):
 def test_one_and_eight_devices_agree(name, tmp_path):
     """Tolerance: sums over the batch are added in another order, 20 steps long."""
     run(name, tmp_path / "1")
-    train.run(make(name, 8), tmp_path / "8")
+    train.run_tasks(make(name, 8), tmp_path / "8")
     one, eight = (final(name, tmp_path / x).state for x in ("1", "8"))
     assert_close(
         one.params,
@@ -768,7 +772,6 @@ COLUMNS = (
 CALLS = TASKS * -(-STEPS_PER_TASK // STEPS_PER_CALL)
 # Families whose batches cannot be joined: their memory names rows of its own, or a step
 # takes several batches.
-ONE_AFTER_ANOTHER = ("rehearsal", "icl")
 
 
 def traced(work) -> str:
@@ -785,7 +788,7 @@ def run_on_cpu(name, workdir, chosen):
     """States and metrics of runs by a CPU's program, one for each chosen seed."""
     folders = [workdir / f"seed_{seed}" for seed in chosen]
     for seed, folder in zip(chosen, folders, strict=True):
-        train.run(toy.change(make(name), seed=seed), folder, step=compiled(name))
+        train.run_tasks(toy.change(make(name), seed=seed), folder, step=compiled(name))
     return [final(name, x).state for x in folders], [logged(x) for x in folders]
 
 
@@ -793,7 +796,7 @@ def run_elsewhere(work, workdir):
     """State and metrics of a run by the program that accelerators have."""
     assert work.loop.steps_per_call == STEPS_PER_CALL
     step, calls = counted(job.compile_step(work))
-    train.run(work, workdir, step=step)
+    train.run_tasks(work, workdir, step=step)
     assert len(calls) == CALLS
     return toy.saved(work, workdir).state, logged(workdir)
 
@@ -852,30 +855,6 @@ def test_programs_of_accelerators_agree(name, tmp_path):
     assert_same_metrics(name, lines, metrics, "the accelerators' program")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_seeds_side_by_side_agree(name, tmp_path):
-    """Two seeds in one program, as accelerators run them, and each by itself.
-
-    Tolerance: that of one and eight devices, since sums are in another order here, too.
-    """
-    row = METHODS[name]
-    with sharding.for_elsewhere():
-        asked = build.build(toy.config(seeds=2, **row.changes), tmp_path / "asked")
-        assert asked.side_by_side == (row.family not in ONE_AFTER_ANOTHER)
-        if not asked.side_by_side:
-            return
-        work = new_job(name, steps_per_call=STEPS_PER_CALL)
-        work = seeds.join_jobs({seed: toy.change(work, seed=seed) for seed in SEEDS})
-        state, metrics = run_elsewhere(work, tmp_path / "elsewhere")
-    states, lines = run_on_cpu(name, tmp_path, SEEDS)
-    assert not same(states[0].params, states[1].params)
-    for i, seed in enumerate(SEEDS):
-        assert_same_end(
-            name, states[i], seeds.take_state(state, i), f"seed {seed} of two"
-        )
-    assert_same_metrics(name, lines, metrics, "both seeds")
-
-
 def convolutions(work) -> set[str]:
     """Types of the outputs of all convolutions of a job's step."""
     return set(re.findall(r":(\w+)\[[\d,]*\] = conv_general_dilated\[", traced(work)))
@@ -915,3 +894,21 @@ def test_a_bfloat16_step_is_near_that_in_float32(name, tmp_path):
         "Losses and statistics must be computed in float32: cast features before them"
     )
     np.testing.assert_allclose(*lengths, rtol=0.03, err_msg=f"{name}: its length")
+
+
+def test_a_method_that_replays_trains_with_a_head(tmp_path):
+    work = run_directories.untried(tmp_path, **toy.ONLINE, method={"name": "er"})
+    changes = toy.config(**toy.ONLINE, method={"name": "er"}).to_dict()
+    parts, _ = sections.build_parts(sections.top_of(changes))
+    method = head.add(work.method, parts._replace(num_classes=10), lr=0.1)
+    rng = np.random.default_rng(0)
+    batch = {
+        "image": jnp.asarray(rng.integers(0, 256, (4, 8, 8, 1)), jnp.uint8),
+        "label": jnp.arange(4) % 2,
+        "index": jnp.arange(4),
+    }
+    batch["labelled"] = dict(batch)
+    state = method.init(jax.random.key(0), batch)
+    state, metrics = jax.jit(method.step)(state, batch)
+    assert {"loss", "head_loss", "head_accuracy"} <= set(metrics)
+    assert int(method.memory(state).filled.sum()) == 4

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import online_toy, tiny, toy
+from helpers import online_toy, tiny
 from jaxcl import core, sharding
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
-from jaxcl.run import train
 
 CLASSES, LR = online_toy.CLASSES, online_toy.LR
 FIRST, SECOND, parts = online_toy.FIRST, online_toy.SECOND, online_toy.parts
@@ -124,7 +123,7 @@ def test_draws_repeat_rows_that_exist_and_take_allowed_ones():
     made = parts(size=6)
     memory = started(plain_er()).extra.memory
     allowed = jnp.arange(12) < 2
-    draw = jax.jit(functools.partial(online.draw, made, key=jax.random.key(1)))
+    draw = jax.jit(functools.partial(online.draw_rows, made, key=jax.random.key(1)))
     rows = draw(memory, allowed=allowed)
     np.testing.assert_array_equal(rows.mask, [True] * 2 + [False] * 4)
     assert sorted(np.array(rows.slots[:2])) == [0, 1]
@@ -135,7 +134,7 @@ def test_draws_repeat_rows_that_exist_and_take_allowed_ones():
     np.testing.assert_allclose(rows.images, made.plain(rows.raw), rtol=1e-5, atol=1e-6)
     turned = made._replace(replay=made.replay._replace(augment="replay"))
     draw = jax.jit(
-        functools.partial(online.draw, turned, key=jax.random.key(1)),
+        functools.partial(online.draw_rows, turned, key=jax.random.key(1)),
         static_argnames="augment",
     )
     flipped, plain = draw(memory).images, draw(memory, augment=False).images
@@ -319,7 +318,7 @@ def drawn_pairs(labels, memory_labels, filled, negatives, draws=4000):
     """Rows and validity of many independent picks."""
     keys = jax.random.split(jax.random.key(0), draws)
     arrays = (jnp.array(x) for x in (labels, memory_labels, filled))
-    pick = functools.partial(er_aml.pick, negatives=negatives)
+    pick = functools.partial(er_aml.pick_pairs, negatives=negatives)
     return jax.jit(jax.vmap(pick, (0, None, None, None)))(keys, *arrays)
 
 
@@ -363,7 +362,9 @@ def test_er_aml_pulls_pairs_and_replays_all_classes_seen(form):
     _, k_update = jax.random.split(k_batch)
     _, k_pick, _ = jax.random.split(k_update, 3)
     memory = state.extra.memory
-    picked = er_aml.pick(k_pick, SECOND["label"], memory.items["label"], memory.filled)
+    picked = er_aml.pick_pairs(
+        k_pick, SECOND["label"], memory.items["label"], memory.filled
+    )
     raw = jnp.concatenate([memory.items["image"], SECOND["image"]])
     pairs = made.plain(raw[picked.rows.reshape(-1)])
 
@@ -405,24 +406,3 @@ def test_er_aml_code_learns_the_first_task_plainly():
     stats = tiny.after_pass(tiny.running(state), params[0], rows)
     for one, other in zip(tiny.running(after), stats, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4)
-
-
-def test_pictures_are_of_the_state_that_is_judged(tmp_path):
-    work = toy.job(tmp_path, tasks=1, method={"name": "er"}, **toy.ONLINE)
-    seen = []
-
-    def draw(state, task):
-        seen.append(state.params)
-        return core.Result({}, {})
-
-    work = work._replace(
-        method=work.method._replace(
-            eval_state=lambda state: state.replace(
-                params=jax.tree.map(jnp.zeros_like, state.params)
-            )
-        ),
-        evaluation=work.evaluation._replace(pictures={"drawn": draw}),
-    )
-    train.run(work, tmp_path)
-    assert len(seen) == 1 and not any(x.any() for x in jax.tree.leaves(seen[0]))
-    assert any(x.any() for x in jax.tree.leaves(toy.saved(work, tmp_path).state.params))

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from helpers import toy, twins
-from jaxcl import core
+from jaxcl import core, optim
+from jaxcl.data import toys
 from jaxcl.memory import buffer
-from jaxcl.methods import online
+from jaxcl.methods import er, er_ace, online
 from jaxcl.methods.online import probe
+from jaxcl.methods.online import replay as replay_lib
+from jaxcl.nets import mlp
 from jaxcl.run import job
 
 BOTH = ("drift", "gradients")
@@ -50,7 +53,7 @@ def played(measure=BOTH):
         numbers = {"task": task.index, "task_start": int(state.step), "task_steps": 12}
         numbers = {name: jnp.asarray(n, jnp.int32) for name, n in numbers.items()}
         state = work.method.begin_task(state.replace(**numbers), task)
-        for _, batches, number in job.feed(work, task.train, task.index, 0):
+        for _, batches, number in job.feed_batches(work, task.train, task.index, 0):
             before = core.copy(state)
             state, metrics = step(state, resident, batches, number)
             rows = jax.tree.map(lambda x: np.asarray(x)[0], batches)
@@ -158,7 +161,7 @@ def test_drift_is_of_a_few_rows_drawn_anew_for_each_step():
         memory=lambda state: state.extra.memory,
         step=lambda state, _: (state.replace(params=jnp.asarray(new)), {"loss": 0.0}),
     )
-    probed = probe.add(method, parts_of(("drift",)), rows=3)
+    probed = probe.add_measures(method, parts_of(("drift",)), rows=3)
     step = jax.jit(lambda number: probed.step(state_of(old, step=number), None)[1])
     pixels = np.asarray(state_of(old).extra.memory.items["image"], np.float64) / 255
     gap = twins.unit(pixels.reshape(11, 4) @ new) - twins.unit(
@@ -208,7 +211,7 @@ def test_gradients_are_along_the_sphere_and_of_past_tasks_alone():
 
     def loss(params):
         f = [
-            probe.tap(params, jnp.asarray(rows) @ params["encoder"], t)
+            probe.tap_gradients(params, jnp.asarray(rows) @ params["encoder"], t)
             for rows, t in zip((x, y), jnp.asarray(tasks), strict=True)
         ]
         weight = params["head"]["weight"]
@@ -265,8 +268,65 @@ def test_a_loss_that_taps_nothing_is_refused():
     params = {"head": {"weight": jnp.ones((7, 2))}}
 
     def loss(params):
-        f = probe.tap(params, params["head"]["weight"], None)
+        f = probe.tap_gradients(params, params["head"]["weight"], None)
         return jnp.sum(f**2), None
 
     with pytest.raises(ValueError, match=r"config\.replay\.measure.*'gradients'"):
         MEASURED.gradient(state_of(params), loss)
+
+
+def switched(make, seeds, **options):
+    """Measure the second of two tasks of digits, {name: f[seeds, steps]}.
+
+    The classes are 0 and 1, then 2 and 3; 84 batches of ten a task, 80 rows stored.
+    """
+    train = toys.digits().train
+    images, labels = jnp.asarray(train.images), jnp.asarray(train.label)
+
+    def order(seed):
+        rng = np.random.default_rng(seed)
+        pools = [np.flatnonzero(np.isin(train.label, x)) for x in ((0, 1), (2, 3))]
+        rows = [[rng.permutation(x)[:280] for _ in range(3)] for x in pools]
+        return np.reshape(rows, (2, -1, 10))
+
+    def plain(images):
+        return images.astype(jnp.float32) / 128 - 1
+
+    parts = core.Parts(
+        encoder=mlp.perceptron(widths=(64, 32)),
+        augment=lambda key, images: plain(images)[:, None],
+        plain=plain,
+        tx=optim.sgd(momentum=0.0),
+        lr=optim.by_task([optim.constant(0.1)]),
+        num_classes=10,
+        num_tasks=2,
+        replay=replay_lib.settings(10, 10, capacity=80, measure=BOTH),
+    )
+    method = make(parts, **options)
+
+    def batch(rows):
+        return {"image": images[rows], "label": labels[rows], "index": rows}
+
+    def run(key, tasks):
+        state = method.init(key, batch(tasks[0, 0]))
+        for number, rows in enumerate(tasks):
+            state = state.replace(task=jnp.int32(number))
+            state, metrics = jax.lax.scan(
+                lambda state, rows: method.step(state, batch(rows)), state, rows
+            )
+        return metrics
+
+    orders = jnp.asarray(np.stack([order(seed) for seed in range(seeds)]))
+    keys = jax.random.split(jax.random.key(0), seeds)
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(run))(keys, orders))
+
+
+def test_er_ace_moves_old_features_less_than_er_when_new_classes_come():
+    """The thesis of its paper, in the first ten steps and with the same head."""
+    plain = switched(er.make, 5, head="cosine")
+    asymmetric = switched(er_ace.make, 5)
+    for name in ("drift", "feature_gradient_norm", "prototype_gradient_norm"):
+        first, second = (x[name][:, :10].mean(axis=1) for x in (plain, asymmetric))
+        assert (second < first).all() and second.mean() < 0.8 * first.mean()
+        # It is the switch that does it: later steps are calmer.
+        assert plain[name][:, 10:].mean() < 0.7 * first.mean()

@@ -524,9 +524,6 @@ def test_a_stream_is_the_equations(name):
     assert twin.entered > 1 or not twin.remembers
 
 
-# What the terms are by themselves
-
-
 def test_labels_and_tasks_change_nothing_but_what_is_stored_of_them():
     method = made("simsiam", "cla_r", "min_redundancy")
     step, states = jax.jit(method.step), []
@@ -680,7 +677,7 @@ def test_a_memory_over_devices_holds_what_came(tmp_path):
         "first_tasks": 1,
     }
     work = toy.job(tmp_path, tasks=1, **changes)
-    train.run(work, tmp_path)
+    train.run_tasks(work, tmp_path)
     memory = work.method.memory(toy.saved(work, tmp_path).state)
     assert np.asarray(memory.filled).all() and memory.seen.shape == (8,)
     numbers = np.sort(memory.items["number"])

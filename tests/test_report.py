@@ -1,19 +1,18 @@
 """A page of runs: its numbers by hand, and what it refuses."""
 
 import base64
-import hashlib
 import html.parser
+import io
 import json
 import pathlib
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import stats
 
 from helpers import toy
 from jaxcl.report import command as report_command
-from jaxcl.report import compare, numbers
-from jaxcl.report import runs as runs_lib
 from jaxcl.run import cost, finish
 from jaxcl.run import results as results_lib
 
@@ -48,15 +47,15 @@ def leave(
     folder.mkdir(parents=True)
     size = size or (len(matrix[0]) if matrix else 2)
     lengths = lengths or [5] * len(matrix)
-    results, logged, step = results_lib.empty(size, task_names=names), [], 0
+    results, logged, step = results_lib.empty_results(size, task_names=names), [], 0
     for task, row in enumerate(matrix):
         found = (scalars or {}).get(task, {})
         whole = seconds + 1.0 + 2.0 + 0.5
-        results = results_lib.add(results, task, {name: row}, found, whole)
+        results = results_lib.add_task(results, task, {name: row}, found, whole)
         spent = {"train": seconds, "compile": 1.0, "evaluation": 2.0}
         machine = {"device": "cpu", "num_devices": 2, "peak_bytes": None}
-        entry = cost.Spent(lengths[task], 50, flops, spent, machine)
-        results["cost"] = cost.add(results["cost"], task, entry)
+        entry = cost.TaskCost(lengths[task], 50, flops, spent, machine)
+        results["cost"] = cost.add_task(results["cost"], task, entry)
         step += lengths[task]
         logged.append({"step": step, "task": task, "eval": {name: row, **found}})
     rows = logged if rows is None else rows
@@ -233,7 +232,7 @@ def test_plasticity_and_the_untrained_network(tmp_path):
     rows = table(root, f"{KNN} of a")
     assert list(rows) == ["untrained", "after 1", "after 2", "alone"]
     assert rows["untrained"]["1"] == ["10.0"] and rows["untrained"]["mean"] == ["10.0"]
-    assert rows["untrained"]["2"] == ["·", "not measured"]
+    assert rows["untrained"]["2"] == ["-"]
     assert rows["alone"]["mean"] == ["82.5"]
 
 
@@ -249,11 +248,7 @@ def test_accuracy_matrices_are_means_over_seeds(runs):
     assert rows["after 1"]["mean"] == [f"{100 * mean[0, 0]:.1f}"]
     assert rows["after 2"]["mean"] == [f"{100 * mean[1].mean():.1f}"]
     rows = table(root, f"{KNN} of gaps")
-    assert rows["after 1"] == {
-        "1": ["60.0"],
-        "2": ["·", "not measured"],
-        "mean": ["60.0"],
-    }
+    assert rows["after 1"] == {"1": ["60.0"], "2": ["-"], "mean": ["60.0"]}
     assert rows["after 2"]["1"] == ["40.0"] and rows["after 2"]["2"] == ["50.0"]
 
 
@@ -272,78 +267,32 @@ def test_a_run_that_goes_on_is_not_set_against_one_that_is_over(runs):
     assert found["average accuracy"] == ["70.0", "-", "Δ −20.0 -"]
 
 
-# Curves
-
-
-def test_a_curve_is_that_of_compare_with_an_interval(runs):
-    for seed, path in enumerate(sorted((runs / "er").iterdir())):
-        middle = {"step": 7, "task": 1, "eval": {KNN: [0.5 + 0.1 * seed, 0.1]}}
-        first = {"step": 0, "task": 0, "eval": {KNN: [0.1, 0.1]}}
-        text = (path / "metrics.jsonl").read_text()
-        (path / "metrics.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in (first, middle)) + text
-        )
-    run = runs_lib.read(runs / "er")
-    curve = numbers.curves(run)["accuracy", KNN]
-    steps, mean, error = compare.curve(run, KNN)
-    np.testing.assert_array_equal(curve.x, [5, 7, 10])
-    np.testing.assert_array_equal(curve.x, steps)
-    np.testing.assert_allclose(curve.mean, mean)
-    quantile = stats.t.ppf(0.975, 2)
-    np.testing.assert_allclose(curve.high - curve.mean, quantile * error)
-    np.testing.assert_allclose(curve.mean - curve.low, quantile * error)
-    assert curve.task.tolist() == [0, 1, 1] and curve.seeds == 3
-
-
-def test_seeds_whose_tasks_end_elsewhere_are_aligned_by_task(tmp_path):
-    for seed, lengths in enumerate(([4, 6], [8, 3])):
-        begin, end = lengths[0], sum(lengths)
-        rows = [
-            {"step": begin, "task": 0, "eval": {"s": 1.0 + seed}},
-            {"step": begin + 2, "task": 1, "eval": {"s": 3.0 + seed}},
-            {"step": begin + 3, "task": 1, "eval": {"s": 50.0}},
-            {"step": begin + 5, "task": 1, "eval": {"s": 60.0}},
-            {"step": end, "task": 1, "eval": {"s": 5.0 + seed}},
-        ]
-        rows = [row for row in rows if row["step"] != end or row["eval"]["s"] < 10]
-        rows = [row for row in rows if row["step"] <= end]
-        folder = tmp_path / "a" / f"seed_{seed}"
-        leave(folder, ER[seed], lengths=lengths, rows=rows, seed=seed)
-    curve = numbers.curves(runs_lib.read(tmp_path / "a"))["scalar", "s"]
-    # Task 0 ends after 6 steps in the mean, the run after 10.5; step 3 of task 1 is
-    # the end of one seed's and not of the other's, step 5 is met by one alone.
-    np.testing.assert_array_equal(curve.x, [6.0, 8.0, 10.5])
-    np.testing.assert_array_equal(curve.mean, [1.5, 3.5, 5.5])
-    assert numbers.common_ends([runs_lib.read(tmp_path / "a")]) is None
+# Pictures
 
 
 # Safety
 
 
 ALLOWED = set(
-    "html head meta title style body header main section nav h1 h2 h3 p a table thead "
-    "tbody tr th td caption small span ul li div figure figcaption b svg g path rect "
-    "line text details summary pre code script img defs use".split()
+    "html head meta title style body header main h1 h2 h3 p table thead tbody tr th td "
+    "span ul li div figure figcaption b details summary pre img".split()
 )
 
 
 def check_harmless(path):
     tree = Tree(path.read_text())
     assert tree.tags <= ALLOWED
-    assert len([*tree.root.all("script")]) == 1
     assert not [key for key, _ in tree.given if key.startswith("on")]
     loads = [value for key, value in tree.given if key in ("src", "href", "srcset")]
     assert all(value.startswith(("#", "data:image/png")) for value in loads)
     text = path.read_text()
     assert "://" not in text and "url(" not in text and "@import" not in text
-    script = tree.root.one("script").text()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     (policy,) = [
         meta.attributes["content"]
         for meta in tree.root.all("meta")
         if "http-equiv" in meta.attributes
     ]
-    assert "default-src 'none'" in policy and f"script-src 'sha256-{digest}';" in policy
+    assert "default-src 'none'" in policy and "script-src" not in policy
     return tree.root
 
 
@@ -387,9 +336,6 @@ def test_nothing_that_comes_from_files_becomes_markup(tmp_path):
     }
 
 
-# The command
-
-
 def test_refuses_what_is_no_run(runs, capsys):
     def refused(*arguments):
         out = runs / "refused.html"
@@ -417,7 +363,7 @@ def test_a_real_run(tmp_path):
     changes = {"method": {"name": "er"}, "evaluators": {"predict": {"met_only": False}}}
     changes |= {"scenario.num_tasks": 5, "epochs": 1, "evaluate_untrained": True}
     work = toy.job(tmp_path / "run", tasks=2, **toy.ONLINE, **changes)
-    results, name = finish.run(work, tmp_path / "run"), "predict/class_incremental"
+    results, name = finish.run_job(work, tmp_path / "run"), "predict/class_incremental"
     root = page(tmp_path / "run")
     want = results_lib.summary(results)[name]
     found = table(root, f"measures of {name}")["run"]
@@ -431,5 +377,8 @@ def test_a_real_run(tmp_path):
     seconds = float(row["training (s)"][0])
     assert seconds == pytest.approx(spent["train_seconds"], abs=0.06)
     titles = {caption.one("b").text() for caption in root.all("figcaption")}
-    assert {"loss", "lr", "grad_norm", "predict/accuracy"} <= titles
+    assert any(title.startswith("loss") for title in titles)
+    for image in root.all("img", class_="chart"):
+        data = base64.b64decode(image.attributes["src"].partition(",")[2])
+        assert Image.open(io.BytesIO(data)).format == "PNG"
     check_harmless(tmp_path / "page.html")

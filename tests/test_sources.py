@@ -318,9 +318,10 @@ def test_convert_then_arrays(tmp_path):
     whole = sources.load("arrays", path=out)
     same(splits(whole), splits(want))
     assert whole.name == "toy" and whole.class_names == want.class_names
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     scaled = want.train.images.reshape(-1, 3) / 255
-    np.testing.assert_allclose(whole.mean, scaled.mean(0), atol=1e-12)
-    np.testing.assert_allclose(whole.std, scaled.std(0), atol=1e-12)
+    np.testing.assert_allclose(meta["mean"], scaled.mean(0), atol=1e-12)
+    np.testing.assert_allclose(meta["std"], scaled.std(0), atol=1e-12)
 
     mapped = sources.load("arrays", path=out, resident=False, validation=0.4, seed=2)
     assert mapped.train.images is None
@@ -340,7 +341,7 @@ def test_convert_then_arrays(tmp_path):
         sources.load("arrays", path=out)
 
 
-def test_a_part_of_a_set_is_converted(tmp_path, monkeypatch, capsys):
+def test_domains_of_a_set_are_converted(tmp_path, monkeypatch, capsys):
     """In arrays by hand: which rows are left, in which numbers."""
     x, y, domain = random_images(24), np.arange(24) % 4, np.arange(24) // 8
     path = str(tmp_path / "toy.npz")
@@ -354,24 +355,18 @@ def test_a_part_of_a_set_is_converted(tmp_path, monkeypatch, capsys):
         convert.main()
         return sources.load("arrays", path=out)
 
-    drawn = part("--domains", "2", "ink", "--classes", "2:4", "0")
-    assert drawn.domain_names == ("3", "ink") and drawn.class_names == ("c", "d", "a")
-    kept = np.isin(domain, (0, 2)) & (y != 1)
+    drawn = part("--domains", "2", "ink")
+    assert drawn.domain_names == ("3", "ink")
+    assert drawn.class_names == ("a", "b", "c", "d")
+    kept = np.isin(domain, (0, 2))
     for split, rows in (("train", kept & ~test), ("test", kept & test)):
         examples = getattr(drawn, split)
         np.testing.assert_array_equal(examples.images, x[rows])
-        assert examples.label.tolist() == [{2: 0, 3: 1, 0: 2}[n] for n in y[rows]]
+        assert examples.label.tolist() == y[rows].tolist()
         assert examples.domain.tolist() == [{2: 0, 0: 1}[n] for n in domain[rows]]
-    few = [part("--per-class", "2", "--seed", str(seed)) for seed in (1, 1, 2)]
-    assert all(np.bincount(data.train.label).tolist() == [2] * 4 for data in few)
-    same(splits(few[0]), splits(few[1]))
-    assert not np.array_equal(few[0].train.images, few[2].train.images)
     for wrong, said in {
         ("--domains", "4"): "domains: 4 is neither a number below 3",
         ("--domains", "ink", "0"): r"domains: \['ink'\] more than once",
-        ("--classes", "e"): "classes: 'e' is neither",
-        ("--classes", "1:1"): r"classes = \[\]: must name",
-        ("--per-class", "7"): "per_class = 7",
     }.items():
         with pytest.raises(SystemExit):
             part(*wrong)
@@ -578,79 +573,6 @@ def test_folder_errors(tmp_path):
         load(classes=str(tmp_path / "nolist"))
 
 
-# --- STL-10
-
-
-def stl10_folder(path, counts=(4, 3, 2)):
-    """Files as in the archive, and the images and labels that they hold."""
-    rng, want = np.random.default_rng(0), {}
-    for split, count in zip(("train", "test", "unlabeled"), counts, strict=True):
-        images = rng.integers(0, 256, (count, 96, 96, 3), np.uint8)
-        label = rng.integers(1, 11, count).astype(np.uint8)
-        # Byte by byte: planes of red, green, blue, each column after column.
-        raw = bytearray()
-        for image in images:
-            for channel in range(3):
-                for column in range(96):
-                    raw += image[:, column, channel].tobytes()
-        (path / f"{split}_X.bin").write_bytes(bytes(raw))
-        if split != "unlabeled":
-            (path / f"{split}_y.bin").write_bytes(label.tobytes())
-        want[split] = images, label
-    return want
-
-
-def test_stl10(tmp_path):
-    want = stl10_folder(tmp_path)
-    data = sources.load("stl10", path=str(tmp_path))
-    assert data.name == "stl10" and data.validation is None and data.decoder == ""
-    assert data.class_names[0] == "airplane" and data.class_names[9] == "truck"
-    assert data.class_names == tuple(sorted(data.class_names)) and data.mean is None
-    for examples, split in ((data.train, "train"), (data.test, "test")):
-        images, label = want[split]
-        np.testing.assert_array_equal(examples.images, images)
-        assert examples.images.flags.c_contiguous
-        assert examples.label.tolist() == [int(x) - 1 for x in label]
-        assert examples.domain.tolist() == [0] * len(label)
-    both = sources.load("stl10", path=str(tmp_path), unlabelled=True)
-    pixels = np.concatenate([want["train"][0], want["unlabeled"][0]])
-    np.testing.assert_array_equal(both.train.images, pixels)
-    assert both.train.images.flags.c_contiguous
-    assert both.train.label.tolist() == [*data.train.label.tolist(), -1, -1]
-    assert both.train.label.dtype == np.int32
-    np.testing.assert_array_equal(both.test.images, data.test.images)
-    held = sources.load("stl10", path=str(tmp_path), unlabelled=True, validation=0.5)
-    assert len(held.validation.label) + len(held.train.label) == 6
-
-
-def test_stl10_errors(tmp_path):
-    def load(words, **options):
-        with pytest.raises(ValueError, match=words):
-            sources.load("stl10", path=str(tmp_path), **options)
-
-    load("train_X.bin")
-    stl10_folder(tmp_path)
-    for name in ("test_y.bin", "unlabeled_X.bin"):
-        kept = (tmp_path / name).read_bytes()
-        (tmp_path / name).unlink()
-        load(name, unlabelled=True)
-        (tmp_path / name).write_bytes(kept)
-    (tmp_path / "unlabeled_X.bin").write_bytes(bytes(27647))
-    load("unlabeled_X.bin: 27647 bytes", unlabelled=True)
-    sources.load("stl10", path=str(tmp_path))
-    (tmp_path / "train_y.bin").write_bytes(bytes([1, 2, 10]))
-    load("train_y.bin: 3 labels for 4 images")
-    for wrong, words in (
-        ([1, 0, 2, 3], "from 0 to 3"),
-        ([1, 2, 3, 11], "from 1 to 11"),
-    ):
-        (tmp_path / "train_y.bin").write_bytes(bytes(wrong))
-        load(f"train_y.bin: labels run {words}")
-    (tmp_path / "train_X.bin").write_bytes(b"")
-    (tmp_path / "train_y.bin").write_bytes(b"")
-    load("stl10: train has no examples")
-
-
 # --- TFDS
 
 
@@ -720,24 +642,20 @@ def test_tfds_parts_classes_and_missing_labels(kind, request, tmp_path):
 
 
 def test_tfds_directories_as_domains(array_record, tfrecord):
-    data = sources.load(
-        "tfds", path=[array_record, tfrecord], domain_names=["real", "clip"]
-    )
-    assert data.domain_names == ("real", "clip")
+    sets = [{"name": "tfds", "path": path} for path in (array_record, tfrecord)]
+    data = sources.load("joined", sets=sets)
     assert data.train.domain.tolist() == [0] * 20 + [1] * 20
     np.testing.assert_array_equal(*np.split(pixels(data.train), 2))
-    with pytest.raises(ValueError, match="2 .*domain_names"):
-        sources.load("tfds", path=[array_record, tfrecord])
 
 
 @pytest.mark.parametrize("kind", ["array_record", "tfrecord"])
 def test_tfds_index_spares_the_scan(kind, request, tmp_path, monkeypatch):
     path, index = request.getfixturevalue(kind), str(tmp_path / "index.npz")
     first = sources.load("tfds", path=path, index=index)
-    scan = from_tfds._scan
-    monkeypatch.setattr(from_tfds, "_scan", None)
+    scan = from_tfds._scan_file
+    monkeypatch.setattr(from_tfds, "_scan_file", None)
     same(splits(sources.load("tfds", path=path, index=index)), splits(first))
-    monkeypatch.setattr(from_tfds, "_scan", scan)
+    monkeypatch.setattr(from_tfds, "_scan_file", scan)
     # Other labels or another part are scanned again, not taken from the file.
     blind = sources.load("tfds", path=path, index=index, label_key=None)
     assert (blind.train.label == -1).all()
@@ -771,29 +689,6 @@ def test_tfds_that_is_prepared_anew_is_read_anew(array_record, tmp_path):
         sources.load("tfds", path=str(path), index=index)
 
 
-@pytest.mark.parametrize("kind", ["array_record", "tfrecord"])
-def test_tfds_with_a_cache(kind, request, tmp_path, monkeypatch):
-    path, there = request.getfixturevalue(kind), tmp_path / "cache"
-    (tmp_path / "keep").write_text("owl\ncat\n")
-    whole = {"path": path, "validation": 0.3}
-    part = {"path": path, "classes": str(tmp_path / "keep"), "test_split": None}
-    grey = part | {"channels": 1}
-    want = []
-    for n, options in enumerate((whole, part, grey)):
-        want.append(splits(sources.load("tfds", **options, resident=True)))
-        sources.load("tfds", **options, cache=str(there))
-        assert len([x for x in there.iterdir() if x.is_dir()]) == (2, 3, 4)[n]
-    monkeypatch.setattr(files_lib.Decoding, "__call__", None)
-    for options, theirs in zip((whole, part, grey), want, strict=True):
-        same(splits(sources.load("tfds", **options, cache=str(there))), theirs)
-    # Only the classes that are kept are on disk.
-    metas = [json.loads(x.read_text()) for x in there.glob("*/meta.json")]
-    assert sorted(meta["images"] for meta in metas) == [10, 13, 13, 20]
-    small = {"path": path, "cache": str(there), "cache_size": 4, "on_corrupt": "skip"}
-    monkeypatch.undo()
-    assert sources.load("tfds", **small).train.load(7).shape == (5, 4, 3)
-
-
 def test_tfds_errors(array_record, tfrecord, tmp_path):
     def load(path=array_record, **options):
         return sources.load("tfds", path=path, **options)
@@ -807,8 +702,6 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
         ({"image_key": "picture"}, "image_key = 'picture'.*image"),
         ({"label_key": "name"}, "label_key = 'name'.*label.*style"),
         ({"domain_key": "site"}, "domain_key = 'site'"),
-        ({"domain_names": ["a", "b"]}, "path: 1 directories need as many domain_names"),
-        ({"domain_names": ["a"], "domain_key": "style"}, "no domain_key.*'style'"),
     ):
         with pytest.raises(ValueError, match=words):
             load(**options)
@@ -837,3 +730,18 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
     (cut / "dataset_info.json").write_text(json.dumps(meta))
     with pytest.raises(ValueError, match="riegeli"):
         load(str(cut))
+
+
+@pytest.mark.parametrize("inner", ["", "train"])
+def test_images_beside_the_folders_of_classes_are_counted(inner, tmp_path, caplog):
+    folder(tmp_path / inner, {"a": 3, "b": 2})
+    data = sources.load("image_folder", path=str(tmp_path), test=0.0)
+    assert not caplog.records
+    folder(tmp_path / inner, {".": 4})
+    with caplog.at_level("WARNING"):
+        again = sources.load("image_folder", path=str(tmp_path), test=0.0)
+    assert len(again.train.label) == len(data.train.label) == 5
+    assert [r.getMessage() for r in caplog.records] == [
+        f"path = {str(tmp_path / inner)!r}: 4 images beside the folders of classes are "
+        "left out"
+    ]

@@ -1,17 +1,17 @@
-"""`jaxcl speedup`: numbers by hand, and what is refused."""
+"""launch/speedup.py: numbers by hand, and what is refused."""
 
 import json
 import math
 
 import pytest
 
-from helpers import run_directories
-from jaxcl.report import speedup
+from helpers import config_files, run_directories
 from jaxcl.run import results as results_lib
 
 # Two-sided 95 % quantiles of Student's t, from a printed table.
 T1, T2 = 12.706204736, 4.302652730
 leave = run_directories.leave_epochs
+speedup = config_files.load(config_files.ROOT / "launch" / "speedup.py")
 
 
 @pytest.fixture

@@ -154,7 +154,7 @@ def test_an_option_changes_the_tasks_or_is_refused(scenario):
             with pytest.raises(ValueError, match=said):
                 met(**options)
             with pytest.raises(ValueError, match=said):
-                sections.tasks({"name": "digits"}, options | {"name": scenario})
+                sections.check_tasks({"name": "digits"}, options | {"name": scenario})
 
 
 def test_earlier_rows_are_those_of_the_tasks_before():
@@ -298,17 +298,3 @@ def test_schedule_with_an_order_of_its_own():
     )
     with pytest.raises(ValueError, match="order.*shape"):
         [made[step] for step in range(len(made))]
-
-
-def test_rows_arrive_as_the_schedules_of_the_tasks_say():
-    dataset = toy()
-    cut = scenarios.make(dataset, name="class", num_tasks=3)
-    come = stream.arrivals(cut, seed=4, batch_size=6)
-    rows = [
-        np.random.default_rng([4, task, 0]).permutation(cut.tasks[task].train.rows)
-        for task in range(3)
-    ]
-    rows = np.concatenate([of_task[: len(of_task) // 6 * 6] for of_task in rows])
-    np.testing.assert_array_equal(come.label, dataset.train.label[rows])
-    np.testing.assert_array_equal(come.domain, dataset.train.domain[rows])
-    assert come.task_ends == (12, 24, 30)  # of 16, 16 and 8 rows

@@ -1,10 +1,13 @@
 """Sets that do not live on the device, and the other scenarios, end to end."""
 
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from helpers import toy
+from jaxcl.data import files as files_lib
 from jaxcl.data import parallel, splits
 from jaxcl.run import job, train
 
@@ -42,7 +45,7 @@ def config(folder, **changes):
 
 def ends(workdir, **changes):
     work = toy.job(workdir, **changes)
-    results = train.run(work, workdir)
+    results = train.run_tasks(work, workdir)
     return work, results, toy.saved(work, workdir).state
 
 
@@ -59,8 +62,8 @@ def test_images_that_stream_train_resume_and_are_judged(folder, tmp_path):
     asked = iter([False] * 5 + [True])
     again = toy.job(tmp_path / "parts", **changes)
     with pytest.raises(train.Interrupted):
-        train.run(again, tmp_path / "parts", stop=lambda: next(asked))
-    train.run(again, tmp_path / "parts")
+        train.run_tasks(again, tmp_path / "parts", stop=lambda: next(asked))
+    train.run_tasks(again, tmp_path / "parts")
     parts = toy.saved(again, tmp_path / "parts").state
     for ours, theirs in zip(*map(toy.leaves, (parts, state)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -103,3 +106,16 @@ def test_domain_incremental(tmp_path):
     assert results["task_names"] == ["plain", "inverted"]
     rows = np.array(results["matrices"]["linear/domain_aware"])
     assert rows.shape == (2, 2) and (rows > 0.5).all()
+
+
+def test_a_corrupt_image_is_named_or_replaced(folder, tmp_path):
+    root = tmp_path / "images"
+    shutil.copytree(folder, root)
+    bad = root / "train" / "class0" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:60])
+    with pytest.raises(files_lib.Unreadable, match=r"class0/3\.png"):
+        ends(tmp_path / "error", tasks=1, **config(root))
+    data = {"name": "image_folder", "path": str(root), "on_corrupt": "skip"}
+    with pytest.warns(UserWarning, match=r"class0/3\.png.* in its place"):
+        _, _, state = ends(tmp_path / "skip", tasks=1, **config(root, data=data))
+    assert int(state.step) == 4

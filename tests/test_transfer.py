@@ -14,7 +14,6 @@ from jaxcl.evals import knn, linear
 from jaxcl.run import finish, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
-from jaxcl.weights import export
 
 STRATEGY = {"method.strategy": "finetune", "scenario.num_tasks": 5, "epochs": 1}
 PROBE = {"epochs": 3, "augment": False}
@@ -24,7 +23,7 @@ PROBE = {"epochs": 3, "augment": False}
 def run(tmp_path_factory):
     """A run directory after one task, as a run that goes on leaves it."""
     workdir = tmp_path_factory.mktemp("run")
-    train.run(toy.job(workdir, tasks=1, **STRATEGY), workdir)
+    train.run_tasks(toy.job(workdir, tasks=1, **STRATEGY), workdir)
     return workdir
 
 
@@ -58,7 +57,7 @@ def copy_of(run, tmp_path):
 
 
 def judged(run, workdir, **changes):
-    return finish.run(build.build(config(run, **changes), workdir), workdir)
+    return finish.run_job(build.build(config(run, **changes), workdir), workdir)
 
 
 def without_clock(results):
@@ -100,7 +99,7 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
     assert results["checkpoint"]["number"] == saved.number
     assert results["checkpoint"]["step"] == int(saved.state.step) > 0
     assert without_clock(results_lib.read_results(tmp_path)) == without_clock(results)
-    (row,) = rows_lib.read(tmp_path)
+    (row,) = rows_lib.read_rows(tmp_path)
     assert row["step"] == int(saved.state.step)
     assert row["eval"]["knn/accuracy"] == results["scalars"][0]["knn/accuracy"]
     said = capsys.readouterr().out
@@ -112,11 +111,11 @@ def test_again_is_harmless_and_a_newer_checkpoint_is_judged_anew(run, tmp_path):
     first, files = judged(run, here), run_directories.contents(here)
     again = judged(run, here)
     assert again == first and run_directories.contents(here) == files
-    train.run(toy.job(run, tasks=2, **STRATEGY), run)
+    train.run_tasks(toy.job(run, tasks=2, **STRATEGY), run)
     newer = judged(run, here)
     assert newer["checkpoint"]["number"] > first["checkpoint"]["number"]
     assert newer["scalars"] != first["scalars"]
-    assert len(rows_lib.read(here)) == 1
+    assert len(rows_lib.read_rows(here)) == 1
 
 
 def refused(match, run, workdir, **changes):
@@ -206,13 +205,3 @@ def test_what_the_config_says_itself_stays():
     for method in ({"base": "another"}, {"name": "no_such"}):
         with pytest.raises(ValueError, match=r"config\.evaluators\.linear\.lr"):
             transfer.complete({"evaluators": {"linear": {}}}, run_config(**method))
-
-
-def test_seeds_side_by_side_of_a_config_that_names_none(tmp_path):
-    (tmp_path / "together" / "checkpoints" / "7").mkdir(parents=True)
-    several = {"encoder": {}, "augment": {}, "seeds": 3, "method": {"name": "er"}}
-    (tmp_path / "config.json").write_text(json.dumps(several))
-    place = transfer.place(str(tmp_path / "seed_1"))
-    assert (place.seed, place.at, place.count, place.numbers) == (1, 1, 3, (7,))
-    with pytest.raises(ValueError, match="3 seeds.*d_0"):
-        export.export(str(tmp_path), str(tmp_path / "out"))

@@ -14,15 +14,17 @@ from absl import flags
 from PIL import Image
 from sklearn import datasets
 
+import jaxcl
 from helpers import run_directories, toy
 from jaxcl import schema
 from jaxcl.config import build, own_images
 from jaxcl.run import checkpoint, finish, transfer
 from jaxcl.run import results as results_lib
+from jaxcl.update import adapters, drift, lineage
 from jaxcl.update import command as update_command
-from jaxcl.update import drift, lineage
 from jaxcl.update import plan as update_plan
 from jaxcl.update import verdict as update_verdict
+from jaxcl.weights import export
 
 PIXELS = (datasets.load_digits().images * 255 / 16).astype(np.uint8)[..., None]
 LABELS = datasets.load_digits().target.astype(np.int32)
@@ -84,14 +86,14 @@ def encoder(run):
     """What the newest checkpoint has of an encoder."""
     own = transfer.config_of(str(run))
     made = build.sections.encoder(
-        build.sections.Top(**{k: v for k, v in own.items() if k in FIELDS})
+        build.sections.TopLevel(**{k: v for k, v in own.items() if k in FIELDS})
     )
     blank = np.zeros((1, 8, 8, 1), np.float32)
     state, _ = transfer.restore(str(run), made, blank, build.sharding.mesh(1))
     return jax.device_get((state.params, state.stats)), int(state.step)
 
 
-FIELDS = {field.name for field in build.dataclasses.fields(build.sections.Top)}
+FIELDS = {field.name for field in build.dataclasses.fields(build.sections.TopLevel)}
 
 
 def same(a, b):
@@ -99,7 +101,8 @@ def same(a, b):
 
 
 def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
-    work = plan(copy, **{"limits.accuracy_drop": 1.0})
+    asked = {"limits.accuracy_drop": 1.0}
+    work = plan(copy, **asked)
     before = encoder(copy / "run")
     found = update_command.carry_out(work)
     assert found["accepted"] and found["broken"] == []
@@ -121,7 +124,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     (name,) = found["accuracy"]
     for when, where in (("before", copy / "run"), ("after", work.workdir)):
         judged = ml_collections.ConfigDict({**work.judge, "checkpoint": str(where)})
-        again = finish.run(build.build(judged, copy / when), copy / when)
+        again = finish.run_job(build.build(judged, copy / when), copy / when)
         want = again["matrices"][name][0][0]
         assert found["accuracy"][name][when] == want
     change = found["accuracy"][name]
@@ -132,17 +135,35 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
         for x in (copy / "run", work.workdir)
     )
     moved = drift.measures(old(rows), fresh(rows), k=10)
-    turn = np.load(work.workdir / "rotation.npy")
-    np.testing.assert_array_equal(turn, moved.pop("rotation"))
-    assert found["drift"] == results_lib.plain(moved) | {"rows": 200}
+    best, *others = adapters.fit(old(rows), fresh(rows), k=10)
+    moved["adapters"] = {one.kind: one.recall for one in (best, *others)}
+    assert found["drift"] == results_lib.to_json(moved) | {"rows": 200}
     assert found["index"] == update_verdict.judge_index(found["drift"], 0.9)
+    told = update_verdict.sentences(found)
+    for one in (best, *others):
+        assert f"{one.kind} {100 * one.recall:.0f} %" in told
+    adapter = work.workdir / adapters.FILE
+    assert adapter.exists() == (found["index"] == "adapt")
+    # An adapter is exported with the encoder, which maps its embeddings by it.
+    lineage.settle(work.workdir, found, best.adapter)
+    export.export(str(copy / "run"), str(copy / "out"))
+    plain, adapted = (jaxcl.load_encoder(copy / "out", into=x) for x in (None, "old"))
+    images = own_images.read_images({"name": "digits"}).train.images[rows]
+    np.testing.assert_allclose(plain.embed(images), fresh(rows), rtol=1e-3, atol=1e-4)
+    mapped = adapters.apply(best.adapter, fresh(rows))
+    np.testing.assert_allclose(adapted.embed(images), mapped, rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(adapted.picture_features(), plain.picture_features())
+    adapter.unlink()
+    export.export(str(copy / "run"), str(copy / "out"))  # without it again
+    with pytest.raises(ValueError, match="into='old'"):
+        jaxcl.load_encoder(copy / "out", into="old")
 
     # The same command finds it done; other data go on from it.
-    again = plan(copy, **{"limits.accuracy_drop": 1.0})
+    again = plan(copy, **asked)
     assert again.workdir == work.workdir and lineage.read(again.workdir) == json.loads(
         json.dumps(found)
     )
-    other = plan(copy, **{"limits.accuracy_drop": 1.0}, again=True)
+    other = plan(copy, **asked, again=True)
     assert other.workdir.name == "0002" and other.parent == str(work.workdir)
     assert other.config["scenario"]["num_tasks"] == 7
 
@@ -291,9 +312,11 @@ def test_every_row_of_the_new_images_is_trained_on(tmp_path):
             where.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(PIXELS[i, ..., 0]).save(where)
         section = lineage.section(str(root), {}, theirs, "config.data", whole=True)
-        data = own_images.read(section)
+        data = own_images.read_images(section)
         assert len(data.train.label) == 20 and data.test is None
-        judge = own_images.read(lineage.section(str(root), {}, theirs, "config.test"))
+        judge = own_images.read_images(
+            lineage.section(str(root), {}, theirs, "config.test")
+        )
         assert (judge.test is None) == (names == (".",))
 
 
@@ -416,14 +439,15 @@ def test_a_state_of_another_shape_is_named(copy):
         update_command.carry_out(work)
 
 
-MOVED = {"index_overlap": 0.85, "aligned_index_overlap": 0.95, "overlap": 0.7}
+MOVED = {"index_overlap": 0.85, "overlap": 0.7}
+MOVED |= {"adapters": {"affine": 0.95, "orthogonal": 0.3}}
 
 
 def test_the_verdict_on_an_index():
     assert update_verdict.judge_index(None, 0.9) == "unknown"
     assert update_verdict.judge_index(MOVED, 0.8) == "keep"
     assert update_verdict.judge_index(MOVED, 0.85) == "keep"
-    assert update_verdict.judge_index(MOVED, 0.9) == "rotate"
+    assert update_verdict.judge_index(MOVED, 0.9) == "adapt"
     assert update_verdict.judge_index(MOVED, 0.96) == "rebuild"
 
 
@@ -436,7 +460,7 @@ def test_the_verdict_on_an_index():
         ({"accuracy_drop": None, "accuracy": 0.86}, 1),
         ({"accuracy_drop": None, "accuracy": 0.85}, 0),
         ({"accuracy_drop": 0.05, "index": "keep"}, 1),
-        ({"accuracy_drop": 0.05, "index": "rotate"}, 0),
+        ({"accuracy_drop": 0.05, "index": "adapt"}, 0),
         ({"accuracy_drop": 0.05, "overlap": 0.71}, 1),
         ({"accuracy_drop": 0.05, "overlap": 0.7}, 0),
         ({"accuracy": 0.9, "index": "keep", "overlap": 0.9}, 4),
@@ -447,7 +471,7 @@ def test_limits(limits, count):
         "a/all": {"before": 0.89, "after": 0.85, "change": -0.04},
         "b/all": {"before": 0.8, "after": 0.9, "change": 0.1},
     }
-    found = {"accuracy": accuracy, "drift": MOVED, "index": "rotate"}
+    found = {"accuracy": accuracy, "drift": MOVED, "index": "adapt"}
     said = update_verdict.broken(found, update_plan.Limits(**limits))
     assert len(said) == count
     if not limits:
@@ -511,8 +535,8 @@ def test_limits_that_no_update_could_keep(limits, said):
 
 @pytest.mark.parametrize("matrices", [{}, {"knn/all": [[None]]}])
 def test_without_an_accuracy_no_limit_is_kept(matrices, tmp_path, monkeypatch):
-    results = results_lib.empty(1) | {"matrices": matrices, "scalars": [{}]}
-    monkeypatch.setattr(transfer, "run", lambda *_, **__: results)
+    results = results_lib.empty_results(1) | {"matrices": matrices, "scalars": [{}]}
+    monkeypatch.setattr(transfer, "run_transfer", lambda *_, **__: results)
     work = types.SimpleNamespace(workdir=tmp_path)
     (tmp_path / "before").mkdir()
 

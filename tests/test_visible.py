@@ -1,7 +1,6 @@
 """The class-balanced probe of the visible rows, and the picture of a memory."""
 
 import functools
-import struct
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ from jaxcl import sharding
 from jaxcl.data import stream
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import head as head_lib
-from jaxcl.evals import tsne
 from jaxcl.methods import er, two_view
 from jaxcl.run import job
 
@@ -126,7 +124,7 @@ def test_balanced_probe_descends_on_its_draws(augmented, counts):
     assert order_of(0).tolist() != order_of(1).tolist()
     assert len(set(order_of(0))) < len(at)  # with replacement
     x = eval_toy.embedded(memory_toy.state_of(), images)
-    head = head_lib.start(k_start, DIM, CLASSES)
+    head = head_lib.start_head(k_start, DIM, CLASSES)
     w, b, loss = eval_toy.probe_twin(x, train.label, head, order_of, 4)
     test = parts.stream.evaluation
     guess = (eval_toy.embedded(memory_toy.state_of(), test.images) @ w + b).argmax(1)
@@ -187,7 +185,7 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
             pixels = view(key, images[:, None] if streams else images)
             x.append(np.asarray(pixels, np.float64).reshape(16, -1) @ weight)
             y.append(data.train.label[at])
-    head = head_lib.start(k_start, DIM, CLASSES)
+    head = head_lib.start_head(k_start, DIM, CLASSES)
     x, y = np.concatenate(x), np.concatenate(y)
     _, _, loss = eval_toy.probe_twin(
         x, y, head, lambda epoch: 48 * epoch + np.arange(48), 16
@@ -218,7 +216,9 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
     def resident_fit(*_, **__):
         def run(state, data, rows, task, probe, lr):
             visible.append(set(rows.tolist()))
-            return head_lib.Head(jnp.zeros((data.shape[1], 10)), jnp.zeros(10)), 0.0
+            return head_lib.LinearHead(
+                jnp.zeros((data.shape[1], 10)), jnp.zeros(10)
+            ), 0.0
 
         return run
 
@@ -233,54 +233,8 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
     tasks = [set(task.train.rows.tolist()) for task in made.stream.tasks]
     made.evaluation.evaluators["mine"](state, 0)
     made.evaluation.evaluators["mine"](state.replace(task=state.task + 1), 1)
-    alone = made.evaluation.alone.make(made)
+    alone = made.evaluation.alone(made)
     alone.evaluation.evaluators["mine"](job.initial_state(alone), 0)
     assert visible == [tasks[0], tasks[1] | {0}, tasks[0]] and 0 not in tasks[1]
     want = {"er": {None}, "two_view": {"pnr", "finetune"}}[name]
     assert set(asked) == want
-
-
-# The picture of a memory
-
-
-def size_of(path):
-    """Width and height of a PNG."""
-    start = path.read_bytes()[:24]
-    assert start[:8] == b"\x89PNG\r\n\x1a\n"
-    return struct.unpack(">II", start[16:])
-
-
-@pytest.mark.parametrize(
-    "streams, devices, by_row", [(False, 2, False), (True, 1, False), (True, 1, True)]
-)
-def test_picture_of_a_memory_marks_its_rows(streams, devices, by_row, tmp_path, drawn):
-    calls, features = drawn
-    data, state = eval_toy.dataset(), memory_toy.remembering(by_row=by_row)
-    parts = memory_toy.remembered(eval_toy.dataset(streams=streams), devices=devices)
-    placed = sharding.replicate(state, parts.mesh)
-    draw = tsne.make(parts, directory=tmp_path / "a", show="memory", max_points=20)
-    found = draw(placed, 1)
-    assert found.rows == {} and found.scalars == {}
-    width, height = size_of(tmp_path / "a" / "memory_tsne_task2.png")
-    assert 1200 < width < 1600 and 600 < height < 780  # two panels of 6 inches
-    (points, labels, pale, marks, _), options = calls[0]
-    assert options["class_names"] == data.class_names and "task 2" in options["title"]
-    # Twenty of the rows of four classes, then all stored rows.
-    train, memory = data.train, jax.device_get(state.memory)
-    met = np.concatenate([t.train.rows for t in parts.stream.tasks[:2]])
-    met = np.sort(met)
-    rows = met[tsne.choose(train.label[met], 20, 3)]
-    assert points.shape == (26, 2) and pale.tolist() == [True] * 20 + [False] * 6
-    np.testing.assert_array_equal(labels[:20], train.label[rows])
-    np.testing.assert_array_equal(labels[20:], [0, 1, 0, 4, 1, 0])
-    images = train.images[memory.items["index"]] if by_row else memory.items["image"]
-    want = np.concatenate([train.images[rows], images[memory.filled]])
-    np.testing.assert_allclose(
-        features[0], eval_toy.embedded(state, want), rtol=1e-4, atol=1e-5
-    )
-    stored, random = marks.values()
-    assert stored.tolist() == [False] * 20 + [True] * 6
-    assert not random[20:].any() and list(marks)[0] == "stored rows"
-    # No train row of class 4 has been met: none can stand for the stored one.
-    counts = np.bincount(labels[random], minlength=CLASSES).tolist()
-    assert counts == [3, 2, 0, 0, 0, 0] and 4 not in labels[:20]

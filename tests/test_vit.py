@@ -1,7 +1,9 @@
 """Vision Transformers against a float64 twin, and what their options do."""
 
 import functools
+import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from scipy import special
 
 from helpers import toy
-from jaxcl import optim
+from jaxcl import optim, sharding
 from jaxcl.config import build, sections
 from jaxcl.nets import chain, positions, vit
 
@@ -219,13 +221,76 @@ def test_branches_are_dropped_by_row_and_weighed_up():
     biased = ("query", "key", "value")
 
     def branch(drop, key):
-        layer = vit.Block(2, 24, "gelu", biased, 1e-6, None, drop, jnp.float32)
+        layer = vit.Block(2, 24, "gelu", biased, "xla", 1e-6, None, drop, jnp.float32)
         return np.asarray(layer.apply({"params": alone}, x, None, 0, key) - x)
 
     full, dropped = branch(0.0, None), branch(0.4, jax.random.key(2))
     kept = np.any(dropped, axis=(1, 2))
     assert abs(kept.mean() - 0.6) < 0.03
     np.testing.assert_allclose(dropped[kept], full[kept] / 0.6, rtol=1e-4, atol=1e-5)
+
+
+def test_remat_changes_no_gradient():
+    net, params, images = made("rotary")
+    again = net.clone(remat=True)
+
+    def slopes(net):
+        def loss(params):
+            return jnp.sum(net.apply({"params": params}, images) ** 2)
+
+        return jax.jit(jax.grad(loss))(params)
+
+    chex.assert_trees_all_close(slopes(net), slopes(again), rtol=1e-4, atol=1e-5)
+    program = str(jax.make_jaxpr(lambda p: again.apply({"params": p}, images))(params))
+    assert "checkpoint" in program or "remat" in program
+
+
+@pytest.mark.parametrize(
+    "there, dtype, heads, told",
+    [
+        (True, jnp.bfloat16, 2, None),
+        (False, jnp.bfloat16, 2, "GPU"),
+        (True, jnp.float32, 2, "float32"),
+        (True, jnp.bfloat16, 4, "4"),  # numbers of a head
+    ],
+)
+def test_cudnn_attention_is_taken_where_it_is(
+    there, dtype, heads, told, monkeypatch, caplog
+):
+    """A network whose chip lacks it computes the same by XLA, and says so once."""
+    asked, attend = [], jax.nn.dot_product_attention
+
+    def spy(*rows, implementation):
+        asked.append(implementation)
+        return attend(*rows)
+
+    monkeypatch.setattr(sharding, "has_cudnn_attention", lambda: there)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", spy)
+    vit._warn_of_xla.cache_clear()
+    net = vit.vit(**SMALL | {"heads": heads}, attention="cudnn", dtype=dtype)
+    images = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
+    jax.eval_shape(net.init, jax.random.key(0), images)
+    assert asked == ["xla" if told else "cudnn"] * SMALL["layers"]
+    lines = [line for line in caplog.messages if "config.encoder.attention" in line]
+    assert len(lines) == bool(told)
+    assert not told or told in lines[0]
+
+
+@pytest.mark.parametrize(
+    "platform, capability, there",
+    [
+        ("gpu", "9.0", True),
+        ("gpu", "7.5", False),
+        ("gpu", "gfx90a", False),  # AMD's
+        ("tpu", "", False),
+        ("cpu", "", False),
+    ],
+)
+def test_chips_that_have_cudnn_attention(platform, capability, there, monkeypatch):
+    chip = types.SimpleNamespace(compute_capability=capability)
+    monkeypatch.setattr(sharding, "platform", lambda: platform)
+    monkeypatch.setattr(jax, "devices", lambda: [chip])
+    assert sharding.has_cudnn_attention() is there
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
@@ -244,7 +309,7 @@ def test_a_frozen_patch_projection_is_never_moved():
         encoder={"name": "vit", **SMALL, "patch": 2, "frozen_patch": True},
         optimizer={"name": "adam", "lr": 0.1, "weight_decay": 0.1, "decoupled": True},
     )
-    parts, _ = sections.parts(sections.top_of(config.to_dict()))
+    parts, _ = sections.build_parts(sections.top_of(config.to_dict()))
     net = chain.Chain({"encoder": parts.encoder})
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype(np.float32)
     params, _ = jax.jit(net.init)(jax.random.key(0), images)

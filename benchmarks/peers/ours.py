@@ -6,7 +6,12 @@ import time
 
 import stages as stages_lib
 
-STAGES = {"_train": "train", "_evaluate": "evaluate", "_save": "save"}  # of a run
+# Methods of a run -> what they count as
+STAGES = {
+    "_train_task": "train",
+    "_evaluate": "evaluate",
+    "_save_checkpoint": "save",
+}
 
 
 def main() -> None:
@@ -28,7 +33,7 @@ def main() -> None:
             compiling.append((time.time() - seconds, time.time()))
 
     jax.monitoring.register_event_duration_secs_listener(note)
-    run = train._Run
+    run = train._TrainingRun
     for name, stage in {
         "_train": "train",
         "_evaluate": "evaluate",
@@ -38,9 +43,9 @@ def main() -> None:
     for name in ("wait", "close"):
         own = getattr(checkpoint.Checkpoints, name)
         setattr(checkpoint.Checkpoints, name, _method(stages, "save", own))
-    fit_memory = gdumb.fit
-    gdumb.fit = lambda *args: stages.during("train", fit_memory(*args))
-    finish.run = stages.during("rest", finish.run)
+    build_fit = gdumb.build_fit
+    gdumb.build_fit = lambda *args: stages.during("train", build_fit(*args))
+    finish.run_job = stages.during("rest", finish.run_job)
     stages.turn("read")
     run_one = two_views if "base" in asked else stream
     accuracy, images = run_one(asked, fit.fit, build, files, finish)
@@ -114,7 +119,7 @@ def stream(asked, _, build, files, finish) -> tuple[float, int]:
     config.plots = config.tensorboard = config.progress = False
     config.save_every = 0
     work = build.build(config, pathlib.Path(asked["folder"]))
-    results = finish.run(work, pathlib.Path(asked["folder"]))
+    results = finish.run_job(work, pathlib.Path(asked["folder"]))
     final = results["matrices"]["predict/class_incremental"][-1]
     sizes = [len(task.test) for task in work.stream.tasks]
     accuracy = sum(a * n for a, n in zip(final, sizes, strict=True)) / sum(sizes)

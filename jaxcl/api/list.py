@@ -11,7 +11,6 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 
 def _first_line(text: str | None) -> str:
@@ -32,48 +31,18 @@ def _functions(choices: dict[str, Callable]) -> dict[str, str]:
     return {name: _first_line(made.__doc__) for name, made in choices.items()}
 
 
-def _describe(make: Callable, needs: dict[str, Any]) -> str:
-    """Join the first line of a function with the needs that hold."""
-    needed = ", ".join(words for words, there in needs.items() if there)
-    return f"{_first_line(make.__doc__)}. Needs: {needed or 'nothing more'}."
-
-
 def _bases() -> dict[str, str]:
-    """Describe each base: its first line, and what it needs beside the images."""
-    from jaxcl import schema
+    """Describe the base losses of two-view methods."""
     from jaxcl.methods.two_view import bases
 
-    found = {}
-    for name, make in bases.BASES.items():
-        base, options = make(), schema.defaults(make)
-        rows, prototypes = options.get("queue_size"), options.get("prototypes")
-        needs = {
-            "labels": base.supervised,
-            "a slow network": base.momentum,
-            f"a queue of {rows} features": rows,
-            "a predictor": base.predictor_hidden_dim,
-            f"{prototypes} prototypes": prototypes,
-        }
-        found[name] = _describe(make, needs)
-    return found
+    return _functions(bases.BASES)
 
 
 def _strategies() -> dict[str, str]:
-    """Describe each strategy: its first line, and what it keeps of earlier tasks."""
-    from jaxcl import schema
+    """Describe what later tasks train with."""
     from jaxcl.methods.two_view import strategies
 
-    found = {}
-    for name, make in strategies.STRATEGIES.items():
-        strategy, images = make(), schema.defaults(make).get("memory_size")
-        needs = {
-            "a frozen copy of the network": strategy.teacher,
-            "a predictor": strategy.distiller_hidden_dim,
-            f"a memory of {images} images": images,
-            "statistics of the parameters": strategy.init_state and not images,
-        }
-        found[name] = _describe(make, needs)
-    return found
+    return _functions(strategies.STRATEGIES)
 
 
 def _encoders() -> dict[str, str]:
@@ -96,7 +65,7 @@ def _configs() -> dict[str, str]:
     """Describe the configs that come with the library."""
     from jaxcl.config import files
 
-    return files.names()
+    return files.describe_configs()
 
 
 # Kind -> what to type, and the function that finds all of that kind
@@ -105,8 +74,14 @@ KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
         "--config.method.name=NAME",
         lambda: dict(_modules("jaxcl.methods")),
     ),
-    "bases": ("jaxcl train CONFIG --config.method.base=NAME", _bases),
-    "strategies": ("jaxcl train CONFIG --config.method.strategy=NAME", _strategies),
+    "bases": (
+        "jaxcl train CONFIG --config.method.base=NAME",
+        _bases,
+    ),
+    "strategies": (
+        "jaxcl train CONFIG --config.method.strategy=NAME",
+        _strategies,
+    ),
     "encoders": ("--config.encoder.name=NAME", _encoders),
     "data": ("--config.data.name=NAME", _data),
     "evaluators": (
@@ -117,8 +92,8 @@ KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
 }
 
 
-def text(kind: str, width: int = 88) -> str:
-    """Write a kind of thing as lines, each a name and what it is.
+def format_kind(kind: str, width: int = 88) -> str:
+    """Write a kind as lines, each a name and its description.
 
     Args:
       kind: a key of `KINDS`.
@@ -156,5 +131,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not kinds:
         print(overview())
     else:
-        print("\n\n".join(text(kind, width) for kind in kinds))
+        print("\n\n".join(format_kind(kind, width) for kind in kinds))
     return 0

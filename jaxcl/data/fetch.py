@@ -3,17 +3,18 @@
     python -m jaxcl.data.fetch cifar10 --out=data/cifar10
     python -m jaxcl.data.fetch cifar10 --out=data/cifar10 --from=FILE_OR_FOLDER
 
-The sets are cifar10, cifar100, mnist, stl10 and tiny_imagenet; `shapes` is drawn, not
-downloaded, and written as PNG files with a folder for each domain. The archives are
-downloaded, or taken from `--from`, compared with the published SHA-256 and unpacked.
-CIFAR and MNIST become directories for the source "arrays"; the others are read as they
-are unpacked. CIFAR comes as flat bytes: its Python version is made of pickles.
+The sets are cifar10, cifar100, mnist, stl10 (stl10_unlabelled: with its 100,000 images
+without labels) and tiny_imagenet; `shapes` is drawn, not downloaded, and written as PNG
+files with a folder for each domain. The archives are downloaded, or taken from
+`--from`, compared with the published SHA-256, and become directories for the source
+"arrays". CIFAR comes as flat bytes: its Python version is made of pickles.
 
 Sums and sizes: TFDS's tables of checksums; of tiny-imagenet-200, which is not in them,
 several public repositories agree.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import functools
 import gzip
@@ -33,9 +34,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcl.data import convert, shapes, stream
+from jaxcl.data import files as files_lib
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
-TRIES = 5  # of one address, each going on where the one before was cut
 
 
 class Unreachable(OSError):
@@ -55,27 +56,23 @@ class Archive(NamedTuple):
         return self.urls[0].rpartition("/")[2]
 
 
-class Known(NamedTuple):
+class KnownSet(NamedTuple):
     """A set that can be fetched."""
 
-    source: str  # config.data.name of what is written
     archives: tuple[Archive, ...]
     write: Callable[[list[str], str], None]  # paths of the archives, a new folder
 
 
-def fetch(name: str, out: str, *, source: str | None = None) -> Known:
+def fetch_set(name: str, out: str, *, source: str | None = None) -> None:
     """Write a set to a folder, which must be missing or empty.
 
-    Downloads go to the folder OUT.download, where the next call goes on with a part of
-    a file; it is removed once the set is written.
+    Downloads go to the folder OUT.download, where the next call finds whole archives;
+    it is removed once the set is written.
 
     Args:
       name: a key of `SETS`.
       out: the folder.
       source: the archive, or a folder with the archives; None: download them.
-
-    Returns:
-      What is known of the set.
 
     Raises:
       ValueError: an unknown name, a folder with something in it, an archive that is
@@ -89,37 +86,29 @@ def fetch(name: str, out: str, *, source: str | None = None) -> Known:
     if os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
         raise ValueError(f"--out={out} is there already and not an empty folder")
     downloads = f"{out}.download"
-    if source is None:
-        os.makedirs(downloads, exist_ok=True)
-        try:
-            paths = [_download(archive, downloads) for archive in known.archives]
-        except Unreachable as error:
-            raise Unreachable(f"{error}\n{_by_hand(name, out)}") from error
-    else:
-        paths = [_given(archive, source, known) for archive in known.archives]
+    try:
+        paths = [
+            _download(archive, downloads)
+            if source is None
+            else _find_archive(archive, source, known)
+            for archive in known.archives
+        ]
+    except Unreachable as error:
+        files = "\n".join(f"  {x.urls[0]}  ({x.size:,} bytes)" for x in known.archives)
+        raise Unreachable(
+            f"{error}\nDownload by hand, on a machine with a network:\n{files}\n"
+            "and then give the file, or the folder of several:\n"
+            f"  jaxcl data {name} --out={out} --from=PATH"
+        ) from error
     for archive, path in zip(known.archives, paths, strict=True):
-        _check(archive, path, remove=source is None)
-    with _whole(out) as draft:
+        _check_archive(archive, path, remove=source is None)
+    with _replace_folder(out) as draft:
         known.write(paths, draft)
     if source is None:
         shutil.rmtree(downloads)
-    return known
 
 
-def _by_hand(name, out) -> str:
-    """Say how to fetch the files by hand where there is no network."""
-    files = SETS[name].archives
-    return "\n".join(
-        [
-            "Download by hand, on a machine with a network:",
-            *(f"  {x.urls[0]}  ({x.size:,} bytes)" for x in files),
-            "and then give the file, or the folder of several:",
-            f"  jaxcl data {name} --out={out} --from=PATH",
-        ]
-    )
-
-
-def _given(archive, source, known) -> str:
+def _find_archive(archive, source, known) -> str:
     """Find an archive in the file or folder of the user; return its path."""
     inside = os.path.join(source, archive.name)
     path = inside if os.path.isdir(source) or len(known.archives) > 1 else source
@@ -128,72 +117,55 @@ def _given(archive, source, known) -> str:
     return path
 
 
-def _check(archive, path, *, remove) -> None:
+def _check_archive(archive, path, *, remove) -> None:
     """Refuse a file that is not the published one."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if (size, found) == (archive.size, archive.sha256):
         return
-    if remove:
+    if remove:  # the next call starts anew
         os.unlink(path)
     raise ValueError(
         f"{path}: {size:,} bytes with sha256 {found}; published are {archive.size:,} "
         f"with {archive.sha256}. It is damaged or another file"
-        + ("; it is removed, the next call starts anew" if remove else "")
     )
 
 
 def _download(archive, folder) -> str:
-    """Download an archive, from where an earlier download ended; return its path."""
-    path = os.path.join(folder, archive.name)
-    part, reasons = f"{path}.part", []
-    if os.path.exists(path):
-        return path
-    for url in archive.urls:
-        for _ in range(TRIES):
-            before = _length(part)
-            try:
-                if before < archive.size:
-                    _append(url, part, archive.size)
-            except (OSError, http.client.HTTPException) as error:
-                reason = getattr(error, "reason", None) or error
-                reasons.append(f"{url}: {getattr(reason, 'strerror', None) or reason}")
-            if _length(part) == archive.size:
-                os.replace(part, path)
-                return path
-            if _length(part) <= before:  # nothing came: another try is in vain
-                break
-    lines = dict.fromkeys(reasons or [f"{archive.urls[-1]}: it ended too early"])
-    raise Unreachable(f"{archive.name} could not be downloaded: {'; '.join(lines)}")
+    """Download an archive, unless an earlier call did; return its path."""
+    os.makedirs(folder, exist_ok=True)
+    path, reasons = os.path.join(folder, archive.name), []
+    for url in archive.urls if not os.path.exists(path) else ():
+        try:
+            _save(url, f"{path}.part", archive.size)
+            os.replace(f"{path}.part", path)
+            break
+        except (OSError, http.client.HTTPException) as error:
+            reasons.append(f"{url}: {getattr(error, 'reason', error)}")
+    if not os.path.exists(path):
+        said = "; ".join(reasons)
+        raise Unreachable(f"{archive.name} could not be downloaded: {said}")
+    return path
 
 
-def _length(path) -> int:
-    """Return bytes of a file, 0 if it is missing."""
-    return os.path.getsize(path) if os.path.exists(path) else 0
-
-
-def _append(url, part, size) -> None:
-    """Add what a server has beyond the bytes of `part`; no byte more than `size`."""
+def _save(url, path, size) -> None:
+    """Save what a server sends, and show how far it is."""
     import tqdm  # only downloads pay for it
 
-    have, name = _length(part), os.path.basename(part).removesuffix(".part")
-    headers = {"User-Agent": "jaxcl"} | ({"Range": f"bytes={have}-"} if have else {})
-    request = urllib.request.Request(url, headers=headers)
-    bar = tqdm.tqdm(total=size, desc=name, unit="B", unit_scale=True, disable=None)
+    request = urllib.request.Request(url, headers={"User-Agent": "jaxcl"})
+    bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, disable=None)
     with bar, urllib.request.urlopen(request, timeout=SECONDS) as answer:
-        given = answer.headers.get("Content-Range", "")
-        # A server that knows no ranges sends the file from its beginning.
-        goes_on = answer.status == 206 and given.startswith(f"bytes {have}-")
-        with open(part, "ab" if goes_on else "wb") as file:
-            bar.update(file.tell())
-            while block := answer.read(min(1 << 20, size - file.tell())):
+        with open(path, "wb") as file:
+            while block := answer.read(1 << 20):
                 file.write(block)
                 bar.update(len(block))
+            if file.tell() != size:
+                raise OSError(f"{file.tell():,} bytes came, not {size:,}")
 
 
 @contextlib.contextmanager
-def _whole(out) -> Iterator[str]:
+def _replace_folder(out) -> Iterator[str]:
     """Give a new folder, which takes the place of `out` when all is written."""
     draft = f"{out}.{uuid.uuid4().hex}.part"
     try:
@@ -210,7 +182,7 @@ def _whole(out) -> Iterator[str]:
 def _unpacked(path, beside) -> Iterator[str]:
     """Unpack an archive next to a path, for a while, and give its one folder.
 
-    Its bytes are the published ones, see `_check`, so it holds what it should.
+    Its bytes are the published ones, see `_check_archive`, so it holds what it should.
     """
     where = os.path.dirname(os.path.abspath(beside))
     os.makedirs(where, exist_ok=True)
@@ -223,13 +195,58 @@ def _unpacked(path, beside) -> Iterator[str]:
         yield os.path.join(draft, inner)
 
 
-def _unpack(paths, folder) -> None:
-    """Keep an archive's folder as it is."""
+_STL10 = (*"airplane bird car cat deer dog horse monkey ship truck".split(),)
+
+
+def _stl10(paths, folder, *, more=None) -> None:
+    """Write STL-10; the images of the file `more` follow in train, without labels."""
+
+    def read(inner, split):
+        files = [f"{split}_X.bin"] + [more] * (more is not None and split == "train")
+        raw = [np.fromfile(os.path.join(inner, file), np.uint8) for file in files]
+        images = np.concatenate(raw).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
+        known = np.fromfile(os.path.join(inner, f"{split}_y.bin"), np.uint8)
+        labels = np.full(len(images), -1)
+        labels[: len(known)] = known.astype(int) - 1
+        return images, labels
+
     with _unpacked(*paths, folder) as inner:
-        os.rename(inner, folder)
+        parts = [read(inner, split) for split in ("train", "test")]
+    _write_splits("stl10", _STL10, parts, folder)
 
 
-def _cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
+def _tiny_imagenet(paths, folder) -> None:
+    """Write tiny-imagenet-200; its annotated val split is the test split.
+
+    Rows are sorted by class, then by file. Classes stand in the order of wnids.txt, as
+    in mammoth's arrays, which Co2L and CCLIS use. Grey images become RGB.
+    """
+    decode = files_lib.Decoding("pillow")
+
+    def read(rows):
+        labels, paths = zip(*rows, strict=True)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            images = pool.map(lambda x: decode(x.read_bytes(), str(x)), paths)
+            return np.stack([*images]), np.array(labels)
+
+    with _unpacked(*paths, folder) as inner:
+        where = pathlib.Path(inner)
+        names = tuple((where / "wnids.txt").read_text().split())
+        train = [
+            (label, path)
+            for label, name in enumerate(names)
+            for path in sorted((where / "train" / name / "images").iterdir())
+        ]
+        lines = (where / "val" / "val_annotations.txt").read_text().splitlines()
+        known = [line.split("\t")[:2] for line in lines]
+        test = sorted(
+            (names.index(wnid), where / "val" / "images" / file) for file, wnid in known
+        )
+        parts = [read(train), read(test)]
+    _write_splits("tiny_imagenet", names, parts, folder, decoder="pillow")
+
+
+def _write_cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
     """Write CIFAR's records: label bytes, then the planes of 32 x 32 pixels.
 
     Args:
@@ -238,7 +255,7 @@ def _cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
       names: the file with the classes.
     """
 
-    def read(inner, files):
+    def read_records(inner, files):
         raw = [np.fromfile(os.path.join(inner, file), np.uint8) for file in files]
         raw = np.concatenate(raw).reshape(-1, label_bytes + 3 * 32 * 32)
         images = raw[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -247,26 +264,26 @@ def _cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
     with _unpacked(*paths, folder) as inner:
         with open(os.path.join(inner, names)) as file:
             classes = tuple(file.read().split())
-        parts = [read(inner, files) for files in (train, test)]
-    _write(name, classes, parts, folder)
+        parts = [read_records(inner, files) for files in (train, test)]
+    _write_splits(name, classes, parts, folder)
 
 
-def _mnist(paths, folder) -> None:
+def _write_mnist(paths, folder) -> None:
     """Write MNIST's idx files: images and labels of train, then of test."""
     parts = [
-        (_idx(images, axes=3).reshape(-1, 28, 28, 1), _idx(labels, axes=1))
+        (_read_idx(images, axes=3).reshape(-1, 28, 28, 1), _read_idx(labels, axes=1))
         for images, labels in (paths[:2], paths[2:])
     ]
-    _write("mnist", tuple("0123456789"), parts, folder)
+    _write_splits("mnist", tuple("0123456789"), parts, folder)
 
 
-def _idx(path, axes) -> np.ndarray:
+def _read_idx(path, axes) -> np.ndarray:
     """Read the numbers of a packed idx file, u8[N]."""
     with gzip.open(path, "rb") as file:
         return np.frombuffer(file.read(), np.uint8, offset=4 + 4 * axes)
 
 
-def _write(name, classes, parts, folder) -> None:
+def _write_splits(name, classes, parts, folder, decoder="") -> None:
     """Write (images, labels) of train and of test as plain arrays."""
     train, test = (
         stream.Examples(
@@ -276,8 +293,8 @@ def _write(name, classes, parts, folder) -> None:
         )
         for images, labels in parts
     )
-    data = stream.Dataset(name, classes, ("all",), train, None, test)
-    convert.write(data, folder)
+    data = stream.Dataset(name, classes, ("all",), train, None, test, decoder)
+    convert.write_arrays(data, folder)
 
 
 def _archives(name) -> tuple[Archive, ...]:
@@ -292,7 +309,7 @@ def _archives(name) -> tuple[Archive, ...]:
 
 
 _CIFAR10 = functools.partial(
-    _cifar,
+    _write_cifar,
     name="cifar10",
     train=[f"data_batch_{i}.bin" for i in range(1, 6)],
     test=["test_batch.bin"],
@@ -300,7 +317,7 @@ _CIFAR10 = functools.partial(
     names="batches.meta.txt",
 )
 _CIFAR100 = functools.partial(
-    _cifar,
+    _write_cifar,
     name="cifar100",
     train=["train.bin"],
     test=["test.bin"],
@@ -309,13 +326,14 @@ _CIFAR100 = functools.partial(
 )
 # Sets that may be fetched.
 SETS = {
-    name: Known(source, _archives(name), write)
-    for name, source, write in (
-        ("cifar10", "arrays", _CIFAR10),
-        ("cifar100", "arrays", _CIFAR100),
-        ("mnist", "arrays", _mnist),
-        ("stl10", "stl10", _unpack),
-        ("tiny_imagenet", "tiny_imagenet", _unpack),
+    name: KnownSet(_archives(name.removesuffix("_unlabelled")), write)
+    for name, write in (
+        ("cifar10", _CIFAR10),
+        ("cifar100", _CIFAR100),
+        ("mnist", _write_mnist),
+        ("stl10", _stl10),
+        ("stl10_unlabelled", functools.partial(_stl10, more="unlabeled_X.bin")),
+        ("tiny_imagenet", _tiny_imagenet),
     )
 }
 
@@ -348,13 +366,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.name == "shapes":
             return _draw_shapes(arguments.out, arguments.source)
-        known = fetch(arguments.name, arguments.out, source=arguments.source)
+        fetch_set(arguments.name, arguments.out, source=arguments.source)
     except (OSError, ValueError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     print(
         f"{arguments.out}: {arguments.name}, read with "
-        f"--config.data.name={known.source} --config.data.path={arguments.out}"
+        f"--config.data.name=arrays --config.data.path={arguments.out}"
     )
     return 0
 

@@ -8,7 +8,6 @@ with the split.
 
 import contextlib
 import functools
-import itertools
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from jaxcl.data import listing, splits, storage, stream
 STATE, SPLITS, PARQUET = "state.json", "dataset_dict.json", ".parquet"
 
 
-def _arrow():
+def _import_arrow():
     # Takes 0.2 s, so only runs that read such a set import it.
     import pyarrow
     import pyarrow.parquet
@@ -33,12 +32,9 @@ def _arrow():
     return pyarrow
 
 
-def _fetch(key: str, file: str, row: int) -> bytes | list:
-    """Return the encoded bytes of an image in a column, or nested lists of numbers."""
-    value = read_column(file, key)[row]
-    if isinstance(value, _arrow().ExtensionScalar):  # Array3D and its like
-        value = value.value
-    value = None if value is None else value.as_py()
+def _fetch_image(key: str, file: str, row: int) -> bytes:
+    """Return the encoded bytes of an image in a column."""
+    value = read_column(file, key)[row].as_py()
     if isinstance(value, dict):
         value = value["bytes"]
     if value is None:
@@ -62,9 +58,11 @@ def read_column(file: str, key: str) -> Any:
 def _column(file, key):
     with _reading(file) as source:
         if file.endswith(PARQUET):
-            found = _arrow().parquet.ParquetFile(source).read(columns=[key])
+            found = _import_arrow().parquet.ParquetFile(source).read(columns=[key])
         else:
-            with _arrow().ipc.open_stream(_arrow().memory_map(source)) as reader:
+            with _import_arrow().ipc.open_stream(
+                _import_arrow().memory_map(source)
+            ) as reader:
                 found = reader.read_all()
         found = found.column(key)
         # Offsets that lead out of the file would end the process when they are read.
@@ -78,7 +76,7 @@ def _reading(file):
     with files_lib.reading(file):
         try:
             yield storage.check_ordinary(file)
-        except _arrow().ArrowException as error:
+        except _import_arrow().ArrowException as error:
             raise ValueError(str(error)) from error
 
 
@@ -86,9 +84,11 @@ def _header(file) -> tuple[Any, int]:
     """Return the schema and number of rows of a file."""
     with _reading(file) as source:
         if file.endswith(PARQUET):
-            opened = _arrow().parquet.ParquetFile(source)
+            opened = _import_arrow().parquet.ParquetFile(source)
             return opened.schema_arrow, opened.metadata.num_rows
-        with _arrow().ipc.open_stream(_arrow().memory_map(source)) as reader:
+        with _import_arrow().ipc.open_stream(
+            _import_arrow().memory_map(source)
+        ) as reader:
             return reader.schema, sum(batch.num_rows for batch in reader)
 
 
@@ -106,15 +106,14 @@ def huggingface(
     test_seed: schema.Natural = splits.TEST_SEED,
     images: splits.ImageOptions,
 ) -> stream.Dataset:
-    """A set of Hugging Face `datasets` on a disk: Arrow or Parquet files.
+    """Read a set of Hugging Face `datasets` on a disk: Arrow or Parquet files.
 
     path: what `save_to_disk` wrote, or a folder with Parquet files. The split of one
       of these is its name up to the first "-", or, where that is a number, its folder.
     train_split, validation_split, test_split: name of a split; None: no such split.
-    image_key, label_key: names of columns. Images are encoded bytes, structs with
-      such, or nested lists of numbers from 0 to 255. Labels are whole numbers, -1 or
-      missing where there is none, or text, whose classes are sorted. label_key None:
-      no labels.
+    image_key, label_key: names of columns. Images are encoded bytes, or structs with
+      such. Labels are whole numbers, -1 or missing where there is none, or text, whose
+      classes are sorted. label_key None: no labels.
     classes: a text file that names the classes to keep, in that order.
     test: share of the labelled train images of each class that is the test split, where
       test_split is None.
@@ -126,17 +125,17 @@ def huggingface(
     """
     _column.cache_clear()  # the set may have been written anew
     asked = {"train": train_split, "validation": validation_split, "test": test_split}
-    asked = {split: name for split, name in asked.items() if name is not None}
     found, chosen, labels = split_files(path), {}, {}
     for split, name in asked.items():
+        if name is None:
+            continue
         if name not in found:
-            raise ValueError(
-                f"{split}_split = {name!r}: {path} has {sorted(found)}"
-                + ("" if split == "train" else "; None for no such split")
-            )
+            raise ValueError(f"{split}_split = {name!r}: {path} has {sorted(found)}")
         chosen[split] = found[name]
-        labels[split] = [_check(file, image_key, label_key) for file in found[name]]
-    names, numbers = _numbered(labels, chosen, label_key)
+        labels[split] = [
+            _check_columns(file, image_key, label_key) for file in found[name]
+        ]
+    names, numbers = _number_labels(labels, chosen, label_key)
     wanted = names if classes is None else files_lib.class_list(classes)
     kept = None if classes is None else files_lib.number_classes(wanted, names)
     parts = {}
@@ -148,10 +147,9 @@ def huggingface(
             (*chosen[split],),
             which,
             place,
-            functools.partial(_fetch, image_key),
+            functools.partial(_fetch_image, image_key),
             images.decoding,
             unit="row",
-            key=image_key,
         )
         parts[split] = files_lib.examples(reader, label, numbers=kept)
     name, share = os.path.basename(os.path.abspath(path)), 0.0 if test_split else test
@@ -180,9 +178,9 @@ def is_dataset(path: str) -> bool:
 def guess_options(path: str) -> dict:
     """Guess options that read a set of which nothing but the path is known.
 
-    The train split is "train", or else the first. What judges is "test" or else
-    "validation", if it has labels; without these a fifth of the train images. Images
-    and labels are in the columns that `choose_columns` chooses.
+    The train split is "train", or else the first. The evaluation split is "test" or
+    else "validation", if it has labels; without these a fifth of the train images.
+    Images and labels are in the columns that `choose_columns` chooses.
 
     Raises ValueError as `huggingface`.
     """
@@ -190,7 +188,7 @@ def guess_options(path: str) -> dict:
     found = split_files(path)
     train = "train" if "train" in found else min(found)
     header, _ = _header(found[train][0])
-    shown = [name for name in header.names if _is_picture(header.field(name).type)]
+    shown = [name for name in header.names if _holds_images(header.field(name).type)]
     named = [name for name in header.names if _class_names(found[train][0], name)]
     image, label = choose_columns(path, header.names, shown, named)
     options = {"train_split": train, "image_key": image, "label_key": label}
@@ -231,18 +229,11 @@ def choose_columns(
     return (usual or [*shown, "image"])[0], next(iter(labels), None)
 
 
-def _is_picture(kind) -> bool:
-    """Return whether a column may hold images, rather than lists of numbers."""
-    kind = getattr(kind, "storage_type", kind)
-    flat = _is_list(kind) and not _is_list(kind.value_type)
-    return _holds_images(kind) and not flat
-
-
 def split_files(path: str) -> dict[str, list[str]]:
     """Return files of each split of a folder, in their order.
 
     Raises ValueError where it is no such folder, for a name that leads out of it, and
-    for Parquet files of one split in several folders.
+    for a split that lacks a part, or is in several folders.
     """
     if storage.in_bucket(path) or not os.path.isdir(path):
         raise ValueError(f"path = {path!r}: must be a folder on a disk")
@@ -250,11 +241,11 @@ def split_files(path: str) -> dict[str, list[str]]:
     if os.path.exists(listed):
         names = storage.read_object(listed).get("splits")
         schema.check_value(names, list[splits.Inside], f"{listed}: splits")
-        return {name: _saved(os.path.join(path, name))[1] for name in names}
+        return {name: _list_saved_files(os.path.join(path, name))[1] for name in names}
     if os.path.exists(os.path.join(path, STATE)):
-        return dict([_saved(path)])
+        return dict([_list_saved_files(path)])
     found: dict[str, list[str]] = {}
-    for file in listing.files(path, lambda name: name.lower().endswith(PARQUET)):
+    for file in listing.list_files(path, lambda name: name.lower().endswith(PARQUET)):
         split = os.path.basename(file).removesuffix(PARQUET).partition("-")[0]
         if split.isdigit():
             split = os.path.basename(os.path.dirname(file))
@@ -265,31 +256,25 @@ def split_files(path: str) -> dict[str, list[str]]:
             f"Hugging Face datasets writes ({STATE} or {SPLITS})"
         )
     for split, files in found.items():
-        # Of several sets, or of train/ and test/ where their files are called alike.
-        folders = sorted({os.path.relpath(os.path.dirname(x), path) for x in files})
-        if len(folders) > 1:
-            raise ValueError(
-                f"path = {path!r}: the split {split!r} is in several folders, "
-                f"{folders[:5]}; must be one set, of files SPLIT-*.parquet"
-            )
         _check_complete(path, split, files)
     return found
 
 
 def _check_complete(path, split, files) -> None:
-    """Refuse files called SPLIT-00000-of-00003 of which one is missing."""
-    found = [re.search(r"-(\d+)-of-(\d+)\b", os.path.basename(x)) for x in files]
-    there = [(int(x[1]), int(x[2])) for x in found if x]
-    for count in sorted({count for _, count in there}):
-        lost = sorted({*range(count)} - {n for n, of in there if of == count})
-        if lost or len(there) != count or len(files) != count:
-            raise ValueError(
-                f"path = {path!r}: split {split!r} must be all parts of one set: it "
-                f"has {len(files)} files of {count}; missing: {lost[:5] or 'none'}"
-            )
+    """Refuse files of several folders, and all but SPLIT-00000-of-00003 and the like.
+
+    The folders are of several sets, or of train/ and test/ with files called alike.
+    """
+    folders = {os.path.dirname(file) for file in files}
+    counts = {x[1] for file in files if (x := re.search(r"-of-(\d+)\b", file))}
+    if len(folders) > 1 or any(int(count) != len(files) for count in counts):
+        raise ValueError(
+            f"path = {path!r}: split {split!r} must be all parts of one set in one "
+            f"folder: it has {len(files)} files in folders {sorted(folders)[:5]}"
+        )
 
 
-def _saved(folder) -> tuple[str, list[str]]:
+def _list_saved_files(folder) -> tuple[str, list[str]]:
     """Return the split and files of a folder that `save_to_disk` wrote."""
     file = os.path.join(folder, STATE)
     state = storage.read_object(file)
@@ -297,56 +282,44 @@ def _saved(folder) -> tuple[str, list[str]]:
     schema.check_value(entries, list[dict], f"{file}: _data_files")
     names = [entry.get("filename") for entry in entries]
     schema.check_value(names, list[splits.Inside], f"{file}: filename")
+    split = str(state.get("_split") or "train")
     if not names:
         raise ValueError(f"{file}: names no file, so that the split holds no rows")
-    _check_complete(folder, str(state.get("_split") or "train"), names)
+    _check_complete(folder, split, names)
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise ValueError(
             f"{file}: _indices_data_files says that rows were filtered out; load the "
             "set with `datasets`, call flatten_indices() and save it again"
         )
-    return str(state.get("_split") or "train"), [os.path.join(folder, x) for x in names]
+    return split, [os.path.join(folder, name) for name in names]
 
 
-def _check(file, image_key, label_key) -> np.ndarray:
+def _check_columns(file, image_key, label_key) -> np.ndarray:
     """Check the columns of a file; return its labels, see `_labels`."""
     header, rows = _header(file)
     for option, key in (("image_key", image_key), ("label_key", label_key)):
         if key is not None and header.names.count(key) != 1:
             raise ValueError(f"{option} = {key!r}: {file} has {header.names}")
-    kind = header.field(image_key).type
-    if not _holds_images(kind):
+    if not _holds_images(header.field(image_key).type):
         raise ValueError(
-            f"image_key = {image_key!r}: {file} has {kind}, must be encoded images or "
-            "lists of whole numbers"
+            f"image_key = {image_key!r}: {file} has {header.field(image_key).type}, "
+            "must be encoded images"
         )
     return np.full(rows, -1) if label_key is None else _labels(file, label_key)
 
 
 def _holds_images(kind) -> bool:
-    """Return whether a type is bytes, a struct with such, or lists of whole numbers."""
-    types = _arrow().types
+    """Return whether a type is bytes, or a struct with such."""
     kind = getattr(kind, "storage_type", kind)
-    if types.is_struct(kind):
+    if _import_arrow().types.is_struct(kind):
         place = kind.get_field_index("bytes")
-        return place >= 0 and _is_bytes(kind.field(place).type)
-    deep = 0
-    while _is_list(kind):
-        kind, deep = kind.value_type, deep + 1
-    return types.is_integer(kind) if deep else _is_bytes(kind)
-
-
-def _is_bytes(kind) -> bool:
-    return kind in (_arrow().binary(), _arrow().large_binary())
-
-
-def _is_list(kind) -> bool:
-    return hasattr(kind, "value_type") and not _arrow().types.is_dictionary(kind)
+        kind = kind.field(place).type if place >= 0 else None
+    return kind in (_import_arrow().binary(), _import_arrow().large_binary())
 
 
 def _labels(file, key) -> np.ndarray:
     """Return labels of a file: i64[N], -1 where there is none, or text."""
-    types, found = _arrow().types, read_column(file, key)
+    types, found = _import_arrow().types, read_column(file, key)
     if types.is_dictionary(found.type):
         found = found.cast(found.type.value_type)
     if types.is_string(found.type) or types.is_large_string(found.type):
@@ -357,7 +330,7 @@ def _labels(file, key) -> np.ndarray:
         raise ValueError(
             f"label_key = {key!r}: {file} has {found.type}, must be numbers or text"
         )
-    label = found.cast(_arrow().int64()).fill_null(-1).to_numpy()
+    label = found.cast(_import_arrow().int64()).fill_null(-1).to_numpy()
     return stream.as_numbers(file, "labels", label, -1)
 
 
@@ -373,42 +346,16 @@ def _class_names(file, key) -> tuple[str, ...] | None:
     return (*names,)
 
 
-def _common_names(files, key) -> tuple[str, ...] | None:
-    """Return names that the ClassLabel columns of all files give; None where none does.
-
-    Raises ValueError where one label has two names: each file numbers its own classes.
-    """
-    known = {}  # names -> a file that gives them
-    for file in files:
-        if (names := _class_names(file, key)) is not None:
-            known.setdefault(names, file)
-    if len(known) > 1:
-        (one, file), (two, other), *_ = known.items()
-        pairs = enumerate(itertools.zip_longest(one, two))
-        label, (name, another) = next((i, x) for i, x in pairs if x[0] != x[1])
-        raise ValueError(
-            f"label_key = {key!r}: label {label} is {name!r} in {file}, but "
-            f"{another!r} in {other}; must be the same classes in one order, or text"
-        )
-    return next(iter(known), None)
-
-
-def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+def _number_labels(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """Return class names, and the labels of each split as numbers.
 
     Args:
       labels: of every file of each split.
       files: of each split; they may name the classes.
     """
-    files = [file for split in files.values() for file in split]
-    kinds: dict[str, str] = {}  # kind of the labels -> a file with such
-    for file, label in zip(files, itertools.chain(*labels.values()), strict=True):
-        kinds.setdefault(label.dtype.kind, file)
+    kinds = {label.dtype.kind for parts in labels.values() for label in parts}
     if len(kinds) > 1:
-        raise ValueError(
-            f"label_key = {key!r}: labels must be of one kind; they are text in "
-            f"{kinds['U']}, but numbers in {kinds['i']}"
-        )
+        raise ValueError(f"label_key = {key!r}: labels are text and numbers")
     whole = {split: np.concatenate(parts) for split, parts in labels.items()}
     if "U" in kinds:
         found = {str(name) for label in whole.values() for name in np.unique(label)}
@@ -418,10 +365,17 @@ def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray
             split: np.array([number[name] for name in label.tolist()], int)
             for split, label in whole.items()
         }
-    names = None if key is None else _common_names(files, key)
+    known = {}  # names -> a file that gives them
+    for file in (file for of_split in files.values() for file in of_split):
+        if key is not None and (names := _class_names(file, key)) is not None:
+            known.setdefault(names, file)
+    if len(known) > 1:  # each file numbers its own classes
+        raise ValueError(
+            f"label_key = {key!r}: {' and '.join(known.values())} differ in their "
+            "classes; must be the same ones in one order, or text"
+        )
     most = max(label.max(initial=-1) for label in whole.values())
-    if names is None:
-        names = tuple(map(str, range(most + 1)))
-    elif most >= len(names):
+    names = next(iter(known), tuple(map(str, range(most + 1))))
+    if most >= len(names):
         raise ValueError(f"label_key = {key!r}: label {most} of {len(names)} classes")
     return names, whole

@@ -24,7 +24,7 @@ class Examples(NamedTuple):
     label: np.ndarray  # i32[N], -1 where unknown
     # i32[N], 0 where the set has one domain; -1: of every domain, which no train row is
     domain: np.ndarray
-    images: np.ndarray | None = None  # u8[N,H,W,C]
+    images: np.ndarray | None = None  # u8[N,H,W,C]; features f32[N,1,1,D]
     load: Any = None  # row -> u8[h,w,C]; picklable, no jax inside; None: in `images`
     graphs: Any = None  # graphs.GraphSet
     origin: Any = None  # the `load` that read `images`, where they were in files
@@ -40,9 +40,6 @@ class Dataset(NamedTuple):
     validation: Examples | None  # of the source, or drawn from its train split
     test: Examples | None
     decoder: str = ""  # "cv2" or "pillow", "" if nothing is decoded
-    mean: tuple[float, ...] | None = None  # of each channel, of train in [0, 1]
-    std: tuple[float, ...] | None = None
-    bits: int | None = None  # that 16-bit greys use; None: there are none
     notes: tuple[str, ...] = ()  # what was left out or converted, for one line
     known: Any = None  # identity.Identity, where a run keeps it
 
@@ -69,7 +66,7 @@ def filled_order(
 
 
 class Source(NamedTuple):
-    """What a task trains on: rows of some examples, and how to order an epoch."""
+    """A task's training set: rows of some examples, and the order of an epoch."""
 
     examples: Examples
     rows: np.ndarray  # i32[n]
@@ -89,7 +86,7 @@ class Task(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A scenario: the dataset, its tasks, and the split that judges them."""
+    """A scenario: the dataset, its tasks, and the evaluation split."""
 
     dataset: Dataset
     tasks: tuple[Task, ...]
@@ -187,37 +184,6 @@ def schedule(
     return plan
 
 
-class Arrivals(NamedTuple):
-    """The train rows of a stream as they come, in its tasks' first epochs."""
-
-    label: np.ndarray  # i32[n], -1: unknown
-    domain: np.ndarray  # i32[n], -1: unknown
-    task_ends: tuple[int, ...]  # rows that have come at the end of each task
-
-
-def arrivals(stream: Stream, *, seed: int, batch_size: int) -> Arrivals:
-    """Return the train rows of a stream in the order in which a run meets them.
-
-    Args:
-      stream: the scenario.
-      seed: config.seed, which draws the order within a task.
-      batch_size: config.batch_size; the last incomplete batch of a task does not come.
-
-    Raises:
-      ValueError: as `schedule`.
-    """
-    labels, domains, ends = [], [], [0]
-    for task in stream.tasks:
-        plan = schedule(
-            task.train, seed=seed, task=task.index, epochs=1, batch_size=batch_size
-        )
-        rows = np.concatenate([plan[step] for step in range(len(plan))])
-        labels.append(task.train.examples.label[rows])
-        domains.append(task.train.examples.domain[rows])
-        ends.append(ends[-1] + len(rows))
-    return Arrivals(np.concatenate(labels), np.concatenate(domains), tuple(ends[1:]))
-
-
 SPLITS = ("train", "validation", "test")
 
 
@@ -248,7 +214,7 @@ def stays_in_memory(load: Any) -> bool:
     return getattr(load, "memory", None) is not None
 
 
-def size(examples: Examples) -> int:
+def count_rows(examples: Examples) -> int:
     """Return the number of rows."""
     return len(examples.label)
 
@@ -349,7 +315,7 @@ def validate(dataset: Dataset) -> None:
 
 
 def _validate_split(where, examples, dataset, trained) -> None:
-    n, images = size(examples), examples.images
+    n, images = count_rows(examples), examples.images
     if n == 0:
         raise ValueError(f"{where} has no examples")
     contents = [images, examples.load, examples.graphs]
@@ -357,7 +323,8 @@ def _validate_split(where, examples, dataset, trained) -> None:
         raise ValueError(f"{where} must have one of images, load and graphs")
     if images is not None:
         whole = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape) > 0
-        if not whole or images.shape[-1] not in (1, 3):
+        features = images.dtype == np.float32 and images.shape[1:-1] == (1, 1)
+        if not features and (not whole or images.shape[-1] not in (1, 3)):
             raise ValueError(
                 f"{where} images are {images.dtype}{list(images.shape)}, expected "
                 "uint8[N, H, W, C] with C 1 or 3"

@@ -4,7 +4,7 @@ Prabhu, Torr and Dokania, "GDumb: A Simple Approach that Questions Our Progress 
 Continual Learning", ECCV 2020. The fit follows the released code.
 
 Departures:
-- The network that is judged is that of the last pass; the released code reports the
+- The network that is evaluated is that of the last pass; the released code reports the
   pass that does best on the test data.
 - Every evaluation fits a network; the released code does so once, after the stream.
 - Stored rows fill up the last batch of a pass; the loss does not count them.
@@ -51,7 +51,7 @@ def make(
 
     The loss that a step reports is 0. The method does not read config.optimizer and
     config.schedule. An evaluation costs passes * ceil(stored rows / batch_size)
-    gradient steps; the network is judged and then dropped.
+    gradient steps; the network is evaluated and then dropped.
 
     Args:
       head: "linear" or "cosine".
@@ -64,11 +64,11 @@ def make(
       schedule: "restarts" is that cosine; "constant" is `lr` in every pass.
       momentum, weight_decay: of SGD.
       clip: norm above which a gradient is scaled down.
-      cutmix: probability that the images of a batch are mixed, see `mixed`.
+      cutmix: probability that the images of a batch are mixed, see `cut_mix`.
       cutmix_alpha: of the Beta distribution of the share that an image keeps.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     recipe = Recipe(
         passes=passes,
@@ -84,11 +84,11 @@ def make(
     )
     _check_replay(parts.replay, balanced)
     net = online.network(parts, head)
-    fit_memory = fit(parts, net, recipe)
+    fit_memory = build_fit(parts, net, recipe)
 
     def eval_state(state):
         memory = state.extra.memory
-        count = int(sharding.fetch(memory.filled).sum())
+        count = int(sharding.copy_to_host(memory.filled).sum())
         if not count:
             return state
         key = jax.random.fold_in(core.step_key(state), _FIT)
@@ -110,7 +110,7 @@ def _check_replay(replay: core.Replay, balanced: bool) -> None:
 
 
 def _only_count(state, incoming, key):
-    """The update of an online method that trains nothing."""
+    """Return the update of an online method that trains nothing."""
     zero = jnp.zeros(())
     return state.replace(step=state.step + 1), {"loss": zero, "lr": zero}, {}
 
@@ -130,8 +130,8 @@ class Recipe(NamedTuple):
     cutmix_alpha: float
 
 
-class _Setup(NamedTuple):
-    """What a fit does not change."""
+class _FitSetup(NamedTuple):
+    """The constants of a fit."""
 
     parts: core.Parts
     net: online.Network
@@ -139,12 +139,13 @@ class _Setup(NamedTuple):
     tx: optax.GradientTransformationExtraArgs
 
 
-def fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
-    """The fit: (key, memory, rows in it) -> (parameters, running statistics)."""
+def build_fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
+    """Build the fit: (key, memory, rows in it) -> (parameters, running statistics)."""
     sgd = optim.sgd(momentum=recipe.momentum, weight_decay=recipe.weight_decay)
     tx = optax.chain(optax.clip_by_global_norm(recipe.clip), sgd)
-    setup = _Setup(parts, net, recipe, tx)
-    start, order_of = jax.jit(functools.partial(_start, setup)), jax.jit(_order_pass)
+    setup = _FitSetup(parts, net, recipe, tx)
+    start = jax.jit(functools.partial(_start_network, setup))
+    order_of = jax.jit(_order_pass)
     descend = jax.jit(functools.partial(_descend_span, setup), donate_argnums=0)
 
     def fit_memory(key, memory, count: int):
@@ -153,7 +154,11 @@ def fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
         stride = 1 if sharding.on_cpu() else batches
         for number in range(recipe.passes):
             constant = recipe.schedule == "constant"
-            lr = recipe.lr if constant else rate(number, recipe.lr, recipe.end_lr)
+            lr = (
+                recipe.lr
+                if constant
+                else pass_learning_rate(number, recipe.lr, recipe.end_lr)
+            )
             lr, order = np.float32(lr), order_of(key, memory, np.int32(number))
             for first in range(0, batches, stride):
                 span = np.int32([number, first, first + stride])
@@ -163,7 +168,7 @@ def fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
     return fit_memory
 
 
-def _start(setup, key, images):
+def _start_network(setup, key, images):
     params, stats = setup.net.init(key, setup.parts.plain(images[:1]))
     return params, stats, setup.tx.init(params)
 
@@ -193,7 +198,7 @@ def _descend(setup, state, memory, order, key, number, lr):
     images = online.images_of(parts, k_augment, raw, parts.replay.augment != "none")
     terms = ((1.0, label),)
     if recipe.cutmix:
-        images, other_label, share = mixed(
+        images, other_label, share = cut_mix(
             k_mix, images, label, probability=recipe.cutmix, alpha=recipe.cutmix_alpha
         )
         terms = (share, label), (1 - share, other_label)
@@ -212,8 +217,8 @@ def _descend(setup, state, memory, order, key, number, lr):
     return params, stats, opt_state
 
 
-def rate(number: int, lr: float, end_lr: float) -> float:
-    """Learning rate of a pass: cosines over 1, 2, 4, 8 ... passes after the first."""
+def pass_learning_rate(number: int, lr: float, end_lr: float) -> float:
+    """Return a pass's learning rate: cosines over 1, 2, 4, 8 ... passes."""
     if number == 0:
         return lr / 10
     length = 1 << (number.bit_length() - 1)
@@ -224,14 +229,14 @@ def rate(number: int, lr: float, end_lr: float) -> float:
 def shuffle(key: jax.Array, memory: buffer.Buffer) -> jax.Array:
     """Shuffle the slots of the memory, i32[capacity]; those that hold rows come first.
 
-    A pass has one order: sorting for every batch took a third of its step.
+    A pass has one order: sorting for every batch took half of its step.
     """
     noise = jax.random.uniform(key, memory.filled.shape)
     return jnp.argsort(jnp.where(memory.filled, noise, 2))
 
 
 def batch_of(order: jax.Array, memory: buffer.Buffer, number: jax.Array, size: int):
-    """Batch `number` of a pass over the memory.
+    """Return batch `number` of a pass over the memory.
 
     Args:
       order: of `shuffle`.
@@ -248,7 +253,7 @@ def batch_of(order: jax.Array, memory: buffer.Buffer, number: jax.Array, size: i
     return memory.items["image"][rows], memory.items["label"][rows], place < count
 
 
-def mixed(
+def cut_mix(
     key: jax.Array,
     images: jax.Array,
     label: jax.Array,
@@ -256,7 +261,7 @@ def mixed(
     probability: float,
     alpha: float,
 ):
-    """CutMix (Yun et al., ICCV 2019): a box of each image is replaced by another's.
+    """Apply CutMix (Yun et al., ICCV 2019): another image replaces a box.
 
     Args:
       key: threefry key.

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import ml_collections
-import numpy as np
 from absl import flags
 from etils import epath
 from ml_collections import config_flags
@@ -26,7 +25,7 @@ from jaxcl.config import build, command, run_config
 from jaxcl.data import identity
 from jaxcl.run import finish, job, lock, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.update import drift, lineage, plan, verdict
+from jaxcl.update import adapters, drift, lineage, plan, verdict
 from jaxcl.update.verdict import AFTER, BEFORE
 
 ROLLED_BACK = 3
@@ -67,15 +66,15 @@ def carry_out(
     Args:
       work: from `plan.plan`.
       prepared: from `prepare`; None: it is done here.
-      stop: as in `train.run`.
+      stop: as in `train.run_tasks`.
 
     Returns:
       What `update.json` holds.
 
     Raises:
-      As `prepare`, `accuracies` and `finish.run`.
+      As `prepare`, `accuracies` and `finish.run_job`.
     """
-    with lock.held(work.workdir.parent):  # of all updates of the run
+    with lock.hold_lock(work.workdir.parent):  # of all updates of the run
         return _carry_out(work, prepared, stop)
 
 
@@ -86,25 +85,27 @@ def _carry_out(work, prepared, stop) -> dict:
     report = {"parent": work.parent, "asked": work.asked}
     before = accuracies(work, prepared.judging, BEFORE, stop)
     rows, embed = work.sample or (None, None)
-    old = None if embed is None else embed(rows)
-    results = finish.run(prepared.job, folder, stop=stop)
+    old = None if embed is None else adapters.in_index(work.parent, embed(rows))
+    results = finish.run_job(prepared.job, folder, stop=stop)
     after = accuracies(work, _judging(work, folder, AFTER), AFTER, stop)
     report["accuracy"] = {
         name: {BEFORE: value, AFTER: after[name], "change": after[name] - value}
         for name, value in before.items()
     }
-    report["drift"], rotation = None, None
+    report["drift"], fitted = None, []
     if old is not None:
         new = build.embedder(plan.with_checkpoint(work.old, folder))[1](rows)
         measured = drift.measures(old, new, k=work.options.neighbours)
-        rotation = np.asarray(measured.pop("rotation"))
-        report["drift"] = results_lib.plain(measured) | {"rows": len(old)}
+        fitted = adapters.fit(old, new, k=work.options.neighbours)
+        measured["adapters"] = {one.kind: one.recall for one in fitted}
+        report["drift"] = results_lib.to_json(measured) | {"rows": len(old)}
     report["index"] = verdict.judge_index(report["drift"], work.options.index)
     report["broken"] = verdict.broken(report, work.limits)
     report["accepted"] = not report["broken"]
     report["cost"] = results["cost"]["per_task"][-1]
     report["seconds"] = time.time() - began
-    return lineage.settle(work.workdir, report, rotation)
+    best = fitted[0].adapter if report["index"] == "adapt" else None
+    return lineage.settle(work.workdir, report, best)
 
 
 def _judging(
@@ -128,7 +129,7 @@ def accuracies(
       work: from `plan.plan`.
       judging: the encoder and its evaluators; None without --test.
       name: `BEFORE` or `AFTER`, the folder for the results.
-      stop: as in `train.run`.
+      stop: as in `train.run_tasks`.
 
     Raises:
       schema.Refused: an evaluator gives no accuracy, so that no limit could be kept.
@@ -136,7 +137,7 @@ def accuracies(
     if judging is None:
         return {}
     folder = work.workdir / name
-    results = transfer.run(judging, folder, stop=stop)
+    results = transfer.run_transfer(judging, folder, stop=stop)
     results_lib.write_results(folder, results)
     measured = results_lib.summary(results).items()
     found = {matrix: measures["average_accuracy"] for matrix, measures in measured}
@@ -202,11 +203,11 @@ def main(argv: list[str]) -> int:
 
     def work(made, stop):
         planned, prepared = made
-        with lock.held(planned.workdir.parent):
+        with lock.hold_lock(planned.workdir.parent):
             asked = None if options.again else planned.asked
             now = lineage.current(options.run), lineage.next_update(options.run, asked)
             if now != (planned.parent, planned.workdir):
-                raise lock.Held(
+                raise lock.LockHeldError(
                     f"{options.run}: another update of it has ended meanwhile; run the "
                     "same command again, which goes on from there"
                 )
@@ -222,4 +223,4 @@ def main(argv: list[str]) -> int:
         print(verdict.sentences(report), flush=True)
         return 0 if report["accepted"] or done else ROLLED_BACK
 
-    return command.run(make, work)
+    return command.run_until_signal(make, work)

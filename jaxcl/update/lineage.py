@@ -6,19 +6,19 @@ is over.
 
 import re
 
-import numpy as np
 from etils import epath
 
 from jaxcl.config import own_images, run_config, sections
 from jaxcl.data import from_folders, sources, storage
 from jaxcl.run import folder, transfer
 from jaxcl.run import results as results_lib
+from jaxcl.update import adapters
 
-UPDATES, VERDICT, ROTATION = "updates", "update.json", "rotation.npy"
+UPDATES, VERDICT = "updates", "update.json"
 _IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
 # Options of a run's data on how images are read; new images in files use them, too.
-_READING = ("size", "channels", "decoder", "on_corrupt", "cache_size")
+_READING = ("size", "channels", "decoder", "on_corrupt")
 _READING += ("background", "bits")
 
 
@@ -44,10 +44,7 @@ def config(run: str) -> dict:
         )
     if saved["augment"].get("name") == "graphs":
         raise ValueError(f"{run}: learns from graphs; an update reads images")
-    found = run_config.without(saved, run_config.NOTED)
-    if saved.get("bits") and found.get("data", {}).get("name") in _IN_FILES:
-        found["data"] = {"bits": saved["bits"]} | found["data"]
-    return found
+    return run_config.without(saved, run_config.NOTED)
 
 
 def recipe(theirs: dict) -> dict:
@@ -138,7 +135,7 @@ def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
     if not folder.is_one(parent):
         tasks = _count_tasks(parent, theirs) + 1
         scenario, kept = scenario | {"name": "after", "num_tasks": tasks}, _OF_A_RUN
-    return _changed(theirs, changes, kept) | {
+    return _change_config(theirs, changes, kept) | {
         "data": data,
         "scenario": scenario,
         "start": str(parent),
@@ -151,12 +148,12 @@ def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
 
 def _count_tasks(run: str, theirs: dict) -> int:
     """Count the tasks of a run; refuse one that has not finished all of them."""
-    found = results_lib.exist(run)
+    found = results_lib.has_results(run)
     results = results_lib.read_results(run) if found else {"scalars": [None]}
     tasks, first = len(results["scalars"]), theirs.get("first_tasks")
     if None not in results["scalars"]:
         return tasks
-    if first and results_lib.finished(results) == first:
+    if first and results_lib.count_finished(results) == first:
         raise ValueError(
             f"{run}: config.first_tasks={first} left out {tasks - first} of its tasks; "
             "an update follows a run of all its tasks"
@@ -164,7 +161,7 @@ def _count_tasks(run: str, theirs: dict) -> int:
     raise ValueError(f"{run}: is not finished; let it finish first")
 
 
-def _changed(theirs, changes, kept) -> dict:
+def _change_config(theirs, changes, kept) -> dict:
     """Change a config, sections option by option; refuse what is not theirs.
 
     Args:
@@ -204,7 +201,7 @@ def batch_size(run: str) -> int:
         size = (report.get("asked", {}).get("train") or {}).get("batch_size")
         if size is not None and report["accepted"]:
             return size
-    return config(run).get("batch_size", sections.Top.batch_size)
+    return config(run).get("batch_size", sections.TopLevel.batch_size)
 
 
 def next_update(run: str, asked: dict | None) -> epath.Path:
@@ -232,7 +229,9 @@ def read(workdir: epath.PathLike) -> dict | None:
     return storage.read_object(path) if path.exists() else None
 
 
-def settle(workdir: epath.PathLike, report: dict, rotation: np.ndarray | None) -> dict:
+def settle(
+    workdir: epath.PathLike, report: dict, adapter: adapters.Adapter | None
+) -> dict:
     """Write update.json, which ends the update; see `current`.
 
     The checkpoints of an update that was rolled back are removed, so that nobody uses
@@ -241,17 +240,17 @@ def settle(workdir: epath.PathLike, report: dict, rotation: np.ndarray | None) -
     Args:
       workdir: of the update.
       report: what was measured and decided.
-      rotation: f32[D, D], or None.
+      adapter: of the new encoder to the old index, or None.
 
     Returns:
       `report`, with the directory as "run".
     """
     workdir = epath.Path(workdir)
     report = report | {"run": str(workdir)}
-    if rotation is not None:
-        with storage.replacing(workdir / ROTATION) as file:
-            np.save(file, rotation, allow_pickle=False)
-    results_lib.write(workdir / VERDICT, report)
+    if adapter is not None and report["accepted"]:
+        with storage.replacing(workdir / adapters.FILE) as file:
+            file.write(adapters.pack(adapter))
+    results_lib.write_json(workdir / VERDICT, report)
     forget(workdir, report)
     return report
 

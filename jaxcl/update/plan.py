@@ -21,7 +21,7 @@ class Limits:
     # The most that any accuracy on --test may lose
     accuracy_drop: Annotated[float, schema.Range(-1, 1)] | None = 0.02
     accuracy: schema.Share | None = None  # the least that any on --test may be
-    index: Literal["keep", "rotate"] | None = None  # worst verdict allowed
+    index: Literal["keep", "adapt"] | None = None  # worst verdict allowed
     overlap: schema.Share | None = None  # least share of neighbours kept in a new index
 
 
@@ -126,7 +126,7 @@ def plan(
         if "data" not in theirs:
             raise ValueError(f"--join: {parent} is an encoder without images")
         new_data = lineage.joined(theirs["data"], new_data)
-    new_set = own_images.read(new_data)
+    new_set = own_images.read_images(new_data)
     judge = _judge_config(test, options, limits, theirs)
     section = lineage.config(run).get("data")
     if old is not None:
@@ -135,7 +135,7 @@ def plan(
     try:
         if section is None:
             raise ValueError(f"{run} is an encoder without images of its own")
-        old_config = _joint(section, "none", theirs)
+        old_config = joint(section, "none", theirs)
         sample = _sample(old_config, parent, options)
     except (ValueError, OSError) as error:
         if old is not None or (limits.index or limits.overlap) is not None:
@@ -147,7 +147,7 @@ def plan(
     own = lineage.next_config(parent, theirs, new_data, changes)
     if "batch_size" not in changes:
         own = {**own, "batch_size": lineage.batch_size(run)}
-        own = own if join else _with_few(own, stream.size(new_set.train))
+        own = own if join else _with_few(own, stream.count_rows(new_set.train))
     own = _with_short_warmup(own, changes)
     asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
     asked["images"] = _digests(run, new_set, judge)
@@ -165,7 +165,10 @@ def _digests(run, new_set, judge) -> dict:
     new = identity.identify(new_set)
     if judge is None:
         return {"data": new.digest()}
-    test, before = identity.identify(own_images.read(judge["data"])), identity.read(run)
+    test, before = (
+        identity.identify(own_images.read_images(judge["data"])),
+        identity.read_identity(run),
+    )
     for trained, what in ((new, "the new ones"), (before, "those of the run")):
         if trained is not None and (common := identity.common(test, trained)):
             count = f"{len(common):,} of {len(test.rows('test')):,}"
@@ -200,7 +203,7 @@ def _with_short_warmup(config, changes) -> dict:
     asked = changes.get("schedule") or {}
     if not isinstance(epochs, int) or "warmup_epochs" in asked:
         return config
-    make = schema.named(sections.SCHEDULES, section, "config.schedule")[0]
+    make = schema.find_named_function(sections.SCHEDULES, section, "config.schedule")[0]
     before = {**schema.defaults(make), **section}.get("warmup_epochs", 0)
     if not 1 <= epochs <= before:
         return config
@@ -225,11 +228,17 @@ def _judge_config(test, options, limits, parent_config) -> dict | None:
     own = options.test or {}
     section = lineage.section(test, own, parent_config, "config.test")
     evaluators = options.evaluators or {"knn": {}}
-    return _joint(section, "test", parent_config) | {"evaluators": evaluators}
+    return joint(section, "test", parent_config) | {"evaluators": evaluators}
 
 
-def _joint(section, evaluation, parent_config):
-    """Make a transfer config of one dataset, with the image size of the run."""
+def joint(section: dict, evaluation: str, parent_config: dict) -> dict:
+    """Make a transfer config of one dataset, with the image size of the run.
+
+    Args:
+      section: config.data.
+      evaluation: as of config.scenario.
+      parent_config: `transfer.config_of` the run, or the folder of an encoder.
+    """
     augment = parent_config["augment"]
     return {
         "data": dict(section),
@@ -242,7 +251,7 @@ def _joint(section, evaluation, parent_config):
     }
 
 
-def with_checkpoint(config, run):
+def with_checkpoint(config: dict, run: str) -> ml_collections.ConfigDict:
     """Complete a transfer config for the encoder of a run."""
     return ml_collections.ConfigDict({**config, "checkpoint": str(run)})
 

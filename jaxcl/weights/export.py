@@ -1,7 +1,9 @@
 """Write the encoder of a run to a folder: `jaxcl export --run=RUN --out=DIR`.
 
 DIR then holds the encoder's parameters and statistics (encoder.safetensors) and its
-description and origin (card.json); with --torch also a state dict for PyTorch.
+description and origin (card.json); with --torch also a state dict for PyTorch, with
+--stablehlo a program; and the adapter to an old index that an update left
+(adapter.safetensors).
 `jaxcl.load_encoder(DIR)` reads it back.
 
 The run may still be training: its newest complete checkpoint is exported, and the run
@@ -13,6 +15,7 @@ import hashlib
 import inspect
 import re
 import sys
+import typing
 
 from etils import epath
 
@@ -23,20 +26,29 @@ from jaxcl.nets import tuning
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import transfer
-from jaxcl.update import lineage
+from jaxcl.update import adapters, lineage
 from jaxcl.weights import encoder, pytorch, writer
+from jaxcl.weights import stablehlo as program
 
 # Methods whose steps train no encoder: each evaluation fits one and drops it.
 _DROP = ("gdumb",)
 
 
-def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> dict:
+def export(
+    run: str,
+    out: str,
+    *,
+    torch: bool = False,
+    stablehlo: program.Pixels | None = None,
+    force: bool = False,
+) -> dict:
     """Write the encoder of a run to a folder.
 
     Args:
       run: a run directory; if the run has accepted updates, the last of them is used.
       out: the folder; it must be missing, empty, or an export of the same checkpoint.
       torch: also write the state dict for PyTorch.
+      stablehlo: also write a program that takes images of this type.
       force: replace an export of another checkpoint, or one with a damaged card.
 
     Returns:
@@ -45,18 +57,18 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
     Raises:
       ValueError: there is no such encoder; the folder holds something else.
       OSError: a file cannot be read or written.
-      lock.Held: another export writes to the folder.
+      lock.LockHeldError: another export writes to the folder.
     """
     run = lineage.current(run)
     config = _config_of(run)
     section = _architecture(config)
     if torch:
-        pytorch.check(section)
-    where = transfer.place(run, field="--run")
+        pytorch.check_supported(section)
+    where = transfer.find_checkpoints(run, field="--run")
     width = transfer.input_width(where) or len(config["augment"]["mean"])
     inputs = _inputs(config, width)
-    module, blank = encoder.module_of(section), encoder.blank(inputs)
-    module = sections.tuned(module, config.get("tuning"))
+    module, blank = encoder.module_of(section), encoder.blank_inputs(inputs)
+    module = sections.wrap_tuned(module, config.get("tuning"))
     state, source = transfer.restore(
         run, module, blank, sharding.mesh(1), field="--run"
     )
@@ -64,24 +76,31 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
     if isinstance(module, tuning.Tuned):  # adapters become part of what they adapt
         trees[0] = module.merged(trees[0])
     exported = encoder.make(
-        {"encoder": section, "input": inputs}, *map(sharding.fetch, trees)
+        {"encoder": section, "input": inputs}, *map(sharding.copy_to_host, trees)
     )
-    leaves = encoder.flat(exported.params, exported.stats)
-    files = {folder_lib.TENSORS: writer.pack(leaves, "flax")}
+    leaves = encoder.flatten_leaves(exported.params, exported.stats)
+    files = {folder_lib.TENSORS: writer.pack_tensors(leaves, "flax")}
     if torch:
         state = pytorch.torch_state(exported)
-        files[writer.PYTORCH[section["name"]]] = writer.pack(state, "pt")
+        files[writer.PYTORCH[section["name"]]] = writer.pack_tensors(state, "pt")
+    adapter = epath.Path(run) / adapters.FILE
+    if adapter.exists():
+        files[adapters.FILE] = adapter.read_bytes()
+    told = {}
+    if stablehlo is not None:
+        files[program.FILE] = program.pack(exported, stablehlo)
+        told = {"stablehlo": program.describe(exported, stablehlo)}
     cursor = transfer.cursor(where, source["number"])
     card = exported.card | writer.describe(exported, files)
-    card |= _lineage(config, source, cursor) | {"config": config}
-    card = results_lib.plain(card)
+    card |= told | _lineage(config, source, cursor) | {"config": config}
+    card = results_lib.to_json(card)
     card |= {key: _without_paths(card[key]) for key in ("data", "checkpoint", "config")}
-    return writer.write(epath.Path(out), files, card, force)
+    return writer.write_folder(epath.Path(out), files, card, force)
 
 
 # Options of configs that name a place on the machine, whatever it looks like.
 _PATHS = ("path", "run", "cache", "lists", "index")
-_PATHS += ("start", "checkpoint", "plasticity_cache")
+_PATHS += ("start", "checkpoint", "plasticity_from")
 _LOOKS_LOCAL = re.compile(r"/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\w+://")
 
 
@@ -129,7 +148,9 @@ def _config_of(run):
 
 def _architecture(config) -> dict:
     """config.encoder with all its defaults, and the precision."""
-    make, options = schema.named(sections.ENCODERS, config["encoder"], "config.encoder")
+    make, options = schema.find_named_function(
+        sections.ENCODERS, config["encoder"], "config.encoder"
+    )
     full = schema.defaults(make) | options
     full.pop("dtype")
     name, precision = config["encoder"]["name"], config.get("precision", "float32")
@@ -153,7 +174,7 @@ def _inputs(config, width) -> dict:
         "std": list(augment["std"]),
         "decoder": config.get("decoder"),
         "background": config["data"].get("background", 255),
-        "bits": config.get("bits"),
+        "bits": config["data"].get("bits"),
     }
 
 
@@ -183,7 +204,7 @@ def _lineage(config, source, cursor) -> dict:
 def _training(config, cursor) -> dict:
     """Say how far the run had come."""
     results, phase = cursor["results"], cursor["phase"]
-    names, done = results["task_names"], results_lib.finished(results)
+    names, done = results["task_names"], results_lib.count_finished(results)
     begun = done + (phase != "evaluated")
     return {
         "run": config.get("name", "run"),
@@ -197,7 +218,7 @@ def _training(config, cursor) -> dict:
 def _results(config, cursor) -> dict | None:
     """Return the evaluators' results for exactly this network; None without any."""
     results = cursor["results"]
-    last = results_lib.finished(results) - 1
+    last = results_lib.count_finished(results) - 1
     if cursor["phase"] != "evaluated" or last < 0:
         return None
     matrices = {}
@@ -234,6 +255,13 @@ def parser() -> argparse.ArgumentParser:
         "--out", required=True, help="folder, new or of the same export"
     )
     options.add_argument("--torch", action="store_true", help="also for PyTorch")
+    options.add_argument(
+        "--stablehlo",
+        nargs="?",
+        const="uint8",
+        choices=typing.get_args(program.Pixels),
+        help="also a program that takes pixels (uint8) or normalised images (float32)",
+    )
     options.add_argument(
         "--force", action="store_true", help="replace an export of another checkpoint"
     )

@@ -15,13 +15,22 @@ import jax
 from etils import epath
 from safetensors import numpy as tensors
 
+import jaxcl
 from jaxcl.data import storage
 from jaxcl.run import folder as folder_lib
-from jaxcl.run import lock, task_alone
+from jaxcl.run import lock
+from jaxcl.update import adapters
 from jaxcl.weights import encoder
 
 # Files for PyTorch that an export may have: kind of network -> name.
 PYTORCH = {kind: f"{kind}_torch.safetensors" for kind in ("resnet", "vit", "convnext")}
+# All files of an export beside the weights and the card.
+_FURTHER = {
+    *PYTORCH.values(),
+    adapters.FILE,
+    "encoder.stablehlo",
+    "encoder.onnx",
+}
 
 
 def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
@@ -33,7 +42,7 @@ def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
         "parameters": sum(x.size for x in jax.tree.leaves(network.params)),
         "files": hashes(files),
         "versions": {
-            "jaxcl": task_alone.version(),
+            "jaxcl": jaxcl.__version__,
             "jax": jax.__version__,
             "flax": flax.__version__,
             "python": platform.python_version(),
@@ -46,7 +55,7 @@ def run_command(options: argparse.Namespace, make: Callable, text: Callable) -> 
     """Write a folder as a command was told; 2 if a file, run or folder is wrong."""
     try:
         card = make(**vars(options))
-    except (ValueError, OSError, lock.Held) as error:
+    except (ValueError, OSError, lock.LockHeldError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     print(f"{text(card)}\njaxcl.load_encoder({options.out!r})")
@@ -58,12 +67,14 @@ def hashes(files: dict[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
-def pack(leaves, library) -> bytes:
+def pack_tensors(leaves, library) -> bytes:
     """Pack the leaves as a safetensors file."""
     return tensors.save(leaves, metadata={"format": library})
 
 
-def write(folder: epath.Path, files: dict[str, bytes], card: dict, force: bool) -> dict:
+def write_folder(
+    folder: epath.Path, files: dict[str, bytes], card: dict, force: bool
+) -> dict:
     """Write all files, the card last; an error while writing leaves no new file.
 
     Args:
@@ -77,16 +88,18 @@ def write(folder: epath.Path, files: dict[str, bytes], card: dict, force: bool) 
 
     Raises:
       ValueError: the folder holds something else.
-      lock.Held: another process writes to it.
+      lock.LockHeldError: another process writes to it.
     """
     card = card | {"checksum": folder_lib.checksum(card)}
     _check_folder(folder, card, force)
-    with lock.held(folder):
-        _write(folder, files | {folder_lib.CARD: storage.to_json(card)}, card, force)
+    with lock.hold_lock(folder):
+        _write_files(
+            folder, files | {folder_lib.CARD: storage.to_json(card)}, card, force
+        )
     return card
 
 
-def _write(folder, files, card, force):
+def _write_files(folder, files, card, force):
     _check_folder(folder, card, force)  # again: another process may have been first
     if storage.in_bucket(folder):  # buckets replace each object as a whole
         for name, data in files.items():
@@ -102,7 +115,7 @@ def _write(folder, files, card, force):
                 os.replace(draft / name, folder / name)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    for name in {*PYTORCH.values()} - set(files):
+    for name in _FURTHER - set(files):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -114,7 +127,7 @@ def _check_folder(folder, card, force) -> None:
         raise ValueError(f"--out={folder}: is a file; must be a folder")
     names = {path.name for path in folder.iterdir() if path.suffix != ".tmp"}
     names -= {lock.FILE}
-    other = names - {folder_lib.CARD, folder_lib.TENSORS} - {*PYTORCH.values()}
+    other = names - {folder_lib.CARD, folder_lib.TENSORS} - _FURTHER
     if other:
         raise ValueError(
             f"--out={folder}: holds {', '.join(sorted(other)[:3])}, which is no "

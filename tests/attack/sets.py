@@ -52,7 +52,9 @@ def _packed(folder):
 
 def _arrays(folder):
     _npz(folder)
-    convert.write(from_arrays.npz(path=str(folder / "x.npz")), str(folder / "set"))
+    convert.write_arrays(
+        from_arrays.npz(path=str(folder / "x.npz")), str(folder / "set")
+    )
     (folder / "x.npz").unlink()
 
 
@@ -78,21 +80,6 @@ def _lists(folder):
     lines = [f"{name} {i // 4}\n" for i, name in enumerate(names)]
     (folder / "train.txt").write_text("".join(lines))
     (folder / "test.txt").write_text("".join(lines[:2] + lines[-2:]))
-
-
-def _tiny(folder):
-    _images(folder, [f"train/n{c}/images/{i}.JPEG" for c in "01" for i in range(3)])
-    _images(folder, [f"val/images/val_{i}.JPEG" for i in range(4)])
-    lines = [f"val_{i}.JPEG\tn{i % 2}\t0\t0\t7\t7\n" for i in range(4)]
-    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
-    (folder / "wnids.txt").write_text("n1\nn0\n")
-
-
-def _stl10(folder):
-    rng = np.random.default_rng(0)
-    for split in ("train", "test"):
-        rng.integers(0, 256, (2, 3, 96, 96), np.uint8).tofile(folder / f"{split}_X.bin")
-        np.array([1, 10], np.uint8).tofile(folder / f"{split}_y.bin")
 
 
 def _graphs(folder):
@@ -150,8 +137,6 @@ SETS: dict[str, tuple[Callable, Callable]] = {
             {"path": f"{x}", "train": "train.txt", "test": "test.txt"},
         ),
     ),
-    "tiny": (_tiny, lambda x: ("tiny_imagenet", {"path": f"{x}", "resident": False})),
-    "stl10": (_stl10, lambda x: ("stl10", {"path": f"{x}"})),
     "graphs": (_graphs, lambda x: ("graphs", {"path": f"{x}/x.npz"})),
     "tu": (_tu, lambda x: ("graphs", {"path": f"{x}"})),
     "array_record": (
@@ -265,7 +250,7 @@ def check(dataset: stream.Dataset) -> int:
     for split in (dataset.train, dataset.validation, dataset.test):
         if split is None or split.load is None:
             continue
-        for row in range(min(stream.size(split), 100)):
+        for row in range(min(stream.count_rows(split), 100)):
             try:
                 image = split.load(row)
             except files.Unreadable:
@@ -277,7 +262,7 @@ def check(dataset: stream.Dataset) -> int:
                 or image.shape[-1] not in (1, 3)
             ):
                 raise kind.Broken(f"row {row} is {image.dtype}{list(image.shape)}")
-    identity.find_duplicates(identity.identify(dataset))
+    identity.describe_duplicates(identity.identify(dataset), "x")
     return refused
 
 

@@ -31,11 +31,10 @@ def _with_pairs_of_itself(value, of):
 
 _brute = "test_evals.py::test_neighbours_are_those_of_brute_force"
 _known = "test_collapse.py::test_measures_at_points_known_by_hand"
-_loops = "test_decay.py::test_measures_are_those_of_loops"
 
 FAULTS = [
     *fault.of(
-        "evals.knn.votes",
+        "evals.knn.count_votes",
         "test_evals.py::test_votes_weigh_by_distance",
         ("evaluators: kNN has no temperature", takes(temperature=_always(1.0))),
         ("evaluators: kNN asks rows that it may not", takes(mask=jnp.ones_like)),
@@ -69,7 +68,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "evals.features._share",
+        "evals.features._share_pass",
         "test_evals.py::test_evaluators_of_one_state_share_their_passes_over_a_split",
         (
             "evaluators: each embeds the split anew",
@@ -125,18 +124,6 @@ FAULTS = [
         "evals.uniformity.uniformity",
         "test_uniformity.py::test_they_are_their_twins",
         ("evaluators: rows are pairs of themselves", gives(_with_pairs_of_itself)),
-    ),
-    *fault.of(
-        "evals.decay.overlap",
-        _loops,
-        (
-            "evaluators: opposite features overlap, too",
-            instead(
-                lambda rows, others=None: float(
-                    np.mean(rows @ (rows if others is None else others).T)
-                )
-            ),
-        ),
     ),
     *fault.of(
         "evals.neighbours.nearest",

@@ -1,0 +1,96 @@
+"""An encoder that passes a batch in pieces: less memory for a third more time.
+
+Gao, Zhang, Han, Callan, "Scaling Deep Contrastive Learning Batch Size under Memory
+Limited Setup", RepL4NLP 2021 (GradCache). A forward pass keeps the features alone. The
+backward pass computes the activations of one piece after another again, from the
+gradient in the features of all rows. So every loss, contrastive ones included, has the
+gradient of the whole batch.
+
+Departure: projectors and heads pass the whole batch at once, since they are small.
+
+The pieces are turns of a loop, in which a CPU takes long for gradients of convolutions.
+XLA's CPU backend would undo pieces that are written one after another.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """An encoder that trains on `count` pieces in turn; all else is the encoder's.
+
+    A batch norm normalises each piece by itself and moves its running statistics once
+    for each. Other networks compute what they compute of the whole batch.
+
+    Attributes:
+      net: flax module, or an encoder like `tuning.Tuned`.
+      count: pieces of a batch.
+    """
+
+    net: Any
+    count: int
+
+    def __getattr__(self, name: str) -> Any:
+        """Take what is not here from the encoder."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.net, name)
+
+    def apply(
+        self,
+        variables: dict,
+        inputs: jax.Array,
+        *,
+        train: bool = False,
+        groups: int = 1,
+        mutable: Any = False,
+        **drawn: jax.Array,
+    ) -> Any:
+        """Apply the encoder; in training, piece by piece.
+
+        Raises:
+          ValueError: the rows of a batch do not make so many equal pieces.
+        """
+        how = {"train": train, "groups": groups}
+        if not train:
+            return self.net.apply(variables, inputs, mutable=mutable, **how, **drawn)
+        rows, rest = divmod(inputs.shape[0], self.count * groups)
+        if rest:
+            raise ValueError(
+                f"config.accumulate={self.count}: must divide the "
+                f"{inputs.shape[0] // groups} rows that the method passes through its "
+                "encoder together"
+            )
+
+        def one(params, stats, images, number):
+            own = {name: jax.random.fold_in(key, number) for name, key in drawn.items()}
+            given = {"params": params, "batch_stats": stats}
+            images = images.reshape(-1, *images.shape[2:])
+            features, moved = self.net.apply(
+                given, images, mutable=["batch_stats"], **how, **own
+            )
+            features = features.reshape(rows, groups, *features.shape[1:])
+            return moved.get("batch_stats", stats), features
+
+        # Every count-th example, so that each device has its share of a piece.
+        images = inputs.reshape(rows, self.count, groups, *inputs.shape[1:])
+        params, stats = variables["params"], variables.get("batch_stats", {})
+        one = jax.checkpoint(one, prevent_cse=False)  # a loop keeps both passes apart
+        stats, features = lax.scan(
+            lambda stats, piece: one(params, stats, *piece),
+            stats,
+            (jnp.moveaxis(images, 1, 0), jnp.arange(self.count)),
+        )
+        features = jnp.moveaxis(features, 0, 1)  # [rows, count, groups, D]
+        outputs = features.reshape(inputs.shape[0], *features.shape[3:])
+        return outputs, {"batch_stats": stats}
+
+
+def split(net: Any, count: int) -> Any:
+    """Make an encoder pass its batches in pieces; in one, it stays as it is."""
+    return net if count == 1 else Pieces(net, count)

@@ -1,0 +1,122 @@
+"""config.mesh: weights of a Vision Transformer that are split over devices."""
+
+import contextlib
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from helpers import run_directories, toy
+from jaxcl import sharding
+from jaxcl.config import build
+from jaxcl.run import checkpoint, train
+from jaxcl.run import job as job_lib
+
+VIT = {"name": "vit", "width": 16, "layers": 2, "heads": 2, "hidden": 32, "patch": 4}
+VIT |= {"image_size": 8}
+CHANGES = {"encoder": VIT, "method.base": "byol", "method.strategy": "finetune"}
+CHANGES["evaluators"] = {"knn": {"k": 5}}
+CHANGES["optimizer"] = {"name": "adam", "lr": 1e-3}  # its rate shows every gradient
+SIDES = {"data": 4, "model": 2}
+
+
+def make(workdir, mesh, **changes):
+    one = {"devices": 1} if mesh is None else {"devices": None, "mesh": mesh}
+    return run_directories.untried(workdir, **CHANGES, **one, **changes)
+
+
+def begin(work):
+    """A state that no training made, where the run keeps it."""
+    return sharding.commit_placement(run_directories.random_state(work), work.mesh)
+
+
+def split(tree):
+    """Paths of the leaves that no device has whole."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, leaf in leaves
+        if not leaf.sharding.is_fully_replicated
+    }
+
+
+def same(one, two):
+    for have, want in zip(toy.leaves(one), toy.leaves(two), strict=True):
+        np.testing.assert_allclose(np.asarray(have), np.asarray(want), 1e-4, 1e-5)
+
+
+@pytest.fixture(scope="module")
+def works(tmp_path_factory):
+    """The job with whole weights, and the one with split ones."""
+    folder = tmp_path_factory.mktemp("mesh")
+    return make(folder / "whole", None), make(folder / "split", SIDES)
+
+
+def test_a_step_is_that_of_whole_weights(works):
+    after = []
+    for work in works:
+        step, state = job_lib.compile_step(work), begin(work)
+        after.append(step(state, *toy.first_call(work)))
+    (whole, told), (cut, ours) = after
+    same(cut, whole)
+    same(ours, told)
+    names = split(cut)
+    assert split(begin(works[1])) == names
+    ends = {"query/kernel", "query/bias", "out/kernel", "fc1/kernel", "fc2/kernel"}
+    for tree in ("params", "extra/momentum", "opt_state"):
+        own = [name for name in names if name.startswith(tree) and "block_0/" in name]
+        for end in ends:
+            assert any(name.endswith(end) for name in own), (tree, end)
+    kernel = cut.params["encoder"]["block_0"]["mlp"]["fc1"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape == (16, 16)
+
+
+def test_a_checkpoint_goes_on_with_split_and_with_whole_weights(works, tmp_path):
+    whole, cut = works
+    state = begin(cut)
+    run_directories.save(cut, tmp_path, state)
+    for work in (cut, whole):
+        like = sharding.commit_placement(
+            run_directories.random_state(work, seed=1), work.mesh
+        )
+        made = checkpoint.Checkpoints(tmp_path / "checkpoints")
+        with contextlib.closing(made) as kept:
+            back = sharding.commit_placement(kept.restore(like).state, work.mesh)
+        for have, want in zip(toy.leaves(back), toy.leaves(state), strict=True):
+            np.testing.assert_array_equal(np.asarray(have), np.asarray(want))
+        assert split(back) == (split(state) if work is cut else set())
+
+
+def test_a_run_that_is_stopped_goes_on_bitwise(works, tmp_path):
+    work = works[1]
+    work = toy.change(work, stream=work.stream._replace(tasks=work.stream.tasks[:1]))
+    step, asked = job_lib.compile_step(work), itertools.count()
+    results = train.run_tasks(work, tmp_path / "whole", step=step)
+    with pytest.raises(train.Interrupted, match="step 3"):
+        train.run_tasks(
+            work, tmp_path / "cut", step=step, stop=lambda: next(asked) == 3
+        )
+    again = train.run_tasks(work, tmp_path / "cut", step=step)
+    ends = [toy.saved(work, tmp_path / name).state for name in ("whole", "cut")]
+    for have, want in zip(*map(toy.leaves, ends), strict=True):
+        np.testing.assert_array_equal(np.asarray(have), np.asarray(want))
+    assert again["matrices"] == results["matrices"]
+    assert split(sharding.commit_placement(ends[1], work.mesh))
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({"mesh": {"data": 2, "model": 3}}, "model=3.*heads=2"),
+        ({"mesh": {"data": 8, "model": 2}}, "config.mesh.*16"),
+        ({"mesh": {"data": 4, "rows": 2}}, "rows"),
+        ({"mesh": {"data": 4}, "devices": 4}, "devices=4"),
+        ({"mesh": SIDES, "encoder": {"name": "conv_net"}}, "'conv_net'"),
+        ({"mesh": SIDES, "batch_size": 6}, "batch_size=6"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused(changes, told, tmp_path):
+    config = toy.config(**{**CHANGES, "devices": None, **changes})
+    with pytest.raises(ValueError, match=told):
+        build.build(config, tmp_path)
