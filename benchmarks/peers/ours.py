@@ -35,9 +35,9 @@ def main() -> None:
     jax.monitoring.register_event_duration_secs_listener(note)
     run = train._TrainingRun
     for name, stage in {
-        "_train": "train",
+        "_train_task": "train",
         "_evaluate": "evaluate",
-        "_save": "save",
+        "_save_checkpoint": "save",
     }.items():
         setattr(run, name, _method(stages, stage, getattr(run, name)))
     for name in ("wait", "close"):
@@ -102,7 +102,7 @@ def two_views(asked, fit, *_) -> tuple[float, int]:
 
 def stream(asked, _, build, files, finish) -> tuple[float, int]:
     """Learn classes that come one after another, with a memory."""
-    online = files.paper("online")
+    online = files.load_paper("online")
     config = online.start("experiment", asked["lr"])
     config.update(seed=asked["seed"], epochs=asked["epochs"], batch_size=asked["batch"])
     read = {"name": "npz", "path": asked.get("data")}
