@@ -62,6 +62,7 @@ class Problem(NamedTuple):
     matrix: str | None = "knn/class_incremental"  # for forgetting
     multiples: tuple[int, ...] = (1, 4)  # of the budget
     data: str | None = None  # set in the folder of --data; None: reads no file
+    grid: str = ""  # names the halves of an entry, "row x column"; "": one row each
 
 
 _OFF = ("plots", "tensorboard", "progress", "plasticity", "duplicates")
@@ -119,6 +120,8 @@ LOOKS = Problem(
     budget=4.5e10,
     spends="epochs",
     rates=_RATES,
+    multiples=(1,),
+    grid="base x strategy",
 )
 
 _REPLAY = (
@@ -206,6 +209,8 @@ LOOKS_ONLINE = Problem(
     budget=3e10,
     spends="updates",
     rates=(0.03, 0.1, 0.3),
+    multiples=(1,),
+    grid="regulariser x memory",
 )
 
 
@@ -275,7 +280,7 @@ ICL_MUTAG = Problem(
     _QUIET | {"evaluators": {"svm": {"last_only": True}}, "patience": 0},
     {
         **{name: Entry(words=name) for name in (*_ICL, "continue")},
-        "retrain": Entry(words="retrain", control="trains anew on all"),
+        "retrain": Entry(words="retrain", control="trains again on all"),
         "frozen": Entry(words="frozen", control="learns nothing new"),
         "random": Entry(words="random", control="an untrained network"),
     },
@@ -320,7 +325,7 @@ def changed(config, changes: dict[str, Any]):
 def make_config(problem: Problem, entry: Entry, data: str):
     """Build the config of an entry, without its rate and amount."""
     words = f":{entry.words}" if entry.words else ""
-    config = files.read([f"--config={entry.config or problem.config}{words}"])
+    config = files.read_config([f"--config={entry.config or problem.config}{words}"])
     config = changed(config, problem.changes | entry.changes)
     if problem.data:
         found = reproduce.find_data(data, problem.data, config.data.name)
@@ -382,7 +387,7 @@ class Board:
             found[str(seed)] = measured(problem, entry, spends, folder)
             print(f"{name} {own} x{multiple} {seed}: {found[str(seed)]}", flush=True)
             of_entry[f"x{multiple}"] = head | {"seeds": found} | self.about
-            results_lib.write(self.path, self.numbers)
+            results_lib.write_json(self.path, self.numbers)
 
     def choose_rate(self, name: str, own: str) -> float | None:
         """Return the best learning rate on held-out rows at the smallest budget.
@@ -424,7 +429,7 @@ class Board:
             self.train(changed(config, blind | changes), folder / name)
             return results_lib.read_results(folder / name)["cost"]["total"]
 
-        made = build.planned(config)
+        made = build.plan_job(config)
         one = spent("one", {FIELDS[spends]: 1})["flops"]
         fixed, each = 0, one
         if spends == "updates":
@@ -433,7 +438,7 @@ class Board:
         elif spends == "passes":
             fixed, each = one, fit_pass(config, made, spent)
         costs = {"fixed": fixed, "each": each, "state_bytes": state_bytes(made)}
-        results_lib.write(path, costs)
+        results_lib.write_json(path, costs)
         return costs
 
     def train(self, config, folder, step=None):
@@ -445,7 +450,7 @@ class Board:
             made = build.build(config, folder)
             step = step or job.compile_step(made)
             try:
-                finish.run(made, folder, stop=self.stop, step=step)
+                finish.run_job(made, folder, stop=self.stop, step=step)
             except metrics_log.Diverged as error:
                 storage.write_json(folder / "failed.json", {"why": str(error)})
         return step
@@ -467,7 +472,7 @@ def fit_pass(config, made: job.Job, spent) -> int:
     changes |= {"batch_size": size, "replay.policy": "reservoir", "optimizer.lr": 0.01}
     fit = spent("fit", changes)
     memory = jax.eval_shape(made.method.memory, job.shapes(made.method, made.data)[0])
-    stored = min(memory.filled.size, stream.size(made.stream.dataset.train))
+    stored = min(memory.filled.size, stream.count_rows(made.stream.dataset.train))
     return math.ceil(stored / size) * fit["flops"] // fit["steps"]
 
 
@@ -476,7 +481,9 @@ def measured(problem, entry, spends: dict, folder: epath.Path) -> dict[str, Any]
     if (folder / "failed.json").exists():
         return {"failed": True}
     results = results_lib.read_results(folder)
-    accuracy = results["scalars"][results_lib.finished(results) - 1][problem.measure]
+    accuracy = results["scalars"][results_lib.count_finished(results) - 1][
+        problem.measure
+    ]
     if accuracy is None:
         return {"failed": True}
     total = results["cost"]["total"]
@@ -496,17 +503,16 @@ def measured(problem, entry, spends: dict, folder: epath.Path) -> dict[str, Any]
 
 
 def page(numbers: dict) -> list[str]:
-    """Return a section with the tables of each problem that has numbers."""
+    """Return a section with the table of each problem that has numbers."""
     lines = []
     for name, problem in PROBLEMS.items():
         if name in numbers:
-            lines += [f"## {name}", "", *_floor(numbers[name])]
-            for multiple in problem.multiples:
-                lines += table(problem, multiple, numbers[name])
+            lines += [f"## {name}", "", *_untrained(numbers[name])]
+            lines += (grid if problem.grid else table)(problem, numbers[name])
     return lines
 
 
-def _floor(entries: dict) -> list[str]:
+def _untrained(entries: dict) -> list[str]:
     """Return a line with the mean accuracy of untrained networks, if known."""
     records = [record for own in entries.values() for record in own.values()]
     runs = itertools.chain(*(record["seeds"].values() for record in records))
@@ -514,47 +520,108 @@ def _floor(entries: dict) -> list[str]:
     return [f"Before training: {np.mean(found):.1f} %.", ""] if found else []
 
 
-def table(problem: Problem, multiple: int, entries: dict) -> list[str]:
-    """Return the table of one budget, the highest mean first."""
-    budget, rows = multiple * problem.budget, []
+def table(problem: Problem, entries: dict) -> list[str]:
+    """Return one row for each entry, the best at the smallest budget first."""
+    measured = [
+        x for x in problem.multiples if any(f"x{x}" in e for e in entries.values())
+    ]
+    budgets = [multiple * problem.budget for multiple in measured]
+    rows, controls = [], {}
     for name, entry in problem.entries.items():
-        if record := entries.get(name, {}).get(f"x{multiple}"):
-            good = [x for x in record["seeds"].values() if "failed" not in x]
-            mean = np.mean([x["accuracy"] for x in good]) if good else -1.0
-            title = f"*{name}* ({entry.control})" if entry.control else name
-            cells = _cells(problem, entry, record, good, budget)
-            rows.append((-mean, f"| {title} | {' | '.join(cells)} |"))
-    head = f"| at {multiple}x: {budget / 1e9:.3g} GFLOP | accuracy | forgetting "
-    head += "| spent | carried, kB | s | rate |"
-    rule = "|---|---|---|---|---|---|---|"
-    return [head, rule, *(line for _, line in sorted(rows)), ""] if rows else []
-
-
-def _cells(problem, entry, record, good, budget) -> list[str]:
-    spends, rates = record["plan"], entry.rates or problem.rates
-    failed = len(record["seeds"]) - len(good)
-    lost = f", {failed} diverged" if failed else ""
-    over = ", **over**" if spends["flops"] > budget else ""
-    share = f"{100 * spends['flops'] / budget:.0f} %"
-    rate = "the config's" if record["rate"] is None else f"{record['rate']:g}"
-    seconds = [own["seconds"] for own in good]
+        records = [entries.get(name, {}).get(f"x{x}") for x in measured]
+        if not any(records):
+            continue
+        good = [_finished(record) for record in records]
+        means = [np.mean([x["accuracy"] for x in own]) if own else -1.0 for own in good]
+        rates = entry.rates or problem.rates
+        title = f"*{name}*" if entry.control else name
+        title += _extreme(records, rates) + _over(records, budgets)
+        cells = [title, *_cells(records, good)]
+        rows.append(([-mean for mean in means], f"| {' | '.join(cells)} |"))
+        if entry.control:
+            controls[name.rpartition("-")[2]] = entry.control
+    accuracies = [f"{budget / 1e9:.3g} GFLOP" for budget in budgets]
+    head = ["entry", *accuracies, "forgetting", "kB"]
+    told = "; ".join(f"*{name}*: {control}" for name, control in controls.items())
     return [
-        interval([own["accuracy"] for own in good]) + lost,
-        interval([own["forgetting"] for own in good if "forgetting" in own]),
-        f"{spends['amount']} {entry.spends or problem.spends}, {share}{over}",
-        f"{spends['state_bytes'] / 1e3:.0f}",
-        f"{np.mean(seconds):.1f}" if seconds else "",
-        rate + ("*" if rates and record["rate"] in (min(rates), max(rates)) else ""),
+        f"| {' | '.join(head)} |",
+        "|---" * len(head) + "|",
+        *(line for _, line in sorted(rows)),
+        "",
+        *([f"{told}.", ""] if told else []),
+    ]
+
+
+def grid(problem: Problem, entries: dict) -> list[str]:
+    """Return a row for each first half of the names, a column for each second half.
+
+    A cell has the accuracy and, after a semicolon, forgetting.
+    """
+    cells: dict[tuple[str, str], str] = {}
+    for name, entry in problem.entries.items():
+        if record := entries.get(name, {}).get(f"x{problem.multiples[0]}"):
+            first, _, second = name.partition("-")
+            mark = _extreme([record], entry.rates or problem.rates)
+            cells[first, second or "none"] = _grid_cell(record) + mark
+    columns = list(dict.fromkeys(second for _, second in cells))
+    lines = [
+        f"| {problem.grid} | {' | '.join(columns)} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for row in dict.fromkeys(first for first, _ in cells):
+        own = [cells.get((row, column), "") for column in columns]
+        lines.append(f"| {row} | {' | '.join(own)} |")
+    budget = f"{problem.multiples[0] * problem.budget / 1e9:.3g} GFLOP"
+    return [f"With {budget}, accuracy; forgetting:", "", *lines, ""]
+
+
+def _grid_cell(record: dict) -> str:
+    good = _finished(record)
+    lost = [x["forgetting"] for x in good if "forgetting" in x]
+    diverged = len(record["seeds"]) - len(good)
+    parts = [interval([x["accuracy"] for x in good])]
+    parts += [f"{np.mean(lost):.1f}"] if lost else []
+    return "; ".join(parts + ([f"{diverged} diverged"] if diverged else []))
+
+
+def _finished(record: dict | None) -> list[dict]:
+    seeds_of = record["seeds"].values() if record else ()
+    return [own for own in seeds_of if "failed" not in own]
+
+
+def _over(records, budgets) -> str:
+    spent = [record and record["plan"]["flops"] for record in records]
+    exceeds = any(x and x > most for x, most in zip(spent, budgets, strict=True))
+    return ", **over**" if exceeds else ""
+
+
+def _extreme(records, rates) -> str:
+    rate = next(record["rate"] for record in records if record)
+    return " °" if rates and rate in (min(rates), max(rates)) else ""
+
+
+def _cells(records, good) -> list[str]:
+    """Return the cells after the name; all but accuracy are of the first budget."""
+    accuracies = []
+    for record, own in zip(records, good, strict=True):
+        lost = len(record["seeds"]) - len(own) if record else 0
+        note = f", {lost} diverged" if lost else ""
+        accuracies.append(interval([x["accuracy"] for x in own]) + note)
+    record = next(record for record in records if record)
+    return [
+        *accuracies,
+        interval([x["forgetting"] for x in good[0] if "forgetting" in x]),
+        f"{record['plan']['state_bytes'] / 1e3:.0f}",
     ]
 
 
 def interval(values: list[float]) -> str:
-    """Write the mean, its 95 % interval over seeds (Student's t), and their number."""
+    """Write the mean and half of its 95 % interval over seeds (Student's t)."""
     if not values:
         return ""
     found = numbers_lib.estimate(values)
-    ends = "" if found.low is None else f" [{found.low:.1f}, {found.high:.1f}]"
-    return f"{found.mean:.1f}{ends} ({len(values)})"
+    half = "" if found.low is None else f" ± {found.mean - found.low:.1f}"
+    return f"{found.mean:.1f}{half}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -583,10 +650,10 @@ def main(argv: list[str] | None = None) -> int:
 
     def work(options, stop):
         jax.config.update("jax_compilation_cache_dir", f"{options.out}/programs")
-        with lock.held(options.out):
+        with lock.hold_lock(options.out):
             Board(options, stop).run()
 
-    return command.run(make, work)
+    return command.run_until_signal(make, work)
 
 
 if __name__ == "__main__":

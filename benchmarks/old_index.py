@@ -103,7 +103,7 @@ def main():
     args = parser.parse_args()
     made = args.data in sources.MADE
     section = {"name": args.data} if made else sources.section_of(args.data)
-    dataset, cells = own_images.read(section), {}
+    dataset, cells = own_images.read_images(section), {}
     for seed in range(args.seeds):
         for key, pair in measure(args, dataset, seed).items():
             cells.setdefault(key, []).append(pair)

@@ -215,7 +215,7 @@ def find_data(folder: str, name: str, source: str) -> dict[str, str]:
 def make_config(row: Row, *, count: int, data: str):
     """Build the config of a row, for `count` seeds."""
     words = [f"--config={row.config}", *(f"--config.{x}" for x in row.overrides)]
-    config = files.read(words)
+    config = files.read_config(words)
     config.seeds = count
     config.plots = config.tensorboard = False
     config.data.update(find_data(data, row.data, config.data.name))
@@ -249,29 +249,29 @@ def measured(row: Row, runs: dict[int, dict], minutes: float) -> dict[str, Any]:
 
 
 def table(numbers: dict[str, dict]) -> list[str]:
-    """Return the markdown table of all rows, measured or not."""
+    """Return the markdown table of all measured rows, and the names of the others."""
     lines = [
         "| row | config | ours | published | difference | allowed | agrees | source |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    missing = []
     for name, row in ROWS.items():
-        own = numbers.get(name, {})
+        if name not in numbers:
+            missing.append(f"`{name}`")
+            continue
+        record = numbers[name]
         overrides = "".join(f", `{x}`" for x in row.overrides)
         start = f"| `{name}` | `{row.config}`{overrides}"
-        lines.append(_line(start, own.get("values"), row.published, row))
+        lines.append(_line(start, record["values"], row.published, row.source))
         for measure, published in row.other.items():
-            values = own.get("other", {}).get(measure)
-            lines.append(_line(f"| `{measure}` of the same runs | ", values, published))
-    return lines
+            start = f"| `{measure}` of the row above | "
+            lines.append(_line(start, record["other"][measure], published))
+    return [*lines, "", f"Not run yet: {', '.join(missing)}."] if missing else lines
 
 
-def _line(start: str, values: dict | None, published: Published, row=None) -> str:
-    theirs = f"{published.value:.2f} {published.spread}"
-    source = row.source if row else ""
-    if not values:
-        later = f"not run; {row.minutes:g} minutes a seed" if row else "not run"
-        return f"{start} | {later} | {theirs} | | | | {source} |"
+def _line(start: str, values: dict, published: Published, source="") -> str:
     said = compare(list(values.values()), published)
+    theirs = f"{published.value:.2f} {published.spread}"
     spread = "" if said.deviation is None else f" ± {said.deviation:.2f}"
     ours = f"{said.mean:.2f}{spread} ({len(values)})"
     allowed = "" if said.allowed is None else f"{said.allowed:.2f}"
@@ -298,7 +298,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--page", default=str(ROOT / "docs" / "reproductions.md"))
     options = parser.parse_args(argv)
     if options.name is None:
-        print("\n".join(f"{name:40}{row.source}" for name, row in ROWS.items()))
+        for name, row in ROWS.items():
+            print(f"{name:40}{row.minutes:4g} minutes a seed  {row.source}")
         return 0
     if options.seeds < 1:
         parser.error(f"--seeds={options.seeds}: must be at least 1")
@@ -311,20 +312,20 @@ def main(argv: list[str] | None = None) -> int:
 
     def work(made, stop):
         job, workdir, first, when = made
-        finish.run(job, workdir, stop=stop)
+        finish.run_job(job, workdir, stop=stop)
         chosen = range(first, first + options.seeds)
         runs = {s: results_lib.read_results(folder / seeds.folder(s)) for s in chosen}
         minutes = sum(sum(results["seconds"]) for results in runs.values()) / 60
         path = epath.Path(options.page).with_suffix(".json")
         numbers = storage.read_object(path) if path.exists() else {}
         numbers[options.name] = measured(row, runs, minutes) | when
-        results_lib.write(path, dict(sorted(numbers.items())))
+        results_lib.write_json(path, dict(sorted(numbers.items())))
         lines = table(numbers)
         write_page(options.page, lines)
         own = next(line for line in lines if line.startswith(f"| `{options.name}` "))
         print("\n".join([*lines[:2], own]))
 
-    return command.run(make, work)
+    return command.run_until_signal(make, work)
 
 
 if __name__ == "__main__":

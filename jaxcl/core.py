@@ -35,10 +35,10 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 class Replay(NamedTuple):
-    """What online methods keep of the stream and how they replay it: config.replay."""
+    """How online methods store and replay the stream: config.replay."""
 
     capacity: int  # slots of the memory
-    policy: str = "reservoir"  # see memory.policies.get
+    policy: str = "reservoir"  # see memory.policies.look_up
     size: int | None = None  # rows drawn per update; None: as many as come in
     updates: int = 1  # gradient steps on each incoming batch
     flops: float | None = None  # budget for each image, from which `updates` came
@@ -49,7 +49,7 @@ class Replay(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What the config builds for every method."""
+    """The parts that a config builds for every method."""
 
     encoder: Any  # flax.linen module: (images, *, train, groups) -> f32[B, D]
     augment: Callable  # (key, u8[B,H,W,C] or u8[B,V,H,W,C]) -> f32[B,V,H,W,C]
@@ -109,7 +109,7 @@ class Method(NamedTuple):
 
 
 class EvalParts(NamedTuple):
-    """What the config builds for every evaluator.
+    """The parts that a config builds for every evaluator.
 
     An evaluator is a module of jaxcl.evals with `make(parts, *, ...)`, which
     returns a function (state, number of the task just finished) -> Result, or an
@@ -135,7 +135,7 @@ class EvalParts(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What one evaluator measured."""
+    """The measurements of one evaluator."""
 
     rows: dict[str, np.ndarray]  # name -> f64[T] per task, nan if not measured
     scalars: dict[str, float]
@@ -158,7 +158,7 @@ class Evaluator(NamedTuple):
 
 
 def new_state(key, params, stats, tx, extra) -> TrainState:
-    """State before the first step of the first task."""
+    """Make the state before the first step of the first task."""
     zero = jnp.zeros((), jnp.int32)
     # Each leaf its own buffer: a donated state must not hold an array twice.
     return TrainState(
@@ -175,7 +175,7 @@ def new_state(key, params, stats, tx, extra) -> TrainState:
 
 
 def step_key(state: TrainState) -> jax.Array:
-    """Key of the present step; split it once, naming each use."""
+    """Return the key of the present step; split it once, naming each use."""
     return jax.random.fold_in(state.key, state.step)
 
 
@@ -185,7 +185,7 @@ def progress(state: TrainState) -> jax.Array:
 
 
 def rate(parts: Parts, state: TrainState) -> jax.Array:
-    """Learning rate of the present step, f32[]."""
+    """Return the learning rate of the present step, f32[]."""
     return parts.lr(progress(state), state.task)
 
 
@@ -215,8 +215,8 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
       shares: as in `apply_gradients`.
 
     Returns:
-      the state with new parameters, what the loss gave beside its value, and the
-      metrics {"loss", "lr", "grad_norm"}.
+      the state with new parameters, the loss's second output, and the metrics {"loss",
+      "lr", "grad_norm"}.
     """
     (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     lr = rate(parts, state)
@@ -230,12 +230,12 @@ def copy(tree: PyTree) -> PyTree:
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """The array, cast to float32 if its numbers are narrower."""
+    """Return the array, cast to float32 if its numbers are narrower."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def l2_normalize(x, *, eps=1e-12):
-    """Rows of unit length, x / max(|x|, eps).
+    """Return rows of unit length, x / max(|x|, eps).
 
     A row of zeros stays zero and receives a zero gradient, where x / |x| would
     give nan and x / eps a gradient of 1e12.
@@ -259,7 +259,7 @@ def split_views(*arrays: jax.Array) -> list[jax.Array]:
 
 
 def dot(a, b):
-    """Inner products of the rows of `a` and `b`.
+    """Return the inner products of the rows of `a` and `b`.
 
     Args:
       a: f32[..., N, D].
@@ -280,10 +280,10 @@ def dot(a, b):
 
 
 def misfits(theirs: dict, ours: dict) -> list[tuple[str, str, str]]:
-    """Each name whose leaf differs in type or shape: it, and both in words.
+    """Yield each name whose leaf differs in type or shape, and both in words.
 
     Args:
-      theirs, ours: name -> array or what has its `dtype` and `shape`.
+      theirs, ours: name -> array, or another object with `dtype` and `shape`.
     """
 
     def said(leaves, name):

@@ -23,18 +23,18 @@ def _square(matrix):
 
 
 def _mean(values):
-    """Mean, nan without a warning if there is nothing to average."""
+    """Compute the mean, nan without a warning if there is nothing to average."""
     return float(np.mean(values)) if len(values) else float("nan")
 
 
 def _best(values):
-    """Best measured cell of each column, nan where there is none."""
+    """Compute the best measured cell of each column, nan where there is none."""
     best = np.max(np.where(np.isnan(values), -np.inf, values), axis=0)
     return np.where(np.isneginf(best), np.nan, best)
 
 
 def average_accuracy(matrix) -> float:
-    """A_T, the mean of the last row (PNR, section 5.1).
+    """Compute A_T, the mean of the last row (PNR, section 5.1).
 
     Args:
       matrix: f64[T, T]. In a run that is under way pass the rows and columns of
@@ -50,7 +50,7 @@ def average_accuracy(matrix) -> float:
 
 
 def average_accuracy_per_task(matrix) -> np.ndarray:
-    """A_t after every task: the mean of row t over the tasks met by then.
+    """Compute A_t after every task: the mean of row t over the tasks met by then.
 
     Args:
       matrix: f64[T, T].
@@ -66,7 +66,7 @@ def average_accuracy_per_task(matrix) -> np.ndarray:
 
 
 def forgetting(matrix) -> float:
-    """Mean over tasks j < T of the best of the earlier rows minus the last row.
+    """Compute mean over tasks j < T of the best earlier row minus the last row.
 
     The forgetting measure of Chaudhry et al. (ECCV 2018); lower is better and
     negative if a task improved. Cells that were not measured are passed over
@@ -88,9 +88,9 @@ def forgetting(matrix) -> float:
 
 
 def stability(matrix) -> float:
-    """S = 1/(T-1) sum_{j<T} max_t (matrix[t, j] - matrix[T, j]) (PNR B.1).
+    """Compute S = 1/(T-1) sum_{j<T} max_t (matrix[t, j] - matrix[T, j]) (PNR B.1).
 
-    As `forgetting`, but the maximum is over all rows, so never negative. Lower
+    Unlike `forgetting`, the maximum is over all rows, so it is never negative. Lower
     is better. Cells that were not measured are passed over, save in the last row.
 
     Args:
@@ -110,7 +110,7 @@ def stability(matrix) -> float:
 
 
 def plasticity(matrix, finetune) -> float:
-    """P = 1/(T-1) sum_{j<T} 1/(T-j) sum_{i>j} (matrix[j, i] - finetune[i]) (PNR B.1).
+    """Compute P = 1/(T-1) sum_{j<T} 1/(T-j) sum_{i>j} (matrix[j, i] - FT_i).
 
     How well the encoder after task j does on the tasks still to come, against a
     model trained on that task alone. Higher is better. Needs every cell above
@@ -138,7 +138,7 @@ def plasticity(matrix, finetune) -> float:
 
 
 def accuracy(logits, labels, mask=None):
-    """Share of rows whose largest logit is that of the label.
+    """Compute the share of rows whose largest logit is the label's.
 
     Args:
       logits: f32[B, C]; the first of equal ones wins.
@@ -156,7 +156,7 @@ def accuracy(logits, labels, mask=None):
 
 
 def _class_means(features, labels, num_classes):
-    """Unit rows, their membership, class sizes and normalised class means.
+    """Compute unit rows, their membership, class sizes and normalised class means.
 
     A label outside [0, num_classes) belongs to no class.
     """
@@ -171,13 +171,13 @@ def _class_means(features, labels, num_classes):
 
 
 def _over_classes(values, labels, num_classes):
-    """Mean of f32[C] over the classes that occur, 0 if there is none."""
+    """Compute the mean of f32[C] over the classes that occur, 0 if there is none."""
     present = jnp.any(labels[:, None] == jnp.arange(num_classes), axis=0)
     return jnp.sum(values) / jnp.maximum(jnp.sum(present), 1)
 
 
 def intra_class_variances(features, labels, num_classes):
-    """E_{x in c} [(r_c . f(x) - 1)^2] of each class c, see `intra_class_variance`.
+    """Compute E_{x in c} [(r_c . f(x) - 1)^2] of each class c.
 
     Args:
       features: f32[N, D]; rows are L2-normalised here.
@@ -196,7 +196,7 @@ def intra_class_variances(features, labels, num_classes):
 
 
 def intra_class_variance(features, labels, num_classes):
-    """Mean over classes c of E_{x in c} [(r_c . f(x) - 1)^2] (DUEL Eq. 8).
+    """Compute the mean over classes c of E_{x in c} [(r_c . f(x) - 1)^2] (DUEL Eq. 8).
 
     f(x) is the unit feature and r_c the normalised mean of class c's. Every
     class that occurs weighs the same; lower means tighter classes.
@@ -214,7 +214,7 @@ def intra_class_variance(features, labels, num_classes):
 
 
 def inter_class_similarities(features, labels, num_classes):
-    """Mean over c' != c of r_c . r_c', of each class c, see `inter_class_similarity`.
+    """Compute the mean over c' != c of r_c . r_c', of each class c.
 
     Args:
       features: f32[N, D]; rows are L2-normalised here.
@@ -233,7 +233,7 @@ def inter_class_similarities(features, labels, num_classes):
 
 
 def inter_class_similarity(features, labels, num_classes):
-    """Mean over ordered pairs c != c' of r_c . r_c' (DUEL Eq. 9).
+    """Compute the mean over ordered pairs c != c' of r_c . r_c' (DUEL Eq. 9).
 
     r_c is the normalised mean of the unit features of class c. Only classes
     that occur are paired; lower means classes further apart.
@@ -251,7 +251,7 @@ def inter_class_similarity(features, labels, num_classes):
 
 
 def class_entropy(labels, num_classes):
-    """Entropy of the class shares, -sum_c p_c log p_c (DUEL Table 2).
+    """Compute the entropy of the class shares, -sum_c p_c log p_c (DUEL Table 2).
 
     Args:
       labels: i32[N]; those outside [0, C), such as -1 for an empty slot of a

@@ -23,7 +23,7 @@ Epsilon = Annotated[float, schema.Range(least=1e-30)]
 
 
 def _matrices(params):
-    """Which parameters are not biases or scales of normalisation layers."""
+    """Mark the parameters that are not biases or scales of normalisation."""
     return jax.tree.map(lambda p: p.ndim > 1, params)
 
 
@@ -52,7 +52,7 @@ def sgd(
     weight_decay: schema.Weight = 0.0,
     exclude_1d: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Stochastic gradient descent with torch's momentum: buf = m * buf + g + wd * w.
+    """Build SGD with torch's momentum: buf = m * buf + g + wd * w.
 
     The direction is buf, with `nesterov` g + wd * w + m * buf. The learning rate
     is outside the buffer and the buffer starts as the first gradient.
@@ -83,7 +83,7 @@ def lars(
     exclude_1d: bool = True,
     eps: Epsilon = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    """LARS (You et al., 2017) around SGD, with the clipping of the released code.
+    """Build LARS (You et al., 2017) around SGD, with the clipping of the released code.
 
     For each tensor w with gradient g, where neither is zero,
       r = eta |w| / (|g| + wd |w| + eps), with `clip` r = min(r / lr, 1),
@@ -140,7 +140,7 @@ def adam(
     decoupled: bool = False,
     exclude_1d: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam (Kingma and Ba, ICLR 2015); with `decoupled`, AdamW.
+    """Build Adam (Kingma and Ba, ICLR 2015); with `decoupled`, AdamW.
 
     Args:
       b1: decay of the first moment, in [0, 1).
@@ -164,7 +164,7 @@ def adam(
 def by_leaf(
     tx: optax.GradientTransformationExtraArgs, share: Callable
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimiser with a share of the learning rate for each leaf.
+    """Scale an optimizer's step by a share of the learning rate for each leaf.
 
     A share of 0 freezes the leaf: it has a direction of zeros, no weight decay and no
     place in the optimiser's state. Others multiply the direction, weight decay with it.
@@ -205,7 +205,7 @@ def _check_base(base):
 
 
 def _epoch(progress, epochs, per_epoch):
-    """Epochs done, f32[] in [0, epochs); whole ones with `per_epoch`."""
+    """Count the epochs done, f32[] in [0, epochs); whole ones with `per_epoch`."""
     progress = jnp.asarray(progress, jnp.float32)
     if not per_epoch:
         return progress * epochs
@@ -215,7 +215,7 @@ def _epoch(progress, epochs, per_epoch):
 
 
 def constant(base: schema.Weight) -> Callable:
-    """The same learning rate throughout.
+    """Keep the learning rate constant.
 
     Args:
       base: learning rate, 0 or more.
@@ -240,7 +240,7 @@ def warmup_cosine(
     end: schema.Weight = 0.0,
     per_epoch: bool = True,
 ) -> Callable:
-    """Linear warm-up, then half a cosine (schedule of the released PNR code).
+    """Warm up linearly, then follow half a cosine (the released PNR code).
 
     In epoch e of E, with W warm-up epochs:
       e < W: start + (base - start) e / (W - 1), so epochs W - 1 and W have base,
@@ -285,7 +285,7 @@ def cosine(
     end: schema.Weight = 0.0,
     per_epoch: bool = True,
 ) -> Callable:
-    """Half a cosine from `base` to `end` (CaSSLe's MoCo).
+    """Follow half a cosine from `base` to `end` (CaSSLe's MoCo).
 
     Args:
       base: learning rate of the first epoch.
@@ -312,7 +312,7 @@ def step_decay(
     milestones: tuple[schema.Count, ...],
     factor: schema.Positive = 0.1,
 ) -> Callable:
-    """`base` times `factor` for each milestone reached (torch's MultiStepLR).
+    """Multiply `base` by `factor` at each milestone (torch's MultiStepLR).
 
     Args:
       base: learning rate of the first epoch.
@@ -352,11 +352,11 @@ def ramped_cosine(
     start: schema.Weight = 0.01,
     floor: schema.Share = 1e-3,
 ) -> Callable:
-    """Half a cosine over all epochs, whose beginning a linear ramp replaces.
+    """Follow half a cosine over all epochs; a linear ramp replaces its beginning.
 
     With c(e) = base (floor + (1 - floor) (1 + cos(pi e / E)) / 2), the fraction x of
     epochs done and W warm-up epochs:
-      x < W: start + (c(W) - start) x / W, anew at every step,
+      x < W: start + (c(W) - start) x / W, again at every step,
       else:  c(floor(x) + 1), once an epoch; the last one has base * floor.
     Source: released code of SupCon (Khosla et al., NeurIPS 2020), which Co2L and CCLIS
     build on.
@@ -392,7 +392,7 @@ def ramped_cosine(
 
 
 def by_task(schedules):
-    """One schedule for each of the first tasks, the last one for all others.
+    """Use one schedule for each of the first tasks, the last one for all others.
 
     Args:
       schedules: progress f32[] -> f32[] each, at least one.
@@ -409,7 +409,7 @@ def by_task(schedules):
 
 
 def momentum_schedule(progress, *, start=0.99, end=0.999):
-    """Decay of a momentum encoder: end - (end - start) (cos(pi progress) + 1) / 2.
+    """Compute the slow network's decay at a share of the task's progress.
 
     From BYOL (Grill et al., NeurIPS 2020), restarted every task by PNR.
 
@@ -426,7 +426,7 @@ def momentum_schedule(progress, *, start=0.99, end=0.999):
 
 
 def ema(old, new, decay):
-    """Exponential moving average of trees, decay * old + (1 - decay) * new.
+    """Average trees exponentially, decay * old + (1 - decay) * new.
 
     Args:
       old: tree of floating-point arrays; its dtypes are kept.

@@ -27,7 +27,7 @@ _SPLIT = {
 
 
 class _Elsewhere(NamedTuple):
-    """What programs are for, where that is not what is here."""
+    """The target of programs that are made for other devices."""
 
     devices: tuple  # descriptions; () where those of this machine stand in for them
     platform: str
@@ -35,7 +35,8 @@ class _Elsewhere(NamedTuple):
 
 # None: programs are for the devices that are here.
 _ELSEWHERE = contextvars.ContextVar("elsewhere", default=None)
-# Devices that share the rows of a program that is traced, see `use`; None: one has all.
+# Devices that share the rows of a program that is traced, see `use_mesh`; None: one has
+# all.
 _MESH = contextvars.ContextVar("mesh", default=None)
 
 
@@ -57,7 +58,7 @@ def initialize(coordinator=None, num_processes=None, process_id=None, timeout=30
 
 
 def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
-    """One axis over all devices, or over the first `num_devices` of them.
+    """Make a mesh of one axis over all devices, or over the first `num_devices`.
 
     Args:
       num_devices: how many; None: all.
@@ -72,8 +73,9 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
     devices = list(described) if described else jax.devices()
     count = len(devices) if num_devices is None else num_devices
     if not 1 <= count <= len(devices):
+        field = "config.devices" if model == 1 else "config.mesh: data * model"
         raise ValueError(
-            f"config.devices={count}: allowed are 1 to {len(devices)} "
+            f"{field}={count}: allowed are 1 to {len(devices)} "
             f"({devices[0].platform}) or None for all"
         )
     if model > 1 and jax.process_count() > 1:
@@ -100,7 +102,7 @@ _PLATFORMS = {"cuda": "gpu", "rocm": "gpu"}
 
 
 def platform() -> str:
-    """What programs are for: "cpu", "gpu", "tpu", or "any" accelerator.
+    """Return the platform of programs: "cpu", "gpu", "tpu", or "any" accelerator.
 
     It asks the devices that are here, or those of `for_elsewhere`. Ask while a program
     is traced, not before.
@@ -111,12 +113,12 @@ def platform() -> str:
 
 
 def on_cpu() -> bool:
-    """Whether the devices are CPUs, where loops over steps are slow."""
+    """Tell whether the devices are CPUs, where loops over steps are slow."""
     return platform() == "cpu"
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the devices have units for products in bfloat16: TPUs, GPUs since Ampere.
+    """Tell whether the devices multiply bfloat16: TPUs, and GPUs since Ampere.
 
     It asks the devices that are here, or those of `for_elsewhere`.
     """
@@ -142,7 +144,7 @@ def _cuda_generation() -> int | None:
 
 @contextlib.contextmanager
 def for_elsewhere(devices: tuple = (), platform: str = "any"):
-    """Context in which programs are made as for accelerators, to be run there.
+    """Enter a context in which programs are made as for accelerators, to be run there.
 
     Args:
       devices: descriptions of them, of which `mesh` is then made; () leaves it to the
@@ -159,8 +161,8 @@ def for_elsewhere(devices: tuple = (), platform: str = "any"):
 
 
 @contextlib.contextmanager
-def use(mesh: Mesh):
-    """Context in which programs are traced for the devices of a mesh.
+def use_mesh(mesh: Mesh):
+    """Enter a context in which programs are traced for the devices of a mesh.
 
     `spread`, `gather`, `on_each` and a memory in shards (`memory.sharded`) ask for it.
     """
@@ -172,17 +174,17 @@ def use(mesh: Mesh):
 
 
 def current() -> Mesh | None:
-    """Return the mesh of `use`; None outside of it."""
+    """Return the mesh of `use_mesh`; None outside of it."""
     return _MESH.get()
 
 
-def bind(record, mesh: Mesh):
+def bind_to_mesh(record, mesh: Mesh):
     """Make each function of a NamedTuple run within `use(mesh)`."""
 
     def within(function):
         @functools.wraps(function)
         def call(*arguments, **options):
-            with use(mesh):
+            with use_mesh(mesh):
                 return function(*arguments, **options)
 
         return call
@@ -211,7 +213,7 @@ def traced_once(function):
 
 
 def on_host():
-    """Context in which JAX computes and lowers for a CPU of this machine.
+    """Enter a context in which JAX computes and lowers for a CPU of this machine.
 
     Raises:
       RuntimeError: JAX was told to use other devices only (`JAX_PLATFORMS`).
@@ -220,7 +222,7 @@ def on_host():
 
 
 def describe(mesh: Mesh) -> dict:
-    """Kind and number of the devices, and bytes at the peak of the fullest.
+    """Describe kind and number of the devices, and the peak bytes of the fullest.
 
     The peak is since the process began, over this process's devices; None where
     the backend does not tell (CPU).
@@ -235,12 +237,12 @@ def describe(mesh: Mesh) -> dict:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Sharding of what every device holds whole."""
+    """Return the sharding of arrays that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def split(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """Sharding of what is split over one axis, by default the first."""
+def split_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """Return the sharding of arrays that are split over one axis."""
     return NamedSharding(mesh, PartitionSpec(*(None,) * axis, AXIS))
 
 
@@ -259,8 +261,8 @@ def _is_split(node):
     return getattr(node, "over_devices", False)
 
 
-def share(name: str, value: int, mesh) -> int:
-    """The part of a count that falls to each device.
+def per_device(name: str, value: int, mesh) -> int:
+    """Return the part of a count that falls to each device.
 
     Raises:
       ValueError: the devices cannot share it evenly; `name` is what it is called.
@@ -275,7 +277,7 @@ def share(name: str, value: int, mesh) -> int:
 
 
 def placement(tree, mesh: Mesh):
-    """Where each leaf of a state lies: memories in shards split, the rest whole.
+    """Return the sharding of each leaf of a state: memories split, the rest whole.
 
     If the mesh splits weights, so are those of a Vision Transformer, in every tree.
 
@@ -290,8 +292,8 @@ def placement(tree, mesh: Mesh):
         if not _is_split(node):
             return _place_weight(path, node, mesh)
         for leaf in jax.tree.leaves(node):
-            share("the memory's rows", leaf.shape[0], mesh)
-        return jax.tree.map(lambda leaf: split(mesh), node)
+            per_device("the memory's rows", leaf.shape[0], mesh)
+        return jax.tree.map(lambda leaf: split_sharding(mesh), node)
 
     return jax.tree_util.tree_map_with_path(of, tree, is_leaf=_is_split)
 
@@ -308,17 +310,17 @@ def _place_weight(path, leaf, mesh):
     return replicated(mesh)
 
 
-def settle(tree, mesh: Mesh):
-    """Commit each array to its `placement`, whatever made it.
+def commit_placement(tree, mesh: Mesh):
+    """Commit each array to its `placement`.
 
     A step that sees its state in one form compiles once.
     """
     return jax.jit(lambda t: t, out_shardings=placement(tree, mesh))(tree)
 
 
-def shard(batch, mesh: Mesh, axis: int = 0):
-    """Global arrays from each process's own rows, split over one axis."""
-    sharding = split(mesh, axis)
+def shard_rows(batch, mesh: Mesh, axis: int = 0):
+    """Make global arrays from each process's own rows, split over one axis."""
+    sharding = split_sharding(mesh, axis)
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)),
         batch,
@@ -347,7 +349,7 @@ def spread(tree):
     def constrain(leaf):
         if len(leaf) % sharers(mesh):
             return leaf
-        return jax.lax.with_sharding_constraint(leaf, split(mesh))
+        return jax.lax.with_sharding_constraint(leaf, split_sharding(mesh))
 
     return jax.tree.map(constrain, tree)
 
@@ -374,7 +376,7 @@ def on_each(function, rows: tuple, whole: tuple):
       whole: pytrees of arrays that each device reads whole.
 
     Returns:
-      What the function returns: split as `rows`, or whole where there are none.
+      The function's result, split like `rows`, or whole without rows.
 
     Raises:
       ValueError: the devices cannot share the rows evenly.
@@ -383,7 +385,7 @@ def on_each(function, rows: tuple, whole: tuple):
     if mesh is None or sharers(mesh) == 1:
         return function(*rows, *whole)
     for leaf in jax.tree.leaves(rows):
-        share("rows", len(leaf), mesh)
+        per_device("rows", len(leaf), mesh)
     own, everywhere = PartitionSpec(AXIS), PartitionSpec()
     local = jax.shard_map(
         function,
@@ -395,8 +397,8 @@ def on_each(function, rows: tuple, whole: tuple):
     return local(*rows, *whole)
 
 
-def fetch(tree):
-    """Numpy copies of replicated arrays, the same on every process."""
+def copy_to_host(tree):
+    """Copy replicated arrays to NumPy, the same on every process."""
     return jax.tree.map(lambda x: np.asarray(jax.device_get(x)), tree)
 
 
@@ -407,7 +409,7 @@ def barrier(name: str) -> None:
 
 
 def any_process(flag: bool) -> bool:
-    """True everywhere if it is true on one process (a signal reached one host)."""
+    """Tell whether a flag is true on any process (a signal reached one host)."""
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.asarray(flag)).any())

@@ -19,9 +19,8 @@ def module_of(name):
 
 
 def public_losses():
-    """(module, function) under "Public names" of docs/design.md."""
-    text = (ROOT / "docs" / "design.md").read_text()
-    table = text.split("## Public names")[1].split("```")[1]
+    """(module, function) of docs/public_names.txt."""
+    table = (ROOT / "docs" / "public_names.txt").read_text()
     names = []
     for block in re.split(r"^(?=jaxcl\.)", table, flags=re.MULTILINE):
         match = re.match(r"jaxcl\.losses\.(\w+)\s", block)

@@ -1,4 +1,4 @@
-"""PyTorch computes what an exported ResNet does, by the module of docs/export.md."""
+"""PyTorch computes what an exported ResNet does, by the modules of examples/."""
 
 import json
 
@@ -8,14 +8,14 @@ import pytest
 from safetensors import numpy as tensors
 
 import jaxcl
-from helpers import config_files, pages, run_directories, torch_peers
+from helpers import config_files, run_directories, torch_peers
 from jaxcl.nets import layers
 from jaxcl.weights import encoder, export, names, pytorch, writer
 
 torch = pytest.importorskip(
     "torch", reason="PyTorch is not installed: pip install torch==2.13.0"
 )
-PAGE = (config_files.ROOT / "docs" / "export.md").read_text()
+EXAMPLES = config_files.ROOT / "examples"
 BASIC = {"name": "resnet", "depth": 10, "width": 8}
 BOTTLENECK = {"name": "resnet", "depth": 50, "width": 4}
 # name -> options of the encoder, pixels, channels; maps are even where strides are 2
@@ -31,12 +31,8 @@ NETS = {
 
 
 @pytest.fixture(scope="module")
-def page():
-    """What the page's block for PyTorch defines."""
-    (code,) = [code for code in pages.blocks(PAGE, "python") if "class ResNet" in code]
-    names = {}
-    exec(compile(code, "export.md", "exec"), names)
-    return names
+def example():
+    return config_files.load(EXAMPLES / "torch_resnet.py")
 
 
 def network(options, size, channels, seed=0):
@@ -46,7 +42,7 @@ def network(options, size, channels, seed=0):
     card = {"encoder": section, "input": {"kind": "images", "channels": channels}}
     card["input"] |= {"size": size, "resize": None, "interpolation": "bicubic"}
     card["input"] |= {"mean": [0.4] * channels, "std": [0.2, 0.3, 0.25][:channels]}
-    module, blank = encoder.module_of(section), encoder.blank(card["input"])
+    module, blank = encoder.module_of(section), encoder.blank_inputs(card["input"])
     like = jax.eval_shape(module.init, jax.random.key(0), blank)
 
     def number(path, leaf):
@@ -67,9 +63,9 @@ def images_for(made, count=3):
     return np.random.default_rng(1).integers(0, 256, shape, np.uint8)
 
 
-def twin(page, made, state=None):
-    """The page's module with the parameters of an encoder."""
-    model = page["ResNet"](made.card)
+def twin(example, made, state=None):
+    """The example's network with the parameters of an encoder."""
+    model = example.ResNet(made.card)
     state = pytorch.torch_state(made) if state is None else state
     model.load_state_dict({name: torch.from_numpy(x) for name, x in state.items()})
     return model.eval()
@@ -83,32 +79,32 @@ def check(ours, theirs, tolerance=1e-4):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_features_are_the_same(name, page):
+def test_features_are_the_same(name, example):
     made = network(*NETS[name])
     images = images_for(made)
     with torch.no_grad():
-        theirs = twin(page, made)(torch.from_numpy(images))
+        theirs = twin(example, made)(torch.from_numpy(images))
     check(made.embed(images), theirs)
 
 
 @pytest.mark.parametrize("name", ["basic-cifar", "basic-imagenet"])
-def test_a_training_pass_moves_the_same_statistics(name, page):
+def test_a_training_pass_moves_the_same_statistics(name, example):
     """Momentum, epsilon, and which variance is kept."""
     made = network(*NETS[name])
-    images, model = images_for(made, 6), twin(page, made).train()
+    images, model = images_for(made, 6), twin(example, made).train()
     theirs = model(torch.from_numpy(images)).detach()
     inputs = made.prepare(images)
     ours, stats = jax.jit(made.apply, static_argnames="train")(
         made.params, made.stats, inputs, train=True
     )
     check(ours, theirs, 1e-3)
-    leaves = encoder.flat(made.params, stats)
-    before = encoder.flat(made.params, made.stats)
+    leaves = encoder.flatten_leaves(made.params, stats)
+    before = encoder.flatten_leaves(made.params, made.stats)
     moved = model.state_dict()
     for ours_name in leaves:
         if ours_name.startswith("stats/"):
             path = ours_name.partition("/")[2]
-            place = names.find(names.SCHEMES["torchvision"], path)
+            place = names.find_tensor(names.SCHEMES["torchvision"], path)
             want = moved[place.tensor].numpy()
             np.testing.assert_allclose(leaves[ours_name], want, rtol=2e-3, atol=2e-4)
             assert np.abs(want - before[ours_name]).max() > 1e-3
@@ -119,14 +115,14 @@ def test_a_training_pass_moves_the_same_statistics(name, page):
     assert all(m.momentum == pytest.approx(1 - ours.momentum) for m in theirs)
 
 
-def test_a_folder_of_the_command(page, tmp_path):
+def test_a_folder_of_the_command(example, tmp_path):
     run, out = tmp_path / "run", tmp_path / "out"
     changes = {"encoder": run_directories.RESNET, "augment.size": 16}
     work, _ = run_directories.run_of(
         run, **changes, data={"name": "digits", "size": 16}
     )
     assert export.main([f"--run={run}", f"--out={out}", "--torch"]) == 0
-    model, images = page["load"](out), work.stream.evaluation.images[:8]
+    model, images = example.load(out), work.stream.evaluation.images[:8]
     assert not model.training
     with torch.no_grad():
         theirs = model(torch.from_numpy(images))
@@ -147,34 +143,26 @@ VITS = {
 }
 
 
-def transformer_of_the_page():
-    """The network that the page's block makes of exports/vit."""
-    (code,) = [x for x in pages.blocks(PAGE, "python") if "VisionTransformer(" in x]
-    names = {}
-    exec(compile(code, "export.md", "exec"), names)
-    return names["model"].eval()
+def load_transformer(folder):
+    return config_files.load(EXAMPLES / "torch_vit.py").load(folder)
 
 
 @pytest.mark.parametrize("name", VITS)
-def test_transformers_are_what_the_page_makes_of_their_cards(
-    name, tmp_path, monkeypatch
-):
+def test_transformers_are_what_the_example_makes_of_their_cards(name, tmp_path):
     torch_peers.library("timm")
-    monkeypatch.chdir(tmp_path)
-    made, folder = network(*VITS[name]), tmp_path / "exports" / "vit"
-    folder.mkdir(parents=True)
+    made, folder = network(*VITS[name]), tmp_path
     (folder / "card.json").write_text(json.dumps(made.card))
     state = pytorch.torch_state(made)
     (folder / writer.PYTORCH["vit"]).write_bytes(tensors.save(state))
     images = images_for(made)
     inputs = np.asarray(made.prepare(images)).transpose(0, 3, 1, 2).copy()
     with torch.no_grad():
-        theirs = transformer_of_the_page()(torch.from_numpy(inputs))
+        theirs = load_transformer(folder)(torch.from_numpy(inputs))
     check(made.embed(images), theirs)
 
 
 def test_a_transformer_with_adapters_of_the_command(tmp_path, monkeypatch):
-    """By the page's block: adapters are part of what timm's network is given."""
+    """Adapters are part of the weights that timm's network loads."""
     torch_peers.library("timm")
     monkeypatch.chdir(tmp_path)
     section = {"name": "vit", "width": 16, "layers": 3, "heads": 2, "hidden": 24}
@@ -187,7 +175,7 @@ def test_a_transformer_with_adapters_of_the_command(tmp_path, monkeypatch):
         **{"augment.size": 16, "augment.mean": (0.3,) * 3, "augment.std": (0.4,) * 3},
     )
     assert export.main(["--run=run", "--out=exports/vit", "--torch"]) == 0
-    model = transformer_of_the_page()
+    model = load_transformer("exports/vit")
     made = jaxcl.load_encoder("exports/vit")
     inputs = np.asarray(made.prepare(work.stream.evaluation.images[:8]))
     with torch.no_grad():

@@ -32,7 +32,7 @@ def network(name):
     inputs = {"kind": "images", "channels": 3, "size": 8, "resize": None}
     inputs |= {"interpolation": "bicubic", "mean": [0.4] * 3, "std": [0.2, 0.3, 0.25]}
     module = encoder.module_of(section)
-    like = jax.eval_shape(module.init, jax.random.key(0), encoder.blank(inputs))
+    like = jax.eval_shape(module.init, jax.random.key(0), encoder.blank_inputs(inputs))
     filled = jax.tree.map(lambda x: rng.uniform(0.2, 0.7, x.shape).astype("f4"), like)
     params = jax.tree.map(lambda x: x - 0.45 if x.ndim > 1 else x, filled["params"])
     card = {"encoder": section, "input": inputs}
@@ -58,6 +58,16 @@ def test_normalised_images_are_taken_as_they_are():
     assert loaded.in_avals[0].dtype == np.float32
     rows = loaded.call(made.prepare(IMAGES))
     np.testing.assert_allclose(rows, made.embed(IMAGES), rtol=1e-5, atol=1e-6)
+
+
+def test_the_adapter_to_an_old_index_is_part_of_the_program():
+    turned = np.eye(8, dtype=np.float32)[:, ::-1]
+    made = dataclasses.replace(network("mlp"), adapter={"rotation": turned})
+    loaded = jax_export.deserialize(bytearray(stablehlo.pack(made, "uint8")))
+    rows, want = loaded.call(IMAGES), made.embed(IMAGES)
+    np.testing.assert_allclose(rows, want, rtol=1e-5, atol=1e-6)
+    plain = dataclasses.replace(made, adapter=None).embed(IMAGES)
+    assert np.abs(want - plain).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", NETS)

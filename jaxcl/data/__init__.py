@@ -1,1 +1,1 @@
-"""Where examples come from, in which order, and how they reach the device."""
+"""Sources of examples, their order, and their way to the device."""

@@ -58,7 +58,7 @@ def dominated(
     dominant: schema.Natural | str | Sequence[schema.Natural | str] | None = None,
     epoch_steps: schema.Count | None = None,
 ) -> list[stream.Task]:
-    """Tasks whose batches one class dominates.
+    """Make tasks in whose batches one class dominates.
 
     Rows of a batch are drawn independently. First a class c of the task is drawn with
     probability rho_c, see `probabilities`; then one of the task's rows of class c,
@@ -150,7 +150,7 @@ def long_tail(
     class_order: str | Sequence[schema.Natural | str] = "sorted",
     seed: schema.Natural = 0,
 ) -> np.ndarray:
-    """Rows that an exponentially long-tailed set keeps, bool[N].
+    """Choose the rows that an exponentially long-tailed set keeps, bool[N].
 
     The class at place c of the order keeps `tail_sizes`[c] rows, or all if it has
     fewer. They are drawn by (seed, class) alone, so a smaller factor keeps every row

@@ -1,7 +1,7 @@
 """Streams to be met once, whose classes fade into one another or come back.
 
-They need labels to be made; a learner is told none. Each image occurs once, but for the
-last incomplete batch of a task, which no stream keeps.
+They need labels to be made; a learner is told none. Each image occurs once, except for
+the last incomplete batch of a task, which no stream keeps.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class Repeated(NamedTuple):
 
 
 def in_order(rng: np.random.Generator, rows: np.ndarray, batch_size: int) -> np.ndarray:
-    """Batch rows in their order, without an incomplete last one."""
+    """Batch rows in their order, without an incomplete last batch."""
     steps = len(rows) // batch_size
     return rows[: steps * batch_size].reshape(steps, batch_size)
 
@@ -53,7 +53,7 @@ def weights(position: float, centres: np.ndarray, width: float) -> np.ndarray:
 def blurry(
     label: np.ndarray, order: np.ndarray, *, blur: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """All rows in an order in which classes fade into one another.
+    """Order all rows so that classes fade into one another.
 
     For each place of the stream a class is drawn by `weights` among those with rows
     left, then one of its rows that has not come yet. Places are counted in classes, as
@@ -95,7 +95,7 @@ def recurring(
     recurrence: float,
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Rows of each task where classes of earlier tasks may come back.
+    """Draw the rows of each task; classes of earlier tasks may come back.
 
     A task has its new classes, and each class of earlier tasks with probability
     `recurrence`, independently. The rows of a class are shared out evenly over its

@@ -29,7 +29,7 @@ def digits(
     interpolation: Literal["nearest", "bicubic"] = "bicubic",
     channels: files.Channels = 1,
 ) -> stream.Dataset:
-    """scikit-learn's 1,797 handwritten digits, u8[N,8,8,1], 0..16 scaled to 0..255.
+    """Read scikit-learn's 1,797 digits, u8[N,8,8,1], 0..16 scaled to 0..255.
 
     The test split is a fixed fifth of every class.
 
@@ -63,13 +63,12 @@ def digits_in_looks(
     interpolation: Literal["nearest", "bicubic"] = "bicubic",
     channels: files.Channels = 1,
 ) -> stream.Dataset:
-    """The images of `digits`, all of them once in each look; a look is a domain.
+    """Read the images of `digits` once in each of three domains.
 
-    A digit is in the same split in every look, so that none is learnt in one and tested
-    in another.
+    A digit is in one split in all domains.
 
-    looks: of "plain", "inverted" (black on white) and "rotated" (a quarter turn to the
-      left), in the order that numbers the domains.
+    looks: some of "plain", "inverted" (black on white) and "rotated" (a quarter turn to
+    the left), in the order of the domains.
     validation, seed, size, interpolation, channels: as of `digits`.
     """
     data = digits(
@@ -96,7 +95,7 @@ def rings_and_trees(
     nodes: tuple[_Nodes, _Nodes] = (6, 14),
     seed: schema.Natural = 0,
 ) -> stream.Dataset:
-    """Two classes of graphs in turn: rings with two chords, and random trees.
+    """Make graphs of two classes: rings with two chords, and random trees.
 
     Node features are degree profiles, see `from_graphs.degree_profile`.
 

@@ -26,7 +26,7 @@ _ABSENT = -1e30
 
 
 def interleave(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Rows of two views, [B, D] each, as [2B, D]: 2i and 2i + 1 are example i.
+    """Interleave two views, [B, D] each, as [2B, D]: 2i and 2i + 1 are example i.
 
     Args:
       a: f32[B, D], view 1.
@@ -40,7 +40,7 @@ def interleave(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def logsumexp_of_others(logits: jax.Array) -> jax.Array:
-    """Logarithm of sum_{j != i} exp(logits[i, j]).
+    """Compute the logarithm of sum_{j != i} exp(logits[i, j]).
 
     Args:
       logits: f32[N, N].
@@ -53,7 +53,7 @@ def logsumexp_of_others(logits: jax.Array) -> jax.Array:
 
 
 def entries(logits: jax.Array, columns: jax.Array) -> jax.Array:
-    """One entry of each row, logits[i, columns[i]], exactly.
+    """Pick one entry of each row, logits[i, columns[i]], exactly.
 
     Args:
       logits: f32[N, M].
@@ -68,12 +68,12 @@ def entries(logits: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 def partners(count: int) -> jax.Array:
-    """Row of the other view of each row of `interleave`, i32[count]."""
+    """Return the row of the other view for each row of `interleave`, i32[count]."""
     return jnp.arange(count) ^ 1
 
 
 def masked_mean(rows: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """Mean over the rows that exist.
+    """Compute the mean over the rows that exist.
 
     Args:
       rows: f32[N], finite.
@@ -98,7 +98,7 @@ def nt_xent(
     temperature: float = 0.2,
     logsumexp: Callable | None = None,
 ) -> jax.Array:
-    """NT-Xent, the loss of SimCLR (Chen et al., ICML 2020, Eq. 1).
+    """Compute NT-Xent, the loss of SimCLR (Chen et al., ICML 2020, Eq. 1).
 
     The mean over all 2B rows i of -s(i, pos) + log sum_{j != i} exp s(i, j),
     where s is the cosine over the temperature and pos the other view of the
@@ -146,7 +146,7 @@ def info_nce(
     examples: jax.Array | None = None,
     logsumexp: Callable | None = None,
 ) -> jax.Array:
-    """InfoNCE against shared negatives (van den Oord et al., 2018; MoCo, Eq. 1).
+    """Compute InfoNCE against shared negatives (van den Oord 2018; MoCo, Eq. 1).
 
     The mean over rows of -s(a, p) + log(e exp s(a, p) + sum_k exp s(a, n_k)),
     with s the cosine over the temperature and e 1 or 0. Gradients flow to all
@@ -224,7 +224,7 @@ def nnclr(
     *,
     temperature: float = 0.1,
 ) -> jax.Array:
-    """NNCLR (Dwibedi et al., ICCV 2021, Eq. 2 and 3): neighbours are anchors.
+    """Compute NNCLR (Dwibedi et al., ICCV 2021, Eq. 2 and 3): neighbours are anchors.
 
     With n(z) the row of the support set that is nearest to z, and s the cosine over the
     temperature, half of
@@ -253,11 +253,11 @@ def nnclr(
     support = jax.lax.stop_gradient(support)
     examples = jnp.arange(len(z1))
 
-    def match(z, o):
+    def match_neighbours(z, o):
         nearest = jnp.argmax(core.dot(core.l2_normalize(z), support), axis=1)
         return info_nce(support[nearest], o, temperature=temperature, examples=examples)
 
-    return (match(z1, o2) + match(z2, o1)) / 2
+    return (match_neighbours(z1, o2) + match_neighbours(z2, o1)) / 2
 
 
 def m_hml(
@@ -270,7 +270,7 @@ def m_hml(
     mask: jax.Array | None = None,
     logsumexp: Callable | None = None,
 ) -> jax.Array:
-    """Memory-integrated Hebbian metric learning, the loss of the network in DUEL.
+    """Compute memory-integrated Hebbian metric learning, DUEL's loss.
 
     weight * I_h - I_d (Choi et al., "DUEL", AAAI 2024, Eq. 5) with the duplication
     probability q = exp((cosine - 1) / temperature). I_h is the mean of -log q of the
@@ -324,7 +324,7 @@ def sup_con(
     anchor_mask: jax.Array | None = None,
     example_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Supervised contrastive loss (Khosla et al., NeurIPS 2020, Eq. 2, L_out).
+    """Compute the supervised contrastive loss (Khosla et al., 2020, Eq. 2, L_out).
 
     For row i, the mean over its positives p (all other rows of its label) of
     -s(i, p) + log sum_{j != i} exp s(i, j). A row without positives counts 0.

@@ -3,9 +3,9 @@
 CaSSLe (Fini et al., CVPR 2022), PNR (Cha et al., ICML 2024) and LUCIR's less-forget
 constraint. Names follow the papers: `z` or `q` are the current projections of a view,
 `p` is the predictor's output g(z), `f` the frozen network's projection of the same
-image, `k` the momentum network's. No gradient reaches `f`, `k` and the queues. Where
-paper and released code differ, `form` or `distance` chooses; the published numbers come
-from the code.
+image, `k` the momentum network's. No gradient reaches `f`, `k` and the queues. If paper
+and released code differ, `form` or `distance` chooses; the published numbers come from
+the code.
 """
 
 import functools
@@ -32,7 +32,7 @@ def cassle_contrastive(
     form: str = "code",
     logsumexp: Callable | None = None,
 ) -> jax.Array:
-    """Contrastive distillation of CaSSLe over the 2B rows of both views.
+    """Compute CaSSLe's contrastive distillation over the 2B rows of both views.
 
     With s the cosine over the temperature, row i of P belongs to row i of F, the
     same view of the same image:
@@ -78,7 +78,7 @@ def cassle_contrastive(
 
 
 def _cassle_streamed(p, f, temperature, form, logsumexp):
-    """`cassle_contrastive` of unit rows; the positive is apart from its others."""
+    """Compute `cassle_contrastive` of unit rows without a matrix of logits."""
     row = jnp.arange(len(p))
     positive = jnp.sum(p * f, axis=-1) / temperature
     others = functools.partial(logsumexp, groups=(row, row))
@@ -99,7 +99,7 @@ def cassle_barlow(
     scale: float = 0.1,
     off_diagonal: float = 5e-3,
 ) -> jax.Array:
-    """CaSSLe with Barlow Twins, (barlow(p1, f1) + barlow(p2, f2)) / 2.
+    """Compute CaSSLe with Barlow Twins, (barlow(p1, f1) + barlow(p2, f2)) / 2.
 
     Args:
       p1, p2: f32[B, D], predictions of both views.
@@ -125,7 +125,7 @@ def cassle_barlow(
 def cassle_byol(
     p1: jax.Array, p2: jax.Array, f1: jax.Array, f2: jax.Array
 ) -> jax.Array:
-    """CaSSLe with BYOL, the mean over views and rows of 2 - 2 cos(p, f).
+    """Compute CaSSLe with BYOL, the mean over views and rows of 2 - 2 cos(p, f).
 
     PNR Eq. 7 writes |p - f|^2; in both released codes the rows have unit length.
 
@@ -147,7 +147,7 @@ def cassle_byol(
 
 
 def cassle_mse(p1: jax.Array, p2: jax.Array, f1: jax.Array, f2: jax.Array) -> jax.Array:
-    """CaSSLe with VICReg, the mean of (p - f)^2 over views, rows and features.
+    """Compute CaSSLe with VICReg, the mean of (p - f)^2 over views, rows and features.
 
     PNR Eq. 11 writes a sum over the D features; both released codes divide by D.
 
@@ -179,7 +179,7 @@ def cassle_prototypes(
     *,
     temperature: float = 0.1,
 ) -> jax.Array:
-    """CaSSLe with losses over prototypes (Fini et al., CVPR 2022, for SwAV and DINO).
+    """Compute CaSSLe's distillation over prototypes (Fini et al., CVPR 2022).
 
     The mean over views and rows of the cross-entropy between
       softmax(cos(f, frozen prototypes) / temperature) and
@@ -225,7 +225,7 @@ _DISTANCES = {
 def pseudo_negative(
     p1: jax.Array, p2: jax.Array, f1: jax.Array, f2: jax.Array, *, distance: str
 ) -> jax.Array:
-    """Distance of p to the frozen feature of the OTHER view; PNR subtracts it.
+    """Compute the distance of p to the OTHER view's frozen feature; PNR subtracts it.
 
     PNR without negatives is base + w * cassle - weight * this, where this is
     (d(p1, f2) + d(p2, f1)) / 2 (PNR Eq. 5, 8, 12), with d(p, f) one of
@@ -269,7 +269,7 @@ def pseudo_negative(
 def less_forget(
     z1: jax.Array, z2: jax.Array, f1: jax.Array, f2: jax.Array
 ) -> jax.Array:
-    """LUCIR's less-forget constraint (Hou et al., CVPR 2019, Sec. 3.3).
+    """Compute LUCIR's less-forget constraint (Hou et al., CVPR 2019, Sec. 3.3).
 
     The mean over views and rows of 1 - cos(z, f), where z and f are of the same view of
     the same image, now and before; there is no predictor.
@@ -306,7 +306,7 @@ def pnr_simclr(
     pn2: bool = True,
     logsumexp: Callable | None = None,
 ) -> jax.Array:
-    """PNR with SimCLR, PNR Eq. 2 + 3; it replaces the base loss from task 2 on.
+    """Compute PNR with SimCLR (PNR Eq. 2 + 3), the loss from task 2 on.
 
     Z, P, F are the 2B rows of both views and s the cosine over the temperature:
       L1 = mean_i [-s(Z_i, Z_pos)
@@ -371,7 +371,7 @@ def pnr_supcon(
     pn2: bool = True,
     other_classes: bool = False,
 ) -> jax.Array:
-    """PNR with supervised contrastive learning; our reading of PNR B.5.
+    """Compute PNR with supervised contrastive learning; our reading of PNR B.5.
 
     The paper says only that Eq. 2 and 3 use the labels, and the released code does not
     contain this loss. Here Z, P, F are the 2B rows of both views, s and s_d the cosine
@@ -457,7 +457,7 @@ def pnr_moco(
     unit_queues: bool = False,
     logsumexp: Callable | None = None,
 ) -> jax.Array:
-    """PNR with MoCo v2+, PNR Eq. 2 + 3; it replaces the base loss from task 2 on.
+    """Compute PNR with MoCo v2+ (PNR Eq. 2 + 3), the loss from task 2 on.
 
     The mean over both views of, for view 1 and cosines s over the temperature,
       L1 = mean_i [-s(q1_i, k2_i) + log(exp s(q1_i, k2_i) + sum_n exp s(q1_i, n))]
@@ -514,7 +514,7 @@ def pnr_moco(
 
 
 def _logsumexp_of_others(anchors, sets, temperature, logsumexp=None):
-    """Logarithm of the sum over sets and j != i of exp s(anchors_i, set_j), f32[N].
+    """Return log sum exp s(anchors_i, set_j) over sets and j != i, f32[N].
 
     Args:
       anchors: f32[N, D], unit rows.
@@ -537,7 +537,7 @@ def _logsumexp_of_others(anchors, sets, temperature, logsumexp=None):
 
 
 def _queue_logsumexp(a, b, queue, logsumexp=None):
-    """Logarithms of sum_n exp(row . n), for `a` and, unless it is None, `b`.
+    """Return logarithms of sum_n exp(row . n), for `a` and, unless it is None, `b`.
 
     Args:
       a: f32[2, B, D], anchors over their temperature, by bank.

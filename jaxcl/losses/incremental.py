@@ -64,7 +64,7 @@ def nce_one(
     negative_mask: jax.Array | None = None,
     more_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """NCE-I: InfoNCE with a mean over negatives (P, Eq. 1; with more, Eq. 2).
+    """Compute NCE-I: InfoNCE with a mean over negatives (P, Eq. 1; with more, Eq. 2).
 
     The mean over anchors of log(1 + K E / f+). With `more_negatives`, for anchors among
     the new items, E is
@@ -114,7 +114,7 @@ def nce_one(
             f"more_negatives=None: must be given with growth={growth}, "
             f"more_mask={'None' if more_mask is None else 'an array'}"
         )
-    by_set = _odds(anchors, positives, sets, temperature, num_negatives, mask)
+    by_set = _log_odds(anchors, positives, sets, temperature, num_negatives, mask)
     odds = by_set[0][0] if more_negatives is None else _mixture(*by_set, growth)
     if with_positive:
         return contrastive.masked_mean(jax.nn.softplus(odds), mask)
@@ -135,7 +135,7 @@ def change_ratio(
     old_mask: jax.Array | None = None,
     new_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """The weight of new negatives for an anchor over that of old ones (P, Eq. 6).
+    """Compute an anchor's weight of new negatives over that of old ones (Eq. 6).
 
     r = (f+ + K E_new) / (f+ + K E_old), 1 if both means are the same.
 
@@ -169,7 +169,7 @@ def change_ratio(
     """
     _check_numbers(temperature, num_negatives)
     sets = (old_negatives, old_mask), (new_negatives, new_mask)
-    (old, old_count), (new, new_count) = _odds(
+    (old, old_count), (new, new_count) = _log_odds(
         anchors, positives, sets, temperature, num_negatives, mask
     )
     ratio = jax.nn.softplus(new) - jax.nn.softplus(old)
@@ -190,7 +190,7 @@ def nce_two(
     old_mask: jax.Array | None = None,
     new_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """NCE-II, Incremental InfoNCE: what new items add to the loss of an old anchor.
+    """Compute NCE-II: the change that new items make to an old anchor's loss.
 
     The mean over anchors of log(growth r + 1 - growth), with r the `change_ratio` (P,
     Eq. 7-8). It is 0 if nothing is new or nothing changes, and negative, but above
@@ -245,7 +245,7 @@ def nce_two(
 
 
 def others(size: int, count: int | None = None) -> jax.Array:
-    """The rows of a batch that are negatives of each row, for `negative_mask`.
+    """Mark the rows of a batch that are negatives of each row.
 
     The negatives of row i are all other rows, or the first `count` rows of the batch,
     where row `count` takes the place of row i, as in ICL's released code.
@@ -276,7 +276,7 @@ def others(size: int, count: int | None = None) -> jax.Array:
 
 
 def split_negatives(num_negatives: int, growth: float) -> tuple[int, int]:
-    """Numbers of old and new negatives that a new anchor gets in ICL's released code.
+    """Count a new anchor's old and new negatives in ICL's released code.
 
     The old number is rounded down: of 31 at growth 0.1, 4 are new, a share of 0.129.
 
@@ -315,8 +315,8 @@ def _check_numbers(temperature=1.0, num_negatives=1, growth=None):
         )
 
 
-def _odds(anchors, positives, sets, temperature, num_negatives, mask):
-    """For each set of negatives log(K E / f+), f32[B], and the number of its rows.
+def _log_odds(anchors, positives, sets, temperature, num_negatives, mask):
+    """Return log(K E / f+), f32[B], and the number of rows, for each set.
 
     Args:
       sets: pairs of negatives and their mask, or None.
@@ -327,7 +327,7 @@ def _odds(anchors, positives, sets, temperature, num_negatives, mask):
     if mask is not None:
         chex.assert_shape(mask, (len(anchors),))
         real = mask.astype(bool)
-    anchors, positives = (_unit(x, real) for x in (anchors, positives))
+    anchors, positives = (_unit_rows(x, real) for x in (anchors, positives))
     positive = jnp.sum(anchors * positives, axis=-1)
     by_set = []
     for rows, exists in sets:
@@ -342,7 +342,7 @@ def _odds(anchors, positives, sets, temperature, num_negatives, mask):
 
 
 def _cosines(anchors, rows, exists, real):
-    """Cosines f32[B, M] of anchors and negatives, and which of them exist.
+    """Return cosines f32[B, M] of anchors and negatives, and which of them exist.
 
     Args:
       anchors: f32[B, D], unit rows.
@@ -361,19 +361,19 @@ def _cosines(anchors, rows, exists, real):
         exists = jnp.broadcast_to(exists.astype(bool), shape)
     exists = exists & real[:, None]
     if shared:
-        rows = _unit(rows, jnp.any(exists, axis=0))
+        rows = _unit_rows(rows, jnp.any(exists, axis=0))
         return core.dot(anchors, rows), exists
-    rows = _unit(rows, exists)
+    rows = _unit_rows(rows, exists)
     return core.dot(anchors[:, None], rows)[:, 0], exists
 
 
-def _unit(rows, exists):
-    """Rows of unit length; zeros for rows that do not exist, which may be nan."""
+def _unit_rows(rows, exists):
+    """Scale rows to length 1; rows that do not exist become zeros."""
     return core.l2_normalize(jnp.where(exists[..., None], rows, 0))
 
 
 def _mixture(first, second, growth):
-    """Logarithm of (1 - growth) exp(first odds) + growth exp(second odds).
+    """Return the logarithm of (1 - growth) exp(first odds) + growth exp(second odds).
 
     Args:
       first, second: odds f32[B] and number of rows f32[B].

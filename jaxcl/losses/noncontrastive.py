@@ -15,7 +15,7 @@ from jaxcl import core
 
 
 def mse(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Mean of (a - b)^2 over all B * D elements.
+    """Compute the mean of (a - b)^2 over all B * D elements.
 
     Args:
       a, b: f32[B, D].
@@ -29,7 +29,7 @@ def mse(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def mean_cosine(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Mean over the batch of the cosine of row i of `a` and row i of `b`.
+    """Compute the mean over the batch of the cosine of row i of `a` and row i of `b`.
 
     Args:
       a, b: f32[B, D]. A row of zeros counts 0 and receives no gradient.
@@ -46,7 +46,7 @@ def mean_cosine(a: jax.Array, b: jax.Array) -> jax.Array:
 def barlow_twins(
     z1: jax.Array, z2: jax.Array, *, scale: float = 0.1, off_diagonal: float = 5e-3
 ) -> jax.Array:
-    """Barlow Twins (Zbontar et al., ICML 2021, Eq. 1).
+    """Compute Barlow Twins (Zbontar et al., ICML 2021, Eq. 1).
 
     Each feature d is standardised over the batch, (z - mean) / sqrt(var + 1e-5)
     with the biased variance, C = z1^T z2 / B, and the loss is
@@ -82,7 +82,7 @@ def barlow_twins(
 
 
 def byol(predictions: jax.Array, targets: jax.Array) -> jax.Array:
-    """BYOL's regression of one view on the other (Grill et al., NeurIPS 2020, Eq. 2).
+    """Compute BYOL's regression of one view on the other (Grill et al., 2020, Eq. 2).
 
     The mean over rows of 2 - 2 cos, the squared distance of unit rows. In BYOL the
     caller adds this loss for both orders of the views.
@@ -105,7 +105,7 @@ def byol(predictions: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def simsiam(p1: jax.Array, p2: jax.Array, z1: jax.Array, z2: jax.Array) -> jax.Array:
-    """SimSiam (Chen & He, CVPR 2021, Eq. 2 with the stop-gradient of Eq. 4).
+    """Compute SimSiam (Chen & He, CVPR 2021, Eq. 2 with the stop-gradient of Eq. 4).
 
     -(cos(p1, z2) + cos(p2, z1)) / 2, the mean over the batch.
 
@@ -128,7 +128,7 @@ def simsiam(p1: jax.Array, p2: jax.Array, z1: jax.Array, z2: jax.Array) -> jax.A
 
 
 def epps_pulley(x: jax.Array, *, form: str = "code") -> jax.Array:
-    """Epps-Pulley statistic of N numbers against the standard normal distribution.
+    """Compute the Epps-Pulley statistic of N numbers against N(0, 1).
 
     With the empirical characteristic function f(t) = mean_n exp(i t x_n),
       T = N integral |f(t) - exp(-t^2 / 2)|^2 exp(-t^2 / 2) dt,
@@ -164,25 +164,28 @@ def epps_pulley(x: jax.Array, *, form: str = "code") -> jax.Array:
     return x.shape[0] * total
 
 
-def _grid(low, high, copies):
-    """Points t, and weights of the trapezoidal rule times exp(-t^2 / 2)."""
+def _quadrature_grid(low, high, copies):
+    """Return points t, and weights of the trapezoidal rule times exp(-t^2 / 2)."""
     points = np.linspace(low, high, 17)
     weights = np.full(17, copies * (points[1] - points[0]))
     weights[[0, -1]] /= 2
     return points.tolist(), (weights * np.exp(-(points**2) / 2)).tolist()
 
 
-_GRIDS = {"code": _grid(0.0, 3.0, copies=2), "paper": _grid(-5.0, 5.0, copies=1)}
+_GRIDS = {
+    "code": _quadrature_grid(0.0, 3.0, copies=2),
+    "paper": _quadrature_grid(-5.0, 5.0, copies=1),
+}
 
 
 def sigreg(z: jax.Array, slices: jax.Array, *, form: str = "code") -> jax.Array:
-    """SIGReg: how far embeddings are from isotropic normal ones (LeJEPA, Sec. 4).
+    """Compute SIGReg, the distance from isotropic normal rows (LeJEPA, Sec. 4).
 
     The mean over slices of the Epps-Pulley statistic of z along each.
 
     Args:
       z: f32[B, D].
-      slices: f32[S, D], unit rows, drawn anew at each step; no gradient.
+      slices: f32[S, D], unit rows, new ones at each step; no gradient.
       form: see `epps_pulley`.
 
     Returns:
@@ -200,7 +203,7 @@ def sigreg(z: jax.Array, slices: jax.Array, *, form: str = "code") -> jax.Array:
 
 
 def _sliced(z, slices, form):
-    """Statistics of f32[B, ..., D] along the slices f32[S, D], f32[..., S]."""
+    """Return statistics of f32[B, ..., D] along the slices f32[S, D], f32[..., S]."""
     chex.assert_shape(slices, (None, z.shape[-1]))
     slices = jax.lax.stop_gradient(slices)
     return epps_pulley(core.dot(core.at_least_float32(z), slices), form=form)
@@ -214,7 +217,7 @@ def lejepa(
     form: str = "code",
     centre: int = 2,
 ) -> jax.Array:
-    """LeJEPA (Balestriero & LeCun 2025, Eq. 6): views agree, and each is normal.
+    """Compute LeJEPA (Balestriero & LeCun 2025, Eq. 6).
 
     With m_n the mean of the first `centre` views of example n,
       weight * mean_v SIGReg(z_v) + (1 - weight) * mean over n, v of |m_n - z_nv|^2.
@@ -248,7 +251,7 @@ def lejepa(
 
 
 def prototype_cosines(z: jax.Array, prototypes: jax.Array) -> jax.Array:
-    """Cosines of rows and prototypes: what DINO's weight-normalised layer puts out.
+    """Compute cosines of rows and prototypes: DINO's weight-normalised layer.
 
     Args:
       z: f32[..., D].
@@ -271,7 +274,7 @@ def prototype_cosines(z: jax.Array, prototypes: jax.Array) -> jax.Array:
 def centred(
     logits: jax.Array, centre: jax.Array, *, temperature: jax.Array | float = 0.04
 ) -> jax.Array:
-    """DINO's targets: softmax((logits - centre) / temperature), without gradient.
+    """Compute DINO's targets, softmax((logits - centre) / temperature).
 
     Args:
       logits: f32[..., K], the slow network's.
@@ -279,7 +282,7 @@ def centred(
       temperature: below that of the student, so that targets are sharp.
 
     Returns:
-      f32[..., K], rows that sum to 1.
+      f32[..., K], rows that sum to 1, without gradient.
 
     Example:
       >>> import jax.numpy as jnp
@@ -296,7 +299,7 @@ def centred(
 def sinkhorn(
     logits: jax.Array, *, temperature: jax.Array | float = 0.04, iterations: int = 3
 ) -> jax.Array:
-    """Targets that use all prototypes alike, by Sinkhorn-Knopp, without gradient.
+    """Compute targets that use all prototypes equally, by Sinkhorn-Knopp.
 
     SwAV (Caron et al., NeurIPS 2020) and DINOv2 (Oquab et al. 2023): exp(logits /
     temperature), of which in turn columns (prototypes) are scaled to the sum B / K and
@@ -308,7 +311,7 @@ def sinkhorn(
       iterations: how often columns and rows are scaled.
 
     Returns:
-      f32[B, K], rows that sum to 1.
+      f32[B, K], rows that sum to 1, without gradient.
 
     Example:
       >>> import jax.numpy as jnp
@@ -328,7 +331,7 @@ def sinkhorn(
 def dino(
     logits: jax.Array, targets: jax.Array, *, temperature: float = 0.1
 ) -> jax.Array:
-    """DINO (Caron et al., ICCV 2021, Eq. 3): cross-entropy between different views.
+    """Compute DINO (Caron et al., 2021, Eq. 3): cross-entropy between views.
 
     With p_v = softmax(logits_v / temperature) and q_i the targets of the global view i,
     the mean over the batch and over all pairs i != v of -sum_k q_ik log p_vk.
@@ -373,7 +376,7 @@ def vicreg(
     variance: float = 25.0,
     covariance: float = 1.0,
 ) -> jax.Array:
-    """VICReg (Bardes et al., ICLR 2022, Eq. 6), weights as in the paper.
+    """Compute VICReg (Bardes et al., ICLR 2022, Eq. 6), weights as in the paper.
 
     With Cov(z) = sum_i (z_i - mean)(z_i - mean)^T / (B - 1), a D x D matrix:
       invariance * mean over all B * D elements of (z1 - z2)^2
@@ -412,7 +415,7 @@ def vicreg(
 
 
 def _moment_terms(z):
-    """VICReg's variance and covariance terms of one view, v(Z) and c(Z)."""
+    """Return VICReg's variance and covariance terms of one view, v(Z) and c(Z)."""
     z = _centre(z)
     rows, features = z.shape
     spread = jnp.sqrt(jnp.sum(z * z, axis=0) / (rows - 1) + 1e-4)
@@ -423,7 +426,7 @@ def _moment_terms(z):
 
 
 def _standardize(z):
-    """Batch norm without affine part: biased variance, eps 1e-5."""
+    """Apply batch norm without affine part: biased variance, eps 1e-5."""
     z = _centre(z)
     return z * jax.lax.rsqrt(jnp.mean(z * z, axis=0) + 1e-5)
 

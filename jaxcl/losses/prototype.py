@@ -115,7 +115,7 @@ def prd(
     teacher_temperature: float = 0.1,
     example_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Prototype-instance relation distillation, PRD, of CCLIS (P, Eq. 13-14).
+    """Compute prototype-instance relation distillation, PRD, of CCLIS (P, Eq. 13-14).
 
     The mean over rows j of -sum_i q_ij log p_ij, where q and p are the softmax over the
     chosen classes i of the teacher's c_i . z_j / teacher_temperature and of the present
@@ -163,7 +163,7 @@ def ird(
     teacher_temperature: float = 0.01,
     example_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Instance-wise relation distillation, IRD, of Co2L (Sec. 4.2).
+    """Compute instance-wise relation distillation, IRD, of Co2L (Sec. 4.2).
 
     The mean over rows i of -sum_{k != i} q_ik log p_ik, where q and p are the softmax
     over k != i of cos(f_i, f_k) / teacher_temperature and of cos(z_i, z_k) /
@@ -214,7 +214,7 @@ def proposal(
     example_mask: jax.Array | None = None,
     leftover: bool = False,
 ) -> jax.Array:
-    """Probability of each row in a draw from the pool of its class: P's g (Eq. 11-12).
+    """Compute each row's probability in a draw from its class's pool (P, Eq. 11-12).
 
     `selection.proposal`, averaged over views and divided by the sum over the class.
 
@@ -245,12 +245,12 @@ def proposal(
     chex.assert_rank([views, prototypes], [3, 2])
     exists = _exists(example_mask, views.shape[1])
 
-    def add(total, view):
+    def add_view(total, view):
         similarity = _products(prototypes, view, exists) / temperature
         g = selection.proposal(similarity, labels, seen, exists)
         return total + g / len(views), None
 
-    total, _ = jax.lax.scan(add, jnp.zeros(exists.shape), views)
+    total, _ = jax.lax.scan(add_view, jnp.zeros(exists.shape), views)
     if leftover:
         similarity = _products(prototypes, views[-1], exists) / temperature
         total += selection.own_class_term(similarity, labels, seen, exists) / len(views)
@@ -259,13 +259,13 @@ def proposal(
 
 
 def _products(prototypes, z, exists):
-    """c_i . z_j, f32[C,B]; 0 for rows that do not exist, even if they are nan."""
+    """Return c_i . z_j, f32[C,B]; 0 for rows that do not exist."""
     z = core.at_least_float32(jnp.where(exists[:, None], z, 0))
     return core.dot(prototypes.astype(z.dtype), z)
 
 
 def _exists(mask, rows):
-    """The mask as bool[B], all True for None."""
+    """Return the mask as bool[B], all True for None."""
     if mask is None:
         return jnp.ones(rows, bool)
     chex.assert_shape(mask, (rows,))
@@ -273,7 +273,7 @@ def _exists(mask, rows):
 
 
 def _log_importance(weights, own):
-    """Logarithm of 1 / (n g), f32[B], with n the number of rows of the row's class.
+    """Return log(1 / (n g)), f32[B]; n counts the rows of the row's class.
 
     Args:
       weights: f32[B], g; no gradient.
@@ -288,7 +288,7 @@ def _log_importance(weights, own):
 
 
 def _relation(now, past, allowed):
-    """Cross-entropy of two softmaxes over the allowed columns, f32[B].
+    """Return the cross-entropy of two softmaxes over the allowed columns, f32[B].
 
     Args:
       now: f32[B, K], logits.

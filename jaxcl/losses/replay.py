@@ -23,8 +23,8 @@ from jaxcl.losses import contrastive
 _IMPOSSIBLE = 1e9
 
 
-def _clear(x, mask):
-    """Rows of x, with zeros for those outside the mask; nan times 0 would be nan."""
+def _zero_masked_rows(x, mask):
+    """Set rows outside the mask to zeros; nan times 0 would be nan."""
     if mask is None:
         return x
     chex.assert_shape(mask, x.shape[:1])
@@ -34,7 +34,7 @@ def _clear(x, mask):
 def cosine_logits(
     features: jax.Array, weights: jax.Array, *, scale: float = 10.0, eps: float = 1e-5
 ) -> jax.Array:
-    """Logits of the cosine head of ER-ACE and ER-AML (P, Eq. 2 and 4).
+    """Compute the logits of the cosine head of ER-ACE and ER-AML (P, Eq. 2 and 4).
 
     z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P states neither number; both
     are from its released code. A row of zeros gives zeros and receives no gradient (by
@@ -59,14 +59,14 @@ def cosine_logits(
     chex.assert_rank([features, weights], 2)
     chex.assert_equal_shape_suffix([features, weights], 1)
 
-    def unit(x):
+    def unit_rows(x):
         x = core.at_least_float32(x)
         squared = jnp.sum(x * x, axis=-1, keepdims=True)
         some = squared > 0
         length = jnp.sqrt(jnp.where(some, squared, 1))
         return x * jnp.where(some, 1 / (length + eps), 0)
 
-    return scale * core.dot(unit(features), unit(weights))
+    return scale * core.dot(unit_rows(features), unit_rows(weights))
 
 
 def cross_entropy(
@@ -76,7 +76,7 @@ def cross_entropy(
     class_mask: jax.Array | None = None,
     example_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Cross-entropy over a subset of the classes (P, Eq. 4, as a mean).
+    """Compute the cross-entropy over a subset of the classes (P, Eq. 4, as a mean).
 
     The mean over rows of -z_y + log sum_{c in mask} exp z_c. Classes outside the mask
     have probability 0 and receive no gradient. A row without any class is left out, as
@@ -102,7 +102,7 @@ def cross_entropy(
     """
     chex.assert_rank([logits, labels], [2, 1])
     chex.assert_equal_shape_prefix([logits, labels], 1)
-    logits = _clear(core.at_least_float32(logits), example_mask)
+    logits = _zero_masked_rows(core.at_least_float32(logits), example_mask)
     own = labels[:, None] == jnp.arange(logits.shape[1])
     if class_mask is not None:
         chex.assert_shape(class_mask, logits.shape[-class_mask.ndim :])
@@ -128,7 +128,7 @@ def er_ace(
     form: str = "paper",
     task_of: jax.Array | None = None,
 ) -> jax.Array:
-    """ER-ACE: asymmetric cross-entropy of incoming and replayed rows (P, Eq. 5).
+    """Compute ER-ACE: cross-entropy of incoming and replayed rows (P, Eq. 5).
 
     CE(incoming; C_in) + CE(replayed; C_re): the sum of two means, each over its own
     rows, so the weight of a row does not depend on the size of the other part.
@@ -170,7 +170,7 @@ def er_ace(
     chex.assert_shape(seen, incoming_logits.shape[1:])
     seen = seen.astype(bool)
     index = jnp.arange(seen.size)
-    own = _clear(incoming_labels[:, None] == index, incoming_mask)
+    own = _zero_masked_rows(incoming_labels[:, None] == index, incoming_mask)
     incoming = jnp.any(own, axis=0)
     if form == "code":
         task_of = jnp.zeros_like(index) if task_of is None else task_of
@@ -211,7 +211,7 @@ def triplet(
     distance: str = "cosine",
     valid: jax.Array | None = None,
 ) -> jax.Array:
-    """Triplet loss of ER-AML on L2-normalised rows (P, Eq. 1, as a mean).
+    """Compute the triplet loss of ER-AML on L2-normalised rows (P, Eq. 1, as a mean).
 
     The mean over valid rows of max(d(a, p) - d(a, n) + margin, 0). Gradients flow
     to all three.
@@ -245,7 +245,8 @@ def triplet(
     chex.assert_rank(anchors, 2)
     chex.assert_equal_shape([anchors, positives, negatives])
     a, p, n = (
-        core.l2_normalize(_clear(x, valid)) for x in (anchors, positives, negatives)
+        core.l2_normalize(_zero_masked_rows(x, valid))
+        for x in (anchors, positives, negatives)
     )
     between = _DISTANCES[distance]
     rows = jax.nn.relu(between(a, p) - between(a, n) + margin)
@@ -263,7 +264,7 @@ def aml_sup_con(
     base_temperature: float = 0.07,
     valid: jax.Array | None = None,
 ) -> jax.Array:
-    """The loss of ER-AML's later released code, in place of the triplet loss.
+    """Compute the loss of ER-AML's later released code, in place of the triplet loss.
 
     With Z the positives and negatives of all valid anchors, s the cosine over the
     temperature and P(i) the rows of Z that have the label of anchor i,
@@ -296,7 +297,7 @@ def aml_sup_con(
     chex.assert_equal_shape([anchors, positives, negatives])
     chex.assert_equal_shape([labels, negative_labels])
     rows, pool = (
-        core.l2_normalize(_clear(x, valid))
+        core.l2_normalize(_zero_masked_rows(x, valid))
         for x in (anchors, jnp.stack([positives, negatives], 1))
     )
     logits = core.dot(rows, pool.reshape(-1, pool.shape[-1])) / temperature
@@ -318,7 +319,7 @@ def der(
     *,
     example_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Dark experience replay (Buzzega et al., NeurIPS 2020), without its weight.
+    """Compute dark experience replay (Buzzega et al., 2020), without its weight.
 
     The Euclidean form of its objective: the mean of (logits - stored_logits)^2 over the
     unmasked rows and all columns. (The paper sums over columns; its released code takes
@@ -344,7 +345,7 @@ def der(
     chex.assert_equal_shape([logits, stored_logits])
     stored_logits = jax.lax.stop_gradient(stored_logits)
     logits, stored_logits = map(core.at_least_float32, (logits, stored_logits))
-    squares = jnp.square(_clear(logits - stored_logits, example_mask))
+    squares = jnp.square(_zero_masked_rows(logits - stored_logits, example_mask))
     return contrastive.masked_mean(jnp.mean(squares, axis=-1), example_mask)
 
 
@@ -358,7 +359,7 @@ def icarl(
     example_mask: jax.Array | None = None,
     reduction: str = "mean",
 ) -> jax.Array:
-    """Binary cross-entropy of iCaRL (Rebuffi et al., CVPR 2017, Algorithm 3).
+    """Compute iCaRL's binary cross-entropy (Rebuffi et al., CVPR 2017, Algorithm 3).
 
     Over rows i and classes c, with sigma the logistic function,
       -t_ic log sigma(z_ic) - (1 - t_ic) log(1 - sigma(z_ic)),
@@ -398,13 +399,13 @@ def icarl(
     chex.assert_equal_shape([logits, teacher_logits])
     chex.assert_equal_shape_prefix([logits, labels], 1)
     chex.assert_shape(old_classes, logits.shape[1:])
-    z = _clear(core.at_least_float32(logits), example_mask)
+    z = _zero_masked_rows(core.at_least_float32(logits), example_mask)
     teacher = jax.nn.sigmoid(
         core.at_least_float32(jax.lax.stop_gradient(teacher_logits))
     )
     own = labels[:, None] == jnp.arange(z.shape[1])
     target = jnp.where(old_classes.astype(bool), teacher, own)
-    target = _clear(target, example_mask)
+    target = _zero_masked_rows(target, example_mask)
     classes = jnp.ones_like(old_classes) if class_mask is None else class_mask
     chex.assert_shape(classes, old_classes.shape)
     classes = classes.astype(bool)
@@ -425,7 +426,7 @@ def task_distillation(
     temperature: float = 2.0,
     example_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Task-wise distillation of SS-IL (Ahn et al., ICCV 2021), without its weight.
+    """Compute SS-IL's task-wise distillation (Ahn et al., 2021), without its weight.
 
     The mean over rows of sum_t KL(q_t || p_t), where q_t and p_t are the softmax of
     teacher_logits / temperature and of logits / temperature over the classes of task
@@ -455,7 +456,7 @@ def task_distillation(
     same = tasks[:, None] == tasks  # classes without a task form one with zero logits
 
     def log_softmax(z):
-        z = _clear(core.at_least_float32(z), example_mask)
+        z = _zero_masked_rows(core.at_least_float32(z), example_mask)
         z = jnp.where(tasks >= 0, z, 0) / temperature
         rivals = jnp.where(same, z[:, None, :], -jnp.inf)
         return z - jax.nn.logsumexp(rivals, axis=2)

@@ -18,7 +18,7 @@ _MOST = 2**31 - 1  # the largest i32
 class Buffer(NamedTuple):
     """Stored examples, and what policies need to know about them.
 
-    What a policy reads of an example (a label, a score, a logit) is a leaf of `items`.
+    A leaf of `items` holds an example's label, score or logit for the policy.
     """
 
     items: object  # pytree of [capacity, ...], each leaf in the example's own dtype
@@ -32,7 +32,7 @@ class Buffer(NamedTuple):
 
 
 def create(example: core.PyTree, capacity: int) -> Buffer:
-    """An empty buffer.
+    """Make an empty buffer.
 
     Args:
       example: one item without a batch axis, a pytree of arrays or
@@ -48,13 +48,13 @@ def create(example: core.PyTree, capacity: int) -> Buffer:
     if capacity < 1:
         raise ValueError(f"capacity={capacity}: must be 1 or more")
 
-    def slots(leaf):
+    def empty_slots(leaf):
         # A numpy array may have 64 bits, which the device does not store.
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
         return jnp.zeros((capacity, *leaf.shape), dtype)
 
     return Buffer(
-        items=jax.tree.map(slots, example),
+        items=jax.tree.map(empty_slots, example),
         filled=jnp.zeros((capacity,), bool),
         seen=jnp.zeros((), jnp.int32),
     )
@@ -105,7 +105,7 @@ def write(
             lambda old, new: old.at[target].set(new, **put), buffer.items, items
         ),
         filled=buffer.filled.at[target].set(True, **put),
-        seen=_count(buffer.seen, jnp.sum(mask, dtype=jnp.uint32), buffer.capacity),
+        seen=_count_seen(buffer.seen, jnp.sum(mask, dtype=jnp.uint32), buffer.capacity),
     )
 
 
@@ -138,7 +138,7 @@ def sample(
     ICML 2019, section 2.3.
 
     Args:
-      buffer: what is drawn from.
+      buffer: the pool of the draw.
       key: threefry key.
       k: number of rows, 1 to the capacity.
       log_weights: f32[capacity], log w_i up to a constant; a row of -inf or nan is
@@ -190,7 +190,7 @@ def free_slots(free: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def lowest(values: jax.Array, count: jax.Array) -> jax.Array:
-    """The rows with the lowest values, bool[K]; of equal ones the first.
+    """Find the rows with the lowest values, bool[K]; of equal ones the first.
 
     Args:
       values: f32[K] or i32[K].
@@ -202,12 +202,12 @@ def lowest(values: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def log_weights(allowed: jax.Array) -> jax.Array:
-    """Weights of a uniform draw from the allowed slots: bool[capacity] -> f32."""
+    """Return log weights of a uniform draw from the slots, bool[capacity] -> f32."""
     return jnp.where(allowed, 0.0, -jnp.inf)
 
 
 def _last_writers(slots, mask, capacity):
-    """Slots of the rows that stay, i32[B], without duplicates.
+    """Return slots of the rows that stay, i32[B], without duplicates.
 
     A scatter of duplicates has no order on a GPU, but a maximum needs none.
     """
@@ -219,8 +219,8 @@ def _last_writers(slots, mask, capacity):
     return jnp.where(stays, slots, capacity + rows)
 
 
-def _count(seen, more, capacity):
-    """Seen + more, less multiples of the capacity where that is above 2^31 - 1."""
+def _count_seen(seen, more, capacity):
+    """Add `more` to `seen`, modulo the capacity above 2^31 - 1."""
     total = seen.astype(jnp.uint32) + more
     beyond = jnp.maximum(total, _MOST) - _MOST
     times = (beyond + (capacity - 1)) // capacity

@@ -29,7 +29,7 @@ def pursuit(
     ridge: float = 0.5,
     tol: float = 1e-5,
 ) -> jax.Array:
-    """Weights of few rows whose gradients a_i add up to a target b.
+    """Weigh a few rows so that their gradients a_i add up to a target b.
 
     Minimises |b - sum_i x_i a_i|^2 + ridge |x|^2 over x >= 0 with at most `budget`
     weights above 0, greedily: the row whose gradient has the largest inner product with
@@ -58,7 +58,7 @@ def pursuit(
         residual = target - _dot(gram, x)
         return jnp.where(member & (x <= 0), residual, -jnp.inf)
 
-    def body(carry):
+    def add_row(carry):
         x, rounds = carry
         chosen = (x > 0).at[jnp.argmax(slopes(x))].set(True)
         rows = jnp.nonzero(chosen, size=size, fill_value=count)[0]
@@ -78,13 +78,13 @@ def pursuit(
         # the number of rounds is bounded.
         return few & (jnp.max(slopes(x)) > least) & (rounds < 3 * size)
 
-    return jax.lax.while_loop(goes_on, body, (jnp.zeros_like(target), 0))[0]
+    return jax.lax.while_loop(goes_on, add_row, (jnp.zeros_like(target), 0))[0]
 
 
-def fill(
+def fill_randomly(
     key: jax.Array, weights: jax.Array, member: jax.Array, budget: jax.Array
 ) -> jax.Array:
-    """Adds random rows of weight 1 until `budget` rows are chosen.
+    """Add random rows of weight 1 until `budget` rows are chosen.
 
     Args:
       key: threefry key.
@@ -103,7 +103,7 @@ def fill(
 
 
 def budgets(counts: np.ndarray, total: int) -> np.ndarray:
-    """Shares of a memory in proportion to the rows of each class, on the host.
+    """Share a memory in proportion to the rows of each class, on the host.
 
     Each class gets the floor of its share, but one slot at least; the rest goes to the
     largest remainders, the first of equal ones. If there are more classes than slots,
@@ -142,7 +142,7 @@ def choose(
     size: int,
     ridge: float = 0.5,
 ) -> jax.Array:
-    """Weights of a coreset: `pursuit` of the sum of all, `fill` for the rest.
+    """Weigh the rows of a coreset: `pursuit` of the sum of all, then random rows.
 
     Args:
       key: threefry key.
@@ -158,7 +158,7 @@ def choose(
     gram = _dot(atoms, atoms.T)
     total = jnp.sum(gram, axis=1)
     weights = pursuit(gram, total, member, budget, size=size, ridge=ridge)
-    return fill(key, weights, member, budget)
+    return fill_randomly(key, weights, member, budget)
 
 
 def reselect(
@@ -172,7 +172,7 @@ def reselect(
     capacity: int,
     ridge: float = 0.5,
 ) -> np.ndarray:
-    """Weights of the rows that stay when every task gets an equal part of the memory.
+    """Weigh the stored rows so that every task has an equal part of the memory.
 
     A part has floor(capacity / tasks) slots; the last task also gets the remainder. The
     classes of a part share it by `budgets`, and `choose` picks the rows of a class. A
@@ -207,8 +207,8 @@ def reselect(
 
 
 def _choose_of(key, atoms_of, rows, budget, ridge):
-    """`choose` among `rows`, padded to a power of two; f32[len(rows)]."""
-    size, width = _power(budget), _power(len(rows))
+    """Run `choose` among `rows`, padded to a power of two; f32[len(rows)]."""
+    size, width = _next_power_of_two(budget), _next_power_of_two(len(rows))
     weights = choose(
         key,
         atoms_of(np.pad(rows, (0, width - len(rows)))),
@@ -220,8 +220,8 @@ def _choose_of(key, atoms_of, rows, budget, ridge):
     return np.asarray(weights)[: len(rows)]
 
 
-def _power(number: int) -> int:
-    """The smallest power of two that is at least `number`."""
+def _next_power_of_two(number: int) -> int:
+    """Return the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 
@@ -233,7 +233,7 @@ def mixture(
     *,
     span: jax.Array,
 ):
-    """Rows of two buffers, in proportion to the rows of the stream behind each.
+    """Draw rows of two buffers, in proportion to the stream behind each.
 
     size * candidates.seen / (candidates.seen + memory.seen) rows are candidates,
     rounded up or down at random. If one buffer has too few rows, the other gives more.

@@ -46,7 +46,7 @@ class _Window(NamedTuple):
 def similarity(
     cosines: jax.Array, *, score: str = "affine", temperature: float = 0.5
 ) -> jax.Array:
-    """Mutual duplication probability q of two unit rows, from their cosine s.
+    """Return the duplication probability q of two unit rows from their cosine s.
 
     "affine": (1 + s) / 2 (DUEL, Appendix D); "exponential": exp((s - 1) / tau)
     (Section 3).
@@ -74,7 +74,7 @@ def distinctiveness(
     filled: jax.Array | None = None,
     logsumexp: Callable | None = None,
 ) -> jax.Array:
-    """Distinctiveness information of each query against a memory (DUEL, Section 3).
+    """Return each query's distinctiveness against a memory (DUEL, Section 3).
 
     I_d(x; M) = -log (1/K sum_k q(x, m_k)), in nats; large if few rows of the memory
     resemble x.
@@ -111,7 +111,7 @@ def distinctiveness(
 
 
 def slots(keep: jax.Array, capacity: int) -> jax.Array:
-    """Slots of the incoming rows that `select` keeps.
+    """Return the slots of the incoming rows that `select` keeps.
 
     Args:
       keep: bool[K+B], from `select`.
@@ -133,7 +133,7 @@ def is_safe(
     filled: jax.Array | None = None,
     logsumexp: Callable | None = None,
 ) -> jax.Array:
-    """Whether the memory is at least as distinct after an update (DUEL, Definition 4).
+    """Tell whether an update keeps the memory as distinct (DUEL, Definition 4).
 
     The mean distinctiveness over the data is taken over the incoming rows, with the
     score of the policy. An update of a memory with room is always safe: the definition
@@ -174,7 +174,7 @@ def select(
     newcomer_competes: bool = False,
     split: bool = False,
 ) -> jax.Array:
-    """The rows of [memory; incoming] that the memory holds after the batch (DUEL).
+    """Choose the rows of [memory; incoming] that stay after the batch (DUEL).
 
     For each incoming row in order, the present row with the largest sum of q to all
     present rows, itself included, is evicted; then the incoming row is inserted
@@ -189,8 +189,8 @@ def select(
     The exponential score has no such form: every round looks at all rows, after a first
     pass over all pairs. No array is larger than the inputs.
 
-    On accelerators every round looks at all rows, which takes fewer kernels. Where two
-    rows tie but for rounding, either may go.
+    On accelerators every round looks at all rows, which takes fewer kernels. If two
+    rows tie except for rounding, either may go.
 
     Args:
       memory: f32[K, Z], unit rows.
@@ -240,7 +240,7 @@ def select(
 
 
 def _in_windows(memory, incoming, present, room, count, *, ahead, score, temperature):
-    """The rounds as a CPU plays them, with arrays no larger than the rows."""
+    """Play the rounds as on a CPU, with arrays no larger than the rows."""
     limits = room, count, ahead
     if score == "affine":
         return _select_affine(memory, incoming, present, limits)
@@ -248,7 +248,7 @@ def _in_windows(memory, incoming, present, room, count, *, ahead, score, tempera
 
 
 def _over_all(memory, incoming, present, room, count, *, ahead, score, temperature):
-    """The rounds over all rows, as many as there are rows to come."""
+    """Play the rounds over all rows, one for each incoming row."""
     limits = room, count, ahead
     if score == "affine":
         return _affine_over_all(memory, incoming, present, limits)
@@ -259,12 +259,12 @@ def _affine_over_all(memory, incoming, present, limits):
     """Play the rounds with the affine score, each over all rows.
 
     A GPU's host reads back whether a loop of unknown length goes on, so their number is
-    known. Scores are computed anew in every round: no rounding piles up in them.
+    known. Scores are computed again in every round: no rounding piles up in them.
     """
     rows = jnp.concatenate([memory, incoming])
     capacity, (first, end, ahead) = len(memory), limits
 
-    def play(round, carry):
+    def drop_one(round, carry):
         present, total = carry
         # Not a product of XLA's: the sum fuses with the mask, in full float32.
         scores = jnp.sum(rows * total, axis=1)
@@ -277,11 +277,11 @@ def _affine_over_all(memory, incoming, present, limits):
         return jnp.where(plays, after, present), jnp.where(plays, total + gain, total)
 
     total = jnp.sum(jnp.where(present[:, None], rows, 0), axis=0)
-    return jax.lax.fori_loop(0, len(incoming), play, (present, total))[0]
+    return jax.lax.fori_loop(0, len(incoming), drop_one, (present, total))[0]
 
 
-def _dot(a, b):
-    """Products in full float32; `slack` in `_select_affine` bounds their rounding.
+def _exact_products(a, b):
+    """Multiply in full float32; `slack` in `_select_affine` bounds the rounding.
 
     The defaults are coarser, one pass of bfloat16 on a TPU and TF32 on a GPU. Products
     with a vector are bound by reading the memory, so that precision costs nothing.
@@ -290,22 +290,24 @@ def _dot(a, b):
 
 
 def _products(memory, incoming, row):
-    """Products of all rows with one, f32[K+B]. Joining the rows would copy them."""
-    return jnp.concatenate([_dot(rows, row) for rows in (memory, incoming)])
+    """Multiply all rows with one, f32[K+B], without joining (copying) them."""
+    return jnp.concatenate([_exact_products(rows, row) for rows in (memory, incoming)])
 
 
-def _row(memory, incoming, index):
-    """Row number `index` of [memory; incoming]."""
+def _pick_row(memory, incoming, index):
+    """Return row `index` of [memory; incoming]."""
     capacity = len(memory)
     stored = memory[jnp.minimum(index, capacity - 1)]
     new = incoming[jnp.clip(index - capacity, 0, len(incoming) - 1)]
     return jnp.where(jnp.asarray(index < capacity)[..., None], stored, new)
 
 
-def _total(memory, incoming, present):
+def _sum_rows(memory, incoming, present):
     capacity = len(memory)
     present = present.astype(memory.dtype)
-    return _dot(present[:capacity], memory) + _dot(present[capacity:], incoming)
+    return _exact_products(present[:capacity], memory) + _exact_products(
+        present[capacity:], incoming
+    )
 
 
 def _select_affine(memory, incoming, present, limits):
@@ -327,7 +329,7 @@ def _select_affine(memory, incoming, present, limits):
         where = jnp.concatenate([where, capacity + comes])
         alive = jnp.arange(len(where)) < len(where) - rounds
         return _Window(
-            rows=_row(memory, incoming, where),
+            rows=_pick_row(memory, incoming, where),
             where=where,
             alive=alive,
             total=total,
@@ -338,8 +340,8 @@ def _select_affine(memory, incoming, present, limits):
             sure=jnp.array(True),
         )
 
-    def play(window):
-        scores = _dot(window.rows, window.total)
+    def drop_one(window):
+        scores = _exact_products(window.rows, window.total)
         scores = jnp.where(window.alive, scores, -jnp.inf)
         worst = jnp.argmax(scores)
         moved = jnp.linalg.norm(window.total - window.start)
@@ -359,44 +361,46 @@ def _select_affine(memory, incoming, present, limits):
         played = window.round - window.first
         return window.sure & (played < rounds) & (window.round < count)
 
-    def turn(carry):
+    def play_window(carry):
         present, total, first = carry
-        window = jax.lax.while_loop(goes_on, play, open_window(present, total, first))
+        window = jax.lax.while_loop(
+            goes_on, drop_one, open_window(present, total, first)
+        )
         present = present.at[window.where].set(window.alive, mode="drop")
         return present, window.total, window.round
 
-    carry = present, _total(memory, incoming, present), room
-    carry = jax.lax.while_loop(lambda carry: carry[2] < count, turn, carry)
+    carry = present, _sum_rows(memory, incoming, present), room
+    carry = jax.lax.while_loop(lambda carry: carry[2] < count, play_window, carry)
     return carry[0]
 
 
 def _select_exponential(memory, incoming, present, limits, temperature):
     capacity, (room, count, ahead) = len(memory), limits
 
-    def alike(row):
+    def similarity_to_all(row):
         return similarity(
             _products(memory, incoming, row),
             score="exponential",
             temperature=temperature,
         )
 
-    def add(block, scores):
+    def add_block(block, scores):
         index = block * _BLOCK + jnp.arange(_BLOCK)
         exists = present.at[index].get(mode="fill", fill_value=False)
-        columns = jax.vmap(alike)(_row(memory, incoming, index))
-        return scores + _dot(exists.astype(scores.dtype), columns)
+        columns = jax.vmap(similarity_to_all)(_pick_row(memory, incoming, index))
+        return scores + _exact_products(exists.astype(scores.dtype), columns)
 
-    def play(round, carry):
+    def drop_one(round, carry):
         present, scores = carry
         worst = jnp.argmax(jnp.where(present, scores, -jnp.inf))
         present = present.at[worst].set(False)
-        scores = scores - alike(_row(memory, incoming, worst))
+        scores = scores - similarity_to_all(_pick_row(memory, incoming, worst))
         joins = capacity + round + ahead
         present = present.at[joins].set(True, mode="drop")
-        return present, scores + alike(_row(memory, incoming, joins))
+        return present, scores + similarity_to_all(_pick_row(memory, incoming, joins))
 
     total = capacity + len(incoming)
     blocks = -(-total // _BLOCK)
     scores = jnp.zeros(total, memory.dtype)
-    scores = jax.lax.fori_loop(0, blocks, add, scores)
-    return jax.lax.fori_loop(room, count, play, (present, scores))[0]
+    scores = jax.lax.fori_loop(0, blocks, add_block, scores)
+    return jax.lax.fori_loop(room, count, drop_one, (present, scores))[0]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 
 def herding(features: jax.Array, k: int, mask: jax.Array | None = None) -> jax.Array:
-    """The k rows that herding picks, in the order of the choice.
+    """Pick k rows by herding, in the order of the choice.
 
     With mu the mean of the rows, the j-th choice is
 

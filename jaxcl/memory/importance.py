@@ -23,12 +23,12 @@ class Importance(NamedTuple):
 
 
 def create(params: core.PyTree) -> Importance:
-    """The importance before the first task ends: the penalty is 0."""
+    """Return the importance before the first task ends: the penalty is 0."""
     return Importance(*(jax.tree.map(jnp.zeros_like, params) for _ in range(3)))
 
 
 def _normalised(squares):
-    """Divided by the mean over all parameters; zeros stay zeros."""
+    """Divide by the mean over all parameters; zeros stay zeros."""
     leaves = jax.tree.leaves(squares)
     mean = sum(jnp.sum(x) for x in leaves) / sum(x.size for x in leaves)
     return jax.tree.map(lambda x: x / jnp.where(mean > 0, mean, 1.0), squares)
@@ -75,9 +75,9 @@ def gradient(
     weight: float = 1.0,
     lr: float | jax.Array = 0.0,
 ) -> core.PyTree:
-    """Gradient of weight / 2 sum_k F_k (params - params_k)^2 (Eq. 3).
+    """Return the gradient of weight / 2 sum_k F_k (params - params_k)^2 (Eq. 3).
 
-    Where weight * sum_k F_k is above 1 / lr, plain gradient descent would jump over
+    If weight * sum_k F_k is above 1 / lr, plain gradient descent would jump over
     the minimum and soon diverge. There the gradient is scaled down, so that a step
     with rate lr ends at the minimum.
 

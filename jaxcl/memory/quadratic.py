@@ -13,7 +13,7 @@ _ROUNDS = 4  # proximal rounds, which remove the effect of the solver's own ridg
 
 
 def minimum(matrix: jax.Array, linear: jax.Array) -> jax.Array:
-    """argmin over u >= 0 of 1/2 u^T matrix u + linear^T u, f32[K].
+    """Return argmin over u >= 0 of 1/2 u^T matrix u + linear^T u, f32[K].
 
     The matrix is scaled to a diagonal of 1 and gets a ridge of the size of its rounding
     error, so that it can be factored whatever its rank. A few rounds with a proximal
@@ -51,7 +51,7 @@ def active_set(
     *,
     tol: float | jax.Array = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """The minimum for a positive definite matrix, from a feasible start.
+    """Return the minimum for a positive definite matrix, from a feasible start.
 
     Each step solves for the free variables without their bounds. If all come out
     positive, the variable with the steepest slope leaves its bound; otherwise the step

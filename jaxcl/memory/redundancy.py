@@ -19,7 +19,7 @@ _OLD = 0.5  # share of the stored vector after a use of its row
 
 
 def moved(old: jax.Array, new: jax.Array) -> jax.Array:
-    """Stored vectors after a use of their rows, n(old / 2 + n(new) / 2).
+    """Move stored vectors after a use of their rows, n(old / 2 + n(new) / 2).
 
     Args:
       old: f32[R, D], unit rows.
@@ -32,7 +32,7 @@ def moved(old: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def redundant(rows: jax.Array, competes: jax.Array, count: jax.Array) -> jax.Array:
-    """The rows that go, one after another.
+    """Find the most redundant rows, one after another.
 
     Each time it is argmax_i max_{j != i} cos(u_i, u_j) among those that compete and are
     left, the first of several. The released code compares (1 + cos) / 2, which has the
@@ -52,15 +52,15 @@ def redundant(rows: jax.Array, competes: jax.Array, count: jax.Array) -> jax.Arr
     cosines = jnp.maximum(cosines, cosines.T)
     cosines = jnp.where(jnp.eye(len(rows), dtype=bool), -jnp.inf, cosines)
 
-    def drop(_, left):
+    def drop_row(_, left):
         nearest = jnp.max(jnp.where(left, cosines, -jnp.inf), axis=1)
         return left.at[jnp.argmax(jnp.where(left, nearest, -jnp.inf))].set(False)
 
-    return competes & ~jax.lax.fori_loop(0, count, drop, competes)
+    return competes & ~jax.lax.fori_loop(0, count, drop_row, competes)
 
 
 def oldest(number: jax.Array, filled: jax.Array, count: jax.Array) -> jax.Array:
-    """The rows that have been stored longest.
+    """Find the rows that have been stored longest.
 
     Args:
       number: i32[K], place of each row in the stream.
@@ -81,7 +81,7 @@ def evicted(
     filled: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """The rows that make room, MinRed's rule.
+    """Find the rows that make room, by MinRed's rule.
 
     Rows that were used at least once compete by redundancy. If they are fewer than
     twice `count`, the rows that have been stored longest go instead.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 def proposal(
     similarity: jax.Array, labels: jax.Array, seen: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Proposal g of each row, not yet divided by the sum of its class.
+    """Return the proposal g of each row, before division by the class's sum.
 
     With s_ij = c_i . z_j / tau of prototype i and row j,
       p_ij = exp(s_ij) / sum_k exp(s_ik)       over all rows k that exist,
@@ -48,7 +48,7 @@ def proposal(
 def own_class_term(
     similarity: jax.Array, labels: jax.Array, seen: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """The term that `proposal` leaves out: p_ij / n of the row's own class i = y_j.
+    """Return the term p_ij / n of the row's own class, which `proposal` leaves out.
 
     The authors' code adds this term of the last of R augmented passes, divided by R, to
     g: a leftover of its sum over passes.
@@ -73,14 +73,14 @@ def quotas(
     capacity: int,
     tasks: int | jax.Array,
 ) -> jax.Array:
-    """Numbers of rows that the classes may keep; their sum fills the memory.
+    """Count the rows that each class may keep; together they fill the memory.
 
     After t tasks the old classes share (t-1)/t of the capacity equally, and the new
     ones the rest. Fractions are rounded at random, up with a probability equal to the
     fraction, so that the mean of every quota is its share:
       1. Old classes: (t-1)/t * capacity / #old, at most the rows of the class.
       2. New classes: the rest / #new. If a class has fewer, other new ones get more.
-      3. Old classes that have more rows share equally what is still left.
+      3. Old classes with more rows share the remaining slots equally.
     A random subset of the new classes with enough rows is rounded up, of the size that
     makes the total exact; so are the old ones, after their total has been rounded.
 
@@ -128,7 +128,7 @@ def choose(
     quota: jax.Array,
     weights: jax.Array | None = None,
 ) -> jax.Array:
-    """Rows of each class by weighted sampling without replacement.
+    """Draw rows of each class by weights, without replacement.
 
     The rows of a class are drawn one after another, each in proportion to w_j among
     the rows that are left. They are the quota[c] rows with the largest log w_j + G_j,
@@ -169,7 +169,7 @@ def choose(
 def within_class(
     weights: jax.Array, labels: jax.Array, mask: jax.Array, num_classes: int
 ) -> jax.Array:
-    """Weights divided by the sum of their class.
+    """Divide weights by the sum of their class.
 
     Args:
       weights: f32[N], >= 0; ignored where masked.
@@ -193,14 +193,14 @@ def within_class(
 
 
 def _members(labels, mask, num_classes):
-    """Rows that exist and are of each class, bool[C,N]."""
+    """Mark the existing rows of each class, bool[C,N]."""
     chex.assert_equal_shape([labels, mask])
     classes = jnp.arange(num_classes)[:, None]
     return (labels == classes) & jnp.asarray(mask, bool)
 
 
 def _shares(similarity, labels, seen, mask):
-    """p_ij f32[C,N], 0 of unseen classes; rows of each class bool[C,N]; n i32[]."""
+    """Return p_ij f32[C,N], 0 for unseen classes; members bool[C,N]; n i32[]."""
     chex.assert_rank(similarity, 2)
     chex.assert_equal_shape_prefix([similarity, seen], 1)
     chex.assert_shape([labels, mask], (similarity.shape[1],))
@@ -214,7 +214,7 @@ def _shares(similarity, labels, seen, mask):
 
 
 def _divide(key, amount, room):
-    """Whole shares of `amount`, i32[C]: equal, but none above its room.
+    """Divide `amount` into whole shares, i32[C]: equal, but none above its room.
 
     A random subset of the classes with room gets one more, so that nothing is left.
     """

@@ -29,7 +29,7 @@ def values(
     neighbours: int = 3,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Exact Shapley value of each candidate for each evaluation row.
+    """Return the exact Shapley value of each candidate for each evaluation row.
 
     For an evaluation row e, a set S of candidates is worth 1/K times the number of rows
     with e's label among the min(K, |S|) rows of S nearest to e. With candidates (1) to
@@ -78,7 +78,7 @@ def score(
     *,
     variant: str = "mean",
 ) -> jax.Array:
-    """Adversarial Shapley value of each candidate, ASER's score.
+    """Return the adversarial Shapley value of each candidate, ASER's score.
 
     High if a candidate helps to classify the memory and confuses incoming rows, because
     it is near them with another label.
@@ -115,7 +115,7 @@ def score(
 
 
 def ranked(key: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
-    """Rows from the highest score to the lowest, i32[N]; masked rows come last.
+    """Sort rows from the highest score to the lowest, i32[N]; masked rows last.
 
     Rows with equal scores, of which there are many, are in random order.
     """
@@ -127,7 +127,7 @@ def ranked(key: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
 def replace(
     key: jax.Array, scores: jax.Array, mask: jax.Array, slots: jax.Array, capacity: int
 ) -> jax.Array:
-    """Slots of the incoming rows that are worth more than stored ones.
+    """Choose slots for the incoming rows that are worth more than stored ones.
 
     The candidates with the highest scores stay, as many as are stored now. Incoming
     rows among them take the slots of the stored rows that are not.
@@ -160,7 +160,7 @@ def balanced(
     num_classes: int,
     per_class: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Up to `per_class` random slots of each class, without replacement.
+    """Draw up to `per_class` slots of each class, without replacement.
 
     Args:
       key: threefry key.

@@ -22,7 +22,7 @@ _Power = Annotated[float, schema.Range(least=0.05, most=1.0)]
 
 
 class Moments(NamedTuple):
-    """What was met of each class, or, of the second moments, of all."""
+    """Sums of each class; second moments may be of all classes."""
 
     total: jax.Array  # f32[C,D]
     counts: jax.Array  # f32[C]

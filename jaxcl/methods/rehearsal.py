@@ -1,8 +1,9 @@
-"""What CCLIS and Co2L share: rows of earlier tasks among the batches of later ones.
+"""Common parts of CCLIS and Co2L: rows of earlier tasks among the batches of later
+ones.
 
 The memory names rows of the train split. `source` mixes them into the batches of the
 next task, so that a step sees one batch like any other. When a task ends, the rows to
-keep are chosen anew, class by class, from the memory and from the task. Where a class
+keep are chosen again, class by class, from the memory and from the task. If a class
 comes again (domains, slices of the data) its stored and its new rows compete alike, so
 that few rows of the earlier tasks stay.
 """
@@ -33,7 +34,7 @@ class Memory(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What a rehearsing method keeps beside the network that learns."""
+    """A rehearsing method's state beside the trained network."""
 
     memory: Memory  # what the present task replays; after its end, what the next will
     replayed: Memory  # what the task that was trained last replayed
@@ -80,7 +81,7 @@ class Network(NamedTuple):
         *,
         train: bool,
     ):
-        """Unit rows f32[N,D], and the statistics after this pass."""
+        """Return unit rows f32[N,D], and the statistics after this pass."""
         rows, stats = self.nets(params, stats, images, train=train)
         return core.l2_normalize(rows), stats
 
@@ -95,8 +96,8 @@ def network(
     return Network(nets, parts.num_classes, output_dim, prototypes)
 
 
-def together(train: stream.Source, stored: np.ndarray) -> stream.Source:
-    """Stored rows and rows of the task, shuffled together.
+def mix_rows(train: stream.Source, stored: np.ndarray) -> stream.Source:
+    """Shuffle stored rows and rows of the task together.
 
     Args:
       train: the rows of the task.
@@ -108,7 +109,7 @@ def together(train: stream.Source, stored: np.ndarray) -> stream.Source:
 def stratified(
     train: stream.Source, stored: np.ndarray, *, share: float | None
 ) -> stream.Source:
-    """The same number of stored rows in every batch.
+    """Put an equal number of stored rows into every batch.
 
     An epoch is one pass over the task. Stored rows are passed over as often as the
     batches need, and shuffled before each pass.
@@ -121,7 +122,7 @@ def stratified(
         If a batch takes more stored rows than there are, some come twice in it.
     """
     order = functools.partial(_stratified, stored=len(stored), share=share)
-    return together(train, stored)._replace(order=order)
+    return mix_rows(train, stored)._replace(order=order)
 
 
 def _stratified(rng, rows, batch_size, *, stored, share):
@@ -137,21 +138,21 @@ def _stratified(rng, rows, batch_size, *, stored, share):
     return np.hstack([part.reshape(steps, -1) for part in parts])
 
 
-def teach(
+def teacher_rows(
     net: Network, state: core.TrainState, images: jax.Array, *, train: bool
 ) -> jax.Array:
-    """The teacher's unit rows f32[N,D]; zeros in the first task, at no cost."""
+    """Return the teacher's unit rows f32[N,D]; zeros in the first task, at no cost."""
 
-    def rows():
+    def project_rows():
         teacher = state.extra.teacher, state.extra.teacher_stats
         return net(*teacher, images, train=train)[0]
 
     absent = jnp.zeros((len(images), net.dim))
-    return jax.lax.cond(state.task == 0, lambda: absent, rows)
+    return jax.lax.cond(state.task == 0, lambda: absent, project_rows)
 
 
 def weights(extra: Extra, batch: core.Batch) -> jax.Array:
-    """Probability of each row when one row is drawn from its class's pool, f32[B].
+    """Return each row's probability in a draw from its class's pool, f32[B].
 
     For a stored row it is in the memory. The rows of the present task are drawn
     uniformly: 1 / (rows of the class).
@@ -171,7 +172,7 @@ def method(
     mixed: Callable,
     score: Callable | None = None,
 ) -> core.Method:
-    """A method from its step.
+    """Make a method from its step.
 
     Args:
       parts: what the config builds.
@@ -183,9 +184,9 @@ def method(
         the choice, which sum to 1 within each class; None: the choice is uniform.
     """
     scored = score is not None
-    choose = jax.jit(functools.partial(_chosen, memory_size, score))
+    choose = jax.jit(functools.partial(_choose_memory, memory_size, score))
     return core.Method(
-        init=functools.partial(_init, parts, net, memory_size),
+        init=functools.partial(_init_state, parts, net, memory_size),
         step=step,
         embed=net.nets.embed,
         begin_task=functools.partial(_begin_task, parts.num_classes, scored),
@@ -193,17 +194,17 @@ def method(
         source=functools.partial(_source, mixed),
         supervised=True,
         replayed=lambda state: state.extra.replayed.row,
-        memory=_stored,
+        memory=_stored_rows,
     )
 
 
-def _init(parts, net, memory_size, key, batch):
+def _init_state(parts, net, memory_size, key, batch):
     k_state, k_net, k_augment = jax.random.split(key, 3)
     images = parts.augment(k_augment, batch["image"][:1])[:, 0]
     params, stats = net.init(k_net, images)
     extra = Extra(
-        memory=_empty(memory_size),
-        replayed=_empty(memory_size),
+        memory=_empty_memory(memory_size),
+        replayed=_empty_memory(memory_size),
         taught=jnp.zeros((parts.num_classes,), bool),
         current=jnp.zeros((parts.num_classes,), bool),
         count=jnp.zeros((parts.num_classes,), jnp.int32),
@@ -232,13 +233,13 @@ def _begin_task(num_classes, scored, state, task):
 
 
 def _source(mixed, state, task):
-    stored = sharding.fetch(state.extra.memory.row)
+    stored = sharding.copy_to_host(state.extra.memory.row)
     stored = stored[stored >= 0]
     return mixed(task.train, stored) if len(stored) else task.train
 
 
 def _end_task(choose, scored, state, task):
-    stored = sharding.fetch(state.extra.memory.row)
+    stored = sharding.copy_to_host(state.extra.memory.row)
     rows = np.concatenate([stored, task.train.rows]).astype(np.int32)
     label = np.where(rows < 0, 0, task.train.examples.label[rows])
     images = None
@@ -248,8 +249,8 @@ def _end_task(choose, scored, state, task):
     return state.replace(extra=state.extra._replace(memory=memory))
 
 
-def _stored(state) -> buffer.Buffer:
-    """The memory as evaluators read it."""
+def _stored_rows(state) -> buffer.Buffer:
+    """Return the memory as evaluators read it."""
     memory = state.extra.memory
     items, filled = {"index": memory.row, "label": memory.label}, memory.row >= 0
     return buffer.Buffer(items, filled, jnp.sum(filled, dtype=jnp.int32))
@@ -264,13 +265,13 @@ def _images(examples):
     return examples.images
 
 
-def _empty(size: int) -> Memory:
+def _empty_memory(size: int) -> Memory:
     absent = jnp.full((size,), -1, jnp.int32)
     return Memory(absent, absent + 0, jnp.zeros((size,)))
 
 
-def _chosen(size, score, state, images, rows, label) -> Memory:
-    """The memory for the next task, chosen among `rows`.
+def _choose_memory(size, score, state, images, rows, label) -> Memory:
+    """Choose the memory for the next task among `rows`.
 
     Stored rows that stay come first, then rows of the task; both keep their order.
 

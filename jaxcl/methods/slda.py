@@ -15,7 +15,7 @@ from jaxcl.methods import frozen
 
 
 class Moments(NamedTuple):
-    """What was met."""
+    """Running sums over the stream."""
 
     total: jax.Array  # f32[C,D], sum of the features of each class
     counts: jax.Array  # f32[C]

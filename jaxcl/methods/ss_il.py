@@ -49,7 +49,7 @@ def make(
     def update(state, incoming, key):
         task_of = state.extra.task_of
         past = online.past_tasks(state)
-        replayed = online.draw(parts, state.extra.memory, key, allowed=past)
+        replayed = online.draw_rows(parts, state.extra.memory, key, allowed=past)
         sides = incoming, replayed
         teacher_logits = None, None
         if distill:
@@ -86,9 +86,9 @@ def make(
 
 
 def rivals(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:
-    """Classes that each row competes over, bool[B,C].
+    """Mark the classes that each row competes over, bool[B,C].
 
-    Classes met so far, old ones for a row of an old class, new ones for another.
+    A row of an old class competes over old classes met so far, another over new ones.
     """
     old = task_of < task
     return (task_of >= 0) & (old[label][:, None] == old)

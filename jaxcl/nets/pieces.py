@@ -37,6 +37,8 @@ class Pieces:
 
     def __getattr__(self, name: str) -> Any:
         """Take what is not here from the encoder."""
+        if name.startswith("__"):
+            raise AttributeError(name)
         return getattr(self.net, name)
 
     def apply(

@@ -15,13 +15,13 @@ _ASIDE = {"seed", "last_only", "skip"}
 
 
 class Configs(NamedTuple):
-    """What a run was asked, and what every option came to; None: there is no file."""
+    """A run's config and its resolved options; None: there is no file."""
 
     asked: dict | None = None  # config.json
     resolved: dict | None = None  # resolved.json
 
 
-def read(folders: Iterable[epath.Path]) -> Configs:
+def read_config(folders: Iterable[epath.Path]) -> Configs:
     """Read the configs of the first of some directories that has one.
 
     Raises:
@@ -35,14 +35,14 @@ def read(folders: Iterable[epath.Path]) -> Configs:
     return Configs()
 
 
-def flat(config: Mapping) -> dict[str, str]:
+def flatten(config: Mapping) -> dict[str, str]:
     """Flatten a config: path of each option -> its value as JSON."""
-    values = schema.flat(config, "").items()
+    values = schema.flatten(config, "").items()
     return {path[1:]: json.dumps(value, sort_keys=True) for path, value in values}
 
 
 def differences(runs: Mapping[str, Configs]) -> list[str]:
-    """List what runs were not measured alike in, a text for each field.
+    """List the differences in how runs were measured, a text for each field.
 
     Compared are the sections `data` and `scenario`, and those of evaluators that
     several runs have; seeds are no difference. Options that are not set count by their
@@ -61,7 +61,7 @@ def differences(runs: Mapping[str, Configs]) -> list[str]:
 
 
 def _sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
-    """(path, name of a run -> the section there), for runs that have it."""
+    """Yield (path, name of a run -> the section there), for runs that have it."""
     for name in ("data", "scenario"):
         yield f"config.{name}", {r: c[name] for r, c in configs.items() if c.get(name)}
     judges = {run: config.get("evaluators") or {} for run, config in configs.items()}
@@ -72,7 +72,7 @@ def _sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
 
 def _differing(path, sections) -> Iterator[str]:
     """Yield a text for each field in which a section differs between runs."""
-    fields = {run: flat(section) for run, section in sections.items()}
+    fields = {run: flatten(section) for run, section in sections.items()}
     names = sorted({name for own in fields.values() for name in own})
     names = [name for name in names if name.rpartition(".")[2] not in _ASIDE]
     if len({own.get("name") for own in fields.values()}) > 1:

@@ -37,7 +37,7 @@ def percent(value: float | None, *, plus: bool = False) -> str:
 
 
 def number(value: float | None, *, plus: bool = False) -> str:
-    """Any number in four digits; "-" for None or nan."""
+    """Format a number in four digits; "-" for None or nan."""
     if value is None or value != value:
         return "-"
     large = 10_000 <= abs(value) < 1e12
@@ -49,7 +49,7 @@ def number(value: float | None, *, plus: bool = False) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Seconds, with a decimal below 100; "-" for None."""
+    """Format seconds, with a decimal below 100; "-" for None."""
     if value is None:
         return "-"
     return f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"

@@ -31,7 +31,7 @@ def is_one(path: Any) -> bool:
 
 
 def checksum(card: dict) -> str:
-    """Return the sha256 of all else in a card."""
+    """Return the sha256 of a card without its "checksum"."""
     rest = {key: value for key, value in card.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -96,7 +96,7 @@ def read_tensors(data: bytes, path: os.PathLike) -> dict[str, np.ndarray]:
     """Read the arrays of a safetensors file.
 
     The library checks the header: its length, sizes and places of arrays against each
-    other and the file's. What it lets through fails as another error here.
+    other and the file's. Other damage fails here as another error.
 
     Raises:
       ValueError: it is no such file, or has arrays that NumPy does not know.
@@ -107,7 +107,7 @@ def read_tensors(data: bytes, path: os.PathLike) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: it is no safetensors file: {error}") from error
 
 
-def trees(
+def fill_trees(
     module: Any, inputs: Any, leaves: dict[str, Any], where: Any
 ) -> tuple[core.PyTree, core.PyTree]:
     """Fill the parameters and statistics of a network with leaves.

@@ -13,6 +13,7 @@ from jax import export
 
 from jaxcl import sharding
 from jaxcl.data.augment import images as augment_images
+from jaxcl.update import adapters
 from jaxcl.weights import encoder
 
 FILE = "encoder.stablehlo"
@@ -25,7 +26,7 @@ def program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tuple]:
     """Make a function of images alone, with the weights in it.
 
     Args:
-      network: an encoder of images.
+      network: an encoder of images; its adapter to an old index, if any, is in it, too.
       pixels: type of the images; those of "uint8" are normalised by the function.
 
     Returns:
@@ -46,7 +47,9 @@ def program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tuple]:
 
     def embed(images):
         images = prepare(images) if pixels == "uint8" else images
-        return network.apply(network.params, network.stats, images)[0]
+        rows, _ = network.apply(network.params, network.stats, images)
+        adapter = network.adapter
+        return rows if adapter is None else adapters.apply(adapter, rows)
 
     return embed, (inputs["size"], inputs["size"], inputs["channels"])
 

@@ -24,7 +24,7 @@ class Refused(ValueError):
     """A state dict is not of the architecture, or not whole."""
 
 
-def strip(tensors: Mapping[str, T]) -> dict[str, T]:
+def strip_prefixes(tensors: Mapping[str, T]) -> dict[str, T]:
     """Name tensors as the bare network does.
 
     Wrappers go wherever they stand in a name. Blocks in chunks (DINOv2) are counted
@@ -46,7 +46,7 @@ def strip_name(name: str) -> str:
 
 
 def _rename(tensors, names) -> dict:
-    """Tensors by their new names; refuses two of one name."""
+    """Rename tensors; refuse two of one name."""
     found: dict = {}
     for old, x in tensors.items():
         new = names.get(old, old)
@@ -57,7 +57,7 @@ def _rename(tensors, names) -> dict:
 
 
 def _without_model(names) -> dict[str, str]:
-    """`model.stages.0.layers...` -> `stages.0.layers...`.
+    """Rename `model.stages.0.layers...` to `stages.0.layers...`.
 
     transformers puts a "model." before all of DINOv3's ConvNeXt but the last norm.
     """
@@ -70,7 +70,7 @@ def _without_model(names) -> dict[str, str]:
 
 
 def _without_chunks(names) -> dict[str, str]:
-    """`blocks.1.7.norm1.weight` -> `blocks.7.norm1.weight`."""
+    """Rename `blocks.1.7.norm1.weight` to `blocks.7.norm1.weight`."""
     matches = {name: m for name in names if (m := _CHUNKED.fullmatch(name))}
     places: dict[str, set] = {}
     for match in matches.values():
@@ -99,7 +99,7 @@ def _count_through(pairs: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
 
 
 def _without_numbers(tensors) -> dict[str, str]:
-    """`4.0.conv1.weight` -> `layer1.0.conv1.weight`, and so for all of a ResNet."""
+    """Rename `4.0.conv1.weight` to `layer1.0.conv1.weight`, and so on."""
     stages: dict[str, list[int]] = {}
     for name in tensors:
         if match := _STAGE.fullmatch(name):

@@ -30,14 +30,14 @@ class Settings(NamedTuple):
 
 
 def create(settings: Settings, batch: core.Batch) -> buffer.Buffer:
-    """An empty memory for examples like those of the batch."""
-    row = _rows(settings, batch, jnp.zeros((len(batch["label"]), settings.dim)))
+    """Return an empty memory for examples like those of the batch."""
+    row = _stored_items(settings, batch, jnp.zeros((len(batch["label"]), settings.dim)))
     example = {name: leaf[0] for name, leaf in row.items()}
-    return _placed(settings, buffer.create(example, settings.size))
+    return _place_memory(settings, buffer.create(example, settings.size))
 
 
-def whole(memory: buffer.Buffer) -> buffer.Buffer:
-    """The memory as `buffer` and `duel` take it, split over the devices or not."""
+def join_shards(memory: buffer.Buffer) -> buffer.Buffer:
+    """Return the memory as `buffer` and `duel` take it."""
     if not isinstance(memory.items, sharded.Spread):
         return memory
     filled: Any = memory.filled  # Spread, too
@@ -56,7 +56,7 @@ def update(
 
     Args:
       settings: which rows are kept.
-      memory: what `whole` returned.
+      memory: what `join_shards` returned.
       key: threefry key, for the policy "reservoir".
       batch: the incoming rows.
       features: f32[B, D], unit rows. A row that is not finite is not stored.
@@ -64,7 +64,7 @@ def update(
     """
     mask = jnp.isfinite(features).all(axis=1)
     features = jnp.where(mask[:, None], features, 0)
-    rows = _rows(settings, batch, features)
+    rows = _stored_items(settings, batch, features)
     if settings.policy == "fifo":
         slots = policies.fifo(memory, mask)
     elif settings.policy == "reservoir":
@@ -72,13 +72,13 @@ def update(
     else:
         slots = _filtered(settings, memory, features, mask)
     written = buffer.write(memory, buffer.order_after(slots, after), rows, mask)
-    return _placed(settings, written), jnp.mean(slots < memory.capacity)
+    return _place_memory(settings, written), jnp.mean(slots < memory.capacity)
 
 
 def refreshed(
     memory: buffer.Buffer, slots: jax.Array, features: jax.Array, exists: jax.Array
 ) -> buffer.Buffer:
-    """The memory with new features f32[R, D] in `slots` where `exists` bool[R].
+    """Write features f32[R, D] to `slots` where `exists` bool[R].
 
     A row that is not finite leaves the old one.
     """
@@ -89,7 +89,7 @@ def refreshed(
 
 
 def _filtered(settings, memory, features, mask):
-    """Slots of the rows that DUEL's policy lets in, of those that exist."""
+    """Return slots of the rows that DUEL's policy lets in, of those that exist."""
     # The filter is a loop; without this each iteration would send the split rows.
     both = memory.items["feature"], settings.gather(features)
     mask = settings.gather(mask)
@@ -117,8 +117,8 @@ def _filtered(settings, memory, features, mask):
     return slots
 
 
-def _rows(settings, batch, features):
-    """The items that are kept of each example."""
+def _stored_items(settings, batch, features):
+    """Return the items that are kept of each example."""
     items = {"feature": features, "label": batch["label"], "index": batch["index"]}
     if settings.images:
         image = batch["image"]  # with crops already cut, the first of them
@@ -126,8 +126,8 @@ def _rows(settings, batch, features):
     return items
 
 
-def _placed(settings, memory):
-    """The memory as the state holds it, split over the devices or not."""
+def _place_memory(settings, memory):
+    """Place the memory as the state holds it, split over the devices or not."""
     if not settings.spread:
         return memory
     rows, filled = sharded.Spread(memory.items), sharded.Spread(memory.filled)

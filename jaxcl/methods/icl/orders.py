@@ -13,7 +13,7 @@ from jaxcl.data import stream
 _NEW_ALONE = ("finetune", "distill")  # read no rows of earlier tasks
 
 
-class Plan(NamedTuple):
+class OrderPlan(NamedTuple):
     """The options that decide which rows a step reads, see `icl.make`."""
 
     strategy: str
@@ -23,13 +23,13 @@ class Plan(NamedTuple):
 
 
 def inner_steps(growth: float) -> int:
-    """P's number of inner steps, max(ceil((1 - growth) / growth), 1)."""
+    """Count the inner steps, max(ceil((1 - growth) / growth), 1)."""
     # (1 - 0.1) / 0.1 is 9, apart from rounding.
     return max(math.ceil((1 - growth) / growth - 1e-9), 1)
 
 
 def growth(task: stream.Task) -> float:
-    """New rows over all rows, the paper's alpha."""
+    """Return new rows over all rows, the paper's alpha."""
     return len(task.train.rows) / (len(task.earlier) + len(task.train.rows))
 
 
@@ -40,7 +40,7 @@ def batches(
     count: int,
     rng: np.random.Generator | None = None,
 ) -> np.ndarray:
-    """Batches of as many whole epochs as give at least `count`, i32[n, B]."""
+    """Make batches of as many whole epochs as give at least `count`, i32[n, B]."""
     rng = np.random.default_rng(0) if rng is None else rng
     epochs = [task.train.order(rng, rows, batch_size)]
     if len(epochs[0]) == 0:
@@ -54,11 +54,11 @@ def batches(
 
 
 def _side_by_side(parts):
-    """Rows of steps: P parts i32[n, B] -> i32[n, B P], as `Method.parts` has them."""
+    """Join the rows of P parts, i32[n, B] each, to i32[n, B P]."""
     return np.stack(parts, axis=-1).reshape(len(parts[0]), -1)
 
 
-def meta(
+def meta_epoch(
     rng: np.random.Generator,
     rows: np.ndarray,
     batch_size: int,
@@ -66,7 +66,7 @@ def meta(
     task: stream.Task,
     steps: int,
 ) -> np.ndarray:
-    """An epoch of meta-steps, i32[n, B]: an epoch over the new batches of outer steps.
+    """Order an epoch of meta-steps, i32[n, B], over the new batches.
 
     A meta-step reads `steps` old and `steps` new batches for its inner steps, then a
     new and an old batch for the outer step. All but the outer new batch come from
@@ -83,10 +83,10 @@ def meta(
     return _side_by_side([*inner, new, old[:, -1]])
 
 
-def turns(
+def alternating_epoch(
     rng: np.random.Generator, rows: np.ndarray, batch_size: int, *, task: stream.Task
 ) -> np.ndarray:
-    """An epoch of steps, i32[n, B]: a pass over old batches, then one over new ones.
+    """Order an epoch of steps, i32[n, B]: old batches, then new ones.
 
     Beside each batch is one of the other set, for its negatives.
     """
@@ -100,13 +100,13 @@ def turns(
     return _side_by_side([anchors, np.concatenate([beside_old, beside_new])])
 
 
-def _inner(plan, task):
+def _inner_order(plan, task):
     old, new = len(task.earlier), len(task.train.rows)
     # A set has whole rows: half a one by which a share was rounded makes no step more.
     return plan.inner_steps or inner_steps((new + 0.5) / (old + new))
 
 
-def sides(plan: Plan, task: stream.Task) -> int:
+def batches_per_step(plan: OrderPlan, task: stream.Task) -> int:
     """Number of batches that a step takes, see `core.Method.parts`.
 
     Raises:
@@ -122,11 +122,14 @@ def sides(plan: Plan, task: stream.Task) -> int:
         )
     if plan.strategy != "icl":
         return 1
-    return 2 * _inner(plan, task) + 2 if plan.meta else 2
+    return 2 * _inner_order(plan, task) + 2 if plan.meta else 2
 
 
-def epoch(plan: Plan, task: stream.Task, batch_size: int) -> tuple[int, int]:
-    """Steps on old rows, and all steps, of an epoch of `turns`; otherwise 0 and 1."""
+def count_epoch_steps(
+    plan: OrderPlan, task: stream.Task, batch_size: int
+) -> tuple[int, int]:
+    """Count the steps on old rows, and all steps, of an epoch of
+    `alternating_epoch`."""
     if task.index == 0 or plan.strategy != "icl":
         return 0, 1
     old, new = (
@@ -136,8 +139,8 @@ def epoch(plan: Plan, task: stream.Task, batch_size: int) -> tuple[int, int]:
     return old, old + new
 
 
-def source(plan: Plan, state: core.TrainState, task: stream.Task) -> stream.Source:
-    """The training set of a task: its own rows and, by the strategy, earlier ones."""
+def source(plan: OrderPlan, state: core.TrainState, task: stream.Task) -> stream.Source:
+    """Return a task's training set: its own rows and, by the strategy, earlier ones."""
     if task.index == 0 or plan.strategy in _NEW_ALONE:
         return task.train
     earlier = task.earlier
@@ -149,7 +152,7 @@ def source(plan: Plan, state: core.TrainState, task: stream.Task) -> stream.Sour
     if plan.strategy != "icl":
         return both
     if plan.meta:
-        order = functools.partial(meta, task=task, steps=_inner(plan, task))
+        order = functools.partial(meta_epoch, task=task, steps=_inner_order(plan, task))
     else:
-        order = functools.partial(turns, task=task)
+        order = functools.partial(alternating_epoch, task=task)
     return both._replace(order=order)

@@ -30,7 +30,7 @@ class Passes(NamedTuple):
         return chain.Chain({"encoder": self.encoder} | self.head.nets)
 
     def init(self, key: jax.Array, batch: core.Batch):
-        """Parameters and statistics before the first step."""
+        """Return parameters and statistics before the first step."""
         k_view, k_net, k_head = jax.random.split(key, 3)
         if not self.graphs:
             images = self.augment(k_view, batch["image"][:1])[0]
@@ -50,7 +50,7 @@ class Passes(NamedTuple):
         train: bool,
         groups: int = 1,
     ):
-        """Rows f32[B, D] of graphs or images, and the statistics after the pass."""
+        """Embed graphs or images, f32[B, D]; also return the statistics afterwards."""
         if not self.graphs:
             return self.net(params, stats, inputs, train=train, groups=groups)
         variables = {"params": params["encoder"], "batch_stats": stats["encoder"]}
@@ -78,7 +78,7 @@ class Passes(NamedTuple):
         *,
         train: bool = True,
     ):
-        """Anchors and positives f32[B, D], and the statistics after the passes."""
+        """Return anchors and positives f32[B, D], and the statistics afterwards."""
         if not self.graphs:
             rows, stats = self._interleaved(
                 params, stats, key, self.augment(key, part["image"]), train=train
@@ -105,7 +105,7 @@ class Passes(NamedTuple):
         part: core.Batch,
         others: core.Batch,
     ):
-        """Anchors and positives of `part`, rows of `others`, statistics afterwards."""
+        """Return anchors and positives of `part`, rows of `others`, and statistics."""
         k_part, k_others = jax.random.split(key)
         if self.graphs:
             rows, positives, stats = self.pairs(params, stats, k_part, part)
@@ -121,13 +121,13 @@ class Passes(NamedTuple):
         return rows[0::3], rows[1::3], rows[2::3], stats
 
     def _interleaved(self, params, stats, key, views, *, train):
-        """One pass of views [B, V, H, W, C], each normalised by itself: f32[B V, D]."""
+        """Pass views [B, V, H, W, C], each normalised by itself: f32[B V, D]."""
         images = views.reshape((-1,) + views.shape[2:])
         groups = views.shape[1]
         return self.network(params, stats, key, images, train=train, groups=groups)
 
     def within(self, rows: jax.Array, positives: jax.Array, part: core.Batch):
-        """NCE-I with the other positives of the batch as negatives.
+        """Return NCE-I with the other positives of the batch as negatives.
 
         Returns:
           f32[]; the mask of these negatives, bool[B, B]; options for other losses of
@@ -150,11 +150,11 @@ class Passes(NamedTuple):
     def plain_loss(
         self, params: core.PyTree, stats: core.PyTree, key: jax.Array, part: core.Batch
     ):
-        """NCE-I f32[] within a batch; the statistics, anchors and positives."""
+        """Return NCE-I f32[] within a batch; the statistics, anchors and positives."""
         rows, positives, stats = self.pairs(params, stats, key, part)
         return self.within(rows, positives, part)[0], (stats, rows, positives)
 
-    def against(
+    def incremental_losses(
         self,
         params: core.PyTree,
         stats: core.PyTree,
@@ -163,7 +163,7 @@ class Passes(NamedTuple):
         others: core.Batch,
         growth: jax.Array,
     ):
-        """The loss of `part` if its items are old, and the loss if they are new.
+        """Return the loss of `part` if its items are old, and the loss if they are new.
 
         Args:
           params, stats: of the network.
@@ -181,7 +181,7 @@ class Passes(NamedTuple):
         value, own, options = self.within(rows, positives, part)
         exists = others["index"] >= 0
 
-        def old():
+        def old_loss():
             change = incremental.nce_two(
                 rows,
                 positives,
@@ -194,7 +194,7 @@ class Passes(NamedTuple):
             )
             return change + self.keep * value if self.keep else change
 
-        def new():
+        def new_loss():
             return incremental.nce_one(
                 rows,
                 positives,
@@ -206,11 +206,11 @@ class Passes(NamedTuple):
                 **options,
             )
 
-        return old, new, stats
+        return old_loss, new_loss, stats
 
 
 def reads_graphs(encoder: Any) -> bool:
-    """Whether an encoder is one of graphs; the others are of images."""
+    """Tell whether an encoder is one of graphs; the others are of images."""
     return isinstance(encoder, gcn.GCN | gin.GIN)
 
 
@@ -224,7 +224,7 @@ def make_passes(
     output_dim: int,
     projector: int,
 ) -> Passes:
-    """The passes of an encoder; for the options see `icl.make`."""
+    """Return the passes of an encoder; for the options see `icl.make`."""
     graphs = reads_graphs(parts.encoder)
     head, widths = {}, (projector, projector) if projector else (output_dim,)
     if projector or output_dim:

@@ -1,4 +1,4 @@
-"""What online continual methods share: a network with one head, a memory, a step."""
+"""Common parts of online continual methods: network, memory and step."""
 
 from jaxcl.methods.online.network import Head as Head
 from jaxcl.methods.online.network import Network as Network
@@ -6,15 +6,15 @@ from jaxcl.methods.online.network import Outputs as Outputs
 from jaxcl.methods.online.network import Rows as Rows
 from jaxcl.methods.online.step import Form as Form
 from jaxcl.methods.online.step import ReplayFrom as ReplayFrom
+from jaxcl.methods.online.step import apply_grads as apply_grads
+from jaxcl.methods.online.step import augment_drawn as augment_drawn
 from jaxcl.methods.online.step import cross_entropy as cross_entropy
 from jaxcl.methods.online.step import descend as descend
-from jaxcl.methods.online.step import draw as draw
+from jaxcl.methods.online.step import draw_rows as draw_rows
 from jaxcl.methods.online.step import images_of as images_of
+from jaxcl.methods.online.step import join_rows as join_rows
 from jaxcl.methods.online.step import method as method
-from jaxcl.methods.online.step import move as move
 from jaxcl.methods.online.step import network as network
 from jaxcl.methods.online.step import past_tasks as past_tasks
 from jaxcl.methods.online.step import replayable as replayable
 from jaxcl.methods.online.step import stored_rows as stored_rows
-from jaxcl.methods.online.step import taken as taken
-from jaxcl.methods.online.step import together as together

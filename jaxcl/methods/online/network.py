@@ -42,7 +42,7 @@ class Network:
     num_classes: int
 
     def init(self, key: jax.Array, images: jax.Array):
-        """Parameters and running statistics.
+        """Return parameters and running statistics.
 
         The head starts as the encoder says (`start`), else as PyTorch's.
         """
@@ -64,11 +64,11 @@ class Network:
         return chain.Chain({"encoder": self.encoder})
 
     def embed(self, state: core.TrainState, images: jax.Array) -> jax.Array:
-        """Features of the encoder, in evaluation mode, f32[N,D]."""
+        """Return features of the encoder, in evaluation mode, f32[N,D]."""
         return self._nets.embed(state, images)
 
     def logits(self, params: core.PyTree, features: jax.Array) -> jax.Array:
-        """f32[R,D] -> f32[R,C]."""
+        """Map features f32[R,D] to logits f32[R,C]."""
         head = params["head"]
         if self.head == "cosine":
             return losses.cosine_logits(features, head["weight"])
@@ -82,14 +82,14 @@ class Network:
         *,
         train: bool,
     ):
-        """Outputs, and the statistics after this pass."""
+        """Return outputs, and the statistics after this pass."""
         features, stats = self._nets(params, stats, images, train=train)
         return Outputs(features, self.logits(params, features)), stats
 
     def together(
         self, params: core.PyTree, stats: core.PyTree, incoming: Rows, *draws: Rows
     ):
-        """Outputs of incoming and of replayed rows, each normalised by its own batch.
+        """Pass incoming and replayed rows, each normalised by its own batch.
 
         The running statistics move by incoming rows first, and by a draw only if it has
         rows that exist. If a draw has no rows, no later draw has any.
@@ -108,7 +108,7 @@ class Network:
     def answers(
         self, params: core.PyTree, stats: core.PyTree, *parts: Rows, train: bool
     ) -> list[jax.Array]:
-        """Logits of some rows, f32[R,C] for each part; no statistics move.
+        """Return logits of some rows, f32[R,C] for each part; no statistics move.
 
         `train=True` normalises each part by its own batch, False by the running ones.
         """
@@ -117,12 +117,12 @@ class Network:
         return [self.logits(params, x) for x in features]
 
     def replay(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
-        """Outputs of replayed rows; if none exists the statistics do not change."""
+        """Pass replayed rows; if none exists the statistics do not change."""
         outputs, after = self(params, stats, rows.images, train=True)
         return self.watched(params, outputs, rows), _if_any(rows, after, stats)
 
     def watched(self, params: core.PyTree, outputs: Outputs, rows: Rows) -> Outputs:
-        """The outputs of replayed rows, for a network that measures them."""
+        """Return the outputs of replayed rows, for a network that measures them."""
         return outputs
 
     def gradient(self, state: core.TrainState, loss: Callable):
@@ -133,12 +133,12 @@ class Network:
           loss: params -> (f32[], anything).
 
         Returns:
-          (value, anything); the gradient of `state.params`; metrics of it, here none.
+          (value, anything), the gradient of `state.params`, and its metrics, here none.
         """
         return *jax.value_and_grad(loss, has_aux=True)(state.params), {}
 
 
 def _if_any(rows, after, before):
-    """The statistics after a pass, or before it if none of its rows exists."""
+    """Return the statistics after a pass; before it if none of its rows exists."""
     some = jnp.any(rows.mask)
     return jax.tree.map(lambda new, old: jnp.where(some, new, old), after, before)

@@ -28,11 +28,15 @@ from jaxcl.memory import buffer, sharded
 from jaxcl.methods.online.network import Network, Outputs, Rows
 
 _STREAM = 0xD21F7  # keeps the probe's random numbers apart from the method's
-_PROBE = "probe"  # a parameter that `tap` alone uses; its gradient is the measure
+_PROBE = (
+    "probe"  # a parameter that `tap_gradients` alone uses; its gradient is the measure
+)
 
 
-def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Method:
-    """The method, whose metrics also have what `parts.replay.measure` names.
+def add_measures(
+    method: core.Method, parts: core.Parts, *, rows: int = 64
+) -> core.Method:
+    """Add the metrics of `parts.replay.measure` to a method.
 
     The network it trains is the same, bit for bit. Metrics are 0 while there is no row
     of a past task.
@@ -40,7 +44,7 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
     Args:
       method: a method with a `memory`.
       parts: what the config builds.
-      rows: stored rows whose drift is measured, drawn anew for each step with a key
+      rows: stored rows whose drift is measured, drawn again for each step with a key
         of their own. The cost is two passes of these rows in evaluation mode.
 
     Returns:
@@ -65,13 +69,13 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
                 "descend a loss (online.descend), which config.method.name does not"
             )
         if "drift" in measure:
-            metrics = {**metrics, "drift": drift(state, after)}
+            metrics = {**metrics, "drift": measure_drift(state, after)}
         return after, metrics
 
-    def drift(state, after):
+    def measure_drift(state, after):
         memory = method.memory(after)
         key = jax.random.fold_in(core.step_key(state), _STREAM)
-        shards = sharded.count(parts.replay)
+        shards = sharded.count_shards(parts.replay)
         count = -(-rows // shards) * shards  # each device its share
         items, mask, _ = sharded.sample(
             memory,
@@ -81,14 +85,14 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
         )
         images, mask = sharding.spread((items["image"], mask))
         images = parts.plain(images)
-        old, new = (_unit(method.embed(s, images)) for s in (state, after))
-        return _mean(jnp.linalg.norm(old - new, axis=1), mask)
+        old, new = (_unit_rows(method.embed(s, images)) for s in (state, after))
+        return _masked_mean(jnp.linalg.norm(old - new, axis=1), mask)
 
     return method._replace(step=step, drawn=method.drawn + _metrics(measure))
 
 
 def _metrics(measure: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the metrics that a step has."""
+    """Return names of the metrics that a step has."""
     drift = ("drift",) if "drift" in measure else ()
     norms = "feature_gradient_norm", "prototype_gradient_norm"
     return drift + (norms if "gradients" in measure else ())
@@ -101,8 +105,8 @@ class Measured(Network):
     num_tasks: int
 
     def watched(self, params: core.PyTree, outputs: Outputs, rows: Rows) -> Outputs:
-        """As of any network; `gradient` gets the norms of the features' gradients."""
-        features = tap(params, outputs.features, tasks_of(rows))
+        """Pass replayed rows; `gradient` gets the norms of the features' gradients."""
+        features = tap_gradients(params, outputs.features, tasks_of(rows))
         return Outputs(features, self.logits(params, features))
 
     def gradient(self, state: core.TrainState, loss: Callable):
@@ -128,19 +132,21 @@ class Measured(Network):
         weights = (tree["head"]["weight"] for tree in (grads, state.params))
         metrics = {
             "feature_gradient_norm": total / jnp.maximum(count, 1),
-            "prototype_gradient_norm": _mean(_along_sphere(*weights), classes),
+            "prototype_gradient_norm": _masked_mean(_along_sphere(*weights), classes),
         }
         return value, grads, metrics
 
 
 def tasks_of(rows: Rows) -> jax.Array | None:
-    """Task of each replayed row, i32[R] for `tap`; None if the memory has none."""
+    """Return the task of each replayed row, i32[R]; None without tasks."""
     task = rows.items.get("task")
     return None if task is None else jnp.where(rows.mask, task, -1)
 
 
-def tap(params: core.PyTree, features: jax.Array, tasks: jax.Array | None) -> jax.Array:
-    """The features as they are; the probe's gradient gets the norms of theirs, by task.
+def tap_gradients(
+    params: core.PyTree, features: jax.Array, tasks: jax.Array | None
+) -> jax.Array:
+    """Return the features; the probe's gradient gets their gradients' norms by task.
 
     Args:
       params: with the parameter of the probe, or nothing is measured.
@@ -150,11 +156,11 @@ def tap(params: core.PyTree, features: jax.Array, tasks: jax.Array | None) -> ja
     """
     if tasks is None or _PROBE not in params:
         return features
-    return _tap(features, tasks, params[_PROBE])
+    return _tap_gradients(features, tasks, params[_PROBE])
 
 
 @jax.custom_vjp
-def _tap(features, tasks, probe):
+def _tap_gradients(features, tasks, probe):
     return features
 
 
@@ -172,22 +178,22 @@ def _tap_backward(saved, slope):
     return slope, None, sums_and_counts.astype(probe.dtype)
 
 
-_tap.defvjp(_tap_forward, _tap_backward)
+_tap_gradients.defvjp(_tap_forward, _tap_backward)
 
 
 def _along_sphere(slope, vectors):
-    """|v| times the norm of the part of dL/dv at right angles to v, f32[R]."""
+    """Return |v| times the norm of the part of dL/dv at right angles to v, f32[R]."""
     slope, vectors = (x.astype(jnp.float32) for x in (slope, vectors))
     unit = core.l2_normalize(vectors)
     across = slope - jnp.sum(slope * unit, axis=1, keepdims=True) * unit
     return jnp.linalg.norm(vectors, axis=1) * jnp.linalg.norm(across, axis=1)
 
 
-def _unit(features):
+def _unit_rows(features):
     return core.l2_normalize(features.astype(jnp.float32))
 
 
-def _mean(values, mask):
+def _masked_mean(values, mask):
     return jnp.sum(values, where=mask) / jnp.maximum(jnp.sum(mask), 1)
 
 

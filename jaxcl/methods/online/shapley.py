@@ -11,7 +11,7 @@ from jaxcl.memory import buffer, shapley
 from jaxcl.methods import online
 
 
-class Judge(NamedTuple):
+class AserSelector(NamedTuple):
     """Chooses the rows that ASER replays and keeps; see `aser.make` for the options."""
 
     parts: core.Parts
@@ -22,7 +22,7 @@ class Judge(NamedTuple):
     minority: bool
 
     def balanced(self, key: jax.Array, memory: buffer.Buffer, allowed: jax.Array):
-        """Slots of a class-balanced draw, its mask, and the slots still allowed."""
+        """Draw a class-balanced sample: slots, mask, and the slots still allowed."""
         slots, mask = shapley.balanced(
             key,
             memory.items["label"],
@@ -33,7 +33,7 @@ class Judge(NamedTuple):
         return slots, mask, allowed.at[slots].set(False, mode="drop")
 
     def features(self, state: core.TrainState, *images: jax.Array) -> list[jax.Array]:
-        """f32[R,D] for each of the parts u8[R,H,W,C], in one pass."""
+        """Embed each of the parts u8[R,H,W,C] in one pass, f32[R,D]."""
         rows = sharding.spread(jnp.concatenate(images))
         rows = self.parts.plain(rows)
         outputs, _ = self.net(state.params, state.stats, rows, train=False)
@@ -43,12 +43,12 @@ class Judge(NamedTuple):
     def retrieve(
         self, state: core.TrainState, incoming: online.Rows, key: jax.Array
     ) -> online.Rows:
-        """Rows to replay: the best of a balanced draw; random ones until it is full."""
+        """Choose rows to replay: the best of a draw; random ones until it is full."""
         k_random, k_pool, k_helped, k_ties, k_augment = jax.random.split(key, 5)
         memory = state.extra.memory
         pool, pool_mask, rest = self.balanced(k_pool, memory, memory.filled)
         helped, helped_mask, _ = self.balanced(k_helped, memory, rest)
-        candidates, others = at(memory, pool), at(memory, helped)
+        candidates, others = read_slots(memory, pool), read_slots(memory, helped)
         candidate_rows, other_rows, incoming_rows = self.features(
             state, candidates["image"], others["image"], incoming.raw
         )
@@ -78,7 +78,9 @@ class Judge(NamedTuple):
         full = jnp.all(memory.filled)
         slots = jnp.where(full, slots, drawn)
         mask = jnp.where(full, mask, drawn_mask)
-        return online.taken(self.parts, k_augment, at(memory, slots), mask, slots)
+        return online.augment_drawn(
+            self.parts, k_augment, read_slots(memory, slots), mask, slots
+        )
 
     def write(
         self, state: core.TrainState, key: jax.Array, batch: core.Batch, stored: dict
@@ -90,7 +92,7 @@ class Judge(NamedTuple):
         return state.replace(extra=state.extra._replace(memory=memory))
 
     def places(self, state: core.TrainState, key: jax.Array, items: dict) -> jax.Array:
-        """Slots of incoming rows, i32[B]; capacity: the row is not stored."""
+        """Choose slots for incoming rows, i32[B]; capacity: the row is not stored."""
         k_helped, k_pool, k_share, k_ties = jax.random.split(key, 4)
         memory, label = state.extra.memory, items["label"]
         turn = jnp.arange(len(label))
@@ -100,7 +102,7 @@ class Judge(NamedTuple):
         _, pool_mask, pool = buffer.sample(
             memory, k_pool, size, log_weights=buffer.log_weights(rest)
         )
-        candidates, others = at(memory, pool), at(memory, helped)
+        candidates, others = read_slots(memory, pool), read_slots(memory, helped)
         candidate_rows, other_rows, new_rows = self.features(
             state, candidates["image"], others["image"], items["image"]
         )
@@ -122,15 +124,15 @@ class Judge(NamedTuple):
     def rare(
         self, key: jax.Array, memory: buffer.Buffer, labels: jax.Array
     ) -> jax.Array:
-        """Rows whose class has a share of the memory below u ~ U(0, 1/C), bool[B]."""
+        """Mark rows whose class has less of the memory than u ~ U(0, 1/C), bool[B]."""
         classes = self.parts.num_classes
         counts = jnp.zeros(classes).at[memory.items["label"]].add(memory.filled)
         bound = jax.random.uniform(key) * memory.capacity / classes
         return counts[labels] < bound
 
 
-def at(memory: buffer.Buffer, slots: jax.Array) -> dict:
-    """The items in these slots; zeros where the slot is the capacity."""
+def read_slots(memory: buffer.Buffer, slots: jax.Array) -> dict:
+    """Read the items in these slots; zeros where the slot is the capacity."""
     return jax.tree.map(
         lambda x: x.at[slots].get(mode="fill", fill_value=0), memory.items
     )

@@ -17,8 +17,10 @@ _PASSES = 100
 _DRAWS = 0x57A7  # keeps these draws apart from those of the next step
 
 
-def add(method: core.Method, replay: Callable, draw: Callable) -> core.Method:
-    """The method, evaluated with the statistics of its memory; training is the same.
+def use_memory_statistics(
+    method: core.Method, replay: Callable, draw: Callable
+) -> core.Method:
+    """Evaluate a method with the statistics of its memory; training is unchanged.
 
     Args:
       method: its own `eval_state` sees the new statistics.

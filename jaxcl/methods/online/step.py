@@ -1,4 +1,4 @@
-"""What online continual methods share: a network with one head, a memory, a step.
+"""Common parts of online continual methods: a network with one head, a memory, a step.
 
 One pass over a stream in small batches (Caccia et al., "Reducing Representation Drift
 in Online Continual Learning", 2021, called P). A method is a function `update`, one
@@ -29,7 +29,7 @@ ReplayFrom = Literal["past_tasks", "all", "other_classes"]
 
 
 class Extra(NamedTuple):
-    """What a method that replays keeps. Methods may add fields after these."""
+    """The state of a method that replays. Methods may add fields after these."""
 
     memory: buffer.Buffer | None  # "image" u8, "label" i32, "task" i32, and more
     seen: jax.Array  # bool[C], classes met so far
@@ -44,14 +44,14 @@ def _find_policy(parts: core.Parts, write) -> policies.Policy:
             f"config.replay.policy={replay.policy!r}: config.method.name stores by a "
             "rule of its own; leave it out ('reservoir')"
         )
-    policy = policies.get(replay.policy)
+    policy = policies.look_up(replay.policy)
     if lacking := sorted({*policy.reads} - {"label", "task"}):
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)} of "
             "stored rows, which config.method.name stores none of; 'online_ssl' does"
         )
     least = policy.least(parts.num_classes, parts.num_tasks)
-    least *= sharded.count(replay)
+    least *= sharded.count_shards(replay)
     if replay.capacity < least:
         raise ValueError(
             f"config.replay.capacity={replay.capacity}: policy={replay.policy!r} needs "
@@ -66,13 +66,13 @@ def _find_policy(parts: core.Parts, write) -> policies.Policy:
 
 
 def network(parts: core.Parts, head: Head) -> Network:
-    """The network of a method; one that measures, where that is asked for."""
+    """Build the network of a method, with measures if the config asks for them."""
     if "gradients" in parts.replay.measure:
         return probe.Measured(parts.encoder, head, parts.num_classes, parts.num_tasks)
     return Network(parts.encoder, head, parts.num_classes)
 
 
-def draw(
+def draw_rows(
     parts: core.Parts,
     memory: buffer.Buffer,
     key: jax.Array,
@@ -81,7 +81,8 @@ def draw(
     allowed: jax.Array | None = None,
     augment: bool = True,
 ) -> Rows:
-    """Draw rows of the memory without replacement; `taken` says what fills the shape.
+    """Draw rows of the memory without replacement; `augment_drawn` says what fills the
+    shape.
 
     Args:
       parts: what the config builds.
@@ -95,10 +96,10 @@ def draw(
     size = min(size or parts.replay.size, memory.capacity)
     weights = None if allowed is None else buffer.log_weights(allowed)
     drawn = sharded.sample(memory, k_draw, size, log_weights=weights)
-    return taken(parts, k_augment, *drawn, augment=augment)
+    return augment_drawn(parts, k_augment, *drawn, augment=augment)
 
 
-def taken(
+def augment_drawn(
     parts: core.Parts,
     key: jax.Array,
     items: dict,
@@ -107,7 +108,7 @@ def taken(
     *,
     augment: bool = True,
 ) -> Rows:
-    """Rows that a method took from the memory; those that exist come first.
+    """Augment rows from the memory; those that exist come first.
 
     Rows that do not exist repeat those that do, so that batch statistics see no
     blank image. If none exists, all images are blank.
@@ -120,7 +121,7 @@ def taken(
 
 
 def _repeated(items, mask):
-    """The items, where rows that exist take the place of those that do not."""
+    """Repeat rows that exist in place of those that do not."""
     count = jnp.maximum(jnp.sum(mask), 1)
     rows = jnp.arange(len(mask)) % count
     return jax.tree.map(lambda x: x[rows], items)
@@ -129,19 +130,19 @@ def _repeated(items, mask):
 def images_of(
     parts: core.Parts, key: jax.Array, images: jax.Array, augmented: bool
 ) -> jax.Array:
-    """u8[R,H,W,C] -> f32[R,H,W,C], normalised."""
+    """Normalise u8[R,H,W,C] to f32[R,H,W,C]."""
     return parts.augment(key, images)[:, 0] if augmented else parts.plain(images)
 
 
 def past_tasks(state: core.TrainState) -> jax.Array:
-    """Slots whose example came before the present task, bool[capacity]."""
+    """Mark slots whose example came before the present task, bool[capacity]."""
     return state.extra.memory.items["task"] < state.task
 
 
 def replayable(
     replay_from: ReplayFrom, state: core.TrainState, incoming: Rows
 ) -> jax.Array:
-    """Slots that may be replayed, bool[capacity]; empty ones may be among them."""
+    """Mark slots that may be replayed, bool[capacity], empty ones included."""
     memory = state.extra.memory
     if replay_from == "past_tasks":
         return past_tasks(state)
@@ -151,15 +152,15 @@ def replayable(
     return ~(label[:, None] == incoming.label).any(axis=1)
 
 
-def together(incoming: Rows, replayed: Rows) -> Rows:
-    """Incoming and replayed rows as one batch.
+def join_rows(incoming: Rows, replayed: Rows) -> Rows:
+    """Join incoming and replayed rows to one batch.
 
     While none can be replayed, incoming rows stand in for them in the batch statistics,
     masked, so that they do not count again.
 
     Args:
       incoming: B rows, which all exist.
-      replayed: R rows, of which none or all images are blank, see `taken`.
+      replayed: R rows, of which none or all images are blank, see `augment_drawn`.
 
     Returns:
       B + R rows, incoming ones first, without items and slots.
@@ -176,7 +177,7 @@ def together(incoming: Rows, replayed: Rows) -> Rows:
 
 
 def stored_rows(state: core.TrainState, batch: core.Batch, **more: jax.Array) -> dict:
-    """The rows of a batch as the memory stores them, name -> [B, ...].
+    """Return the rows of a batch as the memory stores them, name -> [B, ...].
 
     Args:
       state: says which task it is.
@@ -195,18 +196,18 @@ def descend(parts: core.Parts, net: Network, state: core.TrainState, loss: Calla
       The new state and metrics.
     """
     (value, stats), grads, measured = net.gradient(state, loss)
-    state, metrics = move(parts, state, value, stats, grads)
+    state, metrics = apply_grads(parts, state, value, stats, grads)
     return state, metrics | measured
 
 
-def move(
+def apply_grads(
     parts: core.Parts,
     state: core.TrainState,
     value: jax.Array,
     stats: core.PyTree,
     grads: core.PyTree,
 ):
-    """`descend` with a gradient that the method has computed."""
+    """Take one step down a gradient that the method has computed."""
     lr = core.rate(parts, state)
     state = core.apply_gradients(state, grads, parts.tx, lr)
     metrics = {"loss": value, "lr": lr, "grad_norm": optax.tree.norm(grads)}
@@ -225,7 +226,7 @@ def method(
     remembers: bool = True,
     **hooks,
 ) -> core.Method:
-    """A method from its gradient step.
+    """Make a method from its gradient step.
 
     Args:
       parts: what the config builds.
@@ -243,9 +244,9 @@ def method(
     """
     policy = _find_policy(parts, write) if remembers else None
     if remembers and write is None:
-        write = functools.partial(_write, parts, policy)
+        write = functools.partial(_write_batch, parts, policy)
     online_method = core.Method(
-        init=functools.partial(_init, parts, net, policy, items, extra),
+        init=functools.partial(_init_state, parts, net, policy, items, extra),
         step=functools.partial(_step, parts, update, write if remembers else None),
         embed=net.embed,
         predict=functools.partial(_predict, net, limit),
@@ -254,10 +255,12 @@ def method(
         replays=True,
     )._replace(**hooks)
     if parts.replay.statistics == "memory":
-        rows = functools.partial(draw, parts, augment=False)
-        online_method = statistics.add(online_method, net.replay, rows)
+        rows = functools.partial(draw_rows, parts, augment=False)
+        online_method = statistics.use_memory_statistics(
+            online_method, net.replay, rows
+        )
     if parts.replay.measure:
-        online_method = probe.add(online_method, parts)
+        online_method = probe.add_measures(online_method, parts)
     return online_method
 
 
@@ -268,7 +271,7 @@ def cross_entropy(
     *parts: Rows,
     class_mask: jax.Array | None = None,
 ):
-    """The sum over parts of their mean cross-entropy, each normalised by itself.
+    """Sum the mean cross-entropies of the parts.
 
     Args:
       net: the network.
@@ -292,7 +295,7 @@ def cross_entropy(
     return value, stats
 
 
-def _init(parts, net, policy, items, extra, key, batch):
+def _init_state(parts, net, policy, items, extra, key, batch):
     """Make the state before the first step; without a policy there is no memory."""
     k_state, k_net = jax.random.split(key)
     params, stats = net.init(k_net, parts.plain(batch["image"][:1]))
@@ -302,7 +305,7 @@ def _init(parts, net, policy, items, extra, key, batch):
         example = {"image": batch["image"][0], "label": scalar, "task": scalar}
         example |= items(jnp.zeros((classes,)))
         memory = sharded.create(example, parts.replay)
-        kept = sharded.start(parts.replay, policy, classes, parts.num_tasks)
+        kept = sharded.start_policy(parts.replay, policy, classes, parts.num_tasks)
     base = Extra(memory, jnp.zeros((classes,), bool), kept)
     return core.new_state(k_state, params, stats, parts.tx, extra(base, params, stats))
 
@@ -323,7 +326,7 @@ def _step(parts, update, write, state, batch):
 
 
 def _read_incoming(parts, key, batch) -> Rows:
-    """Augment a batch and, where it has one, its labelled part."""
+    """Augment a batch and, if it has one, its labelled part."""
     labelled, images, label = None, batch["image"], batch["label"]
     if "labelled" in batch:
         own = jax.random.fold_in(key, 1)
@@ -333,19 +336,19 @@ def _read_incoming(parts, key, batch) -> Rows:
     return Rows(augmented, label, exist, images, labelled=labelled)
 
 
-def _write(parts, policy, state, key, batch, stored):
+def _write_batch(parts, policy, state, key, batch, stored):
     """Write a batch to the memory where the policy says."""
     extra, items = state.extra, stored_rows(state, batch, **stored)
     exist = jnp.ones(len(batch["label"]), bool)
     slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
     slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
-    memory = sharded.write(extra.memory, slots, items)
+    memory = sharded.write_rows(extra.memory, slots, items)
     return state.replace(extra=extra._replace(memory=memory, kept=kept))
 
 
 def _predict(net, limit, state, images):
-    """Logits, of classes that were seen alone if `limit`."""
+    """Return logits; with `limit` of the classes seen alone."""
     logits = net(state.params, state.stats, images, train=False)[0].logits
     if not limit:
         return logits

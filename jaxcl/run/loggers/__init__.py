@@ -1,4 +1,4 @@
-"""Where the rows of a run go beside metrics.jsonl.
+"""Loggers of the rows of a run beside metrics.jsonl.
 
 A logger is a module with a function `make(directory, rows)`, which gives an object with
 `write(row)` and `close()`. `config.loggers` names those of this package and, with a
