@@ -97,13 +97,13 @@ def filling(work: job.Job) -> list[float] | None:
     examples = work.stream.dataset.train
     if examples.graphs is None:
         return None
-    rng, rows = np.random.default_rng(0), np.arange(stream.size(examples))
+    rng, rows = np.random.default_rng(0), np.arange(stream.count_rows(examples))
     order = [stream.filled_order(rng, rows, work.data.batch_size) for _ in range(20)]
     budgets = graph_batches.budgets(examples, work.data.batch_size)
     masks = []
     for batch in np.concatenate(order):
         budget = graphs.budget_of(examples.graphs, batch, budgets)
-        made = graphs.pad(examples.graphs, batch, **budget._asdict())
+        made = graphs.pad_batch(examples.graphs, batch, **budget._asdict())
         masks.append((made.node_mask, made.edge_mask))
     return [1 - np.concatenate(x).mean() for x in zip(*masks, strict=True)]
 

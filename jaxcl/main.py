@@ -36,11 +36,11 @@ def main(argv):
         return build.build(CONFIG.value, workdir), workdir
 
     def work(made, stop):
-        finish.run(*made, stop=stop)
+        finish.run_job(*made, stop=stop)
         if jax.process_index() == 0:
             print(f"\n{finish.closing(*made)}", flush=True)
 
-    return command.run(make, work)
+    return command.run_until_signal(make, work)
 
 
 if __name__ == "__main__":

@@ -156,16 +156,16 @@ def test_mnist_from_a_folder(tmp_path, monkeypatch):
     for file, content in files.items():
         (tmp_path / file).write_bytes(content)
     out = tmp_path / "mnist"
-    fetch.fetch("mnist", str(out), source=str(tmp_path))
+    fetch.fetch_set("mnist", str(out), source=str(tmp_path))
     assert check_arrays("mnist", out).class_names == tuple("0123456789")
     assert {*tmp_path.iterdir()} == {out, *(tmp_path / file for file in files)}
     with pytest.raises(ValueError, match="train-images-idx3"):
-        fetch.fetch("mnist", str(tmp_path / "x"), source=str(tmp_path / file))
+        fetch.fetch_set("mnist", str(tmp_path / "x"), source=str(tmp_path / file))
     (tmp_path / file).unlink()
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte.gz"):
-        fetch.fetch("mnist", str(tmp_path / "x"), source=str(tmp_path))
+        fetch.fetch_set("mnist", str(tmp_path / "x"), source=str(tmp_path))
     with pytest.raises(ValueError, match="--from=nowhere"):
-        fetch.fetch("mnist", str(tmp_path / "x"), source="nowhere")
+        fetch.fetch_set("mnist", str(tmp_path / "x"), source="nowhere")
 
 
 def test_stl10_with_and_without_its_unlabelled_images(tmp_path, monkeypatch):
@@ -188,7 +188,7 @@ def test_stl10_with_and_without_its_unlabelled_images(tmp_path, monkeypatch):
         known(monkeypatch, name, [packed])
         (tmp_path / "archive").write_bytes(packed)
         out = tmp_path / "new" / name
-        fetch.fetch(name, str(out), source=str(tmp_path / "archive"))
+        fetch.fetch_set(name, str(out), source=str(tmp_path / "archive"))
         data = sources.load("arrays", path=str(out))
         assert data.class_names[0] == "airplane" and data.class_names[9] == "truck"
         images, label = want["train"]
@@ -228,7 +228,9 @@ def test_tiny_imagenet(tmp_path, monkeypatch):
     packed = zipped(files)
     known(monkeypatch, "tiny_imagenet", [packed])
     (tmp_path / "archive").write_bytes(packed)
-    fetch.fetch("tiny_imagenet", str(tmp_path / "x"), source=str(tmp_path / "archive"))
+    fetch.fetch_set(
+        "tiny_imagenet", str(tmp_path / "x"), source=str(tmp_path / "archive")
+    )
     data = sources.load("arrays", path=str(tmp_path / "x"))
     assert data.class_names == wnids and data.decoder == "pillow"
     for split, rows in want.items():
@@ -241,9 +243,9 @@ def test_a_cut_download_is_no_archive(server, tmp_path, monkeypatch):
     known(monkeypatch, "cifar10", [cifar("cifar10")], server)
     server.cuts, out = [100], tmp_path / "a"
     with pytest.raises(fetch.Unreachable, match="100"):
-        fetch.fetch("cifar10", str(out))
+        fetch.fetch_set("cifar10", str(out))
     assert not out.exists()
-    fetch.fetch("cifar10", str(out))
+    fetch.fetch_set("cifar10", str(out))
     check_arrays("cifar10", out)
     assert [*tmp_path.iterdir()] == [out]
 
@@ -254,15 +256,15 @@ def test_a_file_that_is_not_the_published_one(server, tmp_path, monkeypatch):
     wrong[-1] ^= 1
     server.files[name] = bytes(wrong)
     with pytest.raises(ValueError, match=r"published"):
-        fetch.fetch("cifar10", str(tmp_path / "a"))
+        fetch.fetch_set("cifar10", str(tmp_path / "a"))
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "a.download" / name).exists()
     server.files[name] = bytes(wrong) * 2
     with pytest.raises(fetch.Unreachable, match=f"{len(wrong):,}"):
-        fetch.fetch("cifar10", str(tmp_path / "a"))
+        fetch.fetch_set("cifar10", str(tmp_path / "a"))
     (tmp_path / "mine").write_bytes(wrong)
     with pytest.raises(ValueError, match="damaged"):
-        fetch.fetch("cifar10", str(tmp_path / "a"), source=str(tmp_path / "mine"))
+        fetch.fetch_set("cifar10", str(tmp_path / "a"), source=str(tmp_path / "mine"))
     assert (tmp_path / "mine").exists()
 
 
@@ -289,5 +291,5 @@ def test_a_set_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     out = tmp_path / "sub" / "out"
     out.mkdir(parents=True)
     with pytest.raises(OSError, match=NAMES["cifar10"]):
-        fetch.fetch("cifar10", str(out), source=str(tmp_path / "archive"))
+        fetch.fetch_set("cifar10", str(out), source=str(tmp_path / "archive"))
     assert [*out.parent.iterdir()] == [out] and not [*out.iterdir()]

@@ -90,7 +90,7 @@ def test_a_resnet_comes_back_as_it_was_exported(tmp_path):
     source, leaves = of_resnet(tmp_path / "file.safetensors")
     card = import_file.import_file(source, "resnet", str(tmp_path / "out"), size=32)
     made = jaxcl.load_encoder(tmp_path / "out")
-    found = encoder.flat(made.params, made.stats)
+    found = encoder.flatten_leaves(made.params, made.stats)
     assert found.keys() == leaves.keys()
     for name, x in leaves.items():
         np.testing.assert_array_equal(found[name], x, err_msg=name)
@@ -241,7 +241,7 @@ def test_the_command_and_what_it_prints(tmp_path, capsys):
     ],
 )
 def test_wrappers_go_wherever_they_stand(name, bare):
-    assert wrappers.strip({name: 1, "x.module.y": 2}) == {bare: 1, "x.y": 2}
+    assert wrappers.strip_prefixes({name: 1, "x.module.y": 2}) == {bare: 1, "x.y": 2}
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2, 3, 4), (0, 1, 0, 1, 0)])
@@ -249,11 +249,11 @@ def test_chunks_of_blocks_are_counted_through(numbers):
     chunks = zip((0, 0, 1, 1, 2), numbers, strict=True)
     tensors = {f"a.blocks.{i}.{j}.w": at for at, (i, j) in enumerate(chunks)}
     want = {f"a.blocks.{at}.w": at for at in range(5)}
-    assert wrappers.strip(tensors) == want
+    assert wrappers.strip_prefixes(tensors) == want
     if numbers[2] == 0:  # with a block less, nobody knows which is which
         del tensors["a.blocks.0.1.w"]
         with pytest.raises(wrappers.Refused, match="chunks"):
-            wrappers.strip(tensors)
+            wrappers.strip_prefixes(tensors)
 
 
 def sequential(kernel, pooled):
@@ -265,18 +265,18 @@ def sequential(kernel, pooled):
 
 def test_numbers_of_a_sequential_become_names():
     for kernel, pooled in ((7, True), (3, False)):
-        found = wrappers.strip(sequential(kernel, pooled))
+        found = wrappers.strip_prefixes(sequential(kernel, pooled))
         assert found["f.bn1.running_mean"] == 1 and "f.conv1.weight" in found
         layers = [found[f"f.layer{i + 1}.0.conv1.weight"] for i in range(4)]
         assert layers == [0, 1, 2, 3]
     for kernel, pooled in ((7, False), (3, True)):  # that network is not known here
         with pytest.raises(wrappers.Refused, match=f"f.{4 if pooled else 3}"):
-            wrappers.strip(sequential(kernel, pooled))
+            wrappers.strip_prefixes(sequential(kernel, pooled))
 
 
 def test_two_tensors_of_one_name_are_refused():
     with pytest.raises(wrappers.Refused, match="'a.b'"):
-        wrappers.strip({"module.a.b": 1, "a._orig_mod.b": 2})
+        wrappers.strip_prefixes({"module.a.b": 1, "a._orig_mod.b": 2})
 
 
 # Files beside the weights
@@ -289,7 +289,7 @@ def beside(folder, config=None, preprocessor=None):
     for name, value in (("config", config), ("preprocessor_config", preprocessor)):
         if value is not None:
             (folder / f"{name}.json").write_text(json.dumps(value))
-    return side_files.read(folder, "timm")
+    return side_files.read_folder(folder, "timm")
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_how_timm_prepares_images_and_what_it_says_of_the_network(tmp_path):
     config["architecture"] = "resnetblur50"  # by the tensors it is a ResNet-50
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="resnetblur50"):
-        side_files.read(tmp_path, "torchvision")
+        side_files.read_folder(tmp_path, "torchvision")
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_parts_of_a_file_and_sixteen_bits(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     parts = {"a": "one.safetensors", "b": "two.safetensors", "n": "two.safetensors"}
     index.write_text(json.dumps({"weight_map": parts}))
-    found, hashes = files.read(index)
+    found, hashes = files.read_tensors(index)
     assert {n: x.dtype.name for n, x in found.items()} == {
         "a": "float32",
         "b": "float32",
@@ -431,7 +431,7 @@ def test_parts_of_a_file_and_sixteen_bits(tmp_path):
     for name in ("../one.safetensors", "/etc/passwd", 3):
         index.write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(ValueError, match="beside|index"):
-            files.read(index)
+            files.read_tensors(index)
 
 
 def header(entries, data=b""):
@@ -460,7 +460,7 @@ def test_damaged_safetensors_are_refused(data, match, tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=match):
-        files.read(path)
+        files.read_tensors(path)
 
 
 @pytest.mark.parametrize("begin", [b"PK", b"\x80\x02"])
@@ -468,7 +468,7 @@ def test_the_length_of_a_header_is_not_taken_for_a_file_of_pytorch(begin, tmp_pa
     length = int.from_bytes(begin, "little")
     text = json.dumps({"a": ENTRY}).ljust(length).encode()
     (tmp_path / "x.safetensors").write_bytes(header(text, b"\0\0\x80?"))
-    found, _ = files.read(tmp_path / "x.safetensors")
+    found, _ = files.read_tensors(tmp_path / "x.safetensors")
     assert found["a"].tolist() == [1.0]
 
 
@@ -500,7 +500,7 @@ def test_code_in_a_file_is_never_run(tmp_path):
     for data in (archive(program), program):
         path.write_bytes(data)
         with pytest.raises(ValueError, match="evil.pth.*torch"):
-            files.read(path)
+            files.read_tensors(path)
         assert not here.exists()
 
 
@@ -508,7 +508,7 @@ def test_without_pytorch_its_files_are_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     (tmp_path / "x.pth").write_bytes(archive(b""))
     with pytest.raises(ValueError, match="x.pth.*pip install torch.*safetensors"):
-        files.read(tmp_path / "x.pth")
+        files.read_tensors(tmp_path / "x.pth")
 
 
 @pytest.mark.parametrize("older", [False, True])
@@ -529,7 +529,7 @@ def test_files_of_pytorch_itself(older, tmp_path):
     saved["optimizer"] = {"state": {0: {"step": torch.tensor(1.0)}}, "lr": [0.1, None]}
     path = tmp_path / "file.pth"
     torch.save(saved, path, _use_new_zipfile_serialization=not older)
-    found, _ = files.read(path)
+    found, _ = files.read_tensors(path)
     assert found.keys() == {f"state_dict.{name}" for name in state}
     for name, want in state.items():
         want = want.detach()

@@ -30,7 +30,7 @@ def alone_twin(tmp):
         task = work.stream.tasks[i]._replace(index=0)
         stream = work.stream._replace(tasks=(task,))
         work = toy.change(work, stream=stream, pictures={}, evaluators={})
-        train.run(work, tmp / f"twin_{i}")
+        train.run_tasks(work, tmp / f"twin_{i}")
         state = toy.saved(work, tmp / f"twin_{i}").state
         judge = toy.job(tmp / f"judge_{i}", **SMALL).evaluation.evaluators["knn"]
         found.append(judge(state, i).rows["class_incremental"][i])
@@ -46,7 +46,7 @@ def root(tmp_path_factory):
 def first(root):
     """A run under PNR."""
     work = work_of(root / "first", **{"method.strategy": "pnr"})
-    return finish.run(work, root / "first")
+    return finish.run_job(work, root / "first")
 
 
 def test_it_is_the_accuracy_of_the_base_alone(root, first):
@@ -77,11 +77,11 @@ def test_a_run_that_goes_on_from_another_is_set_against_fresh_ones(root, first):
 def test_another_strategy_takes_it_from_there_and_trains_nothing(root, first):
     here = root / "second"
     work = work_of(here, plasticity_from=str(root / "first"))
-    found = finish.run(work, here)
+    found = finish.run_job(work, here)
     assert found["finetune"] == first["finetune"]
     assert not (here / "single").exists()
     assert (
-        finish.run(work_of(root / "fresh"), root / "fresh")["finetune"]
+        finish.run_job(work_of(root / "fresh"), root / "fresh")["finetune"]
         == (first["finetune"])
     )
 

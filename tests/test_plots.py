@@ -36,11 +36,11 @@ def test_a_run_that_is_over_draws_its_pictures_anew(tmp_path):
     evaluators = {"knn": {}, "neighbours": options}
     changes = {"plots": True, "evaluators": evaluators, "scenario.num_tasks": 10}
     config = toy.config(**changes, first_tasks=1, epochs=1)
-    finish.run(build.build(config, tmp_path), tmp_path)
+    finish.run_job(build.build(config, tmp_path), tmp_path)
     made = {path.name for path in (tmp_path / "plots").iterdir()}
     assert {"curves.png", "knn_class_incremental.png", "neighbours_task1.png"} <= made
     (tmp_path / "plots" / "curves.png").unlink()
-    finish.run(build.build(config, tmp_path), tmp_path)
+    finish.run_job(build.build(config, tmp_path), tmp_path)
     assert (tmp_path / "plots" / "curves.png").exists()
 
 

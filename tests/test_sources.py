@@ -652,10 +652,10 @@ def test_tfds_directories_as_domains(array_record, tfrecord):
 def test_tfds_index_spares_the_scan(kind, request, tmp_path, monkeypatch):
     path, index = request.getfixturevalue(kind), str(tmp_path / "index.npz")
     first = sources.load("tfds", path=path, index=index)
-    scan = from_tfds._scan
-    monkeypatch.setattr(from_tfds, "_scan", None)
+    scan = from_tfds._scan_file
+    monkeypatch.setattr(from_tfds, "_scan_file", None)
     same(splits(sources.load("tfds", path=path, index=index)), splits(first))
-    monkeypatch.setattr(from_tfds, "_scan", scan)
+    monkeypatch.setattr(from_tfds, "_scan_file", scan)
     # Other labels or another part are scanned again, not taken from the file.
     blind = sources.load("tfds", path=path, index=index, label_key=None)
     assert (blind.train.label == -1).all()

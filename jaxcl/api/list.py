@@ -59,12 +59,12 @@ KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
         'in a config: config.evaluators = {"NAME": {}}',
         lambda: dict(_modules("jaxcl.evals")),
     ),
-    "configs": ("jaxcl train NAME", files.names),
+    "configs": ("jaxcl train NAME", files.describe_configs),
 }
 
 
-def text(kind: str, width: int = 88) -> str:
-    """Write a kind of thing as lines, each a name and what it is.
+def format_kind(kind: str, width: int = 88) -> str:
+    """Write a kind as lines, each a name and its description.
 
     Args:
       kind: a key of `KINDS`.
@@ -102,5 +102,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not kinds:
         print(overview())
     else:
-        print("\n\n".join(text(kind, width) for kind in kinds))
+        print("\n\n".join(format_kind(kind, width) for kind in kinds))
     return 0

@@ -35,7 +35,7 @@ _EVALUATED = ("embed", "predict", "memory", "replayed", "project", "objective")
 
 def build(
     config: ml_collections.ConfigDict, workdir
-) -> job.Job | transfer.Transfer | seeds.Seeds:
+) -> job.Job | transfer.Transfer | seeds.SeedRuns:
     """Make everything that a run needs; reads data, compiles nothing.
 
     With config.seeds above 1, the runs of all; the first is built, so that what is
@@ -46,7 +46,7 @@ def build(
       workdir: the run directory; it must be this config's or new.
 
     Raises:
-      ValueError: a wrong key, type or value, naming it and what is allowed; a
+      ValueError: a wrong key, type or value, naming it and its range; a
         run directory that belongs to another config, naming the fields.
       OSError: data is not where the config says, or cannot be read; the run
         directory cannot be written.
@@ -55,14 +55,16 @@ def build(
     if raw.get("seeds", 1) != 1:
         return _build_seeds(raw, workdir)
     raw = completed(raw)
-    plain, top = options_lib.plain(raw, "config"), sections.top_of(raw)
-    compile_cache.use(top.compile_cache)
-    run_config.check(workdir, plain, run_config.NOTED)  # again below, when all is known
+    plain, top = options_lib.to_json(raw, "config"), sections.top_of(raw)
+    compile_cache.use_cache(top.compile_cache)
+    run_config.check_config(
+        workdir, plain, run_config.NOTED
+    )  # again below, when all is known
     made: job.Job | transfer.Transfer
     if top.checkpoint is not None:
         made, noted = _transfer(top, workdir), {}
     else:
-        made = work = _job(top, plain, workdir)
+        made = work = _build_job(top, plain, workdir)
         noted = _count_shards(top.replay, work.mesh) | {"resident": work.data.resident}
     # Save machine-dependent choices with the config: the decoder that "auto" took, and
     # whether images are on the device. They change the crops and thus the results.
@@ -72,7 +74,7 @@ def build(
         workdir, plain | noted, _list_options(plain, made) | noted
     )
     if jax.process_index() == 0:
-        identity.write(workdir, dataset.known)
+        identity.write_identity(workdir, dataset.known)
     return made
 
 
@@ -103,17 +105,17 @@ def _with_precision(raw: dict, workdir=None) -> dict:
     if raw.get("precision") != "auto":
         return raw
     path = None if workdir is None else epath.Path(workdir) / "config.json"
-    begun = run_config.read(path) if path is not None and path.exists() else {}
+    begun = run_config.read_config(path) if path is not None and path.exists() else {}
     return raw | {"precision": begun.get("precision") or sections.precision_of(raw)}
 
 
-def _build_seeds(raw, workdir) -> seeds.Seeds:
+def _build_seeds(raw, workdir) -> seeds.SeedRuns:
     """Make the runs of several seeds, each with a directory and a config of its own."""
     if raw.get("checkpoint") is not None:
         raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
-    whole, plain = sections.completed(raw), options_lib.plain(raw, "config")
+    whole, plain = sections.completed(raw), options_lib.to_json(raw, "config")
     top = sections.top_of(whole)
-    run_config.check(workdir, plain)
+    run_config.check_config(workdir, plain)
 
     @functools.lru_cache(maxsize=1)  # the first is asked for again
     def make(seed):
@@ -126,13 +128,13 @@ def _build_seeds(raw, workdir) -> seeds.Seeds:
 
     first = make(top.seed)
     own = {"seed": top.seed, "seeds": top.seeds}
-    every_option = _list_options(options_lib.plain(whole, "config"), first) | own
+    every_option = _list_options(options_lib.to_json(whole, "config"), first) | own
     run_config.write_or_check(workdir, plain, every_option)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
-    return seeds.Seeds(chosen, make)
+    return seeds.SeedRuns(chosen, make)
 
 
-def planned(
+def plan_job(
     config: ml_collections.ConfigDict,
     stand_in=None,
     *,
@@ -156,23 +158,24 @@ def planned(
     off = dict(evaluators={}, plasticity=False, start=None, loggers="")
     off |= {"steps_per_call": 1} if one_step else {}
     top = dataclasses.replace(sections.top_of(raw), **off)
-    return _job(top, options_lib.plain(raw, "config"), None, stand_in)
+    return _build_job(top, options_lib.to_json(raw, "config"), None, stand_in)
 
 
 def default_workdir(config) -> str:
-    """Return runs/NAME of the config; RUN/NAME, where the encoder of RUN is judged."""
+    """Return runs/NAME of the config; RUN/NAME, where the encoder of RUN is
+    evaluated."""
     return f"{config.get('checkpoint') or 'runs'}/{config.get('name', 'run')}"
 
 
-def _job(top: sections.Top, plain, workdir, stand_in=None) -> job.Job:
+def _build_job(top: sections.TopLevel, plain, workdir, stand_in=None) -> job.Job:
     mesh = sections.mesh(top)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     # Names and types of all options are checked before data are read.
     logging = _logging(top)
-    make_stream = sections.tasks(top.data, top.scenario, top.seed, stand_in)
-    parts, image = sections.parts(top)
-    sections.chosen(top.method)
+    make_stream = sections.check_tasks(top.data, top.scenario, top.seed, stand_in)
+    parts, image = sections.build_parts(top)
+    sections.method_and_options(top.method)
     replay = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
     if stand_in is None:
         checks.check_path(top)
@@ -180,7 +183,7 @@ def _job(top: sections.Top, plain, workdir, stand_in=None) -> job.Job:
     train = tasks.dataset.train
     sections.check_graphs(top, train)
     tasks = checks.check_data(top, tasks, workdir)
-    data = _data(top, tasks, image)
+    data = _choose_data(top, tasks, image)
     parts = _with_data(parts, top, tasks, replay, mesh)
     if parts.replay.flops is not None:
         parts = parts._replace(replay=_affordable(top, parts, data, workdir, mesh))
@@ -188,8 +191,8 @@ def _job(top: sections.Top, plain, workdir, stand_in=None) -> job.Job:
     eval_parts = _eval_parts(top, method, tasks, image, mesh)
     checks.check_start(top, plain, train)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
-    loop = _loop(top, data, method, parts)
-    method = job.checked(method, data, mesh)
+    loop = _choose_loop(top, data, method, parts)
+    method = job.check_step(method, data, mesh)
     return job.Job(
         method=method,
         mesh=mesh,
@@ -198,7 +201,7 @@ def _job(top: sections.Top, plain, workdir, stand_in=None) -> job.Job:
         evaluation=_evaluation(
             top,
             evaluators,
-            _alone(top, plain, parts, data, method, eval_parts, evaluators),
+            _single_task_runs(top, plain, parts, data, method, eval_parts, evaluators),
         ),
         logging=logging,
         config=plain,
@@ -215,7 +218,7 @@ def _evaluation(top, evaluators: evaluation.Evaluators, alone=None) -> job.Evalu
     )
 
 
-def _logging(top: sections.Top) -> job.Logging:
+def _logging(top: sections.TopLevel) -> job.Logging:
     return job.Logging(
         every=top.log_every,
         record=record_options(top),
@@ -224,8 +227,8 @@ def _logging(top: sections.Top) -> job.Logging:
     )
 
 
-def _data(top: sections.Top, tasks: stream.Stream, image: dict) -> job.Data:
-    """Choose what is read and how; `image` is from `sections.parts`."""
+def _choose_data(top: sections.TopLevel, tasks: stream.Stream, image: dict) -> job.Data:
+    """Choose what is read and how; `image` is from `sections.build_parts`."""
     images, crop = tasks.dataset.train.images, image["crop"]
     return job.Data(
         stream=tasks,
@@ -240,7 +243,7 @@ def _data(top: sections.Top, tasks: stream.Stream, image: dict) -> job.Data:
     )
 
 
-def _loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
+def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
     """Choose how long the run trains, and how many steps are one call."""
     steps, tasks = job.steps_left(data, 0), len(data.stream.tasks)
     if steps > _MOST_STEPS:
@@ -265,16 +268,16 @@ def _loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
     )
 
 
-def _method(top: sections.Top, parts: core.Parts, mesh) -> core.Method:
+def _method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method:
     """Make the method, which must replay where config.replay says how."""
-    with sharding.use(mesh):
+    with sharding.use_mesh(mesh):
         method = sections.method(top, parts)
     if top.replay and not method.replays:
         raise ValueError(
             f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
             "leave the section out"
         )
-    return sharding.bind(method, mesh)
+    return sharding.bind_to_mesh(method, mesh)
 
 
 def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
@@ -285,7 +288,7 @@ def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
     num_classes = max(len(tasks.dataset.class_names), 1)
     settings = replay_lib.settings(num_classes, top.batch_size, **replay)
     for name in ("capacity", "size") if settings.sharded else ():
-        sharding.share(f"config.replay.{name}", getattr(settings, name), mesh)
+        sharding.per_device(f"config.replay.{name}", getattr(settings, name), mesh)
     return parts._replace(
         num_classes=num_classes,
         replay=settings,
@@ -303,7 +306,7 @@ def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.R
         own = parts._replace(replay=replay._replace(updates=updates))
         method = _method(top, own, mesh)
         shapes = job.shapes(method, data, method.parts(last))
-        return cost.flops(method.step, *shapes, last.index)
+        return cost.count_flops(method.step, *shapes, last.index)
 
     found = budget.updates(replay.flops, top.batch_size, flops, top.method["name"])
     if workdir is not None and jax.process_index() == 0:
@@ -311,7 +314,7 @@ def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.R
     return replay._replace(updates=found)
 
 
-def record_options(top: sections.Top) -> dict:
+def record_options(top: sections.TopLevel) -> dict:
     """Choose the options of a config that `run.record.Recorder` takes."""
     return {
         "tensorboard": top.tensorboard,
@@ -349,7 +352,7 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
     return min(filter(None, ends))
 
 
-def _alone(
+def _single_task_runs(
     top, plain, parts, data: job.Data, method, eval_parts, evaluators
 ) -> Callable | dict | None:
     """Say how to train on one task alone, or what a run found that did.
@@ -369,7 +372,7 @@ def _alone(
     if not judges:
         return None
     judged = {key: top.evaluators[key] for key in judges}
-    module, options = sections.chosen(top.method)
+    module, options = sections.method_and_options(top.method)
     options = schema.defaults(module.make, options) | options
     other = options | dict(method.alone)
     # Options that go with those that change go with them.
@@ -381,9 +384,9 @@ def _alone(
             own_method, own = method, {key: evaluators.judges[key] for key in judges}
         else:
             mesh = eval_parts.mesh
-            with sharding.use(mesh):
-                own_method = sharding.bind(module.make(parts, **other), mesh)
-            own_method = job.checked(own_method, data, mesh)
+            with sharding.use_mesh(mesh):
+                own_method = sharding.bind_to_mesh(module.make(parts, **other), mesh)
+            own_method = job.check_step(own_method, data, mesh)
             own_parts = eval_parts._replace(**_functions_of(own_method))
             own = evaluation.make(judged, own_parts, None).judges
         judging = job.Evaluation(own, {}, (), untrained=False, alone=None)
@@ -402,7 +405,7 @@ def _count_shards(replay: dict | None, mesh) -> dict:
 
 
 class Frozen(NamedTuple):
-    """The encoder of a run, and the images that it is to judge or embed."""
+    """The encoder of a run, and the images that it is to evaluate or embed."""
 
     state: core.TrainState
     source: dict
@@ -421,12 +424,12 @@ def frozen(config: ml_collections.ConfigDict) -> Frozen:
     return _frozen(sections.top_of(completed(_with_precision(config.to_dict()))))
 
 
-def _frozen(top: sections.Top, workdir=None) -> Frozen:
-    mesh = sharding.mesh(top.devices)
-    make_stream = sections.tasks(top.data, top.scenario)
+def _frozen(top: sections.TopLevel, workdir=None) -> Frozen:
+    mesh = sections.mesh(top)
+    make_stream = sections.check_tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
-    image = schema.options(sections.image, top.augment, "config.augment")
-    image = sections.image(**image)
+    image = schema.options(sections.check_image, top.augment, "config.augment")
+    image = sections.check_image(**image)
     encoder = sections.encoder(top)
     checks.check_path(top)
     tasks = checks.check_data(top, make_stream(), workdir)
@@ -449,12 +452,12 @@ def embedder(config: ml_collections.ConfigDict):
     examples = parts.stream.dataset.train
 
     def embed(rows):
-        return sharding.fetch(features.make(parts, examples, rows=rows)(state))
+        return sharding.copy_to_host(features.make(parts, examples, rows=rows)(state))
 
-    return stream.size(examples), embed
+    return stream.count_rows(examples), embed
 
 
-def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
+def _transfer(top: sections.TopLevel, workdir) -> transfer.Transfer:
     state, source, eval_parts = _frozen(top, workdir)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
     judging, logging = _evaluation(top, evaluators), _logging(top)
@@ -462,7 +465,7 @@ def _transfer(top: sections.Top, workdir) -> transfer.Transfer:
 
 
 def _eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalParts:
-    """Make EvalParts; `method` is what is judged."""
+    """Make EvalParts; `method` is what is evaluated."""
     return core.EvalParts(
         **_functions_of(method),
         stream=tasks,

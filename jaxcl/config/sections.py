@@ -63,13 +63,14 @@ _Bytes = Annotated[int, schema.Range(0, 2**63 - 1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Top:
+class TopLevel:
     """The top level of a config; sections are dicts."""
 
     data: dict  # name of a source, and its options
     scenario: dict  # name, and options of scenarios.make
     # options of augment.images.make, `resize` for evaluation and a section `local`,
-    # options of augment.images.local; or name="graphs" and those of augment.graphs.make
+    # options of augment.images.make_local_crops; or name="graphs" and those of
+    # augment.graphs.make
     augment: dict
     encoder: dict  # name, and its options
     method: dict  # name, and options of its make
@@ -133,19 +134,19 @@ def precision_of(raw: dict) -> str:
     return "bfloat16" if sharding.multiplies_bfloat16() else "float32"
 
 
-def top_of(raw: dict) -> Top:
+def top_of(raw: dict) -> TopLevel:
     """Check the top level of a config; what "auto" means is put in its place."""
     if raw.get("precision") == "auto":
         raw = raw | {"precision": precision_of(raw)}
     judges = raw.get("checkpoint") is not None
     unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
-    top = Top(**schema.options(Top, unused | raw, "config"))
+    top = TopLevel(**schema.options(TopLevel, unused | raw, "config"))
     for key, section in top.evaluators.items():
         schema.check_value(section, dict, f"config.evaluators.{key}")
     return top
 
 
-def image(
+def check_image(
     *,
     size: schema.Pixels,
     resize: schema.Pixels | None = None,
@@ -156,7 +157,7 @@ def image(
     return {"size": size, "resize": resize, "mean": mean, "std": std}
 
 
-def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
+def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
     """Refuse sections of which some are of graphs and others of images.
 
     Args:
@@ -193,14 +194,14 @@ def function_of(path: str, section) -> Callable:
     """
     _, name, *inside = path.split(".")
     if name in CHOICES:
-        return schema.named(CHOICES[name], section, path)[0]
+        return schema.find_named_function(CHOICES[name], section, path)[0]
     if name == "method":
         return schema.method(section.get("name")).make
     if name == "evaluators":
         kind = section.get("name", inside[0])
         return schema.module("jaxcl.evals", kind, f"{path}.name").make
     if name == "augment" and inside:
-        return augment_images.local
+        return augment_images.make_local_crops
     graphs = section.get("name") == "graphs"
     return {
         "augment": augment_graphs.make if graphs else augment_images.make,
@@ -227,7 +228,7 @@ def scenario_seed(raw: Mapping) -> dict:
     return {"seed": raw.get("seed", 0)} if follows_seed(raw["scenario"]) else {}
 
 
-def tasks(data, scenario, seed=0, stand_in=None):
+def check_tasks(data, scenario, seed=0, stand_in=None):
     """Check the options of data and scenario; the data are read later.
 
     Args:
@@ -239,9 +240,11 @@ def tasks(data, scenario, seed=0, stand_in=None):
       () -> stream.Stream, which reads the data and cuts the tasks.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
-    source, data_options = schema.named(sources.SOURCES, data, "config.data")
+    source, data_options = schema.find_named_function(
+        sources.SOURCES, data, "config.data"
+    )
     data_options = schema.options(source, data_options, "config.data")
     scenario = ({"seed": seed} if follows_seed(scenario) else {}) | scenario
     cut = schema.options(scenarios.make, scenario, "config.scenario")
@@ -250,7 +253,7 @@ def tasks(data, scenario, seed=0, stand_in=None):
     return lambda: scenarios.make(stand_in or source(**data_options), **cut)
 
 
-def parts(top: Top):
+def build_parts(top: TopLevel):
     """Make Parts, and what evaluators and loaders must know of the images.
 
     Returns:
@@ -260,11 +263,15 @@ def parts(top: Top):
     Raises:
       ValueError: an option of augment, encoder, tuning, optimizer or schedule is wrong.
     """
-    views, image = _views(top)
-    optimize, optimizer = schema.named(OPTIMIZERS, top.optimizer, "config.optimizer")
+    views, image = _build_views(top)
+    optimize, optimizer = schema.find_named_function(
+        OPTIMIZERS, top.optimizer, "config.optimizer"
+    )
     lr = optimizer.pop("lr", None)
     schema.check_value(lr, schema.Positive, "config.optimizer.lr")
-    curve, schedule = schema.named(SCHEDULES, top.schedule, "config.schedule")
+    curve, schedule = schema.find_named_function(
+        SCHEDULES, top.schedule, "config.schedule"
+    )
     schedule = schema.options(curve, schedule, "config.schedule", given=("epochs",))
     peak = lr * (top.batch_size / 256 if top.scale_lr else 1.0)
     if top.scale_lr:
@@ -274,7 +281,7 @@ def parts(top: Top):
     if "epochs" in inspect.signature(curve).parameters:
         each = [{"epochs": n} for n in stream.epochs_of_tasks(top.epochs)]
 
-    def rates(peak):
+    def rate_with_peak(peak):
         return optim.by_task([curve(peak, **schedule, **own) for own in each])
 
     module = encoder(top)
@@ -288,14 +295,14 @@ def parts(top: Top):
         encoder=pieces.split(module, top.accumulate),
         **views,
         tx=tx,
-        lr=rates(peak),
-        curve=rates,
+        lr=rate_with_peak(peak),
+        curve=rate_with_peak,
         num_classes=0,
     )
     return parts, image
 
 
-def mesh(top: Top):
+def mesh(top: TopLevel):
     """Make the devices' mesh, of config.devices or of config.mesh.
 
     Raises:
@@ -335,7 +342,7 @@ def sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int]:
     return data, model
 
 
-def _check_pieces(top: Top) -> None:
+def _check_pieces(top: TopLevel) -> None:
     """Refuse batches that cannot be cut into the pieces of config.accumulate."""
     if top.accumulate > 1 and top.augment.get("name") == "graphs":
         raise ValueError(
@@ -349,7 +356,7 @@ def _check_pieces(top: Top) -> None:
         )
 
 
-def _views(top: Top):
+def _build_views(top: TopLevel):
     """Make the views of Parts, and what is known of the images, if any."""
     dtype, augment = PRECISIONS[top.precision], dict(top.augment)
     name = augment.pop("name", "images")
@@ -370,10 +377,14 @@ def _views(top: Top):
     }
     if local is not None:
         schema.check_value(local, dict, "config.augment.local")
-        own = schema.options(augment_images.local, local, "config.augment.local")
-        views["local"] = augment_images.local({**given, "dtype": dtype}, **own)
+        own = schema.options(
+            augment_images.make_local_crops, local, "config.augment.local"
+        )
+        views["local"] = augment_images.make_local_crops(
+            {**given, "dtype": dtype}, **own
+        )
     full = schema.defaults(augment_images.make) | given
-    crop = prefetch.Crop(
+    crop = prefetch.RandomCrop(
         size=full["size"],
         scale=tuple(full["scale"]),
         ratio=tuple(full["ratio"]),
@@ -383,7 +394,7 @@ def _views(top: Top):
     return views, image | {"resize": resize, "crop": crop}
 
 
-def encoder(top: Top):
+def encoder(top: TopLevel):
     """Make the module of config.encoder.
 
     Raises:
@@ -396,18 +407,18 @@ def encoder(top: Top):
         size, channels = (card["input"][name] for name in ("size", "channels"))
         blank = np.zeros((1, size, size, channels), np.float32)
         leaves = folder.read_leaves(top.start, card)
-        begin = folder.trees(module, blank, leaves, top.start)
+        begin = folder.fill_trees(module, blank, leaves, top.start)
         given = functools.partial(tuple, jax.tree.map(np.asarray, begin))  # on the host
-    return tuned(module, top.tuning, given)
+    return wrap_tuned(module, top.tuning, given)
 
 
-def _module(top: Top):
-    make, section = schema.named(ENCODERS, top.encoder, "config.encoder")
+def _module(top: TopLevel):
+    make, section = schema.find_named_function(ENCODERS, top.encoder, "config.encoder")
     section = schema.options(make, section, "config.encoder", given=("dtype",))
     return make(**section, dtype=PRECISIONS[top.precision])
 
 
-def tuned(module, section: dict | str | None, given=None):
+def wrap_tuned(module, section: dict | str | None, given=None):
     """Wrap an encoder of which config.tuning names the part that is trained.
 
     Args:
@@ -449,20 +460,20 @@ def completed(raw: dict) -> dict:
     return raw | {"encoder": theirs["encoder"] | kept, "augment": augment}
 
 
-def chosen(section):
+def method_and_options(section):
     """Find the module of a method, and check the options of its make."""
     section = dict(section)
     module = schema.method(section.pop("name", None))
     return module, schema.options(module.make, section, "config.method")
 
 
-def method(top: Top, parts: core.Parts) -> core.Method:
+def method(top: TopLevel, parts: core.Parts) -> core.Method:
     """Make the method of config.method.
 
     Raises:
       ValueError: an option is wrong, or the method reads no such data.
     """
-    module, options = chosen(top.method)
+    module, options = method_and_options(top.method)
     made = module.make(parts, **options)
     name = top.method["name"]
     if top.augment.get("name") == "graphs" and not made.takes_graphs:

@@ -21,7 +21,7 @@ import numpy as np
 from jaxcl.data import files, from_arrays, splits, storage, stream
 
 
-def write(dataset: stream.Dataset, directory: str) -> None:
+def write_arrays(dataset: stream.Dataset, directory: str) -> None:
     """Write a dataset that lies in memory as a directory for `from_arrays.arrays`.
 
     Raises ValueError if the directory is not empty.
@@ -31,14 +31,14 @@ def write(dataset: stream.Dataset, directory: str) -> None:
         raise ValueError(f"{out} is there already and not an empty directory")
     out.mkdir(parents=True, exist_ok=True)
     try:
-        _write(dataset, out)
+        _write_splits(dataset, out)
     except BaseException:  # so that the same command may be run again
         for path in out.iterdir():
             path.unlink()
         raise
 
 
-def _write(dataset, out) -> None:
+def _write_splits(dataset, out) -> None:
     splits = {}
     for split, examples in stream.splits_of(dataset).items():
         if examples.images is None:
@@ -93,7 +93,7 @@ def main() -> None:
         if words := arguments.domains:
             kept = [int(word) if word.isdecimal() else word for word in words]
             dataset = splits.of_domains(dataset, kept)
-        write(dataset, arguments.directory)
+        write_arrays(dataset, arguments.directory)
     except (ValueError, OSError) as error:
         parser.error(str(error))
 

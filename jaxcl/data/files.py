@@ -247,7 +247,7 @@ def of_files(root: str, paths: Sequence[bytes], decoding: Decoding) -> Reader:
 
 
 def _fetch_file(path, place) -> bytes:
-    return storage.read(path)
+    return storage.read_bytes(path)
 
 
 def of_array(path: str) -> Reader:
@@ -316,7 +316,7 @@ class Loader(NamedTuple):
         first again after the last, so the label stays true.
         """
         try:
-            return self._image(row)
+            return self._decode_image(row)
         except ValueError as error:
             if self.label is None:
                 raise
@@ -325,7 +325,7 @@ class Loader(NamedTuple):
         alike = np.flatnonzero(alike)
         for other in np.roll(alike, -np.searchsorted(alike, row, "right"))[:-1]:
             try:
-                image = self._image(other)
+                image = self._decode_image(other)
             except ValueError:
                 continue
             # Python shows a warning of the same text once per process.
@@ -334,7 +334,7 @@ class Loader(NamedTuple):
             return image
         raise Unreadable(f"{problem}; no other image of its class can be read")
 
-    def _image(self, row):
+    def _decode_image(self, row):
         own = int(self.rows[row])
         if self.memory is not None and own in self.memory:
             return self.memory[own]
@@ -353,7 +353,7 @@ class Loader(NamedTuple):
         found = []
         for row in np.linspace(0, len(self.rows) - 1, _SAMPLED).astype(int):
             with contextlib.suppress(ValueError):
-                found.append(self._image(row).nbytes)
+                found.append(self._decode_image(row).nbytes)
         return float(np.mean(found)) if found else math.inf
 
     def take(self, rows: np.ndarray) -> "Loader":
@@ -410,7 +410,7 @@ def examples(
 def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     """Read class names from a text file, one a line."""
     with reading(f"{option} = {file!r}"):
-        lines = storage.read(file).decode().split("\n")
+        lines = storage.read_bytes(file).decode().split("\n")
     names = tuple(line.strip() for line in lines if line.strip())
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{option} = {file!r}: must hold at least one name, each once")

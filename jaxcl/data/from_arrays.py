@@ -40,7 +40,7 @@ def npz(*, path: str) -> stream.Dataset:
         mask = data.get("is_test", np.zeros(len(whole.label), bool))
         if mask.dtype != bool or mask.shape != (len(data["x"]),):
             raise ValueError(f"{path}: is_test must be bool[{len(data['x'])}]")
-        train, test = splits.cut(whole, mask)
+        train, test = splits.cut_out(whole, mask)
         parts = {"train": train} | ({} if test is None else {"test": test})
     else:
         has = sorted(files.read_npz(path))[:10]
@@ -72,7 +72,7 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
       the file and reads row by row; None maps files of 4 GiB and more.
     """
     files.mapped.cache_clear()  # the set may have been written anew
-    meta = _meta(path)
+    meta = _read_meta(path)
     entries = meta["splits"]
     _check_domains(path, {split: x.get("domain") for split, x in entries.items()})
     parts = {split: _array_split(path, x, resident) for split, x in entries.items()}
@@ -110,7 +110,7 @@ def _check_domains(where, domains) -> None:
         )
 
 
-class _Meta(NamedTuple):
+class _MetaFile(NamedTuple):
     """The content of a meta.json; other keys are ignored."""
 
     # Of train, validation, test: images and perhaps label and domain, each with the
@@ -122,12 +122,12 @@ class _Meta(NamedTuple):
     decoder: Literal["", "cv2", "pillow"] = ""
 
 
-def _meta(path) -> dict:
+def _read_meta(path) -> dict:
     """Read and check the meta.json of a directory."""
     file = os.path.join(path, "meta.json")
     try:
         meta = storage.read_object(file)
-        schema.check(_Meta, meta, file)
+        schema.check_arguments(_MetaFile, meta, file)
         for split in ("train", *meta["splits"]):
             entries = {**meta["splits"][split]}
             for key in ("images", "label", "domain"):
@@ -151,7 +151,7 @@ def _array_split(path, entries, resident) -> stream.Examples:
     file = os.path.join(path, entries["images"]["file"])
     if resident is None:
         with files.reading(file):
-            resident = storage.size(file) < MAPPED_BYTES
+            resident = storage.file_size(file) < MAPPED_BYTES
     if not resident and storage.in_bucket(file):
         raise ValueError(
             f"{file}: rows of a file in a bucket cannot be read one by one; copy the "

@@ -63,9 +63,11 @@ def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
     """
     parts = stream.splits_of(dataset)
     if by_bytes is None:
-        read = [x for x in parts.values() if _load(x) is not None]
+        read = [x for x in parts.values() if _open_reader(x) is not None]
         by_bytes = sum(len(x.label) for x in read) <= ROWS
-    known = [_part(name, examples, by_bytes) for name, examples in parts.items()]
+    known = [
+        _identify_split(name, examples, by_bytes) for name, examples in parts.items()
+    ]
     names, marks = (np.concatenate(x) for x in zip(*known, strict=True))
     sizes = [len(x) for x, _ in known]
     numbers = np.array([stream.SPLITS.index(name) for name in parts], np.uint8)
@@ -81,25 +83,25 @@ def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
     return Identity(names, marks, split, label, domain, class_names, np.array(by_bytes))
 
 
-def _load(examples):
+def _open_reader(examples):
     """Return the reader of a split, also where its pixels are in memory by now."""
     return examples.load if examples.origin is None else examples.origin
 
 
-def _part(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
+def _identify_split(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
     """Return names and marks of a split."""
     if examples.graphs is not None:
         arrays = [np.asarray(x) for x in examples.graphs if x is not None]
         arrays += [examples.label, examples.domain]
         whole = "".join(map(files_lib.sha256, arrays)).encode()
-        return np.array([split.encode()]), np.array([_mark(whole)], np.uint64)
-    load, rows = _load(examples), range(len(examples.label))
+        return np.array([split.encode()]), np.array([_digest(whole)], np.uint64)
+    load, rows = _open_reader(examples), range(len(examples.label))
     if hasattr(load, "name"):
         names = [os.fsencode(load.name(row)) for row in rows]
     else:
         names = [f"row {row} of {split}".encode() for row in rows]
     if load is None:
-        found: Iterable = (_mark(np.ascontiguousarray(x)) for x in examples.images)
+        found: Iterable = (_digest(np.ascontiguousarray(x)) for x in examples.images)
     elif by_bytes or not hasattr(load, "holders"):
         # In threads, since on a network drive every file is a wait.
         with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -107,12 +109,12 @@ def _part(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
     else:
         files, which = load.holders()
         pairs = zip(files, sizes_and_times(files).tolist(), strict=True)
-        marks = np.array([_mark(repr(pair).encode()) for pair in pairs], np.uint64)
+        marks = np.array([_digest(repr(pair).encode()) for pair in pairs], np.uint64)
         found = marks[which]
     return np.array(names, bytes), np.fromiter(found, np.uint64, len(rows))
 
 
-def _mark(data) -> int:
+def _digest(data) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
@@ -120,9 +122,9 @@ def _read_mark(load, row) -> int:
     """Digest the bytes of an image, and its shape if it was decoded."""
     try:
         if hasattr(load, "raw"):
-            return _mark(load.raw(row))
+            return _digest(load.raw(row))
         image = np.ascontiguousarray(load(row))
-        return _mark(repr(image.shape).encode() + image.tobytes())
+        return _digest(repr(image.shape).encode() + image.tobytes())
     except (OSError, ValueError):
         return 0
 
@@ -147,7 +149,7 @@ def size_and_time(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def check(workdir: epath.PathLike, known: Identity) -> None:
+def check_data(workdir: epath.PathLike, known: Identity) -> None:
     """Refuse data that are others than a run directory began with.
 
     Args:
@@ -157,8 +159,8 @@ def check(workdir: epath.PathLike, known: Identity) -> None:
     Raises:
       Changed: the message says how many rows differ, and names some.
     """
-    before = read(workdir)
-    if before is not None and (changed := changes(before, known)):
+    before = read_identity(workdir)
+    if before is not None and (changed := describe_changes(before, known)):
         raise Changed(
             f"{workdir}: its data have changed since it began: {changed}. Give another "
             f"--workdir, or bring back the data; without {FILE} in it, it goes on with "
@@ -166,7 +168,7 @@ def check(workdir: epath.PathLike, known: Identity) -> None:
         )
 
 
-def write(workdir: epath.PathLike, known: Identity) -> None:
+def write_identity(workdir: epath.PathLike, known: Identity) -> None:
     """Write the identity of a run's data, unless it is there already.
 
     Raises:
@@ -178,7 +180,7 @@ def write(workdir: epath.PathLike, known: Identity) -> None:
             np.savez_compressed(file, **known._asdict())
 
 
-def read(workdir: epath.PathLike) -> Identity | None:
+def read_identity(workdir: epath.PathLike) -> Identity | None:
     """Read the identity of a run's data; None if there is none.
 
     Raises:
@@ -193,7 +195,7 @@ def read(workdir: epath.PathLike) -> Identity | None:
         raise ValueError(f"{path} is damaged: {error}; remove it") from error
 
 
-def changes(before: Identity, now: Identity) -> str:
+def describe_changes(before: Identity, now: Identity) -> str:
     """Say how two sets differ: how many rows, and the first names; "": they do not.
 
     A changed row has other bytes, another label or domain, or is in another split.

@@ -55,7 +55,7 @@ class Recorder:
         self._rows = rows_lib.RowFile(path, rows)
         try:
             if makes := [*([tensorboard_lib.make] if tensorboard else []), *loggers]:
-                before = rows_lib.read(directory)
+                before = rows_lib.read_rows(directory)
             for make in makes:
                 self._loggers.append(make(directory, before))
         except BaseException:
@@ -72,13 +72,13 @@ class Recorder:
         Args:
           step: optimiser steps done since the run began.
           task: number of the present task, from 0.
-          values: anything `results.plain` takes.
+          values: anything `results.to_json` takes.
         """
         if not self._write:
             return
         clock = {"unix": time.time(), **values.pop("time", {})}
         row = {"step": int(step), "task": int(task), **values, "time": clock}
-        row = results.plain(row)
+        row = results.to_json(row)
         self._rows.append(row)
         for logger in self._loggers:
             logger.write(row)

@@ -22,7 +22,7 @@ class Damaged(ValueError):
     """A line of metrics.jsonl is no row."""
 
 
-def read(workdir: epath.PathLike) -> list[dict]:
+def read_rows(workdir: epath.PathLike) -> list[dict]:
     """Read the rows of a run, without a last line that a crash cut off.
 
     Raises:
@@ -31,7 +31,7 @@ def read(workdir: epath.PathLike) -> list[dict]:
     path = epath.Path(workdir) / FILE
     rows = []
     for number, line in enumerate(_split_lines(path.read_bytes()), 1):
-        row = _parse(line)
+        row = _parse_row(line)
         if row is None:
             raise Damaged(
                 f"{path}: line {number} is damaged: it must be an object with the "
@@ -55,7 +55,7 @@ class RowFile:
           offset: from `save`, when the checkpoint was made.
         """
         head = path.read_bytes()[:offset] if path.exists() else b""
-        rows = [line for line in _split_lines(head) if _parse(line) is not None]
+        rows = [line for line in _split_lines(head) if _parse_row(line) is not None]
         kept = b"".join(rows)
         if len(kept) < offset:
             path.with_name(f"damaged-{path.name}").write_bytes(head)
@@ -108,7 +108,7 @@ def _split_lines(data: bytes) -> list[bytes]:
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
-def _parse(line: bytes) -> dict | None:
+def _parse_row(line: bytes) -> dict | None:
     """Read the row in a line; None if there is none."""
     try:
         row = json.loads(line)

@@ -52,7 +52,7 @@ def import_file(
     """Write the encoder of a file to a folder.
 
     Args:
-      source: a file, see `files.read`; see `side_files` for what is read beside it.
+      source: a file, see `files.read_tensors`; `side_files` reads the files beside it.
       architecture: a name in `architectures.ARCHITECTURES`.
       out: the folder; it must be missing, empty, or hold the same encoder.
       prefix: of the names of its tensors, where the file holds several networks.
@@ -71,12 +71,12 @@ def import_file(
         missing; two files contradict each other; the folder holds something else.
       OSError: a file cannot be read or written.
     """
-    known = architectures.get(architecture)
-    tensors, hashes = files.read(source)
+    known = architectures.look_up(architecture)
+    tensors, hashes = files.read_tensors(source)
     try:
         own, prefix, others = architectures.pick_network(tensors, prefix)
         scheme = architectures.find_scheme(own)
-        facts = side_files.read(epath.Path(source).parent, scheme)
+        facts = side_files.read_folder(epath.Path(source).parent, scheme)
         given = {"heads": heads, "epsilon": epsilon, "features": features}
         given = {name: value for name, value in given.items() if value is not None}
         section = _section(own, scheme, architecture, facts, given, stem_padding)
@@ -87,17 +87,17 @@ def import_file(
             "kind": "images",
             "dtype": "uint8",
             "channels": channels,
-            **_sizes(section, prepared, size, resize),
+            **_settle_sizes(section, prepared, size, resize),
             **_moments(prepared, channels, mean, std),
             "decoder": None,
         }
         shapes = encoder.shapes({"encoder": section, "input": inputs})
-        leaves, dropped = architectures.fill(own, scheme, shapes)
+        leaves, dropped = architectures.fill_arrays(own, scheme, shapes)
     except wrappers.Refused as error:
         raise ValueError(f"--from={source}: {error}") from error
     card: dict[str, Any] = {"encoder": section, "input": inputs}
     network = encoder.from_leaves(card, leaves)
-    packed = {folder_lib.TENSORS: writer.pack(leaves, "flax")}
+    packed = {folder_lib.TENSORS: writer.pack_tensors(leaves, "flax")}
     card |= writer.describe(network, packed) | {
         "imported": {
             "architecture": architecture,
@@ -110,12 +110,14 @@ def import_file(
         },
         "check": network.picture_features().tolist(),
     }
-    return writer.write(epath.Path(out), packed, results_lib.plain(card), force)
+    return writer.write_folder(
+        epath.Path(out), packed, results_lib.to_json(card), force
+    )
 
 
 def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
     """Make the "encoder" of the card."""
-    known, kind = architectures.get(architecture), names.SCHEMES[scheme].kind
+    known, kind = architectures.look_up(architecture), names.SCHEMES[scheme].kind
     if kind != known.kind:
         raise wrappers.Refused(
             f"it is a {kind}, and --architecture={architecture} is a {known.kind}"
@@ -132,7 +134,7 @@ def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
         options = architectures.vit_section(tensors, scheme, known)
         rotary = options["positions"] == "rotary"
         if rotary != (architecture == "dinov3"):
-            table = names.find(names.SCHEMES[scheme], "positions").tensor
+            table = names.find_tensor(names.SCHEMES[scheme], "positions").tensor
             raise wrappers.Refused(
                 f"it has {'no' if rotary else 'a'} table of positions {table}, and "
                 f"--architecture={architecture} has {'one' if rotary else 'none'}"
@@ -188,9 +190,9 @@ def settle(name, given, facts, published, what) -> Any:
     return published if said is None else said
 
 
-def _sizes(section, prepared, size, resize) -> dict:
+def _settle_sizes(section, prepared, size, resize) -> dict:
     """Settle how images are resized and cut."""
-    size = _given(prepared, "size", size)
+    size = _option_or_known(prepared, "size", size)
     if resize is None:
         resize = prepared["resize"] if size == prepared.get("size") else size
     schema.check_value(size, schema.Pixels, "--size")
@@ -212,7 +214,7 @@ def _moments(prepared, channels, mean, std) -> dict:
     """Settle mean and standard deviation of pixels from 0 to 1, one of each channel."""
     found = {}
     for name, given in (("mean", mean), ("std", std)):
-        value = _given(prepared, name, given)
+        value = _option_or_known(prepared, name, given)
         if len(value) not in (1, channels):
             raise ValueError(
                 f"--{name}={value}: must be one number, or one for each of its "
@@ -226,7 +228,7 @@ def _moments(prepared, channels, mean, std) -> dict:
     return found
 
 
-def _given(prepared, name, value) -> Any:
+def _option_or_known(prepared, name, value) -> Any:
     """Return the option's value, or that of the files or the architecture."""
     value = prepared.get(name) if value is None else value
     if value is None:
@@ -237,7 +239,7 @@ def _given(prepared, name, value) -> Any:
     return value
 
 
-def text(card: dict) -> str:
+def summarise_card(card: dict) -> str:
     """Summarise a card."""
     section, imported = card["encoder"], card["imported"]
     lines = [
@@ -296,7 +298,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; exit code 2 if the file or the folder is wrong."""
-    return writer.run_command(parser().parse_args(argv), import_file, text)
+    return writer.run_command(parser().parse_args(argv), import_file, summarise_card)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ _USUAL = {
 _RESNETS = re.compile(r"(tv_)?resnet\d+(\..*)?")
 
 
-class Facts(NamedTuple):
+class SideFacts(NamedTuple):
     """The content of the files; an empty mapping if there is none."""
 
     network: dict[str, Any]  # "heads", "epsilon", "activation"
@@ -41,7 +41,7 @@ class Facts(NamedTuple):
     licence: str
 
 
-def read(folder: epath.Path, scheme: str) -> Facts:
+def read_folder(folder: epath.Path, scheme: str) -> SideFacts:
     """Read the files of a folder.
 
     Args:
@@ -74,7 +74,7 @@ def read(folder: epath.Path, scheme: str) -> Facts:
     except (KeyError, TypeError, AttributeError) as error:
         where = f"{CONFIG} or {PREPROCESSOR}"
         raise ValueError(f"{folder}/{where}: it cannot be read: {error!r}") from error
-    return Facts(network, images, str((timm or {}).get("license") or ""))
+    return SideFacts(network, images, str((timm or {}).get("license") or ""))
 
 
 def _timm_images(config) -> dict:

@@ -24,7 +24,7 @@ def figure_of(width, height, **options):
     return Figure(figsize=(width, height), **options)
 
 
-def save(figure, path, *, dpi: int = 120) -> None:
+def save_figure(figure, path, *, dpi: int = 120) -> None:
     """Write a figure in the format that the path ends in, one of `FORMATS`.
 
     The same figure gives the same bytes. Raises ValueError for another ending.
@@ -59,7 +59,7 @@ def dashes(number: int) -> str:
     return DASHES[number // len(COLOURS) % len(DASHES)]
 
 
-def shade(axes, task_ends, **options) -> None:
+def shade_tasks(axes, task_ends, **options) -> None:
     """Shade every other task; `task_ends` has the last step of each."""
     ends = [0, *np.asarray(task_ends).tolist()]
     for first, last in list(zip(ends, ends[1:], strict=False))[1::2]:
@@ -88,7 +88,7 @@ def escaped(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def short(name) -> str:
+def shorten_name(name) -> str:
     """Shorten a name for a legend: `LONGEST` letters at most, and no maths."""
     name = str(name)
     name = name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
