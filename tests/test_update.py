@@ -86,14 +86,14 @@ def encoder(run):
     """What the newest checkpoint has of an encoder."""
     own = transfer.config_of(str(run))
     made = build.sections.encoder(
-        build.sections.Top(**{k: v for k, v in own.items() if k in FIELDS})
+        build.sections.TopLevel(**{k: v for k, v in own.items() if k in FIELDS})
     )
     blank = np.zeros((1, 8, 8, 1), np.float32)
     state, _ = transfer.restore(str(run), made, blank, build.sharding.mesh(1))
     return jax.device_get((state.params, state.stats)), int(state.step)
 
 
-FIELDS = {field.name for field in build.dataclasses.fields(build.sections.Top)}
+FIELDS = {field.name for field in build.dataclasses.fields(build.sections.TopLevel)}
 
 
 def same(a, b):
