@@ -29,13 +29,11 @@ import duel
 import jax
 import numpy as np
 import online
-import seeds as seeds_benchmark
 import throughput
 
 from jaxcl import estimate
 from jaxcl.config import build, files
 from jaxcl.data import stand_in, storage
-from jaxcl.run import seeds
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LEAST = 60  # seconds that a row should have before it begins
@@ -71,12 +69,6 @@ def _peer(module, args, work, state, device):
     return timed(args, work, state, throughput.cores(), **how)
 
 
-def _seeds_job(args, folder):
-    one = online.make_job(args, "er_ace", folder)
-    seeded = (one.data._replace(seed=k) for k in range(args.seeds))
-    return seeds.join_jobs({data.seed: one._replace(data=data) for data in seeded})
-
-
 def _paper_job(name, folder):
     """The job of a config, on random images in place of its set."""
     config = files.read_config([f"--config={name}"])
@@ -107,12 +99,6 @@ KINDS = {
         ("--width=4", "--batch=4", "--per-class=2"),
         _online_peer,
     ),
-    "seeds": Kind(
-        seeds_benchmark.parser().parse_args,
-        _seeds_job,
-        seeds_benchmark.ready,
-        ("--width=4", "--batch=4", "--per-class=2", "--seeds=2"),
-    ),
     "duel": Kind(
         duel.parser().parse_args,
         lambda args, folder: duel.make_job(args, "d_moco", folder),
@@ -132,7 +118,6 @@ ROWS = {
     "er_ace": ("online", _ONLINE),
     "pnr_moco_resnet50": ("two_view", ("--base=mocov2plus", "--depth=50", *_PNR)),
     "pnr_byol_resnet18": ("two_view", ("--base=byol", "--depth=18", *_PNR)),
-    "er_ace_20_seeds": ("seeds", ("--seeds=20", *_ONLINE)),
     "duel_moco": ("duel", ("step", "--base=moco", *_DUEL)),
     "cclis": ("paper", ("cclis_tinyimagenet",)),
     "icl": ("paper", ("icl_imagenet2",)),

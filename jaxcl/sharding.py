@@ -73,8 +73,9 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
     devices = list(described) if described else jax.devices()
     count = len(devices) if num_devices is None else num_devices
     if not 1 <= count <= len(devices):
+        field = "config.devices" if model == 1 else "config.mesh: data * model"
         raise ValueError(
-            f"config.devices={count}: allowed are 1 to {len(devices)} "
+            f"{field}={count}: allowed are 1 to {len(devices)} "
             f"({devices[0].platform}) or None for all"
         )
     if model > 1 and jax.process_count() > 1:

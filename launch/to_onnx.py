@@ -20,6 +20,7 @@ import typing
 
 import jax
 import numpy as np
+from jax import export
 
 import jaxcl
 from jaxcl import sharding
@@ -33,7 +34,7 @@ def convert(network, path, pixels) -> None:
     import jax2onnx
 
     embed, shape = stablehlo.program(network, pixels)
-    (batch,) = jax.export.symbolic_shape("batch")
+    (batch,) = export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *shape), np.dtype(pixels))
     with sharding.for_elsewhere():  # convolutions as they are written
         jax2onnx.to_onnx(

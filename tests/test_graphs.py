@@ -258,32 +258,25 @@ def test_every_batch_fits_a_bucket_the_largest_graphs_too():
             made, batch, **graphs.budget_of(made, batch, budgets)._asdict()
         )
     # The first size is the median: more than a third of batches, fewer than two.
-    uses = graphs.measure_waste(made, np.concatenate(epochs), budgets).batches
+    chosen = [graphs.budget_of(made, x, budgets) for x in np.concatenate(epochs)]
+    uses = [chosen.count(budget) for budget in budgets]
     assert 1 / 3 < uses[0] / sum(uses) < 2 / 3 and uses[-1] <= 2
 
 
-def test_waste_counts_the_filling_of_each_batch():
+def test_a_batch_has_the_first_budget_that_it_fits():
     made = graph_sets.random_set(23, np.random.default_rng(3))
     budgets = (graphs.Budget(18, 30, 5), graphs.Budget(40, 120, 5))
-    order = stream.filled_order(np.random.default_rng(0), np.arange(23), 5)
-    got = graphs.measure_waste(made, order, budgets)
-    filling, slots, uses = np.zeros(2), np.zeros(2), [0, 0]
-    for rows in order:
-        for i, budget in enumerate(budgets):
-            try:
-                batch = graphs.pad_batch(made, rows, **budget._asdict())
-            except ValueError:
-                continue
-            uses[i] += 1
-            masks = (batch.node_mask, batch.edge_mask)
-            filling += [(~mask).sum() for mask in masks]
-            slots += [mask.size for mask in masks]
-            assert graphs.budget_of(made, rows, budgets) == budget
-            break
-    assert min(uses) > 0 and got.batches == tuple(uses)
-    np.testing.assert_allclose(got[:2], filling / slots)
-    with pytest.raises(ValueError, match="5 rows"):
-        graphs.measure_waste(made, order, budgets[:1])
+    uses = [0, 0]
+    for rows in stream.filled_order(np.random.default_rng(0), np.arange(23), 5):
+        budget = graphs.budget_of(made, rows, budgets)
+        graphs.pad_batch(made, rows, **budget._asdict())
+        uses[budgets.index(budget)] += 1
+        if budget == budgets[1]:
+            with pytest.raises(ValueError, match="need at least"):
+                graphs.pad_batch(made, rows, **budgets[0]._asdict())
+            with pytest.raises(ValueError, match="5 rows"):
+                graphs.budget_of(made, rows, budgets[:1])
+    assert min(uses) > 0
     with pytest.raises(ValueError, match="6 rows"):
         graphs.budget_of(made, np.full(6, -1), budgets)
 

@@ -1,5 +1,6 @@
 """config.mesh: weights of a Vision Transformer that are split over devices."""
 
+import contextlib
 import itertools
 
 import jax
@@ -9,8 +10,8 @@ import pytest
 from helpers import run_directories, toy
 from jaxcl import sharding
 from jaxcl.config import build
+from jaxcl.run import checkpoint, train
 from jaxcl.run import job as job_lib
-from jaxcl.run import train
 
 VIT = {"name": "vit", "width": 16, "layers": 2, "heads": 2, "hidden": 32, "patch": 4}
 VIT |= {"image_size": 8}
@@ -76,11 +77,15 @@ def test_a_checkpoint_goes_on_with_split_and_with_whole_weights(works, tmp_path)
     state = begin(cut)
     run_directories.save(cut, tmp_path, state)
     for work in (cut, whole):
-        back = toy.saved(work, tmp_path).state
+        like = sharding.commit_placement(
+            run_directories.random_state(work, seed=1), work.mesh
+        )
+        made = checkpoint.Checkpoints(tmp_path / "checkpoints")
+        with contextlib.closing(made) as kept:
+            back = sharding.commit_placement(kept.restore(like).state, work.mesh)
         for have, want in zip(toy.leaves(back), toy.leaves(state), strict=True):
             np.testing.assert_array_equal(np.asarray(have), np.asarray(want))
-        settled = sharding.commit_placement(back, work.mesh)
-        assert split(settled) == (split(state) if work is cut else set())
+        assert split(back) == (split(state) if work is cut else set())
 
 
 def test_a_run_that_is_stopped_goes_on_bitwise(works, tmp_path):
@@ -104,7 +109,7 @@ def test_a_run_that_is_stopped_goes_on_bitwise(works, tmp_path):
     "changes, told",
     [
         ({"mesh": {"data": 2, "model": 3}}, "model=3.*heads=2"),
-        ({"mesh": {"data": 8, "model": 2}}, "16"),
+        ({"mesh": {"data": 8, "model": 2}}, "config.mesh.*16"),
         ({"mesh": {"data": 4, "rows": 2}}, "rows"),
         ({"mesh": {"data": 4}, "devices": 4}, "devices=4"),
         ({"mesh": SIDES, "encoder": {"name": "conv_net"}}, "'conv_net'"),

@@ -136,13 +136,11 @@ def test_rows_are_json_and_types_stay(tmp_path):
 
 
 def test_other_processes_write_nothing(tmp_path, capfd):
-    recorder = record.Recorder(
-        tmp_path / "run", write=False, progress=True, mark=(9, 9)
-    )
+    recorder = record.Recorder(tmp_path / "run", write=False, progress=True, rows=9)
     recorder.log(1, 0, loss=1.0)
     recorder.advance(1, 0, 2)
     recorder.say("hello")
-    assert recorder.save() == (0, 0)
+    assert recorder.save() == 0
     recorder.close()
     assert not (tmp_path / "run").exists()
     assert capfd.readouterr() == ("", "")

@@ -425,7 +425,7 @@ def frozen(config: ml_collections.ConfigDict) -> Frozen:
 
 
 def _frozen(top: sections.TopLevel, workdir=None) -> Frozen:
-    mesh = sharding.mesh(top.devices)
+    mesh = sections.mesh(top)
     make_stream = sections.check_tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
     image = schema.options(sections.check_image, top.augment, "config.augment")

@@ -53,14 +53,6 @@ class Budget(NamedTuple):
     graphs: int
 
 
-class PaddingWaste(NamedTuple):
-    """How much of an epoch's batches is padding."""
-
-    nodes: float  # share of all node slots
-    edges: float
-    batches: tuple[int, ...]  # how many batches have each budget
-
-
 def take_graphs(graph_set: GraphSet, rows: np.ndarray) -> GraphSet:
     """Return the graphs at `rows`, renumbered from 0; labels are kept."""
     size, links = (x[rows] for x in _graph_sizes(graph_set))
@@ -235,17 +227,6 @@ def _choose_budgets(graph_set, order, budgets) -> np.ndarray:
             f"edges fit none of {budgets}"
         )
     return fits.argmax(axis=1)
-
-
-def measure_waste(
-    graph_set: GraphSet, order: np.ndarray, budgets: Sequence[Budget]
-) -> PaddingWaste:
-    """Measure the share of padding in an epoch, `order` i[steps, batch]."""
-    which = _choose_budgets(graph_set, order, budgets)
-    need = _batch_sizes(np.stack(_graph_sizes(graph_set), axis=-1), order).sum(axis=0)
-    have = np.array([budget[:2] for budget in budgets])[which].sum(axis=0)
-    uses = np.bincount(which, minlength=len(budgets))
-    return PaddingWaste(*(1 - need / have).tolist(), tuple(uses.tolist()))
 
 
 def first_nodes(graphs: Graphs) -> jax.Array:
