@@ -41,7 +41,11 @@ def load(monkeypatch):
 
 def test_each_script_has_a_run():
     tested_elsewhere = {"leaderboard", "reproduce"}
-    whole_runs = {"quickstart", "frozen_heads"}  # of a minute each, nothing smaller
+    whole_runs = {
+        "quickstart",
+        "frozen_heads",
+        "keep_old",
+    }  # of a minute each, nothing smaller
     scripts = {p.stem for p in BENCHMARKS.glob("*.py") if "__main__" in p.read_text()}
     ran = {name.partition("-")[0] for name in RUNS}
     assert scripts - tested_elsewhere - whole_runs == ran
