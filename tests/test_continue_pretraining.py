@@ -28,7 +28,7 @@ SMALL = {
 def section():
     """The commands of "Continue pretraining", and its code."""
     (text,) = re.findall(r"^## Continue pretraining\n(.*?)^## ", PAGE, re.M | re.S)
-    (commands,), (code,) = pages.blocks(text, ""), pages.blocks(text, "python")
+    commands, (code,) = pages.blocks(text, "")[0], pages.blocks(text, "python")
     lines = re.sub(r"\\\n\s*", " ", commands).strip().splitlines()
     return [shlex.split(line) for line in lines], code
 

@@ -52,6 +52,7 @@ def _bases() -> dict[str, str]:
             f"a queue of {rows} features": rows,
             "a predictor": base.predictor_hidden_dim,
             f"{prototypes} prototypes": prototypes,
+            "a logit for each image": base.indexed,
         }
         found[name] = _describe(make, needs)
     return found
@@ -66,7 +67,7 @@ def _strategies() -> dict[str, str]:
             "a frozen copy of the network": strategy.teacher,
             "a predictor": strategy.distiller_hidden_dim,
             f"a memory of {images} images": images,
-            "statistics of the parameters": strategy.init_state and not images,
+            "statistics or a copy of the parameters": strategy.init_state and not images,
         }
         found[name] = _describe(make, needs)
     return found

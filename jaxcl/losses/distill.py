@@ -297,7 +297,7 @@ def relative_squared(h: jax.Array, frozen: jax.Array) -> jax.Array:
     """Squared distance of features to frozen ones, over the latter's squared length.
 
     sum |h_i - frozen_i|^2 / sum |frozen_i|^2, sums over all rows: feature distillation
-    (Jung et al., AAAI 2018, Eq. 4), scaled so that a factor of all features is no
+    (Jung et al., AAAI 2018, Eq. 4), scaled so that the length of features does not
     matter.
 
     Args:

@@ -87,7 +87,8 @@ class Setup(NamedTuple):
 
 def _fits(base: records.Base) -> bool:
     """Whether a base reads neither labels, numbers of images nor how far a task is."""
-    return not (base.supervised or base.indexed or base.init_params or base.prepare)
+    told = base.supervised or base.indexed or base.init_params or base.prepare
+    return not (told or base.features or base.masks)
 
 
 def list_bases() -> dict:
