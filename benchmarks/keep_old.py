@@ -49,9 +49,8 @@ def pretrain(args, seed) -> pathlib.Path:
     place = pathlib.Path(args.out, "old", f"seed_{seed}")
     if not (place / "encoder" / folder.CARD).exists():
         config = files.read(["--config=keep_fresh"])
-        config.update(
-            seed=seed, data=OLD, epochs=args.epochs, batch_size=BATCH, **QUIET
-        )
+        config.update(seed=seed, epochs=args.epochs, batch_size=BATCH, **QUIET)
+        config.data = dict(OLD)
         config.augment.update(size=16, resize=16)
         config.encoder.update(image_size=16, **SIZES)
         config.method.update(HEADS)
@@ -99,7 +98,8 @@ def teach(args, name, seed, head_steps) -> tuple[float, float, float]:
 def judge(place, checkpoint, data=NEW) -> float:
     """Measure the accuracy of an encoder."""
     config = files.read(["--config=keep_fresh:judge"])
-    config.update(checkpoint=str(checkpoint), data=data, **QUIET)
+    config.update(checkpoint=str(checkpoint), **QUIET)
+    config.data = dict(data)
     config.augment = {"size": 16, "resize": 16}
     config.evaluators = {"knn": {}}
     results = finish.run(build.build(config, place), place)
