@@ -259,7 +259,7 @@ class Twin:
         self.key_queue, self.frozen_queue = twins.to64(
             [None if x is None else x.rows for x in queues_of(state)]
         )
-        self.centre = twins.to64(extra.base.views) if self.base == "dino" else None
+        self.centre = twins.to64(getattr(extra.base, "views", None))
         if self.strategy == "ewc":
             self.squares = twins.to64(extra.strategy.squares)
         if self.strategy == "l2_sp":
