@@ -54,7 +54,8 @@ def save(work: job.Job, workdir: epath.PathLike, choose: Callable) -> dict:
         assert trained is not None  # the run is over
         if "average" in trained.cursor:
             return trained.cursor["average"]
-        before, after = _begun(work, blank), trained.state
+        before = _begun(work, blank)
+        after: core.TrainState = trained.state
 
         def average(share):
             return tuple(
