@@ -150,7 +150,7 @@ def ours(kind: Kind, options, args, folder) -> dict:
         times = _windows(lambda calls: step.window(calls)[0], args, steps=in_call)
     chip = estimate.chip_of(jax.devices()[0].device_kind)
     return times | {
-        "examples": work.data.rows * work.parts(work.stream.tasks[:2][-1].index),
+        "examples": work.data.batch_size * work.parts(work.stream.tasks[:2][-1].index),
         "compile_seconds": step.compile_seconds,
         "program": estimate.read(step.compiled, work, chip),
     }

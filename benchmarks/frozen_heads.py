@@ -5,8 +5,9 @@
   python benchmarks/frozen_heads.py --encoder=exports/mine --out=runs/frozen
 
 It prints a markdown table, percent over seeds; a seed sets the order of classes and the
-projections. Controls: a rule on a random encoder, and a linear probe that
-is trained on all classes at once. A run that is done is not done again.
+projections. Controls: a rule on a random encoder, a linear head without a memory, and a
+linear probe that is trained on all classes at once. A run that is done is not done
+again.
 """
 
 import argparse
@@ -17,16 +18,18 @@ import numpy as np
 from jaxcl.config import build, files
 from jaxcl.run import finish
 
-METHODS = ("ncm", "slda", "ranpac", "acil", "fecam", "stored_knn")
+NAMES = ("ncm", "slda", "ranpac", "acil", "fecam", "stored_knn", "linear_head")
+ROWS = {name: {"name": name} for name in NAMES}
+ROWS["linear_head, no memory"] = {"name": "linear_head", "memory_size": 0}
 DOMAINS = ("plain", "outline", "busy", "night")
 
 
-def accuracy(args, method, domain, seed, encoder):
+def accuracy(args, row, domain, seed, encoder):
     """Percent after the last task, by the rule and by a linear probe."""
     config = files.read(["--config=frozen_heads:shapes"])
     config.update(seed=seed, progress=False, plots=False, tensorboard=False)
     config.data.domains = (domain,)
-    config.method = {"name": method}
+    config.method, method = ROWS[row], row.replace(", no memory", "_0")
     if method in ("ranpac", "acil"):
         config.method.projections = args.projections
     if encoder is None:
@@ -52,16 +55,19 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--projections", type=int, default=1000)
     parser.add_argument("--domains", nargs="+", default=DOMAINS, choices=DOMAINS)
+    parser.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS)
     args = parser.parse_args()
     rows = {}
     for domain in args.domains:
         for seed in range(args.seeds):
-            for method in METHODS:
+            for method in args.rows:
                 found, probe = accuracy(args, method, domain, seed, args.encoder)
                 rows.setdefault(method, {}).setdefault(domain, []).append(found)
                 if probe is not None:
                     name = "linear probe, all classes at once"
                     rows.setdefault(name, {}).setdefault(domain, []).append(probe)
+            if "ranpac" not in args.rows:
+                continue
             found, _ = accuracy(args, "ranpac", domain, seed, None)
             name = "ranpac, random encoder"
             rows.setdefault(name, {}).setdefault(domain, []).append(found)

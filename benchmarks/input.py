@@ -175,18 +175,13 @@ def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
     yield Link(f"{decoder}: decode", True, timed(decoded))
     yield Link(f"{decoder}: two crops", True, timed(lambda: crops(images)))
     yield Link(f"{decoder}: from JPEGs, all", True, all_of(read))
-    for name, size in (("the cache", None), ("the cache, 256", 256)):
-        cached = sources.load(
-            "image_folder", **where, cache=str(folder / "cache"), cache_size=size
-        ).train
-        yield Link(f"{decoder}: from {name}, all", True, all_of(cached))
 
 
 def training_process(args, folder: pathlib.Path) -> Iterator[Link]:
     """What the process that trains does with each image that others have read."""
     crop = prefetch.Crop(SIZE, decoder=args.decoders[0])
     where = {"path": str(folder / "images"), "decoder": crop.decoder, "test": 0.0}
-    read = sources.load("image_folder", **where, cache=str(folder / "cache")).train
+    read = sources.load("image_folder", **where).train
     taken = from_a_worker(read, args, crop)
     yield Link("take it from a worker", False, taken)
     steps = args.steps_per_call

@@ -314,9 +314,7 @@ def main(argv: list[str] | None = None) -> int:
         finish.run(job, workdir, stop=stop)
         chosen = range(first, first + options.seeds)
         runs = {s: results_lib.read_results(folder / seeds.folder(s)) for s in chosen}
-        # Seeds that ran side by side each report the cost of all.
-        timed = [*runs.values()][: 1 if getattr(job, "side_by_side", False) else None]
-        minutes = sum(sum(results["seconds"]) for results in timed) / 60
+        minutes = sum(sum(results["seconds"]) for results in runs.values()) / 60
         path = epath.Path(options.page).with_suffix(".json")
         numbers = storage.read_object(path) if path.exists() else {}
         numbers[options.name] = measured(row, runs, minutes) | when

@@ -17,7 +17,7 @@ Rates of Co2L on this set are those of third parties.
   python -m jaxcl.main --config=configs/cclis_tinyimagenet.py:er \
       --config.data.path=PATH --config.replay.capacity=500
 
-PATH is the unpacked tiny-imagenet-200. Rows: cclis (what the name of the file alone
+PATH is what `jaxcl data tiny_imagenet` wrote. Rows: cclis (what the file alone
 means) and the other keys of CONTRASTIVE and REPLAY of configs/papers/cclis.py.
 `configs/cclis_tinyimagenet.py:debug` and, say,
 `configs/cclis_tinyimagenet.py:co2l,debug` run in seconds, on digits.
@@ -43,7 +43,7 @@ REPLAY = cclis.REPLAY | {
 def get_config(arg=None):
     row, debug = recipe.parse_words(arg, cclis.ROWS)
     config = cclis.full(f"{row}_tinyimagenet", row, CONTRASTIVE, REPLAY)
-    config.data = {"name": "tiny_imagenet", "path": "data/tiny-imagenet-200"}
+    config.data = {"name": "arrays", "path": "data/tiny_imagenet"}
     config.scenario.num_tasks = 10
     config.augment.update(
         size=64,

@@ -13,7 +13,7 @@ D-SimCLR 75.9 / 72.7 / 78.2 / 74.1, Barlow Twins 77.5 / 78.2 / 72.5 / 72.0, BYOL
   python -m jaxcl.main --config=configs/duel_stl10.py:moco --config.data.path=PATH \
       --config.scenario.imbalance.rho_max=0.75 --config.seed=1
 
-PATH is the unpacked stl10_binary. Rows: d_moco (what the name of the file alone means)
+PATH is what `jaxcl data stl10` wrote. Rows: d_moco (what the file alone means)
 and the other keys of METHODS; what the paper leaves open is as in `duel_cifar10.py`.
 `configs/duel_stl10.py:debug` and, say, `configs/duel_stl10.py:simclr,debug` run in
 seconds, on digits.
@@ -36,7 +36,7 @@ METHODS = duel.METHODS | {
 def get_config(arg=None):
     row, debug = recipe.parse_words(arg, METHODS)
     config = duel.full("stl10", row, METHODS[row], epoch_steps=1000)
-    config.data = {"name": "stl10", "path": "data/stl10_binary"}
+    config.data = {"name": "arrays", "path": "data/stl10"}
     config.augment.update(
         size=96, mean=(0.4467, 0.4398, 0.4066), std=(0.2603, 0.2566, 0.2713)
     )

@@ -83,7 +83,6 @@ def get_config(arg=None):
     config.schedule = {"name": "constant"}
     config.evaluators = {
         "collapse": {},
-        "decay": {},
         "linear": {
             "epochs": 100,
             "lr": 1.0,

@@ -76,7 +76,6 @@ def get_config(arg=None):
     config.schedule = {"name": "constant"}
     config.evaluators = {
         "collapse": {},
-        "decay": {},
         "linear": {
             "epochs": 15,
             "lr": 1.0,

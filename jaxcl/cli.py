@@ -15,6 +15,7 @@ _RUNS = {
     "update": ("jaxcl.update", "teach a run's encoder new images, if it stays good"),
     "import": ("jaxcl.weights.import_file", "read the weights of another library"),
     "export": ("jaxcl.weights.export", "write the encoder of a run to a folder"),
+    "features": ("jaxcl.weights.embed", "embed a data set once, into one file"),
     "data": ("jaxcl.data.fetch", "download or draw a well-known set of images"),
     "report": ("jaxcl.report", "write one HTML page about any runs"),
     "estimate": ("jaxcl.estimate", "memory and least time of a step, on any chip"),
@@ -22,21 +23,16 @@ _RUNS = {
 # word -> (module with `main`, what it does)
 _TELLS = {
     "compare": ("jaxcl.report.compare", "runs side by side, as a table and a picture"),
-    "speedup": (
-        "jaxcl.report.speedup",
-        "how much sooner runs converge than a baseline",
-    ),
     "list": ("jaxcl.api.list", "methods, bases, encoders, data, configs ..."),
     "options": ("jaxcl.api.options", "every option of a config, and what it means"),
 }
 _GROUPS = {
     "Train": ("train", "update"),
-    "Models": ("import", "export"),
+    "Models": ("import", "export", "features"),
     "Data": ("data",),
-    "Results": ("report", "compare", "speedup"),
+    "Results": ("report", "compare"),
     "Inspect": ("list", "options", "estimate"),
 }
-_FORMER = {"bring": "import", "show": "options"}  # until the first release
 _TAKES_A_CONFIG = ("train", "estimate", "options")
 _OWN_IMAGES = "own_images"
 _EXAMPLES = """
@@ -75,10 +71,6 @@ def _started(words: list[str]) -> int:
     if word == "--version":
         print(_version())
         return 0
-    if word in _FORMER:
-        new = _FORMER[word]
-        print(f"jaxcl: {word!r} is now called {new!r}: jaxcl {new}", file=sys.stderr)
-        word = new
     if word not in _RUNS | _TELLS:
         near = difflib.get_close_matches(word, [*_RUNS, *_TELLS], n=1)
         hint = f"did you mean {near[0]}? " if near else ""

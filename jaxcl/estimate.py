@@ -413,12 +413,12 @@ def estimate(
             stack.enter_context(sharding.for_elsewhere(devices(target)))
             with config.unlocked(), config.ignore_type():
                 config.devices = None  # all of the target's
-        work = build.planned(config, data, one_step=False, every_seed=True)
+        work = build.planned(config, data, one_step=False)
         found = {
             "name": work.config.get("name", "run"),
             "device": work.mesh.devices.flat[0].device_kind,
             "devices": work.mesh.size,
-            "examples": work.data.rows * work.parts(_task(work)),
+            "examples": work.data.batch_size * work.parts(_task(work)),
             "precision": work.config.get("precision", "float32"),
         }
         chip = target.chip if target else chip_of(found["device"])

@@ -39,9 +39,9 @@ def main(argv):
         return build.build(CONFIG.value, workdir, lost=LOST_ROWS.value), workdir
 
     def work(made, stop):
-        results = finish.run(*made, stop=stop)
+        finish.run(*made, stop=stop)
         if jax.process_index() == 0:
-            print(f"\n{finish.closing(*made, results)}", flush=True)
+            print(f"\n{finish.closing(*made)}", flush=True)
 
     return command.run(make, work)
 

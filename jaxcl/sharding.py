@@ -91,12 +91,22 @@ def multiplies_bfloat16() -> bool:
     """
     if platform() != "gpu":
         return not on_cpu()
+    return (_cuda_generation() or 8) >= 8  # AMD's that JAX runs on have them, too
+
+
+def has_cudnn_attention() -> bool:
+    """Whether the devices are GPUs with cuDNN's attention: NVIDIA's since Ampere."""
+    return platform() == "gpu" and (_cuda_generation() or 0) >= 8
+
+
+def _cuda_generation() -> int | None:
+    """First number of the compute capability; None where it is not known."""
     elsewhere = _ELSEWHERE.get()
     described = elsewhere is not None and elsewhere.devices
     device = (described or jax.devices())[0]
-    # AMD's are named otherwise ("gfx90a"), and all that JAX runs on have them.
-    major = str(getattr(device, "compute_capability", "8.0")).partition(".")[0]
-    return not major.isdigit() or int(major) >= 8
+    # AMD's are named otherwise ("gfx90a").
+    first = str(getattr(device, "compute_capability", "")).partition(".")[0]
+    return int(first) if first.isdigit() else None
 
 
 @contextlib.contextmanager

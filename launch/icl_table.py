@@ -4,7 +4,7 @@ r"""ICL and what it is compared with, from the same old encoders: runs and table
 
 trains, for each growth, an encoder of each seed on the old items, and lets each row of
 ROWS go on from them, one after another. Whenever a row ends, ROOT/table.md is written
-anew from all that is finished: for each growth the table of `jaxcl speedup`. Its
+anew from all that is finished: for each growth the table of launch/speedup.py. Its
 target is `retrain`'s loss of all items plus a share of what it gains over the frozen
 encoder. The same command goes on where it was stopped, and a larger one keeps what is
 there: a finished run is not trained again.
@@ -16,9 +16,9 @@ import pathlib
 import sys
 from typing import NamedTuple
 
+import speedup
 import sweep
 
-from jaxcl.report import speedup
 from jaxcl.run import seeds
 
 BASELINE, FROZEN, SCALAR = "retrain", "frozen", "objective/loss"

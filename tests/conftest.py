@@ -19,7 +19,6 @@ import pytest  # noqa: E402
 pytest.register_assert_rewrite("helpers")  # what they assert is shown in full
 
 from helpers import pictures  # noqa: E402
-from jaxcl.evals import plots, tsne  # noqa: E402
 from jaxcl.evals.plots import canvas  # noqa: E402
 
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
@@ -225,21 +224,3 @@ def figures(monkeypatch):
 
     monkeypatch.setattr(canvas, "save", keep)
     return found
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """What `plots.marked` was given, and what t-SNE was, which is left out."""
-    calls, features, marked = [], [], plots.marked
-
-    def keep(*given, **options):
-        calls.append((given, options))
-        marked(*given, **options)
-
-    def look(found, **options):
-        features.append(found)
-        return found[:, :2]
-
-    monkeypatch.setattr(plots, "marked", keep)
-    monkeypatch.setattr(tsne, "project", look)
-    return calls, features

@@ -91,12 +91,6 @@ def test_validation_rows_come_first_and_a_class_may_have_none():
     check(dict(alignment.make(none)(state, 0).scalars), twins)
 
 
-def test_an_empty_memory_has_no_alignment():
-    state = state_of()
-    empty = state._replace(memory=state.memory._replace(filled=jnp.zeros(13, bool)))
-    assert set(alignment.make(parts_of())(empty, 0).scalars) == set()
-
-
 def test_a_run_aligns_the_memory_of_its_method(tmp_path):
     """Two tasks of ER, judged before and after each."""
     changes = {"evaluators": {"alignment": {}}, "evaluate_untrained": True}

@@ -76,18 +76,6 @@ def test_values_equal_the_definition():
         np.testing.assert_allclose(twin, expected, atol=1e-12)
 
 
-def test_values_by_hand():
-    # From the nearest: right, wrong, right; K = 1: s_3 = 1/3, s_2 = 1/3 - 1/2.
-    found = shapley.values(
-        jnp.array([[3.0], [1.0], [-2.0]]),
-        jnp.array([7, 7, 5]),
-        jnp.array([[0.0]]),
-        jnp.array([7]),
-        neighbours=1,
-    )
-    np.testing.assert_allclose(found, [[1 / 3, 1 / 3 - 1 / 2 + 1, -1 / 6]], rtol=1e-6)
-
-
 def test_masked_candidates_change_nothing_whatever_they_hold():
     features, labels, rows, row_labels = drawn(3, 40, 6, classes=3)
     mask = np.random.default_rng(4).random(40) < 0.6

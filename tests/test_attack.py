@@ -4,9 +4,7 @@ import itertools
 import re
 import shlex
 
-import pytest
-
-from attack import command, kinds
+from attack import command
 from attack import kind as kind_lib
 
 
@@ -70,23 +68,3 @@ def test_a_failure_is_told_and_one_command_repeats_it(tmp_path):
         say=told.append,
     )
     assert failed == 1 and again == [drawn[2]]
-
-
-def test_what_is_shared_is_made_once_and_not_in_part(tmp_path):
-    place, made = kind_lib.Place(tmp_path, tmp_path / "shared"), []
-
-    def make(folder):
-        (folder / "file").write_text("half")
-        made.append(folder)
-        if len(made) == 1:
-            raise OSError("no room")
-
-    with pytest.raises(OSError):
-        place.once("whole run", make)
-    folders = {place.once("whole run", make) for _ in range(3)}
-    assert len(made) == 2 and folders == {tmp_path / "shared" / "whole run"}
-
-
-def test_kinds_have_names_of_their_own():
-    names = [one.name for one in kinds.KINDS]
-    assert len(set(names)) == len(names) and all(": " in name for name in names)

@@ -201,19 +201,6 @@ def test_sets_grow_with_the_probabilities_of_single_draws(name, growth, keep):
     assert chi_square(outcomes(out, size), want) > 1e-3
 
 
-def test_drawn_features_are_normal():
-    batch = copies(COMPLETE, 20, 200, np.zeros((20, 16)))
-    out = run(batch, kinds=("mask",))
-    drawn = out.features[(out.features != 0).any(axis=1)]
-    assert drawn.shape == (400, 16)
-    assert stats.kstest(drawn.ravel(), "norm", (0.5, 0.5)).pvalue > 1e-3
-    assert np.abs(np.corrcoef(drawn.T) - np.eye(16)).max() < 0.2
-    assert np.abs(np.corrcoef(drawn) - np.eye(400))[np.triu_indices(400, 1)].max() < 1
-    assert len(np.unique(drawn)) > 0.99 * drawn.size
-    other = run(batch, kinds=("mask",), mean=-3.0, std=0.0)
-    assert set(np.unique(other.features)) == {-3.0, 0.0}
-
-
 def kinds_of(out, batch, size):
     """What happened to each of some complete graphs, no two of which look alike."""
     left = out.node_mask.reshape(-1, size).sum(axis=1)

@@ -10,7 +10,9 @@ import jax
 import numpy as np
 import pytest
 
+from helpers import config_files
 from jaxcl import core, optim
+from jaxcl.config import sections
 from jaxcl.methods.two_view import bases
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -26,7 +28,6 @@ RUNS = {
     "duel-policy": "policy --memory 48 --batch 16 --dim 8 --windows=2 --seconds=0",
     "duel-step": f"step --base moco {TINY} --memory=16 --windows=1 --steps=1",
     "convolutions": "--cases 1 --repeats=1",
-    "seeds": "--seeds=2 --width=4 --size=32 --batch=4 --windows=1 --steps=1",
     "devices": "--seeds=1",
     "functions_of_a_step": "er_ace_cifar10",
     "accelerator": "--rehearse --seconds=0.01 --windows=1 --no-peer --rows er_ace",
@@ -37,18 +38,6 @@ RUNS = {
 def load(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return lambda name: importlib.import_module(name.partition("-")[0])
-
-
-def test_each_script_has_a_run():
-    tested_elsewhere = {"leaderboard", "reproduce"}
-    whole_runs = {
-        "quickstart",
-        "frozen_heads",
-        "keep_old",
-    }  # of a minute each, nothing smaller
-    scripts = {p.stem for p in BENCHMARKS.glob("*.py") if "__main__" in p.read_text()}
-    ran = {name.partition("-")[0] for name in RUNS}
-    assert scripts - tested_elsewhere - whole_runs == ran
 
 
 def numbers(found):
@@ -79,6 +68,36 @@ def commands():
 @pytest.mark.parametrize("name, words", list(commands()))
 def test_commands_of_the_readme_parse(load, name, words):
     load(name).parser().parse_args(words)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["looks", "digits_online", "looks_online"]
+    + ["rehearsal", "duel", "split_mnist", "icl_mutag"],
+)
+def test_entries_of_the_leaderboard_build(load, name, tmp_path):
+    for folder in ("mnist", "mutag"):
+        (tmp_path / folder).mkdir()
+    bench = load("leaderboard")
+    problem = bench.PROBLEMS[name]
+    for entry in problem.entries.values():
+        config = bench.make_config(problem, entry, str(tmp_path))
+        changes = {bench.FIELDS[entry.spends or problem.spends]: 1}
+        if rates := entry.rates or problem.rates:
+            changes |= bench._SEARCH | {entry.rate: rates[0]}
+        top, *_ = config_files.made(bench.changed(config, changes), 10)
+        assert problem.measure.partition("/")[0] in top.evaluators
+
+
+def test_rows_of_reproduce_build(load, tmp_path):
+    bench = load("reproduce")
+    for name, row in bench.ROWS.items():
+        (tmp_path / row.data).mkdir(exist_ok=True)
+        config = bench.make_config(row, count=3, data=str(tmp_path))
+        top = sections.top_of(config.to_dict())
+        for measure in (row.measure, *row.other):
+            assert measure.partition("/")[0] in top.evaluators, name
+        config_files.made(config, 100 if row.data == "cifar100" else 10)
 
 
 @pytest.mark.parametrize("base, strategy", [("mocov2plus", "pnr"), ("byol", "cassle")])

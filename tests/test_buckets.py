@@ -24,7 +24,6 @@ from jaxcl.data import (  # noqa: E402
     convert,
     from_arrays,
     from_folders,
-    identity,
     sources,
     storage,
 )
@@ -137,10 +136,8 @@ def test_sets_in_a_bucket_are_those_on_a_disk(data):
         ]
         same(*found)
     assert len(found[0].class_names) == 2
-    here, there = (from_folders.image_folder(path=f"{r}/folder") for r in data)
+    there = from_folders.image_folder(path=f"{data[1]}/folder")
     assert there.train.load.name(0).startswith("gs://bucket/data/folder/train/class")
-    for data in (there, here):
-        assert identity.stamp(data.train.load.read)[0] == 12
 
 
 def test_what_a_bucket_cannot_do_is_said(data):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import rehearsal_toy as toy
-from jaxcl.methods import cclis, co2l, rehearsal
+from jaxcl.methods import cclis, rehearsal
 
 NET = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)
 LABEL = toy.EXAMPLES.label
@@ -155,14 +155,6 @@ def test_a_class_of_both_the_memory_and_the_task_is_not_old():
     check(IN_FULL, state, twin, toy.LR)
 
 
-def test_takes_one_view():
-    state = in_task()
-    parts = toy.parts(views=2)
-    method = cclis.make(parts, **toy.WIDTHS)
-    with pytest.raises(ValueError, match=r"config\.augment\.views=2"):
-        jax.eval_shape(method.step, state, INCOMING)
-
-
 def test_without_distillation_there_is_no_teacher():
     method = make(weight=0.0, prototype_rate=toy.LR)
     state = in_task()
@@ -195,14 +187,6 @@ def test_the_rate_of_prototypes_follows_the_schedule_and_not_the_network():
     assert jnp.abs(move).max() > 1e-2
 
 
-@pytest.mark.parametrize("module", [cclis, co2l])
-def test_the_projector_is_as_wide_as_the_encoder(module):
-    """As released: 512 for a ResNet-18, 2048 for a ResNet-50."""
-    method = module.make(toy.parts(), memory_size=8, output_dim=4)
-    shapes = jax.eval_shape(method.init, jax.random.key(0), INCOMING).params
-    assert shapes["projector"]["linear1"]["kernel"].shape == (8, 8)
-
-
 def test_prototypes_are_moved_on_the_sphere_whatever_their_length():
     """A step from prototypes of any length is that from the unit ones."""
     state = in_task()
@@ -220,14 +204,6 @@ def test_prototypes_are_moved_on_the_sphere_whatever_their_length():
     start = state.params["prototypes"]
     cosine = unseen @ start[6] / jnp.linalg.norm(start[6])
     np.testing.assert_allclose(cosine, 1, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("share", "old"), [(None, 3), (0.5, 5)])
-def test_every_batch_has_its_share_of_stored_rows(share, old):
-    """Batches of 10, of 6 stored rows and 15 new ones."""
-    source = make(share=share).source(in_task(), toy.TASKS[2])
-    epoch = source.order(np.random.default_rng(0), source.rows, 10)
-    assert (np.isin(epoch, STORED).sum(axis=1) == old).all()
 
 
 # Views that scores are averaged over
@@ -267,8 +243,3 @@ def test_every_view_of_every_image_is_drawn_anew(count, monkeypatch):
     noise = (np.array(found)[..., 0] - 0.25) / 2 - np.arange(count)
     assert (noise >= 0).all() and (noise < 0.5).all()
     assert len(np.unique(noise[[0, 2]].round(5))) == 2 * 3 * count
-
-
-def test_right_options_at_the_edge_are_taken():
-    for option in ({"weight": 0}, {"share": None}, {"share": 0.5}, {"passes": 1}):
-        make(**option)

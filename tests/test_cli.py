@@ -1,19 +1,16 @@
 """The command `jaxcl`: what it starts, lists and shows, also where it is installed."""
 
-import dataclasses
 import importlib
 import inspect
 import os
 import pathlib
 import pkgutil
-import re
 import shutil
 import subprocess
 import sys
 import zipfile
 
 import pytest
-from absl import flags
 
 import jaxcl
 import jaxcl.evals
@@ -26,13 +23,10 @@ from jaxcl.config import files, sections
 from jaxcl.data import scenarios, sources
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import knn
 from jaxcl.methods.online import replay
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.nets import tuning
-from jaxcl.update import command as update
-from jaxcl.update import plan as update_plan
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -111,60 +105,6 @@ def test_every_kind_is_listed(capsys):
         assert names <= {line.split()[0] for line in lines if line.split()}
     with pytest.raises(SystemExit):
         listing.main(["basis"])
-
-
-def test_lists_say_what_to_type_and_what_each_needs(capsys):
-    for kind, option, needs in (
-        ("bases", "base", {"supcon": "labels", "byol": "slow", "nnclr": "98304"}),
-        ("strategies", "strategy", {"pnr": "frozen copy", "der": "memory of 256"}),
-    ):
-        assert listing.main([kind]) == 0
-        told = capsys.readouterr().out
-        assert f"--config.method.{option}=" in told.splitlines()[0]
-        entries = dict(re.findall(r"^(\w+) +((?:.*\n?)(?: +.*\n?)*)", told, re.M))
-        for name, words in needs.items():
-            assert words in " ".join(entries[name].split())
-
-
-def test_a_list_of_nothing_counts_each_kind(capsys):
-    assert listing.main([]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    counts = {words[0]: words[1] for words in lines if len(words) > 1}
-    assert counts["bases"] == str(len(bases.BASES))
-    assert counts["configs"] == str(len(CONFIGS))
-    assert set(listing.KINDS) < set(counts)
-
-
-@pytest.mark.parametrize("word", ["train", "update", "estimate"])
-def test_help_of_what_trains_has_examples_and_every_flag(word, started, capsys):
-    assert cli.main([word, "--help"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"usage: jaxcl {word} ") and not started
-    examples = re.findall(rf"^  jaxcl {word} .*", told, re.M)
-    assert len(examples) >= 3
-    if word == "update":
-        values = flags.FlagValues()
-        update.define_flags(values, ["update"])
-        known = {name for name in values if "." not in name} - {"config"}
-        assert all(f"--{name}" in told for name in known)
-        limits = {field.name for field in dataclasses.fields(update_plan.Limits)}
-        assert all(f"--config.limits.{name}" in told for name in limits)
-        assert f"({update_plan.Limits.accuracy_drop})" in told
-        assert f"({update_plan.Options.rows})" in told
-
-
-def test_former_words_start_what_they_did_and_name_the_new_one(started, capsys):
-    assert cli.main(["bring", "--x=1"]) == 0
-    assert started == [("jaxcl.weights.import_file", ["--x=1"])]
-    assert "import" in capsys.readouterr().err
-    assert cli.main(["show", "quickstart"]) == 0
-    told = capsys.readouterr()
-    assert "options" in told.err and "config.method" in told.out
-
-
-def test_flags_may_have_dashes(started):
-    cli.main(["train", "quickstart", "--lost-rows", "--config.x=a-b"])
-    assert started[0][1][1:] == ["--lost_rows", "--config.x=a-b"]
 
 
 @pytest.mark.parametrize(
@@ -248,23 +188,6 @@ def test_every_config_is_shown_as_it_is(name):
     assert inside == asked - ({"evaluators"} if not raw.get("evaluators") else set())
 
 
-def test_what_is_shown_says_where_it_is_from(capsys):
-    words = [
-        "--config=quickstart_pnr",
-        "--config.method.temperature=0.5",
-        "--config.nme=x",
-    ]
-    assert options.main(words) == 0
-    told = capsys.readouterr().out
-    assert "temperature = 0.5  [command]" in told
-    assert "epochs = 30  [config]" in told
-    assert "negative_weight" not in told and "--all" in told
-    assert "0.001" in told
-    assert "nme = 'x'  [command]" in told
-    # Lines that are indented more go on with what the first one says.
-    assert options.meanings(knn.make)["train_on"].endswith("row need have a label")
-
-
 @pytest.mark.parametrize(
     "words, told",
     [
@@ -298,17 +221,6 @@ def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     found = files.located_in(words)
     assert found[2].endswith("configs/pnr_pacs.py") and found[3] == "--config.x=1"
     assert found[4].endswith("configs/pnr_pacs.py:debug")
-
-
-def test_an_installed_copy_has_its_configs_in_the_package(tmp_path, monkeypatch):
-    package = tmp_path / "site-packages" / "jaxcl"
-    shutil.copytree(ROOT / "configs", package / "configs")
-    monkeypatch.setattr(files, "_PACKAGE", package)
-    assert set(files.names()) == set(CONFIGS)
-    found = files.located("pnr_imagenet100")
-    assert found == str(package / "configs" / "pnr_imagenet100.py")
-    config = config_files.parse([f"--config={found}"])
-    assert config.data.classes == str(package / "configs" / "imagenet100.txt")
 
 
 @pytest.mark.slow
@@ -348,3 +260,14 @@ def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
     assert f"{tmp_path}/site/jaxcl/configs/imagenet100.txt" in told
     run("train", "pnr_pacs:debug", "--config.plots=False")
     assert (tmp_path / "empty" / "runs").is_dir()
+
+
+def test_an_installed_copy_has_its_configs_in_the_package(tmp_path, monkeypatch):
+    package = tmp_path / "site-packages" / "jaxcl"
+    shutil.copytree(ROOT / "configs", package / "configs")
+    monkeypatch.setattr(files, "_PACKAGE", package)
+    assert set(files.names()) == set(CONFIGS)
+    found = files.located("pnr_imagenet100")
+    assert found == str(package / "configs" / "pnr_imagenet100.py")
+    config = config_files.parse([f"--config={found}"])
+    assert config.data.classes == str(package / "configs" / "imagenet100.txt")

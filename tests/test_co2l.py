@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from helpers import rehearsal_toy as toy
-from jaxcl.data import stream
 from jaxcl.methods import co2l, rehearsal
 
 NET = rehearsal.network(toy.parts(2), prototypes=False, **toy.WIDTHS)
@@ -156,20 +155,3 @@ def test_a_batch_without_current_classes_distils_alone():
         return ird(z, teacher)
 
     toy.check_step(DEFAULT, NET, state, incoming, images, twin)
-
-
-def test_stored_rows_fall_into_any_batch():
-    source = DEFAULT.source(in_task(), toy.TASKS[2])
-    assert source.order is stream.epoch_order
-    assert sorted(source.rows) == sorted([*STORED, *toy.TASKS[2].train.rows])
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_other_than_two_views_are_refused(count):
-    made = toy.parts()
-    many = made._replace(
-        augment=lambda key, x: jnp.repeat(made.augment(key, x), count, axis=1)
-    )
-    method = co2l.make(many, memory_size=8, **toy.WIDTHS)
-    with pytest.raises(ValueError, match=rf"config\.augment\.views={count}: .*2"):
-        jax.eval_shape(method.step, in_task(), INCOMING)

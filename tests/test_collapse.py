@@ -76,14 +76,6 @@ def test_it_measures_rows_evenly_spaced():
         np.testing.assert_allclose(measured, want, rtol=1e-4)
 
 
-def test_without_evaluation_rows_it_reads_the_train_split():
-    parts, state = eval_toy.parts_of(), state_of(weights(), 0)
-    blind = parts._replace(stream=parts.stream._replace(evaluation=None))
-    found = collapse.make(blind)(state, 0)
-    x = eval_toy.embedded(state, parts.stream.dataset.train.images)
-    np.testing.assert_allclose(found.scalars["rankme"], rankme_twin(x), rtol=1e-4)
-
-
 def said(result):
     return [words.split(":")[0] for words in result.warnings]
 

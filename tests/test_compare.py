@@ -43,16 +43,6 @@ def test_measures_and_paired_differences(runs):
     assert alone == {"mean": pytest.approx(0.1), "error": None, "seeds": 1}
 
 
-def test_cost_of_a_step(runs):
-    assert compare.cost(runs_lib.read(runs / "er")) == {
-        "milliseconds": pytest.approx(10),
-        "flops": 100,
-        "per_image": 10,
-    }
-    ace = compare.cost(runs_lib.read(runs / "ace"))
-    assert ace == {"milliseconds": pytest.approx(15), "flops": 200, "per_image": 20}
-
-
 def test_curve_is_the_average_over_tasks_met(runs):
     steps, mean, error = compare.curve(runs_lib.read(runs / "er"), run_directories.NAME)
     np.testing.assert_array_equal(steps, [5, 8, 10])
@@ -68,17 +58,6 @@ def test_along_the_stream_every_evaluation_counts(runs):
     assert found["mean"] == pytest.approx(means.mean())
     assert found["error"] == pytest.approx(means.std(ddof=1) / 3**0.5)
     assert found["seeds"] == 3
-
-
-def test_a_band_is_the_deviation_and_a_scalar_has_a_curve(runs):
-    er = runs_lib.read(runs / "er")
-    steps, mean, half = compare.curve(er, run_directories.NAME, band="std")
-    finals = np.array([0.5, 0.4, 0.9])
-    np.testing.assert_allclose([mean[2], half[2]], [finals.mean(), finals.std(ddof=1)])
-    steps, mean, half = compare.curve(er, "memory/entropy")
-    np.testing.assert_array_equal(steps, [5, 10])
-    np.testing.assert_allclose(mean, [1.0, 2.0])
-    np.testing.assert_allclose(half, [0.1 / 3**0.5, 0.0])
 
 
 def test_the_command_of_a_scalar_and_of_classes(runs, capsys, monkeypatch):
@@ -152,65 +131,6 @@ def test_runs_after_other_tasks_have_no_difference(runs, capsys):
     assert one.split()[:3] == ["one", "1", "100.0"] and one.endswith(" -")
     assert ace.endswith("20.0 +- 0.0")
     assert "one: 1 of 2 tasks" in told
-
-
-def test_seeds_side_by_side_have_their_rows_in_common(runs, capsys):
-    """Seed 2 of "er" is the third in the rows of all."""
-    er = runs_lib.read(runs / "er")
-    curve, along = (
-        read(er, run_directories.NAME) for read in (compare.curve, compare.along)
-    )
-    of_seeds = list(er.rows.values())
-    common = []
-    for rows in zip(*of_seeds, strict=True):
-        row = dict(rows[0])
-        if "eval" in row:
-            row["eval"] = {k: [x["eval"][k] for x in rows] for k in row["eval"]}
-        common.append(row)
-    together = runs / "er" / "together"
-    together.mkdir()
-    text = "".join(json.dumps(row) + "\n" for row in common)
-    (together / "metrics.jsonl").write_text(text)
-    for folder in er.folders.values():
-        (folder / "metrics.jsonl").unlink()
-    er = runs_lib.read(runs / "er")
-    for mine, known in zip(compare.curve(er, run_directories.NAME), curve, strict=True):
-        np.testing.assert_array_equal(mine, known)
-    assert compare.along(er, run_directories.NAME) == along
-    assert compare.main([str(runs / "er")]) == 0
-    assert "side by side" in capsys.readouterr().out
-
-
-def test_without_logged_rows_there_is_no_mean_along_the_stream(runs, capsys):
-    (runs / "one" / "metrics.jsonl").unlink()
-    assert compare.main([str(runs / "one")]) == 0
-    line = capsys.readouterr().out.splitlines()[1]
-    assert line.split()[:5] == ["one", "1", "50.0", "75.0", "-"]
-    assert compare.main([str(runs / "one"), "--scalar=memory/entropy"]) == 2
-    assert "--scalar=memory/entropy" in capsys.readouterr().err
-
-
-def test_a_damaged_row_is_told_without_a_traceback(runs, capsys):
-    (runs / "one" / "metrics.jsonl").write_text("{\n")
-    assert compare.main([str(runs / "one")]) == 2
-    assert "line 1" in capsys.readouterr().err
-
-
-def test_runs_of_one_name_are_told_apart(runs, capsys):
-    for seed, place in enumerate("ab"):
-        accuracies = [[0.9, None], [0.3 + 0.2 * seed, 0.5]]
-        run_directories.leave(runs / place / "same", accuracies, seed=seed)
-    folders = [str(runs / "a" / "same"), str(runs / "b" / "same")]
-    assert compare.main([*folders, "--scalar=memory/entropy"]) == 0
-    lines = capsys.readouterr().out.splitlines()[1:]
-    assert [line.split()[0] for line in lines] == ["a/same", "b/same"]
-    assert compare.main([folders[0], folders[0]]) == 2
-    assert "same" in capsys.readouterr().err
-
-
-def test_a_picture_of_another_format_is_refused_before_anything_is_read(runs, capsys):
-    assert compare.main([str(runs / "nothing"), f"--out={runs / 'x.jpg'}"]) == 2
-    assert "x.jpg" in capsys.readouterr().err
 
 
 def config(folder, **sections):

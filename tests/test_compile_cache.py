@@ -13,10 +13,7 @@ from jaxcl.run import compile_cache
 @pytest.fixture(autouse=True)
 def no_folder(monkeypatch):
     """JAX as it is without JAX_COMPILATION_CACHE_DIR; afterwards as it was."""
-    names = (
-        "jax_compilation_cache_dir",
-        "jax_persistent_cache_min_compile_time_secs",
-    )
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.setattr(compile_cache, "_SECONDS", 0.0)

@@ -190,8 +190,6 @@ def test_what_cannot_be_gone_on_from_is_refused(rows, tmp_path):
     work = toy_job(tmp_path / "c", start=str(tmp_path / "begun"))
     with pytest.raises(checkpoint.CheckpointError, match="has not come to the end"):
         train.run(work, tmp_path / "c")
-    with pytest.raises(ValueError, match="config.side_by_side=True: .* count epochs"):
-        toy_job(tmp_path / "d", seeds=2, side_by_side=True)
 
 
 def test_growth_cuts_by_the_seed(tmp_path):

@@ -223,15 +223,6 @@ def test_a_task_begins_where_the_run_stands():
 # What is refused
 
 
-def test_a_choice_that_is_none_has_the_nearest_beside_it():
-    allowed = ("simclr", "mocov2plus", "byol")
-    core.check_choice("config.method.base", "byol", allowed)
-    with pytest.raises(ValueError, match=r"^config\.method\.base='simclar'.*simclr"):
-        core.check_choice("config.method.base", "simclar", allowed)
-    with pytest.raises(ValueError, match=r"base=7"):
-        core.check_choice("base", 7, allowed)
-
-
 def test_the_leaves_that_do_not_fit_are_named():
     ours = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.int32)}
     assert core.misfits(dict(ours), ours) == []

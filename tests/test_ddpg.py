@@ -244,17 +244,6 @@ def test_a_transition_is_stored_once_its_loss_is_known(monkeypatch):
     assert agent.count == 8 and not agent.pending
 
 
-def test_the_first_states_are_padded_on_the_left():
-    options = small(window=3)
-    agent = ddpg.init(jax.random.key(0), options)
-    act, observe = jitted(options)
-    for loss in (5.0, 3.0, 2.0):
-        agent = observe(agent, jax.random.key(1), loss)
-        _, agent = act(agent, jax.random.key(2))
-    assert agent.memory.items.known.tolist()[:3] == [1, 2, 0]
-    assert agent.memory.items.losses.tolist()[:2] == [[0, 0, 5, 3], [0, 5, 3, 2]]
-
-
 def test_moments_are_those_of_the_losses_and_bounded():
     options = small(batch=8)
     agent = ddpg.init(jax.random.key(0), options)
@@ -352,23 +341,6 @@ def test_a_run_goes_on_bitwise_and_compiles_once():
     )
 
 
-def test_two_agents_run_side_by_side():
-    options, step = program()
-    agents = [ddpg.init(jax.random.key(seed), options) for seed in (0, 1)]
-    both = jax.tree.map(lambda *x: jnp.stack(x), *agents)
-    mapped = jax.jit(jax.vmap(step, in_axes=(0, None, 0)))
-    rates = []
-    for i, loss in enumerate(LOSSES[:10]):
-        key = jax.random.fold_in(jax.random.key(1), i)
-        lr, both = mapped(both, key, jnp.float32([loss, 3 - loss]))
-        rates.append(lr)
-    for n, losses in enumerate((LOSSES[:10], 3 - LOSSES[:10])):
-        alone, agent = told(agents[n], losses)
-        np.testing.assert_allclose([lr[n] for lr in rates], alone, rtol=1e-4)
-        mine = jax.tree.map(lambda x, n=n: x[n], both)
-        chex.assert_trees_all_close(mine, agent, rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
 def test_a_loss_that_is_no_number_poisons_nothing(bad):
     options, _ = program()
@@ -385,13 +357,3 @@ def test_a_loss_that_is_no_number_poisons_nothing(bad):
     assert np.all(np.isfinite(rates))
     # Actions before the first loss, and before the bad ones, are in no transition.
     assert after.memory.seen == len(LOSSES) - 2
-
-
-def test_the_memory_is_written_in_place():
-    options, step = program(capacity=100_000)
-    agent = ddpg.init(jax.random.key(0), options)
-    size = sum(leaf.nbytes for leaf in agent.memory.items)
-    lowered = jax.jit(step, donate_argnums=0).lower(
-        agent, jax.random.key(1), jnp.float32(0)
-    )
-    assert lowered.compile().memory_analysis().temp_size_in_bytes < size / 2

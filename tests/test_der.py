@@ -1,6 +1,5 @@
 """DER, DER++ and DER++ with ACE: steps against the equation, stored logits, draws."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,13 +92,6 @@ def drawn(disjoint, stored, size=4, draws=300):
     return jax.tree.map(np.array, jax.jit(jax.vmap(one))(keys))
 
 
-def test_independent_draws_share_rows_as_often_as_chance_has_it():
-    (a, a_mask), (b, b_mask) = drawn(False, 12)
-    assert a_mask.all() and b_mask.all() and a.shape == b.shape == (300, 4)
-    shared = (a[:, :, None] == b[:, None]).sum(axis=(1, 2))
-    assert abs(shared.mean() - 4 * 4 / 12) < 0.15  # hypergeometric, deviation 0.05
-
-
 @pytest.mark.parametrize(("stored", "halves"), [(12, (4, 4)), (5, (3, 2)), (1, (1, 0))])
 def test_disjoint_draws_share_no_row_and_each_has_half_of_those_there(stored, halves):
     (a, a_mask), (b, b_mask) = drawn(True, stored)
@@ -142,13 +134,3 @@ def test_the_first_batch_is_plain_training_and_leaves_statistics_of_one_pass():
 
     state = toy.fresh(method)
     toy.check_step(method, NET, state, FIRST, [FIRST["image"]], twin)
-
-
-def test_it_asks_for_no_task():
-    method = der.make(toy.parts(), beta=0.5, ace=True)
-    state = started(method)
-    found = [
-        toy.step(method, toy.begin(method, state, task), SECOND)[0].params
-        for task in (0, 3)
-    ]
-    chex.assert_trees_all_equal(*found)

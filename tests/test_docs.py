@@ -27,10 +27,10 @@ from jaxcl.evals import features
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.report import command as report_command
-from jaxcl.report import compare, speedup
+from jaxcl.report import compare
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
-from jaxcl.weights import export, import_file
+from jaxcl.weights import embed, export, import_file
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -111,10 +111,8 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         cli.runpy, "run_module", lambda module, **_: started.append(module)
     )
     monkeypatch.setattr(sys, "argv", ["jaxcl"])
-    if words[0] in ("compare", "speedup"):
-        {"compare": compare, "speedup": speedup}[words[0]].parser().parse_args(
-            words[1:]
-        )
+    if words[0] == "compare":
+        compare.parser().parse_args(words[1:])
         return
     assert cli.main(words) == 0
     if words[0] in ("list", "options"):
@@ -142,6 +140,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
     else:
         module = {
             "export": export,
+            "features": embed,
             "import": import_file,
             "data": fetch,
             "report": report_command,
@@ -178,61 +177,26 @@ def test_overrides_in_prose_are_options(where, text, tree, monkeypatch):
             pytest.fail(f"{where}: {group}: {problems}")
 
 
-def test_a_wrong_command_would_be_noticed(tree, monkeypatch):
-    monkeypatch.chdir(tree)
-    good = "--config=configs/quickstart.py"
-    config_files.check_options(config_files.parse([good, "--workdir=x"]))
-    for wrong in (
-        "--config.method.temprature=1",
-        "--config.evaluators.knn.kk=3",
-        "--config.data.size=many",
-        "--config.scenario.num_tasks=101",
-        "--wrkdir=x",
-        "left over",
-    ):
-        with pytest.raises((ValueError, AttributeError, AssertionError, flags.Error)):
-            config_files.check_options(config_files.parse([good, wrong]))
-
-
-CONVERT = [
-    pytest.param(arguments, id=f"{where}-{i}")
+DATA = [
+    pytest.param(module, arguments, id=f"{where}-{module}-{i}")
     for where, text in written()
-    for i, arguments in enumerate(pages.commands(text, "jaxcl.data.convert"))
+    for module in ("convert", "fetch")
+    for i, arguments in enumerate(pages.commands(text, f"jaxcl.data.{module}"))
 ]
 
 
-@pytest.mark.parametrize("arguments", CONVERT)
-def test_convert_is_called_as_it_wants(arguments, monkeypatch):
+@pytest.mark.parametrize("module, arguments", DATA)
+def test_commands_of_data_parse(module, arguments, monkeypatch):
+    if module == "fetch":
+        assert fetch.parser().parse_args(arguments).out.startswith("data/")
+        return
     seen = []
     monkeypatch.setattr(sys, "argv", ["convert", *arguments])
     monkeypatch.setattr(from_arrays, "npz", lambda *, path: path)
     monkeypatch.setattr(convert, "part", lambda whole, **options: whole)
     monkeypatch.setattr(convert, "write", lambda *given: seen.append(given))
     convert.main()
-    assert seen == [tuple(arguments[:2])] and arguments[0].endswith(".npz")
-
-
-FETCH = [
-    pytest.param(arguments, id=f"{where}-{i}")
-    for where, text in written()
-    for i, arguments in enumerate(pages.commands(text, "jaxcl.data.fetch"))
-]
-
-
-@pytest.mark.parametrize("arguments", FETCH)
-def test_fetch_is_called_as_it_wants(arguments, monkeypatch):
-    seen = []
-
-    def keep(name, out, *, source):
-        seen.append((out, source))
-        return fetch.SETS[name]
-
-    monkeypatch.setattr(fetch, "fetch", keep)
-    assert fetch.main(arguments) == 0
-    ((out, source),) = seen
-    assert out.startswith("data/")
-    names = [archive.name for archive in fetch.SETS[arguments[0]].archives]
-    assert source is None or [source] == names
+    assert seen == [tuple(arguments[:2])]
 
 
 def launches(text):
@@ -341,22 +305,7 @@ def test_public_names_are_as_written():
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 
 
-def test_the_reference_names_what_there_is():
-    text = (ROOT / "docs/api.md").read_text()
-    for name in re.findall(r"^::: ([\w.]+)$", text, re.M):
-        pkgutil.resolve_name(name)
-
-
 # Options and defaults
-
-
-def test_a_marker_becomes_the_table_of_its_function():
-    text = "<!-- options: jaxcl.optim.sgd except momentum -->\n\nafter\n"
-    head, _, *rows, _, after = option_tables.expand(text).splitlines()
-    assert head.startswith("| option") and after == "after"
-    rows = [[cell.strip(" `") for cell in pages.cells(row)] for row in rows]
-    assert [row[0] for row in rows] == ["nesterov", "weight_decay", "exclude_1d"]
-    assert rows[0][1] == "False" and all(meaning for *_, meaning in rows)
 
 
 def test_every_function_of_a_config_has_a_table():
@@ -381,20 +330,6 @@ def test_every_function_of_a_config_has_a_table():
 MARKER = re.compile(r"<!-- options: ([\w.]+)")
 
 
-@pytest.mark.parametrize("name", sources.SOURCES)
-def test_a_config_reaches_every_option_of_its_source(name):
-    """`options` must find the keywords, also where a source passes them on."""
-    section = {
-        option: "somewhere" if default is inspect.Parameter.empty else default
-        for option, default in option_tables.options(sources.SOURCES[name]).items()
-    }
-    if "sets" in section:
-        section["sets"] = [{"name": "digits"}]
-    if name == "judged_by":
-        section |= dict.fromkeys(("train", "test"), {"name": "digits"})
-    sections.tasks({"name": name, **section}, {"name": "joint"})
-
-
 # Code
 
 
@@ -413,12 +348,6 @@ def run(page, code, capsys):
 
 
 NUMBER = r"-?\d+\.\d+(?:e-?\d+)?"
-
-
-def test_the_snippet_of_losses_runs(capsys):
-    (code,) = pages.blocks((ROOT / "docs" / "overview.md").read_text(), "python")
-    _, printed = run("overview.md", code, capsys)
-    assert len(printed) == 2 and np.isfinite(printed).all()
 
 
 def test_the_snippet_of_metrics_prints_the_numbers_of_the_page(capsys):
@@ -492,3 +421,23 @@ def test_the_cifar_snippet_makes_a_file_that_npz_reads(tmp_path, monkeypatch):
         np.testing.assert_array_equal(examples.label, rows[:, 1])
         # Planes of red, green, blue, each row by row.
         assert examples.images[1, 4, 7, 2] == rows[1, 2 + 2 * 1024 + 4 * 32 + 7]
+
+
+def test_the_reference_names_what_there_is():
+    text = (ROOT / "docs/api.md").read_text()
+    for name in re.findall(r"^::: ([\w.]+)$", text, re.M):
+        pkgutil.resolve_name(name)
+
+
+@pytest.mark.parametrize("name", sources.SOURCES)
+def test_a_config_reaches_every_option_of_its_source(name):
+    """`options` must find the keywords, also where a source passes them on."""
+    section = {
+        option: "somewhere" if default is inspect.Parameter.empty else default
+        for option, default in option_tables.options(sources.SOURCES[name]).items()
+    }
+    if "sets" in section:
+        section["sets"] = [{"name": "digits"}]
+    if name == "judged_by":
+        section |= dict.fromkeys(("train", "test"), {"name": "digits"})
+    sections.tasks({"name": name, **section}, {"name": "joint"})

@@ -395,21 +395,6 @@ def test_an_empty_memory_has_no_negatives():
         assert metrics["joined"] == 1
 
 
-def test_a_step_may_leave_the_memory_as_it_is():
-    """Where the keys lie far from all that is stored, they are alike to themselves."""
-    state = under_way(filled=np.ones(K, bool))
-    keys = Twin(state, INCOMING, {}).loss(jax.tree.map(np.float64, state.params))[2]
-    rows = twins.unit(np.random.default_rng(6).normal(size=(K, D)) - 9 * keys.mean(0))
-    items = state.extra.memory.items | {"feature": jnp.float32(rows)}
-    memory = state.extra.memory._replace(items=items)
-    state = state.replace(extra=state.extra._replace(memory=memory))
-    for safe in (False, True):
-        new, metrics = step(make(safe_update=safe), state)
-        assert (metrics["joined"] == 0) == safe
-    chex.assert_trees_all_equal(new.extra.memory.items, items)
-    assert int(new.extra.memory.seen) == K + B and metrics["loss"] > 0
-
-
 def test_no_two_uses_share_a_key(monkeypatch):
     keys = []
 
@@ -483,17 +468,6 @@ def circle(*degrees):
     return np.stack([np.cos(turn), np.sin(turn), 0 * turn], axis=1)
 
 
-def test_the_most_alike_rows_go_and_others_take_their_slots():
-    """Rows 1 to 3 are near each other, the newcomers are where nothing is."""
-    memory = held(circle(180, 0, 1, 2, 90))
-    new, joined = updated(settings(), memory, circle(270, 135))
-    # Of 0, 1, 2 degrees that nearest to the sum of all goes, twice.
-    assert sorted(np.asarray(new.items["index"])[[0, 4]]) == [0, 4]
-    assert sorted(set(np.asarray(new.items["index"]).tolist())) == [0, 1, 4, 100, 101]
-    assert joined == 1
-    chex.assert_trees_all_equal(new.items["label"], new.items["index"])
-
-
 def test_a_ring_and_a_reservoir_are_those_of_policies():
     rng = np.random.default_rng(0)
     memory, rows = (
@@ -552,17 +526,6 @@ def test_rows_that_are_not_finite_never_enter(policy, wrong):
     want, _ = updated(given, memory, rows[good])
     chex.assert_trees_all_equal(new.items["feature"], want.items["feature"])
     assert joined > 0
-
-
-def test_features_are_renewed_where_rows_were_drawn():
-    memory = held(circle(0, 20, 40, 60))
-    features = jnp.float32(circle(100, 120, 140))
-    exists = jnp.array([True, False, True])
-    new = active_memory.refreshed(memory, jnp.array([2, 4, 0]), features, exists)
-    want = memory.items["feature"].at[2].set(features[0]).at[0].set(features[2])
-    np.testing.assert_array_equal(new.items["feature"], want)
-    new = active_memory.refreshed(memory, jnp.array([2, 1, 0]), features, exists)
-    np.testing.assert_array_equal(new.items["feature"], want)
 
 
 def test_of_crops_already_cut_one_is_kept_and_used_as_it_is():
@@ -658,16 +621,6 @@ def test_a_task_may_begin_with_an_empty_memory():
     chex.assert_trees_all_equal(after.replace(extra=kept), state)
 
 
-def test_a_run_that_renews_features_may_start_from_one_that_kept_images():
-    """The states have the same leaves; else config.start refuses."""
-    shapes = [
-        jax.eval_shape(make(**options).init, jax.random.key(0), INCOMING)
-        for options in ({"refresh": True}, {"policy": "fifo", "keep_images": True}, {})
-    ]
-    chex.assert_trees_all_equal_shapes_and_dtypes(*shapes[:2])
-    assert "image" not in shapes[2].extra.memory.items
-
-
 def test_an_eighth_of_the_memory_is_drawn_unless_the_config_says_how_many():
     """256 of 2048, as the paper's Appendix E has it."""
     given = [
@@ -687,3 +640,14 @@ def test_what_carries_over_between_tasks():
     assert any(np.any(x) for x in jax.tree.leaves(state.opt_state))
     assert not any(np.any(x) for x in jax.tree.leaves(after.opt_state))
     chex.assert_trees_all_equal(after.replace(opt_state=state.opt_state), state)
+
+
+def test_features_are_renewed_where_rows_were_drawn():
+    memory = held(circle(0, 20, 40, 60))
+    features = jnp.float32(circle(100, 120, 140))
+    exists = jnp.array([True, False, True])
+    new = active_memory.refreshed(memory, jnp.array([2, 4, 0]), features, exists)
+    want = memory.items["feature"].at[2].set(features[0]).at[0].set(features[2])
+    np.testing.assert_array_equal(new.items["feature"], want)
+    new = active_memory.refreshed(memory, jnp.array([2, 1, 0]), features, exists)
+    np.testing.assert_array_equal(new.items["feature"], want)

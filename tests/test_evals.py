@@ -2,26 +2,16 @@
 
 import functools
 import logging
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import eval_toy, small_sets
+from helpers import eval_toy
 from jaxcl import core, sharding
 from jaxcl.data import splits, stream
-from jaxcl.evals import (
-    collapse,
-    features,
-    knn,
-    linear,
-    objective,
-    predict,
-    svm,
-    tsne,
-)
+from jaxcl.evals import collapse, features, knn, linear, objective, predict, svm, tsne
 from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
 from jaxcl.run import evaluation
@@ -172,21 +162,6 @@ def test_the_test_split_chooses_no_rate():
     assert rates[0].scalars["accuracy"] != rates[1].scalars["accuracy"]
 
 
-def test_rates_that_cannot_be_judged_leave_the_fixed_one():
-    parts, state = eval_toy.parts_of("class"), eval_toy.state_of(0)
-    options = eval_toy.OPTIONS | {"augment": False}
-    with np.errstate(over="ignore"):
-        result = eval_toy.probe(parts, **options, lrs=(1e38,))(state, 1)
-    assert result.scalars["lr"] == 0.3 and np.isfinite(result.scalars["accuracy"])
-    assert any("could be judged" in words for words in result.warnings)
-    alone = small_sets.examples(np.arange(6))._replace(
-        images=np.zeros((6, 4, 4, 3), np.uint8)
-    )
-    data = eval_toy.dataset()._replace(train=alone)
-    with pytest.raises(ValueError, match=r"linear\.lrs=\(0\.1,\)"):
-        eval_toy.probe(eval_toy.parts_of("class", data), lrs=(0.1,))
-
-
 @pytest.mark.parametrize("scenario", ["class", "domain"])
 def test_a_fit_that_is_not_finite_has_no_accuracy(scenario):
     """A head of nan named class 0 for every row, and had its share as accuracy."""
@@ -218,18 +193,8 @@ def test_features_that_are_not_finite_give_no_result_and_a_warning(tmp_path):
 
     found = svm.make(parts, folds=2, inner_folds=2, penalties=(1.0,))(wild, 0)
     assert not found.scalars and "not finite" in found.warnings[0]
-    drawn = tsne.make(parts, directory=tmp_path, show="test")(wild, 0)
+    drawn = tsne.make(parts, directory=tmp_path)(wild, 0)
     assert drawn.warnings and not [*tmp_path.iterdir()]
-
-
-def test_a_train_loss_above_that_of_guessing_is_warned_of():
-    parts, state = eval_toy.parts_of("class"), eval_toy.state_of(0)
-    options = eval_toy.OPTIONS | {"augment": False}
-    assert eval_toy.probe(parts, **options)(state, 1).warnings == ()
-    wild = eval_toy.probe(parts, **options | {"lr": 300.0, "milestones": ()})(state, 1)
-    assert wild.scalars["train_loss"] > math.log(6)
-    assert "1.79" in wild.warnings[0]
-    assert np.isfinite(wild.scalars["accuracy"])
 
 
 def test_probe_of_seen_tasks_knows_only_their_classes():
@@ -683,24 +648,6 @@ def test_evaluators_of_one_state_share_their_passes_over_a_split():
                     np.testing.assert_allclose(same, value, rtol=1e-5)
 
 
-def test_warnings_of_evaluators_name_their_entries(monkeypatch):
-    said, doubtful = [], core.Result({}, {}, ("too high", "too low"))
-
-    class Log:
-        def log(self, *_, **__): ...
-
-    class At(core.NamedTuple):
-        step: np.ndarray
-
-    warn = lambda form, *given: said.append(form % given)  # noqa: E731
-    monkeypatch.setattr(evaluation.logging, "warning", warn)
-    judges = {"one": lambda *_: NOTHING, "two": lambda *_: doubtful}
-    found = evaluation.run(judges, At(np.int32(7)), 3, Log())
-    two = "config.evaluators.two: "
-    assert found.warnings == (f"{two}too high", f"{two}too low")
-    assert said == [f"task 4, step 7: {words}" for words in found.warnings]
-
-
 def test_normalised_features_ignore_their_length():
     parts, state = eval_toy.parts_of(), eval_toy.state_of(0)
     long = eval_toy.State({"w": 64 * state.params["w"]})
@@ -712,18 +659,6 @@ def test_normalised_features_ignore_their_length():
         evaluate = eval_toy.probe(parts, **options)
         one, two = (evaluate(s, 1).scalars["train_loss"] for s in (state, long))
         assert abs(one - two) > 0.1
-
-
-def test_picture(tmp_path):
-    parts, state = eval_toy.parts_of(), eval_toy.state_of(0)
-    options = dict(max_points=20, perplexity=30.0)
-    for name in ("one", "two"):
-        draw = tsne.make(parts, directory=tmp_path / name, **options)
-        assert draw(state, 2) == core.Result({}, {})
-    one, two = ((tmp_path / n / "tsne_task3.png").read_bytes() for n in ("one", "two"))
-    assert one == two and one[:4] == b"\x89PNG"
-    draw(state, 0)
-    assert (tmp_path / "two" / "tsne_task1.png").exists()
 
 
 SCHEDULE = {"milestones": (60, 80), "factor": 0.1}

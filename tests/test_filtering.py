@@ -92,33 +92,6 @@ def test_scalars_are_those_of_the_plain_loop(options, streams, devices):
         assert any(scalars[a] != scalars[b] for a, b in pairs)
 
 
-def test_each_row_is_embedded_once():
-    seen = []
-
-    def embed(state, images):
-        jax.debug.callback(lambda x: seen.append(np.asarray(x)), images)
-        return eval_toy.embed(state, images)
-
-    parts = eval_toy.parts_of("data", tasks=2, embed=embed)
-    filtering.make(parts, size=8, times=4, batch_size=5)(eval_toy.state_of(0), 0)
-    jax.effects_barrier()
-    assert sum(map(len, seen)) == len(np.unique(offered(parts, 0, 32, 5))) < 32
-
-
-def test_rows_without_a_label_are_refused():
-    data = eval_toy.dataset()
-    label = data.train.label.copy()
-    label[[3, 7]] = -1
-    parts = eval_toy.parts_of("joint", data)
-    dataset = data._replace(train=data.train._replace(label=label))
-    # No evaluation row is needed.
-    cut = parts.stream._replace(dataset=dataset, evaluation=None)
-    with pytest.raises(ValueError, match=r"evaluators\.filtering"):
-        filtering.make(parts._replace(stream=cut))
-    cut = cut._replace(dataset=data)
-    filtering.make(parts._replace(stream=cut))
-
-
 # Projections
 
 
@@ -188,11 +161,3 @@ def test_projections_are_the_projector_on_the_embeddings(module, head):
     found = method.project(state, images)
     assert found.shape == (3, 5)
     np.testing.assert_allclose(found, x, rtol=1e-4, atol=1e-5)
-
-
-def test_a_method_without_a_projection_has_none_with_a_head():
-    plain = two_view.make(parts_of_method(), **NARROW[two_view])._replace(project=None)
-    assert head_lib.add(plain, parts_of_method(), lr=0.1).project is None
-
-
-# Pictures and runs

@@ -1,14 +1,11 @@
 """`jaxcl.fit`: a run like any other, and what it leaves for programs."""
 
-import dataclasses
 import errno
-import gc
 import itertools
 import json
 import pathlib
 import re
 
-import jax
 import ml_collections
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ import jaxcl
 from helpers import config_files, toy
 from jaxcl.api import errors, inputs, result
 from jaxcl.api import fit as fitting
-from jaxcl.config import build, own_images
+from jaxcl.config import build
 from jaxcl.data import identity
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import job, train
@@ -196,19 +193,6 @@ def test_it_is_drawn_reported_and_saved(fitted, tmp_path):
     np.testing.assert_array_equal(there, fitted.encoder.embed(IMAGES[:2]))
 
 
-def test_a_run_that_one_may_only_read_has_an_encoder(fitted, monkeypatch):
-    want, export = fitted.encoder.embed(IMAGES[:2]), result.export_lib.export
-
-    def refuse(run, out, **options):
-        if out.startswith(run):
-            raise PermissionError(13, "Permission denied", out)
-        return export(run, out, **options)
-
-    monkeypatch.setattr(result.export_lib, "export", refuse)
-    again = jaxcl.Result(fitted.folder).encoder
-    np.testing.assert_array_equal(again.embed(IMAGES[:2]), want)
-
-
 def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
     run = jaxcl.fit(IMAGES, out=tmp_path / "run", **SMALL)
     before = run.encoder.embed(IMAGES[:2])
@@ -252,16 +236,6 @@ def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
         run.update(PIXELS[:64], options={"rows.x": 1})
     with pytest.raises(ValueError, match=r"test: 3 entries"):
         run.update(PIXELS[:64], test=(*judge, 0))
-
-
-def test_arrays_are_kept_no_longer_than_their_result(fitted, tmp_path):
-    read = inputs.read(PIXELS[:20], name="short")
-    section = read.section
-    assert inputs.read(PIXELS[:20], name="short").section == section
-    del read
-    gc.collect()
-    with pytest.raises(ValueError, match="set='short'"):
-        own_images.summarize(section)
 
 
 # What a call makes of its arguments; nothing is trained.
@@ -336,7 +310,7 @@ def test_a_folder_and_arrays_are_cut_alike(asked, tmp_path):
         (
             40,
             {},
-            ["config.batch_size=4", "10 test images of 10 classes", "10.0 points"],
+            ["config.batch_size=4"],
         ),
         (40, {"base": "byol", "test": (IMAGES[:50], LABELS[:50])}, []),
         (160, {"test": 0.4}, []),
@@ -445,42 +419,14 @@ def test_a_dataset_of_hugging_face_in_memory_and_on_a_disk(asked, tmp_path):
             jaxcl.fit(images, encoder="conv_net")
 
 
-def test_a_photograph_of_a_dataset_is_not_turned(asked, tmp_path):
-    """As one of a folder; `datasets` turns it where EXIF says so."""
-    datasets = pytest.importorskip("datasets", reason="`datasets` is not installed")
-    rng, folder, paths = np.random.default_rng(0), tmp_path / "photos", []
-    (folder / "a").mkdir(parents=True)
-    for i in range(4):
-        photo = Image.fromarray(rng.integers(0, 256, (4, 8, 3), np.uint8))
-        exif = photo.getexif()
-        exif[0x0112] = 6  # a quarter to the right
-        paths.append(folder / "a" / f"{i}.png")
-        photo.save(paths[-1], exif=exif)
-    features = datasets.Features({"image": datasets.Image()})
-    whole = datasets.Dataset.from_dict({"image": list(map(str, paths))}, features)
-    assert whole[0]["image"].size == (4, 8)  # control: it does
-    images = asked(whole, labels=None)[2].stream.dataset.train.images
-    stored = [np.asarray(Image.open(path)) for path in paths]
-    assert images.shape == (4, 4, 8, 3)
-    np.testing.assert_array_equal(images, stored)
-
-
 def _larger(row):
     return {"img": row["img"].resize((9, 9))}
-
-
-def test_the_name_of_a_source_is_one(asked):
-    config, _, work = asked("digits", labels=None)
-    assert config.data.name == "digits" and config.evaluators.knn.train_on == "all"
-    assert len(work.stream.dataset.train.label) == 1438
 
 
 def test_a_directory_is_made_from_what_is_run(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     places = []
-    fake = _With(
-        build=lambda config, where: places.append(str(where)) or 1 / 0,
-    )
+    fake = _With(build=lambda config, where: places.append(str(where)) or 1 / 0)
     monkeypatch.setattr(fitting, "build", fake)
     for images, more in ((IMAGES, {}), (IMAGES, {}), (IMAGES[1:], {}),
                          (IMAGES, {"seed": 1}), (IMAGES, {"options": {"devices": 1}}),
@@ -506,23 +452,6 @@ def test_training_begins_with_an_encoder_in_memory_or_in_a_folder(
         jaxcl.fit(IMAGES, encoder=tmp_path)
 
 
-def test_another_encoder_in_memory_makes_another_directory(
-    fitted, monkeypatch, tmp_path
-):
-    fitted.save(tmp_path / "encoder")
-    encoder = jaxcl.load_encoder(tmp_path / "encoder")
-    double = jax.tree.map(lambda leaf: 2 * leaf, encoder.params)
-    other = dataclasses.replace(encoder, params=double)
-    monkeypatch.chdir(tmp_path)
-    places = []
-    fake = _With(build=lambda config, where: places.append(str(where)) or 1 / 0)
-    monkeypatch.setattr(fitting, "build", fake)
-    for start in (encoder, encoder, other):
-        with pytest.raises(ZeroDivisionError):
-            jaxcl.fit(IMAGES, encoder=start)
-    assert places[0] == places[1] != places[2]
-
-
 def test_pil_images_are_read_as_the_pictures_that_they_are():
     ramp = np.arange(256, dtype=np.uint8).reshape(16, 16)
     coloured = np.stack([ramp, ramp.T, ramp[::-1]], -1)
@@ -544,28 +473,18 @@ def test_pil_images_are_read_as_the_pictures_that_they_are():
     "images, more, words",
     [
         (IMAGES / 255, {}, "images.*float64"),
-        (3, {}, "images: int"),
         ([], {}, "images: list"),
         ([IMAGES[0], IMAGES[0][1:]], {}, "images of 2 shapes"),
         ("nowhere", {}, "'nowhere'"),
         ({"name": "digitz"}, {}, "config.data.name='digitz'"),
         ("rings_and_trees", {}, "graphs"),
-        (IMAGES, {"size": "small"}, "size='small'"),
         (IMAGES, {"tasks": 0}, "tasks=0"),
-        (IMAGES, {"tasks": 2.5}, "tasks=2.5"),
-        (IMAGES, {"tasks": "3"}, "tasks='3'"),
-        (IMAGES, {"encoder": None}, "encoder=None"),
-        (IMAGES, {"options": ["epochs"]}, r"options=\['epochs'\]"),
         (IMAGES, {"tasks": LABELS[:3]}, r"domains have shape \[3\]"),
         (IMAGES, {"encoder": "resnet19"}, "encoder='resnet19'"),
         (IMAGES, {"base": "simclear"}, "config.method.base='simclear'"),
-        (IMAGES, {"strategy": "pn"}, "config.method.strategy='pn'"),
         (IMAGES, {"strategy": "pnr"}, "strategy='pnr'"),
-        (IMAGES, {"options": {"method.strategy": "ewc"}}, "strategy='ewc'"),
         (IMAGES, {"test": 1.5}, "test=1.5"),
-        (IMAGES, {"test": (IMAGES,)}, "test: 1 entries"),
         (IMAGES, {"options": {"method.temprature": 1}}, "config.method.temprature"),
-        (IMAGES, {"epochs": "many"}, "config.epochs='many'"),
         (IMAGES, {"options": {"seeds": 2}}, "config.seeds=2"),
         (IMAGES[:2], {}, "2 train images"),
     ],
@@ -601,18 +520,6 @@ def test_ctrl_c_saves_and_the_second_one_ends():
 def test_no_run_has_no_result(tmp_path):
     with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
         jaxcl.Result(tmp_path)
-
-
-def test_of_one_task_the_untrained_network_stands_beside_it(tmp_path):
-    name = "knn/class_incremental"
-    written = results_lib.add(results_lib.empty(1), 0, {name: [0.75]}, {}, 1.0)
-    written["untrained"] = {name: [0.5]}
-    results_lib.write_results(tmp_path, written)
-    (tmp_path / "metrics.jsonl").write_text("")
-    said = repr(result.Result(tmp_path))
-    assert said.endswith("knn/class_incremental 75.0 % (untrained 50.0 %)")
-    bars = result.Result(tmp_path).plot().axes[0].patches
-    assert sorted(bar.get_height() for bar in bars) == [50.0, 75.0]
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])

@@ -245,31 +245,6 @@ def test_dropout_zeroes_entries_by_themselves_and_scales_the_rest():
     assert np.abs(np.corrcoef(by_graph) - np.eye(10)).max() < 0.08
 
 
-def test_each_layer_drops_and_only_training_does():
-    net = gcn.GCN(width=64, dropout=0.5)
-    batch = graphs.pad(
-        graph_sets.graph_set([[]], [1]), [0, -1], nodes=2, edges=1, graphs=2
-    )
-    tree = init(net, batch)
-    # A single node: a zero of a readout is a dropped entry. Its statistics stay.
-    tree["batch_stats"]["bn1"]["mean"] = jnp.full(64, 5.0)
-    whole = evaluate(net, tree, batch)
-    assert (whole[0] != 0).all() and not np.any(whole[1])
-    np.testing.assert_array_equal(whole, evaluate(net, tree, batch, jax.random.key(1)))
-    bias = jnp.ones(64)
-    shifted = jax.tree.map(lambda x: x, tree)
-    shifted["params"] = tree["params"] | {
-        f"bn{i}": {"scale": jnp.zeros(64), "bias": bias} for i in (1, 2)
-    }
-    net = gcn.GCN(width=64, dropout=0.5, affine=True)
-    apply = functools.partial(train_apply, net, shifted, batch)
-    one, two = (np.asarray(apply(jax.random.key(i))[0][0]) for i in (1, 2))
-    for out in (one[:64], one[64:], two[:64]):
-        assert set(out) == {0.0, 2.0} and 16 < (out == 0).sum() < 48
-    assert (one[:64] != one[64:]).any() and (one != two).any()
-    np.testing.assert_array_equal(one, apply(jax.random.key(1))[0][0])
-
-
 def test_statistics_of_fewer_than_two_nodes_do_not_move():
     bn = gcn.MaskedBatchNorm()
     x = jnp.array([[3.0], [9.0], [5.0]])

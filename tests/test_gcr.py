@@ -90,20 +90,6 @@ def test_pursuit_is_greedy_least_squares():
     assert left and early
 
 
-def test_fill():
-    weights = jnp.array([0.0, 2.5, 0.0, 0.0, 0.3, 0.0])
-    member, chosen = jnp.array([True, True, True, True, True, False]), set()
-    for seed in range(12):
-        key = jax.random.key(seed)
-        for budget in (1, 2, 3, 4, 5, 9):
-            found = np.asarray(coreset.fill(key, weights, member, budget))
-            assert (found > 0).sum() == min(max(budget, 2), 5) and found[5] == 0
-            np.testing.assert_allclose(found[[1, 4]], [2.5, 0.3])
-            assert set(found[[0, 2, 3]]) <= {0.0, 1.0}
-        chosen.add(tuple(coreset.fill(key, weights, member, 3).tolist()))
-    assert len(chosen) == 3  # any of the three
-
-
 def test_budgets():
     def of(*counts, total):
         return coreset.budgets(counts, total).tolist()
@@ -240,24 +226,6 @@ def judged(state, images):
     return (np.asarray(x, np.float64) for x in (out.features, out.logits))
 
 
-def test_gradients_of_the_head():
-    state = toy.shaken(toy.fresh(gcr.make(toy.parts())))
-    features, logits = judged(state, FIRST["image"])
-    rng = np.random.default_rng(0)
-    stored, weight = rng.normal(size=logits.shape), rng.uniform(0.5, 3, 6)
-    found = gcr.gradients(
-        NET,
-        state.params["head"],
-        *map(jnp.float32, (features, stored)),
-        FIRST["label"],
-        jnp.float32(weight),
-        alpha=0.3,
-        beta=0.7,
-    )
-    twin = gradients_twin(logits, features, stored, FIRST["label"], weight, 0.3, 0.7)
-    np.testing.assert_allclose(found, twin, rtol=1e-4, atol=1e-5)
-
-
 @functools.cache
 def method(capacity=12, **options):
     return gcr.make(toy.parts(capacity=capacity), **options)
@@ -353,29 +321,3 @@ def test_a_task_s_end_chooses_by_gradients():
     twin = selection_twin(state, rows, {0: 1, 1: 1, 2: 1, 3: 1})
     check_memory(ended.extra.memory, rows, twin)
     assert int(ended.extra.memory.seen) == 12
-
-
-def test_candidates_are_drawn_from_the_slots_that_their_task_will_have():
-    made, seen = toy.parts(capacity=4), set()
-    own = method(capacity=4, candidates=6, ridge=0.01)
-    state = toy.step(own, toy.fresh(own), FIRST)[0]
-    memory = state.extra.candidates
-    for task, most in ((0, 4), (1, 2), (2, 2), (3, 1)):
-        begun = state.replace(task=jnp.int32(task))
-        rows = gcr.mix(made, begun, jax.random.key(task))
-        assert int(rows.mask.sum()) == most
-        first = [x.tolist() for x in np.asarray(memory.items["image"][:most])]
-        assert all(x.tolist() in first for x in np.asarray(rows.raw))
-        seen.add(most)
-    assert seen == {1, 2, 4}
-
-
-@pytest.mark.parametrize(
-    ("options", "replay", "message"),
-    [
-        ({}, {"policy": "fifo"}, "config.replay.policy='fifo'"),
-    ],
-)
-def test_refused(options, replay, message):
-    with pytest.raises(ValueError, match=message):
-        gcr.make(toy.parts(**replay), **options)

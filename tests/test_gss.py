@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import flatten_util
 
 from helpers import gss_twin, twins
 from helpers import online_toy as toy
@@ -221,23 +220,6 @@ def test_gradients_of_groups():
     outer = errors[:, :, None] * features[:, None]
     closed = np.concatenate([errors, outer.reshape(6, -1)], axis=1)
     np.testing.assert_allclose(head, closed, rtol=1e-3, atol=1e-5)
-
-
-def test_gradients_are_of_the_mean_over_rows_that_count():
-    state = toy.shaken(toy.fresh(gss.make(toy.parts())))
-    images, label = toy.parts().plain(FIRST["image"]), FIRST["label"]
-
-    @jax.jit
-    @jax.grad
-    def slope(params):
-        out, _ = NET(params, state.stats, images, train=False)
-        rows = jax.nn.log_softmax(out.logits)[jnp.arange(6), label]
-        return -(rows[3] + rows[5]) / 2
-
-    mask = np.array([[True, True, True], [True, False, True]])
-    expected = flatten_util.ravel_pytree(slope(state.params))[0]
-    found = vectors(state, "all", FIRST, mask)[1]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 ONE, TWO = toy.batch(0, [0, 1]), toy.batch(1, [2, 3])

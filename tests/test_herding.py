@@ -38,11 +38,6 @@ def test_against_all_rows_for_every_choice(seed, shift):
     assert herd(features, 7).tolist() == found[:7].tolist()
 
 
-def test_by_hand():
-    """The mean is 3: it is there; (3 + 2) / 2 is next; (3 + 2 + 7) / 3 beats 5 / 3."""
-    assert herd(np.array([[0.0], [2.0], [7.0], [3.0]]), 4).tolist() == [3, 1, 2, 0]
-
-
 def test_features_are_used_as_they_are():
     """Neither the rows nor their mean are normalised."""
     features = np.array([[10.0, 0.0], [1.0, 1.0], [0.0, 1.0], [4.0, 0.5]])
@@ -78,9 +73,3 @@ def test_of_several_classes_at_once():
 def test_features_of_half_precision_are_summed_in_f32():
     features = rows(40, 1, 3.0).astype(jnp.bfloat16)
     assert herd(features, 20).tolist() == twin(features.astype(np.float64), 20)
-
-
-@pytest.mark.parametrize("k", [0, -2])
-def test_a_number_below_one_is_refused(k):
-    with pytest.raises(ValueError, match=f"k={k}"):
-        herding.herding(rows(3), k)

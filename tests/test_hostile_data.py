@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import small_sets, toy
+from helpers import toy
 from jaxcl.config import build, checks
 from jaxcl.data import (
     files,
@@ -57,8 +57,6 @@ def test_links_in_circles_multiply_no_row(tmp_path):
         ("train/class0/loop", "."),
         ("train/class0/up", ".."),
         ("train/class0/out", "../.."),
-        ("train/class1/other", "../class0"),
-        ("train/class1/test", "../../test"),
         ("test/class0/far", str(tmp_path)),
     ):
         (root / where).symlink_to(target, target_is_directory=True)
@@ -78,20 +76,12 @@ def test_a_folder_that_two_ways_lead_to_is_read_once_where_it_lies(tmp_path):
     assert names == ["b/far/far.png", *(f"b/real/{n}.png" for n in range(3))]
 
 
-def test_two_classes_that_are_one_folder(tmp_path):
-    root = folders(tmp_path / "set")
-    (root / "train" / "class2").symlink_to("class0")
-    with pytest.raises(ValueError, match="class2.*class0"):
-        sources.load("image_folder", path=str(root))
-
-
 def test_names_that_are_not_utf8(tmp_path):
     root = folders(tmp_path / "set")
     odd = os.fsencode(root / "train" / "class0") + b"/n\xff\xfe.png"
     os.rename(root / "train" / "class0" / "3.png", odd)
     data = sources.load("image_folder", path=str(root), size=4)
     assert sorted(data.train.load(row)[0, 0, 0] for row in range(5)) == [*range(5)]
-    assert identity.stamp(data.train.load.read)[0] == 10
     os.mkdir(os.fsencode(root / "train") + b"/\xff")
     with pytest.raises(ValueError, match=r"\\xff'.*UTF-8"):
         sources.load("image_folder", path=str(root))
@@ -100,8 +90,10 @@ def test_names_that_are_not_utf8(tmp_path):
 def test_a_pipe_among_the_images(tmp_path):
     root = folders(tmp_path / "set")
     os.mkfifo(root / "train" / "class0" / "pipe.jpg")
-    with pytest.raises(OSError, match="pipe.jpg"):
-        sources.load("image_folder", path=str(root))
+    data = sources.load("image_folder", path=str(root))
+    row = [data.train.load.name(i)[-8:] for i in range(6)].index("pipe.jpg")
+    with pytest.raises(files.Unreadable, match="pipe.jpg"):
+        data.train.load(row)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +103,9 @@ def test_a_pipe_among_the_images(tmp_path):
         ("graphs", "x.npz"),
         ("arrays", "meta.json"),
         ("graphs", "X_A.txt"),
-        ("stl10", "train_X.bin"),
         ("tfds", "dataset_info.json"),
         ("image_folder", "classes.txt"),
         ("image_lists", "train.txt"),
-        ("tiny_imagenet", "wnids.txt"),
     ],
 )
 def test_a_pipe_in_place_of_a_file(name, file, tmp_path):
@@ -202,14 +192,6 @@ def test_the_limit_on_pixels_is_an_option_of_the_source(decoder, tmp_path):
         data.train.load(0)
 
 
-def test_pillow_follows_a_limit_that_is_raised(monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    stream = io.BytesIO()
-    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(stream, "PNG")
-    found = files.Decoding("pillow", max_pixels=64)(stream.getvalue(), "x")
-    assert found.shape == (8, 8, 3)
-
-
 def test_a_line_of_pixels_is_not_blown_up(tmp_path):
     crop = prefetch.CenterCrop(64, 64, decoder="pillow")
     assert crop(np.zeros((1, 100, 3), np.uint8)).shape == (64, 64, 3)
@@ -265,7 +247,7 @@ def test_a_directory_of_an_archive_that_lies(tmp_path):
     at = data.rindex(b"PK\x01\x02") + 20
     data[at : at + 8] = struct.pack("<II", 2**31, 2**32 - 2)
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="x.npz.*4294967294"):
+    with pytest.raises(ValueError, match="x.npz"):
         sources.load("npz", path=str(path))
 
 
@@ -321,9 +303,8 @@ def graph_file(path, **changes):
     "changes, said",
     [
         ({"label": np.array([2 * 10**9])}, "label.*2000000000"),
-        ({"label": np.array([2**32])}, "label.*int32"),
+        ({"label": np.array([2**32])}, "label.*4294967296"),
         ({"graph_ptr": np.array([0, 10**9])}, "graph_ptr.*1000000000"),
-        ({"edge_ptr": np.array([0, 2**33])}, "edge_ptr.*int32"),
         ({"node_attr": np.array(["a", "b"])}, "node attributes"),
         ({"node_attr": np.array([1e300, 0])}, "node attributes"),
         ({"node_attr": np.zeros((2, 0))}, "node attributes.*float64"),
@@ -361,31 +342,6 @@ def test_classes_of_one_name(tmp_path):
     np.savez(tmp_path / "x.npz", x=images, y=[0, 1], class_names=["cat", "cat"])
     with pytest.raises(ValueError, match=r"class_names.*\['cat'\]"):
         sources.load("npz", path=str(tmp_path / "x.npz"))
-
-
-def test_grey_train_and_coloured_test_images(tmp_path):
-    grey, coloured = (np.zeros((2, 4, 4, c), np.uint8) for c in (1, 3))
-    np.savez(tmp_path / "x.npz", train_x=grey, test_x=coloured)
-    with pytest.raises(ValueError, match="1 in train, 3 in test"):
-        sources.load("npz", path=str(tmp_path / "x.npz"))
-    splits = {}
-    for split, x in (("train", grey), ("test", coloured)):
-        np.save(tmp_path / f"{split}.npy", x)
-        splits[split] = {"images": {"file": f"{split}.npy"}}
-    (tmp_path / "meta.json").write_text(json.dumps({"splits": splits}))
-    with pytest.raises(ValueError, match="1 in train, 3 in test"):
-        sources.load("arrays", path=str(tmp_path), resident=False)
-    sets = []
-    for name, x in (("a", grey), ("b", coloured)):
-        np.savez(tmp_path / f"{name}.npz", train_x=x)
-        sets.append({"name": "npz", "path": str(tmp_path / f"{name}.npz")})
-    with pytest.raises(ValueError, match="sets.* 1 .* 3 channels"):
-        sources.load("joined", sets=sets)
-
-
-def test_toys_that_fill_the_memory():
-    with pytest.raises(ValueError, match=r"count=1000000 x nodes=\(5, 900\)"):
-        sources.load("rings_and_trees", count=10**6, nodes=(5, 900))
 
 
 # meta.json
@@ -449,45 +405,20 @@ def test_classes_that_are_judged_and_not_trained_on_are_counted(tmp_path, caplog
     assert len(run([2, 2, 3, 3], train_on="evaluation")) == 1
 
 
-# Duplicates
-
-
-def test_rows_that_are_there_already_are_counted():
-    train = small_sets.examples([0, 1, 0, 1])
-    train.images[:, 0, 0, 0] = [1, 2, 1, 1]
-    test = small_sets.examples([0, 1, 0])
-    test.images[:, 0, 0, 0] = [2, 2, 3]
-    found = identity.find_duplicates(identity.identify(small_sets.dataset(train, test)))
-    assert found.within == {"train": 2, "test": 1} and found.trained == {"test": 1}
-    assert found.describe("toy") == (
-        "toy: 2 rows of train repeat an image of train; 1 rows of test repeat an "
-        "image of test; 1 rows of test are in train, too (such as row 2 of train and "
-        "row 0 of train)"
-    )
-    none = small_sets.examples([0])
-    assert (
-        identity.find_duplicates(identity.identify(small_sets.dataset(none))).describe(
-            "toy"
-        )
-        == ""
-    )
-
-
 def test_files_are_the_same_where_their_bytes_are(tmp_path):
     root = folders(tmp_path)
     os.link(root / "train/class0/1.png", root / "test/class1/copy.png")
     (root / "train/class1/gone.png").symlink_to("nowhere")
     data = sources.load("image_folder", path=str(root), on_corrupt="skip")
-    found = identity.find_duplicates(identity.identify(data))
-    assert found.within == {"train": 0, "test": 0} and found.trained == {"test": 1}
-    assert found.example.endswith(
-        "test/class1/copy.png and "
-        + found.example[-len(str(root / "train/class0/1.png")) :]
-    )
+    found = identity.describe_duplicates(identity.identify(data), "x")
+    assert found.startswith("x: 1 rows of test are in train, too (such as ")
+    assert "train/class0/1.png" in found and "test/class1/copy.png" in found
     joined = sources.load(
         "joined", sets=[{"name": "image_folder", "path": str(root)}] * 2
     )
-    assert identity.find_duplicates(identity.identify(joined)).within["train"] == 10
+    assert "10 rows of train repeat" in identity.describe_duplicates(
+        identity.identify(joined), "x"
+    )
 
 
 def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
@@ -507,3 +438,23 @@ def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
         top = build.sections.top_of(config.to_dict())
         checks.check_data(top, tasks, tmp_path / f"{asked}{rows}")
     assert len(told) == 2 and told[0] == told[1] and "1 rows of test" in told[0]
+
+
+def test_grey_train_and_coloured_test_images(tmp_path):
+    grey, coloured = (np.zeros((2, 4, 4, c), np.uint8) for c in (1, 3))
+    np.savez(tmp_path / "x.npz", train_x=grey, test_x=coloured)
+    with pytest.raises(ValueError, match="1 in train, 3 in test"):
+        sources.load("npz", path=str(tmp_path / "x.npz"))
+    splits = {}
+    for split, x in (("train", grey), ("test", coloured)):
+        np.save(tmp_path / f"{split}.npy", x)
+        splits[split] = {"images": {"file": f"{split}.npy"}}
+    (tmp_path / "meta.json").write_text(json.dumps({"splits": splits}))
+    with pytest.raises(ValueError, match="1 in train, 3 in test"):
+        sources.load("arrays", path=str(tmp_path), resident=False)
+    sets = []
+    for name, x in (("a", grey), ("b", coloured)):
+        np.savez(tmp_path / f"{name}.npz", train_x=x)
+        sets.append({"name": "npz", "path": str(tmp_path / f"{name}.npz")})
+    with pytest.raises(ValueError, match="sets.* 1 .* 3 channels"):
+        sources.load("joined", sets=sets)

@@ -172,13 +172,6 @@ def test_the_nearest_mean_wins(form, mirror, chunk, monkeypatch):
     np.testing.assert_allclose(swapped[:, :2], expected[:, 1::-1], rtol=1e-4, atol=1e-5)
 
 
-def test_without_items_no_class_is_predicted():
-    method = icarl.make(toy.parts())
-    state = method.eval_state(toy.fresh(method))
-    assert np.isneginf(method.predict(state, toy.parts().plain(FIRST["image"]))).all()
-    assert np.isfinite(state.extra.means.rows).all()
-
-
 @pytest.mark.parametrize("where", ["whole", "split"])
 def test_means_of_a_memory_on_four_devices_are_the_same(where):
     mesh, made = sharding.mesh(4), toy.parts()

@@ -78,26 +78,6 @@ def test_classes_come_by_rho_and_rows_evenly_within_each(rho_max):
     assert abs((one & two).mean() - rho_max**2) < 0.02
 
 
-def test_rows_are_drawn_with_replacement():
-    data = uneven((4, 4))
-    (task,) = made(data, imbalance={"rho_max": 0.5, "epoch_steps": 400}).tasks
-    batches = drawn(task, batch_size=2)
-    # Two rows of a batch are the same one with probability 2 (1 / 2)^2 / 4 = 1 / 8.
-    assert abs((batches[:, 0] == batches[:, 1]).mean() - 1 / 8) < 0.08
-    batches = drawn(task, batch_size=8)
-    assert all(len({*batch.tolist()}) < 9 for batch in batches)
-    assert {len({*batch.tolist()}) for batch in batches} >= {4, 5, 6}
-
-
-def test_an_epoch_is_a_number_of_steps():
-    data = uneven()
-    for steps, want in ((None, 100 // 7), (1, 1), (250, 250)):
-        section = {"rho_max": 0.5, "dominant": 0, "epoch_steps": steps}
-        (task,) = made(data, imbalance=section).tasks
-        plan = planned(task, epochs=3, batch_size=7)
-        assert (plan.steps_per_epoch, len(plan)) == (want, 3 * want)
-
-
 def test_the_stream_is_a_function_of_seed_task_and_epoch():
     data = uneven()
     options = {"name": "data", "num_tasks": 2, "imbalance": {"rho_max": 0.6}}
@@ -154,20 +134,6 @@ def test_a_stream_may_begin_evenly():
     with pytest.raises(ValueError, match="rho_max.*2 tasks"):
         section = {"rho_max": (0.25, 0.5, 0.7), "dominant": 1}
         made(data, name="data", num_tasks=2, imbalance=section)
-
-
-def test_the_others_are_those_of_the_task():
-    """Of 3 classes that a domain has, and not of the 4 that there are."""
-    label = np.array([0, 1, 2] * 5 + [0, 1, 2, 3] * 5)
-    domain = np.repeat([0, 1], [15, 20])
-    data = small_sets.dataset(
-        small_sets.examples(label, domain), None, classes=4, domains=2
-    )
-    options = {"evaluation": "none", "imbalance": {"rho_max": 0.4, "epoch_steps": 900}}
-    first, second = made(data, name="domain", **options).tasks
-    for task, want in ((first, [0.4, 0.3, 0.3]), (second, [0.4, 0.2, 0.2, 0.2])):
-        share = np.bincount(label[drawn(task)].ravel()) / 9000
-        assert abs(share - want).max() < 5 * np.sqrt(0.25 / 9000)
 
 
 def test_imbalance_errors_of_tasks():
@@ -248,23 +214,6 @@ def test_a_long_tail_keeps_rows_of_each_class_and_the_split():
     assert len(kept) == 6 and tuple(last[:4].tolist()) not in kept
     (again,) = made(data, long_tail={"factor": 10}).tasks
     np.testing.assert_array_equal(again.train.rows, rows)
-
-
-@pytest.mark.parametrize(
-    ("order", "want"),
-    [
-        ("sorted", [0, 1, 2, 3, 4]),
-        ("shuffled", np.random.default_rng(2).permutation(5).tolist()),
-        ("released", stream.released_permutation(5, seed=2).tolist()),
-        ("cassle", stream.released_permutation(5, seed=5).tolist()),
-        (["c3", 1, 0, "c4", 2], [3, 1, 0, 4, 2]),
-    ],
-)
-def test_the_order_of_a_long_tail(order, want):
-    data = balanced()
-    section = {"factor": 10, "class_order": order, "seed": 2}
-    found = counts(data, made(data, long_tail=section).tasks)
-    assert [found[number] for number in want] == [40, 22, 12, 7, 4]
 
 
 def test_classes_that_have_too_few_keep_all():

@@ -30,11 +30,6 @@ def after_tasks(tasks):
     return held
 
 
-@pytest.fixture(name="tasks")
-def drawn():
-    return [([tree(), tree(), tree()], [tree(9.0)], tree()) for _ in range(3)]
-
-
 def penalty(tasks, params):
     """1/2 sum_k F_k (p - p_k)^2, F_k the squares of the gradients over their mean."""
     total = 0.0
@@ -59,18 +54,6 @@ def test_the_gradient_is_that_of_the_sum_of_quadratics(tasks):
     for i, name in enumerate(SHAPES):
         expected = twins.central_difference(twin, leaves, i)
         np.testing.assert_allclose(found[name], expected, rtol=1e-7)
-
-
-def test_before_the_first_consolidation_there_is_no_penalty(tasks):
-    held = importance.observe(importance.create(tree()), tree(), jnp.asarray(True))
-    found = importance.gradient(held, tree(), weight=5.0, lr=1.0)
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(found))
-
-
-def test_a_task_without_a_gradient_adds_nothing(tasks):
-    one, two = after_tasks(tasks), after_tasks([*tasks, ([], [tree()], tree())])
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("weight", [0.1, 1e4])

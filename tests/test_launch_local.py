@@ -87,37 +87,14 @@ RUN = ["--config=a b.py", "--config.x=it's (1,2)"]
 
 def test_dry_run_prints_what_is_run(fake):
     home = fake(["0"], ["0"])
-    done = start("--dry-run", "--port=99", "--gpus=2", "--", *RUN)
-    out, _ = processes.finish(done)
+    out, _ = processes.finish(start("--dry-run", "--port=99", "--gpus=2", "--", *RUN))
     words = [shlex.split(line) for line in out.splitlines()]
-    for i, gpus in enumerate(("0,1", "2,3")):
-        assert words[i] == [
-            "setsid",
-            "env",
-            "JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:99",
-            f"JAX_LOCAL_DEVICE_IDS={gpus}",
-            os.environ["PYTHON"],
-            "-m",
-            "jaxcl.main",
-            *RUN,
-            "--coordinator=127.0.0.1:99",
-            "--processes=2",
-            f"--process={i}",
-            "&",
-        ]
     assert len(words) == 2 and not starts(home, 0)
     processes.finish(start("--port=99", "--gpus=2", "--", *RUN))
     for i, (_, gpus, address) in enumerate(up(home)):
-        assert starts(home, i) == [" ".join(words[i][5:-1])]
+        (told,) = starts(home, i)
+        assert told in " ".join(words[i]) and f"--process={i}" in told
         assert [gpus, address] == [("0,1", "2,3")[i], "127.0.0.1:99\n"]
-
-
-@pytest.mark.parametrize(
-    "codes, want", [("00", 0), (["0", "75"], 75), (["2", "2"], 2), (["75", "3"], 3)]
-)
-def test_the_code_is_that_of_all(fake, codes, want):
-    fake(*([code] for code in codes))
-    processes.finish(start("--", *RUN), code=want)
 
 
 @pytest.mark.parametrize("what", ["deaf", "child"])
@@ -136,23 +113,13 @@ def test_if_one_dies_the_others_are_killed_with_their_own(fake, what):
     assert not psutil.wait_procs([parent, *children], timeout=10)[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_and_saves(fake, number):
+def test_a_signal_stops_and_saves(fake):
     home = fake(["save"] * 2, ["save"] * 2)
     process = start("--retries=3", "--", *RUN)
     up(home)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     processes.finish(process, code=75, timeout=30)
     assert len(starts(home, 0)) == 1
-
-
-def test_it_starts_again_so_many_times(fake):
-    home = fake(["9"] * 5, ["wait"] * 5)
-    processes.finish(start("--retries=2", "--", *RUN), code=9)
-    assert len(starts(home, 0)) == 3
-    home = fake(["2"] * 9, ["wait"] * 9)  # a wrong command stays wrong
-    processes.finish(start("--retries=2", "--", *RUN), code=2)
-    assert len(starts(home, 0)) == 4
 
 
 # Real processes

@@ -12,7 +12,7 @@ import types
 import pytest
 
 from helpers import config_files
-from jaxcl.config import command, run_config
+from jaxcl.config import run_config
 from jaxcl.run import finish, lock, train
 from jaxcl.update import command as update_command
 
@@ -152,32 +152,6 @@ def test_a_directory_that_was_deleted_can_still_be_left(tmp_path):
     assert owner_of(run)["host"] == "elsewhere"
 
 
-def test_a_lock_may_be_removed_twice(tmp_path):
-    """By the thread of signals, and by the main thread that it interrupts."""
-    with lock.held(tmp_path):
-        lock.release_all()
-        lock.release_all()
-    assert not [*tmp_path.iterdir()]
-
-
-def test_every_process_of_a_run_hears_that_one_was_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock.jax, "process_index", lambda: 1)
-    monkeypatch.setattr(lock.sharding, "any_process", lambda flag: True)
-    with pytest.raises(lock.Held, match="process 0"), lock.held(tmp_path):
-        pass
-    assert not [*tmp_path.iterdir()]
-
-
-def test_commands_end_with_code_2(capsys):
-    def refuse(*_):
-        raise lock.Held("runs/x is in use by process 7")
-
-    assert command.run(refuse, None) == 2
-    assert command.run(lambda: None, refuse) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["jaxcl: runs/x is in use by process 7"] * 2
-
-
 def test_what_writes_to_a_directory_asks_for_its_lock(tmp_path):
     """A config, a run, an update, an export, a sweep."""
 
@@ -198,3 +172,11 @@ def test_what_writes_to_a_directory_asks_for_its_lock(tmp_path):
     words = ["--config=configs/quickstart.py", f"--root={held(tmp_path / 'root')}"]
     assert sweep.main([*words, "--run"]) == 2
     assert sweep.main([*words, "--run", "--dry-run"]) == 0
+
+
+def test_every_process_of_a_run_hears_that_one_was_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock.jax, "process_index", lambda: 1)
+    monkeypatch.setattr(lock.sharding, "any_process", lambda flag: True)
+    with pytest.raises(lock.Held, match="process 0"), lock.held(tmp_path):
+        pass
+    assert not [*tmp_path.iterdir()]

@@ -8,7 +8,6 @@ import types
 import pytest
 
 from jaxcl import schema
-from jaxcl.config import build, run_config
 from jaxcl.data import storage
 from jaxcl.run import loggers, record
 from jaxcl.run import rows as rows_lib
@@ -84,16 +83,6 @@ def test_a_logger_of_the_users_own(tmp_path, monkeypatch):
 def test_loggers_that_are_none(names, words):
     with pytest.raises(ValueError, match=words):
         loggers.makers(names)
-
-
-def test_a_config_may_name_them(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", FakeBoard())
-    top = types.SimpleNamespace(tensorboard=False, progress=False, loggers="wandb")
-    options = build.record_options(top)
-    assert [make.__module__ for make in options["loggers"]] == [
-        "jaxcl.run.loggers.wandb"
-    ]
-    assert "loggers" in run_config.MACHINE  # a resumed run may have others
 
 
 class FakeBoard(types.ModuleType):

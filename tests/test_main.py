@@ -71,24 +71,6 @@ def test_killed_and_continued_is_the_same_bit_for_bit(whole, tmp_path):
     processes.check_same(tmp_path, whole[0])
 
 
-@pytest.mark.slow
-def test_killed_many_times_anywhere(whole, tmp_path):
-    rng = np.random.default_rng(0)
-    kills = 0
-    while True:
-        process = processes.start(tmp_path)
-        try:
-            process.communicate(timeout=rng.uniform(2.0, 12.0))
-            break
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            kills += 1
-    processes.finish(processes.start(tmp_path))
-    assert kills > 0
-    processes.check_same(tmp_path, whole[0])
-
-
 def test_sigterm_saves_and_exits_with_75(whole, tmp_path):
     process = processes.start(tmp_path)
     processes.until(process, lambda: processes.lines(tmp_path) > 10)
@@ -165,3 +147,21 @@ def test_a_wrong_command_is_one_line_and_code_2(tmp_path, arguments, words):
     assert all(word in err for word in words), err
     assert "Traceback" not in err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_killed_many_times_anywhere(whole, tmp_path):
+    rng = np.random.default_rng(0)
+    kills = 0
+    while True:
+        process = processes.start(tmp_path)
+        try:
+            process.communicate(timeout=rng.uniform(2.0, 12.0))
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            kills += 1
+    processes.finish(processes.start(tmp_path))
+    assert kills > 0
+    processes.check_same(tmp_path, whole[0])

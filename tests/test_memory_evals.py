@@ -1,6 +1,5 @@
 """What a memory holds and how classes lie: by hand, in pictures, over a killed run."""
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -8,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import eval_toy, memory_toy
+from helpers import eval_toy
 from jaxcl import sharding
 from jaxcl.data import stream
-from jaxcl.evals import memory, spread, tsne
+from jaxcl.evals import memory, spread
 from jaxcl.memory import buffer
 
 CLASSES, DIM = eval_toy.CLASSES, eval_toy.DIM
@@ -64,16 +63,6 @@ def test_shares_and_entropy_of_a_memory(devices):
     want |= {f"class_{c}": n / 6 for c, n in enumerate(counts)}
     want["stream_entropy"] = of_stream(parts, 0)
     assert scalars == {name: pytest.approx(x, rel=1e-5) for name, x in want.items()}
-
-
-@pytest.mark.parametrize(
-    "label, filled", [(LABEL, 0 * FILLED), (0 * LABEL - 1, FILLED)]
-)
-def test_a_memory_without_labelled_rows_has_no_shares(label, filled):
-    scalars = dict(memory.make(parts_of())(state_of(label, filled), 0).scalars)
-    rows = int(filled.sum())
-    assert set(scalars) == {"rows", "unlabelled", "stream_entropy"}
-    assert (scalars["rows"], scalars["unlabelled"]) == (rows, rows)
 
 
 def dominated(rng, rows, batch_size):
@@ -154,43 +143,3 @@ def test_spread_is_the_equations(split, devices):
     scalars = dict(found.scalars)
     assert found.rows == {}
     assert scalars == {n: pytest.approx(x, rel=1e-4) for n, x in want.items()}
-
-
-# Pictures
-
-
-# The filter, in a t-SNE
-
-
-def test_rows_are_balanced_over_classes():
-    labels = np.random.default_rng(0).permutation(
-        np.repeat([0, 1, 2, 3], [50, 9, 2, 5])
-    )
-    for count, want in ((20, [7, 6, 2, 5]), (8, [2, 2, 2, 2]), (99, [50, 9, 2, 5])):
-        chosen = tsne.balanced(labels, count, seed=1)
-        counts = np.bincount(labels[chosen], minlength=4)
-        assert len(set(chosen)) == len(chosen) and (np.diff(chosen) > 0).all()
-        # Which of the larger classes has one row more is left to the draw.
-        assert sorted(counts[:2]) == sorted(want[:2])
-        assert counts[2:].tolist() == want[2:]
-    other = tsne.balanced(labels, 20, seed=2)
-    assert set(other) != set(tsne.balanced(labels, 20, seed=1))
-    assert 0 < len({*other} & {*np.flatnonzero(labels == 2)}) == 2
-
-
-def test_a_small_task_or_empty_memory_is_no_trouble(tmp_path, drawn):
-    parts = memory_toy.remembered()
-    make = functools.partial(tsne.make, parts, directory=tmp_path, show="filter")
-    draw = make(max_points=12)
-    draw(memory_toy.remembering(filled=-2), 0)
-    assert not drawn[0] and not list(tmp_path.iterdir())
-    draw(memory_toy.remembering(), 0)
-    (_, labels, *_), _ = drawn[0][0]
-    assert len(labels) == 12 + len(parts.stream.tasks[0].train.rows) + 6
-    with pytest.raises(ValueError, match=r"tsne\.batch_size=0"):
-        make(batch_size=0)
-    with pytest.raises(ValueError, match=r"tsne\.show='filter'"):
-        tsne.make(parts._replace(memory=None), directory=tmp_path, show="filter")
-
-
-# A run

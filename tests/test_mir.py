@@ -1,13 +1,12 @@
 """MIR against float64 twins of its step."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from helpers import tiny
 from jaxcl import core
-from jaxcl.methods import mir, online
+from jaxcl.methods import mir
 
 OLD = [0, 1, 0, 1, 1, 0, 0, 1, 3, 2]  # of the memory; the last two are of task 1
 
@@ -100,23 +99,3 @@ def test_nothing_to_replay_is_plain_descent():
         stats = tiny.after_pass(tiny.running(state), params[0], new)
         for one, other in zip(tiny.running(after), stats, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4)
-
-
-def test_rows_that_do_not_exist_are_chosen_last():
-    """They repeat others, with the same score, and would be replayed twice."""
-    made = tiny.make_parts(size=4)
-    there = 3
-    items = {
-        "image": tiny.pixels(0, 6),
-        "label": np.arange(6) % there,
-        "task": np.zeros(6),
-    }
-    items = {name: jnp.array(x)[np.arange(6) % there] for name, x in items.items()}
-    mask = jnp.arange(6) < there
-    slots = jnp.where(mask, jnp.arange(6), 10)
-    pool = online.Rows(None, items["label"], mask, items["image"], items, slots)
-    scores = jnp.array([-3.0, -1.0, -2.0, 9.0, 9.0, 9.0])
-    rows = mir.most(made, jax.random.key(0), scores, pool)
-    np.testing.assert_array_equal(rows.mask, [True, True, True, False])
-    np.testing.assert_array_equal(rows.slots[:3], [1, 2, 0])
-    np.testing.assert_array_equal(rows.label, [1, 2, 0, 1])

@@ -34,11 +34,6 @@ def test_the_nearest_are_those_of_brute_force():
     assert rows[0, 0] == 5 and cosines[0, 0] == pytest.approx(1)
 
 
-def test_of_equal_ones_the_earlier_comes_first():
-    rows, cosines = neighbours.nearest(np.ones((9, 2)), np.array([1]), 4)
-    assert rows.tolist() == [[0, 2, 3, 4]] and np.allclose(cosines, 1)
-
-
 class Drawn(Exception):
     """Carries what would be drawn."""
 

@@ -236,22 +236,6 @@ def test_batch_norm_gradient_equals_finite_differences():
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("groups", [0, 4])
-def test_batch_norm_refuses_groups_that_do_not_fit(groups):
-    x = jnp.zeros((6, 3))
-    net = layers.BatchNorm()
-    tree = variables(net, x, train=True)
-    with pytest.raises(ValueError, match=f"groups={groups}.*6 rows"):
-        train_apply(net, tree, x, groups)
-
-
-def test_batch_norm_refuses_a_single_value():
-    net = layers.BatchNorm()
-    tree = variables(net, jnp.zeros((2, 3)), train=True)
-    with pytest.raises(ValueError, match="2 values"):
-        train_apply(net, tree, jnp.zeros((2, 3)), groups=2)
-
-
 def test_statistics_are_of_the_whole_batch_on_two_devices():
     axes = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("data",), axis_types=axes, devices=jax.devices()[:2])
@@ -488,9 +472,6 @@ def test_projector_layers(base, layers):
     )
     assert small.features == (5,) * (len(small.features) - 1) + (3,)
     assert small.dtype == jnp.bfloat16
-
-
-# --- PyTorch, where it is installed -------------------------------------------
 
 
 # --- a perceptron as an encoder -----------------------------------------------

@@ -277,12 +277,7 @@ CASES = {
         [WIDE] * 4,
         (0, 1),
     ),
-    "cassle_byol": (
-        distill.cassle_byol,
-        same_view_twin(byol_twin),
-        [WIDE] * 4,
-        (0, 1),
-    ),
+    "cassle_byol": (distill.cassle_byol, same_view_twin(byol_twin), [WIDE] * 4, (0, 1)),
     "cassle_mse": (distill.cassle_mse, same_view_twin(mse_twin), [WIDE] * 4, (0, 1)),
     "less_forget": (
         distill.less_forget,
@@ -352,12 +347,6 @@ def test_values_and_gradients_equal_the_equation(name):
     twins.check(loss, twin, draw(*shapes), moving)
 
 
-def test_the_drawn_columns_lie_on_both_sides_of_the_hinge():
-    for shape in (TALL, WIDE):
-        spread = draw(shape)[0].std(axis=0, ddof=1)
-        assert spread.min() < 0.9 and spread.max() > 1.1
-
-
 @pytest.mark.parametrize("name", FORMS)
 def test_bfloat16_is_computed_in_float32(name):
     loss, twin, shapes, _ = CASES[name]
@@ -384,58 +373,13 @@ def test_constant_columns_and_empty_rows_stay_finite(name):
 
 @pytest.mark.parametrize(
     "loss, twin",
-    [
-        (noncontrastive.barlow_twins, barlow_twin),
-        (noncontrastive.vicreg, vicreg_twin),
-    ],
+    [(noncontrastive.barlow_twins, barlow_twin), (noncontrastive.vicreg, vicreg_twin)],
 )
 def test_a_large_mean_does_not_spoil_the_variance(loss, twin):
     # 4096 and steps of 1/16 are exact in float32; their squares are not.
     arrays = [np.round(16 * a) / 16 + 4096.0 for a in draw(TALL, TALL, seed=5)]
     value = jax.jit(loss)(*map(jnp.float32, arrays))
     np.testing.assert_allclose(value, twin(*arrays), rtol=1e-4)
-
-
-@pytest.mark.parametrize("distance, least", [("mse", 1), ("squared_mean", 4)])
-def test_a_pseudo_negative_is_bounded_below_its_positive_weight_only(distance, least):
-    """w * cassle_mse - weight * d, at p far away: up for small weights, else down."""
-    f1, f2 = draw(WIDE, WIDE, seed=6)
-    far = np.full(WIDE, 1e4)
-
-    def total(weight):
-        negative = distill.pseudo_negative(far, far, f1, f2, distance=distance)
-        return 25.0 * distill.cassle_mse(far, far, f1, f2) - weight * negative
-
-    assert total(0.9 * 25.0 / least) > 1e6
-    assert total(1.1 * 25.0 / least) < -1e6
-
-
-@pytest.mark.parametrize("pn1", [True, False])
-@pytest.mark.parametrize("pn2", [True, False])
-def test_pnr_supcon_with_labels_all_different_is_pnr_simclr(pn1, pn2):
-    arrays = [jnp.float32(a) for a in draw(*SUPCON, seed=7)]
-    options = {"temperature": 0.2, "pn1": pn1, "pn2": pn2}
-    value = distill.pnr_supcon(*arrays, jnp.array([3, 0, 7, 5]), **options)
-    np.testing.assert_allclose(value, distill.pnr_simclr(*arrays, **options), rtol=1e-5)
-
-
-def test_pnr_supcon_of_one_class_has_no_pseudo_negatives():
-    """Where all rows are of the anchor's class, and they are left out."""
-    arrays = [jnp.float32(a) for a in draw(*SUPCON, seed=7)]
-    labels = jnp.zeros(4, jnp.int32)
-    neither = distill.pnr_supcon(*arrays, labels, pn1=False, pn2=False)
-
-    def loss(*arrays):
-        return distill.pnr_supcon(*arrays, labels, other_classes=True)
-
-    value, slopes = jax.value_and_grad(loss, argnums=(0, 2))(*arrays)
-    np.testing.assert_allclose(value, neither, rtol=1e-6)
-    assert all(np.isfinite(slope).all() for slope in slopes)
-
-
-def test_vicreg_of_one_row_is_refused():
-    with pytest.raises(ValueError, match="B=1 rows"):
-        noncontrastive.vicreg(jnp.ones((1, 3)), jnp.ones((1, 3)))
 
 
 # Numbers in the paper's terms, worked out by hand or by the closed form of T.
@@ -478,9 +422,6 @@ def test_sinkhorn_uses_all_prototypes_alike():
 
 def test_targets_carry_no_gradient():
     logits = jnp.ones((2, 3)).at[0, 1].set(2.0)
-    for make in (
-        lambda x: noncontrastive.centred(x, x[0]),
-        noncontrastive.sinkhorn,
-    ):
+    for make in (lambda x: noncontrastive.centred(x, x[0]), noncontrastive.sinkhorn):
         slope = jax.grad(lambda x, make=make: jnp.sum(make(x) ** 2))(logits)
         assert not np.any(slope)

@@ -4,12 +4,10 @@ import os
 import pathlib
 import re
 import sys
-import types
 
 import nbclient
 import nbformat
 import pytest
-from IPython.core import inputtransformer2
 
 from helpers import config_files, pages
 from jaxcl.config import files
@@ -88,27 +86,6 @@ def test_runs_have_the_options_there_are(arguments):
 
 
 # The first cell
-
-
-@each
-def test_elsewhere_jaxcl_is_installed_from_where_the_user_says(path, monkeypatch):
-    installed = []
-    shell = types.SimpleNamespace(
-        run_line_magic=lambda name, line, **_: installed.append((name, line))
-    )
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    source = code(path)[0]
-    assert not re.search(r"://\w", source)  # an address that others may own
-    with pytest.raises(SystemExit, match="SOURCE"):
-        install(source, shell)
-    assert not installed
-    install(source.replace('SOURCE = ""', 'SOURCE = "a_folder"', 1), shell)
-    assert installed == [("pip", 'install --quiet "{SOURCE}"')]
-
-
-def install(source, shell):
-    names = {"get_ipython": lambda: shell}
-    exec(inputtransformer2.TransformerManager().transform_cell(source), names)
 
 
 # From top to bottom

@@ -12,7 +12,6 @@ import pytest
 from helpers import online_toy, tiny, toy
 from jaxcl import core, sharding
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
-from jaxcl.methods.online import replay as replay_lib
 from jaxcl.run import train
 
 CLASSES, LR = online_toy.CLASSES, online_toy.LR
@@ -57,37 +56,6 @@ def all_rows(state, made, raw=None):
     count = int(state.extra.memory.filled.sum())
     images = items["image"][:count] if raw is None else raw
     return made.plain(images), np.array(items["label"][:count])
-
-
-def test_settings():
-    made = replay_lib.settings(10, 32, per_class=5)
-    assert (made.capacity, made.size, made.updates) == (50, 32, 1)
-    assert replay_lib.settings(10, 32).capacity == 200
-    assert replay_lib.settings(10, 32, capacity=7, size=3)[:3] == (7, "reservoir", 3)
-    with pytest.raises(ValueError, match="config.replay.capacity=3.*per_class=2"):
-        replay_lib.settings(10, 32, per_class=2, capacity=3)
-
-
-def test_heads():
-    images = jnp.ones((2, 8, 8, 1))
-    for head, names in (("linear", {"weight", "bias"}), ("cosine", {"weight"})):
-        net = online.network(parts(), head)
-        params, stats = jax.jit(net.init)(jax.random.key(0), images)
-        assert set(params["head"]) == names
-        weight = np.array(params["head"]["weight"])
-        assert weight.shape == (CLASSES, 8)
-        # PyTorch's start: uniform within 1 / sqrt(D).
-        assert 0.8 / 8**0.5 < np.abs(weight).max() <= 1 / 8**0.5
-        out, _ = jax.jit(functools.partial(net.__call__, train=False))(
-            params, stats, images
-        )
-        if head == "linear":
-            expected = out.features @ weight.T + params["head"]["bias"]
-            np.testing.assert_allclose(out.logits, expected, rtol=1e-5)
-        else:
-            assert np.abs(out.logits).max() <= 10
-    with pytest.raises(ValueError, match=r"config\.method\.head='cosin'"):
-        finetune.make(parts(), head="cosin")
 
 
 def rows_of(images, labels, mask):
@@ -232,23 +200,6 @@ def test_joint_er_is_fine_tuning_while_the_memory_is_empty():
     chex.assert_trees_all_close(new.stats, moved_stats, rtol=1e-5, atol=1e-6)
 
 
-def test_absent_classes_take_no_part_in_separate_passes():
-    made = parts()
-    method = er.make(made, unseen="absent", replay_from="all")
-    net = online.network(made, "linear")
-    state = started(method)
-    images, labels = all_rows(state, made)
-
-    def loss(params):
-        new, _ = net(params, state.stats, made.plain(SECOND["image"]), train=True)
-        old, _ = net(params, state.stats, images, train=True)
-        seen = [0, 1, 2, 3]
-        return nll(new.logits, LABELS, seen) + nll(old.logits, labels, seen)
-
-    new, expected = moved(method, state, SECOND, loss)
-    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("replay_from", ["past_tasks", "all", "other_classes"])
 def test_er_replays_what_it_may(replay_from):
     state = started(plain_er(), task=0)  # the memory is of the present task
@@ -346,19 +297,6 @@ def test_updates_descend_again_on_the_same_batch():
     assert int(found.step) == 1 and state.extra.memory is None
 
 
-def test_incoming_rows_are_augmented_under_all_alone():
-    found = {}
-    for augmented in ("none", "replay", "all"):
-        method = finetune.make(parts(augment=augmented))
-        init, step = _compiled(method)
-        found[augmented], _ = step(init(jax.random.key(0), FIRST), FIRST)
-    chex.assert_trees_all_equal(found["none"].params, found["replay"].params)
-    same = jax.tree.map(
-        lambda a, b: bool((a == b).all()), found["none"].params, found["all"].params
-    )
-    assert not all(jax.tree.leaves(same))
-
-
 def test_iidpp_adds_the_mean_of_a_second_batch():
     made = parts()
     method = finetune.make(made, double=True)
@@ -411,12 +349,6 @@ def test_picks_are_uniform_over_what_is_allowed(negatives):
         np.testing.assert_array_equal(
             found.negative_label[:, i], pool[found.rows[:, i, 1]]
         )
-
-
-def test_a_batch_of_one_class_has_no_valid_anchor():
-    found = drawn_pairs([1, 1], [1, 1], [True, False], "incoming", draws=2)
-    assert not found.valid.any()
-    np.testing.assert_array_equal(found.rows[:, :, 1], [[2, 3]] * 2)
 
 
 @pytest.mark.parametrize("form", ["paper", "code"])

@@ -380,10 +380,7 @@ def test_a_run_is_judged_by_its_head_alone_tasks_too(tmp_path):
         "method.head_lr": 1.0,
         "plasticity": True,
         "evaluate_untrained": True,
-        "evaluators": {
-            "predict": {"met_only": False},
-            "met": {"name": "predict"},
-        },
+        "evaluators": {"predict": {"met_only": False}, "met": {"name": "predict"}},
     }
     work = toy.job(tmp_path, **changes, **SIMCLR, **HEAD)
     results = finish.run(work, tmp_path)

@@ -260,16 +260,6 @@ def test_gradients_are_along_the_sphere_and_of_past_tasks_alone():
     assert [float(first[name]) for name in GRADIENTS] == [0.0, 0.0]
 
 
-def test_rows_that_do_not_exist_do_not_count():
-    mask = jnp.array([True, True, False])
-    rows = online.Rows(None, None, mask, None, {"task": jnp.array([2, 0, 1])})
-    assert probe.tasks_of(rows).tolist() == [2, 0, -1]
-    assert probe.tasks_of(rows._replace(items={})) is None
-
-
-# Of the methods' losses
-
-
 # What is refused
 
 
@@ -283,9 +273,6 @@ def test_a_loss_that_taps_nothing_is_refused():
 
     with pytest.raises(ValueError, match=r"config\.replay\.measure.*'gradients'"):
         MEASURED.gradient(state_of(params), loss)
-
-
-# What the measures are for
 
 
 def switched(make, seeds, **options):

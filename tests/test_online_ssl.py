@@ -29,9 +29,8 @@ from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, policies
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import online_ssl
-from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.online_ssl import step as step_lib
-from jaxcl.methods.two_view import bases, networks, records
+from jaxcl.methods.two_view import bases, records
 from jaxcl.run import train
 
 # Rows of a batch, replayed ones (no multiple), of the memory, of a queue bank; features
@@ -525,113 +524,6 @@ def test_a_stream_is_the_equations(name):
     assert twin.entered > 1 or not twin.remembers
 
 
-# What the terms are by themselves
-
-
-def rows_of(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def aligned(name, base="simsiam", **fields):
-    """The term that a regulariser adds, of features of four rows."""
-    features = records.Features(rows_of(0, 4, 2, D), None)._replace(**fields)
-    own = taken(base, name, OPTIONS)
-    base_options = schema.pick_options(bases.find(base), own)
-    plan = regularisers.find(name)
-    plan = plan(**schema.pick_options(plan, own))
-    return plan.align(bases.get(base, **base_options), features)
-
-
-def test_rows_that_are_what_is_stored_are_aligned():
-    stored = rows_of(1, 4, D)
-    same = jnp.stack([stored, 3 * stored], axis=1)  # lengths do not matter
-    assert float(aligned("cla_r", p=same, stored=stored)) == pytest.approx(-1)
-    assert float(aligned("cla_r", p=-same, stored=stored)) == pytest.approx(1)
-    assert float(aligned("cassle", p=same, f=same)) == pytest.approx(0, abs=1e-6)
-
-
-def test_cassle_with_simsiam_is_cla_e_with_half_the_weight():
-    f, p = rows_of(1, 4, D), rows_of(2, 4, 2, D)
-    both = jnp.stack([f, f], axis=1)
-    of_cassle = jax.grad(lambda p: aligned("cassle", p=p, f=both))(p)
-    of_cla = jax.grad(lambda p: aligned("cla_r", p=p, stored=f))(p)
-    assert np.abs(of_cla).max() > 0.01
-    np.testing.assert_allclose(of_cassle, 2 * of_cla, rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    "name, field", [("cla_r", "stored"), ("der", "stored"), ("cassle", "f")]
-)
-def test_no_gradient_reaches_what_is_aligned_with(name, field):
-    target = rows_of(1, 4, 2, D) if name == "cassle" else rows_of(1, 4, D)
-
-    def term(target):
-        return aligned(name, p=rows_of(2, 4, 2, D), **{field: target})
-
-    assert not jax.grad(term)(target).any()
-
-
-class Same(dense_net.nn.Module):
-    """In the place of a predictor: what comes in, times one number."""
-
-    @dense_net.nn.compact
-    def __call__(self, x, *, train, groups=1):
-        return x * self.param("factor", lambda key: jnp.ones(()))
-
-
-def metrics_of(method, steps=5):
-    state, step, found = begin(method), jax.jit(method.step), []
-    for number in range(steps):
-        state, metrics = step(state, batch(number))
-        found.append({name: float(value) for name, value in metrics.items()})
-    return state, found
-
-
-def test_a_teacher_without_memory_is_the_present_network(monkeypatch):
-    """tau = 0 and a the identity: every row is aligned with itself."""
-    monkeypatch.setattr(networks.mlp, "predictor", lambda **_: Same())
-    changes = {"teacher_ema": 0.0, "rows": "all"}
-    state, found = metrics_of(made("simsiam", "cassle", changes=changes))
-    np.testing.assert_allclose([m["align"] for m in found], 0, atol=1e-5)
-    now = {name: state.params[name] for name in COPIED}
-    chex.assert_trees_all_equal(state.extra.teacher, now)
-    _, other = metrics_of(made("simsiam", "cassle", changes={"rows": "all"}))
-    assert max(m["align"] for m in other) > 1e-3
-
-
-def test_pseudo_negatives_of_the_present_network_repeat_its_negatives():
-    z = rows_of(0, 4, 2, D)
-    tau = OPTIONS["distill_temperature"]
-    unit = twins.unit(z.reshape(-1, D))
-    powers = np.exp(unit @ unit.T / tau)
-    others = np.log(powers.sum(axis=1) - np.diag(powers)).mean()
-    term = float(aligned("pnr", "simclr", z=z, p=z, f=z))
-    base = bases.get("simclr", temperature=OPTIONS["temperature"])
-    own = base.loss(records.Features(z, None))
-    pull = np.sum(unit[::2] * unit[1::2], axis=1).mean() / tau
-    both = (np.log(2) + others - pull) + (np.log(2) + others - 1 / tau)
-    assert term == pytest.approx(both - float(own), rel=1e-5)
-
-
-@pytest.mark.parametrize("regulariser", ["cassle", "cla_r"])
-def test_without_weight_it_is_plain_replay(regulariser):
-    plain, _ = metrics_of(made("simsiam", "none"))
-    other, found = metrics_of(made("simsiam", regulariser, changes={"weight": 0.0}))
-    assert found[-1]["align"] != 0
-    for name in (*COPIED, "predictor"):
-        chex.assert_trees_all_close(
-            plain.params[name], other.params[name], rtol=1e-5, atol=1e-6
-        )
-
-
-def test_nothing_is_replayed_while_the_memory_holds_no_more_than_a_draw():
-    replay = core.Replay(capacity=M, policy="fifo", size=B)
-    _, found = metrics_of(made("simsiam", "cassle", replay=replay), steps=4)
-    assert [m["replayed"] for m in found] == [0, 0, 0.5, 0.5]
-    assert [m["replay_loss"] == 0 for m in found] == [True, True, False, False]
-    assert [m["align"] == 0 for m in found] == [True, True, False, False]
-
-
 def test_labels_and_tasks_change_nothing_but_what_is_stored_of_them():
     method = made("simsiam", "cla_r", "min_redundancy")
     step, states = jax.jit(method.step), []
@@ -704,10 +596,7 @@ def test_no_two_views_share_a_key():
         ({"remembers": False}, "remembers=False"),
         ({"remembers": False, "rows": "all", "regulariser": "cla_r"}, "remembers=F"),
         ({"rows": "all", "regulariser": "der"}, "rows='all'"),
-        (
-            {"remembers": False, "regulariser": "der"},
-            "regulariser='der'",
-        ),
+        ({"remembers": False, "regulariser": "der"}, "regulariser='der'"),
         ({"remembers": False, "regulariser": "lump"}, "'lump'"),
     ],
 )
@@ -768,13 +657,6 @@ def test_a_queue_keeps_the_newest_rows_where_draws_and_batches_differ():
     newest = np.swapaxes(core.l2_normalize(keys).reshape(18, 2, D)[-8:], 0, 1)
     rows = np.roll(held.rows, -18 % 8, axis=1)
     np.testing.assert_allclose(rows, newest, rtol=1e-6)
-
-
-def test_other_methods_store_no_features_to_compare(tmp_path):
-    replay = toy.ONLINE["replay"] | {"policy": "min_redundancy"}
-    changes = toy.ONLINE | {"method": {"name": "er"}, "replay": replay}
-    with pytest.raises(ValueError, match="policy='min_redundancy'"):
-        toy.job(tmp_path, **changes)
 
 
 def test_a_memory_over_devices_holds_what_came(tmp_path):

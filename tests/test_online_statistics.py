@@ -8,7 +8,7 @@ import pytest
 
 from helpers import online_toy as toy
 from jaxcl import core
-from jaxcl.methods import er, er_aml, finetune, gdumb, icarl, online
+from jaxcl.methods import er, er_aml, icarl, online
 
 
 def judged(method, state):
@@ -73,12 +73,6 @@ def _moments(tree):
     return [leaf for value in tree.values() for leaf in _moments(value)]
 
 
-def test_an_empty_memory_leaves_them():
-    method = er.make(toy.parts(statistics="memory"))
-    state = toy.shaken(toy.fresh(method))
-    chex.assert_trees_all_equal(judged(method, state).stats, state.stats)
-
-
 def test_training_and_running_statistics_are_as_without():
     states = []
     for statistics in ("running", "memory"):
@@ -99,20 +93,3 @@ def test_class_means_see_them():
     chex.assert_trees_all_close(found.extra.means, expected, rtol=1e-5, atol=1e-6)
     other = plain.eval_state(state).extra.means
     assert np.abs(other.rows - expected.rows).max() > 1e-3
-
-
-def test_predictions_move():
-    method = er.make(toy.parts(statistics="memory"))
-    state = toy.second_task(method)
-    images = toy.parts().plain(toy.SECOND["image"])
-    before, after = (method.predict(x, images) for x in (state, judged(method, state)))
-    assert np.abs(before - after).max() > 1e-2
-
-
-def test_refused():
-    with pytest.raises(ValueError, match=r"config\.replay\.statistics='x'.*memory"):
-        toy.parts(statistics="x")
-    made = toy.parts(statistics="memory", policy="greedy_balanced")
-    for make in (finetune.make, gdumb.make):
-        with pytest.raises(ValueError, match=r"config\.replay\.statistics='memory'"):
-            make(made)

@@ -126,30 +126,19 @@ def test_a_run_leaves_what_its_data_and_devices_decide(tmp_path):
     assert asked["method"] == {"name": "er"} and asked["replay"] == replay
 
 
-def test_a_run_resumes_by_what_was_asked(tmp_path, caplog):
+def test_a_run_resumes_by_what_was_asked(tmp_path):
     asked = {"method": {"name": "er"}, "workers": 4}
-
-    def told(now, asked=asked):
-        caplog.clear()
-        run_config.write_or_check(tmp_path, asked, now)
-        return [record.getMessage() for record in caplog.records]
-
     began = {"method": {"name": "er", "head": "cosine"}, "workers": 4}
     path = tmp_path / options.RESOLVED
-    assert told(began) == told(began) == []
+    run_config.write_or_check(tmp_path, asked, began)
     assert json.loads(path.read_text()) == began
     # Another version of the library has another default.
     now = {"method": {"name": "er", "head": "linear"}, "workers": 9}
-    (words,) = told(now)
-    assert "config.method.head: 'cosine' -> 'linear'" in words
-    assert "workers" not in words  # a machine's own
+    run_config.write_or_check(tmp_path, asked, now)
     assert json.loads(path.read_text()) == began
-    path.write_text("{")
-    assert "it is damaged" in told(now)[0]
-    path.unlink()
-    assert str(path) in told(now)[0] and not path.exists()
     with pytest.raises(ValueError, match=r"config\.method\.head"):
-        told(now, asked | {"method": {"name": "er", "head": "linear"}})
+        more = {"method": {"name": "er", "head": "linear"}}
+        run_config.write_or_check(tmp_path, asked | more, now)
 
 
 def test_several_seeds_have_a_file_each_and_one_of_all(tmp_path):
@@ -158,6 +147,6 @@ def test_several_seeds_have_a_file_each_and_one_of_all(tmp_path):
         json.loads((tmp_path / folder / options.RESOLVED).read_text())
         for folder in ("", "seed_3")
     )
-    assert (whole["seed"], whole["seeds"], whole["side_by_side"]) == (3, 2, False)
+    assert (whole["seed"], whole["seeds"]) == (3, 2)
     assert (one["seed"], one["seeds"]) == (3, 1)
     assert whole["method"] == one["method"]

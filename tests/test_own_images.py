@@ -5,7 +5,6 @@ import pathlib
 
 import numpy as np
 import pytest
-from absl import flags
 from PIL import Image
 
 from helpers import config_files
@@ -38,11 +37,7 @@ def test_size_and_statistics_are_those_of_the_images():
         config.augment.std, pixels.std(axis=(0, 1, 2)), atol=1e-4
     )
     assert (config.augment.size, config.augment.resize) == (32, None)
-    assert config.encoder.to_dict() == {
-        "name": "resnet",
-        "depth": 18,
-        "stem": "cifar",
-    }
+    assert config.encoder.to_dict() == {"name": "resnet", "depth": 18, "stem": "cifar"}
     assert config.augment.blur == (0.0, 0.0)
     grey = in_memory.hold("grey", held.examples.images[..., 0])
     assert len(config_of(grey).augment.mean) == 1
@@ -182,31 +177,6 @@ def test_the_config_file_takes_a_folder(tmp_path):
     assert config_files.parse([path]).data.to_dict() == {"name": "digits"}
     small = config_files.take("own_images", "debug")
     assert small.scenario.to_dict() == {"name": "class", "num_tasks": 2}
-
-
-def test_the_config_file_takes_an_encoder_behind_the_folder(tmp_path):
-    folder = tmp_path / "mine, and yours"
-    write(folder / "a", 16, count=10)
-    config = config_files.take("own_images", f"{folder},encoder=vit_small")
-    assert config.data.path == str(folder)
-    assert config.encoder.to_dict() == {
-        "name": "vit",
-        "size": "small",
-        "patch": 4,
-        "image_size": 16,
-    }
-    assert config.optimizer.name == "adam"
-    config_files.check_options(config)
-    plain = config_files.take("own_images", str(folder))
-    assert plain.encoder.name == "resnet" and plain.optimizer.name == "lars"
-    digits = config_files.take("own_images", "encoder=convnext_atto")
-    assert (digits.data.name, digits.encoder.name) == ("digits", "convnext")
-    small = config_files.take("own_images", "debug,encoder=vit_tiny")
-    assert (small.encoder.name, small.encoder.width) == ("vit", 16)
-    with pytest.raises(flags.Error, match="encoder='vit_smal'"):
-        config_files.take("own_images", f"{folder},encoder=vit_smal")
-    with pytest.raises(flags.Error, match="encoder="):
-        config_files.take("own_images", f"{folder},encoder={folder}")
 
 
 def test_the_folder_of_an_encoder_is_what_a_config_begins_with(tmp_path):

@@ -1,10 +1,8 @@
 """FT_i: what it is, what it depends on, and that a cache changes nothing else."""
 
 import functools
-import os
 import shutil
 
-import numpy as np
 import pytest
 
 from helpers import toy
@@ -181,29 +179,3 @@ def test_what_it_depends_on(tmp_path, monkeypatch):
     assert relabelled != work.evaluation.alone.facts["dataset"]
     monkeypatch.setattr(task_alone, "version", lambda: "0.0")
     assert key_of(tmp_path) not in (mine, *keys)
-
-
-def test_nothing_is_trained_that_nothing_judges(tmp_path):
-    for evaluators in ({}, {"knn": {"last_only": True}}):
-        work = work_of(tmp_path / str(len(evaluators)), evaluators=evaluators)
-        assert work.evaluation.alone is None
-    off = toy.job(tmp_path / "off", **SMALL | {"plasticity": False})
-    assert off.evaluation.alone is None
-
-
-def test_a_cache_that_cannot_be_is_said_at_once(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        work_of(tmp_path / "run", plasticity_cache=str(tmp_path / "file" / "cache"))
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_interrupted_write_leaves_no_file(tmp_path, monkeypatch):
-    alone = task_alone.Alone(None, {"seed": 1}, str(tmp_path))
-    monkeypatch.setattr(os, "replace", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        task_alone.write(alone, 0, {"knn": 0.5})
-    assert task_alone.read(alone, 0) is None
-    monkeypatch.undo()
-    task_alone.write(alone, 0, {"knn": np.float64(0.1) + 0.2, "other": None})
-    assert task_alone.read(alone, 0) == {"knn": 0.1 + 0.2, "other": None}

@@ -10,7 +10,6 @@ from PIL import Image
 from helpers import toy
 from jaxcl.config import build
 from jaxcl.evals import plots
-from jaxcl.evals.plots import methods
 from jaxcl.run import finish
 
 MATRIX = np.where(np.tri(3) > 0, np.linspace(0, 1, 9).reshape(3, 3), np.nan)
@@ -81,32 +80,3 @@ def test_a_notebook_shows_the_picture_of_a_run():
     matrices = {"knn/class_incremental": [[0.5]]}
     figure = plots.overview({"matrices": matrices, "task_names": ["a"]}, [])
     assert Image.open(io.BytesIO(formatter(figure))).size[0] > 500
-
-
-def test_a_summary_begins_at_chance_and_names_each_line(tmp_path, monkeypatch):
-    figures, save = [], plots.canvas.save
-    monkeypatch.setattr(
-        plots.canvas,
-        "save",
-        lambda figure, *rest, **more: (
-            figures.append(figure),
-            save(figure, *rest, **more),
-        ),
-    )
-    curves = {"er_ace": np.array([[0.9, 0.7], [0.8, 0.6]]), "untrained": [0.1]}
-    strips = [[np.full((4, 4, 3), 9, np.uint8)] * 8] * 2
-    plots.summary(curves, strips, tmp_path / "a.png", title="t", chance=0.1)
-    *tops, axes = figures[0].axes
-    assert len(tops) == 2 and axes.get_ylim()[0] == pytest.approx(8)
-    lines = {line.get_label(): line.get_ydata() for line in axes.lines}
-    np.testing.assert_allclose(lines["er_ace"], [85, 65])
-    np.testing.assert_allclose(lines["untrained"], [10, 10])
-    names = {text.get_text().split()[0] for text in axes.texts}
-    assert names == {"ER-ACE", "untrained"}
-
-
-def test_a_method_has_one_style_beside_any_others():
-    both = methods.numbers(["mine", "finetune", "er_ace"])
-    assert len(set(both.values())) == 3
-    for names in (["finetune"], ["er_ace", "finetune", "other"]):
-        assert methods.numbers(names)["finetune"] == both["finetune"]

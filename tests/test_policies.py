@@ -11,7 +11,6 @@ import pytest
 from helpers import chance, toy
 from jaxcl import sharding
 from jaxcl.memory import buffer, policies
-from jaxcl.run import job
 
 CLASSES, TASKS, CAPACITY = 4, 3, 7
 # Of these the cut of the stream into batches decides what is kept.
@@ -76,25 +75,6 @@ def kept_rows(name, items, size, key, capacity=CAPACITY, seed=0):
         state, kept, _ = offer(name, state, kept, key, rows, mask)
     assert int(state.seen) == len(items["row"])
     return np.where(state.filled, state.items["row"], -1).tolist(), kept
-
-
-def survivors(name, items, size, trials, capacity=CAPACITY, masked=0.0):
-    """Rows kept under many keys, one per batch, i32[trials, capacity]."""
-    batches = [*cut(items, size, masked=masked)]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
-
-    @jax.jit
-    def one(key):
-        def step(carry, batch):
-            (state, kept), (rows, mask) = carry, batch
-            use = jax.random.fold_in(key, state.seen)
-            state, kept, _ = offer(name, state, kept, use, rows, mask)
-            return (state, kept), None
-
-        (state, _), _ = jax.lax.scan(step, (empty(capacity), begin(name)), stacked)
-        return jnp.where(state.filled, state.items["row"], -1)
-
-    return np.asarray(jax.vmap(one)(jax.random.split(jax.random.key(5), trials)))
 
 
 # all policies
@@ -175,21 +155,6 @@ def test_batched_reservoir_against_one_row_at_a_time(size):
     assert kept_rows("batched_reservoir", items, size, key)[0] == twin
 
 
-@pytest.mark.parametrize("size", [5, 12])
-def test_batched_reservoir_keeps_late_rows_more_often(size):
-    """A row enters with capacity / n; each later one takes its slot with 1 / n."""
-    total, trials = 36, 4000
-    kept = survivors("batched_reservoir", stream("even", total), size, trials)
-    n = np.maximum(np.arange(total) // size * size, CAPACITY)  # rows before the batch
-    enters = np.where(np.arange(total) < CAPACITY, 1.0, CAPACITY / n)
-    hits = np.where(np.arange(total) < CAPACITY, 0.0, 1 / n)
-    stays = np.append(np.cumprod((1 - hits)[::-1])[::-1][1:], 1.0)
-    chance.check_frequencies(
-        np.bincount(kept.ravel(), minlength=total), enters * stays, trials
-    )
-    assert (enters * stays)[-1] > CAPACITY / total  # where `reservoir` has just that
-
-
 # class_balanced
 
 
@@ -234,21 +199,6 @@ def test_class_balanced_against_one_row_at_a_time(kind, seed):
     found = {c for c in range(CLASSES) if kept["full"][c]}
     sizes = np.bincount(items["label"][rows], minlength=CLASSES)
     assert found | {*np.flatnonzero(sizes == sizes.max()).tolist()} == full
-
-
-def test_rows_of_a_class_stay_with_the_same_probability():
-    """Class after class and mixed; how many of a class stay may be random itself."""
-    trials = 4000
-    for kind in ("by class", "uneven"):
-        items = stream(kind, 40)
-        kept = survivors("class_balanced", items, 5, trials, masked=0.3)
-        assert (kept >= 0).all() and all(len({*rows}) == CAPACITY for rows in kept)
-        counts = np.bincount(kept.ravel(), minlength=40)
-        for label in range(CLASSES):
-            own = counts[items["label"] == label]
-            chance.check_frequencies(
-                own, np.full(len(own), own.mean() / trials), trials
-            )
 
 
 # greedy_balanced
@@ -311,19 +261,6 @@ def test_rings_against_queues(name, size):
     assert start == capacity
 
 
-def test_a_ring_writes_no_slot_twice_in_a_batch():
-    labels, mask = np.array([0, 1, 0, 0, 1, 0, 2], np.int32), np.ones(7, bool)
-    turn = jnp.array([1, 0, 0], jnp.int32)
-    slots, turn = policies.ring(empty(6), turn, labels, mask)
-    assert slots.tolist() == [6, 2, 6, 1, 3, 0, 4]  # of class 0 the last two stay
-    assert turn.tolist() == [1, 0, 1]
-
-
-def test_a_ring_without_slots_is_refused():
-    with pytest.raises(ValueError, match="capacity=3"):
-        kept_rows("ring", stream("even"), 4, jax.random.key(0), 3)
-
-
 # as config.replay.policy
 
 
@@ -337,12 +274,3 @@ def test_a_memory_too_small_for_its_policy_is_refused(tmp_path, name, least):
     wanted = f"config.replay.capacity={least - 1}: policy='{name}' needs {least}"
     with pytest.raises(ValueError, match=wanted):
         toy.job(tmp_path, **er(replay=replay))
-
-
-def test_a_step_knows_of_classes_and_tasks(tmp_path):
-    """Ten classes, eight tasks; nothing is computed."""
-    for name, groups in (("ring", 10), ("task_ring", 8)):
-        replay = {"capacity": 17, "policy": name}
-        work = toy.job(tmp_path / name, **er(replay=replay))
-        state, _ = job.shapes(work.method, work.data)
-        assert state.extra.kept["turn"].shape == (groups,)

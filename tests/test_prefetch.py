@@ -16,7 +16,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from jaxcl.data import files, parallel, prefetch, sources, splits, stream
+from jaxcl.data import files, parallel, prefetch, sources, stream
 
 
 @pytest.fixture(params=["pillow", "cv2"])
@@ -191,31 +191,6 @@ def test_a_script_that_would_run_again_in_every_worker_has_threads(
     assert run.stdout.count("the script begins") == (1 if here else 2)
 
 
-def test_errors_while_reading_without_workers():
-    options = {**PLAN, "resident": False}
-    with pytest.raises(ValueError, match="row 7 is bad"):
-        list(prefetch.batches(source(lazy(bad_row=7)), **options, crop=CROP))
-    with pytest.raises(ValueError, match="size.*crop"):
-        list(prefetch.batches(source(lazy()), **options))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"batch_size": 22}, "batch_size = 22.* 21"),
-        ({"start": -1}, "start = -1"),
-        ({"start": 16}, "start = 16, steps = 15"),
-        ({"process_count": 3}, "batch_size = 4: process 0 of 3"),
-        ({"views": 2}, "views = 2"),
-        ({"resident": True}, "resident = True"),
-        ({"crop": prefetch.CenterCrop(8, 7)}, "crop.resize = 7"),
-    ],
-)
-def test_bad_options_raise_before_the_first_batch(options, words):
-    with pytest.raises(ValueError, match=words):
-        prefetch.batches(source(lazy()), **{**PLAN, "resident": False, **options})
-
-
 def test_evaluation_batches_pad_and_keep_order():
     examples, rows = in_memory(), np.array([5, 3, 22, 0, 7, 1, 2])
     got = list(prefetch.evaluation_batches(examples, rows, 4))
@@ -293,20 +268,6 @@ def test_boxes_have_torchvisions_distribution():
     room = 400 - h
     assert abs((top[room > 20] / room[room > 20]).mean() - 0.5) < 0.02
     assert (top == room)[room > 20].any() and (top == 0)[room > 20].any()
-
-
-@pytest.mark.parametrize(
-    ("size", "want"),
-    [
-        ((10, 100), (0, 43, 10, 13)),  # too wide: full height, ratio 4/3
-        ((100, 10), (43, 0, 13, 10)),
-        ((100, 100), (0, 0, 100, 100)),
-    ],
-)
-def test_box_when_no_draw_fits(size, want):
-    # Area 1 of a 1:10 image fits no allowed ratio; a square needs ratio 1 exactly.
-    crop = prefetch.Crop(8, scale=(1.0, 1.0))
-    assert crop.box(*size, np.random.default_rng(0)) == want
 
 
 def test_resize_is_antialiased_and_centred(decoder):
@@ -411,16 +372,6 @@ def test_images_that_stay_in_memory_are_decoded_once_and_in_this_process(tmp_pat
     other = data.examples._replace(load=load._replace(memory=None))
     with pytest.raises(files.Unreadable):  # or they would not be equal by chance
         list(prefetch.batches(source(other, range(8)), **options))
-
-
-def test_sets_that_do_not_fit_are_not_kept(tmp_path, monkeypatch):
-    Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
-    monkeypatch.setattr(splits, "KEPT_BYTES", 8 * 8 * 3 - 1)
-    data = sources.load("image_folder", path=str(tmp_path))
-    assert data.train.load.memory is None
-    monkeypatch.setattr(splits, "KEPT_BYTES", 8 * 8 * 3)
-    data = sources.load("image_folder", path=str(tmp_path))
-    assert data.train.load.memory == {}
 
 
 _KILLED = """

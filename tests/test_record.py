@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import struct
 import sys
 import types
@@ -17,7 +16,6 @@ from tensorboardX.proto import event_pb2
 from helpers import run_directories
 from jaxcl.data import storage
 from jaxcl.evals import plots
-from jaxcl.evals.plots import canvas
 from jaxcl.run import finish, record
 from jaxcl.run import progress as progress_lib
 from jaxcl.run import results as results_lib
@@ -163,68 +161,6 @@ def test_rows_are_json_and_types_stay(tmp_path):
     assert type(row["count"]) is int and row["on"] is True
 
 
-def test_only_time_depends_on_the_clock(tmp_path, monkeypatch):
-    rows = []
-    for now in (10.0, 9e8):
-        clock = types.SimpleNamespace(time=lambda now=now: now)
-        monkeypatch.setattr(record, "time", clock)
-        recorder = record.Recorder(tmp_path, **QUIET)
-        recorder.log(1, 0, loss=0.5, time={"images_per_second": now})
-        rows.append(rows_lib.read(tmp_path)[0])
-        recorder.close()
-    assert [r.pop("time")["unix"] for r in rows] == [10.0, 9e8]
-    assert rows[0] == rows[1]
-
-
-class Bucket:
-    """A store of whole objects, as far as the recorder uses one."""
-
-    def __init__(self, path, objects):
-        self.path, self.objects = path, objects
-
-    def __fspath__(self):
-        return self.path
-
-    def __truediv__(self, name):
-        return Bucket(f"{self.path}/{name}", self.objects)
-
-    def mkdir(self, **_):
-        pass
-
-    def exists(self):
-        return self.path in self.objects
-
-    def read_bytes(self):
-        return self.objects[self.path]
-
-    def write_bytes(self, data):
-        self.objects[self.path] = data
-
-
-def test_a_bucket_holds_the_rows_from_the_mark_on(monkeypatch):
-    for module in (record, rows_lib, results_lib, storage):
-        paths = types.SimpleNamespace(Path=lambda path: path)
-        monkeypatch.setattr(module, "epath", paths)
-    bucket = Bucket("gs://runs/a", {})
-    first = record.Recorder(bucket, **QUIET)
-    log_steps(first, 1, 3)
-    assert rows_lib.read(bucket) == []
-    mark = first.save()
-    assert mark.offset == len(bucket.objects["gs://runs/a/metrics.jsonl"])
-    log_steps(first, 4, 5)
-    first.close()
-    assert [r["step"] for r in rows_lib.read(bucket)] == [1, 2, 3, 4, 5]
-    second = record.Recorder(bucket, mark=mark, **QUIET)
-    assert second.save() == mark
-    log_steps(second, 4, 4)
-    second.close()
-    assert [r["step"] for r in rows_lib.read(bucket)] == [1, 2, 3, 4]
-    with pytest.raises(rows_lib.RowsLost, match="offset=7"):
-        record.Recorder(bucket, mark=mark._replace(offset=7), **QUIET)
-    results_lib.write_results(bucket, results_lib.empty(2))
-    assert results_lib.read_results(bucket) == results_lib.empty(2)
-
-
 def test_other_processes_write_nothing(tmp_path, capfd):
     recorder = record.Recorder(
         tmp_path / "run", write=False, progress=True, mark=(9, 9)
@@ -333,42 +269,6 @@ def test_progress_on_a_terminal_is_a_bar_unless_off(tmp_path, monkeypatch, optio
     assert "100%|" in text if option else text == ""
 
 
-def test_the_time_left_has_evaluations_in_it(tmp_path, monkeypatch, capsys):
-    clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=1)
-    monkeypatch.setattr(progress_lib, "time", clock)
-    recorder = record.Recorder(tmp_path, tensorboard=False, num_tasks=3, every=0.0)
-
-    def left():
-        return capsys.readouterr().err.splitlines()[-1].split()[-2]
-
-    recorder.phase("judging the untrained network")
-    clock.now += 20
-    recorder.phase("compiling")
-    clock.now += 100
-    for step in range(1, 3):
-        recorder.advance(step, 0, 30)
-        clock.now += 1
-    assert left() == "0:01:28"  # 28 steps of 1 s, 3 evaluations of 20 s
-    for step in range(3, 11):
-        recorder.advance(step, 0, 30)
-        clock.now += 1
-    recorder.phase("judging")
-    clock.now += 10
-    recorder.phase("drawing")
-    clock.now += 5
-    recorder.advance(11, 1, 30)
-    assert left() == "0:00:49"  # 19 steps, 2 evaluations of 15 s
-    recorder.close()
-
-
-@pytest.mark.parametrize("options", [{"progress": "yes"}, {"every": -1.0}])
-def test_wrong_options_are_named(tmp_path, options):
-    ((name, value),) = options.items()
-    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):
-        record.Recorder(tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
-
-
 def test_rows_stay_where_saving_them_is_cut_off(tmp_path, monkeypatch):
     path, rows = tmp_path / rows_lib.FILE, b'{"step": 1, "task": 0}\nx\n'
     path.write_bytes(rows)
@@ -417,23 +317,6 @@ def test_summary_is_that_of_the_equations():
             np.testing.assert_allclose(found[key], value, rtol=1e-12)
 
 
-def test_summary_of_what_was_not_measured_is_null():
-    assert results_lib.summary(results_lib.empty(3)) == {}
-    none = results_lib.empty(3) | {"finetune": {"x": [1, 1, 1]}}
-    one = results_lib.add(none, 0, {"x": [0.5] * 3}, {}, 1)
-    assert results_lib.summary(one) == {
-        "x": {
-            "average_accuracy": 0.5,
-            "average_accuracy_per_task": [0.5],
-            "forgetting": None,
-            "stability": None,
-            "plasticity": None,
-        }
-    }
-    two = results_lib.add(one, 1, {"x": [np.nan, 0.5, 0.5]}, {}, 1)
-    assert results_lib.summary(two)["x"]["average_accuracy_per_task"] == [0.5, None]
-
-
 def test_add_replaces_a_task_and_leaves_the_old_results_alone():
     results, rows, _ = filled()
     before = json.dumps(results)
@@ -449,17 +332,6 @@ def test_add_replaces_a_task_and_leaves_the_old_results_alone():
     assert changed["matrices"]["new"] == [[None] * 4, [0] * 4, *[[None] * 4] * 2]
     assert changed["scalars"] == [{"drift": 0.0}, {}, {"drift": 1.0}, None]
     assert changed["seconds"] == [0.0, 9, 3.0, None]
-
-
-def test_wrong_results_are_named():
-    results = results_lib.empty(3)
-    for task in (-1, 3):
-        with pytest.raises(ValueError, match=rf"task={task}"):
-            results_lib.add(results, task, {}, {}, 0)
-    with pytest.raises(ValueError, match=r"rows\['x'\].* 2 .* 3"):
-        results_lib.add(results, 0, {"x": [1, 2]}, {}, 0)
-    with pytest.raises(ValueError, match="task_names.* 1 .* 3"):
-        results_lib.empty(3, task_names=["a"])
 
 
 def test_results_and_added_keys_survive_the_file(tmp_path):
@@ -517,70 +389,6 @@ def draw(tmp_path, figures):
     return run
 
 
-def main_colour(pixels):
-    colours, counts = np.unique(pixels.reshape(-1, 3), axis=0, return_counts=True)
-    inked = (colours < 250).any(-1)
-    best = np.argmax(np.where(inked, counts, 0))
-    return colours[best], counts[best]
-
-
-def rows_of_tasks(tasks, each):
-    rows = []
-    for step in range(1, tasks * each + 1):
-        task = (step - 1) // each
-        rows.append({"step": 10 * step, "task": task, "loss": 1 / step, "time": {}})
-        if step % each == 0:
-            rows.append({"step": 10 * step, "task": task, "eval": {}, "time": {}})
-    return rows
-
-
-def test_curves_draw_each_task(draw):
-    rows = rows_of_tasks(3, 4)
-    rows[1]["loss"] = None
-    _, figure = draw(plots.curves, rows)
-    loss, rate = figure.axes
-    lines = [line.get_xydata() for line in loss.lines if len(line.get_xdata()) > 2]
-    want = [(r["step"], r["loss"]) for r in rows if r.get("loss") is not None]
-    np.testing.assert_array_equal(np.concatenate(lines), want)
-    assert [len(line) for line in lines] == [3, 4, 4]
-    borders = [
-        line.get_xdata()[0] for line in loss.lines if line.get_linestyle() == ":"
-    ]
-    assert borders == [50, 90]
-    assert (loss.get_ylabel(), rate.get_ylabel()) == ("loss", "learning rate")
-    assert [text.get_text() for text in rate.texts] == ["not logged"]
-    assert "step" in rate.get_xlabel()
-
-
-def test_curves_of_one_row_of_none_and_of_many_keys(draw):
-    one, _ = draw(plots.curves, rows_of_tasks(1, 1), keys=("loss",))
-    assert (main_colour(one)[0] != 0).any()
-    blue = [int(canvas.COLOURS[0][k : k + 2], 16) for k in (1, 3, 5)]
-    assert (one == blue).all(-1).sum() >= 4  # a point, though no line
-    draw(plots.curves, [])
-    rows = [{**row, **dict.fromkeys("abcdefghi", 1.0)} for row in rows_of_tasks(30, 2)]
-    _, figure = draw(plots.curves, rows, keys=tuple("abcde"))
-    assert all(len(axes.lines) == 59 for axes in figure.axes)
-
-
-@pytest.mark.parametrize("classes", [10, 20])
-def test_scatter_tells_classes_apart(draw, classes):
-    rng = np.random.default_rng(0)
-    points, labels = rng.normal(size=(200, 2)), np.arange(200) % classes
-    names = tuple(r"a long $\name$, as ImageNet has" for _ in range(classes - 1))
-    _, figure = draw(plots.scatter, points, labels, title="t", class_names=names)
-    (axes,) = figure.axes
-    styles = set()
-    for label, dots in enumerate(axes.collections):
-        np.testing.assert_array_equal(dots.get_offsets(), points[labels == label])
-        (shape,) = dots.get_paths()
-        styles.add((tuple(dots.get_facecolor()[0]), shape.vertices.tobytes()))
-    assert len(styles) == len(axes.collections) == classes
-    shown = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert len(shown) == classes and shown[-1] == str(classes - 1)
-    assert shown[0].startswith("a long") and len(shown[0]) < 30
-
-
 def test_comparison_draws_means_and_bands(draw):
     runs = np.random.default_rng(0).random((3, 5))
     _, figure = draw(plots.comparison, {"ours": runs, "peer": runs[0]}, title="t")
@@ -600,16 +408,74 @@ def test_comparison_draws_means_and_bands(draw):
     assert legend == ["ours (3 seeds)", "peer"]
 
 
-def test_the_end_says_what_was_reached_and_where(tmp_path):
-    work, results = run_directories.untried(tmp_path / "run"), results_lib.empty(1)
-    rows = {"predict/task_aware": [0.9], "knn/class_incremental": [0.5]}
-    results = results_lib.add(results, 0, rows, {}, 1)
-    results["untrained"] = {"knn/class_incremental": [0.25]}
-    told = finish.closing(work, tmp_path, results)
-    assert "50.0 %" in told and "untrained 25.0 %" in told and "90.0" not in told
+def test_only_time_depends_on_the_clock(tmp_path, monkeypatch):
+    rows = []
+    for now in (10.0, 9e8):
+        clock = types.SimpleNamespace(time=lambda now=now: now)
+        monkeypatch.setattr(record, "time", clock)
+        recorder = record.Recorder(tmp_path, **QUIET)
+        recorder.log(1, 0, loss=0.5, time={"images_per_second": now})
+        rows.append(rows_lib.read(tmp_path)[0])
+        recorder.close()
+    assert [r.pop("time")["unix"] for r in rows] == [10.0, 9e8]
+    assert rows[0] == rows[1]
+
+
+class Bucket:
+    """A store of whole objects, as far as the recorder uses one."""
+
+    def __init__(self, path, objects):
+        self.path, self.objects = path, objects
+
+    def __fspath__(self):
+        return self.path
+
+    def __truediv__(self, name):
+        return Bucket(f"{self.path}/{name}", self.objects)
+
+    def mkdir(self, **_):
+        pass
+
+    def exists(self):
+        return self.path in self.objects
+
+    def read_bytes(self):
+        return self.objects[self.path]
+
+    def write_bytes(self, data):
+        self.objects[self.path] = data
+
+
+def test_a_bucket_holds_the_rows_from_the_mark_on(monkeypatch):
+    for module in (record, rows_lib, results_lib, storage):
+        paths = types.SimpleNamespace(Path=lambda path: path)
+        monkeypatch.setattr(module, "epath", paths)
+    bucket = Bucket("gs://runs/a", {})
+    first = record.Recorder(bucket, **QUIET)
+    log_steps(first, 1, 3)
+    assert rows_lib.read(bucket) == []
+    mark = first.save()
+    assert mark.offset == len(bucket.objects["gs://runs/a/metrics.jsonl"])
+    log_steps(first, 4, 5)
+    first.close()
+    assert [r["step"] for r in rows_lib.read(bucket)] == [1, 2, 3, 4, 5]
+    second = record.Recorder(bucket, mark=mark, **QUIET)
+    assert second.save() == mark
+    log_steps(second, 4, 4)
+    second.close()
+    assert [r["step"] for r in rows_lib.read(bucket)] == [1, 2, 3, 4]
+    with pytest.raises(rows_lib.RowsLost, match="offset=7"):
+        record.Recorder(bucket, mark=mark._replace(offset=7), **QUIET)
+    results_lib.write_results(bucket, results_lib.empty(2))
+    assert results_lib.read_results(bucket) == results_lib.empty(2)
+
+
+def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
+    work = run_directories.untried(tmp_path / "run")
+    told = finish.closing(work, tmp_path)
     assert str(tmp_path / results_lib.RESULTS) in told and "plots" not in told
     (tmp_path / "plots").mkdir()
-    lines = finish.closing(work, tmp_path, results).splitlines()
+    lines = finish.closing(work, tmp_path).splitlines()
     assert any(str(tmp_path / "plots") in line for line in lines)
     assert sum(" jaxcl " in line for line in lines[-3:]) == 3
 
@@ -632,21 +498,3 @@ def test_colours_are_for_terminals_that_have_them(
     file = types.SimpleNamespace(isatty=lambda: terminal)
     shown = terminal_lib.paint("Accepted.", "good", file)
     assert shown == ("\033[32mAccepted.\033[0m" if coloured else "Accepted.")
-
-
-def test_after_a_task_there_is_one_line_for_each_matrix():
-    matrices = {name: np.eye(20) for name in ("knn/half", "predict/half")}
-    lines = results_lib.latest_table(matrices, 1).splitlines()
-    assert [line.split()[-3:] for line in lines[1:]] == [["0.0", "100.0", "50.0"]] * 2
-    wide = results_lib.latest_table(matrices, 19, columns=4).splitlines()
-    assert wide[1].split()[1:] == ["0.0", "0.0", "...", "0.0", "100.0", "5.0"]
-
-
-def test_the_last_table_has_a_dash_where_nothing_was_measured():
-    results = results_lib.empty(1)
-    before = {"half": [0.25], "none": [None]}
-    for name in ("half", "none", "never"):
-        results = results_lib.add(results, 0, {name: [0.5]}, {}, 1)
-    assert finish.text(results_lib.empty(1)) == ""
-    lines = finish.text(results | {"untrained": before}).splitlines()
-    assert [line.split()[-1] for line in lines[1:]] == ["25.0", "-", "-"]

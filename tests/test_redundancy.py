@@ -30,13 +30,6 @@ def test_the_most_redundant_rows_go(degrees, count, gone):
     np.testing.assert_array_equal(np.flatnonzero(got), gone)
 
 
-def test_rows_that_do_not_compete_are_not_compared_with():
-    competes = jnp.array([False, True, True, True, True])
-    got = redundancy.redundant(at(0, 10, 90, 95, 170), competes, jnp.int32(2))
-    # Without row 0, row 2 goes first and then, of 10, 95 and 170, row 3.
-    np.testing.assert_array_equal(np.flatnonzero(got), [2, 3])
-
-
 def test_stored_vectors_move_half_of_the_way():
     old, new = at(0), 5 * at(90)
     np.testing.assert_allclose(redundancy.moved(old, new), at(45), atol=1e-6)

@@ -80,22 +80,6 @@ def test_every_batch_has_its_share_of_stored_rows(
         assert any((a != b).any() for a, b in itertools.pairwise(whole[:-1]))
 
 
-def test_the_shuffle_is_of_the_generator_alone():
-    source = mixed(40, 8)
-    one, same, other = (
-        source.order(np.random.default_rng(seed), source.rows, 6) for seed in (0, 0, 1)
-    )
-    np.testing.assert_array_equal(one, same)
-    for a, b in zip(split(one), split(other), strict=True):
-        assert (np.concatenate(a) != np.concatenate(b)).any()
-    # No row is bound to a place: each of the 40 comes first in some epoch.
-    rng = np.random.default_rng(2)
-    epochs = [source.order(rng, source.rows, 6) for _ in range(300)]
-    first = {x[x < 100_000][0] for epoch in epochs for x in epoch[:1]}
-    assert len(first) == 40
-    assert len({x[x >= 100_000][0] for epoch in epochs for x in epoch[:1]}) == 8
-
-
 def test_together_is_one_shuffle_of_all():
     train = stream.Source(toy.EXAMPLES, np.arange(41, dtype=np.int32))
     stored = np.arange(100_000, 100_009, dtype=np.int32)
@@ -213,21 +197,6 @@ def test_three_tasks(name, size):
         np.testing.assert_allclose(sums, 1, rtol=1e-5)
 
 
-def test_small_pools_leave_their_slots_to_others():
-    """Of class 2 two rows are stored, and 3 would be its quota of 12."""
-    method = make("uniform")
-    stored = np.concatenate([toy.rows_of(c)[:n] for c, n in enumerate((4, 4, 1, 3))])
-    for task, kept in (
-        (toy.TASKS[2], [2, 2, 1, 2, (2, 3), (2, 3)]),
-        (toy.task_of(2, 5), [2, 2, 1, 2, 0, 5]),
-    ):
-        state = toy.in_task(method, stored, task=task)
-        found = np.bincount(LABEL[rows_of(method.end_task(state, task).extra.memory)])
-        assert found.sum() == 12
-        for count, allowed in zip(found, kept, strict=True):
-            assert count in np.atleast_1d(allowed)
-
-
 def test_a_class_of_both_the_memory_and_the_task_is_one_pool():
     method = make("cclis", 60)
     stored = np.concatenate([toy.rows_of(c)[:3] for c in range(4)])
@@ -289,51 +258,6 @@ def test_weights_are_those_of_the_proposal(size, options):
         assert np.abs(weight / uniform - 1).max() > 0.1
 
 
-def draws(method, state, task, count=200):
-    """How often each row is kept, over keys, or over steps of one key."""
-    found = np.zeros(len(LABEL))
-    for i in range(count):
-        found[rows_of(method.end_task(_other(state, i), task).extra.memory)] += 1
-    return found / count
-
-
-def _other(state, i):
-    if i % 2:
-        return state.replace(step=jnp.int32(i))
-    return state.replace(key=jax.random.key(i))
-
-
-@pytest.mark.parametrize("name", ["cclis", "uniform"])
-def test_rows_are_drawn_by_their_weights_or_alike(name):
-    """Of each of two classes, one row."""
-    options = {"temperature": 0.05} if name == "cclis" else {}
-    method, task = make(name, 2, **options), toy.TASKS[0]
-    state = toy.begin(method, toy.shaken(toy.fresh(method)), task)
-    rows = task.train.rows
-    if name == "cclis":
-        chance = np.array([*proposal(state, rows, 0.05).values()])
-        assert all(
-            np.ptp(chance[LABEL[rows] == c]) > 0.1 for c in (0, 1)
-        )  # far from uniform
-    else:
-        chance = 1 / np.array(toy.COUNTS)[LABEL[rows]]
-    found = draws(method, state, task)
-    assert found.sum() == pytest.approx(2)
-    deviation = np.sqrt(chance * (1 - chance) / 200)
-    assert (np.abs(found[rows] - chance) < 4 * deviation + 1e-3).all()
-
-
-def test_the_end_of_a_task_is_drawn_from_key_and_step():
-    method, task = make("uniform"), toy.TASKS[0]
-    state = toy.begin(method, toy.fresh(method), task)
-
-    def kept(state):
-        return rows_of(method.end_task(state, task).extra.memory).tolist()
-
-    others = {tuple(kept(_other(state, i))) for i in range(8)}
-    assert kept(state) == kept(state) and len(others) > 5
-
-
 # The teacher
 
 
@@ -390,14 +314,3 @@ def test_the_network():
     np.testing.assert_allclose(z, expected, rtol=1e-3, atol=1e-5)
     plain = net._replace(prototypes=False).init(jax.random.key(0), images)[0]
     assert set(plain) == {"encoder", "projector"}
-
-
-def test_a_fresh_state():
-    method = make("co2l")
-    state = toy.fresh(method)
-    assert "prototypes" not in state.params
-    for memory in (state.extra.memory, state.extra.replayed):
-        check_memory(memory, np.zeros(0), 12, False)
-    assert not state.extra.seen.any() and not state.extra.current.any()
-    features = method.embed(state, toy.parts().plain(toy.EXAMPLES.images[:2]))
-    assert features.shape == (2, 8) and method.supervised and method.predict is None

@@ -1,20 +1,18 @@
 """A page of runs: its numbers by hand, and what it refuses."""
 
 import base64
-import hashlib
 import html.parser
+import io
 import json
 import pathlib
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import stats
 
 from helpers import toy
 from jaxcl.report import command as report_command
-from jaxcl.report import compare, numbers
-from jaxcl.report import page as page_lib
-from jaxcl.report import runs as runs_lib
 from jaxcl.run import cost, finish
 from jaxcl.run import results as results_lib
 
@@ -234,7 +232,7 @@ def test_plasticity_and_the_untrained_network(tmp_path):
     rows = table(root, f"{KNN} of a")
     assert list(rows) == ["untrained", "after 1", "after 2", "alone"]
     assert rows["untrained"]["1"] == ["10.0"] and rows["untrained"]["mean"] == ["10.0"]
-    assert rows["untrained"]["2"] == ["·", "not measured"]
+    assert rows["untrained"]["2"] == ["-"]
     assert rows["alone"]["mean"] == ["82.5"]
 
 
@@ -250,28 +248,8 @@ def test_accuracy_matrices_are_means_over_seeds(runs):
     assert rows["after 1"]["mean"] == [f"{100 * mean[0, 0]:.1f}"]
     assert rows["after 2"]["mean"] == [f"{100 * mean[1].mean():.1f}"]
     rows = table(root, f"{KNN} of gaps")
-    assert rows["after 1"] == {
-        "1": ["60.0"],
-        "2": ["·", "not measured"],
-        "mean": ["60.0"],
-    }
+    assert rows["after 1"] == {"1": ["60.0"], "2": ["-"], "mean": ["60.0"]}
     assert rows["after 2"]["1"] == ["40.0"] and rows["after 2"]["2"] == ["50.0"]
-
-
-def test_cost_is_beside_accuracy(runs):
-    found = table(page(runs / "er", runs / "ace"), "cost")
-    assert found["ace"] == {
-        KNN: ["65.0"],
-        "training (s)": ["40.0"],
-        "compiling (s)": ["2.0"],
-        "evaluation (s)": ["4.0"],
-        "rest (s)": ["1.0"],
-        "steps": ["10"],
-        "images": ["100"],
-        "FLOPs": ["3 k"],
-        "ms/step": ["4,000"],
-    }
-    assert found["er"]["training (s)"] == ["20.0"] and found["er"]["FLOPs"] == ["1 k"]
 
 
 # Which seeds and tasks count
@@ -289,145 +267,32 @@ def test_a_run_that_goes_on_is_not_set_against_one_that_is_over(runs):
     assert found["average accuracy"] == ["70.0", "-", "Δ −20.0 -"]
 
 
-# Curves
-
-
-def test_a_curve_is_that_of_compare_with_an_interval(runs):
-    for seed, path in enumerate(sorted((runs / "er").iterdir())):
-        middle = {"step": 7, "task": 1, "eval": {KNN: [0.5 + 0.1 * seed, 0.1]}}
-        first = {"step": 0, "task": 0, "eval": {KNN: [0.1, 0.1]}}
-        text = (path / "metrics.jsonl").read_text()
-        (path / "metrics.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in (first, middle)) + text
-        )
-    run = runs_lib.read(runs / "er")
-    curve = numbers.curves(run)["accuracy", KNN]
-    steps, mean, error = compare.curve(run, KNN)
-    np.testing.assert_array_equal(curve.x, [5, 7, 10])
-    np.testing.assert_array_equal(curve.x, steps)
-    np.testing.assert_allclose(curve.mean, mean)
-    quantile = stats.t.ppf(0.975, 2)
-    np.testing.assert_allclose(curve.high - curve.mean, quantile * error)
-    np.testing.assert_allclose(curve.mean - curve.low, quantile * error)
-    assert curve.task.tolist() == [0, 1, 1] and curve.seeds == 3
-
-
-def test_seeds_whose_tasks_end_elsewhere_are_aligned_by_task(tmp_path):
-    for seed, lengths in enumerate(([4, 6], [8, 3])):
-        begin, end = lengths[0], sum(lengths)
-        rows = [
-            {"step": begin, "task": 0, "eval": {"s": 1.0 + seed}},
-            {"step": begin + 2, "task": 1, "eval": {"s": 3.0 + seed}},
-            {"step": begin + 3, "task": 1, "eval": {"s": 50.0}},
-            {"step": begin + 5, "task": 1, "eval": {"s": 60.0}},
-            {"step": end, "task": 1, "eval": {"s": 5.0 + seed}},
-        ]
-        rows = [row for row in rows if row["step"] != end or row["eval"]["s"] < 10]
-        rows = [row for row in rows if row["step"] <= end]
-        folder = tmp_path / "a" / f"seed_{seed}"
-        leave(folder, ER[seed], lengths=lengths, rows=rows, seed=seed)
-    curve = numbers.curves(runs_lib.read(tmp_path / "a"))["scalar", "s"]
-    # Task 0 ends after 6 steps in the mean, the run after 10.5; step 3 of task 1 is
-    # the end of one seed's and not of the other's, step 5 is met by one alone.
-    np.testing.assert_array_equal(curve.x, [6.0, 8.0, 10.5])
-    np.testing.assert_array_equal(curve.mean, [1.5, 3.5, 5.5])
-    assert numbers.common_ends([runs_lib.read(tmp_path / "a")]) is None
-
-
-def test_long_curves_are_means_of_stretches_or_every_nth(tmp_path):
-    values = np.random.default_rng(0).normal(size=(2, 3000))
-    rows = [
-        {
-            "step": 3000 * task + i + 1,
-            "task": task,
-            "loss": values[task, i],
-            "lr": 0.1 / (i + 1),
-            "eval": {"s": values[task, i]},
-        }
-        for task in range(2)
-        for i in range(3000)
-    ]
-    leave(tmp_path / "a", ER[0], lengths=[3000, 3000], rows=rows)
-    found = numbers.curves(runs_lib.read(tmp_path / "a"))
-    loss = found["training", "loss"]
-    assert loss.every == 40 and len(loss.x) == 150
-    np.testing.assert_allclose(loss.mean, values.reshape(150, 40).mean(axis=1))
-    np.testing.assert_allclose(loss.x, np.arange(1, 6001).reshape(150, 40).mean(axis=1))
-    thin = numbers.thin(found["scalar", "s"])
-    assert thin.every == 40 and {3000, 6000} <= set(thin.x) and len(thin.x) == 152
-    np.testing.assert_array_equal(thin.mean, values.reshape(-1)[thin.x.astype(int) - 1])
-    root = page(tmp_path / "a")
-    notes = [caption.text() for caption in root.all("figcaption")]
-    assert "loss; means of 40" in notes and "s; every 40th" in notes
-    assert any("logarithmic" in n for n in notes if n.startswith("lr")) is False
-
-
-def test_seeds_side_by_side_share_a_file(tmp_path):
-    for seed, matrix in enumerate(ER[:2]):
-        leave(tmp_path / "a" / f"seed_{seed}", matrix, rows=[], seed=seed)
-    rows = [{"step": 2, "task": 0, "loss": 7.0, "time": {}}]
-    rows += [{"step": 4, "task": 0, "loss": 6.0, "time": {}}]
-    for task in range(2):
-        found = {KNN: [ER[seed][task] for seed in range(2)]}
-        rows.append({"step": 5 * task + 5, "task": task, "eval": found, "time": {}})
-    (tmp_path / "a" / "together").mkdir()
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "a" / "together" / "metrics.jsonl").write_text(text)
-    found = numbers.curves(runs_lib.read(tmp_path / "a"))
-    assert set(found) == {("accuracy", KNN), ("training", "loss")}
-    np.testing.assert_allclose(found["accuracy", KNN].mean, [0.85, 0.45])
-    assert found["accuracy", KNN].seeds == 2 and found["training", "loss"].seeds == 1
-    assert "side by side" in page(tmp_path / "a").text()
-
-
-# Configs, convergence
-
-
-def test_convergence_is_a_mean_over_seeds(tmp_path):
-    for seed, number in enumerate((30, 36)):
-        best = {"number": number, "loss": 1.5, "seconds": 8.0, "passes": 100.0}
-        pair = {"best": best, "last": {**best, "number": 80 + seed}}
-        leave(
-            tmp_path / "a" / f"seed_{seed}",
-            ER[seed],
-            names=["old", "new"],
-            convergence={"1": pair},
-        )
-    found = table(page(tmp_path / "a"), "convergence")["a"]
-    low, high = stats.t.interval(0.95, 1, loc=33, scale=3)
-    assert found["task"] == ["new"]
-    assert found["best epoch"] == ["33", f"[−{-low:.3f}, {high:.2f}]"]
-    assert found["last epoch"][0] == "80.50"
-    assert found["loss at best"] == ["1.500", "[1.500, 1.500]"]
+# Pictures
 
 
 # Safety
 
 
 ALLOWED = set(
-    "html head meta title style body header main section nav h1 h2 h3 p a table thead "
-    "tbody tr th td caption small span ul li div figure figcaption b svg g path rect "
-    "line text details summary pre code script img defs use".split()
+    "html head meta title style body header main h1 h2 h3 p table thead tbody tr th td "
+    "span ul li div figure figcaption b details summary pre img".split()
 )
 
 
 def check_harmless(path):
     tree = Tree(path.read_text())
     assert tree.tags <= ALLOWED
-    assert len([*tree.root.all("script")]) == 1
     assert not [key for key, _ in tree.given if key.startswith("on")]
     loads = [value for key, value in tree.given if key in ("src", "href", "srcset")]
     assert all(value.startswith(("#", "data:image/png")) for value in loads)
     text = path.read_text()
     assert "://" not in text and "url(" not in text and "@import" not in text
-    script = tree.root.one("script").text()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     (policy,) = [
         meta.attributes["content"]
         for meta in tree.root.all("meta")
         if "http-equiv" in meta.attributes
     ]
-    assert "default-src 'none'" in policy and f"script-src 'sha256-{digest}';" in policy
+    assert "default-src 'none'" in policy and "script-src" not in policy
     return tree.root
 
 
@@ -471,29 +336,6 @@ def test_nothing_that_comes_from_files_becomes_markup(tmp_path):
     }
 
 
-# The command
-
-
-def test_a_page_begins_with_a_sentence_and_has_the_pictures_of_runs(runs):
-    plots = runs / "er" / "seed_0" / "plots"
-    (plots / "deep").mkdir(parents=True)
-    pictures = {"tsne_task2": b"t", "summary": b"s", "knn_class_incremental": b"k"}
-    for name, data in {**pictures, "deep/more": b"m", "curves": b"c"}.items():
-        (plots / f"{name}.png").write_bytes(data)
-    (plots / "deep" / "large.png").write_bytes(bytes(page_lib._PICTURE_BYTES))
-    root = page(runs / "er", runs / "ace")
-    shown = [
-        base64.b64decode(x.attributes["src"].partition(",")[2])
-        for x in root.all("img", class_="plot")
-    ]
-    assert shown == [b"s", b"t", b"m"]
-    lead = next(root.one("header").all("p")).text()
-    for folder in ("er", "ace"):
-        run = runs_lib.read(runs / folder)
-        mean = numbers.measures(run)[KNN]["average_accuracy"].mean
-        assert f"{folder} reaches {100 * mean:.1f} %" in lead
-
-
 def test_refuses_what_is_no_run(runs, capsys):
     def refused(*arguments):
         out = runs / "refused.html"
@@ -535,8 +377,8 @@ def test_a_real_run(tmp_path):
     seconds = float(row["training (s)"][0])
     assert seconds == pytest.approx(spent["train_seconds"], abs=0.06)
     titles = {caption.one("b").text() for caption in root.all("figcaption")}
-    assert {"loss", "lr", "grad_norm", "predict/accuracy"} <= titles
+    assert any(title.startswith("loss") for title in titles)
+    for image in root.all("img", class_="chart"):
+        data = base64.b64decode(image.attributes["src"].partition(",")[2])
+        assert Image.open(io.BytesIO(data)).format == "PNG"
     check_harmless(tmp_path / "page.html")
-
-
-# In a browser

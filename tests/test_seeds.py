@@ -1,18 +1,14 @@
-"""Several seeds: one after another, side by side, and what they say together."""
+"""Several seeds, one after another, and what they say together."""
 
 import json
 
-import chex
-import jax
 import numpy as np
-import optax
 import pytest
 
 from helpers import toy
-from jaxcl import core
-from jaxcl.config import build, command
+from jaxcl.config import build
 from jaxcl.data import stream
-from jaxcl.run import finish, job, seeds, train
+from jaxcl.run import finish, seeds, train
 from jaxcl.run import results as results_lib
 
 RUNS = toy.ONLINE | {
@@ -49,7 +45,7 @@ def apart(tmp_path_factory):
 
 def test_one_after_another_each_is_a_run_of_its_own(apart, tmp_path):
     workdir, work, found = apart
-    assert work.seeds == (3, 4) and not work.side_by_side
+    assert work.seeds == (3, 4)
     alone = toy.job(tmp_path, **{**RUNS, "seed": 4, "seeds": 1})
     results = train.run(alone, tmp_path)
     second = matrices(workdir)[4]
@@ -62,18 +58,7 @@ def test_one_after_another_each_is_a_run_of_its_own(apart, tmp_path):
     assert found == json.loads((workdir / seeds.SUMMARY).read_text())
 
 
-def test_rows_of_a_seeds_own_are_not_read_side_by_side(tmp_path, monkeypatch):
-    changes = {"method": {"name": "cclis"}, "augment.views": 1, "seeds": 2}
-    with pytest.raises(ValueError, match="side_by_side=True"):
-        build.build(toy.config(**changes, side_by_side=True), tmp_path)
-    monkeypatch.setattr(build.sharding, "on_cpu", lambda: False)
-    assert not build.build(toy.config(**changes), tmp_path).side_by_side
-    more = {"method.base": "simclr", "seeds": 2}
-    assert build.build(toy.config(**more), tmp_path / "simclr").side_by_side
-
-
-def test_the_released_class_order_follows_the_seed(tmp_path, monkeypatch):
-    """All seeds shared the split of seed 5; side by side they would share one again."""
+def test_the_released_class_order_follows_the_seed(tmp_path):
     section = {"name": "class", "num_tasks": 2, "class_order": "released"}
     changes = {"method.base": "simclr", "scenario": section}
 
@@ -87,13 +72,6 @@ def test_the_released_class_order_follows_the_seed(tmp_path, monkeypatch):
     assert {seed: classes(seed) for seed in orders} == orders and orders[5] != orders[6]
     fixed = {"scenario": section | {"seed": 5}}
     assert classes(6, **fixed) == orders[5]
-    monkeypatch.setattr(build.sharding, "on_cpu", lambda: False)
-    found = build.build(toy.config(**changes, seeds=2), tmp_path / "seeds")
-    assert not found.side_by_side
-    with pytest.raises(ValueError, match="side_by_side=True"):
-        build.build(toy.config(**changes, seeds=2, side_by_side=True), tmp_path / "x")
-    both = toy.config(**changes | fixed, seeds=2)
-    assert build.build(both, tmp_path / "fixed").side_by_side
 
 
 def test_summary_is_mean_and_standard_error(apart):
@@ -113,38 +91,6 @@ def test_summary_is_mean_and_standard_error(apart):
     assert f"{percent:.1f} +- " in seeds.text(found)
 
 
-def test_side_by_side_is_the_same(apart, tmp_path):
-    """Rounding differs between the two programs, and a few steps make it grow."""
-    _, (first, found) = tmp_path, run(tmp_path, side_by_side=True)
-    assert first.side_by_side and set(found) == set(apart[2])
-    work = seeds.join_jobs({seed: first.make(seed) for seed in first.seeds})
-    state = toy.saved(work, tmp_path / "together").state
-    for i, seed in enumerate((3, 4)):
-        one = toy.saved(first.make(seed), apart[0] / seeds.folder(seed)).state
-        mine = seeds.take_state(state, i)
-        chex.assert_trees_all_equal(mine.extra.memory, one.extra.memory)
-        chex.assert_trees_all_close(mine.params, one.params, rtol=2e-3, atol=2e-4)
-        assert (jax.random.key_data(mine.key) == jax.random.key_data(one.key)).all()
-    for seed, matrix in matrices(tmp_path).items():
-        np.testing.assert_allclose(matrix, matrices(apart[0])[seed], atol=0.05)
-
-
-@pytest.mark.slow
-def test_side_by_side_resumes_bitwise(tmp_path):
-    work = build.build(toy.config(**RUNS, side_by_side=True), tmp_path)
-    jobs = {seed: work.make(seed) for seed in work.seeds}
-    made = seeds.join_jobs(jobs)
-    step = job.compile_step(made)
-    whole = train.run(made, tmp_path / "whole", step=step)
-    asked = iter(range(100))
-    with pytest.raises(train.Interrupted):
-        train.run(made, tmp_path / "parts", step=step, stop=lambda: next(asked) == 9)
-    parts = train.run(made, tmp_path / "parts", step=step)
-    assert parts["matrices"] == whole["matrices"]
-    one, other = (toy.saved(made, tmp_path / x).state for x in ("whole", "parts"))
-    chex.assert_trees_all_equal(*(toy.leaves(x) for x in (one, other)))
-
-
 def test_more_seeds_may_follow_and_wrong_ones_are_refused(apart):
     workdir, *_ = apart
     more = build.build(toy.config(**{**RUNS, "seeds": 3}), workdir)
@@ -159,59 +105,3 @@ def test_spread():
     assert seeds.spread([0.5]) == {"mean": 0.5, "error": None, "seeds": 1}
     assert seeds.spread([None, 1.0, 3.0]) == {"mean": 2.0, "error": 1.0, "seeds": 2}
     assert seeds.percent(seeds.spread([None])) == "-"
-
-
-def test_an_axis_of_seeds_is_taken_off_again():
-    """A seed that lacks a row or a scalar has None in its place."""
-    rows = np.array([[0.5, np.nan], [0.25, np.nan]])
-    results = results_lib.empty(2)
-    results["untrained"] = results_lib.plain({"knn/all": rows})
-    results = results_lib.add(results, 0, {"knn/all": rows}, {"knn/x": [3, 4]}, 1.0)
-    judges = [
-        lambda *_: core.Result({"all": np.array([0.5, 0.75])}, {"y": 1}),
-        lambda *_: core.Result({}, {}),
-    ]
-    state = core.new_state(jax.random.key(0), {}, {}, optax.identity(), ())
-    state = state.replace(key=jax.random.split(state.key))
-    rows, scalars, _ = seeds._stack_evaluators((3, 4), judges)(state, 1)
-    rows, scalars = ({f"knn/{k}": x for k, x in d.items()} for d in (rows, scalars))
-    results = results_lib.add(results, 1, rows, scalars, 1.0)
-    first, second = (seeds.take_results(results, i) for i in range(2))
-    assert first["matrices"] == {"knn/all": [[0.5, None], [0.5, 0.75]]}
-    assert second["matrices"] == {"knn/all": [[0.25, None], [None, None]]}
-    assert second["untrained"] == {"knn/all": [0.25, None]}
-    assert first["scalars"] == [{"knn/x": 3}, {"knn/y": 1}]
-    assert second["scalars"] == [{"knn/x": 4}, {"knn/y": None}]
-
-
-def test_a_config_without_an_encoder_is_completed_first(tmp_path, monkeypatch):
-    judged = toy.config(checkpoint=str(tmp_path), seeds=2)
-    del judged.encoder
-    with pytest.raises(ValueError, match="config.seeds"):
-        build.build(judged, tmp_path)
-    whole = toy.config(seeds=2, seed=3)
-    theirs = whole.encoder.to_dict()
-    del whole.encoder  # the folder of config.start says which it is
-    monkeypatch.setattr(
-        build.sections, "completed", lambda raw: {"encoder": theirs, **raw}
-    )
-    monkeypatch.setattr(build, "build", lambda one, _, lost: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        build._build_seeds(whole.to_dict(), tmp_path, False)
-
-
-def test_a_later_seed_that_cannot_be_made_is_one_line(tmp_path, monkeypatch, capsys):
-    def make(seed):
-        if seed == 4:
-            raise ValueError("there is no run in it")
-
-    monkeypatch.setattr(finish, "_one", lambda *_: {})
-    monkeypatch.setattr(finish.job, "compile_step", lambda own: None)
-    several = seeds.Seeds((3, 4), make, False)
-    for together in (False, True):
-        work = several._replace(side_by_side=together)
-        code = command.run(
-            lambda work=work: work, lambda made, s: finish._seeds(made, tmp_path, s)
-        )
-        assert code == 1
-        assert capsys.readouterr().err == "jaxcl: seed 4: there is no run in it\n"

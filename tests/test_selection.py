@@ -86,15 +86,6 @@ def test_proposal_against_loops(scale, dtype):
         np.testing.assert_allclose(np.sum(found + also), (n + 1) / n, rtol=1e-5)
 
 
-@pytest.mark.parametrize("classes", [0, 1])
-def test_of_one_class_the_proposal_is_uniform(classes):
-    (similarity, _, _, mask), _ = scene(4)
-    seen, labels = np.arange(5) < classes, np.where(mask, 0, -1)
-    arrays = similarity, labels, seen, mask
-    np.testing.assert_allclose(PROPOSAL(*arrays), mask / mask.sum(), rtol=1e-6)
-    assert not np.any(OWN(*arrays))
-
-
 def test_of_no_rows_all_is_0():
     (similarity, labels, seen, mask), _ = scene(5)
     similarity, none = np.nan_to_num(similarity), mask & False
@@ -308,39 +299,3 @@ def test_rows_of_weight_0_come_last():
     close(found[:, [3, 8, 11]].sum(axis=0), 1 / 3)
     p = weights[[1, 5, 7, 10]]
     close(found[:, [1, 5, 7, 10]].sum(axis=0), p / p.sum())
-
-
-def test_a_quota_above_the_pool_takes_all_of_it():
-    for quota in ([5, 4, 3, 0], [9, 9, 9, 9]):
-        for weights in (None, WEIGHTS, 0 * WEIGHTS):
-            found = selection.choose(
-                jax.random.key(0), LABELS, EXISTS, np.array(quota), weights
-            )
-            expected = EXISTS & (LABELS >= 0) & (LABELS < 3)
-            np.testing.assert_array_equal(found, expected)
-    none = selection.choose(jax.random.key(0), LABELS, EXISTS, np.zeros(4, np.int32))
-    assert not np.any(none)
-
-
-def test_quotas_and_choice_in_one_compilation():
-    """As a method uses them: shapes stay, whatever there is."""
-
-    @jax.jit
-    def select(key, labels, mask, old, new, weights, tasks):
-        k_quota, k_rows = jax.random.split(key)
-        counts = jnp.sum((labels == jnp.arange(12)[:, None]) & mask, axis=1)
-        quota = selection.quotas(k_quota, counts, old, new, 12, tasks)
-        return quota, selection.choose(k_rows, labels, mask, quota, weights)
-
-    rng = np.random.default_rng(0)
-    for tasks in range(1, 4):
-        labels, mask = rng.integers(0, 2 * tasks, 40), rng.random(40) < 0.9
-        old, new = classes(2 * tasks - 2, 2)
-        weights = rng.random(40).astype(np.float32)
-        quota, kept = select(
-            jax.random.key(tasks), labels, mask, old, new, weights, tasks
-        )
-        kept = np.asarray(kept)
-        assert not kept[~mask].any() and kept.sum() == 12
-        np.testing.assert_array_equal(np.bincount(labels[kept], minlength=12), quota)
-    assert select._cache_size() == 1

@@ -1,6 +1,5 @@
 import hashlib
 import json
-import os
 import pickle
 import re
 import shutil
@@ -16,7 +15,7 @@ from sklearn import datasets
 
 from helpers import tfds_sets
 from helpers.tfds_sets import NAMES, encoded, random_images
-from jaxcl.data import convert, from_tfds, identity, sources, stream
+from jaxcl.data import convert, from_tfds, sources, stream
 from jaxcl.data import files as files_lib
 from jaxcl.data import splits as cuts
 
@@ -38,11 +37,6 @@ def pixels(examples):
     if examples.images is not None:
         return examples.images
     return np.stack([examples.load(i) for i in range(len(examples.label))])
-
-
-def test_unknown_source_names_the_nearest():
-    with pytest.raises(ValueError, match="'digit'.*'digits'"):
-        sources.load("digit")
 
 
 # --- splits
@@ -384,22 +378,6 @@ def test_a_part_of_a_set_is_converted(tmp_path, monkeypatch, capsys):
         assert re.search(said, capsys.readouterr().err)
 
 
-def test_a_conversion_that_fails_leaves_an_empty_folder(tmp_path, monkeypatch, capsys):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    path, out = tmp_path / "toy.npz", tmp_path / "out"
-    np.savez(path, x=random_images(4), y=np.arange(4))
-    monkeypatch.setattr(sys, "argv", ["convert", str(path), str(out)])
-    with monkeypatch.context() as broken:
-        broken.setattr(convert.storage, "write_json", full)
-        with pytest.raises(SystemExit):
-            convert.main()
-    assert "No space left" in capsys.readouterr().err and not [*out.iterdir()]
-    convert.main()
-    assert (out / "meta.json").exists()
-
-
 def test_arrays_written_by_hand(tmp_path):
     np.save(tmp_path / "a.npy", random_images(3))
     with pytest.raises(ValueError, match="meta.json"):
@@ -521,31 +499,6 @@ def test_classes_and_splits_are_not_taken_for_each_other(folders, words, tmp_pat
         sources.load("image_folder", path=str(tmp_path))
 
 
-def test_what_holds_no_images_may_lie_beside_train(tmp_path):
-    folder(tmp_path, {"train": 2, "test": 1, "notes": 0})
-    data = sources.load("image_folder", path=str(tmp_path))
-    assert len(data.train.label) == 2 and data.class_names == ()
-    # And what holds images, where train/ has classes: it is no split.
-    folder(tmp_path, {"train/a": 2, "test/a": 1, "more": 1})
-    data = sources.load("image_folder", path=str(tmp_path))
-    assert data.class_names == ("a",)
-
-
-@pytest.mark.parametrize("inner", ["", "train"])
-def test_images_beside_the_folders_of_classes_are_counted(inner, tmp_path, caplog):
-    folder(tmp_path / inner, {"a": 3, "b": 2})
-    data = sources.load("image_folder", path=str(tmp_path), test=0.0)
-    assert not caplog.records
-    folder(tmp_path / inner, {".": 4})
-    with caplog.at_level("WARNING"):
-        again = sources.load("image_folder", path=str(tmp_path), test=0.0)
-    assert len(again.train.label) == len(data.train.label) == 5
-    assert [r.getMessage() for r in caplog.records] == [
-        f"path = {str(tmp_path / inner)!r}: 4 images beside the folders of classes are "
-        "left out"
-    ]
-
-
 def test_folder_resident_and_sized(tmp_path):
     folder(tmp_path, {"a": 3, "b": 2}, shape=(8, 6))
     path = str(tmp_path)
@@ -600,19 +553,6 @@ def test_folder_corrupt_image(tmp_path):
         data.train.load(4)
 
 
-def test_of_some_classes_the_substitute_is_of_the_right_one(tmp_path):
-    folder(tmp_path, {"a": 3, "b": 4, "c": 4})
-    (tmp_path / "b" / "003.png").write_bytes(b"")
-    options = {"path": str(tmp_path), "on_corrupt": "skip", "test": 0.0}
-    data = sources.load("image_folder", **options)
-    part = cuts.of_classes(data, ["b", "c"], None, 0).train
-    with pytest.warns(UserWarning, match="003.png.*used .*b/000.png"):
-        part.load(3)
-    part = cuts.of_classes(data, ["b"], None, 0).train
-    with pytest.warns(UserWarning, match="003.png.*used .*b/000.png"):
-        part.load(3)
-
-
 def test_folder_errors(tmp_path):
     def load(**options):
         return sources.load("image_folder", **{"path": str(tmp_path), **options})
@@ -636,89 +576,6 @@ def test_folder_errors(tmp_path):
         load(classes=str(tmp_path / "list"))
     with pytest.raises(ValueError, match="nolist"):
         load(classes=str(tmp_path / "nolist"))
-    with pytest.raises(ValueError, match="decoder='turbo'"):
-        load(decoder="turbo")
-    folder(tmp_path / "val", {"b": 1})
-    shutil.rmtree(tmp_path / "val" / "z")
-    with pytest.raises(ValueError, match="on_corrupt='drop'"):
-        load(on_corrupt="drop")
-    with pytest.raises(ValueError, match="size=0"):
-        load(size=0)
-    with pytest.raises(ValueError, match="cache_size = 9"):
-        load(cache_size=9)
-
-
-# --- STL-10
-
-
-def stl10_folder(path, counts=(4, 3, 2)):
-    """Files as in the archive, and the images and labels that they hold."""
-    rng, want = np.random.default_rng(0), {}
-    for split, count in zip(("train", "test", "unlabeled"), counts, strict=True):
-        images = rng.integers(0, 256, (count, 96, 96, 3), np.uint8)
-        label = rng.integers(1, 11, count).astype(np.uint8)
-        # Byte by byte: planes of red, green, blue, each column after column.
-        raw = bytearray()
-        for image in images:
-            for channel in range(3):
-                for column in range(96):
-                    raw += image[:, column, channel].tobytes()
-        (path / f"{split}_X.bin").write_bytes(bytes(raw))
-        if split != "unlabeled":
-            (path / f"{split}_y.bin").write_bytes(label.tobytes())
-        want[split] = images, label
-    return want
-
-
-def test_stl10(tmp_path):
-    want = stl10_folder(tmp_path)
-    data = sources.load("stl10", path=str(tmp_path))
-    assert data.name == "stl10" and data.validation is None and data.decoder == ""
-    assert data.class_names[0] == "airplane" and data.class_names[9] == "truck"
-    assert data.class_names == tuple(sorted(data.class_names)) and data.mean is None
-    for examples, split in ((data.train, "train"), (data.test, "test")):
-        images, label = want[split]
-        np.testing.assert_array_equal(examples.images, images)
-        assert examples.images.flags.c_contiguous
-        assert examples.label.tolist() == [int(x) - 1 for x in label]
-        assert examples.domain.tolist() == [0] * len(label)
-    both = sources.load("stl10", path=str(tmp_path), unlabelled=True)
-    pixels = np.concatenate([want["train"][0], want["unlabeled"][0]])
-    np.testing.assert_array_equal(both.train.images, pixels)
-    assert both.train.images.flags.c_contiguous
-    assert both.train.label.tolist() == [*data.train.label.tolist(), -1, -1]
-    assert both.train.label.dtype == np.int32
-    np.testing.assert_array_equal(both.test.images, data.test.images)
-    held = sources.load("stl10", path=str(tmp_path), unlabelled=True, validation=0.5)
-    assert len(held.validation.label) + len(held.train.label) == 6
-
-
-def test_stl10_errors(tmp_path):
-    def load(words, **options):
-        with pytest.raises(ValueError, match=words):
-            sources.load("stl10", path=str(tmp_path), **options)
-
-    load("train_X.bin")
-    stl10_folder(tmp_path)
-    for name in ("test_y.bin", "unlabeled_X.bin"):
-        kept = (tmp_path / name).read_bytes()
-        (tmp_path / name).unlink()
-        load(name, unlabelled=True)
-        (tmp_path / name).write_bytes(kept)
-    (tmp_path / "unlabeled_X.bin").write_bytes(bytes(27647))
-    load("unlabeled_X.bin: 27647 bytes", unlabelled=True)
-    sources.load("stl10", path=str(tmp_path))
-    (tmp_path / "train_y.bin").write_bytes(bytes([1, 2, 10]))
-    load("train_y.bin: 3 labels for 4 images")
-    for wrong, words in (
-        ([1, 0, 2, 3], "from 0 to 3"),
-        ([1, 2, 3, 11], "from 1 to 11"),
-    ):
-        (tmp_path / "train_y.bin").write_bytes(bytes(wrong))
-        load(f"train_y.bin: labels run {words}")
-    (tmp_path / "train_X.bin").write_bytes(b"")
-    (tmp_path / "train_y.bin").write_bytes(b"")
-    load("stl10: train has no examples")
 
 
 # --- TFDS
@@ -790,14 +647,10 @@ def test_tfds_parts_classes_and_missing_labels(kind, request, tmp_path):
 
 
 def test_tfds_directories_as_domains(array_record, tfrecord):
-    data = sources.load(
-        "tfds", path=[array_record, tfrecord], domain_names=["real", "clip"]
-    )
-    assert data.domain_names == ("real", "clip")
+    sets = [{"name": "tfds", "path": path} for path in (array_record, tfrecord)]
+    data = sources.load("joined", sets=sets)
     assert data.train.domain.tolist() == [0] * 20 + [1] * 20
     np.testing.assert_array_equal(*np.split(pixels(data.train), 2))
-    with pytest.raises(ValueError, match="2 .*domain_names"):
-        sources.load("tfds", path=[array_record, tfrecord])
 
 
 @pytest.mark.parametrize("kind", ["array_record", "tfrecord"])
@@ -841,51 +694,6 @@ def test_tfds_that_is_prepared_anew_is_read_anew(array_record, tmp_path):
         sources.load("tfds", path=str(path), index=index)
 
 
-@pytest.mark.parametrize("kind", ["array_record", "tfrecord"])
-def test_tfds_with_a_cache(kind, request, tmp_path, monkeypatch):
-    path, there = request.getfixturevalue(kind), tmp_path / "cache"
-    (tmp_path / "keep").write_text("owl\ncat\n")
-    whole = {"path": path, "validation": 0.3}
-    part = {"path": path, "classes": str(tmp_path / "keep"), "test_split": None}
-    grey = part | {"channels": 1}
-    want = []
-    for n, options in enumerate((whole, part, grey)):
-        want.append(splits(sources.load("tfds", **options, resident=True)))
-        sources.load("tfds", **options, cache=str(there))
-        assert len([x for x in there.iterdir() if x.is_dir()]) == (2, 3, 4)[n]
-    monkeypatch.setattr(files_lib.Decoding, "__call__", None)
-    for options, theirs in zip((whole, part, grey), want, strict=True):
-        same(splits(sources.load("tfds", **options, cache=str(there))), theirs)
-    # Only the classes that are kept are on disk.
-    metas = [json.loads(x.read_text()) for x in there.glob("*/meta.json")]
-    assert sorted(meta["images"] for meta in metas) == [10, 13, 13, 20]
-    small = {"path": path, "cache": str(there), "cache_size": 4, "on_corrupt": "skip"}
-    monkeypatch.undo()
-    assert sources.load("tfds", **small).train.load(7).shape == (5, 4, 3)
-
-
-def test_tfds_records_know_what_a_cache_of_them_depends_on(tfrecord, tmp_path):
-    path = tmp_path / "toy" / "1.0.0"
-    shutil.copytree(tfrecord, path)
-
-    def stamp(part, path=path):
-        options = {"path": str(path), "test_split": None, "train_split": part}
-        return identity.stamp(sources.load("tfds", **options).train.load.read)
-
-    first = stamp("train[:10]")
-    assert first[0] == 10 and stamp("train[:10]") == first
-    assert stamp("train[:10]", tfrecord) != first  # another folder, if a copy
-    assert stamp("train[1:11]") not in (first, stamp("train[2:12]"))
-    read = sources.load("tfds", path=str(path)).train.load.read
-    assert identity.stamp(read._replace(key="picture")) != identity.stamp(read)
-    shard = path / "toy-train.tfrecord-00000-of-00002"
-    os.utime(shard, (1, 1))
-    second = stamp("train[:10]")
-    shard.write_bytes(shard.read_bytes() + b"more")
-    os.utime(shard, (1, 1))
-    assert len({first, second, stamp("train[:10]")}) == 3
-
-
 def test_tfds_errors(array_record, tfrecord, tmp_path):
     def load(path=array_record, **options):
         return sources.load("tfds", path=path, **options)
@@ -899,8 +707,6 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
         ({"image_key": "picture"}, "image_key = 'picture'.*image"),
         ({"label_key": "name"}, "label_key = 'name'.*label.*style"),
         ({"domain_key": "site"}, "domain_key = 'site'"),
-        ({"domain_names": ["a", "b"]}, "path: 1 directories need as many domain_names"),
-        ({"domain_names": ["a"], "domain_key": "style"}, "no domain_key.*'style'"),
     ):
         with pytest.raises(ValueError, match=words):
             load(**options)
@@ -929,3 +735,18 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
     (cut / "dataset_info.json").write_text(json.dumps(meta))
     with pytest.raises(ValueError, match="riegeli"):
         load(str(cut))
+
+
+@pytest.mark.parametrize("inner", ["", "train"])
+def test_images_beside_the_folders_of_classes_are_counted(inner, tmp_path, caplog):
+    folder(tmp_path / inner, {"a": 3, "b": 2})
+    data = sources.load("image_folder", path=str(tmp_path), test=0.0)
+    assert not caplog.records
+    folder(tmp_path / inner, {".": 4})
+    with caplog.at_level("WARNING"):
+        again = sources.load("image_folder", path=str(tmp_path), test=0.0)
+    assert len(again.train.label) == len(data.train.label) == 5
+    assert [r.getMessage() for r in caplog.records] == [
+        f"path = {str(tmp_path / inner)!r}: 4 images beside the folders of classes are "
+        "left out"
+    ]

@@ -1,18 +1,17 @@
-"""`jaxcl speedup`: numbers by hand, and what is refused."""
+"""launch/speedup.py: numbers by hand, and what is refused."""
 
 import json
 import math
 
-import numpy as np
 import pytest
 
-from helpers import run_directories
-from jaxcl.report import speedup
+from helpers import config_files, run_directories
 from jaxcl.run import results as results_lib
 
 # Two-sided 95 % quantiles of Student's t, from a printed table.
 T1, T2 = 12.706204736, 4.302652730
 leave = run_directories.leave_epochs
+speedup = config_files.load(config_files.ROOT / "launch" / "speedup.py")
 
 
 @pytest.fixture
@@ -43,18 +42,6 @@ def compare(folder, *words):
     """The growths of the JSON file that the command writes."""
     assert speedup.main([*words, f"--json={folder / 'x.json'}"]) == 0
     return json.loads((folder / "x.json").read_text())["growths"]
-
-
-def test_growths_and_counts(runs):
-    growths = compare(runs, *arguments(runs))
-    assert [group["growth"] for group in growths] == [0.3, 0.5]
-    for group, count in zip(growths, (1, 2), strict=True):
-        assert list(group["runs"]) == ["retrain", "icl"]
-        assert [run["seeds"] for run in group["runs"].values()] == [count] * 2
-    # retrain: 6 - 4 and 4 - 2 epochs after the best one; icl: 3 - 1 and 3 - 2.
-    base, icl = growths[1]["runs"].values()
-    assert (base["cut_off"], icl["cut_off"]) == (0, 1)
-    assert [one["cut_off"] for one in icl["each"]] == [False, True]
 
 
 def test_by_patience(runs):
@@ -109,17 +96,6 @@ def test_options_choose_the_target_the_scalars_and_the_task(runs):
     assert icl["svm/all"]["mean"] is None
 
 
-def test_the_geometric_mean_and_its_interval():
-    logs = np.log([1.0, 2.0, 8.0])
-    half = T2 * np.sqrt(((logs - logs.mean()) ** 2).sum() / 2) / 3**0.5
-    want = 16 ** (1 / 3)
-    found = speedup.geometric([1.0, None, 2.0, 8.0])
-    assert found[:3] == pytest.approx((want, want * np.exp(-half), want * np.exp(half)))
-    assert found.seeds == 3
-    assert speedup.geometric([1.0]) == (1.0, None, None, 1)
-    assert speedup.geometric([None]) == (None, None, None, 0)
-
-
 def test_the_target_may_be_a_share_of_the_gain(tmp_path):
     """Retraining gains 0.8 in seed 0 and nothing in seed 1; icl some of it."""
     retrain, frozen, icl = (tmp_path / name for name in ("retrain", "frozen", "icl"))
@@ -146,19 +122,6 @@ def test_the_target_may_be_a_share_of_the_gain(tmp_path):
     (tmp_path / "frozen" / "seed_1").rmdir()
     assert speedup.main([*words, "--frozen=frozen"]) == 2
     assert speedup.main([*words, "--frozen=still"]) == 2
-
-
-def test_folders_of_one_seed_and_of_many(tmp_path):
-    many = tmp_path / "many"
-    leave(many / "seed_3", [1.0], best=1, seed=9, config=False, growth=None)
-    (many / "config.json").write_text(json.dumps({"scenario": {"name": "growth"}}))
-    leave(tmp_path / "one", [1.0], best=1, seed=4, scenario="class", growth=0.2)
-    setting = {"task": 1, "scalar": "objective/loss"}
-    (seed_3,) = speedup.read("x", many, **setting)
-    (one,) = speedup.read("x", tmp_path / "one", **setting)
-    # The config of all seeds, and the growth that a scenario has by default.
-    assert (seed_3.seed, seed_3.growth) == (3, 0.5)
-    assert (one.seed, one.growth) == (4, None)
 
 
 def refuse(capsys, *words):

@@ -141,22 +141,9 @@ def test_rows_that_changed_are_told_and_may_be_left_behind(made, whole, half, ca
     train.run(work, half, step=step)  # and now it is whole again
 
 
-def test_rows_that_are_gone_may_be_left_behind(made, whole, half):
-    work, step, _ = made
-    (half / rows_lib.FILE).unlink()
-    going_on = toy.change(work, record=work.logging.record | {"lost": True})
-    train.run(going_on, half, step=step)
-    assert rows(half) == rows(whole)[-len(rows(half)) :]
-    assert [row["step"] for row in rows(half)][0] == 10
-
-
 @pytest.mark.parametrize(
     "text, words",
-    [
-        ("", "config.json"),
-        ('{"batch_size": 4', "config.json"),
-        ("[1, 2]", "list"),
-    ],
+    [("", "config.json"), ('{"batch_size": 4', "config.json"), ("[1, 2]", "list")],
 )
 def test_a_damaged_config_is_named_and_nothing_is_advised_away(tmp_path, text, words):
     path = tmp_path / "config.json"

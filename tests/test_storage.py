@@ -2,10 +2,8 @@
 
 import errno
 import os
-import pathlib
 import resource
 import signal
-import stat
 
 import pytest
 
@@ -62,25 +60,6 @@ def test_a_full_disk_names_the_file(tmp_path):
     assert error.value.errno == errno.EFBIG and error.value.filename == str(path)
     assert str(path) in str(error.value)
     assert storage.read_json(path) == {} and names(tmp_path) == ["x.json"]
-
-
-def test_a_folder_that_is_not_there_is_named_with_the_file(tmp_path):
-    path = tmp_path / "none" / "x.json"
-    with pytest.raises(FileNotFoundError) as error:
-        storage.write_json(path, 1)
-    assert error.value.filename == str(path)
-
-
-def test_a_link_goes_on_to_lead_to_the_file(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "x.json")
-    storage.write_json(tmp_path / "link", 1)
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "x.json").is_file()
-    assert storage.read_json(tmp_path / "x.json") == 1
-
-
-def test_what_is_no_file_is_written_in_place(tmp_path):
-    storage.write_json("/dev/null", 1)
-    assert stat.S_ISCHR(pathlib.Path("/dev/null").stat().st_mode)
 
 
 @pytest.mark.parametrize("content", [b"", b'{"x": ', b"\xff\xfe\xfd"])

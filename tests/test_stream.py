@@ -227,26 +227,6 @@ def test_chosen_classes_are_cut_out_of_every_split():
     assert not np.array_equal(other.train.images, cut.train.images)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"name": "clas"}, "name='clas'"),
-        ({"name": "class", "num_tasks": 6}, "num_tasks = 6.*5 classes"),
-        ({"name": "class"}, "num_tasks = None"),
-        ({"name": "domain", "domain_order": ["d9"]}, "domain_order"),
-        ({"name": "joint", "domain_order": [0]}, r"domain_order=\[0\]"),
-        ({"name": "joint", "evaluation": "validation"}, "validation"),
-        (
-            {"name": "class", "num_tasks": 2, "class_order": [0, 1, 1, 2, 3]},
-            "'c1'",
-        ),
-    ],
-)
-def test_bad_options(options, words):
-    with pytest.raises(ValueError, match=words):
-        scenarios.make(toy(), **options)
-
-
 def test_validate():
     good = small_sets.examples([0, 1])
     cases = [
@@ -318,30 +298,3 @@ def test_schedule_with_an_order_of_its_own():
     )
     with pytest.raises(ValueError, match="order.*shape"):
         [made[step] for step in range(len(made))]
-
-
-def test_rows_arrive_as_the_schedules_of_the_tasks_say():
-    dataset = toy()
-    cut = scenarios.make(dataset, name="class", num_tasks=3)
-    come = stream.arrivals(cut, seed=4, batch_size=6)
-    rows = [
-        np.random.default_rng([4, task, 0]).permutation(cut.tasks[task].train.rows)
-        for task in range(3)
-    ]
-    rows = np.concatenate([of_task[: len(of_task) // 6 * 6] for of_task in rows])
-    np.testing.assert_array_equal(come.label, dataset.train.label[rows])
-    np.testing.assert_array_equal(come.domain, dataset.train.domain[rows])
-    assert come.task_ends == (12, 24, 30)  # of 16, 16 and 8 rows
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"batch_size": 11}, "batch_size = 11.*task 2.* 10 "),
-        ({"epochs": 0}, "epochs = 0"),
-        ({"epochs": (3, 0)}, "epochs = 0"),
-    ],
-)
-def test_schedule_errors(options, words):
-    with pytest.raises(ValueError, match=words):
-        plan(**options)

@@ -59,21 +59,6 @@ def test_value_and_gradients_are_those_of_the_matrix(sizes, masked):
     )
 
 
-def test_a_bfloat16_queue_beside_float32_anchors():
-    """Products of bfloat16, sums in float32; the gradient has the anchors' type."""
-    rng = np.random.default_rng(1)
-    anchors = jnp.float32(rng.normal(size=(20, 32)))
-    rows = jnp.bfloat16(rng.normal(size=(300, 32)))
-    got, pull = jax.vjp(streaming.logsumexp, anchors, rows)
-    coarse = anchors.astype(jnp.bfloat16).astype(jnp.float32)
-    want, back = jax.vjp(matrix, coarse, rows.astype(jnp.float32))
-    np.testing.assert_allclose(got, want, rtol=1e-5)
-    slopes = pull(jnp.ones(20)), back(jnp.ones(20))
-    assert [x.dtype for x in slopes[0]] == [jnp.float32, jnp.bfloat16]
-    for mine, theirs in zip(*slopes, strict=True):
-        np.testing.assert_allclose(mine.astype(jnp.float32), theirs, atol=0.03)
-
-
 def test_an_anchor_that_no_row_is_left_for_has_no_gradient():
     anchors, rows = jnp.ones((2, 4)), jnp.ones((3, 4))
     groups = jnp.array([0, 1]), jnp.zeros(3, jnp.int32)

@@ -152,19 +152,6 @@ def test_each_subset_is_judged_within_itself(devices):
     assert judged(evaluate(state, 1)) == found[1]
 
 
-def test_subsets_and_seed_are_as_told():
-    parts = parts_of(*three_tasks())
-    everything = judged(svm.make(parts, **FEW)(ONE, 1))
-    some = svm.make(parts, **FEW, subsets=["new", "old"])
-    assert judged(some(ONE, 0)) == {}
-    assert judged(some(ONE, 1)) == {name: everything[name] for name in ("new", "old")}
-    others = [
-        judged(svm.make(parts._replace(seed=seed), **FEW)(ONE, 1))["new"]
-        for seed in range(4)
-    ]
-    assert everything["new"] == others[3] and len(set(others)) > 1
-
-
 def test_of_too_many_rows_some_are_drawn(monkeypatch):
     label, images, tasks = three_tasks()
     label = np.where(np.arange(96) % 4 == 3, 0, label)  # three of class 0, one of 1
@@ -236,17 +223,6 @@ def test_every_class_has_rows_for_every_fold(folds, inner_folds, least):
     # A class that the draw of rows leaves out altogether is missed, too.
     with pytest.raises(ValueError, match=message + "0 .*class 1"):
         made(least, total=200, max_rows=12)
-
-
-def test_rows_of_tasks_need_labels():
-    label, images, tasks = three_tasks()
-    label = label.copy()
-    label[tasks[2][:5]] = -1
-    message = r"evaluators\.svm: .* 5 of 96 rows of toy"
-    with pytest.raises(ValueError, match=message):
-        svm.make(parts_of(label, images, tasks), **FEW)
-    # Rows of no task do not matter.
-    svm.make(parts_of(label, images, tasks[:2]), **FEW)
 
 
 # A run

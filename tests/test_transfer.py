@@ -11,10 +11,9 @@ from jaxcl import core, sharding
 from jaxcl.config import build
 from jaxcl.data import scenarios, toys
 from jaxcl.evals import knn, linear
-from jaxcl.run import checkpoint, finish, train, transfer
+from jaxcl.run import finish, train, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
-from jaxcl.weights import export
 
 STRATEGY = {"method.strategy": "finetune", "scenario.num_tasks": 5, "epochs": 1}
 PROBE = {"epochs": 3, "augment": False}
@@ -172,16 +171,6 @@ def test_damaged_checkpoints_are_passed_over_and_stay(run, tmp_path, caplog):
     )
 
 
-def test_storage_that_does_not_answer_is_no_damage(run, tmp_path, monkeypatch, caplog):
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(checkpoint.ocp, "load", fail)
-    match = rf"config\.checkpoint='.*': checkpoint {numbers(run)[-1]} in .* could not "
-    refused(match + "be read now .*it may be whole", run, tmp_path / "here")
-    assert "trying the one before it" not in caplog.text
-
-
 def test_another_encoder_is_refused(run, tmp_path):
     copy, here = copy_of(run, tmp_path), tmp_path / "here"
     there = json.loads((copy / "config.json").read_text())
@@ -196,18 +185,6 @@ def test_another_encoder_is_refused(run, tmp_path):
     colour = {"data": {"name": "digits", "channels": 3}}
     match = r"conv1'\]\['kernel'\] is float32\[3, 3, 1, 4\] .* float32\[3, 3, 3, 4\]"
     refused(match, run, here, **colour)
-
-
-def test_a_checkpoint_without_an_encoder_is_refused(run, tmp_path):
-    copy = copy_of(run, tmp_path)
-    shutil.rmtree(copy / "checkpoints")
-    state = toy.saved(toy.job(tmp_path / "like", tasks=1, **STRATEGY), run).state
-    state = state.replace(params={"net": state.params["encoder"]})
-    saver = checkpoint.Checkpoints(copy / "checkpoints")
-    saver.save(4, state, {})
-    saver.close()
-    match = r"has no encoder in its parameters, but \['net'\]"
-    refused(match, copy, tmp_path / "here")
 
 
 def run_config(**method):
@@ -228,13 +205,3 @@ def test_what_the_config_says_itself_stays():
     for method in ({"base": "another"}, {"name": "no_such"}):
         with pytest.raises(ValueError, match=r"config\.evaluators\.linear\.lr"):
             transfer.complete({"evaluators": {"linear": {}}}, run_config(**method))
-
-
-def test_seeds_side_by_side_of_a_config_that_names_none(tmp_path):
-    (tmp_path / "together" / "checkpoints" / "7").mkdir(parents=True)
-    several = {"encoder": {}, "augment": {}, "seeds": 3, "method": {"name": "er"}}
-    (tmp_path / "config.json").write_text(json.dumps(several))
-    place = transfer.place(str(tmp_path / "seed_1"))
-    assert (place.seed, place.at, place.count, place.numbers) == (1, 1, 3, (7,))
-    with pytest.raises(ValueError, match="3 seeds.*d_0"):
-        export.export(str(tmp_path), str(tmp_path / "out"))

@@ -24,7 +24,6 @@ from jaxcl.methods import two_view
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.methods.two_view.bases import lejepa
 from jaxcl.methods.two_view.strategies import l2_sp
-from jaxcl.nets import mlp
 
 # Rows of a batch, of a queue bank (which the batch does not divide) and of the memory;
 # features of a projection; prototypes; local crops; pixels of a side; steps of a task.
@@ -782,33 +781,6 @@ def test_three_tasks_are_the_equations(name):
         assert any(0.2 < share < 0.8 for share in twin.shares)
 
 
-@pytest.mark.parametrize("name", ["mocov2plus-pnr", "byol-cassle", "simclr-finetune"])
-def test_a_boundary_changes_nothing_else(name):
-    """What a task begins with, beside the optimiser's state, g and the teacher."""
-    method = make(name)
-    for index in range(3):
-        state = under_way(name, index)
-        after = begun(method, core.copy(state), index)
-        twin = Twin(name, state)
-        assert any(np.any(x) for x in jax.tree.leaves(twins.velocity(state)))
-        assert not any(np.any(x) for x in jax.tree.leaves(twins.velocity(after)))
-        state = state.replace(task_start=state.step, opt_state=after.opt_state)
-        if index and twin.plan.teacher:
-            extra = state.extra._replace(
-                teacher={n: state.params[n] for n in COPIED},
-                teacher_stats={n: state.stats[n] for n in COPIED},
-            )
-            state = state.replace(extra=extra)
-        if index == 1 and twin.plan.distiller_hidden_dim:
-            own = {"distiller": after.params["distiller"]}
-            assert same(own["distiller"], state.params["distiller"]) is False
-            state = state.replace(
-                params=state.params | own,
-                stats=state.stats | {"distiller": after.stats["distiller"]},
-            )
-        chex.assert_trees_all_equal(after, state)
-
-
 def test_images_of_a_task_get_new_rows():
     """Drawn anew from the layer's uniform distribution; the other rows stay."""
     method, state = make("diet-finetune"), under_way("diet-finetune", 1)
@@ -946,16 +918,3 @@ def test_evaluators_read_the_encoder_and_the_projector_in_evaluation_mode():
                 nets, params, stats, np.float64(images), train=False
             )
             np.testing.assert_allclose(read(state, images), want, rtol=1e-4, atol=1e-5)
-
-
-def test_projectors_and_predictors_are_as_wide_as_asked():
-    made = {"hidden_dim": 6, "predictor_hidden_dim": 7, "distill_hidden_dim": 8}
-    options = taken("byol", "cassle", OPTIONS | made)
-    method = two_view.make(parts(), base="byol", strategy="cassle", **options)
-    params = jax.eval_shape(method.init, jax.random.key(0), batch(0)).params
-    widths = {
-        name: params[name]["linear1"]["kernel"].shape
-        for name in ("projector", "predictor", "distiller")
-    }
-    assert widths == {"projector": (5, 6), "predictor": (D, 7), "distiller": (D, 8)}
-    assert mlp.projector(bases.get("byol").projector).features == (4096, 256)

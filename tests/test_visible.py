@@ -1,7 +1,6 @@
 """The class-balanced probe of the visible rows, and the picture of a memory."""
 
 import functools
-import struct
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ from jaxcl import sharding
 from jaxcl.data import stream
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import head as head_lib
-from jaxcl.evals import tsne
 from jaxcl.methods import er, two_view
 from jaxcl.run import job
 
@@ -52,26 +50,6 @@ def check_probe(evaluate, parts, images, task, streams):
     want = eval_toy.accuracies(parts, scores.argmax(1))
     np.testing.assert_allclose(result.rows["class_incremental"], want)
     assert np.isnan(result.rows["task_aware"]).tolist() == [t > task for t in range(3)]
-
-
-def test_a_share_of_the_labels_is_a_share_of_the_visible_rows(monkeypatch):
-    fitted = []
-
-    def fit(*_, **__):
-        def run(state, data, rows, task, probe, lr):
-            fitted.append(rows.tolist())
-            return head_lib.Head(jnp.zeros((DIM, CLASSES)), jnp.zeros(CLASSES)), 0.0
-
-        return run
-
-    monkeypatch.setattr(head_lib, "resident_fit", fit)
-    parts = memory_toy.parts_of()
-    eval_toy.probe(parts, augment=False, fraction=0.3, **OPTIONS)(
-        memory_toy.state_of(2), 2
-    )
-    train = eval_toy.dataset().train
-    share = eval_toy.share_twin(train.label, train.domain, 0.3, 0)
-    assert fitted == [sorted({*share} & {*visible_twin(parts, 2)})] != [[]]
 
 
 # The balanced draw
@@ -258,62 +236,3 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
     assert visible == [tasks[0], tasks[1] | {0}, tasks[0]] and 0 not in tasks[1]
     want = {"er": {None}, "two_view": {"pnr", "finetune"}}[name]
     assert set(asked) == want
-
-
-# The picture of a memory
-
-
-def size_of(path):
-    """Width and height of a PNG."""
-    start = path.read_bytes()[:24]
-    assert start[:8] == b"\x89PNG\r\n\x1a\n"
-    return struct.unpack(">II", start[16:])
-
-
-@pytest.mark.parametrize(
-    "streams, devices, by_row", [(False, 2, False), (True, 1, False), (True, 1, True)]
-)
-def test_picture_of_a_memory_marks_its_rows(streams, devices, by_row, tmp_path, drawn):
-    calls, features = drawn
-    data, state = eval_toy.dataset(), memory_toy.remembering(by_row=by_row)
-    parts = memory_toy.remembered(eval_toy.dataset(streams=streams), devices=devices)
-    placed = sharding.replicate(state, parts.mesh)
-    draw = tsne.make(parts, directory=tmp_path / "a", show="memory", max_points=20)
-    found = draw(placed, 1)
-    assert found.rows == {} and found.scalars == {}
-    width, height = size_of(tmp_path / "a" / "memory_tsne_task2.png")
-    assert 1200 < width < 1600 and 600 < height < 780  # two panels of 6 inches
-    (points, labels, pale, marks, _), options = calls[0]
-    assert options["class_names"] == data.class_names and "task 2" in options["title"]
-    # Twenty of the rows of four classes, then all stored rows.
-    train, memory = data.train, jax.device_get(state.memory)
-    met = np.concatenate([t.train.rows for t in parts.stream.tasks[:2]])
-    met = np.sort(met)
-    rows = met[tsne.choose(train.label[met], 20, 3)]
-    assert points.shape == (26, 2) and pale.tolist() == [True] * 20 + [False] * 6
-    np.testing.assert_array_equal(labels[:20], train.label[rows])
-    np.testing.assert_array_equal(labels[20:], [0, 1, 0, 4, 1, 0])
-    images = train.images[memory.items["index"]] if by_row else memory.items["image"]
-    want = np.concatenate([train.images[rows], images[memory.filled]])
-    np.testing.assert_allclose(
-        features[0], eval_toy.embedded(state, want), rtol=1e-4, atol=1e-5
-    )
-    stored, random = marks.values()
-    assert stored.tolist() == [False] * 20 + [True] * 6
-    assert not random[20:].any() and list(marks)[0] == "stored rows"
-    # No train row of class 4 has been met: none can stand for the stored one.
-    counts = np.bincount(labels[random], minlength=CLASSES).tolist()
-    assert counts == [3, 2, 0, 0, 0, 0] and 4 not in labels[:20]
-
-
-def test_as_many_rows_are_drawn_uniformly():
-    labels = np.repeat([0, 1, 2], [8, 4, 2])
-    stored, counts = np.array([1, 0, 0, 2, 2, 2, 7]), np.zeros(14)
-    for seed in range(1000):
-        chosen = tsne.as_many(labels, stored, seed)
-        assert np.bincount(labels[chosen]).tolist() == [2, 1, 2]
-        counts += chosen
-    np.testing.assert_allclose(counts[:8], 250, atol=70)
-    np.testing.assert_allclose(counts[8:12], 250, atol=70)
-    assert (counts[12:] == 1000).all()
-    assert (tsne.as_many(labels, stored, 5) == tsne.as_many(labels, stored, 5)).all()

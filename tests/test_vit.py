@@ -1,6 +1,7 @@
 """Vision Transformers against a float64 twin, and what their options do."""
 
 import functools
+import types
 
 import chex
 import jax
@@ -10,8 +11,8 @@ import pytest
 from scipy import special
 
 from helpers import toy
-from jaxcl import optim
-from jaxcl.config import build, sections, shrink
+from jaxcl import optim, sharding
+from jaxcl.config import build, sections
 from jaxcl.nets import chain, positions, vit
 
 SMALL = dict(width=16, layers=2, heads=2, hidden=24, patch=4, image_size=8)
@@ -210,26 +211,6 @@ def test_tables_are_resized_by_the_weights_of_pytorch():
     assert positions.resized(table, (size, size), "offset") is table
 
 
-def test_rotations_are_of_the_way_between_two_patches():
-    """A query and a key meet at the same angle wherever their pair lies."""
-    turns = positions.angles((6, 6), 8)
-    rng = np.random.default_rng(0)
-    query, key = (
-        jnp.broadcast_to(rng.normal(size=8).astype(np.float32), (1, 36, 1, 8))
-        for _ in range(2)
-    )
-    query, key = (positions.rotate(x, turns, 0)[0, :, 0] for x in (query, key))
-    scores = np.asarray(query @ key.T).reshape(6, 6, 6, 6)
-    for row, column in ((0, 1), (2, 0), (1, 3)):
-        own = scores[range(6 - row)][:, : 6 - column]
-        pairs = [
-            own[r, c, r + row, c + column]
-            for r in range(6 - row)
-            for c in range(6 - column)
-        ]
-        np.testing.assert_allclose(pairs, pairs[0], atol=1e-5)
-
-
 def test_branches_are_dropped_by_row_and_weighed_up():
     options = SMALL | {"drop_path": 0.5, "layers": 2}
     net, plain = vit.vit(**options), vit.vit(**SMALL)
@@ -254,7 +235,7 @@ def test_branches_are_dropped_by_row_and_weighed_up():
     biased = ("query", "key", "value")
 
     def branch(drop, key):
-        layer = vit.Block(2, 24, "gelu", biased, 1e-6, None, drop, jnp.float32)
+        layer = vit.Block(2, 24, "gelu", biased, "xla", 1e-6, None, drop, jnp.float32)
         return np.asarray(layer.apply({"params": alone}, x, None, 0, key) - x)
 
     full, dropped = branch(0.0, None), branch(0.4, jax.random.key(2))
@@ -276,6 +257,54 @@ def test_remat_changes_no_gradient():
     chex.assert_trees_all_close(slopes(net), slopes(again), rtol=1e-4, atol=1e-5)
     program = str(jax.make_jaxpr(lambda p: again.apply({"params": p}, images))(params))
     assert "checkpoint" in program or "remat" in program
+
+
+@pytest.mark.parametrize(
+    "there, dtype, heads, told",
+    [
+        (True, jnp.bfloat16, 2, None),
+        (False, jnp.bfloat16, 2, "GPU"),
+        (True, jnp.float32, 2, "float32"),
+        (True, jnp.bfloat16, 4, "4"),  # numbers of a head
+    ],
+)
+def test_cudnn_attention_is_taken_where_it_is(
+    there, dtype, heads, told, monkeypatch, caplog
+):
+    """A network whose chip lacks it computes the same by XLA, and says so once."""
+    asked, attend = [], jax.nn.dot_product_attention
+
+    def spy(*rows, implementation):
+        asked.append(implementation)
+        return attend(*rows)
+
+    monkeypatch.setattr(sharding, "has_cudnn_attention", lambda: there)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", spy)
+    vit._warn_of_xla.cache_clear()
+    net = vit.vit(**SMALL | {"heads": heads}, attention="cudnn", dtype=dtype)
+    images = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
+    jax.eval_shape(net.init, jax.random.key(0), images)
+    assert asked == ["xla" if told else "cudnn"] * SMALL["layers"]
+    lines = [line for line in caplog.messages if "config.encoder.attention" in line]
+    assert len(lines) == bool(told)
+    assert not told or told in lines[0]
+
+
+@pytest.mark.parametrize(
+    "platform, capability, there",
+    [
+        ("gpu", "9.0", True),
+        ("gpu", "7.5", False),
+        ("gpu", "gfx90a", False),  # AMD's
+        ("tpu", "", False),
+        ("cpu", "", False),
+    ],
+)
+def test_chips_that_have_cudnn_attention(platform, capability, there, monkeypatch):
+    chip = types.SimpleNamespace(compute_capability=capability)
+    monkeypatch.setattr(sharding, "platform", lambda: platform)
+    monkeypatch.setattr(jax, "devices", lambda: [chip])
+    assert sharding.has_cudnn_attention() is there
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
@@ -339,19 +368,6 @@ def test_shares_of_leaves():
             )
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(heads=5), r"config\.encoder\.width=384"),
-        (dict(positions="rotary", width=36), "24"),
-        (dict(image_size=30, patch=4), r"image_size=30"),
-    ],
-)
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        vit.vit(**options)
-
-
 @pytest.mark.parametrize("shape", [(1, 3, 8, 3), (1, 8, 10, 3), (1, 2, 2, 3)])
 def test_images_that_patches_do_not_fill_are_refused(shape):
     net = vit.vit(**SMALL)
@@ -364,9 +380,3 @@ def test_dropped_branches_need_a_method_that_gives_a_key(tmp_path):
     config = toy.config(encoder=encoder, **toy.ONLINE | {"method": {"name": "er"}})
     with pytest.raises(ValueError, match=r"drop_path=0\.1"):
         build.build(config, tmp_path)
-
-
-def test_a_debug_run_of_a_transformer_has_one():
-    config = toy.config(encoder={"name": "vit", "size": "base", "drop_path": 0.2})
-    small = shrink.shrink(config).encoder.to_dict()
-    assert small.pop("name") == "vit" and vit.vit(**small).width == 16

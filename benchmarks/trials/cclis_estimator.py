@@ -5,20 +5,22 @@ r"""CCLIS's Theorem 1, measured: how well stored rows stand for the rows that ar
 A network learns the first two classes of CIFAR-10. The second task has two more. An
 anchor is then pushed from the mean of all rows under its softmax (Li et al., 2024, Eq.
 7). Batches with few stored rows estimate this mean, with the gradient of `sample_nce`.
-OUT/estimator.json has the squared error over the squared true mean, for each choice of
-the memory and each scope of the weights. With `--spread 0.6` rows are those of four
+The table has the squared error over the squared true mean, for each choice of the
+memory and each scope of the weights. With `--spread 0.6` rows are those of four
 clusters of that spread in 32 dimensions, in place of a network's: seconds.
 """
 
 import functools
+import pathlib
+import sys
 from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import trial
+import runs
 
-from jaxcl.data import storage
+from jaxcl.config import build
 from jaxcl.data.augment import images as augment_images
 from jaxcl.losses import prototype
 from jaxcl.nets import mlp
@@ -28,73 +30,78 @@ TAU, STORED, OLD, NEW = 0.5, 100, (0, 1), (2, 3)
 CHOICES = ("importance", "uniform")
 
 
-def main():
-    """Train, estimate, and write the errors."""
-    parser = trial.parser(__doc__)
-    parser.add_argument("--per-class", type=int, default=1000)
-    parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--draws", type=int, default=200)
-    parser.add_argument("--spread", type=float)
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    found = of_networks(options) if options.spread is None else of_clusters(options)
-    found = {"found": trial.summary(found)}
-    trial.save(options.out / "estimator.json", trial.settings(options) | found)
+def main(argv=None) -> int:
+    """The command."""
+    made = runs.parser(__doc__, "cclis_estimator", (0, 5))
+    made.add_argument("--data", help="config.data.path, for networks")
+    made.add_argument("--per-class", type=int, default=1000)
+    made.add_argument("--epochs", type=int, default=15)
+    made.add_argument("--batch", type=int, default=128)
+    made.add_argument("--draws", type=int, default=200)
+    made.add_argument("--spread", type=float)
+    options = made.parse_args(argv)
+
+    def work(stop):
+        runs.work_through(options.out, plan(options, stop))
+
+    return runs.main(options, work, tell)
 
 
-def of_clusters(options) -> list[dict]:
-    """Estimate with unit rows around the prototypes, for each seed."""
-    found = []
-    for seed in range(options.seeds):
-        rng = np.random.default_rng(seed)
-        c = rng.normal(size=(4, 32))
-        label = np.repeat(np.arange(4), options.per_class)
-        z = c[label] + options.spread * rng.normal(size=(len(label), 32))
-        z, c = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (z, c))
-        found.append(errors(z, label, c, options, rng))
-    return found
+def plan(options, stop):
+    """List the runs: one of each seed."""
+    for seed in range(*options.seeds):
+        if options.spread is not None:
+            yield "errors", seed, functools.partial(of_clusters, options, seed)
+        else:
+            yield "errors", seed, functools.partial(of_network, options, seed, stop)
 
 
-def of_networks(options) -> list[dict]:
-    """Estimate with trained networks, for each seed."""
+def tell(found) -> None:
+    """Print the measures over the seeds: mean and 95 % interval."""
+    of_seeds = [*found.get("errors", {}).values()]
+    for name in of_seeds[0] if of_seeds else ():
+        mean, low, high = runs.interval([run[name] for run in of_seeds])
+        print(f"{name}: {mean:.4f} ({low:.4f} to {high:.4f}), {len(of_seeds)} seeds")
+
+
+def of_clusters(options, seed) -> dict:
+    """Estimate with unit rows around the prototypes."""
+    rng = np.random.default_rng(seed)
+    c = rng.normal(size=(4, 32))
+    label = np.repeat(np.arange(4), options.per_class)
+    z = c[label] + options.spread * rng.normal(size=(len(label), 32))
+    z, c = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (z, c))
+    return errors(z, label, c, options, rng)
+
+
+def of_network(options, seed, stop) -> dict:
+    """Estimate with a network that learnt the first two classes."""
     changes = {
+        "data.path": options.data,
         "scenario.per_class": options.per_class,
         "epochs": options.epochs,
         "first_tasks": 1,
         "evaluators": {},
     }
-    return trial.seeds_of(
-        options,
-        "configs/cclis_cifar10_small.py:neither",
-        changes,
-        "neither",
-        functools.partial(of_seed, options),
-    )
-
-
-def of_seed(options, work, place) -> dict:
-    """Estimate with one network: "choice, scope" -> mean error over draws."""
-    saved = checkpoint.Checkpoints(place / "checkpoints", keep=work.loop.keep)
-    state = saved.restore(job.initial_state(work)).state
-    examples = work.stream.dataset.train
+    words = "configs/cclis_cifar10_small.py:neither"
+    config = runs.read_config(words, changes, seed, options.set)
+    folder = pathlib.Path(options.out) / f"seed_{seed}"
+    runs.train(config, folder, stop)
+    made = build.build(config, folder)
+    state = checkpoint.Checkpoints(folder / "checkpoints", keep=made.loop.keep)
+    state = state.restore(job.initial_state(made)).state
+    examples = made.data.stream.dataset.train
     rows = np.flatnonzero(np.isin(examples.label, OLD + NEW))
-    label = examples.label[rows]
-    config = storage.read_object(place / "config.json")
     names = "size", "resize", "mean", "std"
-    view = augment_images.make_eval(**{name: config["augment"][name] for name in names})
-    features = jnp.concatenate(
-        [
-            work.method.embed(state, view(examples.images[part]))
-            for part in np.array_split(rows, 8)
-        ]
-    )
-    z = mlp.MLP((config["method"]["hidden_dim"], 128))
-    z = z.apply({"params": state.params["projector"]}, features)
+    view = augment_images.make_eval(**{name: config.augment[name] for name in names})
+    pieces = [view(examples.images[part]) for part in np.array_split(rows, 8)]
+    features = [made.method.embed(state, piece) for piece in pieces]
+    z = mlp.MLP((config.method.hidden_dim, 128))
+    z = z.apply({"params": state.params["projector"]}, jnp.concatenate(features))
     z = np.asarray(z / jnp.linalg.norm(z, axis=1, keepdims=True), np.float64)
     c = np.asarray(state.params["prototypes"], np.float64)
     c /= np.linalg.norm(c, axis=1, keepdims=True)
-    return errors(z, label, c, options, np.random.default_rng(config["seed"]))
+    return errors(z, examples.label[rows], c, options, np.random.default_rng(seed))
 
 
 def errors(z, label, c, options, rng) -> dict:
@@ -162,4 +169,4 @@ def push(z, y, g, c, scope):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -160,9 +160,9 @@ def train_even(options, seed: int, stop) -> pathlib.Path:
 
 def parser(text, name):
     """Make the options of both trials of DUEL."""
-    made = runs.parser(text, name, (0, 5))
+    files = ".npz with train_x, train_y, test_x, test_y"
+    made = runs.parser(text, name, (0, 5), files)
     add = made.add_argument
-    add("--data", required=True, help=".npz with train_x, train_y, test_x, test_y")
     add("--colour", dest="gray", action="store_false", help="images of three channels")
     add("--steps", type=int, default=600, help="of each task")
     return made

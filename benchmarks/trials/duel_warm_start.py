@@ -4,8 +4,8 @@
 
 600 steps of MoCo on the even stream; from its networks and an empty memory 600 steps on
 the stream in which the class of the seed's number has probability 0.75, at a third of
-the rate. All rows start from the same run. The row "even" goes on evenly: its distance
-from "moco" is what imbalance costs and a policy can win.
+the rate. All rows start from the same run. The row "even on" goes on evenly: its
+distance from "moco" is what imbalance costs and a policy can win.
 """
 
 import functools
@@ -18,7 +18,12 @@ import runs
 ROWS = {
     "moco": ("moco", {}),
     "d_moco, renewed": ("d_moco", {"method.refresh": True}),
-    "even": ("moco", {}),
+    "even on": ("moco", {}),
+    "moco, whole": ("moco", {"method.drawn": 1024}),
+    "d_moco, whole, renewed": (
+        "d_moco",
+        {"method.drawn": 1024, "method.refresh": True},
+    ),
     "d_moco": ("d_moco", {}),
 }
 RATE = 3e-4
@@ -30,9 +35,9 @@ def plan(options, stop):
 
     def run(row, seed):
         name, changes = ROWS[row]
-        rho = (0.1, 0.1) if row == "even" else (0.1, options.rho)
+        rho = (0.1, 0.1) if row == "even on" else (0.1, options.rho)
         start = duel_policy.train_even(options, seed, stop)
-        if row == "even":
+        if row == "even on":
             start = even_again(options, seed, stop)
         folder = pathlib.Path(options.out) / row.replace(", ", "_") / f"seed_{seed}"
         config = duel_policy.config_of(
@@ -68,10 +73,11 @@ def even_again(options, seed, stop):
 def tell(found) -> None:
     """Print the table, and each row's difference from MoCo."""
     runs.show(found, MEASURES)
-    for row in ROWS:
+    for row in found:
+        base = "moco, whole" if "whole" in row else "moco"
         for measure in ("linear", "knn", "entropy"):
-            gap = runs.compare(found, row, "moco", measure)
-            print(f"{measure}, {row} - moco: {gap}")
+            gap = runs.compare(found, row, base, measure)
+            print(f"{measure}, {row} - {base}: {gap}")
 
 
 def main(argv=None) -> int:

@@ -7,11 +7,15 @@ have large gradients right after new classes come; with ER-ACE, and with ER-AML 
 negatives are of the incoming classes, they do not. Two tasks of Split CIFAR-10 with the
 paper's batches and M = 20. `--per-class` images make the tasks shorter, and `--set
 "encoder={'name': 'conv_net', 'width': 16}"` the network smaller than the paper's.
-Finished seeds are kept; OUT/drift.json is written anew after each row.
 """
 
+import functools
+import sys
+
 import numpy as np
-import trial
+import runs
+
+from jaxcl.run import rows as rows_lib
 
 MEASURES = ("drift", "feature_gradient_norm", "prototype_gradient_norm")
 # row -> what follows the colon of the config, and further options
@@ -25,54 +29,58 @@ ROWS = {
 }
 
 
-def main():
-    """Run the rows, and write what they measured."""
-    parser = trial.parser(__doc__)
-    parser.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS)
-    parser.add_argument("--per-class", type=int, default=1000)
-    parser.add_argument("--early", type=int, default=50, help="steps after the switch")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+def plan(options, seed):
+    """List the rows of a seed."""
     changes = {
         "scenario.per_class": options.per_class,
         "first_tasks": 2,
-        "replay.measure": "('drift','gradients')",
+        "replay.measure": ("drift", "gradients"),
         "evaluators": {"alignment": {}},
         "log_every": 1,
         "save_every": 0,
     }
-    found = {}
     for row in options.rows:
         config, own = ROWS[row]
-        found[row] = trial.summary(
-            trial.seeds_of(
-                options,
-                f"configs/er_ace_cifar10.py:{config}",
-                changes | own,
-                row,
-                lambda work, place: one(place, options.early),
-            )
-        )
-        trial.save(
-            options.out / "drift.json", trial.settings(options) | {"rows": found}
-        )
+        yield row, f"configs/er_ace_cifar10.py:{config}", changes | own
 
 
-def one(place, early) -> dict:
+def measure(early, folder) -> dict:
     """Measure one run: means and peaks after the switch."""
-    logged = trial.rows(place)
+    logged = rows_lib.read(folder)
     steps = [r for r in logged if r.get("task") == 1 and "drift" in r]
     measured = {}
     for name in MEASURES:
         values = np.array([step[name] for step in steps])
-        measured[f"{name}, mean"] = values.mean()
-        measured[f"{name}, first {early}"] = values[:early].mean()
-        measured[f"{name}, later"] = values[early:].mean()
-        measured[f"{name}, peak"] = values[:early].max()
-        measured[f"{name}, curve"] = values.tolist()
+        parts = {
+            f"first {early}": values[:early].mean(),
+            "later": values[early:].mean(),
+            "peak": values[:early].max(),
+        }
+        measured |= {f"{name}, {part}": float(v) for part, v in parts.items()}
     last = [r["eval"] for r in logged if "eval" in r][-1]
     return measured | {x: last[x] for x in ("alignment/task_1", "alignment/task_2")}
 
 
+def tell(found) -> None:
+    """Print the table, and each row's difference from ER with the same head."""
+    names = [*next(iter(next(iter(found.values())).values()))] if found else []
+    runs.show(found, names)
+    for row in found:
+        for name in names:
+            print(f"{name}, {row} - er_cosine:", end=" ")
+            print(runs.compare(found, row, "er_cosine", name))
+
+
+def main(argv=None) -> int:
+    """The command."""
+    made = runs.parser(__doc__, "er_ace_drift", (0, 5), "config.data.path")
+    made.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS)
+    made.add_argument("--per-class", type=int, default=1000)
+    made.add_argument("--early", type=int, default=50, help="steps after the switch")
+    options = made.parse_args(argv)
+    one = functools.partial(measure, options.early)
+    return runs.train_rows(options, functools.partial(plan, options), one, tell)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

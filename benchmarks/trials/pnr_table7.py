@@ -9,7 +9,6 @@ all arms before the next. Primary: forgetting of PNR minus that without both.
 """
 
 import functools
-import pathlib
 import sys
 
 import runs
@@ -39,32 +38,21 @@ def measure(folder) -> dict:
     }
 
 
-def plan(options, stop):
-    """List the runs, the most wanted first."""
-    steps: dict = {}
-
-    def run(arm, temperature, seed):
-        name = f"{arm}, {temperature}"
-        changes = {
-            "epochs": options.epochs,
-            "method.queue_size": 1024,
-            "method.temperature": temperature,
-            "method.distill_temperature": temperature,
-            "evaluators": {"knn": {"k": 20}},
-            "evaluate_untrained": False,
-        } | ARMS[arm]
-        if arm == "fine-tuning":
-            changes |= {"method.distill_hidden_dim": None}
-        config = runs.read_config(CONFIG, changes, seed)
-        folder = pathlib.Path(options.out) / name.replace(" ", "_") / f"seed_{seed}"
-        steps[name] = runs.train(config, folder, stop, steps.get(name))
-        return measure(folder)
-
+def plan(options, seed):
+    """List the arms of a seed under each temperature."""
     for temperature in options.temperatures:
-        for seed in range(*options.seeds):
-            for arm in options.arms:
-                make = functools.partial(run, arm, temperature, seed)
-                yield f"{arm}, {temperature}", seed, make
+        for arm in options.arms:
+            changes = {
+                "epochs": options.epochs,
+                "method.queue_size": 1024,
+                "method.temperature": temperature,
+                "method.distill_temperature": temperature,
+                "evaluators": {"knn": {"k": 20}},
+                "evaluate_untrained": False,
+            } | ARMS[arm]
+            if arm == "fine-tuning":
+                changes |= {"method.distill_hidden_dim": None}
+            yield f"{arm}, {temperature}", CONFIG, changes
 
 
 def tell(found) -> None:
@@ -86,11 +74,7 @@ def main(argv=None) -> int:
     made.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS])
     made.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
     options = made.parse_args(argv)
-    return runs.main(
-        options,
-        lambda stop: runs.work_through(options.out, plan(options, stop)),
-        tell,
-    )
+    return runs.train_rows(options, functools.partial(plan, options), measure, tell)
 
 
 if __name__ == "__main__":

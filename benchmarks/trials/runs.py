@@ -6,9 +6,11 @@ go to one JSON file after every run: arm -> seed -> measure -> value.
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import pathlib
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -24,19 +26,34 @@ QUIET = {"plots": False, "tensorboard": False, "progress": False, "plasticity": 
 Numbers = dict[str, dict[str, dict[str, float]]]
 
 
-def parser(text: str, name: str, seeds: Sequence[int]) -> argparse.ArgumentParser:
-    """Make the options that all trials have; `text` is a script's docstring."""
+def parser(
+    text: str, name: str, seeds: Sequence[int], data: str | None = None
+) -> argparse.ArgumentParser:
+    """Make the options that all trials have.
+
+    Args:
+      text: a script's docstring.
+      name: names the default folder of the runs.
+      seeds: first seed, and the one after the last.
+      data: what --data, config.data.path, leads to; None for a trial that has its own.
+    """
     made = argparse.ArgumentParser(description=text.partition("\n")[0])
     add = made.add_argument
     add("--seeds", type=int, nargs=2, default=seeds, metavar=("FIRST", "END"))
+    if data:
+        add("--data", required=True, help=data)
+    add("--set", nargs="+", default=[], metavar="PATH=VALUE", help="further options")
     add("--out", default=f"runs/trials/{name}", help="run directories and numbers.json")
     add("--table", action="store_true", help="print the table of what is there")
     return made
 
 
-def read_config(words: str, changes: dict, seed: int):
-    """Read a config file, FILE or FILE:WORDS, and change it for one run."""
-    config = files.read([f"--config={words}"])
+def read_config(words: str, changes: dict, seed: int, further: Sequence[str] = ()):
+    """Read a config file, FILE or FILE:WORDS, and change it for one run.
+
+    `further` has words of the command line without --config., such as "epochs=3".
+    """
+    config = files.read([f"--config={words}", *(f"--config.{w}" for w in further)])
     recipe.change(config, QUIET | changes | {"seed": seed})
     return config
 
@@ -121,6 +138,34 @@ def show(found: Numbers, measures: Sequence[str]) -> None:
             error = np.std(values, ddof=1) / len(values) ** 0.5 if values[1:] else 0
             cells.append(f"{np.mean(values):.2f} ± {error:.2f}" if values else "-")
         print(f"| {arm} | {len(runs)} |", " | ".join(cells), "|")
+
+
+def train_rows(options, plan: Callable, measure: Callable, tell: Callable) -> int:
+    """Train and measure the runs of a plan, or print the table of what is there.
+
+    Args:
+      options: of `parser`.
+      plan: seed -> (arm, config words, changes of each arm), the most wanted first.
+      measure: run directory -> measures.
+      tell: numbers -> prints the table.
+    """
+
+    def runs(stop):
+        steps: dict = {}
+
+        def run(arm, seed, words, changes):
+            data = {"data.path": options.data} if "data" in options else {}
+            config = read_config(words, data | changes, seed, options.set)
+            folder = pathlib.Path(options.out) / re.sub(r"\W+", "_", arm)
+            folder /= f"seed_{seed}"
+            steps[arm] = train(config, folder, stop, steps.get(arm))
+            return measure(folder)
+
+        for seed in range(*options.seeds):
+            for arm, words, changes in plan(seed):
+                yield arm, seed, functools.partial(run, arm, seed, words, changes)
+
+    return main(options, lambda stop: work_through(options.out, runs(stop)), tell)
 
 
 def main(options: argparse.Namespace, work: Callable, tell: Callable) -> int:

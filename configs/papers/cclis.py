@@ -86,7 +86,7 @@ def full(name, row, contrastive=CONTRASTIVE, replay=REPLAY):
         config.evaluators = {
             "collapse": {},
             "linear": {"preset": "cclis", "epochs": 100, "lr": 0.5},
-            "tsne": {"show": "memory"},  # Figure 3
+            "tsne": {},
         }
     else:
         method, lr = replay[row]

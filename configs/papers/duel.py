@@ -43,8 +43,6 @@ def start(name, row, method, epoch_steps=None):
     }
     if row not in _NO_MEMORY:
         config.evaluators.memory = {}  # Table 2
-        if epoch_steps is not None:
-            config.evaluators.tsne = {"show": "filter"}  # Figure 5
     return config
 
 

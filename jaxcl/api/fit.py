@@ -135,8 +135,8 @@ def fit(
     with _silent(quiet), _stopping() as stop:
         logging.set_verbosity(logging.WARNING)
         work = build.build(config, where)
-        found = finish.run(work, where, stop=stop)
-        print(f"\n{finish.closing(work, where, found)}", flush=True)
+        finish.run(work, where, stop=stop)
+        print(f"\n{finish.closing(work, where)}", flush=True)
     return result.Result(str(where), held=read.held)
 
 

@@ -67,7 +67,7 @@ def _strategies() -> dict[str, str]:
             "a frozen copy of the network": strategy.teacher,
             "a predictor": strategy.distiller_hidden_dim,
             f"a memory of {images} images": images,
-            "statistics or a copy of the parameters": strategy.init_state and not images,
+            "statistics or a copy of weights": strategy.init_state and not images,
         }
         found[name] = _describe(make, needs)
     return found

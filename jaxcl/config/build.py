@@ -146,42 +146,10 @@ def _build_seeds(raw, workdir, lost) -> seeds.Seeds:
 
     first = make(top.seed)
     own = {"seed": top.seed, "seeds": top.seeds}
-    own["side_by_side"] = _choose_side_by_side(top, first)
     every_option = _list_options(options_lib.plain(whole, "config"), first) | own
     run_config.write_or_check(workdir, plain, every_option)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
-    return seeds.Seeds(chosen, make, own["side_by_side"])
-
-
-def _choose_side_by_side(top: sections.Top, first: job.Job) -> bool:
-    """Choose whether the seeds share a program; `first` is the job of the first one.
-
-    They cannot where tasks depend on the seed, batches on the memory of a seed or on
-    several batches, or the end of a task on a seed's loss.
-    """
-    split = bool((top.replay or {}).get("sharded") or top.method.get("sharded"))
-    mixes = (
-        any(first.parts(task.index) > 1 for task in first.stream.tasks)
-        or first.loop.counts_epochs
-        or first.method.replayed is not None
-        or sections.follows_seed(top.scenario)
-    )
-    if top.side_by_side and (split or mixes):
-        why = (
-            "whose memory is split over the devices (config.replay.sharded or "
-            "config.method.sharded)"
-            if split
-            else f"of {top.method['name']} have batches that cannot be joined, count "
-            "epochs (config.patience, eval_epochs), or cut the tasks by the seed "
-            "(config.scenario without a seed), and"
-        )
-        raise ValueError(
-            f"config.side_by_side=True: runs {why} go one after another; must be None "
-            "or False"
-        )
-    if top.side_by_side is None:
-        return not (split or mixes or sharding.on_cpu())
-    return top.side_by_side
+    return seeds.Seeds(chosen, make)
 
 
 def planned(
@@ -189,7 +157,6 @@ def planned(
     stand_in=None,
     *,
     one_step: bool = True,
-    every_seed: bool = False,
 ) -> job.Job:
     """Make the job of a config, to be compiled and not run: no judges.
 
@@ -199,8 +166,6 @@ def planned(
       config: what a config file's get_config made, overrides applied.
       stand_in: a `stream.Dataset` in place of config.data, which is then not read.
       one_step: whether a call makes one step, else as many as that of a run.
-      every_seed: whether it is the job of all seeds, if these go side by side; else,
-        and if they go one after another, it is that of one.
 
     Raises:
       ValueError: as `build`, and where the config trains nothing.
@@ -211,12 +176,7 @@ def planned(
     off = dict(evaluators={}, plasticity=False, start=None, loggers="")
     off |= {"steps_per_call": 1} if one_step else {}
     top = dataclasses.replace(sections.top_of(raw), **off)
-    work = _job(top, options_lib.plain(raw, "config"), None, stand_in)
-    if not every_seed or top.seeds == 1 or not _choose_side_by_side(top, work):
-        return work
-    chosen = range(top.seed, top.seed + top.seeds)
-    jobs = {seed: work._replace(data=work.data._replace(seed=seed)) for seed in chosen}
-    return seeds.join_jobs(jobs)
+    return _job(top, options_lib.plain(raw, "config"), None, stand_in)
 
 
 def default_workdir(config) -> str:
@@ -371,19 +331,12 @@ def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.R
     return replay._replace(updates=found)
 
 
-_SLOW = (
-    "on a CPU a smaller config.encoder, config.augment.size or config.epochs helps; "
-    "Ctrl-C saves"
-)
-
-
 def record_options(top: sections.Top, lost: bool = False) -> dict:
     """Choose the options of a config that `run.record.Recorder` takes."""
     return {
         "tensorboard": top.tensorboard,
         "loggers": loggers.makers(top.loggers),
         "progress": top.progress,
-        "slow": _SLOW if sharding.on_cpu() else "",
         "lost": lost,
     }
 
@@ -483,7 +436,7 @@ def _count_shards(replay: dict | None, mesh) -> dict:
     return {"memory_shards": mesh.size} if (replay or {}).get("sharded") else {}
 
 
-class _Frozen(NamedTuple):
+class Frozen(NamedTuple):
     """The encoder of a run, and the images that it is to judge or embed."""
 
     state: core.TrainState
@@ -491,7 +444,19 @@ class _Frozen(NamedTuple):
     parts: core.EvalParts
 
 
-def _frozen(top: sections.Top, workdir=None) -> _Frozen:
+def frozen(config: ml_collections.ConfigDict) -> Frozen:
+    """Read config.data, and restore the encoder of config.checkpoint.
+
+    Args:
+      config: as of a transfer run; evaluators do not matter.
+
+    Raises:
+      ValueError, OSError: as `build`.
+    """
+    return _frozen(sections.top_of(completed(_with_precision(config.to_dict()))))
+
+
+def _frozen(top: sections.Top, workdir=None) -> Frozen:
     mesh = sharding.mesh(top.devices)
     make_stream = sections.tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
@@ -506,23 +471,16 @@ def _frozen(top: sections.Top, workdir=None) -> _Frozen:
     state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
     net = chain.Chain({"encoder": encoder})
     judged = core.Method(net.init, net.embed, net.embed)  # only `embed` is called
-    return _Frozen(state, source, _eval_parts(top, judged, tasks, image, mesh))
+    return Frozen(state, source, _eval_parts(top, judged, tasks, image, mesh))
 
 
 def embedder(config: ml_collections.ConfigDict):
     """Embed train rows of config.data with the encoder of config.checkpoint.
 
-    Args:
-      config: as of a transfer run; evaluators do not matter.
-
     Returns:
-      (number of rows, rows i32[n] -> f32[n, D]).
-
-    Raises:
-      ValueError, OSError: as `build`.
+      (number of rows, rows i32[n] -> f32[n, D]); arguments and errors as of `frozen`.
     """
-    raw = completed(_with_precision(config.to_dict()))
-    state, _, parts = _frozen(sections.top_of(raw))
+    state, _, parts = frozen(config)
     examples = parts.stream.dataset.train
 
     def embed(rows):

@@ -3,7 +3,6 @@
 import os
 
 import jax
-import numpy as np
 from absl import logging
 from etils import epath
 
@@ -12,7 +11,6 @@ from jaxcl.config import files, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.run import folder
 
-_FEW_OF_A_CLASS = 5  # test images, below which an accuracy says little
 # Evaluators that learn from train images before they judge the others.
 _PROBES = {"knn", "linear", "logistic", "svm"}
 
@@ -62,27 +60,11 @@ def check_data(top: sections.Top, tasks: stream.Stream, workdir) -> stream.Strea
         warnings.append(f"config.data: {words}")
     if is_first and (known.by_bytes if top.duplicates is None else top.duplicates):
         whole = known if known.by_bytes else identity.identify(dataset, True)
-        found = identity.find_duplicates(whole)
-        warnings.append(found.describe(f"config.data: {dataset.name}"))
-    if top.evaluators:
-        warnings.append(_describe_few_test_images(tasks))
+        name = f"config.data: {dataset.name}"
+        warnings.append(identity.describe_duplicates(whole, name))
     for words in filter(None, warnings if is_first else ()):
         logging.warning("%s", words)
     return tasks
-
-
-def _describe_few_test_images(tasks) -> str:
-    """Say that so few test images say little; "" where there are enough."""
-    labels = np.zeros(0) if tasks.evaluation is None else tasks.evaluation.label
-    labels = labels[labels >= 0]
-    classes = len(np.unique(labels))
-    if not 0 < len(labels) < _FEW_OF_A_CLASS * classes:
-        return ""
-    return (
-        f"config.data: {tasks.dataset.name}: {len(labels)} test images of {classes} "
-        f"classes, so one image moves an accuracy by {100 / len(labels):.1f} points: "
-        "hold out a larger share (config.data.test) or judge by other labelled images"
-    )
 
 
 def check_start(top: sections.Top, plain: dict, train: stream.Examples) -> None:

@@ -1,7 +1,6 @@
 """The config.json of a run directory: written for a new run, compared at resume."""
 
 import jax
-from absl import logging
 from etils import epath
 
 from jaxcl import schema, sharding
@@ -19,10 +18,8 @@ MACHINE = (
     "progress",
     "loggers",
     "plot_formats",
-    "data.cache",
     "duplicates",
     "seeds",
-    "side_by_side",
 )
 # What `build` adds to a config.json, once it has read the data.
 NOTED = ("decoder", "bits", "resident", "memory_shards")
@@ -48,7 +45,6 @@ def write_or_check(workdir, config: dict, every_option: dict | None = None) -> N
       workdir: the run directory.
       config: what was asked, which a run that resumes must ask again.
       every_option: the value of each option, defaults included, see `options.values`.
-        If another version of the library has other defaults, a warning names them.
 
     Raises:
       Differs: the directory holds a run of another config.
@@ -57,14 +53,10 @@ def write_or_check(workdir, config: dict, every_option: dict | None = None) -> N
     with lock.held(workdir):
         resumes = check(workdir, config)
         sharding.barrier("the config is read")
-        if jax.process_index() == 0 and every_option:
-            resolved = path.parent / options.RESOLVED
-            if resumes:
-                _warn_of_changed_defaults(resolved, every_option)
-            else:  # first: a run has begun once there is a config.json
-                storage.write_json(resolved, every_option)
         if not resumes:
             if jax.process_index() == 0:
+                if every_option:  # first: a run has begun once there is a config.json
+                    storage.write_json(path.parent / options.RESOLVED, every_option)
                 storage.write_json(path, config)
             sharding.barrier("the config is written")
 
@@ -109,20 +101,3 @@ def check(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
             f"{'; '.join(changed)}. Give another --workdir, or the same config"
         )
     return True
-
-
-def _warn_of_changed_defaults(path, now: dict) -> None:
-    """Warn of options that mean something else now than when the run began."""
-    try:
-        then = storage.read_object(path)
-    except (storage.NotJson, FileNotFoundError) as error:
-        logging.warning("%s", error)
-        return
-    changed = schema.differences(without(then, MACHINE), without(now, MACHINE))
-    if changed:
-        logging.warning(
-            "%s: the run goes on with other values than it began with, which another "
-            "version of jaxcl has as defaults: %s",
-            path,
-            "; ".join(changed),
-        )

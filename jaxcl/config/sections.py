@@ -92,7 +92,6 @@ class Top:
     regime: str = ""  # a word that other values of the config follow; not read itself
     seed: schema.Natural = 0  # the first
     seeds: schema.Count = 1  # how many runs, of seeds that follow one another
-    side_by_side: bool | None = None  # all in one program; None: not on CPU
     batch_size: schema.Count = 256  # global
     epochs: _Epochs = 1  # per task; of several the last for all others
     patience: schema.Natural = 0  # epochs without a lower loss end a task; 0: none

@@ -3,17 +3,18 @@
     python -m jaxcl.data.fetch cifar10 --out=data/cifar10
     python -m jaxcl.data.fetch cifar10 --out=data/cifar10 --from=FILE_OR_FOLDER
 
-The sets are cifar10, cifar100, mnist, stl10 and tiny_imagenet; `shapes` is drawn, not
-downloaded, and written as PNG files with a folder for each domain. The archives are
-downloaded, or taken from `--from`, compared with the published SHA-256 and unpacked.
-CIFAR and MNIST become directories for the source "arrays"; the others are read as they
-are unpacked. CIFAR comes as flat bytes: its Python version is made of pickles.
+The sets are cifar10, cifar100, mnist, stl10 (stl10_unlabelled: with its 100,000 images
+without labels) and tiny_imagenet; `shapes` is drawn, not downloaded, and written as PNG
+files with a folder for each domain. The archives are downloaded, or taken from
+`--from`, compared with the published SHA-256, and become directories for the source
+"arrays". CIFAR comes as flat bytes: its Python version is made of pickles.
 
 Sums and sizes: TFDS's tables of checksums; of tiny-imagenet-200, which is not in them,
 several public repositories agree.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import functools
 import gzip
@@ -33,6 +34,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcl.data import convert, shapes, stream
+from jaxcl.data import files as files_lib
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
 TRIES = 5  # of one address, each going on where the one before was cut
@@ -58,12 +60,11 @@ class Archive(NamedTuple):
 class Known(NamedTuple):
     """A set that can be fetched."""
 
-    source: str  # config.data.name of what is written
     archives: tuple[Archive, ...]
     write: Callable[[list[str], str], None]  # paths of the archives, a new folder
 
 
-def fetch(name: str, out: str, *, source: str | None = None) -> Known:
+def fetch(name: str, out: str, *, source: str | None = None) -> None:
     """Write a set to a folder, which must be missing or empty.
 
     Downloads go to the folder OUT.download, where the next call goes on with a part of
@@ -73,9 +74,6 @@ def fetch(name: str, out: str, *, source: str | None = None) -> Known:
       name: a key of `SETS`.
       out: the folder.
       source: the archive, or a folder with the archives; None: download them.
-
-    Returns:
-      What is known of the set.
 
     Raises:
       ValueError: an unknown name, a folder with something in it, an archive that is
@@ -89,34 +87,26 @@ def fetch(name: str, out: str, *, source: str | None = None) -> Known:
     if os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
         raise ValueError(f"--out={out} is there already and not an empty folder")
     downloads = f"{out}.download"
-    if source is None:
-        os.makedirs(downloads, exist_ok=True)
-        try:
-            paths = [_download(archive, downloads) for archive in known.archives]
-        except Unreachable as error:
-            raise Unreachable(f"{error}\n{_by_hand(name, out)}") from error
-    else:
-        paths = [_given(archive, source, known) for archive in known.archives]
+    try:
+        paths = [
+            _download(archive, downloads)
+            if source is None
+            else _given(archive, source, known)
+            for archive in known.archives
+        ]
+    except Unreachable as error:
+        files = "\n".join(f"  {x.urls[0]}  ({x.size:,} bytes)" for x in known.archives)
+        raise Unreachable(
+            f"{error}\nDownload by hand, on a machine with a network:\n{files}\n"
+            "and then give the file, or the folder of several:\n"
+            f"  jaxcl data {name} --out={out} --from=PATH"
+        ) from error
     for archive, path in zip(known.archives, paths, strict=True):
         _check(archive, path, remove=source is None)
     with _whole(out) as draft:
         known.write(paths, draft)
     if source is None:
         shutil.rmtree(downloads)
-    return known
-
-
-def _by_hand(name, out) -> str:
-    """Say how to fetch the files by hand where there is no network."""
-    files = SETS[name].archives
-    return "\n".join(
-        [
-            "Download by hand, on a machine with a network:",
-            *(f"  {x.urls[0]}  ({x.size:,} bytes)" for x in files),
-            "and then give the file, or the folder of several:",
-            f"  jaxcl data {name} --out={out} --from=PATH",
-        ]
-    )
 
 
 def _given(archive, source, known) -> str:
@@ -135,37 +125,32 @@ def _check(archive, path, *, remove) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if (size, found) == (archive.size, archive.sha256):
         return
-    if remove:
+    if remove:  # the next call starts anew
         os.unlink(path)
     raise ValueError(
         f"{path}: {size:,} bytes with sha256 {found}; published are {archive.size:,} "
         f"with {archive.sha256}. It is damaged or another file"
-        + ("; it is removed, the next call starts anew" if remove else "")
     )
 
 
 def _download(archive, folder) -> str:
     """Download an archive, from where an earlier download ended; return its path."""
+    os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, archive.name)
     part, reasons = f"{path}.part", []
-    if os.path.exists(path):
-        return path
-    for url in archive.urls:
-        for _ in range(TRIES):
-            before = _length(part)
-            try:
-                if before < archive.size:
-                    _append(url, part, archive.size)
-            except (OSError, http.client.HTTPException) as error:
-                reason = getattr(error, "reason", None) or error
-                reasons.append(f"{url}: {getattr(reason, 'strerror', None) or reason}")
-            if _length(part) == archive.size:
-                os.replace(part, path)
-                return path
-            if _length(part) <= before:  # nothing came: another try is in vain
-                break
-    lines = dict.fromkeys(reasons or [f"{archive.urls[-1]}: it ended too early"])
-    raise Unreachable(f"{archive.name} could not be downloaded: {'; '.join(lines)}")
+    for url in archive.urls * TRIES if not os.path.exists(path) else ():
+        try:
+            if _length(part) < archive.size:
+                _append(url, part, archive.size)
+        except (OSError, http.client.HTTPException) as error:
+            reasons.append(f"{url}: {getattr(error, 'reason', error)}")
+        if _length(part) == archive.size:
+            os.replace(part, path)
+            break
+    if not os.path.exists(path):
+        said = "; ".join(dict.fromkeys(reasons)) or "it ended too early"
+        raise Unreachable(f"{archive.name} could not be downloaded: {said}")
+    return path
 
 
 def _length(path) -> int:
@@ -223,10 +208,55 @@ def _unpacked(path, beside) -> Iterator[str]:
         yield os.path.join(draft, inner)
 
 
-def _unpack(paths, folder) -> None:
-    """Keep an archive's folder as it is."""
+_STL10 = (*"airplane bird car cat deer dog horse monkey ship truck".split(),)
+
+
+def _stl10(paths, folder, *, more=None) -> None:
+    """Write STL-10; the images of the file `more` follow in train, without labels."""
+
+    def read(inner, split):
+        files = [f"{split}_X.bin"] + [more] * (more is not None and split == "train")
+        raw = [np.fromfile(os.path.join(inner, file), np.uint8) for file in files]
+        images = np.concatenate(raw).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
+        known = np.fromfile(os.path.join(inner, f"{split}_y.bin"), np.uint8)
+        labels = np.full(len(images), -1)
+        labels[: len(known)] = known.astype(int) - 1
+        return images, labels
+
     with _unpacked(*paths, folder) as inner:
-        os.rename(inner, folder)
+        parts = [read(inner, split) for split in ("train", "test")]
+    _write("stl10", _STL10, parts, folder)
+
+
+def _tiny_imagenet(paths, folder) -> None:
+    """Write tiny-imagenet-200; its annotated val split is the test split.
+
+    Rows are sorted by class, then by file. Classes stand in the order of wnids.txt, as
+    in mammoth's arrays, which Co2L and CCLIS use. Grey images become RGB.
+    """
+    decode = files_lib.Decoding("pillow")
+
+    def read(rows):
+        labels, paths = zip(*rows, strict=True)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            images = pool.map(lambda x: decode(x.read_bytes(), str(x)), paths)
+            return np.stack([*images]), np.array(labels)
+
+    with _unpacked(*paths, folder) as inner:
+        where = pathlib.Path(inner)
+        names = tuple((where / "wnids.txt").read_text().split())
+        train = [
+            (label, path)
+            for label, name in enumerate(names)
+            for path in sorted((where / "train" / name / "images").iterdir())
+        ]
+        lines = (where / "val" / "val_annotations.txt").read_text().splitlines()
+        known = [line.split("\t")[:2] for line in lines]
+        test = sorted(
+            (names.index(wnid), where / "val" / "images" / file) for file, wnid in known
+        )
+        parts = [read(train), read(test)]
+    _write("tiny_imagenet", names, parts, folder, decoder="pillow")
 
 
 def _cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
@@ -266,7 +296,7 @@ def _idx(path, axes) -> np.ndarray:
         return np.frombuffer(file.read(), np.uint8, offset=4 + 4 * axes)
 
 
-def _write(name, classes, parts, folder) -> None:
+def _write(name, classes, parts, folder, decoder="") -> None:
     """Write (images, labels) of train and of test as plain arrays."""
     train, test = (
         stream.Examples(
@@ -276,7 +306,7 @@ def _write(name, classes, parts, folder) -> None:
         )
         for images, labels in parts
     )
-    data = stream.Dataset(name, classes, ("all",), train, None, test)
+    data = stream.Dataset(name, classes, ("all",), train, None, test, decoder)
     convert.write(data, folder)
 
 
@@ -309,13 +339,14 @@ _CIFAR100 = functools.partial(
 )
 # Sets that may be fetched.
 SETS = {
-    name: Known(source, _archives(name), write)
-    for name, source, write in (
-        ("cifar10", "arrays", _CIFAR10),
-        ("cifar100", "arrays", _CIFAR100),
-        ("mnist", "arrays", _mnist),
-        ("stl10", "stl10", _unpack),
-        ("tiny_imagenet", "tiny_imagenet", _unpack),
+    name: Known(_archives(name.removesuffix("_unlabelled")), write)
+    for name, write in (
+        ("cifar10", _CIFAR10),
+        ("cifar100", _CIFAR100),
+        ("mnist", _mnist),
+        ("stl10", _stl10),
+        ("stl10_unlabelled", functools.partial(_stl10, more="unlabeled_X.bin")),
+        ("tiny_imagenet", _tiny_imagenet),
     )
 }
 
@@ -348,13 +379,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.name == "shapes":
             return _draw_shapes(arguments.out, arguments.source)
-        known = fetch(arguments.name, arguments.out, source=arguments.source)
+        fetch(arguments.name, arguments.out, source=arguments.source)
     except (OSError, ValueError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     print(
         f"{arguments.out}: {arguments.name}, read with "
-        f"--config.data.name={known.source} --config.data.path={arguments.out}"
+        f"--config.data.name=arrays --config.data.path={arguments.out}"
     )
     return 0
 

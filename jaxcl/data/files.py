@@ -11,8 +11,8 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -130,27 +130,6 @@ class Decoding(NamedTuple):
         pixels = np.asarray(image.convert("RGB" if self.channels == 3 else "L"))
         return pixels.reshape(*pixels.shape[:2], self.channels)
 
-    def from_numbers(self, pixels: list, name: str) -> np.ndarray:
-        """Make u8[h,w,C] of nested lists; grey images may lack the channel."""
-        try:
-            array = np.array(pixels)
-        except ValueError as error:
-            raise Unreadable(f"{name}: its lists differ in length") from error
-        array = array[..., None] if array.ndim == 2 else array
-        shape = list(array.shape)
-        if len(shape) != 3 or shape[2] not in (1, 3):
-            wrong = f"pixels are {shape}, must be [h, w], [h, w, 1] or [h, w, 3]"
-        elif array.dtype.kind not in "iu":
-            wrong = f"pixels are {array.dtype}, must be whole numbers"
-        elif array.size and not 0 <= array.min() <= array.max() <= 255:
-            wrong = f"pixels are from {array.min()} to {array.max()}, must be 0 to 255"
-        elif shape[2] > self.channels:
-            wrong = f"3 channels, but config.data.channels={self.channels}"
-        else:
-            self.check_size(name, *shape[:2])
-            return array.repeat(self.channels // shape[2], axis=2).astype(np.uint8)
-        raise Unreadable(f"{name}: {wrong}")
-
     def check_size(self, name: str, height: int, width: int) -> None:
         """Refuse an image by its header, before there is memory for it."""
         if not 0 < height * width <= self.max_pixels:
@@ -215,28 +194,23 @@ class Reader(NamedTuple):
     files: Sequence[str | bytes] | np.ndarray  # paths, relative to root
     which: np.ndarray  # i[N], number of each row's file
     place: np.ndarray  # i64[N], where it is in there
-    # (path, place) -> an encoded image, u8[h,w,C] or nested lists; picklable
+    # (path, place) -> an encoded image, or u8[h,w,C]; picklable
     fetch: Callable[[str, int], Any]
     decoding: Decoding
     unit: str = ""  # of a place, for messages; "": a file is one image
-    key: str = ""  # which column or feature `fetch` takes
     root: str = ""
 
     def __call__(self, row: int) -> np.ndarray:
         """Read and decode one image."""
-        found, name = self._fetched(row), self.name(row)
-        if isinstance(found, bytes):
-            return self.decoding(found, name)
-        return (
-            found
-            if isinstance(found, np.ndarray)
-            else self.decoding.from_numbers(found, name)
-        )
+        found = self._fetched(row)
+        if isinstance(found, np.ndarray):
+            return found
+        return self.decoding(found, self.name(row))
 
     def raw(self, row: int) -> bytes:
         """Return bytes that tell an image from others: encoded, or its pixels."""
         found = self._fetched(row)
-        return found if isinstance(found, bytes) else self(row).tobytes()
+        return found if isinstance(found, bytes) else found.tobytes()
 
     def _fetched(self, row):
         try:
@@ -255,9 +229,9 @@ class Reader(NamedTuple):
         path = self.path(self.which[row])
         return f"{path} ({self.unit} {self.place[row]})" if self.unit else path
 
-    def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """Return all files; which of them holds each row i64[N], and at which place."""
-        return [self.path(x) for x in range(len(self.files))], self.which, self.place
+    def holders(self) -> tuple[list[str], np.ndarray]:
+        """Return all files, and which of them holds each row, i64[N]."""
+        return [self.path(x) for x in range(len(self.files))], self.which
 
     @property
     def channels(self) -> int:
@@ -311,9 +285,8 @@ def _fetch_held(images, path, row) -> np.ndarray:
 def mapped(path: str) -> np.ndarray:
     """Map an .npy file without reading it; each process opens it once."""
     with reading(path):
-        with open(storage.check_ordinary(path), "rb") as file:
-            check_claim(file, storage.size(path), os.path.basename(path))
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        file = storage.check_ordinary(path)
+        return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 _SAMPLED = 8  # images from which the size of all is estimated
@@ -331,7 +304,6 @@ class Loader(NamedTuple):
 
     read: Any  # a Reader, or another record with its methods
     rows: np.ndarray  # i64[N], which rows of `read` these are
-    cache: Callable | None = None  # row of `read` -> u8[h,w,C], see `cache`
     crop: Callable | None = None  # a prefetch.CenterCrop for every image
     # Classes and domains, if unreadable images are to be replaced; else None.
     label: np.ndarray | None = None
@@ -367,7 +339,7 @@ class Loader(NamedTuple):
         own = int(self.rows[row])
         if self.memory is not None and own in self.memory:
             return self.memory[own]
-        image = (self.cache or self.read)(own)
+        image = self.read(own)
         if self.crop is not None:
             try:
                 image = self.crop(image)
@@ -401,10 +373,10 @@ class Loader(NamedTuple):
         """Read bytes that tell an image from others, without decoding it."""
         return self.read.raw(int(self.rows[row]))
 
-    def holders(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
-        """Return files, and where each row is in them, as of `Reader`."""
-        names, which, place = self.read.holders()
-        return names, which[self.rows], place[self.rows]
+    def holders(self) -> tuple[Sequence[str], np.ndarray]:
+        """Return files, and which of them holds each row, i64[N]."""
+        names, which = self.read.holders()
+        return names, which[self.rows]
 
     @property
     def channels(self) -> int | None:
@@ -465,75 +437,22 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
     other; K__ptr i64[S+1], where each strip begins; K__shape (N, H, W, C) of K;
     K__sha256 of K's bytes. A strip is n images on top of each other.
     """
-    with reading(path):
-        with storage.open_seekable(path) as file, zipfile.ZipFile(file) as archive:
-            known = _Npz(archive, storage.size(path))
-            keys = known.keys() if keys is None else keys
-            plain = {key: known.read(key) for key in keys if known.holds(key)}
-            packed = [key for key in keys if known.holds(key + "__strips")]
-            return plain | {key: _unpack(known, key) for key in packed}
+    with reading(path), storage.open_seekable(path) as file:
+        known = np.load(file, allow_pickle=False)
+        if not isinstance(known, np.lib.npyio.NpzFile):
+            raise ValueError("it is no .npz file")
+        keys = known.files if keys is None else keys
+        plain = {key: known[key] for key in keys if key in known}
+        packed = [key for key in keys if f"{key}__strips" in known]
+        return plain | {key: _unpack(known, key) for key in packed}
 
 
-_DEFLATED = 1032  # deflate makes no more bytes of one
-
-
-class _Npz(NamedTuple):
-    """The arrays of an .npz file, none larger than its bytes can hold.
-
-    np.load takes the memory that a header asks for, before there is a byte to fill it.
-    """
-
-    archive: zipfile.ZipFile
-    size: int  # bytes of the file
-
-    def keys(self) -> list[str]:
-        """Return names of all arrays."""
-        return [name.removesuffix(".npy") for name in self.archive.namelist()]
-
-    def holds(self, key: str) -> bool:
-        """Return whether there is an array of this name."""
-        return f"{key}.npy" in self.archive.NameToInfo
-
-    def read(self, key: str) -> np.ndarray:
-        """Read an array."""
-        info = self.archive.getinfo(f"{key}.npy")
-        ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _DEFLATED}
-        if info.compress_type not in ratio:
-            raise ValueError(
-                f"{key} is compressed; must be as np.savez_compressed does"
-            )
-        most = ratio[info.compress_type] * min(info.compress_size, self.size)
-        if info.file_size > most:
-            raise ValueError(f"{key} cannot have {info.file_size} bytes of {most}")
-        with self.archive.open(info) as file:
-            return _read_array(file, info.file_size, key)
-
-
-def check_claim(file: BinaryIO, size: int, name: str) -> None:
-    """Refuse an .npy file whose header says that it holds more than there is.
-
-    Args:
-      file: opened at its beginning.
-      size: its bytes.
-      name: for the message.
-    """
-    version = np.lib.format.read_magic(file)
-    headers = {(1, 0): np.lib.format.read_array_header_1_0}
-    read = headers.get(version, np.lib.format.read_array_header_2_0)
-    shape, _, dtype = read(file)
-    need = math.prod(shape) * dtype.itemsize
-    if any(n < 0 for n in shape) or need > size:
-        raise ValueError(
-            f"{name} says {dtype}{list(shape)}, {need} bytes; it has {size}"
-        )
-
-
-def _unpack(file: _Npz, key: str) -> np.ndarray:
-    shape = file.read(key + "__shape")
+def _unpack(file: Mapping[str, np.ndarray], key: str) -> np.ndarray:
+    shape = file[key + "__shape"]
     if shape.shape != (4,) or shape.min() < 1:
         raise ValueError(f"{key}__shape is {shape.tolist()}, expected N, H, W and C")
     n, h, w, c = (int(x) for x in shape)
-    raw, pointers = file.read(key + "__strips"), file.read(key + "__ptr")
+    raw, pointers = file[key + "__strips"], file[key + "__ptr"]
     if raw.ndim != 1 or raw.dtype != np.uint8 or pointers.ndim != 1:
         raise ValueError(f"{key}__strips must be uint8[B], and {key}__ptr i64[S+1]")
     if c not in (1, 3) or n * h * w > PIXELS * len(pointers):
@@ -551,7 +470,7 @@ def _unpack(file: _Npz, key: str) -> np.ndarray:
     if row != n:
         raise ValueError(f"{key}: strips hold {row} images, {key}__shape says {n}")
     # JPEG decoders differ by a level or two; every other format must match.
-    if lossless and sha256(images) != str(file.read(key + "__sha256")):
+    if lossless and sha256(images) != str(file[key + "__sha256"]):
         raise ValueError(f"{key}: decoded pixels do not match {key}__sha256")
     return images
 
@@ -562,18 +481,11 @@ def sha256(array: np.ndarray) -> str:
     return hashlib.sha256(flat.view(np.uint8)).hexdigest()
 
 
-def _read_array(file: BinaryIO, size: int, name: str) -> np.ndarray:
-    """Read an .npy file of `size` bytes, which must hold what it says."""
-    check_claim(file, size, name)
-    file.seek(0)
-    return np.lib.format.read_array(file, allow_pickle=False)
-
-
 def read_entry(directory: str, entry: dict) -> np.ndarray:
     """Read an array of a directory and compare its digest, if the entry has one."""
     path = os.path.join(directory, entry["file"])
     with reading(path), storage.open_seekable(path) as file:
-        array = _read_array(file, storage.size(path), os.path.basename(path))
+        array = np.load(file, allow_pickle=False)
     if "sha256" in entry and sha256(array) != entry["sha256"]:
         raise ValueError(f"{path}: its bytes do not match the sha256 in meta.json")
     return array

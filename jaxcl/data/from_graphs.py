@@ -14,11 +14,10 @@ from jaxcl.data import graphs as graphs_lib
 Feature = Literal["attributes", "labels", "ldp"]
 Features = Annotated[Sequence[Feature], schema.Entries()]
 Std = Literal["sample", "population"]
-# Nodes without an edge, and without an array that tells of them, take no bytes of a
-# file: more than so many for each edge or graph are an error in `graph_ptr`.
+# Nodes without an edge take no bytes of a file: most for each edge or graph.
 _ISOLATED = 100
 _ENTRIES = 2**28  # of the one-hot node labels: 2 GiB
-_ARRAYS = ("edges", "graph_ptr", "edge_ptr", "label")
+_GIVEN = ("edges", "graph_ptr", "label")  # of an .npz file
 _OPTIONAL = ("node_label", "node_attr", "class_names")
 
 
@@ -32,16 +31,16 @@ def graphs(
 ) -> stream.Dataset:
     """A set of graphs. All graphs are for training; there is no test split.
 
-    An .npz file holds edges [2,E] (both directions, sorted by source, nodes numbered
-    over the whole set), graph_ptr and edge_ptr [G+1] (graph g's nodes and edges begin
-    at entry g) and label [G] from 0; optionally node_label [N] or [N,k], node_attr
-    [N,A] and class_names.
+    An .npz file holds edges [2,E] (nodes numbered over the whole set), graph_ptr [G+1]
+    (graph g's nodes begin at entry g) and label [G] from 0; optionally node_label [N]
+    or [N,k], node_attr [N,A] and class_names.
 
     A folder holds the text files of the TUDataset collection (Morris et al., 2020):
     NAME_A.txt, NAME_graph_indicator.txt, NAME_graph_labels.txt, and
-    perhaps NAME_node_labels.txt and NAME_node_attributes.txt. There self-loops and
-    repeated edges are dropped, missing reverse edges are added, and classes and node
+    perhaps NAME_node_labels.txt and NAME_node_attributes.txt. There classes and node
     labels are numbered in the order of their codes.
+
+    Self-loops and repeated edges are dropped, missing reverse edges are added.
 
     Args:
       path: the .npz file or the folder.
@@ -70,79 +69,52 @@ def read(
 ) -> graphs_lib.GraphSet:
     """Read a set of graphs, see `graphs`."""
     name, arrays = _read_npz(path) if path.endswith(".npz") else _read_text(path)
+    graph, label = arrays["graph"], arrays["label"]
+    edges = _undirected(arrays["where"], arrays["pairs"], graph)
+    graph_ptr = np.searchsorted(graph, np.arange(len(label) + 1))
+    structure = (edges, graph_ptr, np.searchsorted(edges[0], graph_ptr), label)
     return graphs_lib.GraphSet(
-        _features(path, arrays, features, std, normalise),
-        *(arrays[key].astype(np.int32) for key in _ARRAYS),
+        _features(path, arrays, edges, features, std, normalise),
+        *(array.astype(np.int32) for array in structure),
         name,
         tuple(str(name) for name in arrays["class_names"]),
     )
 
 
-def _read_npz(path) -> tuple[str, dict[str, np.ndarray]]:
-    """Read the name of a set and the arrays of its file."""
-    arrays = files.read_npz(path, (*_ARRAYS, *_OPTIONAL))
-    missing = [key for key in _ARRAYS if key not in arrays]
-    if missing:
-        raise ValueError(f"{path} lacks {missing}: must hold {list(_ARRAYS)}")
-    for key in (*_ARRAYS, *({"node_label"} & {*arrays})):
-        values = arrays[key]
-        if not np.issubdtype(values.dtype, np.integer):
-            raise ValueError(f"{path}: {key} is {values.dtype}, expected integers")
-        # Unsigned ones would rise where they fall, and int32 has no larger ones.
-        if values.size and not -(2**31) <= values.min() <= values.max() < 2**31:
-            raise ValueError(f"{path}: {key} holds numbers beyond int32")
-        arrays[key] = values.astype(np.int64)
-    structure = [arrays[key] for key in _ARRAYS]
+def _read_npz(path) -> tuple[str, dict]:
+    """Read the name of a set, and its pairs of nodes, graph of each node and labels."""
+    arrays = files.read_npz(path, (*_GIVEN, *_OPTIONAL))
+    if missing := [key for key in _GIVEN if key not in arrays]:
+        raise ValueError(f"{path} lacks {missing}: must hold {list(_GIVEN)}")
+    for key in (*_GIVEN, *({"node_label"} & {*arrays})):
+        if not np.issubdtype(arrays[key].dtype, np.integer):
+            raise ValueError(f"{path}: {key} is {arrays[key].dtype}, expected integers")
+        arrays[key] = arrays[key].astype(np.int64)
+    edges, ptr = arrays["edges"], arrays["graph_ptr"]
+    label = stream.as_numbers(path, "label", arrays["label"], 0)
+    names = arrays.setdefault("class_names", np.arange(label.max(initial=0) + 1))
     told = max(len(np.atleast_1d(arrays.get(key, ()))) for key in _OPTIONAL[:2])
-    for holds, problem in _promises(*structure, arrays.get("class_names"), told):
-        if not holds:
-            raise ValueError(f"{path}: {problem}")
-    arrays.setdefault("class_names", np.arange(arrays["label"].max() + 1))
-    return os.path.splitext(os.path.basename(path))[0], arrays
+    most = max(told, _ISOLATED * (len(label) + edges.size))
+    for key, good, what in (
+        ("label", label.ndim == 1 and len(label) > 0, "[G]"),
+        ("class_names", names.ndim == 1 and label.max() < len(names), "[C], of all"),
+        ("edges", edges.ndim == 2 and len(edges) == 2, "[2, E]"),
+        ("graph_ptr", ptr.shape == (len(label) + 1,), f"[{len(label) + 1}]"),
+    ):
+        if not good:
+            raise ValueError(f"{path}: {key} is {arrays[key].shape}, expected {what}")
+    if ptr[0] or (np.diff(ptr) < 0).any() or not 0 < ptr[-1] <= most:
+        raise ValueError(
+            f"{path}: graph_ptr must begin with 0, never fall, and end at the number "
+            f"of nodes, at most {most}; it ends at {ptr[-1]}"
+        )
+    graph = np.repeat(np.arange(len(label)), np.diff(ptr))
+    made = {"where": path, "pairs": edges, "graph": graph, "label": label}
+    return os.path.splitext(os.path.basename(path))[0], arrays | made
 
 
-def _promises(edges, graph_ptr, edge_ptr, label, names, told):
-    """Yield (whether a promise holds, the message if not); later ones need earlier."""
-    count = label.size
-    yield label.ndim == 1 and count > 0, f"label has shape {label.shape}, expected [G]"
-    yield label.min() >= 0, f"label holds {label.min()}: classes count from 0"
-    yield label.max() < stream.LABELS, f"label holds {label.max()}: too many classes"
-    if names is not None:
-        yield names.ndim == 1, f"class_names has shape {names.shape}, expected [C]"
-        problem = f"label holds {label.max()}, class_names only {len(names)} names"
-        yield label.max() < len(names), problem
-    for key, ptr in (("graph_ptr", graph_ptr), ("edge_ptr", edge_ptr)):
-        problem = f"{key} has shape {ptr.shape}, expected [{count + 1}]"
-        yield ptr.shape == (count + 1,), problem
-        rises = ptr[0] == 0 and (np.diff(ptr) >= 0).all()
-        yield rises, f"{key} must begin with 0 and never fall"
-    nodes, shape = int(graph_ptr[-1]), (2, int(edge_ptr[-1]))
-    few = _ISOLATED * (count + shape[1])
-    problem = f"graph_ptr ends at {nodes} nodes, for {shape[1]} edges: most are alone"
-    yield 0 < nodes <= max(few, told), problem if nodes else "there are no nodes"
-    yield edges.shape == shape, f"edges has shape {edges.shape}, expected {shape}"
-    graph = np.repeat(np.arange(count), np.diff(edge_ptr))
-    outside = (edges < graph_ptr[graph]) | (edges >= graph_ptr[graph + 1])
-    for at in np.flatnonzero(outside.any(axis=0))[:1]:
-        yield False, f"edge {edges[:, at].tolist()} leaves its graph, {graph[at]}"
-    yield (np.diff(edges[0]) >= 0).all(), "edges must be sorted by source, edges[0]"
-    for at in np.flatnonzero(edges[0] == edges[1])[:1]:
-        yield False, f"node {edges[0, at]} has an edge to itself"
-    there, back = _codes(edges, graph_ptr[-1]), _codes(edges[::-1], graph_ptr[-1])
-    for at in np.flatnonzero(np.diff(there) == 0)[:1]:
-        pair = divmod(int(there[at]), int(graph_ptr[-1]))
-        yield False, f"edge {list(pair)} is there more than once"
-    problem = "each edge must be there in both directions"
-    yield np.array_equal(there, back), problem
-
-
-def _codes(edges, nodes) -> np.ndarray:
-    """Return one number per directed edge, sorted."""
-    return np.sort(edges[0].astype(np.int64) * int(nodes) + edges[1])
-
-
-def _read_text(path) -> tuple[str, dict[str, np.ndarray]]:
-    """Read text files; return a set's name and arrays as of an .npz file."""
+def _read_text(path) -> tuple[str, dict]:
+    """Read text files; return a set's name, and what `_read_npz` returns."""
     if not os.path.isdir(path):
         raise ValueError(f"path = {path!r}: no such directory")
     names = sorted(x for x in os.listdir(path) if x.endswith("_A.txt"))
@@ -164,13 +136,11 @@ def _read_text(path) -> tuple[str, dict[str, np.ndarray]]:
             f"{file('graph_indicator')}: numbers must not fall and be in 1 to "
             f"{len(codes)}, the lines of {file('graph_labels')}"
         )
-    edges = _undirected(file("A"), _table(file("A"), np.int64, columns=2).T - 1, graph)
-    graph_ptr = np.searchsorted(graph, np.arange(1, len(codes) + 2))
     classes, label = np.unique(codes, return_inverse=True)
     arrays = {
-        "edges": edges,
-        "graph_ptr": graph_ptr,
-        "edge_ptr": np.searchsorted(edges[0], graph_ptr),
+        "where": file("A"),
+        "pairs": _table(file("A"), np.int64, columns=2).T - 1,
+        "graph": graph - 1,
         "label": label,
         "class_names": classes,
     }
@@ -200,38 +170,36 @@ def _table(file, kind, *, columns=None, rows=None) -> np.ndarray:
     return table
 
 
-def _undirected(file, pairs, graph) -> np.ndarray:
+def _undirected(where, pairs, graph) -> np.ndarray:
     """Return pairs of nodes i64[2,P] as sorted edges, each in both directions, once.
 
     Args:
-      file: where the pairs come from, for messages.
+      where: the pairs come from, for messages.
       graph: i64[N], number of each node's graph.
     """
     nodes = len(graph)
-    for line in np.flatnonzero(((pairs < 0) | (pairs >= nodes)).any(axis=0))[:1]:
+    outside = ((pairs < 0) | (pairs >= nodes)).any(axis=0)
+    own = graph[np.where(outside, 0, pairs)]
+    for at in np.flatnonzero(outside | (own[0] != own[1]))[:1]:
         raise ValueError(
-            f"{file}, line {line + 1}: nodes {(pairs[:, line] + 1).tolist()} must be "
-            f"in 1 to {nodes}"
-        )
-    for line in np.flatnonzero(graph[pairs[0]] != graph[pairs[1]])[:1]:
-        raise ValueError(
-            f"{file}, line {line + 1}: nodes {(pairs[:, line] + 1).tolist()} are of "
-            f"graphs {graph[pairs[:, line]].tolist()}, expected one graph"
+            f"{where}: edge {at + 1}, of nodes {(pairs[:, at] + 1).tolist()}, must be "
+            f"of two in 1 to {nodes} of one graph"
         )
     pairs = pairs[:, pairs[0] != pairs[1]]
     both = np.concatenate([pairs, pairs[::-1]], axis=1)
     return np.stack(np.divmod(np.unique(both[0] * nodes + both[1]), nodes))
 
 
-def _features(where, arrays, names, std, normalise) -> np.ndarray:
+def _features(where, arrays, edges, names, std, normalise) -> np.ndarray:
     """Return node features f32[N,F] as the options of a reader ask.
 
     Args:
       where: what the arrays come from, for messages.
-      arrays: "edges", "graph_ptr" and perhaps "node_label" and "node_attr", as `npz`.
+      arrays: "graph" and perhaps "node_label" and "node_attr".
+      edges: i64[2,E], of `_undirected`.
       names: option `features`.
     """
-    nodes, labels = int(arrays["graph_ptr"][-1]), arrays.get("node_label")
+    nodes, labels = len(arrays["graph"]), arrays.get("node_label")
     attributes = arrays.get("node_attr")
     if names is None:
         several = labels is not None and len(np.unique(labels)) > 1
@@ -240,7 +208,7 @@ def _features(where, arrays, names, std, normalise) -> np.ndarray:
     columns = []
     for name in names:
         if name == "ldp":
-            columns.append(degree_profile(arrays["edges"], nodes, std=std))
+            columns.append(degree_profile(edges, nodes, std=std))
             continue
         values = attributes if name == "attributes" else labels
         if values is None:

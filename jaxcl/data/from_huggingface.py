@@ -8,7 +8,6 @@ with the split.
 
 import contextlib
 import functools
-import itertools
 import json
 import os
 import re
@@ -33,12 +32,9 @@ def _arrow():
     return pyarrow
 
 
-def _fetch(key: str, file: str, row: int) -> bytes | list:
-    """Return the encoded bytes of an image in a column, or nested lists of numbers."""
-    value = read_column(file, key)[row]
-    if isinstance(value, _arrow().ExtensionScalar):  # Array3D and its like
-        value = value.value
-    value = None if value is None else value.as_py()
+def _fetch(key: str, file: str, row: int) -> bytes:
+    """Return the encoded bytes of an image in a column."""
+    value = read_column(file, key)[row].as_py()
     if isinstance(value, dict):
         value = value["bytes"]
     if value is None:
@@ -111,10 +107,9 @@ def huggingface(
     path: what `save_to_disk` wrote, or a folder with Parquet files. The split of one
       of these is its name up to the first "-", or, where that is a number, its folder.
     train_split, validation_split, test_split: name of a split; None: no such split.
-    image_key, label_key: names of columns. Images are encoded bytes, structs with
-      such, or nested lists of numbers from 0 to 255. Labels are whole numbers, -1 or
-      missing where there is none, or text, whose classes are sorted. label_key None:
-      no labels.
+    image_key, label_key: names of columns. Images are encoded bytes, or structs with
+      such. Labels are whole numbers, -1 or missing where there is none, or text, whose
+      classes are sorted. label_key None: no labels.
     classes: a text file that names the classes to keep, in that order.
     test: share of the labelled train images of each class that is the test split, where
       test_split is None.
@@ -126,14 +121,12 @@ def huggingface(
     """
     _column.cache_clear()  # the set may have been written anew
     asked = {"train": train_split, "validation": validation_split, "test": test_split}
-    asked = {split: name for split, name in asked.items() if name is not None}
     found, chosen, labels = split_files(path), {}, {}
     for split, name in asked.items():
+        if name is None:
+            continue
         if name not in found:
-            raise ValueError(
-                f"{split}_split = {name!r}: {path} has {sorted(found)}"
-                + ("" if split == "train" else "; None for no such split")
-            )
+            raise ValueError(f"{split}_split = {name!r}: {path} has {sorted(found)}")
         chosen[split] = found[name]
         labels[split] = [_check(file, image_key, label_key) for file in found[name]]
     names, numbers = _numbered(labels, chosen, label_key)
@@ -151,7 +144,6 @@ def huggingface(
             functools.partial(_fetch, image_key),
             images.decoding,
             unit="row",
-            key=image_key,
         )
         parts[split] = files_lib.examples(reader, label, numbers=kept)
     name, share = os.path.basename(os.path.abspath(path)), 0.0 if test_split else test
@@ -190,7 +182,7 @@ def guess_options(path: str) -> dict:
     found = split_files(path)
     train = "train" if "train" in found else min(found)
     header, _ = _header(found[train][0])
-    shown = [name for name in header.names if _is_picture(header.field(name).type)]
+    shown = [name for name in header.names if _holds_images(header.field(name).type)]
     named = [name for name in header.names if _class_names(found[train][0], name)]
     image, label = choose_columns(path, header.names, shown, named)
     options = {"train_split": train, "image_key": image, "label_key": label}
@@ -231,18 +223,11 @@ def choose_columns(
     return (usual or [*shown, "image"])[0], next(iter(labels), None)
 
 
-def _is_picture(kind) -> bool:
-    """Return whether a column may hold images, rather than lists of numbers."""
-    kind = getattr(kind, "storage_type", kind)
-    flat = _is_list(kind) and not _is_list(kind.value_type)
-    return _holds_images(kind) and not flat
-
-
 def split_files(path: str) -> dict[str, list[str]]:
     """Return files of each split of a folder, in their order.
 
     Raises ValueError where it is no such folder, for a name that leads out of it, and
-    for Parquet files of one split in several folders.
+    for a split that lacks a part, or is in several folders.
     """
     if storage.in_bucket(path) or not os.path.isdir(path):
         raise ValueError(f"path = {path!r}: must be a folder on a disk")
@@ -265,28 +250,22 @@ def split_files(path: str) -> dict[str, list[str]]:
             f"Hugging Face datasets writes ({STATE} or {SPLITS})"
         )
     for split, files in found.items():
-        # Of several sets, or of train/ and test/ where their files are called alike.
-        folders = sorted({os.path.relpath(os.path.dirname(x), path) for x in files})
-        if len(folders) > 1:
-            raise ValueError(
-                f"path = {path!r}: the split {split!r} is in several folders, "
-                f"{folders[:5]}; must be one set, of files SPLIT-*.parquet"
-            )
         _check_complete(path, split, files)
     return found
 
 
 def _check_complete(path, split, files) -> None:
-    """Refuse files called SPLIT-00000-of-00003 of which one is missing."""
-    found = [re.search(r"-(\d+)-of-(\d+)\b", os.path.basename(x)) for x in files]
-    there = [(int(x[1]), int(x[2])) for x in found if x]
-    for count in sorted({count for _, count in there}):
-        lost = sorted({*range(count)} - {n for n, of in there if of == count})
-        if lost or len(there) != count or len(files) != count:
-            raise ValueError(
-                f"path = {path!r}: split {split!r} must be all parts of one set: it "
-                f"has {len(files)} files of {count}; missing: {lost[:5] or 'none'}"
-            )
+    """Refuse files of several folders, and all but SPLIT-00000-of-00003 and the like.
+
+    The folders are of several sets, or of train/ and test/ with files called alike.
+    """
+    folders = {os.path.dirname(file) for file in files}
+    counts = {x[1] for file in files if (x := re.search(r"-of-(\d+)\b", file))}
+    if len(folders) > 1 or any(int(count) != len(files) for count in counts):
+        raise ValueError(
+            f"path = {path!r}: split {split!r} must be all parts of one set in one "
+            f"folder: it has {len(files)} files in folders {sorted(folders)[:5]}"
+        )
 
 
 def _saved(folder) -> tuple[str, list[str]]:
@@ -297,15 +276,16 @@ def _saved(folder) -> tuple[str, list[str]]:
     schema.check_value(entries, list[dict], f"{file}: _data_files")
     names = [entry.get("filename") for entry in entries]
     schema.check_value(names, list[splits.Inside], f"{file}: filename")
+    split = str(state.get("_split") or "train")
     if not names:
         raise ValueError(f"{file}: names no file, so that the split holds no rows")
-    _check_complete(folder, str(state.get("_split") or "train"), names)
+    _check_complete(folder, split, names)
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise ValueError(
             f"{file}: _indices_data_files says that rows were filtered out; load the "
             "set with `datasets`, call flatten_indices() and save it again"
         )
-    return str(state.get("_split") or "train"), [os.path.join(folder, x) for x in names]
+    return split, [os.path.join(folder, name) for name in names]
 
 
 def _check(file, image_key, label_key) -> np.ndarray:
@@ -314,34 +294,21 @@ def _check(file, image_key, label_key) -> np.ndarray:
     for option, key in (("image_key", image_key), ("label_key", label_key)):
         if key is not None and header.names.count(key) != 1:
             raise ValueError(f"{option} = {key!r}: {file} has {header.names}")
-    kind = header.field(image_key).type
-    if not _holds_images(kind):
+    if not _holds_images(header.field(image_key).type):
         raise ValueError(
-            f"image_key = {image_key!r}: {file} has {kind}, must be encoded images or "
-            "lists of whole numbers"
+            f"image_key = {image_key!r}: {file} has {header.field(image_key).type}, "
+            "must be encoded images"
         )
     return np.full(rows, -1) if label_key is None else _labels(file, label_key)
 
 
 def _holds_images(kind) -> bool:
-    """Return whether a type is bytes, a struct with such, or lists of whole numbers."""
-    types = _arrow().types
+    """Return whether a type is bytes, or a struct with such."""
     kind = getattr(kind, "storage_type", kind)
-    if types.is_struct(kind):
+    if _arrow().types.is_struct(kind):
         place = kind.get_field_index("bytes")
-        return place >= 0 and _is_bytes(kind.field(place).type)
-    deep = 0
-    while _is_list(kind):
-        kind, deep = kind.value_type, deep + 1
-    return types.is_integer(kind) if deep else _is_bytes(kind)
-
-
-def _is_bytes(kind) -> bool:
+        kind = kind.field(place).type if place >= 0 else None
     return kind in (_arrow().binary(), _arrow().large_binary())
-
-
-def _is_list(kind) -> bool:
-    return hasattr(kind, "value_type") and not _arrow().types.is_dictionary(kind)
 
 
 def _labels(file, key) -> np.ndarray:
@@ -373,26 +340,6 @@ def _class_names(file, key) -> tuple[str, ...] | None:
     return (*names,)
 
 
-def _common_names(files, key) -> tuple[str, ...] | None:
-    """Return names that the ClassLabel columns of all files give; None where none does.
-
-    Raises ValueError where one label has two names: each file numbers its own classes.
-    """
-    known = {}  # names -> a file that gives them
-    for file in files:
-        if (names := _class_names(file, key)) is not None:
-            known.setdefault(names, file)
-    if len(known) > 1:
-        (one, file), (two, other), *_ = known.items()
-        pairs = enumerate(itertools.zip_longest(one, two))
-        label, (name, another) = next((i, x) for i, x in pairs if x[0] != x[1])
-        raise ValueError(
-            f"label_key = {key!r}: label {label} is {name!r} in {file}, but "
-            f"{another!r} in {other}; must be the same classes in one order, or text"
-        )
-    return next(iter(known), None)
-
-
 def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """Return class names, and the labels of each split as numbers.
 
@@ -400,15 +347,9 @@ def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray
       labels: of every file of each split.
       files: of each split; they may name the classes.
     """
-    files = [file for split in files.values() for file in split]
-    kinds: dict[str, str] = {}  # kind of the labels -> a file with such
-    for file, label in zip(files, itertools.chain(*labels.values()), strict=True):
-        kinds.setdefault(label.dtype.kind, file)
+    kinds = {label.dtype.kind for parts in labels.values() for label in parts}
     if len(kinds) > 1:
-        raise ValueError(
-            f"label_key = {key!r}: labels must be of one kind; they are text in "
-            f"{kinds['U']}, but numbers in {kinds['i']}"
-        )
+        raise ValueError(f"label_key = {key!r}: labels are text and numbers")
     whole = {split: np.concatenate(parts) for split, parts in labels.items()}
     if "U" in kinds:
         found = {str(name) for label in whole.values() for name in np.unique(label)}
@@ -418,10 +359,17 @@ def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray
             split: np.array([number[name] for name in label.tolist()], int)
             for split, label in whole.items()
         }
-    names = None if key is None else _common_names(files, key)
+    known = {}  # names -> a file that gives them
+    for file in (file for of_split in files.values() for file in of_split):
+        if key is not None and (names := _class_names(file, key)) is not None:
+            known.setdefault(names, file)
+    if len(known) > 1:  # each file numbers its own classes
+        raise ValueError(
+            f"label_key = {key!r}: {' and '.join(known.values())} differ in their "
+            "classes; must be the same ones in one order, or text"
+        )
     most = max(label.max(initial=-1) for label in whole.values())
-    if names is None:
-        names = tuple(map(str, range(most + 1)))
-    elif most >= len(names):
+    names = next(iter(known), tuple(map(str, range(most + 1))))
+    if most >= len(names):
         raise ValueError(f"label_key = {key!r}: label {most} of {len(names)} classes")
     return names, whole

@@ -71,7 +71,10 @@ def _examples(path, option, where, limit, images) -> stream.Examples:
       where: its lists, one of each domain.
       limit: labels are below it.
     """
-    files, label, domain = _joined(where, option, limit)
+    lists = [_read(file, option, limit) for file in where]
+    files = np.array([file for of_list, _ in lists for file in of_list], bytes)
+    label = np.array([number for _, of_list in lists for number in of_list], np.int32)
+    domain = np.repeat(np.arange(len(lists)), [len(of_list) for of_list, _ in lists])
     if images.on_corrupt != "skip":
         _check_there(option, path, files.tolist())
     reader = files_lib.of_files(path, files, images.decoding)
@@ -89,15 +92,6 @@ def _list_files(option, pattern, domains, folder) -> list[str]:
             f"{option} = {pattern!r}: must hold {{domain}}, of which {len(domains)} are"
         )
     return [os.path.join(folder, pattern.replace("{domain}", x)) for x in domains]
-
-
-def _joined(where, option, limit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return paths, labels and domains of the lists of all domains."""
-    lists = [_read(file, option, limit) for file in where]
-    files = [file for of_list, _ in lists for file in of_list]
-    label = [number for _, of_list in lists for number in of_list]
-    domain = np.repeat(np.arange(len(lists)), [len(of_list) for of_list, _ in lists])
-    return np.array(files, bytes), np.array(label, np.int32), domain.astype(np.int32)
 
 
 def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
@@ -132,25 +126,10 @@ def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
 
 def _check_there(option: str, path: str, files: list[bytes]) -> None:
     """Refuse a list that names missing images."""
-    root, folders = os.fsencode(path), {}
-    for file in files:
-        folder, _, name = file.rpartition(b"/")
-        folders.setdefault(folder, []).append(name)
-
-    def missing(folder):
-        where = os.path.join(root, folder)
-        try:
-            there = {*os.listdir(where)}
-        except OSError:
-            return [os.path.join(folder, name) for name in folders[folder]]
-        lost = (name for name in folders[folder] if name not in there)
-        # A file system may list a name in another spelling than it was given.
-        lost = (name for name in lost if not os.path.exists(os.path.join(where, name)))
-        return [os.path.join(folder, name) for name in lost]
-
-    # One listing per folder, not one look per file: 10^6 files lie in 10^3 folders.
+    root = os.fsencode(path)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        lost = [file for files in pool.map(missing, folders) for file in files]
+        there = pool.map(lambda file: os.path.exists(os.path.join(root, file)), files)
+        lost = [file for file, known in zip(files, there, strict=True) if not known]
     if lost:
         shown = [file.decode() for file in lost[:5]]
         raise ValueError(

@@ -8,7 +8,6 @@ little endian. The checksums are not compared.
 import functools
 import os
 import struct
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,26 +72,24 @@ def _parse(features, raw: bytes | None, **options) -> dict:
 @splits.image_source()
 def tfds(
     *,
-    path: str | Sequence[str],
+    path: str,
     train_split: str = "train",
     validation_split: str | None = None,
     test_split: str | None = "test",
     image_key: str = "image",
     label_key: str | None = "label",
     domain_key: str | None = None,
-    domain_names: Sequence[str] = (),
     classes: str | None = None,
     index: str | None = None,
     images: splits.ImageOptions,
 ) -> stream.Dataset:
-    """A prepared TFDS directory (.../NAME/CONFIG/VERSION), or several.
+    """A prepared TFDS directory (.../NAME/CONFIG/VERSION); see `joined` for several.
 
-    path: each of several directories is a domain, named by `domain_names`.
+    path: the directory.
     train_split, validation_split, test_split: any TFDS split, such as "train[:90%]";
       None: no such split.
     image_key, label_key, domain_key: names of features; label_key None: no labels;
       domain_key None: one domain.
-    domain_names: one of each directory, where there are several.
     classes: a text file that names the classes to keep, in that order.
     index: a file that keeps the result of the first scan. Labels are stored in the
       records, so without it every start reads the whole set once.
@@ -102,75 +99,34 @@ def tfds(
     and damaged records.
     """
     _reader.cache_clear()  # the set may have been written anew
-    infos, names, domains = _open(path, image_key, label_key, domain_key, domain_names)
+    info = _info(path)
+    _feature(info, image_key, _library().features.Image, "image_key")
+    names = _names(info, label_key, "label_key")
     wanted = names if classes is None else files_lib.class_list(classes)
-    part = functools.partial(
-        _examples,
-        infos=infos,
-        keys=(image_key, label_key, domain_key),
-        keep=None if classes is None else files_lib.number_classes(wanted, names),
-        index=index,
-        images=images,
-    )
+    keep = None if classes is None else files_lib.number_classes(wanted, names)
+
+    def part(split):
+        if split is None:
+            return None
+        files, table = _table(info, split, label_key, domain_key, index)
+        fetch = functools.partial(_fetch, _features(info, image_key), image_key)
+        reader = files_lib.Reader(
+            files, table.file, table.place, fetch, images.decoding, unit="place"
+        )
+        return files_lib.examples(reader, table.label, table.domain, keep)
+
     return stream.Dataset(
-        name=infos[0].name,
+        name=info.name,
         class_names=wanted,
-        domain_names=domains,
+        domain_names=_names(info, domain_key, "domain_key") or ("all",),
         train=part(train_split),
         validation=part(validation_split),
         test=part(test_split),
     )
 
 
-def _examples(split, *, infos, keys, keep, index, images) -> stream.Examples | None:
-    """Return one split of all directories.
-
-    Args:
-      infos: metadata of each directory.
-      keys: names of the image, label and domain features.
-      keep: i32[C], new number of every class, -1: left out; None: all as they are.
-      index: see `tfds`.
-    """
-    if split is None:
-        return None
-    image_key, label_key, domain_key = keys
-    files, table = _table(infos, split, label_key, domain_key, index)
-    most = table.label.max(initial=-1)
-    if keep is not None and most >= len(keep):
-        raise ValueError(f"split {split!r}: label {most}, of {len(keep)} classes")
-    features = _features(infos[0], image_key)
-    reader = files_lib.Reader(
-        files,
-        table.file,
-        table.place,
-        functools.partial(_fetch, features, image_key),
-        images.decoding,
-        unit="place",
-        key=image_key,
-    )
-    return files_lib.examples(reader, table.label, table.domain, keep)
-
-
-def _open(path, image_key, label_key, domain_key, domain_names):
-    """Return the metadata of every directory, class names, domain names."""
-    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
-    if not paths:
-        raise ValueError(f"path = {path!r}: must name a directory")
-    several = len(paths) > 1 or domain_names
-    if several and (len(domain_names) != len(paths) or domain_key):
-        raise ValueError(
-            f"path: {len(paths)} directories need as many domain_names (and no "
-            f"domain_key), got {(*domain_names,)}, {domain_key!r}"
-        )
-    infos = [_info(directory) for directory in paths]
-    _feature(infos, image_key, _library().features.Image, "image_key")
-    names = _names(infos, label_key, "label_key")
-    domains = _names(infos, domain_key, "domain_key") or (*domain_names,) or ("all",)
-    return infos, names, domains
-
-
 def _info(path):
-    """Return the metadata of one directory."""
+    """Return the metadata of a directory."""
     where = f"path = {str(path)!r}"
     try:
         for name in ("dataset_info.json", "features.json"):
@@ -187,73 +143,70 @@ def _info(path):
     return info
 
 
-def _feature(infos, key, kind, option):
-    """Return the feature `key` of the first directory; every directory must have it."""
-    for info in infos:
-        feature = info.features[key] if key in info.features else None
-        if not isinstance(feature, kind):
-            fit = sorted(k for k, f in info.features.items() if isinstance(f, kind))
-            raise ValueError(
-                f"{option} = {key!r}: {info.name} has no such {kind.__name__} feature; "
-                f"it has {fit}"
-            )
-        if kind is _library().features.Image and feature.np_dtype != np.uint8:
-            raise ValueError(f"{option} = {key!r}: {feature.np_dtype}, must be uint8")
-    return infos[0].features[key]
+def _feature(info, key, kind, option):
+    """Return the feature of a name, which must be of this kind."""
+    feature = info.features[key] if key in info.features else None
+    if not isinstance(feature, kind):
+        fit = sorted(k for k, f in info.features.items() if isinstance(f, kind))
+        raise ValueError(
+            f"{option} = {key!r}: {info.name} has no such {kind.__name__} feature; it "
+            f"has {fit}"
+        )
+    if kind is _library().features.Image and feature.np_dtype != np.uint8:
+        raise ValueError(f"{option} = {key!r}: {feature.np_dtype}, must be uint8")
+    return feature
 
 
-def _names(infos, key, option) -> tuple[str, ...]:
+def _names(info, key, option) -> tuple[str, ...]:
     """Return names of a ClassLabel feature, () where `key` is None."""
     if key is None:
         return ()
-    feature = _feature(infos, key, _library().features.ClassLabel, option)
+    feature = _feature(info, key, _library().features.ClassLabel, option)
     count = feature.num_classes or 0
     if not 0 < count <= stream.LABELS:
         raise ValueError(f"{option} = {key!r}: {count} classes")
-    names = tuple(feature.names)
-    if any(tuple(info.features[key].names) != names for info in infos):
-        raise ValueError(f"{option} = {key!r}: the directories differ in their names")
-    return names
+    return tuple(feature.names)
 
 
-def _table(infos, split, label_key, domain_key, index) -> tuple[tuple, Table]:
-    """Find the records of a split in all directories, from `index` if possible."""
-    shards, files = [], []
-    for domain, info in enumerate(infos):
-        try:
-            parts = info.splits[split].file_instructions
-        except (KeyError, ValueError, AssertionError) as error:
-            raise ValueError(
-                f"split {split!r}: {info.name} has {sorted(info.splits)}; "
-                f"{info.data_dir}: {error}"
-            ) from error
-        shards += [(info, domain, part) for part in parts if part.take > 0]
-    if not shards:
-        has = {name: part.num_examples for name, part in infos[0].splits.items()}
-        raise ValueError(f"split {split!r}: has no examples; {infos[0].name} has {has}")
-    files = tuple(str(part.filename) for _, _, part in shards)
+def _table(info, split, label_key, domain_key, index) -> tuple[tuple, Table]:
+    """Find the records of a split, from `index` if possible."""
+    try:
+        parts = info.splits[split].file_instructions
+    except (KeyError, ValueError, AssertionError) as error:
+        raise ValueError(
+            f"split {split!r}: {info.name} has {sorted(info.splits)}; {info.data_dir}: "
+            f"{error}"
+        ) from error
+    parts = [part for part in parts if part.take > 0]
+    if not parts:
+        has = {name: part.num_examples for name, part in info.splits.items()}
+        raise ValueError(f"split {split!r}: has no examples; {info.name} has {has}")
+    files = tuple(str(part.filename) for part in parts)
     # A set may be prepared again in the same directory, with other labels alone.
-    prepared = [os.path.join(info.data_dir, "dataset_info.json") for info in infos]
-    found = identity.sizes_and_times([*prepared, *files])
-    if lost := [files[i] for i in np.flatnonzero(found[len(infos) :, 0] < 0)]:
+    prepared = os.path.join(info.data_dir, "dataset_info.json")
+    found = identity.sizes_and_times([prepared, *files]).tolist()
+    if lost := [
+        file for file, (size, _) in zip(files, found[1:], strict=True) if size < 0
+    ]:
         raise ValueError(
             f"split {split!r}: lacks {len(lost)} of its {len(files)} files: {lost[:3]}"
         )
-    ranges = [f"{x.filename}:{x.skip}:{x.take}" for _, _, x in shards]
-    stamp = np.array(
-        [str(label_key), str(domain_key), *map(str, found.tolist()), *ranges]
-    )
+    ranges = [f"{x.filename}:{x.skip}:{x.take}" for x in parts]
+    stamp = np.array([str(label_key), str(domain_key), *map(str, found), *ranges])
     known = {} if index is None else _known(index)
-    if f"{split}/stamp" in known and np.array_equal(known[f"{split}/stamp"], stamp):
+    if np.array_equal(known.get(f"{split}/stamp"), stamp):
         columns = [known.get(f"{split}/{field}", stamp) for field in Table._fields]
         if any(x.dtype.kind != "i" or x.shape != columns[0].shape for x in columns):
             raise ValueError(f"index = {index!r}: it is damaged; delete it")
         return files, Table(*columns)
     tables = [
-        _scan(info, number, domain, part, label_key, domain_key)
-        for number, (info, domain, part) in enumerate(shards)
+        _scan(info, number, part, label_key, domain_key)
+        for number, part in enumerate(parts)
     ]
     table = Table(*(np.concatenate(column) for column in zip(*tables, strict=True)))
+    most = table.label.max(initial=-1)
+    if label_key is not None and most >= len(_names(info, label_key, "label_key")):
+        raise ValueError(f"split {split!r}: label {most} has no name")
     if index is not None:
         fresh = {f"{split}/{key}": value for key, value in table._asdict().items()}
         with storage.replacing(index) as file:  # other processes may be reading it
@@ -271,7 +224,7 @@ def _known(index) -> dict[str, np.ndarray]:
         raise ValueError(f"index = {index!r}: {error}; delete it") from error
 
 
-def _scan(info, number, domain, part, label_key, domain_key) -> Table:
+def _scan(info, number, part, label_key, domain_key) -> Table:
     """Return places and labels of the records of one file."""
     keys = [key for key in (label_key, domain_key) if key is not None]
     features = _features(info, *keys)
@@ -281,9 +234,8 @@ def _scan(info, number, domain, part, label_key, domain_key) -> Table:
     with files_lib.reading(name):
         for place, raw in walk(name, part.skip, stop):
             example = _parse(features, raw) if keys else {}
-            label = -1 if label_key is None else example[label_key]
-            where = domain if domain_key is None else example[domain_key]
-            rows.append((number, place, label, where))
+            label, domain = example.get(label_key, -1), example.get(domain_key, 0)
+            rows.append((number, place, label, domain))
     if len(rows) != part.take:
         raise ValueError(
             f"{name}: {part.skip + len(rows)} records, dataset_info.json says {stop}"

@@ -1,4 +1,4 @@
-"""Tell whether a data set is still the one that a run, an update or a cache read.
+"""Tell whether a data set is still the one that a run or an update read.
 
 A row is known by its name (file, record or number), by its label, and by its bytes. Of
 sets with many files, size and time of change of the file stand for the bytes.
@@ -8,7 +8,7 @@ import concurrent.futures
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -105,7 +105,7 @@ def _part(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             found = list(pool.map(lambda row: _read_mark(load, row), rows))
     else:
-        files, which, _ = load.holders()
+        files, which = load.holders()
         pairs = zip(files, sizes_and_times(files).tolist(), strict=True)
         marks = np.array([_mark(repr(pair).encode()) for pair in pairs], np.uint64)
         found = marks[which]
@@ -125,19 +125,6 @@ def _read_mark(load, row) -> int:
         return _mark(repr(image.shape).encode() + image.tobytes())
     except (OSError, ValueError):
         return 0
-
-
-def stamp(reader: Any) -> tuple[int, str]:
-    """Count the rows of a reader; digest its whole paths, sizes and times.
-
-    It is part of the key of a cache, which several sets may share.
-    """
-    files, which, place = reader.holders()
-    paths = [x if storage.in_bucket(x) else os.path.abspath(x) for x in files]
-    digest = hashlib.sha256(os.fsencode("\0".join([reader.key, *paths])))
-    for array in (sizes_and_times(files), which, place):
-        digest.update(array.astype("<i8").tobytes())
-    return len(which), digest.hexdigest()
 
 
 def sizes_and_times(files: Sequence[str]) -> np.ndarray:
@@ -256,54 +243,25 @@ def common(test: Identity, train: Identity) -> list[str]:
     ]
 
 
-class Duplicates(NamedTuple):
-    """How many rows of a set are not there for the first time.
+def describe_duplicates(known: Identity, name: str) -> str:
+    """Describe the images that occur more than once in one line; "": there are none.
 
     Images are the same where their bytes are: those of the file or record, or pixels in
-    memory. What was saved twice in other bytes, or cut a little differently, is not
-    found.
+    memory. A row that cannot be read is no duplicate. Sets of graphs have no images.
     """
-
-    within: dict[str, int]  # split -> rows whose image is in an earlier row of it
-    trained: dict[str, int]  # validation, test -> rows whose image is in train
-    example: str  # names two rows with one image
-
-    def describe(self, name: str) -> str:
-        """Describe the duplicates in one line; "": there are none."""
-        said = [
-            f"{count} rows of {split} repeat an image of {split}"
-            for split, count in self.within.items()
-            if count
-        ]
-        said += [
-            f"{count} rows of {split} are in train, too"
-            for split, count in self.trained.items()
-            if count
-        ]
-        return f"{name}: {'; '.join(said)} (such as {self.example})" if said else ""
-
-
-def find_duplicates(known: Identity) -> Duplicates:
-    """Compare all images of a set, by a digest of their bytes.
-
-    A row that cannot be read is no duplicate. Sets of graphs have no images.
-    """
-    first: dict[int, tuple[str, int]] = {}  # digest -> where it is met first
-    within, trained, example = {}, {}, ""
+    train, said = known.marks[known.rows("train")], []
     for split in known.splits():
-        seen, again, count = set(), 0, 0
-        for row in known.rows(split).tolist():
-            digest = int(known.marks[row])
-            if digest == 0:
-                continue
-            where = first.setdefault(digest, (split, row))
-            again += digest in seen
-            count += digest not in seen and where[0] == "train" != split
-            if where[1] != row and not example:
-                pair = (os.fsdecode(known.names[x]) for x in (row, where[1]))
-                example = " and ".join(pair)
-            seen.add(digest)
-        within[split] = again
-        if split != "train":
-            trained[split] = count
-    return Duplicates(within, trained, example)
+        marks = known.marks[known.rows(split)]
+        marks = marks[marks > 0]
+        distinct = np.unique(marks)
+        if again := len(marks) - len(distinct):
+            said.append(f"{again} rows of {split} repeat an image of {split}")
+        if split != "train" and (count := np.isin(distinct, train).sum()):
+            said.append(f"{count} rows of {split} are in train, too")
+    if not said:
+        return ""
+    order = np.argsort(known.marks, kind="stable")
+    marks = known.marks[order]
+    first = np.flatnonzero((marks[1:] == marks[:-1]) & (marks[1:] > 0))[0]
+    pair = (os.fsdecode(known.names[row]) for row in order[first : first + 2])
+    return f"{name}: {'; '.join(said)} (such as {' and '.join(pair)})"

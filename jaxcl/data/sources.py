@@ -14,6 +14,7 @@ from jaxcl import schema
 from jaxcl.data import (
     files,
     from_arrays,
+    from_features,
     from_folders,
     from_graphs,
     from_huggingface,
@@ -22,10 +23,8 @@ from jaxcl.data import (
     in_memory,
     shapes,
     splits,
-    stl10,
     storage,
     stream,
-    tiny_imagenet,
     toys,
 )
 
@@ -36,7 +35,6 @@ class _Joined(NamedTuple):
     loads: tuple[Any, ...]  # a files.Loader or files.Reader of each
     starts: np.ndarray  # i64[sets], first row of each
     channels: int | None  # C of all images
-    key: str = ""
 
     def _find(self, row):
         """Return the reader of a row, and the row's number there."""
@@ -55,12 +53,11 @@ class _Joined(NamedTuple):
         load, row = self._find(row)
         return load.raw(row)
 
-    def holders(self) -> tuple[list[str], np.ndarray, np.ndarray]:
+    def holders(self) -> tuple[list[str], np.ndarray]:
         found = [load.holders() for load in self.loads]
-        firsts = np.cumsum([0, *(len(names) for names, _, _ in found)])
-        which = [x + first for (_, x, _), first in zip(found, firsts, strict=False)]
-        names = [name for names, _, _ in found for name in names]
-        return names, np.concatenate(which), np.concatenate([x for *_, x in found])
+        firsts = np.cumsum([0, *(len(names) for names, _ in found)])
+        which = [x + first for (_, x), first in zip(found, firsts, strict=False)]
+        return [name for names, _ in found for name in names], np.concatenate(which)
 
 
 @splits.source
@@ -204,14 +201,13 @@ SOURCES = {
         toys.digits,
         from_arrays.npz,
         from_arrays.arrays,
+        from_features.features,
         from_graphs.graphs,
         toys.rings_and_trees,
         toys.digits_in_looks,
         shapes.shapes,
         from_folders.image_folder,
         from_lists.image_lists,
-        tiny_imagenet.tiny_imagenet,
-        stl10.stl10,
         from_tfds.tfds,
         from_huggingface.huggingface,
         joined,
@@ -221,9 +217,7 @@ SOURCES = {
 }
 # These need no files, nor anything else.
 MADE = ("digits", "rings_and_trees", "digits_in_looks", "shapes")
-# Classes, train rows and pixels of a side, where the source tells them.
-SIZES = {"stl10": stl10.SIZE, "tiny_imagenet": tiny_imagenet.SIZE}
-IN_MEMORY = ("npz", "arrays", *SIZES)  # unless config.data.resident is False
+IN_MEMORY = ("npz", "arrays")  # unless config.data.resident is False
 
 
 def load(name: str, **options: Any) -> stream.Dataset:

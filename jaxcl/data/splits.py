@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import cache as cache_lib
 from jaxcl.data import files as files_lib
 from jaxcl.data import formats, graphs, listing, prefetch, stream
 
@@ -201,10 +200,6 @@ class ImageOptions(NamedTuple):
     decoder: prefetch.Decoder = "auto"  # cv2 where it is installed, else pillow
     on_corrupt: OnCorrupt = "error"  # "skip" takes another image of the same class
     max_pixels: MaxPixels = files_lib.PIXELS  # an image of more counts as corrupt
-    # A folder that keeps the decoded images for later runs, see `cache.cached`.
-    cache: str | None = None
-    # The cache shrinks images with a longer shorter side to it.
-    cache_size: schema.Pixels | None = None
     background: Level = 255  # grey level behind transparent pixels
     # How many bits 16-bit greys use: the upper eight of these are kept. None: told by
     # the images.
@@ -301,10 +296,8 @@ def finish(
     """Check a dataset, cut out its validation split, wrap its loaders.
 
     Every source ends with this. `dataset.validation` is there already only if the
-    source came with one. Caches are made here, after every check, since making one
-    takes long.
+    source came with one.
     """
-    _check_cache(images)
     stream.validate(dataset)
     _check_channels(dataset)
     if validation and dataset.validation is not None:
@@ -315,20 +308,11 @@ def finish(
     if validation:
         train, held_out = split_validation(dataset.train, validation, seed)
         dataset = dataset._replace(train=train, validation=held_out)
-    caches = {}  # id of a reader -> its cache; splits of one set share a reader
-
-    def cached(load):
-        key = id(load.read)
-        if key not in caches:
-            caches[key] = cache_lib.cached(
-                load.read, images.cache, size=images.cache_size
-            )
-        return load._replace(cache=caches[key])
 
     def finished(examples):
         if examples.load is None:
             return examples
-        load = examples.load if images.cache is None else cached(examples.load)
+        load = examples.load
         if images.size is not None:
             size = (images.size, images.size)
             crop = prefetch.CenterCrop(*size, decoder=dataset.decoder)
@@ -382,20 +366,6 @@ def _check_channels(dataset):
         raise ValueError(
             f"{dataset.name}: images differ in their channels, {said}; must be of one "
             "number"
-        )
-
-
-def _check_cache(images: ImageOptions):
-    """Refuse a size of cached images without a cache, or below what is read of it."""
-    size, cache_size = images.size, images.cache_size
-    if cache_size is None:
-        return
-    if images.cache is None:
-        raise ValueError(f"cache_size = {cache_size}: needs a cache")
-    if cache_size < (size or 1):
-        raise ValueError(
-            f"cache_size = {cache_size}: must be at least {size or 1}"
-            f"{' = size' if size else ''}"
         )
 
 

@@ -24,7 +24,7 @@ class Examples(NamedTuple):
     label: np.ndarray  # i32[N], -1 where unknown
     # i32[N], 0 where the set has one domain; -1: of every domain, which no train row is
     domain: np.ndarray
-    images: np.ndarray | None = None  # u8[N,H,W,C]
+    images: np.ndarray | None = None  # u8[N,H,W,C]; features f32[N,1,1,D]
     load: Any = None  # row -> u8[h,w,C]; picklable, no jax inside; None: in `images`
     graphs: Any = None  # graphs.GraphSet
     origin: Any = None  # the `load` that read `images`, where they were in files
@@ -187,37 +187,6 @@ def schedule(
     return plan
 
 
-class Arrivals(NamedTuple):
-    """The train rows of a stream as they come, in its tasks' first epochs."""
-
-    label: np.ndarray  # i32[n], -1: unknown
-    domain: np.ndarray  # i32[n], -1: unknown
-    task_ends: tuple[int, ...]  # rows that have come at the end of each task
-
-
-def arrivals(stream: Stream, *, seed: int, batch_size: int) -> Arrivals:
-    """Return the train rows of a stream in the order in which a run meets them.
-
-    Args:
-      stream: the scenario.
-      seed: config.seed, which draws the order within a task.
-      batch_size: config.batch_size; the last incomplete batch of a task does not come.
-
-    Raises:
-      ValueError: as `schedule`.
-    """
-    labels, domains, ends = [], [], [0]
-    for task in stream.tasks:
-        plan = schedule(
-            task.train, seed=seed, task=task.index, epochs=1, batch_size=batch_size
-        )
-        rows = np.concatenate([plan[step] for step in range(len(plan))])
-        labels.append(task.train.examples.label[rows])
-        domains.append(task.train.examples.domain[rows])
-        ends.append(ends[-1] + len(rows))
-    return Arrivals(np.concatenate(labels), np.concatenate(domains), tuple(ends[1:]))
-
-
 SPLITS = ("train", "validation", "test")
 
 
@@ -357,7 +326,8 @@ def _validate_split(where, examples, dataset, trained) -> None:
         raise ValueError(f"{where} must have one of images, load and graphs")
     if images is not None:
         whole = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape) > 0
-        if not whole or images.shape[-1] not in (1, 3):
+        features = images.dtype == np.float32 and images.shape[1:-1] == (1, 1)
+        if not features and (not whole or images.shape[-1] not in (1, 3)):
             raise ValueError(
                 f"{where} images are {images.dtype}{list(images.shape)}, expected "
                 "uint8[N, H, W, C] with C 1 or 3"

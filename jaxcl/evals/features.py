@@ -1,7 +1,4 @@
-"""What evaluators share: embedding rows, and which task and class a row belongs to.
-
-`make` embeds the rows of a split, `of_images` embeds images that lie on the host.
-"""
+"""What evaluators share: embedding rows, and which task and class a row belongs to."""
 
 import contextlib
 import contextvars
@@ -326,6 +323,29 @@ def make(
     return _share(parts, examples, rows, run)
 
 
+def batches(
+    parts: core.EvalParts,
+    examples: stream.Examples,
+    state: core.TrainState,
+    *,
+    first: int = 0,
+    batch_size: int = 256,
+) -> Iterator[np.ndarray]:
+    """Yield the features of a split from row `first` on, on the host: f32[b, D].
+
+    Args:
+      batch_size: a multiple of the devices; the last batch has fewer rows.
+    """
+    rows = np.arange(first, stream.size(examples))
+    read, placed = _reader(parts, examples, rows, batch_size, None)
+    whole = sharding.replicated(parts.mesh)
+    embed = jax.jit(lambda state, x: parts.embed(state, read(x)), out_shardings=whole)
+    with contextlib.closing(placed(len(rows))) as found:
+        for i, batch in enumerate(found):
+            left = len(rows) - i * batch_size
+            yield np.asarray(embed(state, batch), np.float32)[:left]
+
+
 def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callable]:
     """Return batch -> the encoder's inputs, and count -> batches of so many rows."""
     mesh = parts.mesh
@@ -475,22 +495,6 @@ def images_of(
         workers=parts.workers,
     )
     return np.concatenate([batch["image"] for batch in batches])[: len(rows)]
-
-
-def of_images(parts: core.EvalParts, *, batch_size: int = 256) -> Callable:
-    """Embed any number of images that lie on the host, by one program.
-
-    Args:
-      batch_size: rounded up to a multiple of the devices.
-
-    Returns:
-      (state, images u8[n,H,W,C]) -> f32[n, D] on the host. Where the train split
-      streams, the images are already cut by `eval_crop`.
-    """
-    view = eval_view(parts, resize=parts.stream.dataset.train.images is not None)
-    one_view = lambda key, images: view(images)[:, None]  # noqa: E731
-    embed = of_views(parts, one_view, 1, batch_size=batch_size)
-    return lambda state, images: embed(state, images)[0]
 
 
 def two_views(parts: core.EvalParts, *, batch_size: int = 128) -> Callable:

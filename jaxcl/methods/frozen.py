@@ -1,8 +1,9 @@
 """Methods whose encoder stays as it is: a rule on its features learns.
 
-No gradient is taken. The encoder is what `config.start` names, the folder of an
-encoder; without it, a random network. A rule meets every train row once in an epoch, as
-evaluation sees it: nothing of config.augment but its size and normalisation is applied.
+The encoder is what `config.start` names, the folder of an encoder; without it, a random
+network. A file of features needs none. A rule meets every train row once in an epoch,
+as evaluation sees it: nothing of config.augment but its size and normalisation is
+applied.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from absl import logging
 
 from jaxcl import core
 from jaxcl.data import stream
-from jaxcl.nets import chain
+from jaxcl.nets import chain, mlp
 
 
 class Rows(NamedTuple):
@@ -51,7 +52,8 @@ def method(parts: core.Parts, rule: Rule) -> core.Method:
       rule: what learns.
     """
     nets = chain.Chain({"encoder": parts.encoder})
-    if not parts.starts_pretrained:
+    read = isinstance(parts.encoder, mlp.Perceptron) and not parts.encoder.widths
+    if not parts.starts_pretrained and not read:  # from a file of features
         logging.warning(
             "config.start is not set: features are those of a random network; "
             "--config.start=FOLDER names an encoder"

@@ -35,7 +35,7 @@ class Chain:
         keys = jax.random.split(key, len(self.nets))
         for (name, net), k_net in zip(self.nets.items(), keys, strict=True):
             inputs, variables = net.init_with_output(k_net, inputs, train=True)
-            params[name] = variables["params"]
+            params[name] = variables.get("params", {})
             stats[name] = variables.get("batch_stats", {})
         return params, stats
 

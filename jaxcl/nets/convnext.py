@@ -149,7 +149,7 @@ class Block(nn.Module):
             branch *= self.param("scale", begin, (width,), jnp.float32)
         if key is not None and self.drop:
             keep = 1.0 - self.drop
-            branch *= jax.random.bernoulli(key, keep, (len(x), 1, 1, 1)) / keep
+            branch *= jax.random.bernoulli(key, keep, (x.shape[0], 1, 1, 1)) / keep
         return x + branch.astype(x.dtype)
 
 

@@ -103,7 +103,7 @@ class BatchNorm(nn.Module):
           ValueError: B is not a multiple of `groups`, or a channel of a group has a
             single value, and so no variance.
         """
-        rows, channels, groups = len(x), x.shape[-1], groups if train else 1
+        rows, channels, groups = x.shape[0], x.shape[-1], groups if train else 1
         if groups < 1 or rows % groups:
             raise ValueError(
                 f"groups={groups}: must be at least 1 and divide the batch of "
@@ -185,14 +185,14 @@ def conv(
     convolve = functools.partial(
         lax.conv_general_dilated, window_strides=strides, padding=padding, **options
     )
-    if not sharding.on_cpu():
+    if not sharding.on_cpu() or not isinstance(x.shape[0], int):  # any batch size
         return convolve(x, kernel)
     missing = max(_CHANNELS - x.shape[-1], 0)
     if missing:
         x = jnp.pad(x, ((0, 0),) * 3 + ((0, missing),))
         kernel = jnp.pad(kernel, ((0, 0),) * 2 + ((0, missing), (0, 0)))
     out = jax.eval_shape(convolve, x, kernel)
-    count, places = len(x), out.size // out.shape[-1] // len(x)
+    count, places = x.shape[0], out.size // out.shape[-1] // x.shape[0]
     # Kernels that are large beside their maps are fast in one piece, too.
     if out.size <= _SMALL or count * places < kernel[..., 0].size:
         return convolve(x, kernel)
@@ -283,7 +283,7 @@ def _by_tiles(x, kernel, reach):
     band = _band(_TILE, around, 0, len(kernel))
     places = jnp.einsum("oir,pjs,rsc->copij", band, band, kernel)
     x = jnp.einsum("copij,bnimjc->bnompc", places, x)
-    x = x.reshape(len(x), down * _TILE, across * _TILE, channels)
+    x = x.reshape(-1, down * _TILE, across * _TILE, channels)
     return x[:, :height, :width]
 
 

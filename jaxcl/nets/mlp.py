@@ -150,7 +150,8 @@ class Perceptron(nn.Module):
     and a resumed run draws what it would have drawn.
 
     Attributes:
-      widths: of the layers; the last is the length of a feature vector.
+      widths: of the layers; the last is the length of a feature vector. Without any
+        the pixels are the features.
       dropout: chance that an output of a layer is 0 in training.
       batch_norm: batch norm between each Linear and its ReLU.
       start: of its layers, and of a linear head behind it, see `layers.linear`.
@@ -177,7 +178,7 @@ class Perceptron(nn.Module):
         `train` and `groups` as in `layers.BatchNorm`.
         """
         core.check_images(images)
-        x = images.reshape(len(images), -1).astype(self.dtype)
+        x = images.reshape(images.shape[0], -1).astype(self.dtype)
         keys = self._keys(train)
         for i, width in enumerate(self.widths, start=1):
             weights, biases = layers.linear(self.start, x.shape[-1], width)
@@ -217,7 +218,7 @@ class Perceptron(nn.Module):
 @schema.checked("config.encoder")
 def perceptron(
     *,
-    widths: Annotated[tuple[schema.Width, ...], schema.Entries()] = (100, 100),
+    widths: Annotated[tuple[schema.Width, ...], schema.Entries(0)] = (100, 100),
     dropout: schema.Fraction = 0.0,
     batch_norm: bool = False,
     start: layers.Start = "torch",

@@ -174,7 +174,7 @@ class ResNet(nn.Module):
                 f"pool={self.pool}: the last map is {x.shape[1]} x {x.shape[2]}"
             )
         window = (self.pool, self.pool)
-        return nn.avg_pool(x, window, window).reshape(len(x), -1)
+        return nn.avg_pool(x, window, window).reshape(x.shape[0], -1)
 
 
 class ConvNet(nn.Module):

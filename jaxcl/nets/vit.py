@@ -12,13 +12,15 @@ Departures:
   for all rows, and counts for those that keep it.
 """
 
+import functools
 from typing import Annotated, Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from absl import logging
 
-from jaxcl import core, schema
+from jaxcl import core, schema, sharding
 from jaxcl.nets import layers as layers_lib
 from jaxcl.nets import positions as positions_lib
 
@@ -56,17 +58,39 @@ def _norm(epsilon, dtype, name):
     return nn.LayerNorm(epsilon, dtype=dtype, use_fast_variance=False, name=name)
 
 
+def _attend(query, key, value, program):
+    """Softmax attention over [B, T, H, Dh]; `program` is `vit`'s option `attention`."""
+    size, lacking = query.shape[-1], None
+    if not sharding.has_cudnn_attention():
+        lacking = "the devices are no NVIDIA GPUs since Ampere"
+    elif query.dtype != jnp.bfloat16:
+        lacking = f"config.precision is {query.dtype}, not bfloat16"
+    elif size % 8 or size > 128:
+        lacking = f"heads have {size} numbers, not a multiple of 8 up to 128"
+    if program == "cudnn" and lacking:
+        _warn_of_xla(lacking)
+        program = "xla"
+    return jax.nn.dot_product_attention(query, key, value, implementation=program)
+
+
+@functools.cache  # one line for all blocks and programs
+def _warn_of_xla(lacking):
+    logging.warning("config.encoder.attention='cudnn': XLA computes it, as %s", lacking)
+
+
 class Attention(nn.Module):
     """Self-attention of several heads.
 
     Attributes:
       heads: how many; they divide the width.
       biased: names of those of query, key and value that have a bias.
+      program: "xla" or "cudnn".
       dtype: of the computation; the softmax is f32.
     """
 
     heads: int
     biased: tuple[str, ...]
+    program: str
     dtype: Any
 
     @nn.compact
@@ -83,7 +107,7 @@ class Attention(nn.Module):
             query, key = (
                 positions_lib.rotate(rows, turns, skip) for rows in (query, key)
             )
-        rows = jax.nn.dot_product_attention(query, key, value)
+        rows = _attend(query, key, value, self.program)
         return _dense(width, self.dtype, "out")(rows.reshape(x.shape))
 
 
@@ -117,7 +141,7 @@ class Block(nn.Module):
     """A layer: attention, then the MLP, each added to what came in.
 
     Attributes:
-      heads, hidden, kind, biased: of `Attention` and `FeedForward`.
+      heads, hidden, kind, biased, program: of `Attention` and `FeedForward`.
       epsilon: of the norms.
       layer_scale: where the factors of both branches begin; None: they have none.
       drop: chance that a row goes without a branch, where a key is given.
@@ -128,6 +152,7 @@ class Block(nn.Module):
     hidden: int
     kind: str
     biased: tuple[str, ...]
+    program: str
     epsilon: float
     layer_scale: float | None
     drop: float
@@ -143,7 +168,9 @@ class Block(nn.Module):
     ) -> jax.Array:
         """x [B, T, D] -> [B, T, D]; without a key every row has both branches."""
         rows = _norm(self.epsilon, self.dtype, "norm1")(x)
-        attention = Attention(self.heads, self.biased, self.dtype, name="attention")
+        attention = Attention(
+            self.heads, self.biased, self.program, self.dtype, name="attention"
+        )
         x = self._added(x, attention(rows, turns, skip), 1, key)
         rows = _norm(self.epsilon, self.dtype, "norm2")(x)
         mlp = FeedForward(self.hidden, self.kind, self.dtype, name="mlp")
@@ -157,7 +184,7 @@ class Block(nn.Module):
         if key is not None and self.drop:
             keep = 1.0 - self.drop
             own = jax.random.fold_in(key, number)
-            kept = jax.random.bernoulli(own, keep, (len(x), 1, 1))
+            kept = jax.random.bernoulli(own, keep, (x.shape[0], 1, 1))
             branch *= kept / keep
         return x + branch.astype(x.dtype)
 
@@ -183,6 +210,7 @@ class ViT(nn.Module):
     drop_path: float = 0.0
     frozen_patch: bool = False
     remat: bool = False
+    attention: str = "xla"
     dtype: Any = jnp.float32
 
     def __post_init__(self):
@@ -248,6 +276,7 @@ class ViT(nn.Module):
                 hidden=self.hidden,
                 kind=self.mlp,
                 biased=_BIASED[self.qkv_bias],
+                program=self.attention,
                 epsilon=self.epsilon,
                 layer_scale=self.layer_scale,
                 drop=self.drop_path * number / max(self.layers - 1, 1),
@@ -282,20 +311,21 @@ class ViT(nn.Module):
         if self.frozen_patch:
             kernel, bias = jax.lax.stop_gradient((kernel, bias))
         x = images.reshape(-1, rows, side, columns, side, channels).swapaxes(2, 3)
-        x = x.reshape(len(images), rows * columns, -1)
+        x = x.reshape(-1, rows * columns, side * side * channels)
         kernel = kernel.reshape(-1, self.width).astype(self.dtype)
         return x @ kernel + bias.astype(self.dtype)
 
     def _tokens(self, x, grid):
         """Class token, registers, patches with their positions; how many come first."""
-        batch, width = len(x), self.width
+        batch, width = x.shape[0], self.width
         first = self.param("class", _tiny, (width,), jnp.float32)
         if self.positions == "learned":
             side = self.image_size // self.patch
             table = self.param("positions", _small, (side, side, width), jnp.float32)
             x += self._flat(positions_lib.resized(table, grid, self.resize))
             if self.class_position:
-                first += self.param("class_position", _small, (width,), jnp.float32)
+                own = self.param("class_position", _small, (width,), jnp.float32)
+                first = first + own  # not in place: it may be an array of NumPy
         elif self.positions == "sin_cos":
             x += self._flat(jnp.asarray(positions_lib.sin_cos(grid, width)))
         first = first[None]
@@ -353,6 +383,7 @@ def vit(
     drop_path: schema.Fraction = 0.0,
     frozen_patch: bool = False,
     remat: bool = False,
+    attention: Literal["xla", "cudnn"] = "xla",
     dtype: Any = jnp.float32,
 ) -> ViT:
     """A Vision Transformer of a usual size.
@@ -381,6 +412,8 @@ def vit(
       frozen_patch: the patch projection stays as it began, as MoCo v3's.
       remat: compute the activations of each block again in the backward pass: less
         memory for a third more time.
+      attention: "xla", or "cudnn" on NVIDIA's GPUs since Ampere in bfloat16; elsewhere
+        XLA computes it, and one line says so.
       dtype: of the computation; parameters, norms and softmax stay f32.
 
     Raises:
@@ -406,5 +439,6 @@ def vit(
         drop_path=drop_path,
         frozen_patch=frozen_patch,
         remat=remat,
+        attention=attention,
         dtype=dtype,
     )

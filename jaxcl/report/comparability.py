@@ -11,7 +11,7 @@ from jaxcl.config import options
 from jaxcl.data import storage
 
 # What changes nothing that is measured, or what runs are to differ in.
-_ASIDE = {"seed", "cache", "cache_size", "last_only", "skip"}
+_ASIDE = {"seed", "last_only", "skip"}
 
 
 class Configs(NamedTuple):

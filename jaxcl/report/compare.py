@@ -190,7 +190,7 @@ def _matrix(runs, options) -> None:
     print(text(runs, name))
     if options.out:
         curves = {run.name: curve(run, name, band=options.band) for run in runs}
-        plots.anytime(curves, options.out, task_ends=_task_ends(runs[0]))
+        plots.anytime(curves, options.out, task_ends=task_ends(runs[0]))
 
 
 def _scalar(runs, options) -> None:
@@ -202,7 +202,7 @@ def _scalar(runs, options) -> None:
         raise ValueError(f"--scalar={name}: not measured by {', '.join(lacking)}")
     print(scalar_text(curves, name, options.band))
     if options.out:
-        ends, drawn = _task_ends(runs[0]), {"ylabel": name, "scale": 1.0}
+        ends, drawn = task_ends(runs[0]), {"ylabel": name, "scale": 1.0}
         plots.anytime(curves, options.out, task_ends=ends, **drawn)
 
 
@@ -219,7 +219,7 @@ def _classes(runs, options) -> None:
     plots.class_spread(means, options.out, title=key)
 
 
-def _task_ends(run: Run) -> list[int]:
+def task_ends(run: Run) -> list[int]:
     """List the step after which each task ends."""
     steps = [spent["steps"] for spent in run.first["cost"]["per_task"] if spent]
     return np.cumsum(steps).tolist()

@@ -14,24 +14,17 @@ class Cell(NamedTuple):
     text: str
     interval: str = ""  # below it, of 95 %
     difference: str = ""  # to the first run, below that
-
-
-class Column(NamedTuple):
-    """What stands above a column."""
-
-    title: str | int  # the number of a run for its name
-    small: str = ""  # below it
-    prose: bool = False  # the column holds words, not numbers
+    share: int | None = None  # percent of the colour behind it
 
 
 class Table(NamedTuple):
     """A table; the first column holds the heads of the rows."""
 
-    columns: list[Column]
-    rows: list[tuple[str | int, list[Cell]]]  # head as a column's title, cells
+    columns: list[str]
+    rows: list[tuple[str, list[Cell]]]  # head, cells
 
 
-def _signed(text: str, *, plus=False) -> str:
+def _signed(text: str, plus: bool) -> str:
     text = text.replace("-", MINUS)
     return f"+{text}" if plus and not text.startswith(MINUS) else text
 
@@ -40,7 +33,7 @@ def percent(value: float | None, *, plus: bool = False) -> str:
     """Write a share in percent, one decimal; "-" for None or nan."""
     if value is None or value != value:
         return "-"
-    return _signed(f"{100 * value:.1f}", plus=plus)
+    return _signed(f"{100 * value:.1f}", plus)
 
 
 def number(value: float | None, *, plus: bool = False) -> str:
@@ -52,16 +45,7 @@ def number(value: float | None, *, plus: bool = False) -> str:
         text = f"{value:,.0f}"
     else:
         text = f"{value:#.4g}"  # zeros at the end say how exact it is
-    return _signed(text.rstrip("."), plus=plus)
-
-
-def short(value: float | None) -> str:
-    """Write a count in three digits, with a prefix; "-" for None."""
-    if value is None:
-        return "-"
-    power = min(int(f"{value:.2e}".partition("e")[2]) // 3, 6) if value else 0
-    prefix = ["", " k", " M", " G", " T", " P", " E"][max(power, 0)]
-    return f"{value / 1000 ** max(power, 0):.3g}{prefix}"
+    return _signed(text.rstrip("."), plus)
 
 
 def seconds(value: float | None) -> str:

@@ -1,30 +1,98 @@
-"""A page about runs: what it says, as text and numbers that templates lay out."""
+"""A page about runs: tables and pictures, which a template lays out."""
 
 import base64
 import datetime
-import hashlib
+import json
+import pathlib
+import tempfile
+from collections.abc import Callable
 
 import jinja2
+import numpy as np
 
-from jaxcl.evals.plots import canvas, svg
-from jaxcl.report import charts, comparability, formats, numbers
-from jaxcl.report import parts as parts_lib
+from jaxcl.evals import plots
+from jaxcl.report import comparability, compare, formats, numbers
 from jaxcl.report import runs as runs_lib
-from jaxcl.report.formats import Cell, Column, Table
+from jaxcl.report.formats import Cell, Table
+from jaxcl.run import cost as cost_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import task_alone
 
-TITLES = {
-    "average_accuracy": ("average accuracy", "after the last task, higher is better"),
-    "anytime": ("anytime", "mean over tasks' ends, higher is better"),
-    "forgetting": ("forgetting", "lower is better"),
-    "stability": ("stability", "lower is better"),
-    "plasticity": ("plasticity", "higher is better"),
-}
-MOST_NAMES = 10  # columns of accuracies beside the cost
+_PICTURE_BYTES = 2_000_000  # of all pictures of a run, so that the page stays small
+_MOST_NAMES = 10  # columns of accuracies beside the cost
+_MOST_TASKS = 20  # of a matrix that is a table, and no picture
+
+
+def page(runs: list[runs_lib.Run], *, title: str) -> str:
+    """Make the whole page.
+
+    Args:
+      runs: differences are to the first.
+      title: of the page.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("jaxcl.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    text = environment.get_template("page.html").render(
+        title=title,
+        runs=[run.name for run in runs],
+        header=header(runs),
+        matrices=[_matrix(name, runs) for name in _common(runs, numbers.matrices)],
+        loss=_drawn(_draw_loss, runs),
+        pictures=[(run.name, *found) for run in runs for found in _pictures(run)],
+        cost=cost(runs),
+        scalars=scalars(runs),
+        differing=_differing(runs),
+        configs={
+            run.name: json.dumps(run.configs.asked, indent=1, sort_keys=True)
+            for run in runs
+            if run.configs.asked is not None
+        },
+    )
+    # Names of files, and JSON, may hold halves of surrogate pairs.
+    return text.encode("utf-8", "replace").decode()
+
+
+def _common(runs, names: Callable) -> list[str]:
+    return numbers.names_of(names(run) for run in runs)
 
 
 # Header
+
+
+def header(runs: list[runs_lib.Run]) -> dict:
+    """Describe the runs, and how far they have come."""
+    dates = [_date(run) for run in runs]
+    judges = any(run.first.get("checkpoint") for run in runs)
+    columns = ["run", "directory", "seeds", "tasks", "results of", "device", "jax"]
+    rows = []
+    for run, date in zip(runs, dates, strict=True):
+        spent, source = run.first["cost"], run.first.get("checkpoint") or {}
+        device = (
+            f"{spent['num_devices']} x {spent['device']}" if spent["device"] else "-"
+        )
+        come = f"{run.done} of {len(run.first['task_names'])}"
+        seeds = f"{len(run.results)}: {', '.join(map(str, run.results))}"
+        texts = [run.workdir, seeds, come, _when(date), device, spent.get("jax") or "-"]
+        judged = f"{source.get('path', '-')} (step {source.get('step', '-')})"
+        rows.append((run.name, [*map(Cell, texts + [judged] * judges)]))
+    count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
+    version = task_alone.version()
+    return {
+        "lead": _lead(runs),
+        "about": f"{count}, results of {_when(max(dates))}, made by jaxcl {version}",
+        "runs": Table([*columns, *["encoder judged"] * judges], rows),
+        "remarks": [f"{line}." for run in runs for line in runs_lib.remarks(run)],
+        "tasks": {
+            run.name: "; ".join(f"{i + 1}: {name}" for i, name in enumerate(names))
+            for run in runs
+            if (names := run.first["task_names"])
+        },
+        "unlike": comparability.differences({run.name: run.configs for run in runs}),
+    }
 
 
 def _when(unix: float) -> str:
@@ -32,25 +100,8 @@ def _when(unix: float) -> str:
     return date.strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _span(seeds) -> str:
-    """Seeds as text: 0-4 if they are consecutive, else one by one."""
-    seeds = list(seeds)
-    if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1)):
-        return f"{len(seeds)}: {seeds[0]}\u2013{seeds[-1]}"
-    return f"{len(seeds)}: {', '.join(map(str, seeds))}"
-
-
-def _judged(run) -> str:
-    """Name the checkpoint that a transfer run evaluated."""
-    source = run.first.get("checkpoint") or {}
-    if not source:
-        return "-"
-    details = ", ".join(f"{k} {source[k]}" for k in ("step", "checksum") if k in source)
-    return f"{source.get('path', '')} ({details})"
-
-
 def _date(run) -> float:
-    """When the results were made, in seconds since 1970.
+    """Say when the results were made, in seconds since 1970.
 
     The time of the last logged row is preferred to that of the file, which is the time
     of the copy if somebody copied it.
@@ -61,37 +112,9 @@ def _date(run) -> float:
     return max(logged) if logged else max(file.stat().mtime for file in files)
 
 
-def header(runs: list[runs_lib.Run]) -> dict:
-    """Describe the runs, and how far they have come."""
-    count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    dates = {run.name: _date(run) for run in runs}
-    newest, version = _when(max(dates.values())), task_alone.version()
-    transfers = any(run.first.get("checkpoint") for run in runs)
-    columns = [Column("run"), Column("directory", prose=True)]
-    columns += map(Column, ("seeds", "tasks", "results of", "device", "jax"))
-    columns += [Column("encoder judged", prose=True)] * transfers
-    rows = []
-    for number, run in enumerate(runs):
-        spent, device = run.first["cost"], "-"
-        if spent["device"]:
-            device = f"{spent['num_devices']} x {spent['device']}"
-        come = f"{run.done} of {len(run.first['task_names'])}"
-        texts = [run.workdir, _span(run.results), come, _when(dates[run.name]), device]
-        texts += [spent.get("jax") or "-"] + [_judged(run)] * transfers
-        rows.append((number, [*map(Cell, texts)]))
-    return {
-        "lead": _lead(runs),
-        "about": f"{count}, results of {newest}, page made by jaxcl {version}",
-        "runs": Table(columns, rows),
-        "remarks": [remark for run in runs for remark in _remarks(run)],
-        "tasks": _tasks(runs),
-        "unlike": comparability.differences({run.name: run.configs for run in runs}),
-    }
-
-
 def _lead(runs) -> str:
     """Say in a sentence what the runs reached; "" where nothing was measured."""
-    names = numbers.names_of(numbers.matrices(run) for run in runs)
+    names = _common(runs, numbers.matrices)
     names = [name for name in names if not name.endswith("/task_aware")] or names
     names.sort(key=lambda name: not name.startswith("predict/"))
     for name in names:
@@ -110,115 +133,154 @@ def _lead(runs) -> str:
     return ""
 
 
-def _remarks(run) -> list[str]:
-    """Say what a reader must know about a run before reading its numbers."""
-    remarks = [f"{line}." for line in runs_lib.remarks(run)]
-    lacking = [seed for seed in run.results if seed not in run.rows]
-    if lacking:
-        which = "" if len(lacking) == len(run.results) else f" for seeds {lacking}"
-        remarks.append(f"{run.name}: there is no metrics.jsonl{which}, so no curves.")
-    return remarks
-
-
-def _tasks(runs) -> list[tuple[str, str]]:
-    """(whose, names) of tasks, unless they are just "task 1", "task 2", ..."""
-    runs_by_tasks = {}
-    for run in runs:
-        runs_by_tasks.setdefault(tuple(run.first["task_names"]), []).append(run.name)
-    told = []
-    for names, owners in runs_by_tasks.items():
-        if any(name != f"task {i + 1}" for i, name in enumerate(names)):
-            alike = len(runs_by_tasks) == 1
-            whose = "Tasks" if alike else f"Tasks of {', '.join(owners)}"
-            listed = "; ".join(f"{i + 1}: {name}" for i, name in enumerate(names))
-            told.append((f"{whose} ({len(names)})", listed))
-    return told
-
-
 # Results
 
 
-def results(runs: list[runs_lib.Run], curves: list[dict]) -> dict:
-    """Lay out each matrix: table, curves, accuracy against time, heat maps.
-
-    Args:
-      runs: of the page; differences are to the first.
-      curves: `numbers.curves` of each run.
-    """
-    measured = [numbers.measures(run) for run in runs]
-    names = numbers.names_of(numbers.matrices(run) for run in runs)
-    key = [charts.share(n / 100, str(n)) for n in (0, 25, 50, 75, 100)]
-    matrices = [_matrix(name, runs, measured, curves) for name in names]
-    return {"matrices": matrices, "key": key}
-
-
-def _matrix(name, runs, measured, curves) -> dict:
+def _matrix(name, runs) -> dict:
     """Lay out one matrix, for the runs that have it."""
-    having = [i for i in range(len(runs)) if name in measured[i]]
-    title = "average accuracy over the tasks met (%)"
-    curve = parts_lib.chart(
-        name, runs, curves, "accuracy", title=title, scale=100, wide=True
-    )
-    pair = (curve, _against_time(name, runs, having, measured))
+    having = [run for run in runs if name in numbers.matrices(run)]
     return {
         "name": name,
-        "measures": _measures(name, runs, having, measured),
-        "lacking": [run.name for i, run in enumerate(runs) if i not in having],
-        "charts": [chart for chart in pair if chart is not None],
-        "has_curve": curve is not None,
-        "heats": [charts.heat(runs[i], name, i) for i in having],
+        "measures": _measures(name, runs, having),
+        "lacking": [run.name for run in runs if run not in having],
+        "curve": _drawn(_draw_curves, having, name),
+        "heats": [_heat(run, name) for run in having],
     }
 
 
-def _measures(name, runs, having, measured) -> Table:
+def _measures(name, runs, having) -> Table:
     """List the measures of one matrix, a row for each run that has it."""
-    keys = [k for k in TITLES if any(k in measured[i][name] for i in having)]
-    columns = [Column("run"), Column("seeds"), *(Column(*TITLES[key]) for key in keys)]
-    before = {i: numbers.untrained(runs[i], name) for i in having}
-    shows_before = any(estimate.mean is not None for estimate in before.values())
-    columns += [Column("untrained", "mean over tasks")] * shows_before
+    measured = [numbers.measures(run)[name] for run in having]
+    keys = [key for key in numbers.MEASURES if any(key in own for own in measured)]
+    before = [numbers.untrained(run, name) for run in having]
+    shows_before = any(estimate.mean is not None for estimate in before)
     rows = []
-    for i in having:
-        count, shown = len(runs[i].results), []
+    for run, own, first in zip(having, measured, before, strict=True):
+        cells, count = [], len(run.results)
         for key in keys:
-            estimate, delta = measured[i][name].get(key), None
-            if estimate is not None and i and 0 in having:
-                delta = numbers.difference(runs[i], runs[0], name, key)
-            shown.append((estimate or numbers.UNKNOWN, delta))
-        shown += [(before[i], None)] * shows_before
-        cells = [
-            formats.estimate(value, formats.percent, expected=count, delta=delta)
-            for value, delta in shown
-        ]
-        rows.append((i, [Cell(str(count)), *cells]))
-    return Table(columns, rows)
+            delta = None
+            if key in own and run is not runs[0] and runs[0] in having:
+                delta = numbers.difference(run, runs[0], name, key)
+            value = own.get(key, numbers.UNKNOWN)
+            cells.append(
+                formats.estimate(value, formats.percent, expected=count, delta=delta)
+            )
+        if shows_before:
+            cells.append(formats.estimate(first, formats.percent, expected=count))
+        rows.append((run.name, [Cell(str(count)), *cells]))
+    titles = [key.replace("_", " ") for key in keys] + ["untrained"] * shows_before
+    return Table(["run", "seeds", *titles], rows)
 
 
-def _against_time(name, runs, having, measured) -> charts.Chart | None:
-    """Draw accuracy against seconds of training, for the runs that have both."""
-    points = []
-    for i in having:
-        accuracy = measured[i][name]["average_accuracy"]
-        spent = numbers.cost(runs[i])["train"]
-        if spent and accuracy.mean is not None:
-            points.append((i, runs[i].name, spent, accuracy))
-    return charts.against_time(points, key=name) if len(points) > 1 else None
+def _heat(run, name) -> dict:
+    """Lay out the accuracy matrix of a run, a mean over its seeds."""
+    matrix, label = numbers.mean_matrix(run, name), f"{name} of {run.name}"
+    if matrix.shape[1] > _MOST_TASKS:
+        drawn = _drawn(plots.accuracy_matrix, matrix, title=label)
+        return {"label": label, "picture": drawn}
+    rows = [(f"after {i + 1}", row, row[: i + 1]) for i, row in enumerate(matrix)]
+    for head, key, at in (("untrained", "untrained", 0), ("alone", "finetune", None)):
+        if (row := numbers.mean_row(run, key, name)) is not None:
+            rows.insert(len(rows) if at is None else at, (head, row, row))
+    cells = [(head, [*map(_share, row), _mean(met)]) for head, row, met in rows]
+    columns = [str(task + 1) for task in range(matrix.shape[1])]
+    return {
+        "label": label,
+        "picture": None,
+        "table": Table(["", *columns, "mean"], cells),
+    }
 
 
-def pictures(runs: list[runs_lib.Run]) -> list[dict] | None:
-    """List the pictures that the runs left, by run; None if there are none."""
-    shown = [
-        {"run": number, "name": name, "png": base64.b64encode(data).decode()}
-        for number, run in enumerate(runs)
-        for name, data in _pictures(run)
-    ]
-    return shown or None
+def _share(value) -> Cell:
+    known = np.isfinite(value)
+    return Cell(formats.percent(value), share=round(60 * value) if known else None)
 
 
-_PICTURE_BYTES = 2_000_000  # of all pictures of a run, so that the page stays small
+def _mean(row) -> Cell:
+    known = row[np.isfinite(row)]
+    return Cell(formats.percent(float(known.mean()) if len(known) else None))
 
 
-def _pictures(run) -> list[tuple[str, bytes]]:
+def scalars(runs: list[runs_lib.Run]) -> Table:
+    """List the last values of the evaluators' scalars, a row for each."""
+    lasts = [numbers.scalars(run, runs[0]) for run in runs]
+    rows = []
+    for name in numbers.names_of(lasts):
+        cells = []
+        for run, own in zip(runs, lasts, strict=True):
+            last, delta = own.get(name, (numbers.UNKNOWN, None))
+            delta = delta if run is not runs[0] and name in lasts[0] else None
+            count = len(run.results)
+            cells.append(
+                formats.estimate(last, formats.number, expected=count, delta=delta)
+            )
+        rows.append((name, cells))
+    return Table(["scalar", *(run.name for run in runs)], rows)
+
+
+# Cost
+
+_SPENT = (
+    ("training (s)", "train", formats.seconds),
+    ("compiling (s)", "compile", formats.seconds),
+    ("evaluation (s)", "evaluation", formats.seconds),
+    ("rest (s)", "rest", formats.seconds),
+    ("steps", "steps", formats.number),
+    ("images", "images", formats.number),
+    ("FLOPs", "flops", lambda x: "-" if x is None else cost_lib.short(x).strip()),
+    ("ms/step", "milliseconds", formats.number),
+    ("memory (GB)", "peak_bytes", lambda x: "-" if x is None else f"{x / 1e9:.2f}"),
+)
+
+
+def cost(runs: list[runs_lib.Run]) -> Table:
+    """List the cost of each run, beside its accuracies."""
+    names, rows = _common(runs, numbers.matrices)[:_MOST_NAMES], []
+    for run in runs:
+        measured, spent = numbers.measures(run), numbers.cost(run)
+        means = (measured.get(x, {}).get("average_accuracy") for x in names)
+        cells = [formats.percent(mean and mean.mean) for mean in means]
+        cells += [form(spent[key]) for _, key, form in _SPENT]
+        rows.append((run.name, [*map(Cell, cells)]))
+    return Table(["run", *names, *(title for title, *_ in _SPENT)], rows)
+
+
+# Pictures
+
+
+def _drawn(draw: Callable, *arguments, **options) -> str | None:
+    """Draw a picture: the text of its PNG file; None where it draws nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "picture.png"
+        draw(*arguments, path, **options)
+        return _text(path.read_bytes()) if path.exists() else None
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _draw_curves(runs, name, path) -> None:
+    """Draw the accuracy over the tasks met, of runs that were evaluated twice."""
+    curves = {run.name: compare.curve(run, name) for run in runs}
+    curves = {key: found for key, found in curves.items() if len(found[0]) > 1}
+    if curves:
+        plots.anytime(curves, path, task_ends=compare.task_ends(runs[0]))
+
+
+def _draw_loss(runs, path) -> None:
+    """Draw the loss of the first seed of each run."""
+    curves = {}
+    for run in runs:
+        rows = next(iter(run.rows.values()), [])
+        points = [(row["step"], row["loss"]) for row in rows if row.get("loss")]
+        if len(points) > 1:
+            curves[run.name] = tuple(np.array(points).T)
+    if curves:
+        plots.per_step(curves, path, compare.task_ends(runs[0]), ylabel="loss")
+
+
+def _pictures(run) -> list[tuple[str, str]]:
     """Read the pictures of the first seed, but those that the page draws itself.
 
     The summary is the first; pictures that would make the page too large are left out.
@@ -236,102 +298,21 @@ def _pictures(run) -> list[tuple[str, bytes]]:
     for file in files:
         data = file.read_bytes()
         if len(data) <= left:
-            found.append((file.stem.replace("_", " "), data))
+            found.append((file.stem.replace("_", " "), _text(data)))
             left -= len(data)
     return found
 
 
-# Cost
-
-SPENT = (
-    ("training (s)", "train", formats.seconds),
-    ("compiling (s)", "compile", formats.seconds),
-    ("evaluation (s)", "evaluation", formats.seconds),
-    ("rest (s)", "rest", formats.seconds),
-    ("steps", "steps", formats.number),
-    ("images", "images", formats.number),
-    ("FLOPs", "flops", formats.short),
-    ("ms/step", "milliseconds", formats.number),
-    ("memory (B)", "peak_bytes", formats.short),
-)
+# Configs
 
 
-def cost(runs: list[runs_lib.Run]) -> Table:
-    """List the cost of each run, beside its accuracies."""
-    columns, spent = _outcomes(runs), [numbers.cost(run) for run in runs]
-    for title, key, form in SPENT:
-        if key != "peak_bytes" or any(own[key] is not None for own in spent):
-            columns[Column(title)] = [form(own[key]) for own in spent]
+def _differing(runs) -> Table:
+    """List the fields in which the configs differ."""
+    having = [run for run in runs if run.configs.asked is not None]
+    flats = [comparability.flat(run.configs.asked) for run in having]
     rows = [
-        (i, [Cell(texts[i]) for texts in columns.values()]) for i in range(len(runs))
+        (path, [Cell(own.get(path, "not set")) for own in flats])
+        for path in sorted(numbers.names_of(flats))
+        if len({own.get(path) for own in flats}) > 1
     ]
-    return Table([Column("run"), *columns], rows)
-
-
-def _outcomes(runs) -> dict[Column, list[str]]:
-    """Columns of accuracies, or else of scalars, with the text of each run."""
-    measured = [numbers.measures(run) for run in runs]
-    columns = {}
-    for name in numbers.names_of(measured)[:MOST_NAMES]:
-        estimates = [own.get(name, {}).get("average_accuracy") for own in measured]
-        texts = [formats.percent(x and x.mean) for x in estimates]
-        columns[Column(name, "average accuracy (%)")] = texts
-    if columns:
-        return columns
-    lasts = [numbers.scalars(run, runs[0]) for run in runs]
-    single, _ = parts_lib.grouped(numbers.names_of(lasts))
-    for name in single[:MOST_NAMES]:
-        means = [own[name][0].mean if name in own else None for own in lasts]
-        columns[Column(name, "last value")] = [formats.number(x) for x in means]
-    return columns
-
-
-# The page
-
-
-def page(runs: list[runs_lib.Run], *, title: str) -> str:
-    """Make the whole page.
-
-    Args:
-      runs: differences are to the first.
-      title: of the page.
-    """
-    curves = [numbers.curves(run) for run in runs]
-    sections = {
-        "results": results(runs, curves),
-        "pictures": pictures(runs),
-        "cost": cost(runs),
-        "scalars": parts_lib.scalars(runs, curves),
-        "training": parts_lib.training(runs, curves),
-        "convergence": parts_lib.convergence(runs),
-        "configs": parts_lib.configs(runs),
-    }
-    return _rendered(
-        title=title,
-        header=header(runs),
-        runs=[run.name for run in runs],
-        sections={key: part for key, part in sections.items() if part is not None},
-    )
-
-
-def _rendered(*, runs, **values) -> str:
-    """Fill the template of the page with these values; text in them is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("jaxcl.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    script = environment.get_template("script.js").render()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    text = environment.get_template("page.html").render(
-        script=script,
-        digest=digest,
-        runs=runs,
-        swatches=[svg.swatch(number) for number in range(len(runs))],
-        colours=(canvas.COLOURS, canvas.DARK_COLOURS),
-        **values,
-    )
-    # Names of files, and JSON, may hold halves of surrogate pairs.
-    return text.encode("utf-8", "replace").decode()
+    return Table(["field", *(run.name for run in having)], rows)

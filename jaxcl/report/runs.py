@@ -23,7 +23,6 @@ class Run:
     results: dict[int, dict]  # seed -> results, see `results.empty`
     folders: dict[int, epath.Path]  # seed -> its run directory
     configs: comparability.Configs = comparability.Configs()
-    together: epath.Path | None = None  # where metrics.jsonl is of seeds side by side
     # Seed -> tasks finished, of seeds that others have left behind.
     behind: dict[int, int] = dataclasses.field(default_factory=dict)
 
@@ -49,28 +48,12 @@ class Run:
 
     @functools.cached_property
     def rows(self) -> dict[int, list]:
-        """Read seed -> rows of metrics.jsonl, for seeds that have one.
-
-        Seeds that ran side by side have a common one; its metrics of steps are means
-        over all seeds, and are given to the first alone.
-        """
-        by_seed = {
+        """Read seed -> rows of metrics.jsonl, for seeds that have one."""
+        return {
             seed: rows_lib.read(folder)
             for seed, folder in self.folders.items()
             if (folder / rows_lib.FILE).exists()
         }
-        if by_seed or not self.together:
-            return by_seed
-        common = rows_lib.read(self.together)
-        for number, seed in enumerate(self.folders):
-            by_seed[seed] = [
-                {**row, "eval": seeds.take_values(row["eval"], number)}
-                if "eval" in row
-                else row
-                for row in common
-                if "eval" in row or number == 0
-            ]
-        return by_seed
 
 
 def read(workdir: epath.PathLike, name: str | None = None) -> Run:
@@ -108,14 +91,12 @@ def read(workdir: epath.PathLike, name: str | None = None) -> Run:
         file = results_lib.RESULTS
         raise ValueError(f"{path}: its {file} is damaged: {error!r}") from error
     most = max(finished.values())
-    together = path / "together"
     return Run(
         name=name or path.name,
         workdir=str(workdir),
         results={s: own for s, own in results.items() if finished[s] == most},
         folders={s: own for s, own in folders.items() if finished[s] == most},
         configs=comparability.read([path, *folders.values()]),
-        together=together if (together / rows_lib.FILE).exists() else None,
         behind={seed: n for seed, n in finished.items() if n < most},
     )
 
@@ -169,11 +150,6 @@ def remarks(run: Run) -> list[str]:
     if run.behind:
         behind = (f"seed {s} ({n} of {run.size})" for s, n in run.behind.items())
         lines.append(f"left out, since others have come further: {', '.join(behind)}")
-    if run.together is not None:
-        lines.append(
-            "its seeds ran side by side; steps, seconds and FLOPs are those of all of "
-            "them, training metrics their mean"
-        )
     return [f"{run.name}: {line}" for line in lines]
 
 

@@ -23,7 +23,8 @@ def _check_evaluation(parts):
         prepare = augment_images.make_eval(
             size=parts.size, resize=parts.resize, mean=parts.mean, std=parts.std
         )
-        jax.eval_shape(prepare, jax.ShapeDtypeStruct((1, *images.shape[1:]), "uint8"))
+        one = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
+        jax.eval_shape(prepare, one)
 
 
 class Entry(NamedTuple):

@@ -15,7 +15,6 @@ from jaxcl.run import (
     overview,
     seeds,
     task_alone,
-    terminal,
     train,
     transfer,
 )
@@ -79,25 +78,14 @@ def _one(work, workdir, stop, step):
 
 def _seeds(work, workdir, stop):
     """Run every seed, and summarise their results."""
-    if work.side_by_side:
-        jobs = {seed: _made(work, seed) for seed in work.seeds}
-        whole = seeds.join_jobs(jobs)
-        whole = train.run(whole, workdir / "together", stop=stop)
-        results = {
-            seed: seeds.take_results(whole, i) | _identify_data(jobs[seed])
-            for i, seed in enumerate(work.seeds)
-        }
-        for seed in work.seeds if jax.process_index() == 0 else ():
-            results_lib.write_results(workdir / seeds.folder(seed), results[seed])
-    else:
-        results, step = {}, None
-        for seed in work.seeds:
-            own = _made(work, seed)
-            # The compiled step does not depend on the seed.
-            step = step or job.compile_step(own)
-            place = workdir / seeds.folder(seed)
-            with lock.held(place):
-                results[seed] = _one(own, place, stop, step)
+    results, step = {}, None
+    for seed in work.seeds:
+        own = _made(work, seed)
+        # The compiled step does not depend on the seed.
+        step = step or job.compile_step(own)
+        place = workdir / seeds.folder(seed)
+        with lock.held(place):
+            results[seed] = _one(own, place, stop, step)
     summary = seeds.summary(results)
     if jax.process_index() == 0:
         seeds.write(workdir, summary)
@@ -199,22 +187,16 @@ def text(results: dict) -> str:
 
 
 def closing(
-    work: job.Job | transfer.Transfer | seeds.Seeds,
-    workdir: epath.PathLike,
-    results: dict,
+    work: job.Job | transfer.Transfer | seeds.Seeds, workdir: epath.PathLike
 ) -> str:
-    """Say what a run reached, where its files lie, and which commands come next.
+    """Say where the files of a run lie, and which commands come next.
 
     Args:
       work: what `run` carried out.
       workdir: the run directory.
-      results: what `run` returned.
     """
     where, several = epath.Path(workdir), isinstance(work, seeds.Seeds)
-    reached = "" if several else _reached(results)
-    lines = [terminal.paint(reached, "strong")] if reached else []
-    place = "seed_N" if several else results_lib.RESULTS
-    lines.append(f"Results   {where / place}")
+    lines = [f"Results   {where / ('seed_N' if several else results_lib.RESULTS)}"]
     pictures = where / "plots"
     if pictures.exists():
         summary = (pictures / "summary.png").exists()
@@ -227,23 +209,6 @@ def closing(
         lines.append(f"{'':10}jaxcl export --run={where} --out=encoder")
         lines.append(f"{'':10}jaxcl {following}")
     return "\n".join(lines)
-
-
-def _reached(results) -> str:
-    """Say the accuracy of a run beside the untrained network's; "" without one."""
-    measured = results_lib.summary(results)
-    names = [name for name in measured if not name.endswith("/task_aware")]
-    names.sort(key=lambda name: not name.startswith("predict/"))
-    if not names or measured[names[0]]["average_accuracy"] is None:
-        return ""
-    name, own = names[0], measured[names[0]]
-    said = f"Reached   {100 * own['average_accuracy']:.1f} % ({name})"
-    before = results_lib.untrained(results, name)
-    if before is not None:
-        said += f", untrained {100 * before:.1f} %"
-    if own["forgetting"] is not None:
-        said += f", forgetting {100 * own['forgetting']:.1f} points"
-    return said
 
 
 def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:

@@ -67,18 +67,23 @@ def read_card(folder: str | os.PathLike) -> dict:
     return card
 
 
-def read_leaves(folder: Any, card: dict) -> dict[str, np.ndarray]:
+def read_leaves(folder: Any, card: dict, name: str = TENSORS) -> dict[str, np.ndarray]:
     """Read the arrays of a folder, by names as "params/conv1/kernel".
+
+    Args:
+      folder: of an encoder.
+      card: `read_card` of it.
+      name: of the file.
 
     Raises:
       ValueError: the file is missing, damaged, or not the card's.
     """
-    path = epath.Path(folder) / TENSORS
+    path = epath.Path(folder) / name
     try:
         data = path.read_bytes()
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ValueError(f"{path}: it cannot be read: {error}") from error
-    have, want = hashlib.sha256(data).hexdigest(), card["files"].get(TENSORS)
+    have, want = hashlib.sha256(data).hexdigest(), card["files"].get(name)
     if have != want:
         raise ValueError(
             f"{path}: its sha256 is {have}, {CARD} says {want}: it is damaged or of "

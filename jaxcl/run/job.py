@@ -31,12 +31,6 @@ class Data(NamedTuple):
     crop: Any  # prefetch.Crop, for images that stream
     views: int  # crops of each image that streams
     workers: int
-    together: tuple[int, ...] = ()  # seeds that share one state, see seeds.py
-
-    @property
-    def rows(self) -> int:
-        """Rows of a batch, all seeds together."""
-        return self.batch_size * max(len(self.together), 1)
 
     @property
     def graphs(self) -> bool:
@@ -145,12 +139,6 @@ def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainStat
 def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     """Yield this process's share of a task's batches, from its step `start` on."""
     data, parts = job.data, job.parts(task)
-    if data.together:
-        alone = (data._replace(seed=seed, together=()) for seed in data.together)
-        jobs = (job._replace(data=own) for own in alone)
-        readers = [_host_batches(one, source, task, start) for one in jobs]
-        # The rows of one seed's batch follow those of another.
-        return _join(readers, lambda *x: jax.tree.map(lambda *y: np.concatenate(y), *x))
     if data.graphs:  # every process reads all rows, see `feed`
         return graph_batches.batches(
             source,
@@ -263,14 +251,7 @@ def initial_state(job: Job) -> core.TrainState:
     """Make the state before the first task, on all devices."""
     placement = sharding.placement(shapes(job.method, job.data)[0], job.mesh)
     init = jax.jit(job.method.init, out_shardings=placement)
-    return init(_key(job.data), _example(job.method, job.data))
-
-
-def _key(data: Data):
-    """Make the key of the run; keys[S] where several seeds share the state."""
-    if not data.together:
-        return jax.random.key(data.seed)
-    return jax.vmap(jax.random.key)(np.array(data.together))
+    return init(jax.random.key(job.data.seed), _example(job.method, job.data))
 
 
 def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
@@ -278,15 +259,17 @@ def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
 
     Batches of graphs have a few sizes: this is the one used most often.
     """
-    example, sides = _example(method, data), (parts,) if parts > 1 else ()
+    example, lead = _example(method, data), (data.batch_size,)
+    lead = (parts, *lead) if parts > 1 else lead
     batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((*sides, data.rows, *x.shape[1:]), x.dtype),
+        lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype),
         example,
     )
     if data.graphs:
         batch = graph_batches.blank(data.stream.dataset.train, data.batch_size, parts)
         batch = jax.eval_shape(lambda: batch)
-    return jax.eval_shape(method.init, _key(data), example), batch
+    key = jax.random.key(data.seed)
+    return jax.eval_shape(method.init, key, example), batch
 
 
 def placed(method: core.Method, data: Data, mesh, parts: int = 1) -> tuple:

@@ -80,7 +80,7 @@ class Meter:
         """
         now, (last_time, last_step) = time.monotonic(), self._last
         self._last = now, step
-        rows = self._work.data.rows * self._work.parts(self._task)
+        rows = self._work.data.batch_size * self._work.parts(self._task)
         self._speed = (step - last_step) * rows / max(now - last_time, 1e-9)
 
 
@@ -182,5 +182,5 @@ def spent(
     steps, parts = int(state.step) - int(state.task_start), work.parts(task)
     shapes = job.shapes(work.method, work.data, parts)
     flops = cost.flops(work.method.step, *shapes, task)
-    images, machine = steps * work.data.rows * parts, sharding.describe(work.mesh)
+    images, machine = steps * work.data.batch_size * parts, sharding.describe(work.mesh)
     return cost.Spent(steps, images, flops, clock.read(), machine)

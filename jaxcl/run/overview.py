@@ -22,8 +22,7 @@ def describe_run(
       workdir: the run directory.
     """
     if isinstance(work, seeds.Seeds):
-        how = "side by side" if work.side_by_side else "one after another"
-        named = f"seeds {work.seeds[0]} to {work.seeds[-1]}, {how}; each: "
+        named = f"seeds {work.seeds[0]} to {work.seeds[-1]}; each: "
         told = named + _describe_training(work.make(work.seeds[0]))
     elif isinstance(work, job.Job):
         told = _describe_training(work)

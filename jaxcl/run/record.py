@@ -26,7 +26,7 @@ class Recorder:
       write: False in all processes but the first, which then do nothing.
       tensorboard: whether to write events for TensorBoard.
       loggers: functions (directory, rows so far) -> logger, see `jaxcl.run.loggers`.
-      progress, every, slow: see `progress.Progress`, where `progress` is `mode`.
+      progress, every: see `progress.Progress`, where `progress` is `mode`.
 
     Raises:
       ValueError: `progress` or `every` is not allowed.
@@ -45,11 +45,10 @@ class Recorder:
         loggers=(),
         progress="auto",
         every=10.0,
-        slow="",
     ):
         self._write, self._loggers = write, []
         self._progress = progress_lib.Progress(
-            num_tasks=num_tasks, mode=progress, every=every, slow=slow
+            num_tasks=num_tasks, mode=progress, every=every
         )
         if not write:
             return

@@ -100,9 +100,8 @@ def add(results: dict, task: int, rows: dict, scalars: dict, seconds: float) -> 
       results: from `empty` or `add`; not changed.
       task: number of the task, from 0; if it is there already, what was measured after
         it is replaced.
-      rows: matrix name -> f[T], accuracy on each task, nan if not measured; f[S,T] of
-        seeds that run side by side.
-      scalars: name -> number, or f[S].
+      rows: matrix name -> f[T], accuracy on each task, nan if not measured.
+      scalars: name -> number.
       seconds: time spent on the task.
 
     Raises:
@@ -112,15 +111,14 @@ def add(results: dict, task: int, rows: dict, scalars: dict, seconds: float) -> 
     if not 0 <= task < size:
         raise ValueError(f"task={task}: must be in [0, {size})")
     for name, row in rows.items():
-        _check_length(f"rows[{name!r}]", np.transpose(row), size)
+        _check_length(f"rows[{name!r}]", row, size)
 
     def replace(items, item):
         return [*items[:task], plain(item), *items[task + 1 :]]
 
     matrices, old = {}, results["matrices"]
     for name in old | rows:
-        like = rows[name] if name in rows else old[name][0]
-        blank = np.full(np.shape(like), np.nan)
+        blank = np.full(size, np.nan)
         matrix = old.get(name) or plain([blank] * size)
         matrices[name] = replace(matrix, rows.get(name, blank))
     return results | {
@@ -214,13 +212,8 @@ def summary(results: dict) -> dict:
 
 
 def write_results(workdir: epath.PathLike, results: dict) -> None:
-    """Write `results.json`: the results and their `summary`.
-
-    Results of seeds side by side get no summary; each seed has one when all are over.
-    """
-    side_by_side = any(np.ndim(matrix) > 2 for matrix in results["matrices"].values())
-    more = {} if side_by_side else {"summary": summary(results)}
-    write(epath.Path(workdir) / RESULTS, {**results, **more})
+    """Write `results.json`: the results and their `summary`."""
+    write(epath.Path(workdir) / RESULTS, {**results, "summary": summary(results)})
 
 
 def write(path: epath.PathLike, value: Any) -> None:

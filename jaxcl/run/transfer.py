@@ -23,7 +23,7 @@ from etils import epath
 from jaxcl import core, schema, sharding
 from jaxcl.data import storage, stream
 from jaxcl.methods.two_view import bases
-from jaxcl.run import checkpoint, evaluation, folder, job, record, seeds, train
+from jaxcl.run import checkpoint, evaluation, folder, job, record, train
 from jaxcl.run import results as results_lib
 
 TRAINING = ("method", "optimizer", "schedule")  # sections of runs that train
@@ -129,13 +129,10 @@ class Place(NamedTuple):
 
     folder: epath.Path
     numbers: tuple[int, ...]  # from the oldest
-    seed: int = 0
-    at: int | None = None  # place among seeds trained side by side; None: it was alone
-    count: int = 1  # how many seeds were trained side by side
 
 
 def place(run: str, *, field: str = "config.checkpoint") -> Place:
-    """Find the checkpoints of a run; seeds trained side by side share theirs.
+    """Find the checkpoints of a run.
 
     Args:
       run: its directory.
@@ -145,21 +142,12 @@ def place(run: str, *, field: str = "config.checkpoint") -> Place:
       ValueError: there are none.
     """
     path = epath.Path(run)
-    path = path if storage.in_bucket(path) else path.resolve()
-    among, together = {}, path.parent / "together"
-    if not (path / "checkpoints").exists() and (together / "checkpoints").exists():
-        config = config_of(path.parent, field=field)
-        first, count = config.get("seed", 0), config["seeds"]
-        names = [seeds.folder(seed) for seed in range(first, first + count)]
-        if path.name in names:
-            at = names.index(path.name)
-            among, path = {"seed": first + at, "at": at, "count": count}, together
-    checkpoints = path / "checkpoints"
+    checkpoints = (path if storage.in_bucket(path) else path.resolve()) / "checkpoints"
     entries = checkpoints.iterdir() if checkpoints.exists() else ()
     numbers = sorted(int(p.name) for p in entries if p.name.isdigit())
     if not numbers:
         raise ValueError(f"{field}={run!r}: there is no checkpoint in it yet")
-    return Place(checkpoints, tuple(numbers), **among)
+    return Place(checkpoints, tuple(numbers))
 
 
 def input_width(where: Place) -> int | None:
@@ -199,10 +187,7 @@ def _encoder_of(params, path):
 
 def cursor(where: Place, number: int) -> dict:
     """Read what a run saved with a checkpoint: its "phase", its "results" so far."""
-    saved = checkpoint.read(where.folder / str(number)).cursor
-    if where.at is None:
-        return saved
-    return saved | {"results": seeds.take_results(saved["results"], where.at)}
+    return checkpoint.read(where.folder / str(number)).cursor
 
 
 def restore(
@@ -243,16 +228,13 @@ def restore(
         source = {"path": run, "number": 0, "step": 0, "checksum": card["files"]}
     else:
         where = place(run, field=field)
-        load = functools.partial(_load, _list_leaves(encoder, inputs, mesh, where))
+        load = functools.partial(_load, _list_leaves(encoder, inputs, mesh))
         try:
             number, loaded = checkpoint.newest(where.folder, where.numbers, load)
         except checkpoint.CheckpointError as error:
             raise ValueError(f"{field}={run!r}: {error}") from error
         source = {"path": run, "number": number, "step": int(loaded["step"])}
         source["checksum"] = int(checkpoint.checksum(loaded).sum())
-        if where.at is not None:
-            own = {name: loaded[name] for name in ("params", "stats")}
-            loaded |= jax.tree.map(lambda x: x[where.at], own)
     state = core.TrainState(
         key=jax.random.key(0),
         step=loaded["step"],
@@ -267,13 +249,12 @@ def restore(
     return sharding.settle(state, mesh), source
 
 
-def _list_leaves(encoder, inputs, mesh, where: Place) -> dict:
+def _list_leaves(encoder, inputs, mesh) -> dict:
     """Return the shapes of the leaves that are read from a checkpoint."""
     variables = jax.eval_shape(encoder.init, jax.random.key(0), inputs)
-    axes = () if where.at is None else (where.count,)
     whole = sharding.replicated(mesh)
     trees = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype, sharding=whole),
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
         {
             "params": {"encoder": variables["params"]},
             "stats": {"encoder": variables.get("batch_stats", {})},

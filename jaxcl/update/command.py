@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import ml_collections
-import numpy as np
 from absl import flags
 from etils import epath
 from ml_collections import config_flags
@@ -26,7 +25,7 @@ from jaxcl.config import build, command, run_config
 from jaxcl.data import identity
 from jaxcl.run import finish, job, lock, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.update import average, drift, lineage, plan, verdict
+from jaxcl.update import adapters, average, drift, lineage, plan, verdict
 from jaxcl.update.verdict import AFTER, BEFORE
 
 ROLLED_BACK = 3
@@ -86,7 +85,7 @@ def _carry_out(work, prepared, stop) -> dict:
     report = {"parent": work.parent, "asked": work.asked}
     before = accuracies(work, prepared.judging, BEFORE, stop)
     rows, embed = work.sample or (None, None)
-    old = None if embed is None else embed(rows)
+    old = None if embed is None else adapters.in_index(work.parent, embed(rows))
     results = finish.run(prepared.job, folder, stop=stop)
     if work.options.average is not None:
         report["average"] = average.save(
@@ -94,18 +93,20 @@ def _carry_out(work, prepared, stop) -> dict:
         )
     after = accuracies(work, _judging(work, folder, AFTER), AFTER, stop)
     report["accuracy"] = verdict.compare(before, after)
-    report["drift"], rotation = None, None
+    report["drift"], fitted = None, []
     if old is not None:
         new = build.embedder(plan.with_checkpoint(work.old, folder))[1](rows)
         measured = drift.measures(old, new, k=work.options.neighbours)
-        rotation = np.asarray(measured.pop("rotation"))
+        fitted = adapters.fit(old, new, k=work.options.neighbours)
+        measured["adapters"] = {one.kind: one.recall for one in fitted}
         report["drift"] = results_lib.plain(measured) | {"rows": len(old)}
     report["index"] = verdict.judge_index(report["drift"], work.options.index)
     report["broken"] = verdict.broken(report, work.limits)
     report["accepted"] = not report["broken"]
     report["cost"] = results["cost"]["per_task"][-1]
     report["seconds"] = time.time() - began
-    return lineage.settle(work.workdir, report, rotation)
+    best = fitted[0].adapter if report["index"] == "adapt" else None
+    return lineage.settle(work.workdir, report, best)
 
 
 def _judging(

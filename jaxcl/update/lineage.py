@@ -6,19 +6,19 @@ is over.
 
 import re
 
-import numpy as np
 from etils import epath
 
 from jaxcl.config import own_images, run_config, sections
 from jaxcl.data import from_folders, sources, storage
 from jaxcl.run import folder, transfer
 from jaxcl.run import results as results_lib
+from jaxcl.update import adapters
 
-UPDATES, VERDICT, ROTATION = "updates", "update.json", "rotation.npy"
+UPDATES, VERDICT = "updates", "update.json"
 _IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
 # Options of a run's data on how images are read; new images in files use them, too.
-_READING = ("size", "channels", "decoder", "on_corrupt", "cache_size")
+_READING = ("size", "channels", "decoder", "on_corrupt")
 _READING += ("background", "bits")
 
 
@@ -232,7 +232,9 @@ def read(workdir: epath.PathLike) -> dict | None:
     return storage.read_object(path) if path.exists() else None
 
 
-def settle(workdir: epath.PathLike, report: dict, rotation: np.ndarray | None) -> dict:
+def settle(
+    workdir: epath.PathLike, report: dict, adapter: adapters.Adapter | None
+) -> dict:
     """Write update.json, which ends the update; see `current`.
 
     The checkpoints of an update that was rolled back are removed, so that nobody uses
@@ -241,16 +243,16 @@ def settle(workdir: epath.PathLike, report: dict, rotation: np.ndarray | None) -
     Args:
       workdir: of the update.
       report: what was measured and decided.
-      rotation: f32[D, D], or None.
+      adapter: of the new encoder to the old index, or None.
 
     Returns:
       `report`, with the directory as "run".
     """
     workdir = epath.Path(workdir)
     report = report | {"run": str(workdir)}
-    if rotation is not None:
-        with storage.replacing(workdir / ROTATION) as file:
-            np.save(file, rotation, allow_pickle=False)
+    if adapter is not None and report["accepted"]:
+        with storage.replacing(workdir / adapters.FILE) as file:
+            file.write(adapters.pack(adapter))
     results_lib.write(workdir / VERDICT, report)
     forget(workdir, report)
     return report

@@ -21,7 +21,7 @@ class Limits:
     # The most that any accuracy on --test may lose
     accuracy_drop: Annotated[float, schema.Range(-1, 1)] | None = 0.02
     accuracy: schema.Share | None = None  # the least that any on --test may be
-    index: Literal["keep", "rotate"] | None = None  # worst verdict allowed
+    index: Literal["keep", "adapt"] | None = None  # worst verdict allowed
     overlap: schema.Share | None = None  # least share of neighbours kept in a new index
 
 
@@ -153,7 +153,7 @@ def plan(
     try:
         if section is None:
             raise ValueError(f"{run} is an encoder without images of its own")
-        old_config = _joint(section, "none", theirs)
+        old_config = joint(section, "none", theirs)
         sample = _sample(old_config, parent, options)
     except (ValueError, OSError) as error:
         if old is not None or (limits.index or limits.overlap) is not None:
@@ -246,11 +246,17 @@ def _judge_config(test, options, limits, parent_config) -> dict | None:
     own = options.test or {}
     section = lineage.section(test, own, parent_config, "config.test")
     evaluators = options.evaluators or {"knn": {}}
-    return _joint(section, "test", parent_config) | {"evaluators": evaluators}
+    return joint(section, "test", parent_config) | {"evaluators": evaluators}
 
 
-def _joint(section, evaluation, parent_config):
-    """Make a transfer config of one dataset, with the image size of the run."""
+def joint(section: dict, evaluation: str, parent_config: dict) -> dict:
+    """Make a transfer config of one dataset, with the image size of the run.
+
+    Args:
+      section: config.data.
+      evaluation: as of config.scenario.
+      parent_config: `transfer.config_of` the run, or the folder of an encoder.
+    """
     augment = parent_config["augment"]
     return {
         "data": dict(section),
@@ -263,7 +269,7 @@ def _joint(section, evaluation, parent_config):
     }
 
 
-def with_checkpoint(config, run):
+def with_checkpoint(config: dict, run: str) -> ml_collections.ConfigDict:
     """Complete a transfer config for the encoder of a run."""
     return ml_collections.ConfigDict({**config, "checkpoint": str(run)})
 

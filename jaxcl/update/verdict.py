@@ -4,7 +4,7 @@ from jaxcl.run import terminal
 from jaxcl.update import plan
 
 BEFORE, AFTER = "before", "after"
-VERDICTS = ("keep", "rotate", "rebuild")  # for an index, the best first
+VERDICTS = ("keep", "adapt", "rebuild")  # for an index, the best first
 
 
 def judge_index(moved: dict | None, least: float) -> str:
@@ -15,12 +15,12 @@ def judge_index(moved: dict | None, least: float) -> str:
       least: share of neighbours kept from which the index is usable.
 
     Returns:
-      "keep": new queries find their old neighbours in the index. "rotate": they do if
-      they are multiplied by rotation.npy. "rebuild": neither. "unknown": not measured.
+      "keep": new queries find their old neighbours in the index. "adapt": they do
+      through the best adapter. "rebuild": neither. "unknown": not measured.
     """
     if moved is None:
         return "unknown"
-    shares = moved["index_overlap"], moved["aligned_index_overlap"]
+    shares = moved["index_overlap"], max(moved["adapters"].values())
     for verdict, share in zip(VERDICTS, shares, strict=False):
         if share >= least:
             return verdict
@@ -64,10 +64,20 @@ def broken(report: dict, limits: plan.Limits) -> list[str]:
 
 _INDEX = {
     "keep": "keep your index: new queries find their old neighbours in it",
-    "rotate": "rotate: multiply new queries by rotation.npy, then your index serves on",
+    "adapt": "adapt: load_encoder(FOLDER, into='old'), then your index serves on",
     "rebuild": "rebuild your index: embed its images again with the new encoder",
     "unknown": "unknown, since no old images were compared; --old gives them",
 }
+
+
+def _say_recall(moved) -> str:
+    kept, anew = (100 * moved[name] for name in ("index_overlap", "overlap"))
+    adapted = sorted(moved["adapters"].items(), key=lambda pair: -pair[1])
+    by_kind = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in adapted)
+    return (
+        f"Of the old neighbours {kept:.0f} % are found in the old index; with an "
+        f"adapter: {by_kind}; with all images embedded again: {anew:.0f} %."
+    )
 
 
 def sentences(report: dict) -> str:
@@ -90,8 +100,7 @@ def sentences(report: dict) -> str:
             f"{100 - share:.0f} % of the old."
         )
     if report["drift"]:
-        kept = 100 * report["drift"]["index_overlap"]
-        lines.append(f"Of the old neighbours {kept:.0f} % are found in the old index.")
+        lines.append(_say_recall(report["drift"]))
     lines.append(f"Search index: {_INDEX[report['index']]}.")
     broken = (f"Limit broken: {sentence}." for sentence in report["broken"])
     lines += [terminal.paint(line, "bad") for line in broken]

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -24,6 +24,7 @@ from jaxcl.data import graphs as graphs_lib
 from jaxcl.data import prefetch
 from jaxcl.data.augment import images as augment_images
 from jaxcl.run import folder as folder_lib
+from jaxcl.update import adapters
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -40,6 +41,7 @@ class Encoder:
     params: core.PyTree  # f32
     stats: core.PyTree  # f32, of batch norm
     _program: Callable  # (params, stats, inputs)
+    adapter: dict | None = None  # to the space of an old index, see `load_encoder`
 
     def __repr__(self) -> str:
         """Name the network, its features, its inputs and the method that trained it."""
@@ -109,7 +111,7 @@ class Encoder:
           ValueError: as `prepare`; a file that cannot be decoded.
           OSError: a file that cannot be read.
         """
-        run = functools.partial(self._program, self.params, self.stats)
+        run = self._run
         if self.card["input"]["kind"] == "graphs":
             return np.asarray(run(_checked_graphs(self.card, inputs)))
         if batch_size < 1:
@@ -131,6 +133,10 @@ class Encoder:
             features.append(rows[: len(images)])
         return np.concatenate(features)
 
+    def _run(self, inputs):
+        rows = self._program(self.params, self.stats, inputs)
+        return rows if self.adapter is None else adapters.apply(self.adapter, rows)
+
     def picture_features(self) -> np.ndarray:
         """Embed a fixed picture, f32[D], that no file is needed for.
 
@@ -140,7 +146,8 @@ class Encoder:
         side = inputs["resize"] or inputs["size"]
         row, column, channel = np.indices((side, side, inputs["channels"]))
         pixels = row * (3 + channel) + column * (5 - channel) + row * column // 7
-        return self.embed((pixels % 256).astype(np.uint8)[None])[0]
+        plain = dataclasses.replace(self, adapter=None)
+        return plain.embed((pixels % 256).astype(np.uint8)[None])[0]
 
     def check(self, tolerance: float = 1e-2) -> float:
         """Compare the features of a fixed picture with those in the card.
@@ -352,13 +359,17 @@ def _compiled(module):
     return jax.jit(lambda *given: _apply(module, *given)[0])
 
 
-def load_encoder(folder: Any, *, check: bool = False) -> Encoder:
+def load_encoder(
+    folder: Any, *, check: bool = False, into: Literal["old"] | None = None
+) -> Encoder:
     """Load the encoder of a folder that `jaxcl export` or `jaxcl import` wrote.
 
     Args:
       folder: its path, which may be in a bucket.
       check: compute the features of a fixed picture, and compare them with the card's,
         see `Encoder.check`.
+      into: "old" maps what `Encoder.embed` returns to the space of the index before the
+        last update, by the folder's adapter.safetensors. Rows then have length 1.
 
     Raises:
       ValueError: a file is missing, damaged, or not what the card says; the message has
@@ -375,7 +386,17 @@ def load_encoder(folder: Any, *, check: bool = False) -> Encoder:
         )
     if check:
         encoder.check()
-    return encoder
+    if into is None:
+        return encoder
+    core.check_choice("into", into, ("old",))
+    if adapters.FILE not in card["files"]:
+        raise ValueError(
+            f"{folder}: into='old': it has no {adapters.FILE}; an accepted update with "
+            "the verdict 'adapt' leaves one, and jaxcl export copies it"
+        )
+    arrays = folder_lib.read_leaves(folder, card, adapters.FILE)
+    adapter = adapters.unpack(arrays, epath.Path(folder) / adapters.FILE)
+    return dataclasses.replace(encoder, adapter=adapter)
 
 
 def from_leaves(

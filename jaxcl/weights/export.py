@@ -1,7 +1,9 @@
 """Write the encoder of a run to a folder: `jaxcl export --run=RUN --out=DIR`.
 
 DIR then holds the encoder's parameters and statistics (encoder.safetensors) and its
-description and origin (card.json); with --torch also a state dict for PyTorch.
+description and origin (card.json); with --torch also a state dict for PyTorch, with
+--stablehlo a program; and the adapter to an old index that an update left
+(adapter.safetensors).
 `jaxcl.load_encoder(DIR)` reads it back.
 
 The run may still be training: its newest complete checkpoint is exported, and the run
@@ -13,6 +15,7 @@ import hashlib
 import inspect
 import re
 import sys
+import typing
 
 from etils import epath
 
@@ -23,20 +26,29 @@ from jaxcl.nets import tuning
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import transfer
-from jaxcl.update import lineage
+from jaxcl.update import adapters, lineage
 from jaxcl.weights import encoder, pytorch, writer
+from jaxcl.weights import stablehlo as program
 
 # Methods whose steps train no encoder: each evaluation fits one and drops it.
 _DROP = ("gdumb",)
 
 
-def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> dict:
+def export(
+    run: str,
+    out: str,
+    *,
+    torch: bool = False,
+    stablehlo: program.Pixels | None = None,
+    force: bool = False,
+) -> dict:
     """Write the encoder of a run to a folder.
 
     Args:
       run: a run directory; if the run has accepted updates, the last of them is used.
       out: the folder; it must be missing, empty, or an export of the same checkpoint.
       torch: also write the state dict for PyTorch.
+      stablehlo: also write a program that takes images of this type.
       force: replace an export of another checkpoint, or one with a damaged card.
 
     Returns:
@@ -71,9 +83,16 @@ def export(run: str, out: str, *, torch: bool = False, force: bool = False) -> d
     if torch:
         state = pytorch.torch_state(exported)
         files[writer.PYTORCH[section["name"]]] = writer.pack(state, "pt")
+    adapter = epath.Path(run) / adapters.FILE
+    if adapter.exists():
+        files[adapters.FILE] = adapter.read_bytes()
+    told = {}
+    if stablehlo is not None:
+        files[program.FILE] = program.pack(exported, stablehlo)
+        told = {"stablehlo": program.describe(exported, stablehlo)}
     cursor = transfer.cursor(where, source["number"])
     card = exported.card | writer.describe(exported, files)
-    card |= _lineage(config, source, cursor) | {"config": config}
+    card |= told | _lineage(config, source, cursor) | {"config": config}
     card = results_lib.plain(card)
     card |= {key: _without_paths(card[key]) for key in ("data", "checkpoint", "config")}
     return writer.write(epath.Path(out), files, card, force)
@@ -234,6 +253,13 @@ def parser() -> argparse.ArgumentParser:
         "--out", required=True, help="folder, new or of the same export"
     )
     options.add_argument("--torch", action="store_true", help="also for PyTorch")
+    options.add_argument(
+        "--stablehlo",
+        nargs="?",
+        const="uint8",
+        choices=typing.get_args(program.Pixels),
+        help="also a program that takes pixels (uint8) or normalised images (float32)",
+    )
     options.add_argument(
         "--force", action="store_true", help="replace an export of another checkpoint"
     )

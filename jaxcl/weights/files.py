@@ -1,15 +1,16 @@
 """Tensors of a file that another library wrote: safetensors, or PyTorch's own."""
 
 import hashlib
+import io
 import json
 import struct
+from collections.abc import Iterator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import safetensors
 from etils import epath
-
-from jaxcl.weights import torch_file
 
 _MOST_HEADER = 16 * 2**20  # bytes
 _MOST_TENSORS = 100_000
@@ -93,16 +94,43 @@ def _checked(path, name, x) -> np.ndarray:
 def _tensors(path, data) -> dict[str, np.ndarray]:
     # A safetensors file begins with the length of its header, which may look the same.
     if data[:2] in (b"PK", b"\x80\x02") and data[8:9] != b"{":
-        try:
-            return torch_file.read(data)
-        except torch_file.Refused as error:
-            raise ValueError(
-                f"{path}: it is no state dict that can be read without running it: "
-                f"{error}. In a Python that has PyTorch, "
-                "torch.load(FILE, weights_only=True) and safetensors.torch.save_file "
-                "make a file of it that can be"
-            ) from error
+        return _by_torch(path, data)
     return _safetensors(path, data)
+
+
+def _by_torch(path, data) -> dict[str, np.ndarray]:
+    """Read a file of `torch.save` by PyTorch, which runs nothing that is in it."""
+    mend = (
+        "a Python that has PyTorch makes a file of it that can be read everywhere: "
+        "safetensors.torch.save_file(torch.load(FILE, weights_only=True), OTHER)"
+    )
+    try:
+        import torch  # no other files need it
+    except ImportError as error:
+        raise ValueError(
+            f"{path}: torch.save wrote it, and PyTorch is not installed here: pip "
+            f"install torch; or {mend}"
+        ) from error
+    try:
+        value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return dict(_flat("", value, torch))
+    except Exception as error:  # damaged bytes raise errors of many kinds
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ValueError(
+            f"{path}: PyTorch does not read it ({what}); {mend}"
+        ) from error
+
+
+def _flat(name: str, value: Any, torch: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors of nested dicts, under their keys joined by dots."""
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.strided and not value.is_quantized:
+            value = value.detach()
+            yield name, (value.float() if value.is_floating_point() else value).numpy()
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            if isinstance(key, str):
+                yield from _flat(f"{name}.{key}" if name else key, part, torch)
 
 
 def _safetensors(path, data) -> dict[str, np.ndarray]:

@@ -1,8 +1,8 @@
 """Import weights of another library: `jaxcl import --from=FILE --architecture=NAME`.
 
 FILE is a safetensors file, or what PyTorch's `torch.save` wrote of a state dict, which
-is read without running it. --out is then a folder as `jaxcl export` writes one, which
-`jaxcl.load_encoder` reads.
+PyTorch reads without running it. --out is then a folder as `jaxcl export` writes one,
+which `jaxcl.load_encoder` reads.
 """
 
 import argparse

@@ -18,10 +18,18 @@ from safetensors import numpy as tensors
 from jaxcl.data import storage
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import lock, task_alone
+from jaxcl.update import adapters
 from jaxcl.weights import encoder
 
 # Files for PyTorch that an export may have: kind of network -> name.
 PYTORCH = {kind: f"{kind}_torch.safetensors" for kind in ("resnet", "vit", "convnext")}
+# All files of an export beside the weights and the card.
+_FURTHER = {
+    *PYTORCH.values(),
+    adapters.FILE,
+    "encoder.stablehlo",
+    "encoder.onnx",
+}
 
 
 def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
@@ -102,7 +110,7 @@ def _write(folder, files, card, force):
                 os.replace(draft / name, folder / name)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    for name in {*PYTORCH.values()} - set(files):
+    for name in _FURTHER - set(files):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -114,7 +122,7 @@ def _check_folder(folder, card, force) -> None:
         raise ValueError(f"--out={folder}: is a file; must be a folder")
     names = {path.name for path in folder.iterdir() if path.suffix != ".tmp"}
     names -= {lock.FILE}
-    other = names - {folder_lib.CARD, folder_lib.TENSORS} - {*PYTORCH.values()}
+    other = names - {folder_lib.CARD, folder_lib.TENSORS} - _FURTHER
     if other:
         raise ValueError(
             f"--out={folder}: holds {', '.join(sorted(other)[:3])}, which is no "

@@ -14,14 +14,7 @@ from PIL import Image
 
 from attack import kind
 from helpers import tfds_sets
-from jaxcl.data import (
-    convert,
-    files,
-    from_arrays,
-    identity,
-    sources,
-    stream,
-)
+from jaxcl.data import convert, files, from_arrays, identity, sources, stream
 
 SECONDS = 30  # a set of a few bytes that takes longer hangs
 GROWTH = 400 * 2**20  # bytes of memory that a set of a few kilobytes may take
@@ -87,21 +80,6 @@ def _lists(folder):
     (folder / "test.txt").write_text("".join(lines[:2] + lines[-2:]))
 
 
-def _tiny(folder):
-    _images(folder, [f"train/n{c}/images/{i}.JPEG" for c in "01" for i in range(3)])
-    _images(folder, [f"val/images/val_{i}.JPEG" for i in range(4)])
-    lines = [f"val_{i}.JPEG\tn{i % 2}\t0\t0\t7\t7\n" for i in range(4)]
-    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
-    (folder / "wnids.txt").write_text("n1\nn0\n")
-
-
-def _stl10(folder):
-    rng = np.random.default_rng(0)
-    for split in ("train", "test"):
-        rng.integers(0, 256, (2, 3, 96, 96), np.uint8).tofile(folder / f"{split}_X.bin")
-        np.array([1, 10], np.uint8).tofile(folder / f"{split}_y.bin")
-
-
 def _graphs(folder):
     data = sources.load("rings_and_trees", count=8).train.graphs
     np.savez(
@@ -157,8 +135,6 @@ SETS: dict[str, tuple[Callable, Callable]] = {
             {"path": f"{x}", "train": "train.txt", "test": "test.txt"},
         ),
     ),
-    "tiny": (_tiny, lambda x: ("tiny_imagenet", {"path": f"{x}", "resident": False})),
-    "stl10": (_stl10, lambda x: ("stl10", {"path": f"{x}"})),
     "graphs": (_graphs, lambda x: ("graphs", {"path": f"{x}/x.npz"})),
     "tu": (_tu, lambda x: ("graphs", {"path": f"{x}"})),
     "array_record": (
@@ -284,7 +260,7 @@ def check(dataset: stream.Dataset) -> int:
                 or image.shape[-1] not in (1, 3)
             ):
                 raise kind.Broken(f"row {row} is {image.dtype}{list(image.shape)}")
-    identity.find_duplicates(identity.identify(dataset))
+    identity.describe_duplicates(identity.identify(dataset), "x")
     return refused
 
 

@@ -31,7 +31,6 @@ def _with_pairs_of_itself(value, of):
 
 _brute = "test_evals.py::test_neighbours_are_those_of_brute_force"
 _known = "test_collapse.py::test_measures_at_points_known_by_hand"
-_loops = "test_decay.py::test_measures_are_those_of_loops"
 
 FAULTS = [
     *fault.of(
@@ -48,10 +47,7 @@ FAULTS = [
     *fault.of(
         "evals.features.train_mask",
         "test_evals.py::test_probe_of_seen_tasks_knows_only_their_classes",
-        (
-            "evaluators: probes train on tasks to come",
-            takes(train_on=_always("all")),
-        ),
+        ("evaluators: probes train on tasks to come", takes(train_on=_always("all"))),
     ),
     *fault.of(
         "evals.features.blank_unseen",
@@ -127,22 +123,7 @@ FAULTS = [
     *fault.of(
         "evals.uniformity.uniformity",
         "test_uniformity.py::test_they_are_their_twins",
-        (
-            "evaluators: rows are pairs of themselves",
-            gives(_with_pairs_of_itself),
-        ),
-    ),
-    *fault.of(
-        "evals.decay.overlap",
-        _loops,
-        (
-            "evaluators: opposite features overlap, too",
-            instead(
-                lambda rows, others=None: float(
-                    np.mean(rows @ (rows if others is None else others).T)
-                )
-            ),
-        ),
+        ("evaluators: rows are pairs of themselves", gives(_with_pairs_of_itself)),
     ),
     *fault.of(
         "evals.neighbours.nearest",

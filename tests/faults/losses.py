@@ -240,10 +240,7 @@ _of_replay = [
             "loss: er_ace has unseen classes for replayed rows",
             takes(seen=jnp.ones_like),
         ),
-        (
-            "loss: er_ace averages both parts",
-            gives(lambda value: value / 2),
-        ),
+        ("loss: er_ace averages both parts", gives(lambda value: value / 2)),
     ),
     *fault.of(
         "losses.replay.triplet",

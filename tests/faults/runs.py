@@ -193,11 +193,6 @@ _checkpoints = [
         ("run: a state that is not finite is saved", instead(lambda state, step: None)),
     ),
     *fault.of(
-        "run.seeds.take_results",
-        "test_seeds.py::test_an_axis_of_seeds_is_taken_off_again",
-        ("run: every seed has the results of the first", takes(i=_always(0))),
-    ),
-    *fault.of(
         "run.seeds.spread",
         "test_seeds.py::test_spread",
         (
@@ -220,7 +215,7 @@ _devices = [
         "sharding.shard",
         "test_methods.py::test_one_and_eight_devices_agree[er]",
         ("devices: every device has the rows of the first", _rows_of_the_first),
-    ),
+    )
 ]
 
 FAULTS = [*_data, *_augmentation, *_networks, *_checkpoints, *_devices]

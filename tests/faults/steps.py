@@ -77,10 +77,7 @@ _two_view = [
     *fault.of(
         "methods.two_view.make",
         _step("pnr"),
-        (
-            "two_view: the slow network never moves",
-            makes(step=keeps("extra.momentum")),
-        ),
+        ("two_view: the slow network never moves", makes(step=keeps("extra.momentum"))),
         (
             "two_view: the slow network keeps its statistics",
             makes(step=keeps("extra.momentum_stats")),
@@ -92,10 +89,7 @@ _two_view = [
             makes(step=keeps("extra.strategy")),
         ),
         ("two_view: both views are one", takes(parts=_one_view)),
-        (
-            "two_view: every task has the rates of the first",
-            takes(parts=_first_rates),
-        ),
+        ("two_view: every task has the rates of the first", takes(parts=_first_rates)),
         (
             "two_view: der stores nothing",
             makes(step=keeps("extra.strategy")),

@@ -1,9 +1,10 @@
-"""Faults of imported weights: names, and what no tensor shows."""
+"""Faults of weights and their features: names, files of features, adapters."""
 
+import jax.numpy as jnp
 import numpy as np
 
 from faults import fault
-from faults.fault import gives, instead
+from faults.fault import gives, instead, takes
 
 _TESTS = "test_import_file.py::test_"
 
@@ -27,10 +28,7 @@ FAULTS = [
     *fault.of(
         "weights.side_files.Facts.check",
         f"{_TESTS}numbers_that_contradict_each_other_are_refused",
-        (
-            "weights: config.json and tensors are not compared",
-            instead(lambda *_: None),
-        ),
+        ("weights: config.json and tensors are not compared", instead(lambda *_: None)),
     ),
     *fault.of(
         "weights.encoder.Encoder.picture_features",
@@ -39,5 +37,29 @@ FAULTS = [
             "weights: the features in the card are no network's",
             gives(lambda rows: np.ones_like(rows)),
         ),
+    ),
+    *fault.of(
+        "weights.embed._whole_batches",
+        "test_embed.py::test_a_command_that_was_cut_goes_on_to_the_same_file",
+        ("features: a cut command begins anew", instead(lambda *_: 0)),
+        (
+            "features: half a batch counts as whole",
+            instead(lambda rows, sizes, batch_size: rows),
+        ),
+    ),
+    *fault.of(
+        "update.adapters.affine",
+        "test_adapters.py::test_the_affine_map_is_the_ridge_regression_of_float64",
+        ("adapters: no ridge", takes(ridge=lambda _: 0.0)),
+        ("adapters: one rank too many", takes(rank=lambda rank: rank + 1)),
+        (
+            "adapters: no shift",
+            gives(lambda made: made | {"shift": 0 * made["shift"]}),
+        ),
+    ),
+    *fault.of(
+        "methods.linear_head.descend",
+        "test_frozen.py::test_scores_are_those_of_float64[linear_head]",
+        ("linear head: unmet classes compete", takes(seen=jnp.ones_like)),
     ),
 ]

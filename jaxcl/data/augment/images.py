@@ -322,7 +322,8 @@ def make_eval(
     """Build `prepare(images)`, u8[B,H,W,C] -> [B,size,size,C], normalised.
 
     The shorter side is resized to `resize`, then the centre is cropped. Without
-    `resize`, images must be size x size. Raises ValueError otherwise.
+    `resize`, images must be size x size. Raises ValueError otherwise. Features
+    f32[B,1,1,D] in place of images stay as they are.
     """
     _check_moments(mean, std)
     enough = resize is None or resize >= size
@@ -330,6 +331,8 @@ def make_eval(
     shrink = functools.partial(crops.resize, size=resize, interpolation=interpolation)
 
     def prepare(images):
+        if images.dtype == jnp.float32:  # of the source `features`
+            return images.astype(dtype)
         mend = "; or config.augment.resize, to bring them to it"
         _check_images(images, None if resize else size, mean, mend=mend)
         images = images.astype(jnp.float32) / 255.0

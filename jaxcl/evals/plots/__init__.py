@@ -2,23 +2,20 @@
 
 from jaxcl.evals.plots.canvas import FORMATS, format_of, written_as
 from jaxcl.evals.plots.classes import class_shares, class_spread
-from jaxcl.evals.plots.examples import marked, neighbours, scatter
+from jaxcl.evals.plots.examples import neighbours, scatter
 from jaxcl.evals.plots.methods import comparison, summary
-from jaxcl.evals.plots.runs import accuracy_matrix, curves, heat_range, overview, words
-from jaxcl.evals.plots.streams import anytime, arrivals, per_step
+from jaxcl.evals.plots.runs import accuracy_matrix, curves, overview, words
+from jaxcl.evals.plots.streams import anytime, per_step
 
 __all__ = (
     "FORMATS",
     "accuracy_matrix",
     "anytime",
-    "arrivals",
     "class_shares",
     "class_spread",
     "comparison",
     "curves",
     "format_of",
-    "heat_range",
-    "marked",
     "neighbours",
     "overview",
     "per_step",

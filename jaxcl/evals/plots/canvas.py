@@ -12,16 +12,6 @@ from etils import epath
 # Told apart with any colour vision, and from white: a curve, class or run has the same
 # colour and marker in all pictures.
 COLOURS = ("#0b5cad", "#a83200", "#00805c", "#b04a86", "#a98600", "#2f9bd0", "#3d4248")
-# The same on dark screens.
-DARK_COLOURS = (
-    "#7db4ee",
-    "#ee8a4e",
-    "#3cc296",
-    "#e094c0",
-    "#e6cc50",
-    "#a9dcf8",
-    "#f2f2f2",
-)
 DASHES = ("-", "--", ":")  # with the colours again
 MARKERS = ("o", "s", "^", "D", "v")
 MOST_NAMES = 20  # more classes or tasks than this are not written out

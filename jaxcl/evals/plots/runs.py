@@ -38,7 +38,7 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
     canvas.save(figure, path)
 
 
-def heat_range(matrix) -> tuple[float, float]:
+def _heat_range(matrix) -> tuple[float, float]:
     """Choose the least and the most percent of the colours for accuracies in [0, 1].
 
     Whole tens around what was measured, 20 or more apart: from 0 to 100 the accuracies
@@ -59,7 +59,7 @@ def _heat_map(figure, axes, matrix, title, task_names) -> None:
     size = len(matrix)
     # Seen where the picture has no value, such as of tasks that are yet to come.
     axes.patch.set(facecolor="white", edgecolor="0.8", hatch="//")
-    low, high = heat_range(matrix)
+    low, high = _heat_range(matrix)
     picture = axes.imshow(100 * matrix, vmin=low, vmax=high, cmap="cividis")
     axes.set(title=title, xlabel="accuracy on task", ylabel="after task")
     few = size <= canvas.MOST_NAMES

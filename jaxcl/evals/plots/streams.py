@@ -50,32 +50,6 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
     _finish(figure, axes, path, title=title, ylabel=ylabel, xlabel=xlabel)
 
 
-def arrivals(streams, path) -> None:
-    """Draw which class comes when: a dot for every image of a stream.
-
-    Args:
-      streams: title -> `stream.Arrivals`, one panel each, two side by side. Domains
-        have colours of their own; of images without a label none is drawn.
-      path: of the picture.
-    """
-    lines = -(-len(streams) // 2)
-    figure = canvas.figure_of(9, 2.2 * lines, layout="constrained")
-    panels = figure.subplots(lines, 2, squeeze=False).ravel()
-    for axes, (title, shown) in zip(panels, streams.items(), strict=False):
-        label, domain = np.asarray(shown.label), np.asarray(shown.domain)
-        canvas.shade(axes, shown.task_ends)
-        for number, value in enumerate(np.unique(domain)):
-            places = np.flatnonzero((domain == value) & (label >= 0))
-            colour = canvas.COLOURS[number % len(canvas.COLOURS)]
-            axes.plot(places, label[places], "|", color=colour, markersize=4)
-        axes.set(title=title, xlim=(0, len(label)), ylabel="class")
-        axes.yaxis.set_major_locator(canvas.whole_numbers())
-        axes.set_xlabel("images met (shaded: every other task)")
-    for axes in panels[len(streams) :]:
-        axes.remove()
-    canvas.save(figure, path)
-
-
 def _stream(task_ends):
     """Make a figure over the steps of a stream, every other task shaded."""
     figure = canvas.figure_of(7.5, 4.2)

@@ -1,6 +1,6 @@
-"""Tell how much sooner runs converge than a baseline: `jaxcl speedup`.
+"""Tell how much sooner runs converge than a baseline, as Table 4 and Figure 4 of ICL.
 
-  jaxcl speedup --baseline=retrain retrain=runs/retrain icl=runs/icl
+  python launch/speedup.py --baseline=retrain retrain=runs/retrain icl=runs/icl
 
 A directory is a run, or holds the runs of several seeds. A name may be given several
 times, for other growths or other seeds. Seeds are paired within a growth. There are two
@@ -315,9 +315,7 @@ def draw(groups: list[dict], path, *, baseline: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the options of the command."""
-    arguments = argparse.ArgumentParser(
-        prog="jaxcl speedup", description=__doc__.partition("\n")[0]
-    )
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = arguments.add_argument
     add("runs", nargs="+", metavar="NAME=DIR", help="run directories")
     add("--baseline", required=True, help="a NAME")
@@ -363,3 +361,7 @@ def _compare(options) -> None:
         storage.write_json(options.json, results_lib.plain(setting))
     if options.plot:
         draw(groups, options.plot, baseline=options.baseline)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

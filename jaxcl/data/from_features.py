@@ -1,0 +1,105 @@
+"""Files of features, .npz or .safetensors: `jaxcl features` writes them.
+
+A file has train_x f32[N, D], and perhaps train_y i[N] and train_domain i[N]; the same
+of validation and test; and `about`, JSON: class_names, domain_names, and the card of
+the encoder. Rows reach a method as images of one pixel and D channels, f32[N, 1, 1, D],
+which config.encoder = {"name": "mlp", "widths": ()} hands on as they are.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from safetensors import numpy as tensors
+
+from jaxcl.data import files, splits, storage, stream
+
+_ABOUT = "about"
+_SUFFIXES = (".npz", ".safetensors")
+
+
+@splits.source
+def features(*, path: str) -> stream.Dataset:
+    """Features in a file, such as `jaxcl features` writes.
+
+    path: the file, .npz or .safetensors; see `data.from_features` for what it holds.
+    """
+    arrays, about = read(path)
+    parts = {}
+    for split in stream.SPLITS:
+        if f"{split}_x" in arrays:
+            values = [arrays.get(f"{split}_{key}") for key in ("x", "y", "domain")]
+            parts[split] = _examples(f"{path}: {split}", *values)
+    if "train" not in parts:
+        raise ValueError(f"{path}: has no train_x, but {sorted(arrays)[:10]}")
+    names = {}
+    for field in ("label", "domain"):
+        last = max(int(getattr(x, field).max(initial=-1)) for x in parts.values())
+        told = about.get({"label": "class_names", "domain": "domain_names"}[field])
+        names[field] = tuple(told or map(str, range(last + 1)))
+    name = os.path.splitext(os.path.basename(path))[0]
+    blank = dict.fromkeys(stream.SPLITS)
+    return stream.Dataset(name, names["label"], names["domain"], **blank | parts)
+
+
+def _examples(where, rows, label, domain) -> stream.Examples:
+    if rows.dtype != np.float32 or rows.ndim != 2:
+        raise ValueError(f"{where}_x is {rows.dtype}{list(rows.shape)}, not f32[N, D]")
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{where}_x has numbers that are not finite")
+    label = np.full(len(rows), -1) if label is None else label
+    domain = np.zeros(len(rows), int) if domain is None else domain
+    return stream.Examples(
+        stream.as_numbers(where, "labels", label, -1),
+        stream.as_numbers(where, "domains", domain, -1),
+        rows[:, None, None],
+    )
+
+
+def check_suffix(path: str) -> None:
+    """Refuse the path of a file of another kind."""
+    if not path.endswith(_SUFFIXES):
+        raise ValueError(f"{path}: must end in {' or '.join(_SUFFIXES)}")
+
+
+def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read the arrays of a file, and what it says about them.
+
+    Raises:
+      ValueError: the file is damaged or of another kind.
+      OSError: it cannot be read.
+    """
+    check_suffix(path)
+    if path.endswith(".npz"):
+        arrays = files.read_npz(path)
+        text = str(arrays.pop(_ABOUT, "{}"))
+    else:
+        data = storage.read(path)
+        try:
+            arrays = tensors.load(data)
+            size = int.from_bytes(data[:8], "little")
+            header = json.loads(data[8 : 8 + size])
+        except Exception as error:  # the library has an exception of its own
+            raise ValueError(f"{path} cannot be read: {error}") from error
+        text = header.get("__metadata__", {}).get(_ABOUT, "{}")
+    with files.reading(path):
+        about = json.loads(text)
+    if not isinstance(about, dict):
+        raise ValueError(f"{path}: {_ABOUT} must be an object of JSON")
+    return arrays, about
+
+
+def write(path: str, arrays: Mapping[str, np.ndarray], about: Mapping) -> None:
+    """Write a file; the same arguments give the same bytes.
+
+    Raises:
+      OSError: it could not be written.
+    """
+    text = json.dumps(about, sort_keys=True)
+    with storage.replacing(path) as file:
+        if path.endswith(".npz"):
+            np.savez(file, allow_pickle=False, **arrays, **{_ABOUT: np.array(text)})
+        else:
+            file.write(tensors.save(dict(arrays), metadata={_ABOUT: text}))

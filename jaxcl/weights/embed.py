@@ -1,0 +1,190 @@
+"""Embed a data set once: `jaxcl features --encoder=FOLDER --data=DATA --out=FILE`.
+
+FILE, .npz or .safetensors, then holds features, labels and domains of every split, the
+names of classes and domains, and the card of the encoder. The source `features` reads
+it: `jaxcl train frozen_heads:features --config.data.path=FILE`.
+
+A command that was stopped goes on where it was, given again; its rows are in FILE.part.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxcl import schema
+from jaxcl.config import build, command
+from jaxcl.data import from_features, identity, sources, stream
+from jaxcl.evals import features
+from jaxcl.run import folder, train
+from jaxcl.update import lineage, plan
+
+_SECONDS = 10.0  # between two lines of progress
+
+
+def prepare(encoder: str, data: str | dict) -> build.Frozen:
+    """Read the data and the encoder.
+
+    Args:
+      encoder: a folder that `jaxcl export` or `jaxcl import` wrote.
+      data: a path; the name of a source that needs no files; or a section config.data,
+        also as JSON.
+
+    Raises:
+      ValueError, OSError: as `build.frozen`.
+    """
+    theirs = folder.as_config(encoder)
+    if isinstance(data, str) and data.startswith("{"):
+        data = json.loads(data)
+    elif data in sources.MADE:
+        data = {"name": data}
+    section = lineage.section(data, {}, theirs, "--data")
+    config = plan.joint(section, "none", theirs)
+    return build.frozen(plan.with_checkpoint(config, encoder))
+
+
+def embed(
+    work: build.Frozen,
+    out: str,
+    *,
+    batch_size: int = 256,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Write the features of every split to a file; go on with FILE.part.
+
+    Args:
+      work: from `prepare`.
+      out: the file; the same features may be in it already.
+      batch_size: images at a time, rounded up to a multiple of the devices.
+      stop: called after each batch; when it returns True the call ends.
+
+    Returns:
+      What the file says about its features.
+
+    Raises:
+      schema.Refused: the file, or FILE.part, holds something else.
+      OSError: a file cannot be read or written.
+      train.Interrupted: `stop` returned True.
+    """
+    from_features.check_suffix(out)
+    schema.check_value(batch_size, schema.Count, "batch_size")
+    dataset = work.parts.stream.dataset
+    batch_size = features.padded_size(work.parts, batch_size)
+    about = {
+        "card": folder.read_card(work.source["path"]),
+        "images": identity.identify(dataset).digest(),
+        "class_names": list(dataset.class_names),
+        "domain_names": list(dataset.domain_names),
+        "batch_size": batch_size,
+    }
+    if os.path.exists(out):
+        if from_features.read(out)[1] != about:
+            raise schema.Refused(f"--out={out}: holds something else; name another")
+        return about
+    parts, width = stream.splits_of(dataset), about["card"]["num_features"]
+    draft, sizes = f"{out}.part", [stream.size(x) for x in parts.values()]
+    begin = _begin(draft, about)
+    with open(draft, "r+b") as file:
+        written = (file.seek(0, os.SEEK_END) - begin) // (4 * width)
+        done = _whole_batches(written, sizes, batch_size)
+        file.truncate(file.seek(begin + 4 * width * done))
+        batches = _rows(work, parts.values(), done, batch_size)
+        for rows in _told(batches, done, sum(sizes)):
+            file.write(rows.astype("<f4").tobytes())
+            file.flush()
+            if stop():
+                raise train.Interrupted(f"stopped; what is done is in {draft}")
+    whole = np.memmap(draft, "<f4", "r", offset=begin, shape=(sum(sizes), width))
+    arrays, pieces = {}, np.split(whole, np.cumsum(sizes)[:-1])
+    for (name, x), rows in zip(parts.items(), pieces, strict=True):
+        values = {"x": rows, "y": x.label, "domain": x.domain}
+        arrays |= {f"{name}_{key}": value for key, value in values.items()}
+    from_features.write(out, arrays, about)
+    os.unlink(draft)
+    return about
+
+
+def _begin(draft, about) -> int:
+    """Begin a draft with a line that says what it is of; return where rows begin."""
+    line = json.dumps(about, sort_keys=True).encode() + b"\n"
+    if not os.path.exists(draft) or os.path.getsize(draft) < len(line):
+        with open(draft, "wb") as file:
+            file.write(line)
+    with open(draft, "rb") as file:
+        if file.read(len(line)) != line:
+            raise schema.Refused(
+                f"{draft}: has features of another encoder, data set or batch size; "
+                "give the command that began it, or remove the file"
+            )
+    return len(line)
+
+
+def _whole_batches(rows, sizes, batch_size) -> int:
+    """Count the first rows that are of whole batches; each split begins a batch."""
+    done = 0
+    for size in sizes:
+        if rows - done < size:
+            return done + (rows - done) // batch_size * batch_size
+        done += size
+    return done
+
+
+def _rows(work, splits, done, batch_size) -> Iterator[np.ndarray]:
+    """Yield the features of all splits but the first `done`, batch by batch."""
+    for examples in splits:
+        if done < stream.size(examples):
+            how = {"first": done, "batch_size": batch_size}
+            yield from features.batches(work.parts, examples, work.state, **how)
+        done = max(done - stream.size(examples), 0)
+
+
+def _told(batches, done, total) -> Iterator[np.ndarray]:
+    """Hand batches on, and say at times how many images are done."""
+    first, began = done, time.monotonic()
+    said = began
+    for rows in batches:
+        done, now = done + len(rows), time.monotonic()
+        yield rows
+        if now - said >= _SECONDS or done == total:
+            speed = (done - first) / max(now - began, 1e-9)
+            text = f"{done:,} of {total:,} images, {speed:.0f} a second"
+            print(text, file=sys.stderr, flush=True)
+            said = now
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the parser of the command's options."""
+    options = argparse.ArgumentParser(
+        prog="jaxcl features", description=__doc__.splitlines()[0]
+    )
+    options.add_argument("--encoder", required=True, help="the folder of an encoder")
+    options.add_argument(
+        "--data", required=True, help="a path, or a section config.data as JSON"
+    )
+    options.add_argument("--out", required=True, help="FILE.npz or FILE.safetensors")
+    options.add_argument("--batch-size", type=int, default=256, help="images at a time")
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 2 if an input is wrong, 75 if it was stopped."""
+    options = parser().parse_args(argv)
+
+    def make():
+        from_features.check_suffix(options.out)
+        return prepare(options.encoder, options.data)
+
+    def work(made, stop):
+        embed(made, options.out, batch_size=options.batch_size, stop=stop)
+        print(f"features are in {options.out}", flush=True)
+
+    return command.run(make, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Write an encoder as one program for other systems: `jaxcl export --stablehlo`.
+
+The file holds network and weights as StableHLO for CPUs, NVIDIA's GPUs and TPUs, and
+takes batches of any size. `jax.export.deserialize` reads it without this library.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import export
+
+from jaxcl import sharding
+from jaxcl.data.augment import images as augment_images
+from jaxcl.weights import encoder
+
+FILE = "encoder.stablehlo"
+PLATFORMS = ("cpu", "cuda", "tpu")
+# Images that a program takes: pixels 0 to 255, or normalised as the card says.
+Pixels = Literal["uint8", "float32"]
+
+
+def program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tuple]:
+    """Make a function of images alone, with the weights in it.
+
+    Args:
+      network: an encoder of images.
+      pixels: type of the images; those of "uint8" are normalised by the function.
+
+    Returns:
+      The function, [B, S, S, C] -> f32[B, D], and (S, S, C).
+
+    Raises:
+      ValueError: it is an encoder of graphs.
+    """
+    inputs = network.card["input"]
+    if inputs["kind"] != "images":
+        raise ValueError(
+            f"an encoder of {inputs['kind']} cannot be written as a program; must be "
+            "of images"
+        )
+    prepare = augment_images.make_eval(
+        size=inputs["size"], mean=tuple(inputs["mean"]), std=tuple(inputs["std"])
+    )
+
+    def embed(images):
+        images = prepare(images) if pixels == "uint8" else images
+        return network.apply(network.params, network.stats, images)[0]
+
+    return embed, (inputs["size"], inputs["size"], inputs["channels"])
+
+
+def pack(network: encoder.Encoder, pixels: Pixels) -> bytes:
+    """Write the program of an encoder as bytes, see `program`."""
+    embed, shape = program(network, pixels)
+    (batch,) = export.symbolic_shape("batch")
+    images = jax.ShapeDtypeStruct((batch, *shape), jnp.dtype(pixels))
+    # Made without the forms of layers that suit a CPU alone.
+    with sharding.for_elsewhere():
+        exported = export.export(jax.jit(embed), platforms=PLATFORMS)(images)
+    return bytes(exported.serialize())
+
+
+def describe(network: encoder.Encoder, pixels: Pixels) -> dict:
+    """Describe the program for the card."""
+    shape = program(network, pixels)[1]
+    return {
+        "input": {"dtype": pixels, "shape": ["batch", *shape]},
+        "output": {"dtype": "float32", "shape": ["batch", network.num_features]},
+        "platforms": list(PLATFORMS),
+    }

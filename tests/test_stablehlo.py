@@ -1,0 +1,95 @@
+"""An encoder as one program for other systems: what it computes, and for which."""
+
+import dataclasses
+import hashlib
+import json
+
+import jax
+import numpy as np
+import pytest
+from jax import export as jax_export
+
+from helpers import run_directories
+from jaxcl.weights import encoder, export, stablehlo
+
+pytest.importorskip("flatbuffers", reason="pip install flatbuffers")
+VIT = {"name": "vit", "width": 16, "layers": 1, "heads": 2, "hidden": 32, "patch": 4}
+NETS = {
+    "resnet": {"name": "resnet", "depth": 10, "width": 4},
+    "vit": VIT | {"image_size": 8},
+    "convnext": {"name": "convnext", "depths": (1, 1), "width": 8, "patch": 2},
+    "resnet-pooled": {"name": "resnet", "depth": 10, "width": 4, "pool": 1},
+    "vit-rotary": VIT | {"positions": "rotary", "registers": 2, "features": "both"},
+    "mlp": {"name": "mlp", "widths": (8,)},
+}
+IMAGES = np.random.default_rng(1).integers(0, 256, (5, 8, 8, 3), np.uint8)
+
+
+def network(name):
+    """An encoder of any numbers, for images of 8 x 8 in colour."""
+    rng = np.random.default_rng(0)
+    section = export._architecture({"encoder": NETS[name]})
+    inputs = {"kind": "images", "channels": 3, "size": 8, "resize": None}
+    inputs |= {"interpolation": "bicubic", "mean": [0.4] * 3, "std": [0.2, 0.3, 0.25]}
+    module = encoder.module_of(section)
+    like = jax.eval_shape(module.init, jax.random.key(0), encoder.blank(inputs))
+    filled = jax.tree.map(lambda x: rng.uniform(0.2, 0.7, x.shape).astype("f4"), like)
+    params = jax.tree.map(lambda x: x - 0.45 if x.ndim > 1 else x, filled["params"])
+    card = {"encoder": section, "input": inputs}
+    return encoder.make(card, params, filled.get("batch_stats", {}))
+
+
+@pytest.mark.parametrize("name", ["resnet", "vit", "convnext"])
+def test_a_program_computes_the_features_of_any_number_of_images(name):
+    made = network(name)
+    loaded = jax_export.deserialize(bytearray(stablehlo.pack(made, "uint8")))
+    assert set(loaded.platforms) == {"cpu", "cuda", "tpu"}
+    for count in (1, 5):
+        want = made.embed(IMAGES[:count])
+        np.testing.assert_allclose(
+            loaded.call(IMAGES[:count]), want, rtol=1e-4, atol=1e-5
+        )
+    assert np.ptp(want, axis=0).max() > 1e-2  # images are told apart
+
+
+def test_normalised_images_are_taken_as_they_are():
+    made = network("mlp")
+    loaded = jax_export.deserialize(bytearray(stablehlo.pack(made, "float32")))
+    assert loaded.in_avals[0].dtype == np.float32
+    rows = loaded.call(made.prepare(IMAGES))
+    np.testing.assert_allclose(rows, made.embed(IMAGES), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_networks_are_traced_for_any_batch_size(name):
+    made = network(name)
+    (batch,) = jax_export.symbolic_shape("batch")
+    images = jax.ShapeDtypeStruct((batch, 8, 8, 3), np.float32)
+    trace = jax_export.export(jax.jit(made.apply))
+    rows = trace(made.params, made.stats, images).out_avals[0]
+    assert rows.shape == (batch, made.num_features)
+
+
+def test_an_encoder_of_graphs_is_refused():
+    made = network("mlp")
+    graphs = made.card | {"input": {"kind": "graphs", "features": 3}}
+    with pytest.raises(ValueError, match="graphs"):
+        stablehlo.pack(dataclasses.replace(made, card=graphs), "uint8")
+
+
+def test_the_command_writes_the_program_beside_the_card(tmp_path):
+    run, out = tmp_path / "run", tmp_path / "out"
+    run_directories.run_of(run)
+    options = [f"--run={run}", f"--out={out}"]
+    assert export.main([*options, "--stablehlo"]) == 0
+    card, data = json.loads((out / "card.json").read_text()), out / stablehlo.FILE
+    assert (
+        card["files"][stablehlo.FILE] == hashlib.sha256(data.read_bytes()).hexdigest()
+    )
+    loaded = jax_export.deserialize(bytearray(data.read_bytes()))
+    told = card["stablehlo"]["input"]
+    assert told["dtype"] == loaded.in_avals[0].dtype == np.uint8
+    assert told["shape"][1:] == list(loaded.in_avals[0].shape[1:])
+    assert export.main(options) == 0  # the same weights, now without
+    assert not data.exists()
+    assert "stablehlo" not in json.loads((out / "card.json").read_text())
