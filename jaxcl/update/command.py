@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import ml_collections
 from absl import flags
 from etils import epath
@@ -133,10 +134,14 @@ def _choose_share(work, before, mix, stop) -> dict:
     if work.options.average != "auto":
         return {"share": work.options.average}
     judging, tried = _judging(work, work.workdir, AFTER), {}
+    trained = judging.state
+    # The evaluation may use other devices than the training.
+    places = jax.tree.map(lambda x: x.sharding, (trained.params, trained.stats))
     for share in average.SHARES:
-        params, stats = ({"encoder": tree} for tree in mix(share))
+        both = tuple({"encoder": tree} for tree in mix(share))
+        params, stats = jax.device_put(both, places)
         own = judging._replace(
-            state=judging.state.replace(params=params, stats=stats),
+            state=trained.replace(params=params, stats=stats),
             source=judging.source | {"average": share},
         )
         tried[str(share)] = accuracies(work, own, f"average_{share}", stop)

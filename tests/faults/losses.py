@@ -176,6 +176,11 @@ _of_distillation = [
         ("loss: less_forget moves the frozen features", _leaks("f1")),
     ),
     *fault.of(
+        "losses.noncontrastive.ibot",
+        _noncontrastive("ibot"),
+        ("loss: ibot counts views that hide nothing", takes(hides=lambda x: 0 * x + 1)),
+    ),
+    *fault.of(
         "losses.distill.relative_squared",
         _noncontrastive("relative_squared"),
         ("loss: kept features move the frozen ones", _leaks("frozen")),
