@@ -246,6 +246,17 @@ def test_an_average_lies_between_both_encoders(copy, monkeypatch, asked, share):
     assert again["average"] == record and same(encoder(work.workdir)[0], mixed)
 
 
+def test_a_share_is_judged_as_an_encoder_is(copy):
+    """The weights of a run, tried as an average, have the accuracies of the run."""
+    work = plan(copy, average="auto", **{"limits.accuracy_drop": 1.0})
+    shutil.copytree(copy / "run", work.workdir)
+    own = [tree["encoder"] for tree in encoder(copy / "run")[0]]
+    judging = update_command._judging(work, copy / "run", "before")
+    before = update_command.accuracies(work, judging, "before", lambda: False)
+    found = update_command._choose_share(work, before, lambda _: own, lambda: False)
+    assert found == {"share": 1.0, "tried": {"1.0": before}}
+
+
 def test_a_share_is_chosen_by_what_is_measured(copy):
     for changes in ({"test": False}, {"limits.accuracy_drop": None}):
         with pytest.raises(ValueError, match=r"config\.average='auto'"):
