@@ -117,8 +117,8 @@ def table(args, rows) -> str:
         cells = []
         for found in by_heads.values():
             for values in list(zip(*found, strict=True))[:2]:
-                mean, deviation = 100 * np.mean(values), 100 * np.std(values)
-                cells.append(f"{mean:.1f} ± {deviation:.1f}")
+                error = np.std(values, ddof=1) / len(values) ** 0.5 if values[1:] else 0
+                cells.append(f"{100 * np.mean(values):.1f} ± {100 * error:.1f}")
         cost = next(iter(by_heads.values()))[0][2]
         cells = (cells + ["-"] * 4)[:4] + [f"{cost:.0f}" if cost else "-"]
         lines.append(f"| {title} | {' | '.join(cells)} |")
