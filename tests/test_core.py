@@ -243,5 +243,5 @@ def test_a_state_is_settled_by_one_program(monkeypatch):
     monkeypatch.setattr(sharding, "_same", lambda tree: traced.append(tree) or tree)
     tree = sharding.replicate({"a": np.zeros(3), "b": np.ones((2, 2))}, mesh)
     for _ in range(3):
-        tree = sharding.settle(tree, mesh)
+        tree = sharding.commit_placement(tree, mesh)
     assert len(traced) == 1

@@ -172,6 +172,7 @@ class Result:
         old: inputs.Images | None = None,
         limits: Mapping[str, float | str | None] | None = None,
         epochs: int | None = None,
+        average: float | str | None = None,
         options: Mapping[str, Any] | None = None,
         join: bool = False,
         again: bool = False,
@@ -190,6 +191,7 @@ class Result:
             after are compared. None: the run's own, if they are still there.
           limits: {"accuracy_drop": 0.02} and others, see docs/updating.md.
           epochs: on the new images; None: as many as of each task before.
+          average: share of the new weights in an average with the old ones, or "auto".
           options: other values of the update's config: {"train.batch_size": 64}.
           join: also train on the run's images, for methods that read both.
           again: make another update even if the same one is done already.
@@ -207,6 +209,7 @@ class Result:
         config = update_plan.defaults()
         changes = {f"limits.{name}": value for name, value in (limits or {}).items()}
         changes |= {} if epochs is None else {"train.epochs": epochs}
+        changes |= {} if average is None else {"average": average}
         recipe.change(config, changes | dict(options or {}))
         new, judge = self._data_section("new", new_images, None, whole=True), None
         if test is not None:

@@ -154,7 +154,7 @@ def values(raw: Mapping[str, Any], replay: core.Replay | None = None) -> dict:
       raw: the config, which `build` takes.
       replay: what config.replay comes to; None: nothing is replayed.
     """
-    whole: dict = {"replay": None, "tuning": None}
+    whole: dict = {"replay": None, "tuning": None, "mesh": None}
     for option in iterate_options(raw, replay):
         _, *path, name = option.path.split(".")
         if option.stands_for is not schema.NONE:

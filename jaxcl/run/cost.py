@@ -111,7 +111,7 @@ def _count_flops(step, tree, leaves, task, traced=()):
         key = f"{jax.__version__} {task} {re.sub('0x[0-9a-f]+', '', printed)}"
         file = os.path.join(folder, f"flops-{hashlib.sha256(key.encode()).hexdigest()}")
         with contextlib.suppress(OSError, ValueError):
-            return int(storage.read(file))
+            return int(storage.read_bytes(file))
         found = _count_flops(step, tree, leaves, task)
         with contextlib.suppress(OSError), storage.replacing(file) as out:
             out.write(str(found).encode())
