@@ -125,10 +125,10 @@ def test_a_signal_stops_and_saves(fake):
 # Real processes
 
 
-def real(workdir, *arguments):
+def real(workdir):
     paths = os.pathsep.join([str(processes.TESTS.parent), str(processes.TESTS)])
     env = {"PYTHON": sys.executable, "PYTHONPATH": paths, "JAX_NUM_CPU_DEVICES": "1"}
-    options = [f"--config={processes.CONFIG}", f"--workdir={workdir}", *arguments]
+    options = [f"--config={processes.CONFIG}", f"--workdir={workdir}"]
     return start("--", *options, env=os.environ | env)
 
 
@@ -144,7 +144,7 @@ def kill_one(process, number):
 
 def test_a_lost_process_ends_a_real_run(tmp_path):
     work = tmp_path / "my run"
-    process = real(work, "--config.method.strategy=finetune")  # quickly compiled
+    process = real(work)
     processes.until(process, lambda: processes.lines(work) > 2)
     family = kill_one(process, 0)  # the coordinator
     _, err = processes.finish(process, code=137)
