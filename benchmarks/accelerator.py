@@ -29,13 +29,11 @@ import duel
 import jax
 import numpy as np
 import online
-import seeds as seeds_benchmark
 import throughput
 
 from jaxcl import estimate
 from jaxcl.config import build, files
 from jaxcl.data import stand_in, storage
-from jaxcl.run import seeds
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LEAST = 60  # seconds that a row should have before it begins
@@ -71,15 +69,9 @@ def _peer(module, args, work, state, device):
     return timed(args, work, state, throughput.cores(), **how)
 
 
-def _seeds_job(args, folder):
-    one = online.make_job(args, "er_ace", folder)
-    seeded = (one.data._replace(seed=k) for k in range(args.seeds))
-    return seeds.join_jobs({data.seed: one._replace(data=data) for data in seeded})
-
-
 def _paper_job(name, folder):
     """The job of a config, on random images in place of its set."""
-    config = files.read([f"--config={name}"])
+    config = files.read_config([f"--config={name}"])
     with config.unlocked(), config.ignore_type():
         config.devices, config.epochs = 1, 1000
     parts = (config.get(part, {}) for part in ("data", "scenario", "augment"))
@@ -88,7 +80,7 @@ def _paper_job(name, folder):
         shape = data.train.images.shape
         images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
         data = data._replace(train=data.train._replace(images=images))
-    return build.planned(config, data, one_step=False)
+    return build.plan_job(config, data, one_step=False)
 
 
 _TINY = "--width=4", "--size=16", "--depth=10"
@@ -106,12 +98,6 @@ KINDS = {
         online.ready,
         ("--width=4", "--batch=4", "--per-class=2"),
         _online_peer,
-    ),
-    "seeds": Kind(
-        seeds_benchmark.parser().parse_args,
-        _seeds_job,
-        seeds_benchmark.ready,
-        ("--width=4", "--batch=4", "--per-class=2", "--seeds=2"),
     ),
     "duel": Kind(
         duel.parser().parse_args,
@@ -132,7 +118,6 @@ ROWS = {
     "er_ace": ("online", _ONLINE),
     "pnr_moco_resnet50": ("two_view", ("--base=mocov2plus", "--depth=50", *_PNR)),
     "pnr_byol_resnet18": ("two_view", ("--base=byol", "--depth=18", *_PNR)),
-    "er_ace_20_seeds": ("seeds", ("--seeds=20", *_ONLINE)),
     "duel_moco": ("duel", ("step", "--base=moco", *_DUEL)),
     "cclis": ("paper", ("cclis_tinyimagenet",)),
     "icl": ("paper", ("icl_imagenet2",)),
@@ -152,7 +137,7 @@ def ours(kind: Kind, options, args, folder) -> dict:
     return times | {
         "examples": work.data.batch_size * work.parts(work.stream.tasks[:2][-1].index),
         "compile_seconds": step.compile_seconds,
-        "program": estimate.read(step.compiled, work, chip),
+        "program": estimate.read_program(step.compiled, work, chip),
     }
 
 
@@ -323,7 +308,8 @@ def page(found: dict) -> str:
             other.get("ms") and ms and other["ms"] / ms,
         ]
         shown = (
-            x if isinstance(x, str) else estimate.show(x) if x else "-" for x in cells
+            x if isinstance(x, str) else estimate.format_number(x) if x else "-"
+            for x in cells
         )
         lines[-1] += f"\n| {name} | {' | '.join(shown)} |"
         for side, entry in sides.items():

@@ -77,8 +77,8 @@ def kinds(config, folder) -> dict:
 def score(work, step, matrix) -> tuple[float, float]:
     """Final average accuracy in percent, and the loss of the first step."""
     with tempfile.TemporaryDirectory() as folder:
-        found = train.run(work, folder, step=step)
-        rows = rows_lib.read(folder)
+        found = train.run_tasks(work, folder, step=step)
+        rows = rows_lib.read_rows(folder)
     last = results.matrix(found, matrix)[-1]
     first = next(row["loss"] for row in rows if "loss" in row)
     return 100 * float(np.mean(last)), float(first)

@@ -290,7 +290,7 @@ def make_job(args, name: str, directory) -> job.Job:
 def ready(args, work: job.Job, stack) -> throughput.Ours:
     """The step, its memory, if there is one, settled; `stack` closes its feed."""
     state = throughput.begun(work, 0)
-    feed = job.feed(work, work.stream.tasks[0].train, 0, 0)
+    feed = job.feed_batches(work, work.stream.tasks[0].train, 0, 0)
     feed = stack.enter_context(contextlib.closing(feed))
     ours = throughput.Ours(work, state, feed, args.steps)
     remembers = state.extra.memory is not None

@@ -26,7 +26,7 @@ DOMAINS = ("plain", "outline", "busy", "night")
 
 def accuracy(args, row, domain, seed, encoder):
     """Percent after the last task, by the rule and by a linear probe."""
-    config = files.read(["--config=frozen_heads:shapes"])
+    config = files.read_config(["--config=frozen_heads:shapes"])
     config.update(seed=seed, progress=False, plots=False, tensorboard=False)
     config.data.domains = (domain,)
     config.method, method = ROWS[row], row.replace(", no memory", "_0")
@@ -39,7 +39,7 @@ def accuracy(args, row, domain, seed, encoder):
     if method == "ncm":
         config.evaluators.linear = {"augment": False, "lr": 0.5, "last_only": True}
     workdir = pathlib.Path(args.out, domain, f"{method}_{bool(encoder)}_{seed}")
-    results = finish.run(build.build(config, workdir), workdir)
+    results = finish.run_job(build.build(config, workdir), workdir)
     last = {
         name: 100 * np.nanmean(np.array(rows[-1], float))
         for name, rows in results["matrices"].items()

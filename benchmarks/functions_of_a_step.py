@@ -22,10 +22,10 @@ ROOT = f"{pathlib.Path(sharding.__file__).parent}/"
 
 def list_functions(config: str) -> list[tuple[str, str]]:
     """List (file, function) of a step in debug sizes, of a config in configs/."""
-    made = runpy.run_path(files.located(config))["get_config"]("debug")
+    made = runpy.run_path(files.locate(config))["get_config"]("debug")
     work = build.build(made, pathlib.Path(tempfile.mkdtemp()))
     step = inspect.unwrap(work.method.step)  # of what `build` has traced, and kept
-    shapes = job.placed(work.method, work.data, work.mesh, work.parts(0))
+    shapes = job.placed_shapes(work.method, work.data, work.mesh, work.parts(0))
     found = set()
 
     def enter(frame, event, _):
@@ -33,7 +33,7 @@ def list_functions(config: str) -> list[tuple[str, str]]:
         if event == "call" and path.startswith(ROOT) and not name.endswith(">"):
             found.add((path[len(ROOT) :], name))
 
-    with sharding.use(work.mesh):
+    with sharding.use_mesh(work.mesh):
         sys.setprofile(enter)
         jax.eval_shape(step, *shapes)
         sys.setprofile(None)

@@ -92,15 +92,20 @@ def make_job(args, variant: str, directory) -> job.Job:
     return build.build(ml_collections.ConfigDict(made), where)
 
 
-def filling(work: job.Job) -> graphs.Waste | None:
-    """How much of the batches of twenty epochs is filling; None of images."""
+def filling(work: job.Job) -> list[float] | None:
+    """Measure the padded share of nodes and edges in twenty epochs; None of images."""
     examples = work.stream.dataset.train
     if examples.graphs is None:
         return None
-    rng, rows = np.random.default_rng(0), np.arange(stream.size(examples))
+    rng, rows = np.random.default_rng(0), np.arange(stream.count_rows(examples))
     order = [stream.filled_order(rng, rows, work.data.batch_size) for _ in range(20)]
     budgets = graph_batches.budgets(examples, work.data.batch_size)
-    return graphs.waste(examples.graphs, np.concatenate(order), budgets)
+    masks = []
+    for batch in np.concatenate(order):
+        budget = graphs.budget_of(examples.graphs, batch, budgets)
+        made = graphs.pad_batch(examples.graphs, batch, **budget._asdict())
+        masks.append((made.node_mask, made.edge_mask))
+    return [1 - np.concatenate(x).mean() for x in zip(*masks, strict=True)]
 
 
 def measure(args, directory) -> list[dict]:
@@ -125,7 +130,7 @@ def measure(args, directory) -> list[dict]:
                 "ratio_min": float(ratio.min()),
                 "ratio_max": float(ratio.max()),
                 "agents": share,
-                "waste": None if waste is None else [waste.nodes, waste.edges],
+                "waste": waste,
             }
         )
     return found

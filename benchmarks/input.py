@@ -149,7 +149,7 @@ def from_a_worker(examples, args, crop) -> float:
 
 def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
     """The links from files to crops, by one decoder."""
-    crop = prefetch.Crop(SIZE, decoder=decoder)
+    crop = prefetch.RandomCrop(SIZE, decoder=decoder)
     where = {"path": str(folder / "images"), "decoder": decoder, "test": 0.0}
     read = sources.load("image_folder", **where).train
     rows = range(len(read.label))
@@ -179,7 +179,7 @@ def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
 
 def training_process(args, folder: pathlib.Path) -> Iterator[Link]:
     """What the process that trains does with each image that others have read."""
-    crop = prefetch.Crop(SIZE, decoder=args.decoders[0])
+    crop = prefetch.RandomCrop(SIZE, decoder=args.decoders[0])
     where = {"path": str(folder / "images"), "decoder": crop.decoder, "test": 0.0}
     read = sources.load("image_folder", **where).train
     taken = from_a_worker(read, args, crop)
@@ -215,7 +215,7 @@ def needs() -> list[dict]:
     """Images a second of each host, for chips at `UTILISATION` of their peak."""
     found = []
     for text in TARGETS:
-        target = estimate.parse(text)
+        target = estimate.parse_target(text)
         hosts = max(1, target.chips // (4 if target.chip.slice else 8))
         rate = target.chips * UTILISATION * target.chip.bfloat16 / FLOPS / hosts
         found.append({"target": text, "hosts": hosts, "images": rate})

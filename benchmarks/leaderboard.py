@@ -325,7 +325,7 @@ def changed(config, changes: dict[str, Any]):
 def make_config(problem: Problem, entry: Entry, data: str):
     """Build the config of an entry, without its rate and amount."""
     words = f":{entry.words}" if entry.words else ""
-    config = files.read([f"--config={entry.config or problem.config}{words}"])
+    config = files.read_config([f"--config={entry.config or problem.config}{words}"])
     config = changed(config, problem.changes | entry.changes)
     if problem.data:
         found = reproduce.find_data(data, problem.data, config.data.name)
@@ -387,7 +387,7 @@ class Board:
             found[str(seed)] = measured(problem, entry, spends, folder)
             print(f"{name} {own} x{multiple} {seed}: {found[str(seed)]}", flush=True)
             of_entry[f"x{multiple}"] = head | {"seeds": found} | self.about
-            results_lib.write(self.path, self.numbers)
+            results_lib.write_json(self.path, self.numbers)
 
     def choose_rate(self, name: str, own: str) -> float | None:
         """Return the best learning rate on held-out rows at the smallest budget.
@@ -429,7 +429,7 @@ class Board:
             self.train(changed(config, blind | changes), folder / name)
             return results_lib.read_results(folder / name)["cost"]["total"]
 
-        made = build.planned(config)
+        made = build.plan_job(config)
         one = spent("one", {FIELDS[spends]: 1})["flops"]
         fixed, each = 0, one
         if spends == "updates":
@@ -438,7 +438,7 @@ class Board:
         elif spends == "passes":
             fixed, each = one, fit_pass(config, made, spent)
         costs = {"fixed": fixed, "each": each, "state_bytes": state_bytes(made)}
-        results_lib.write(path, costs)
+        results_lib.write_json(path, costs)
         return costs
 
     def train(self, config, folder, step=None):
@@ -450,7 +450,7 @@ class Board:
             made = build.build(config, folder)
             step = step or job.compile_step(made)
             try:
-                finish.run(made, folder, stop=self.stop, step=step)
+                finish.run_job(made, folder, stop=self.stop, step=step)
             except metrics_log.Diverged as error:
                 storage.write_json(folder / "failed.json", {"why": str(error)})
         return step
@@ -472,7 +472,7 @@ def fit_pass(config, made: job.Job, spent) -> int:
     changes |= {"batch_size": size, "replay.policy": "reservoir", "optimizer.lr": 0.01}
     fit = spent("fit", changes)
     memory = jax.eval_shape(made.method.memory, job.shapes(made.method, made.data)[0])
-    stored = min(memory.filled.size, stream.size(made.stream.dataset.train))
+    stored = min(memory.filled.size, stream.count_rows(made.stream.dataset.train))
     return math.ceil(stored / size) * fit["flops"] // fit["steps"]
 
 
@@ -481,7 +481,9 @@ def measured(problem, entry, spends: dict, folder: epath.Path) -> dict[str, Any]
     if (folder / "failed.json").exists():
         return {"failed": True}
     results = results_lib.read_results(folder)
-    accuracy = results["scalars"][results_lib.finished(results) - 1][problem.measure]
+    accuracy = results["scalars"][results_lib.count_finished(results) - 1][
+        problem.measure
+    ]
     if accuracy is None:
         return {"failed": True}
     total = results["cost"]["total"]
@@ -648,10 +650,10 @@ def main(argv: list[str] | None = None) -> int:
 
     def work(options, stop):
         jax.config.update("jax_compilation_cache_dir", f"{options.out}/programs")
-        with lock.held(options.out):
+        with lock.hold_lock(options.out):
             Board(options, stop).run()
 
-    return command.run(make, work)
+    return command.run_until_signal(make, work)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def unit(rows):
     return np.ascontiguousarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
 
-def measure(args, dataset, strategy, seed):
+def measure(args, dataset, seed):
     """Search -> (percent of the old neighbours, percent of the query's class)."""
     half = len(dataset.class_names) // 2
     old, test = dataset.train.label < half, dataset.test.label < half
@@ -65,13 +65,12 @@ def measure(args, dataset, strategy, seed):
     off = dict.fromkeys(("plots", "tensorboard", "evaluate_untrained"), False)
     run = jaxcl.fit(
         images,
-        strategy=strategy,
         encoder=args.encoder,
         epochs=args.epochs,
         seed=seed,
         options=off,
         quiet=True,
-        out=pathlib.Path(args.out, f"{strategy}_{seed}"),
+        out=pathlib.Path(args.out, f"seed_{seed}"),
     )
     before = run.encoder
     run.update(dataset.train.images[~old], limits={"accuracy_drop": None})
@@ -101,21 +100,17 @@ def main():
     parser.add_argument("--encoder", default="conv_net")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--strategies", nargs="+", default=["finetune", "cassle"])
     args = parser.parse_args()
     made = args.data in sources.MADE
     section = {"name": args.data} if made else sources.section_of(args.data)
-    dataset, cells = own_images.read(section), {}
-    for strategy in args.strategies:
-        for seed in range(args.seeds):
-            for key, pair in measure(args, dataset, strategy, seed).items():
-                cells.setdefault(key, {}).setdefault(strategy, []).append(pair)
-    titles = [f"{x}: {y}" for x in args.strategies for y in ("neighbours", "class")]
-    print(f"{engine()}, {args.seeds} seeds\n\n| | {' | '.join(titles)} |")
-    print(f"|---|{'---:|' * len(titles)}")
-    for key, by_strategy in cells.items():
-        values = [np.array(pairs).T for pairs in by_strategy.values()]
-        shown = [f"{x.mean():.1f} ± {x.std():.1f}" for pair in values for x in pair]
+    dataset, cells = own_images.read_images(section), {}
+    for seed in range(args.seeds):
+        for key, pair in measure(args, dataset, seed).items():
+            cells.setdefault(key, []).append(pair)
+    print(f"{engine()}, {args.seeds} seeds\n")
+    print("| | old neighbours | images of the class |\n|---|---:|---:|")
+    for key, pairs in cells.items():
+        shown = [f"{x.mean():.1f} ± {x.std():.1f}" for x in np.array(pairs).T]
         print(f"| {key} | {' | '.join(shown)} |")
 
 

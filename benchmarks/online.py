@@ -120,13 +120,17 @@ def make_job(args, method: str, directory) -> job.Job:
 def ready(args, work: job.Job, stack) -> throughput.Ours:
     """Our side in the second task, its memory full; `stack` closes its feed."""
     state = throughput.begun(work, 0)
-    with contextlib.closing(job.feed(work, work.stream.tasks[0].train, 0, 0)) as feed:
+    with contextlib.closing(
+        job.feed_batches(work, work.stream.tasks[0].train, 0, 0)
+    ) as feed:
         first = throughput.Ours(work, state, feed, args.steps)
         memory = state.extra.memory.capacity if state.extra.memory else 0
         first.window(-(-memory // (args.batch * work.loop.steps_per_call)))
     before, task = work.stream.tasks[:2]
-    state = job.begin(work, work.method.end_task(first.state, before), task)
-    feed = stack.enter_context(contextlib.closing(job.feed(work, task.train, 1, 0)))
+    state = job.begin_task(work, work.method.end_task(first.state, before), task)
+    feed = stack.enter_context(
+        contextlib.closing(job.feed_batches(work, task.train, 1, 0))
+    )
     ours = throughput.Ours(work, state, feed, args.steps, like=first)
     ours.compile_seconds = first.compile_seconds
     return ours

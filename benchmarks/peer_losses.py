@@ -43,7 +43,7 @@ def options(method: dict) -> dict:
     given = {name: value for name, value in method.items() if name != "name"}
     given = schema.options(two_view.make, given, "config.method")
     chosen = schema.defaults(two_view.make, given) | given
-    return chosen | schema.fill(two_view.make, chosen)
+    return chosen | schema.fill_dependent(two_view.make, chosen)
 
 
 def total(features: Features, options: dict) -> torch.Tensor:

@@ -215,7 +215,7 @@ def find_data(folder: str, name: str, source: str) -> dict[str, str]:
 def make_config(row: Row, *, count: int, data: str):
     """Build the config of a row, for `count` seeds."""
     words = [f"--config={row.config}", *(f"--config.{x}" for x in row.overrides)]
-    config = files.read(words)
+    config = files.read_config(words)
     config.seeds = count
     config.plots = config.tensorboard = False
     config.data.update(find_data(data, row.data, config.data.name))
@@ -312,20 +312,20 @@ def main(argv: list[str] | None = None) -> int:
 
     def work(made, stop):
         job, workdir, first, when = made
-        finish.run(job, workdir, stop=stop)
+        finish.run_job(job, workdir, stop=stop)
         chosen = range(first, first + options.seeds)
         runs = {s: results_lib.read_results(folder / seeds.folder(s)) for s in chosen}
         minutes = sum(sum(results["seconds"]) for results in runs.values()) / 60
         path = epath.Path(options.page).with_suffix(".json")
         numbers = storage.read_object(path) if path.exists() else {}
         numbers[options.name] = measured(row, runs, minutes) | when
-        results_lib.write(path, dict(sorted(numbers.items())))
+        results_lib.write_json(path, dict(sorted(numbers.items())))
         lines = table(numbers)
         write_page(options.page, lines)
         own = next(line for line in lines if line.startswith(f"| `{options.name}` "))
         print("\n".join([*lines[:2], own]))
 
-    return command.run(make, work)
+    return command.run_until_signal(make, work)
 
 
 if __name__ == "__main__":

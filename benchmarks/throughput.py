@@ -38,7 +38,7 @@ _CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    bases = (*files.paper("pnr").CIFAR,)  # those that it has values for
+    bases = (*files.load_paper("pnr").CIFAR,)  # those that it has values for
     strategies = (*strategies_lib.STRATEGIES,)
     made.add_argument("--base", default="mocov2plus", choices=bases)
     made.add_argument("--strategy", default="pnr", choices=strategies)
@@ -111,9 +111,9 @@ def make_job(args, directory) -> job.Job:
 def begun(work: job.Job, index: int) -> core.TrainState:
     """The state at the first step of a task, as the training loop has it."""
     tasks = work.stream.tasks
-    state = job.begin(work, job.initial_state(work), tasks[0])
+    state = job.begin_task(work, job.initial_state(work), tasks[0])
     for task, following in zip(tasks[:index], tasks[1:], strict=False):
-        state = job.begin(work, work.method.end_task(state, task), following)
+        state = job.begin_task(work, work.method.end_task(state, task), following)
     return state
 
 
@@ -176,7 +176,7 @@ def in_second_task(work: job.Job, steps: int, stack) -> Ours:
     """
     task = work.stream.tasks[:2][-1]
     state = begun(work, task.index)
-    feed = job.feed(work, work.method.source(state, task), task.index, 0)
+    feed = job.feed_batches(work, work.method.source(state, task), task.index, 0)
     feed = stack.enter_context(contextlib.closing(feed))
     ours = Ours(work, state, feed, steps)
     ours.window(
@@ -209,7 +209,7 @@ def in_turns(works: dict, args, stack) -> tuple[dict, dict]:
 def flops(work: job.Job, task: int) -> float | None:
     """Of one step on one device; branches that the task does not take cost none."""
     shapes = job.shapes(work.method, work.data, work.parts(task))
-    count = cost.flops(work.method.step, *shapes, task=task)
+    count = cost.count_flops(work.method.step, *shapes, task=task)
     return count and count / work.mesh.size
 
 
@@ -230,7 +230,7 @@ def run_windows(args, work) -> tuple:
     with contextlib.ExitStack() as stack:
 
         def side(state, task, like=None):
-            feed = job.feed(work, work.stream.tasks[task].train, task, 0)
+            feed = job.feed_batches(work, work.stream.tasks[task].train, task, 0)
             stack.enter_context(contextlib.closing(feed))
             made = Ours(work, state, feed, args.steps, like)
             made.window(1)

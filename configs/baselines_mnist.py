@@ -26,7 +26,7 @@ draws among all that is kept, in place of equal shares of the tasks.
 
 from jaxcl.config import files, recipe, shrink
 
-online = files.paper("online")
+online = files.load_paper("online")
 
 SPLIT = {"name": "class", "num_tasks": 5}
 # row -> method, learning rate, encoder, replay, scenario

@@ -24,7 +24,7 @@ and REPLAY of configs/papers/cclis.py. `configs/cclis_cifar10.py:debug` and, say
 
 from jaxcl.config import files, recipe, shrink
 
-cclis = files.paper("cclis")
+cclis = files.load_paper("cclis")
 # By mistake the released code keeps a term of the row's own class in its score. Its
 # weights of negatives are the paper's here, where tasks have two classes.
 CONTRASTIVE = cclis.CONTRASTIVE | {

@@ -25,7 +25,7 @@ of configs/papers/cclis.py. `configs/cclis_cifar100.py:debug` and, say,
 
 from jaxcl.config import files, recipe, shrink
 
-cclis = files.paper("cclis")
+cclis = files.load_paper("cclis")
 
 
 def get_config(arg=None):

@@ -16,7 +16,7 @@ Rows: cclis (what the name of the file alone means) and the other keys of METHOD
 
 from jaxcl.config import files, recipe, shrink
 
-cclis = files.paper("cclis")
+cclis = files.load_paper("cclis")
 # row -> its method, learning rate, views of an image
 METHODS = {
     row: (method, 0.1 if method["name"] == "co2l" else 0.5, views)

@@ -25,7 +25,7 @@ means) and the other keys of CONTRASTIVE and REPLAY of configs/papers/cclis.py.
 
 from jaxcl.config import files, recipe, shrink
 
-cclis = files.paper("cclis")
+cclis = files.load_paper("cclis")
 CONTRASTIVE = cclis.CONTRASTIVE | {
     "co2l": (
         {"name": "co2l", "distill_temperature": 0.1, "past_temperature": 0.1},

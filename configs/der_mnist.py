@@ -22,7 +22,7 @@ place of each row once, independently of the batches.
 
 from jaxcl.config import files, recipe, shrink
 
-online = files.paper("online")
+online = files.load_paper("online")
 
 # (method, stream, memory) -> learning rate, rows replayed, alpha, beta
 _ROWS = {

@@ -26,7 +26,7 @@ seconds, on digits.
 
 from jaxcl.config import files, recipe, shrink
 
-duel = files.paper("duel")
+duel = files.load_paper("duel")
 METHODS = duel.METHODS | {
     "memory_only": {
         "name": "duel",

@@ -22,7 +22,7 @@ rate is small: without crops so small a net learns little, and Adam does not tra
 
 from jaxcl.config import files, recipe, shrink
 
-duel = files.paper("duel")
+duel = files.load_paper("duel")
 
 
 def get_config(arg=None):

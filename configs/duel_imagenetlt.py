@@ -24,7 +24,7 @@ alone means), moco, d_simclr, simclr. What the paper leaves open is as in
 
 from jaxcl.config import files, recipe, shrink
 
-duel = files.paper("duel")
+duel = files.load_paper("duel")
 
 
 def get_config(arg=None):

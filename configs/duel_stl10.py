@@ -21,7 +21,7 @@ seconds, on digits.
 
 from jaxcl.config import files, recipe, shrink
 
-duel = files.paper("duel")
+duel = files.load_paper("duel")
 METHODS = duel.METHODS | {
     "barlow_twins": {"name": "two_view", "base": "barlow_twins"},
     "byol": {

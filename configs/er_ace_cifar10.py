@@ -21,7 +21,7 @@ seconds, on digits.
 
 from jaxcl.config import files, recipe, shrink
 
-online = files.paper("online")
+online = files.load_paper("online")
 METHODS = online.ER_ACE | {
     "er_aml": ({"name": "er_aml"}, 0.05, {}),
 }

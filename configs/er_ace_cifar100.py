@@ -20,7 +20,7 @@ in seconds, on digits.
 
 from jaxcl.config import files, recipe, shrink
 
-online = files.paper("online")
+online = files.load_paper("online")
 METHODS = online.ER_ACE | {
     "aser": ({"name": "aser", "per_class": 2}, 0.1, {}),
     "ss_il": ({"name": "ss_il"}, 0.1, {}),

@@ -22,7 +22,7 @@ METHODS below. `configs/er_ace_miniimagenet.py:debug` and, say,
 
 from jaxcl.config import files, recipe, shrink
 
-online = files.paper("online")
+online = files.load_paper("online")
 METHODS = online.ER_ACE | {
     "er_aml": ({"name": "er_aml", "temperature": 0.1}, 0.1, {}),
     "er": ({"name": "er"}, 0.05, {}),

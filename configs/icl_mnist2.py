@@ -22,7 +22,7 @@ seconds, on other digits.
 
 from jaxcl.config import files, recipe, shrink
 
-icl = files.paper("icl")
+icl = files.load_paper("icl")
 
 
 def get_config(arg=None):

@@ -23,7 +23,7 @@ in seconds, on small rings and trees.
 
 from jaxcl.config import files, recipe, shrink
 
-icl = files.paper("icl")
+icl = files.load_paper("icl")
 
 
 def get_config(arg=None):

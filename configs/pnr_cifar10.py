@@ -21,7 +21,7 @@ Departures: as configs/pnr_cifar100.py; and the classes come in their own order.
 
 from jaxcl.config import files, recipe, shrink
 
-pnr = files.paper("pnr")
+pnr = files.load_paper("pnr")
 
 
 def get_config(arg=None):

@@ -46,7 +46,7 @@ SupCon has no script for CIFAR: SimCLR's augmentation, CaSSLe's ImageNet rates.
 
 from jaxcl.config import files, recipe, shrink
 
-pnr = files.paper("pnr")
+pnr = files.load_paper("pnr")
 
 
 def get_config(arg=None):

@@ -22,7 +22,7 @@ the probe's learning rate is at most 1.0, since its features have no augmentatio
 
 from jaxcl.config import files, recipe, shrink
 
-pnr = files.paper("pnr")
+pnr = files.load_paper("pnr")
 
 
 def get_config(arg=None):

@@ -16,7 +16,7 @@ CaSSLe and PNR with 3 seeds, are in docs/results.md.
 
 from jaxcl.config import files, recipe, shrink
 
-pnr = files.paper("pnr")
+pnr = files.load_paper("pnr")
 
 # base -> learning rate: half of CIFAR's, but for two
 RATES = {name: rate / 2 for name, rate in pnr.column(pnr.CIFAR, 0).items()}

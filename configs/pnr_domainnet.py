@@ -41,7 +41,7 @@ plasticity, for their cost (--config.evaluators.linear.last_only=False and
 
 from jaxcl.config import files, recipe, shrink
 
-pnr = files.paper("pnr")
+pnr = files.load_paper("pnr")
 
 # ImageNet's but for two lambdas
 BASES = pnr.IMAGENET | {

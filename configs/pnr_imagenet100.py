@@ -53,7 +53,7 @@ import pathlib
 
 from jaxcl.config import files, recipe, shrink
 
-pnr = files.paper("pnr")
+pnr = files.load_paper("pnr")
 
 # base -> PNR's lambda, data-incremental
 DATA_LAMBDAS = {

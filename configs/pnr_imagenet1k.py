@@ -42,7 +42,7 @@ no kNN, whose bank of 1.3 million features of 2,048 would need 10 GB on each dev
 
 from jaxcl.config import files, recipe, shrink
 
-pnr = files.paper("pnr")
+pnr = files.load_paper("pnr")
 
 
 def get_config(arg=None):

@@ -17,7 +17,7 @@ domain_names (docs/data.md).
 
 from jaxcl.config import files, recipe, shrink
 
-pnr = files.paper("pnr")
+pnr = files.load_paper("pnr")
 
 
 def get_config(arg=None):

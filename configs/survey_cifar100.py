@@ -25,7 +25,7 @@ er_ace masks those not met, as the survey's growing head does.
 
 from jaxcl.config import files, recipe, shrink
 
-online = files.paper("online")
+online = files.load_paper("online")
 
 # row -> method, learning rate
 ROWS = {

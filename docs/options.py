@@ -2,7 +2,8 @@
 
 A line `<!-- options: MODULE.FUNCTION -->` in a page becomes a table of the function's
 keyword-only options: name, default, and the meaning that `jaxcl options` prints.
-`except NAME` in that line leaves an option out. mkdocs calls `on_page_markdown`.
+`except NAME` in that line leaves an option out. A line `<!-- list: KIND -->` becomes
+the table of `jaxcl list KIND`. mkdocs calls `on_page_markdown`.
 
   python docs/options.py docs/options_run.md   # prints a page with its tables
 """
@@ -13,9 +14,11 @@ import pathlib
 import re
 import sys
 
+from jaxcl.api.list import KINDS
 from jaxcl.api.options import meanings
 
 MARKER = re.compile(r"^<!-- options: ([\w.]+)(?: except ([\w ]+))? -->$", re.M)
+LISTED = re.compile(r"^<!-- list: (\w+) -->$", re.M)
 
 
 def options(function, without=()) -> dict:
@@ -42,9 +45,18 @@ def table(path: str, without=()) -> str:
     return "\n".join(["| option | default | meaning |", "|---|---|---|", *lines])
 
 
+def list_kind(kind: str) -> str:
+    """Return the table of a kind of `jaxcl list`."""
+    found = KINDS[kind][1]().items()
+    escaped = {name: words.replace("|", r"\|") for name, words in found}
+    rows = [f"| `{name}` | {words} |" for name, words in escaped.items()]
+    return "\n".join(["| name | description |", "|---|---|", *rows])
+
+
 def expand(text: str) -> str:
     """Return a page with a table in place of each marker."""
-    return MARKER.sub(lambda m: table(m[1], (m[2] or "").split()), text)
+    text = MARKER.sub(lambda m: table(m[1], (m[2] or "").split()), text)
+    return LISTED.sub(lambda m: list_kind(m[1]), text)
 
 
 def on_page_markdown(markdown, **_):

@@ -38,7 +38,7 @@ class Replay(NamedTuple):
     """How online methods store and replay the stream: config.replay."""
 
     capacity: int  # slots of the memory
-    policy: str = "reservoir"  # see memory.policies.get
+    policy: str = "reservoir"  # see memory.policies.look_up
     size: int | None = None  # rows drawn per update; None: as many as come in
     updates: int = 1  # gradient steps on each incoming batch
     flops: float | None = None  # budget for each image, from which `updates` came
@@ -215,8 +215,8 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
       shares: as in `apply_gradients`.
 
     Returns:
-      the state with new parameters, what the loss gave beside its value, and the
-      metrics {"loss", "lr", "grad_norm"}.
+      the state with new parameters, the loss's second output, and the metrics {"loss",
+      "lr", "grad_norm"}.
     """
     (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     lr = rate(parts, state)
@@ -283,7 +283,7 @@ def misfits(theirs: dict, ours: dict) -> list[tuple[str, str, str]]:
     """Yield each name whose leaf differs in type or shape, and both in words.
 
     Args:
-      theirs, ours: name -> array or what has its `dtype` and `shape`.
+      theirs, ours: name -> array, or another object with `dtype` and `shape`.
     """
 
     def said(leaves, name):

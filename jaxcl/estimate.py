@@ -71,7 +71,7 @@ class Target(NamedTuple):
     chips: int
 
 
-def parse(text: str) -> Target:
+def parse_target(text: str) -> Target:
     """Read a target: a TPU slice by its sides, or GPUs by their number.
 
     TPUs: v5e:2x4, v5p:2x2x1; v5e is one chip. GPUs: h200:8; h200:2x8 are two machines.
@@ -205,13 +205,13 @@ def collectives(text: str) -> list[Collective]:
         if matched[2]:  # the shape of a start holds its inputs, too
             ends = [x for x in bodies[name] if x.code == f"{kind}-done"]
             shape = next(x.shape for x in ends if op.name in x.operands)
-        group = _group(op.rest, kind, everyone)
-        size = _size(shape) * (group if kind == "reduce-scatter" else 1)
+        group = _group_size(op.rest, kind, everyone)
+        size = _shape_bytes(shape) * (group if kind == "reduce-scatter" else 1)
         found.append(Collective(kind, group, size, times, counted))
     return [message for message in found if message.group > 1]
 
 
-def _group(rest, kind, everyone) -> int:
+def _group_size(rest, kind, everyone) -> int:
     """Count the devices that exchange data in a collective."""
     if kind == "collective-permute":
         pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", rest)
@@ -227,7 +227,7 @@ def _group(rest, kind, everyone) -> int:
     return len(first[1].split(",")) if first else everyone
 
 
-def _size(shape) -> int:
+def _shape_bytes(shape) -> int:
     """Count the bytes of a shape, without padding; a tuple is the sum of its parts."""
     total = 0
     for dtype, sides in re.findall(r"([a-z]\w*)\[([\d,<=]*)\]", shape):
@@ -237,7 +237,7 @@ def _size(shape) -> int:
     return total
 
 
-def moved(text: str) -> int:
+def count_moved_bytes(text: str) -> int:
     """Count bytes to and from memory by the text, for compilers that tell none.
 
     Each operation reads its operands and writes its results once. An array that it
@@ -246,7 +246,7 @@ def moved(text: str) -> int:
     total, sizes = 0, {}
     for op, bodies, name, times, _ in _executed(text):
         sizes = sizes or {
-            k: {x.name: _size(x.shape) for x in ops} for k, ops in bodies.items()
+            k: {x.name: _shape_bytes(x.shape) for x in ops} for k, ops in bodies.items()
         }
         if op.code in ("fusion", "custom-call", "copy"):
             inside = _CALLED.search(op.rest)[1] if op.code == "fusion" else ""
@@ -262,7 +262,7 @@ def moved(text: str) -> int:
 # The least time
 
 
-def least(
+def least_seconds(
     flops: float, moved: float, sent: list[Collective], chip: Chip, precision: str
 ) -> dict[str, float]:
     """Bound the seconds of a step from below, for each thing that a chip does.
@@ -309,12 +309,12 @@ def link_seconds(message: Collective, chip: Chip) -> float:
 # A step, compiled
 
 
-def _task(work: job.Job) -> int:
+def _later_task(work: job.Job) -> int:
     """Number a later task, with teacher and distillation, if there is one."""
     return work.stream.tasks[:2][-1].index
 
 
-def lower(work: job.Job) -> jax.stages.Lowered:
+def lower_step(work: job.Job) -> jax.stages.Lowered:
     """Lower the program that a run calls: `steps_per_call` steps of a later task."""
 
     def placed(x, where, *axes):
@@ -324,10 +324,10 @@ def lower(work: job.Job) -> jax.stages.Lowered:
         inner = {k: rows_only(x) for k, x in batch.items() if k == "labelled"}
         return {"index": batch["index"]} | inner
 
-    parts, steps = work.parts(_task(work)), work.loop.steps_per_call
-    state, batch = job.placed(work.method, work.data, work.mesh, parts)
+    parts, steps = work.parts(_later_task(work)), work.loop.steps_per_call
+    state, batch = job.placed_shapes(work.method, work.data, work.mesh, parts)
     whole = sharding.replicated(work.mesh)
-    split = sharding.split(work.mesh, axis=2 if parts > 1 else 1)
+    split = sharding.split_sharding(work.mesh, axis=2 if parts > 1 else 1)
     place = whole if work.data.graphs else split
     batch = rows_only(batch) if work.data.resident else batch
     batches = jax.tree.map(lambda x: placed(x, place, steps), batch)
@@ -336,7 +336,9 @@ def lower(work: job.Job) -> jax.stages.Lowered:
     return job.compile_step(work).lower(state, images, batches, count)
 
 
-def read(compiled: jax.stages.Compiled, work: job.Job, chip: Chip | None) -> dict:
+def read_program(
+    compiled: jax.stages.Compiled, work: job.Job, chip: Chip | None
+) -> dict:
     """Read what a compiled program says of one step on one device.
 
     FLOPs are the compiler's count, or XLA's count of the step as it is written, shared
@@ -362,13 +364,13 @@ def read(compiled: jax.stages.Compiled, work: job.Job, chip: Chip | None) -> dic
         "program": told.generated_code_size_in_bytes,
     }
     memory["held"] = sum(memory.values()) - 2 * memory["aliased"]
-    counted, task = compiled.cost_analysis() or {}, _task(work)
+    counted, task = compiled.cost_analysis() or {}, _later_task(work)
     shapes = job.shapes(work.method, work.data, work.parts(task))
-    written = cost.flops(work.method.step, *shapes, task)
+    written = cost.count_flops(work.method.step, *shapes, task)
     flops = max(counted.get("flops", 0.0), (written or 0) / work.mesh.size)
     # A GPU's compiler tells no bytes of a chip that is absent, nor of libraries' calls.
     gpu = work.mesh.devices.flat[0].platform == "gpu"
-    through = moved(text) if gpu else counted.get("bytes accessed", 0.0)
+    through = count_moved_bytes(text) if gpu else counted.get("bytes accessed", 0.0)
     sent, precision = collectives(text), work.config.get("precision", "float32")
     return {
         "memory": memory,
@@ -376,7 +378,7 @@ def read(compiled: jax.stages.Compiled, work: job.Job, chip: Chip | None) -> dic
         "flops": flops,
         "bytes": through,
         "collectives": [message._asdict() for message in sent],
-        "least": chip and least(flops, through, sent, chip, precision),
+        "least": chip and least_seconds(flops, through, sent, chip, precision),
     }
 
 
@@ -398,9 +400,9 @@ def estimate(
       classes, rows: of the train split; None: as the config tells.
 
     Returns:
-      `read`'s dict with what was compiled, and the figures of one device. Where the
-      compiler itself finds that the program does not fit, "fits" is False and "error"
-      holds its words.
+      `read_program`'s dict with what was compiled, and the figures of one device. Where
+      the compiler itself finds that the program does not fit, "fits" is False and
+      "error" holds its words.
 
     Raises:
       ValueError: the config is wrong, or does not tell the classes of its data.
@@ -413,24 +415,24 @@ def estimate(
             stack.enter_context(sharding.for_elsewhere(devices(target)))
             with config.unlocked(), config.ignore_type():
                 config.devices = None  # all of the target's
-        work = build.planned(config, data, one_step=False)
+        work = build.plan_job(config, data, one_step=False)
         found = {
             "name": work.config.get("name", "run"),
             "device": work.mesh.devices.flat[0].device_kind,
             "devices": work.mesh.size,
-            "examples": work.data.batch_size * work.parts(_task(work)),
+            "examples": work.data.batch_size * work.parts(_later_task(work)),
             "precision": work.config.get("precision", "float32"),
         }
         chip = target.chip if target else chip_of(found["device"])
         try:
-            compiled = _compiled(lower(work))
+            compiled = _compiled(lower_step(work))
         except jax.errors.JaxRuntimeError as error:
             if not _FULL.search(str(error)):
                 raise
             said = " ".join(str(error).split())[:300]
             return found | {"fits": False, "error": said}, chip
         found["seconds"] = time.monotonic() - began
-        return found | read(compiled, work, chip), chip
+        return found | read_program(compiled, work, chip), chip
 
 
 def _compiled(lowered):
@@ -446,7 +448,7 @@ def _compiled(lowered):
 # The command
 
 
-def table(found: dict, chip: Chip | None) -> str:
+def format_estimate(found: dict, chip: Chip | None) -> str:
     """Write what `estimate` returns as text."""
     head = f"{found['name']}: {found['examples']} examples a step, {found['precision']}"
     head += f", {found['devices']} x {found['device']}"
@@ -463,25 +465,28 @@ def table(found: dict, chip: Chip | None) -> str:
     last = "No least time: jaxcl/chips.json has no row for this device."
     if chip:
         bound, peak = found["least"], getattr(chip, found["precision"])
+        number = format_number
         groups["least time of a step, ms"] = {
-            f"arithmetic at {show(peak / 1e12)} TFLOP/s": 1e3 * bound["arithmetic"],
-            f"memory at {show(chip.bandwidth / 1e9)} GB/s": 1e3 * bound["memory"],
-            f"links at {show(chip.link / 1e9)} GB/s": 1e3 * bound["links"],
+            f"arithmetic at {number(peak / 1e12)} TFLOP/s": 1e3 * bound["arithmetic"],
+            f"memory at {number(chip.bandwidth / 1e9)} GB/s": 1e3 * bound["memory"],
+            f"links at {number(chip.link / 1e9)} GB/s": 1e3 * bound["links"],
         }
         fits = "It fits" if found["fits"] else "IT DOES NOT FIT"
         last = (
-            f"{fits}: {show(memory['held'])} of {show(chip.memory / 1e9)} GB.\n"
-            f"At least {show(1e3 * bound['total'])} ms, so at most "
-            f"{show(found['examples'] / bound['total'])} examples/s; {chip.source}"
+            f"{fits}: {number(memory['held'])} of {number(chip.memory / 1e9)} GB.\n"
+            f"At least {number(1e3 * bound['total'])} ms, so at most "
+            f"{number(found['examples'] / bound['total'])} examples/s; {chip.source}"
         )
     lines = [head]
     for title, rows in groups.items():
         lines += [title] if rows else []
-        lines += [f"  {name:36}{show(value):>9}" for name, value in rows.items()]
+        lines += [
+            f"  {name:36}{format_number(value):>9}" for name, value in rows.items()
+        ]
     return "\n".join([*lines, last, f"Compiled in {found['seconds']:.0f} s"])
 
 
-def show(value: float) -> str:
+def format_number(value: float) -> str:
     """Write a number with three digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
@@ -516,7 +521,7 @@ def main(argv: list[str]) -> int:
     logging.set_verbosity(logging.WARNING)
     try:
         if values.target is not None:
-            target = parse(values.target)
+            target = parse_target(values.target)
             by = compiler(target)
             os.environ.update(_ENVIRONMENT)
             jax.config.update("jax_platforms", "cpu")
@@ -526,7 +531,7 @@ def main(argv: list[str]) -> int:
         return command.complain(error)
     if values.json:
         storage.write_json(values.json, found | {"compiler": by})
-    print(f"{table(found, chip)} by {by}")
+    print(f"{format_estimate(found, chip)} by {by}")
     return 0
 
 

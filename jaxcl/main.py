@@ -22,9 +22,6 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; runs/NAME by defa
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0.")
 PROCESSES = flags.DEFINE_integer("processes", None, "How many processes there are.")
 PROCESS = flags.DEFINE_integer("process", None, "Number of this process.")
-LOST_ROWS = flags.DEFINE_bool(
-    "lost_rows", False, "Go on although rows of metrics.jsonl are lost or damaged."
-)
 
 
 def main(argv):
@@ -36,14 +33,14 @@ def main(argv):
 
     def make():
         workdir = WORKDIR.value or build.default_workdir(CONFIG.value)
-        return build.build(CONFIG.value, workdir, lost=LOST_ROWS.value), workdir
+        return build.build(CONFIG.value, workdir), workdir
 
     def work(made, stop):
-        finish.run(*made, stop=stop)
+        finish.run_job(*made, stop=stop)
         if jax.process_index() == 0:
             print(f"\n{finish.closing(*made)}", flush=True)
 
-    return command.run(make, work)
+    return command.run_until_signal(make, work)
 
 
 if __name__ == "__main__":

@@ -356,7 +356,7 @@ def ramped_cosine(
 
     With c(e) = base (floor + (1 - floor) (1 + cos(pi e / E)) / 2), the fraction x of
     epochs done and W warm-up epochs:
-      x < W: start + (c(W) - start) x / W, anew at every step,
+      x < W: start + (c(W) - start) x / W, again at every step,
       else:  c(floor(x) + 1), once an epoch; the last one has base * floor.
     Source: released code of SupCon (Khosla et al., NeurIPS 2020), which Co2L and CCLIS
     build on.

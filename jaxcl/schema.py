@@ -196,7 +196,7 @@ def _places(function, name) -> list[str]:
     return [place for place, other in places.items() if name in option_of(other)]
 
 
-def read(
+def read_options(
     function: Callable,
     section: Mapping[str, Any],
     field: str,
@@ -258,7 +258,9 @@ def debug_sizes(function: Callable) -> dict[str, Any]:
     return sizes
 
 
-def fill(function: Callable, options: dict, replay: core.Replay | None = None) -> dict:
+def fill_dependent(
+    function: Callable, options: dict, replay: core.Replay | None = None
+) -> dict:
     """Find what the options that follow others come to, see `checked`."""
     filler = getattr(function, "fill", None)
     return {} if filler is None else filler(options, replay)
@@ -277,12 +279,12 @@ _WORDS = {
 
 def allowed(annotation: Any) -> str:
     """Say what an annotation allows, in a few words: "from 0 to 1 or None"."""
-    return " or ".join(dict.fromkeys(map(_allowed, _kinds(annotation))))
+    return " or ".join(dict.fromkeys(map(_allowed, _union_members(annotation))))
 
 
 def _allowed(kind) -> str:
     """Say what one member of a union allows."""
-    plain, inner, rules = _split(kind)
+    plain, inner, rules = _split_type(kind)
     if plain is Literal:
         return " or ".join(map(repr, inner))
     if plain in _LISTS:
@@ -294,7 +296,7 @@ def _allowed(kind) -> str:
     return next(filter(None, words), "") or _WORDS.get(plain) or plain.__name__
 
 
-def check(function, values: Mapping[str, Any], field: str) -> None:
+def check_arguments(function, values: Mapping[str, Any], field: str) -> None:
     """Refuse values that the annotations of a function's parameters do not allow.
 
     Args:
@@ -303,7 +305,7 @@ def check(function, values: Mapping[str, Any], field: str) -> None:
       field: what they are under, for messages ("config.method").
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     _check_each(_signature(function), values, field)
     _check_each(option_of(function, values), values, field)
@@ -320,7 +322,8 @@ def checked(
     further: Further | None = None,
     fill: Callable[[dict, core.Replay | None], dict] | None = None,
 ) -> Callable[[F], F]:
-    """Make a decorator that checks every call as a section of a config, by `check`.
+    """Make a decorator that checks every call as a section of a config, by
+    `check_arguments`.
 
     Args:
       field: what the keyword arguments are under, for messages ("config.method").
@@ -333,7 +336,7 @@ def checked(
     def decorate(function):
         def call(*args, **given):
             if further is None:
-                check(function, given, field)
+                check_arguments(function, given, field)
             else:
                 given = options(made, given, field)
             if fill is not None:
@@ -360,14 +363,14 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
       option: whose default a message may name.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
-    kinds = _kinds(annotation)
+    kinds = _union_members(annotation)
     # A word among numbers or sections: its message names these, too.
-    mixed = len({_split(kind)[0] for kind in kinds} - {types.NoneType}) > 1
+    mixed = len({_split_type(kind)[0] for kind in kinds} - {types.NoneType}) > 1
     for kind in kinds:
-        if _is_of(value, kind):
-            plain, inner, _ = _split(kind)
+        if _has_type(value, kind):
+            plain, inner, _ = _split_type(kind)
             if mixed and plain is Literal and value not in inner:
                 break
             return _check_kind(value, kind, field)
@@ -376,15 +379,15 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
     raise ValueError(f"{field}={value!r}: must be {allowed(annotation)}{said}")
 
 
-def _kinds(annotation) -> list:
+def _union_members(annotation) -> list:
     """List the members of a union; of any other type, the type alone."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = typing.get_args(annotation)
-        return [kind for member in members for kind in _kinds(member)]
+        return [kind for member in members for kind in _union_members(member)]
     return [annotation]
 
 
-def _split(kind) -> tuple[Any, tuple, tuple]:
+def _split_type(kind) -> tuple[Any, tuple, tuple]:
     """Split a type, Annotated[list[int], rule], into list, its (int,) and its rules."""
     rules = kind.__metadata__ if typing.get_origin(kind) is Annotated else ()
     bare = typing.get_args(kind)[0] if rules else kind
@@ -395,9 +398,9 @@ _LISTS = (list, tuple, collections.abc.Sequence)
 _NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating)}
 
 
-def _is_of(value, kind) -> bool:
+def _has_type(value, kind) -> bool:
     """Tell whether a value is of a type, whatever the type's rules say of it."""
-    plain, inner, _ = _split(kind)
+    plain, inner, _ = _split_type(kind)
     if plain is Literal:
         return type(value) in map(type, inner)
     if plain in _NUMBERS:  # a bool is an int to Python, never to a user
@@ -409,7 +412,7 @@ def _is_of(value, kind) -> bool:
 
 def _check_kind(value, kind, field) -> None:
     """Refuse a value of the right type that the type's rules do not allow."""
-    plain, inner, rules = _split(kind)
+    plain, inner, rules = _split_type(kind)
     if plain is Literal:
         core.check_choice(field, value, inner)
     refusals = (rule.refusal(value) for rule in rules)
@@ -463,12 +466,12 @@ def options(function, section, field: str, given=()) -> dict:
     section = dict(section.items())
     if getattr(function, "further", None) is not None:
         _check_each(_signature(function), section, field)  # others follow from these
-    options = read(function, section, field, without=given)
+    options = read_options(function, section, field, without=given)
     known = [option.name for option in options if option.function]
     for option in options:
         if option.function is None:
             _refuse_unknown(function, option, known, field)
-    check(function, section, field)
+    check_arguments(function, section, field)
     for option in options:
         if option.value is NONE:
             raise ValueError(f"{option.path}: missing, and it has no default")
@@ -497,7 +500,7 @@ def defaults(
     return {name: x.default for name, x in options if x.default is not NONE}
 
 
-def named(choices: dict, section, field: str):
+def find_named_function(choices: dict, section, field: str):
     """Find the function that a section's `name` picks; return the other keys, too.
 
     Args:
@@ -546,7 +549,7 @@ def module(package: str, name: str, field: str):
     return found
 
 
-def find(choices: Mapping[str, Any], name: str, field: str) -> Any:
+def find_named(choices: Mapping[str, Any], name: str, field: str) -> Any:
     """Find an entry of a table, or the `make` of a module of the user's own package.
 
     Args:
@@ -618,7 +621,7 @@ def method(name: str):
     return module("jaxcl.methods", name, "config.method.name")
 
 
-def flat(config: Mapping, path: str = "config") -> dict[str, Any]:
+def flatten(config: Mapping, path: str = "config") -> dict[str, Any]:
     """Flatten a config: path of each option -> its value.
 
     An empty section counts as a value, and so does a list.
@@ -626,13 +629,15 @@ def flat(config: Mapping, path: str = "config") -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, value in config.items():
         inside = isinstance(value, Mapping) and value
-        fields |= flat(value, f"{path}.{key}") if inside else {f"{path}.{key}": value}
+        fields |= (
+            flatten(value, f"{path}.{key}") if inside else {f"{path}.{key}": value}
+        )
     return fields
 
 
 def differences(old: Mapping, new: Mapping) -> list[str]:
     """List the options in which two configs differ, as "path: old -> new"."""
-    old, new = flat(old), flat(new)
+    old, new = flatten(old), flatten(new)
     pairs = {
         path: (old.get(path, NONE), new.get(path, NONE)) for path in {**old, **new}
     }

@@ -35,7 +35,8 @@ class _Elsewhere(NamedTuple):
 
 # None: programs are for the devices that are here.
 _ELSEWHERE = contextvars.ContextVar("elsewhere", default=None)
-# Devices that share the rows of a program that is traced, see `use`; None: one has all.
+# Devices that share the rows of a program that is traced, see `use_mesh`; None: one has
+# all.
 _MESH = contextvars.ContextVar("mesh", default=None)
 
 
@@ -160,7 +161,7 @@ def for_elsewhere(devices: tuple = (), platform: str = "any"):
 
 
 @contextlib.contextmanager
-def use(mesh: Mesh):
+def use_mesh(mesh: Mesh):
     """Enter a context in which programs are traced for the devices of a mesh.
 
     `spread`, `gather`, `on_each` and a memory in shards (`memory.sharded`) ask for it.
@@ -173,17 +174,17 @@ def use(mesh: Mesh):
 
 
 def current() -> Mesh | None:
-    """Return the mesh of `use`; None outside of it."""
+    """Return the mesh of `use_mesh`; None outside of it."""
     return _MESH.get()
 
 
-def bind(record, mesh: Mesh):
+def bind_to_mesh(record, mesh: Mesh):
     """Make each function of a NamedTuple run within `use(mesh)`."""
 
     def within(function):
         @functools.wraps(function)
         def call(*arguments, **options):
-            with use(mesh):
+            with use_mesh(mesh):
                 return function(*arguments, **options)
 
         return call
@@ -240,7 +241,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def split(mesh: Mesh, axis: int = 0) -> NamedSharding:
+def split_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
     """Return the sharding of arrays that are split over one axis."""
     return NamedSharding(mesh, PartitionSpec(*(None,) * axis, AXIS))
 
@@ -260,7 +261,7 @@ def _is_split(node):
     return getattr(node, "over_devices", False)
 
 
-def share(name: str, value: int, mesh) -> int:
+def per_device(name: str, value: int, mesh) -> int:
     """Return the part of a count that falls to each device.
 
     Raises:
@@ -291,8 +292,8 @@ def placement(tree, mesh: Mesh):
         if not _is_split(node):
             return _place_weight(path, node, mesh)
         for leaf in jax.tree.leaves(node):
-            share("the memory's rows", leaf.shape[0], mesh)
-        return jax.tree.map(lambda leaf: split(mesh), node)
+            per_device("the memory's rows", leaf.shape[0], mesh)
+        return jax.tree.map(lambda leaf: split_sharding(mesh), node)
 
     return jax.tree_util.tree_map_with_path(of, tree, is_leaf=_is_split)
 
@@ -309,7 +310,7 @@ def _place_weight(path, leaf, mesh):
     return replicated(mesh)
 
 
-def settle(tree, mesh: Mesh):
+def commit_placement(tree, mesh: Mesh):
     """Commit each array to its `placement`.
 
     A step that sees its state in one form compiles once.
@@ -317,9 +318,9 @@ def settle(tree, mesh: Mesh):
     return jax.jit(lambda t: t, out_shardings=placement(tree, mesh))(tree)
 
 
-def shard(batch, mesh: Mesh, axis: int = 0):
+def shard_rows(batch, mesh: Mesh, axis: int = 0):
     """Make global arrays from each process's own rows, split over one axis."""
-    sharding = split(mesh, axis)
+    sharding = split_sharding(mesh, axis)
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)),
         batch,
@@ -348,7 +349,7 @@ def spread(tree):
     def constrain(leaf):
         if len(leaf) % sharers(mesh):
             return leaf
-        return jax.lax.with_sharding_constraint(leaf, split(mesh))
+        return jax.lax.with_sharding_constraint(leaf, split_sharding(mesh))
 
     return jax.tree.map(constrain, tree)
 
@@ -384,7 +385,7 @@ def on_each(function, rows: tuple, whole: tuple):
     if mesh is None or sharers(mesh) == 1:
         return function(*rows, *whole)
     for leaf in jax.tree.leaves(rows):
-        share("rows", len(leaf), mesh)
+        per_device("rows", len(leaf), mesh)
     own, everywhere = PartitionSpec(AXIS), PartitionSpec()
     local = jax.shard_map(
         function,
@@ -396,7 +397,7 @@ def on_each(function, rows: tuple, whole: tuple):
     return local(*rows, *whole)
 
 
-def fetch(tree):
+def copy_to_host(tree):
     """Copy replicated arrays to NumPy, the same on every process."""
     return jax.tree.map(lambda x: np.asarray(jax.device_get(x)), tree)
 

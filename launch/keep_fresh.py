@@ -270,8 +270,8 @@ def draw(options, path: pathlib.Path) -> None:
     axes = figure.add_subplot()
     for number, (title, folders) in enumerate(finished(options).items()):
         values = [accuracies(options, folder) for folder in folders.values()]
-        old = seeds.spread(x[0] for x in values)
-        new = seeds.spread(sum(x[2:-1]) / len(x[2:-1]) for x in values)
+        old = seeds.mean_and_error(x[0] for x in values)
+        new = seeds.mean_and_error(sum(x[2:-1]) / len(x[2:-1]) for x in values)
         # Hollow where the colours begin anew.
         fill = "full" if number < len(canvas.COLOURS) else "none"
         axes.errorbar(
@@ -288,7 +288,7 @@ def draw(options, path: pathlib.Path) -> None:
     axes.set(ylabel="new images, nearest neighbours (%)")
     axes.grid(color="0.9")
     canvas.legend(axes, title="mean, standard error")
-    canvas.save(figure, path)
+    canvas.save_figure(figure, path)
 
 
 def accuracies(options, folder: pathlib.Path) -> list[float]:
@@ -313,14 +313,17 @@ def line(options, title: str, folders: dict[int | None, pathlib.Path]) -> str:
     """
     values = [accuracies(options, folder) for folder in folders.values()]
     shown = [
-        seeds.percent(seeds.spread(column)) for column in zip(*values, strict=True)
+        seeds.percent(seeds.mean_and_error(column))
+        for column in zip(*values, strict=True)
     ]
     workdirs = [x for folder in folders.values() for x in updates(options, folder)]
     verdicts = [workdir / lineage.VERDICT for workdir in workdirs]
     reports = [storage.read_object(path) for path in verdicts if path.exists()]
     kept = index = passed = "-"
     if reports:
-        kept = seeds.percent(seeds.spread(r["drift"]["overlap"] for r in reports))
+        kept = seeds.percent(
+            seeds.mean_and_error(r["drift"]["overlap"] for r in reports)
+        )
         said = [report["index"] for report in reports]
         index = ", ".join(f"{said.count(x)} {x}" for x in VERDICTS if x in said)
         changes = [min(x["change"] for x in r["accuracy"].values()) for r in reports]

@@ -88,8 +88,10 @@ def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[
             raise ValueError(f"{where}: must be a run directory: no config.json")
         config = storage.read_object(path)
         done = (folder / results_lib.RESULTS).exists()
-        results = results_lib.read_results(folder) if done else results_lib.empty(0)
-        if results_lib.finished(results) <= task:
+        results = (
+            results_lib.read_results(folder) if done else results_lib.empty_results(0)
+        )
+        if results_lib.count_finished(results) <= task:
             raise ValueError(f"{where}: not finished: it has no results of task {task}")
         found = results.get("convergence", {}).get(str(task))
         patience = config.get("patience", 0)
@@ -100,7 +102,7 @@ def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[
         growth = scenario["growth"] if scenario.get("name") == "growth" else None
         late = found["last"]["number"] - found["best"]["number"]
         seed = config.get("seed", 0) if number is None else number
-        rows = [row for row in rows_lib.read(folder) if row["task"] == task]
+        rows = [row for row in rows_lib.read_rows(folder) if row["task"] == task]
         cut = patience == 0 or late < patience
         epochs, scalars = _epochs(where, rows, task, scalar), results["scalars"][task]
         found = found["best"], cut, epochs, scalars
@@ -175,7 +177,7 @@ def paired(run: Run, baseline: Run, within: float, frozen: Run | None = None) ->
             "target_passes_ratio": _ratio(theirs.passes, mine.passes),
             "target_time_ratio": _ratio(theirs.seconds, mine.seconds),
         }
-    return results_lib.plain(numbers)
+    return results_lib.to_json(numbers)
 
 
 def geometric(ratios: Iterable[float | None]) -> numbers_lib.Estimate:
@@ -310,7 +312,7 @@ def draw(groups: list[dict], path, *, baseline: str) -> None:
         axes.set_xticks(growths, [f"{growth:g}" for growth in growths])
         axes.set(xlabel="growth", ylabel="speed-up", title=title)
     canvas.legend(panels[-1], title="95 % intervals")
-    canvas.save(figure, path)
+    canvas.save_figure(figure, path)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -358,7 +360,7 @@ def _compare(options) -> None:
         print(f"Growth: {group['growth']}\n\n{text(group, scalars)}\n")
     if options.json:
         setting |= {"task": options.task, "scalar": options.scalar, "growths": groups}
-        storage.write_json(options.json, results_lib.plain(setting))
+        storage.write_json(options.json, results_lib.to_json(setting))
     if options.plot:
         draw(groups, options.plot, baseline=options.baseline)
 

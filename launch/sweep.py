@@ -284,9 +284,9 @@ def _main(options, locks) -> int:
             raise ValueError(f"--root={options.root}: --run wants a disk, for its logs")
         runs = expand(options)
         if options.run and not options.dry_run:
-            locks.callback(lock.take(options.root).release)
+            locks.callback(lock.acquire(options.root).release)
         left = [run for run in runs if options.all or not finished(run.folder)]
-    except (ValueError, OSError, lock.Held) as error:
+    except (ValueError, OSError, lock.LockHeldError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     if len(left) < len(runs):

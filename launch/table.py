@@ -61,7 +61,7 @@ class Cell(NamedTuple):
         return self.mean - self.paper.value if known else None
 
 
-def read_runs(given: list[str]) -> tuple[dict[str, runs_lib.Run], list[str]]:
+def read_runs(given: list[str]) -> tuple[dict[str, runs_lib.RunGroup], list[str]]:
     """Name -> its finished seeds, and what was left out, one line each.
 
     Args:
@@ -76,7 +76,7 @@ def read_runs(given: list[str]) -> tuple[dict[str, runs_lib.Run], list[str]]:
         # A directory of a sweep has = in its name.
         if not mark or epath.Path(text).exists():
             name, place = None, text
-        run = runs_lib.read(place)
+        run = runs_lib.read_run(place)
         name = name or run.name
         if name in runs:
             raise ValueError(f"{text}: there is a run {name} already; give NAME=DIR")
@@ -93,7 +93,7 @@ def read_runs(given: list[str]) -> tuple[dict[str, runs_lib.Run], list[str]]:
 
 
 def _whole(results: dict) -> bool:
-    return results_lib.finished(results) == len(results["task_names"])
+    return results_lib.count_finished(results) == len(results["task_names"])
 
 
 def read_paper(given: list[str], *, matrix, measure) -> dict[tuple, Number]:
@@ -153,7 +153,7 @@ def _number(where: str, field: str, text) -> float:
     return value
 
 
-def cell(run: runs_lib.Run, matrix: str, measure: str, paper: dict) -> Cell:
+def cell(run: runs_lib.RunGroup, matrix: str, measure: str, paper: dict) -> Cell:
     """One measure of one run, over its seeds."""
     each = [seeds.measures(one).get(matrix, {}) for one in run.results.values()]
     values = [100 * one[measure] for one in each if one.get(measure) is not None]

@@ -215,12 +215,12 @@ _DONE = pytest.StashKey[int]()
 @pytest.fixture
 def figures(monkeypatch):
     """Every figure that is saved; nothing of it may be cut off."""
-    found, save = [], canvas.save
+    found, save = [], canvas.save_figure
 
     def keep(figure, path):
         save(figure, path)
         pictures.check_whole(path)
         found.append(figure)
 
-    monkeypatch.setattr(canvas, "save", keep)
+    monkeypatch.setattr(canvas, "save_figure", keep)
     return found

@@ -89,7 +89,7 @@ def main(argv=None) -> int:
             return False
 
         print("step megabytes files threads")
-        train.run(work, workdir, stop=stop)
+        train.run_tasks(work, workdir, stop=stop)
     print(f"{total} steps in {time.monotonic() - began:.0f} s")
     lines = growing(samples)
     print("\n".join(lines) or "level")

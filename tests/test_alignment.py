@@ -96,7 +96,7 @@ def test_a_run_aligns_the_memory_of_its_method(tmp_path):
     changes = {"evaluators": {"alignment": {}}, "evaluate_untrained": True}
     changes |= {"method": {"name": "er"}, "epochs": 1}
     work = toy.job(tmp_path, tasks=2, **toy.ONLINE | changes)
-    results = train.run(work, tmp_path)
+    results = train.run_tasks(work, tmp_path)
     first, second = results["scalars"][:2]
     assert set(first) == {"alignment/task_1", "alignment/mean"}
     assert set(second) == {f"alignment/{x}" for x in ("task_1", "task_2", "mean")}

@@ -207,7 +207,7 @@ def features(state, images):
 def retrieve(options, *, size):
     """(state, batch) -> what is replayed; incoming images as trained on are blank."""
     made = tiny.make_parts(size=size, augment="replay")
-    judge = shapley_lib.Judge(
+    judge = shapley_lib.AserSelector(
         made, online.network(made, "linear"), **options, minority=True
     )
 

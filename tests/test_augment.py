@@ -95,7 +95,9 @@ def test_random_resized_crop_is_pillows_crop_then_resize(interpolation):
             key, image, size=size, interpolation=interpolation
         )
     )(many)
-    box = jax.vmap(lambda k: crops._box(k, 20, 28, (0.08, 1.0), (3 / 4, 4 / 3)))(many)
+    box = jax.vmap(lambda k: crops._draw_box(k, 20, 28, (0.08, 1.0), (3 / 4, 4 / 3)))(
+        many
+    )
     top, left, h, w = np.asarray(box, np.int64)
     # Both directions are met: some boxes shrink, some grow.
     assert h.min() < size < h.max()
@@ -116,7 +118,9 @@ def test_random_resized_crop_is_pillows_crop_then_resize(interpolation):
 )
 def test_boxes_are_distributed_as_torchvisions(height, width, scale, ratio):
     n = 3000
-    box = jax.vmap(lambda key: crops._box(key, height, width, scale, ratio))(keys(n))
+    box = jax.vmap(lambda key: crops._draw_box(key, height, width, scale, ratio))(
+        keys(n)
+    )
     ours = np.asarray(box, np.int64).T
     rng = np.random.default_rng(0)
     theirs = [torchvision_box(rng, height, width, scale, ratio) for _ in range(n)]
@@ -170,13 +174,13 @@ def offsets(images, twins):
 @pytest.mark.parametrize("pad", [1, 3])
 def test_shifts_are_uniform_over_all_offsets(pad):
     image, n = np.asarray(unit(pixels(5, 8, 3))) + 0.01, 4000  # nothing is black
-    out = jax.vmap(lambda key: crops.shift(key, image, pad=pad))(keys(n))
+    out = jax.vmap(lambda key: crops.shift_image(key, image, pad=pad))(keys(n))
     assert out.dtype == jnp.float32 and out.shape == (n, 5, 8, 3)
     found = offsets(out, shifts(image, pad))
     cells = [(y, x) for y in range(2 * pad + 1) for x in range(2 * pad + 1)]
     counts = [found.count(cell) for cell in cells]
     assert sum(counts) == n and stats.chisquare(counts).pvalue > 1e-3
-    np.testing.assert_array_equal(crops.shift(keys(1)[0], image, pad=0), image)
+    np.testing.assert_array_equal(crops.shift_image(keys(1)[0], image, pad=0), image)
 
 
 @pytest.mark.parametrize("factor", [0.3, 1.0, 1.7])
@@ -338,7 +342,7 @@ def test_padded_views_are_shifts_that_no_other_example_changes():
     for position, view in ((0, 0), (7, 1)):
         folded = jax.random.fold_in(jax.random.fold_in(key, position), view)
         k_crop = jax.random.split(folded, 3)[0]
-        twin = crops.shift(k_crop, unit(images[position]), pad=pad)
+        twin = crops.shift_image(k_crop, unit(images[position]), pad=pad)
         np.testing.assert_allclose(
             out[position, view], augment_images.normalize(twin, mean, std), atol=1e-6
         )
@@ -353,13 +357,13 @@ def test_local_crops_are_views_of_their_own_size_and_scale():
     whole = OFF | dict(size=6, blur=(1.0, 0.1), crop=False, pad=1)
     own = dict(views=3, size=4, scale=(0.1, 0.3))
     images, key = pixels(2, 8, 8, 3), jax.random.key(0)
-    found = augment_images.local(whole, **own, blur=0.0)(key, images)
+    found = augment_images.make_local_crops(whole, **own, blur=0.0)(key, images)
     np.testing.assert_array_equal(found, augment_images.make(**OFF, **own)(key, images))
     assert found.shape == (2, 3, 4, 4, 3)
-    blurred = augment_images.local(whole, **own)(key, images)
+    blurred = augment_images.make_local_crops(whole, **own)(key, images)
     assert np.abs(blurred - found).max() > 0.01  # half of them
     with pytest.raises(ValueError, match="config.augment.local"):
-        augment_images.local(whole, **own)(key, pixels(2, 2, 6, 6, 3))
+        augment_images.make_local_crops(whole, **own)(key, pixels(2, 2, 6, 6, 3))
 
 
 def test_one_channel_is_a_gray_image():

@@ -129,7 +129,7 @@ def test_config_values_replace_defaults(tmp_path):
     """A value from the config takes the place of the base's, 0 too."""
 
     def filled(**options):
-        return schema.fill(two_view.make, {"output_dim": None} | options)
+        return schema.fill_dependent(two_view.make, {"output_dim": None} | options)
 
     pnr = {"base": "vicreg", "strategy": "pnr", "weight": None, "negative_weight": None}
     assert filled(**pnr) == {
@@ -340,7 +340,7 @@ def test_replayed_rows_are_spread_over_the_devices(tmp_path):
     step, resident = job.compile_step(work), job.resident(work)
     task = work.stream.tasks[0]
     state = job.initial_state(work)
-    feed = job.feed(work, task.train, 0, 0)
+    feed = job.feed_batches(work, task.train, 0, 0)
     with contextlib.closing(feed):
         _, batches, number = next(feed)
         program = step.lower(state, resident, batches, number).compile().as_text()

@@ -49,7 +49,8 @@ def server():
 def rows(workdir):
     """Logged rows without what the clock says."""
     return [
-        {k: v for k, v in row.items() if k != "time"} for row in rows_lib.read(workdir)
+        {k: v for k, v in row.items() if k != "time"}
+        for row in rows_lib.read_rows(workdir)
     ]
 
 
@@ -65,12 +66,12 @@ def test_a_run_in_a_bucket_is_stopped_and_goes_on(server, tmp_path):
         return len(asked) > 2
 
     with pytest.raises(train.Interrupted):
-        finish.run(build.build(toy.config(**RUN), workdir), workdir, stop=stop)
+        finish.run_job(build.build(toy.config(**RUN), workdir), workdir, stop=stop)
     half = len(rows(workdir))
     assert 0 < half
-    finish.run(build.build(toy.config(**RUN), workdir), workdir)
+    finish.run_job(build.build(toy.config(**RUN), workdir), workdir)
     local = tmp_path / "a"
-    finish.run(build.build(toy.config(**RUN), local), local)
+    finish.run_job(build.build(toy.config(**RUN), local), local)
     assert half < len(rows(workdir)) and rows(workdir) == rows(local)
     found = [results.read_results(x)["matrices"] for x in (workdir, local)]
     assert found[0] == found[1]
@@ -103,7 +104,9 @@ def data(server, tmp_path_factory):
         folder = root / "folder" / "train" / f"class {i % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image(i)).save(folder / f"{i}.png")
-    convert.write(from_arrays.npz(path=str(root / "set.npz")), str(root / "arrays"))
+    convert.write_arrays(
+        from_arrays.npz(path=str(root / "set.npz")), str(root / "arrays")
+    )
     for path in root.rglob("*"):
         if path.is_file():
             name = f"gs://bucket/data/{path.relative_to(root)}"
@@ -155,24 +158,24 @@ def test_a_bucket_has_one_owner_by_the_condition_that_there_is_none(
 ):
     monkeypatch.setattr(lock, "_PATIENCE", 0.01)
     run, key = "gs://bucket/locked", ("bucket", "locked/lock.json")
-    with lock.held(run):
+    with lock.hold_lock(run):
         owner = json.loads(server.objects[key][1])
         assert owner["pid"] == os.getpid()
         created = [path for kind, path in server.requests if kind == "POST"]
         assert "ifGenerationMatch=0" in created[-1]
         held = lock._locks.pop(run)  # as another process sees it
-        with pytest.raises(lock.Held, match=f"{os.getpid()}"):
-            lock.take(run)
+        with pytest.raises(lock.LockHeldError, match=f"{os.getpid()}"):
+            lock.acquire(run)
         lock._locks[run] = held
     assert key not in server.objects
     server.objects[key] = (1, json.dumps(owner | {"pid": 1 << 30}).encode())
-    taken = lock.take(run)
+    taken = lock.acquire(run)
     assert f"{1 << 30}" in caplog.text
     assert json.loads(server.objects[key][1])["pid"] == os.getpid()
     taken.release()
     assert key not in server.objects
     elsewhere = owner | {"host": "elsewhere", "boot": "another"}
     server.objects[key] = (1, json.dumps(elsewhere).encode())
-    with pytest.raises(lock.Held, match="gs://bucket/locked/lock.json"):
-        lock.take(run)
+    with pytest.raises(lock.LockHeldError, match="gs://bucket/locked/lock.json"):
+        lock.acquire(run)
     assert json.loads(server.objects[key][1]) == elsewhere

@@ -35,7 +35,7 @@ def made(folder, name, **replay):
 
 
 def flops(work):
-    return cost.flops(work.method.step, *job.shapes(work.method, work.data), 1)
+    return cost.count_flops(work.method.step, *job.shapes(work.method, work.data), 1)
 
 
 def test_a_job_makes_as_many_updates_as_its_budget_pays_for(tmp_path, capsys):

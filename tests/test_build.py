@@ -64,7 +64,7 @@ def test_refuses_and_names_the_field(tmp_path, changes, match):
 def test_first_task_has_a_schedule_of_its_own():
     raw = toy.config().to_dict() | {"epochs": (2, 4), "scale_lr": False}
     raw["schedule"] = {"name": "cosine"}
-    parts, _ = sections.parts(sections.top_of(raw))
+    parts, _ = sections.build_parts(sections.top_of(raw))
     rates = [float(parts.lr(jnp.float32(0.3), jnp.int32(task))) for task in (0, 1, 2)]
     np.testing.assert_allclose(rates[0], raw["optimizer"]["lr"])
     later = rates[0] * (0.5 + 0.25 * 2**0.5)
@@ -122,7 +122,7 @@ def test_another_config_is_refused_naming_the_fields(tmp_path):
 
 
 def test_another_config_is_refused_before_data_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "_job", lambda *_: 1 / 0)
+    monkeypatch.setattr(build, "_build_job", lambda *_: 1 / 0)
     begun = toy.config().to_dict() | {"resident": True, "decoder": "cv2"}
     (tmp_path / "config.json").write_text(json.dumps(begun))
     with pytest.raises(ZeroDivisionError):
@@ -135,7 +135,7 @@ def test_another_config_is_refused_before_data_are_read(tmp_path, monkeypatch):
 def test_divergence_stops_names_the_step_and_keeps_the_last_good_one(tmp_path):
     changes = {"optimizer.lr": 1e30, "save_every": 1, "batch_size": 48}
     with pytest.raises(metrics_log.Diverged, match=r"at step \d+"):
-        train.run(toy.job(tmp_path, tasks=1, **changes), tmp_path)
+        train.run_tasks(toy.job(tmp_path, tasks=1, **changes), tmp_path)
     saved = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
     assert saved  # the steps before it went wrong
 
@@ -160,7 +160,7 @@ def test_debug_config_trains(path, tmp_path):
     config.update(devices=1, plots=False, plasticity=False, progress=False)
     config.evaluators = ml_collections.ConfigDict({"knn": {"k": 5}})
     work = build.build(config, tmp_path)
-    results = train.run(work, tmp_path)
+    results = train.run_tasks(work, tmp_path)
     rows = np.array(results["matrices"]["knn/class_incremental"], float)
     count = len(work.stream.tasks)
     assert count == (1 if path.stem.startswith(ONE_TASK) else 2)
@@ -173,7 +173,7 @@ def test_input_comes_from_the_device_and_steps_move_nothing(tmp_path):
     step, resident = job.compile_step(work), job.resident(work)
     state, task = job.initial_state(work), work.stream.tasks[0]
     compiled = None
-    for _, batches, number in job.feed(work, task.train, 0, 0):
+    for _, batches, number in job.feed_batches(work, task.train, 0, 0):
         arguments = (state, resident, batches, number)
         assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(arguments))
         if compiled is None:
@@ -191,12 +191,14 @@ def test_steps_in_one_call_are_the_steps_one_by_one(tmp_path):
     for k in (1, 4):
         work = toy.job(tmp_path / str(k), tasks=1, steps_per_call=k, save_every=6)
         counts, seen = [], []
-        for count, batches, _ in job.feed(work, work.stream.tasks[0].train, 0, 0):
+        for count, batches, _ in job.feed_batches(
+            work, work.stream.tasks[0].train, 0, 0
+        ):
             counts.append(count)
             seen += [np.asarray(batches["index"])[i] for i in range(count)]
-        train.run(work, tmp_path / str(k))
+        train.run_tasks(work, tmp_path / str(k))
         state = toy.saved(work, tmp_path / str(k)).state
-        ends.append((np.stack(seen), state, rows_lib.read(tmp_path / str(k))))
+        ends.append((np.stack(seen), state, rows_lib.read_rows(tmp_path / str(k))))
     assert counts == [4, 2, 4, 2]
     np.testing.assert_array_equal(ends[0][0], ends[1][0])
     chex.assert_trees_all_close(ends[0][1].params, ends[1][1].params, rtol=1e-4)
@@ -216,9 +218,9 @@ def calls_of(tmp_path, **changes):
         counts.append(int(count))
         return compiled(state, resident, batches, count)
 
-    train.run(work, tmp_path, step=step)
+    train.run_tasks(work, tmp_path, step=step)
     state = toy.leaves(toy.saved(work, tmp_path).state)
-    return counts, state, [row for row in rows_lib.read(tmp_path) if "loss" in row]
+    return counts, state, [row for row in rows_lib.read_rows(tmp_path) if "loss" in row]
 
 
 def test_a_whole_task_is_one_call(tmp_path):
@@ -259,11 +261,11 @@ def test_evaluating_every_few_steps_changes_nothing_but_the_rows(tmp_path):
     for every in (0, 5):
         changes = {"eval_every": every, "evaluators": {"knn": {"k": 5}}}
         work = toy.job(tmp_path / str(every), tasks=1, **changes)
-        train.run(work, tmp_path / str(every))
+        train.run_tasks(work, tmp_path / str(every))
         ends.append(toy.leaves(toy.saved(work, tmp_path / str(every)).state))
     for ours, theirs in zip(*ends, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    rows = rows_lib.read(tmp_path / "5")
+    rows = rows_lib.read_rows(tmp_path / "5")
     assert [row["step"] for row in rows if "eval" in row] == [5, 10, 12]
     losses = [row["step"] for row in rows if "loss" in row]
     assert losses == list(range(1, 13))
@@ -285,7 +287,7 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     changes |= {"evaluate_untrained": True, "evaluators": evaluators}
     work = toy.job(tmp_path, **changes)
     assert set(work.evaluation.evaluators) == {"knn", "far", "late"}
-    results = finish.run(work, tmp_path)
+    results = finish.run_job(work, tmp_path)
     found = {name: results_lib.matrix(results, name) for name in results["matrices"]}
     rows = ("class_incremental", "task_aware")
     assert set(found) == {
@@ -296,7 +298,7 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     np.testing.assert_array_equal(late[1], knn[1])
     assert (found["far/class_incremental"] != knn).any()
     assert set(results["untrained"]) == {n for n in found if not n.startswith("late")}
-    named = [set(row["eval"]) for row in rows_lib.read(tmp_path) if "eval" in row]
+    named = [set(row["eval"]) for row in rows_lib.read_rows(tmp_path) if "eval" in row]
     assert len(named) > 4  # untrained, within the tasks, and after each
     late = {"late/accuracy", *(f"late/{row}" for row in rows)}
     assert not any(late & names for names in named[:-1]) and late <= named[-1]
@@ -333,11 +335,11 @@ def test_the_step_is_traced_once(devices, steps_per_call, tmp_path, monkeypatch)
     )
     assert len(traced) == 1
     counts = []
-    count = cost.flops
+    count = cost.count_flops
     monkeypatch.setattr(
-        cost, "flops", lambda *given: counts.append(len(traced)) or count(*given)
+        cost, "count_flops", lambda *given: counts.append(len(traced)) or count(*given)
     )
-    results = train.run(work, tmp_path)
+    results = train.run_tasks(work, tmp_path)
     assert results["cost"]["flops_per_step"]["first_task"]
     assert counts == [1] and len(traced) == 2
 

@@ -235,7 +235,7 @@ def test_every_view_of_every_image_is_drawn_anew(count, monkeypatch):
     images = np.arange(count, dtype=np.uint8)[:, None, None, None]
     state = toy.fresh(DEFAULT).replace(params=2.0, stats=0.25)
     found = [
-        cclis.views(made, _Pixels(), state, jax.random.key(seed), images, 3)
+        cclis.embed_views(made, _Pixels(), state, jax.random.key(seed), images, 3)
         for seed in (0, 0, 1)
     ]
     np.testing.assert_array_equal(found[0], found[1])

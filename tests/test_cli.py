@@ -131,7 +131,7 @@ def test_training_without_a_config_says_what_to_type(
 FUNCTIONS = {
     function: f"{function.__module__}.{function.__qualname__}"
     for function in (
-        sections.Top,
+        sections.TopLevel,
         sections.sides,
         scenarios.make,
         *(function for own in scenarios.SCENARIOS.values() for function in own),
@@ -170,7 +170,7 @@ def test_every_option_says_what_it_means_and_may_be(function):
 
 @pytest.mark.parametrize("name", [n for n in CONFIGS if n != "own_images"])
 def test_every_config_is_shown_as_it_is(name):
-    raw, given = options.parse([f"--config={name}"])
+    raw, given = options.read_command([f"--config={name}"])
     found = [*options.entries(raw, given)]
     assert found[0].option.path.count(".") == 1
     for option, origin, meaning in found:
@@ -206,18 +206,18 @@ def test_a_config_that_is_not_there_is_one_line(words, told, capsys):
 def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     here = str(ROOT / "configs" / "quickstart.py")
-    assert files.located("quickstart") == here
-    assert files.located("configs/quickstart.py") == here
-    assert files.located("own_images:a:b").endswith("own_images.py:a:b")
+    assert files.locate("quickstart") == here
+    assert files.locate("configs/quickstart.py") == here
+    assert files.locate("own_images:a:b").endswith("own_images.py:a:b")
     (tmp_path / "quickstart").write_text("")  # a file is what it says
-    assert files.located("quickstart") == "quickstart"
+    assert files.locate("quickstart") == "quickstart"
     with pytest.raises(ValueError, match="pnr_cifar100"):
-        files.located("pnr_cifar1000")
+        files.locate("pnr_cifar1000")
     with pytest.raises(ValueError, match="elsewhere/quickstart.py"):
-        files.located("elsewhere/quickstart.py")
+        files.locate("elsewhere/quickstart.py")
     (tmp_path / "photos").mkdir()
     with pytest.raises(ValueError, match="own_images:photos"):
-        files.located("photos")
+        files.locate("photos")
     words = ["main", "--config", "pnr_pacs", "--config.x=1", "--config=pnr_pacs:debug"]
     found = files.located_in(words)
     assert found[2].endswith("configs/pnr_pacs.py") and found[3] == "--config.x=1"
@@ -267,8 +267,8 @@ def test_an_installed_copy_has_its_configs_in_the_package(tmp_path, monkeypatch)
     package = tmp_path / "site-packages" / "jaxcl"
     shutil.copytree(ROOT / "configs", package / "configs")
     monkeypatch.setattr(files, "_PACKAGE", package)
-    assert set(files.names()) == set(CONFIGS)
-    found = files.located("pnr_imagenet100")
+    assert set(files.describe_configs()) == set(CONFIGS)
+    found = files.locate("pnr_imagenet100")
     assert found == str(package / "configs" / "pnr_imagenet100.py")
     config = config_files.parse([f"--config={found}"])
     assert config.data.classes == str(package / "configs" / "imagenet100.txt")

@@ -73,5 +73,5 @@ def test_a_damaged_file_met_on_the_way_is_one_line(capsys):
     def work(made, stop):
         raise storage.NotJson("results.json: it is damaged")
 
-    assert command.run(lambda: None, work) == 1
+    assert command.run_until_signal(lambda: None, work) == 1
     assert capsys.readouterr().err == "jaxcl: results.json: it is damaged\n"

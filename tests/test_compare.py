@@ -29,7 +29,7 @@ def runs(tmp_path):
 
 
 def test_measures_and_paired_differences(runs):
-    er, ace, one = (runs_lib.read(runs / name) for name in ("er", "ace", "one"))
+    er, ace, one = (runs_lib.read_run(runs / name) for name in ("er", "ace", "one"))
     assert list(er.results) == [0, 1, 2] and list(one.results) == [1]
     found = seeds.summary(ace.results)[run_directories.NAME]
     assert found["average_accuracy"]["mean"] == pytest.approx(0.65)
@@ -44,7 +44,9 @@ def test_measures_and_paired_differences(runs):
 
 
 def test_curve_is_the_average_over_tasks_met(runs):
-    steps, mean, error = compare.curve(runs_lib.read(runs / "er"), run_directories.NAME)
+    steps, mean, error = compare.mean_curve(
+        runs_lib.read_run(runs / "er"), run_directories.NAME
+    )
     np.testing.assert_array_equal(steps, [5, 8, 10])
     finals = np.array([0.5, 0.4, 0.9])
     np.testing.assert_allclose(mean, [np.mean([0.8, 0.9, 0.9]), 0.3, finals.mean()])
@@ -53,14 +55,16 @@ def test_curve_is_the_average_over_tasks_met(runs):
 
 def test_along_the_stream_every_evaluation_counts(runs):
     """At steps 5, 8 and 10; "anytime" has the tasks' ends 5 and 10 alone."""
-    found = compare.along(runs_lib.read(runs / "er"), run_directories.NAME)
+    found = compare.mean_along_stream(
+        runs_lib.read_run(runs / "er"), run_directories.NAME
+    )
     means = np.mean([[0.8, 0.3, 0.5], [0.9, 0.3, 0.4], [0.9, 0.3, 0.9]], axis=1)
     assert found["mean"] == pytest.approx(means.mean())
     assert found["error"] == pytest.approx(means.std(ddof=1) / 3**0.5)
     assert found["seeds"] == 3
 
 
-def test_the_command_of_a_scalar_and_of_classes(runs, capsys, monkeypatch):
+def test_the_command_of_a_scalar(runs, capsys, monkeypatch):
     calls, anytime = [], plots.anytime
 
     def keep(*given, **options):
@@ -79,17 +83,6 @@ def test_the_command_of_a_scalar_and_of_classes(runs, capsys, monkeypatch):
     assert (ends, label, scale) == ([5, 10], "memory/entropy", 1.0)
     assert compare.main([*folders, "--scalar=memory/x"]) == 2
     assert "--scalar=memory/x" in capsys.readouterr().err
-    drawn = []
-    monkeypatch.setattr(plots, "class_spread", lambda *x, **y: drawn.append((x, y)))
-    assert compare.main([*folders, "--classes=spread", "--out=y.png"]) == 0
-    (((found, path), options),) = drawn
-    np.testing.assert_allclose(found["er"], [[0.2, 0.4], [0.1, 0.3]])
-    assert list(found) == ["er", "one"] and path == "y.png"
-    assert options == {"title": "spread"}
-    assert compare.main([*folders, "--classes=spread"]) == 2
-    assert compare.main([*folders, "--classes=x", "--out=y.png"]) == 2
-    err = capsys.readouterr().err
-    assert "--out" in err and "--classes=x" in err
 
 
 def test_the_command(runs, capsys):

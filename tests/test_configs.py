@@ -211,7 +211,7 @@ def test_an_override_wins_and_leaves_the_rest_tied(name):
 def test_semi_supervised_probes_are_those_of_table_6():
     config = parsed("pnr_imagenet100")
     found = {
-        key: evaluation.entry(key, section)
+        key: evaluation.read_entry(key, section)
         for key, section in config.evaluators.to_dict().items()
     }
     shares = {
@@ -227,7 +227,7 @@ def test_semi_supervised_probes_are_those_of_table_6():
         assert full == {k: v for k, v in found[key].options.items() if k != "fraction"}
     for name in ("pnr_imagenet1k", "pnr_domainnet"):  # for their cost
         section = parsed(name).evaluators.linear
-        assert evaluation.entry("linear", section.to_dict()).last_only
+        assert evaluation.read_entry("linear", section.to_dict()).last_only
         assert parsed(name).plasticity is False
 
 
@@ -453,11 +453,11 @@ def test_er_ace_has_the_memories_of_its_paper(name, classes, slots):
 @pytest.mark.parametrize("row", ["icl", "no_meta", "frozen"])
 def test_a_row_of_icl_goes_on_from_the_old_encoder(row, tmp_path):
     config = config_files.take("icl_proteins", "old,debug")
-    old = train.run(build.build(config, tmp_path / "old"), tmp_path / "old")
+    old = train.run_tasks(build.build(config, tmp_path / "old"), tmp_path / "old")
     config = config_files.take("icl_proteins", f"{row},debug")
     config.start = str(tmp_path / "old")
-    found = train.run(build.build(config, tmp_path / "new"), tmp_path / "new")
-    assert (results.finished(old), results.finished(found)) == (1, 2)
+    found = train.run_tasks(build.build(config, tmp_path / "new"), tmp_path / "new")
+    assert (results.count_finished(old), results.count_finished(found)) == (1, 2)
     assert found["scalars"][0] == old["scalars"][0]
     assert found["convergence"]["0"] == old["convergence"]["0"]
     # 96 graphs, half of them new: passes of two batches of 32, 3 or 2 for each row.

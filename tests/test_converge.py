@@ -107,11 +107,11 @@ def toy_job(folder, **changes):
 def run(folder, stop_at=None, **changes):
     work, asked = toy_job(folder, **changes), itertools.count(1)
     try:
-        results = train.run(work, folder, stop=lambda: next(asked) == stop_at)
+        results = train.run_tasks(work, folder, stop=lambda: next(asked) == stop_at)
     except train.Interrupted:
         assert stop_at is not None
-        results = train.run(work, folder)
-    return results, rows_lib.read(folder), toy.saved(work, folder).state
+        results = train.run_tasks(work, folder)
+    return results, rows_lib.read_rows(folder), toy.saved(work, folder).state
 
 
 def untimed(rows):
@@ -164,7 +164,7 @@ def test_a_run_goes_on_from_the_first_tasks_of_another(rows, tmp_path):
     _, results, logged, state = rows
     old, new = tmp_path / "old", tmp_path / "new"
     first, _, _ = run(old, first_tasks=1)
-    assert results_lib.finished(first) == 1
+    assert results_lib.count_finished(first) == 1
     assert first["matrices"]["knn/class_incremental"][1] == [None, None]
     before = sorted(path.name for path in (old / "checkpoints").iterdir())
     whole, relogged, final = run(new, start=str(old))
@@ -189,7 +189,7 @@ def test_what_cannot_be_gone_on_from_is_refused(rows, tmp_path):
     toy_job(tmp_path / "begun")  # writes its config, trains nothing
     work = toy_job(tmp_path / "c", start=str(tmp_path / "begun"))
     with pytest.raises(checkpoint.CheckpointError, match="has not come to the end"):
-        train.run(work, tmp_path / "c")
+        train.run_tasks(work, tmp_path / "c")
 
 
 def test_growth_cuts_by_the_seed(tmp_path):
@@ -259,7 +259,7 @@ def test_parts_of_a_batch_lie_side_by_side():
         for i in range(4):
             assert first["index"][part, i] == plan[0][3 * i + part]
     assert {leaf.shape[0] for leaf in first["graph"]} == {3}
-    alone = graphs.pad(
+    alone = graphs.pad_batch(
         data.train.graphs,
         first["index"][1],
         nodes=first["graph"].features.shape[1],

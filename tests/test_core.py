@@ -213,7 +213,7 @@ def test_a_task_begins_where_the_run_stands():
         mesh=sharding.mesh(1),
         parts=lambda index: 1,
     )
-    state = job.begin(work, state_of(step=31, task=1, task_start=11), task)
+    state = job.begin_task(work, state_of(step=31, task=1, task_start=11), task)
     assert told == [(2, 31, 15)]  # 3 epochs of 20 rows in batches of 4
     assert (state.step, state.task, state.task_start) == (31, 2, 31)
     assert state.task_steps == 15 and core.progress(state) == 0

@@ -74,7 +74,7 @@ def test_a_convolution_net_costs_two_flops_per_product(stride, pad):
     two = batch * products(inner, kernel, stride, pad) * widths[1] * widths[2]
     want = 2 * (2 * one + 3 * two + 3 * batch * widths[2] * classes)
     x = jnp.zeros((batch, size, size, widths[0]))
-    found = cost.flops(step, *shapes((State(jnp.int32(0), params), x)), 0)
+    found = cost.count_flops(step, *shapes((State(jnp.int32(0), params), x)), 0)
     assert want <= found < 1.02 * want  # the rest: the mean, the square
 
 
@@ -106,7 +106,7 @@ def test_a_branch_that_a_task_does_not_take_costs_nothing(jitted):
 
     step = jax.jit(body) if jitted else body
     given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
-    found = [cost.flops(step, *given, task) for task in (0, 1, 5)]
+    found = [cost.count_flops(step, *given, task) for task in (0, 1, 5)]
     np.testing.assert_allclose(found, [PRODUCT, 3 * PRODUCT, 3 * PRODUCT], rtol=0.02)
 
 
@@ -125,7 +125,7 @@ def test_every_turn_of_a_loop_counts(jitted):
     step = jax.jit(body) if jitted else body
     given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
     want = 7 * (1 + 3) + 5 + 2
-    assert cost.flops(step, *given, 0) == pytest.approx(want * PRODUCT, rel=0.03)
+    assert cost.count_flops(step, *given, 0) == pytest.approx(want * PRODUCT, rel=0.03)
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -134,19 +134,19 @@ def test_a_loop_over_rows_that_the_step_spread_counts(devices):
     mesh = sharding.mesh(devices)
 
     def step(state, x):
-        with sharding.use(mesh):
+        with sharding.use_mesh(mesh):
             x = sharding.spread(x)
         x, _ = jax.lax.scan(lambda x, _: (square(x), None), x, length=7)
         return state, x
 
     given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
-    assert cost.flops(step, *given, 0) == pytest.approx(7 * PRODUCT, rel=0.03)
+    assert cost.count_flops(step, *given, 0) == pytest.approx(7 * PRODUCT, rel=0.03)
 
 
 def both(step, given):
     """The count of a later task, and that of the whole program, compiled."""
     compiled = jax.jit(step).lower(*given).compile().cost_analysis()["flops"]
-    return cost.flops(step, *given, 1), compiled
+    return cost.count_flops(step, *given, 1), compiled
 
 
 def test_the_first_task_costs_less_where_a_teacher_follows(tmp_path):
@@ -157,8 +157,10 @@ def test_the_first_task_costs_less_where_a_teacher_follows(tmp_path):
     later, compiled = both(pnr.method.step, job.shapes(pnr.method, pnr.data))
     # XLA's compiler adds a little, and takes the dearest branch of conditionals.
     assert 0.85 * compiled < later <= 1.02 * compiled
-    first = cost.flops(pnr.method.step, *job.shapes(pnr.method, pnr.data), 0)
-    without = cost.flops(alone.method.step, *job.shapes(alone.method, alone.data), 0)
+    first = cost.count_flops(pnr.method.step, *job.shapes(pnr.method, pnr.data), 0)
+    without = cost.count_flops(
+        alone.method.step, *job.shapes(alone.method, alone.data), 0
+    )
     # g runs in the first task too, unused; the teacher does not.
     assert without <= first < 1.05 * without and first < 0.75 * later
 
@@ -186,10 +188,10 @@ def test_what_cannot_be_counted_is_null(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(sharding, "on_host", refuse)
     work = toy.job(tmp_path)
-    found = metrics_log.spent(work, job.initial_state(work), 0, cost.Clock({}))
+    found = metrics_log.sum_task_cost(work, job.initial_state(work), 0, cost.Clock({}))
     assert found.flops_per_step is None and found.steps == 0
     assert "no cpu here" in caplog.text
-    made = cost.add(cost.empty(1), 0, found)
+    made = cost.add_task(cost.empty_cost(1), 0, found)
     assert made["total"]["flops"] is made["per_task"][0]["flops"] is None
 
 
@@ -266,15 +268,15 @@ def test_a_run_tells_apart_what_time_went_to(
 ):
     """12 steps a task; two saves and two evaluations within one, and at its end."""
     changes = {"save_every": 5, "eval_every": 4, "evaluate_untrained": True}
-    wait, fetch = 2.0**-10, sharding.fetch
+    wait, fetch = 2.0**-10, sharding.copy_to_host
 
     def fetched(metrics):
         clock.now += wait
         return fetch(metrics)
 
-    monkeypatch.setattr(sharding, "fetch", fetched)
+    monkeypatch.setattr(sharding, "copy_to_host", fetched)
     work, step = timed(tmp_path, compiled, clock, **changes)
-    results = train.run(work, tmp_path, step=step)
+    results = train.run_tasks(work, tmp_path, step=step)
     first, second, third = results["cost"]["per_task"][:3]
     names = ("compile_seconds", "train_seconds", "evaluation_seconds")
     assert [first[name] for name in names] == [30, 11 + 12 * wait, 4000]
@@ -295,7 +297,9 @@ def test_a_resumed_run_adds_up(tmp_path, compiled, clock):
         work, step = timed(where, compiled, clock)
         asked = itertools.count(1)
         try:
-            return train.run(work, where, step=step, stop=lambda: next(asked) == calls)
+            return train.run_tasks(
+                work, where, step=step, stop=lambda: next(asked) == calls
+            )
         except train.Interrupted:
             clock.now += 1e12  # nobody works
 
@@ -333,15 +337,17 @@ def spent(**changes):
     machine = {"device": "abacus", "num_devices": 2, "peak_bytes": None}
     machine |= {k: changes.pop(k) for k in list(changes) if k in machine}
     base = {"steps": 3, "images": 30, "flops_per_step": 7, "machine": machine}
-    return cost.Spent(**{**base, "seconds": {"train": 1.5, "rest": 9.0}, **changes})
+    return cost.TaskCost(**{**base, "seconds": {"train": 1.5, "rest": 9.0}, **changes})
 
 
 def test_costs_of_tasks_add_up():
-    before = cost.empty(3)
-    one = cost.add(before, 0, spent(peak_bytes=90))
-    two = cost.add(one, 1, spent(steps=4, flops_per_step=8, peak_bytes=80, images=40))
-    three = cost.add(two, 2, spent(steps=5, flops_per_step=8, device="slide rule"))
-    assert before == cost.empty(3) and one["per_task"][1:] == [None, None]
+    before = cost.empty_cost(3)
+    one = cost.add_task(before, 0, spent(peak_bytes=90))
+    two = cost.add_task(
+        one, 1, spent(steps=4, flops_per_step=8, peak_bytes=80, images=40)
+    )
+    three = cost.add_task(two, 2, spent(steps=5, flops_per_step=8, device="slide rule"))
+    assert before == cost.empty_cost(3) and one["per_task"][1:] == [None, None]
     assert [entry["flops"] for entry in three["per_task"]] == [21, 32, 40]
     assert three["total"] == {
         "steps": 12,
@@ -356,6 +362,6 @@ def test_costs_of_tasks_add_up():
     assert one["flops_per_step"] == {"first_task": 7, "later_tasks": None}
     assert (two["device"], three["device"]) == ("abacus", "slide rule")
     assert three["jax"] == jax.__version__ and three["num_devices"] == 2
-    again = cost.add(two, 1, spent(flops_per_step=None))
+    again = cost.add_task(two, 1, spent(flops_per_step=None))
     assert again["total"]["flops"] is None and again["total"]["steps"] == 6
     assert json.loads(json.dumps(three)) == three

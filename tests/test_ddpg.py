@@ -99,14 +99,14 @@ def test_an_update_is_ddpg(state, standardise):
     agent = agent._replace(mean=np.array(mean), variance=np.array(std**2))
     agent = agent._replace(power=np.array(power))
     # Of unknown losses the values must not matter.
-    rows = ddpg.Rows(
+    rows = ddpg.Transitions(
         losses=rng.normal(size=(5, length + 1)) * [[1], [1], [0.1], [1], [8]],
         known=np.minimum([1, 2, 3, 4, 4], length).astype(np.int32),
         action=rng.uniform(size=5),
     )
     with jax.enable_x64(True):
         given = jax.tree.map(jnp.asarray, (agent, rows))
-        found = jax.jit(lambda a, r: ddpg.learn(a, r, options))(*given)
+        found = jax.jit(lambda a, r: ddpg.update_agent(a, r, options))(*given)
         found = f64(found)
 
     losses = rows.losses
@@ -198,7 +198,7 @@ def test_actions_are_the_actors_with_noise_that_fades():
 )
 def test_rates_span_the_range_evenly_on_their_scale(scale, middle, place):
     options = ddpg.Options(low=1e-5, high=10.0, scale=scale)
-    rates = ddpg.rate(jnp.array([0.0, 0.5, 1.0]), options)
+    rates = ddpg.scale_action(jnp.array([0.0, 0.5, 1.0]), options)
     np.testing.assert_allclose(rates, [1e-5, middle, 10.0], rtol=1e-5)
     # The first actions are uniform.
     agent = ddpg.init(jax.random.key(0), options)
@@ -219,7 +219,7 @@ def jitted(options):
 
 def test_a_transition_is_stored_once_its_loss_is_known(monkeypatch):
     options = small(window=2, capacity=3, batch=3)
-    monkeypatch.setattr(ddpg, "learn", lambda agent, rows, options: agent)
+    monkeypatch.setattr(ddpg, "update_agent", lambda agent, rows, options: agent)
     agent = ddpg.init(jax.random.key(0), options)
     key, actions = jax.random.key(1), []
     chosen, seen = jitted(options)
@@ -275,10 +275,10 @@ def test_it_learns_from_what_is_stored_alone(monkeypatch):
     options = small(state="scalar", capacity=50, batch=4)
     # What `learn` is given, seen through what it returns.
     monkeypatch.setattr(
-        ddpg, "learn", lambda agent, rows, options: agent._replace(critic=rows)
+        ddpg, "update_agent", lambda agent, rows, options: agent._replace(critic=rows)
     )
     agent = ddpg.init(jax.random.key(0), options)
-    empty = ddpg.Rows(jnp.zeros((4, 2)), jnp.zeros(4, jnp.int32), jnp.zeros(4))
+    empty = ddpg.Transitions(jnp.zeros((4, 2)), jnp.zeros(4, jnp.int32), jnp.zeros(4))
     agent = agent._replace(critic=empty)
     act, observe = jitted(options)
     for loss in [1.0, 2.0, 3.0, 4.0, 5.0]:

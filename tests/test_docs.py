@@ -120,7 +120,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         return
     arguments = sys.argv[1:]
     if words[0] == "train":
-        arguments[0] = f"--config={files.located(arguments[0].partition('=')[2])}"
+        arguments[0] = f"--config={files.locate(arguments[0].partition('=')[2])}"
         config_files.check_options(config_files.parse(arguments))
     elif words[0] == "update":
         values = flags.FlagValues()
@@ -130,13 +130,13 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         update_plan.read_options(given)
         changed = {f"--config.{name}" for name in given["train"]}
         assert changed <= {
-            f"--config.{f}" for f in inspect.signature(sections.Top).parameters
+            f"--config.{f}" for f in inspect.signature(sections.TopLevel).parameters
         }
     elif words[0] == "estimate":
         given = dict(word.removeprefix("--").split("=") for word in arguments)
         assert set(given) <= {"config", "target", "json", "classes", "rows"}
-        assert files.located(given["config"])
-        assert estimate.parse(given.get("target", "v5e")).chips
+        assert files.locate(given["config"])
+        assert estimate.parse_target(given.get("target", "v5e")).chips
     else:
         module = {
             "export": export,
@@ -193,8 +193,8 @@ def test_commands_of_data_parse(module, arguments, monkeypatch):
     seen = []
     monkeypatch.setattr(sys, "argv", ["convert", *arguments])
     monkeypatch.setattr(from_arrays, "npz", lambda *, path: path)
-    monkeypatch.setattr(convert, "part", lambda whole, **options: whole)
-    monkeypatch.setattr(convert, "write", lambda *given: seen.append(given))
+    monkeypatch.setattr(convert.splits, "of_domains", lambda whole, _: whole)
+    monkeypatch.setattr(convert, "write_arrays", lambda *given: seen.append(given))
     convert.main()
     assert seen == [tuple(arguments[:2])]
 
@@ -232,6 +232,9 @@ def test_launch_commands_run_dry(words, tree, tmp_path, monkeypatch, capsys):
     for option in arguments[:cut]:
         if option.startswith("--commands="):
             (tree / option.partition("=")[2]).write_text("python -m jaxcl.main\n")
+    if script == "launch/speedup.py":  # it reads runs that are finished
+        config_files.load(ROOT / script).parser().parse_args(arguments)
+        return
     if script.endswith(("table.py", "sweep.py", "keep_fresh.py")):  # they import much
         monkeypatch.syspath_prepend(ROOT / "launch")
         module = config_files.load(ROOT / script)
@@ -303,6 +306,12 @@ def test_public_names_are_as_written():
 
 
 # Options and defaults
+
+
+def test_a_marker_becomes_the_table_of_a_list():
+    head, _, *rows = option_tables.expand("<!-- list: bases -->").splitlines()
+    names = [pages.cells(row)[0].strip("`") for row in rows]
+    assert head.startswith("| name") and names == [*bases.BASES]
 
 
 def test_every_function_of_a_config_has_a_table():
@@ -437,4 +446,4 @@ def test_a_config_reaches_every_option_of_its_source(name):
         section["sets"] = [{"name": "digits"}]
     if name == "judged_by":
         section |= dict.fromkeys(("train", "test"), {"name": "digits"})
-    sections.tasks({"name": name, **section}, {"name": "joint"})
+    sections.check_tasks({"name": name, **section}, {"name": "joint"})

@@ -556,12 +556,12 @@ def over(devices, base):
     """Four steps with a memory that lies on the devices; the last state."""
     method = make(base=base, memory_size=24, drawn=16, sharded=True)
     mesh = sharding.mesh(devices)
-    rows = [sharding.shard(batch(i, 8 * i, 8), mesh) for i in range(20, 24)]
+    rows = [sharding.shard_rows(batch(i, 8 * i, 8), mesh) for i in range(20, 24)]
     shapes = jax.eval_shape(method.init, jax.random.key(0), rows[0])
     placed = sharding.placement(shapes, mesh), sharding.replicated(mesh)
     step = jax.jit(method.step, donate_argnums=0, out_shardings=placed)
     state = jax.jit(method.init, out_shardings=placed[0])(jax.random.key(0), rows[0])
-    state = sharding.settle(state, mesh)
+    state = sharding.commit_placement(state, mesh)
     program = step.lower(state, rows[0]).compile()  # takes no state that lies otherwise
     if devices > 1:  # no device ever holds all rows
         text = program.as_text()
@@ -601,9 +601,9 @@ def test_no_turn_of_the_filter_sends_anything(gathers):
         def update(memory, key, incoming, features):
             return duel.select(memory.items["feature"], features), incoming, key
 
-    whole, parted = sharding.replicated(mesh), sharding.split(mesh)
+    whole, parted = sharding.replicated(mesh), sharding.split_sharding(mesh)
     jitted = jax.jit(update, in_shardings=(whole, whole, parted, parted))
-    with sharding.use(mesh):
+    with sharding.use_mesh(mesh):
         lowered = jitted.lower(shapes, jax.random.key(0), incoming, features)
     text = lowered.compile().as_text()
     found = estimate.collectives(text)

@@ -252,7 +252,7 @@ def test_memory_over_devices_is_chosen_alike_and_stays_there():
     mesh = sharding.mesh(2)
     rng = np.random.default_rng(8)
     rows = np.float32(units(rng, 640, 16, spread=0.5))
-    over, everywhere = sharding.split(mesh), sharding.replicated(mesh)
+    over, everywhere = sharding.split_sharding(mesh), sharding.replicated(mesh)
 
     def update(memory, incoming):
         keep = duel.select(memory.items, incoming, filled=memory.filled)

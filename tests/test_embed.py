@@ -40,11 +40,15 @@ def root(tmp_path_factory):
     """A folder with an encoder of random weights, and its features of the digits."""
     root = tmp_path_factory.mktemp("embed")
     module = encoder.module_of(CARD["encoder"])
-    variables = module.init(jax.random.key(0), encoder.blank(CARD["input"]))
+    variables = module.init(jax.random.key(0), encoder.blank_inputs(CARD["input"]))
     made = encoder.make(CARD, variables["params"], variables.get("batch_stats", {}))
-    files = {folder.TENSORS: writer.pack(encoder.flat(made.params, made.stats), "flax")}
+    files = {
+        folder.TENSORS: writer.pack_tensors(
+            encoder.flatten_leaves(made.params, made.stats), "flax"
+        )
+    }
     card = CARD | writer.describe(made, files)
-    writer.write(epath.Path(root / "encoder"), files, card, False)
+    writer.write_folder(epath.Path(root / "encoder"), files, card, False)
     return root
 
 
@@ -148,11 +152,11 @@ def test_the_commands_of_the_page_learn_as_from_images(root, monkeypatch):
         ),
     ):
         mine = [x for x in options if not more or "data.path" not in x]
-        made = files.read([f"--config={word}", *mine, *more])
+        made = files.read_config([f"--config={word}", *mine, *more])
         if more:
             del made.data.path
         workdir = root / f"run_{len(found)}"
-        results = finish.run(build.build(made, workdir), workdir)
+        results = finish.run_job(build.build(made, workdir), workdir)
         found.append(results["matrices"]["predict/class_incremental"][-1])
     np.testing.assert_allclose(*found, atol=0.005)
     assert np.mean(found[0]) > 0.3

@@ -24,7 +24,9 @@ def sent(function):
     """Collectives of a function of 80 rows of 16 numbers, 10 rows a device."""
     mesh, spec = sharding.mesh(DEVICES), PartitionSpec(AXIS)
     mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec)
-    rows = jax.ShapeDtypeStruct((80, 16), jnp.float32, sharding=sharding.split(mesh))
+    rows = jax.ShapeDtypeStruct(
+        (80, 16), jnp.float32, sharding=sharding.split_sharding(mesh)
+    )
     return estimate.collectives(jax.jit(mapped).lower(rows).compile().as_text())
 
 
@@ -139,7 +141,7 @@ ENTRY %main (x: f32[1000], y: f32[10], z: s32[], i: s32[7,1]) -> f32[7] {
 
 def test_bytes_that_kernels_move():
     """A queue of which ten rows are written, or seven read, is not moved whole."""
-    assert estimate.moved(KERNELS) == 3 * 40 + (40 + 4) + (28 + 28)
+    assert estimate.count_moved_bytes(KERNELS) == 3 * 40 + (40 + 4) + (28 + 28)
 
 
 @struct.dataclass
@@ -155,7 +157,7 @@ def of_step(monkeypatch, step, *, chip=CHIP, parted=True):
     shapes = shapes, jax.ShapeDtypeStruct((128, 64), jnp.float32)
     monkeypatch.setattr(job, "shapes", lambda *_: shapes)
     mesh = sharding.mesh(DEVICES)
-    whole, rows = sharding.replicated(mesh), sharding.split(mesh)
+    whole, rows = sharding.replicated(mesh), sharding.split_sharding(mesh)
     work = types.SimpleNamespace(
         method=types.SimpleNamespace(step=step),
         data=None,
@@ -165,7 +167,7 @@ def of_step(monkeypatch, step, *, chip=CHIP, parted=True):
         config={},
     )
     jitted = jax.jit(step, in_shardings=(whole, rows if parted else whole))
-    return estimate.read(jitted.lower(*shapes).compile(), work, chip)
+    return estimate.read_program(jitted.lower(*shapes).compile(), work, chip)
 
 
 def test_flops_of_a_product(monkeypatch):
@@ -203,11 +205,11 @@ def test_flops_of_a_product(monkeypatch):
 )
 def test_the_least_time_by_hand(kind, group, seconds):
     twice = estimate.Collective(kind, group, 96, 2, True)
-    found = estimate.least(300.0, 70.0, [twice], CHIP, "bfloat16")
+    found = estimate.least_seconds(300.0, 70.0, [twice], CHIP, "bfloat16")
     assert found["links"] == pytest.approx(2 * seconds)
     assert (found["arithmetic"], found["memory"]) == (3.0, 7.0)
     assert found["total"] == max(7.0, found["links"])
-    slow = estimate.least(300.0, 70.0, [], CHIP, "float32")
+    slow = estimate.least_seconds(300.0, 70.0, [], CHIP, "float32")
     assert (slow["arithmetic"], slow["total"]) == (6.0, 7.0)
 
 
@@ -222,7 +224,7 @@ def test_the_least_time_by_hand(kind, group, seconds):
     ],
 )
 def test_targets(text, topology, chips):
-    assert estimate.parse(text)[1:] == (topology, chips)
+    assert estimate.parse_target(text)[1:] == (topology, chips)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_targets(text, topology, chips):
 )
 def test_an_unknown_target_names_those_there_are(text):
     with pytest.raises(ValueError, match=r"v5e:2x2, .*h200:8") as told:
-        estimate.parse(text)
+        estimate.parse_target(text)
     assert f"--target={text}:" in str(told.value) and "pcie:8" not in str(told.value)
 
 
@@ -239,8 +241,8 @@ def test_the_program_takes_what_a_run_gives_it(changes, tmp_path):
     changes |= {"method.base": "simclr", "method.strategy": "finetune", "devices": 2}
     work = run_directories.untried(tmp_path, **changes)
     images, batches, number = toy.first_call(work)
-    _, metrics = estimate.lower(
-        build.planned(toy.config(**changes), one_step=False)
+    _, metrics = estimate.lower_step(
+        build.plan_job(toy.config(**changes), one_step=False)
     ).compile()(job.initial_state(work), images, batches, number)
     assert np.isfinite(metrics["loss"]).all()
 
@@ -277,5 +279,5 @@ def test_memory_that_does_not_fit_is_said(monkeypatch):
         chip = CHIP._replace(memory=memory)
         found = of_step(monkeypatch, lambda s, x: x @ s.weight, chip=chip)
         assert found["fits"] is fits
-        text = estimate.table(about | found, chip)
+        text = estimate.format_estimate(about | found, chip)
         assert ("DOES NOT FIT" in text) is not fits

@@ -306,7 +306,7 @@ def knn_twin(x, y, bank, labels, mask, k, temperature, distance):
 def test_neighbours_are_those_of_brute_force(distance, scenario):
     parts, state = eval_toy.parts_of(scenario), eval_toy.state_of(1)
     train, test = parts.stream.dataset.train, parts.stream.evaluation
-    groups = features.split(parts)
+    groups = features.assign_tasks(parts)
     x, bank = (
         eval_toy.embedded(state, test.images),
         eval_toy.embedded(state, train.images),
@@ -339,9 +339,9 @@ def test_votes_weigh_by_distance():
     bank = jnp.asarray([[1.0, 0], [0, 2], [3, 4], [9, 9]])
     labels, mask = jnp.asarray([0, 1, 1, 2]), jnp.asarray([True, True, True, False])
     options = dict(num_classes=3, temperature=0.5)
-    found = knn.votes(jnp.asarray([[2.0, 0]]), bank, labels, mask, k=2, **options)
+    found = knn.count_votes(jnp.asarray([[2.0, 0]]), bank, labels, mask, k=2, **options)
     np.testing.assert_allclose(found, [[np.exp(2), np.exp(1.2), 0]], rtol=1e-5)
-    found = knn.votes(
+    found = knn.count_votes(
         jnp.asarray([[1.0, 0], [3, 3]]),
         bank,
         labels,
@@ -592,7 +592,7 @@ def test_what_all_evaluators_say_is_one_result(tmp_path):
         said.append("asked")
         return said.count(0.25) == 2
 
-    found = evaluation.run(judges, At(np.int32(7)), 3, Log(), stop=stop)
+    found = evaluation.run_evaluators(judges, At(np.int32(7)), 3, Log(), stop=stop)
     assert said[:5] == ["asked", 0.5, "asked", 0.25, "asked"]
     assert list(found.rows) == ["one/x", "one/y", "two/x", "two/y"]
     np.testing.assert_array_equal(found.rows["two/y"], [0.5, np.nan])
@@ -602,7 +602,9 @@ def test_what_all_evaluators_say_is_one_result(tmp_path):
     seconds = logged["time"]["evaluation"]
     assert [*seconds] == ["one/seconds", "two/seconds", "silent/seconds"]
     assert all(x >= 0 for x in seconds.values())
-    assert evaluation.run(judges, At(np.int32(7)), 3, Log(), stop=stop) is None
+    assert (
+        evaluation.run_evaluators(judges, At(np.int32(7)), 3, Log(), stop=stop) is None
+    )
     assert said[6:] == ["asked", 0.5, "asked", 0.25, "asked"]  # and nothing is logged
 
 
@@ -637,7 +639,7 @@ def test_evaluators_of_one_state_share_their_passes_over_a_split():
         jax.effects_barrier()
         assert sorted(rows) == [20, 31, 31, 50, 50]
         rows.clear()
-        found = evaluation.run(judges, state, 1, Log())
+        found = evaluation.run_evaluators(judges, state, 1, Log())
         jax.effects_barrier()
         assert sorted(rows) == [31, 50]
         rows.clear()

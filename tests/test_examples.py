@@ -64,7 +64,7 @@ def config(word="", **changes):
 
 @pytest.mark.parametrize("word", ["", "method", "replay"])
 def test_two_tasks_train_and_are_judged(word, tmp_path):
-    results = train.run(build.build(config(word), tmp_path), tmp_path)
+    results = train.run_tasks(build.build(config(word), tmp_path), tmp_path)
     losses = [row["loss"] for row in processes.rows_of(tmp_path) if "loss" in row]
     assert len(losses) == 10 and np.isfinite(losses).all()
     assert len(results["task_names"]) == 2
@@ -73,7 +73,7 @@ def test_two_tasks_train_and_are_judged(word, tmp_path):
 
 def test_an_encoder_of_ones_own_is_exported(tmp_path):
     work = build.build(config("replay", evaluators={}), tmp_path / "run")
-    train.run(work, tmp_path / "run")
+    train.run_tasks(work, tmp_path / "run")
     export.export(str(tmp_path / "run"), str(tmp_path / "out"))
     images = work.stream.dataset.test.images
     assert jaxcl.load_encoder(tmp_path / "out").embed(images).shape == (80, 32)

@@ -57,7 +57,7 @@ def trained(tmp_path_factory):
     """A run of one task, in truth trained, and its export."""
     workdir = tmp_path_factory.mktemp("run")
     changes = {**RUN, "evaluators": {"knn": {"k": 5}}}
-    train.run(run_directories.untried(workdir, tasks=1, **changes), workdir)
+    train.run_tasks(run_directories.untried(workdir, tasks=1, **changes), workdir)
     out = tmp_path_factory.mktemp("out") / "deep" / "export"
     before = run_directories.contents(workdir)
     card = export.export(str(workdir), str(out))
@@ -94,7 +94,7 @@ def test_the_last_batch_and_few_images(trained):
     whole = made.embed(images[:11])
     compiled = []
     monitored = jax.jit(
-        lambda *x: compiled.append(1) or encoder._apply(made.module, *x)[0]
+        lambda *x: compiled.append(1) or encoder._apply_module(made.module, *x)[0]
     )
     counted = dataclasses.replace(made, _program=monitored)
     for batch_size in (4, 16, 256):
@@ -194,7 +194,7 @@ def test_graphs(of_graphs):
     work, state, card, made = of_graphs
     rows, examples = np.arange(11), work.stream.dataset.train
     want = features.make(eval_parts(work), examples, rows=rows)(state)
-    batch = graphs.pad(examples.graphs, rows, nodes=400, edges=900, graphs=16)
+    batch = graphs.pad_batch(examples.graphs, rows, nodes=400, edges=900, graphs=16)
     found = made.embed(batch)
     np.testing.assert_allclose(found[:11], want, rtol=1e-4, atol=1e-5)
     assert found.shape == (16, card["num_features"]) == (16, 8)
@@ -561,7 +561,7 @@ def test_no_path_of_this_machine_is_in_the_card(trained, tmp_path):
         "name": "joined",
         "sets": [{"name": "npz", "path": "secret/x.npz"}],
     }
-    there |= {"start": "secret/runs", "plasticity_cache": "secret"}
+    there |= {"start": "secret/runs", "plasticity_from": "secret"}
     there["notes"] = {
         "a": "/secret",
         "b": "gs://secret/x",
@@ -618,7 +618,7 @@ def test_the_state_dict_by_hand(residual):
     data = (out / "resnet_torch.safetensors").read_bytes()
     assert card["files"]["resnet_torch.safetensors"] == hashlib.sha256(data).hexdigest()
     counters = [name for name in saved if name.endswith("num_batches_tracked")]
-    leaves = encoder.flat(made.params, made.stats)
+    leaves = encoder.flatten_leaves(made.params, made.stats)
     assert len(saved) == len(leaves) + len(counters)
 
 

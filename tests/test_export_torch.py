@@ -42,7 +42,7 @@ def network(options, size, channels, seed=0):
     card = {"encoder": section, "input": {"kind": "images", "channels": channels}}
     card["input"] |= {"size": size, "resize": None, "interpolation": "bicubic"}
     card["input"] |= {"mean": [0.4] * channels, "std": [0.2, 0.3, 0.25][:channels]}
-    module, blank = encoder.module_of(section), encoder.blank(card["input"])
+    module, blank = encoder.module_of(section), encoder.blank_inputs(card["input"])
     like = jax.eval_shape(module.init, jax.random.key(0), blank)
 
     def number(path, leaf):
@@ -98,13 +98,13 @@ def test_a_training_pass_moves_the_same_statistics(name, example):
         made.params, made.stats, inputs, train=True
     )
     check(ours, theirs, 1e-3)
-    leaves = encoder.flat(made.params, stats)
-    before = encoder.flat(made.params, made.stats)
+    leaves = encoder.flatten_leaves(made.params, stats)
+    before = encoder.flatten_leaves(made.params, made.stats)
     moved = model.state_dict()
     for ours_name in leaves:
         if ours_name.startswith("stats/"):
             path = ours_name.partition("/")[2]
-            place = names.find(names.SCHEMES["torchvision"], path)
+            place = names.find_tensor(names.SCHEMES["torchvision"], path)
             want = moved[place.tensor].numpy()
             np.testing.assert_allclose(leaves[ours_name], want, rtol=2e-3, atol=2e-4)
             assert np.abs(want - before[ours_name]).max() > 1e-3

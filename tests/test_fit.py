@@ -63,7 +63,7 @@ def fitted(tmp_path_factory):
 
 def log_of(folder):
     """The logged rows without their times."""
-    rows = rows_lib.read(folder)
+    rows = rows_lib.read_rows(folder)
     return [{k: v for k, v in row.items() if k != "time"} for row in rows]
 
 
@@ -85,7 +85,7 @@ def test_it_leaves_a_run_directory_and_says_what_came_out(fitted):
     assert fitted.resolved.method.temperature == 0.2
     assert [row["step"] for row in fitted.rows if "loss" in row] == [1, 2, 3, 4]
     assert jaxcl.Result(fitted.folder).results == fitted.results
-    known = identity.read(fitted.folder)
+    known = identity.read_identity(fitted.folder)
     rows = {"train": 130, "test": 30}
     assert fitted.results["data"] == {"digest": known.digest(), "rows": rows}
 
@@ -252,7 +252,7 @@ def asked(monkeypatch, tmp_path):
             raise Asked(config, where, build.build(config, where))
 
         monkeypatch.setattr(fitting, "build", _With(build=stop))
-        monkeypatch.setattr(job, "checked", lambda method, *_: method)
+        monkeypatch.setattr(job, "check_step", lambda method, *_: method)
         arguments = {"encoder": {"name": "conv_net", "width": 4}} | arguments
         arguments["options"] = {"devices": 1} | arguments.get("options", {})
         with pytest.raises(Asked) as found:
@@ -307,11 +307,7 @@ def test_a_folder_and_arrays_are_cut_alike(asked, tmp_path):
 @pytest.mark.parametrize(
     "count, more, wanted",
     [
-        (
-            40,
-            {},
-            ["config.batch_size=4"],
-        ),
+        (40, {}, ["config.batch_size=4"]),
         (40, {"base": "byol", "test": (IMAGES[:50], LABELS[:50])}, []),
         (160, {"test": 0.4}, []),
     ],
@@ -320,8 +316,7 @@ def test_sizes_that_tell_little_are_warned_about(asked, caplog, count, more, wan
     with caplog.at_level("WARNING"):
         asked(IMAGES[:count], labels=LABELS[:count], **more)
     assert all(words in caplog.text for words in wanted)
-    for words in ("config.batch_size=", "test images of"):
-        assert (words in caplog.text) == bool(wanted)
+    assert ("config.batch_size=" in caplog.text) == bool(wanted)
 
 
 @pytest.mark.parametrize(
@@ -407,7 +402,7 @@ def test_a_dataset_of_hugging_face_in_memory_and_on_a_disk(asked, tmp_path):
     )
     assert (section["name"], section["channels"]) == ("huggingface", 1)
     with pytest.raises(ValueError, match="transform"):
-        inputs.read(whole.with_transform(lambda rows: rows), name="x")
+        inputs.make_section(whole.with_transform(lambda rows: rows), name="x")
     both = datasets.DatasetDict({"train": whole, "test": whole})
     for images, words in (
         (both, "a DatasetDict of train, test: give one"),
@@ -465,7 +460,7 @@ def test_pil_images_are_read_as_the_pictures_that_they_are():
         ([grey, grey.convert("RGB")] * 2, ramp[..., None].repeat(3, -1)),
     ]
     for images, want in cases:
-        read = inputs.read(images, name="images")
+        read = inputs.make_section(images, name="images")
         np.testing.assert_array_equal(read.held[0].examples.images, [want] * 4)
 
 
@@ -527,7 +522,7 @@ def test_an_encoder_goes_elsewhere_from_a_run_that_may_only_be_read(
     code, tmp_path, monkeypatch
 ):
     """A full disk is no such run: its error is raised."""
-    results_lib.write_results(tmp_path, results_lib.empty(1))
+    results_lib.write_results(tmp_path, results_lib.empty_results(1))
     places = []
 
     def export(run, place, force=False):

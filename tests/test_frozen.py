@@ -29,7 +29,7 @@ RULES = {
     "fecam": fecam.rule(0.5, 1.0, 1.0, False),
     "fecam-shared": fecam.rule(0.5, 1.0, 1.0, True),
     "stored_knn": stored_knn.rule(CLASSES, 200, 5, 0.07),
-    "linear_head": linear_head.rule(0, 2.0, 3),
+    "linear_head": linear_head.linear_rule(0, 2.0, 3),
 }
 
 
@@ -213,7 +213,7 @@ def test_one_row_at_a_time_gives_what_batches_give(name, data):
 def test_a_step_of_the_linear_head_has_the_stored_rows_in_its_mean(data):
     """The memory is smaller than a batch, so that all of it is drawn."""
     features, label = data
-    rule = linear_head.rule(8, 2.0, 1)
+    rule = linear_head.linear_rule(8, 2.0, 1)
     before = learn(rule, features[:32], label[:32])
     after = learn(rule, features[:48], label[:48])
     kept = before.memory.items
@@ -232,7 +232,7 @@ def test_a_linear_head_forgets_without_its_memory(data):
     order = np.argsort(label, kind="stable")
     right = {}
     for size in (0, 40):
-        rule = linear_head.rule(size, 3.0, 32)
+        rule = linear_head.linear_rule(size, 3.0, 32)
         found = scores(rule, learn(rule, features, label, order), features)
         right[size] = (found.argmax(1) == label)[label != label.max()].mean()
     assert right[40] > right[0] + 0.05
@@ -278,7 +278,7 @@ def test_a_stream_by_classes_ends_as_all_classes_at_once(tmp_path):
     for scenario in ({"name": "class", "num_tasks": 3}, {"name": "joint"}):
         workdir = tmp_path / scenario["name"]
         work = toy.job(workdir, **changes | {"scenario": scenario})
-        results = train.run(work, workdir)
+        results = train.run_tasks(work, workdir)
         matrix = results["matrices"]["predict/class_incremental"]
         found[scenario["name"]] = np.array(matrix, float)
     by_class, joint = found["class"][-1].mean(), found["joint"][-1].mean()

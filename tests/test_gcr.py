@@ -206,7 +206,7 @@ def test_mixture_makes_up_for_what_is_missing(stored, waiting, span, expected):
         rows = np.asarray(items)[np.asarray(mask)]
         assert ((rows < 100).sum(), (rows >= 100).sum()) == expected
         assert len(set(rows.tolist())) == len(rows)
-        # Rows that exist come first, as `online.taken` wants them.
+        # Rows that exist come first, as `online.augment_drawn` wants them.
         assert np.asarray(mask).tolist() == sorted(np.asarray(mask), reverse=True)
 
 

@@ -39,7 +39,7 @@ def test_rates_are_those_of_the_released_schedule():
             found.append(low + (high - low) * share)
         return found
 
-    found = [gdumb.rate(i, 0.05, 0.0005) for i in range(130)]
+    found = [gdumb.pass_learning_rate(i, 0.05, 0.0005) for i in range(130)]
     np.testing.assert_allclose(found, released(130, 0.05, 0.0005), rtol=1e-12)
     np.testing.assert_allclose(found[:4], [0.005, 0.05, 0.05, 0.02525])
 
@@ -66,7 +66,7 @@ def test_a_pass_counts_each_stored_row_once(count):
 def test_mixed_images_have_a_box_of_another():
     images = jnp.broadcast_to(jnp.arange(5.0)[:, None, None, None], (5, 8, 6, 1))
     label, shares = 7 + jnp.arange(5), []
-    mix = jax.jit(functools.partial(gdumb.mixed, probability=0.5, alpha=1.0))
+    mix = jax.jit(functools.partial(gdumb.cut_mix, probability=0.5, alpha=1.0))
     for seed in range(60):
         found, other, share = mix(jax.random.key(seed), images, label)
         found, partner = np.asarray(found)[..., 0], np.asarray(other) - 7
@@ -126,7 +126,7 @@ def test_the_fit_is_the_equation(mixing, schedule, monkeypatch):
         terms = [(0.3, label), (0.7, 4 - label)]
         monkeypatch.setattr(
             gdumb,
-            "mixed",
+            "cut_mix",
             lambda key, images, label, **_: (1 - images, 4 - label, jnp.float32(0.3)),
         )
     options = {
@@ -208,7 +208,7 @@ def test_passes_are_shuffled_apart_and_batches_are_moved_apart(monkeypatch):
         return images, label, jnp.float32(1)
 
     monkeypatch.setattr(gdumb, "batch_of", shuffled)
-    monkeypatch.setattr(gdumb, "mixed", mixed)
+    monkeypatch.setattr(gdumb, "cut_mix", mixed)
     jax.block_until_ready(fitted(stored(), passes=3, batch_size=4).params)
     jax.effects_barrier()
     assert sorted(map(orders.count, set(orders))) == [2, 2, 2]

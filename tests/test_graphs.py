@@ -52,7 +52,7 @@ def write(path, **arrays):
 
 def test_npz_is_read_as_written(tmp_path):
     path = write(tmp_path / "small.npz", node_label=LABELS, node_attr=ATTRIBUTES)
-    made = from_graphs.read(path, normalise=False)
+    made = from_graphs.read_graphs(path, normalise=False)
     for field in ("edges", "graph_ptr", "edge_ptr", "label"):
         np.testing.assert_array_equal(getattr(made, field), FILE[field])
         assert getattr(made, field).dtype == np.int32
@@ -61,13 +61,13 @@ def test_npz_is_read_as_written(tmp_path):
     assert made.features.dtype == np.float32
     assert (made.name, made.class_names) == ("small", ("0", "1"))
     path = write(tmp_path / "named.npz", class_names=["enzyme", "none"])
-    assert from_graphs.read(path).class_names == ("enzyme", "none")
+    assert from_graphs.read_graphs(path).class_names == ("enzyme", "none")
 
 
 def test_rows_are_divided_by_their_sum_if_it_is_above_one(tmp_path):
     sizes = np.abs(ATTRIBUTES)
     path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=sizes)
-    made = from_graphs.read(path).features
+    made = from_graphs.read_graphs(path).features
     rows = np.concatenate([sizes, np.eye(3)[LABELS]], axis=1)
     # Sums are 1.5, 4, 1, 2, 3, 1.25, 8: the third stays.
     want = rows / np.array([1.5, 4, 1, 2, 3, 1.25, 8])[:, None]
@@ -77,11 +77,11 @@ def test_rows_are_divided_by_their_sum_if_it_is_above_one(tmp_path):
 def test_negative_attributes_are_not_divided_by_a_sum(tmp_path):
     path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=ATTRIBUTES)
     with pytest.raises(ValueError) as refused:
-        from_graphs.read(path)
+        from_graphs.read_graphs(path)
     assert "config.data.normalise=True" in str(refused.value)
     assert "-2" in str(refused.value)
-    assert from_graphs.read(path, normalise=False).features.min() == -2
-    labels = from_graphs.read(path, features=("labels",)).features
+    assert from_graphs.read_graphs(path, normalise=False).features.min() == -2
+    labels = from_graphs.read_graphs(path, features=("labels",)).features
     np.testing.assert_array_equal(labels, np.eye(3)[LABELS])
 
 
@@ -99,7 +99,7 @@ def test_negative_attributes_are_not_divided_by_a_sum(tmp_path):
 )
 def test_features_are_those_asked_for(tmp_path, given, features, width):
     path = write(tmp_path / "a.npz", **given)
-    made = from_graphs.read(path, features=features, normalise=False).features
+    made = from_graphs.read_graphs(path, features=features, normalise=False).features
     assert made.shape == (7, width)
     if features == ("labels", "ldp"):
         np.testing.assert_array_equal(made[:, :3], np.eye(3)[LABELS])
@@ -127,7 +127,7 @@ def changed(field, at, value):
 def test_npz_refuses_what_breaks_its_promises(tmp_path, wrong, message):
     path = write(tmp_path / "wrong.npz", **wrong)
     with pytest.raises(ValueError, match="wrong.npz.*" + message):
-        from_graphs.read(path)
+        from_graphs.read_graphs(path)
 
 
 # The graphs of FILE: one direction of an edge missing, one line twice, a node with an
@@ -150,9 +150,9 @@ def write_text(folder, name="TOY", **files):
 
 
 def test_tu_text_gives_what_npz_gives(tmp_path):
-    made = from_graphs.read(write_text(tmp_path / "toy"), normalise=False)
+    made = from_graphs.read_graphs(write_text(tmp_path / "toy"), normalise=False)
     path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=ATTRIBUTES)
-    want = from_graphs.read(path, normalise=False)
+    want = from_graphs.read_graphs(path, normalise=False)
     for field in ("features", "edges", "graph_ptr", "edge_ptr", "label"):
         np.testing.assert_array_equal(getattr(made, field), getattr(want, field))
         assert getattr(made, field).dtype == getattr(want, field).dtype
@@ -161,14 +161,14 @@ def test_tu_text_gives_what_npz_gives(tmp_path):
 
 def test_tu_text_without_node_files_or_edges(tmp_path):
     folder = write_text(tmp_path / "x", node_labels=None, node_attributes=None)
-    made = from_graphs.read(folder, features=("ldp",), normalise=False)
+    made = from_graphs.read_graphs(folder, features=("ldp",), normalise=False)
     np.testing.assert_array_equal(made.features[:, 0], [1, 2, 1, 0, 2, 2, 2])
     folder = write_text(tmp_path / "y", A="")
-    made = from_graphs.read(folder, normalise=False)
+    made = from_graphs.read_graphs(folder, normalise=False)
     assert made.edges.shape == (2, 0) and made.edge_ptr.tolist() == [0] * 4
     write_text(tmp_path / "y", name="OTHER", graph_labels="0\n0\n0\n")
     with pytest.raises(ValueError, match="OTHER_A.txt.*TOY_A.txt"):
-        from_graphs.read(folder)
+        from_graphs.read_graphs(folder)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_tu_text_without_node_files_or_edges(tmp_path):
 )
 def test_tu_text_refuses_what_does_not_fit(tmp_path, files, message):
     with pytest.raises(ValueError, match=message):
-        from_graphs.read(write_text(tmp_path / "toy", **files))
+        from_graphs.read_graphs(write_text(tmp_path / "toy", **files))
     with pytest.raises(ValueError, match="path = 'nowhere'"):
-        from_graphs.read("nowhere")
+        from_graphs.read_graphs("nowhere")
 
 
 @pytest.mark.parametrize("std", ["sample", "population"])
@@ -223,7 +223,7 @@ def test_an_epoch_holds_every_row_once_and_says_where_rows_end():
 def test_a_batch_holds_the_graphs_of_its_rows():
     made = graph_sets.random_set(12, np.random.default_rng(1))
     rows = [7, 0, -1, 11, 3]
-    batch = graphs.pad(made, rows, nodes=50, edges=160, graphs=7)
+    batch = graphs.pad_batch(made, rows, nodes=50, edges=160, graphs=7)
     assert batch.graph_mask.tolist() == [True, True, False, True, True, False, False]
     for slot in range(7):
         features, matrix = dense(batch, slot)
@@ -254,34 +254,29 @@ def test_every_batch_fits_a_bucket_the_largest_graphs_too():
     most = [rows[np.argsort(x)[-8:]] for x in (nodes, links)]
     epochs = [stream.filled_order(rng, rows, 8) for _ in range(20)]
     for batch in [*most, *np.concatenate(epochs)]:
-        graphs.pad(made, batch, **graphs.budget_of(made, batch, budgets)._asdict())
+        graphs.pad_batch(
+            made, batch, **graphs.budget_of(made, batch, budgets)._asdict()
+        )
     # The first size is the median: more than a third of batches, fewer than two.
-    uses = graphs.waste(made, np.concatenate(epochs), budgets).batches
+    chosen = [graphs.budget_of(made, x, budgets) for x in np.concatenate(epochs)]
+    uses = [chosen.count(budget) for budget in budgets]
     assert 1 / 3 < uses[0] / sum(uses) < 2 / 3 and uses[-1] <= 2
 
 
-def test_waste_counts_the_filling_of_each_batch():
+def test_a_batch_has_the_first_budget_that_it_fits():
     made = graph_sets.random_set(23, np.random.default_rng(3))
     budgets = (graphs.Budget(18, 30, 5), graphs.Budget(40, 120, 5))
-    order = stream.filled_order(np.random.default_rng(0), np.arange(23), 5)
-    got = graphs.waste(made, order, budgets)
-    filling, slots, uses = np.zeros(2), np.zeros(2), [0, 0]
-    for rows in order:
-        for i, budget in enumerate(budgets):
-            try:
-                batch = graphs.pad(made, rows, **budget._asdict())
-            except ValueError:
-                continue
-            uses[i] += 1
-            masks = (batch.node_mask, batch.edge_mask)
-            filling += [(~mask).sum() for mask in masks]
-            slots += [mask.size for mask in masks]
-            assert graphs.budget_of(made, rows, budgets) == budget
-            break
-    assert min(uses) > 0 and got.batches == tuple(uses)
-    np.testing.assert_allclose(got[:2], filling / slots)
-    with pytest.raises(ValueError, match="5 rows"):
-        graphs.waste(made, order, budgets[:1])
+    uses = [0, 0]
+    for rows in stream.filled_order(np.random.default_rng(0), np.arange(23), 5):
+        budget = graphs.budget_of(made, rows, budgets)
+        graphs.pad_batch(made, rows, **budget._asdict())
+        uses[budgets.index(budget)] += 1
+        if budget == budgets[1]:
+            with pytest.raises(ValueError, match="need at least"):
+                graphs.pad_batch(made, rows, **budgets[0]._asdict())
+            with pytest.raises(ValueError, match="5 rows"):
+                graphs.budget_of(made, rows, budgets[:1])
+    assert min(uses) > 0
     with pytest.raises(ValueError, match="6 rows"):
         graphs.budget_of(made, np.full(6, -1), budgets)
 
@@ -290,7 +285,7 @@ def test_node_keys_are_those_of_slot_and_place():
     made = graph_sets.random_set(6, np.random.default_rng(4))
     key = jax.random.key(3)
     for budget in (graphs.Budget(40, 120, 4), graphs.Budget(61, 99, 9)):
-        batch = graphs.pad(made, [5, -1, 2, 3], **budget._asdict())
+        batch = graphs.pad_batch(made, [5, -1, 2, 3], **budget._asdict())
         keys = graphs.node_keys(key, batch)
         assert keys.shape == (budget.nodes,)
         got = jax.random.key_data(keys)

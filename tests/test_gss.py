@@ -32,12 +32,14 @@ def test_score_is_the_largest_cosine_plus_one():
     with jax.enable_x64(True):
         for rows in ([0, 1, 2, 3, 4], [2], [0, 2, 3]):
             valid = np.isin(np.arange(5), rows)
-            found = diversity.score(gradients, references, valid)
+            found = diversity.similarity_score(gradients, references, valid)
             expected = score_twin(gradients, references[rows])
             np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
-        none = diversity.score(gradients, references, np.zeros(5, bool))
+        none = diversity.similarity_score(gradients, references, np.zeros(5, bool))
     np.testing.assert_allclose(none, 1.1)  # 0.1 as a cosine, as in the code
-    opposite = diversity.score(np.float32(gradients), np.float32(references), ALL_FIVE)
+    opposite = diversity.similarity_score(
+        np.float32(gradients), np.float32(references), ALL_FIVE
+    )
     assert (np.asarray(opposite) >= 0).all()
 
 

@@ -185,7 +185,7 @@ def test_means_of_a_memory_on_four_devices_are_the_same(where):
         memory = jax.device_put(state.extra.memory[:2], place)
         memory = sharded.Shards(*memory, jnp.zeros(4, jnp.int32))
         state = state.replace(extra=state.extra._replace(memory=memory))
-    with sharding.use(mesh):
+    with sharding.use_mesh(mesh):
         found = icarl.make(made).eval_state(state).extra.means
     np.testing.assert_allclose(found.rows, expected.rows, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found.exist, expected.exist)

@@ -717,7 +717,7 @@ def test_inner_steps_are_those_of_the_paper():
 def test_an_order_with_meta():
     the_task = task(old=23, new=11)
     old, new = set(range(23)), set(range(23, 34))
-    order = functools.partial(orders.meta, task=the_task, steps=2)
+    order = functools.partial(orders.meta_epoch, task=the_task, steps=2)
     made = order(np.random.default_rng(0), None, 6 * B)
     # 11 new rows are two batches and three that stay out.
     assert made.shape == (2, 6 * B)
@@ -741,7 +741,7 @@ def test_an_order_with_meta():
 def test_an_order_without_meta():
     the_task = task(old=13, new=9)
     old, new = set(range(13)), set(range(13, 22))
-    order = functools.partial(orders.turns, task=the_task)
+    order = functools.partial(orders.alternating_epoch, task=the_task)
     made = order(np.random.default_rng(0), None, 2 * B)
     assert made.shape == (5, 2 * B)
     sides = sides_of(made, 2)
@@ -763,8 +763,8 @@ def test_too_few_rows_are_refused(old, new, few):
     the_task, rng = task(old=old, new=new), np.random.default_rng(0)
     message = rf"config\.batch_size=4: task 1 has only {few} old or new rows"
     for fails in (
-        lambda: orders.meta(rng, None, 4 * B, task=the_task, steps=1),
-        lambda: orders.turns(rng, None, 2 * B, task=the_task),
+        lambda: orders.meta_epoch(rng, None, 4 * B, task=the_task, steps=1),
+        lambda: orders.alternating_epoch(rng, None, 2 * B, task=the_task),
         lambda: make().begin_task(fresh(), the_task),
     ):
         with pytest.raises(ValueError, match=message):
@@ -815,7 +815,7 @@ ROWS_OF = [pytest.param(n, marks=[pytest.mark.slow] * (n != "retrain")) for n in
 def test_a_step_of_graphs(name):
     made = graph_parts(augment_graphs.make() if name == "icl" else shaken)
     method = make(made, **GRAPHS[name])
-    the_task, blank = graph_task(), graph_batches.blank(SET.train, 1)
+    the_task, blank = graph_task(), graph_batches.blank_batch(SET.train, 1)
     if name == "icl":
         state = jax.jit(method.init)(jax.random.key(0), blank)
     else:
@@ -875,7 +875,9 @@ def test_empty_slots_are_no_anchors_and_no_negatives():
 
     @jax.jit
     def losses(part, more):
-        old, new, after = passes.against(params, stats, key, part, more, growth)
+        old, new, after = passes.incremental_losses(
+            params, stats, key, part, more, growth
+        )
         return old(), new(), passes.plain_loss(params, stats, k_part, part)[0], after
 
     @jax.jit

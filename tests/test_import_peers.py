@@ -259,10 +259,10 @@ def test_heads_are_those_of_the_published_sizes(architecture):
         name = name if name.startswith("deit") else f"vit_{name}"
         with torch.device("meta"):
             model = timm.create_model(name, pretrained=False)
-        known = architectures.get(architecture).heads
+        known = architectures.look_up(architecture).heads
         block = model.blocks[0]
         assert known[model.embed_dim, len(model.blocks)] == block.attn.num_heads
-        assert block.norm1.eps == architectures.get(architecture).epsilon
+        assert block.norm1.eps == architectures.look_up(architecture).epsilon
 
 
 # transformers

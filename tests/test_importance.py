@@ -93,7 +93,7 @@ def test_the_method_observes_late_steps_and_consolidates(tmp_path, share, late):
             task_start=jnp.int32(start),
             task_steps=jnp.int32(12),
         )
-        for _, batches, number in job.feed(work, task.train, task.index, 0):
+        for _, batches, number in job.feed_batches(work, task.train, task.index, 0):
             before = toy.leaves(core.copy(state.extra.strategy.squares))
             state, _ = step(state, resident, batches, number)
             after = toy.leaves(state.extra.strategy.squares)
@@ -138,11 +138,11 @@ def test_a_run_consolidates_at_the_end_of_each_task(tmp_path):
     work = work._replace(method=method)
     asked = iter([False] * 7 + [True])  # first, after each step, before the evaluation
     with pytest.raises(train.Interrupted):
-        train.run(work, tmp_path, step=step, stop=lambda: next(asked))
+        train.run_tasks(work, tmp_path, step=step, stop=lambda: next(asked))
     assert told == [(0, 6, 0)]
     # Steps, and the end of the training and of the evaluation of every task.
     assert toy.saved(work, tmp_path).number == 6 + 1
-    train.run(work, tmp_path, step=step)
+    train.run_tasks(work, tmp_path, step=step)
     assert told == [(0, 6, 0), (1, 12, 1)]
     saved = toy.saved(work, tmp_path)
     assert saved.number == 12 + 2 * 2

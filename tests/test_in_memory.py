@@ -17,7 +17,7 @@ def read(held, **options):
 
 
 def test_the_source_gives_what_was_handed_over():
-    held = in_memory.hold("mine", IMAGES, labels=LABELS, domains=["b", "a"] * 10)
+    held = in_memory.store_set("mine", IMAGES, labels=LABELS, domains=["b", "a"] * 10)
     data = read(held)
     assert data.name == "mine" and data.test is data.validation is None
     assert data.train.images is held.examples.images
@@ -31,43 +31,46 @@ def test_the_source_gives_what_was_handed_over():
 
 def test_labels_are_numbered_in_sorted_order_and_may_be_unknown():
     values = ["dog", None, "cat", "dog"]
-    held = in_memory.hold("mine", IMAGES[:4], labels=values)
+    held = in_memory.store_set("mine", IMAGES[:4], labels=values)
     assert held.class_names == ("cat", "dog")
     assert held.examples.label.tolist() == [1, -1, 0, 1]
-    held = in_memory.hold("mine", IMAGES[:4], labels=[7, -1, 3, 7])
+    held = in_memory.store_set("mine", IMAGES[:4], labels=[7, -1, 3, 7])
     assert (held.class_names, held.examples.label.tolist()) == (
         ("3", "7"),
         [1, -1, 0, 1],
     )
     for labels in ([7, -2, 3, 7], [7, None, 3, -2]):
-        held = in_memory.hold("mine", IMAGES[:4], labels=labels)
+        held = in_memory.store_set("mine", IMAGES[:4], labels=labels)
         assert held.class_names == ("3", "7")
     # Only labelled rows are held out to judge.
     many = np.where(np.arange(20) < 10, LABELS, -1)
-    data = read(in_memory.hold("mine", IMAGES, labels=many), test=0.5)
+    data = read(in_memory.store_set("mine", IMAGES, labels=many), test=0.5)
     assert (data.test.label >= 0).all()
     assert (data.train.label < 0).sum() == 10
-    plain = read(in_memory.hold("mine", IMAGES), test=0.5)
+    plain = read(in_memory.store_set("mine", IMAGES), test=0.5)
     assert plain.test is None and len(plain.train.label) == 20
 
 
 def test_a_set_is_found_by_its_bytes_and_other_ones_are_refused_by_name():
-    held = in_memory.hold("mine", IMAGES, labels=LABELS)
-    assert in_memory.hold("mine", IMAGES.copy(), labels=LABELS).section == held.section
+    held = in_memory.store_set("mine", IMAGES, labels=LABELS)
+    assert (
+        in_memory.store_set("mine", IMAGES.copy(), labels=LABELS).section
+        == held.section
+    )
     changed = IMAGES.copy()
     changed[3, 2, 1, 0] ^= 1
     for other in (
-        in_memory.hold("mine", changed, labels=LABELS),
-        in_memory.hold("mine", IMAGES, labels=(LABELS + 1) % 4),
-        in_memory.hold("mine", IMAGES),
-        in_memory.hold("mine", IMAGES, labels=LABELS, domains=LABELS),
+        in_memory.store_set("mine", changed, labels=LABELS),
+        in_memory.store_set("mine", IMAGES, labels=(LABELS + 1) % 4),
+        in_memory.store_set("mine", IMAGES),
+        in_memory.store_set("mine", IMAGES, labels=LABELS, domains=LABELS),
     ):
         assert other.sha256 != held.sha256
         assert len(read(other).train.label) == 20
     wanted = held.section
     del held, other
     gc.collect()
-    still = in_memory.hold("mine", changed, labels=LABELS)
+    still = in_memory.store_set("mine", changed, labels=LABELS)
     with pytest.raises(ValueError) as error:
         sources.load(**wanted)
     told = str(error.value)
@@ -94,12 +97,12 @@ def test_a_set_is_found_by_its_bytes_and_other_ones_are_refused_by_name():
 )
 def test_what_is_no_set_of_images_is_refused(images, more, words):
     with pytest.raises(ValueError, match=f"^mine: .*{words}"):
-        in_memory.hold("mine", images, **more)
+        in_memory.store_set("mine", images, **more)
 
 
 def test_images_of_one_set_are_judged_by_all_of_another():
-    train = in_memory.hold("train", IMAGES, domains=[0, 1] * 10)
-    test = in_memory.hold("test", IMAGES[:8], labels=["x", "y"] * 4)
+    train = in_memory.store_set("train", IMAGES, domains=[0, 1] * 10)
+    test = in_memory.store_set("test", IMAGES[:8], labels=["x", "y"] * 4)
     data = sources.load("judged_by", train=train.section, test=test.section)
     assert data.class_names == ("x", "y") and data.domain_names == ("0", "1")
     assert (data.train.label == -1).all() and len(data.train.label) == 20

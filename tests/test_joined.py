@@ -92,15 +92,15 @@ def test_the_next_task_is_the_last_set(sets):
 
 
 def test_results_of_a_run_make_room_for_another_task():
-    found = results.empty(2, task_names=["a", "b"])
+    found = results.empty_results(2, task_names=["a", "b"])
     for task in range(2):
-        found = results.add(found, task, {"knn/all": [0.5, 0.5]}, {"x": task}, 3.0)
+        found = results.add_task(found, task, {"knn/all": [0.5, 0.5]}, {"x": task}, 3.0)
     found["cost"]["total"] = {"steps": 7}
     wide = results.make_room(found, ["earlier 1", "earlier 2", "c"])
     assert wide["task_names"] == ["a", "b", "c"] and wide["matrices"] == {}
     assert wide["scalars"] == [{"x": 0}, {"x": 1}, None]
     assert wide["cost"]["total"] == {"steps": 7} and wide["seconds"] == [3.0, 3.0, None]
-    assert len(wide["cost"]["per_task"]) == 3 and results.finished(wide) == 2
+    assert len(wide["cost"]["per_task"]) == 3 and results.count_finished(wide) == 2
     assert results.make_room(found, ["x", "y"]) == found
-    added = results.add(wide, 2, {}, {}, 1.0)
-    assert results.finished(added) == 3
+    added = results.add_task(wide, 2, {}, {}, 1.0)
+    assert results.count_finished(added) == 3

@@ -33,7 +33,7 @@ def test_a_step_gets_the_images_of_its_rows_which_lie_flat(platform, changes, tm
         images = job.resident(work)["image"]
         method = work.method._replace(step=lambda state, batch: (state, batch))
         source = work.method.source(job.initial_state(work), task)
-        with contextlib.closing(job.feed(work, source, 1, 0)) as feed:
+        with contextlib.closing(job.feed_batches(work, source, 1, 0)) as feed:
             _, batches, number = next(feed)
         step = job.compile_step(work._replace(method=method))
         _, batch = step(job.initial_state(work), job.resident(work), batches, number)

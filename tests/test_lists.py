@@ -96,7 +96,7 @@ def test_one_domain_of_several_keeps_its_labels(root, tmp_path):
 def test_the_domain_scenario_streams_through_a_config(root):
     data = {"name": "image_lists", "path": str(root), "domains": ("sketch", "photo")}
     scenario = {"name": "domain", "domain_order": ("photo", "sketch")}
-    tasks = sections.tasks(data, scenario)()
+    tasks = sections.check_tasks(data, scenario)()
     assert [task.name for task in tasks.tasks] == ["photo", "sketch"]
     assert [task.classes.tolist() for task in tasks.tasks] == [[0, 2], [0, 1, 2]]
     for index, task in enumerate(tasks.tasks):
@@ -110,7 +110,7 @@ def test_the_domain_scenario_streams_through_a_config(root):
             epochs=2,
             batch_size=3,
             workers=0,
-            crop=prefetch.Crop(8),
+            crop=prefetch.RandomCrop(8),
             views=2,
             resident=False,
         )
@@ -123,7 +123,7 @@ def test_the_domain_scenario_streams_through_a_config(root):
         # Numbers follow `domains`, tasks follow `domain_order`.
         assert (tasks.dataset.train.domain[seen] == 1 - index).all()
     with pytest.raises(ValueError, match=r"config\.data\.domain"):
-        sections.tasks({**data, "domain": "photo"}, scenario)
+        sections.check_tasks({**data, "domain": "photo"}, scenario)
 
 
 def test_one_train_and_one_test_list_elsewhere(root, tmp_path):
@@ -170,7 +170,7 @@ def test_missing_images_are_errors_at_once_or_replaced(root, tmp_path):
     data = read(root, **options)
     with pytest.warns(UserWarning, match="none.jpg.*used .*train 0.jpg in its place"):
         assert data.train.load(0).shape == (20, 30, 3)
-    assert stream.size(data.train) == 2
+    assert stream.count_rows(data.train) == 2
     # An image that goes later is an error when it is read.
     late = tmp_path / "late" / "1.jpg"
     late.parent.mkdir()

@@ -63,14 +63,14 @@ def test_a_second_process_is_refused_and_told_who_has_it(tmp_path, caplog):
     run = tmp_path / "run"
     with started() as process:
         holds(process, run)
-        with pytest.raises(lock.Held) as refused:
-            lock.take(run)
+        with pytest.raises(lock.LockHeldError) as refused:
+            lock.acquire(run)
         owner = owner_of(run)
         for word in (run, f"process {process.pid} on {owner['host']}", owner["since"]):
             assert str(word) in str(refused.value)
         process.kill()
         process.wait()
-        mine = lock.take(run)  # the system took the lock back
+        mine = lock.acquire(run)  # the system took the lock back
     assert f"{owner['pid']}" in caplog.text
     assert owner_of(run)["pid"] == os.getpid()
     mine.release()
@@ -82,14 +82,14 @@ def test_the_system_keeps_a_process_out_whatever_the_file_says(tmp_path, monkeyp
     with started() as process:
         holds(process, tmp_path)
         (tmp_path / lock.FILE).write_text("")  # as one that dies before it has written
-        with pytest.raises(lock.Held):
-            lock.take(tmp_path)
+        with pytest.raises(lock.LockHeldError):
+            lock.acquire(tmp_path)
 
 
 def test_a_lock_that_ends_as_it_should_leaves_nothing_and_says_nothing(
     tmp_path, caplog
 ):
-    with lock.held(tmp_path), lock.held(f"{tmp_path}/."):
+    with lock.hold_lock(tmp_path), lock.hold_lock(f"{tmp_path}/."):
         assert owner_of(tmp_path)["pid"] == os.getpid()
     assert not [*tmp_path.iterdir()] and not caplog.text
 
@@ -110,11 +110,11 @@ def test_a_lock_is_taken_over_if_its_process_is_gone(
     monkeypatch.setenv(lock.JOB, "slurm 7")
     write_owner(tmp_path, **{"job": None} | changes)
     if is_taken:
-        lock.take(tmp_path).release()
+        lock.acquire(tmp_path).release()
         assert f"{tmp_path}" in caplog.text
     else:
-        with pytest.raises(lock.Held) as refused:
-            lock.take(tmp_path)
+        with pytest.raises(lock.LockHeldError) as refused:
+            lock.acquire(tmp_path)
         words = str(refused.value)
         assert "elsewhere" in words
         assert f"{tmp_path / lock.FILE}" in words
@@ -125,7 +125,7 @@ def test_a_lock_is_taken_over_if_its_process_is_gone(
 def test_a_damaged_lock_that_no_process_holds_is_taken(tmp_path, text):
     """Zeros are what a power cut may leave."""
     (tmp_path / lock.FILE).write_bytes(text)
-    lock.take(tmp_path).release()
+    lock.acquire(tmp_path).release()
 
 
 def test_without_locks_of_the_file_system_the_words_count(tmp_path, monkeypatch):
@@ -136,18 +136,20 @@ def test_without_locks_of_the_file_system_the_words_count(tmp_path, monkeypatch)
     monkeypatch.setattr(fcntl, "flock", unsupported)
     other = os.getppid()
     write_owner(tmp_path, pid=other)
-    with pytest.raises(lock.Held, match=f"{other}"):
-        lock.take(tmp_path)
+    with pytest.raises(lock.LockHeldError, match=f"{other}"):
+        lock.acquire(tmp_path)
     write_owner(tmp_path, pid=1 << 30)
-    lock.take(tmp_path).release()
+    lock.acquire(tmp_path).release()
 
 
 def test_a_directory_that_was_deleted_can_still_be_left(tmp_path):
     run = tmp_path / "run"
-    with lock.held(run):
+    with lock.hold_lock(run):
         (run / lock.FILE).unlink()
         run.rmdir()
-    with lock.held(run):  # and what another has made there meanwhile is not removed
+    with lock.hold_lock(
+        run
+    ):  # and what another has made there meanwhile is not removed
         write_owner(run, host="elsewhere")
     assert owner_of(run)["host"] == "elsewhere"
 
@@ -162,11 +164,11 @@ def test_what_writes_to_a_directory_asks_for_its_lock(tmp_path):
     nothing = types.SimpleNamespace(workdir=held(tmp_path / "updates") / "0001")
     for use in (
         lambda: run_config.write_or_check(held(tmp_path / "config"), {}),
-        lambda: train.run(None, held(tmp_path / "run")),
-        lambda: finish.run(None, held(tmp_path / "run")),
+        lambda: train.run_tasks(None, held(tmp_path / "run")),
+        lambda: finish.run_job(None, held(tmp_path / "run")),
         lambda: update_command.carry_out(nothing),
     ):
-        with pytest.raises(lock.Held, match="elsewhere"):
+        with pytest.raises(lock.LockHeldError, match="elsewhere"):
             use()
     sweep = config_files.load(config_files.ROOT / "launch" / "sweep.py")
     words = ["--config=configs/quickstart.py", f"--root={held(tmp_path / 'root')}"]
@@ -177,6 +179,6 @@ def test_what_writes_to_a_directory_asks_for_its_lock(tmp_path):
 def test_every_process_of_a_run_hears_that_one_was_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(lock.jax, "process_index", lambda: 1)
     monkeypatch.setattr(lock.sharding, "any_process", lambda flag: True)
-    with pytest.raises(lock.Held, match="process 0"), lock.held(tmp_path):
+    with pytest.raises(lock.LockHeldError, match="process 0"), lock.hold_lock(tmp_path):
         pass
     assert not [*tmp_path.iterdir()]

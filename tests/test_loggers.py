@@ -57,7 +57,7 @@ def test_a_logger_of_the_users_own(tmp_path, monkeypatch):
     log(first, 4, 4)
     first.close()
     first.close()
-    second = open_recorder(tmp_path / "run", makes[:1], mark=mark)
+    second = open_recorder(tmp_path / "run", makes[:1], rows=mark)
     log(second, 4, 5)
     second.close()
     a, b, c = sys.modules["house.log"].made
@@ -65,7 +65,7 @@ def test_a_logger_of_the_users_own(tmp_path, monkeypatch):
     assert a.rows == b.rows and [row["step"] for row in a.rows] == [1, 2, 3, 4]
     assert c.before == a.rows[:3]
     assert [row["step"] for row in c.rows] == [4, 5]
-    assert c.before + c.rows == rows_lib.read(tmp_path / "run")
+    assert c.before + c.rows == rows_lib.read_rows(tmp_path / "run")
     silent = open_recorder(tmp_path / "other", makes, write=False)
     log(silent, 1, 1)
     silent.close()
@@ -124,7 +124,7 @@ def test_a_resumed_run_goes_on_under_its_id(tmp_path, monkeypatch):
     without.close()
     (workdir / "config.json").write_text('{"seed": 4}')
     # Begun without it: what was logged before is shown, too.
-    first = open_recorder(workdir, (make,), mark=mark)
+    first = open_recorder(workdir, (make,), rows=mark)
     log(first, 3, 3)
     mark = first.save()
     log(first, 4, 5)
@@ -137,7 +137,7 @@ def test_a_resumed_run_goes_on_under_its_id(tmp_path, monkeypatch):
         "time/images_per_second": 100.0,
     }
     fake.rows.clear()
-    second = open_recorder(workdir, (make,), mark=mark)
+    second = open_recorder(workdir, (make,), rows=mark)
     log(second, 4, 6)
     second.close()
     # Rows 3 and 4 have the numbers that they had, so that they are left out there.
@@ -228,7 +228,7 @@ def test_the_real_board_offline(tmp_path, monkeypatch):
     log(first, 1, 2)
     mark = first.save()
     first.close()
-    second = open_recorder(tmp_path, (make,), mark=mark)
+    second = open_recorder(tmp_path, (make,), rows=mark)
     log(second, 3, 3)
     second.close()
     wandb.teardown()  # its process writes the last rows while it ends

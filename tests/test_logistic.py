@@ -37,7 +37,7 @@ def layer_of(machine):
 @pytest.mark.parametrize("classes", [(0, 2, 5), (1, 4)])
 def test_a_fit_is_where_the_slope_of_its_objective_is_zero(classes):
     rows, label = blobs(0, classes)
-    found = logistic.fit(rows, label, penalty=0.7, iterations=2000)
+    found = logistic.fit_regression(rows, label, penalty=0.7, iterations=2000)
     (weight, bias), count = layer_of(found), found[-1].n_iter_[0]
     assert found.classes_.tolist() == list(classes) and 3 < count < 2000
     unit = (rows - rows.mean(axis=0)) / rows.std(axis=0)
@@ -54,9 +54,13 @@ def test_a_fit_is_where_the_slope_of_its_objective_is_zero(classes):
     assert np.abs(whole).max() < 1e-5 * np.abs(begin).max()
     assert np.abs(slope.sum(axis=1)).max() < 1e-4
     # Features come in float32; the solver has more digits.
-    narrow = logistic.fit(np.float32(rows), label, penalty=0.7, iterations=2000)
+    narrow = logistic.fit_regression(
+        np.float32(rows), label, penalty=0.7, iterations=2000
+    )
     np.testing.assert_allclose(layer_of(narrow)[0], weight, rtol=1e-4, atol=1e-5)
-    sooner = logistic.fit(rows, label, penalty=0.7, iterations=2000, tolerance=0.01)
+    sooner = logistic.fit_regression(
+        rows, label, penalty=0.7, iterations=2000, tolerance=0.01
+    )
     assert sooner[-1].n_iter_[0] < count
 
 
@@ -85,13 +89,13 @@ def test_without_augmentation_it_is_a_pipeline_of_scikit_learn():
 
 
 def test_each_pass_shifts_and_flips_anew(monkeypatch):
-    seen, fit = [], logistic.fit
+    seen, fit = [], logistic.fit_regression
 
     def recorded(features, labels, **options):
         seen.append((features, labels))
         return fit(features, labels, **options)
 
-    monkeypatch.setattr(logistic, "fit", recorded)
+    monkeypatch.setattr(logistic, "fit_regression", recorded)
     parts, state = eval_toy.parts_of(), eval_toy.state_of(1)
     train, size = parts.stream.dataset.train, eval_toy.SIZE
     logistic.make(parts, passes=3, pad=1, batch_size=16)(state, 2)

@@ -310,12 +310,12 @@ def test_devices_agree_in_one_compilation():
         trace = []
         for key, rows, mask in batches(23):
             old = state.items["image"]
-            rows, mask = sharding.shard((rows, mask), mesh)
+            rows, mask = sharding.shard_rows((rows, mask), mesh)
             state, out = compiled(state, key, rows, mask)
             trace.append((out, state.filled.sum()))
             assert old.is_deleted()
         assert compiled._cache_size() == 1
-        results[devices] = sharding.fetch((state, trace))
+        results[devices] = sharding.copy_to_host((state, trace))
     filled = [count for _, count in results[1][1]]
     assert 0 < filled[0] < 23 == filled[-1] and len(filled) > 5
     for devices in (2, 8):
@@ -329,7 +329,7 @@ def test_a_step_does_not_copy_a_donated_buffer(devices, monkeypatch):
     example = EXAMPLE | {"image": jax.ShapeDtypeStruct((64, 64), np.uint8)}
     state = sharding.replicate(buffer.create(example, 256), mesh)
     rows = examples(range(4)) | {"image": np.zeros((4, 64, 64), np.uint8)}
-    rows, mask = sharding.shard((rows, np.ones(4, bool)), mesh)
+    rows, mask = sharding.shard_rows((rows, np.ones(4, bool)), mesh)
 
     def compiled():
         jitted = jax.jit(lambda *given: step(*given), donate_argnums=0)

@@ -28,7 +28,7 @@ def make(workdir, mesh, **changes):
 
 def begin(work):
     """A state that no training made, where the run keeps it."""
-    return sharding.settle(run_directories.random_state(work), work.mesh)
+    return sharding.commit_placement(run_directories.random_state(work), work.mesh)
 
 
 def split(tree):
@@ -77,10 +77,12 @@ def test_a_checkpoint_goes_on_with_split_and_with_whole_weights(works, tmp_path)
     state = begin(cut)
     run_directories.save(cut, tmp_path, state)
     for work in (cut, whole):
-        like = sharding.settle(run_directories.random_state(work, seed=1), work.mesh)
+        like = sharding.commit_placement(
+            run_directories.random_state(work, seed=1), work.mesh
+        )
         made = checkpoint.Checkpoints(tmp_path / "checkpoints")
         with contextlib.closing(made) as kept:
-            back = sharding.settle(kept.restore(like).state, work.mesh)
+            back = sharding.commit_placement(kept.restore(like).state, work.mesh)
         for have, want in zip(toy.leaves(back), toy.leaves(state), strict=True):
             np.testing.assert_array_equal(np.asarray(have), np.asarray(want))
         assert split(back) == (split(state) if work is cut else set())
@@ -90,15 +92,17 @@ def test_a_run_that_is_stopped_goes_on_bitwise(works, tmp_path):
     work = works[1]
     work = toy.change(work, stream=work.stream._replace(tasks=work.stream.tasks[:1]))
     step, asked = job_lib.compile_step(work), itertools.count()
-    results = train.run(work, tmp_path / "whole", step=step)
+    results = train.run_tasks(work, tmp_path / "whole", step=step)
     with pytest.raises(train.Interrupted, match="step 3"):
-        train.run(work, tmp_path / "cut", step=step, stop=lambda: next(asked) == 3)
-    again = train.run(work, tmp_path / "cut", step=step)
+        train.run_tasks(
+            work, tmp_path / "cut", step=step, stop=lambda: next(asked) == 3
+        )
+    again = train.run_tasks(work, tmp_path / "cut", step=step)
     ends = [toy.saved(work, tmp_path / name).state for name in ("whole", "cut")]
     for have, want in zip(*map(toy.leaves, ends), strict=True):
         np.testing.assert_array_equal(np.asarray(have), np.asarray(want))
     assert again["matrices"] == results["matrices"]
-    assert split(sharding.settle(ends[1], work.mesh))
+    assert split(sharding.commit_placement(ends[1], work.mesh))
 
 
 @pytest.mark.parametrize(

@@ -488,7 +488,7 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
     """
     changes = ONE_ROW_EACH[name].changes
     method = run_directories.untried(tmp_path, **changes).method
-    parts, _ = sections.parts(sections.top_of(toy.config(**changes).to_dict()))
+    parts, _ = sections.build_parts(sections.top_of(toy.config(**changes).to_dict()))
     parts = parts._replace(num_classes=10)
     wrapped = head.add(method, parts, lr=0.1)
     replaced = {"init", "step", "begin_task", "end_task", "eval_state", "predict"}
@@ -554,7 +554,9 @@ def run(name, workdir, stop_at=None):
     """Train a row, or go on; stop after `stop_at` more steps, saved."""
     step, calls = counted(compiled(name))
     try:
-        train.run(make(name), workdir, step=step, stop=lambda: len(calls) == stop_at)
+        train.run_tasks(
+            make(name), workdir, step=step, stop=lambda: len(calls) == stop_at
+        )
     except train.Interrupted:
         assert len(calls) == stop_at
     else:
@@ -569,7 +571,7 @@ def logged(workdir):
     """metrics.jsonl without what depends on the clock."""
     return [
         {key: value for key, value in row.items() if key != "time"}
-        for row in rows_lib.read(workdir)
+        for row in rows_lib.read_rows(workdir)
     ]
 
 
@@ -577,7 +579,7 @@ def feed(work, state):
     """Batches of the second task that are left at STOP_STEP."""
     task = work.stream.tasks[1]
     source = work.method.source(state, task)
-    return job.feed(work, source, task.index, STOP_STEP - STEPS_PER_TASK)
+    return job.feed_batches(work, source, task.index, STOP_STEP - STEPS_PER_TASK)
 
 
 def rest(name, state):
@@ -747,7 +749,7 @@ def assert_close(expected, found, what):
 def test_one_and_eight_devices_agree(name, tmp_path):
     """Tolerance: sums over the batch are added in another order, 20 steps long."""
     run(name, tmp_path / "1")
-    train.run(make(name, 8), tmp_path / "8")
+    train.run_tasks(make(name, 8), tmp_path / "8")
     one, eight = (final(name, tmp_path / x).state for x in ("1", "8"))
     assert_close(
         one.params,
@@ -786,7 +788,7 @@ def run_on_cpu(name, workdir, chosen):
     """States and metrics of runs by a CPU's program, one for each chosen seed."""
     folders = [workdir / f"seed_{seed}" for seed in chosen]
     for seed, folder in zip(chosen, folders, strict=True):
-        train.run(toy.change(make(name), seed=seed), folder, step=compiled(name))
+        train.run_tasks(toy.change(make(name), seed=seed), folder, step=compiled(name))
     return [final(name, x).state for x in folders], [logged(x) for x in folders]
 
 
@@ -794,7 +796,7 @@ def run_elsewhere(work, workdir):
     """State and metrics of a run by the program that accelerators have."""
     assert work.loop.steps_per_call == STEPS_PER_CALL
     step, calls = counted(job.compile_step(work))
-    train.run(work, workdir, step=step)
+    train.run_tasks(work, workdir, step=step)
     assert len(calls) == CALLS
     return toy.saved(work, workdir).state, logged(workdir)
 
@@ -897,7 +899,7 @@ def test_a_bfloat16_step_is_near_that_in_float32(name, tmp_path):
 def test_a_method_that_replays_trains_with_a_head(tmp_path):
     work = run_directories.untried(tmp_path, **toy.ONLINE, method={"name": "er"})
     changes = toy.config(**toy.ONLINE, method={"name": "er"}).to_dict()
-    parts, _ = sections.parts(sections.top_of(changes))
+    parts, _ = sections.build_parts(sections.top_of(changes))
     method = head.add(work.method, parts._replace(num_classes=10), lr=0.1)
     rng = np.random.default_rng(0)
     batch = {

@@ -81,7 +81,7 @@ def test_cells_are_python(path):
 @pytest.mark.parametrize("arguments", commands("train"))
 def test_runs_have_the_options_there_are(arguments):
     name, *rest = arguments
-    words = [f"--config={files.located(name)}", *rest]
+    words = [f"--config={files.locate(name)}", *rest]
     config_files.check_options(config_files.parse(words))
 
 

@@ -123,7 +123,7 @@ def test_draws_repeat_rows_that_exist_and_take_allowed_ones():
     made = parts(size=6)
     memory = started(plain_er()).extra.memory
     allowed = jnp.arange(12) < 2
-    draw = jax.jit(functools.partial(online.draw, made, key=jax.random.key(1)))
+    draw = jax.jit(functools.partial(online.draw_rows, made, key=jax.random.key(1)))
     rows = draw(memory, allowed=allowed)
     np.testing.assert_array_equal(rows.mask, [True] * 2 + [False] * 4)
     assert sorted(np.array(rows.slots[:2])) == [0, 1]
@@ -134,7 +134,7 @@ def test_draws_repeat_rows_that_exist_and_take_allowed_ones():
     np.testing.assert_allclose(rows.images, made.plain(rows.raw), rtol=1e-5, atol=1e-6)
     turned = made._replace(replay=made.replay._replace(augment="replay"))
     draw = jax.jit(
-        functools.partial(online.draw, turned, key=jax.random.key(1)),
+        functools.partial(online.draw_rows, turned, key=jax.random.key(1)),
         static_argnames="augment",
     )
     flipped, plain = draw(memory).images, draw(memory, augment=False).images
@@ -318,7 +318,7 @@ def drawn_pairs(labels, memory_labels, filled, negatives, draws=4000):
     """Rows and validity of many independent picks."""
     keys = jax.random.split(jax.random.key(0), draws)
     arrays = (jnp.array(x) for x in (labels, memory_labels, filled))
-    pick = functools.partial(er_aml.pick, negatives=negatives)
+    pick = functools.partial(er_aml.pick_pairs, negatives=negatives)
     return jax.jit(jax.vmap(pick, (0, None, None, None)))(keys, *arrays)
 
 
@@ -362,7 +362,9 @@ def test_er_aml_pulls_pairs_and_replays_all_classes_seen(form):
     _, k_update = jax.random.split(k_batch)
     _, k_pick, _ = jax.random.split(k_update, 3)
     memory = state.extra.memory
-    picked = er_aml.pick(k_pick, SECOND["label"], memory.items["label"], memory.filled)
+    picked = er_aml.pick_pairs(
+        k_pick, SECOND["label"], memory.items["label"], memory.filled
+    )
     raw = jnp.concatenate([memory.items["image"], SECOND["image"]])
     pairs = made.plain(raw[picked.rows.reshape(-1)])
 

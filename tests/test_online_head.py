@@ -55,7 +55,7 @@ def host(work, task=0, start=0):
     """Index and labels of every step's batch and of its labelled one, and images."""
     found = []
     source = work.stream.tasks[task].train
-    for _, batches, _ in job.feed(work, source, task, start):
+    for _, batches, _ in job.feed_batches(work, source, task, start):
         found.append(jax.tree.map(lambda x: np.asarray(x)[0], batches))
     return found
 
@@ -82,9 +82,9 @@ def test_the_network_is_the_same_with_a_head(pnr, tmp_path):
     works = {"off": (toy.job(tmp_path / "x", tasks=2, **PNR), None), "on": pnr}
     states, rows = [], []
     for name, (work, step) in works.items():
-        train.run(work, tmp_path / name, step=step)
+        train.run_tasks(work, tmp_path / name, step=step)
         states.append(toy.saved(work, tmp_path / name).state)
-        rows.append(rows_lib.read(tmp_path / name))
+        rows.append(rows_lib.read_rows(tmp_path / name))
     off, on = states
     assert int(on.step) == 24 and jax.tree.leaves(off.stats["encoder"])
     same(off, on.replace(extra=on.extra.method))
@@ -123,7 +123,7 @@ def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
     assert [x.shape for x in layer] == [(16, 10), (10,)]
     assert 0.2 < max(abs(x).max() for x in layer) <= 0.25  # nn.Linear's 16 ** -0.5
-    parts = sections.parts(sections.top_of(toy.config(**PNR).to_dict()))[0]
+    parts = sections.build_parts(sections.top_of(toy.config(**PNR).to_dict()))[0]
     view = jax.jit(lambda key, images: parts.augment(key, images)[:, 1])
     embed = jax.jit(work.method.embed)
     train_set = work.stream.dataset.train
@@ -141,7 +141,7 @@ def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
             layer, velocity, loss, accuracy = head_twin(
                 features, labels[rows], layer, velocity, rate
             )
-            placed = sharding.shard(
+            placed = sharding.shard_rows(
                 jax.tree.map(lambda x: x[None], batch), work.mesh, axis=1
             )
             state, metrics = step(state, resident, placed, jnp.int32(1))
@@ -172,7 +172,7 @@ def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_pat
     leaks = HEAD | {"method.head_form": "released"}
     work = toy.job(tmp_path / "leaks", tasks=2, **PNR, **leaks)
     plain = toy.job(tmp_path / "plain", tasks=2, **PNR)
-    parts = sections.parts(sections.top_of(toy.config(**PNR).to_dict()))[0]
+    parts = sections.build_parts(sections.top_of(toy.config(**PNR).to_dict()))[0]
     view = jax.jit(lambda key, images: parts.augment(key, images)[:, 1])
     encoder = chain.Chain({"encoder": parts.encoder})
     passed = jax.jit(functools.partial(encoder, train=True))
@@ -201,7 +201,7 @@ def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_pat
         clipped.add(bool(short))
         before = core.copy(own.stats["encoder"])
         placed = jax.tree.map(lambda x: x[None], batch)
-        placed = sharding.shard(placed, work.mesh, axis=1)
+        placed = sharding.shard_rows(placed, work.mesh, axis=1)
         state, metrics = step(state, resident, placed, jnp.int32(1))
         same(own.params, state.params)
         same(moved["encoder"], state.stats["encoder"])
@@ -270,7 +270,9 @@ def test_labels_belong_to_images_on_the_device_and_streaming(tmp_path):
         step = job.compile_step(work._replace(method=method))
         state, resident = job.initial_state(work), job.resident(work)
         batches = []
-        for _, placed, number in job.feed(work, work.stream.tasks[0].train, 0, 2):
+        for _, placed, number in job.feed_batches(
+            work, work.stream.tasks[0].train, 0, 2
+        ):
             state, seen = step(state, resident, placed, number)
             batches.append(jax.tree.map(lambda x: np.asarray(x)[0], seen))
         found[name] = batches
@@ -290,11 +292,11 @@ def test_labels_belong_to_images_on_the_device_and_streaming(tmp_path):
 def test_a_set_that_streams_trains_a_head_and_resumes(tmp_path):
     work = toy.job(tmp_path / "x", tasks=1, device_bytes=100, **SIMCLR, **HEAD)
     step = job.compile_step(work)
-    train.run(work, tmp_path / "whole", step=step)
+    train.run_tasks(work, tmp_path / "whole", step=step)
     asked = iter([False] * 4 + [True])
     with pytest.raises(train.Interrupted):
-        train.run(work, tmp_path / "parts", step=step, stop=lambda: next(asked))
-    train.run(work, tmp_path / "parts", step=step)
+        train.run_tasks(work, tmp_path / "parts", step=step, stop=lambda: next(asked))
+    train.run_tasks(work, tmp_path / "parts", step=step)
     one, two = (toy.saved(work, tmp_path / x).state for x in ("whole", "parts"))
     assert equal(one, two) and int(one.step) == 12
     assert any(np.abs(leaf).max() > 0 for leaf in toy.leaves(one.extra.velocity))
@@ -383,7 +385,7 @@ def test_a_run_is_judged_by_its_head_alone_tasks_too(tmp_path):
         "evaluators": {"predict": {"met_only": False}, "met": {"name": "predict"}},
     }
     work = toy.job(tmp_path, **changes, **SIMCLR, **HEAD)
-    results = finish.run(work, tmp_path)
+    results = finish.run_job(work, tmp_path)
     matrix = np.array(results["matrices"]["predict/class_incremental"])
     aware = np.array(results["matrices"]["predict/task_aware"])
     untrained = np.array(results["untrained"]["predict/class_incremental"])

@@ -23,7 +23,7 @@ def test_evaluators_and_methods_say_what_is_drawn(tmp_path):
     replay = {"capacity": 20, "measure": ("gradients", "drift")}
     online = toy.ONLINE | {"method": {"name": "er"}, "replay": replay}
     work = toy.job(tmp_path / "online", **online, evaluators=entries)
-    assert work.evaluation.charts == (memory.draw, spread.draw)
+    assert work.evaluation.charts == (memory.draw_last, spread.draw_last)
     norms = "feature_gradient_norm", "prototype_gradient_norm"
     assert work.method.drawn == ("drift", *norms)
     plain = toy.job(tmp_path / "plain", **toy.ONLINE | {"method": {"name": "er"}})
@@ -34,8 +34,10 @@ def test_a_run_has_pictures_of_its_classes(tmp_path, monkeypatch):
     shares = {"memory/class_0": 0.5, "memory/class_1": 0.5, "memory/entropy": 0.7}
     shares |= {"spread/intra_0": 0.5, "spread/inter_0": 0.5}
     rows = [{"step": 4, "task": 0, "eval": shares}]
-    monkeypatch.setattr(rows_lib, "read", lambda _: rows)
-    finish.draw(work_of(memory.draw, spread.draw), tmp_path, {"matrices": {}})
+    monkeypatch.setattr(rows_lib, "read_rows", lambda _: rows)
+    finish.draw_run(
+        work_of(memory.draw_last, spread.draw_last), tmp_path, {"matrices": {}}
+    )
     names = {path.stem for path in (tmp_path / "plots").iterdir()}
     new = {"memory_classes", "memory_entropy", "spread_by_class"}
     assert names == new | {"curves"}
@@ -47,10 +49,10 @@ def test_a_run_has_a_picture_of_each_measure(tmp_path, monkeypatch):
         told = {"drift": step / 100, "loss": 1.0, "lr": 0.1}
         rows.append({"step": step, "task": (step - 1) // 10} | told)
     rows.insert(0, {"step": 0, "task": 0, "eval": {}})
-    monkeypatch.setattr(rows_lib, "read", lambda _: rows)
+    monkeypatch.setattr(rows_lib, "read_rows", lambda _: rows)
     monkeypatch.setattr(plots, "curves", lambda *_: None)
     monkeypatch.setattr(plots, "per_step", lambda *a, **o: calls.append((a, o)))
-    finish.draw(work_of(drawn=("drift", "absent")), tmp_path, {"matrices": {}})
+    finish.draw_run(work_of(drawn=("drift", "absent")), tmp_path, {"matrices": {}})
     (((runs, path, ends), options),) = calls
     steps, values = runs["drift"]
     assert steps.tolist() == [*range(2, 21, 2)] and set(runs) == {"drift"}

@@ -53,7 +53,7 @@ def played(measure=BOTH):
         numbers = {"task": task.index, "task_start": int(state.step), "task_steps": 12}
         numbers = {name: jnp.asarray(n, jnp.int32) for name, n in numbers.items()}
         state = work.method.begin_task(state.replace(**numbers), task)
-        for _, batches, number in job.feed(work, task.train, task.index, 0):
+        for _, batches, number in job.feed_batches(work, task.train, task.index, 0):
             before = core.copy(state)
             state, metrics = step(state, resident, batches, number)
             rows = jax.tree.map(lambda x: np.asarray(x)[0], batches)
@@ -161,7 +161,7 @@ def test_drift_is_of_a_few_rows_drawn_anew_for_each_step():
         memory=lambda state: state.extra.memory,
         step=lambda state, _: (state.replace(params=jnp.asarray(new)), {"loss": 0.0}),
     )
-    probed = probe.add(method, parts_of(("drift",)), rows=3)
+    probed = probe.add_measures(method, parts_of(("drift",)), rows=3)
     step = jax.jit(lambda number: probed.step(state_of(old, step=number), None)[1])
     pixels = np.asarray(state_of(old).extra.memory.items["image"], np.float64) / 255
     gap = twins.unit(pixels.reshape(11, 4) @ new) - twins.unit(
@@ -211,7 +211,7 @@ def test_gradients_are_along_the_sphere_and_of_past_tasks_alone():
 
     def loss(params):
         f = [
-            probe.tap(params, jnp.asarray(rows) @ params["encoder"], t)
+            probe.tap_gradients(params, jnp.asarray(rows) @ params["encoder"], t)
             for rows, t in zip((x, y), jnp.asarray(tasks), strict=True)
         ]
         weight = params["head"]["weight"]
@@ -268,7 +268,7 @@ def test_a_loss_that_taps_nothing_is_refused():
     params = {"head": {"weight": jnp.ones((7, 2))}}
 
     def loss(params):
-        f = probe.tap(params, params["head"]["weight"], None)
+        f = probe.tap_gradients(params, params["head"]["weight"], None)
         return jnp.sum(f**2), None
 
     with pytest.raises(ValueError, match=r"config\.replay\.measure.*'gradients'"):

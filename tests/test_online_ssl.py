@@ -677,7 +677,7 @@ def test_a_memory_over_devices_holds_what_came(tmp_path):
         "first_tasks": 1,
     }
     work = toy.job(tmp_path, tasks=1, **changes)
-    train.run(work, tmp_path)
+    train.run_tasks(work, tmp_path)
     memory = work.method.memory(toy.saved(work, tmp_path).state)
     assert np.asarray(memory.filled).all() and memory.seen.shape == (8,)
     numbers = np.sort(memory.items["number"])

@@ -17,9 +17,9 @@ def raw_of(**changes):
     return toy.config(**changes).to_dict()
 
 
-@pytest.mark.parametrize("name", sorted(set(files.names()) - {"own_images"}))
+@pytest.mark.parametrize("name", sorted(set(files.describe_configs()) - {"own_images"}))
 def test_every_option_of_every_config_has_a_value(name):
-    raw, _ = shown.parse([f"--config={name}"])
+    raw, _ = shown.read_command([f"--config={name}"])
     values = options.values(raw)
     assert json.loads(json.dumps(values)) == values
 
@@ -28,7 +28,7 @@ def test_every_option_of_every_config_has_a_value(name):
             if name not in ("dtype", "epochs", *without):
                 assert name in section or option.default is schema.NONE, name
 
-    check(sections.Top, values, *(set(values) & {"method", "encoder"}))
+    check(sections.TopLevel, values, *(set(values) & {"method", "encoder"}))
     check(sources.SOURCES[raw["data"]["name"]], values["data"])
     for key, choices in (
         ("encoder", sections.ENCODERS),

@@ -42,9 +42,9 @@ def test_the_numbers_are_those_of_the_job(tmp_path):
 
 def test_tasks_that_another_run_has_done_are_left_out(tmp_path):
     work = run_directories.untried(tmp_path / "run")
-    results = results_lib.empty(8)
+    results = results_lib.empty_results(8)
     for task in range(2):
-        results = results_lib.add(results, task, {}, {}, 1.0)
+        results = results_lib.add_task(results, task, {}, {}, 1.0)
     (tmp_path / "before").mkdir()
     results_lib.write_results(tmp_path / "before", results)
     started = toy.change(work, start=str(tmp_path / "before"))
@@ -71,9 +71,9 @@ def test_an_encoder_that_is_judged_is_named(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_it_comes_before_the_training(count, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(finish, "_one", lambda *_: print("trains") or {})
+    monkeypatch.setattr(finish, "_run_one", lambda *_: print("trains") or {})
     monkeypatch.setattr(finish.seeds, "summary", lambda results: {})
-    finish.run(run_directories.untried(tmp_path, seeds=count), tmp_path)
+    finish.run_job(run_directories.untried(tmp_path, seeds=count), tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert "mocov2plus" in lines[0] and str(tmp_path) in lines[0]
     assert lines[3 : 3 + count] == ["trains"] * count

@@ -19,7 +19,7 @@ def hold(count=64, height=32, width=None, labels=None, **more):
     rng = np.random.default_rng(0)
     shape = (count, height, width or height, 3)
     images = rng.integers(0, 256, shape).astype(np.uint8)
-    return in_memory.hold("set", images, labels=labels, **more)
+    return in_memory.store_set("set", images, labels=labels, **more)
 
 
 def config_of(held, test=0.0, **options):
@@ -39,9 +39,9 @@ def test_size_and_statistics_are_those_of_the_images():
     assert (config.augment.size, config.augment.resize) == (32, None)
     assert config.encoder.to_dict() == {"name": "resnet", "depth": 18, "stem": "cifar"}
     assert config.augment.blur == (0.0, 0.0)
-    grey = in_memory.hold("grey", held.examples.images[..., 0])
+    grey = in_memory.store_set("grey", held.examples.images[..., 0])
     assert len(config_of(grey).augment.mean) == 1
-    blank = in_memory.hold("blank", np.zeros((8, 4, 4), np.uint8))
+    blank = in_memory.store_set("blank", np.zeros((8, 4, 4), np.uint8))
     assert config_of(blank).augment.std == (0.01,)
 
 
@@ -88,7 +88,7 @@ def test_a_transformer_has_patches_that_divide_its_images(side, patch, size):
 )  # fmt: skip
 def test_epochs_and_batch_follow_the_number_of_images(rows, epochs, batch, joint):
     images = np.zeros((rows, 2, 2), np.uint8)
-    held = in_memory.hold("many", images)
+    held = in_memory.store_set("many", images)
     config = config_of(held)
     assert (config.epochs, config.batch_size) == (epochs, joint)
     config.method.strategy = "pnr"
@@ -112,7 +112,9 @@ def test_epochs_and_batch_follow_the_number_of_images(rows, epochs, batch, joint
 @pytest.mark.parametrize("sizes, told", [([200] * 4 + [8], "8"), ([200] * 5, None)])
 def test_a_rare_class_that_sets_every_batch_is_said(sizes, told, capsys):
     labels = np.repeat(np.arange(5), sizes)
-    held = in_memory.hold("x", np.zeros((len(labels), 2, 2), np.uint8), labels=labels)
+    held = in_memory.store_set(
+        "x", np.zeros((len(labels), 2, 2), np.uint8), labels=labels
+    )
     how = {"scenario": "class", "num_tasks": 5, "by_strategy": False}
     made, said = config_of(held, **how), capsys.readouterr().out
     assert (f"config.batch_size={made.batch_size}" in said) == bool(told)

@@ -31,47 +31,17 @@ def test_a_picture_has_the_format_of_its_name(ending, tmp_path):
             assert picture.size[0] > 250
 
 
-def test_a_picture_is_written_in_every_format_that_is_asked_for(tmp_path):
-    def draw(folder, ending="png"):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        path = tmp_path / folder / f"a.b.{ending}"
-        plots.accuracy_matrix(MATRIX, path, title="t")
-
-    def found(folder):
-        return {p.name: p.read_bytes() for p in (tmp_path / folder).iterdir()}
-
-    for ending in plots.FORMATS:
-        draw("alone", ending)
-    with plots.written_as(("svg", "png", "pdf")):
-        draw("all")
-    assert found("all") == found("alone")
-    with pytest.raises(KeyError), plots.written_as(("pdf",)):
-        draw("one")
-        raise KeyError
-    draw("after")
-    assert [*found("one")] == ["a.b.pdf"] and [*found("after")] == ["a.b.png"]
-
-
-def test_a_run_writes_all_its_pictures_in_its_formats(tmp_path):
+def test_a_run_that_is_over_draws_its_pictures_anew(tmp_path):
     options = {"queries": 2, "max_rows": 64, "last_only": False}
     evaluators = {"knn": {}, "neighbours": options}
     changes = {"plots": True, "evaluators": evaluators, "scenario.num_tasks": 10}
-    config = toy.config(**changes, plot_formats="svg,png", first_tasks=1, epochs=1)
-    finish.run(build.build(config, tmp_path), tmp_path)
+    config = toy.config(**changes, first_tasks=1, epochs=1)
+    finish.run_job(build.build(config, tmp_path), tmp_path)
     made = {path.name for path in (tmp_path / "plots").iterdir()}
-    names = {"curves", "knn_class_incremental", "neighbours_task1"}
-    assert {f"{name}.{kind}" for name in names for kind in ("svg", "png")} <= made
-    assert {name.rpartition(".")[2] for name in made} == {"svg", "png"}
-    # Formats may change: a run that is over draws what results.json holds anew.
-    config.plot_formats = "pdf"
-    finish.run(build.build(config, tmp_path), tmp_path)
-    assert (tmp_path / "plots" / "curves.pdf").exists()
-
-
-@pytest.mark.parametrize("wrong", ["jpg", "", "png,", "png;svg"])
-def test_other_formats_are_refused_by_name(wrong, tmp_path):
-    with pytest.raises(ValueError, match="plot_formats=.*png, svg, pdf"):
-        build.build(toy.config(plot_formats=wrong), tmp_path)
+    assert {"curves.png", "knn_class_incremental.png", "neighbours_task1.png"} <= made
+    (tmp_path / "plots" / "curves.png").unlink()
+    finish.run_job(build.build(config, tmp_path), tmp_path)
+    assert (tmp_path / "plots" / "curves.png").exists()
 
 
 def test_a_notebook_shows_the_picture_of_a_run():

@@ -123,11 +123,11 @@ def test_devices_agree_in_one_compilation(name):
         place = functools.partial(sharding.replicate, mesh=mesh)
         state, kept = place(empty()), place(begin(name))
         for turn, batch in enumerate(cut(stream("uneven"), 16)):
-            rows, mask = sharding.shard(batch, mesh)
+            rows, mask = sharding.shard_rows(batch, mesh)
             key = jax.random.fold_in(jax.random.key(3), turn)
             state, kept, slots = step(state, kept, key, rows, mask)
         assert step._cache_size() == 1 and turn > 3
-        results[devices] = sharding.fetch((state, kept, slots))
+        results[devices] = sharding.copy_to_host((state, kept, slots))
     jax.tree.map(np.testing.assert_array_equal, results[1], results[8])
 
 

@@ -58,7 +58,7 @@ def source(examples, rows=None):
 
 
 PLAN = {"seed": 3, "task": 1, "epochs": 3, "batch_size": 4}
-CROP = prefetch.Crop(8)
+CROP = prefetch.RandomCrop(8)
 
 
 def equal(one, two):
@@ -246,7 +246,7 @@ def test_center_crop_of_both_orientations(decoder):
 
 def test_boxes_have_torchvisions_distribution():
     rng = np.random.default_rng(0)
-    crop = prefetch.Crop(8, scale=(0.2, 0.6), ratio=(0.5, 2.0))
+    crop = prefetch.RandomCrop(8, scale=(0.2, 0.6), ratio=(0.5, 2.0))
     boxes = np.array([crop.box(400, 500, rng) for _ in range(4000)])
     top, left, h, w = boxes.T
     assert (top >= 0).all() and (left >= 0).all()
@@ -295,7 +295,9 @@ def test_resize_is_antialiased_and_centred(decoder):
 
 def test_ahead_works_ahead_but_not_further_than_depth():
     placed = []
-    made = prefetch.ahead(itertools.count(), lambda x: placed.append(x) or x, depth=2)
+    made = prefetch.run_ahead(
+        itertools.count(), lambda x: placed.append(x) or x, depth=2
+    )
     assert next(made) == 0
     deadline = time.monotonic() + 5
     while len(placed) < 4 and time.monotonic() < deadline:
@@ -316,7 +318,7 @@ def test_ahead_raises_in_order_and_closes():
         finally:
             closed.append(True)
 
-    made = prefetch.ahead(numbers(), lambda x: x)
+    made = prefetch.run_ahead(numbers(), lambda x: x)
     assert [next(made) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(KeyError, match="end of numbers"):
         next(made)
@@ -326,15 +328,15 @@ def test_ahead_raises_in_order_and_closes():
         raise OSError("no place")
 
     with pytest.raises(OSError, match="no place"):
-        next(prefetch.ahead(numbers(), refuse))
+        next(prefetch.run_ahead(numbers(), refuse))
     assert closed == [True] * 2
     before = threading.active_count()
-    made = prefetch.ahead(numbers(), lambda x: x, depth=1)
+    made = prefetch.run_ahead(numbers(), lambda x: x, depth=1)
     next(made)
     made.close()
     assert closed == [True] * 3 and threading.active_count() == before
     with pytest.raises(ValueError, match="depth = 0"):
-        prefetch.ahead(numbers(), refuse, depth=0)
+        prefetch.run_ahead(numbers(), refuse, depth=0)
 
 
 # --- processes

@@ -83,7 +83,7 @@ def test_every_batch_has_its_share_of_stored_rows(
 def test_together_is_one_shuffle_of_all():
     train = stream.Source(toy.EXAMPLES, np.arange(41, dtype=np.int32))
     stored = np.arange(100_000, 100_009, dtype=np.int32)
-    source = rehearsal.together(train, stored)
+    source = rehearsal.mix_rows(train, stored)
     assert source.examples is toy.EXAMPLES and source.order is stream.epoch_order
     assert sorted(source.rows) == [*range(41), *stored]
     plan = stream.schedule(source, seed=3, task=1, epochs=2, batch_size=10)
@@ -265,7 +265,7 @@ def test_the_first_task_has_no_teacher():
     net = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)
     state = toy.in_task(make("cclis"), toy.rows_of(0)[:2])
     images = toy.parts().plain(toy.EXAMPLES.images[:4])
-    teach = jax.jit(functools.partial(rehearsal.teach, net, train=False))
+    teach = jax.jit(functools.partial(rehearsal.teacher_rows, net, train=False))
     expected = toy.told(net, state, images)
     np.testing.assert_allclose(teach(state, images), expected, rtol=1e-4, atol=1e-6)
     first = state.replace(task=jnp.int32(0))

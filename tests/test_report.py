@@ -47,15 +47,15 @@ def leave(
     folder.mkdir(parents=True)
     size = size or (len(matrix[0]) if matrix else 2)
     lengths = lengths or [5] * len(matrix)
-    results, logged, step = results_lib.empty(size, task_names=names), [], 0
+    results, logged, step = results_lib.empty_results(size, task_names=names), [], 0
     for task, row in enumerate(matrix):
         found = (scalars or {}).get(task, {})
         whole = seconds + 1.0 + 2.0 + 0.5
-        results = results_lib.add(results, task, {name: row}, found, whole)
+        results = results_lib.add_task(results, task, {name: row}, found, whole)
         spent = {"train": seconds, "compile": 1.0, "evaluation": 2.0}
         machine = {"device": "cpu", "num_devices": 2, "peak_bytes": None}
-        entry = cost.Spent(lengths[task], 50, flops, spent, machine)
-        results["cost"] = cost.add(results["cost"], task, entry)
+        entry = cost.TaskCost(lengths[task], 50, flops, spent, machine)
+        results["cost"] = cost.add_task(results["cost"], task, entry)
         step += lengths[task]
         logged.append({"step": step, "task": task, "eval": {name: row, **found}})
     rows = logged if rows is None else rows
@@ -363,7 +363,7 @@ def test_a_real_run(tmp_path):
     changes = {"method": {"name": "er"}, "evaluators": {"predict": {"met_only": False}}}
     changes |= {"scenario.num_tasks": 5, "epochs": 1, "evaluate_untrained": True}
     work = toy.job(tmp_path / "run", tasks=2, **toy.ONLINE, **changes)
-    results, name = finish.run(work, tmp_path / "run"), "predict/class_incremental"
+    results, name = finish.run_job(work, tmp_path / "run"), "predict/class_incremental"
     root = page(tmp_path / "run")
     want = results_lib.summary(results)[name]
     found = table(root, f"measures of {name}")["run"]

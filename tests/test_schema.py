@@ -50,7 +50,7 @@ FUNCTIONS = {
     "long_tail": imbalance.long_tail,
     "replay": replay.settings,
     "agent": ddpg.Options,
-    "top": sections.Top,
+    "top": sections.TopLevel,
 }
 # config alone makes one, from a section that `top_of` checks
 CALLS = {"top": lambda **options: sections.top_of(options)}
@@ -163,7 +163,7 @@ def said_of(where, name, value) -> str:
     with pytest.raises(ValueError) as refused:
         CALLS.get(where, function)(*first, **{name: value})
     with pytest.raises(ValueError) as of_config:
-        schema.check(function, {name: value}, "config.section")
+        schema.check_arguments(function, {name: value}, "config.section")
     told, config = str(refused.value), str(of_config.value)
     assert config.startswith(f"config.section.{name}")
     assert told.endswith(config.removeprefix("config.section"))
@@ -232,7 +232,9 @@ def test_every_number_has_a_range():
 
 @pytest.mark.parametrize("where", FUNCTIONS)
 def test_defaults_are_allowed(where):
-    schema.check(FUNCTIONS[where], schema.defaults(FUNCTIONS[where]), "config")
+    schema.check_arguments(
+        FUNCTIONS[where], schema.defaults(FUNCTIONS[where]), "config"
+    )
 
 
 def test_none_is_refused_where_it_means_nothing():

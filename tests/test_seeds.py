@@ -23,7 +23,7 @@ RUNS = toy.ONLINE | {
 
 def run(workdir, **changes):
     work = build.build(toy.config(**RUNS, **changes), workdir)
-    return work, finish.run(work, workdir)
+    return work, finish.run_job(work, workdir)
 
 
 def matrices(workdir):
@@ -47,7 +47,7 @@ def test_one_after_another_each_is_a_run_of_its_own(apart, tmp_path):
     workdir, work, found = apart
     assert work.seeds == (3, 4)
     alone = toy.job(tmp_path, **{**RUNS, "seed": 4, "seeds": 1})
-    results = train.run(alone, tmp_path)
+    results = train.run_tasks(alone, tmp_path)
     second = matrices(workdir)[4]
     np.testing.assert_array_equal(
         second, results_lib.matrix(results, "predict/class_incremental")
@@ -88,7 +88,7 @@ def test_summary_is_mean_and_standard_error(apart):
     anytime = found["predict/class_incremental"]["anytime"]
     assert anytime["mean"] == pytest.approx(np.mean(curves))
     percent = 100 * last.mean()
-    assert f"{percent:.1f} +- " in seeds.text(found)
+    assert f"{percent:.1f} +- " in seeds.format_summary(found)
 
 
 def test_more_seeds_may_follow_and_wrong_ones_are_refused(apart):
@@ -102,6 +102,10 @@ def test_more_seeds_may_follow_and_wrong_ones_are_refused(apart):
 
 
 def test_spread():
-    assert seeds.spread([0.5]) == {"mean": 0.5, "error": None, "seeds": 1}
-    assert seeds.spread([None, 1.0, 3.0]) == {"mean": 2.0, "error": 1.0, "seeds": 2}
-    assert seeds.percent(seeds.spread([None])) == "-"
+    assert seeds.mean_and_error([0.5]) == {"mean": 0.5, "error": None, "seeds": 1}
+    assert seeds.mean_and_error([None, 1.0, 3.0]) == {
+        "mean": 2.0,
+        "error": 1.0,
+        "seeds": 2,
+    }
+    assert seeds.percent(seeds.mean_and_error([None])) == "-"

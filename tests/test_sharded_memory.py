@@ -60,17 +60,17 @@ def step(asked, k, state, kept, keys, items, mask):
     k_draw, k_write = keys
     weights = -0.1 * state.items["label"].astype(jnp.float32)
     drawn = sharded.sample(state, k_draw, k, log_weights=weights)
-    backwards, policy = drawn[0]["label"], policies.get(asked.policy)
+    backwards, policy = drawn[0]["label"], policies.look_up(asked.policy)
     repeated = sharded.on_each_device(asked, lambda label: label[::-1], backwards)
     slots, kept = sharded.choose(policy, state, kept, k_write, items, mask)
-    state = sharded.write(state, buffer.order_after(slots, drawn), items, mask)
+    state = sharded.write_rows(state, buffer.order_after(slots, drawn), items, mask)
     return state, kept, (drawn, slots, repeated)
 
 
 def run(asked, *, k, keys, part=slice(None), place=lambda x: x):
     """Six batches of 16 rows, a few of them masked; a trace of all that came out."""
     state = sharded.create(EXAMPLE, asked)
-    kept = sharded.start(asked, policies.get(asked.policy), CLASSES, TASKS)
+    kept = sharded.start_policy(asked, policies.look_up(asked.policy), CLASSES, TASKS)
     compiled = jax.jit(functools.partial(step, asked, k))
     trace = []
     for turn in range(6):
@@ -90,7 +90,7 @@ def two_keys(turn, device=None):
 @pytest.mark.parametrize("policy", ["reservoir", "greedy_balanced", "ring"])
 def test_on_one_device_all_is_as_in_a_buffer(policy):
     plain = run(replay(policy, split=False), k=4, keys=two_keys)
-    with sharding.use(sharding.mesh(1)):
+    with sharding.use_mesh(sharding.mesh(1)):
         state, kept, trace = run(replay(policy), k=4, keys=two_keys)
     assert state.seen.shape == (1,) and type(state) is sharded.Shards
     same = buffer.Buffer(state.items, state.filled, state.seen[0])
@@ -105,8 +105,8 @@ def test_each_device_has_a_buffer_of_its_own(policy):
     """Its rows of the batch, its slots, its counts, and draws under its own keys."""
     n, capacity, k = 8, 32, 16
     mesh = sharding.mesh(n)
-    split = functools.partial(sharding.shard, mesh=mesh)
-    with sharding.use(mesh):
+    split = functools.partial(sharding.shard_rows, mesh=mesh)
+    with sharding.use_mesh(mesh):
         whole = run(replay(policy, capacity), k=k, keys=two_keys, place=split)
     for device in range(n):
         own = run(
@@ -129,7 +129,7 @@ def test_each_device_has_a_buffer_of_its_own(policy):
 def test_every_row_is_kept_and_drawn_with_the_same_probability():
     n, capacity, k, total, trials = 4, 8, 4, 48, 2000
     batches = np.arange(total, dtype=np.int32).reshape(-1, 8)
-    policy, none = policies.get("reservoir"), sharded.Kept({})
+    policy, none = policies.look_up("reservoir"), sharded.ShardedPolicyState({})
 
     @jax.jit
     def one(key):
@@ -137,10 +137,10 @@ def test_every_row_is_kept_and_drawn_with_the_same_probability():
         for turn, numbers in enumerate(batches):
             use, mask = jax.random.fold_in(key, turn), np.ones(8, bool)
             slots, _ = sharded.choose(policy, state, none, use, numbers, mask)
-            state = sharded.write(state, slots, numbers)
+            state = sharded.write_rows(state, slots, numbers)
         return state.items, sharded.sample(state, jax.random.fold_in(key, 99), k)[0]
 
-    with sharding.use(sharding.mesh(n)):
+    with sharding.use_mesh(sharding.mesh(n)):
         found = jax.lax.map(one, jax.random.split(jax.random.key(0), trials))
     kept, drawn = jax.tree.map(np.asarray, found)
     assert all(len({*each}) == capacity for each in kept.tolist())
@@ -161,9 +161,9 @@ def test_every_row_is_kept_and_drawn_with_the_same_probability():
 def test_a_share_with_few_rows_is_masked_at_its_end():
     numbers, mask = jnp.arange(8) + 1, jnp.arange(8) % 4 != 1
     slots = jnp.array([0, 1, 2, 0, 3, 4, 0, 0], jnp.int32)  # 4: nowhere
-    with sharding.use(sharding.mesh(4)):
+    with sharding.use_mesh(sharding.mesh(4)):
         state = sharded.create(np.zeros((), np.int32), replay(capacity=16))
-        state = sharded.write(state, slots, numbers, mask)
+        state = sharded.write_rows(state, slots, numbers, mask)
         items, there, slots = sharded.sample(state, jax.random.key(0), 8)
     assert state.items.tolist() == [1, 0, 0, 0, 4, 0, 3, 0, 0, 0, 0, 5, 8, 0, 0, 0]
     assert state.filled.tolist() == [x > 0 for x in state.items.tolist()]
@@ -188,21 +188,21 @@ def compiled_text(function, *arguments, **options):
 
 def test_nothing_moves_between_devices():
     mesh = sharding.mesh(8)
-    items, mask = sharding.shard((rows(0), np.ones(16, bool)), mesh)
+    items, mask = sharding.shard_rows((rows(0), np.ones(16, bool)), mesh)
     for policy in policies.POLICIES.values():
 
         def act(state, kept, key, items, mask, policy=policy):
             slots, kept = sharded.choose(policy, state, kept, key, items, mask)
             drawn = sharded.sample(state, key, 16)
-            return sharded.write(state, slots, items, mask), kept, drawn
+            return sharded.write_rows(state, slots, items, mask), kept, drawn
 
-        with sharding.use(mesh):
+        with sharding.use_mesh(mesh):
             state = sharded.create(EXAMPLE, replay(capacity=64))
-            kept = sharded.start(replay(), policy, CLASSES, TASKS)
+            kept = sharded.start_policy(replay(), policy, CLASSES, TASKS)
             text = compiled_text(act, state, kept, jax.random.key(0), items, mask)
         assert not MOVES.findall(text), policy
     # The control: one buffer, its slots split in the same way.
-    split = sharding.split(mesh)
+    split = sharding.split_sharding(mesh)
     whole = buffer.Buffer(state.items, state.filled, jnp.int32(0))
     slots = jax.device_put(np.arange(16, dtype=np.int32), split)
     text = compiled_text(buffer.write, whole, slots, items)
@@ -220,7 +220,7 @@ def final(work, workdir, stop=None, step=None):
     """The last state of a run that stops when asked for the `stop`-th time."""
     asked = itertools.count(1)
     try:
-        train.run(work, workdir, stop=lambda: next(asked) == stop, step=step)
+        train.run_tasks(work, workdir, stop=lambda: next(asked) == stop, step=step)
     except train.Interrupted:
         assert stop is not None
     return toy.saved(work, workdir).state
@@ -240,10 +240,12 @@ def test_a_run_stays_split_and_resumes_bitwise(tmp_path, caplog):
     for one, other in zip(toy.leaves(whole), toy.leaves(resumed), strict=True):
         np.testing.assert_array_equal(one, other)
     assert caplog.text.count("Compiling jit(steps)") == 1
-    split = sharding.split(work.mesh)
+    split = sharding.split_sharding(work.mesh)
     for held in (resumed, job.initial_state(work)):
         own = held.extra.memory, held.extra.kept
-        assert isinstance(own[0], sharded.Shards) and isinstance(own[1], sharded.Kept)
+        assert isinstance(own[0], sharded.Shards) and isinstance(
+            own[1], sharded.ShardedPolicyState
+        )
         for leaf in jax.tree.leaves(own):
             assert leaf.sharding.is_equivalent_to(split, leaf.ndim)
         rest = held.replace(extra=held.extra._replace(memory=None, kept=None))
@@ -251,7 +253,7 @@ def test_a_run_stays_split_and_resumes_bitwise(tmp_path, caplog):
     assert whole.extra.memory.filled.all() and whole.extra.memory.seen.tolist()[0] > 200
     assert {*whole.extra.memory.items["task"].tolist()} == {0, 1}
     # No image of the memory, stored or drawn, moves in a step.
-    batch = next(job.feed(work, work.stream.tasks[0].train, 0, 0))
+    batch = next(job.feed_batches(work, work.stream.tasks[0].train, 0, 0))
     text = step.lower(state, job.resident(work), *batch[1:]).compile().as_text()
     moved = MOVES.findall(text)
     assert moved and not [line for line in moved if "u8[" in line]
@@ -274,11 +276,11 @@ def test_a_donated_memory_is_written_in_place():
     mesh, asked = sharding.mesh(2), replay(capacity=256)
     example = EXAMPLE | {"image": jax.ShapeDtypeStruct((64, 64), np.uint8)}
     items = rows(0, 4) | {"image": np.zeros((4, 64, 64), np.uint8)}
-    items, mask = sharding.shard((items, np.ones(4, bool)), mesh)
-    with sharding.use(mesh):
+    items, mask = sharding.shard_rows((items, np.ones(4, bool)), mesh)
+    with sharding.use_mesh(mesh):
         state, kept = (
             sharded.create(example, asked),
-            sharded.start(asked, policies.get(asked.policy), 2, 2),
+            sharded.start_policy(asked, policies.look_up(asked.policy), 2, 2),
         )
         jitted = jax.jit(functools.partial(step, asked, 4), donate_argnums=0)
         lowered = jitted.lower(state, kept, two_keys(0), items, mask)

@@ -86,7 +86,7 @@ def test_ctrl_c_is_one_of_them_unless_the_shell_says_otherwise():
     """A shell has those that it starts in the background ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with signals.watch(lambda text: None) as stop:
+        with signals.watch_signals(lambda text: None) as stop:
             signal.raise_signal(signal.SIGINT)
             while not stop():
                 pass
@@ -96,7 +96,7 @@ def test_ctrl_c_is_one_of_them_unless_the_shell_says_otherwise():
 
 def test_handlers_are_what_they_were():
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
-    with signals.watch(print):
+    with signals.watch_signals(print):
         pass
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
     assert signal.set_wakeup_fd(-1) == -1

@@ -86,7 +86,7 @@ def test_rows_of_the_present_task_are_not_replayed():
 
 def test_classes_by_the_task_in_which_they_came_first():
     task_of = jnp.array([0, 0, 1, -1, -1])
-    found = teacher.met(task_of, jnp.array([3, 0, 3, 2]), jnp.int32(2))
+    found = teacher.record_tasks(task_of, jnp.array([3, 0, 3, 2]), jnp.int32(2))
     np.testing.assert_array_equal(found, [0, 0, 1, 2, -1])
     rivals = ss_il.rivals(found, jnp.array([3, 0, 2]), jnp.int32(2))
     old = [True, True, True, False, False]

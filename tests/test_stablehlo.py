@@ -32,7 +32,7 @@ def network(name):
     inputs = {"kind": "images", "channels": 3, "size": 8, "resize": None}
     inputs |= {"interpolation": "bicubic", "mean": [0.4] * 3, "std": [0.2, 0.3, 0.25]}
     module = encoder.module_of(section)
-    like = jax.eval_shape(module.init, jax.random.key(0), encoder.blank(inputs))
+    like = jax.eval_shape(module.init, jax.random.key(0), encoder.blank_inputs(inputs))
     filled = jax.tree.map(lambda x: rng.uniform(0.2, 0.7, x.shape).astype("f4"), like)
     params = jax.tree.map(lambda x: x - 0.45 if x.ndim > 1 else x, filled["params"])
     card = {"encoder": section, "input": inputs}

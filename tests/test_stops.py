@@ -36,12 +36,12 @@ def made(tmp_path_factory):
 def whole(made, tmp_path_factory):
     work, step, _ = made
     workdir = tmp_path_factory.mktemp("whole")
-    train.run(work, workdir, step=step)
+    train.run_tasks(work, workdir, step=step)
     return workdir
 
 
 def rows(workdir):
-    found = rows_lib.read(workdir)
+    found = rows_lib.read_rows(workdir)
     return [{k: v for k, v in row.items() if k != "time"} for row in found]
 
 
@@ -51,11 +51,11 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(made, whole, tmp_path):
     for _ in range(2):  # stopped before the second evaluator, and there again
         asked.clear()
         with pytest.raises(train.Interrupted, match="step 5"):
-            train.run(work, tmp_path, step=step, stop=lambda: asked == [5])
+            train.run_tasks(work, tmp_path, step=step, stop=lambda: asked == [5])
     asked.clear()
-    train.run(work, tmp_path, step=step)
+    train.run_tasks(work, tmp_path, step=step)
     assert asked == [5, 10, 12] and rows(tmp_path) == rows(whole)
-    train.run(work, tmp_path, step=step)  # it is finished: nothing is done again
+    train.run_tasks(work, tmp_path, step=step)  # it is finished: nothing is done again
     assert asked == [5, 10, 12] and rows(tmp_path) == rows(whole)
     ends = [toy.leaves(toy.saved(work, x).state) for x in (whole, tmp_path)]
     assert all((a == b).all() for a, b in zip(*ends, strict=True))
@@ -77,7 +77,7 @@ def test_a_state_with_a_number_that_is_none_is_not_used(made, tmp_path, at, kept
 
     asked.clear()
     with pytest.raises(metrics_log.Diverged) as told:
-        train.run(work, tmp_path, step=breaks)
+        train.run_tasks(work, tmp_path, step=breaks)
     assert "stats/encoder/" in str(told.value) and f"after step {at}" in str(told.value)
     assert toy.saved(work, tmp_path).number == kept and asked == [5]
 
@@ -92,8 +92,8 @@ def test_a_directory_that_was_deleted_under_a_run_stops_it(made, tmp_path):
             run.rename(tmp_path / "moved")
         return False
 
-    with pytest.raises(lock.Lost, match="lock.json"):
-        train.run(work, run, step=step, stop=stop)
+    with pytest.raises(lock.LockLostError, match="lock.json"):
+        train.run_tasks(work, run, step=step, stop=stop)
     assert not (run / "checkpoints").exists() and not (run / "results.json").exists()
 
 
@@ -108,37 +108,27 @@ def half(made, tmp_path):
         return step(*arguments)
 
     with pytest.raises(train.Interrupted):
-        train.run(work, tmp_path / "x", step=counted, stop=lambda: len(steps) == 9)
+        train.run_tasks(
+            work, tmp_path / "x", step=counted, stop=lambda: len(steps) == 9
+        )
     return tmp_path / "x"
 
 
-def test_rows_that_changed_are_told_and_may_be_left_behind(made, whole, half, caplog):
+@pytest.mark.parametrize("lost", ["all", "one"])
+def test_a_run_goes_on_without_rows_that_are_lost(made, whole, half, caplog, lost):
     work, step, _ = made
     path = half / rows_lib.FILE
-    text = path.read_bytes()
-    lines = text.splitlines(keepends=True)
-    broken = {
-        "it has 0": b"",
-        "they are others, line 3 is no row": b"".join(
-            [*lines[:2], b"x" + lines[2][1:], *lines[3:]]
-        ),
-        "they are others": text.replace(b'"step": 4', b'"step": 3'),
-    }
-    for words, damaged in broken.items():
-        path.write_bytes(damaged)
-        with pytest.raises(rows_lib.RowsLost, match=words) as told:
-            train.run(work, half, step=step)
-        assert str(path) in str(told.value) and "--lost_rows" in str(told.value)
-        assert path.read_bytes() == damaged
-    path.write_bytes(broken["they are others, line 3 is no row"])
-    going_on = toy.change(work, record=work.logging.record | {"lost": True})
-    train.run(going_on, half, step=step)
-    kept = [row for n, row in enumerate(rows(whole)) if n != 2]
-    assert rows(half) == kept
-    aside = half / f"damaged-0-{rows_lib.FILE}"
-    assert aside.read_bytes() == broken["they are others, line 3 is no row"]
-    assert "went on with the" in caplog.text
-    train.run(work, half, step=step)  # and now it is whole again
+    lines = path.read_bytes().splitlines(keepends=True)
+    damaged = [*lines[:2], b"x" + lines[2][1:], *lines[3:]] if lost == "one" else []
+    path.write_bytes(b"".join(damaged))
+    train.run_tasks(work, half, step=step)
+    after = rows(whole)
+    saved = len(lines) - (b'"step": 9' in lines[-1])
+    gone = {2} if lost == "one" else {*range(saved)}
+    assert rows(half) == [row for n, row in enumerate(after) if n not in gone]
+    aside = half / f"damaged-{rows_lib.FILE}"
+    assert aside.read_bytes() == b"".join(damaged)
+    assert "lost rows" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -161,8 +151,8 @@ def test_rows_that_are_none_are_named_by_line(tmp_path):
     for bad in ("[1]", "7", "{", '{"step": 1}', '{"step": "1", "task": 0}', "\xff"):
         text = f"{json.dumps(good)}\n{bad}\n{json.dumps(good)}\n"
         (tmp_path / rows_lib.FILE).write_text(text, encoding="latin-1")
-        with pytest.raises(rows_lib.RowsLost, match=r"metrics\.jsonl"):
-            rows_lib.read(tmp_path)
+        with pytest.raises(rows_lib.Damaged, match=r"metrics\.jsonl"):
+            rows_lib.read_rows(tmp_path)
 
 
 def test_an_update_that_was_rolled_back_keeps_no_encoder(tmp_path):

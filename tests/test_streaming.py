@@ -45,7 +45,7 @@ def config(folder, **changes):
 
 def ends(workdir, **changes):
     work = toy.job(workdir, **changes)
-    results = train.run(work, workdir)
+    results = train.run_tasks(work, workdir)
     return work, results, toy.saved(work, workdir).state
 
 
@@ -62,8 +62,8 @@ def test_images_that_stream_train_resume_and_are_judged(folder, tmp_path):
     asked = iter([False] * 5 + [True])
     again = toy.job(tmp_path / "parts", **changes)
     with pytest.raises(train.Interrupted):
-        train.run(again, tmp_path / "parts", stop=lambda: next(asked))
-    train.run(again, tmp_path / "parts")
+        train.run_tasks(again, tmp_path / "parts", stop=lambda: next(asked))
+    train.run_tasks(again, tmp_path / "parts")
     parts = toy.saved(again, tmp_path / "parts").state
     for ours, theirs in zip(*map(toy.leaves, (parts, state)), strict=True):
         np.testing.assert_array_equal(ours, theirs)

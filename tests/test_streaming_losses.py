@@ -147,10 +147,10 @@ def test_devices_share_the_anchors():
         first = contrastive.info_nce(anchors, positives, queue, logsumexp=form)
         return first + contrastive.nt_xent(anchors, positives, logsumexp=form)
 
-    places = [sharding.split(mesh)] * 2 + [sharding.replicated(mesh)]
+    places = [sharding.split_sharding(mesh)] * 2 + [sharding.replicated(mesh)]
     every = (0, 1, 2)
     alone = jax.jit(jax.value_and_grad(loss, every))(*arrays)
-    with sharding.use(mesh):
+    with sharding.use_mesh(mesh):
         shared = jax.jit(
             lambda *given: jax.value_and_grad(loss, every)(*given), in_shardings=places
         )(*arrays)

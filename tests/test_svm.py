@@ -233,7 +233,7 @@ def test_a_run_without_evaluation_rows_is_judged(tmp_path):
     scenario = {"name": "class", "num_tasks": 8, "evaluation": "none"}
     changes = {"evaluators": {"svm": folds}, "epochs": 1, "scenario": scenario}
     work = toy.job(tmp_path / "built", tasks=2, **changes)
-    results = train.run(work, tmp_path / "run")
+    results = train.run_tasks(work, tmp_path / "run")
     first, second = results["scalars"][:2]
     assert set(first) == {"svm/all"}
     assert set(second) == {"svm/all", "svm/old", "svm/new"}
@@ -247,5 +247,5 @@ def test_a_run_without_evaluation_rows_is_judged(tmp_path):
         # Rounding may move a row or two.
         assert second[f"svm/{name}"] == pytest.approx(want, abs=2.5 / len(mine))
     assert second["svm/all"] > 0.5
-    rows = [r["eval"] for r in rows_lib.read(tmp_path / "run") if "eval" in r]
+    rows = [r["eval"] for r in rows_lib.read_rows(tmp_path / "run") if "eval" in r]
     assert rows == [first, second]

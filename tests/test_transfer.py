@@ -23,7 +23,7 @@ PROBE = {"epochs": 3, "augment": False}
 def run(tmp_path_factory):
     """A run directory after one task, as a run that goes on leaves it."""
     workdir = tmp_path_factory.mktemp("run")
-    train.run(toy.job(workdir, tasks=1, **STRATEGY), workdir)
+    train.run_tasks(toy.job(workdir, tasks=1, **STRATEGY), workdir)
     return workdir
 
 
@@ -57,7 +57,7 @@ def copy_of(run, tmp_path):
 
 
 def judged(run, workdir, **changes):
-    return finish.run(build.build(config(run, **changes), workdir), workdir)
+    return finish.run_job(build.build(config(run, **changes), workdir), workdir)
 
 
 def without_clock(results):
@@ -99,7 +99,7 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
     assert results["checkpoint"]["number"] == saved.number
     assert results["checkpoint"]["step"] == int(saved.state.step) > 0
     assert without_clock(results_lib.read_results(tmp_path)) == without_clock(results)
-    (row,) = rows_lib.read(tmp_path)
+    (row,) = rows_lib.read_rows(tmp_path)
     assert row["step"] == int(saved.state.step)
     assert row["eval"]["knn/accuracy"] == results["scalars"][0]["knn/accuracy"]
     said = capsys.readouterr().out
@@ -111,11 +111,11 @@ def test_again_is_harmless_and_a_newer_checkpoint_is_judged_anew(run, tmp_path):
     first, files = judged(run, here), run_directories.contents(here)
     again = judged(run, here)
     assert again == first and run_directories.contents(here) == files
-    train.run(toy.job(run, tasks=2, **STRATEGY), run)
+    train.run_tasks(toy.job(run, tasks=2, **STRATEGY), run)
     newer = judged(run, here)
     assert newer["checkpoint"]["number"] > first["checkpoint"]["number"]
     assert newer["scalars"] != first["scalars"]
-    assert len(rows_lib.read(here)) == 1
+    assert len(rows_lib.read_rows(here)) == 1
 
 
 def refused(match, run, workdir, **changes):

@@ -48,7 +48,11 @@ def leave(where, net=NET, section=None, seed=1, channels=1):
     shapes = jax.eval_shape(net.init, jax.random.key(0), blank)
     params = numbers(shapes["params"], seed)
     stats = jax.tree.map(np.abs, numbers(shapes.get("batch_stats", {}), 2))
-    files = {folder.TENSORS: writer.pack(encoder.flat(params, stats), "flax")}
+    files = {
+        folder.TENSORS: writer.pack_tensors(
+            encoder.flatten_leaves(params, stats), "flax"
+        )
+    }
     inputs = {"kind": "images", "dtype": "uint8", "channels": channels, "size": 8}
     inputs |= {"resize": None, "interpolation": "bicubic", "decoder": None}
     inputs |= {"mean": [0.3] * channels, "std": [0.4] * channels}
@@ -168,7 +172,7 @@ RECIPES = {
 def test_a_word_trains_what_it_says(word):
     options, first, last, norm = RECIPES[word]
     assert tuning.RECIPES.keys() == RECIPES.keys()
-    net = sections.tuned(NET, word)
+    net = sections.wrap_tuned(NET, word)
     assert net.chosen == tuning.settings(**options)
     leaves = names_of(jax.eval_shape(net.init, jax.random.key(0), IMAGES)["params"])
     own = {name: x for name, x in leaves.items() if name[0] == "lora"}
@@ -281,7 +285,7 @@ def test_a_begun_encoder_teaches_in_the_first_task(
     monkeypatch.setitem(strategies.STRATEGIES, strategy, watched)
     changes = {"method.base": base, "method.strategy": strategy}
     work = build.build(begun(tmp_path / "enc", **changes), tmp_path / "run")
-    state = job.begin(work, job.initial_state(work), work.stream.tasks[0])
+    state = job.begin_task(work, job.initial_state(work), work.stream.tasks[0])
     chex.assert_trees_all_equal(state.extra.teacher["encoder"], params)
     moved = state.replace(params=jax.tree.map(lambda x: 1.3 * x, state.params))
     after, metrics = jax.jit(work.method.step)(moved, pixels())
@@ -318,7 +322,7 @@ def test_other_methods_begin_with_the_encoder(name, tmp_path):
     section = {"name": "conv_net", "width": 4}
     params = leave(tmp_path / "enc", sections.ENCODERS["conv_net"](width=4), section)
     work = build.build(begun(tmp_path / "enc", **OTHERS[name]), tmp_path / "run")
-    state = job.begin(work, job.initial_state(work), work.stream.tasks[0])
+    state = job.begin_task(work, job.initial_state(work), work.stream.tasks[0])
     shape, kept = (
         jax.tree.structure(params),
         [x for x in state.extra if type(x) is dict],
@@ -362,7 +366,7 @@ def test_trained_on_exported_judged_and_updated(kind, tmp_path, capsys):
         config.first_tasks = 1
     run = tmp_path / "run"
     work = build.build(config, run)
-    finish.run(work, run)
+    finish.run_job(work, run)
     state = toy.saved(work, run).state
     after = state.params["encoder"]
     still = {
@@ -392,7 +396,7 @@ def test_trained_on_exported_judged_and_updated(kind, tmp_path, capsys):
     plain |= {"augment": {"size": 8}, "checkpoint": str(out), "plots": False}
     plain |= {"tensorboard": False}
     judged = build.build(ml_collections.ConfigDict(plain), tmp_path / "judged")
-    results = transfer.run(judged, tmp_path / "judged")
+    results = transfer.run_transfer(judged, tmp_path / "judged")
     assert results["checkpoint"]["path"] == str(out)
     new = tmp_path / "new.npz"
     rows = work.stream.dataset.train

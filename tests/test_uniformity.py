@@ -53,7 +53,7 @@ def test_the_evaluator_measures_views_of_evaluation_rows(streams):
     data = eval_toy.dataset(streams=streams)
     parts, state = eval_toy.parts_of("joint", data), eval_toy.state_of(1)
     result = uniformity.make(parts, max_rows=9)(state, 0)
-    rows = np.linspace(0, stream.size(data.test) - 1, 9).astype(int)
+    rows = np.linspace(0, stream.count_rows(data.test) - 1, 9).astype(int)
     images = eval_toy.dataset().test.images[rows]
     augment = augment_images.make(
         size=eval_toy.SIZE, mean=eval_toy.MEAN, std=eval_toy.STD

@@ -86,14 +86,14 @@ def encoder(run):
     """What the newest checkpoint has of an encoder."""
     own = transfer.config_of(str(run))
     made = build.sections.encoder(
-        build.sections.Top(**{k: v for k, v in own.items() if k in FIELDS})
+        build.sections.TopLevel(**{k: v for k, v in own.items() if k in FIELDS})
     )
     blank = np.zeros((1, 8, 8, 1), np.float32)
     state, _ = transfer.restore(str(run), made, blank, build.sharding.mesh(1))
     return jax.device_get((state.params, state.stats)), int(state.step)
 
 
-FIELDS = {field.name for field in build.dataclasses.fields(build.sections.Top)}
+FIELDS = {field.name for field in build.dataclasses.fields(build.sections.TopLevel)}
 
 
 def same(a, b):
@@ -124,7 +124,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     (name,) = found["accuracy"]
     for when, where in (("before", copy / "run"), ("after", work.workdir)):
         judged = ml_collections.ConfigDict({**work.judge, "checkpoint": str(where)})
-        again = finish.run(build.build(judged, copy / when), copy / when)
+        again = finish.run_job(build.build(judged, copy / when), copy / when)
         want = again["matrices"][name][0][0]
         assert found["accuracy"][name][when] == want
     change = found["accuracy"][name]
@@ -137,7 +137,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     moved = drift.measures(old(rows), fresh(rows), k=10)
     best, *others = adapters.fit(old(rows), fresh(rows), k=10)
     moved["adapters"] = {one.kind: one.recall for one in (best, *others)}
-    assert found["drift"] == results_lib.plain(moved) | {"rows": 200}
+    assert found["drift"] == results_lib.to_json(moved) | {"rows": 200}
     assert found["index"] == update_verdict.judge_index(found["drift"], 0.9)
     told = update_verdict.sentences(found)
     for one in (best, *others):
@@ -148,7 +148,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     lineage.settle(work.workdir, found, best.adapter)
     export.export(str(copy / "run"), str(copy / "out"))
     plain, adapted = (jaxcl.load_encoder(copy / "out", into=x) for x in (None, "old"))
-    images = own_images.read({"name": "digits"}).train.images[rows]
+    images = own_images.read_images({"name": "digits"}).train.images[rows]
     np.testing.assert_allclose(plain.embed(images), fresh(rows), rtol=1e-3, atol=1e-4)
     mapped = adapters.apply(best.adapter, fresh(rows))
     np.testing.assert_allclose(adapted.embed(images), mapped, rtol=1e-3, atol=1e-4)
@@ -312,9 +312,11 @@ def test_every_row_of_the_new_images_is_trained_on(tmp_path):
             where.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(PIXELS[i, ..., 0]).save(where)
         section = lineage.section(str(root), {}, theirs, "config.data", whole=True)
-        data = own_images.read(section)
+        data = own_images.read_images(section)
         assert len(data.train.label) == 20 and data.test is None
-        judge = own_images.read(lineage.section(str(root), {}, theirs, "config.test"))
+        judge = own_images.read_images(
+            lineage.section(str(root), {}, theirs, "config.test")
+        )
         assert (judge.test is None) == (names == (".",))
 
 
@@ -533,8 +535,8 @@ def test_limits_that_no_update_could_keep(limits, said):
 
 @pytest.mark.parametrize("matrices", [{}, {"knn/all": [[None]]}])
 def test_without_an_accuracy_no_limit_is_kept(matrices, tmp_path, monkeypatch):
-    results = results_lib.empty(1) | {"matrices": matrices, "scalars": [{}]}
-    monkeypatch.setattr(transfer, "run", lambda *_, **__: results)
+    results = results_lib.empty_results(1) | {"matrices": matrices, "scalars": [{}]}
+    monkeypatch.setattr(transfer, "run_transfer", lambda *_, **__: results)
     work = types.SimpleNamespace(workdir=tmp_path)
     (tmp_path / "before").mkdir()
 

@@ -124,7 +124,7 @@ def test_balanced_probe_descends_on_its_draws(augmented, counts):
     assert order_of(0).tolist() != order_of(1).tolist()
     assert len(set(order_of(0))) < len(at)  # with replacement
     x = eval_toy.embedded(memory_toy.state_of(), images)
-    head = head_lib.start(k_start, DIM, CLASSES)
+    head = head_lib.start_head(k_start, DIM, CLASSES)
     w, b, loss = eval_toy.probe_twin(x, train.label, head, order_of, 4)
     test = parts.stream.evaluation
     guess = (eval_toy.embedded(memory_toy.state_of(), test.images) @ w + b).argmax(1)
@@ -185,7 +185,7 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
             pixels = view(key, images[:, None] if streams else images)
             x.append(np.asarray(pixels, np.float64).reshape(16, -1) @ weight)
             y.append(data.train.label[at])
-    head = head_lib.start(k_start, DIM, CLASSES)
+    head = head_lib.start_head(k_start, DIM, CLASSES)
     x, y = np.concatenate(x), np.concatenate(y)
     _, _, loss = eval_toy.probe_twin(
         x, y, head, lambda epoch: 48 * epoch + np.arange(48), 16
@@ -216,7 +216,9 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
     def resident_fit(*_, **__):
         def run(state, data, rows, task, probe, lr):
             visible.append(set(rows.tolist()))
-            return head_lib.Head(jnp.zeros((data.shape[1], 10)), jnp.zeros(10)), 0.0
+            return head_lib.LinearHead(
+                jnp.zeros((data.shape[1], 10)), jnp.zeros(10)
+            ), 0.0
 
         return run
 
@@ -231,7 +233,7 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
     tasks = [set(task.train.rows.tolist()) for task in made.stream.tasks]
     made.evaluation.evaluators["mine"](state, 0)
     made.evaluation.evaluators["mine"](state.replace(task=state.task + 1), 1)
-    alone = made.evaluation.alone.make(made)
+    alone = made.evaluation.alone(made)
     alone.evaluation.evaluators["mine"](job.initial_state(alone), 0)
     assert visible == [tasks[0], tasks[1] | {0}, tasks[0]] and 0 not in tasks[1]
     want = {"er": {None}, "two_view": {"pnr", "finetune"}}[name]

@@ -45,7 +45,7 @@ def plan(options, seed):
 
 def measure(folder) -> dict:
     """Read the percents after the last task, means over tasks."""
-    last = [row["eval"] for row in rows_lib.read(folder) if "eval" in row][-1]
+    last = [row["eval"] for row in rows_lib.read_rows(folder) if "eval" in row][-1]
     return {
         f"{probe}/{asked}": 100 * float(np.mean(last[f"{probe}/{asked}"]))
         for probe, asked in itertools.product(PROBES, ASKED)

@@ -71,8 +71,8 @@ def config_of(options, row: str, seed: int, rho=(0.1, 0.75), **changes):
 def scalars(folder) -> dict:
     """Read what the last evaluation of a run measured; accuracies in percent."""
     results = results_lib.read_results(folder)
-    task = results_lib.finished(results) - 1
-    rows = rows_lib.read(folder)
+    task = results_lib.count_finished(results) - 1
+    rows = rows_lib.read_rows(folder)
     last = [row["eval"] for row in rows if "eval" in row][-1]
     found = {
         "knn": 100 * results_lib.matrix(results, "knn/class_incremental")[task, 0],
@@ -154,7 +154,7 @@ def train_even(options, seed: int, stop) -> pathlib.Path:
     made = build.build(config_of(options, "moco", seed, first_tasks=1), folder)
     judges = made.evaluation.evaluators | {"policy": policy(made)}
     made = made._replace(evaluation=made.evaluation._replace(evaluators=judges))
-    finish.run(made, folder, stop=stop)
+    finish.run_job(made, folder, stop=stop)
     return folder
 
 

@@ -46,7 +46,7 @@ def plan(options, seed):
 
 def measure(early, folder) -> dict:
     """Measure one run: means and peaks after the switch."""
-    logged = rows_lib.read(folder)
+    logged = rows_lib.read_rows(folder)
     steps = [r for r in logged if r.get("task") == 1 and "drift" in r]
     measured = {}
     for name in MEASURES:

@@ -53,7 +53,9 @@ def read_config(words: str, changes: dict, seed: int, further: Sequence[str] = (
 
     `further` has words of the command line without --config., such as "epochs=3".
     """
-    config = files.read([f"--config={words}", *(f"--config.{w}" for w in further)])
+    config = files.read_config(
+        [f"--config={words}", *(f"--config.{w}" for w in further)]
+    )
     recipe.change(config, QUIET | changes | {"seed": seed})
     return config
 
@@ -68,7 +70,7 @@ def train(config, folder: pathlib.Path, stop: Callable[[], bool], step=None):
         made = build.build(config, folder)
         assert isinstance(made, job.Job)
         step = step or job.compile_step(made)
-        finish.run(made, folder, stop=stop, step=step)
+        finish.run_job(made, folder, stop=stop, step=step)
     minutes = [(time.monotonic() - began) / 60, (time.process_time() - used) / 60]
     (folder / "minutes.json").write_text(json.dumps(minutes))
     return step
@@ -186,4 +188,4 @@ def main(options: argparse.Namespace, work: Callable, tell: Callable) -> int:
         work(stop)
         tell(read(options.out))
 
-    return command.run(lambda: options, run)
+    return command.run_until_signal(lambda: options, run)

@@ -35,7 +35,7 @@ def make(parts: core.EvalParts, *, max_rows: schema.Count = 1000):
     embed = features.make(parts, examples, rows=rows)
 
     def evaluate(state, task):
-        ratio = participation_ratio(sharding.fetch(embed(state)))
+        ratio = participation_ratio(sharding.copy_to_host(embed(state)))
         return core.Result(rows={}, scalars={"ratio": ratio})
 
     return evaluate

@@ -47,51 +47,50 @@ def fit(
     out: str | os.PathLike | None = None,
     quiet: bool = False,
 ) -> result.Result:
-    """Train an encoder on images without reading their labels, and judge it.
+    """Train an encoder on images without reading their labels, and evaluate it.
 
-    A call repeated resumes a stopped run, and returns a finished one at once. With a
-    folder that holds another run, or other images, it fails.
+    A repeated call resumes a stopped run and returns a finished one at once. It fails
+    if the folder holds another run or the images have changed.
 
     Args:
       images: u8[N, H, W, C] or u8[N, H, W]; a list of images of one size; a Dataset of
-        Hugging Face's `datasets` with such images; the path of a folder of image files,
-        with a folder for each class or without, of an .npz file, or of a directory that
-        jaxcl.data.convert, TFDS or `datasets` wrote; the name of a source that needs no
-        options, as "digits"; or a section like config.data.
-      labels: of arrays, N whole numbers or texts; -1 or None where unknown. They judge
-        the encoder and cut tasks; only base "supcon" trains with them.
-      test: what judges. A share of the labelled images of each class, which is held
-        out, by default a fifth; or other labelled images, of which none is trained on:
-        (images, labels), or a path or section as of `images`.
-      validation: share of the train images that judges in place of the test images.
-      base: what one task trains with, a row of `jaxcl list bases`.
-      strategy: what later tasks train with, a row of `jaxcl list strategies`; None:
+        Hugging Face's `datasets` with such images; a path: a folder of image files,
+        with or without class folders, an .npz file, or a directory that
+        jaxcl.data.convert, TFDS or `datasets` wrote; the name of a source without
+        required options, as "digits"; or a section like config.data.
+      labels: for arrays, N whole numbers or texts; -1 or None where unknown. They are
+        for evaluation and for cutting tasks; only base "supcon" trains with them.
+      test: the evaluation images. A share of the labelled images of each class, by
+        default a fifth, which is held out; or other labelled images: (images, labels),
+        or a path or section as `images` takes.
+      validation: share of the train images that is evaluated in place of test images.
+      base: the loss of one task, a row of `jaxcl list bases`.
+      strategy: the method against forgetting, a row of `jaxcl list strategies`; None:
         "finetune".
-      tasks: how many. Where every train image has a label, of arrays and of folders
-        alike, they are classes that come one after another, else random slices;
-        options={"scenario.name": "data"} takes slices of labelled images, too. Or N
-        entries that say what each image is of, in sorted order one task each.
+      tasks: their number. If every train image has a label, tasks are classes one after
+        another, else random slices; options={"scenario.name": "data"} takes slices of
+        labelled images, too. Or N entries, one for each image (a year, a place): their
+        sorted values are the tasks.
       encoder: a name in `jaxcl.config.own_images.ENCODERS`, as "resnet18" or
-        "vit_small"; a section like config.encoder; or what training begins with: an
-        encoder of `load_encoder`, or its folder.
+        "vit_small"; a section like config.encoder; or pretrained weights: an encoder of
+        `load_encoder`, or its folder.
       epochs: for each task; None: 5 million images seen, but 50 to 400 epochs.
       batch_size: None: up to 256, with at least four batches an epoch.
-      size: pixels of a side that the network is given; None: the images' own, at most
+      size: pixels of a side of the network's input; None: those of the images, at most
         224.
-      seed: of all that is drawn.
+      seed: of all random numbers.
       options: other values of the config, by name: {"method.temperature": 0.1}.
-      name: of the images where they are arrays, and of the run.
-      out: run directory; None: runs/NAME-HASH, where HASH is of the config
-        and of an encoder in memory that training begins with.
+      name: of the run, and of the set if the images are arrays.
+      out: run directory; None: runs/NAME-HASH, with a hash of the settings.
       quiet: print nothing.
 
     Returns:
       The run.
 
     Raises:
-      ValueError: an argument is wrong; the message names it and what is allowed.
+      ValueError: an argument is wrong; the message names it and its range.
       OSError: images cannot be read, or the directory not written.
-      jaxcl.run.train.Interrupted: Ctrl-C; what was trained is saved.
+      jaxcl.run.train.Interrupted: Ctrl-C; the progress is saved.
       jaxcl.run.metrics_log.Diverged: the loss or a parameter is not finite.
     """
     if not isinstance(options, Mapping | None):
@@ -102,7 +101,7 @@ def fit(
         raise ValueError(
             f"tasks={tasks!r}: must be a whole number from 1, or the task of each image"
         )
-    read = _read(images, labels, by_image, test, name)
+    read = _make_data_section(images, labels, by_image, test, name)
     begun = isinstance(encoder, encoder_lib.Encoder)
     with _silent(quiet):
         config = _config(
@@ -129,31 +128,33 @@ def fit(
             "seed=1 and so on"
         )
     start = _tensors(encoder) if begun else {}
-    where = epath.Path(out or f"runs/{name}-{_hash(config, start)}")
+    where = epath.Path(out or f"runs/{name}-{_hash_settings(config, start)}")
     if begun:
-        config.start = _written(encoder.card, start, where)
+        config.start = _write_encoder(encoder.card, start, where)
     with _silent(quiet), _stopping() as stop:
         logging.set_verbosity(logging.WARNING)
         work = build.build(config, where)
-        finish.run(work, where, stop=stop)
+        finish.run_job(work, where, stop=stop)
         print(f"\n{finish.closing(work, where)}", flush=True)
     return result.Result(str(where), held=read.held)
 
 
-def _read(images, labels, domains, test, name) -> inputs.Given:
-    """Make config.data of the images, and of those that judge."""
+def _make_data_section(images, labels, domains, test, name) -> inputs.ImageInput:
+    """Make config.data of the train and evaluation images."""
     share = test if isinstance(test, int | float) else None
     if share is not None and not 0 <= share < 1:
         raise ValueError(f"test={test!r}: a share must be from 0 to below 1")
-    train = inputs.read(images, name=name, labels=labels, domains=domains, test=share)
+    train = inputs.make_section(
+        images, name=name, labels=labels, domains=domains, test=share
+    )
     if test is None or share is not None:
         return train
     judging, known = inputs.split_pair(test)
-    judge = inputs.read(judging, name=f"{name}_test", labels=known)
+    judge = inputs.make_section(judging, name=f"{name}_test", labels=known)
     sections = {"train": train.section, "test": judge.section}
     sections = {name: x | sources.without_test_split(x) for name, x in sections.items()}
     held = (*train.held, *judge.held)
-    return inputs.Given({"name": "judged_by", **sections}, held)
+    return inputs.ImageInput({"name": "judged_by", **sections}, held)
 
 
 def _config(section, *, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
@@ -189,7 +190,7 @@ def _check_strategy(config) -> None:
         )
 
 
-def _hash(config, start: dict[str, bytes]) -> str:
+def _hash_settings(config, start: dict[str, bytes]) -> str:
     """Hash all that a run is of to eight digits: other runs, other directories.
 
     Args:
@@ -204,16 +205,16 @@ def _hash(config, start: dict[str, bytes]) -> str:
 
 def _tensors(encoder: encoder_lib.Encoder) -> dict[str, bytes]:
     """Pack the tensors of an encoder in memory into a file, by its name."""
-    leaves = encoder_lib.flat(encoder.params, encoder.stats)
-    return {folder.TENSORS: writer.pack(leaves, "flax")}
+    leaves = encoder_lib.flatten_leaves(encoder.params, encoder.stats)
+    return {folder.TENSORS: writer.pack_tensors(leaves, "flax")}
 
 
-def _written(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
+def _write_encoder(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
     """Write the folder of an encoder in memory beside the run; return its path."""
     card = {key: value for key, value in card.items() if key != "checksum"}
     card["files"] = writer.hashes(files)
     place = where / "start"
-    writer.write(place, files, card, force=False)
+    writer.write_folder(place, files, card, force=False)
     return str(place)
 
 
@@ -231,15 +232,15 @@ def _silent(quiet: bool) -> Iterator[None]:
 def _stopping() -> Iterator:
     """Let Ctrl-C save the run within this context; yield what says that it came.
 
-    Unlike `signals.watch` it never ends the process, which may be a notebook's. Only
-    the main thread hears signals; elsewhere nothing stops a run.
+    Unlike `signals.watch_signals` it never ends the process, which may be a notebook's.
+    Only the main thread hears signals; elsewhere nothing stops a run.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     asked = threading.Event()
 
-    def hear(number):  # in a thread: at once, also while a program is compiled
+    def record_signal(number):  # in a thread: at once, also while a program is compiled
         if not asked.is_set():
             asked.set()
             print("jaxcl: the run saves and stops; a second Ctrl-C ends it", flush=True)
@@ -251,5 +252,5 @@ def _stopping() -> Iterator:
         if len(calls) > 1:
             raise KeyboardInterrupt
 
-    with signals.hear_at_once((signal.SIGINT,), hear, note):
+    with signals.hear_at_once((signal.SIGINT,), record_signal, note):
         yield lambda: bool(calls) or asked.is_set()

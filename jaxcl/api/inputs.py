@@ -19,21 +19,21 @@ from jaxcl.data import from_huggingface, in_memory, sources, storage
 Images = Any
 
 
-class Given(NamedTuple):
+class ImageInput(NamedTuple):
     """Images as config.data names them."""
 
     section: dict
-    held: tuple[in_memory.Held, ...] = ()  # to be kept while the section is read
+    held: tuple[in_memory.StoredSet, ...] = ()  # to be kept while the section is read
 
 
-def read(
+def make_section(
     images: Images,
     *,
     name: str,
     labels: Sequence[Any] | None = None,
     domains: Sequence[Any] | None = None,
     test: float | None = None,
-) -> Given:
+) -> ImageInput:
     """Make the section that reads images.
 
     Args:
@@ -68,10 +68,10 @@ def read(
                 )
     share = {} if test is None else {"test": test}
     if isinstance(images, Mapping):
-        return Given(dict(images) | share)
+        return ImageInput(dict(images) | share)
     if text:
-        return Given(_of_text(os.fspath(images)) | share)
-    held = in_memory.hold(
+        return ImageInput(_of_text(os.fspath(images)) | share)
+    held = in_memory.store_set(
         name,
         _stacked(name, images),
         labels=labels,
@@ -80,7 +80,7 @@ def read(
     )
     known = bool((held.examples.label >= 0).any())
     share = {"test": 0.2 if known else 0.0} | share
-    return Given(held.section | share, (held,))
+    return ImageInput(held.section | share, (held,))
 
 
 def split_pair(test: Any) -> tuple:
@@ -140,10 +140,10 @@ def _arrays(name, rows, column) -> list[np.ndarray]:
         return [np.asarray(image, feature.dtype) for image in rows[column]]
     # As they are stored: `datasets` would turn photographs, and files are not turned.
     stored = rows.cast_column(column, type(feature)(decode=False))[column]
-    return _decoded(name, [_opened(image, feature.mode) for image in stored])
+    return _decoded(name, [_open_image(image, feature.mode) for image in stored])
 
 
-def _opened(stored, mode) -> Image.Image:
+def _open_image(stored, mode) -> Image.Image:
     """Open the PIL image of {"bytes", "path"}."""
     data = stored["bytes"]
     with Image.open(stored["path"] if data is None else io.BytesIO(data)) as image:

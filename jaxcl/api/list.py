@@ -8,9 +8,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-from jaxcl import schema
 from jaxcl.config import files, own_images, sections
 from jaxcl.data import sources
 from jaxcl.methods.two_view import bases, strategies
@@ -34,44 +32,6 @@ def _functions(choices: dict[str, Callable]) -> dict[str, str]:
     return {name: _first_line(made.__doc__) for name, made in choices.items()}
 
 
-def _describe(make: Callable, needs: dict[str, Any]) -> str:
-    """Join the first line of a function with the needs that hold."""
-    needed = ", ".join(words for words, there in needs.items() if there)
-    return f"{_first_line(make.__doc__)}. Needs: {needed or 'nothing more'}."
-
-
-def _bases() -> dict[str, str]:
-    """Describe each base: its first line, and what it needs beside the images."""
-    found = {}
-    for name, make in bases.BASES.items():
-        base, options = make(), schema.defaults(make)
-        rows, prototypes = options.get("queue_size"), options.get("prototypes")
-        needs = {
-            "labels": base.supervised,
-            "a slow network": base.momentum,
-            f"a queue of {rows} features": rows,
-            "a predictor": base.predictor_hidden_dim,
-            f"{prototypes} prototypes": prototypes,
-        }
-        found[name] = _describe(make, needs)
-    return found
-
-
-def _strategies() -> dict[str, str]:
-    """Describe each strategy: its first line, and what it keeps of earlier tasks."""
-    found = {}
-    for name, make in strategies.STRATEGIES.items():
-        strategy, images = make(), schema.defaults(make).get("memory_size")
-        needs = {
-            "a frozen copy of the network": strategy.teacher,
-            "a predictor": strategy.distiller_hidden_dim,
-            f"a memory of {images} images": images,
-            "statistics of the parameters": strategy.init_state and not images,
-        }
-        found[name] = _describe(make, needs)
-    return found
-
-
 def _encoders() -> dict[str, str]:
     """Describe the names of config.encoder.name, and those for own images."""
     short = ", ".join(own_images.ENCODERS)
@@ -85,20 +45,26 @@ KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
         "--config.method.name=NAME",
         lambda: dict(_modules("jaxcl.methods")),
     ),
-    "bases": ("jaxcl train CONFIG --config.method.base=NAME", _bases),
-    "strategies": ("jaxcl train CONFIG --config.method.strategy=NAME", _strategies),
+    "bases": (
+        "jaxcl train CONFIG --config.method.base=NAME",
+        lambda: _functions(bases.BASES),
+    ),
+    "strategies": (
+        "jaxcl train CONFIG --config.method.strategy=NAME",
+        lambda: _functions(strategies.STRATEGIES),
+    ),
     "encoders": ("--config.encoder.name=NAME", _encoders),
     "data": ("--config.data.name=NAME", lambda: _functions(sources.SOURCES)),
     "evaluators": (
         'in a config: config.evaluators = {"NAME": {}}',
         lambda: dict(_modules("jaxcl.evals")),
     ),
-    "configs": ("jaxcl train NAME", files.names),
+    "configs": ("jaxcl train NAME", files.describe_configs),
 }
 
 
-def text(kind: str, width: int = 88) -> str:
-    """Write a kind of thing as lines, each a name and what it is.
+def format_kind(kind: str, width: int = 88) -> str:
+    """Write a kind as lines, each a name and its description.
 
     Args:
       kind: a key of `KINDS`.
@@ -136,5 +102,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not kinds:
         print(overview())
     else:
-        print("\n\n".join(text(kind, width) for kind in kinds))
+        print("\n\n".join(format_kind(kind, width) for kind in kinds))
     return 0

@@ -25,7 +25,7 @@ from jaxcl.data import splits, stream
 _WRONG = (ValueError, TypeError, AttributeError, KeyError, OSError)  # of a config
 
 
-class Entry(NamedTuple):
+class OptionEntry(NamedTuple):
     """One option as it is printed."""
 
     option: schema.Option
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 @functools.cache
 def meanings(function: Callable) -> dict[str, str]:
-    """Read what a function says of its parameters, in its docstring or in comments.
+    """Read the meanings of a function's parameters from its docstring or comments.
 
     Args:
       function: of options; or a dataclass or NamedTuple, with a comment at each field.
@@ -86,7 +86,7 @@ def _from_comments(text, known) -> dict[str, str]:
     return found
 
 
-def parse(argv: Sequence[str]) -> tuple[dict, set[str]]:
+def read_command(argv: Sequence[str]) -> tuple[dict, set[str]]:
     """Read the config that `jaxcl train` would run, and what the command sets.
 
     Args:
@@ -96,10 +96,10 @@ def parse(argv: Sequence[str]) -> tuple[dict, set[str]]:
       ValueError: an argument is wrong.
     """
     given = (re.match(r"--config\.([\w.]+)", word) for word in argv)
-    return files.read(argv).to_dict(), {found[1] for found in given if found}
+    return files.read_config(argv).to_dict(), {found[1] for found in given if found}
 
 
-def entries(raw: Mapping, given: set[str]) -> Iterator[Entry]:
+def entries(raw: Mapping, given: set[str]) -> Iterator[OptionEntry]:
     """Yield every option of a config, with where its value is from.
 
     What the encoder of config.start or config.checkpoint says is among them.
@@ -114,25 +114,30 @@ def entries(raw: Mapping, given: set[str]) -> Iterator[Entry]:
     """
     # configs/transfer.py leaves the checkpoint to the command
     whole = dict(raw) if raw.get("checkpoint") == "" else build.completed(dict(raw))
-    asked, other = schema.flat(raw), "checkpoint" if raw.get("checkpoint") else "start"
+    asked, other = (
+        schema.flatten(raw),
+        "checkpoint" if raw.get("checkpoint") else "start",
+    )
     origins = {f"config.{name}": "command" for name in given}
-    for path, value in schema.flat(whole).items():
+    for path, value in schema.flatten(whole).items():
         if asked.get(path) != value:
             origins[path] = other
-    for option in options_lib.walk(whole):
+    for option in options_lib.iterate_options(whole):
         origin = origins.get(option.path, "config") if option.asked else "default"
         told = meanings(option.function) if option.function else {}
         meaning = option.meaning or told.get(option.name, "")
-        yield Entry(option, origin, meaning if option.function else "no such option")
+        yield OptionEntry(
+            option, origin, meaning if option.function else "no such option"
+        )
 
 
-def text(shown: Sequence[Entry], width: int = 100) -> str:
+def format_options(shown: Sequence[OptionEntry], width: int = 100) -> str:
     """Return the options as text, section by section, an option a line or more."""
     paths = itertools.groupby(shown, lambda x: x.option.path.rpartition(".")[0])
-    return "\n\n".join(_text(path, [*own], width) for path, own in paths)
+    return "\n\n".join(_format_option(path, [*own], width) for path, own in paths)
 
 
-def _text(path, own, width) -> str:
+def _format_option(path, own, width) -> str:
     function: Any = own[0].option.function
     lines = [f"{path}   ({function.__module__}.{function.__qualname__})"]
     for option, origin, meaning in own:
@@ -160,12 +165,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 0 if words else 2
     try:
-        raw, given = parse([word for word in words if word != "--all"])
+        raw, given = read_command([word for word in words if word != "--all"])
         found = [*entries(raw, given)]
     except (*_WRONG, flags.Error) as error:
         return command.complain(str(error).replace("\n", " "))
     shown = [x for x in found if x.origin != "default" or "--all" in words]
-    print(text(shown, shutil.get_terminal_size((100, 24)).columns))
+    print(format_options(shown, shutil.get_terminal_size((100, 24)).columns))
     if left_out := len(found) - len(shown):
         print(f"\n{left_out} more options have their defaults: add --all")
     return 0

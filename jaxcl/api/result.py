@@ -47,13 +47,13 @@ class Result:
     """
 
     def __init__(
-        self, folder: str | os.PathLike, *, held: Sequence[in_memory.Held] = ()
+        self, folder: str | os.PathLike, *, held: Sequence[in_memory.StoredSet] = ()
     ):
         """Read a run.
 
         Args:
           folder: run directory, of one seed.
-          held: arrays that its config names, see `in_memory.hold`.
+          held: arrays that its config names, see `in_memory.store_set`.
 
         Raises:
           ValueError: it holds no run that has finished a task.
@@ -99,7 +99,7 @@ class Result:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """Return what was logged, row by row: loss, learning rate, evaluations."""
-        return rows_lib.read(self.folder)
+        return rows_lib.read_rows(self.folder)
 
     @property
     def encoder(self) -> encoder_lib.Encoder:
@@ -161,7 +161,7 @@ class Result:
         """
         path = os.path.join(self.folder, "report.html") if path is None else path
         epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
-        report_command.write([self.folder], os.fspath(path))
+        report_command.write_page([self.folder], os.fspath(path))
         return os.fspath(path)
 
     @errors.shortened
@@ -179,14 +179,14 @@ class Result:
     ) -> Update:
         """Teach the encoder new images, and keep it if it breaks no limit.
 
-        It is `jaxcl update`: the images are the next task of the run. The
-        same call goes on with an update that was stopped, and is done once.
+        It is `jaxcl update`: the images are the next task of the run. A repeated call
+        resumes a stopped update, and returns a finished one.
 
         Args:
           new_images: as of `jaxcl.fit`; labels are not used.
-          test: labelled images to judge by: (images, labels), or a path or section as
-            of `jaxcl.fit`. Of arrays and folders without a test part a fifth is judged
-            by the others.
+          test: labelled images for evaluation: (images, labels), or a path or section
+            as of `jaxcl.fit`. Of arrays and folders without a test part a fifth is
+            judged by the others.
           old: images in the index that the encoder serves; their embeddings before and
             after are compared. None: the run's own, if they are still there.
           limits: {"accuracy_drop": 0.02} and others, see docs/updating.md.
@@ -200,16 +200,18 @@ class Result:
 
         Raises:
           ValueError: an argument is wrong; the run is not finished.
-          jaxcl.run.lock.Held: another update of the run is going on.
+          jaxcl.run.lock.LockHeldError: another update of the run is going on.
         """
         config = update_plan.defaults()
         changes = {f"limits.{name}": value for name, value in (limits or {}).items()}
         changes |= {} if epochs is None else {"train.epochs": epochs}
         recipe.change(config, changes | dict(options or {}))
-        new, judge = self._given("new", new_images, None, whole=True), None
+        new, judge = self._data_section("new", new_images, None, whole=True), None
         if test is not None:
-            judge = self._given("judge", *inputs.split_pair(test))
-        index = None if old is None else self._given("old", old, None, whole=True)
+            judge = self._data_section("judge", *inputs.split_pair(test))
+        index = (
+            None if old is None else self._data_section("old", old, None, whole=True)
+        )
         work = update_plan.plan(
             self.folder,
             new,
@@ -226,12 +228,12 @@ class Result:
             print(update_plan.nothing_new(work), flush=True)
         return Update(verdict["accepted"], verdict, str(work.workdir))
 
-    def _given(self, what, images, labels, whole=False) -> str | dict:
+    def _data_section(self, what, images, labels, whole=False) -> str | dict:
         """Return a path as it is, anything else as a section; keep its arrays."""
         if isinstance(images, str | os.PathLike):
             return os.fspath(images)
         name = f"{self.config.name}_{what}"
-        read = inputs.read(images, name=name, labels=labels)
+        read = inputs.make_section(images, name=name, labels=labels)
         self._held += read.held
         return read.section | (
             sources.without_test_split(read.section) if whole else {}

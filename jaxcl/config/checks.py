@@ -6,16 +6,17 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.config import files, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.run import folder
+from jaxcl.run import results as results_lib
 
 # Evaluators that learn from train images before they judge the others.
 _PROBES = {"knn", "linear", "logistic", "svm"}
 
 
-def check_path(top: sections.Top) -> None:
+def check_path(top: sections.TopLevel) -> None:
     """Refuse a path without data; say how to get the data or do without them."""
     path = top.data.get("path")
     if not isinstance(path, str) or storage.exists(path):
@@ -24,7 +25,7 @@ def check_path(top: sections.Top) -> None:
     fetched = [name for name in names if name in fetch.SETS]
     ways = [f"download the set: jaxcl data {name} --out={path}" for name in fetched[:1]]
     ways.append("say where it is: --config.data.path=FOLDER")
-    if top.name in files.names():
+    if top.name in files.describe_configs():
         ways.append(f"try the config without its data: jaxcl train {top.name}:debug")
     raise ValueError(
         f"config.data.path={path!r}: there is nothing at this path. You can "
@@ -32,11 +33,11 @@ def check_path(top: sections.Top) -> None:
     )
 
 
-def check_data(top: sections.Top, tasks: stream.Stream, workdir) -> stream.Stream:
+def check_data(top: sections.TopLevel, tasks: stream.Stream, workdir) -> stream.Stream:
     """Refuse other data than a run began with; warn of data that flatter.
 
     Images that are there more than once flatter, see config.duplicates, and classes
-    that are judged and not trained on. Without `workdir` nothing is checked.
+    that are evaluated and not trained on. Without `workdir` nothing is checked.
 
     Returns:
       The stream, its dataset with the identity of its rows.
@@ -45,7 +46,7 @@ def check_data(top: sections.Top, tasks: stream.Stream, workdir) -> stream.Strea
         return tasks
     dataset, is_first = tasks.dataset, jax.process_index() == 0
     known = identity.identify(dataset)
-    identity.check(workdir, known)
+    identity.check_data(workdir, known)
     tasks = tasks._replace(dataset=dataset._replace(known=known))
     judges = {
         section.get("name", key)
@@ -55,7 +56,7 @@ def check_data(top: sections.Top, tasks: stream.Stream, workdir) -> stream.Strea
     warnings = []
     if odd := splits.unknown_classes(dataset, tasks.evaluation):
         rows, words = odd
-        if rows == stream.size(tasks.evaluation) and judges & _PROBES:
+        if rows == stream.count_rows(tasks.evaluation) and judges & _PROBES:
             raise ValueError(f"config.data: {words}: nothing could be measured")
         warnings.append(f"config.data: {words}")
     if is_first and (known.by_bytes if top.duplicates is None else top.duplicates):
@@ -67,7 +68,7 @@ def check_data(top: sections.Top, tasks: stream.Stream, workdir) -> stream.Strea
     return tasks
 
 
-def check_start(top: sections.Top, plain: dict, train: stream.Examples) -> None:
+def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> None:
     """Refuse a config.start that this config cannot continue.
 
     After the last task of a run there may be other data, but the state is that of the
@@ -96,15 +97,40 @@ def check_start(top: sections.Top, plain: dict, train: stream.Examples) -> None:
                 f"config.data have {first.shape[-1]}"
             )
         return
-    path = epath.Path(start) / "config.json"
-    if not path.exists():
-        raise ValueError(f"config.start={start!r}: there is no run in it")
-    theirs = storage.read_object(path)
     same = ["encoder", "augment", "precision"]
     same += ["method"] if is_after else ["seed", "data", "scenario", "batch_size"]
-    pair = [{name: x[name] for name in same if name in x} for x in (theirs, plain)]
+    _check_same(f"config.start={start!r}", start, plain, same)
+
+
+def found_alone(run: str, plain: dict, method: core.Method) -> dict:
+    """Return FT_i that another run measured; refuse a run that would have others.
+
+    If the method trains a task alone with other options, only its base is compared.
+
+    Args:
+      plain: the config, as JSON.
+      method: what it trains with.
+    """
+    field = f"config.plasticity_from={run!r}"
+    same = ["seed", "data", "scenario", "batch_size", "epochs", "encoder", "augment"]
+    same += ["optimizer", "schedule", "scale_lr", "precision", "evaluators", "replay"]
+    same += ["base"] if method.alone else ["method"]
+    _check_same(field, run, plain, same)
+    found = results_lib.read_results(run) if results_lib.has_results(run) else {}
+    if "finetune" not in found:
+        raise ValueError(f"{field}: it has not measured FT_i, or not yet")
+    return found["finetune"]
+
+
+def _check_same(field, run, plain, same) -> None:
+    """Refuse a run whose config differs from this one in options of these names."""
+    path = epath.Path(run) / "config.json"
+    if not path.exists():
+        raise ValueError(f"{field}: there is no run in it")
+    configs = (storage.read_object(path), plain)
+    configs = (x | {"base": x.get("method", {}).get("base")} for x in configs)
+    pair = [{name: x[name] for name in same if name in x} for x in configs]
     if changed := schema.differences(*pair):
         raise ValueError(
-            f"config.start={start!r}: a run of another config; they differ in "
-            f"{'; '.join(changed)}"
+            f"{field}: a run of another config; they differ in {'; '.join(changed)}"
         )

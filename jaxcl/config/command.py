@@ -18,8 +18,8 @@ from jaxcl.run import rows as rows_lib
 FAILURES = (
     metrics_log.Diverged,
     checkpoint.CheckpointError,
-    rows_lib.RowsLost,
-    lock.Lost,
+    rows_lib.Damaged,
+    lock.LockLostError,
     files_lib.Unreadable,
     schema.Refused,
     storage.NotJson,
@@ -50,15 +50,15 @@ def parse_flags(argv, section="config", define=lambda: None):
             message = before + refusal[1].strip()
         if "\nTypeError: get_config() takes 0 positional" in message:
             message = f"{before}the config takes no word behind its name and a colon"
-        message = _plain(message)
+        message = _reword_int_error(message)
         if isinstance(error, flags.UnrecognizedFlagError):
-            message += _hint(error.flagname, section)
+            message += _suggest_option(error.flagname, section)
         sys.exit(complain(message.replace("\n", " ")))
     except OSError as error:  # no such config file
         sys.exit(complain(error))
 
 
-def _plain(message: str) -> str:
+def _reword_int_error(message: str) -> str:
     """Return a message about a number without the words of Python's `int`."""
     kinds = {"invalid literal for int": "a whole number"}
     kinds |= {"could not convert string to float": "a number"}
@@ -68,9 +68,9 @@ def _plain(message: str) -> str:
     return message
 
 
-def _hint(flag: str, section: str) -> str:
+def _suggest_option(flag: str, section: str) -> str:
     """Suggest the option of a config that a flag which is not there may have meant."""
-    options = [field.name for field in dataclasses.fields(sections.Top)]
+    options = [field.name for field in dataclasses.fields(sections.TopLevel)]
     first, dot, rest = flag.partition(".")
     near = difflib.get_close_matches(first, options, n=1)
     return f"; did you mean --{section}.{near[0]}{dot}{rest}?" if near else ""
@@ -78,12 +78,12 @@ def _hint(flag: str, section: str) -> str:
 
 def complain(message, code=2) -> int:
     """Print one line on stderr; returns the exit code."""
-    name = terminal.paint("jaxcl:", "bad", sys.stderr)
+    name = terminal.style_text("jaxcl:", "bad", sys.stderr)
     print(f"{name} {message}", file=sys.stderr, flush=True)
     return code
 
 
-def run(make, work) -> int:
+def run_until_signal(make, work) -> int:
     """Make what a run needs, and run it until its end or a signal.
 
     Args:
@@ -95,21 +95,21 @@ def run(make, work) -> int:
     """
     logging.set_verbosity(logging.WARNING)
     # After the distributed runtime has started, which would take SIGTERM for itself.
-    with signals.watch(complain) as stop:
-        return _run(make, work, stop)
+    with signals.watch_signals(complain) as stop:
+        return _run_made(make, work, stop)
 
 
-def _run(make, work, stop) -> int:
+def _run_made(make, work, stop) -> int:
     try:
         made = make()
-    except (ValueError, OSError, lock.Held) as error:
+    except (ValueError, OSError, lock.LockHeldError) as error:
         return complain(error)
     try:
         return work(made, stop) or 0
     except train.Interrupted as interrupted:
         told = f"{interrupted}; the same command continues"
         return complain(told, code=signals.STOPPED)
-    except lock.Held as error:
+    except lock.LockHeldError as error:
         return complain(error)
     except FAILURES as error:
         return complain(error, code=1)

@@ -22,7 +22,7 @@ def folder() -> pathlib.Path:
     return _PACKAGE / "configs"
 
 
-def paper(name: str) -> types.ModuleType:
+def load_paper(name: str) -> types.ModuleType:
     """Load configs/papers/NAME.py: what the configs of a paper share."""
     path = folder() / "papers" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"papers_{name}", path)
@@ -32,7 +32,7 @@ def paper(name: str) -> types.ModuleType:
     return module
 
 
-def names() -> dict[str, str]:
+def describe_configs() -> dict[str, str]:
     """Read the first line of the docstring of each config, by name."""
     return {
         path.stem: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
@@ -41,7 +41,7 @@ def names() -> dict[str, str]:
     }
 
 
-def located(name: str) -> str:
+def locate(name: str) -> str:
     """Find the path of a config: a file, or the name of one in `folder`.
 
     Args:
@@ -57,7 +57,7 @@ def located(name: str) -> str:
     path = folder() / f"{pathlib.Path(file).name.removesuffix('.py')}.py"
     if path.is_file() and pathlib.Path(file).parent.name in ("", "configs"):
         return f"{path}{colon}{word}"
-    near = difflib.get_close_matches(path.stem, names(), n=3)
+    near = difflib.get_close_matches(path.stem, describe_configs(), n=3)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
     if pathlib.Path(file).is_dir():
         hint = f" ({file} is a folder: did you mean own_images:{file}?)"
@@ -73,13 +73,13 @@ def located_in(argv: Sequence[str]) -> list[str]:
     for at, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag in ("--config", "-config") and value:
-            words[at] = f"{flag}={located(value)}"
+            words[at] = f"{flag}={locate(value)}"
         elif flag in ("--config", "-config") and not equals and at + 1 < len(words):
-            words[at + 1] = located(words[at + 1])
+            words[at + 1] = locate(words[at + 1])
     return words
 
 
-def read(words: Sequence[str]) -> ml_collections.ConfigDict:
+def read_config(words: Sequence[str]) -> ml_collections.ConfigDict:
     """Read the config of a command's words, as `jaxcl.main` does.
 
     Args:

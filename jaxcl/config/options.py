@@ -1,7 +1,7 @@
 """Every option of a config with its value: what is set, defaults, what None means.
 
-`walk` yields them. A run leaves their values in resolved.json, `jaxcl options` prints
-them, and `run_config` compares them when a run resumes.
+`iterate_options` yields them. A run leaves their values in resolved.json, `jaxcl
+options` prints them, and `run_config` compares them when a run resumes.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _WITHOUT = {
 }
 
 
-def walk(
+def iterate_options(
     raw: Mapping[str, Any], replay: core.Replay | None = None
 ) -> Iterator[schema.Option]:
     """Yield every option of a config, section by section.
@@ -54,22 +54,24 @@ def walk(
     Raises:
       ValueError: a section names a function that does not exist.
     """
-    fields = {field.name: field for field in dataclasses.fields(sections.Top)}
+    fields = {field.name: field for field in dataclasses.fields(sections.TopLevel)}
     inner = {name for name, field in fields.items() if "dict" in str(field.type)}
     top = {name: value for name, value in raw.items() if name not in inner}
-    yield from _read("config", sections.Top, top, raw, replay, inner)
+    yield from _iterate_function("config", sections.TopLevel, top, raw, replay, inner)
     for name in fields:
         section = raw.get(name) if name in inner else None
         if name == "tuning" and isinstance(section, str):
             section = tuning.RECIPES.get(section)
         if name == "evaluators":
             for key, entry in (section or {}).items():
-                yield from _walk(f"config.evaluators.{key}", entry, raw, replay)
+                yield from _iterate_section(
+                    f"config.evaluators.{key}", entry, raw, replay
+                )
         elif isinstance(section, Mapping):
-            yield from _walk(f"config.{name}", section, raw, replay)
+            yield from _iterate_section(f"config.{name}", section, raw, replay)
 
 
-def _walk(path, section, raw, replay) -> Iterator[schema.Option]:
+def _iterate_section(path, section, raw, replay) -> Iterator[schema.Option]:
     """Yield the options of a section, and of the sections inside it."""
     function = sections.function_of(path, section)
     inner = {
@@ -78,9 +80,9 @@ def _walk(path, section, raw, replay) -> Iterator[schema.Option]:
         if isinstance(value, Mapping) and _is_section(path, name, value)
     }
     own = {name: value for name, value in section.items() if name not in inner}
-    yield from _read(path, function, own, raw, replay, inner)
+    yield from _iterate_function(path, function, own, raw, replay, inner)
     for name, value in inner.items():
-        yield from _walk(f"{path}.{name}", value, raw, replay)
+        yield from _iterate_section(f"{path}.{name}", value, raw, replay)
 
 
 def _is_section(path, name, value) -> bool:
@@ -99,7 +101,9 @@ def _entries(section: Mapping) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _read(path, function, section, raw, replay, inner) -> Iterator[schema.Option]:
+def _iterate_function(
+    path, function, section, raw, replay, inner
+) -> Iterator[schema.Option]:
     """Yield the options of one section."""
     kind = "config.evaluators" if path.startswith("config.evaluators.") else path
     named = (("name", schema.NONE, _NAME),) if "name" in section else ()
@@ -108,7 +112,7 @@ def _read(path, function, section, raw, replay, inner) -> Iterator[schema.Option
         for name, default, meaning in _BESIDE.get(kind, named)
     }
     without = {*inner, *_WITHOUT.get(kind, ())}
-    options = schema.read(function, section, path, without, beside)
+    options = schema.read_options(function, section, path, without, beside)
     own = [x for x in options if x.function and x.name not in beside]
     known = {x.name: x.value for x in own if x.value is not schema.NONE}
     filled, fill = {}, _filler(path, function, raw, replay)
@@ -134,7 +138,9 @@ def _filler(path, function, raw, replay) -> Callable[[dict], dict]:
     fillers = {
         "config": top,
         "config.encoder": encoder,
-        "config.method": lambda options: schema.fill(function, options, replay),
+        "config.method": lambda options: schema.fill_dependent(
+            function, options, replay
+        ),
         "config.tuning": lambda options: function(**options)._asdict(),
         "config.scenario": lambda _: sections.scenario_seed(raw),
     }
@@ -149,12 +155,12 @@ def values(raw: Mapping[str, Any], replay: core.Replay | None = None) -> dict:
       replay: what config.replay comes to; None: nothing is replayed.
     """
     whole: dict = {"replay": None, "tuning": None, "mesh": None}
-    for option in walk(raw, replay):
+    for option in iterate_options(raw, replay):
         _, *path, name = option.path.split(".")
         if option.stands_for is not schema.NONE:
-            _section_at(whole, path)[name] = plain(option.stands_for)
+            _section_at(whole, path)[name] = to_json(option.stands_for)
     if replay is not None:
-        whole["replay"] = plain(replay._asdict())
+        whole["replay"] = to_json(replay._asdict())
     return whole
 
 
@@ -170,7 +176,7 @@ def _section_at(section, path):
     return section
 
 
-def plain(value: Any, field: str | None = None) -> Any:
+def to_json(value: Any, field: str | None = None) -> Any:
     """Convert a value to JSON's types.
 
     Args:
@@ -182,7 +188,7 @@ def plain(value: Any, field: str | None = None) -> Any:
     """
 
     def inside(key, value):
-        return plain(value, None if field is None else f"{field}{key}")
+        return to_json(value, None if field is None else f"{field}{key}")
 
     if isinstance(value, Mapping):
         return {str(key): inside(f".{key}", x) for key, x in value.items()}

@@ -75,13 +75,13 @@ def summarize(data: Mapping[str, Any]) -> Summary:
     Raises:
       ValueError, OSError: as of the source; it is a set of graphs.
     """
-    dataset = read(data)
+    dataset = read_images(data)
     train = dataset.train
     if train.graphs is not None:
         raise ValueError(f"config.data.name={data['name']!r}: graphs; must be images")
-    count = stream.size(train)
+    count = stream.count_rows(train)
     rows = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(int))
-    loaded = (_image(train, row) for row in rows)
+    loaded = (_load_image(train, row) for row in rows)
     sampled = [image for image in loaded if image is not None]
     sampled = sampled or [train.load(0)]  # which says what is wrong with it
     shapes = {image.shape[:2] for image in sampled}
@@ -97,23 +97,23 @@ def summarize(data: Mapping[str, Any]) -> Summary:
         mean=mean,
         std=std,
         labelled=int((train.label >= 0).sum()),
-        judges=stream.size(test) if can_judge else 0,
+        judges=stream.count_rows(test) if can_judge else 0,
         classes=_counts(train.label, len(dataset.class_names)),
         domains=_counts(train.domain, len(dataset.domain_names)),
     )
 
 
-def read(data: Mapping[str, Any]) -> stream.Dataset:
+def read_images(data: Mapping[str, Any]) -> stream.Dataset:
     """Read the set of a section config.data.
 
     Raises:
       ValueError, OSError: as of the source.
     """
-    make, options = schema.named(sources.SOURCES, data, "config.data")
+    make, options = schema.find_named_function(sources.SOURCES, data, "config.data")
     return make(**schema.options(make, options, "config.data"))
 
 
-def _image(train, row) -> np.ndarray | None:
+def _load_image(train, row) -> np.ndarray | None:
     """Load an image; None of an unreadable file, which the run will name or skip."""
     if train.images is not None:
         return train.images[row]
@@ -251,7 +251,7 @@ def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
       data: a section config.data.
       summary: of `summarize`.
     """
-    make, options = schema.named(sources.SOURCES, data, "config.data")
+    make, options = schema.find_named_function(sources.SOURCES, data, "config.data")
     takes = {"size", "resident"} <= set(schema.defaults(make))
     small = summary.side <= _SMALL and summary.rows * summary.side**2 * 3 <= _RESIDENT
     if not (summary.streams and takes and small) or {"size", "resident"} & set(options):

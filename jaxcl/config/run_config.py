@@ -18,12 +18,11 @@ MACHINE = (
     "workers",
     "progress",
     "loggers",
-    "plot_formats",
     "duplicates",
     "seeds",
 )
 # What `build` adds to a config.json, once it has read the data.
-NOTED = ("decoder", "bits", "resident", "memory_shards")
+NOTED = ("decoder", "resident", "memory_shards")
 
 
 class Differs(ValueError):
@@ -51,8 +50,8 @@ def write_or_check(workdir, config: dict, every_option: dict | None = None) -> N
       Differs: the directory holds a run of another config.
     """
     path = epath.Path(workdir) / "config.json"
-    with lock.held(workdir):
-        resumes = check(workdir, config)
+    with lock.hold_lock(workdir):
+        resumes = check_config(workdir, config)
         sharding.barrier("the config is read")
         if not resumes:
             if jax.process_index() == 0:
@@ -62,7 +61,7 @@ def write_or_check(workdir, config: dict, every_option: dict | None = None) -> N
             sharding.barrier("the config is written")
 
 
-def read(path) -> dict:
+def read_config(path) -> dict:
     """Read the config.json of a run directory.
 
     Raises ValueError if the file is damaged.
@@ -77,7 +76,7 @@ def read(path) -> dict:
         ) from error
 
 
-def check(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
+def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     """Refuse a run directory of another config.
 
     Args:
@@ -95,7 +94,7 @@ def check(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
         return False
-    pair = (without(x, MACHINE + aside) for x in (read(path), config))
+    pair = (without(x, MACHINE + aside) for x in (read_config(path), config))
     if changed := schema.differences(*pair):
         raise Differs(
             f"{workdir} holds a run of another config; they differ in "

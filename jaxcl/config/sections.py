@@ -25,7 +25,6 @@ from jaxcl.data import (
 )
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import plots
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, tuning, vit
 from jaxcl.run import folder, transfer
@@ -59,26 +58,19 @@ CHOICES = {
 _Name = Annotated[
     str, schema.Text(r"(?!\.{1,2}$)[^/\\\0]+", "a name without a path: no / and no \\")
 ]
-_KINDS = "|".join(plots.FORMATS)
-_Formats = Annotated[
-    str,
-    schema.Text(
-        rf"({_KINDS})(,({_KINDS}))*",
-        f"one or more of {', '.join(plots.FORMATS)}, with commas between",
-    ),
-]
 _Epochs = schema.Count | Annotated[tuple[schema.Count, ...], schema.Entries()]
 _Bytes = Annotated[int, schema.Range(0, 2**63 - 1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Top:
+class TopLevel:
     """The top level of a config; sections are dicts."""
 
     data: dict  # name of a source, and its options
     scenario: dict  # name, and options of scenarios.make
     # options of augment.images.make, `resize` for evaluation and a section `local`,
-    # options of augment.images.local; or name="graphs" and those of augment.graphs.make
+    # options of augment.images.make_local_crops; or name="graphs" and those of
+    # augment.graphs.make
     augment: dict
     encoder: dict  # name, and its options
     method: dict  # name, and options of its make
@@ -119,7 +111,7 @@ class Top:
     keep: Annotated[int, schema.Range(least=2)] = 2
     evaluate_untrained: bool = True  # also before the first step
     plasticity: bool = True  # also train on each task alone, for FT_i
-    plasticity_cache: str | None = None  # directory that keeps FT_i across runs
+    plasticity_from: str | None = None  # a run of the same base that measured FT_i
     # A run that has done the first tasks, from which this one goes on; or the folder of
     # an encoder, with which it begins.
     start: str | None = None
@@ -128,7 +120,6 @@ class Top:
     tensorboard: bool = True  # leave events for it
     loggers: str = ""  # modules of run.loggers, or your own, with commas between
     plots: bool = True  # draw pictures
-    plot_formats: _Formats = "png"  # of these, with commas between
     # A bar, none, or a bar on a terminal only
     progress: Literal["auto"] | bool = "auto"
 
@@ -143,19 +134,19 @@ def precision_of(raw: dict) -> str:
     return "bfloat16" if sharding.multiplies_bfloat16() else "float32"
 
 
-def top_of(raw: dict) -> Top:
+def top_of(raw: dict) -> TopLevel:
     """Check the top level of a config; what "auto" means is put in its place."""
     if raw.get("precision") == "auto":
         raw = raw | {"precision": precision_of(raw)}
     judges = raw.get("checkpoint") is not None
     unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
-    top = Top(**schema.options(Top, unused | raw, "config"))
+    top = TopLevel(**schema.options(TopLevel, unused | raw, "config"))
     for key, section in top.evaluators.items():
         schema.check_value(section, dict, f"config.evaluators.{key}")
     return top
 
 
-def image(
+def check_image(
     *,
     size: schema.Pixels,
     resize: schema.Pixels | None = None,
@@ -166,7 +157,7 @@ def image(
     return {"size": size, "resize": resize, "mean": mean, "std": std}
 
 
-def check_graphs(top: Top, train: stream.Examples | None = None) -> None:
+def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
     """Refuse sections of which some are of graphs and others of images.
 
     Args:
@@ -203,14 +194,14 @@ def function_of(path: str, section) -> Callable:
     """
     _, name, *inside = path.split(".")
     if name in CHOICES:
-        return schema.named(CHOICES[name], section, path)[0]
+        return schema.find_named_function(CHOICES[name], section, path)[0]
     if name == "method":
         return schema.method(section.get("name")).make
     if name == "evaluators":
         kind = section.get("name", inside[0])
         return schema.module("jaxcl.evals", kind, f"{path}.name").make
     if name == "augment" and inside:
-        return augment_images.local
+        return augment_images.make_local_crops
     graphs = section.get("name") == "graphs"
     return {
         "augment": augment_graphs.make if graphs else augment_images.make,
@@ -237,7 +228,7 @@ def scenario_seed(raw: Mapping) -> dict:
     return {"seed": raw.get("seed", 0)} if follows_seed(raw["scenario"]) else {}
 
 
-def tasks(data, scenario, seed=0, stand_in=None):
+def check_tasks(data, scenario, seed=0, stand_in=None):
     """Check the options of data and scenario; the data are read later.
 
     Args:
@@ -249,9 +240,11 @@ def tasks(data, scenario, seed=0, stand_in=None):
       () -> stream.Stream, which reads the data and cuts the tasks.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
-    source, data_options = schema.named(sources.SOURCES, data, "config.data")
+    source, data_options = schema.find_named_function(
+        sources.SOURCES, data, "config.data"
+    )
     data_options = schema.options(source, data_options, "config.data")
     scenario = ({"seed": seed} if follows_seed(scenario) else {}) | scenario
     cut = schema.options(scenarios.make, scenario, "config.scenario")
@@ -260,7 +253,7 @@ def tasks(data, scenario, seed=0, stand_in=None):
     return lambda: scenarios.make(stand_in or source(**data_options), **cut)
 
 
-def parts(top: Top):
+def build_parts(top: TopLevel):
     """Make Parts, and what evaluators and loaders must know of the images.
 
     Returns:
@@ -270,11 +263,15 @@ def parts(top: Top):
     Raises:
       ValueError: an option of augment, encoder, tuning, optimizer or schedule is wrong.
     """
-    views, image = _views(top)
-    optimize, optimizer = schema.named(OPTIMIZERS, top.optimizer, "config.optimizer")
+    views, image = _build_views(top)
+    optimize, optimizer = schema.find_named_function(
+        OPTIMIZERS, top.optimizer, "config.optimizer"
+    )
     lr = optimizer.pop("lr", None)
     schema.check_value(lr, schema.Positive, "config.optimizer.lr")
-    curve, schedule = schema.named(SCHEDULES, top.schedule, "config.schedule")
+    curve, schedule = schema.find_named_function(
+        SCHEDULES, top.schedule, "config.schedule"
+    )
     schedule = schema.options(curve, schedule, "config.schedule", given=("epochs",))
     peak = lr * (top.batch_size / 256 if top.scale_lr else 1.0)
     if top.scale_lr:
@@ -284,7 +281,7 @@ def parts(top: Top):
     if "epochs" in inspect.signature(curve).parameters:
         each = [{"epochs": n} for n in stream.epochs_of_tasks(top.epochs)]
 
-    def rates(peak):
+    def rate_with_peak(peak):
         return optim.by_task([curve(peak, **schedule, **own) for own in each])
 
     module = encoder(top)
@@ -298,14 +295,14 @@ def parts(top: Top):
         encoder=pieces.split(module, top.accumulate),
         **views,
         tx=tx,
-        lr=rates(peak),
-        curve=rates,
+        lr=rate_with_peak(peak),
+        curve=rate_with_peak,
         num_classes=0,
     )
     return parts, image
 
 
-def mesh(top: Top):
+def mesh(top: TopLevel):
     """Make the devices' mesh, of config.devices or of config.mesh.
 
     Raises:
@@ -345,7 +342,7 @@ def sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int]:
     return data, model
 
 
-def _check_pieces(top: Top) -> None:
+def _check_pieces(top: TopLevel) -> None:
     """Refuse batches that cannot be cut into the pieces of config.accumulate."""
     if top.accumulate > 1 and top.augment.get("name") == "graphs":
         raise ValueError(
@@ -359,7 +356,7 @@ def _check_pieces(top: Top) -> None:
         )
 
 
-def _views(top: Top):
+def _build_views(top: TopLevel):
     """Make the views of Parts, and what is known of the images, if any."""
     dtype, augment = PRECISIONS[top.precision], dict(top.augment)
     name = augment.pop("name", "images")
@@ -380,10 +377,14 @@ def _views(top: Top):
     }
     if local is not None:
         schema.check_value(local, dict, "config.augment.local")
-        own = schema.options(augment_images.local, local, "config.augment.local")
-        views["local"] = augment_images.local({**given, "dtype": dtype}, **own)
+        own = schema.options(
+            augment_images.make_local_crops, local, "config.augment.local"
+        )
+        views["local"] = augment_images.make_local_crops(
+            {**given, "dtype": dtype}, **own
+        )
     full = schema.defaults(augment_images.make) | given
-    crop = prefetch.Crop(
+    crop = prefetch.RandomCrop(
         size=full["size"],
         scale=tuple(full["scale"]),
         ratio=tuple(full["ratio"]),
@@ -393,7 +394,7 @@ def _views(top: Top):
     return views, image | {"resize": resize, "crop": crop}
 
 
-def encoder(top: Top):
+def encoder(top: TopLevel):
     """Make the module of config.encoder.
 
     Raises:
@@ -406,18 +407,18 @@ def encoder(top: Top):
         size, channels = (card["input"][name] for name in ("size", "channels"))
         blank = np.zeros((1, size, size, channels), np.float32)
         leaves = folder.read_leaves(top.start, card)
-        begin = folder.trees(module, blank, leaves, top.start)
+        begin = folder.fill_trees(module, blank, leaves, top.start)
         given = functools.partial(tuple, jax.tree.map(np.asarray, begin))  # on the host
-    return tuned(module, top.tuning, given)
+    return wrap_tuned(module, top.tuning, given)
 
 
-def _module(top: Top):
-    make, section = schema.named(ENCODERS, top.encoder, "config.encoder")
+def _module(top: TopLevel):
+    make, section = schema.find_named_function(ENCODERS, top.encoder, "config.encoder")
     section = schema.options(make, section, "config.encoder", given=("dtype",))
     return make(**section, dtype=PRECISIONS[top.precision])
 
 
-def tuned(module, section: dict | str | None, given=None):
+def wrap_tuned(module, section: dict | str | None, given=None):
     """Wrap an encoder of which config.tuning names the part that is trained.
 
     Args:
@@ -459,20 +460,20 @@ def completed(raw: dict) -> dict:
     return raw | {"encoder": theirs["encoder"] | kept, "augment": augment}
 
 
-def chosen(section):
+def method_and_options(section):
     """Find the module of a method, and check the options of its make."""
     section = dict(section)
     module = schema.method(section.pop("name", None))
     return module, schema.options(module.make, section, "config.method")
 
 
-def method(top: Top, parts: core.Parts) -> core.Method:
+def method(top: TopLevel, parts: core.Parts) -> core.Method:
     """Make the method of config.method.
 
     Raises:
       ValueError: an option is wrong, or the method reads no such data.
     """
-    module, options = chosen(top.method)
+    module, options = method_and_options(top.method)
     made = module.make(parts, **options)
     name = top.method["name"]
     if top.augment.get("name") == "graphs" and not made.takes_graphs:

@@ -25,25 +25,25 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         config.data = {"name": "digits", "size": 16, "channels": 3}
         config.augment.update(size=16, resize=None)
         if config.augment.get("local"):
-            config.augment.local.update(_sizes("config.augment.local", {}))
+            config.augment.local.update(_debug_sizes("config.augment.local", {}))
         name = config.encoder.name if config.encoder.name in _ENCODERS else "resnet"
-        config.encoder = {"name": name} | _sizes("config.encoder", {"name": name})
+        config.encoder = {"name": name} | _debug_sizes("config.encoder", {"name": name})
     _shrink_scenario(config)
     config.batch_size = 32
     if config.get("accumulate", 1) > 1:
         config.accumulate = 2
     with config.ignore_type():  # a config may have a tuple or a reference here
         config.epochs = 1
-        sizes = _sizes("config.method", config.method)
+        sizes = _debug_sizes("config.method", config.method)
         if "projector" in sizes:  # a network in place of one of `output_dim`
             del sizes["output_dim" if config.method.get("projector") else "projector"]
         recipe.set_where_taken(config.method, **sizes)
     if "replay" in config:
-        config.replay.update(_sizes("config.replay", {}))
+        config.replay.update(_debug_sizes("config.replay", {}))
     if "warmup_epochs" in config.schedule:
         config.schedule.warmup_epochs = 0
     for key, section in config.evaluators.items():
-        section.update(_sizes(f"config.evaluators.{key}", section))
+        section.update(_debug_sizes(f"config.evaluators.{key}", section))
     config.workers = 0
     config.save_every = 10
     return config
@@ -52,7 +52,7 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 _ENCODERS = ("vit", "convnext")  # a small ResNet stands for any other
 
 
-def _sizes(path, section) -> dict:
+def _debug_sizes(path, section) -> dict:
     """Read the small options of the function that a section names."""
     return schema.debug_sizes(sections.function_of(path, section))
 

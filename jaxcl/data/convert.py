@@ -9,22 +9,19 @@ with ENTRY = {"file", "sha256" of the array's bytes}. Only the "file" of each sp
 "images" is required, so such a directory is easily written by hand.
 
     python -m jaxcl.data.convert pacs64.npz art --domains art_painting
-    python -m jaxcl.data.convert cifar100.npz first --classes 0:50 --per-class 200
 
-write a part of the set: some domains, some classes, so many train images of a class.
+writes some domains of the set.
 """
 
 import argparse
 import pathlib
-import re
-from collections.abc import Sequence
 
 import numpy as np
 
 from jaxcl.data import files, from_arrays, splits, storage, stream
 
 
-def write(dataset: stream.Dataset, directory: str) -> None:
+def write_arrays(dataset: stream.Dataset, directory: str) -> None:
     """Write a dataset that lies in memory as a directory for `from_arrays.arrays`.
 
     Raises ValueError if the directory is not empty.
@@ -34,14 +31,14 @@ def write(dataset: stream.Dataset, directory: str) -> None:
         raise ValueError(f"{out} is there already and not an empty directory")
     out.mkdir(parents=True, exist_ok=True)
     try:
-        _write(dataset, out)
+        _write_splits(dataset, out)
     except BaseException:  # so that the same command may be run again
         for path in out.iterdir():
             path.unlink()
         raise
 
 
-def _write(dataset, out) -> None:
+def _write_splits(dataset, out) -> None:
     splits = {}
     for split, examples in stream.splits_of(dataset).items():
         if examples.images is None:
@@ -81,66 +78,24 @@ def mean_std(images: np.ndarray) -> tuple[list[float], list[float]]:
     return mean.tolist(), std.tolist()
 
 
-def part(
-    dataset: stream.Dataset,
-    *,
-    domains: Sequence[int | str] | None = None,
-    classes: Sequence[int | str] | None = None,
-    per_class: int | None = None,
-    seed: int = 0,
-) -> stream.Dataset:
-    """Cut a part out of a dataset; None: all.
-
-    Raises ValueError as `splits.of_domains` and `splits.of_classes` do, and where no
-    train image is left.
-    """
-    if domains is not None:
-        dataset = splits.of_domains(dataset, domains)
-    if (classes, per_class) != (None, None):
-        dataset = splits.of_classes(dataset, classes, per_class, seed)
-    if not stream.size(dataset.train):
-        raise ValueError(f"{dataset.name}: no train image is of this part")
-    return dataset
-
-
 def main() -> None:
     """Run the command, see the module's docstring."""
     parser = argparse.ArgumentParser(
-        description="An .npz file, or a part of it, as plain arrays.",
+        description="An .npz file, or domains of it, as plain arrays.",
         allow_abbrev=False,
     )
     parser.add_argument("npz", help="plain or packed .npz, see from_arrays.npz")
     parser.add_argument("directory", help="new or empty directory to write")
-    entries = "names, numbers, or spans of numbers such as 0:50, without the last"
-    parser.add_argument("--domains", nargs="+", metavar="DOMAIN", help=entries)
-    parser.add_argument("--classes", nargs="+", metavar="CLASS", help=entries)
-    parser.add_argument("--per-class", type=int, help="train images to draw of each")
-    parser.add_argument("--seed", type=int, default=0, help="draws --per-class")
+    parser.add_argument("--domains", nargs="+", help="names or numbers; else all")
     arguments = parser.parse_args()
     try:
-        dataset = part(
-            from_arrays.npz(path=arguments.npz),
-            domains=_entries(arguments.domains),
-            classes=_entries(arguments.classes),
-            per_class=arguments.per_class,
-            seed=arguments.seed,
-        )
-        write(dataset, arguments.directory)
+        dataset = from_arrays.npz(path=arguments.npz)
+        if words := arguments.domains:
+            kept = [int(word) if word.isdecimal() else word for word in words]
+            dataset = splits.of_domains(dataset, kept)
+        write_arrays(dataset, arguments.directory)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-
-
-def _entries(words) -> list[int | str] | None:
-    """Return names and numbers of words, in which a span stands for its numbers."""
-    if words is None:
-        return None
-    entries: list[int | str] = []
-    for word in words:
-        if span := re.fullmatch(r"(\d+):(\d+)", word):
-            entries += range(*map(int, span.groups()))
-        else:
-            entries.append(int(word) if word.isdecimal() else word)
-    return entries
 
 
 if __name__ == "__main__":

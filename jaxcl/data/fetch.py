@@ -37,7 +37,6 @@ from jaxcl.data import convert, shapes, stream
 from jaxcl.data import files as files_lib
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
-TRIES = 5  # of one address, each going on where the one before was cut
 
 
 class Unreachable(OSError):
@@ -57,18 +56,18 @@ class Archive(NamedTuple):
         return self.urls[0].rpartition("/")[2]
 
 
-class Known(NamedTuple):
+class KnownSet(NamedTuple):
     """A set that can be fetched."""
 
     archives: tuple[Archive, ...]
     write: Callable[[list[str], str], None]  # paths of the archives, a new folder
 
 
-def fetch(name: str, out: str, *, source: str | None = None) -> None:
+def fetch_set(name: str, out: str, *, source: str | None = None) -> None:
     """Write a set to a folder, which must be missing or empty.
 
-    Downloads go to the folder OUT.download, where the next call goes on with a part of
-    a file; it is removed once the set is written.
+    Downloads go to the folder OUT.download, where the next call finds whole archives;
+    it is removed once the set is written.
 
     Args:
       name: a key of `SETS`.
@@ -91,7 +90,7 @@ def fetch(name: str, out: str, *, source: str | None = None) -> None:
         paths = [
             _download(archive, downloads)
             if source is None
-            else _given(archive, source, known)
+            else _find_archive(archive, source, known)
             for archive in known.archives
         ]
     except Unreachable as error:
@@ -102,14 +101,14 @@ def fetch(name: str, out: str, *, source: str | None = None) -> None:
             f"  jaxcl data {name} --out={out} --from=PATH"
         ) from error
     for archive, path in zip(known.archives, paths, strict=True):
-        _check(archive, path, remove=source is None)
-    with _whole(out) as draft:
+        _check_archive(archive, path, remove=source is None)
+    with _replace_folder(out) as draft:
         known.write(paths, draft)
     if source is None:
         shutil.rmtree(downloads)
 
 
-def _given(archive, source, known) -> str:
+def _find_archive(archive, source, known) -> str:
     """Find an archive in the file or folder of the user; return its path."""
     inside = os.path.join(source, archive.name)
     path = inside if os.path.isdir(source) or len(known.archives) > 1 else source
@@ -118,7 +117,7 @@ def _given(archive, source, known) -> str:
     return path
 
 
-def _check(archive, path, *, remove) -> None:
+def _check_archive(archive, path, *, remove) -> None:
     """Refuse a file that is not the published one."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
@@ -134,51 +133,39 @@ def _check(archive, path, *, remove) -> None:
 
 
 def _download(archive, folder) -> str:
-    """Download an archive, from where an earlier download ended; return its path."""
+    """Download an archive, unless an earlier call did; return its path."""
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, archive.name)
-    part, reasons = f"{path}.part", []
-    for url in archive.urls * TRIES if not os.path.exists(path) else ():
+    path, reasons = os.path.join(folder, archive.name), []
+    for url in archive.urls if not os.path.exists(path) else ():
         try:
-            if _length(part) < archive.size:
-                _append(url, part, archive.size)
+            _save(url, f"{path}.part", archive.size)
+            os.replace(f"{path}.part", path)
+            break
         except (OSError, http.client.HTTPException) as error:
             reasons.append(f"{url}: {getattr(error, 'reason', error)}")
-        if _length(part) == archive.size:
-            os.replace(part, path)
-            break
     if not os.path.exists(path):
-        said = "; ".join(dict.fromkeys(reasons)) or "it ended too early"
+        said = "; ".join(reasons)
         raise Unreachable(f"{archive.name} could not be downloaded: {said}")
     return path
 
 
-def _length(path) -> int:
-    """Return bytes of a file, 0 if it is missing."""
-    return os.path.getsize(path) if os.path.exists(path) else 0
-
-
-def _append(url, part, size) -> None:
-    """Add what a server has beyond the bytes of `part`; no byte more than `size`."""
+def _save(url, path, size) -> None:
+    """Save what a server sends, and show how far it is."""
     import tqdm  # only downloads pay for it
 
-    have, name = _length(part), os.path.basename(part).removesuffix(".part")
-    headers = {"User-Agent": "jaxcl"} | ({"Range": f"bytes={have}-"} if have else {})
-    request = urllib.request.Request(url, headers=headers)
-    bar = tqdm.tqdm(total=size, desc=name, unit="B", unit_scale=True, disable=None)
+    request = urllib.request.Request(url, headers={"User-Agent": "jaxcl"})
+    bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, disable=None)
     with bar, urllib.request.urlopen(request, timeout=SECONDS) as answer:
-        given = answer.headers.get("Content-Range", "")
-        # A server that knows no ranges sends the file from its beginning.
-        goes_on = answer.status == 206 and given.startswith(f"bytes {have}-")
-        with open(part, "ab" if goes_on else "wb") as file:
-            bar.update(file.tell())
-            while block := answer.read(min(1 << 20, size - file.tell())):
+        with open(path, "wb") as file:
+            while block := answer.read(1 << 20):
                 file.write(block)
                 bar.update(len(block))
+            if file.tell() != size:
+                raise OSError(f"{file.tell():,} bytes came, not {size:,}")
 
 
 @contextlib.contextmanager
-def _whole(out) -> Iterator[str]:
+def _replace_folder(out) -> Iterator[str]:
     """Give a new folder, which takes the place of `out` when all is written."""
     draft = f"{out}.{uuid.uuid4().hex}.part"
     try:
@@ -195,7 +182,7 @@ def _whole(out) -> Iterator[str]:
 def _unpacked(path, beside) -> Iterator[str]:
     """Unpack an archive next to a path, for a while, and give its one folder.
 
-    Its bytes are the published ones, see `_check`, so it holds what it should.
+    Its bytes are the published ones, see `_check_archive`, so it holds what it should.
     """
     where = os.path.dirname(os.path.abspath(beside))
     os.makedirs(where, exist_ok=True)
@@ -225,7 +212,7 @@ def _stl10(paths, folder, *, more=None) -> None:
 
     with _unpacked(*paths, folder) as inner:
         parts = [read(inner, split) for split in ("train", "test")]
-    _write("stl10", _STL10, parts, folder)
+    _write_splits("stl10", _STL10, parts, folder)
 
 
 def _tiny_imagenet(paths, folder) -> None:
@@ -256,10 +243,10 @@ def _tiny_imagenet(paths, folder) -> None:
             (names.index(wnid), where / "val" / "images" / file) for file, wnid in known
         )
         parts = [read(train), read(test)]
-    _write("tiny_imagenet", names, parts, folder, decoder="pillow")
+    _write_splits("tiny_imagenet", names, parts, folder, decoder="pillow")
 
 
-def _cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
+def _write_cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
     """Write CIFAR's records: label bytes, then the planes of 32 x 32 pixels.
 
     Args:
@@ -268,7 +255,7 @@ def _cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
       names: the file with the classes.
     """
 
-    def read(inner, files):
+    def read_records(inner, files):
         raw = [np.fromfile(os.path.join(inner, file), np.uint8) for file in files]
         raw = np.concatenate(raw).reshape(-1, label_bytes + 3 * 32 * 32)
         images = raw[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -277,26 +264,26 @@ def _cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
     with _unpacked(*paths, folder) as inner:
         with open(os.path.join(inner, names)) as file:
             classes = tuple(file.read().split())
-        parts = [read(inner, files) for files in (train, test)]
-    _write(name, classes, parts, folder)
+        parts = [read_records(inner, files) for files in (train, test)]
+    _write_splits(name, classes, parts, folder)
 
 
-def _mnist(paths, folder) -> None:
+def _write_mnist(paths, folder) -> None:
     """Write MNIST's idx files: images and labels of train, then of test."""
     parts = [
-        (_idx(images, axes=3).reshape(-1, 28, 28, 1), _idx(labels, axes=1))
+        (_read_idx(images, axes=3).reshape(-1, 28, 28, 1), _read_idx(labels, axes=1))
         for images, labels in (paths[:2], paths[2:])
     ]
-    _write("mnist", tuple("0123456789"), parts, folder)
+    _write_splits("mnist", tuple("0123456789"), parts, folder)
 
 
-def _idx(path, axes) -> np.ndarray:
+def _read_idx(path, axes) -> np.ndarray:
     """Read the numbers of a packed idx file, u8[N]."""
     with gzip.open(path, "rb") as file:
         return np.frombuffer(file.read(), np.uint8, offset=4 + 4 * axes)
 
 
-def _write(name, classes, parts, folder, decoder="") -> None:
+def _write_splits(name, classes, parts, folder, decoder="") -> None:
     """Write (images, labels) of train and of test as plain arrays."""
     train, test = (
         stream.Examples(
@@ -307,7 +294,7 @@ def _write(name, classes, parts, folder, decoder="") -> None:
         for images, labels in parts
     )
     data = stream.Dataset(name, classes, ("all",), train, None, test, decoder)
-    convert.write(data, folder)
+    convert.write_arrays(data, folder)
 
 
 def _archives(name) -> tuple[Archive, ...]:
@@ -322,7 +309,7 @@ def _archives(name) -> tuple[Archive, ...]:
 
 
 _CIFAR10 = functools.partial(
-    _cifar,
+    _write_cifar,
     name="cifar10",
     train=[f"data_batch_{i}.bin" for i in range(1, 6)],
     test=["test_batch.bin"],
@@ -330,7 +317,7 @@ _CIFAR10 = functools.partial(
     names="batches.meta.txt",
 )
 _CIFAR100 = functools.partial(
-    _cifar,
+    _write_cifar,
     name="cifar100",
     train=["train.bin"],
     test=["test.bin"],
@@ -339,11 +326,11 @@ _CIFAR100 = functools.partial(
 )
 # Sets that may be fetched.
 SETS = {
-    name: Known(_archives(name.removesuffix("_unlabelled")), write)
+    name: KnownSet(_archives(name.removesuffix("_unlabelled")), write)
     for name, write in (
         ("cifar10", _CIFAR10),
         ("cifar100", _CIFAR100),
-        ("mnist", _mnist),
+        ("mnist", _write_mnist),
         ("stl10", _stl10),
         ("stl10_unlabelled", functools.partial(_stl10, more="unlabeled_X.bin")),
         ("tiny_imagenet", _tiny_imagenet),
@@ -379,7 +366,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.name == "shapes":
             return _draw_shapes(arguments.out, arguments.source)
-        fetch(arguments.name, arguments.out, source=arguments.source)
+        fetch_set(arguments.name, arguments.out, source=arguments.source)
     except (OSError, ValueError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2

@@ -66,7 +66,7 @@ class Decoding(NamedTuple):
     channels: int = 3  # 3 is RGB, 1 is grey
     max_pixels: int = PIXELS
     background: int = 255  # level behind transparent pixels
-    bits: int | None = None  # that 16-bit greys use; None: none were seen
+    bits: int | None = None  # that 16-bit greys use; None: as one image tells
 
     def __call__(self, data: bytes, name: str) -> np.ndarray:
         """Decode an image to u8[h,w,C], see `convert`.
@@ -157,9 +157,8 @@ def _eight_bits(pixels, name, bits) -> np.ndarray:
         bits = 8 if high < 256 else 16 if high >> 15 else None
     if bits is None or high >> bits:
         raise Unreadable(
-            f"{name}: has 16-bit pixels up to {high}, of an unknown scale; "
-            "config.data.bits, from 8 to 16, says how many bits all images of a set "
-            "use; a single image must be of 8 bits"
+            f"{name}: has 16-bit pixels up to {high}; config.data.bits, from 8 to 16, "
+            "says how many bits all images of a set use"
         )
     return (pixels >> (bits - 8)).astype(np.uint8)
 
@@ -248,7 +247,7 @@ def of_files(root: str, paths: Sequence[bytes], decoding: Decoding) -> Reader:
 
 
 def _fetch_file(path, place) -> bytes:
-    return storage.read(path)
+    return storage.read_bytes(path)
 
 
 def of_array(path: str) -> Reader:
@@ -317,7 +316,7 @@ class Loader(NamedTuple):
         first again after the last, so the label stays true.
         """
         try:
-            return self._image(row)
+            return self._decode_image(row)
         except ValueError as error:
             if self.label is None:
                 raise
@@ -326,7 +325,7 @@ class Loader(NamedTuple):
         alike = np.flatnonzero(alike)
         for other in np.roll(alike, -np.searchsorted(alike, row, "right"))[:-1]:
             try:
-                image = self._image(other)
+                image = self._decode_image(other)
             except ValueError:
                 continue
             # Python shows a warning of the same text once per process.
@@ -335,7 +334,7 @@ class Loader(NamedTuple):
             return image
         raise Unreadable(f"{problem}; no other image of its class can be read")
 
-    def _image(self, row):
+    def _decode_image(self, row):
         own = int(self.rows[row])
         if self.memory is not None and own in self.memory:
             return self.memory[own]
@@ -354,7 +353,7 @@ class Loader(NamedTuple):
         found = []
         for row in np.linspace(0, len(self.rows) - 1, _SAMPLED).astype(int):
             with contextlib.suppress(ValueError):
-                found.append(self._image(row).nbytes)
+                found.append(self._decode_image(row).nbytes)
         return float(np.mean(found)) if found else math.inf
 
     def take(self, rows: np.ndarray) -> "Loader":
@@ -411,7 +410,7 @@ def examples(
 def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     """Read class names from a text file, one a line."""
     with reading(f"{option} = {file!r}"):
-        lines = storage.read(file).decode().split("\n")
+        lines = storage.read_bytes(file).decode().split("\n")
     names = tuple(line.strip() for line in lines if line.strip())
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{option} = {file!r}: must hold at least one name, each once")

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def npz(*, path: str) -> stream.Dataset:
         mask = data.get("is_test", np.zeros(len(whole.label), bool))
         if mask.dtype != bool or mask.shape != (len(data["x"]),):
             raise ValueError(f"{path}: is_test must be bool[{len(data['x'])}]")
-        train, test = splits.cut(whole, mask)
+        train, test = splits.cut_out(whole, mask)
         parts = {"train": train} | ({} if test is None else {"test": test})
     else:
         has = sorted(files.read_npz(path))[:10]
@@ -72,7 +72,7 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
       the file and reads row by row; None maps files of 4 GiB and more.
     """
     files.mapped.cache_clear()  # the set may have been written anew
-    meta = _meta(path)
+    meta = _read_meta(path)
     entries = meta["splits"]
     _check_domains(path, {split: x.get("domain") for split, x in entries.items()})
     parts = {split: _array_split(path, x, resident) for split, x in entries.items()}
@@ -86,8 +86,6 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
         validation=parts.get("validation"),
         test=parts.get("test"),
         decoder=meta.get("decoder", ""),
-        mean=None if meta.get("mean") is None else tuple(meta["mean"]),
-        std=None if meta.get("std") is None else tuple(meta["std"]),
     )
 
 
@@ -112,62 +110,37 @@ def _check_domains(where, domains) -> None:
         )
 
 
-class _Meta(NamedTuple):
+class _MetaFile(NamedTuple):
     """The content of a meta.json; other keys are ignored."""
 
-    splits: dict  # of train, validation, test: dicts of a `_Split`
+    # Of train, validation, test: images and perhaps label and domain, each with the
+    # name of a file and perhaps its sha256
+    splits: dict
     name: str = ""
     class_names: Sequence[str] = ()
     domain_names: Sequence[str] = ()
-    mean: Annotated[Sequence[schema.Share], schema.Entries()] | None = None
-    std: Annotated[Sequence[schema.Share], schema.Entries()] | None = None
     decoder: Literal["", "cv2", "pillow"] = ""
 
 
-class _Split(NamedTuple):
-    """The arrays of a split in a meta.json: dicts of an `_Entry`."""
-
-    images: dict
-    label: dict | None = None
-    domain: dict | None = None
-
-
-class _Entry(NamedTuple):
-    """An array in a meta.json."""
-
-    file: splits.Inside
-    sha256: str | None = None
-
-
-def _meta(path) -> dict:
+def _read_meta(path) -> dict:
     """Read and check the meta.json of a directory."""
     file = os.path.join(path, "meta.json")
     try:
-        meta = storage.read_json(file)
-        _check_section(_Meta, meta, file)
-        if "train" not in meta["splits"]:
-            raise ValueError(f"{file}: splits lacks train")
-        for split, section in meta["splits"].items():
-            where = f"{file}: splits.{split}"
-            _check_section(_Split, section, where)
-            for key in _Split._fields:
-                if section.get(key) is not None:
-                    _check_section(_Entry, section[key], f"{where}.{key}")
-    except (OSError, ValueError) as error:
-        wrong = f"{file}: no such file" if isinstance(error, OSError) else error
+        meta = storage.read_object(file)
+        schema.check_arguments(_MetaFile, meta, file)
+        for split in ("train", *meta["splits"]):
+            entries = {**meta["splits"][split]}
+            for key in ("images", "label", "domain"):
+                if key == "images" or entries.get(key) is not None:
+                    field = f"{file}: splits.{split}.{key}.file"
+                    schema.check_value(entries[key]["file"], splits.Inside, field)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        wrong = f"{file}: {'no such file' if isinstance(error, OSError) else error!r}"
         raise ValueError(
             f"{wrong}; path must be a folder with a meta.json, as `jaxcl data NAME "
             f"--out={path}` or `python -m jaxcl.data.convert IN.npz {path}` writes it"
         ) from error
     return meta
-
-
-def _check_section(kind, section, where) -> None:
-    """Refuse what is no dict, lacks its first key, or has a value of another type."""
-    needed = kind._fields[0]
-    if not isinstance(section, dict) or needed not in section:
-        raise ValueError(f"{where}: must be a section with {needed!r}")
-    schema.check(kind, section, where)
 
 
 def _array_split(path, entries, resident) -> stream.Examples:
@@ -178,7 +151,7 @@ def _array_split(path, entries, resident) -> stream.Examples:
     file = os.path.join(path, entries["images"]["file"])
     if resident is None:
         with files.reading(file):
-            resident = storage.size(file) < MAPPED_BYTES
+            resident = storage.file_size(file) < MAPPED_BYTES
     if not resident and storage.in_bucket(file):
         raise ValueError(
             f"{file}: rows of a file in a bucket cannot be read one by one; copy the "

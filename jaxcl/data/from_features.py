@@ -76,7 +76,7 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         arrays = files.read_npz(path)
         text = str(arrays.pop(_ABOUT, "{}"))
     else:
-        data = storage.read(path)
+        data = storage.read_bytes(path)
         try:
             arrays = tensors.load(data)
             size = int.from_bytes(data[:8], "little")

@@ -49,12 +49,12 @@ def image_folder(
     if folders == "none":
         files = _relative(path, listing.images(path, left_out))
         if not files:
-            raise ValueError(f"{path}: no images{_but(left_out)}")
+            raise ValueError(f"{path}: no images{_describe_left_out(left_out)}")
         data = splits.draw_test(name, (), examples([-1] * len(files), files), 0.0, 0)
-        return data._replace(notes=_notes(left_out))
+        return data._replace(notes=_list_left_out(left_out))
     inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
     inner = "" if folders == "classes" else inner
-    names, *scanned = scan(path, inner, wanted, left_out=left_out)
+    names, *scanned = scan_classes(path, inner, wanted, left_out=left_out)
     if folders == "guess":
         _check_splits(path, names)
     held_out = _held_out(path, names) if inner else []
@@ -62,13 +62,14 @@ def image_folder(
     if not held_out:
         share = test if names else 0.0
         data = splits.draw_test(name, names, whole, share, test_seed)
-        return data._replace(notes=_notes(left_out))
+        return data._replace(notes=_list_left_out(left_out))
     parts = [
-        examples(*scan(path, x, names, wanted is None, left_out)[1:]) for x in held_out
+        examples(*scan_classes(path, x, names, wanted is None, left_out)[1:])
+        for x in held_out
     ]
     validation = parts[0] if len(parts) == 2 else None
     data = stream.Dataset(name, names, ("all",), whole, validation, parts[-1])
-    return data._replace(notes=_notes(left_out))
+    return data._replace(notes=_list_left_out(left_out))
 
 
 def is_mixed(path: str) -> bool:
@@ -84,12 +85,12 @@ def _images_in(folder) -> list[str]:
     return [name for name in names if listing.is_image(name)]
 
 
-def _notes(left_out) -> tuple[str, ...]:
+def _list_left_out(left_out) -> tuple[str, ...]:
     said = listing.describe(left_out)
     return (f"left out: {said}",) if said else ()
 
 
-def _but(left_out) -> str:
+def _describe_left_out(left_out) -> str:
     """Say for messages which files were left out."""
     said = listing.describe(left_out)
     return f"; left out: {said}" if said else ""
@@ -145,7 +146,7 @@ def _examples(path, images, label, files) -> stream.Examples:
     return files_lib.examples(files_lib.of_files(path, files, images.decoding), label)
 
 
-def scan(
+def scan_classes(
     path: str,
     inner: str,
     wanted: Sequence[str] | None,
@@ -186,7 +187,7 @@ def scan(
         images = listing.images(where, left_here)
         if not images:
             kind = f"class {name!r} has " if name else ""
-            raise ValueError(f"{where}: {kind}no images{_but(left_here)}")
+            raise ValueError(f"{where}: {kind}no images{_describe_left_out(left_here)}")
         if left_out is not None:
             left_out.update(left_here)
         files += _relative(path, images)

@@ -54,13 +54,13 @@ def graphs(
       ValueError: a file is missing, breaks these promises or lacks what `features`
         names.
     """
-    graph_set = read(path, features=features, std=std, normalise=normalise)
+    graph_set = read_graphs(path, features=features, std=std, normalise=normalise)
     label, names = graph_set.label, graph_set.class_names
     train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)
     return stream.Dataset(graph_set.name, names, ("all",), train, None, None)
 
 
-def read(
+def read_graphs(
     path: str,
     *,
     features: Sequence[Feature] | None = None,
@@ -124,22 +124,22 @@ def _read_text(path) -> tuple[str, dict]:
         )
     name = names[0].removesuffix("_A.txt")
 
-    def file(part):
+    def part_path(part):
         return os.path.join(path, f"{name}_{part}.txt")
 
-    codes = _table(file("graph_labels"), np.int64, columns=1)[:, 0]
-    graph = _table(file("graph_indicator"), np.int64, columns=1)[:, 0]
+    codes = _read_table(part_path("graph_labels"), np.int64, columns=1)[:, 0]
+    graph = _read_table(part_path("graph_indicator"), np.int64, columns=1)[:, 0]
     if len(codes) == 0 or len(graph) == 0:
         raise ValueError(f"{path}: {name} has no graphs or no nodes")
     if graph[0] < 1 or graph[-1] > len(codes) or (np.diff(graph) < 0).any():
         raise ValueError(
-            f"{file('graph_indicator')}: numbers must not fall and be in 1 to "
-            f"{len(codes)}, the lines of {file('graph_labels')}"
+            f"{part_path('graph_indicator')}: numbers must not fall and be in 1 to "
+            f"{len(codes)}, the lines of {part_path('graph_labels')}"
         )
     classes, label = np.unique(codes, return_inverse=True)
     arrays = {
-        "where": file("A"),
-        "pairs": _table(file("A"), np.int64, columns=2).T - 1,
+        "where": part_path("A"),
+        "pairs": _read_table(part_path("A"), np.int64, columns=2).T - 1,
         "graph": graph - 1,
         "label": label,
         "class_names": classes,
@@ -148,12 +148,12 @@ def _read_text(path) -> tuple[str, dict]:
         ("node_label", "node_labels", np.int64),
         ("node_attr", "node_attributes", np.float64),
     ):
-        if os.path.exists(file(part)):
-            arrays[key] = _table(file(part), kind, rows=len(graph))
+        if os.path.exists(part_path(part)):
+            arrays[key] = _read_table(part_path(part), kind, rows=len(graph))
     return name, arrays
 
 
-def _table(file, kind, *, columns=None, rows=None) -> np.ndarray:
+def _read_table(file, kind, *, columns=None, rows=None) -> np.ndarray:
     """Read numbers separated by commas, one row a line, [lines, columns]."""
     with files.reading(file), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an empty file

@@ -24,7 +24,7 @@ from jaxcl.data import listing, splits, storage, stream
 STATE, SPLITS, PARQUET = "state.json", "dataset_dict.json", ".parquet"
 
 
-def _arrow():
+def _import_arrow():
     # Takes 0.2 s, so only runs that read such a set import it.
     import pyarrow
     import pyarrow.parquet
@@ -32,7 +32,7 @@ def _arrow():
     return pyarrow
 
 
-def _fetch(key: str, file: str, row: int) -> bytes:
+def _fetch_image(key: str, file: str, row: int) -> bytes:
     """Return the encoded bytes of an image in a column."""
     value = read_column(file, key)[row].as_py()
     if isinstance(value, dict):
@@ -58,9 +58,11 @@ def read_column(file: str, key: str) -> Any:
 def _column(file, key):
     with _reading(file) as source:
         if file.endswith(PARQUET):
-            found = _arrow().parquet.ParquetFile(source).read(columns=[key])
+            found = _import_arrow().parquet.ParquetFile(source).read(columns=[key])
         else:
-            with _arrow().ipc.open_stream(_arrow().memory_map(source)) as reader:
+            with _import_arrow().ipc.open_stream(
+                _import_arrow().memory_map(source)
+            ) as reader:
                 found = reader.read_all()
         found = found.column(key)
         # Offsets that lead out of the file would end the process when they are read.
@@ -74,7 +76,7 @@ def _reading(file):
     with files_lib.reading(file):
         try:
             yield storage.check_ordinary(file)
-        except _arrow().ArrowException as error:
+        except _import_arrow().ArrowException as error:
             raise ValueError(str(error)) from error
 
 
@@ -82,9 +84,11 @@ def _header(file) -> tuple[Any, int]:
     """Return the schema and number of rows of a file."""
     with _reading(file) as source:
         if file.endswith(PARQUET):
-            opened = _arrow().parquet.ParquetFile(source)
+            opened = _import_arrow().parquet.ParquetFile(source)
             return opened.schema_arrow, opened.metadata.num_rows
-        with _arrow().ipc.open_stream(_arrow().memory_map(source)) as reader:
+        with _import_arrow().ipc.open_stream(
+            _import_arrow().memory_map(source)
+        ) as reader:
             return reader.schema, sum(batch.num_rows for batch in reader)
 
 
@@ -128,8 +132,10 @@ def huggingface(
         if name not in found:
             raise ValueError(f"{split}_split = {name!r}: {path} has {sorted(found)}")
         chosen[split] = found[name]
-        labels[split] = [_check(file, image_key, label_key) for file in found[name]]
-    names, numbers = _numbered(labels, chosen, label_key)
+        labels[split] = [
+            _check_columns(file, image_key, label_key) for file in found[name]
+        ]
+    names, numbers = _number_labels(labels, chosen, label_key)
     wanted = names if classes is None else files_lib.class_list(classes)
     kept = None if classes is None else files_lib.number_classes(wanted, names)
     parts = {}
@@ -141,7 +147,7 @@ def huggingface(
             (*chosen[split],),
             which,
             place,
-            functools.partial(_fetch, image_key),
+            functools.partial(_fetch_image, image_key),
             images.decoding,
             unit="row",
         )
@@ -235,11 +241,11 @@ def split_files(path: str) -> dict[str, list[str]]:
     if os.path.exists(listed):
         names = storage.read_object(listed).get("splits")
         schema.check_value(names, list[splits.Inside], f"{listed}: splits")
-        return {name: _saved(os.path.join(path, name))[1] for name in names}
+        return {name: _list_saved_files(os.path.join(path, name))[1] for name in names}
     if os.path.exists(os.path.join(path, STATE)):
-        return dict([_saved(path)])
+        return dict([_list_saved_files(path)])
     found: dict[str, list[str]] = {}
-    for file in listing.files(path, lambda name: name.lower().endswith(PARQUET)):
+    for file in listing.list_files(path, lambda name: name.lower().endswith(PARQUET)):
         split = os.path.basename(file).removesuffix(PARQUET).partition("-")[0]
         if split.isdigit():
             split = os.path.basename(os.path.dirname(file))
@@ -268,7 +274,7 @@ def _check_complete(path, split, files) -> None:
         )
 
 
-def _saved(folder) -> tuple[str, list[str]]:
+def _list_saved_files(folder) -> tuple[str, list[str]]:
     """Return the split and files of a folder that `save_to_disk` wrote."""
     file = os.path.join(folder, STATE)
     state = storage.read_object(file)
@@ -288,7 +294,7 @@ def _saved(folder) -> tuple[str, list[str]]:
     return split, [os.path.join(folder, name) for name in names]
 
 
-def _check(file, image_key, label_key) -> np.ndarray:
+def _check_columns(file, image_key, label_key) -> np.ndarray:
     """Check the columns of a file; return its labels, see `_labels`."""
     header, rows = _header(file)
     for option, key in (("image_key", image_key), ("label_key", label_key)):
@@ -305,15 +311,15 @@ def _check(file, image_key, label_key) -> np.ndarray:
 def _holds_images(kind) -> bool:
     """Return whether a type is bytes, or a struct with such."""
     kind = getattr(kind, "storage_type", kind)
-    if _arrow().types.is_struct(kind):
+    if _import_arrow().types.is_struct(kind):
         place = kind.get_field_index("bytes")
         kind = kind.field(place).type if place >= 0 else None
-    return kind in (_arrow().binary(), _arrow().large_binary())
+    return kind in (_import_arrow().binary(), _import_arrow().large_binary())
 
 
 def _labels(file, key) -> np.ndarray:
     """Return labels of a file: i64[N], -1 where there is none, or text."""
-    types, found = _arrow().types, read_column(file, key)
+    types, found = _import_arrow().types, read_column(file, key)
     if types.is_dictionary(found.type):
         found = found.cast(found.type.value_type)
     if types.is_string(found.type) or types.is_large_string(found.type):
@@ -324,7 +330,7 @@ def _labels(file, key) -> np.ndarray:
         raise ValueError(
             f"label_key = {key!r}: {file} has {found.type}, must be numbers or text"
         )
-    label = found.cast(_arrow().int64()).fill_null(-1).to_numpy()
+    label = found.cast(_import_arrow().int64()).fill_null(-1).to_numpy()
     return stream.as_numbers(file, "labels", label, -1)
 
 
@@ -340,7 +346,7 @@ def _class_names(file, key) -> tuple[str, ...] | None:
     return (*names,)
 
 
-def _numbered(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+def _number_labels(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """Return class names, and the labels of each split as numbers.
 
     Args:

@@ -71,7 +71,7 @@ def _examples(path, option, where, limit, images) -> stream.Examples:
       where: its lists, one of each domain.
       limit: labels are below it.
     """
-    lists = [_read(file, option, limit) for file in where]
+    lists = [_read_list(file, option, limit) for file in where]
     files = np.array([file for of_list, _ in lists for file in of_list], bytes)
     label = np.array([number for _, of_list in lists for number in of_list], np.int32)
     domain = np.repeat(np.arange(len(lists)), [len(of_list) for of_list, _ in lists])
@@ -94,10 +94,10 @@ def _list_files(option, pattern, domains, folder) -> list[str]:
     return [os.path.join(folder, pattern.replace("{domain}", x)) for x in domains]
 
 
-def _read(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
+def _read_list(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
     """Return paths and labels of one list; bytes, since a set has 10^6 of them."""
     with files_lib.reading(f"{option}: {file}"):
-        data = storage.read(file)
+        data = storage.read_bytes(file)
         data.decode()
     files, label = [], []
     for number, line in enumerate(data.removeprefix(MARK).splitlines(), 1):

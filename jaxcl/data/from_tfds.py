@@ -29,7 +29,7 @@ def _library():
     return tensorflow_datasets
 
 
-class Table(NamedTuple):
+class RecordTable(NamedTuple):
     """The places and labels of one split's records, one entry per record."""
 
     file: np.ndarray  # i32[N], number of the record's file
@@ -38,16 +38,16 @@ class Table(NamedTuple):
     domain: np.ndarray  # i32[N]
 
 
-def _fetch(features: Any, key: str, file: str, place: int) -> bytes:
+def _fetch_image(features: Any, key: str, file: str, place: int) -> bytes:
     """Return the encoded image of a record."""
     if ".tfrecord" in os.path.basename(file):
         with epath.Path(file).open("rb") as opened:
             opened.seek(place)
-            raw = _next_record(opened, storage.size(file) - place)
+            raw = _next_record(opened, storage.file_size(file) - place)
     else:
         raw = _reader(file).read([place])[0]
     skip = {key: _library().decode.SkipDecoding()}
-    return _parse(features, raw, decoders=skip)[key]
+    return _parse_record(features, raw, decoders=skip)[key]
 
 
 def _features(info, *keys):
@@ -61,7 +61,7 @@ def _reader(file: str):
     return array_record_module.ArrayRecordReader(file, "readahead_buffer_size:0")
 
 
-def _parse(features, raw: bytes | None, **options) -> dict:
+def _parse_record(features, raw: bytes | None, **options) -> dict:
     """Return the features of a record."""
     try:
         return features.deserialize_example_np(raw, **options)
@@ -99,17 +99,17 @@ def tfds(
     and damaged records.
     """
     _reader.cache_clear()  # the set may have been written anew
-    info = _info(path)
+    info = _read_info(path)
     _feature(info, image_key, _library().features.Image, "image_key")
-    names = _names(info, label_key, "label_key")
+    names = _class_names(info, label_key, "label_key")
     wanted = names if classes is None else files_lib.class_list(classes)
     keep = None if classes is None else files_lib.number_classes(wanted, names)
 
     def part(split):
         if split is None:
             return None
-        files, table = _table(info, split, label_key, domain_key, index)
-        fetch = functools.partial(_fetch, _features(info, image_key), image_key)
+        files, table = _find_records(info, split, label_key, domain_key, index)
+        fetch = functools.partial(_fetch_image, _features(info, image_key), image_key)
         reader = files_lib.Reader(
             files, table.file, table.place, fetch, images.decoding, unit="place"
         )
@@ -118,14 +118,14 @@ def tfds(
     return stream.Dataset(
         name=info.name,
         class_names=wanted,
-        domain_names=_names(info, domain_key, "domain_key") or ("all",),
+        domain_names=_class_names(info, domain_key, "domain_key") or ("all",),
         train=part(train_split),
         validation=part(validation_split),
         test=part(test_split),
     )
 
 
-def _info(path):
+def _read_info(path):
     """Return the metadata of a directory."""
     where = f"path = {str(path)!r}"
     try:
@@ -157,7 +157,7 @@ def _feature(info, key, kind, option):
     return feature
 
 
-def _names(info, key, option) -> tuple[str, ...]:
+def _class_names(info, key, option) -> tuple[str, ...]:
     """Return names of a ClassLabel feature, () where `key` is None."""
     if key is None:
         return ()
@@ -168,7 +168,9 @@ def _names(info, key, option) -> tuple[str, ...]:
     return tuple(feature.names)
 
 
-def _table(info, split, label_key, domain_key, index) -> tuple[tuple, Table]:
+def _find_records(
+    info, split, label_key, domain_key, index
+) -> tuple[tuple, RecordTable]:
     """Find the records of a split, from `index` if possible."""
     try:
         parts = info.splits[split].file_instructions
@@ -193,19 +195,25 @@ def _table(info, split, label_key, domain_key, index) -> tuple[tuple, Table]:
         )
     ranges = [f"{x.filename}:{x.skip}:{x.take}" for x in parts]
     stamp = np.array([str(label_key), str(domain_key), *map(str, found), *ranges])
-    known = {} if index is None else _known(index)
+    known = {} if index is None else _read_index(index)
     if np.array_equal(known.get(f"{split}/stamp"), stamp):
-        columns = [known.get(f"{split}/{field}", stamp) for field in Table._fields]
+        columns = [
+            known.get(f"{split}/{field}", stamp) for field in RecordTable._fields
+        ]
         if any(x.dtype.kind != "i" or x.shape != columns[0].shape for x in columns):
             raise ValueError(f"index = {index!r}: it is damaged; delete it")
-        return files, Table(*columns)
+        return files, RecordTable(*columns)
     tables = [
-        _scan(info, number, part, label_key, domain_key)
+        _scan_file(info, number, part, label_key, domain_key)
         for number, part in enumerate(parts)
     ]
-    table = Table(*(np.concatenate(column) for column in zip(*tables, strict=True)))
+    table = RecordTable(
+        *(np.concatenate(column) for column in zip(*tables, strict=True))
+    )
     most = table.label.max(initial=-1)
-    if label_key is not None and most >= len(_names(info, label_key, "label_key")):
+    if label_key is not None and most >= len(
+        _class_names(info, label_key, "label_key")
+    ):
         raise ValueError(f"split {split!r}: label {most} has no name")
     if index is not None:
         fresh = {f"{split}/{key}": value for key, value in table._asdict().items()}
@@ -214,7 +222,7 @@ def _table(info, split, label_key, domain_key, index) -> tuple[tuple, Table]:
     return files, table
 
 
-def _known(index) -> dict[str, np.ndarray]:
+def _read_index(index) -> dict[str, np.ndarray]:
     """Read what earlier scans wrote to a file; {} where there is none yet."""
     if not storage.exists(index):
         return {}
@@ -224,7 +232,7 @@ def _known(index) -> dict[str, np.ndarray]:
         raise ValueError(f"index = {index!r}: {error}; delete it") from error
 
 
-def _scan(info, number, part, label_key, domain_key) -> Table:
+def _scan_file(info, number, part, label_key, domain_key) -> RecordTable:
     """Return places and labels of the records of one file."""
     keys = [key for key in (label_key, domain_key) if key is not None]
     features = _features(info, *keys)
@@ -233,7 +241,7 @@ def _scan(info, number, part, label_key, domain_key) -> Table:
     rows = []
     with files_lib.reading(name):
         for place, raw in walk(name, part.skip, stop):
-            example = _parse(features, raw) if keys else {}
+            example = _parse_record(features, raw) if keys else {}
             label, domain = example.get(label_key, -1), example.get(domain_key, 0)
             rows.append((number, place, label, domain))
     if len(rows) != part.take:
@@ -243,12 +251,12 @@ def _scan(info, number, part, label_key, domain_key) -> Table:
     table = np.array(rows, np.int64).reshape(-1, 4).T
     label = stream.as_numbers(name, "labels", table[2], -1)
     numbers = stream.as_numbers(name, "domains", table[3], 0)
-    return Table(table[0].astype(np.int32), table[1], label, numbers)
+    return RecordTable(table[0].astype(np.int32), table[1], label, numbers)
 
 
 def _walk_tfrecord(name, skip, stop):
     """Yield (place, bytes) of records `skip` to `stop`, fewer if damaged."""
-    size = storage.size(storage.check_ordinary(name))
+    size = storage.file_size(storage.check_ordinary(name))
     with epath.Path(name).open("rb") as file:
         for record in range(stop):
             place = file.tell()

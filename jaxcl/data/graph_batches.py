@@ -22,7 +22,7 @@ def budgets(
     return graphs.buckets(examples.graphs, batch_size, parts=parts, levels=_LEVELS)
 
 
-def blank(examples: stream.Examples, batch_size: int, parts: int = 1) -> dict:
+def blank_batch(examples: stream.Examples, batch_size: int, parts: int = 1) -> dict:
     """Return a batch without graphs, of the size used most often."""
     rows = np.full((parts, batch_size), -1, np.int32)
     sizes = budgets(examples, batch_size, parts)

@@ -1,8 +1,8 @@
 """Sets of graphs, and batches of graphs in one of a few static shapes.
 
-`from_graphs` reads a set, `buckets` chooses the shapes, and `pad` makes a batch of some
-rows on the host. Graphs are undirected: each edge is stored once in each direction, and
-no node has an edge to itself.
+`from_graphs` reads a set, `buckets` chooses the shapes, and `pad_batch` makes a batch
+of some rows on the host. Graphs are undirected: each edge is stored once in each
+direction, and no node has an edge to itself.
 """
 
 from collections.abc import Sequence
@@ -46,28 +46,20 @@ class Graphs(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """The static shape of a batch: the options of `pad`."""
+    """The static shape of a batch: the options of `pad_batch`."""
 
     nodes: int
     edges: int
     graphs: int
 
 
-class Waste(NamedTuple):
-    """How much of an epoch's batches is padding."""
-
-    nodes: float  # share of all node slots
-    edges: float
-    batches: tuple[int, ...]  # how many batches have each budget
-
-
-def take(graph_set: GraphSet, rows: np.ndarray) -> GraphSet:
+def take_graphs(graph_set: GraphSet, rows: np.ndarray) -> GraphSet:
     """Return the graphs at `rows`, renumbered from 0; labels are kept."""
-    size, links = (x[rows] for x in _sizes(graph_set))
+    size, links = (x[rows] for x in _graph_sizes(graph_set))
     first, new = graph_set.graph_ptr[rows], np.cumsum(size) - size
-    edges = graph_set.edges[:, _runs(graph_set.edge_ptr[rows], links)]
+    edges = graph_set.edges[:, _consecutive_runs(graph_set.edge_ptr[rows], links)]
     return graph_set._replace(
-        features=graph_set.features[_runs(first, size)],
+        features=graph_set.features[_consecutive_runs(first, size)],
         edges=(edges + np.repeat(new - first, links)).astype(np.int32),
         graph_ptr=np.append(0, np.cumsum(size)).astype(np.int32),
         edge_ptr=np.append(0, np.cumsum(links)).astype(np.int32),
@@ -75,7 +67,7 @@ def take(graph_set: GraphSet, rows: np.ndarray) -> GraphSet:
     )
 
 
-def pad(
+def pad_batch(
     graph_set: GraphSet, rows: np.ndarray, *, nodes: int, edges: int, graphs: int
 ) -> Graphs:
     """Return the graphs of some rows as one batch of this size, in NumPy arrays.
@@ -94,7 +86,7 @@ def pad(
         raise ValueError(f"rows = {rows}: must be integers below {count}, or -1")
     slots = np.flatnonzero(rows >= 0)
     chosen = rows[slots]
-    size, links = (x[chosen] for x in _sizes(graph_set))
+    size, links = (x[chosen] for x in _graph_sizes(graph_set))
     for name, need, have in (
         ("graphs", max(len(rows), 1), graphs),
         ("nodes", max(size.sum(), 1), nodes),
@@ -104,34 +96,34 @@ def pad(
             raise ValueError(f"{name} = {have}: the rows need at least {need}")
     first, new = graph_set.graph_ptr[chosen], np.cumsum(size) - size
     features = np.zeros((nodes, graph_set.features.shape[1]), np.float32)
-    features[: size.sum()] = graph_set.features[_runs(first, size)]
-    pairs = graph_set.edges[:, _runs(graph_set.edge_ptr[chosen], links)]
+    features[: size.sum()] = graph_set.features[_consecutive_runs(first, size)]
+    pairs = graph_set.edges[:, _consecutive_runs(graph_set.edge_ptr[chosen], links)]
     pairs = pairs + np.repeat(new - first, links)
     # The set is sorted by source. Each edge has its reverse, so swapping the ends gives
     # the same edges, sorted by receiver.
     return Graphs(
         features=features,
-        node_graph=_filled(np.repeat(slots, size), nodes, graphs - 1),
+        node_graph=_fill_up(np.repeat(slots, size), nodes, graphs - 1),
         node_mask=np.arange(nodes) < size.sum(),
-        senders=_filled(pairs[1], edges, nodes - 1),
-        receivers=_filled(pairs[0], edges, nodes - 1),
+        senders=_fill_up(pairs[1], edges, nodes - 1),
+        receivers=_fill_up(pairs[0], edges, nodes - 1),
         edge_mask=np.arange(edges) < links.sum(),
         graph_mask=np.isin(np.arange(graphs), slots),
     )
 
 
-def _sizes(graph_set) -> list[np.ndarray]:
+def _graph_sizes(graph_set) -> list[np.ndarray]:
     """Return the number of nodes and number of edges of each graph, i64[G] each."""
     pointers = (graph_set.graph_ptr, graph_set.edge_ptr)
     return [np.diff(pointer).astype(np.int64) for pointer in pointers]
 
 
-def _runs(first, count) -> np.ndarray:
+def _consecutive_runs(first, count) -> np.ndarray:
     """Return `count` numbers from each of `first` on, one after another."""
     return np.repeat(first - (np.cumsum(count) - count), count) + np.arange(count.sum())
 
 
-def _filled(values, length, padding) -> np.ndarray:
+def _fill_up(values, length, padding) -> np.ndarray:
     """Return the values, followed by padding up to the length."""
     array = np.full(length, padding, np.int32)
     array[: len(values)] = values
@@ -177,7 +169,7 @@ def buckets(
     ):
         if not good:
             raise ValueError(f"{name} = {value!r}: must be {allowed}")
-    sizes = np.stack(_sizes(graph_set), axis=-1)
+    sizes = np.stack(_graph_sizes(graph_set), axis=-1)
     drawn = _drawn_sizes(sizes, rows, batch_size, parts, seed)
     largest = np.sort(sizes[rows], axis=0)[-batch_size:].sum(axis=0)
     wanted = [*(np.quantile(drawn, level, axis=0) for level in levels), largest]
@@ -210,21 +202,22 @@ def budget_of(
     if no budget is large enough.
     """
     rows = np.atleast_2d(rows)
-    return budgets[_fit(graph_set, rows, budgets).max()]
+    return budgets[_choose_budgets(graph_set, rows, budgets).max()]
 
 
 def pad_parts(
     graph_set: GraphSet, rows: np.ndarray, budgets: Sequence[Budget]
 ) -> Graphs:
-    """Return P batches of one size, leaves [P, ...]: `pad` for each row of i[P, b]."""
+    """Return P batches of one size, leaves [P, ...]: `pad_batch` for each row of i[P,
+    b]."""
     budget = budget_of(graph_set, rows, budgets)._asdict()
-    batches = [pad(graph_set, part, **budget) for part in rows]
+    batches = [pad_batch(graph_set, part, **budget) for part in rows]
     return Graphs(*(np.stack(leaves) for leaves in zip(*batches, strict=True)))
 
 
-def _fit(graph_set, order, budgets) -> np.ndarray:
+def _choose_budgets(graph_set, order, budgets) -> np.ndarray:
     """Return the number of the first budget that holds each batch, i64[steps]."""
-    need = _batch_sizes(np.stack(_sizes(graph_set), axis=-1), order)
+    need = _batch_sizes(np.stack(_graph_sizes(graph_set), axis=-1), order)
     have = np.array([budget[:2] for budget in budgets])
     fits = (need[:, None] <= have).all(axis=-1)
     fits &= np.array([b.graphs for b in budgets]) >= order.shape[1]
@@ -234,15 +227,6 @@ def _fit(graph_set, order, budgets) -> np.ndarray:
             f"edges fit none of {budgets}"
         )
     return fits.argmax(axis=1)
-
-
-def waste(graph_set: GraphSet, order: np.ndarray, budgets: Sequence[Budget]) -> Waste:
-    """Measure the share of padding in an epoch, `order` i[steps, batch]."""
-    which = _fit(graph_set, order, budgets)
-    need = _batch_sizes(np.stack(_sizes(graph_set), axis=-1), order).sum(axis=0)
-    have = np.array([budget[:2] for budget in budgets])[which].sum(axis=0)
-    uses = np.bincount(which, minlength=len(budgets))
-    return Waste(*(1 - need / have).tolist(), tuple(uses.tolist()))
 
 
 def first_nodes(graphs: Graphs) -> jax.Array:

@@ -63,9 +63,11 @@ def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
     """
     parts = stream.splits_of(dataset)
     if by_bytes is None:
-        read = [x for x in parts.values() if _load(x) is not None]
+        read = [x for x in parts.values() if _open_reader(x) is not None]
         by_bytes = sum(len(x.label) for x in read) <= ROWS
-    known = [_part(name, examples, by_bytes) for name, examples in parts.items()]
+    known = [
+        _identify_split(name, examples, by_bytes) for name, examples in parts.items()
+    ]
     names, marks = (np.concatenate(x) for x in zip(*known, strict=True))
     sizes = [len(x) for x, _ in known]
     numbers = np.array([stream.SPLITS.index(name) for name in parts], np.uint8)
@@ -81,25 +83,25 @@ def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
     return Identity(names, marks, split, label, domain, class_names, np.array(by_bytes))
 
 
-def _load(examples):
+def _open_reader(examples):
     """Return the reader of a split, also where its pixels are in memory by now."""
     return examples.load if examples.origin is None else examples.origin
 
 
-def _part(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
+def _identify_split(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
     """Return names and marks of a split."""
     if examples.graphs is not None:
         arrays = [np.asarray(x) for x in examples.graphs if x is not None]
         arrays += [examples.label, examples.domain]
         whole = "".join(map(files_lib.sha256, arrays)).encode()
-        return np.array([split.encode()]), np.array([_mark(whole)], np.uint64)
-    load, rows = _load(examples), range(len(examples.label))
+        return np.array([split.encode()]), np.array([_digest(whole)], np.uint64)
+    load, rows = _open_reader(examples), range(len(examples.label))
     if hasattr(load, "name"):
         names = [os.fsencode(load.name(row)) for row in rows]
     else:
         names = [f"row {row} of {split}".encode() for row in rows]
     if load is None:
-        found: Iterable = (_mark(np.ascontiguousarray(x)) for x in examples.images)
+        found: Iterable = (_digest(np.ascontiguousarray(x)) for x in examples.images)
     elif by_bytes or not hasattr(load, "holders"):
         # In threads, since on a network drive every file is a wait.
         with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -107,12 +109,12 @@ def _part(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
     else:
         files, which = load.holders()
         pairs = zip(files, sizes_and_times(files).tolist(), strict=True)
-        marks = np.array([_mark(repr(pair).encode()) for pair in pairs], np.uint64)
+        marks = np.array([_digest(repr(pair).encode()) for pair in pairs], np.uint64)
         found = marks[which]
     return np.array(names, bytes), np.fromiter(found, np.uint64, len(rows))
 
 
-def _mark(data) -> int:
+def _digest(data) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
@@ -120,9 +122,9 @@ def _read_mark(load, row) -> int:
     """Digest the bytes of an image, and its shape if it was decoded."""
     try:
         if hasattr(load, "raw"):
-            return _mark(load.raw(row))
+            return _digest(load.raw(row))
         image = np.ascontiguousarray(load(row))
-        return _mark(repr(image.shape).encode() + image.tobytes())
+        return _digest(repr(image.shape).encode() + image.tobytes())
     except (OSError, ValueError):
         return 0
 
@@ -147,7 +149,7 @@ def size_and_time(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def check(workdir: epath.PathLike, known: Identity) -> None:
+def check_data(workdir: epath.PathLike, known: Identity) -> None:
     """Refuse data that are others than a run directory began with.
 
     Args:
@@ -157,8 +159,8 @@ def check(workdir: epath.PathLike, known: Identity) -> None:
     Raises:
       Changed: the message says how many rows differ, and names some.
     """
-    before = read(workdir)
-    if before is not None and (changed := changes(before, known)):
+    before = read_identity(workdir)
+    if before is not None and (changed := describe_changes(before, known)):
         raise Changed(
             f"{workdir}: its data have changed since it began: {changed}. Give another "
             f"--workdir, or bring back the data; without {FILE} in it, it goes on with "
@@ -166,7 +168,7 @@ def check(workdir: epath.PathLike, known: Identity) -> None:
         )
 
 
-def write(workdir: epath.PathLike, known: Identity) -> None:
+def write_identity(workdir: epath.PathLike, known: Identity) -> None:
     """Write the identity of a run's data, unless it is there already.
 
     Raises:
@@ -178,7 +180,7 @@ def write(workdir: epath.PathLike, known: Identity) -> None:
             np.savez_compressed(file, **known._asdict())
 
 
-def read(workdir: epath.PathLike) -> Identity | None:
+def read_identity(workdir: epath.PathLike) -> Identity | None:
     """Read the identity of a run's data; None if there is none.
 
     Raises:
@@ -193,43 +195,33 @@ def read(workdir: epath.PathLike) -> Identity | None:
         raise ValueError(f"{path} is damaged: {error}; remove it") from error
 
 
-def changes(before: Identity, now: Identity) -> str:
-    """Say how two sets differ: how many rows, and the first names; "": they do not."""
+def describe_changes(before: Identity, now: Identity) -> str:
+    """Say how two sets differ: how many rows, and the first names; "": they do not.
+
+    A changed row has other bytes, another label or domain, or is in another split.
+    """
     if before.digest() == now.digest():
         return ""
-    place = {name: row for row, name in enumerate(before.names.tolist())}
-    old = np.array([place.get(name, -1) for name in now.names.tolist()], int)
-    there = {*now.names.tolist()}
-    gone = [name for name in place if name not in there]
-    pairs = np.flatnonzero(old >= 0), old[old >= 0]
-    same_kind = bool(before.by_bytes) == bool(now.by_bytes)
+    alike = bool(before.by_bytes) == bool(now.by_bytes)
+    old, new = ({x[0]: x[1 + (not alike) :] for x in _rows(y)} for y in (before, now))
     differ = {
-        "added": now.names[old < 0].tolist(),
-        "removed": gone,
-        "with other bytes": _named(now.names, pairs, now.marks, before.marks)
-        if same_kind
-        else [],
-        "with other labels": _named(now.names, pairs, _labels(now), _labels(before)),
-        "of other domains": _named(now.names, pairs, now.domain, before.domain),
+        "added": [name for name in new if name not in old],
+        "removed": [name for name in old if name not in new],
+        "changed": [name for name in new if old.get(name, new[name]) != new[name]],
     }
     found = [
         f"{listing.say_names([os.fsdecode(x) for x in names])} {what}"
         for what, names in differ.items()
         if names
     ]
-    moved = int((now.split[pairs[0]] != before.split[pairs[1]]).sum())
-    found += [f"{moved:,} moved to another split"] if moved else []
     return "; ".join(found) or "the order of the rows, or the names of classes"
 
 
-def _labels(known) -> np.ndarray:
-    """Return the names of classes, by row."""
-    return np.append(known.class_names, b"")[known.label].astype(bytes)
-
-
-def _named(names, pairs, now, before) -> list[bytes]:
-    """Return names of rows that differ in a field."""
-    return names[pairs[0]][now[pairs[0]] != before[pairs[1]]].tolist()
+def _rows(known) -> Iterable[tuple]:
+    """Return name, mark, name of the class, domain and split of each row."""
+    classes = np.append(known.class_names, b"")[known.label]
+    columns = (known.names, known.marks, classes, known.domain, known.split)
+    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 def common(test: Identity, train: Identity) -> list[str]:

@@ -17,7 +17,7 @@ from jaxcl.data import from_arrays, listing, splits, stream
 
 
 @dataclasses.dataclass(eq=False)
-class Held:
+class StoredSet:
     """A set under a name. The source finds it for as long as somebody keeps this."""
 
     name: str
@@ -34,17 +34,17 @@ class Held:
         return {"name": "in_memory", "set": self.name, "sha256": self.sha256}
 
 
-_SETS: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
+_SETS: weakref.WeakValueDictionary[str, StoredSet] = weakref.WeakValueDictionary()
 
 
-def hold(
+def store_set(
     name: str,
     images: np.ndarray,
     *,
     labels: Sequence[Any] | None = None,
     domains: Sequence[Any] | None = None,
     class_names: Sequence[str] | None = None,
-) -> Held:
+) -> StoredSet:
     """Hand a set over to the source `in_memory`.
 
     Args:
@@ -78,7 +78,7 @@ def hold(
     if domain is not None and (domain < 0).any():
         raise ValueError(f"{name}: domains: must be known of every image")
     examples = from_arrays.examples(name, images, label, domain)
-    held = Held(name, examples, found, domain_names or ("all",))
+    held = StoredSet(name, examples, found, domain_names or ("all",))
     return _SETS.setdefault(held.sha256 + name, held)
 
 
@@ -130,7 +130,7 @@ def in_memory(
     test: schema.Fraction = 0.0,
     test_seed: schema.Natural = splits.TEST_SEED,
 ) -> stream.Dataset:
-    """Read arrays that this process holds, see `hold`.
+    """Read arrays that this process holds, see `store_set`.
 
     set: its name.
     sha256: of its bytes, as `Held.section` has it.
@@ -148,7 +148,7 @@ def in_memory(
         raise ValueError(
             f"config.data.set={set!r}: must be the arrays with sha256 {sha256}, but "
             f"{has} in this process; hand them over with jaxcl.fit, which takes them, "
-            "or jaxcl.data.in_memory.hold"
+            "or jaxcl.data.in_memory.store_set"
         )
     data = splits.draw_test(set, held.class_names, held.examples, test, test_seed)
     return data._replace(domain_names=held.domain_names)

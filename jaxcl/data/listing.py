@@ -52,7 +52,7 @@ def folders(path: storage.Path) -> list[str]:
 
 def images(path: storage.Path, left_out: LeftOut | None = None) -> list[str]:
     """List the paths of all images below a folder, told by their endings."""
-    return files(path, is_image, left_out)
+    return list_files(path, is_image, left_out)
 
 
 def is_image(path: str) -> bool:
@@ -60,7 +60,7 @@ def is_image(path: str) -> bool:
     return os.path.splitext(path)[1].lower() in endings()
 
 
-def files(
+def list_files(
     path: storage.Path,
     wanted: Callable[[str], bool],
     left_out: LeftOut | None = None,

@@ -1,7 +1,7 @@
 """Streams to be met once, whose classes fade into one another or come back.
 
-They need labels to be made; a learner is told none. Each image occurs once, but for the
-last incomplete batch of a task, which no stream keeps.
+They need labels to be made; a learner is told none. Each image occurs once, except for
+the last incomplete batch of a task, which no stream keeps.
 """
 
 from collections.abc import Callable, Sequence

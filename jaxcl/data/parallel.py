@@ -93,7 +93,7 @@ class _Worker:
     def __init__(self):
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_serve_calls, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
         self.owed = 0  # results that it has not given
@@ -127,7 +127,7 @@ class _Worker:
         return self.process.is_alive()
 
 
-def _serve(connection) -> None:
+def _serve_calls(connection) -> None:
     """Call functions for another process until that one ends."""
     _settle()
     function = None

@@ -90,7 +90,7 @@ class CenterCrop(NamedTuple):
         return image[top : top + self.size, left : left + self.size]
 
 
-class Crop(NamedTuple):
+class RandomCrop(NamedTuple):
     """Random resized crop, with torchvision's distribution of boxes."""
 
     size: int
@@ -147,17 +147,19 @@ class _TrainBatch(NamedTuple):
     examples: stream.Examples
     plan: stream.Schedule
     places: np.ndarray  # of each batch that this process reads
-    crop: Crop | CenterCrop | None
+    crop: RandomCrop | CenterCrop | None
     views: int
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
         rows = self.plan[step][self.places]
-        images = [self._views(step, *x) for x in zip(self.places, rows, strict=True)]
-        return _stack(self.examples, rows, images)
+        images = [
+            self._make_views(step, *x) for x in zip(self.places, rows, strict=True)
+        ]
+        return _stack_batch(self.examples, rows, images)
 
-    def _views(self, step, place, row):
+    def _make_views(self, step, place, row):
         """Return the views of an image, or the image where nothing is cropped."""
-        image = _image(self.examples, row)
+        image = _load_image(self.examples, row)
         if self.crop is None:
             return image
         epoch, within = divmod(step, self.plan.steps_per_epoch)
@@ -180,18 +182,18 @@ class _EvalBatch(NamedTuple):
     def __call__(self, step: int) -> dict[str, np.ndarray]:
         places = step * self.batch_size + self.places
         rows = self.rows[np.minimum(places, len(self.rows) - 1)]
-        images = [_image(self.examples, row) for row in rows]
+        images = [_load_image(self.examples, row) for row in rows]
         if self.crop is not None:
             images = [self.crop(image) for image in images]
         mask = (places < len(self.rows)).astype(np.float32)
-        return _stack(self.examples, rows, images) | {"mask": mask}
+        return _stack_batch(self.examples, rows, images) | {"mask": mask}
 
 
-def _image(examples, row) -> np.ndarray:
+def _load_image(examples, row) -> np.ndarray:
     return examples.load(int(row)) if examples.images is None else examples.images[row]
 
 
-def _stack(examples, rows, images) -> dict[str, np.ndarray]:
+def _stack_batch(examples, rows, images) -> dict[str, np.ndarray]:
     """Stack a batch of images, which must be of one size."""
     for row, image in zip(rows, images, strict=True):
         if image.shape != images[0].shape:
@@ -204,7 +206,9 @@ def _stack(examples, rows, images) -> dict[str, np.ndarray]:
     return {"image": np.stack(images), "label": label, "index": rows.astype(np.int32)}
 
 
-def _read(read: Callable, steps: range, examples: stream.Examples, workers: int):
+def _read_batches(
+    read: Callable, steps: range, examples: stream.Examples, workers: int
+):
     """Yield the batches read(step), in order.
 
     Processes read what they would decode again and again. Images that are in memory, or
@@ -228,7 +232,7 @@ def batches(
     workers: int = 0,
     process_index: int = 0,
     process_count: int = 1,
-    crop: Crop | CenterCrop | None = None,
+    crop: RandomCrop | CenterCrop | None = None,
     views: int = 1,
     resident: bool = True,
 ) -> Iterator[dict[str, np.ndarray]]:
@@ -266,7 +270,7 @@ def batches(
             raise ValueError("resident = True: this set is read row by row; set False")
         return ({"index": plan[step][places]} for step in range(start, stop))
     read = _TrainBatch(source.examples, plan, places, _with_decoder(crop), views)
-    return _read(read, range(start, stop), source.examples, workers)
+    return _read_batches(read, range(start, stop), source.examples, workers)
 
 
 def evaluation_batches(
@@ -289,10 +293,10 @@ def evaluation_batches(
     rows = np.asarray(rows, np.int32)
     places = _own_places(batch_size, process_index, process_count)
     read = _EvalBatch(examples, rows, places, batch_size, _with_decoder(crop))
-    return _read(read, range(-(-len(rows) // batch_size)), examples, workers)
+    return _read_batches(read, range(-(-len(rows) // batch_size)), examples, workers)
 
 
-def ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Iterator:
+def run_ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Iterator:
     """Yield `place(batch)` for each batch, computed up to `depth` batches ahead.
 
     One background thread reads and places batches. Its exceptions are raised here, in
@@ -300,12 +304,12 @@ def ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Iterator:
     """
     if depth < 1:
         raise ValueError(f"depth = {depth}: must be at least 1")
-    return _ahead(iterator, place, queue.Queue(depth), threading.Event())
+    return _yield_ready(iterator, place, queue.Queue(depth), threading.Event())
 
 
-def _ahead(iterator, place, ready, stopped):
+def _yield_ready(iterator, place, ready, stopped):
     """Yield what the thread has put in the queue `ready`."""
-    fill = functools.partial(_fill, iterator, place, ready, stopped)
+    fill = functools.partial(_fill_queue, iterator, place, ready, stopped)
     thread = threading.Thread(target=fill, daemon=True)
     thread.start()
     try:
@@ -319,7 +323,7 @@ def _ahead(iterator, place, ready, stopped):
         thread.join()
 
 
-def _fill(iterator, place, ready, stopped):
+def _fill_queue(iterator, place, ready, stopped):
     """Put (batch, error) of each batch in the queue `ready`, and None at the end."""
 
     def put(item):
@@ -335,7 +339,7 @@ def _fill(iterator, place, ready, stopped):
             if stopped.is_set():
                 break
         put(None)
-    except BaseException as error:  # `_ahead` raises it again
+    except BaseException as error:  # `_yield_ready` raises it again
         put((None, error))
     finally:
         if hasattr(iterator, "close"):

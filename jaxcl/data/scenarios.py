@@ -18,7 +18,7 @@ DATA_SEED = 42
 ClassOrder = str | Sequence[schema.Natural | str]
 
 
-class Cut(NamedTuple):
+class TaskSplit(NamedTuple):
     """A scenario's input: the set that becomes tasks."""
 
     dataset: stream.Dataset
@@ -64,15 +64,15 @@ def make(
       num_tasks: may be left out for "joint", "domain", "blurry" and "growth".
       seed: draws "released", "shuffled", "recurring", "blurry", "permuted", "rotated",
         "growth" and the rows of `per_class`; a config of these without one uses the
-        run's seed, but for "shuffled".
-      evaluation: "test", "validation" or "none". A task is judged on the rows of its
+        run's seed, except for "shuffled".
+      evaluation: "test", "validation" or "none". A task is evaluated on the rows of its
         classes ("class"), of its domain ("domain"), or on all rows.
       classes, per_class: reduce the dataset to these classes, and to so many train
         rows of each, drawn by `seed`; see `splits.of_classes`. None keeps all.
       options: of the scenario.
 
     Returns:
-      The dataset, reduced or in its looks, with its tasks and the split that judges.
+      The dataset, reduced or in its looks, with its tasks and the evaluation split.
 
     Raises:
       ValueError: an unknown option, more tasks than there are classes, rows or
@@ -85,9 +85,9 @@ def make(
         dataset = splits.of_classes(dataset, classes, per_class, seed)
     if name in looks.LOOKS:
         dataset = looks.as_domains(dataset, name, num_tasks, seed)
-    judge = _judge(dataset, evaluation)
+    judge = _evaluation_split(dataset, evaluation)
     cut, *changes = SCENARIOS[name]
-    whole = Cut(dataset, judge, num_tasks, seed)
+    whole = TaskSplit(dataset, judge, num_tasks, seed)
     tasks = cut(whole, **schema.pick_options(cut, options))
     for change in changes:
         tasks = change(dataset, tasks, **schema.pick_options(change, options))
@@ -106,8 +106,8 @@ def _check_copies(copies, section) -> None:
         )
 
 
-def _judge(dataset, evaluation) -> stream.Examples | None:
-    """Return the split that tasks are judged on, None for "none"."""
+def _evaluation_split(dataset, evaluation) -> stream.Examples | None:
+    """Return the split that tasks are evaluated on, None for "none"."""
     judge = stream.splits_of(dataset).get(evaluation)
     if judge is None and evaluation != "none":
         raise ValueError(
@@ -127,11 +127,13 @@ def _with_earlier_rows(tasks) -> list[stream.Task]:
 
 
 def _every_row(judge) -> np.ndarray:
-    """Return all rows of the split that judges, none without one."""
-    return np.arange(0 if judge is None else stream.size(judge))
+    """Return all rows of the evaluation split, none without one."""
+    return np.arange(0 if judge is None else stream.count_rows(judge))
 
 
-def _task(whole, index, name, rows, test, *, classes=None, domain=-1) -> stream.Task:
+def _make_task(
+    whole, index, name, rows, test, *, classes=None, domain=-1
+) -> stream.Task:
     """Make a task of train `rows`; `classes` default to those in them."""
     rows, train = np.asarray(rows, np.int32), whole.dataset.train
     if classes is None:
@@ -166,18 +168,20 @@ def _labelled_order(whole, scenario, class_order) -> np.ndarray:
     return order
 
 
-def joint(whole: Cut, *, class_order: ClassOrder = "sorted") -> list[stream.Task]:
+def joint(whole: TaskSplit, *, class_order: ClassOrder = "sorted") -> list[stream.Task]:
     """Make one task that holds everything.
 
     class_order: changes nothing here; so a config of classes is run as this, too.
     """
     if whole.num_tasks not in (None, 1):
         raise ValueError(f"num_tasks = {whole.num_tasks}: scenario 'joint' has 1")
-    rows = np.arange(stream.size(whole.dataset.train))
-    return [_task(whole, 0, "joint", rows, _every_row(whole.judge))]
+    rows = np.arange(stream.count_rows(whole.dataset.train))
+    return [_make_task(whole, 0, "joint", rows, _every_row(whole.judge))]
 
 
-def by_class(whole: Cut, *, class_order: ClassOrder = "sorted") -> list[stream.Task]:
+def by_class(
+    whole: TaskSplit, *, class_order: ClassOrder = "sorted"
+) -> list[stream.Task]:
     """Cut `class_order` into `num_tasks` consecutive chunks of classes.
 
     If they do not divide evenly, the first tasks have one class more.
@@ -191,14 +195,14 @@ def by_class(whole: Cut, *, class_order: ClassOrder = "sorted") -> list[stream.T
 
 
 def recurring(
-    whole: Cut,
+    whole: TaskSplit,
     *,
     class_order: ClassOrder = "sorted",
     recurrence: schema.Share = 0.5,
 ) -> list[stream.Task]:
     """Make tasks as "class" does, with classes of earlier tasks that come back.
 
-    A task is judged on its new classes, see `one_pass.recurring`.
+    A task is evaluated on its new classes, see `one_pass.recurring`.
 
     class_order: as of "class".
     recurrence: chance that an earlier class is in a task.
@@ -219,12 +223,12 @@ def _class_tasks(whole, scenario, class_order, recurrence) -> list[stream.Task]:
         name += f" +{len(classes) - 3}" if len(classes) > 3 else ""
         test = [] if judge is None else np.flatnonzero(np.isin(judge.label, classes))
         held = np.unique(label[rows]) if recurrence else classes
-        tasks.append(_task(whole, index, name, rows, test, classes=held))
+        tasks.append(_make_task(whole, index, name, rows, test, classes=held))
     return tasks
 
 
 def blurry(
-    whole: Cut,
+    whole: TaskSplit,
     *,
     class_order: ClassOrder = "sorted",
     blur: Annotated[float, schema.Range(least=1e-3, most=1e3)] = 0.5,
@@ -246,13 +250,15 @@ def blurry(
     rows = one_pass.blurry(label, order, blur=blur, rng=rng)
     tasks = []
     for index, part in enumerate(np.array_split(rows, count)):
-        task = _task(whole, index, f"part {index}", part, test)
+        task = _make_task(whole, index, f"part {index}", part, test)
         train = task.train._replace(order=one_pass.in_order)
         tasks.append(task._replace(train=train))
     return tasks
 
 
-def by_slice(whole: Cut, *, class_order: ClassOrder = "sorted") -> list[stream.Task]:
+def by_slice(
+    whole: TaskSplit, *, class_order: ClassOrder = "sorted"
+) -> list[stream.Task]:
     """Cut the train rows at random into equal slices.
 
     Rows sorted by label are permuted with seed 42, whatever the run's seed, and cut.
@@ -261,20 +267,20 @@ def by_slice(whole: Cut, *, class_order: ClassOrder = "sorted") -> list[stream.T
     class_order: changes nothing here; so a config of classes is run as this, too.
     """
     train, test = whole.dataset.train, _every_row(whole.judge)
-    count, num_tasks = stream.size(train), whole.num_tasks
+    count, num_tasks = stream.count_rows(train), whole.num_tasks
     _check_num_tasks(num_tasks, count, "train rows")
     by_label = np.argsort(train.label, kind="stable")
     shuffled = by_label[stream.released_permutation(count, seed=DATA_SEED)]
     length, remainder = divmod(count, num_tasks)
     cuts = [remainder + length * (index + 1) for index in range(num_tasks - 1)]
     return [
-        _task(whole, index, f"slice {index}", part, test)
+        _make_task(whole, index, f"slice {index}", part, test)
         for index, part in enumerate(np.split(shuffled, cuts))
     ]
 
 
 def by_domain(
-    whole: Cut, *, domain_order: Sequence[schema.Natural | str] | None = None
+    whole: TaskSplit, *, domain_order: Sequence[schema.Natural | str] | None = None
 ) -> list[stream.Task]:
     """Make one task for each domain.
 
@@ -294,11 +300,11 @@ def by_domain(
         rows = np.flatnonzero(whole.dataset.train.domain == domain)
         judged = [] if judge is None else np.isin(judge.domain, (domain, -1))
         test = np.flatnonzero(judged)
-        tasks.append(_task(whole, index, names[domain], rows, test, domain=domain))
+        tasks.append(_make_task(whole, index, names[domain], rows, test, domain=domain))
     return tasks
 
 
-def by_look(whole: Cut) -> list[stream.Task]:
+def by_look(whole: TaskSplit) -> list[stream.Task]:
     """Make `num_tasks` tasks of all images, each changed in its own way.
 
     Their pixels are in another order ("permuted"), or turned by another angle
@@ -308,7 +314,7 @@ def by_look(whole: Cut) -> list[stream.Task]:
 
 
 def growth(
-    whole: Cut,
+    whole: TaskSplit,
     *,
     growth: Annotated[float, schema.Range(above=0, below=1)] = 0.5,
 ) -> list[stream.Task]:
@@ -320,18 +326,18 @@ def growth(
     """
     if whole.num_tasks not in (None, 2):
         raise ValueError(f"num_tasks = {whole.num_tasks}: scenario 'growth' has 2")
-    count = stream.size(whole.dataset.train)
+    count = stream.count_rows(whole.dataset.train)
     rows = np.random.default_rng(whole.seed).permutation(count)
     old, test = round((1 - growth) * count), _every_row(whole.judge)
     if not 0 < old < count:
         raise ValueError(f"growth = {growth}: must leave old and new of {count} rows")
     return [
-        _task(whole, 0, "old", rows[:old], test),
-        _task(whole, 1, "new", rows[old:], test),
+        _make_task(whole, 0, "old", rows[:old], test),
+        _make_task(whole, 1, "new", rows[old:], test),
     ]
 
 
-def after(whole: Cut) -> list[stream.Task]:
+def after(whole: TaskSplit) -> list[stream.Task]:
     """Make the next task of a run that has done `num_tasks` - 1 on other data.
 
     It has all rows, or those of the last domain where there are several; rows of the
@@ -349,7 +355,9 @@ def after(whole: Cut) -> list[stream.Task]:
     names = [f"earlier {i + 1}" for i in range(num_tasks - 1)] + [dataset.name]
     # Only the last task is trained; the others stand for those of the earlier run.
     return [
-        _task(whole, index, name, rows, test)._replace(earlier=earlier.astype(np.int32))
+        _make_task(whole, index, name, rows, test)._replace(
+            earlier=earlier.astype(np.int32)
+        )
         for index, name in enumerate(names)
     ]
 

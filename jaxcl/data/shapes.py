@@ -54,7 +54,7 @@ def _points(text: str) -> Polygon:
     return [tuple(map(float, point.split(","))) for point in text.split()]
 
 
-def _box(left: float, top: float, right: float, bottom: float) -> Polygon:
+def _rectangle(left: float, top: float, right: float, bottom: float) -> Polygon:
     """Return an axis-aligned rectangle."""
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
@@ -63,7 +63,7 @@ def _box(left: float, top: float, right: float, bottom: float) -> Polygon:
 # alike, so that size does not tell the class.
 SILHOUETTES: dict[str, list[Polygon]] = {
     "disc": [_star(40, 0.9)],
-    "square": [_box(-0.8, -0.8, 0.8, 0.8)],
+    "square": [_rectangle(-0.8, -0.8, 0.8, 0.8)],
     "triangle": [_star(3, 1.15)],
     "star": [_star(5, 1.2, inner=0.45)],
     "plus": [
@@ -76,12 +76,12 @@ SILHOUETTES: dict[str, list[Polygon]] = {
     "moon": [_moon()],
     "heart": [_heart()],
     "ell": [_points("-.9,-1 -.15,-1 -.15,.3 .9,.3 .9,1 -.9,1")],
-    "bars": [_box(-1, -0.9, 1, -0.28), _box(-1, 0.28, 1, 0.9)],
+    "bars": [_rectangle(-1, -0.9, 1, -0.28), _rectangle(-1, 0.28, 1, 0.9)],
 }
 CLASSES = tuple(SILHOUETTES)
 
 
-class _Pose(NamedTuple):
+class _Placement(NamedTuple):
     """The place of a silhouette, in samples of the canvas."""
 
     x: float
@@ -102,7 +102,7 @@ class _Pose(NamedTuple):
         return np.array([[round(c * _UNIT) for c in xy] for xy in placed], np.int64)
 
 
-def _fill(vertices: np.ndarray, side: int) -> np.ndarray:
+def _fill_polygon(vertices: np.ndarray, side: int) -> np.ndarray:
     """Return the samples inside a polygon by the even-odd rule, bool[side, side].
 
     Args:
@@ -133,7 +133,7 @@ def _outline(mask: np.ndarray, width: int) -> np.ndarray:
     return mask & ~inside
 
 
-class _Look(NamedTuple):
+class _DomainStyle(NamedTuple):
     """How a domain colours its images: grey levels from 0 to 255."""
 
     ground: tuple[int, int]  # least and most of the background
@@ -142,32 +142,34 @@ class _Look(NamedTuple):
     bars: int = 0  # lines that cross the background
 
 
-_LOOKS: dict[Domain, _Look] = {
-    "plain": _Look(ground=(190, 240), ink=(10, 90)),
-    "outline": _Look(ground=(190, 240), ink=(10, 90), outline=True),
-    "busy": _Look(ground=(150, 240), ink=(10, 60), bars=7),
-    "night": _Look(ground=(5, 30), ink=(50, 100)),
+_LOOKS: dict[Domain, _DomainStyle] = {
+    "plain": _DomainStyle(ground=(190, 240), ink=(10, 90)),
+    "outline": _DomainStyle(ground=(190, 240), ink=(10, 90), outline=True),
+    "busy": _DomainStyle(ground=(150, 240), ink=(10, 60), bars=7),
+    "night": _DomainStyle(ground=(5, 30), ink=(50, 100)),
 }
 _OFFSET = 0.12  # most distance of the centre from the image's, of a side
 _SCALE = (0.24, 0.38)  # of a side
 _TURN = 0.35  # most rotation, radians
 
 
-def _draw(rng: np.random.RandomState, kind: str, look: _Look, size: int, noise: float):
+def _draw_image(
+    rng: np.random.RandomState, kind: str, look: _DomainStyle, size: int, noise: float
+):
     """Draw one image, u8[size, size, 3]."""
     side = size * _SAMPLES
     ground, ink = (int(rng.randint(low, high + 1)) for low, high in look[:2])
     canvas = np.full((side, side), ground, np.int64)
     for _ in range(look.bars):
         shade = int(rng.randint(min(ground, 90), 256))
-        canvas[_fill(_place_bar(rng, side), side)] = shade
+        canvas[_fill_polygon(_place_bar(rng, side), side)] = shade
     x, y = 0.5 + rng.uniform(-_OFFSET, _OFFSET, 2)
-    pose = _Pose(
+    pose = _Placement(
         x * side, y * side, rng.uniform(*_SCALE) * side, rng.uniform(-_TURN, _TURN)
     )
     mask = np.zeros((side, side), bool)
     for polygon in SILHOUETTES[kind]:
-        mask |= _fill(pose.place(polygon), side)
+        mask |= _fill_polygon(pose.place(polygon), side)
     canvas[_outline(mask, side // 20) if look.outline else mask] = ink
     pixels = canvas.reshape(size, _SAMPLES, size, _SAMPLES).sum((1, 3)) // _SAMPLES**2
     tint = rng.randint(-10, 11, 3)
@@ -181,7 +183,7 @@ def _place_bar(rng: np.random.RandomState, side: int) -> np.ndarray:
     """Return a random thick line across the canvas, i64[4, 2]."""
     x, y = rng.uniform(0, side, 2)
     angle, half = rng.uniform(0, math.pi), rng.uniform(0.012, 0.05) * side
-    return _Pose(x, y, 1.0, angle).place(_box(-side, -half, side, half))
+    return _Placement(x, y, 1.0, angle).place(_rectangle(-side, -half, side, half))
 
 
 _Rows = Annotated[int, schema.Range(1, 10**5)]
@@ -227,7 +229,7 @@ def _draw_split(domains, count, size, noise, seeds) -> stream.Examples:
         # RandomState is frozen by NumPy: its numbers never change between versions.
         rng = np.random.RandomState([*seeds, DOMAINS.index(domain)])
         for row in range(count):
-            images[i, row] = _draw(
+            images[i, row] = _draw_image(
                 rng, CLASSES[row % len(CLASSES)], _LOOKS[domain], size, noise
             )
     label = np.tile(np.arange(count, dtype=np.int32) % len(CLASSES), len(domains))

@@ -36,21 +36,21 @@ class _Joined(NamedTuple):
     starts: np.ndarray  # i64[sets], first row of each
     channels: int | None  # C of all images
 
-    def _find(self, row):
+    def _locate_row(self, row):
         """Return the reader of a row, and the row's number there."""
         number = int(np.searchsorted(self.starts, row, "right")) - 1
         return self.loads[number], int(row - self.starts[number])
 
     def __call__(self, row: int) -> np.ndarray:
-        load, row = self._find(row)
+        load, row = self._locate_row(row)
         return load(row)
 
     def name(self, row: int) -> str:
-        load, row = self._find(row)
+        load, row = self._locate_row(row)
         return load.name(row)
 
     def raw(self, row: int) -> bytes:
-        load, row = self._find(row)
+        load, row = self._locate_row(row)
         return load.raw(row)
 
     def holders(self) -> tuple[list[str], np.ndarray]:
@@ -78,12 +78,13 @@ def joined(
         message has the number of the set.
     """
     datasets = [
-        _read(f"config.data.sets[{i}]", section) for i, section in enumerate(sets)
+        _read_source(f"config.data.sets[{i}]", section)
+        for i, section in enumerate(sets)
     ]
     names = _class_names(datasets)
     splits_of = ("train", "validation", "test")
-    parts = {name: _join(datasets, name, names) for name in splits_of}
-    data = _merge("sets", datasets, datasets[-1].name, parts)
+    parts = {name: _join_splits(datasets, name, names) for name in splits_of}
+    data = _merge_sets("sets", datasets, datasets[-1].name, parts)
     domains = tuple(f"{i}: {data.name}" for i, data in enumerate(datasets))
     data = data._replace(domain_names=domains)
     return data
@@ -95,35 +96,35 @@ def judged_by(
     train: dict,
     test: dict,
 ) -> stream.Dataset:
-    """Read the train split of one source, judged on that of another.
+    """Read the train split of one source, evaluated on that of another.
 
     Classes of the same name are one class. If the first has no labels, take `knn` with
     train_on="evaluation".
 
     Args:
       train: a section like config.data.
-      test: the same; its images are of every domain, so that each task is judged on
+      test: the same; its images are of every domain, so that each task is evaluated on
         all of them.
 
     Raises:
       ValueError: a set of graphs, or an option that a source refuses.
     """
     sections = {"train": train, "test": test}
-    datasets = [_read(f"config.data.{name}", x) for name, x in sections.items()]
+    datasets = [_read_source(f"config.data.{name}", x) for name, x in sections.items()]
     names = _class_names(datasets)
-    trained, judge = (_join([x], "train", names) for x in datasets)
+    trained, judge = (_join_splits([x], "train", names) for x in datasets)
     parts = {
         "train": trained._replace(domain=datasets[0].train.domain),
         "validation": None,
         "test": judge._replace(domain=np.full_like(judge.domain, -1)),
     }
-    data = _merge("test", datasets, datasets[0].name, parts)
+    data = _merge_sets("test", datasets, datasets[0].name, parts)
     return data
 
 
-def _read(field, section) -> stream.Dataset:
+def _read_source(field, section) -> stream.Dataset:
     """Read the dataset of a section below config.data."""
-    source, options = schema.named(SOURCES, dict(section), field)
+    source, options = schema.find_named_function(SOURCES, dict(section), field)
     data = source(**schema.options(source, options, field))
     if data.train.graphs is not None:
         raise ValueError(f"{field}: graphs cannot be joined; must be images")
@@ -135,30 +136,21 @@ def _class_names(datasets) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for data in datasets for name in data.class_names))
 
 
-def _merge(field, datasets, name, parts) -> stream.Dataset:
+def _merge_sets(field, datasets, name, parts) -> stream.Dataset:
     """Return a set of splits from several sets, which must be read alike."""
     decoders = {data.decoder for data in datasets} - {""}
     if len(decoders) > 1:
         raise ValueError(f"{field}: read by {sorted(decoders)}; must be one decoder")
-    bits = {data.bits for data in datasets} - {None}
-    if len(bits) > 1:
-        raise ValueError(
-            f"{field}: 16-bit greys of {sorted(bits)} bits; give all sets the same "
-            f"option bits, {max(bits)} for instance"
-        )
     return datasets[0]._replace(
         name=name,
         class_names=_class_names(datasets),
         **parts,
         decoder="".join(decoders),
-        bits=next(iter(bits), None),
         notes=tuple(note for data in datasets for note in data.notes),
-        mean=None,
-        std=None,
     )
 
 
-def _join(datasets, split, class_names) -> stream.Examples | None:
+def _join_splits(datasets, split, class_names) -> stream.Examples | None:
     """Return a split of all datasets that have it; None if none has."""
     found = [(i, x, getattr(x, split)) for i, x in enumerate(datasets)]
     found = [(i, data, part) for i, data, part in found if part is not None]
@@ -232,7 +224,7 @@ def load(name: str, **options: Any) -> stream.Dataset:
 
 def without_test_split(section: dict) -> dict:
     """Return options with which a source holds no train rows out."""
-    make, options = schema.named(SOURCES, section, "config.data")
+    make, options = schema.find_named_function(SOURCES, section, "config.data")
     known = schema.option_of(make, options)
     return {"test": 0.0} if {"test", "test_seed"} <= {*known} else {}
 

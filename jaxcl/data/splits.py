@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import formats, graphs, listing, prefetch, stream
+from jaxcl.data import graphs, listing, prefetch, stream
 
 KEPT_BYTES = 2 << 30  # most bytes of decoded images that stay in memory
 TEST_SEED = 0  # draws the test split of sets that come without one
@@ -31,7 +31,7 @@ Inside = Annotated[
 ]
 
 
-def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
+def take_rows(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
     """Return the examples at `rows`, renumbered from 0."""
     images, load, graph_set = examples.images, examples.load, examples.graphs
     return stream.Examples(
@@ -39,7 +39,7 @@ def take(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
         examples.domain[rows],
         None if images is None else images[rows],
         None if load is None else load.take(rows),
-        None if graph_set is None else graphs.take(graph_set, rows),
+        None if graph_set is None else graphs.take_graphs(graph_set, rows),
         None if examples.origin is None else examples.origin.take(rows),
     )
 
@@ -63,12 +63,14 @@ def of_classes(
     kept, renumbered = _renumber("classes", classes, names)
     rng = np.random.default_rng([seed, len(kept)])
 
-    def keep(examples, most=None):
-        part = take(examples, _rows_of(examples.label, kept, most, rng))
+    def keep_classes(examples, most=None):
+        part = take_rows(examples, _rows_of(examples.label, kept, most, rng))
         return part._replace(label=renumbered[part.label])
 
     whole = dataset._replace(class_names=tuple(names[label] for label in kept))
-    return stream.map_splits(whole, keep)._replace(train=keep(dataset.train, per_class))
+    return stream.map_splits(whole, keep_classes)._replace(
+        train=keep_classes(dataset.train, per_class)
+    )
 
 
 def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.Dataset:
@@ -83,12 +85,12 @@ def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.
     names = dataset.domain_names
     kept, renumbered = _renumber("domains", domains, names)
 
-    def keep(examples):
-        part = take(examples, np.flatnonzero(renumbered[examples.domain] >= 0))
+    def keep_domains(examples):
+        part = take_rows(examples, np.flatnonzero(renumbered[examples.domain] >= 0))
         return part._replace(domain=renumbered[part.domain])
 
     whole = dataset._replace(domain_names=tuple(names[i] for i in kept))
-    return stream.map_splits(whole, keep)
+    return stream.map_splits(whole, keep_domains)
 
 
 def _renumber(field, wanted, names) -> tuple[list[int], np.ndarray]:
@@ -153,7 +155,7 @@ def draw_test(
     Rows without a label stay in the train split.
     """
     mask = draw_mask(whole, fraction, [seed, 2]) & (whole.label >= 0)
-    train, test = cut(whole, mask)
+    train, test = cut_out(whole, mask)
     return stream.Dataset(name, class_names, ("all",), train, None, test)
 
 
@@ -161,14 +163,16 @@ def split_validation(
     train: stream.Examples, fraction: float, seed: int
 ) -> tuple[stream.Examples, stream.Examples | None]:
     """Draw a share of every class as the validation split; None: it is empty."""
-    return cut(train, draw_mask(train, fraction, [seed, 1]))
+    return cut_out(train, draw_mask(train, fraction, [seed, 1]))
 
 
-def cut(examples, mask) -> tuple[stream.Examples, stream.Examples | None]:
+def cut_out(examples, mask) -> tuple[stream.Examples, stream.Examples | None]:
     """Return rows outside of a mask, and those inside, None if there are none."""
     if not mask.any():
         return examples, None
-    return take(examples, np.flatnonzero(~mask)), take(examples, np.flatnonzero(mask))
+    return take_rows(examples, np.flatnonzero(~mask)), take_rows(
+        examples, np.flatnonzero(mask)
+    )
 
 
 def unknown_classes(
@@ -202,9 +206,8 @@ class ImageOptions(NamedTuple):
     on_corrupt: OnCorrupt = "error"  # "skip" takes another image of the same class
     max_pixels: MaxPixels = files_lib.PIXELS  # an image of more counts as corrupt
     background: Level = 255  # grey level behind transparent pixels
-    # How many bits 16-bit greys use: the upper eight of these are kept. None: told by
-    # the images.
-    bits: Annotated[int, schema.Range(8, 16)] | None = None
+    # How many bits 16-bit greys use: the upper eight of these are kept.
+    bits: Annotated[int, schema.Range(8, 16)] = 8
     validation: schema.Fraction = 0.0  # share of each class that is held out of train
     seed: schema.Natural = 0  # of that draw
 
@@ -226,10 +229,10 @@ class DrawOptions(NamedTuple):
 def source(read: Callable[..., stream.Dataset]) -> Callable[..., stream.Dataset]:
     """Decorate a source of images in memory, and add `DrawOptions` to its options."""
 
-    def finished(options, draw):
+    def load_dataset(options, draw):
         return finish(read(**options), **draw._asdict())
 
-    return _with_options(read, DrawOptions(), finished)
+    return _with_options(read, DrawOptions(), load_dataset)
 
 
 def image_source(**defaults: Any) -> Callable[[Callable], Callable]:
@@ -244,14 +247,13 @@ def image_source(**defaults: Any) -> Callable[[Callable], Callable]:
     """
 
     def decorate(read):
-        def finished(options, images):
+        def load_dataset(options, images):
             images = images._replace(decoder=prefetch.choose_decoder(images.decoder))
             data = read(**options, images=images)._replace(decoder=images.decoder)
-            data = formats.find_bits(data, images.decoding)
             draw = {"validation": images.validation, "seed": images.seed}
             return finish(data, **draw, images=images)
 
-        return _with_options(read, ImageOptions(**defaults), finished)
+        return _with_options(read, ImageOptions(**defaults), load_dataset)
 
     return decorate
 
@@ -310,7 +312,7 @@ def finish(
         train, held_out = split_validation(dataset.train, validation, seed)
         dataset = dataset._replace(train=train, validation=held_out)
 
-    def finished(examples):
+    def finish_split(examples):
         if examples.load is None:
             return examples
         load = examples.load
@@ -324,7 +326,7 @@ def finish(
         examples = examples._replace(load=load)
         return _resident(examples) if images.resident else examples
 
-    return _with_memory(stream.map_splits(dataset, finished))
+    return _with_memory(stream.map_splits(dataset, finish_split))
 
 
 def _with_memory(dataset) -> stream.Dataset:
@@ -334,13 +336,13 @@ def _with_memory(dataset) -> stream.Dataset:
     if sum(len(x.rows) * x.image_bytes() for x in loads) > _kept_bytes():
         return dataset
 
-    def keep(examples):
+    def keep_pixels(examples):
         if not isinstance(examples.load, files_lib.Loader):
             return examples
         load = examples.load._replace(memory=files_lib.Memory())
         return examples._replace(load=load)
 
-    return stream.map_splits(dataset, keep)
+    return stream.map_splits(dataset, keep_pixels)
 
 
 def _kept_bytes() -> int:
@@ -373,9 +375,9 @@ def _check_channels(dataset):
 def _resident(examples: stream.Examples) -> stream.Examples:
     """Return the examples, all images read into one array."""
     first = examples.load(0)
-    images = np.empty((stream.size(examples), *first.shape), np.uint8)
+    images = np.empty((stream.count_rows(examples), *first.shape), np.uint8)
 
-    def read(row):
+    def read_row(row):
         image = examples.load(row)
         if image.shape != first.shape:
             raise ValueError(
@@ -386,6 +388,6 @@ def _resident(examples: stream.Examples) -> stream.Examples:
         images[row] = image
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        for _ in pool.map(read, range(len(images))):
+        for _ in pool.map(read_row, range(len(images))):
             pass
     return examples._replace(images=images, load=None, origin=examples.load)

@@ -18,7 +18,7 @@ KNOWN = {
 }
 
 
-class _Blank(NamedTuple):
+class _BlankImages(NamedTuple):
     """Row -> a blank image."""
 
     shape: tuple[int, int, int]
@@ -61,7 +61,7 @@ def make(
         images = np.broadcast_to(np.uint8(0), (rows, *shape))
         split = stream.Examples(label, domain, images)
     else:
-        split = stream.Examples(label, domain, load=_Blank(shape))
+        split = stream.Examples(label, domain, load=_BlankImages(shape))
     others = [f"class {i}" for i in range(len(class_names), classes)]
     names = (*class_names, *others)
     return stream.Dataset("stand-in", names, tuple(domain_names), split, split, split)
@@ -97,7 +97,7 @@ def make_for(
         )
     place = str(data.get("path")).rstrip("/").rpartition("/")[2]
     count, known_rows, side = KNOWN.get(place, (None, None, None))
-    names = _names(scenario.get("classes"), scenario.get("class_order"))
+    names = _first_name_list(scenario.get("classes"), scenario.get("class_order"))
     if data.get("classes") is not None:
         names, known_rows = files.class_list(data["classes"]), None
         count = len(names)
@@ -107,8 +107,8 @@ def make_for(
             f"--classes: missing, and config.data.name={name!r} does not tell how many "
             "there are"
         )
-    domains = _names(data.get("domains"), data.get("domain_names"))
-    domains = domains or _names(scenario.get("domain_order")) or ("all",)
+    domains = _first_name_list(data.get("domains"), data.get("domain_names"))
+    domains = domains or _first_name_list(scenario.get("domain_order")) or ("all",)
     inside = data.get("resident")
     return make(
         classes=classes,
@@ -121,7 +121,7 @@ def make_for(
     )
 
 
-def _names(*options) -> tuple[str, ...]:
+def _first_name_list(*options) -> tuple[str, ...]:
     """Return the first option that is a list of names, () if none is."""
     for option in options:
         if not isinstance(option, str | None) and isinstance(option[0], str):

@@ -36,7 +36,7 @@ def check_ordinary(path: Path) -> Path:
     return path
 
 
-def read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """Read all bytes of a file; raises OSError if it cannot be read."""
     return epath.Path(check_ordinary(path)).read_bytes()
 
@@ -44,7 +44,7 @@ def read(path: Path) -> bytes:
 def open_seekable(path: Path) -> BinaryIO:
     """Open a file to read at any place; one in a bucket is read whole."""
     if in_bucket(path):
-        return io.BytesIO(read(path))
+        return io.BytesIO(read_bytes(path))
     return open(check_ordinary(path), "rb")
 
 
@@ -92,7 +92,7 @@ def to_json(value: Any) -> bytes:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, see `replacing`; see `results.plain` for arrays.
+    """Write a value as JSON, see `replacing`; see `results.to_json` for arrays.
 
     Raises:
       OSError: it could not be written; the message names `path`.
@@ -110,7 +110,7 @@ def read_json(path: Path) -> Any:
       NotJson: it holds something else; the message names `path`.
     """
     try:
-        return json.loads(read(path))
+        return json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise NotJson(f"{os.fspath(path)}: it is damaged: {error}") from error
 
@@ -137,7 +137,7 @@ def describe_room(path: Path, error: OSError) -> str:
     return ""
 
 
-def size(path: Path) -> int:
+def file_size(path: Path) -> int:
     """Return the number of bytes of a file."""
     return epath.Path(path).stat().length
 

@@ -40,9 +40,6 @@ class Dataset(NamedTuple):
     validation: Examples | None  # of the source, or drawn from its train split
     test: Examples | None
     decoder: str = ""  # "cv2" or "pillow", "" if nothing is decoded
-    mean: tuple[float, ...] | None = None  # of each channel, of train in [0, 1]
-    std: tuple[float, ...] | None = None
-    bits: int | None = None  # that 16-bit greys use; None: there are none
     notes: tuple[str, ...] = ()  # what was left out or converted, for one line
     known: Any = None  # identity.Identity, where a run keeps it
 
@@ -89,7 +86,7 @@ class Task(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A scenario: the dataset, its tasks, and the split that judges them."""
+    """A scenario: the dataset, its tasks, and the evaluation split."""
 
     dataset: Dataset
     tasks: tuple[Task, ...]
@@ -217,7 +214,7 @@ def stays_in_memory(load: Any) -> bool:
     return getattr(load, "memory", None) is not None
 
 
-def size(examples: Examples) -> int:
+def count_rows(examples: Examples) -> int:
     """Return the number of rows."""
     return len(examples.label)
 
@@ -318,7 +315,7 @@ def validate(dataset: Dataset) -> None:
 
 
 def _validate_split(where, examples, dataset, trained) -> None:
-    n, images = size(examples), examples.images
+    n, images = count_rows(examples), examples.images
     if n == 0:
         raise ValueError(f"{where} has no examples")
     contents = [images, examples.load, examples.graphs]

@@ -33,7 +33,7 @@ def nearest(
     Returns:
       f32[B]; -inf if no held-out row has the class.
     """
-    stored, held = features_lib.unit(stored), features_lib.unit(held)
+    stored, held = features_lib.unit_rows(stored), features_lib.unit_rows(held)
     cosines = jnp.dot(stored, held.T, precision=_EXACT)
     same = labels[:, None] == held_labels
     return jnp.max(jnp.where(same, cosines, -jnp.inf), axis=1)
@@ -60,7 +60,7 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     what = (
         "a method with a memory of images and the task of each, as er and er_ace have"
     )
-    features_lib.need(parts.memory is not None, "alignment", what)
+    features_lib.refuse_unless(parts.memory is not None, "alignment", what)
     examples = parts.stream.dataset.validation
     if examples is None:
         examples = parts.stream.evaluation
@@ -70,7 +70,7 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     program = _program(parts, batch_size)
 
     def evaluate(state, task: int) -> core.Result:
-        cosines, tasks = sharding.fetch(program(state, embed(state), labels))
+        cosines, tasks = sharding.copy_to_host(program(state, embed(state), labels))
         measured = cosines != -np.inf  # not finite for another reason: it is told
         cosines, tasks = cosines[measured].astype(np.float64), tasks[measured]
         scalars = {
@@ -91,17 +91,21 @@ def _program(parts, batch_size):
     view = features_lib.eval_view(parts)
     everywhere = sharding.replicated(parts.mesh)
 
-    def run(state, held, held_labels):
+    def measure_cosines(state, held, held_labels):
         memory = parts.memory(state)
         what = "a memory of images and the task of each; the method's holds "
         what += ", ".join(sorted(memory.items))
-        features_lib.need({"image", "task"} <= {*memory.items}, "alignment", what)
+        features_lib.refuse_unless(
+            {"image", "task"} <= {*memory.items}, "alignment", what
+        )
         size = features_lib.padded_size(parts, min(batch_size, memory.capacity))
         steps = -(-memory.capacity // size)
         slots = jnp.arange(steps * size).reshape(steps, size) % memory.capacity
 
         def of_slots(at):
-            at = jax.lax.with_sharding_constraint(at, sharding.split(parts.mesh))
+            at = jax.lax.with_sharding_constraint(
+                at, sharding.split_sharding(parts.mesh)
+            )
             images, labels = memory.items["image"][at], memory.items["label"][at]
             stored = parts.embed(state, view(images))
             cosines = nearest(stored, labels, held, held_labels)
@@ -110,4 +114,4 @@ def _program(parts, batch_size):
         cosines = jax.lax.map(of_slots, slots).reshape(-1)[: memory.capacity]
         return jnp.where(memory.filled, cosines, -jnp.inf), memory.items["task"]
 
-    return jax.jit(run, out_shardings=everywhere)
+    return jax.jit(measure_cosines, out_shardings=everywhere)

@@ -87,12 +87,12 @@ def make(
     """Measure spread and rank of the embeddings, and warn where they fall.
 
     Args:
-      parts: what every evaluator is given; labels are not read.
+      parts: the parts of every evaluator; labels are not read.
       max_rows: of the evaluation split, evenly spaced, or of the train split where
         there is no other.
       share: it warns where a measure is below this share of its first value, usually
         that of the untrained network, or of its value at the evaluation before. Both
-        are those of this process, and begin anew with each run.
+        are those of this process, and begin again with each run.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars: "embedding_std" and
@@ -107,7 +107,7 @@ def make(
     references, steps = {}, []
 
     def evaluate(state, task: int) -> core.Result:
-        embeddings = np.asarray(sharding.fetch(embed(state)), np.float32)
+        embeddings = np.asarray(sharding.copy_to_host(embed(state)), np.float32)
         finite = bool(np.isfinite(embeddings).all())
         scalars = {
             "embedding_std": embedding_std(embeddings) if finite else math.nan,

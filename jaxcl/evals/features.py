@@ -30,7 +30,7 @@ def _finite(arrays):
 
 def finite(*arrays: jax.Array) -> bool:
     """Tell whether all numbers of some arrays are finite, wherever the arrays lie."""
-    return bool(sharding.fetch(_finite(arrays)))
+    return bool(sharding.copy_to_host(_finite(arrays)))
 
 
 def require(field: str, value: Any, good: bool, allowed: str) -> None:
@@ -39,7 +39,9 @@ def require(field: str, value: Any, good: bool, allowed: str) -> None:
         raise ValueError(f"config.evaluators.{field}={value!r}: must be {allowed}")
 
 
-def need(good: Any, name: str, what: str, do: str = "take the evaluator out") -> None:
+def refuse_unless(
+    good: Any, name: str, what: str, do: str = "take the evaluator out"
+) -> None:
     """Refuse a method or data without what `config.evaluators.{name}` needs."""
     if not good:
         raise ValueError(f"config.evaluators.{name}: needs {what}; {do}")
@@ -61,16 +63,16 @@ def check_labels(
     dataset = parts.stream.dataset
     for examples in splits or (dataset.train, parts.stream.evaluation):
         need_rows(examples, name)
-        unknown, count = int((examples.label < 0).sum()), stream.size(examples)
+        unknown, count = int((examples.label < 0).sum()), stream.count_rows(examples)
         kind = "train" if examples is dataset.train else "evaluation"
         what = f"a label for every row: {unknown} of {count} {kind} rows of "
-        need(not unknown, name, f"{what}{dataset.name} have none (-1)")
+        refuse_unless(not unknown, name, f"{what}{dataset.name} have none (-1)")
 
 
 def need_rows(examples: stream.Examples | None, name: str) -> None:
     """Refuse evaluation rows that are not there."""
     do = "set config.scenario.evaluation to 'test', or take the evaluator out"
-    need(examples is not None, name, "evaluation rows", do)
+    refuse_unless(examples is not None, name, "evaluation rows", do)
 
 
 def reading(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
@@ -83,11 +85,11 @@ def reading(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
         return parts
     what = "a method with a projection, as duel and two_view have"
     name = f"{name}.features={features!r}"
-    need(parts.project is not None, name, what, "choose 'embedding'")
+    refuse_unless(parts.project is not None, name, what, "choose 'embedding'")
     return parts._replace(embed=parts.project)
 
 
-class Split(NamedTuple):
+class TaskMembership(NamedTuple):
     """Which task each row belongs to, and what a row's task says about it."""
 
     # "task_aware": tasks are disjoint classes. "domain_aware": each task is a domain.
@@ -98,7 +100,7 @@ class Split(NamedTuple):
     classes: np.ndarray  # bool[T, C], classes that occur in each task
 
 
-def split(parts: core.EvalParts) -> Split:
+def assign_tasks(parts: core.EvalParts) -> TaskMembership:
     """Tell from the tasks which kind of scenario they are, and sort the rows by task.
 
     If tasks are disjoint classes, a train row belongs to the task of its class;
@@ -117,17 +119,17 @@ def split(parts: core.EvalParts) -> Split:
     elif len(tasks) > 1 and classes.sum(axis=0).max() == 1:
         aware = "task_aware"
     train = parts.stream.dataset.train
-    train_task = np.full(stream.size(train), -1, np.int32)
-    test_task = np.full(stream.size(parts.stream.evaluation), -1, np.int32)
+    train_task = np.full(stream.count_rows(train), -1, np.int32)
+    test_task = np.full(stream.count_rows(parts.stream.evaluation), -1, np.int32)
     for t, task in reversed(list(enumerate(tasks))):
         by_class = aware == "task_aware"
         rows = classes[t][train.label] if by_class else task.train.rows
         train_task[rows] = t
         test_task[task.test] = t
-    return Split(aware, train_task, test_task, classes)
+    return TaskMembership(aware, train_task, test_task, classes)
 
 
-def train_mask(groups: Split, train_on: str, task: int) -> np.ndarray:
+def train_mask(groups: TaskMembership, train_on: str, task: int) -> np.ndarray:
     """Train rows a probe may use after `task`: "all", or of tasks "seen"; bool[N]."""
     if train_on == "all":
         return np.ones(len(groups.train_task), bool)
@@ -164,7 +166,7 @@ def per_task(parts: core.EvalParts, correct: np.ndarray) -> np.ndarray:
 
 def verdicts(
     parts: core.EvalParts,
-    groups: Split,
+    groups: TaskMembership,
     examples: stream.Examples,
     *,
     rows: np.ndarray | None = None,
@@ -186,15 +188,15 @@ def verdicts(
         (examples.label[rows], allowed, groups.test_task[rows]), parts.mesh
     )
 
-    def judge(scores, labels, allowed, task):
+    def judge_rows(scores, labels, allowed, task):
         right = {"class_incremental": scores.argmax(axis=1) == labels}
         if groups.aware == "task_aware":
             of_task = jnp.where(allowed[task], scores, -jnp.inf)
             right["task_aware"] = of_task.argmax(axis=1) == labels
         return right
 
-    program = jax.jit(judge, out_shardings=sharding.replicated(parts.mesh))
-    return lambda scores: sharding.fetch(program(scores, *truth))
+    program = jax.jit(judge_rows, out_shardings=sharding.replicated(parts.mesh))
+    return lambda scores: sharding.copy_to_host(program(scores, *truth))
 
 
 def blank_unseen(row: np.ndarray, train_on: str, task: int) -> np.ndarray:
@@ -204,7 +206,7 @@ def blank_unseen(row: np.ndarray, train_on: str, task: int) -> np.ndarray:
     return row
 
 
-def place(parts: core.EvalParts, examples: stream.Examples) -> jax.Array | None:
+def place_images(parts: core.EvalParts, examples: stream.Examples) -> jax.Array | None:
     """Place the images of a set in memory on every device; None if the set streams."""
     if examples.images is None:
         return None
@@ -231,7 +233,7 @@ def logged(rows: Sequence[dict], pattern: str) -> dict[str, dict]:
     return found
 
 
-def unit(features: jax.Array) -> jax.Array:
+def unit_rows(features: jax.Array) -> jax.Array:
     """Scale rows to length 1, f32[n, D]; zero rows stay zero."""
     length = jnp.linalg.norm(features, axis=-1, keepdims=True)
     return features / jnp.maximum(length, 1e-12)
@@ -284,9 +286,9 @@ def make(
       embed(state, first=n) -> f32[n, D], whole on every device. Only batches with some
       of the first `first` rows are embedded, one at least; later batches are zeros, and
       no later row of a set that streams is read. Every `first` runs the same program.
-      Within `shared`, evaluators that embed all rows of a split share one pass.
+      Within `share_passes`, evaluators that embed all rows of a split share one pass.
     """
-    size = stream.size(examples)
+    size = stream.count_rows(examples)
     rows = np.arange(size) if rows is None else np.asarray(rows)
     batch_size = padded_size(parts, min(batch_size, len(rows)))
     read, batches = _reader(parts, examples, rows, batch_size, images)
@@ -297,13 +299,13 @@ def make(
         features = parts.embed(state, read(batch))
         return jax.lax.with_sharding_constraint(features, whole)
 
-    def write(state, batch, features, begin):
+    def write_features(state, batch, features, begin):
         batch = embed(state, batch)
         return jax.lax.dynamic_update_slice_in_dim(features, batch, begin, axis=0)
 
-    program = jax.jit(write, donate_argnums=2, out_shardings=whole)
+    program = jax.jit(write_features, donate_argnums=2, out_shardings=whole)
 
-    def run(state, first=None):
+    def run_pass(state, first=None):
         nonlocal blank
         count = len(rows) if first is None else max(first, 1)
         features = None
@@ -320,7 +322,7 @@ def make(
                     jax.block_until_ready(features)
         return features[: len(rows)]
 
-    return _share(parts, examples, rows, run)
+    return _share_pass(parts, examples, rows, run_pass)
 
 
 def batches(
@@ -336,7 +338,7 @@ def batches(
     Args:
       batch_size: a multiple of the devices; the last batch has fewer rows.
     """
-    rows = np.arange(first, stream.size(examples))
+    rows = np.arange(first, stream.count_rows(examples))
     read, placed = _reader(parts, examples, rows, batch_size, None)
     whole = sharding.replicated(parts.mesh)
     embed = jax.jit(lambda state, x: parts.embed(state, read(x)), out_shardings=whole)
@@ -367,16 +369,20 @@ def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callab
             batches = prefetch.evaluation_batches(
                 examples, wanted, batch_size, crop=crop, workers=workers, **share
             )
-            return prefetch.ahead(batches, lambda x: sharding.shard(x["image"], mesh))
+            return prefetch.run_ahead(
+                batches, lambda x: sharding.shard_rows(x["image"], mesh)
+            )
 
         return view, streamed
     view = eval_view(parts)
-    images = place(parts, examples) if images is None else images
+    images = place_images(parts, examples) if images is None else images
     padded = np.resize(rows, (-(-len(rows) // batch_size), batch_size)).astype(np.int32)
 
     def resident(batch):
         images, at = batch
-        return view(images[jax.lax.with_sharding_constraint(at, sharding.split(mesh))])
+        return view(
+            images[jax.lax.with_sharding_constraint(at, sharding.split_sharding(mesh))]
+        )
 
     return resident, functools.partial(first_of, [(images, at) for at in padded])
 
@@ -388,7 +394,7 @@ _passes: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def shared() -> Iterator[None]:
+def share_passes() -> Iterator[None]:
     """Enter a context in which evaluators share their passes over a split."""
     token = _passes.set({})
     try:
@@ -397,9 +403,9 @@ def shared() -> Iterator[None]:
         _passes.reset(token)
 
 
-def _share(parts, examples, rows, run) -> Callable:
+def _share_pass(parts, examples, rows, run) -> Callable:
     """Take features from a pass over all rows, if another evaluator has made it."""
-    every = np.array_equal(rows, np.arange(stream.size(examples)))
+    every = np.array_equal(rows, np.arange(stream.count_rows(examples)))
     key = id(parts.embed), id(examples)  # `run` keeps both alive
 
     def embed(state, first=None):
@@ -455,12 +461,14 @@ def sampled(
     examples = parts.stream.evaluation
     if examples is None:
         examples = parts.stream.dataset.train
-    rows = evenly(np.arange(stream.size(examples)), max_rows)
-    need(len(rows) >= least, name, f"{least} rows or more, there are {len(rows)}")
+    rows = evenly(np.arange(stream.count_rows(examples)), max_rows)
+    refuse_unless(
+        len(rows) >= least, name, f"{least} rows or more, there are {len(rows)}"
+    )
     return examples, rows
 
 
-def stored(parts: core.EvalParts, *names: str) -> Callable:
+def memory_reader(parts: core.EvalParts, *names: str) -> Callable:
     """Read the filled rows of a method's memory: state -> name -> array, on the host.
 
     Names that the memory has not are left out, all of them without a memory.
@@ -468,17 +476,17 @@ def stored(parts: core.EvalParts, *names: str) -> Callable:
     if parts.memory is None:
         return lambda state: {}
 
-    def read(state):
+    def read_rows(state):
         memory = parts.memory(state)
         return {x: memory.items[x] for x in names if x in memory.items}, memory.filled
 
-    program = jax.jit(read, out_shardings=sharding.replicated(parts.mesh))
+    program = jax.jit(read_rows, out_shardings=sharding.replicated(parts.mesh))
 
-    def run(state):
-        kept, filled = sharding.fetch(program(state))
+    def fetch_rows(state):
+        kept, filled = sharding.copy_to_host(program(state))
         return {name: leaf[filled] for name, leaf in kept.items()}
 
-    return run
+    return fetch_rows
 
 
 def images_of(
@@ -530,7 +538,7 @@ def of_views(
       (state, images u8[n,H,W,C]) -> embeddings f32[n, D] of each view, on the host.
     """
     batch_size = padded_size(parts, batch_size)
-    rows, whole = sharding.split(parts.mesh), sharding.replicated(parts.mesh)
+    rows, whole = sharding.split_sharding(parts.mesh), sharding.replicated(parts.mesh)
 
     def embed(state, images, start):
         images = jax.lax.with_sharding_constraint(images, rows)
@@ -539,14 +547,14 @@ def of_views(
 
     program = jax.jit(embed, out_shardings=whole)
 
-    def run(state, images):
+    def run_pass(state, images):
         batches = []
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
             batch = np.resize(batch, (batch_size, *images.shape[1:]))
             placed = sharding.replicate((batch, np.int32(start)), parts.mesh)
-            batches.append(sharding.fetch(program(state, *placed)))
+            batches.append(sharding.copy_to_host(program(state, *placed)))
         views = zip(*batches, strict=True)
         return [np.concatenate(view)[: len(images)] for view in views]
 
-    return run
+    return run_pass

@@ -6,8 +6,8 @@ from the stream (1M), and then offered rows until it has seen five times as many
 For comparison, a second memory keeps the last M rows of the same stream. The authors
 released no code.
 
-Results go to metrics.jsonl, which a resumed run continues; `draw` reads them there. For
-what a memory holds while a method trains, see `evals/memory.py`.
+Results go to metrics.jsonl, which a resumed run continues; `draw_last` reads them
+there. `evals/memory.py` measures a memory while its method trains.
 
 Departures: the paper does not say which network embeds the rows, or after how many
 steps. Here it is the network at the time of the evaluation, in evaluation mode, on
@@ -80,15 +80,15 @@ def make(
     """
     if features is None:
         features = "embedding" if parts.project is None else "projection"
-    reads = _unit(features_lib.reading(parts, "filtering", features))
+    reads = _with_unit_rows(features_lib.reading(parts, "filtering", features))
     train = parts.stream.dataset.train  # no other split is read
     features_lib.check_labels(parts, "filtering", train)
     # Placed once, and only when a task is evaluated.
-    place = functools.cache(functools.partial(features_lib.place, parts, train))
+    place = functools.cache(functools.partial(features_lib.place_images, parts, train))
     offered_in = functools.cache(
         functools.partial(_offered, reads, place, size * times, batch_size)
     )
-    offer = _offer(
+    offer = _make_offer(
         parts, score=score, temperature=temperature, newcomer_competes=newcomer_competes
     )
 
@@ -96,18 +96,20 @@ def make(
         labels, order, embed = offered_in(task)
         features = embed(state)
         held = sharding.replicate(np.full(size, -1, np.int32), parts.mesh)
-        scalars = _measured(parts, "stream_entropy", "stream_class_{}", labels[order])
+        scalars = _class_scalars(
+            parts, "stream_entropy", "stream_class_{}", labels[order]
+        )
         for i in range(times):
             offered = order[i * size : (i + 1) * size]
             for first in range(0, size, batch_size):
                 batch = offered[first : first + batch_size]
                 held = offer(features, held, sharding.replicate(batch, parts.mesh))
-            kept, n = labels[sharding.fetch(held)], i + 1
-            scalars |= _measured(parts, f"entropy_{n}", f"class_{{}}_{n}", kept)
+            kept, n = labels[sharding.copy_to_host(held)], i + 1
+            scalars |= _class_scalars(parts, f"entropy_{n}", f"class_{{}}_{n}", kept)
             scalars[f"fifo_entropy_{n}"] = _entropy(parts, labels[offered])
         return core.Result({}, scalars)
 
-    return core.Evaluator(evaluate, last_only=True, chart=draw)
+    return core.Evaluator(evaluate, last_only=True, chart=draw_last)
 
 
 def _offered(reads, place, count, batch_size, task):
@@ -124,31 +126,31 @@ def _offered(reads, place, count, batch_size, task):
     return train.label[distinct], order.astype(np.int32), embed
 
 
-def _unit(parts):
+def _with_unit_rows(parts):
     """Return EvalParts whose `embed` gives unit rows."""
     return parts._replace(
-        embed=lambda state, images: features_lib.unit(parts.embed(state, images))
+        embed=lambda state, images: features_lib.unit_rows(parts.embed(state, images))
     )
 
 
-def _offer(parts, **policy) -> Callable:
+def _make_offer(parts, **policy) -> Callable:
     """Build (features f32[N, Z], held i32[M], batch i32[B]) -> the new `held`.
 
     Stored and offered rows are given as row numbers of `features`; -1: an empty slot.
     """
 
-    def run(features, held, batch):
+    def offer_batch(features, held, batch):
         keep = duel.select(features[held], features[batch], filled=held >= 0, **policy)
         return held.at[duel.slots(keep, len(held))].set(batch, mode="drop")
 
-    return jax.jit(run, out_shardings=sharding.replicated(parts.mesh))
+    return jax.jit(offer_batch, out_shardings=sharding.replicated(parts.mesh))
 
 
 def _entropy(parts, labels) -> float:
     return float(metrics.class_entropy(jnp.asarray(labels), parts.num_classes))
 
 
-def _measured(parts, entropy, share, labels) -> dict[str, float]:
+def _class_scalars(parts, entropy, share, labels) -> dict[str, float]:
     """Return the entropy of labels, and the share of each class, as scalars."""
     shares = np.bincount(labels, minlength=parts.num_classes) / len(labels)
     by_class = {share.format(c): float(x) for c, x in enumerate(shares)}
@@ -176,11 +178,11 @@ def courses(rows: Sequence[dict]) -> dict[str, Course]:
     return found
 
 
-def draw(rows: Sequence[dict], folder: epath.Path) -> None:
+def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw the last evaluation: KEY_classes.png and KEY_entropy.png.
 
     Args:
-      rows: of metrics.jsonl, see `rows.read`.
+      rows: of metrics.jsonl, see `rows.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
     for key, course in courses(rows).items():

@@ -21,7 +21,7 @@ _STREAM = 0x11EA4  # keeps the probe's random numbers apart from the training's
 _EXACT = jax.lax.Precision.HIGHEST  # TF32 loses accuracy; the layer is cheap anyway
 
 
-class Head(NamedTuple):
+class LinearHead(NamedTuple):
     """The linear layer."""
 
     weight: jax.Array  # f32[D, C]
@@ -31,7 +31,7 @@ class Head(NamedTuple):
 Optimizer = Literal["sgd", "adam"]
 
 
-class Rule(NamedTuple):
+class TrainingRule(NamedTuple):
     """How a head is trained."""
 
     epochs: int
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
     optimizer: Optimizer = "sgd"
 
 
-def logits(head: Head, features: jax.Array) -> jax.Array:
+def logits(head: LinearHead, features: jax.Array) -> jax.Array:
     """Score features f32[n, D], f32[n, C]."""
     return jnp.dot(features, head.weight, precision=_EXACT) + head.bias
 
@@ -97,33 +97,35 @@ def class_uniform(
     begins = jnp.cumsum(sizes) - sizes
     present = jnp.argsort(sizes == 0)  # a stable sort: the present classes come first
 
-    def below(key, most):
+    def draw_below(key, most):
         return jax.random.randint(key, rows.shape, 0, jnp.maximum(most, 1))
 
-    def draw(key):
+    def draw_batch(key):
         k_class, k_row = jax.random.split(key)
-        chosen = present[below(k_class, jnp.sum(sizes > 0))]
-        return by_class[begins[chosen] + below(k_row, sizes[chosen])]
+        chosen = present[draw_below(k_class, jnp.sum(sizes > 0))]
+        return by_class[begins[chosen] + draw_below(k_row, sizes[chosen])]
 
-    return draw
+    return draw_batch
 
 
-def start(key: jax.Array, dim: int, num_classes: int) -> Head:
+def start_head(key: jax.Array, dim: int, num_classes: int) -> LinearHead:
     """Draw a new layer as PyTorch's nn.Linear(dim, num_classes) does."""
     k_weight, k_bias = jax.random.split(key)
     uniform = layers.torch_uniform(dim)
-    return Head(uniform(k_weight, (dim, num_classes)), uniform(k_bias, (num_classes,)))
+    return LinearHead(
+        uniform(k_weight, (dim, num_classes)), uniform(k_bias, (num_classes,))
+    )
 
 
 def descend(
     tx: optax.GradientTransformationExtraArgs,
-    head: Head,
+    head: LinearHead,
     opt_state: core.PyTree,
     features: jax.Array,
     labels: jax.Array,
     mask: jax.Array,
     lr: jax.typing.ArrayLike,
-) -> tuple[Head, core.PyTree, jax.Array, jax.Array]:
+) -> tuple[LinearHead, core.PyTree, jax.Array, jax.Array]:
     """Take one step down the mean cross-entropy of the unmasked rows.
 
     Args:
@@ -147,7 +149,7 @@ def descend(
     return head, opt_state, loss, scores
 
 
-def _training(rule: Rule, num_classes: int) -> tuple[Callable, Callable]:
+def _training(rule: TrainingRule, num_classes: int) -> tuple[Callable, Callable]:
     """Make the start and the step of a rule; both return (head, state, sum of losses).
 
     The losses are those of the present epoch; `lr` is that of the first epoch.
@@ -159,8 +161,8 @@ def _training(rule: Rule, num_classes: int) -> tuple[Callable, Callable]:
         tx = optim.sgd(momentum=rule.momentum, **decay)
     milestones = np.array(rule.milestones, np.int32)
 
-    def begin(key, dim):
-        head = start(key, dim, num_classes)
+    def begin_training(key, dim):
+        head = start_head(key, dim, num_classes)
         return head, tx.init(head), jnp.zeros(())
 
     def update(carry, features, labels, mask, epoch, lr):
@@ -170,11 +172,11 @@ def _training(rule: Rule, num_classes: int) -> tuple[Callable, Callable]:
         head, opt_state, loss, _ = descend(tx, head, opt_state, *given, lr)
         return head, opt_state, losses + loss
 
-    return begin, update
+    return begin_training, update
 
 
 def resident_fit(
-    rule: Rule,
+    rule: TrainingRule,
     parts: core.EvalParts,
     labels: jax.Array,
     read: Callable,
@@ -195,7 +197,7 @@ def resident_fit(
     batch_size = rule.batch_size
     begin, update = _training(rule, parts.num_classes)
 
-    def fit(state, data, labels, rows, count, task, probe, lr):
+    def fit_head(state, data, labels, rows, count, task, probe, lr):
         k_start, k_epochs = probe_keys(parts.seed, task, probe)
         sample = jax.eval_shape(read, state, data, rows[:batch_size], k_epochs)
         steps = jnp.maximum(count // batch_size, 1)
@@ -203,7 +205,7 @@ def resident_fit(
         if balanced:
             order_of = class_uniform(rows, count, labels, parts.num_classes)
 
-        def epoch(number, carry):
+        def run_epoch(number, carry):
             k_order, k_read = jax.random.split(jax.random.fold_in(k_epochs, number))
             order = order_of(k_order)
 
@@ -217,23 +219,26 @@ def resident_fit(
             return jax.lax.fori_loop(0, steps, step, (*carry[:2], jnp.zeros(())))
 
         carry = begin(k_start, sample.shape[1])
-        head, _, losses = jax.lax.fori_loop(0, rule.epochs, epoch, carry)
+        head, _, losses = jax.lax.fori_loop(0, rule.epochs, run_epoch, carry)
         return head, losses / steps
 
-    program = jax.jit(fit, out_shardings=sharding.replicated(parts.mesh))
+    program = jax.jit(fit_head, out_shardings=sharding.replicated(parts.mesh))
 
-    def run(state, data, rows, task, probe, lr):
+    def run_fit(state, data, rows, task, probe, lr):
         # Every subset of the rows has the same length, so it runs the same program.
         padded = np.zeros(max(labels.size, batch_size), np.int32)
         padded[: len(rows)] = rows
         numbers = [np.int32(n) for n in (len(rows), task, probe)]
         return program(state, data, labels, padded, *numbers, np.float32(lr))
 
-    return run
+    return run_fit
 
 
 def streamed_fit(
-    rule: Rule, parts: core.EvalParts, crop: prefetch.Crop, embed: Callable
+    rule: TrainingRule,
+    parts: core.EvalParts,
+    crop: prefetch.RandomCrop,
+    embed: Callable,
 ) -> Callable:
     """Build `resident_fit` for images that workers decode and crop.
 
@@ -258,12 +263,12 @@ def streamed_fit(
     begin = jax.jit(begin, static_argnums=1, out_shardings=whole)
     step = jax.jit(step, donate_argnums=1, out_shardings=whole)
 
-    def keys(task, probe):
+    def probe_keys(task, probe):
         return tuple(probe_keys(parts.seed, task, probe))
 
-    keys = jax.jit(keys, out_shardings=whole)
+    probe_keys = jax.jit(probe_keys, out_shardings=whole)
 
-    def run(state, data, rows, task, probe, lr):
+    def run_fit(state, data, rows, task, probe, lr):
         # A set smaller than a batch repeats its rows.
         rows = np.resize(rows, max(len(rows), rule.batch_size))
         batches = prefetch.batches(
@@ -279,9 +284,11 @@ def streamed_fit(
             resident=False,
         )
         steps = np.int32(len(rows) // rule.batch_size)
-        k_start, k_epochs = keys(np.int32(task), np.int32(probe))
+        k_start, k_epochs = probe_keys(np.int32(task), np.int32(probe))
         carry, lr = begin(k_start, data), np.float32(lr)
-        placed = prefetch.ahead(batches, lambda batch: sharding.shard(batch, mesh))
+        placed = prefetch.run_ahead(
+            batches, lambda batch: sharding.shard_rows(batch, mesh)
+        )
         with contextlib.closing(placed):
             for i, batch in enumerate(placed):
                 carry = step(state, carry, batch, np.int32(i), steps, k_epochs, lr)
@@ -290,4 +297,4 @@ def streamed_fit(
                     jax.block_until_ready(carry[2])
         return carry[0], carry[2] / steps
 
-    return run
+    return run_fit

@@ -20,7 +20,7 @@ from jaxcl.evals import features as features_lib
 _EXACT = jax.lax.Precision.HIGHEST  # TF32 would swap neighbours
 
 
-def votes(
+def count_votes(
     queries: jax.Array,
     bank: jax.Array,
     labels: jax.Array,
@@ -44,7 +44,7 @@ def votes(
       f32[B, num_classes].
     """
     if distance == "cosine":
-        queries, bank = features_lib.unit(queries), features_lib.unit(bank)
+        queries, bank = features_lib.unit_rows(queries), features_lib.unit_rows(bank)
         scores = jnp.dot(queries, bank.T, precision=_EXACT)
     else:
         # |q|^2 is left out, since it is the same for all neighbours of a query.
@@ -62,7 +62,7 @@ def votes(
     return jnp.einsum("bk,bkc->bc", weights, chosen, precision=_EXACT)
 
 
-def _judge(parts, groups, batch_size, options, *, others: bool) -> Callable:
+def _make_judge(parts, groups, batch_size, options, *, others: bool) -> Callable:
     """Build (test features, bank, bank mask) -> whether each guess is right.
 
     The result is bool[1, M], or bool[2, M] where tasks are classes or domains: with
@@ -70,7 +70,7 @@ def _judge(parts, groups, batch_size, options, *, others: bool) -> Callable:
     is the test features, and no row is a neighbour of itself.
     """
     stream_, mesh = parts.stream, parts.mesh
-    count = stream.size(stream_.evaluation)
+    count = stream.count_rows(stream_.evaluation)
     batch_size = features_lib.padded_size(parts, min(batch_size, count))
     steps = -(-count // batch_size)
 
@@ -88,9 +88,9 @@ def _judge(parts, groups, batch_size, options, *, others: bool) -> Callable:
     )
     labels, bank_task, test_task, itself = sharding.replicate(arrays, mesh)
     truth = stream_.evaluation.label
-    whole, split_rows = sharding.replicated(mesh), sharding.split(mesh)
+    whole, split_rows = sharding.replicated(mesh), sharding.split_sharding(mesh)
 
-    def judge(held, bank, mask, labels, bank_task, test_task, itself):
+    def judge_queries(held, bank, mask, labels, bank_task, test_task, itself):
         # Centring keeps distances but reduces rounding errors, large far from 0.
         if options["distance"] == "euclidean":
             held, bank = held - bank.mean(axis=0), bank - bank.mean(axis=0)
@@ -103,7 +103,7 @@ def _judge(parts, groups, batch_size, options, *, others: bool) -> Callable:
             known = mask & (jnp.arange(count) != itself[:, None]) if others else mask
             masks = [known, known & (bank_task == own[:, None])]
             for allowed in masks if groups.aware else masks[:1]:
-                weights = votes(queries, bank, labels, allowed, **options)
+                weights = count_votes(queries, bank, labels, allowed, **options)
                 # Without a neighbour the guess is -1, which is never right.
                 guess = jnp.where(weights.max(axis=1) > 0, weights.argmax(axis=1), -1)
                 guesses.append(jax.lax.with_sharding_constraint(guess, whole))
@@ -114,13 +114,13 @@ def _judge(parts, groups, batch_size, options, *, others: bool) -> Callable:
         guesses = jax.lax.map(lambda block: classify(*block), blocks)
         return guesses.reshape(steps * batch_size, -1)[:count]
 
-    program = jax.jit(judge, out_shardings=whole)
+    program = jax.jit(judge_queries, out_shardings=whole)
 
-    def run(held, bank, mask):
+    def judge_all(held, bank, mask):
         guesses = program(held, bank, mask, labels, bank_task, test_task, itself)
-        return sharding.fetch(guesses).T == truth
+        return sharding.copy_to_host(guesses).T == truth
 
-    return run
+    return judge_all
 
 
 @schema.checked("config.evaluators.knn")
@@ -137,7 +137,7 @@ def make(
     """Build the k-NN evaluator.
 
     Args:
-      parts: what every evaluator is given.
+      parts: the parts of every evaluator.
       k: neighbours that vote.
       temperature: of the cosine weights.
       distance: "cosine" or "euclidean".
@@ -161,18 +161,18 @@ def make(
     judged = (parts.stream.evaluation,)
     features_lib.check_labels(parts, "knn", *(judged if judged_alone else ()))
     bank = parts.stream.evaluation if others else dataset.train
-    votes_at_all = np.ones(stream.size(bank), bool)
+    votes_at_all = np.ones(stream.count_rows(bank), bool)
     if train_on == "labelled":
         votes_at_all = bank.label >= 0
     most = int(votes_at_all.sum()) - others
     allowed = f"from 1 to the {most} rows of train_on={train_on!r}"
     features_lib.require("knn.k", k, k <= most, allowed)
-    groups = features_lib.split(parts)
+    groups = features_lib.assign_tasks(parts)
     embed_test = features_lib.make(parts, parts.stream.evaluation)
     embed_bank = embed_test if others else features_lib.make(parts, bank)
     options = {"num_classes": parts.num_classes, "k": k}
     options |= {"temperature": temperature, "distance": distance}
-    judge = _judge(parts, groups, batch_size, options, others=others)
+    judge = _make_judge(parts, groups, batch_size, options, others=others)
 
     def evaluate(state, task: int) -> core.Result:
         mask = votes_at_all

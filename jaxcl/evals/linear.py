@@ -1,4 +1,4 @@
-"""Linear probe: how well one linear layer tells the classes apart by frozen features.
+"""Linear probe: how well one linear layer classifies frozen features.
 
 Sources: the offline linear evaluation of CaSSLe (Fini et al., CVPR 2022) and PNR
 (Cha et al., ICML 2024): SGD, learning rate not scaled by the batch, times 0.1
@@ -111,20 +111,20 @@ def _augmented(parts, settings):
     def embed(state, images, key):
         features = parts.embed(state, view(key, images)[:, 0])
         features = jax.lax.with_sharding_constraint(features, whole)
-        return features_lib.unit(features) if normalize else features
+        return features_lib.unit_rows(features) if normalize else features
 
     return embed
 
 
-def _plain(parts, examples, normalize, rows=None):
+def _plain_features(parts, examples, normalize, rows=None):
     """Return state -> f32[n, D], features of (rows of) a split without augmentation."""
     embed = features_lib.make(parts, examples, rows=rows)
-    unit = jax.jit(features_lib.unit)
+    unit = jax.jit(features_lib.unit_rows)
     return lambda state: unit(embed(state)) if normalize else embed(state)
 
 
 def _fitting(parts, rule, settings) -> tuple[Callable, Callable]:
-    """Fit a probe to features, or to views that are drawn anew in each epoch.
+    """Fit a probe to features, or to new views in each epoch.
 
     Returns:
       `fit`, see `head.resident_fit`, and (state, D) -> the `data` that it wants.
@@ -135,12 +135,12 @@ def _fitting(parts, rule, settings) -> tuple[Callable, Callable]:
         head_lib.resident_fit, rule, parts, labels, balanced=settings.balanced
     )
     if not settings.augment:
-        embed_train = _plain(parts, train, unit)
+        embed_train = _plain_features(parts, train, unit)
         fit = resident(lambda state, features, at, key: features[at])
         return fit, lambda state, _: embed_train(state)
     embed = _augmented(parts, settings)
     if train.images is None:
-        crop = prefetch.Crop(
+        crop = prefetch.RandomCrop(
             size=parts.size,
             scale=tuple(settings.scale),
             ratio=_RATIO,
@@ -148,15 +148,15 @@ def _fitting(parts, rule, settings) -> tuple[Callable, Callable]:
             decoder=parts.stream.dataset.decoder or "auto",
         )
         return head_lib.streamed_fit(rule, parts, crop, embed), lambda state, dim: dim
-    images = features_lib.place(parts, train)
+    images = features_lib.place_images(parts, train)
     even = rule.batch_size % parts.mesh.size == 0
-    rows = (sharding.split if even else sharding.replicated)(parts.mesh)
+    rows = (sharding.split_sharding if even else sharding.replicated)(parts.mesh)
 
-    def read(state, images, at, key):
+    def read_features(state, images, at, key):
         at = jax.lax.with_sharding_constraint(at, rows)
         return embed(state, images[at], key)
 
-    return resident(read), lambda state, _: images
+    return resident(read_features), lambda state, _: images
 
 
 def _usable(parts, train_on, groups) -> Callable:
@@ -169,18 +169,18 @@ def _usable(parts, train_on, groups) -> Callable:
     def visible(state, task):
         mask = np.zeros(len(groups.train_task), bool)
         mask[parts.stream.tasks[task].train.rows] = True
-        rows = sharding.fetch(replayed(state))
+        rows = sharding.copy_to_host(replayed(state))
         mask[rows[rows >= 0]] = True
         return mask
 
     return visible
 
 
-class _Probe(NamedTuple):
+class _CompiledProbe(NamedTuple):
     """A linear probe, compiled."""
 
     settings: Settings
-    groups: features_lib.Split
+    groups: features_lib.TaskMembership
     labelled: np.ndarray  # bool[N], train rows that have labels
     cut: np.ndarray  # bool[N], those that choose the learning rate; none: it is fixed
     embed_cut: Callable | None  # state -> f32[K, D], features of these rows
@@ -201,14 +201,16 @@ def _best_lr(parts, probe, train, of_cut, mask) -> float | None:
     label = parts.stream.dataset.train.label[probe.cut][judges]
     rows = np.flatnonzero(mask & ~probe.cut)
     for lr in probe.settings.lrs if judges.any() else ():
-        scores, finite = sharding.fetch(probe.score(train(rows, lr)[0], of_cut))
+        scores, finite = sharding.copy_to_host(probe.score(train(rows, lr)[0], of_cut))
         if finite:
             accuracy[lr] = (scores[judges].argmax(axis=1) == label).mean()
     return max(accuracy, key=accuracy.get) if accuracy else None
 
 
-def _fit(parts, probe, train, features, mask) -> tuple[dict, float, float, list]:
-    """Fit a probe to the rows `mask`, and judge it.
+def _fit_and_judge(
+    parts, probe, train, features, mask
+) -> tuple[dict, float, float, list]:
+    """Fit a probe to the rows `mask`, and evaluate it.
 
     Args:
       train: (rows, learning rate) -> head and loss.
@@ -226,10 +228,10 @@ def _fit(parts, probe, train, features, mask) -> tuple[dict, float, float, list]
             lrs = probe.settings.lrs
             warnings.append(f"none of lrs={lrs} could be judged: lr={lr}")
     head, loss = train(np.flatnonzero(mask), lr)
-    (scores, finite), loss = probe.score(head, held), float(sharding.fetch(loss))
+    (scores, finite), loss = probe.score(head, held), float(sharding.copy_to_host(loss))
     right = {name: row.astype(float) for name, row in probe.judge(scores).items()}
     most = math.log(parts.num_classes)
-    if not (math.isfinite(loss) and sharding.fetch(finite)):
+    if not (math.isfinite(loss) and sharding.copy_to_host(finite)):
         # Scores of nan would make class 0 the prediction of every row.
         right = {name: row + np.nan for name, row in right.items()}
         warnings.append(
@@ -243,12 +245,14 @@ def _fit(parts, probe, train, features, mask) -> tuple[dict, float, float, list]
     return right, loss, lr, warnings
 
 
-def _check(parts, settings: Settings):
+def _check_settings(parts, settings: Settings):
     """Refuse options that do not go together, or with the data."""
     if settings.train_on == "visible":
         what = "a method that says which rows it replayed, as cclis and co2l do"
         named = "linear.train_on='visible'"
-        features_lib.need(parts.replayed, named, what, "choose 'seen' or 'all'")
+        features_lib.refuse_unless(
+            parts.replayed, named, what, "choose 'seen' or 'all'"
+        )
     if settings.augment and parts.stream.dataset.train.images is None:
         allowed = "False for images that stream and are drawn class by class"
         features_lib.require("linear.augment", True, not settings.balanced, allowed)
@@ -282,7 +286,7 @@ def make(
     """Build the evaluator by a linear probe.
 
     Args:
-      parts: what every evaluator is given.
+      parts: the parts of every evaluator.
       preset: a protocol, see `PRESETS`: optimizer, decay, schedule, draw of the rows,
         augmentation, and the values of the options that are None.
       epochs, batch_size: of the probe's training. The rate falls after the preset's
@@ -344,10 +348,12 @@ def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
       "lr" that was chosen. It warns of a fit that is not finite, and of a
       train loss above log C.
     """
-    _check(parts, settings)
-    rule = head_lib.Rule(**{x: getattr(settings, x) for x in head_lib.Rule._fields})
+    _check_settings(parts, settings)
+    rule = head_lib.TrainingRule(
+        **{x: getattr(settings, x) for x in head_lib.TrainingRule._fields}
+    )
     unit, seed = settings.normalize_features, settings.fraction_seed
-    train, groups = parts.stream.dataset.train, features_lib.split(parts)
+    train, groups = parts.stream.dataset.train, features_lib.assign_tasks(parts)
     labelled = features_lib.stratified(train, fraction=settings.fraction, seed=seed)
     cut = np.zeros(len(labelled), bool)
     if settings.lrs:
@@ -357,42 +363,44 @@ def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
         allowed = "() where every class has one labelled row"
         features_lib.require("linear.lrs", settings.lrs, cut.any(), allowed)
     fit, data_of = _fitting(parts, rule, settings)
-    embed_cut = _plain(parts, train, unit, np.flatnonzero(cut)) if cut.any() else None
+    embed_cut = (
+        _plain_features(parts, train, unit, np.flatnonzero(cut)) if cut.any() else None
+    )
 
-    def score(head, features):
+    def score_head(head, features):
         scores = head_lib.logits(head, features)
         return scores, jnp.isfinite(scores).all()
 
-    probe = _Probe(
+    probe = _CompiledProbe(
         settings=settings,
         groups=groups,
         labelled=labelled,
         cut=cut,
         embed_cut=embed_cut,
-        embed_test=_plain(parts, parts.stream.evaluation, unit),
+        embed_test=_plain_features(parts, parts.stream.evaluation, unit),
         usable=_usable(parts, settings.train_on, groups),
         fit=fit,
         data_of=data_of,
-        score=jax.jit(score),
+        score=jax.jit(score_head),
         judge=features_lib.verdicts(parts, groups, parts.stream.evaluation),
     )
     return functools.partial(_evaluate, parts, probe)
 
 
-def _evaluate(parts, probe: _Probe, state, task: int) -> core.Result:
-    """Fit the probe to the features of a state, and judge it."""
+def _evaluate(parts, probe: _CompiledProbe, state, task: int) -> core.Result:
+    """Fit the probe to the features of a state, and evaluate it."""
     held, groups = probe.embed_test(state), probe.groups
     features = held, probe.embed_cut and probe.embed_cut(state)
     data = probe.data_of(state, held.shape[1])
 
-    def fit(mask, number):
-        def train(rows, lr):
+    def fit_on_rows(mask, number):
+        def train_head(rows, lr):
             return probe.fit(state, data, rows, task, number, lr)
 
-        return _fit(parts, probe, train, features, mask)
+        return _fit_and_judge(parts, probe, train_head, features, mask)
 
     mask = probe.labelled & probe.usable(state, task)
-    right, loss, lr, warnings = fit(mask, 0)
+    right, loss, lr, warnings = fit_on_rows(mask, 0)
     rows = {name: features_lib.per_task(parts, row) for name, row in right.items()}
     if "task_aware" in rows:
         known = rows["task_aware"], probe.settings.train_on, task
@@ -400,7 +408,7 @@ def _evaluate(parts, probe: _Probe, state, task: int) -> core.Result:
     elif groups.aware == "domain_aware":  # a probe of its own for each domain
         rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
         for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
-            own, _, _, said = fit(mask & (groups.train_task == t), t + 1)
+            own, _, _, said = fit_on_rows(mask & (groups.train_task == t), t + 1)
             row = features_lib.per_task(parts, own["class_incremental"])
             rows["domain_aware"][t] = row[t]
             name = parts.stream.tasks[t].name

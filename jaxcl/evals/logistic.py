@@ -4,7 +4,7 @@ Source: the probe of Soutif-Cormerais et al., "A Comprehensive Empirical Evaluat
 Online Continual Learning", ICCV-W 2023, as its released code has it
 (AlbinSou/ocl_survey, commit 5fcaa39): the features of three augmented passes over the
 train rows, in evaluation mode; scikit-learn's regression with its defaults and at most
-200 iterations; judged on the test rows, among all classes.
+200 iterations; evaluated on the test rows, among all classes.
 
 Departures: the augmentation is that of the options here, a shift and a flip as in the
 survey, whatever the run trains with. Since its version 1.4 scikit-learn stops at a
@@ -23,7 +23,7 @@ from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features as features_lib
 
 
-def fit(
+def fit_regression(
     features: np.ndarray,
     labels: np.ndarray,
     *,
@@ -61,7 +61,8 @@ def fit(
 
 
 def scores(machine: Any, features: np.ndarray, num_classes: int) -> np.ndarray:
-    """Score features by a `fit`, f32[n, num_classes], -inf of a class without rows."""
+    """Score features by a `fit_regression`, f32[n, num_classes], -inf of a class
+    without rows."""
     found = machine.decision_function(np.asarray(features, np.float64))
     if found.ndim == 1:  # of two classes
         found = np.stack([np.zeros_like(found), found], axis=1)
@@ -86,14 +87,15 @@ def make(
     """Build the evaluator by logistic regression on all train rows.
 
     Args:
-      parts: what every evaluator is given.
+      parts: the parts of every evaluator.
       passes: over the train rows, each with a shift and a flip of its own; 0: one pass
         without augmentation.
       pad: pixels by which an image is shifted at most, to either side.
       flip: probability.
       penalty: scikit-learn's C; the smaller, the smaller the weights.
       iterations: of its solver, at most.
-      tolerance: the solver stops at a smaller slope, see `fit`; scikit-learn's is 1e-4.
+      tolerance: the solver stops at a smaller slope, see `fit_regression`;
+        scikit-learn's is 1e-4.
       batch_size: images that are embedded at a time.
 
     Returns:
@@ -121,18 +123,18 @@ def make(
     )
     embed_train = _augmented(parts, passes, pad, flip, batch_size)
     embed_test = features_lib.make(parts, evaluation, batch_size=batch_size)
-    groups = features_lib.split(parts)
+    groups = features_lib.assign_tasks(parts)
     judge = features_lib.verdicts(parts, groups, evaluation)
     labels = np.tile(train.label, max(passes, 1))
 
     settings = {"penalty": penalty, "iterations": iterations, "tolerance": tolerance}
 
     def evaluate(state, task: int) -> core.Result:
-        features, held = embed_train(state), sharding.fetch(embed_test(state))
+        features, held = embed_train(state), sharding.copy_to_host(embed_test(state))
         if not (np.isfinite(features).all() and np.isfinite(held).all()):
             blank = {"class_incremental": np.full(len(parts.stream.tasks), np.nan)}
             return core.Result(blank, {}, (features_lib.NOT_FINITE,))
-        machine = fit(features, labels, **settings)
+        machine = fit_regression(features, labels, **settings)
         right = judge(scores(machine, held, parts.num_classes))
         rows = {name: features_lib.per_task(parts, own) for name, own in right.items()}
         accuracy = float(right["class_incremental"].mean())
@@ -147,7 +149,7 @@ def _augmented(parts, passes, pad, flip, batch_size) -> Callable:
     train = parts.stream.dataset.train
     if not passes:
         embed = features_lib.make(parts, train, batch_size=batch_size)
-        return lambda state: sharding.fetch(embed(state))
+        return lambda state: sharding.copy_to_host(embed(state))
     view = augment_images.make(
         size=parts.size,
         views=passes,

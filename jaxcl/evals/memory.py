@@ -4,7 +4,8 @@ Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024: the class entropy of Table 2 and Fig. 9(a), the
 class frequencies of Fig. 10. The authors released no code.
 
-Results go to metrics.jsonl, which a resumed run continues; `draw` reads them there.
+Results go to metrics.jsonl, which a resumed run continues; `draw_last` reads them
+there.
 
 Departures: the paper's figures count time in rows offered, from one memory size to five
 (`evals/filtering.py` draws them so); here time is the step of each evaluation.
@@ -56,20 +57,20 @@ def make(parts: core.EvalParts) -> Callable:
       ValueError: the method keeps no memory.
     """
     what = "a method with a memory of rows, as duel, er and cclis have"
-    features_lib.need(parts.memory, "memory", what)
+    features_lib.refuse_unless(parts.memory, "memory", what)
     streams = {}  # task -> entropy, measured once since no step changes it
 
-    def read(state):
+    def read_labels(state):
         memory = parts.memory(state)
         label = memory.items["label"]
         counts = memory.filled & (label >= 0) & (label < parts.num_classes)
         labels = jnp.where(counts, label, -1)  # -1: left out
         return labels, memory.filled, metrics.class_entropy(labels, parts.num_classes)
 
-    program = jax.jit(read, out_shardings=sharding.replicated(parts.mesh))
+    program = jax.jit(read_labels, out_shardings=sharding.replicated(parts.mesh))
 
     def evaluate(state, task: int) -> core.Result:
-        labels, filled, entropy = sharding.fetch(program(state))
+        labels, filled, entropy = sharding.copy_to_host(program(state))
         known = labels[labels >= 0]
         rows = int(filled.sum())
         scalars = {"rows": float(rows), "unlabelled": float(rows - len(known))}
@@ -83,7 +84,7 @@ def make(parts: core.EvalParts) -> Callable:
             scalars["stream_entropy"] = streams[task]
         return core.Result({}, scalars)
 
-    return core.Evaluator(evaluate, chart=draw)
+    return core.Evaluator(evaluate, chart=draw_last)
 
 
 def _of_stream(parts, task) -> float | None:
@@ -126,11 +127,11 @@ def histories(rows: Sequence[dict]) -> dict[str, History]:
     return found
 
 
-def draw(rows: Sequence[dict], folder: epath.Path) -> None:
+def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw what a run measured: KEY_classes.png and KEY_entropy.png.
 
     Args:
-      rows: of metrics.jsonl, see `rows.read`.
+      rows: of metrics.jsonl, see `rows.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
     ends = {row["task"]: row["step"] for row in rows}  # last step of each task

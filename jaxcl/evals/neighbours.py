@@ -55,7 +55,7 @@ def make(
     t is the number of the task just finished, from 1.
 
     Args:
-      parts: what every evaluator is given; labels are not read.
+      parts: the parts of every evaluator; labels are not read.
       directory: the folder for the pictures; process 0 makes it if it is missing.
       queries: images whose neighbours are drawn, a row each: evenly spaced among those
         of `max_rows`, the same after every task.
@@ -71,7 +71,9 @@ def make(
       ValueError: an option out of its range; a set of graphs; fewer than 2 images.
     """
     examples, rows = features_lib.sampled(parts, "neighbours", max_rows, least=2)
-    features_lib.need(examples.graphs is None, "neighbours", "images, not graphs")
+    features_lib.refuse_unless(
+        examples.graphs is None, "neighbours", "images, not graphs"
+    )
     images = features_lib.images_of(parts, examples, rows)
     asked = features_lib.evenly(np.arange(len(rows)), queries)
     embed = features_lib.make(parts, examples, rows=rows)

@@ -42,23 +42,27 @@ def make(
       ValueError: an option is out of its range; the method has no such loss; images
         that do not fit in memory.
     """
-    _check(parts, batch_size, max_rows)
+    _check_rows(parts, batch_size, max_rows)
     examples, tasks = parts.stream.dataset.train, range(len(parts.stream.tasks))
     batches = [
-        _batches(parts, examples, _chosen(parts, t, batch_size, max_rows), batch_size)
+        _batches(
+            parts, examples, _choose_rows(parts, t, batch_size, max_rows), batch_size
+        )
         for t in tasks
     ]
-    images = features_lib.place(parts, examples) if examples.graphs is None else None
+    images = (
+        features_lib.place_images(parts, examples) if examples.graphs is None else None
+    )
     # An argument of the program: as a constant, each seed would compile its own.
     key = sharding.replicate(np.asarray([parts.seed, 0], np.uint32), parts.mesh)
 
-    def loss(state, images, seed, i, batch):
+    def batch_loss(state, images, seed, i, batch):
         if images is not None:
             batch = {**batch, "image": images[batch["index"]]}
         key = jax.random.fold_in(jax.random.wrap_key_data(seed), i)
         return parts.objective(state, key, batch)
 
-    program = jax.jit(loss, out_shardings=sharding.replicated(parts.mesh))
+    program = jax.jit(batch_loss, out_shardings=sharding.replicated(parts.mesh))
 
     def evaluate(state, task: int) -> core.Result:
         losses = [
@@ -70,18 +74,18 @@ def make(
     return evaluate
 
 
-def _check(parts, batch_size, max_rows):
-    """Refuse fewer rows than a batch has, and what has no such loss."""
+def _check_rows(parts, batch_size, max_rows):
+    """Refuse fewer rows than a batch has, and methods without such a loss."""
     some = max_rows is None or max_rows >= batch_size
     features_lib.require("objective.max_rows", max_rows, some, "None or a batch's rows")
     what = "a method with a loss of its own, as icl has"
-    features_lib.need(parts.objective, "objective", what)
+    features_lib.refuse_unless(parts.objective, "objective", what)
     here = parts.stream.dataset.train.load is None
     do = "give config.data resident=True and size, or take the evaluator out"
-    features_lib.need(here, "objective", "images in memory", do)
+    features_lib.refuse_unless(here, "objective", "images in memory", do)
 
 
-def _chosen(parts, task, batch_size, max_rows) -> np.ndarray:
+def _choose_rows(parts, task, batch_size, max_rows) -> np.ndarray:
     """Shuffle the rows of the tasks up to `task`; full batches, if there is one."""
     rng = np.random.default_rng([parts.seed, task])
     per_task = [

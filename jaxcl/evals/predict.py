@@ -21,23 +21,23 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
 
     Args:
       parts: with `predict`.
-      met_only: judge only rows of the tasks met, up to the task of the evaluation (task
-        0 before training). The classes to choose from stay the same.
+      met_only: evaluate only rows of the tasks met, up to the task of the evaluation
+        (task 0 before training). The classes to choose from stay the same.
 
     Returns:
-      evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without judged
-      test rows): "class_incremental", over all classes; if tasks are disjoint classes
-      also "task_aware", over the classes of the row's task. Scalars: "accuracy" on all
-      judged rows.
+      evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without
+      evaluated test rows): "class_incremental", over all classes; if tasks are disjoint
+      classes also "task_aware", over the classes of the row's task. Scalars: "accuracy"
+      on all evaluated rows.
 
     Raises:
       ValueError: the method predicts nothing; no evaluation split; no labels.
     """
     what = "a method that predicts classes, as two_view with "
     what += "config.method.online_head=True; the encoder of config.checkpoint does not"
-    features_lib.need(parts.predict, "predict", what)
+    features_lib.refuse_unless(parts.predict, "predict", what)
     features_lib.check_labels(parts, "predict")
-    groups, examples = features_lib.split(parts), parts.stream.evaluation
+    groups, examples = features_lib.assign_tasks(parts), parts.stream.evaluation
     # Rows are sorted by their first task, rows of no task last: then the rows to judge
     # come first, and every task runs the same programs.
     none = len(parts.stream.tasks)
@@ -51,7 +51,7 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
         count = int((first <= (task if met_only else none)).sum())
         scores, rows, warnings = scores_of(state, first=count), {}, ()
         right = {name: row.astype(float) for name, row in judge(scores).items()}
-        if not sharding.fetch(_usable(scores)):
+        if not sharding.copy_to_host(_usable(scores)):
             # Scores of nan would make class 0 the prediction of every row.
             right = {name: row + np.nan for name, row in right.items()}
             warnings = ("predictions are not finite, so that there is no accuracy",)

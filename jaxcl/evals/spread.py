@@ -1,4 +1,4 @@
-"""How compact the classes are in feature space, and how far apart.
+"""Compactness and distance of the classes in feature space.
 
 Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024, Eqs. 8 and 9, Table 2, and by class Figs. 9(b)
@@ -67,13 +67,13 @@ def make(
     program = jax.jit(measure, out_shardings=sharding.replicated(parts.mesh))
 
     def evaluate(state, task: int) -> core.Result:
-        scalars = sharding.fetch(program(embed(state), labels))
+        scalars = sharding.copy_to_host(program(embed(state), labels))
         for name in ("intra", "inter"):
             of_class = scalars.pop(name)
             scalars |= {f"{name}_{c}": of_class[c] for c in present}
         return core.Result({}, {name: float(x) for name, x in scalars.items()})
 
-    return core.Evaluator(evaluate, chart=draw)
+    return core.Evaluator(evaluate, chart=draw_last)
 
 
 def by_class(rows: Sequence[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -94,11 +94,11 @@ def by_class(rows: Sequence[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return measures
 
 
-def draw(rows: Sequence[dict], folder: epath.Path) -> None:
+def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw each class at the last evaluation: KEY_by_class.png.
 
     Args:
-      rows: of metrics.jsonl, see `rows.read`.
+      rows: of metrics.jsonl, see `rows.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
     for key, measures in by_class(rows).items():

@@ -10,8 +10,8 @@ present features. So "old" does not measure forgetting, as the accuracy of a cla
 trained earlier would.
 
 Departures: the outer folds are drawn from the run's seed, while the released code draws
-them anew each time. The released code embeds one random crop of each image; here images
-are not augmented.
+them again each time. The released code embeds one random crop of each image; here
+images are not augmented.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -71,10 +71,14 @@ def make(
         "svm.max_rows", max_rows, enough, f"at least {folds} (folds), or None"
     )
     dataset, tasks = parts.stream.dataset, range(len(parts.stream.tasks))
-    _check_labels(dataset, _rows(parts, tasks))
+    _check_labels(dataset, _task_rows(parts, tasks))
     settings = {"folds": folds, "inner_folds": inner_folds}
-    chosen = [_chosen(parts, subsets, max_rows, task, **settings) for task in tasks]
-    used = np.unique(_joined(rows for of_task in chosen for rows in of_task.values()))
+    chosen = [
+        _choose_rows(parts, subsets, max_rows, task, **settings) for task in tasks
+    ]
+    used = np.unique(
+        _join_rows(rows for of_task in chosen for rows in of_task.values())
+    )
     allowed = f"of rows of two classes; none of {len(tasks)} tasks has such"
     features_lib.require("svm.subsets", subsets, len(used), allowed)
     embed = features_lib.make(parts, dataset.train, rows=used, batch_size=batch_size)
@@ -83,7 +87,7 @@ def make(
     def evaluate(state, task: int) -> core.Result:
         scalars, warnings = {}, []
         # Without a subset to judge, nothing is worth embedding.
-        features = sharding.fetch(embed(state)) if chosen[task] else None
+        features = sharding.copy_to_host(embed(state)) if chosen[task] else None
         for name, rows in chosen[task].items():
             mine = features[np.searchsorted(used, rows)]
             if np.isfinite(mine).all():
@@ -126,22 +130,22 @@ def accuracy(
     return float(shares.mean())
 
 
-def _joined(rows: Iterable[np.ndarray]) -> np.ndarray:
+def _join_rows(rows: Iterable[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.int64), *rows])
 
 
-def _rows(parts, tasks) -> np.ndarray:
+def _task_rows(parts, tasks) -> np.ndarray:
     """Train rows of several tasks, each once, increasing."""
-    return np.unique(_joined(parts.stream.tasks[t].train.rows for t in tasks))
+    return np.unique(_join_rows(parts.stream.tasks[t].train.rows for t in tasks))
 
 
-def _chosen(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarray]:
+def _choose_rows(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarray]:
     """Choose the rows of each subset that is measured after a task."""
     label = parts.stream.dataset.train.label
     tasks = {"all": range(task + 1), "old": range(task), "new": [task]}
     chosen = {}
     for name in subsets if task else {"all"} & {*subsets}:
-        rows = _rows(parts, tasks[name])
+        rows = _task_rows(parts, tasks[name])
         classes = np.unique(label[rows])
         if len(classes) < 2:
             continue
@@ -158,7 +162,7 @@ def _check_labels(dataset, rows):
     unknown = int((dataset.train.label[rows] < 0).sum())
     what = "a label for every train row of a task: "
     what += f"{unknown} of {len(rows)} rows of {dataset.name} have none (-1)"
-    features_lib.need(not unknown, "svm", what)
+    features_lib.refuse_unless(not unknown, "svm", what)
 
 
 def _check_classes(labels, classes, where, *, folds, inner_folds):
@@ -174,4 +178,4 @@ def _check_classes(labels, classes, where, *, folds, inner_folds):
         what = f"with inner_folds={inner_folds!r} {least} rows of each class; "
         what += f"of {where} only {count} are of class {label}"
         do = "choose fewer folds or inner_folds, more max_rows, or other subsets"
-        features_lib.need(count >= least, f"svm.folds={folds!r}", what, do)
+        features_lib.refuse_unless(count >= least, f"svm.folds={folds!r}", what, do)

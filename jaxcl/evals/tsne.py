@@ -41,7 +41,7 @@ def make(
     """Draw a t-SNE of evaluation rows after a task, `tsne_task{t}.png`.
 
     Args:
-      parts: what every evaluator is given.
+      parts: the parts of every evaluator.
       directory: the folder for the pictures; process 0 makes it if it is missing.
       max_points: rows to embed, each class in proportion, drawn by the run's seed; the
         same for all tasks.
@@ -56,13 +56,15 @@ def make(
     """
     examples, name = parts.stream.evaluation, parts.stream.dataset.name
     features_lib.check_labels(parts, "tsne", examples)  # no other is drawn
-    what = f"at least {_FEWEST} evaluation rows; {name} has {stream.size(examples)}"
-    features_lib.need(stream.size(examples) >= _FEWEST, "tsne", what)
+    what = (
+        f"at least {_FEWEST} evaluation rows; {name} has {stream.count_rows(examples)}"
+    )
+    features_lib.refuse_unless(stream.count_rows(examples) >= _FEWEST, "tsne", what)
     chosen = choose(examples.label, max_points, parts.seed)
     embed = features_lib.make(parts, examples, rows=chosen)
 
     def evaluate(state, task: int) -> core.Result:
-        features = sharding.fetch(embed(state))
+        features = sharding.copy_to_host(embed(state))
         if not np.isfinite(features).all():
             return core.Result({}, {}, (features_lib.NOT_FINITE,))
         if jax.process_index() == 0:

@@ -26,7 +26,7 @@ def alignment(first: jax.Array, second: jax.Array) -> jax.Array:
     Args:
       first, second: f32[N, D], embeddings of two views; scaled to length 1 here.
     """
-    gap = features_lib.unit(first) - features_lib.unit(second)
+    gap = features_lib.unit_rows(first) - features_lib.unit_rows(second)
     return jnp.mean(jnp.sum(gap**2, axis=1))
 
 
@@ -38,7 +38,7 @@ def uniformity(embeddings: jax.Array) -> jax.Array:
     Args:
       embeddings: f32[N, D], N >= 2; scaled to length 1 here.
     """
-    unit = features_lib.unit(embeddings)
+    unit = features_lib.unit_rows(embeddings)
     count = len(unit)
     squares = 2 - 2 * jnp.dot(unit, unit.T, precision=_EXACT)
     pairs = jnp.triu(jnp.exp(-2 * squares), k=1)
@@ -54,7 +54,7 @@ def make(
     """Build the evaluator of alignment and uniformity.
 
     Args:
-      parts: what every evaluator is given; labels are not read.
+      parts: the parts of every evaluator; labels are not read.
       max_rows: of the evaluation split, evenly spaced, or of the train split where
         there is no other.
 

@@ -253,11 +253,11 @@ def nnclr(
     support = jax.lax.stop_gradient(support)
     examples = jnp.arange(len(z1))
 
-    def match(z, o):
+    def match_neighbours(z, o):
         nearest = jnp.argmax(core.dot(core.l2_normalize(z), support), axis=1)
         return info_nce(support[nearest], o, temperature=temperature, examples=examples)
 
-    return (match(z1, o2) + match(z2, o1)) / 2
+    return (match_neighbours(z1, o2) + match_neighbours(z2, o1)) / 2
 
 
 def m_hml(

@@ -114,7 +114,7 @@ def nce_one(
             f"more_negatives=None: must be given with growth={growth}, "
             f"more_mask={'None' if more_mask is None else 'an array'}"
         )
-    by_set = _odds(anchors, positives, sets, temperature, num_negatives, mask)
+    by_set = _log_odds(anchors, positives, sets, temperature, num_negatives, mask)
     odds = by_set[0][0] if more_negatives is None else _mixture(*by_set, growth)
     if with_positive:
         return contrastive.masked_mean(jax.nn.softplus(odds), mask)
@@ -169,7 +169,7 @@ def change_ratio(
     """
     _check_numbers(temperature, num_negatives)
     sets = (old_negatives, old_mask), (new_negatives, new_mask)
-    (old, old_count), (new, new_count) = _odds(
+    (old, old_count), (new, new_count) = _log_odds(
         anchors, positives, sets, temperature, num_negatives, mask
     )
     ratio = jax.nn.softplus(new) - jax.nn.softplus(old)
@@ -315,7 +315,7 @@ def _check_numbers(temperature=1.0, num_negatives=1, growth=None):
         )
 
 
-def _odds(anchors, positives, sets, temperature, num_negatives, mask):
+def _log_odds(anchors, positives, sets, temperature, num_negatives, mask):
     """Return log(K E / f+), f32[B], and the number of rows, for each set.
 
     Args:
@@ -327,7 +327,7 @@ def _odds(anchors, positives, sets, temperature, num_negatives, mask):
     if mask is not None:
         chex.assert_shape(mask, (len(anchors),))
         real = mask.astype(bool)
-    anchors, positives = (_unit(x, real) for x in (anchors, positives))
+    anchors, positives = (_unit_rows(x, real) for x in (anchors, positives))
     positive = jnp.sum(anchors * positives, axis=-1)
     by_set = []
     for rows, exists in sets:
@@ -361,13 +361,13 @@ def _cosines(anchors, rows, exists, real):
         exists = jnp.broadcast_to(exists.astype(bool), shape)
     exists = exists & real[:, None]
     if shared:
-        rows = _unit(rows, jnp.any(exists, axis=0))
+        rows = _unit_rows(rows, jnp.any(exists, axis=0))
         return core.dot(anchors, rows), exists
-    rows = _unit(rows, exists)
+    rows = _unit_rows(rows, exists)
     return core.dot(anchors[:, None], rows)[:, 0], exists
 
 
-def _unit(rows, exists):
+def _unit_rows(rows, exists):
     """Scale rows to length 1; rows that do not exist become zeros."""
     return core.l2_normalize(jnp.where(exists[..., None], rows, 0))
 

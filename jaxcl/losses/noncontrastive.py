@@ -164,7 +164,7 @@ def epps_pulley(x: jax.Array, *, form: str = "code") -> jax.Array:
     return x.shape[0] * total
 
 
-def _grid(low, high, copies):
+def _quadrature_grid(low, high, copies):
     """Return points t, and weights of the trapezoidal rule times exp(-t^2 / 2)."""
     points = np.linspace(low, high, 17)
     weights = np.full(17, copies * (points[1] - points[0]))
@@ -172,7 +172,10 @@ def _grid(low, high, copies):
     return points.tolist(), (weights * np.exp(-(points**2) / 2)).tolist()
 
 
-_GRIDS = {"code": _grid(0.0, 3.0, copies=2), "paper": _grid(-5.0, 5.0, copies=1)}
+_GRIDS = {
+    "code": _quadrature_grid(0.0, 3.0, copies=2),
+    "paper": _quadrature_grid(-5.0, 5.0, copies=1),
+}
 
 
 def sigreg(z: jax.Array, slices: jax.Array, *, form: str = "code") -> jax.Array:
@@ -182,7 +185,7 @@ def sigreg(z: jax.Array, slices: jax.Array, *, form: str = "code") -> jax.Array:
 
     Args:
       z: f32[B, D].
-      slices: f32[S, D], unit rows, drawn anew at each step; no gradient.
+      slices: f32[S, D], unit rows, new ones at each step; no gradient.
       form: see `epps_pulley`.
 
     Returns:

@@ -245,12 +245,12 @@ def proposal(
     chex.assert_rank([views, prototypes], [3, 2])
     exists = _exists(example_mask, views.shape[1])
 
-    def add(total, view):
+    def add_view(total, view):
         similarity = _products(prototypes, view, exists) / temperature
         g = selection.proposal(similarity, labels, seen, exists)
         return total + g / len(views), None
 
-    total, _ = jax.lax.scan(add, jnp.zeros(exists.shape), views)
+    total, _ = jax.lax.scan(add_view, jnp.zeros(exists.shape), views)
     if leftover:
         similarity = _products(prototypes, views[-1], exists) / temperature
         total += selection.own_class_term(similarity, labels, seen, exists) / len(views)

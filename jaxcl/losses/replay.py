@@ -23,7 +23,7 @@ from jaxcl.losses import contrastive
 _IMPOSSIBLE = 1e9
 
 
-def _clear(x, mask):
+def _zero_masked_rows(x, mask):
     """Set rows outside the mask to zeros; nan times 0 would be nan."""
     if mask is None:
         return x
@@ -59,14 +59,14 @@ def cosine_logits(
     chex.assert_rank([features, weights], 2)
     chex.assert_equal_shape_suffix([features, weights], 1)
 
-    def unit(x):
+    def unit_rows(x):
         x = core.at_least_float32(x)
         squared = jnp.sum(x * x, axis=-1, keepdims=True)
         some = squared > 0
         length = jnp.sqrt(jnp.where(some, squared, 1))
         return x * jnp.where(some, 1 / (length + eps), 0)
 
-    return scale * core.dot(unit(features), unit(weights))
+    return scale * core.dot(unit_rows(features), unit_rows(weights))
 
 
 def cross_entropy(
@@ -102,7 +102,7 @@ def cross_entropy(
     """
     chex.assert_rank([logits, labels], [2, 1])
     chex.assert_equal_shape_prefix([logits, labels], 1)
-    logits = _clear(core.at_least_float32(logits), example_mask)
+    logits = _zero_masked_rows(core.at_least_float32(logits), example_mask)
     own = labels[:, None] == jnp.arange(logits.shape[1])
     if class_mask is not None:
         chex.assert_shape(class_mask, logits.shape[-class_mask.ndim :])
@@ -170,7 +170,7 @@ def er_ace(
     chex.assert_shape(seen, incoming_logits.shape[1:])
     seen = seen.astype(bool)
     index = jnp.arange(seen.size)
-    own = _clear(incoming_labels[:, None] == index, incoming_mask)
+    own = _zero_masked_rows(incoming_labels[:, None] == index, incoming_mask)
     incoming = jnp.any(own, axis=0)
     if form == "code":
         task_of = jnp.zeros_like(index) if task_of is None else task_of
@@ -245,7 +245,8 @@ def triplet(
     chex.assert_rank(anchors, 2)
     chex.assert_equal_shape([anchors, positives, negatives])
     a, p, n = (
-        core.l2_normalize(_clear(x, valid)) for x in (anchors, positives, negatives)
+        core.l2_normalize(_zero_masked_rows(x, valid))
+        for x in (anchors, positives, negatives)
     )
     between = _DISTANCES[distance]
     rows = jax.nn.relu(between(a, p) - between(a, n) + margin)
@@ -296,7 +297,7 @@ def aml_sup_con(
     chex.assert_equal_shape([anchors, positives, negatives])
     chex.assert_equal_shape([labels, negative_labels])
     rows, pool = (
-        core.l2_normalize(_clear(x, valid))
+        core.l2_normalize(_zero_masked_rows(x, valid))
         for x in (anchors, jnp.stack([positives, negatives], 1))
     )
     logits = core.dot(rows, pool.reshape(-1, pool.shape[-1])) / temperature
@@ -344,7 +345,7 @@ def der(
     chex.assert_equal_shape([logits, stored_logits])
     stored_logits = jax.lax.stop_gradient(stored_logits)
     logits, stored_logits = map(core.at_least_float32, (logits, stored_logits))
-    squares = jnp.square(_clear(logits - stored_logits, example_mask))
+    squares = jnp.square(_zero_masked_rows(logits - stored_logits, example_mask))
     return contrastive.masked_mean(jnp.mean(squares, axis=-1), example_mask)
 
 
@@ -398,13 +399,13 @@ def icarl(
     chex.assert_equal_shape([logits, teacher_logits])
     chex.assert_equal_shape_prefix([logits, labels], 1)
     chex.assert_shape(old_classes, logits.shape[1:])
-    z = _clear(core.at_least_float32(logits), example_mask)
+    z = _zero_masked_rows(core.at_least_float32(logits), example_mask)
     teacher = jax.nn.sigmoid(
         core.at_least_float32(jax.lax.stop_gradient(teacher_logits))
     )
     own = labels[:, None] == jnp.arange(z.shape[1])
     target = jnp.where(old_classes.astype(bool), teacher, own)
-    target = _clear(target, example_mask)
+    target = _zero_masked_rows(target, example_mask)
     classes = jnp.ones_like(old_classes) if class_mask is None else class_mask
     chex.assert_shape(classes, old_classes.shape)
     classes = classes.astype(bool)
@@ -455,7 +456,7 @@ def task_distillation(
     same = tasks[:, None] == tasks  # classes without a task form one with zero logits
 
     def log_softmax(z):
-        z = _clear(core.at_least_float32(z), example_mask)
+        z = _zero_masked_rows(core.at_least_float32(z), example_mask)
         z = jnp.where(tasks >= 0, z, 0) / temperature
         rivals = jnp.where(same, z[:, None, :], -jnp.inf)
         return z - jax.nn.logsumexp(rivals, axis=2)

@@ -65,10 +65,10 @@ def _streamed(anchors, own, rows, others):
 
 
 def _forward(anchors, own, rows, others):
-    """Compute the log-sum-exps, and keep what their gradient reads."""
-    left, tiles = _narrowed(anchors, rows), _tiles(anchors, rows, others)
+    """Compute the log-sum-exps, and keep the arrays for their gradient."""
+    left, tiles = _narrowed(anchors, rows), _cut_tiles(anchors, rows, others)
 
-    def add(carry, tile):
+    def add_tile(carry, tile):
         top, total = carry
         logits, _ = _logits(left, own, *tile)
         larger = jnp.maximum(top, jnp.max(logits, axis=1))
@@ -77,7 +77,7 @@ def _forward(anchors, own, rows, others):
 
     number = core.at_least_float32(left).dtype
     start = jnp.full(len(left), _ABSENT, number), jnp.zeros(len(left), number)
-    (top, total), _ = jax.lax.scan(add, start, tiles)
+    (top, total), _ = jax.lax.scan(add_tile, start, tiles)
     found = top + jnp.log(total)
     return found, (anchors, own, rows, others, found)
 
@@ -88,15 +88,15 @@ def _backward(kept, slope):
     left = _narrowed(anchors, rows)
     wide = core.at_least_float32(left)
 
-    def add(of_anchors, tile):
+    def add_tile(of_anchors, tile):
         logits, counts = _logits(left, own, *tile)
         weights = jnp.exp(logits - found[:, None]) * slope[:, None]
         weights = jnp.where(counts, weights, 0)
         moved = core.dot(weights, core.at_least_float32(tile[0]).T)
         return of_anchors + moved, core.dot(weights.T, wide.T)
 
-    start, tiles = jnp.zeros_like(wide), _tiles(anchors, rows, others)
-    of_anchors, of_rows = jax.lax.scan(add, start, tiles)
+    start, tiles = jnp.zeros_like(wide), _cut_tiles(anchors, rows, others)
+    of_anchors, of_rows = jax.lax.scan(add_tile, start, tiles)
     of_rows = of_rows.reshape(-1, rows.shape[1])[: len(rows)]
     return of_anchors.astype(anchors.dtype), None, of_rows.astype(rows.dtype), None
 
@@ -110,7 +110,7 @@ def _narrowed(array, other):
     return array.astype(narrow)
 
 
-def _tiles(anchors, rows, others):
+def _cut_tiles(anchors, rows, others):
     """Cut rows and their groups into tiles; the last ends in rows that do not exist."""
     rows = _narrowed(rows, anchors)
     size = min(_TILE, len(rows))

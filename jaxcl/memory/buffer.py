@@ -48,13 +48,13 @@ def create(example: core.PyTree, capacity: int) -> Buffer:
     if capacity < 1:
         raise ValueError(f"capacity={capacity}: must be 1 or more")
 
-    def slots(leaf):
+    def empty_slots(leaf):
         # A numpy array may have 64 bits, which the device does not store.
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
         return jnp.zeros((capacity, *leaf.shape), dtype)
 
     return Buffer(
-        items=jax.tree.map(slots, example),
+        items=jax.tree.map(empty_slots, example),
         filled=jnp.zeros((capacity,), bool),
         seen=jnp.zeros((), jnp.int32),
     )
@@ -105,7 +105,7 @@ def write(
             lambda old, new: old.at[target].set(new, **put), buffer.items, items
         ),
         filled=buffer.filled.at[target].set(True, **put),
-        seen=_count(buffer.seen, jnp.sum(mask, dtype=jnp.uint32), buffer.capacity),
+        seen=_count_seen(buffer.seen, jnp.sum(mask, dtype=jnp.uint32), buffer.capacity),
     )
 
 
@@ -138,7 +138,7 @@ def sample(
     ICML 2019, section 2.3.
 
     Args:
-      buffer: what is drawn from.
+      buffer: the pool of the draw.
       key: threefry key.
       k: number of rows, 1 to the capacity.
       log_weights: f32[capacity], log w_i up to a constant; a row of -inf or nan is
@@ -219,7 +219,7 @@ def _last_writers(slots, mask, capacity):
     return jnp.where(stays, slots, capacity + rows)
 
 
-def _count(seen, more, capacity):
+def _count_seen(seen, more, capacity):
     """Add `more` to `seen`, modulo the capacity above 2^31 - 1."""
     total = seen.astype(jnp.uint32) + more
     beyond = jnp.maximum(total, _MOST) - _MOST

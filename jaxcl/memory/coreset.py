@@ -58,7 +58,7 @@ def pursuit(
         residual = target - _dot(gram, x)
         return jnp.where(member & (x <= 0), residual, -jnp.inf)
 
-    def body(carry):
+    def add_row(carry):
         x, rounds = carry
         chosen = (x > 0).at[jnp.argmax(slopes(x))].set(True)
         rows = jnp.nonzero(chosen, size=size, fill_value=count)[0]
@@ -78,10 +78,10 @@ def pursuit(
         # the number of rounds is bounded.
         return few & (jnp.max(slopes(x)) > least) & (rounds < 3 * size)
 
-    return jax.lax.while_loop(goes_on, body, (jnp.zeros_like(target), 0))[0]
+    return jax.lax.while_loop(goes_on, add_row, (jnp.zeros_like(target), 0))[0]
 
 
-def fill(
+def fill_randomly(
     key: jax.Array, weights: jax.Array, member: jax.Array, budget: jax.Array
 ) -> jax.Array:
     """Add random rows of weight 1 until `budget` rows are chosen.
@@ -158,7 +158,7 @@ def choose(
     gram = _dot(atoms, atoms.T)
     total = jnp.sum(gram, axis=1)
     weights = pursuit(gram, total, member, budget, size=size, ridge=ridge)
-    return fill(key, weights, member, budget)
+    return fill_randomly(key, weights, member, budget)
 
 
 def reselect(
@@ -208,7 +208,7 @@ def reselect(
 
 def _choose_of(key, atoms_of, rows, budget, ridge):
     """Run `choose` among `rows`, padded to a power of two; f32[len(rows)]."""
-    size, width = _power(budget), _power(len(rows))
+    size, width = _next_power_of_two(budget), _next_power_of_two(len(rows))
     weights = choose(
         key,
         atoms_of(np.pad(rows, (0, width - len(rows)))),
@@ -220,7 +220,7 @@ def _choose_of(key, atoms_of, rows, budget, ridge):
     return np.asarray(weights)[: len(rows)]
 
 
-def _power(number: int) -> int:
+def _next_power_of_two(number: int) -> int:
     """Return the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 

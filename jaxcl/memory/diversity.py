@@ -12,7 +12,9 @@ import jax.numpy as jnp
 FIRST = 1.1  # score of rows that come to an empty memory; the code's cosine is 0.1
 
 
-def score(gradients: jax.Array, references: jax.Array, valid: jax.Array) -> jax.Array:
+def similarity_score(
+    gradients: jax.Array, references: jax.Array, valid: jax.Array
+) -> jax.Array:
     """Compare each gradient with the most similar one of the memory.
 
     c_i = max over k of cos(g_i, G_k), plus 1; the cosine with a gradient of zeros is 0.
@@ -28,15 +30,15 @@ def score(gradients: jax.Array, references: jax.Array, valid: jax.Array) -> jax.
     chex.assert_rank([gradients, references, valid], [2, 2, 1])
     chex.assert_equal_shape_suffix([gradients, references], 1)
 
-    def unit(rows):
+    def unit_rows(rows):
         squared = jnp.sum(jnp.square(rows), axis=1, keepdims=True)
         some = squared > 0
         return jnp.where(some, rows / jnp.sqrt(jnp.where(some, squared, 1)), 0)
 
     cosines = jnp.einsum(
         "np,kp->nk",
-        unit(gradients),
-        unit(references),
+        unit_rows(gradients),
+        unit_rows(references),
         precision=jax.lax.Precision.HIGHEST,
     )
     # Rounding must not make a score negative: scores are weights of a draw.
@@ -74,13 +76,13 @@ def in_turn(
     chex.assert_equal_shape([scores, mask])
     capacity = len(stored)
 
-    def offer(carry, row):
+    def offer_row(carry, row):
         stored, filled = carry
         key, own, exists = row
         k_slot, k_replace = jax.random.split(key)
         weights = jnp.where(stored > 0, jnp.log(stored), -jnp.inf)
         drawn = jax.random.categorical(k_slot, weights)
-        enters = (own < 1) & _wins(k_replace, stored[drawn], own)
+        enters = (own < 1) & _new_row_wins(k_replace, stored[drawn], own)
         full = jnp.all(filled)
         slot = jnp.where(full, jnp.where(enters, drawn, capacity), jnp.argmin(filled))
         slot = jnp.where(exists, slot, capacity).astype(jnp.int32)
@@ -88,7 +90,7 @@ def in_turn(
         return (stored, filled.at[slot].set(True, mode="drop")), slot
 
     rows = jax.random.split(key, len(scores)), scores, mask
-    return jax.lax.scan(offer, (stored, filled), rows)[1]
+    return jax.lax.scan(offer_row, (stored, filled), rows)[1]
 
 
 def at_once(
@@ -124,13 +126,15 @@ def at_once(
     missing = count - len(drawn)
     drawn = jnp.pad(drawn, (0, missing))
     exists = jnp.pad(best > -jnp.inf, (0, missing))
-    enters = exists & (batch_score < 1) & _wins(k_replace, stored[drawn], scores)
+    enters = (
+        exists & (batch_score < 1) & _new_row_wins(k_replace, stored[drawn], scores)
+    )
     replaced = jnp.where(enters, drawn, capacity)
     free = jnp.minimum(jnp.sum(filled) + jnp.arange(count), capacity)
     return jnp.where(jnp.all(filled), replaced, free).astype(jnp.int32)
 
 
-def _wins(key, old, new):
+def _new_row_wins(key, old, new):
     """Tell whether rows of score `new` replace rows of score `old`; any shape."""
     total = old + new
     share = jnp.where(total > 0, old / jnp.where(total > 0, total, 1), 0)

@@ -259,12 +259,12 @@ def _affine_over_all(memory, incoming, present, limits):
     """Play the rounds with the affine score, each over all rows.
 
     A GPU's host reads back whether a loop of unknown length goes on, so their number is
-    known. Scores are computed anew in every round: no rounding piles up in them.
+    known. Scores are computed again in every round: no rounding piles up in them.
     """
     rows = jnp.concatenate([memory, incoming])
     capacity, (first, end, ahead) = len(memory), limits
 
-    def play(round, carry):
+    def drop_one(round, carry):
         present, total = carry
         # Not a product of XLA's: the sum fuses with the mask, in full float32.
         scores = jnp.sum(rows * total, axis=1)
@@ -277,10 +277,10 @@ def _affine_over_all(memory, incoming, present, limits):
         return jnp.where(plays, after, present), jnp.where(plays, total + gain, total)
 
     total = jnp.sum(jnp.where(present[:, None], rows, 0), axis=0)
-    return jax.lax.fori_loop(0, len(incoming), play, (present, total))[0]
+    return jax.lax.fori_loop(0, len(incoming), drop_one, (present, total))[0]
 
 
-def _dot(a, b):
+def _exact_products(a, b):
     """Multiply in full float32; `slack` in `_select_affine` bounds the rounding.
 
     The defaults are coarser, one pass of bfloat16 on a TPU and TF32 on a GPU. Products
@@ -291,10 +291,10 @@ def _dot(a, b):
 
 def _products(memory, incoming, row):
     """Multiply all rows with one, f32[K+B], without joining (copying) them."""
-    return jnp.concatenate([_dot(rows, row) for rows in (memory, incoming)])
+    return jnp.concatenate([_exact_products(rows, row) for rows in (memory, incoming)])
 
 
-def _row(memory, incoming, index):
+def _pick_row(memory, incoming, index):
     """Return row `index` of [memory; incoming]."""
     capacity = len(memory)
     stored = memory[jnp.minimum(index, capacity - 1)]
@@ -302,10 +302,12 @@ def _row(memory, incoming, index):
     return jnp.where(jnp.asarray(index < capacity)[..., None], stored, new)
 
 
-def _total(memory, incoming, present):
+def _sum_rows(memory, incoming, present):
     capacity = len(memory)
     present = present.astype(memory.dtype)
-    return _dot(present[:capacity], memory) + _dot(present[capacity:], incoming)
+    return _exact_products(present[:capacity], memory) + _exact_products(
+        present[capacity:], incoming
+    )
 
 
 def _select_affine(memory, incoming, present, limits):
@@ -327,7 +329,7 @@ def _select_affine(memory, incoming, present, limits):
         where = jnp.concatenate([where, capacity + comes])
         alive = jnp.arange(len(where)) < len(where) - rounds
         return _Window(
-            rows=_row(memory, incoming, where),
+            rows=_pick_row(memory, incoming, where),
             where=where,
             alive=alive,
             total=total,
@@ -338,8 +340,8 @@ def _select_affine(memory, incoming, present, limits):
             sure=jnp.array(True),
         )
 
-    def play(window):
-        scores = _dot(window.rows, window.total)
+    def drop_one(window):
+        scores = _exact_products(window.rows, window.total)
         scores = jnp.where(window.alive, scores, -jnp.inf)
         worst = jnp.argmax(scores)
         moved = jnp.linalg.norm(window.total - window.start)
@@ -359,44 +361,46 @@ def _select_affine(memory, incoming, present, limits):
         played = window.round - window.first
         return window.sure & (played < rounds) & (window.round < count)
 
-    def turn(carry):
+    def play_window(carry):
         present, total, first = carry
-        window = jax.lax.while_loop(goes_on, play, open_window(present, total, first))
+        window = jax.lax.while_loop(
+            goes_on, drop_one, open_window(present, total, first)
+        )
         present = present.at[window.where].set(window.alive, mode="drop")
         return present, window.total, window.round
 
-    carry = present, _total(memory, incoming, present), room
-    carry = jax.lax.while_loop(lambda carry: carry[2] < count, turn, carry)
+    carry = present, _sum_rows(memory, incoming, present), room
+    carry = jax.lax.while_loop(lambda carry: carry[2] < count, play_window, carry)
     return carry[0]
 
 
 def _select_exponential(memory, incoming, present, limits, temperature):
     capacity, (room, count, ahead) = len(memory), limits
 
-    def alike(row):
+    def similarity_to_all(row):
         return similarity(
             _products(memory, incoming, row),
             score="exponential",
             temperature=temperature,
         )
 
-    def add(block, scores):
+    def add_block(block, scores):
         index = block * _BLOCK + jnp.arange(_BLOCK)
         exists = present.at[index].get(mode="fill", fill_value=False)
-        columns = jax.vmap(alike)(_row(memory, incoming, index))
-        return scores + _dot(exists.astype(scores.dtype), columns)
+        columns = jax.vmap(similarity_to_all)(_pick_row(memory, incoming, index))
+        return scores + _exact_products(exists.astype(scores.dtype), columns)
 
-    def play(round, carry):
+    def drop_one(round, carry):
         present, scores = carry
         worst = jnp.argmax(jnp.where(present, scores, -jnp.inf))
         present = present.at[worst].set(False)
-        scores = scores - alike(_row(memory, incoming, worst))
+        scores = scores - similarity_to_all(_pick_row(memory, incoming, worst))
         joins = capacity + round + ahead
         present = present.at[joins].set(True, mode="drop")
-        return present, scores + alike(_row(memory, incoming, joins))
+        return present, scores + similarity_to_all(_pick_row(memory, incoming, joins))
 
     total = capacity + len(incoming)
     blocks = -(-total // _BLOCK)
     scores = jnp.zeros(total, memory.dtype)
-    scores = jax.lax.fori_loop(0, blocks, add, scores)
-    return jax.lax.fori_loop(room, count, play, (present, scores))[0]
+    scores = jax.lax.fori_loop(0, blocks, add_block, scores)
+    return jax.lax.fori_loop(room, count, drop_one, (present, scores))[0]

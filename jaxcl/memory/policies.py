@@ -47,7 +47,7 @@ def reservoir(buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array) -> jax
     mask = jnp.asarray(mask, bool)
     chex.assert_rank(mask, 1)
     number = jnp.minimum(_numbers(buffer, mask), _MOST)
-    draw = jax.vmap(_below, in_axes=(None, 0, 0))(key, number, number + 1)
+    draw = jax.vmap(_draw_below, in_axes=(None, 0, 0))(key, number, number + 1)
     slots = jnp.where(number < buffer.capacity, number, draw).astype(jnp.int32)
     return jnp.where(mask & (slots < buffer.capacity), slots, buffer.capacity)
 
@@ -73,7 +73,7 @@ def batched_reservoir(
     chex.assert_rank(mask, 1)
     number = jnp.minimum(_numbers(buffer, mask), _MOST)
     span = jnp.maximum(buffer.seen, buffer.capacity).astype(jnp.uint32)
-    draw = jax.vmap(_below, in_axes=(None, 0, None))(key, number, span)
+    draw = jax.vmap(_draw_below, in_axes=(None, 0, None))(key, number, span)
     slots = jnp.where(number < buffer.capacity, number, draw).astype(jnp.int32)
     return jnp.where(mask & (slots < buffer.capacity), slots, buffer.capacity)
 
@@ -188,7 +188,7 @@ def class_balanced(
       met, full: after the batch.
     """
 
-    def place(stored, counts, kept, label, draw):
+    def place_row(stored, counts, kept, label, draw):
         met, full = kept
         met = met.at[label].add(met[label] < _MOST)
         free = stored < 0
@@ -199,10 +199,10 @@ def class_balanced(
         own = full[label]
         pool = jnp.where(own, stored == label, largest)
         span = jnp.where(own, met[label], jnp.sum(pool))
-        slot = jnp.where(filling, jnp.argmax(free), _nth(pool, draw(span)))
+        slot = jnp.where(filling, jnp.argmax(free), _nth_true(pool, draw(span)))
         return slot, (met, full)
 
-    slots, (met, full) = _in_turn(buffer, (met, full), key, label, mask, place)
+    slots, (met, full) = _in_turn(buffer, (met, full), key, label, mask, place_row)
     return slots, met, full
 
 
@@ -240,7 +240,7 @@ def greedy_balanced(
     """
     classes = len(rank)
 
-    def place(stored, counts, rank, label, draw):
+    def place_row(stored, counts, rank, label, draw):
         known = jnp.sum(rank < classes)
         new = rank[label] == classes
         fair = buffer.capacity // jnp.maximum(known, 1)
@@ -248,11 +248,11 @@ def greedy_balanced(
         rank = rank.at[label].set(jnp.where(new, known, rank[label]))
         free = stored < 0
         largest = jnp.argmin(jnp.where(counts == jnp.max(counts), rank, classes + 1))
-        evicted = _nth(stored == largest, draw(counts[largest]))
+        evicted = _nth_true(stored == largest, draw(counts[largest]))
         slot = jnp.where(jnp.any(free), jnp.argmax(free), evicted)
         return jnp.where(enters, slot, buffer.capacity), rank
 
-    return _in_turn(buffer, rank, key, label, mask, place)
+    return _in_turn(buffer, rank, key, label, mask, place_row)
 
 
 def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
@@ -333,8 +333,8 @@ def score_losses(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Ar
     src/buffers/loss_aware_buffer.py). SOLAR (arXiv 2604.10586), whose memory prefers
     rows of high loss, may have the same rule; no text that we have gives it.
 
-    Departure: a batch that does not fit takes the free slots and goes on; the released
-    code drops what is left of that batch.
+    Departure: a batch that does not fit takes the free slots, then replaces rows; the
+    released code drops what is left of that batch.
 
     Args:
       loss: f32[K], running losses.
@@ -396,7 +396,7 @@ def loss_aware_reservoir(
     capacity, held = buffer.capacity, buffer.items
     admitted = reservoir(buffer, key, mask)
 
-    def place(carry, row):
+    def place_row(carry, row):
         losses, draws, filled = carry
         slot, loss = row
         worst = jnp.argmin(score_losses(losses, draws, filled))
@@ -408,7 +408,7 @@ def loss_aware_reservoir(
         return (losses, draws, filled), slot
 
     carry = held["loss"], held["draws"], buffer.filled
-    return jax.lax.scan(place, carry, (admitted, loss))[1]
+    return jax.lax.scan(place_row, carry, (admitted, loss))[1]
 
 
 def _in_turn(buffer, kept, key, label, mask, place):
@@ -434,7 +434,7 @@ def _in_turn(buffer, kept, key, label, mask, place):
         label, number, exists = row
 
         def draw(span):
-            drawn = _below(key, number, jnp.maximum(span, 1).astype(jnp.uint32))
+            drawn = _draw_below(key, number, jnp.maximum(span, 1).astype(jnp.uint32))
             return drawn.astype(jnp.int32)
 
         slot, after = place(stored, counts, kept, label, draw)
@@ -453,7 +453,7 @@ def _in_turn(buffer, kept, key, label, mask, place):
     return slots, kept
 
 
-def _nth(pool, n):
+def _nth_true(pool, n):
     """Return the index of the (n+1)-th True in bool[K], i32[]; K if there are fewer."""
     return jnp.sum(jnp.cumsum(pool, dtype=jnp.int32) <= n, dtype=jnp.int32)
 
@@ -464,7 +464,7 @@ def _numbers(buffer, mask):
     return buffer.seen.astype(jnp.uint32) + before
 
 
-def _below(key, number, span):
+def _draw_below(key, number, span):
     """Draw a uniform whole number below `span`, u32[], for row `number`.
 
     It is (bits * span) >> 64 with 64 random bits. f32 has too few bits, 24; a remainder
@@ -475,11 +475,11 @@ def _below(key, number, span):
     """
     high, low = jax.random.bits(jax.random.fold_in(key, number), (2,), jnp.uint32)
     partial = high * span  # modulo 2^32
-    carry = partial + _upper(low, span) < partial
-    return _upper(high, span) + carry
+    carry = partial + _upper_bits(low, span) < partial
+    return _upper_bits(high, span) + carry
 
 
-def _upper(a, b):
+def _upper_bits(a, b):
     """Return upper 32 bits of the product of two u32, without 64-bit integers."""
     a1, a0, b1, b0 = a >> 16, a & 0xFFFF, b >> 16, b & 0xFFFF
     first = a1 * b0 + (a0 * b0 >> 16)  # no sum here reaches 2^32
@@ -508,7 +508,7 @@ class Policy(NamedTuple):
     """A policy as methods call it.
 
     The functions above take what they read and no more, so that they serve without a
-    method. This record gives all of them one signature, and says what each reads.
+    method. This record gives all of them one signature, with the items that each reads.
     """
 
     # (buffer, state, key, items, mask) -> (slots i32[B], state). `items` are those of
@@ -523,7 +523,7 @@ class Policy(NamedTuple):
     reads: tuple[str, ...] = ()
 
 
-def _adapt(function, *takes, counts=(), reads=None, **fields) -> Policy:
+def _adapt_policy(function, *takes, counts=(), reads=None, **fields) -> Policy:
     """Make the record of a function (buffer, *counts, *takes, mask) -> slots, *counts.
 
     Args:
@@ -548,17 +548,17 @@ def _adapt(function, *takes, counts=(), reads=None, **fields) -> Policy:
 def _adapt_ring(name, groups) -> Policy:
     """Make the record of a ring for each class or task, whose number `groups` says."""
 
-    def start(*numbers):
+    def start_state(*numbers):
         return {"turn": jnp.zeros((groups(*numbers),), jnp.int32)}
 
-    return _adapt(ring, name, counts=("turn",), start=start, least=groups)
+    return _adapt_policy(ring, name, counts=("turn",), start=start_state, least=groups)
 
 
 POLICIES = {
-    "reservoir": _adapt(reservoir, "key"),
-    "batched_reservoir": _adapt(batched_reservoir, "key"),
-    "fifo": _adapt(fifo),
-    "class_balanced": _adapt(
+    "reservoir": _adapt_policy(reservoir, "key"),
+    "batched_reservoir": _adapt_policy(batched_reservoir, "key"),
+    "fifo": _adapt_policy(fifo),
+    "class_balanced": _adapt_policy(
         class_balanced,
         "key",
         "label",
@@ -568,7 +568,7 @@ POLICIES = {
             "full": jnp.zeros((num_classes,), bool),
         },
     ),
-    "greedy_balanced": _adapt(
+    "greedy_balanced": _adapt_policy(
         greedy_balanced,
         "key",
         "label",
@@ -579,23 +579,25 @@ POLICIES = {
     ),
     "ring": _adapt_ring("label", lambda num_classes, num_tasks: num_classes),
     "task_ring": _adapt_ring("task", lambda num_classes, num_tasks: num_tasks),
-    "min_redundancy": _adapt(min_redundancy, reads=("feature", "used", "number")),
-    "duel": _adapt(duel, "feature"),
-    "loss_aware": _adapt(loss_aware, reads=("loss", "draws")),
-    "loss_aware_reservoir": _adapt(
+    "min_redundancy": _adapt_policy(
+        min_redundancy, reads=("feature", "used", "number")
+    ),
+    "duel": _adapt_policy(duel, "feature"),
+    "loss_aware": _adapt_policy(loss_aware, reads=("loss", "draws")),
+    "loss_aware_reservoir": _adapt_policy(
         loss_aware_reservoir, "key", "loss", reads=("loss", "draws")
     ),
-    "gss": _adapt(gss, "key", "score"),
+    "gss": _adapt_policy(gss, "key", "score"),
 }
 
 
-def get(name: str) -> Policy:
+def look_up(name: str) -> Policy:
     """Look up a policy of `POLICIES`, or have a module of your own make it.
 
     Raises:
       ValueError: naming config.replay.policy and what is allowed.
     """
     field = "config.replay.policy"
-    found = schema.find(POLICIES, name, field)
+    found = schema.find_named(POLICIES, name, field)
     made = found if name in POLICIES else found()
     return schema.check_made(made, Policy, name, field)

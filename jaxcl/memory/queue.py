@@ -15,13 +15,15 @@ class Queue(NamedTuple):
     pointer: jax.Array  # i32[], where the next rows go
 
 
-def start(key: jax.Array, size: int, dim: int, views: int = 2) -> Queue:
+def start_queue(key: jax.Array, size: int, dim: int, views: int = 2) -> Queue:
     """Start a queue of `size` random unit rows of each view."""
     rows = core.l2_normalize(jax.random.normal(key, (views, size, dim)))
     return Queue(rows, jnp.zeros((), jnp.int32))
 
 
-def push(held: Queue, features: jax.Array, *, active=True, aligned=True) -> Queue:
+def push_features(
+    held: Queue, features: jax.Array, *, active=True, aligned=True
+) -> Queue:
     """Write features f32[B,V,D] over the oldest rows, see `enqueue`."""
     rows = core.l2_normalize(features).swapaxes(0, 1)
     return Queue(*enqueue(*held, rows, active=active, aligned=aligned))

@@ -52,11 +52,11 @@ def redundant(rows: jax.Array, competes: jax.Array, count: jax.Array) -> jax.Arr
     cosines = jnp.maximum(cosines, cosines.T)
     cosines = jnp.where(jnp.eye(len(rows), dtype=bool), -jnp.inf, cosines)
 
-    def drop(_, left):
+    def drop_row(_, left):
         nearest = jnp.max(jnp.where(left, cosines, -jnp.inf), axis=1)
         return left.at[jnp.argmax(jnp.where(left, nearest, -jnp.inf))].set(False)
 
-    return competes & ~jax.lax.fori_loop(0, count, drop, competes)
+    return competes & ~jax.lax.fori_loop(0, count, drop_row, competes)
 
 
 def oldest(number: jax.Array, filled: jax.Array, count: jax.Array) -> jax.Array:

@@ -80,7 +80,7 @@ def quotas(
     fraction, so that the mean of every quota is its share:
       1. Old classes: (t-1)/t * capacity / #old, at most the rows of the class.
       2. New classes: the rest / #new. If a class has fewer, other new ones get more.
-      3. Old classes that have more rows share equally what is still left.
+      3. Old classes with more rows share the remaining slots equally.
     A random subset of the new classes with enough rows is rounded up, of the size that
     makes the total exact; so are the old ones, after their total has been rounded.
 

@@ -45,7 +45,7 @@ class Shards(NamedTuple):
         return self.filled.shape[0]
 
 
-class Kept(NamedTuple):
+class ShardedPolicyState(NamedTuple):
     """A policy's state, separately on each device."""
 
     over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
@@ -65,7 +65,7 @@ class Spread(NamedTuple):
     rows: object  # pytree of [capacity, ...], split over the devices
 
 
-def count(replay: core.Replay) -> int:
+def count_shards(replay: core.Replay) -> int:
     """Count the devices that share the memory; 1: each holds it whole."""
     mesh = sharding.current()
     return sharding.sharers(mesh) if replay.sharded and mesh is not None else 1
@@ -83,18 +83,18 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
     """
     if not replay.sharded:
         return buffer.create(example, replay.capacity)
-    own = sharding.share("config.replay.capacity", replay.capacity, _mesh())
+    own = sharding.per_device("config.replay.capacity", replay.capacity, _memory_mesh())
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
     return _on_each(lambda: _shards(buffer.create(example, own)))
 
 
-def start(
+def start_policy(
     replay: core.Replay, policy: policies.Policy, num_classes: int, num_tasks: int
 ) -> core.PyTree:
     """Start what the policy counts, its state."""
     if not replay.sharded:
         return policy.start(num_classes, num_tasks)
-    return _on_each(lambda: _kept(policy.start(num_classes, num_tasks)))
+    return _on_each(lambda: _unwrap_state(policy.start(num_classes, num_tasks)))
 
 
 def choose(
@@ -108,7 +108,7 @@ def choose(
     """Choose where each row goes on its own device, see `policies.Policy`.
 
     Args:
-      kept: the policy's state, of `start`.
+      kept: the policy's state, of `start_policy`.
       items: pytree of [B, ...], B a multiple of the number of devices.
       mask: bool or f32 [B], rows that exist. A draw is uniform over the memory only
         if each device's share of the stream has as many of them.
@@ -122,17 +122,19 @@ def choose(
     """
     if isinstance(memory, buffer.Buffer):
         return policy.choose(memory, kept, key, items, mask)
-    sharding.share("rows", len(mask), _mesh())
+    sharding.per_device("rows", len(mask), _memory_mesh())
 
-    def local(memory, kept, items, mask, key):
+    def choose_on_device(memory, kept, items, mask, key):
         own = jax.tree.map(lambda x: x[0], kept.each)
-        slots, own = policy.choose(_whole(memory), own, _own_key(key), items, mask)
-        return slots, _kept(own)
+        slots, own = policy.choose(
+            _join_shards(memory), own, _own_key(key), items, mask
+        )
+        return slots, _unwrap_state(own)
 
-    return _on_each(local, memory, kept, items, mask, everywhere=(key,))
+    return _on_each(choose_on_device, memory, kept, items, mask, everywhere=(key,))
 
 
-def write(
+def write_rows(
     memory: buffer.Buffer | Shards,
     slots: jax.Array,
     items: core.PyTree,
@@ -149,14 +151,14 @@ def write(
     """
     if isinstance(memory, buffer.Buffer):
         return buffer.write(memory, slots, items, mask)
-    sharding.share("rows", len(slots), _mesh())
+    sharding.per_device("rows", len(slots), _memory_mesh())
     slots = jnp.asarray(slots, jnp.int32)
     mask = jnp.ones(slots.shape, bool) if mask is None else mask
 
-    def local(memory, slots, items, mask):
-        return _shards(buffer.write(_whole(memory), slots, items, mask))
+    def write_on_device(memory, slots, items, mask):
+        return _shards(buffer.write(_join_shards(memory), slots, items, mask))
 
-    return _on_each(local, memory, slots, items, mask)
+    return _on_each(write_on_device, memory, slots, items, mask)
 
 
 def sample(
@@ -182,15 +184,15 @@ def sample(
     """
     if isinstance(memory, buffer.Buffer):
         return buffer.sample(memory, key, k, log_weights=log_weights)
-    count = sharding.share("k", k, _mesh())
+    count = sharding.per_device("k", k, _memory_mesh())
     if k > memory.capacity:
         raise ValueError(f"k={k}: allowed are up to the capacity, {memory.capacity}")
 
-    def local(memory, log_weights, key):
+    def sample_on_device(memory, log_weights, key):
         own = _own_key(key)
-        return buffer.sample(_whole(memory), own, count, log_weights=log_weights)
+        return buffer.sample(_join_shards(memory), own, count, log_weights=log_weights)
 
-    return _on_each(local, memory, log_weights, everywhere=(key,))
+    return _on_each(sample_on_device, memory, log_weights, everywhere=(key,))
 
 
 def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree):
@@ -205,13 +207,13 @@ def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree)
     return _on_each(function, *trees) if replay.sharded else function(*trees)
 
 
-def _mesh() -> jax.sharding.Mesh:
-    """Return the devices that share the memory, see `sharding.use`."""
+def _memory_mesh() -> jax.sharding.Mesh:
+    """Return the devices that share the memory, see `sharding.use_mesh`."""
     return sharding.current() or sharding.mesh(1)
 
 
 def _on_each(function, *trees, everywhere=()):
-    """Join, on axis 0, what a function makes of each device's own rows.
+    """Join, on axis 0, a function's results for each device's own rows.
 
     Args:
       trees: pytrees of arrays whose axis 0 is split over the devices.
@@ -221,19 +223,19 @@ def _on_each(function, *trees, everywhere=()):
     specs = (own,) * len(trees) + (whole,) * len(everywhere)
     # The function sends nothing, so the check of what varies has no use.
     local = jax.shard_map(
-        function, mesh=_mesh(), in_specs=specs, out_specs=own, check_vma=False
+        function, mesh=_memory_mesh(), in_specs=specs, out_specs=own, check_vma=False
     )
     return local(*trees, *everywhere)
 
 
 def _own_key(key):
     """Return a key for each device; with one device the key itself."""
-    if _mesh().size == 1:
+    if _memory_mesh().size == 1:
         return key
     return jax.random.fold_in(key, jax.lax.axis_index(sharding.AXIS))
 
 
-def _whole(shards: Shards) -> buffer.Buffer:
+def _join_shards(shards: Shards) -> buffer.Buffer:
     return buffer.Buffer(shards.items, shards.filled, shards.seen[0])
 
 
@@ -241,5 +243,5 @@ def _shards(whole: buffer.Buffer) -> Shards:
     return Shards(whole.items, whole.filled, whole.seen[None])
 
 
-def _kept(own) -> Kept:
-    return Kept(jax.tree.map(lambda x: x[None], own))
+def _unwrap_state(own) -> ShardedPolicyState:
+    return ShardedPolicyState(jax.tree.map(lambda x: x[None], own))

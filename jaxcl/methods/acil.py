@@ -3,7 +3,7 @@
 Zhuang et al., "ACIL: Analytic Class-Incremental Learning with Absolute Memorization
 and Privacy Protection", NeurIPS 2022, Equations 9 and 10, batch by batch as in G-ACIL
 (2024). The weights after any number of batches are those of ridge regression on all
-rows met, in any order, but for rounding.
+rows met, in any order, except for rounding.
 
 Departure: all is in float32; the released code computes in float64.
 """

@@ -44,13 +44,13 @@ def make(
 
     def update(state, incoming, key):
         allowed = online.replayable(replay_from, state, incoming)
-        replayed = online.draw(parts, state.extra.memory, key, allowed=allowed)
+        replayed = online.draw_rows(parts, state.extra.memory, key, allowed=allowed)
         (value, stats), grads = slope(state.params, state.stats, incoming)
         (_, stats), old_grads = slope(state.params, stats, replayed)
         gradient, restore = jax.flatten_util.ravel_pytree(grads)
         reference, _ = jax.flatten_util.ravel_pytree(old_grads)
         gradient = project(gradient, reference) + (reference if plus else 0.0)
-        return *online.move(parts, state, value, stats, restore(gradient)), {}
+        return *online.apply_grads(parts, state, value, stats, restore(gradient)), {}
 
     return online.method(parts, net, update, limit=False)
 

@@ -53,18 +53,20 @@ def make(
         of the memory is below u, drawn from 0 to 1/C: so new classes get in.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))
     if keep == "shapley":
-        _check(parts.replay, parts.num_classes, per_class)
+        _check_sizes(parts.replay, parts.num_classes, per_class)
     net = online.network(parts, head)
-    judge = shapley_lib.Judge(parts, net, variant, neighbours, per_class, minority)
+    judge = shapley_lib.AserSelector(
+        parts, net, variant, neighbours, per_class, minority
+    )
 
     def update(state, incoming, key):
         rows = incoming, judge.retrieve(state, incoming, key)
         if form == "code":
-            rows = (online.together(*rows),)
+            rows = (online.join_rows(*rows),)
 
         def loss(params):
             return online.cross_entropy(net, params, state.stats, *rows)
@@ -75,7 +77,7 @@ def make(
     return online.method(parts, net, update, write=write, limit=False)
 
 
-def _check(replay: core.Replay, num_classes, per_class):
+def _check_sizes(replay: core.Replay, num_classes, per_class):
     most = (replay.capacity - 1) // num_classes
     if per_class > most:
         raise ValueError(

@@ -69,7 +69,7 @@ def make(
       hidden_dim, output_dim: of the projector; None: as wide as the encoder's features.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     settings = _Settings(
         temperature=temperature,
@@ -85,7 +85,7 @@ def make(
     net = rehearsal.network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=True
     )
-    score = functools.partial(_score, parts, net, settings)
+    score = functools.partial(_score_rows, parts, net, settings)
     return rehearsal.method(
         parts,
         net,
@@ -117,11 +117,11 @@ def _step(parts, net, settings, state, batch):
     images = images[:, 0]
     teacher_z = None
     if settings.weight:
-        teacher_z = rehearsal.teach(net, state, images, train=False)
+        teacher_z = rehearsal.teacher_rows(net, state, images, train=False)
 
     def loss(params):
         z, stats = net(params, state.stats, images, train=True)
-        return _loss(settings, state, batch, params, z, teacher_z), stats
+        return _compute_loss(settings, state, batch, params, z, teacher_z), stats
 
     rates = parts.curve(settings.prototype_rate), parts.lr
     own, lr = (rate(core.progress(state), state.task) for rate in rates)
@@ -135,7 +135,7 @@ def _on_the_sphere(params):
     return params | {"prototypes": core.l2_normalize(params["prototypes"])}
 
 
-def _loss(settings, state, batch, params, z, teacher_z):
+def _compute_loss(settings, state, batch, params, z, teacher_z):
     """Sample-NCE and PRD of the rows z, f32[]."""
     extra, prototypes = state.extra, params["prototypes"]
     value = prototype.sample_nce(
@@ -161,9 +161,9 @@ def _loss(settings, state, batch, params, z, teacher_z):
     )
 
 
-def _score(parts, net, settings, state, key, images, label, mask):
+def _score_rows(parts, net, settings, state, key, images, label, mask):
     """Return importance of rows, by which the memory is chosen, f32[N]."""
-    z = views(parts, net, state, key, images, settings.passes)
+    z = embed_views(parts, net, state, key, images, settings.passes)
     return prototype.proposal(
         z,
         label,
@@ -175,7 +175,7 @@ def _score(parts, net, settings, state, key, images, label, mask):
     )
 
 
-def views(
+def embed_views(
     parts: core.Parts,
     net: rehearsal.Network,
     state: core.TrainState,
@@ -183,7 +183,7 @@ def views(
     images: jax.Array,
     passes: int,
 ) -> jax.Array:
-    """Embed images augmented anew in each pass, in evaluation mode.
+    """Embed images under new augmentation in each pass, in evaluation mode.
 
     Args:
       parts: what the config builds.
@@ -202,10 +202,10 @@ def views(
     padded = jnp.resize(images, (steps * size, *images.shape[1:]))
     padded = padded.reshape(steps, size, *images.shape[1:])
 
-    def chunk(number):
+    def embed_pass(number):
         rows = sharding.spread(padded[number % steps])
         view = parts.augment(jax.random.fold_in(key, number), rows)[:, 0]
         return net(state.params, state.stats, view, train=False)[0]
 
-    z = jax.lax.map(chunk, jnp.arange(passes * steps))
+    z = jax.lax.map(embed_pass, jnp.arange(passes * steps))
     return z.reshape(passes, steps * size, -1)[:, :count]

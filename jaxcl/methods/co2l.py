@@ -23,14 +23,14 @@ from jaxcl.methods import rehearsal
 _BASE_TEMPERATURE = 0.07  # of the released code of SupCon
 
 
-def _fill(options: dict, replay: core.Replay | None) -> dict:
+def _fill_options(options: dict, replay: core.Replay | None) -> dict:
     """Return the factor of the contrastive loss, where it is None."""
     scale = options["loss_scale"]
     usual = options["temperature"] / _BASE_TEMPERATURE
     return {"loss_scale": usual if scale is None else scale}
 
 
-@schema.checked("config.method", fill=_fill)
+@schema.checked("config.method", fill=_fill_options)
 @schema.debug(hidden_dim=16, output_dim=8, memory_size=32)
 def make(
     parts: core.Parts,
@@ -59,7 +59,7 @@ def make(
       hidden_dim, output_dim: of the projector; None: as wide as the encoder's features.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     frozen_train = frozen_bn == "batch"
     net = rehearsal.network(
@@ -85,7 +85,7 @@ def make(
         label = jnp.repeat(batch["label"], 2)
         teacher_z = None
         if weight:
-            teacher_z = rehearsal.teach(net, state, images, train=frozen_train)
+            teacher_z = rehearsal.teacher_rows(net, state, images, train=frozen_train)
 
         def loss(params):
             z, stats = net(params, state.stats, images, train=True)
@@ -102,7 +102,7 @@ def make(
         net,
         step,
         memory_size=memory_size,
-        mixed=rehearsal.together,
+        mixed=rehearsal.mix_rows,
     )
 
 

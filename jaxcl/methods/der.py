@@ -49,7 +49,7 @@ def make(
       draws: DER++ draws twice, "independent", or "disjoint" with no row in both.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     net, disjoint = online.network(parts, head), draws == "disjoint"
     if disjoint and beta and parts.replay.capacity < 2:
@@ -81,7 +81,7 @@ def make(
             return value, (stats, new.logits)
 
         (value, (stats, logits)), grads, measured = net.gradient(state, loss)
-        state, metrics = online.move(parts, state, value, stats, grads)
+        state, metrics = online.apply_grads(parts, state, value, stats, grads)
         return state, metrics | measured, {"logits": logits}
 
     return online.method(
@@ -108,7 +108,7 @@ def several(
     """
     if not disjoint or count == 1:
         keys = jax.random.split(key, count)
-        return [online.draw(parts, memory, k_draw) for k_draw in keys]
-    rows = online.draw(parts, memory, key, size=count * parts.replay.size)
+        return [online.draw_rows(parts, memory, k_draw) for k_draw in keys]
+    rows = online.draw_rows(parts, memory, key, size=count * parts.replay.size)
     # Rows that exist come first.
     return [jax.tree.map(lambda x, i=i: x[i::count], rows) for i in range(count)]

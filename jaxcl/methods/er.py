@@ -49,7 +49,7 @@ def make(
     def loss_of(state, incoming, replayed):
         seen = state.extra.seen if unseen == "absent" else None
         if passes == "joint":
-            return lambda params: joint(
+            return lambda params: joint_cross_entropy(
                 net, params, state.stats, seen, incoming, replayed
             )
         return lambda params: online.cross_entropy(
@@ -58,14 +58,14 @@ def make(
 
     def update(state, incoming, key):
         allowed = online.replayable(replay_from, state, incoming)
-        replayed = online.draw(parts, state.extra.memory, key, allowed=allowed)
+        replayed = online.draw_rows(parts, state.extra.memory, key, allowed=allowed)
         loss = loss_of(state, incoming, replayed)
         return *online.descend(parts, net, state, loss), {}
 
     return online.method(parts, net, update, limit=unseen == "absent")
 
 
-def joint(
+def joint_cross_entropy(
     net: online.Network,
     params: core.PyTree,
     stats: core.PyTree,
@@ -79,12 +79,12 @@ def joint(
       net: the network.
       params, stats: of it.
       class_mask: bool[C], classes that compete; None: all.
-      incoming, replayed: rows, see `online.together`.
+      incoming, replayed: rows, see `online.join_rows`.
 
     Returns:
       f32[], and the statistics after the pass.
     """
-    rows = online.together(incoming, replayed)
+    rows = online.join_rows(incoming, replayed)
     out, stats = net(params, stats, rows.images, train=True)
     value = losses.cross_entropy(
         out.logits, rows.label, class_mask=class_mask, example_mask=rows.mask

@@ -31,7 +31,7 @@ def make(
     net = online.network(parts, head)
 
     def update(state, incoming, key):
-        replayed = online.draw(parts, state.extra.memory, key)
+        replayed = online.draw_rows(parts, state.extra.memory, key)
 
         def loss(params):
             (new, old), stats = net.together(params, state.stats, incoming, replayed)

@@ -63,8 +63,8 @@ def make(
     def update(state, incoming, key):
         k_draw, k_pick, k_augment = jax.random.split(key, 3)
         memory, seen = state.extra.memory, state.extra.seen
-        replayed = online.draw(parts, memory, k_draw)
-        picked = pick(
+        replayed = online.draw_rows(parts, memory, k_draw)
+        picked = pick_pairs(
             k_pick, incoming.label, memory.items["label"], memory.filled, negatives
         )
         picked_rows = _rows_of(parts, k_augment, picked, memory, incoming, state.task)
@@ -96,7 +96,7 @@ def make(
 
 
 def _triplet(anchors, pairs, labels, picked, *, gamma, margin, distance):
-    positives, negatives = _split(pairs)
+    positives, negatives = _split_pairs(pairs)
     return gamma * losses.triplet(
         anchors,
         positives,
@@ -110,7 +110,7 @@ def _triplet(anchors, pairs, labels, picked, *, gamma, margin, distance):
 def _sup_con(anchors, pairs, labels, picked, *, temperature):
     return losses.aml_sup_con(
         anchors,
-        *_split(pairs),
+        *_split_pairs(pairs),
         labels,
         picked.negative_label,
         temperature=temperature,
@@ -118,7 +118,7 @@ def _sup_con(anchors, pairs, labels, picked, *, temperature):
     )
 
 
-def _split(pairs):
+def _split_pairs(pairs):
     """Split f32[2B,D] into positives and negatives f32[B,D] of each anchor."""
     pairs = pairs.reshape(-1, 2, pairs.shape[1])
     return pairs[:, 0], pairs[:, 1]
@@ -144,7 +144,7 @@ class Picked(NamedTuple):
     negative_label: jax.Array  # i32[B]
 
 
-def pick(
+def pick_pairs(
     key: jax.Array,
     labels: jax.Array,
     memory_labels: jax.Array,

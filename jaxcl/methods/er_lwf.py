@@ -50,8 +50,8 @@ def make(
     def update(state, incoming, key):
         extra, task_of = state.extra, state.extra.task_of
         allowed = online.replayable(replay_from, state, incoming)
-        replayed = online.draw(parts, extra.memory, key, allowed=allowed)
-        rows = online.together(incoming, replayed)
+        replayed = online.draw_rows(parts, extra.memory, key, allowed=allowed)
+        rows = online.join_rows(incoming, replayed)
         (told,) = teacher_lib.logits(net, extra.teacher, rows, train=not paper)
         held = task_of < state.task if paper else task_of > 0
         # The classes that are held are one group.

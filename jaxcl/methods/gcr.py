@@ -40,7 +40,7 @@ class Extra(NamedTuple):
     candidates: buffer.Buffer  # the same items, a reservoir of the present task
 
 
-def _fill(options: dict, replay: core.Replay | None) -> dict:
+def _fill_options(options: dict, replay: core.Replay | None) -> dict:
     """Fill in the rows of the memory where an option is None."""
     rows = options["candidates"]
     if rows is None and replay is not None:
@@ -48,7 +48,7 @@ def _fill(options: dict, replay: core.Replay | None) -> dict:
     return {"candidates": rows}
 
 
-@schema.checked("config.method", fill=_fill)
+@schema.checked("config.method", fill=_fill_options)
 def make(
     parts: core.Parts,
     *,
@@ -74,7 +74,7 @@ def make(
       candidates: rows of the reservoir; None: config.replay.capacity.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     net = online.network(parts, head)
 
@@ -97,7 +97,7 @@ def make(
 
 
 def _update(parts, net, state, incoming, key, *, alpha, beta):
-    first, second = (mix(parts, state, k) for k in jax.random.split(key))
+    first, second = (draw_mixture(parts, state, k) for k in jax.random.split(key))
 
     def loss(params):
         (new, old, again), stats = net.together(
@@ -118,17 +118,19 @@ def _update(parts, net, state, incoming, key, *, alpha, beta):
         return value, (stats, new.logits)
 
     (value, (stats, logits)), grads, measured = net.gradient(state, loss)
-    state, metrics = online.move(parts, state, value, stats, grads)
+    state, metrics = online.apply_grads(parts, state, value, stats, grads)
     return state, metrics | measured, {"logits": logits}
 
 
-def mix(parts: core.Parts, state: core.TrainState, key: jax.Array) -> online.Rows:
+def draw_mixture(
+    parts: core.Parts, state: core.TrainState, key: jax.Array
+) -> online.Rows:
     """Draw rows of both memories, candidates in the slots of their task."""
     k_draw, k_augment = jax.random.split(key)
     memory, candidates = state.extra.memory, state.extra.candidates
     span = -(-memory.capacity // (state.task + 1))
     drawn = coreset.mixture(k_draw, memory, candidates, parts.replay.size, span=span)
-    return online.taken(parts, k_augment, *drawn)
+    return online.augment_drawn(parts, k_augment, *drawn)
 
 
 def _write_candidates(state, key, batch, stored):
@@ -154,7 +156,7 @@ def _selection(parts, net, *, alpha, beta, ridge) -> Callable:
     def end_task(state, task):
         items, filled, features = pool_of(state)
         facts = {name: items[name] for name in ("weight", "task", "label")}
-        facts = sharding.fetch(facts | {"filled": filled})
+        facts = sharding.copy_to_host(facts | {"filled": filled})
         capacity = parts.replay.capacity
         weight = coreset.reselect(
             jax.random.fold_in(core.step_key(state), _SELECT),

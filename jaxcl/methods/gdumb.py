@@ -4,7 +4,7 @@ Prabhu, Torr and Dokania, "GDumb: A Simple Approach that Questions Our Progress 
 Continual Learning", ECCV 2020. The fit follows the released code.
 
 Departures:
-- The network that is judged is that of the last pass; the released code reports the
+- The network that is evaluated is that of the last pass; the released code reports the
   pass that does best on the test data.
 - Every evaluation fits a network; the released code does so once, after the stream.
 - Stored rows fill up the last batch of a pass; the loss does not count them.
@@ -51,7 +51,7 @@ def make(
 
     The loss that a step reports is 0. The method does not read config.optimizer and
     config.schedule. An evaluation costs passes * ceil(stored rows / batch_size)
-    gradient steps; the network is judged and then dropped.
+    gradient steps; the network is evaluated and then dropped.
 
     Args:
       head: "linear" or "cosine".
@@ -64,11 +64,11 @@ def make(
       schedule: "restarts" is that cosine; "constant" is `lr` in every pass.
       momentum, weight_decay: of SGD.
       clip: norm above which a gradient is scaled down.
-      cutmix: probability that the images of a batch are mixed, see `mixed`.
+      cutmix: probability that the images of a batch are mixed, see `cut_mix`.
       cutmix_alpha: of the Beta distribution of the share that an image keeps.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     recipe = Recipe(
         passes=passes,
@@ -84,11 +84,11 @@ def make(
     )
     _check_replay(parts.replay, balanced)
     net = online.network(parts, head)
-    fit_memory = fit(parts, net, recipe)
+    fit_memory = build_fit(parts, net, recipe)
 
     def eval_state(state):
         memory = state.extra.memory
-        count = int(sharding.fetch(memory.filled).sum())
+        count = int(sharding.copy_to_host(memory.filled).sum())
         if not count:
             return state
         key = jax.random.fold_in(core.step_key(state), _FIT)
@@ -130,7 +130,7 @@ class Recipe(NamedTuple):
     cutmix_alpha: float
 
 
-class _Setup(NamedTuple):
+class _FitSetup(NamedTuple):
     """The constants of a fit."""
 
     parts: core.Parts
@@ -139,12 +139,12 @@ class _Setup(NamedTuple):
     tx: optax.GradientTransformationExtraArgs
 
 
-def fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
+def build_fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
     """Build the fit: (key, memory, rows in it) -> (parameters, running statistics)."""
     sgd = optim.sgd(momentum=recipe.momentum, weight_decay=recipe.weight_decay)
     tx = optax.chain(optax.clip_by_global_norm(recipe.clip), sgd)
-    setup = _Setup(parts, net, recipe, tx)
-    start = jax.jit(functools.partial(_start, setup))
+    setup = _FitSetup(parts, net, recipe, tx)
+    start = jax.jit(functools.partial(_start_network, setup))
     descend = jax.jit(functools.partial(_descend_span, setup), donate_argnums=0)
 
     def fit_memory(key, memory, count: int):
@@ -153,7 +153,11 @@ def fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
         stride = 1 if sharding.on_cpu() else batches
         for number in range(recipe.passes):
             constant = recipe.schedule == "constant"
-            lr = recipe.lr if constant else rate(number, recipe.lr, recipe.end_lr)
+            lr = (
+                recipe.lr
+                if constant
+                else pass_learning_rate(number, recipe.lr, recipe.end_lr)
+            )
             lr = np.float32(lr)
             for first in range(0, batches, stride):
                 span = np.int32([number, first, first + stride])
@@ -163,7 +167,7 @@ def fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
     return fit_memory
 
 
-def _start(setup, key, images):
+def _start_network(setup, key, images):
     params, stats = setup.net.init(key, setup.parts.plain(images[:1]))
     return params, stats, setup.tx.init(params)
 
@@ -185,7 +189,7 @@ def _descend(setup, state, memory, key, number, lr):
     k_augment, k_mix = jax.random.split(jax.random.fold_in(key, number))
     raw, label, mask = batch_of(k_order, memory, number, recipe.batch_size)
     images = online.images_of(parts, k_augment, raw, parts.replay.augment != "none")
-    images, other_label, share = mixed(
+    images, other_label, share = cut_mix(
         k_mix, images, label, probability=recipe.cutmix, alpha=recipe.cutmix_alpha
     )
     params, stats, opt_state = state
@@ -204,7 +208,7 @@ def _descend(setup, state, memory, key, number, lr):
     return params, stats, opt_state
 
 
-def rate(number: int, lr: float, end_lr: float) -> float:
+def pass_learning_rate(number: int, lr: float, end_lr: float) -> float:
     """Return a pass's learning rate: cosines over 1, 2, 4, 8 ... passes."""
     if number == 0:
         return lr / 10
@@ -226,7 +230,7 @@ def batch_of(key: jax.Array, memory: buffer.Buffer, number: jax.Array, size: int
     return memory.items["image"][rows], memory.items["label"][rows], place < count
 
 
-def mixed(
+def cut_mix(
     key: jax.Array,
     images: jax.Array,
     label: jax.Array,

@@ -26,7 +26,7 @@ from jaxcl.memory import quadratic, sharded
 from jaxcl.methods import online
 
 
-def _fill(options: dict, replay: core.Replay | None) -> dict:
+def _fill_options(options: dict, replay: core.Replay | None) -> dict:
     """Fill in the form's margin and the rows of a draw where options are None."""
     margin, rows = options["margin"], options["memory_rows"]
     if margin is None:
@@ -36,7 +36,7 @@ def _fill(options: dict, replay: core.Replay | None) -> dict:
     return {"margin": margin, "memory_rows": rows}
 
 
-@schema.checked("config.method", fill=_fill)
+@schema.checked("config.method", fill=_fill_options)
 def make(
     parts: core.Parts,
     *,
@@ -56,7 +56,7 @@ def make(
       memory_rows: rows drawn of each past task at each step; None: config.replay.size.
     """
     ridge = 0.0 if form == "paper" else 1e-3
-    shards = sharded.count(parts.replay)
+    shards = sharded.count_shards(parts.replay)
     if memory_rows is not None and memory_rows % shards:
         raise ValueError(
             f"config.method.memory_rows={memory_rows}: must be a multiple of {shards}, "
@@ -71,15 +71,15 @@ def make(
         (value, stats), grads = slope(state.params, state.stats, incoming)
         if parts.num_tasks > 1:
             gradient, restore = jax.flatten_util.ravel_pytree(grads)
-            stats, past = _past(parts, slope, state, stats, key, memory_rows)
+            stats, past = _past_gradients(parts, slope, state, stats, key, memory_rows)
             gradient = project(gradient, past, margin=margin, ridge=ridge)
             grads = restore(gradient)
-        return *online.move(parts, state, value, stats, grads), {}
+        return *online.apply_grads(parts, state, value, stats, grads), {}
 
     return online.method(parts, net, update, limit=False)
 
 
-def _past(parts, slope, state, stats, key, size):
+def _past_gradients(parts, slope, state, stats, key, size):
     """Return f32[T-1,P], a gradient for each past task, and the statistics."""
     memory = state.extra.memory
     zero = jnp.zeros_like(jax.flatten_util.ravel_pytree(state.params)[0])
@@ -87,7 +87,7 @@ def _past(parts, slope, state, stats, key, size):
     def gradient_of(stats, task_key):
         task, key = task_key
         allowed = (memory.items["task"] == task) & online.past_tasks(state)
-        rows = online.draw(parts, memory, key, size=size, allowed=allowed)
+        rows = online.draw_rows(parts, memory, key, size=size, allowed=allowed)
 
         def descend(stats):
             (_, stats), grads = slope(state.params, stats, rows)

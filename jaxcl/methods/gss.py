@@ -27,7 +27,7 @@ from jaxcl.memory import buffer, diversity
 from jaxcl.methods import online
 
 
-def _fill(options: dict, replay: core.Replay | None) -> dict:
+def _fill_options(options: dict, replay: core.Replay | None) -> dict:
     """Fill in the form's rows of a gradient where the option is None."""
     rows = options["rows"]
     if rows is None and options["form"] == "paper":
@@ -37,7 +37,7 @@ def _fill(options: dict, replay: core.Replay | None) -> dict:
     return {"rows": rows}
 
 
-@schema.checked("config.method", fill=_fill)
+@schema.checked("config.method", fill=_fill_options)
 def make(
     parts: core.Parts,
     *,
@@ -65,19 +65,19 @@ def make(
         "code".
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     net = online.network(parts, head)
 
     def update(state, incoming, key):
-        replayed = online.draw(parts, state.extra.memory, key)
+        replayed = online.draw_rows(parts, state.extra.memory, key)
 
         def loss(params):
             return online.cross_entropy(net, params, state.stats, incoming, replayed)
 
         return *online.descend(parts, net, state, loss), {}
 
-    def write(state, key, batch, _):
+    def write_batch(state, key, batch, _):
         size = min(rows, state.extra.memory.capacity)
         gradients_of = functools.partial(group_gradients, parts, net, state, gradients)
         scores, slots = _choose(
@@ -90,13 +90,13 @@ def make(
             vectors=vectors,
             size=size,
         )
-        return _written(state, slots, batch, scores)
+        return _write_scored(state, slots, batch, scores)
 
     return online.method(
         parts,
         net,
         update,
-        write=write,
+        write=write_batch,
         limit=False,
         items=lambda logits: {"score": jnp.zeros((), jnp.float32)},
     )
@@ -112,27 +112,29 @@ def _choose(parts, gradients_of, state, key, batch, *, form, vectors, size):
     ones = jnp.ones(label.shape, bool)
 
     own = gradients_of(images[:, None], label[:, None], ones[:, None])
-    scores = diversity.score(own, *past)
+    scores = diversity.similarity_score(own, *past)
     stored = memory.items["score"], memory.filled
     if form == "paper":
         return scores, diversity.in_turn(k_choose, *stored, scores)
     whole = gradients_of(images[None], label[None], ones[None])
-    batch_score = diversity.score(whole, *past)[0]
+    batch_score = diversity.similarity_score(whole, *past)[0]
     return scores, diversity.at_once(k_choose, *stored, scores, batch_score)
 
 
 def _references(parts, gradients_of, memory, key, count, size):
     """Return gradients of `count` disjoint draws of `size` rows, and which count."""
-    drawn = online.draw(parts, memory, key, size=count * size, augment=False)
+    drawn = online.draw_rows(parts, memory, key, size=count * size, augment=False)
 
-    def cut(x):
+    def cut_draw(x):
         return x.reshape(count, size, *x.shape[1:])
 
-    mask = cut(drawn.mask)
-    return gradients_of(cut(drawn.images), cut(drawn.label), mask), complete(mask)
+    mask = cut_draw(drawn.mask)
+    return gradients_of(cut_draw(drawn.images), cut_draw(drawn.label), mask), complete(
+        mask
+    )
 
 
-def _written(state, slots, batch, scores):
+def _write_scored(state, slots, batch, scores):
     items = online.stored_rows(state, batch, score=scores)
     slots = buffer.order_after(slots, (scores, state.params))
     memory = buffer.write(state.extra.memory, slots, items)

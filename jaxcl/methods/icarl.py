@@ -37,7 +37,7 @@ class Extra(NamedTuple):
     kept: core.PyTree  # what the memory's policy counts
     teacher: teacher_lib.Teacher
     old: jax.Array  # bool[C], classes met before the present task
-    means: means_lib.Means | None = None  # while a state is evaluated
+    means: means_lib.ClassMeans | None = None  # while a state is evaluated
 
 
 @schema.checked("config.method")
@@ -66,7 +66,7 @@ def make(
     def update(state, incoming, key):
         extra = state.extra
         past = online.past_tasks(state)
-        replayed = online.draw(parts, extra.memory, key, allowed=past)
+        replayed = online.draw_rows(parts, extra.memory, key, allowed=past)
         rows = incoming, replayed
         taught = rows if paper else (replayed,)
         teacher_logits = teacher_lib.logits(net, extra.teacher, *taught)
@@ -100,7 +100,7 @@ def _begin_task(state, task):
     return teacher_lib.begin_task(state, task)
 
 
-def _bce(outputs, rows, teacher_logits, old, classes):
+def _binary_cross_entropy(outputs, rows, teacher_logits, old, classes):
     return losses.icarl(
         outputs.logits,
         rows.label,
@@ -116,7 +116,10 @@ def _of_paper(outputs, rows, teacher_logits, extra):
     """Return the terms of labels (new classes) and teacher (old), of all rows."""
     new = extra.seen & ~extra.old
     terms = [
-        (_bce(*side, extra.old, new), _bce(*side, extra.old, extra.old))
+        (
+            _binary_cross_entropy(*side, extra.old, new),
+            _binary_cross_entropy(*side, extra.old, extra.old),
+        )
         for side in zip(outputs, rows, teacher_logits, strict=True)
     ]
     return tuple(map(sum, zip(*terms, strict=True)))
@@ -128,6 +131,6 @@ def _of_code(outputs, rows, teacher_logits, extra):
     all_classes = jnp.ones_like(extra.old)
     return (
         # No class is old, so the teacher's logits, here any, are not read.
-        _bce(new, incoming, new.logits, ~all_classes, all_classes),
-        _bce(old, replayed, *teacher_logits, all_classes, all_classes),
+        _binary_cross_entropy(new, incoming, new.logits, ~all_classes, all_classes),
+        _binary_cross_entropy(old, replayed, *teacher_logits, all_classes, all_classes),
     )

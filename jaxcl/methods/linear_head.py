@@ -53,20 +53,20 @@ def make(
       lr: rate of the descent, which has no momentum and no decay.
       steps: descents on each batch, each with other rows from the memory.
     """
-    return frozen.method(parts, rule(memory_size, lr, steps))
+    return frozen.method(parts, linear_rule(memory_size, lr, steps))
 
 
-def rule(memory_size: int, lr: float, steps: int) -> frozen.Rule:
+def linear_rule(memory_size: int, lr: float, steps: int) -> frozen.Rule:
     """Return the rule of a linear head; arguments as of `make`."""
 
-    def start(key, dim, classes):
+    def start_learner(key, dim, classes):
         example = {"features": jnp.zeros((dim,)), "label": jnp.zeros((), jnp.int32)}
         layer = jnp.zeros((dim, classes)), jnp.zeros((classes,))
         moments = Moments(jnp.zeros(()), jnp.zeros((dim,)), jnp.zeros((dim,)))
         memory = buffer.create(example, memory_size) if memory_size else None
         return Learner(layer, moments, jnp.zeros((classes,)), memory, key)
 
-    def add(learner, rows):
+    def add_rows(learner, rows):
         own = {"features": rows.features, "label": rows.label}
         counts = learner.counts + frozen.one_hot(rows, len(learner.counts)).sum(0)
         moments, memory = observe(learner.moments, rows), learner.memory
@@ -89,14 +89,14 @@ def rule(memory_size: int, lr: float, steps: int) -> frozen.Rule:
             memory = buffer.write(memory, slots, own, rows.mask)
         return Learner(layer, moments, counts, memory, learner.key)
 
-    def fit(learner):
+    def fit_layer(learner):
         return learner
 
     def scores(learner, features):
         found = logits(learner.layer, standardise(learner.moments, features))
         return frozen.known_only(found, learner.counts)
 
-    return frozen.Rule(start, add, fit, scores)
+    return frozen.Rule(start_learner, add_rows, fit_layer, scores)
 
 
 def observe(moments: Moments, rows: frozen.Rows) -> Moments:

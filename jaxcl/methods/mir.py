@@ -49,7 +49,7 @@ def make(
       moves_statistics: scoring at theta moves the running statistics of batch norm.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     _check_candidates(parts, candidates)
     net = online.network(parts, head)
@@ -60,7 +60,7 @@ def make(
     def update(state, incoming, key):
         k_draw, k_augment = jax.random.split(key)
         allowed = online.replayable(replay_from, state, incoming)
-        pool = online.draw(
+        pool = online.draw_rows(
             parts,
             state.extra.memory,
             k_draw,
@@ -77,11 +77,11 @@ def make(
             ahead = params | {"head": ahead["head"]}
         scores, scored = interference(net, params, ahead, stats, pool)
         stats = scored if moves_statistics else stats
-        replayed = most(parts, k_augment, scores, pool)
+        replayed = pick_highest(parts, k_augment, scores, pool)
 
         (old_value, stats), old_grads = slope(params, stats, replayed)
         grads = jax.tree.map(jnp.add, grads, old_grads)
-        return *online.move(parts, state, value + old_value, stats, grads), {}
+        return *online.apply_grads(parts, state, value + old_value, stats, grads), {}
 
     return online.method(parts, net, update, limit=False)
 
@@ -93,7 +93,7 @@ def _check_candidates(parts, candidates):
             f"config.method.candidates={candidates}: must be at least {least}, the "
             "rows to be replayed (config.replay.size)"
         )
-    shards = sharded.count(parts.replay)
+    shards = sharded.count_shards(parts.replay)
     if candidates % shards:
         raise ValueError(
             f"config.method.candidates={candidates}: must be a multiple of {shards}, "
@@ -125,7 +125,7 @@ def interference(
     return later - before, scored
 
 
-def most(
+def pick_highest(
     parts: core.Parts, key: jax.Array, scores: jax.Array, pool: online.Rows
 ) -> online.Rows:
     """Pick the config.replay.size rows of the pool with the largest scores."""
@@ -135,4 +135,4 @@ def most(
     items, mask, slots = jax.tree.map(
         lambda x: x[best], (pool.items, pool.mask, pool.slots)
     )
-    return online.taken(parts, key, items, mask, slots)
+    return online.augment_drawn(parts, key, items, mask, slots)

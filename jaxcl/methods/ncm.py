@@ -2,7 +2,7 @@
 
 Mensink et al., "Distance-Based Image Classification", TPAMI 2013 (euclidean); SimpleCIL
 of Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models", 2023
-(cosine). The result does not depend on the order of the rows, but for rounding.
+(cosine). The result does not depend on the order of the rows, except for rounding.
 """
 
 from typing import Literal, NamedTuple

@@ -2,7 +2,7 @@
 
 McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continual
 Learning", NeurIPS 2023, Equations 4 to 6. The result does not depend on the order of
-the rows, but for rounding.
+the rows, except for rounding.
 
 Departure: the ridge is chosen on a fifth of all rows met so far, by a hash of their
 number in the train split; the released code takes the last fifth of the task. No test

@@ -3,7 +3,7 @@ ones.
 
 The memory names rows of the train split. `source` mixes them into the batches of the
 next task, so that a step sees one batch like any other. When a task ends, the rows to
-keep are chosen anew, class by class, from the memory and from the task. If a class
+keep are chosen again, class by class, from the memory and from the task. If a class
 comes again (domains, slices of the data) its stored and its new rows compete alike, so
 that few rows of the earlier tasks stay.
 """
@@ -96,7 +96,7 @@ def network(
     return Network(nets, parts.num_classes, output_dim, prototypes)
 
 
-def together(train: stream.Source, stored: np.ndarray) -> stream.Source:
+def mix_rows(train: stream.Source, stored: np.ndarray) -> stream.Source:
     """Shuffle stored rows and rows of the task together.
 
     Args:
@@ -122,7 +122,7 @@ def stratified(
         If a batch takes more stored rows than there are, some come twice in it.
     """
     order = functools.partial(_stratified, stored=len(stored), share=share)
-    return together(train, stored)._replace(order=order)
+    return mix_rows(train, stored)._replace(order=order)
 
 
 def _stratified(rng, rows, batch_size, *, stored, share):
@@ -138,17 +138,17 @@ def _stratified(rng, rows, batch_size, *, stored, share):
     return np.hstack([part.reshape(steps, -1) for part in parts])
 
 
-def teach(
+def teacher_rows(
     net: Network, state: core.TrainState, images: jax.Array, *, train: bool
 ) -> jax.Array:
     """Return the teacher's unit rows f32[N,D]; zeros in the first task, at no cost."""
 
-    def rows():
+    def project_rows():
         teacher = state.extra.teacher, state.extra.teacher_stats
         return net(*teacher, images, train=train)[0]
 
     absent = jnp.zeros((len(images), net.dim))
-    return jax.lax.cond(state.task == 0, lambda: absent, rows)
+    return jax.lax.cond(state.task == 0, lambda: absent, project_rows)
 
 
 def weights(extra: Extra, batch: core.Batch) -> jax.Array:
@@ -184,9 +184,9 @@ def method(
         the choice, which sum to 1 within each class; None: the choice is uniform.
     """
     scored = score is not None
-    choose = jax.jit(functools.partial(_chosen, memory_size, score))
+    choose = jax.jit(functools.partial(_choose_memory, memory_size, score))
     return core.Method(
-        init=functools.partial(_init, parts, net, memory_size),
+        init=functools.partial(_init_state, parts, net, memory_size),
         step=step,
         embed=net.nets.embed,
         begin_task=functools.partial(_begin_task, parts.num_classes, scored),
@@ -194,17 +194,17 @@ def method(
         source=functools.partial(_source, mixed),
         supervised=True,
         replayed=lambda state: state.extra.replayed.row,
-        memory=_stored,
+        memory=_stored_rows,
     )
 
 
-def _init(parts, net, memory_size, key, batch):
+def _init_state(parts, net, memory_size, key, batch):
     k_state, k_net, k_augment = jax.random.split(key, 3)
     images = parts.augment(k_augment, batch["image"][:1])[:, 0]
     params, stats = net.init(k_net, images)
     extra = Extra(
-        memory=_empty(memory_size),
-        replayed=_empty(memory_size),
+        memory=_empty_memory(memory_size),
+        replayed=_empty_memory(memory_size),
         taught=jnp.zeros((parts.num_classes,), bool),
         current=jnp.zeros((parts.num_classes,), bool),
         count=jnp.zeros((parts.num_classes,), jnp.int32),
@@ -233,13 +233,13 @@ def _begin_task(num_classes, scored, state, task):
 
 
 def _source(mixed, state, task):
-    stored = sharding.fetch(state.extra.memory.row)
+    stored = sharding.copy_to_host(state.extra.memory.row)
     stored = stored[stored >= 0]
     return mixed(task.train, stored) if len(stored) else task.train
 
 
 def _end_task(choose, scored, state, task):
-    stored = sharding.fetch(state.extra.memory.row)
+    stored = sharding.copy_to_host(state.extra.memory.row)
     rows = np.concatenate([stored, task.train.rows]).astype(np.int32)
     label = np.where(rows < 0, 0, task.train.examples.label[rows])
     images = None
@@ -249,7 +249,7 @@ def _end_task(choose, scored, state, task):
     return state.replace(extra=state.extra._replace(memory=memory))
 
 
-def _stored(state) -> buffer.Buffer:
+def _stored_rows(state) -> buffer.Buffer:
     """Return the memory as evaluators read it."""
     memory = state.extra.memory
     items, filled = {"index": memory.row, "label": memory.label}, memory.row >= 0
@@ -265,12 +265,12 @@ def _images(examples):
     return examples.images
 
 
-def _empty(size: int) -> Memory:
+def _empty_memory(size: int) -> Memory:
     absent = jnp.full((size,), -1, jnp.int32)
     return Memory(absent, absent + 0, jnp.zeros((size,)))
 
 
-def _chosen(size, score, state, images, rows, label) -> Memory:
+def _choose_memory(size, score, state, images, rows, label) -> Memory:
     """Choose the memory for the next task among `rows`.
 
     Stored rows that stay come first, then rows of the task; both keep their order.

@@ -49,7 +49,7 @@ def make(
     def update(state, incoming, key):
         task_of = state.extra.task_of
         past = online.past_tasks(state)
-        replayed = online.draw(parts, state.extra.memory, key, allowed=past)
+        replayed = online.draw_rows(parts, state.extra.memory, key, allowed=past)
         sides = incoming, replayed
         teacher_logits = None, None
         if distill:

@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def write(
+def write_page(
     workdirs: Sequence[epath.PathLike], out: epath.PathLike, title: str | None = None
 ) -> str:
     """Write the page of some runs, and return it.
@@ -42,7 +42,7 @@ def write(
     """
     runs = runs_lib.read_all(workdirs)
     title = title or ", ".join(run.name for run in runs)
-    page = page_lib.page(runs, title=title)
+    page = page_lib.make_page(runs, title=title)
     epath.Path(out).write_text(page)
     return page
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; exit code 2 if a directory holds no run."""
     options = parser().parse_args(argv)
     try:
-        page = write(options.runs, options.out, options.title)
+        page = write_page(options.runs, options.out, options.title)
     except (ValueError, OSError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2

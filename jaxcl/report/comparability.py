@@ -21,7 +21,7 @@ class Configs(NamedTuple):
     resolved: dict | None = None  # resolved.json
 
 
-def read(folders: Iterable[epath.Path]) -> Configs:
+def read_config(folders: Iterable[epath.Path]) -> Configs:
     """Read the configs of the first of some directories that has one.
 
     Raises:
@@ -35,9 +35,9 @@ def read(folders: Iterable[epath.Path]) -> Configs:
     return Configs()
 
 
-def flat(config: Mapping) -> dict[str, str]:
+def flatten(config: Mapping) -> dict[str, str]:
     """Flatten a config: path of each option -> its value as JSON."""
-    values = schema.flat(config, "").items()
+    values = schema.flatten(config, "").items()
     return {path[1:]: json.dumps(value, sort_keys=True) for path, value in values}
 
 
@@ -72,7 +72,7 @@ def _sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
 
 def _differing(path, sections) -> Iterator[str]:
     """Yield a text for each field in which a section differs between runs."""
-    fields = {run: flat(section) for run, section in sections.items()}
+    fields = {run: flatten(section) for run, section in sections.items()}
     names = sorted({name for own in fields.values() for name in own})
     names = [name for name in names if name.rpartition(".")[2] not in _ASIDE]
     if len({own.get("name") for own in fields.values()}) > 1:

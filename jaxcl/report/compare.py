@@ -13,23 +13,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxcl.evals import plots, spread
+from jaxcl.evals import plots
 from jaxcl.report import comparability
 from jaxcl.report import runs as runs_lib
-from jaxcl.report.runs import Run
+from jaxcl.report.runs import RunGroup
 from jaxcl.run import cost as cost_lib
 from jaxcl.run import seeds
 
 MEASURES = ("average_accuracy", "anytime", "forgetting")
 
 
-def difference(run: Run, other: Run, name: str, measure: str) -> dict:
+def difference(run: RunGroup, other: RunGroup, name: str, measure: str) -> dict:
     """Compute mean and error of `run` less `other`, over seeds that both have."""
-    pair = (runs_lib.measured(r, name, measure) for r in (run, other))
-    return seeds.spread(runs_lib.paired(*pair))
+    pair = (runs_lib.measure_by_seed(r, name, measure) for r in (run, other))
+    return seeds.mean_and_error(runs_lib.paired_differences(*pair))
 
 
-def cost(run: Run) -> dict[str, float | None]:
+def mean_cost(run: RunGroup) -> dict[str, float | None]:
     """Average what training costs over seeds; None where it is not known.
 
     "milliseconds" and "flops" of a step; "per_image", FLOPs for each image of the
@@ -45,13 +45,13 @@ def cost(run: Run) -> dict[str, float | None]:
     return {key: float(np.mean(x)) if x else None for key, x in found.items()}
 
 
-def curve(
-    run: Run, name: str, *, band: str = "error"
+def mean_curve(
+    run: RunGroup, name: str, *, band: str = "error"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Average the accuracy over the tasks met, or a scalar, at each step.
 
     Args:
-      run: from `runs.read`.
+      run: from `runs.read_run`.
       name: of a matrix or a scalar, as under "eval" in metrics.jsonl.
       band: "error", the standard error of the mean, or "std".
 
@@ -68,7 +68,7 @@ def curve(
     return np.array(steps), values.mean(axis=0), half
 
 
-def along(run: Run, name: str) -> dict:
+def mean_along_stream(run: RunGroup, name: str) -> dict:
     """Average all evaluations of a seed; mean and standard error over seeds.
 
     With evaluations every so many steps (config.eval_every) it is the area under the
@@ -76,11 +76,11 @@ def along(run: Run, name: str) -> dict:
     step on.
 
     Args:
-      run: from `runs.read`.
+      run: from `runs.read_run`.
       name: of a matrix.
     """
     points = [_points(own, name).values() for own in run.rows.values()]
-    return seeds.spread([float(np.mean([*own])) for own in points if own])
+    return seeds.mean_and_error([float(np.mean([*own])) for own in points if own])
 
 
 def _points(rows, name) -> dict[int, float]:
@@ -94,23 +94,27 @@ def _points(rows, name) -> dict[int, float]:
     return points
 
 
-def text(runs: list[Run], name: str) -> str:
+def format_table(runs: list[RunGroup], name: str) -> str:
     """Write a table of one matrix, a line a run; differences are to the first."""
     head = ("seeds", "average", "anytime", "along", "forgetting")
     head += ("ms/step", "FLOPs", "FLOP/image", "- first")
     width = max(24, *(len(run.name) + 2 for run in runs))
     lines = [f"{name} (%)".ljust(width) + "".join(f"{h:>15}" for h in head)]
-    first = cost(runs[0])
+    first = mean_cost(runs[0])
     for run in runs:
-        summary, spent = seeds.summary(run.results)[name], cost(run)
-        shares = [summary["average_accuracy"], summary["anytime"], along(run, name)]
+        summary, spent = seeds.summary(run.results)[name], mean_cost(run)
+        shares = [
+            summary["average_accuracy"],
+            summary["anytime"],
+            mean_along_stream(run, name),
+        ]
         shares.append(summary["forgetting"])
         time, flops, image = spent.values()
         cells = [str(len(run.results)), *map(seeds.percent, shares)]
         cells.append("-" if time is None else f"{time:.1f}")
         share = flops and first["flops"] and flops / first["flops"]
         cells.append(f"{share:.2f}x" if share else "-")
-        cells.append("-" if image is None else cost_lib.short(image))
+        cells.append("-" if image is None else cost_lib.format_count(image))
         paired = "" if run is runs[0] else "-"
         if paired and runs_lib.comparable(run, runs[0]):
             paired = seeds.percent(difference(run, runs[0], name, "average_accuracy"))
@@ -123,9 +127,9 @@ def scalar_text(curves: dict[str, tuple], name: str, band: str) -> str:
     """Write the last value of a scalar with its band, one line for each run.
 
     Args:
-      curves: name of a run -> its `curve`.
+      curves: name of a run -> its `mean_curve`.
       name: of the scalar.
-      band: as in `curve`.
+      band: as in `mean_curve`.
     """
     kind = {"error": "standard error", "std": "std"}[band]
     lines = [f"{name}, mean +- {kind} at the last step"]
@@ -143,7 +147,6 @@ def parser() -> argparse.ArgumentParser:
     add("workdirs", nargs="+", help="run directories")
     add("--matrix", default=None, help="default: the first's first")
     add("--scalar", default=None, help="as memory/entropy")
-    add("--classes", default=None, help="a spread entry, as spread")
     add("--band", default="error", choices=["error", "std"])
     add("--out", default=None, help="a .png, .svg or .pdf of it over time")
     return arguments
@@ -160,14 +163,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(options) -> None:
-    """Print and draw what was asked for."""
+    """Print the table and draw the curves."""
     if options.out:
         plots.format_of(options.out)
     runs = runs_lib.read_all(options.workdirs)
     if options.scalar:
         _scalar(runs, options)
-    elif options.classes:
-        _classes(runs, options)
     else:
         _matrix(runs, options)
     configs = {run.name: run.configs for run in runs}
@@ -187,16 +188,16 @@ def _matrix(runs, options) -> None:
             f"--matrix={name}: allowed are what all runs have, "
             f"{', '.join(common) or 'nothing'}"
         )
-    print(text(runs, name))
+    print(format_table(runs, name))
     if options.out:
-        curves = {run.name: curve(run, name, band=options.band) for run in runs}
+        curves = {run.name: mean_curve(run, name, band=options.band) for run in runs}
         plots.anytime(curves, options.out, task_ends=task_ends(runs[0]))
 
 
 def _scalar(runs, options) -> None:
     """Compare a scalar."""
     name = options.scalar
-    curves = {run.name: curve(run, name, band=options.band) for run in runs}
+    curves = {run.name: mean_curve(run, name, band=options.band) for run in runs}
     lacking = [run for run, (steps, *_) in curves.items() if not len(steps)]
     if lacking:
         raise ValueError(f"--scalar={name}: not measured by {', '.join(lacking)}")
@@ -206,20 +207,7 @@ def _scalar(runs, options) -> None:
         plots.anytime(curves, options.out, task_ends=ends, **drawn)
 
 
-def _classes(runs, options) -> None:
-    """Draw the spread of each class, a mean over seeds."""
-    key, means = options.classes, {}
-    for run in runs:
-        of_seeds = [spread.by_class(own) for own in run.rows.values()]
-        if not of_seeds or not all(key in spreads for spreads in of_seeds):
-            raise ValueError(f"--classes={key}: not measured by {run.name}")
-        means[run.name] = np.mean([spreads[key] for spreads in of_seeds], axis=0)
-    if options.out is None:
-        raise ValueError("--classes: wants --out, a .png")
-    plots.class_spread(means, options.out, title=key)
-
-
-def task_ends(run: Run) -> list[int]:
+def task_ends(run: RunGroup) -> list[int]:
     """List the step after which each task ends."""
     steps = [spent["steps"] for spent in run.first["cost"]["per_task"] if spent]
     return np.cumsum(steps).tolist()

@@ -11,7 +11,7 @@ from scipy import special
 
 from jaxcl.report import compare
 from jaxcl.report import runs as runs_lib
-from jaxcl.report.runs import Run
+from jaxcl.report.runs import RunGroup
 from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 
@@ -32,7 +32,7 @@ UNKNOWN = Estimate(None, None, None, 0)
 
 def estimate(values: Iterable[float | None]) -> Estimate:
     """Estimate the mean of one value per seed; None, not measured, is left out."""
-    mean, error, count = seeds.spread(values).values()
+    mean, error, count = seeds.mean_and_error(values).values()
     if error is None:
         return Estimate(mean, None, None, count)
     half = float(special.stdtrit(count - 1, 0.975) * error)
@@ -44,33 +44,35 @@ def names_of(collections: Iterable[Iterable]) -> list[str]:
     return list(dict.fromkeys(key for keys in collections for key in keys))
 
 
-def matrices(run: Run) -> list[str]:
+def matrices(run: RunGroup) -> list[str]:
     """Name the matrices that at least one seed of the run has."""
     return names_of(results["matrices"] for results in run.results.values())
 
 
-def measures(run: Run) -> dict[str, dict[str, Estimate]]:
+def measures(run: RunGroup) -> dict[str, dict[str, Estimate]]:
     """Return matrix name -> measure -> its mean over the seeds that have it."""
     estimates = {}
     for name in names_of(run.measures.values()):
-        values = {key: runs_lib.measured(run, name, key).values() for key in MEASURES}
+        values = {
+            key: runs_lib.measure_by_seed(run, name, key).values() for key in MEASURES
+        }
         shown = [key for key in MEASURES if key != "plasticity" or any(values[key])]
         estimates[name] = {key: estimate(values[key]) for key in shown}
     return estimates
 
 
-def difference(run: Run, first: Run, name: str, measure: str) -> Estimate:
+def difference(run: RunGroup, first: RunGroup, name: str, measure: str) -> Estimate:
     """Estimate `run` less `first`, over the seeds that both have."""
-    pair = (runs_lib.measured(r, name, measure) for r in (run, first))
+    pair = (runs_lib.measure_by_seed(r, name, measure) for r in (run, first))
     return _difference(run, first, *pair)
 
 
 def _difference(run, first, mine, theirs) -> Estimate:
     paired = runs_lib.comparable(run, first)
-    return estimate(runs_lib.paired(mine, theirs)) if paired else UNKNOWN
+    return estimate(runs_lib.paired_differences(mine, theirs)) if paired else UNKNOWN
 
 
-def scalars(run: Run, first: Run) -> dict[str, tuple[Estimate, Estimate]]:
+def scalars(run: RunGroup, first: RunGroup) -> dict[str, tuple[Estimate, Estimate]]:
     """Average the last task's scalars, and their difference to the first run."""
     mine, theirs = (
         {
@@ -89,7 +91,7 @@ def scalars(run: Run, first: Run) -> dict[str, tuple[Estimate, Estimate]]:
     return estimates
 
 
-def cost(run: Run) -> dict[str, float | None]:
+def mean_cost(run: RunGroup) -> dict[str, float | None]:
     """Average what a run took over seeds; None where it is not known.
 
     Returns:
@@ -108,33 +110,35 @@ def cost(run: Run) -> dict[str, float | None]:
         costs.append(own | {key: total[key] for key in counted})
     names = (*timed, "rest", *counted)
     means = {name: estimate([own[name] for own in costs]).mean for name in names}
-    return {**means, "milliseconds": compare.cost(run)["milliseconds"]}
+    return {**means, "milliseconds": compare.mean_cost(run)["milliseconds"]}
 
 
-def mean_matrix(run: Run, name: str) -> np.ndarray:
+def mean_matrix(run: RunGroup, name: str) -> np.ndarray:
     """Average the accuracy matrix up to the last finished task over seeds.
 
     Returns:
       f64[done, T], nan where no seed has the cell.
     """
     results = [own for own in run.results.values() if name in own["matrices"]]
-    return _mean([results_lib.matrix(own, name)[: run.done] for own in results])
+    return _mean_of_known(
+        [results_lib.matrix(own, name)[: run.done] for own in results]
+    )
 
 
-def mean_row(run: Run, key: str, name: str) -> np.ndarray | None:
+def mean_row(run: RunGroup, key: str, name: str) -> np.ndarray | None:
     """Average the row of a matrix in "untrained" or "finetune" over seeds, or None."""
     rows = [(r.get(key) or {}).get(name) for r in run.results.values()]
     rows = [row for row in rows if row is not None]
-    return _mean(rows) if rows else None
+    return _mean_of_known(rows) if rows else None
 
 
-def _mean(values) -> np.ndarray:
+def _mean_of_known(values) -> np.ndarray:
     """Average the values that are not nan over axis 0."""
     known = np.ma.masked_invalid(np.array(values, float))
     return known.mean(axis=0).filled(np.nan)
 
 
-def untrained(run: Run, name: str) -> Estimate:
+def untrained(run: RunGroup, name: str) -> Estimate:
     """Estimate the accuracy before any training, a mean over the tasks measured."""
     rows = [own.get("untrained", {}).get(name) for own in run.results.values()]
     values = [[x for x in row or () if x is not None] for row in rows]

@@ -10,20 +10,20 @@ from collections.abc import Callable
 import jinja2
 import numpy as np
 
+import jaxcl
 from jaxcl.evals import plots
 from jaxcl.report import comparability, compare, formats, numbers
 from jaxcl.report import runs as runs_lib
 from jaxcl.report.formats import Cell, Table
 from jaxcl.run import cost as cost_lib
 from jaxcl.run import results as results_lib
-from jaxcl.run import task_alone
 
 _PICTURE_BYTES = 2_000_000  # of all pictures of a run, so that the page stays small
 _MOST_NAMES = 10  # columns of accuracies beside the cost
 _MOST_TASKS = 20  # of a matrix that is a table, and no picture
 
 
-def page(runs: list[runs_lib.Run], *, title: str) -> str:
+def make_page(runs: list[runs_lib.RunGroup], *, title: str) -> str:
     """Make the whole page.
 
     Args:
@@ -43,7 +43,7 @@ def page(runs: list[runs_lib.Run], *, title: str) -> str:
         matrices=[_matrix(name, runs) for name in _common(runs, numbers.matrices)],
         loss=_drawn(_draw_loss, runs),
         pictures=[(run.name, *found) for run in runs for found in _pictures(run)],
-        cost=cost(runs),
+        cost=cost_table(runs),
         scalars=scalars(runs),
         differing=_differing(runs),
         configs={
@@ -63,9 +63,9 @@ def _common(runs, names: Callable) -> list[str]:
 # Header
 
 
-def header(runs: list[runs_lib.Run]) -> dict:
+def header(runs: list[runs_lib.RunGroup]) -> dict:
     """Describe the runs, and how far they have come."""
-    dates = [_date(run) for run in runs]
+    dates = [_results_time(run) for run in runs]
     judges = any(run.first.get("checkpoint") for run in runs)
     columns = ["run", "directory", "seeds", "tasks", "results of", "device", "jax"]
     rows = []
@@ -76,14 +76,21 @@ def header(runs: list[runs_lib.Run]) -> dict:
         )
         come = f"{run.done} of {len(run.first['task_names'])}"
         seeds = f"{len(run.results)}: {', '.join(map(str, run.results))}"
-        texts = [run.workdir, seeds, come, _when(date), device, spent.get("jax") or "-"]
+        texts = [
+            run.workdir,
+            seeds,
+            come,
+            _format_time(date),
+            device,
+            spent.get("jax") or "-",
+        ]
         judged = f"{source.get('path', '-')} (step {source.get('step', '-')})"
         rows.append((run.name, [*map(Cell, texts + [judged] * judges)]))
     count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    version = task_alone.version()
+    made = f"made by jaxcl {jaxcl.__version__}"
     return {
-        "lead": _lead(runs),
-        "about": f"{count}, results of {_when(max(dates))}, made by jaxcl {version}",
+        "lead": _summary_sentence(runs),
+        "about": f"{count}, results of {_format_time(max(dates))}, {made}",
         "runs": Table([*columns, *["encoder judged"] * judges], rows),
         "remarks": [f"{line}." for run in runs for line in runs_lib.remarks(run)],
         "tasks": {
@@ -95,12 +102,12 @@ def header(runs: list[runs_lib.Run]) -> dict:
     }
 
 
-def _when(unix: float) -> str:
+def _format_time(unix: float) -> str:
     date = datetime.datetime.fromtimestamp(unix, datetime.UTC)
     return date.strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _date(run) -> float:
+def _results_time(run) -> float:
     """Say when the results were made, in seconds since 1970.
 
     The time of the last logged row is preferred to that of the file, which is the time
@@ -112,7 +119,7 @@ def _date(run) -> float:
     return max(logged) if logged else max(file.stat().mtime for file in files)
 
 
-def _lead(runs) -> str:
+def _summary_sentence(runs) -> str:
     """Say in a sentence what the runs reached; "" where nothing was measured."""
     names = _common(runs, numbers.matrices)
     names = [name for name in names if not name.endswith("/task_aware")] or names
@@ -201,7 +208,7 @@ def _mean(row) -> Cell:
     return Cell(formats.percent(float(known.mean()) if len(known) else None))
 
 
-def scalars(runs: list[runs_lib.Run]) -> Table:
+def scalars(runs: list[runs_lib.RunGroup]) -> Table:
     """List the last values of the evaluators' scalars, a row for each."""
     lasts = [numbers.scalars(run, runs[0]) for run in runs]
     rows = []
@@ -227,17 +234,21 @@ _SPENT = (
     ("rest (s)", "rest", formats.seconds),
     ("steps", "steps", formats.number),
     ("images", "images", formats.number),
-    ("FLOPs", "flops", lambda x: "-" if x is None else cost_lib.short(x).strip()),
+    (
+        "FLOPs",
+        "flops",
+        lambda x: "-" if x is None else cost_lib.format_count(x).strip(),
+    ),
     ("ms/step", "milliseconds", formats.number),
     ("memory (GB)", "peak_bytes", lambda x: "-" if x is None else f"{x / 1e9:.2f}"),
 )
 
 
-def cost(runs: list[runs_lib.Run]) -> Table:
+def cost_table(runs: list[runs_lib.RunGroup]) -> Table:
     """List the cost of each run, beside its accuracies."""
     names, rows = _common(runs, numbers.matrices)[:_MOST_NAMES], []
     for run in runs:
-        measured, spent = numbers.measures(run), numbers.cost(run)
+        measured, spent = numbers.measures(run), numbers.mean_cost(run)
         means = (measured.get(x, {}).get("average_accuracy") for x in names)
         cells = [formats.percent(mean and mean.mean) for mean in means]
         cells += [form(spent[key]) for _, key, form in _SPENT]
@@ -262,7 +273,7 @@ def _text(data: bytes) -> str:
 
 def _draw_curves(runs, name, path) -> None:
     """Draw the accuracy over the tasks met, of runs that were evaluated twice."""
-    curves = {run.name: compare.curve(run, name) for run in runs}
+    curves = {run.name: compare.mean_curve(run, name) for run in runs}
     curves = {key: found for key, found in curves.items() if len(found[0]) > 1}
     if curves:
         plots.anytime(curves, path, task_ends=compare.task_ends(runs[0]))
@@ -309,7 +320,7 @@ def _pictures(run) -> list[tuple[str, str]]:
 def _differing(runs) -> Table:
     """List the fields in which the configs differ."""
     having = [run for run in runs if run.configs.asked is not None]
-    flats = [comparability.flat(run.configs.asked) for run in having]
+    flats = [comparability.flatten(run.configs.asked) for run in having]
     rows = [
         (path, [Cell(own.get(path, "not set")) for own in flats])
         for path in sorted(numbers.names_of(flats))

@@ -15,12 +15,12 @@ from jaxcl.run import seeds
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunGroup:
     """The runs of one directory, one for each seed, all after the same task."""
 
     name: str  # unique among those that are compared
     workdir: str  # as it was given
-    results: dict[int, dict]  # seed -> results, see `results.empty`
+    results: dict[int, dict]  # seed -> results, see `results.empty_results`
     folders: dict[int, epath.Path]  # seed -> its run directory
     configs: comparability.Configs = comparability.Configs()
     # Seed -> tasks finished, of seeds that others have left behind.
@@ -28,13 +28,13 @@ class Run:
 
     @property
     def first(self) -> dict:
-        """Results of one seed, to read what all seeds have in common."""
+        """Results of one seed, for values that all seeds share."""
         return next(iter(self.results.values()))
 
     @property
     def done(self) -> int:
         """Count the finished tasks."""
-        return results_lib.finished(self.first)
+        return results_lib.count_finished(self.first)
 
     @property
     def size(self) -> int:
@@ -50,13 +50,13 @@ class Run:
     def rows(self) -> dict[int, list]:
         """Read seed -> rows of metrics.jsonl, for seeds that have one."""
         return {
-            seed: rows_lib.read(folder)
+            seed: rows_lib.read_rows(folder)
             for seed, folder in self.folders.items()
             if (folder / rows_lib.FILE).exists()
         }
 
 
-def read(workdir: epath.PathLike, name: str | None = None) -> Run:
+def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
     """Read a run directory, or that of several seeds.
 
     Seeds that have finished fewer tasks than others are left out.
@@ -84,24 +84,29 @@ def read(workdir: epath.PathLike, name: str | None = None) -> Run:
         folders = {storage.read_object(path / "config.json").get("seed", 0): path}
     results = {seed: results_lib.read_results(x) for seed, x in folders.items()}
     try:  # empty values for keys that a file lacks
-        blank = {s: results_lib.empty(len(x["task_names"])) for s, x in results.items()}
+        blank = {
+            s: results_lib.empty_results(len(x["task_names"]))
+            for s, x in results.items()
+        }
         results = {seed: blank[seed] | own for seed, own in results.items()}
-        finished = {seed: results_lib.finished(own) for seed, own in results.items()}
+        finished = {
+            seed: results_lib.count_finished(own) for seed, own in results.items()
+        }
     except (KeyError, TypeError, AttributeError) as error:
         file = results_lib.RESULTS
         raise ValueError(f"{path}: its {file} is damaged: {error!r}") from error
     most = max(finished.values())
-    return Run(
+    return RunGroup(
         name=name or path.name,
         workdir=str(workdir),
         results={s: own for s, own in results.items() if finished[s] == most},
         folders={s: own for s, own in folders.items() if finished[s] == most},
-        configs=comparability.read([path, *folders.values()]),
+        configs=comparability.read_config([path, *folders.values()]),
         behind={seed: n for seed, n in finished.items() if n < most},
     )
 
 
-def read_all(workdirs: Sequence[epath.PathLike]) -> list[Run]:
+def read_all(workdirs: Sequence[epath.PathLike]) -> list[RunGroup]:
     """Read several directories; a name has as few of the last parts as make it unique.
 
     Raises:
@@ -118,27 +123,27 @@ def read_all(workdirs: Sequence[epath.PathLike]) -> list[Run]:
             "/".join(path.parts[-parts:]) if names.count(name) > 1 else name
             for path, name in zip(paths, names, strict=True)
         ]
-    return [read(*pair) for pair in zip(workdirs, names, strict=True)]
+    return [read_run(*pair) for pair in zip(workdirs, names, strict=True)]
 
 
-def comparable(run: Run, first: Run) -> bool:
+def comparable(run: RunGroup, first: RunGroup) -> bool:
     """Tell whether both runs are finished, or both stand after the same task."""
     over = [r.done == r.size for r in (run, first)]
     return all(over) or (not any(over) and run.done == first.done)
 
 
-def paired(mine: dict, theirs: dict) -> list[float]:
+def paired_differences(mine: dict, theirs: dict) -> list[float]:
     """Return differences over the seeds that both have; None is no value."""
     pairs = [(mine[seed], theirs[seed]) for seed in sorted({*mine} & {*theirs})]
     return [a - b for a, b in pairs if None not in (a, b)]
 
 
-def measured(run: Run, name: str, measure: str) -> dict[int, float | None]:
+def measure_by_seed(run: RunGroup, name: str, measure: str) -> dict[int, float | None]:
     """Map seed -> a measure of a matrix, see `seeds.measures`; None without it."""
     return {seed: own.get(name, {}).get(measure) for seed, own in run.measures.items()}
 
 
-def remarks(run: Run) -> list[str]:
+def remarks(run: RunGroup) -> list[str]:
     """Say what a reader of the numbers must know of a run, in lines."""
     lines = []
     if run.done == 0:
@@ -153,7 +158,7 @@ def remarks(run: Run) -> list[str]:
     return [f"{run.name}: {line}" for line in lines]
 
 
-def total_costs(run: Run) -> list[dict]:
+def total_costs(run: RunGroup) -> list[dict]:
     """List what training cost in all, for each seed of which it is known."""
     totals = [results["cost"]["total"] for results in run.results.values()]
     return [total for total in totals if total and total["steps"]]

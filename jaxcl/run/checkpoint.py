@@ -49,7 +49,7 @@ class Restored(NamedTuple):
     number: int
 
 
-class Saved(NamedTuple):
+class CheckpointInfo(NamedTuple):
     """The description of a checkpoint, without the arrays."""
 
     tree: dict  # of leaves with shape and dtype; dicts where the state has fields
@@ -76,7 +76,7 @@ _UNANSWERED = re.compile(
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
-def _bits(leaf) -> jax.Array:
+def _leaf_bits(leaf) -> jax.Array:
     """Return the bits of a leaf as u32 words."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
@@ -103,7 +103,7 @@ def differences(saved: Any, like: Any, *, most: int = 3) -> str:
     """Say which leaves differ in name, shape or type; "" if none does.
 
     Args:
-      saved: what `read` returns as the tree, or a part of it.
+      saved: what `read_info` returns as the tree, or a part of it.
       like: the leaves that are wanted, in the same places.
       most: so many are named, the others counted.
     """
@@ -118,13 +118,13 @@ def checksum(tree: Any) -> jax.Array:
     """Sum the words of each leaf, weighted by place, modulo 2^32: u32[leaves]."""
     sums = []
     for leaf in jax.tree.leaves(tree):
-        words = _bits(leaf).ravel()
+        words = _leaf_bits(leaf).ravel()
         weights = 2 * jnp.arange(words.size, dtype=jnp.uint32) + 1
         sums.append(jnp.sum(words * weights, dtype=jnp.uint32))
     return jnp.stack(sums)
 
 
-def read(path: epath.PathLike) -> Saved:
+def read_info(path: epath.PathLike) -> CheckpointInfo:
     """Read all of a checkpoint but its arrays; raise what Orbax raises."""
     metadata = ocp.metadata(path)
     if metadata.metadata is None:  # Orbax keeps the reason to itself; load raises it
@@ -134,7 +134,7 @@ def read(path: epath.PathLike) -> Saved:
     own = metadata.custom_metadata
     if own["cursor_checksum"] != _text_sum(own["cursor"]):
         raise ValueError("the checksum of its cursor does not match")
-    return Saved(metadata.metadata, own["cursor"], own["checksum"])
+    return CheckpointInfo(metadata.metadata, own["cursor"], own["checksum"])
 
 
 def _text_sum(cursor: dict) -> str:
@@ -143,14 +143,14 @@ def _text_sum(cursor: dict) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def load(path: epath.PathLike, like: Any, saved: Saved) -> Any:
+def load_leaves(path: epath.PathLike, like: Any, saved: CheckpointInfo) -> Any:
     """Load the leaves that `like` has, which may be a part of the state.
 
     Args:
       path: the folder of the checkpoint.
       like: a tree with the shapes, types and shardings to restore to; the mesh may
         differ from the one that saved it.
-      saved: from `read`.
+      saved: from `read_info`.
 
     Raises:
       ValueError: a checksum does not match; or whatever Orbax raises.
@@ -159,12 +159,12 @@ def load(path: epath.PathLike, like: Any, saved: Saved) -> Any:
     context.pytree.loading.partial_load = True
     with context:
         loaded = ocp.load(path, abstract_state(like))
-    if any(saved.sums[name] != value for name, value in _sums(loaded).items()):
+    if any(saved.sums[name] != value for name, value in _checksums(loaded).items()):
         raise ValueError("its checksum does not match its contents")
     return loaded
 
 
-def _sums(tree) -> dict[str, int]:
+def _checksums(tree) -> dict[str, int]:
     """Name the checksum of each leaf."""
     return dict(zip(_by_name(tree), np.asarray(checksum(tree)).tolist(), strict=True))
 
@@ -261,7 +261,7 @@ class Checkpoints:
         self.wait()
         self._bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         try:
-            sums = {"cursor_checksum": _text_sum(cursor), "checksum": _sums(state)}
+            sums = {"cursor_checksum": _text_sum(cursor), "checksum": _checksums(state)}
             metadata = {"cursor": cursor, **sums}
             self._pending = self._checkpointer.save_async(
                 number, state, force=True, custom_metadata=metadata
@@ -299,7 +299,7 @@ class Checkpoints:
         """Read the newest checkpoint that is not damaged; None if there is none at all.
 
         Args:
-          like: as in `load`, the whole state.
+          like: as in `load_leaves`, the whole state.
 
         Raises:
           Misfit: the newest whole checkpoint is of a state with other leaves.
@@ -311,16 +311,16 @@ class Checkpoints:
             return None
 
         def reader(path):
-            saved = read(path)
+            saved = read_info(path)
             if misfits := differences(saved.tree, like):
                 raise Misfit(f"{path} is whole, but holds another state: {misfits}")
-            return load(path, like, saved), saved.cursor
+            return load_leaves(path, like, saved), saved.cursor
 
         number, (state, cursor) = newest(self._directory, numbers, reader)
-        self._drop(n for n in numbers if n > number)
+        self._set_aside(n for n in numbers if n > number)
         return Restored(state, cursor, number)
 
-    def _drop(self, numbers) -> None:
+    def _set_aside(self, numbers) -> None:
         """Move damaged checkpoints aside: the run will write their numbers again."""
         for number in numbers:
             path = self._directory / str(number)
@@ -380,5 +380,5 @@ def restore_start(
             "(config.first_tasks says how many it trains)"
         )
     results = results_lib.make_room(restored.cursor["results"], task_names)
-    cursor = {**restored.cursor, "rows": [0, 0], "seconds": {}, "results": results}
+    cursor = {**restored.cursor, "rows": 0, "seconds": {}, "results": results}
     return restored._replace(cursor=cursor)

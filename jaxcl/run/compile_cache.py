@@ -19,7 +19,7 @@ LIMIT = 4 * 2**30  # bytes that a folder may hold when a run begins
 _SECONDS = 0.2  # programs that compile faster are not kept
 
 
-def use(choice: str) -> str | None:
+def use_cache(choice: str) -> str | None:
     """Have JAX keep its programs in a folder, unless it has one already.
 
     A folder that JAX was given by the variable JAX_COMPILATION_CACHE_DIR, or by its
@@ -43,13 +43,13 @@ def use(choice: str) -> str | None:
     folder = pathlib.Path(choice) if choice != "auto" else _own_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check(folder, choice)
+        _check_folder(folder, choice)
     except (OSError, ValueError) as error:
         if choice != "auto":
             raise
         logging.warning("compiled programs are not kept for later runs: %s", error)
         return None
-    trim(folder, LIMIT)
+    trim_cache(folder, LIMIT)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _SECONDS)
     compilation_cache.reset_cache()  # JAX looked for a folder when it first compiled
@@ -77,7 +77,7 @@ def _processor() -> str:
     return "\n".join([platform.machine(), platform.processor(), *sorted({*features})])
 
 
-def _check(folder: pathlib.Path, choice: str) -> None:
+def _check_folder(folder: pathlib.Path, choice: str) -> None:
     """Refuse a folder that others may write to: what is in it is run as code."""
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -87,7 +87,7 @@ def _check(folder: pathlib.Path, choice: str) -> None:
         )
 
 
-def trim(folder: pathlib.Path, limit: int) -> None:
+def trim_cache(folder: pathlib.Path, limit: int) -> None:
     """Delete the files that were not read for the longest time, down to a size.
 
     Args:

@@ -28,7 +28,7 @@ class Clock:
         """Start from the seconds that the task took before, as `read` gave them."""
         self._spent, self._name, self._since = dict(spent), "rest", time.monotonic()
 
-    def _turn(self, name):
+    def _switch_to(self, name):
         """Count the seconds so far, and go over to `name`; returns the name before."""
         now, before = time.monotonic(), self._name
         self._spent[before] = self._spent.get(before, 0.0) + now - self._since
@@ -38,11 +38,11 @@ class Clock:
     @contextlib.contextmanager
     def on(self, name: str) -> Iterator[None]:
         """Count the seconds inside as `name`, and not as the activity around it."""
-        before = self._turn(name)
+        before = self._switch_to(name)
         try:
             yield
         finally:
-            self._turn(before)
+            self._switch_to(before)
 
     def time_compilation(self, step: Callable) -> Callable:
         """Wrap a step (state, resident, batches, count) -> (state, metrics).
@@ -51,7 +51,7 @@ class Clock:
         """
         compiled_shapes = set()
 
-        def timed(state, resident, batches, count):
+        def timed_step(state, resident, batches, count):
             shape = tuple(leaf.shape for leaf in jax.tree.leaves(batches))
             if shape in compiled_shapes:
                 return step(state, resident, batches, count)
@@ -59,20 +59,20 @@ class Clock:
             with self.on("compile"):
                 return step(state, resident, batches, count)
 
-        return timed
+        return timed_step
 
     def read(self) -> dict[str, float]:
         """Return the seconds of the task so far, by name."""
-        self._turn(self._name)
+        self._switch_to(self._name)
         return dict(self._spent)
 
     def restart(self) -> None:
         """Begin another task."""
-        self._turn(self._name)
+        self._switch_to(self._name)
         self._spent = {}
 
 
-def flops(step: Callable, state: Any, batch: Any, task: int) -> int | None:
+def count_flops(step: Callable, state: Any, batch: Any, task: int) -> int | None:
     """Count the FLOPs of one step; None where they cannot be counted.
 
     Nothing is compiled, and the jitted step is not touched. The program is lowered for
@@ -85,14 +85,14 @@ def flops(step: Callable, state: Any, batch: Any, task: int) -> int | None:
     """
     leaves, tree = jax.tree.flatten((state, batch))
     try:
-        return _count(step, tree, tuple(leaves), min(task, 1))
+        return _count_flops(step, tree, tuple(leaves), min(task, 1))
     except Exception as error:  # a run does not stop for a missing number
         logging.warning("no FLOPs: %s: %s", type(error).__name__, str(error)[:200])
         return None
 
 
 @functools.lru_cache(maxsize=4)  # runs on single tasks share a step
-def _count(step, tree, leaves, task):
+def _count_flops(step, tree, leaves, task):
     """Count the FLOPs of a step, whose arguments are flattened to be hashed."""
 
     def step_of_task(state, batch):
@@ -105,7 +105,7 @@ def _count(step, tree, leaves, task):
         return round(lowered.cost_analysis()["flops"])
 
 
-def empty(num_tasks: int) -> dict:
+def empty_cost(num_tasks: int) -> dict:
     """Return the cost before the first task, as JSON."""
     return {
         "per_task": [None] * num_tasks,
@@ -117,21 +117,21 @@ def empty(num_tasks: int) -> dict:
     }
 
 
-class Spent(NamedTuple):
+class TaskCost(NamedTuple):
     """The cost of one task."""
 
     steps: int
     images: int  # rows of the task's data that its steps read, on all devices
-    flops_per_step: int | None  # see `flops`
+    flops_per_step: int | None  # see `count_flops`
     seconds: dict  # see `Clock.read`
     machine: dict  # see `sharding.describe`
 
 
-def add(cost: dict, task: int, spent: Spent) -> dict:
+def add_task(cost: dict, task: int, spent: TaskCost) -> dict:
     """Add the cost of a finished task, and sum over tasks; returns a new dict.
 
     Args:
-      cost: from `empty` or `add`; not changed.
+      cost: from `empty_cost` or `add_task`; not changed.
       task: number of the task, from 0; replaced if it is there already.
       spent: what the task took.
     """
@@ -160,7 +160,7 @@ def add(cost: dict, task: int, spent: Spent) -> dict:
     }
 
 
-def line(cost: dict) -> str:
+def format_line(cost: dict) -> str:
     """Write the known cost of all tasks so far, in one line.
 
     Tasks of a run that this one continues, as an update does, are among them.
@@ -168,14 +168,14 @@ def line(cost: dict) -> str:
     total = cost["total"]
     if total is None:
         return "cost: not measured"
-    parts = [] if total["flops"] is None else [f"{short(total['flops'])}FLOP"]
+    parts = [] if total["flops"] is None else [f"{format_count(total['flops'])}FLOP"]
     parts += [f"{total['steps']:,} steps", f"{total['images']:,} images"]
     names = {"train": "training", "compile": "compiling", "evaluation": "evaluation"}
     seconds = {name: total[f"{key}_seconds"] for key, name in names.items()}
     times = [f"{_seconds(value)} {name}" for name, value in seconds.items()]
     parts.append(f"{' + '.join(times)} on {cost['num_devices']} x {cost['device']}")
     if total["peak_bytes"] is not None:
-        parts.append(f"{short(total['peak_bytes'])}B at the peak")
+        parts.append(f"{format_count(total['peak_bytes'])}B at the peak")
     tasks = sum(task is not None for task in cost["per_task"])
     of = f" of {tasks} tasks" if tasks > 1 else ""
     return f"cost{of}: {', '.join(parts)}"
@@ -185,7 +185,7 @@ def _seconds(value) -> str:
     return f"{value:.1f} s" if value < 9.95 else f"{value:,.0f} s"
 
 
-def short(value) -> str:
+def format_count(value) -> str:
     """Write a count in three digits with an SI prefix, for the unit to follow."""
     power = min(int(f"{value:.2e}".partition("e")[2]) // 3, 6)
     return f"{value / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E'][power]}"

@@ -12,7 +12,7 @@ from etils import epath
 
 from jaxcl import core, schema
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import features, plots
+from jaxcl.evals import features
 from jaxcl.run import record
 
 
@@ -27,7 +27,7 @@ def _check_evaluation(parts):
         jax.eval_shape(prepare, one)
 
 
-class Entry(NamedTuple):
+class EvaluatorEntry(NamedTuple):
     """One entry of config.evaluators, its options checked."""
 
     name: str  # of its module in jaxcl.evals
@@ -64,7 +64,7 @@ class AtTheEnd(NamedTuple):
         return core.Result({}, {})
 
 
-def due(evaluators: dict[str, Callable], state, task: int) -> list[str]:
+def due_evaluators(evaluators: dict[str, Callable], state, task: int) -> list[str]:
     """List the evaluators that run now; others wait for the end of the last task."""
     return [
         key
@@ -73,7 +73,7 @@ def due(evaluators: dict[str, Callable], state, task: int) -> list[str]:
     ]
 
 
-def entry(key: str, section: Mapping) -> Entry:
+def read_entry(key: str, section: Mapping) -> EvaluatorEntry:
     """Read and check one entry.
 
     Args:
@@ -93,7 +93,7 @@ def entry(key: str, section: Mapping) -> Entry:
     schema.check_value(skip, bool, f"{field}.skip")
     draws = {"directory"} & set(inspect.signature(module.make).parameters)
     chosen = schema.options(module.make, section, field, given=draws)
-    return Entry(name, module.make, chosen, last_only, bool(draws), skip)
+    return EvaluatorEntry(name, module.make, chosen, last_only, bool(draws), skip)
 
 
 def make(
@@ -114,7 +114,7 @@ def make(
         _check_evaluation(parts)
     judges, pictures, charts = {}, {}, []
     for key, section in evaluators.items():
-        checked = entry(key, section)
+        checked = read_entry(key, section)
         if checked.skip:
             continue
         options = dict(checked.options)
@@ -138,7 +138,7 @@ def make(
     return Evaluators(judges, pictures, tuple(charts))
 
 
-def run(
+def run_evaluators(
     judges: dict[str, Callable],
     state: core.TrainState,
     task: int,
@@ -161,37 +161,35 @@ def run(
       is logged.
     """
     rows, scalars, spent, warnings = {}, {}, {}, []
-    with features.shared():
+    with features.share_passes():
         for key, evaluate in judges.items():
             if stop():
                 return None
             began = time.monotonic()
-            result = _checked(evaluate(state, task))
+            result = _warn_of_nan(evaluate(state, task))
             spent[f"{key}/seconds"] = time.monotonic() - began
             rows |= {f"{key}/{name}": row for name, row in result.rows.items()}
             scalars |= {f"{key}/{name}": x for name, x in result.scalars.items()}
-            warnings += _warn(result.warnings, key, state, task)
+            warnings += _log_warnings(result.warnings, key, state, task)
     found = {"eval": {**rows, **scalars}, "time": {"evaluation": spent}}
     recorder.log(int(state.step), task, **found)
     return core.Result(rows, scalars, tuple(warnings))
 
 
-def draw(
-    pictures: dict[str, Callable], state: core.TrainState, task: int, formats
+def draw_pictures(
+    pictures: dict[str, Callable], state: core.TrainState, task: int
 ) -> None:
     """Run evaluators that only draw; log their warnings.
 
     Args:
       pictures: from `make`.
-      state, task: as in `run`.
-      formats: of the files, see `plots.written_as`.
+      state, task: as in `run_evaluators`.
     """
-    with plots.written_as(formats):
-        for key, evaluate in pictures.items():
-            _warn(evaluate(state, task).warnings, key, state, task)
+    for key, evaluate in pictures.items():
+        _log_warnings(evaluate(state, task).warnings, key, state, task)
 
 
-def _warn(warnings, key, state, task: int) -> list[str]:
+def _log_warnings(warnings, key, state, task: int) -> list[str]:
     """Log the warnings of an evaluator, each behind its entry of the config."""
     said = [f"config.evaluators.{key}: {words}" for words in warnings]
     for words in said if jax.process_index() == 0 else ():
@@ -199,7 +197,7 @@ def _warn(warnings, key, state, task: int) -> list[str]:
     return said
 
 
-def _checked(result: core.Result) -> core.Result:
+def _warn_of_nan(result: core.Result) -> core.Result:
     """Add a warning for each scalar that is no number.
 
     Nan in a row says that a task was not measured. Evaluators leave out a scalar that

@@ -1,4 +1,5 @@
-"""Carry out a run: train or judge, measure plasticity, write results and pictures."""
+"""Carry out a run: train or evaluate, measure plasticity, write results and
+pictures."""
 
 from collections.abc import Callable
 
@@ -14,7 +15,6 @@ from jaxcl.run import (
     lock,
     overview,
     seeds,
-    task_alone,
     train,
     transfer,
 )
@@ -22,8 +22,8 @@ from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
 
 
-def run(
-    work: job.Job | transfer.Transfer | seeds.Seeds,
+def run_job(
+    work: job.Job | transfer.Transfer | seeds.SeedRuns,
     workdir: epath.PathLike,
     *,
     stop: Callable[[], bool] = lambda: False,
@@ -35,61 +35,62 @@ def run(
 
     Args:
       work: a `job.Job` is trained, a `transfer.Transfer` only evaluated; of a
-        `seeds.Seeds` every seed is run.
+        `seeds.SeedRuns` every seed is run.
       workdir: the run directory.
-      stop: as in `train.run`.
+      stop: as in `train.run_tasks`.
       step: `job.compile_step(work)`, where several runs share the program.
 
     Returns:
-      The results, see `results.empty`, with "finetune" where measured; for several
-      seeds their `seeds.summary`.
+      The results, see `results.empty_results`, with "finetune" where measured; for
+      several seeds their `seeds.summary`.
     """
     workdir = epath.Path(workdir)
-    with lock.held(workdir):
+    with lock.hold_lock(workdir):
         described = overview.describe_run(work, workdir)
         if jax.process_index() == 0:
             print(described, flush=True)
-        if isinstance(work, seeds.Seeds):
-            return _seeds(work, workdir, stop)
-        return _one(work, workdir, stop, step)
+        if isinstance(work, seeds.SeedRuns):
+            return _run_seeds(work, workdir, stop)
+        return _run_one(work, workdir, stop, step)
 
 
-def _one(work, workdir, stop, step):
-    """Train or judge one run, write its results and plots."""
+def _run_one(work, workdir, stop, step):
+    """Train or evaluate one run, write its results and plots."""
     trains = isinstance(work, job.Job)
     if trains:
         step = step or job.compile_step(work)
-        results = train.run(work, workdir, stop=stop, step=step)
+        results = train.run_tasks(work, workdir, stop=stop, step=step)
         if work.evaluation.alone is not None:
-            alone = single_tasks(work, workdir / "single", stop=stop, step=step)
-            results["finetune"] = results_lib.plain(alone)
+            alone = work.evaluation.alone
+            if callable(alone):
+                alone = single_tasks(work, workdir / "single", stop=stop, step=step)
+            results["finetune"] = results_lib.to_json(alone)
     else:
-        results = transfer.run(work, workdir, stop=stop)
+        results = transfer.run_transfer(work, workdir, stop=stop)
     results |= _identify_data(work)
     if jax.process_index() == 0:
         results_lib.write_results(workdir, results)
-        if told := text(results):
+        if told := format_results(results):
             print(told, flush=True)
         if trains and work.logging.plots:
-            with plots.written_as(work.logging.plot_formats):
-                draw(work, workdir, results)
+            draw_run(work, workdir, results)
     return results
 
 
-def _seeds(work, workdir, stop):
+def _run_seeds(work, workdir, stop):
     """Run every seed, and summarise their results."""
     results, step = {}, None
     for seed in work.seeds:
-        own = _made(work, seed)
+        own = _make_seed_job(work, seed)
         # The compiled step does not depend on the seed.
         step = step or job.compile_step(own)
         place = workdir / seeds.folder(seed)
-        with lock.held(place):
-            results[seed] = _one(own, place, stop, step)
+        with lock.hold_lock(place):
+            results[seed] = _run_one(own, place, stop, step)
     summary = seeds.summary(results)
     if jax.process_index() == 0:
-        seeds.write(workdir, summary)
-        print(seeds.text(summary), flush=True)
+        seeds.write_summary(workdir, summary)
+        print(seeds.format_summary(summary), flush=True)
     return summary
 
 
@@ -102,7 +103,7 @@ def _identify_data(work) -> dict:
     return {"data": {"digest": known.digest(), "rows": rows}}
 
 
-def _made(work, seed):
+def _make_seed_job(work, seed):
     """Make the job of a seed; raise schema.Refused, which names the seed."""
     try:
         return work.make(seed)
@@ -116,30 +117,22 @@ def single_tasks(
     """Measure FT_i, the accuracy on task i of the method trained on task i alone.
 
     Each task is a run of its own inside `workdir`, which stays there: it resumes and is
-    not trained twice. A task that the cache of `work.alone` holds is not trained.
+    not trained twice.
 
     Args:
       work: the run on all tasks.
       workdir: where the runs on single tasks go.
-      stop: as in `train.run`.
+      stop: as in `train.run_tasks`.
       step: the compiled step of `work`, shared if both use the same method.
 
     Returns:
       Matrix name -> FT of each task, f64[T]; None of tasks that are not trained.
     """
-    alone, tasks = work.evaluation.alone, work.stream.tasks
-    accuracies, ready = {}, None
+    tasks, accuracies = work.stream.tasks, {}
+    single = work.evaluation.alone(work)
+    step = step if single.method is work.method else job.compile_step(single)
     for i, task in enumerate(tasks[: work.loop.first_tasks]):
-        accuracy = task_alone.read(alone, i)
-        if accuracy is None:
-            if ready is None:
-                single = alone.make(work)
-                same = single.method is work.method
-                ready = single, step if same else job.compile_step(single)
-            accuracy = _single_task(*ready, i, task, workdir, stop)
-            task_alone.write(alone, i, accuracy)
-        elif jax.process_index() == 0:
-            print(f"FT of {task.name}: from {task_alone.path(alone, i)}", flush=True)
+        accuracy = _single_task(single, step, i, task, workdir, stop)
         for name, value in accuracy.items():
             accuracies.setdefault(name, [None] * len(tasks))[i] = value
     return accuracies
@@ -160,16 +153,16 @@ def _single_task(single, step, i, task, workdir, stop):
         evaluation=single.evaluation._replace(evaluators=evaluators),
         logging=single.logging._replace(quiet=True, record=record),
     )
-    results = train.run(only, workdir / f"task_{i}", stop=stop, step=step)
+    results = train.run_tasks(only, workdir / f"task_{i}", stop=stop, step=step)
     return {name: matrix[0][i] for name, matrix in results["matrices"].items()}
 
 
-# Columns of `text`: measure of `results.summary` -> title
+# Columns of `format_results`: measure of `results.summary` -> title
 _MEASURES = {"average_accuracy": "average"}
 _MEASURES |= {name: name for name in ("forgetting", "stability", "plasticity")}
 
 
-def text(results: dict) -> str:
+def format_results(results: dict) -> str:
     """Write the measures of a run, one line per matrix, in percent."""
     titles = {**_MEASURES, "untrained": "untrained"}
     lines = []
@@ -182,20 +175,20 @@ def text(results: dict) -> str:
         heads = (f"{title:>12}" for title in titles.values())
         lines.insert(0, f"{'after the last task (%)':28}" + "".join(heads))
     if results["cost"]["total"] is not None:
-        lines.append(cost.line(results["cost"]))
+        lines.append(cost.format_line(results["cost"]))
     return "\n".join(lines)
 
 
 def closing(
-    work: job.Job | transfer.Transfer | seeds.Seeds, workdir: epath.PathLike
+    work: job.Job | transfer.Transfer | seeds.SeedRuns, workdir: epath.PathLike
 ) -> str:
     """Say where the files of a run lie, and which commands come next.
 
     Args:
-      work: what `run` carried out.
+      work: what `run_job` carried out.
       workdir: the run directory.
     """
-    where, several = epath.Path(workdir), isinstance(work, seeds.Seeds)
+    where, several = epath.Path(workdir), isinstance(work, seeds.SeedRuns)
     lines = [f"Results   {where / ('seed_N' if several else results_lib.RESULTS)}"]
     pictures = where / "plots"
     if pictures.exists():
@@ -211,7 +204,7 @@ def closing(
     return "\n".join(lines)
 
 
-def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
+def draw_run(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
     """Draw a run that is over, in `workdir/plots`.
 
     Accuracy matrices, training curves, the charts of its evaluators, and the metrics
@@ -225,7 +218,7 @@ def draw(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
         names = results["task_names"]
         plots.accuracy_matrix(matrix, path, title=title, task_names=names)
     _draw_summary(work, results, folder / "summary.png")
-    rows = rows_lib.read(workdir)
+    rows = rows_lib.read_rows(workdir)
     for chart in work.evaluation.charts:
         chart(rows, folder)
     plots.curves(rows, folder / "curves.png")

@@ -107,7 +107,7 @@ def read_tensors(data: bytes, path: os.PathLike) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: it is no safetensors file: {error}") from error
 
 
-def trees(
+def fill_trees(
     module: Any, inputs: Any, leaves: dict[str, Any], where: Any
 ) -> tuple[core.PyTree, core.PyTree]:
     """Fill the parameters and statistics of a network with leaves.

@@ -28,7 +28,7 @@ class Data(NamedTuple):
     batch_size: int  # global
     epochs: int | tuple[int, ...]  # per task, see stream.epochs_of_tasks
     resident: bool  # the train split lives on the device, else it streams
-    crop: Any  # prefetch.Crop, for images that stream
+    crop: Any  # prefetch.RandomCrop, for images that stream
     views: int  # crops of each image that streams
     workers: int
 
@@ -58,13 +58,15 @@ class Loop(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """How a run is judged, and drawn."""
+    """How a run is evaluated, and drawn."""
 
     evaluators: dict[str, Callable]  # name -> (state, task number) -> core.Result
     pictures: dict[str, Callable]  # the same, for evaluators that only draw
     charts: tuple[Callable, ...]  # (rows of metrics.jsonl, folder): evaluators' own
     untrained: bool  # evaluate before the first step, too
-    alone: Any  # task_alone.Alone; None: FT_i is not measured
+    # This job -> that which trains a task alone; or FT_i of another run, by matrix
+    # name. None: FT_i is not measured.
+    alone: Callable | dict | None
 
 
 class Logging(NamedTuple):
@@ -73,7 +75,6 @@ class Logging(NamedTuple):
     every: int  # steps
     record: dict  # options of record.Recorder
     plots: bool
-    plot_formats: tuple[str, ...]  # of plots.FORMATS
     quiet: bool  # print no tables: a run within a run
 
 
@@ -124,7 +125,7 @@ def steps_left(data: Data, finished: int) -> int:
     return sum(map(len, plain_schedules(data)[finished:]))
 
 
-def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainState:
+def begin_task(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainState:
     """Bring the state to the first step of a task."""
     source = job.method.source(state, task)
     numbers = {
@@ -133,13 +134,13 @@ def begin(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainStat
         "task_steps": np.int32(len(schedule(job, source, task.index))),
     }
     state = state.replace(**sharding.replicate(numbers, job.mesh))
-    return sharding.settle(job.method.begin_task(state, task), job.mesh)
+    return sharding.commit_placement(job.method.begin_task(state, task), job.mesh)
 
 
 def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     """Yield this process's share of a task's batches, from its step `start` on."""
     data, parts = job.data, job.parts(task)
-    if data.graphs:  # every process reads all rows, see `feed`
+    if data.graphs:  # every process reads all rows, see `feed_batches`
         return graph_batches.batches(
             source,
             seed=data.seed,
@@ -163,17 +164,19 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
     size = data.batch_size * parts
     own = read(source, seed=data.seed, epochs=data.epochs, batch_size=size)
     if parts > 1:
-        own = _join([own], functools.partial(_side_by_side, parts=parts))
+        own = _combine_readers([own], functools.partial(_side_by_side, parts=parts))
     if job.method.labelled:
         more = _labelled(job, source, task, read)
-        own = _join([own, more], lambda batch, rows: batch | {"labelled": rows})
+        own = _combine_readers(
+            [own, more], lambda batch, rows: batch | {"labelled": rows}
+        )
     return own
 
 
 def _labelled(job, source, task, read) -> Iterator:
     """Yield labelled batches of the whole train split, one for each step."""
     train, size = job.stream.dataset.train, job.data.batch_size
-    whole = stream.Source(train, np.arange(stream.size(train)))
+    whole = stream.Source(train, np.arange(stream.count_rows(train)))
     steps = len(schedule(job, source, task))
     # Their epochs are not the task's: as many as its steps need.
     epochs = -(-steps // max(len(whole.rows) // size, 1))
@@ -182,7 +185,7 @@ def _labelled(job, source, task, read) -> Iterator:
     return read(whole, seed=seed, epochs=epochs, steps=steps, batch_size=size)
 
 
-def _join(readers, combine):
+def _combine_readers(readers, combine):
     """Combine the batches of several readers, which are closed at the end."""
     with contextlib.ExitStack() as stack:
         for reader in readers:
@@ -236,7 +239,7 @@ def _example(method: core.Method, data: Data) -> dict:
     """Make a batch of one row, of the shape that the method's init and step take."""
     examples = data.stream.dataset.train
     if data.graphs:
-        return graph_batches.blank(examples, 1)
+        return graph_batches.blank_batch(examples, 1)
     if data.resident:
         images = np.asarray(examples.images[:1])
     else:
@@ -267,13 +270,15 @@ def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
         example,
     )
     if data.graphs:
-        batch = graph_batches.blank(data.stream.dataset.train, data.batch_size, parts)
+        batch = graph_batches.blank_batch(
+            data.stream.dataset.train, data.batch_size, parts
+        )
         batch = jax.eval_shape(lambda: batch)
     key = jax.random.key(data.seed)
     return jax.eval_shape(method.init, key, example), batch
 
 
-def placed(method: core.Method, data: Data, mesh, parts: int = 1) -> tuple:
+def placed_shapes(method: core.Method, data: Data, mesh, parts: int = 1) -> tuple:
     """Return `shapes` with the shardings that the step is traced with."""
     state, batch = shapes(method, data, parts)
     everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), batch)
@@ -284,7 +289,7 @@ def placed(method: core.Method, data: Data, mesh, parts: int = 1) -> tuple:
     )
 
 
-def checked(method: core.Method, data: Data, mesh) -> core.Method:
+def check_step(method: core.Method, data: Data, mesh) -> core.Method:
     """Trace the step, so that what does not fit is said before the run begins.
 
     Returns:
@@ -301,8 +306,8 @@ def checked(method: core.Method, data: Data, mesh) -> core.Method:
             mend = "turn off its online head (config.method.online_head)"
         raise ValueError(
             f"config.method: needs a label for every train row, but {unknown} of "
-            f"{stream.size(train)} of {data.stream.dataset.name} have none (-1); label "
-            f"them, or {mend}"
+            f"{stream.count_rows(train)} of {data.stream.dataset.name} have none (-1); "
+            f"label them, or {mend}"
         )
     if method.replays and not data.resident:
         raise ValueError(
@@ -313,7 +318,7 @@ def checked(method: core.Method, data: Data, mesh) -> core.Method:
         init=sharding.traced_once(method.init), step=sharding.traced_once(method.step)
     )
     for parts in {method.parts(task) for task in data.stream.tasks}:
-        jax.eval_shape(method.step, *placed(method, data, mesh, parts))
+        jax.eval_shape(method.step, *placed_shapes(method, data, mesh, parts))
     return method
 
 
@@ -341,7 +346,7 @@ def _take_batch(job: Job, resident: dict, batches: dict, i) -> dict:
         return batch
     batch = _read_rows(resident, batch, job.stream.dataset.train.images.shape[1:])
     # Images end in three axes; before them come parts, if any, and examples.
-    split = sharding.split(job.mesh, axis=batch["image"].ndim - 4)
+    split = sharding.split_sharding(job.mesh, axis=batch["image"].ndim - 4)
     return jax.lax.with_sharding_constraint(batch, split)
 
 
@@ -381,7 +386,7 @@ def stacked(batches: list):
     return jax.tree.map(lambda *x: np.stack(x), *batches)
 
 
-def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
+def feed_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
     """Yield the batches of a task from its step `start` on, put on devices in advance.
 
     Yields:
@@ -412,7 +417,7 @@ def feed(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
         number = sharding.replicate(np.int32(count), job.mesh)
         if job.data.graphs:  # the nodes of a batch are one array, which is not split
             return count, sharding.replicate(batches, job.mesh), number
-        return count, sharding.shard(batches, job.mesh, axis=axis), number
+        return count, sharding.shard_rows(batches, job.mesh, axis=axis), number
 
-    with contextlib.closing(prefetch.ahead(grouped(), place, depth=2)) as ahead:
+    with contextlib.closing(prefetch.run_ahead(grouped(), place, depth=2)) as ahead:
         yield from ahead

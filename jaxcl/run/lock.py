@@ -29,11 +29,11 @@ _PATIENCE = 1.0  # seconds; a process that only checks the config is done sooner
 _locks = {}  # absolute path of a directory -> Lock, of this process
 
 
-class Held(RuntimeError):
+class LockHeldError(RuntimeError):
     """Another process works in the directory; the message says which."""
 
 
-class Lost(RuntimeError):
+class LockLostError(RuntimeError):
     """This process no longer has the lock of a directory."""
 
 
@@ -41,7 +41,7 @@ class Lock:
     """A lock that this process holds; `release` gives it back."""
 
     def __init__(self, place: str):
-        """Write this process into the file, or raise as `take` does."""
+        """Write this process into the file, or raise as `acquire` does."""
         self._place, self._path, self.count = place, epath.Path(place) / FILE, 0
         self._owner = _describe_process()
         self._file = _acquire(self._path, self._owner)
@@ -65,7 +65,7 @@ class Lock:
                 self.remove()
 
 
-def take(folder: epath.PathLike) -> Lock:
+def acquire(folder: epath.PathLike) -> Lock:
     """Take the lock of a directory for this process, or count it once more.
 
     Raises:
@@ -79,16 +79,18 @@ def take(folder: epath.PathLike) -> Lock:
 
 
 @contextlib.contextmanager
-def held(folder: epath.PathLike) -> Iterator[None]:
+def hold_lock(folder: epath.PathLike) -> Iterator[None]:
     """Hold the lock of a directory, made if missing, for all processes of the run."""
     lock = failure = None
     if jax.process_index() == 0:
         try:
-            lock = take(folder)
-        except (Held, OSError) as error:
+            lock = acquire(folder)
+        except (LockHeldError, OSError) as error:
             failure = error
     if sharding.any_process(failure is not None):
-        raise failure or Held(f"{os.fspath(folder)}: process 0 could not lock it")
+        raise failure or LockHeldError(
+            f"{os.fspath(folder)}: process 0 could not lock it"
+        )
     try:
         yield
     finally:
@@ -96,11 +98,11 @@ def held(folder: epath.PathLike) -> Iterator[None]:
             lock.release()
 
 
-def check(folder: epath.PathLike) -> None:
-    """Raise `Lost` if the lock that this process took no longer names it."""
+def check_lock(folder: epath.PathLike) -> None:
+    """Raise `LockLostError` if the lock that this process took no longer names it."""
     lock = _locks.get(_locate(folder))
     if lock is not None and not lock.is_there():
-        raise Lost(
+        raise LockLostError(
             f"{os.fspath(folder)}: its {FILE} is gone or names another process: the "
             "directory was removed, moved or taken over while this run was at work. "
             "Nothing more is written there"
@@ -137,7 +139,7 @@ def _acquire(path, mine) -> contextlib.ExitStack:
         if storage.in_bucket(path):
             has_flock, is_done = False, _create_object(path, data)
         else:
-            has_flock, is_done = _flock(path, stack), False
+            has_flock, is_done = _lock_file(path, stack), False
         if not is_done:
             _check_gone(path, mine, has_flock)
             path.write_bytes(data)
@@ -161,7 +163,7 @@ def _create_object(path, data) -> bool:
     return True
 
 
-def _flock(path, stack) -> bool:
+def _lock_file(path, stack) -> bool:
     """Lock a file on a disk until `stack` closes; False where flock does not work."""
     path.parent.mkdir(parents=True, exist_ok=True)
     give_up = time.monotonic() + _PATIENCE
@@ -197,7 +199,8 @@ def _read_owner(path) -> dict:
 
 
 def _check_gone(path, mine, has_flock) -> None:
-    """Raise `Held` unless the owner of a lock that was found is known to be gone."""
+    """Raise `LockHeldError` unless the owner of a lock that was found is known to be
+    gone."""
     owner = _read_owner(path)
     if not owner:
         return
@@ -222,11 +225,11 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _refusal(path, owner) -> Held:
+def _refusal(path, owner) -> LockHeldError:
     who = "another process"
     if owner:
         who = f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
-    return Held(
+    return LockHeldError(
         f"{path.parent} is in use by {who}: one process at a time writes there. Wait "
         "for its end, stop it, or give another directory. If that process is gone, "
         f"remove {path}, which holds nothing else, and run the command again"

@@ -23,7 +23,7 @@ class Diverged(Exception):
     """A metric or a number of the state is not finite; such a state is never saved."""
 
 
-class Meter:
+class MetricsMeter:
     """Checks the metrics of every step of a task, and logs those of every `log_every`.
 
     Metrics are fetched while later steps are under way, so that the device never waits
@@ -57,7 +57,7 @@ class Meter:
         """
         while self._pending and sum(self._pending[0][:2]) <= until:
             before, count, metrics = self._pending.pop(0)
-            metrics = sharding.fetch(metrics)
+            metrics = sharding.copy_to_host(metrics)
             every = self._work.logging.every
             logged = before + count - (before + count) % every
             if logged > before:
@@ -156,7 +156,7 @@ def _finite(leaves):
 
 
 def check_state(state: Any, step: int) -> None:
-    """Refuse to save or judge a state in which a number is not finite.
+    """Refuse to save or evaluate a state in which a number is not finite.
 
     The loss of step `step` may be finite while its update is not, and so may the
     parameters while a moment of the optimiser or a statistic of batch norm is not.
@@ -175,12 +175,12 @@ def check_state(state: Any, step: int) -> None:
             raise Diverged(f"{name} is not finite after step {step}; {_MEND}")
 
 
-def spent(
+def sum_task_cost(
     work: job.Job, state: core.TrainState, task: int, clock: cost.Clock
-) -> cost.Spent:
+) -> cost.TaskCost:
     """Sum up what a task took, with the FLOPs of a step, once its steps are done."""
     steps, parts = int(state.step) - int(state.task_start), work.parts(task)
     shapes = job.shapes(work.method, work.data, parts)
-    flops = cost.flops(work.method.step, *shapes, task)
+    flops = cost.count_flops(work.method.step, *shapes, task)
     images, machine = steps * work.data.batch_size * parts, sharding.describe(work.mesh)
-    return cost.Spent(steps, images, flops, clock.read(), machine)
+    return cost.TaskCost(steps, images, flops, clock.read(), machine)

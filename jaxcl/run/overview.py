@@ -13,15 +13,15 @@ from jaxcl.run import results as results_lib
 
 
 def describe_run(
-    work: job.Job | transfer.Transfer | seeds.Seeds, workdir: os.PathLike
+    work: job.Job | transfer.Transfer | seeds.SeedRuns, workdir: os.PathLike
 ) -> str:
     """Describe a run in one or two lines; nothing is compiled for them.
 
     Args:
-      work: what `finish.run` carries out; of a `seeds.Seeds` the first seed.
+      work: what `finish.run_job` carries out; of a `seeds.SeedRuns` the first seed.
       workdir: the run directory.
     """
-    if isinstance(work, seeds.Seeds):
+    if isinstance(work, seeds.SeedRuns):
         named = f"seeds {work.seeds[0]} to {work.seeds[-1]}; each: "
         told = named + _describe_training(work.make(work.seeds[0]))
     elif isinstance(work, job.Job):
@@ -33,8 +33,8 @@ def describe_run(
 
 def _describe_training(work) -> str:
     done = 0  # tasks that the run of config.start has finished
-    if work.loop.start and results_lib.exist(work.loop.start):
-        done = results_lib.finished(results_lib.read_results(work.loop.start))
+    if work.loop.start and results_lib.has_results(work.loop.start):
+        done = results_lib.count_finished(results_lib.read_results(work.loop.start))
     return (
         f"{_name_method(work)} on {_describe_data(work, done)}\n"
         f"jaxcl: {_describe_work(work, done)}\n"
@@ -47,7 +47,9 @@ def describe_set(tasks: stream.Stream) -> str:
     data = tasks.dataset
     splits = {name: getattr(data, name) for name in ("train", "validation", "test")}
     rows = (
-        f"{stream.size(x):,} {name} rows" for name, x in splits.items() if x is not None
+        f"{stream.count_rows(x):,} {name} rows"
+        for name, x in splits.items()
+        if x is not None
     )
     said = [f"{data.name}: {', '.join(rows)}"]
     if data.class_names:
@@ -72,14 +74,16 @@ def _describe_data(work, done) -> str:
     rows = np.unique(np.concatenate([task.train.rows for task in tasks.tasks]))
     side = work.config["augment"].get("size")
     what = "graphs" if work.data.graphs else f"images of {side} x {side} pixels"
-    said = f"{tasks.dataset.name}: {len(rows):,} {what} in {_count(count, 'task')}"
+    said = (
+        f"{tasks.dataset.name}: {len(rows):,} {what} in {_format_count(count, 'task')}"
+    )
     said += f", {done} of them done" if done else ""
     if tasks.evaluation is not None:
-        said += f", {stream.size(tasks.evaluation):,} to judge"
+        said += f", {stream.count_rows(tasks.evaluation):,} to judge"
     return said
 
 
-def _count(number, what) -> str:
+def _format_count(number, what) -> str:
     return f"{number} {what}" if number in (1, "1") else f"{number} {what}s"
 
 
@@ -94,11 +98,15 @@ def _describe_work(work, done) -> str:
     plans = job.plain_schedules(work.data)[done : work.loop.first_tasks]
     epochs = "/".join(map(str, stream.epochs_of_tasks(work.data.epochs)))
     most = "up to " if work.loop.patience else ""
-    alone = "" if work.evaluation.alone is None else "; then each task alone, for FT_i"
+    alone = (
+        ""
+        if not callable(work.evaluation.alone)
+        else "; then each task alone, for FT_i"
+    )
     found = sharding.describe(work.mesh)
     return (
         f"{net}, {own:,} parameters{heads}; {sum(map(len, plans)):,} steps of "
-        f"{work.data.batch_size}, {most}{_count(epochs, 'epoch')} a task, on "
+        f"{work.data.batch_size}, {most}{_format_count(epochs, 'epoch')} a task, on "
         f"{found['num_devices']} x {found['device']}{alone}"
     )
 
@@ -108,12 +116,12 @@ def _count_numbers(params) -> int:
 
 
 def _describe_transfer(work) -> str:
-    """Say which encoder is judged, by which evaluators, on which data."""
+    """Say which encoder is evaluated, by which evaluators, on which data."""
     evaluators = ", ".join(work.evaluation.evaluators) or "nothing"
     source = work.source.get("path", "an encoder")
     return (
         f"the encoder of {source} ({_count_numbers(work.state.params):,} parameters) "
         f"is judged by {evaluators} on {work.stream.dataset.name}: "
-        f"{stream.size(work.stream.dataset.train):,} rows to train probes\n"
+        f"{stream.count_rows(work.stream.dataset.train):,} rows to train probes\n"
         f"jaxcl: {describe_set(work.stream)}"
     )

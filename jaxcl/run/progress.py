@@ -55,12 +55,12 @@ class Progress:
             left = max(total_steps - step, 0) * (now - self._start[1]) / done
             text += f"  {datetime.timedelta(seconds=round(left))} left"
         if self._wants_bar:
-            self._draw(step, total_steps, text)
+            self._draw_bar(step, total_steps, text)
         elif now - self._printed >= self._every or step >= total_steps:
             print(text, file=sys.stderr, flush=True)
             self._printed = now
 
-    def _draw(self, step, total_steps, text):
+    def _draw_bar(self, step, total_steps, text):
         if self._bar is None:
             import tqdm  # only runs with a bar pay for it
 

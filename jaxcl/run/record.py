@@ -21,8 +21,7 @@ class Recorder:
     Args:
       workdir: the run directory; made if missing.
       num_tasks: of the run.
-      mark: from `save`, of the checkpoint from which the run goes on.
-      lost: go on where rows are lost, see `rows.RowFile`.
+      rows: bytes of rows to keep, from `save` of the checkpoint to go on from.
       write: False in all processes but the first, which then do nothing.
       tensorboard: whether to write events for TensorBoard.
       loggers: functions (directory, rows so far) -> logger, see `jaxcl.run.loggers`.
@@ -30,7 +29,6 @@ class Recorder:
 
     Raises:
       ValueError: `progress` or `every` is not allowed.
-      rows.RowsLost: metrics.jsonl does not hold the rows before `mark`.
     """
 
     def __init__(
@@ -38,8 +36,7 @@ class Recorder:
         workdir,
         *,
         num_tasks=1,
-        mark=(0, 0),
-        lost=False,
+        rows=0,
         write=True,
         tensorboard=True,
         loggers=(),
@@ -55,12 +52,12 @@ class Recorder:
         directory = epath.Path(workdir)
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / rows_lib.FILE
-        self._rows = rows_lib.RowFile(path, rows_lib.Mark(*mark), lost=lost)
+        self._rows = rows_lib.RowFile(path, rows)
         try:
             if makes := [*([tensorboard_lib.make] if tensorboard else []), *loggers]:
-                rows = rows_lib.read(directory)
+                before = rows_lib.read_rows(directory)
             for make in makes:
-                self._loggers.append(make(directory, rows))
+                self._loggers.append(make(directory, before))
         except BaseException:
             self.close()
             raise
@@ -75,21 +72,21 @@ class Recorder:
         Args:
           step: optimiser steps done since the run began.
           task: number of the present task, from 0.
-          values: anything `results.plain` takes.
+          values: anything `results.to_json` takes.
         """
         if not self._write:
             return
         clock = {"unix": time.time(), **values.pop("time", {})}
         row = {"step": int(step), "task": int(task), **values, "time": clock}
-        row = results.plain(row)
+        row = results.to_json(row)
         self._rows.append(row)
         for logger in self._loggers:
             logger.write(row)
         self._progress.show(row)
 
-    def save(self) -> rows_lib.Mark:
-        """Bring all rows to the disk; returns the mark to go on from."""
-        return self._rows.save() if self._write else rows_lib.Mark()
+    def save(self) -> int:
+        """Bring all rows to the disk; return their bytes, to go on from."""
+        return self._rows.save() if self._write else 0
 
     def advance(self, step: int, task: int, total_steps: int) -> None:
         """Move the progress on, see `progress.Progress.advance`."""

@@ -14,7 +14,7 @@ from jaxcl.run import cost
 RESULTS = "results.json"
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Convert to Python types that JSON knows; nan and infinity become None.
 
     Args:
@@ -26,13 +26,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [to_json(v) for v in value]
     array = np.asarray(value)
     # Widening to float64 is exact for every float dtype, so float32 round-trips.
     exact = array if array.dtype.kind in "biu" else array.astype(np.float64)
-    return plain(exact.tolist())
+    return to_json(exact.tolist())
 
 
 def latest_table(
@@ -51,20 +51,20 @@ def latest_table(
     shown = [*range(half), *range(size - half, size)] if cut else [*range(size)]
     width = max(len(head), 14, *(len(name) + 2 for name in matrices))
 
-    def line(title, cells):
+    def format_row(title, cells):
         cells = [*cells[:half], "...", *cells[half:]] if cut else cells
         return title.ljust(width) + "".join(f"{c:>9}" for c in cells)
 
-    lines = [line(head, [*(f"task {j + 1}" for j in shown), "average"])]
+    lines = [format_row(head, [*(f"task {j + 1}" for j in shown), "average"])]
     for name, matrix in matrices.items():
         row = 100 * matrix[task]
         values = [*row[shown], row[:size].mean()]
         cells = ["-" if np.isnan(v) else f"{v:.1f}" for v in values]
-        lines.append(line(f"  {name}", cells))
+        lines.append(format_row(f"  {name}", cells))
     return "\n".join(lines)
 
 
-def empty(num_tasks: int, *, task_names: Sequence[str] | None = None) -> dict:
+def empty_results(num_tasks: int, *, task_names: Sequence[str] | None = None) -> dict:
     """Make the results before the first task, as JSON.
 
     Args:
@@ -84,7 +84,7 @@ def empty(num_tasks: int, *, task_names: Sequence[str] | None = None) -> dict:
         "finetune": None,
         "scalars": [None] * num_tasks,
         "seconds": [None] * num_tasks,
-        "cost": cost.empty(num_tasks),
+        "cost": cost.empty_cost(num_tasks),
     }
 
 
@@ -93,11 +93,13 @@ def _check_length(field, values, length):
         raise ValueError(f"{field} has {len(values)} entries: must be {length}")
 
 
-def add(results: dict, task: int, rows: dict, scalars: dict, seconds: float) -> dict:
+def add_task(
+    results: dict, task: int, rows: dict, scalars: dict, seconds: float
+) -> dict:
     """Add what was measured after a task; returns new results.
 
     Args:
-      results: from `empty` or `add`; not changed.
+      results: from `empty_results` or `add_task`; not changed.
       task: number of the task, from 0; if it is there already, what was measured after
         it is replaced.
       rows: matrix name -> f[T], accuracy on each task, nan if not measured.
@@ -114,12 +116,12 @@ def add(results: dict, task: int, rows: dict, scalars: dict, seconds: float) -> 
         _check_length(f"rows[{name!r}]", row, size)
 
     def replace(items, item):
-        return [*items[:task], plain(item), *items[task + 1 :]]
+        return [*items[:task], to_json(item), *items[task + 1 :]]
 
     matrices, old = {}, results["matrices"]
     for name in old | rows:
         blank = np.full(size, np.nan)
-        matrix = old.get(name) or plain([blank] * size)
+        matrix = old.get(name) or to_json([blank] * size)
         matrices[name] = replace(matrix, rows.get(name, blank))
     return results | {
         "matrices": matrices,
@@ -131,7 +133,7 @@ def add(results: dict, task: int, rows: dict, scalars: dict, seconds: float) -> 
 def add_convergence(results: dict, task: int, found: dict) -> dict:
     """Add the summary of a task's epochs, see `metrics_log`; returns new results."""
     before = results.get("convergence", {})
-    return {**results, "convergence": {**before, str(task): plain(found)}}
+    return {**results, "convergence": {**before, str(task): to_json(found)}}
 
 
 def make_room(results: dict, task_names: Sequence[str]) -> dict:
@@ -143,13 +145,13 @@ def make_room(results: dict, task_names: Sequence[str]) -> dict:
 
     Returns:
       `results`, if they have as many tasks. Else new results without matrices, since
-      the new tasks are judged on other evaluation data.
+      the new tasks are evaluated on other evaluation data.
     """
     more = len(task_names) - len(results["task_names"])
     if more <= 0:
         return results
     names, blank, spent = map(str, task_names[-more:]), [None] * more, results["cost"]
-    return empty(len(task_names)) | {
+    return empty_results(len(task_names)) | {
         "task_names": [*results["task_names"], *names],
         "scalars": [*results["scalars"], *blank],
         "seconds": [*results["seconds"], *blank],
@@ -157,12 +159,12 @@ def make_room(results: dict, task_names: Sequence[str]) -> dict:
     }
 
 
-def finished(results: dict) -> int:
+def count_finished(results: dict) -> int:
     """Count the tasks that have been evaluated."""
     return sum(scalars is not None for scalars in results["scalars"])
 
 
-def exist(folder: epath.PathLike) -> bool:
+def has_results(folder: epath.PathLike) -> bool:
     """Tell whether a run directory has results."""
     return (epath.Path(folder) / RESULTS).exists()
 
@@ -170,11 +172,11 @@ def exist(folder: epath.PathLike) -> bool:
 def complete(folder: epath.PathLike) -> bool:
     """Tell whether a run directory has the results of all tasks that it is to train."""
     folder = epath.Path(folder)
-    if not exist(folder):
+    if not has_results(folder):
         return False
     results, config = read_results(folder), storage.read_object(folder / "config.json")
     wanted = config.get("first_tasks") or len(results["task_names"])
-    return finished(results) >= wanted
+    return count_finished(results) >= wanted
 
 
 def matrix(results: dict, name: str) -> np.ndarray:
@@ -196,7 +198,7 @@ def summary(results: dict) -> dict:
       `forgetting`, `stability` and, for names in `finetune`, `plasticity`. A measure is
       None where it is not defined (one task, or accuracies that were not measured).
     """
-    out, size = {}, finished(results)
+    out, size = {}, count_finished(results)
     for name in results["matrices"]:
         block = matrix(results, name)[:size, :size]
         out[name] = {
@@ -208,17 +210,17 @@ def summary(results: dict) -> dict:
         alone = (results["finetune"] or {}).get(name)
         if alone is not None:
             out[name]["plasticity"] = metrics.plasticity(block, alone[:size])
-    return plain(out)
+    return to_json(out)
 
 
 def write_results(workdir: epath.PathLike, results: dict) -> None:
     """Write `results.json`: the results and their `summary`."""
-    write(epath.Path(workdir) / RESULTS, {**results, "summary": summary(results)})
+    write_json(epath.Path(workdir) / RESULTS, {**results, "summary": summary(results)})
 
 
-def write(path: epath.PathLike, value: Any) -> None:
-    """Write a value as JSON, see `plain` and `storage.write_json`."""
-    storage.write_json(path, plain(value))
+def write_json(path: epath.PathLike, value: Any) -> None:
+    """Write a value as JSON, see `to_json` and `storage.write_json`."""
+    storage.write_json(path, to_json(value))
 
 
 def read_results(workdir: epath.PathLike) -> dict:

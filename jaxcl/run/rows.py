@@ -1,17 +1,14 @@
 """Write and read `metrics.jsonl`, the rows that a run logs: one JSON object per line.
 
-Nan and infinity are null there, other floats come back bit for bit. A `Mark` says how
-far the rows went when a checkpoint was saved: a run that goes on cuts off what follows.
+Nan and infinity are null there, other floats come back bit for bit. A checkpoint says
+how far the rows went when it was saved: a run that goes on cuts off what follows.
 """
 
 import contextlib
 import errno
 import io
-import itertools
 import json
 import os
-import zlib
-from typing import NamedTuple
 
 from absl import logging
 from etils import epath
@@ -21,29 +18,22 @@ from jaxcl.data import storage
 FILE = "metrics.jsonl"
 
 
-class RowsLost(ValueError):
-    """metrics.jsonl is not what it was when the checkpoint was saved."""
+class Damaged(ValueError):
+    """A line of metrics.jsonl is no row."""
 
 
-class Mark(NamedTuple):
-    """A place in the file, saved with each checkpoint."""
-
-    offset: int = 0  # bytes before it
-    checksum: int = 0  # crc32 of these bytes
-
-
-def read(workdir: epath.PathLike) -> list[dict]:
+def read_rows(workdir: epath.PathLike) -> list[dict]:
     """Read the rows of a run, without a last line that a crash cut off.
 
     Raises:
-      RowsLost: a line is no row; the message names the file and the line.
+      Damaged: a line is no row; the message names the file and the line.
     """
     path = epath.Path(workdir) / FILE
     rows = []
     for number, line in enumerate(_split_lines(path.read_bytes()), 1):
-        row = _parse(line)
+        row = _parse_row(line)
         if row is None:
-            raise RowsLost(
+            raise Damaged(
                 f"{path}: line {number} is damaged: it must be an object with the "
                 "numbers step and task"
             )
@@ -54,34 +44,29 @@ def read(workdir: epath.PathLike) -> list[dict]:
 class RowFile:
     """The open file; in memory for a bucket, where objects cannot grow."""
 
-    def __init__(self, path: epath.Path, mark: Mark, *, lost: bool = False):
-        """Open the file and cut off what comes after `mark`.
+    def __init__(self, path: epath.Path, offset: int):
+        """Open the file and cut off what comes after the first `offset` bytes.
+
+        Where rows before it are lost or damaged, the run goes on with the others: its
+        results are in the checkpoint. A copy of the file stays beside it.
 
         Args:
           path: of the file; made if missing.
-          mark: from `save`, when the checkpoint was made.
-          lost: go on with the rows that can be read where some are damaged or gone. A
-            copy of the file stays beside it.
-
-        Raises:
-          RowsLost: the file does not hold the rows before `mark`, unless `lost`.
+          offset: from `save`, when the checkpoint was made.
         """
-        head = path.read_bytes()[: mark.offset] if path.exists() else b""
-        if damage := _find_damage(head, mark):
-            if not lost:
-                raise RowsLost(
-                    f"offset={mark.offset}: {path} held whole rows of so many bytes "
-                    f"when the checkpoint was saved; now {damage}. The checkpoint is "
-                    "whole, and so are the results in it. Put the file back; or go on "
-                    "without the rows that are lost to curves and pages, with "
-                    "--lost_rows"
-                )
-            head = _keep_good_lines(path, head)
+        head = path.read_bytes()[:offset] if path.exists() else b""
+        rows = [line for line in _split_lines(head) if _parse_row(line) is not None]
+        kept = b"".join(rows)
+        if len(kept) < offset:
+            path.with_name(f"damaged-{path.name}").write_bytes(head)
+            with storage.replacing(path) as file:
+                file.write(kept)
+            text = "%s has lost rows: went on with the %d that can be read"
+            logging.warning(text, path, len(rows))
         self._path, self._in_bucket = path, storage.in_bucket(path)
-        self._file = io.BytesIO(head) if self._in_bucket else open(path, "ab")
-        self._file.truncate(len(head))
+        self._file = io.BytesIO(kept) if self._in_bucket else open(path, "ab")
+        self._file.truncate(len(kept))
         self._file.seek(0, io.SEEK_END)
-        self._checksum = zlib.crc32(head)
         self.save()
 
     def append(self, row: dict) -> None:
@@ -90,16 +75,15 @@ class RowFile:
         with self._name_errors():
             self._file.write(line)
             self._file.flush()
-        self._checksum = zlib.crc32(line, self._checksum)
 
-    def save(self) -> Mark:
-        """Bring all rows to the disk or the bucket, and mark their end."""
+    def save(self) -> int:
+        """Bring all rows to the disk or the bucket; return how many bytes they are."""
         with self._name_errors():
             if self._in_bucket:
                 self._path.write_bytes(self._file.getvalue())
             else:
                 os.fsync(self._file.fileno())  # append() flushed
-        return Mark(self._file.tell(), self._checksum)
+        return self._file.tell()
 
     @contextlib.contextmanager
     def _name_errors(self):
@@ -124,7 +108,7 @@ def _split_lines(data: bytes) -> list[bytes]:
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
-def _parse(line: bytes) -> dict | None:
+def _parse_row(line: bytes) -> dict | None:
     """Read the row in a line; None if there is none."""
     try:
         row = json.loads(line)
@@ -135,30 +119,3 @@ def _parse(line: bytes) -> dict | None:
     good = all(type(row.get(key)) is int for key in ("step", "task"))
     good = good and all(type(row.get(key, {})) is dict for key in ("time", "eval"))
     return row if good else None
-
-
-def _find_damage(head: bytes, mark: Mark) -> str:
-    """Say what is wrong with the bytes before a mark; "" if nothing is."""
-    if len(head) < mark.offset:
-        return f"it has {len(head)}"
-    if zlib.crc32(head) == mark.checksum:
-        return ""
-    bad = [n for n, line in enumerate(_split_lines(head), 1) if _parse(line) is None]
-    return "they are others" + (f", line {bad[0]} is no row" if bad else "")
-
-
-def _keep_good_lines(path, head: bytes) -> bytes:
-    """Write the file anew with the rows that can be read, and keep a copy of it.
-
-    A row whose bytes changed and are a row still cannot be told from a good one.
-    """
-    if path.exists():
-        names = (f"damaged-{copy}-{path.name}" for copy in itertools.count())
-        copies = (path.parent / name for name in names)
-        next(x for x in copies if not x.exists()).write_bytes(path.read_bytes())
-    kept = b"".join(line for line in _split_lines(head) if _parse(line) is not None)
-    with storage.replacing(path) as file:
-        file.write(kept)
-    count = kept.count(b"\n")
-    logging.warning("%s: went on with the %d rows that can be read", path, count)
-    return kept

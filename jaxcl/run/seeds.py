@@ -13,7 +13,7 @@ SUMMARY = "seeds.json"
 _PREFIX = "seed_"
 
 
-class Seeds(NamedTuple):
+class SeedRuns(NamedTuple):
     """The runs of a config with `seeds` above 1."""
 
     seeds: tuple[int, ...]
@@ -32,7 +32,7 @@ def folders(workdir: epath.PathLike) -> dict[int, epath.Path]:
     return dict(sorted((int(x), path) for x, path in marks.items() if x.isdigit()))
 
 
-def spread(values: Iterable[float | None]) -> dict:
+def mean_and_error(values: Iterable[float | None]) -> dict:
     """Compute mean, standard error of the mean and number of values, as JSON.
 
     Args:
@@ -42,7 +42,7 @@ def spread(values: Iterable[float | None]) -> dict:
     count = len(values)
     error = values.std(ddof=1) / math.sqrt(count) if count > 1 else None
     mean = values.mean() if count else None
-    return results_lib.plain({"mean": mean, "error": error, "seeds": count})
+    return results_lib.to_json({"mean": mean, "error": error, "seeds": count})
 
 
 def measures(results: dict) -> dict:
@@ -64,7 +64,7 @@ def summary(results: dict[int, dict]) -> dict:
     """Compute mean and standard error over seeds of every measure of `measures`.
 
     Args:
-      results: seed -> results, see `results.empty`.
+      results: seed -> results, see `results.empty_results`.
 
     Returns:
       matrix name -> measure -> {"mean", "error", "seeds"}.
@@ -72,14 +72,16 @@ def summary(results: dict[int, dict]) -> dict:
     of_seeds = [measures(seed_results) for seed_results in results.values()]
     return {
         name: {
-            measure: spread([own.get(name, {}).get(measure) for own in of_seeds])
+            measure: mean_and_error(
+                [own.get(name, {}).get(measure) for own in of_seeds]
+            )
             for measure in of_seeds[0][name]
         }
         for name in of_seeds[0]
     }
 
 
-def text(summary: dict) -> str:
+def format_summary(summary: dict) -> str:
     """Write the `summary` as text: one line per matrix, in percent."""
     titles = ("average_accuracy", "anytime", "forgetting")
     rows = {"mean +- standard error (%)": ("average", *titles[1:])}
@@ -92,13 +94,13 @@ def text(summary: dict) -> str:
 
 
 def percent(spread: dict) -> str:
-    """Write a `spread` in percent: mean and standard error."""
+    """Write a `mean_and_error` in percent: mean and standard error."""
     if spread["mean"] is None:
         return "-"
     error = "" if spread["error"] is None else f" +- {100 * spread['error']:.1f}"
     return f"{100 * spread['mean']:.1f}{error}"
 
 
-def write(workdir: epath.PathLike, summary: dict) -> None:
+def write_summary(workdir: epath.PathLike, summary: dict) -> None:
     """Write the summary into the directory of all seeds."""
-    results_lib.write(epath.Path(workdir) / SUMMARY, summary)
+    results_lib.write_json(epath.Path(workdir) / SUMMARY, summary)

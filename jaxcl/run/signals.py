@@ -20,7 +20,7 @@ _ALL = ("SIGTERM", "SIGINT", "SIGHUP")  # not every system has all of them
 
 
 @contextlib.contextmanager
-def watch(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+def watch_signals(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Note signals in this context; yields a function that tells whether one came.
 
     Only the main thread may enter it.
@@ -32,7 +32,7 @@ def watch(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     numbers = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
     stop = threading.Event()
 
-    def hear(number):
+    def record_signal(number):
         name = signal.Signals(number).name
         if stop.is_set():
             say(f"{name}: ended at once; what came after the last checkpoint is lost")
@@ -40,7 +40,7 @@ def watch(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         stop.set()
         say(f"{name}: the run saves and stops; a second signal ends it now")
 
-    with hear_at_once(numbers, hear, lambda *_: None):
+    with hear_at_once(numbers, record_signal, lambda *_: None):
         yield stop.is_set
 
 

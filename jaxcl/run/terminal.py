@@ -7,7 +7,7 @@ from typing import Literal, TextIO
 _CODES = {"good": 32, "bad": 31, "strong": 1}
 
 
-def paint(
+def style_text(
     text: str, style: Literal["good", "bad", "strong"], file: TextIO | None = None
 ) -> str:
     """Return the text in green, red or bold, where `file` is a terminal with colours.

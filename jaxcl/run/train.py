@@ -28,10 +28,10 @@ from jaxcl.run.checkpoint import Phase
 
 
 class Interrupted(Exception):
-    """The run was told to stop, and has saved what it had done."""
+    """A signal stopped the run, which has saved its progress."""
 
 
-def run(
+def run_tasks(
     work: job.Job,
     workdir: epath.PathLike,
     *,
@@ -48,20 +48,20 @@ def run(
       step: `job.compile_step(work)`, where several runs share the program.
 
     Returns:
-      The results of all tasks, earlier ones included, see `results.empty`.
+      The results of all tasks, earlier ones included, see `results.empty_results`.
 
     Raises:
       Interrupted: `stop` returned True.
-      lock.Held: another process works in the directory.
+      lock.LockHeldError: another process works in the directory.
       metrics_log.Diverged: a metric or a parameter is not finite.
       checkpoint.CheckpointError: a checkpoint could not be written or read, or the run
         of config.start has not finished a task.
     """
     workdir = epath.Path(workdir)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(lock.held(workdir))
-        this = _Run(work, workdir, stop, step, stack)
-        done = results_lib.finished(this.results)
+        stack.enter_context(lock.hold_lock(workdir))
+        this = _TrainingRun(work, workdir, stop, step, stack)
+        done = results_lib.count_finished(this.results)
         tasks = work.stream.tasks[done : work.loop.first_tasks]
         if not (this.start() and all(this.do(task) for task in tasks)):
             this.checkpoints.wait()
@@ -69,7 +69,7 @@ def run(
         return this.results
 
 
-class _Run:
+class _TrainingRun:
     """A run under way: its state and results, and where both are recorded.
 
     Methods that may be stopped return False then, with all that was done saved.
@@ -92,7 +92,7 @@ class _Run:
                 record.Recorder(
                     workdir,
                     num_tasks=len(work.stream.tasks),
-                    mark=cursor["rows"],
+                    rows=cursor["rows"],
                     write=jax.process_index() == 0,
                     **work.logging.record,
                 )
@@ -100,25 +100,25 @@ class _Run:
         )
         is_between = self.phase == Phase.EVALUATED
         begun = self.state.step if is_between else self.state.task_start
-        left = job.steps_left(work.data, results_lib.finished(self.results))
+        left = job.steps_left(work.data, results_lib.count_finished(self.results))
         self.total_steps = int(begun) + left  # an estimate, for the progress bar
         self.clock = cost.Clock(cursor["seconds"])  # of the present task
         self.step = self.clock.time_compilation(step or job.compile_step(work))
         self.resident = job.resident(work)
 
     def start(self) -> bool:
-        """Say where the run goes on, or evaluate the untrained network."""
+        """Say where the run resumes, or evaluate the untrained network."""
         judged, step = self.job.evaluation, int(self.state.step)
         if self.is_resumed:
             if not self.job.logging.quiet:
                 self.recorder.say(f"resumed at step {step}: {self.workdir}")
         elif judged.untrained:
-            due = evaluation.due(judged.evaluators, self.state, 0)
+            due = evaluation.due_evaluators(judged.evaluators, self.state, 0)
             self._say_phase("judging the untrained network", due)
             result, _ = self._evaluate(0)
             if result is None:
                 return False
-            self.results |= {"untrained": results_lib.plain(result.rows)}
+            self.results |= {"untrained": results_lib.to_json(result.rows)}
         if step < self.total_steps:
             self._say_phase("compiling the step")
         return not self._is_asked()
@@ -127,25 +127,25 @@ class _Run:
         """Do what is left of a task: train, end it, evaluate."""
         work = self.job
         if self.phase == Phase.EVALUATED:
-            self.state, self.progress = job.begin(work, self.state, task), {}
+            self.state, self.progress = job.begin_task(work, self.state, task), {}
         if self.phase != Phase.TRAINED:
-            if not self._train(task):
+            if not self._train_task(task):
                 return False
             ended = work.method.end_task(self.state, task)
-            self.state = sharding.settle(ended, work.mesh)
-            self._save(Phase.TRAINED)
+            self.state = sharding.commit_placement(ended, work.mesh)
+            self._save_checkpoint(Phase.TRAINED)
             if self._is_asked():
                 return False
         if not self._finish(task.index):
             return False
-        self._save(Phase.EVALUATED)
+        self._save_checkpoint(Phase.EVALUATED)
         return not self._is_asked()
 
-    def _train(self, task: stream.Task) -> bool:
+    def _train_task(self, task: stream.Task) -> bool:
         """Do the remaining steps of a task.
 
         A checkpoint within a task is saved before what is due after its last step: the
-        end of an epoch, an evaluation. A run that goes on from it begins with that, so
+        end of an epoch, an evaluation. A run that resumes from it begins with that, so
         that an evaluation which was cut is run again.
         """
         work, begun = self.job, int(self.state.task_start)
@@ -154,8 +154,8 @@ class _Run:
         plan = job.schedule(work, source, task.index)
         end = begun + len(plan)
         epochs = metrics_log.Epochs(work.loop.patience, self.progress)
-        meter = metrics_log.Meter(work, self.recorder, task.index, step, epochs)
-        feed = job.feed(work, source, task.index, step - begun)
+        meter = metrics_log.MetricsMeter(work, self.recorder, task.index, step, epochs)
+        feed = job.feed_batches(work, source, task.index, step - begun)
         with self.clock.on("train"), contextlib.closing(feed):
             while True:
                 if _is_due(work.loop, plan, step - begun):
@@ -163,7 +163,7 @@ class _Run:
                     self.progress = epochs.read()
                     if not self._end_step(task.index, plan, epochs):
                         if not is_saved:
-                            self._save(Phase.TRAINING)
+                            self._save_checkpoint(Phase.TRAINING)
                         return False
                 if step == end or epochs.over:
                     break
@@ -181,7 +181,7 @@ class _Run:
                 if is_saved:
                     meter.flush(step)
                     self.progress = epochs.read()
-                    self._save(Phase.TRAINING)
+                    self._save_checkpoint(Phase.TRAINING)
                 if is_stopped:
                     return False
             meter.flush(step)  # waits for the last step
@@ -215,16 +215,16 @@ class _Run:
     def _finish(self, task: int) -> bool:
         """Evaluate a finished task, write and show its results, draw."""
         work, judged = self.job, self.job.evaluation
-        due = evaluation.due(judged.evaluators, self.state, task)
+        due = evaluation.due_evaluators(judged.evaluators, self.state, task)
         self._say_phase(f"judging after task {task + 1}", due)
         result, evaluated = self._evaluate(task)
         if result is None:
             return False
-        spent = metrics_log.spent(work, self.state, task, self.clock)
-        self.results = results_lib.add(
+        spent = metrics_log.sum_task_cost(work, self.state, task, self.clock)
+        self.results = results_lib.add_task(
             self.results, task, result.rows, result.scalars, sum(spent.seconds.values())
         )
-        self.results["cost"] = cost.add(self.results["cost"], task, spent)
+        self.results["cost"] = cost.add_task(self.results["cost"], task, spent)
         if jax.process_index() == 0:
             results_lib.write_results(self.workdir, self.results)
         # Task-aware rows would crowd the output; results.json has them.
@@ -232,10 +232,10 @@ class _Run:
         if shown and not work.logging.quiet:
             matrices = {name: results_lib.matrix(self.results, name) for name in shown}
             self.recorder.say(results_lib.latest_table(matrices, task))
-        if pictures := evaluation.due(judged.pictures, self.state, task):
+        if pictures := evaluation.due_evaluators(judged.pictures, self.state, task):
             self._say_phase("drawing", pictures)
         drawn = {key: judged.pictures[key] for key in pictures}
-        evaluation.draw(drawn, evaluated, task, work.logging.plot_formats)
+        evaluation.draw_pictures(drawn, evaluated, task)
         self.clock.restart()
         return True
 
@@ -244,15 +244,17 @@ class _Run:
         with self.clock.on("evaluation"):
             state = self.job.method.eval_state(self.state)
             judges, recorder = self.job.evaluation.evaluators, self.recorder
-            result = evaluation.run(judges, state, task, recorder, stop=self._is_asked)
+            result = evaluation.run_evaluators(
+                judges, state, task, recorder, stop=self._is_asked
+            )
             return result, state
 
-    def _save(self, phase: Phase) -> None:
+    def _save_checkpoint(self, phase: Phase) -> None:
         """Save the state, and a cursor with the phase and what was recorded so far."""
         with self.clock.on("rest"):
             step = int(self.state.step)
             metrics_log.check_state(self.state, step)
-            tasks = results_lib.finished(self.results)
+            tasks = results_lib.count_finished(self.results)
             cursor = {
                 "phase": phase,
                 "seconds": self.clock.read(),
@@ -260,13 +262,13 @@ class _Run:
                 "rows": self.recorder.save(),
                 "epochs": self.progress,
             }
-            lock.check(self.workdir)
+            lock.check_lock(self.workdir)
             number = step + 2 * tasks + (phase == Phase.TRAINED)
             self.checkpoints.save(number, self.state, cursor)
             self.phase = phase
 
     def _is_asked(self) -> bool:
-        """Tell whether any process was told to stop. All must ask together."""
+        """Tell whether any process shall stop. All must ask together."""
         return sharding.any_process(self._stop())
 
     def _is_stopped(self, step: int, count: int) -> bool:
@@ -294,10 +296,10 @@ def _restore(work, checkpoints):
             work.loop.start, state, names, keep=work.loop.keep
         )
     if restored is not None:
-        state = sharding.settle(restored.state, work.mesh)
+        state = sharding.commit_placement(restored.state, work.mesh)
         return state, restored.cursor | {"resumed": True}
-    results = results_lib.empty(len(names), task_names=names)
-    cursor = {"phase": Phase.EVALUATED, "rows": [0, 0], "seconds": {}}
+    results = results_lib.empty_results(len(names), task_names=names)
+    cursor = {"phase": Phase.EVALUATED, "rows": 0, "seconds": {}}
     return state, cursor | {"results": results, "resumed": False}
 
 

@@ -124,14 +124,14 @@ def _linear_lr(run, key):
     return rate
 
 
-class Place(NamedTuple):
+class CheckpointPlace(NamedTuple):
     """The place of a run's checkpoints."""
 
     folder: epath.Path
     numbers: tuple[int, ...]  # from the oldest
 
 
-def place(run: str, *, field: str = "config.checkpoint") -> Place:
+def find_checkpoints(run: str, *, field: str = "config.checkpoint") -> CheckpointPlace:
     """Find the checkpoints of a run.
 
     Args:
@@ -147,10 +147,10 @@ def place(run: str, *, field: str = "config.checkpoint") -> Place:
     numbers = sorted(int(p.name) for p in entries if p.name.isdigit())
     if not numbers:
         raise ValueError(f"{field}={run!r}: there is no checkpoint in it yet")
-    return Place(checkpoints, tuple(numbers))
+    return CheckpointPlace(checkpoints, tuple(numbers))
 
 
-def input_width(where: Place) -> int | None:
+def input_width(where: CheckpointPlace) -> int | None:
     """Count the channels of the images, or features of the nodes, of the encoder.
 
     All checkpoints of a run agree, so the newest one that can be read is asked.
@@ -164,7 +164,7 @@ def input_width(where: Place) -> int | None:
     """
 
     def read(path):
-        return _encoder_of(checkpoint.read(path).tree["params"], path)
+        return _encoder_of(checkpoint.read_info(path).tree["params"], path)
 
     try:
         _, known = checkpoint.newest(where.folder, where.numbers, read)
@@ -185,9 +185,9 @@ def _encoder_of(params, path):
     return params["encoder"]
 
 
-def cursor(where: Place, number: int) -> dict:
+def cursor(where: CheckpointPlace, number: int) -> dict:
     """Read what a run saved with a checkpoint: its "phase", its "results" so far."""
-    return checkpoint.read(where.folder / str(number)).cursor
+    return checkpoint.read_info(where.folder / str(number)).cursor
 
 
 def restore(
@@ -222,13 +222,13 @@ def restore(
     if folder.is_one(run):
         card = folder.read_card(run)
         leaves = folder.read_leaves(run, card)
-        params, stats = folder.trees(encoder, inputs, leaves, run)
+        params, stats = folder.fill_trees(encoder, inputs, leaves, run)
         loaded = {"params": {"encoder": params}, "stats": {"encoder": stats}}
         loaded["step"] = jnp.zeros((), jnp.int32)
         source = {"path": run, "number": 0, "step": 0, "checksum": card["files"]}
     else:
-        where = place(run, field=field)
-        load = functools.partial(_load, _list_leaves(encoder, inputs, mesh))
+        where = find_checkpoints(run, field=field)
+        load = functools.partial(_load_leaves, _list_leaves(encoder, inputs, mesh))
         try:
             number, loaded = checkpoint.newest(where.folder, where.numbers, load)
         except checkpoint.CheckpointError as error:
@@ -246,7 +246,7 @@ def restore(
         opt_state=(),
         extra=(),
     )
-    return sharding.settle(state, mesh), source
+    return sharding.commit_placement(state, mesh), source
 
 
 def _list_leaves(encoder, inputs, mesh) -> dict:
@@ -263,9 +263,9 @@ def _list_leaves(encoder, inputs, mesh) -> dict:
     return trees | {"step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)}
 
 
-def _load(like, path):
+def _load_leaves(like, path):
     """Load the leaves named in `like`, of this encoder."""
-    saved = checkpoint.read(path)
+    saved = checkpoint.read_info(path)
     _encoder_of(saved.tree["params"], path)
     names = ("params", "stats")
     theirs = {name: {"encoder": saved.tree[name].get("encoder", {})} for name in names}
@@ -275,10 +275,10 @@ def _load(like, path):
             f"{path} does not fit the encoder of the run's config.json and these "
             f"images: {misfits}"
         )
-    return checkpoint.load(path, like, saved)
+    return checkpoint.load_leaves(path, like, saved)
 
 
-def run(
+def run_transfer(
     work: Transfer,
     workdir: epath.PathLike,
     *,
@@ -292,7 +292,8 @@ def run(
       stop: called before each evaluator; when it returns True the run ends.
 
     Returns:
-      The results of a run with one task, see `results.empty`, and the "checkpoint".
+      The results of a run with one task, see `results.empty_results`, and the
+      "checkpoint".
 
     Raises:
       train.Interrupted: `stop` returned True.
@@ -307,14 +308,16 @@ def run(
     options, judged = work.logging.record, work.evaluation
     recorder = record.Recorder(workdir, write=jax.process_index() == 0, **options)
     with contextlib.closing(recorder):
-        result = evaluation.run(judged.evaluators, work.state, 0, recorder, stop=stop)
+        result = evaluation.run_evaluators(
+            judged.evaluators, work.state, 0, recorder, stop=stop
+        )
         if result is None:
             raise train.Interrupted(f"stopped before the evaluation in {workdir} ended")
         rows, scalars, _ = result
-        evaluation.draw(judged.pictures, work.state, 0, work.logging.plot_formats)
-        results = results_lib.empty(len(names), task_names=names)
+        evaluation.draw_pictures(judged.pictures, work.state, 0)
+        results = results_lib.empty_results(len(names), task_names=names)
         seconds = time.monotonic() - began
-        results = results_lib.add(results, 0, rows, scalars, seconds)
+        results = results_lib.add_task(results, 0, rows, scalars, seconds)
         if matrices := {name: results_lib.matrix(results, name) for name in rows}:
             recorder.say(results_lib.latest_table(matrices, 0))
     return results | {"checkpoint": work.source}

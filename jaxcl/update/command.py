@@ -66,15 +66,15 @@ def carry_out(
     Args:
       work: from `plan.plan`.
       prepared: from `prepare`; None: it is done here.
-      stop: as in `train.run`.
+      stop: as in `train.run_tasks`.
 
     Returns:
       What `update.json` holds.
 
     Raises:
-      As `prepare`, `accuracies` and `finish.run`.
+      As `prepare`, `accuracies` and `finish.run_job`.
     """
-    with lock.held(work.workdir.parent):  # of all updates of the run
+    with lock.hold_lock(work.workdir.parent):  # of all updates of the run
         return _carry_out(work, prepared, stop)
 
 
@@ -86,7 +86,7 @@ def _carry_out(work, prepared, stop) -> dict:
     before = accuracies(work, prepared.judging, BEFORE, stop)
     rows, embed = work.sample or (None, None)
     old = None if embed is None else adapters.in_index(work.parent, embed(rows))
-    results = finish.run(prepared.job, folder, stop=stop)
+    results = finish.run_job(prepared.job, folder, stop=stop)
     after = accuracies(work, _judging(work, folder, AFTER), AFTER, stop)
     report["accuracy"] = {
         name: {BEFORE: value, AFTER: after[name], "change": after[name] - value}
@@ -98,7 +98,7 @@ def _carry_out(work, prepared, stop) -> dict:
         measured = drift.measures(old, new, k=work.options.neighbours)
         fitted = adapters.fit(old, new, k=work.options.neighbours)
         measured["adapters"] = {one.kind: one.recall for one in fitted}
-        report["drift"] = results_lib.plain(measured) | {"rows": len(old)}
+        report["drift"] = results_lib.to_json(measured) | {"rows": len(old)}
     report["index"] = verdict.judge_index(report["drift"], work.options.index)
     report["broken"] = verdict.broken(report, work.limits)
     report["accepted"] = not report["broken"]
@@ -129,7 +129,7 @@ def accuracies(
       work: from `plan.plan`.
       judging: the encoder and its evaluators; None without --test.
       name: `BEFORE` or `AFTER`, the folder for the results.
-      stop: as in `train.run`.
+      stop: as in `train.run_tasks`.
 
     Raises:
       schema.Refused: an evaluator gives no accuracy, so that no limit could be kept.
@@ -137,7 +137,7 @@ def accuracies(
     if judging is None:
         return {}
     folder = work.workdir / name
-    results = transfer.run(judging, folder, stop=stop)
+    results = transfer.run_transfer(judging, folder, stop=stop)
     results_lib.write_results(folder, results)
     measured = results_lib.summary(results).items()
     found = {matrix: measures["average_accuracy"] for matrix, measures in measured}
@@ -203,11 +203,11 @@ def main(argv: list[str]) -> int:
 
     def work(made, stop):
         planned, prepared = made
-        with lock.held(planned.workdir.parent):
+        with lock.hold_lock(planned.workdir.parent):
             asked = None if options.again else planned.asked
             now = lineage.current(options.run), lineage.next_update(options.run, asked)
             if now != (planned.parent, planned.workdir):
-                raise lock.Held(
+                raise lock.LockHeldError(
                     f"{options.run}: another update of it has ended meanwhile; run the "
                     "same command again, which goes on from there"
                 )
@@ -223,4 +223,4 @@ def main(argv: list[str]) -> int:
         print(verdict.sentences(report), flush=True)
         return 0 if report["accepted"] or done else ROLLED_BACK
 
-    return command.run(make, work)
+    return command.run_until_signal(make, work)

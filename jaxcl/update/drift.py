@@ -14,7 +14,7 @@ _EXACT = lax.Precision.HIGHEST  # TF32 would swap neighbours
 _unit = core.l2_normalize
 
 
-def _dot(a, b):
+def _row_products(a, b):
     return jnp.dot(a, b.T, precision=_EXACT)
 
 
@@ -30,7 +30,7 @@ def cka(before: jax.Array, after: jax.Array) -> jax.Array:
     other one rotated and scaled.
     """
     a, b = (_unit(x) - _unit(x).mean(axis=0) for x in (before, after))
-    inner = [jnp.sum(_dot(x.T, y.T) ** 2) for x, y in ((a, b), (a, a), (b, b))]
+    inner = [jnp.sum(_row_products(x.T, y.T) ** 2) for x, y in ((a, b), (a, a), (b, b))]
     return inner[0] / jnp.maximum(jnp.sqrt(inner[1] * inner[2]), 1e-12)
 
 
@@ -41,7 +41,7 @@ def rotation(before: jax.Array, after: jax.Array) -> jax.Array:
     value decomposition of after' before, Q = U V'.
     """
     left, _, right = jnp.linalg.svd(
-        _dot(_unit(after).T, _unit(before).T), full_matrices=False
+        _row_products(_unit(after).T, _unit(before).T), full_matrices=False
     )
     return jnp.dot(left, right, precision=_EXACT)
 
@@ -57,7 +57,7 @@ def neighbours(
       k: how many neighbours.
       own: i32[Q], the row of the index that is the query itself and is left out.
     """
-    cosines = _dot(_unit(queries), _unit(index))
+    cosines = _row_products(_unit(queries), _unit(index))
     if own is not None:
         cosines = jnp.where(jnp.arange(len(index)) == own[:, None], -jnp.inf, cosines)
     return lax.top_k(cosines, k)[1]

@@ -44,10 +44,7 @@ def config(run: str) -> dict:
         )
     if saved["augment"].get("name") == "graphs":
         raise ValueError(f"{run}: learns from graphs; an update reads images")
-    found = run_config.without(saved, run_config.NOTED)
-    if saved.get("bits") and found.get("data", {}).get("name") in _IN_FILES:
-        found["data"] = {"bits": saved["bits"]} | found["data"]
-    return found
+    return run_config.without(saved, run_config.NOTED)
 
 
 def recipe(theirs: dict) -> dict:
@@ -138,7 +135,7 @@ def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
     if not folder.is_one(parent):
         tasks = _count_tasks(parent, theirs) + 1
         scenario, kept = scenario | {"name": "after", "num_tasks": tasks}, _OF_A_RUN
-    return _changed(theirs, changes, kept) | {
+    return _change_config(theirs, changes, kept) | {
         "data": data,
         "scenario": scenario,
         "start": str(parent),
@@ -151,12 +148,12 @@ def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
 
 def _count_tasks(run: str, theirs: dict) -> int:
     """Count the tasks of a run; refuse one that has not finished all of them."""
-    found = results_lib.exist(run)
+    found = results_lib.has_results(run)
     results = results_lib.read_results(run) if found else {"scalars": [None]}
     tasks, first = len(results["scalars"]), theirs.get("first_tasks")
     if None not in results["scalars"]:
         return tasks
-    if first and results_lib.finished(results) == first:
+    if first and results_lib.count_finished(results) == first:
         raise ValueError(
             f"{run}: config.first_tasks={first} left out {tasks - first} of its tasks; "
             "an update follows a run of all its tasks"
@@ -164,7 +161,7 @@ def _count_tasks(run: str, theirs: dict) -> int:
     raise ValueError(f"{run}: is not finished; let it finish first")
 
 
-def _changed(theirs, changes, kept) -> dict:
+def _change_config(theirs, changes, kept) -> dict:
     """Change a config, sections option by option; refuse what is not theirs.
 
     Args:
@@ -204,7 +201,7 @@ def batch_size(run: str) -> int:
         size = (report.get("asked", {}).get("train") or {}).get("batch_size")
         if size is not None and report["accepted"]:
             return size
-    return config(run).get("batch_size", sections.Top.batch_size)
+    return config(run).get("batch_size", sections.TopLevel.batch_size)
 
 
 def next_update(run: str, asked: dict | None) -> epath.Path:
@@ -253,7 +250,7 @@ def settle(
     if adapter is not None and report["accepted"]:
         with storage.replacing(workdir / adapters.FILE) as file:
             file.write(adapters.pack(adapter))
-    results_lib.write(workdir / VERDICT, report)
+    results_lib.write_json(workdir / VERDICT, report)
     forget(workdir, report)
     return report
 

@@ -126,7 +126,7 @@ def plan(
         if "data" not in theirs:
             raise ValueError(f"--join: {parent} is an encoder without images")
         new_data = lineage.joined(theirs["data"], new_data)
-    new_set = own_images.read(new_data)
+    new_set = own_images.read_images(new_data)
     judge = _judge_config(test, options, limits, theirs)
     section = lineage.config(run).get("data")
     if old is not None:
@@ -147,7 +147,7 @@ def plan(
     own = lineage.next_config(parent, theirs, new_data, changes)
     if "batch_size" not in changes:
         own = {**own, "batch_size": lineage.batch_size(run)}
-        own = own if join else _with_few(own, stream.size(new_set.train))
+        own = own if join else _with_few(own, stream.count_rows(new_set.train))
     own = _with_short_warmup(own, changes)
     asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
     asked["images"] = _digests(run, new_set, judge)
@@ -165,7 +165,10 @@ def _digests(run, new_set, judge) -> dict:
     new = identity.identify(new_set)
     if judge is None:
         return {"data": new.digest()}
-    test, before = identity.identify(own_images.read(judge["data"])), identity.read(run)
+    test, before = (
+        identity.identify(own_images.read_images(judge["data"])),
+        identity.read_identity(run),
+    )
     for trained, what in ((new, "the new ones"), (before, "those of the run")):
         if trained is not None and (common := identity.common(test, trained)):
             count = f"{len(common):,} of {len(test.rows('test')):,}"
@@ -200,7 +203,7 @@ def _with_short_warmup(config, changes) -> dict:
     asked = changes.get("schedule") or {}
     if not isinstance(epochs, int) or "warmup_epochs" in asked:
         return config
-    make = schema.named(sections.SCHEDULES, section, "config.schedule")[0]
+    make = schema.find_named_function(sections.SCHEDULES, section, "config.schedule")[0]
     before = {**schema.defaults(make), **section}.get("warmup_epochs", 0)
     if not 1 <= epochs <= before:
         return config

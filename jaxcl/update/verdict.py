@@ -83,11 +83,11 @@ def sentences(report: dict) -> str:
         lines.append(_say_recall(report["drift"]))
     lines.append(f"Search index: {_INDEX[report['index']]}.")
     broken = (f"Limit broken: {sentence}." for sentence in report["broken"])
-    lines += [terminal.paint(line, "bad") for line in broken]
+    lines += [terminal.style_text(line, "bad") for line in broken]
     if report["accepted"]:
-        done = terminal.paint("Accepted.", "good")
+        done = terminal.style_text("Accepted.", "good")
         lines.append(f"{done} The encoder is in {report['run']}")
     else:
-        done = terminal.paint("Rolled back.", "bad")
+        done = terminal.style_text("Rolled back.", "bad")
         lines.append(f"{done} The encoder stays that of {report['parent']}")
     return "\n".join(lines)

@@ -72,7 +72,7 @@ COUNTERS = (
 )
 
 
-def get(name: str) -> Architecture:
+def look_up(name: str) -> Architecture:
     """Find an architecture; a ValueError names the nearest to a wrong name."""
     core.check_choice("--architecture", name, tuple(ARCHITECTURES))
     return ARCHITECTURES[name]
@@ -93,7 +93,7 @@ def pick_network(
     Raises:
       Refused: there is no network known here, or there are several.
     """
-    tensors, found = wrappers.strip(tensors), []
+    tensors, found = wrappers.strip_prefixes(tensors), []
     for stem, beside in _STEMS.items():
         for name in tensors:
             begin = name[: len(name) - len(stem)]
@@ -158,7 +158,7 @@ class _Tensors:
 
     def name(self, ours: str) -> str:
         """Return the library's name of a tensor; "" if there is none."""
-        leaf = names.find(self.scheme, ours)
+        leaf = names.find_tensor(self.scheme, ours)
         return "" if leaf is None else leaf.tensor
 
     def has(self, ours: str) -> bool:
@@ -209,7 +209,7 @@ def vit_section(
             raise wrappers.Refused(f"it has {odd}, which no network here has")
     width, _, patch = found.stem()
     layers = _count_blocks(found)
-    rows, side = _table(found, width)
+    rows, side = _position_grid(found, width)
     if not side and architecture.images is None:
         raise wrappers.Refused(
             f"it has no {found.name('positions')}; rotary positions go with "
@@ -219,7 +219,7 @@ def vit_section(
     section = {
         "width": width,
         "layers": layers,
-        **_mlp(found),
+        **_mlp_kind(found),
         "patch": patch,
         "image_size": side * patch if side else architecture.images.size,
         "registers": 0 if registers is None else registers.size // width,
@@ -228,7 +228,7 @@ def vit_section(
         "layer_scale": 1.0 if found.has("block_0/scale1") else None,
         "qkv_bias": _biased(found, scheme),
     }
-    section["resize"] = _rule(scheme, section["registers"])
+    section["resize"] = _resize_rule(scheme, section["registers"])
     return section
 
 
@@ -244,7 +244,7 @@ def _count_blocks(found) -> int:
     return len(numbers)
 
 
-def _table(found, width) -> tuple[int, int]:
+def _position_grid(found, width) -> tuple[int, int]:
     """Count the learned positions, and the side of their grid; 0: there are none."""
     if not found.has("positions"):
         return 0, 0
@@ -259,14 +259,14 @@ def _table(found, width) -> tuple[int, int]:
     )
 
 
-def _mlp(found) -> dict:
+def _mlp_kind(found) -> dict:
     """Find the kind of the MLP, and its hidden units."""
     block = "block_0/mlp"
     down = f"{block}/down" if found.has(f"{block}/down/kernel") else f"{block}/fc2"
     hidden = found.shape(f"{down}/kernel", 2)[1]
     gated = found.has(f"{block}/gate/kernel")
     if gated:  # timm has gate and up in one tensor, which plain MLPs have, too
-        leaf = names.find(found.scheme, f"{block}/gate/kernel")
+        leaf = names.find_tensor(found.scheme, f"{block}/gate/kernel")
         gated = len(found.tensors[leaf.tensor]) == leaf.parts * hidden
     return {"mlp": "swiglu" if gated else "gelu", "hidden": hidden}
 
@@ -280,7 +280,7 @@ def _biased(found, scheme) -> str:
     return "query_value" if query else "none"
 
 
-def _rule(scheme, registers) -> str:
+def _resize_rule(scheme, registers) -> str:
     """Name the library's way to resize positions, see `nets.positions.Resize`."""
     if scheme == "dinov2":
         return "antialias" if registers else "offset"
@@ -338,11 +338,11 @@ def convnext_section(tensors: Mapping[str, np.ndarray], scheme: str) -> dict:
     found = _Tensors(tensors, scheme)
     width, _, patch = found.stem()
 
-    def depth(stage):
+    def stage_depth(stage):
         has = (found.has(f"stage{stage}_{i}/depthwise/kernel") for i in range(1000))
         return len([*itertools.takewhile(bool, has)])
 
-    depths = (*itertools.takewhile(bool, map(depth, itertools.count(1))),)
+    depths = (*itertools.takewhile(bool, map(stage_depth, itertools.count(1))),)
     if not depths:
         raise wrappers.Refused(f"it has no {found.name('stage1_0/depthwise/kernel')}")
     return {
@@ -354,7 +354,7 @@ def convnext_section(tensors: Mapping[str, np.ndarray], scheme: str) -> dict:
     }
 
 
-def fill(
+def fill_arrays(
     tensors: Mapping[str, np.ndarray], scheme: str, shapes: Mapping[str, tuple]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Fill our arrays from a library's tensors.
@@ -371,7 +371,7 @@ def fill(
       Refused: tensors are missing, of another shape, or unknown; it names the first.
     """
     known = names.SCHEMES[scheme]
-    places = {ours: names.find(known, ours.partition("/")[2]) for ours in shapes}
+    places = {ours: names.find_tensor(known, ours.partition("/")[2]) for ours in shapes}
     needed = {leaf.tensor for leaf in places.values()}
     missing = sorted(needed - tensors.keys())
     ignored = (*known.dropped,)
@@ -389,7 +389,7 @@ def fill(
     for ours, leaf in places.items():
         path, x = ours.partition("/")[2], tensors[leaf.tensor]
         try:
-            arrays[ours] = names.read(leaf, path, x, shapes[ours])
+            arrays[ours] = names.read_array(leaf, path, x, shapes[ours])
         except ValueError as error:
             raise wrappers.Refused(f"it is not of this network: {error}") from error
     return arrays, sorted(tensors.keys() - needed)

@@ -87,7 +87,7 @@ def embed(
             raise schema.Refused(f"--out={out}: holds something else; name another")
         return about
     parts, width = stream.splits_of(dataset), about["card"]["num_features"]
-    draft, sizes = f"{out}.part", [stream.size(x) for x in parts.values()]
+    draft, sizes = f"{out}.part", [stream.count_rows(x) for x in parts.values()]
     begin = _begin(draft, about)
     with open(draft, "r+b") as file:
         written = (file.seek(0, os.SEEK_END) - begin) // (4 * width)
@@ -137,10 +137,10 @@ def _whole_batches(rows, sizes, batch_size) -> int:
 def _rows(work, splits, done, batch_size) -> Iterator[np.ndarray]:
     """Yield the features of all splits but the first `done`, batch by batch."""
     for examples in splits:
-        if done < stream.size(examples):
+        if done < stream.count_rows(examples):
             how = {"first": done, "batch_size": batch_size}
             yield from features.batches(work.parts, examples, work.state, **how)
-        done = max(done - stream.size(examples), 0)
+        done = max(done - stream.count_rows(examples), 0)
 
 
 def _told(batches, done, total) -> Iterator[np.ndarray]:
@@ -183,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
         embed(made, options.out, batch_size=options.batch_size, stop=stop)
         print(f"features are in {options.out}", flush=True)
 
-    return command.run(make, work)
+    return command.run_until_signal(make, work)
 
 
 if __name__ == "__main__":

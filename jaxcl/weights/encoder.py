@@ -72,7 +72,9 @@ class Encoder:
         Raises:
           ValueError: the images are of another type, size or number of channels.
         """
-        return _view(self.card, images)(jnp.asarray(_cut(self.card, images)))
+        return _make_view(self.card, images)(
+            jnp.asarray(_cut_images(self.card, images))
+        )
 
     def apply(
         self,
@@ -94,7 +96,7 @@ class Encoder:
         Returns:
           f32[N, D], and the statistics after this pass.
         """
-        return _apply(self.module, params, stats, inputs, train=train, key=key)
+        return _apply_module(self.module, params, stats, inputs, train=train, key=key)
 
     def embed(self, inputs: Any, *, batch_size: int = 256) -> np.ndarray:
         """Embed inputs as the run's evaluation does: f32[N, D], of one image f32[D].
@@ -102,8 +104,8 @@ class Encoder:
         Args:
           inputs: images as for `prepare`, or one of them u8[h, w, C]; of grey images
             the last axis may be missing. Any image may be a PIL image, or the path of
-            a file. Or a padded batch of graphs, see `data.graphs.pad`, whose empty
-            slots get rows of zeros.
+            a file. Or a padded batch of graphs, see `data.graphs.pad_batch`, whose
+            empty slots get rows of zeros.
           batch_size: images at a time. The last batch is filled up; fewer images than
             this are filled up to a power of two, so that few programs are compiled.
 
@@ -119,7 +121,7 @@ class Encoder:
         inputs, one = _several(self.card, inputs)
         if one:
             return self.embed(inputs, batch_size=1)[0]
-        view, count = _view(self.card, inputs), len(inputs)
+        view, count = _make_view(self.card, inputs), len(inputs)
         if not count:
             return np.zeros((0, self.num_features), np.float32)
         size, features = min(batch_size, 1 << (count - 1).bit_length()), []
@@ -127,7 +129,7 @@ class Encoder:
             images = inputs[start : start + size]
             if not _is_array(images):  # decoded now: all at once may not fit
                 images = [_pixels(self.card, image) for image in images]
-            images = _cut(self.card, images)
+            images = _cut_images(self.card, images)
             filled = np.resize(images, (size, *images.shape[1:]))
             rows = np.asarray(run(view(jnp.asarray(filled))))
             features.append(rows[: len(images)])
@@ -175,7 +177,7 @@ class Encoder:
         return gap
 
 
-def _apply(module, params, stats, inputs, *, train=False, key=None):
+def _apply_module(module, params, stats, inputs, *, train=False, key=None):
     """Return the features and the statistics after the pass."""
     variables = {"params": params, "batch_stats": stats}
     keys = {} if key is None else {"key": key}  # only graph encoders take one
@@ -188,7 +190,8 @@ def _apply(module, params, stats, inputs, *, train=False, key=None):
 def _several(card, images) -> tuple[Any, bool]:
     """Return images as one array or a sequence, and whether there was one image.
 
-    An array stays one where `_cut` takes it, so that it is resized on the device.
+    An array stays one where `_cut_images` takes it, so that it is resized on the
+    device.
     """
     channels, size, resize = (card["input"][k] for k in ("channels", "size", "resize"))
     if isinstance(images, str | os.PathLike | Image.Image):
@@ -228,7 +231,7 @@ def _is_array(images) -> bool:
     return hasattr(images, "ndim")
 
 
-def _view(card, images):
+def _make_view(card, images):
     """Return the jitted function from u8[N, H, W, C] to the network's inputs."""
     inputs = card["input"]
     if inputs["kind"] != "images":
@@ -247,12 +250,12 @@ def _compiled_view(size, resize, interpolation, mean, std):
     return jax.jit(view)
 
 
-def _cut(card, images) -> np.ndarray:
+def _cut_images(card, images) -> np.ndarray:
     """Make the images one checked array u8[N, H, W, C]; crop those of a sequence."""
     inputs = card["input"]
     size, resize, channels = (inputs[k] for k in ("size", "resize", "channels"))
     if _is_array(images):
-        _check("images", images, channels, axes=4)
+        _check_array("images", images, channels, axes=4)
         if resize is None and tuple(images.shape[1:3]) != (size, size):
             raise ValueError(
                 f"images: {images.shape[1]} x {images.shape[2]} pixels, must be "
@@ -266,11 +269,11 @@ def _cut(card, images) -> np.ndarray:
         decoder=prefetch.choose_decoder(inputs["decoder"] or "auto"),
     )
     for i, image in enumerate(images):
-        _check(f"images[{i}]", image, channels, axes=3)
+        _check_array(f"images[{i}]", image, channels, axes=3)
     return np.stack([crop(np.asarray(image)) for image in images])
 
 
-def _check(name, images, channels, *, axes):
+def _check_array(name, images, channels, *, axes):
     """Refuse an array that is not u8 with these channels and number of axes."""
     got = f"{getattr(images, 'dtype', type(images).__name__)}"
     got += f"{list(getattr(images, 'shape', ()))}"
@@ -302,12 +305,12 @@ def module_of(section: dict) -> nn.Module:
     section, field = dict(section), f"{folder_lib.CARD}: encoder"
     precision = section.pop("precision", "float32")
     core.check_choice(f"{field}.precision", precision, tuple(sections.PRECISIONS))
-    make, options = schema.named(sections.ENCODERS, section, field)
+    make, options = schema.find_named_function(sections.ENCODERS, section, field)
     options = schema.options(make, options, field, given=("dtype",))
     return make(**options, dtype=sections.PRECISIONS[precision])
 
 
-def blank(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
+def blank_inputs(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
     """Make inputs of zeros, of the smallest shape that a card's "input" allows."""
     if inputs["kind"] == "images":
         return np.zeros((1, inputs["size"], inputs["size"], inputs["channels"]), "f4")
@@ -323,12 +326,14 @@ def blank(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
     )
 
 
-def flat(params: core.PyTree, stats: core.PyTree) -> dict[str, np.ndarray]:
+def flatten_leaves(params: core.PyTree, stats: core.PyTree) -> dict[str, np.ndarray]:
     """Name the leaves as in the file, such as "params/conv1/kernel"."""
-    return {n: np.ascontiguousarray(leaf) for n, leaf in _named(params, stats).items()}
+    return {
+        n: np.ascontiguousarray(leaf) for n, leaf in _name_leaves(params, stats).items()
+    }
 
 
-def _named(params, stats) -> dict[str, Any]:
+def _name_leaves(params, stats) -> dict[str, Any]:
     trees = {"params": params, "stats": stats}
     leaves, _ = jax.tree_util.tree_flatten_with_path(trees)
     return {"/".join(entry.key for entry in path): leaf for path, leaf in leaves}
@@ -336,9 +341,9 @@ def _named(params, stats) -> dict[str, Any]:
 
 def shapes(card: dict) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a network's arrays by their names in the file."""
-    module, inputs = module_of(card["encoder"]), blank(card["input"])
+    module, inputs = module_of(card["encoder"]), blank_inputs(card["input"])
     found = jax.eval_shape(module.init, jax.random.key(0), inputs)
-    leaves = _named(found["params"], found.get("batch_stats", {}))
+    leaves = _name_leaves(found["params"], found.get("batch_stats", {}))
     return {name: leaf.shape for name, leaf in leaves.items()}
 
 
@@ -349,14 +354,14 @@ def make(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder:
         program = _compiled(module)
     except TypeError:  # a module of the user's own with an option that has no hash
         program = _compiled.__wrapped__(module)
-    rows = jax.eval_shape(program, params, stats, blank(card["input"]))
+    rows = jax.eval_shape(program, params, stats, blank_inputs(card["input"]))
     return Encoder(module, rows.shape[-1], card, params, stats, program)
 
 
 @functools.lru_cache(maxsize=32)
 def _compiled(module):
     """Compile the network once for all encoders of its options."""
-    return jax.jit(lambda *given: _apply(module, *given)[0])
+    return jax.jit(lambda *given: _apply_module(module, *given)[0])
 
 
 def load_encoder(
@@ -406,11 +411,11 @@ def from_leaves(
 
     Args:
       card: with "encoder" and "input".
-      leaves: by their names in the file, see `flat`.
+      leaves: by their names in the file, see `flatten_leaves`.
       path: of the file, for messages.
 
     Raises:
       ValueError: they are not the leaves of the card's network.
     """
-    module, inputs = module_of(card["encoder"]), blank(card["input"])
-    return make(card, *folder_lib.trees(module, inputs, leaves, path))
+    module, inputs = module_of(card["encoder"]), blank_inputs(card["input"])
+    return make(card, *folder_lib.fill_trees(module, inputs, leaves, path))

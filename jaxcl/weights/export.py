@@ -57,18 +57,18 @@ def export(
     Raises:
       ValueError: there is no such encoder; the folder holds something else.
       OSError: a file cannot be read or written.
-      lock.Held: another export writes to the folder.
+      lock.LockHeldError: another export writes to the folder.
     """
     run = lineage.current(run)
     config = _config_of(run)
     section = _architecture(config)
     if torch:
-        pytorch.check(section)
-    where = transfer.place(run, field="--run")
+        pytorch.check_supported(section)
+    where = transfer.find_checkpoints(run, field="--run")
     width = transfer.input_width(where) or len(config["augment"]["mean"])
     inputs = _inputs(config, width)
-    module, blank = encoder.module_of(section), encoder.blank(inputs)
-    module = sections.tuned(module, config.get("tuning"))
+    module, blank = encoder.module_of(section), encoder.blank_inputs(inputs)
+    module = sections.wrap_tuned(module, config.get("tuning"))
     state, source = transfer.restore(
         run, module, blank, sharding.mesh(1), field="--run"
     )
@@ -76,13 +76,13 @@ def export(
     if isinstance(module, tuning.Tuned):  # adapters become part of what they adapt
         trees[0] = module.merged(trees[0])
     exported = encoder.make(
-        {"encoder": section, "input": inputs}, *map(sharding.fetch, trees)
+        {"encoder": section, "input": inputs}, *map(sharding.copy_to_host, trees)
     )
-    leaves = encoder.flat(exported.params, exported.stats)
-    files = {folder_lib.TENSORS: writer.pack(leaves, "flax")}
+    leaves = encoder.flatten_leaves(exported.params, exported.stats)
+    files = {folder_lib.TENSORS: writer.pack_tensors(leaves, "flax")}
     if torch:
         state = pytorch.torch_state(exported)
-        files[writer.PYTORCH[section["name"]]] = writer.pack(state, "pt")
+        files[writer.PYTORCH[section["name"]]] = writer.pack_tensors(state, "pt")
     adapter = epath.Path(run) / adapters.FILE
     if adapter.exists():
         files[adapters.FILE] = adapter.read_bytes()
@@ -93,14 +93,14 @@ def export(
     cursor = transfer.cursor(where, source["number"])
     card = exported.card | writer.describe(exported, files)
     card |= told | _lineage(config, source, cursor) | {"config": config}
-    card = results_lib.plain(card)
+    card = results_lib.to_json(card)
     card |= {key: _without_paths(card[key]) for key in ("data", "checkpoint", "config")}
-    return writer.write(epath.Path(out), files, card, force)
+    return writer.write_folder(epath.Path(out), files, card, force)
 
 
 # Options of configs that name a place on the machine, whatever it looks like.
 _PATHS = ("path", "run", "cache", "lists", "index")
-_PATHS += ("start", "checkpoint", "plasticity_cache")
+_PATHS += ("start", "checkpoint", "plasticity_from")
 _LOOKS_LOCAL = re.compile(r"/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\w+://")
 
 
@@ -148,7 +148,9 @@ def _config_of(run):
 
 def _architecture(config) -> dict:
     """config.encoder with all its defaults, and the precision."""
-    make, options = schema.named(sections.ENCODERS, config["encoder"], "config.encoder")
+    make, options = schema.find_named_function(
+        sections.ENCODERS, config["encoder"], "config.encoder"
+    )
     full = schema.defaults(make) | options
     full.pop("dtype")
     name, precision = config["encoder"]["name"], config.get("precision", "float32")
@@ -172,7 +174,7 @@ def _inputs(config, width) -> dict:
         "std": list(augment["std"]),
         "decoder": config.get("decoder"),
         "background": config["data"].get("background", 255),
-        "bits": config.get("bits"),
+        "bits": config["data"].get("bits"),
     }
 
 
@@ -202,7 +204,7 @@ def _lineage(config, source, cursor) -> dict:
 def _training(config, cursor) -> dict:
     """Say how far the run had come."""
     results, phase = cursor["results"], cursor["phase"]
-    names, done = results["task_names"], results_lib.finished(results)
+    names, done = results["task_names"], results_lib.count_finished(results)
     begun = done + (phase != "evaluated")
     return {
         "run": config.get("name", "run"),
@@ -216,7 +218,7 @@ def _training(config, cursor) -> dict:
 def _results(config, cursor) -> dict | None:
     """Return the evaluators' results for exactly this network; None without any."""
     results = cursor["results"]
-    last = results_lib.finished(results) - 1
+    last = results_lib.count_finished(results) - 1
     if cursor["phase"] != "evaluated" or last < 0:
         return None
     matrices = {}

@@ -25,7 +25,7 @@ _INDEX = ".safetensors.index.json"
 _WEIGHTS = (".safetensors", _INDEX, ".pth", ".pt", ".bin", ".ckpt")
 
 
-def read(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read_tensors(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Read the tensors of a file, and hash the files that were read.
 
     Args:
@@ -46,7 +46,7 @@ def read(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         raise ValueError(f"{path}: it is a folder; must be a file of weights{inside}")
     files = {path.name: path.read_bytes()}
     if path.name.endswith(_INDEX):
-        for name in _parts(path, files[path.name]):
+        for name in _index_parts(path, files[path.name]):
             files[name] = (path.parent / name).read_bytes()
         read_now = {name: x for name, x in files.items() if name != path.name}
     else:
@@ -59,7 +59,7 @@ def read(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         tensors |= found
     if not tensors:
         raise ValueError(f"{path}: there is no tensor in it")
-    return {name: _checked(path, name, x) for name, x in tensors.items()}, {
+    return {name: _cast_finite(path, name, x) for name, x in tensors.items()}, {
         name: _sha256(data) for name, data in files.items()
     }
 
@@ -68,7 +68,7 @@ def _sha256(data) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _parts(path, data) -> list[str]:
+def _index_parts(path, data) -> list[str]:
     """Name the files of an index, which lie beside it."""
     try:
         weights = json.loads(data)["weight_map"]
@@ -81,7 +81,7 @@ def _parts(path, data) -> list[str]:
     return names
 
 
-def _checked(path, name, x) -> np.ndarray:
+def _cast_finite(path, name, x) -> np.ndarray:
     """Cast an array of floating numbers to f32; refuse what is not finite."""
     if x.dtype.kind in "iub":
         return x

@@ -52,7 +52,7 @@ def import_file(
     """Write the encoder of a file to a folder.
 
     Args:
-      source: a file, see `files.read`; see `side_files` for what is read beside it.
+      source: a file, see `files.read_tensors`; `side_files` reads the files beside it.
       architecture: a name in `architectures.ARCHITECTURES`.
       out: the folder; it must be missing, empty, or hold the same encoder.
       prefix: of the names of its tensors, where the file holds several networks.
@@ -71,41 +71,38 @@ def import_file(
         missing; two files contradict each other; the folder holds something else.
       OSError: a file cannot be read or written.
     """
-    known = architectures.get(architecture)
-    tensors, hashes = files.read(source)
+    known = architectures.look_up(architecture)
+    tensors, hashes = files.read_tensors(source)
     try:
         own, prefix, others = architectures.pick_network(tensors, prefix)
         scheme = architectures.find_scheme(own)
-        facts = side_files.read(epath.Path(source).parent, scheme)
+        facts = side_files.read_folder(epath.Path(source).parent, scheme)
         given = {"heads": heads, "epsilon": epsilon, "features": features}
         given = {name: value for name, value in given.items() if value is not None}
         section = _section(own, scheme, architecture, facts, given, stem_padding)
         channels = architectures.channels(own, scheme)
-        facts.check(section | {"channels": channels}, scheme)
         usual = known.images._asdict() if known.images else {}
         prepared = usual | facts.images
         inputs = {
             "kind": "images",
             "dtype": "uint8",
             "channels": channels,
-            **_sizes(section, prepared, size, resize),
+            **_settle_sizes(section, prepared, size, resize),
             **_moments(prepared, channels, mean, std),
             "decoder": None,
         }
         shapes = encoder.shapes({"encoder": section, "input": inputs})
-        leaves, dropped = architectures.fill(own, scheme, shapes)
+        leaves, dropped = architectures.fill_arrays(own, scheme, shapes)
     except wrappers.Refused as error:
         raise ValueError(f"--from={source}: {error}") from error
     card: dict[str, Any] = {"encoder": section, "input": inputs}
     network = encoder.from_leaves(card, leaves)
-    packed = {folder_lib.TENSORS: writer.pack(leaves, "flax")}
+    packed = {folder_lib.TENSORS: writer.pack_tensors(leaves, "flax")}
     card |= writer.describe(network, packed) | {
         "imported": {
             "architecture": architecture,
             "names": scheme,
             "files": hashes,
-            "beside": facts.hashes,
-            "notes": list(facts.notes),
             "prefix": prefix,
             "dropped": dropped,
             "others": others,
@@ -113,12 +110,14 @@ def import_file(
         },
         "check": network.picture_features().tolist(),
     }
-    return writer.write(epath.Path(out), packed, results_lib.plain(card), force)
+    return writer.write_folder(
+        epath.Path(out), packed, results_lib.to_json(card), force
+    )
 
 
 def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
     """Make the "encoder" of the card."""
-    known, kind = architectures.get(architecture), names.SCHEMES[scheme].kind
+    known, kind = architectures.look_up(architecture), names.SCHEMES[scheme].kind
     if kind != known.kind:
         raise wrappers.Refused(
             f"it is a {kind}, and --architecture={architecture} is a {known.kind}"
@@ -135,7 +134,7 @@ def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
         options = architectures.vit_section(tensors, scheme, known)
         rotary = options["positions"] == "rotary"
         if rotary != (architecture == "dinov3"):
-            table = names.find(names.SCHEMES[scheme], "positions").tensor
+            table = names.find_tensor(names.SCHEMES[scheme], "positions").tensor
             raise wrappers.Refused(
                 f"it has {'no' if rotary else 'a'} table of positions {table}, and "
                 f"--architecture={architecture} has {'one' if rotary else 'none'}"
@@ -150,6 +149,14 @@ def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
             epsilon = 1e-12  # of its ViT, whatever it was converted from
         options["epsilon"] = settle("epsilon", given, facts, epsilon, architecture)
         options |= {n: given[n] for n in ("features",) if n in given}
+        # transformers' DINOv2 has SiLU in its gates, whatever config.json says.
+        gated = options["mlp"] == "swiglu"
+        usual = "silu" if gated and scheme != "transformers_dinov2" else "gelu"
+        if (said := facts.network.get("activation", usual)) != usual:
+            raise wrappers.Refused(
+                f"{side_files.CONFIG} beside it says activation={said!r}: no network "
+                f"here has it; must be {usual!r}"
+            )
     full = schema.defaults(_MAKERS[kind]) | options
     full.pop("dtype")
     try:
@@ -164,7 +171,7 @@ def settle(name, given, facts, published, what) -> Any:
 
     Raises:
       wrappers.Refused: nobody says it, or config.json contradicts the architecture and
-        no option decides; `Facts.check` compares an option with config.json.
+        no option decides.
     """
     said = facts.network.get(name)
     if name in given:
@@ -183,9 +190,9 @@ def settle(name, given, facts, published, what) -> Any:
     return published if said is None else said
 
 
-def _sizes(section, prepared, size, resize) -> dict:
+def _settle_sizes(section, prepared, size, resize) -> dict:
     """Settle how images are resized and cut."""
-    size = _given(prepared, "size", size)
+    size = _option_or_known(prepared, "size", size)
     if resize is None:
         resize = prepared["resize"] if size == prepared.get("size") else size
     schema.check_value(size, schema.Pixels, "--size")
@@ -207,7 +214,7 @@ def _moments(prepared, channels, mean, std) -> dict:
     """Settle mean and standard deviation of pixels from 0 to 1, one of each channel."""
     found = {}
     for name, given in (("mean", mean), ("std", std)):
-        value = _given(prepared, name, given)
+        value = _option_or_known(prepared, name, given)
         if len(value) not in (1, channels):
             raise ValueError(
                 f"--{name}={value}: must be one number, or one for each of its "
@@ -221,7 +228,7 @@ def _moments(prepared, channels, mean, std) -> dict:
     return found
 
 
-def _given(prepared, name, value) -> Any:
+def _option_or_known(prepared, name, value) -> Any:
     """Return the option's value, or that of the files or the architecture."""
     value = prepared.get(name) if value is None else value
     if value is None:
@@ -232,15 +239,13 @@ def _given(prepared, name, value) -> Any:
     return value
 
 
-def text(card: dict) -> str:
+def summarise_card(card: dict) -> str:
     """Summarise a card."""
     section, imported = card["encoder"], card["imported"]
     lines = [
         f"{section['name']} by the names of {imported['names']}, "
         f"{card['parameters']:,} parameters, {card['num_features']} features"
     ]
-    if imported["beside"]:
-        lines.append(f"read beside it: {', '.join(imported['beside'])}")
     if section["name"] == "vit":
         lines.append(
             f"no tensor shows: heads={section['heads']} epsilon={section['epsilon']}; "
@@ -249,7 +254,6 @@ def text(card: dict) -> str:
     given = card["input"]
     shown = {name: given[name] for name in ("size", "resize", "mean", "std")}
     lines.append(f"images: {shown}, {given['interpolation']}")
-    lines += imported["notes"]
     dropped = imported["dropped"]
     dropped = [n for n in dropped if not n.endswith(architectures.COUNTERS)]
     if dropped:
@@ -294,7 +298,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; exit code 2 if the file or the folder is wrong."""
-    return writer.run_command(parser().parse_args(argv), import_file, text)
+    return writer.run_command(parser().parse_args(argv), import_file, summarise_card)
 
 
 if __name__ == "__main__":

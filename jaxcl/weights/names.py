@@ -1,7 +1,7 @@
 """Names that PyTorch libraries give the parameters of our networks.
 
-names.json has a `Scheme` for each library. Both directions read it: `read` makes our
-arrays of a library's tensors, `write` makes tensors of our arrays.
+names.json has a `Scheme` for each library. Both directions read it: `read_array` makes
+our arrays of a library's tensors, `write_tensors` makes tensors of our arrays.
 """
 
 import json
@@ -52,7 +52,7 @@ _TABLE = ("class_position", "positions")
 _TOKENS = {"class", "registers", *_TABLE}  # [1, N, D] in every library
 
 
-class Leaf(NamedTuple):
+class TensorPlace(NamedTuple):
     """The place of one of our arrays among a library's tensors."""
 
     tensor: str
@@ -60,7 +60,7 @@ class Leaf(NamedTuple):
     parts: int = 1
 
 
-def find(scheme: Scheme, ours: str) -> Leaf | None:
+def find_tensor(scheme: Scheme, ours: str) -> TensorPlace | None:
     """Find the tensor of one of our arrays.
 
     Args:
@@ -84,10 +84,12 @@ def find(scheme: Scheme, ours: str) -> Leaf | None:
     name, _, part = name.format(**numbers).partition(" ")
     if key not in scheme.names:
         name = f"{name}.{_LAST[last]}"
-    return Leaf(name, *map(int, part.split("/"))) if part else Leaf(name)
+    return TensorPlace(name, *map(int, part.split("/"))) if part else TensorPlace(name)
 
 
-def read(leaf: Leaf, ours: str, tensor: np.ndarray, shape: tuple) -> np.ndarray:
+def read_array(
+    leaf: TensorPlace, ours: str, tensor: np.ndarray, shape: tuple
+) -> np.ndarray:
     """Make one of our arrays of a library's tensor.
 
     Raises:
@@ -119,15 +121,17 @@ def read(leaf: Leaf, ours: str, tensor: np.ndarray, shape: tuple) -> np.ndarray:
     return np.ascontiguousarray(rows)
 
 
-def write(scheme: Scheme, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Make a library's tensors of all our arrays; the reverse of `read`.
+def write_tensors(
+    scheme: Scheme, arrays: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Make a library's tensors of all our arrays; the reverse of `read_array`.
 
     Args:
       arrays: by path, as "block_0/norm1/scale".
     """
     parts: dict[str, list[tuple[int, np.ndarray]]] = {}
     for ours in sorted(arrays):  # the class token's position before the patches'
-        leaf, x = find(scheme, ours), np.asarray(arrays[ours])
+        leaf, x = find_tensor(scheme, ours), np.asarray(arrays[ours])
         if ours in _TOKENS:
             x = x.reshape(-1, x.shape[-1])
         elif ours.endswith("kernel"):

@@ -9,7 +9,7 @@ from jaxcl.nets import positions
 from jaxcl.weights import encoder, names, writer
 
 
-def check(section: dict) -> None:
+def check_supported(section: dict) -> None:
     """Refuse a network that PyTorch's libraries have no twin of.
 
     timm's ConvNeXt has four stages; with patches of 2 the first of them halves the map
@@ -61,14 +61,14 @@ def torch_state(source: Any) -> dict[str, np.ndarray]:
     if not isinstance(source, encoder.Encoder):
         network = encoder.load_encoder(source)
     section = network.card["encoder"]
-    check(section)
-    flat = encoder.flat(network.params, network.stats)
+    check_supported(section)
+    flat = encoder.flatten_leaves(network.params, network.stats)
     arrays = {name.partition("/")[2]: leaf for name, leaf in flat.items()}
     if section["name"] == "vit":
         return _vit_state(section, network.card["input"]["size"], arrays)
     if section["name"] == "convnext":
-        return names.write(names.SCHEMES["timm_convnext"], arrays)
-    state = names.write(names.SCHEMES["torchvision"], arrays)
+        return names.write_tensors(names.SCHEMES["timm_convnext"], arrays)
+    state = names.write_tensors(names.SCHEMES["torchvision"], arrays)
     seen = [name.replace("running_mean", "num_batches_tracked") for name in state]
     return state | {x: np.zeros((), np.int64) for x in seen if x.endswith("_tracked")}
 
@@ -94,4 +94,4 @@ def _vit_state(section, size, arrays) -> dict[str, np.ndarray]:
         for name in [x for x in arrays if x.endswith("attention/query/bias")]:
             arrays[name.replace("query", "key")] = np.zeros_like(arrays[name])
     scheme = "timm_dinov3" if kind == "rotary" else "timm"
-    return names.write(names.SCHEMES[scheme], arrays)
+    return names.write_tensors(names.SCHEMES[scheme], arrays)

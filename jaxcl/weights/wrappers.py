@@ -24,7 +24,7 @@ class Refused(ValueError):
     """A state dict is not of the architecture, or not whole."""
 
 
-def strip(tensors: Mapping[str, T]) -> dict[str, T]:
+def strip_prefixes(tensors: Mapping[str, T]) -> dict[str, T]:
     """Name tensors as the bare network does.
 
     Wrappers go wherever they stand in a name. Blocks in chunks (DINOv2) are counted

@@ -15,9 +15,10 @@ import jax
 from etils import epath
 from safetensors import numpy as tensors
 
+import jaxcl
 from jaxcl.data import storage
 from jaxcl.run import folder as folder_lib
-from jaxcl.run import lock, task_alone
+from jaxcl.run import lock
 from jaxcl.update import adapters
 from jaxcl.weights import encoder
 
@@ -41,7 +42,7 @@ def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
         "parameters": sum(x.size for x in jax.tree.leaves(network.params)),
         "files": hashes(files),
         "versions": {
-            "jaxcl": task_alone.version(),
+            "jaxcl": jaxcl.__version__,
             "jax": jax.__version__,
             "flax": flax.__version__,
             "python": platform.python_version(),
@@ -54,7 +55,7 @@ def run_command(options: argparse.Namespace, make: Callable, text: Callable) -> 
     """Write a folder as a command was told; 2 if a file, run or folder is wrong."""
     try:
         card = make(**vars(options))
-    except (ValueError, OSError, lock.Held) as error:
+    except (ValueError, OSError, lock.LockHeldError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     print(f"{text(card)}\njaxcl.load_encoder({options.out!r})")
@@ -66,12 +67,14 @@ def hashes(files: dict[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
-def pack(leaves, library) -> bytes:
+def pack_tensors(leaves, library) -> bytes:
     """Pack the leaves as a safetensors file."""
     return tensors.save(leaves, metadata={"format": library})
 
 
-def write(folder: epath.Path, files: dict[str, bytes], card: dict, force: bool) -> dict:
+def write_folder(
+    folder: epath.Path, files: dict[str, bytes], card: dict, force: bool
+) -> dict:
     """Write all files, the card last; an error while writing leaves no new file.
 
     Args:
@@ -85,16 +88,18 @@ def write(folder: epath.Path, files: dict[str, bytes], card: dict, force: bool) 
 
     Raises:
       ValueError: the folder holds something else.
-      lock.Held: another process writes to it.
+      lock.LockHeldError: another process writes to it.
     """
     card = card | {"checksum": folder_lib.checksum(card)}
     _check_folder(folder, card, force)
-    with lock.held(folder):
-        _write(folder, files | {folder_lib.CARD: storage.to_json(card)}, card, force)
+    with lock.hold_lock(folder):
+        _write_files(
+            folder, files | {folder_lib.CARD: storage.to_json(card)}, card, force
+        )
     return card
 
 
-def _write(folder, files, card, force):
+def _write_files(folder, files, card, force):
     _check_folder(folder, card, force)  # again: another process may have been first
     if storage.in_bucket(folder):  # buckets replace each object as a whole
         for name, data in files.items():

@@ -169,7 +169,7 @@ def exported(rng: np.random.Generator, place: kind_lib.Place) -> str:
 def _leaves(encoder):
     from jaxcl.weights import encoder as encoder_lib
 
-    flat = encoder_lib.flat(encoder.params, encoder.stats)
+    flat = encoder_lib.flatten_leaves(encoder.params, encoder.stats)
     return [flat[name] for name in sorted(flat)] + [json.dumps(encoder.card["input"])]
 
 

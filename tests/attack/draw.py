@@ -43,7 +43,7 @@ NAMES = {
 EVALUATORS = ["linear", "knn", "svm", "predict", "memory", "alignment", "collapse"]
 EVALUATORS += ["spread", "objective", "filtering", "tsne", "neighbours"]
 # These say where files are, or start something else than a run.
-_NOT = {"checkpoint", "start", "plasticity_cache", "path", "directory", "seeds"}
+_NOT = {"checkpoint", "start", "plasticity_from", "path", "directory", "seeds"}
 
 
 def values(annotation) -> st.SearchStrategy:
@@ -118,7 +118,7 @@ def every_option() -> set[str]:
     tables = [made for table in _TABLES.values() for made in table.values()]
     others = [scenarios.make, imbalance.dominated, imbalance.long_tail]
     others += [function for own in scenarios.SCENARIOS.values() for function in own]
-    others += [replay.settings, sections.Top]
+    others += [replay.settings, sections.TopLevel]
     functions = [*methods, *judges, *tables, *others]
     return {name for function in functions for name in parameters(function)}
 
@@ -143,7 +143,7 @@ def changes(draw, start: dict) -> dict[str, Any]:
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.sampled_from(["", "replay", "evaluators", "uneven", *NAMES]))
         if place == "":
-            options = parameters(sections.Top)
+            options = parameters(sections.TopLevel)
             options = {
                 k: v for k, v in options.items() if k not in start or v is not dict
             }

@@ -14,10 +14,10 @@ def of_run(workdir: pathlib.Path) -> dict:
     """The bits of the final state, all rows, all results."""
     folder = workdir / "checkpoints"
     newest = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-    saved = checkpoint.read(epath.Path(folder / str(newest)))
+    saved = checkpoint.read_info(epath.Path(folder / str(newest)))
     rows = [
         {key: value for key, value in row.items() if key != "time"}
-        for row in rows_lib.read(workdir)
+        for row in rows_lib.read_rows(workdir)
     ]
     results = results_lib.read_results(workdir)
     kept = ("task_names", "matrices", "scalars", "finetune", "untrained")

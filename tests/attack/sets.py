@@ -52,7 +52,9 @@ def _packed(folder):
 
 def _arrays(folder):
     _npz(folder)
-    convert.write(from_arrays.npz(path=str(folder / "x.npz")), str(folder / "set"))
+    convert.write_arrays(
+        from_arrays.npz(path=str(folder / "x.npz")), str(folder / "set")
+    )
     (folder / "x.npz").unlink()
 
 
@@ -248,7 +250,7 @@ def check(dataset: stream.Dataset) -> int:
     for split in (dataset.train, dataset.validation, dataset.test):
         if split is None or split.load is None:
             continue
-        for row in range(min(stream.size(split), 100)):
+        for row in range(min(stream.count_rows(split), 100)):
             try:
                 image = split.load(row)
             except files.Unreadable:

@@ -34,7 +34,7 @@ _known = "test_collapse.py::test_measures_at_points_known_by_hand"
 
 FAULTS = [
     *fault.of(
-        "evals.knn.votes",
+        "evals.knn.count_votes",
         "test_evals.py::test_votes_weigh_by_distance",
         ("evaluators: kNN has no temperature", takes(temperature=_always(1.0))),
         ("evaluators: kNN asks rows that it may not", takes(mask=jnp.ones_like)),
@@ -68,7 +68,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "evals.features._share",
+        "evals.features._share_pass",
         "test_evals.py::test_evaluators_of_one_state_share_their_passes_over_a_split",
         (
             "evaluators: each embeds the split anew",

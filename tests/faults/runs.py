@@ -135,7 +135,7 @@ _augmentation = [
         ("augment: images are mirrored up and down", instead(lambda x: x[::-1])),
     ),
     *fault.of(
-        "data.augment.images._gray",
+        "data.augment.images._to_gray",
         _images,
         ("augment: grey is a mean", instead(lambda planes: sum(planes) / len(planes))),
     ),
@@ -165,12 +165,12 @@ _networks = [
 _whole = "test_methods.py::test_resumes_bitwise_finite_one_compile[mocov2plus-pnr]"
 _checkpoints = [
     *fault.of(
-        "run.job.feed",
+        "run.job.feed_batches",
         _whole,
         ("run: a resumed task begins with its first batch", takes(start=_always(0))),
     ),
     *fault.of(
-        "run.job.begin",
+        "run.job.begin_task",
         "test_core.py::test_a_task_begins_where_the_run_stands",
         (
             "run: a task's start is not noted",
@@ -193,7 +193,7 @@ _checkpoints = [
         ("run: a state that is not finite is saved", instead(lambda state, step: None)),
     ),
     *fault.of(
-        "run.seeds.spread",
+        "run.seeds.mean_and_error",
         "test_seeds.py::test_spread",
         (
             "run: errors of means are deviations",
@@ -212,7 +212,7 @@ _checkpoints = [
 
 _devices = [
     *fault.of(
-        "sharding.shard",
+        "sharding.shard_rows",
         "test_methods.py::test_one_and_eight_devices_agree[er]",
         ("devices: every device has the rows of the first", _rows_of_the_first),
     )

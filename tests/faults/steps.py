@@ -365,7 +365,7 @@ _icl = [
         ("icl: one inner step is missing", gives(lambda steps: max(steps - 1, 1))),
     ),
     *fault.of(
-        "methods.icl.ddpg.rate",
+        "methods.icl.ddpg.scale_action",
         "test_ddpg.py::test_rates_span_the_range_evenly_on_their_scale[linear]",
         ("icl: rates begin at 0", gives(lambda rate, of: rate - of["options"].low)),
     ),
@@ -383,7 +383,7 @@ _rehearsal = [
         ),
     ),
     *fault.of(
-        "methods.rehearsal.teach",
+        "methods.rehearsal.teacher_rows",
         f"test_cclis.py{_default}",
         ("cclis: the teacher normalises by its batch", takes(train=_always(True))),
     ),

@@ -27,7 +27,7 @@ def load(path):
 def parse(arguments):
     """The config that a command runs, overrides applied, as main parses them."""
     others = re.compile(rf"--?({'|'.join(main_flags() - {'config'})})(=|$)")
-    return files.read([word for word in arguments if not others.match(word)])
+    return files.read_config([word for word in arguments if not others.match(word)])
 
 
 @functools.cache
@@ -41,14 +41,14 @@ def check_options(config):
     raw = config.to_dict()
     trains = raw.get("checkpoint") is None
     top = sections.top_of(raw if trains else transfer.complete(raw, run_config()))
-    sections.tasks(top.data, top.scenario)
+    sections.check_tasks(top.data, top.scenario)
     if trains:
         made(config, 100)
     else:
         sections.encoder(top)
-        schema.options(sections.image, top.augment, "config.augment")
+        schema.options(sections.check_image, top.augment, "config.augment")
     for name, section in top.evaluators.items():
-        evaluation.entry(name, section)
+        evaluation.read_entry(name, section)
     scenario = dict(top.scenario)
     if scenario.get("per_class") is not None:
         scenario["per_class"] = min(scenario["per_class"], 6)
@@ -81,7 +81,7 @@ def take(name, argument):
 def made(config, classes):
     """The method that a config names, of all that its sections make."""
     top = sections.top_of(config.to_dict())
-    parts, _ = sections.parts(top)
+    parts, _ = sections.build_parts(top)
     options = schema.options(replay.settings, top.replay or {}, "config.replay")
     settings = replay.settings(classes, top.batch_size, **options)
     parts = parts._replace(num_classes=classes, replay=settings)

@@ -128,7 +128,7 @@ def fitted(x, y, task, batch, *, domain=0, streams=False, twin=probe_twin):
             rng = np.random.default_rng([3, task, epoch])
             return stream.epoch_order(rng, np.arange(len(x)), batch).reshape(-1)
 
-    return twin(x, y, head_lib.start(k_start, DIM, CLASSES), order_of, batch)
+    return twin(x, y, head_lib.start_head(k_start, DIM, CLASSES), order_of, batch)
 
 
 def accuracies(parts, guess):

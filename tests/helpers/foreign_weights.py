@@ -90,7 +90,9 @@ def _made(family, seed):
         ours[name] = (scale * rng.normal(size=shape)).astype("f4")
         if name.endswith(("scale", "scale1", "scale2", "var")):
             ours[name] = np.abs(ours[name]) + np.float32(0.7)
-    theirs = names.write(scheme, {n.partition("/")[2]: x for n, x in ours.items()})
+    theirs = names.write_tensors(
+        scheme, {n.partition("/")[2]: x for n, x in ours.items()}
+    )
     if family == "dinov3":  # its files have biases of keys, which its code masks
         for name in [n for n in theirs if n.endswith("attn.qkv.bias")]:
             q, v = np.split(theirs[name], 2)

@@ -49,7 +49,7 @@ def ended(workdir):
 
 def rows_of(workdir):
     path = pathlib.Path(workdir) / "metrics.jsonl"
-    return rows_lib.read(workdir) if path.exists() else []
+    return rows_lib.read_rows(workdir) if path.exists() else []
 
 
 def until(process, ready, seconds=120):

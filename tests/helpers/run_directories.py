@@ -18,13 +18,13 @@ NAME = "predict/class_incremental"
 
 def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAME):
     """A finished run of two tasks, with an evaluation in the middle of the second."""
-    results = results_lib.empty(2)
+    results = results_lib.empty_results(2)
     for task, row in enumerate(matrix):
-        results = results_lib.add(results, task, {matrix_name: row}, {}, 1.0)
+        results = results_lib.add_task(results, task, {matrix_name: row}, {}, 1.0)
         seconds = {"train": 5 * milliseconds / 1000}
         machine = {"device": "cpu", "num_devices": 1, "peak_bytes": None}
-        spent = cost.Spent(5, 50, flops, seconds, machine)
-        results["cost"] = cost.add(results["cost"], task, spent)
+        spent = cost.TaskCost(5, 50, flops, seconds, machine)
+        results["cost"] = cost.add_task(results["cost"], task, spent)
     folder.mkdir(parents=True)
     first = {"memory/entropy": 0.9 + 0.1 * seed}
     last = {"memory/entropy": 2.0, "spread/intra_0": 0.1 + 0.1 * seed}
@@ -91,11 +91,11 @@ def leave_epochs(
             rows.append({"step": step, "task": 1, "eval": found})
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text)
-    results = results_lib.add(
-        results_lib.empty(2), 0, {}, {"objective/loss": 0.01}, 1.0
+    results = results_lib.add_task(
+        results_lib.empty_results(2), 0, {}, {"objective/loss": 0.01}, 1.0
     )
     ends = {"svm/all": svm, "svm/old": svm + 0.1, "svm/new": svm - 0.1, "knn/x": 7.0}
-    results = results_lib.add(results, 1, {}, ends, 1.0)
+    results = results_lib.add_task(results, 1, {}, ends, 1.0)
     pair = {"best": epochs[best - 1], "last": epochs[-1]}
     zero = {"number": 1, "loss": 9.0, "seconds": 0.5, "passes": 7.0}
     results["convergence"] = {"0": {"best": zero, "last": zero}, "1": pair}
@@ -126,10 +126,12 @@ def random_state(work, seed=0):
 def results_of(work, done=1):
     """As they are after `done` tasks."""
     names = work.data.task_names
-    found = results_lib.empty(len(names), task_names=names)
+    found = results_lib.empty_results(len(names), task_names=names)
     for task in range(done):
         row = np.where(np.arange(len(names)) <= task, 0.5 + 0.1 * task, np.nan)
-        found = results_lib.add(found, task, {"knn/x": row}, {"knn/loss": 1.5}, 1.0)
+        found = results_lib.add_task(
+            found, task, {"knn/x": row}, {"knn/loss": 1.5}, 1.0
+        )
     return found
 
 
@@ -141,7 +143,7 @@ def save(work, workdir, state, *, number=9, phase="evaluated", done=1, results=N
 
 def untraced():
     """Jobs that are built in this context trace no step, which takes its time."""
-    return mock.patch.object(job, "checked", lambda method, *_: method)
+    return mock.patch.object(job, "check_step", lambda method, *_: method)
 
 
 def untried(workdir, **changes):

@@ -143,6 +143,6 @@ def leaves(state):
 def first_call(work):
     """The arguments of the first call of a run, the state apart."""
     task = work.stream.tasks[0]
-    with contextlib.closing(job_lib.feed(work, task.train, 0, 0)) as feed:
+    with contextlib.closing(job_lib.feed_batches(work, task.train, 0, 0)) as feed:
         _, batches, number = next(feed)
     return job_lib.resident(work), batches, number

@@ -24,8 +24,8 @@ Scale = tuple[_Part, _Part]  # least and most share of the area
 _TRIES = 10  # boxes that torchvision draws before it falls back
 
 
-def need(condition: bool, name: str, value: Any, allowed: str) -> None:
-    """Refuse an option unless the condition holds, naming it and what is allowed."""
+def require(condition: bool, name: str, value: Any, allowed: str) -> None:
+    """Refuse an option unless the condition holds, naming it and its range."""
     if not condition:
         raise ValueError(f"{name}={value!r}: must be {allowed}")
 
@@ -36,7 +36,7 @@ def check_ranges(**ranges: Sequence[float]) -> None:
         top = 1.0 if name == "scale" else math.inf
         good = len(value) == 2 and 0 < value[0] <= value[1] <= top
         field = f"config.augment.{name}"
-        need(good, field, value, f"(low, high) with 0 < low <= high <= {top}")
+        require(good, field, value, f"(low, high) with 0 < low <= high <= {top}")
 
 
 def _filter(x, interpolation):
@@ -77,7 +77,7 @@ def _resample(image, box, shape, interpolation):
     return jnp.moveaxis(jnp.clip(planes, 0.0, 1.0), 0, -1)  # bicubic overshoots
 
 
-def _box(key, height, width, scale, ratio):
+def _draw_box(key, height, width, scale, ratio):
     """Return torchvision's crop box (top, left, h, w), f32[] whole numbers."""
     u = jax.random.uniform(key, (2 * _TRIES + 2,))
     area = height * width * (scale[0] + (scale[1] - scale[0]) * u[:_TRIES])
@@ -113,7 +113,7 @@ def random_resized_crop(
 
     `scale` bounds the box's share of the area, `ratio` its width / height.
     """
-    box = _box(key, *image.shape[:2], scale, ratio)
+    box = _draw_box(key, *image.shape[:2], scale, ratio)
     return _resample(image, box, (size, size), interpolation)
 
 
@@ -127,18 +127,18 @@ def resize(image: jax.Array, *, size: int, interpolation: str = "bicubic") -> ja
 def center_crop(image: jax.Array, *, size: int) -> jax.Array:
     """Cut the central f32[size,size,C]. Raises ValueError if the image is smaller."""
     height, width, _ = image.shape
-    need(size <= min(height, width), "size", size, f"at most {min(height, width)}")
+    require(size <= min(height, width), "size", size, f"at most {min(height, width)}")
     top, left = round((height - size) / 2), round((width - size) / 2)
     return image[top : top + size, left : left + size]
 
 
-def shift(key: jax.Array, image: jax.Array, *, pad: int) -> jax.Array:
+def shift_image(key: jax.Array, image: jax.Array, *, pad: int) -> jax.Array:
     """Move the image by up to `pad` pixels in each direction; the rest is black.
 
     Rows and columns move by whole numbers from -pad to pad, drawn uniformly and
     independently: RandomCrop with `padding=pad` and the image's own size.
     """
-    need(pad >= 0, "pad", pad, "at least 0")
+    require(pad >= 0, "pad", pad, "at least 0")
     start = jax.random.randint(key, (2,), 0, 2 * pad + 1)
     padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)))
     return jax.lax.dynamic_slice(padded, (*start, 0), image.shape)

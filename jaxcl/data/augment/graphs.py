@@ -71,7 +71,7 @@ def make(
       ValueError: an option is out of range.
     """
     changed = functools.partial(
-        _changed,
+        _change_graphs,
         kinds=kinds,
         choice=choice,
         share=share,
@@ -88,10 +88,10 @@ def make(
     return augment
 
 
-def _changed(key, graphs, *, kinds, choice, share, keep, growing, mean, std):
+def _change_graphs(key, graphs, *, kinds, choice, share, keep, growing, mean, std):
     """Return the graphs, each after one kind of change."""
     k_kind, k_clock, k_grow, k_noise = jax.random.split(key, 4)
-    kind = _kinds(k_kind, graphs, len(kinds), choice)
+    kind = _draw_kinds(k_kind, graphs, len(kinds), choice)
     due = {name: kinds.index(name) == kind for name in kinds}
     dropped, grown, masked = (
         due.get(name, jnp.zeros_like(kind, bool)) for name in KINDS
@@ -100,8 +100,8 @@ def _changed(key, graphs, *, kinds, choice, share, keep, growing, mean, std):
     time = _clocks(k_clock, graphs)
     if "subgraph" in kinds:
         time, draws = _growth(k_grow, graphs, time, grown, growing)
-    rank = _ranks(time, graphs)
-    quota = _quota(graphs, jnp.where(grown, keep, share))
+    rank = _rank_nodes(time, graphs)
+    quota = _node_quotas(graphs, jnp.where(grown, keep, share))
     out, graph = graphs, graphs.node_graph
     if "mask" in kinds:
         chosen = masked[graph] & (rank < quota) & graphs.node_mask
@@ -141,7 +141,7 @@ def _or_original(changed, graphs):
     )
 
 
-def _kinds(key, graphs, count, choice):
+def _draw_kinds(key, graphs, count, choice):
     """Return the kind drawn for each graph, i32[B]."""
     slots = jnp.arange(len(graphs.graph_mask))
     if choice == "batch":
@@ -157,7 +157,7 @@ def _counts(graphs):
     return jax.ops.segment_sum(ones, graphs.node_graph, slots, indices_are_sorted=True)
 
 
-def _quota(graphs, share):
+def _node_quotas(graphs, share):
     """Return floor(share n) for the graph of each node, i32[n]; `share` f32[B]."""
     return jnp.floor(share * _counts(graphs)).astype(jnp.int32)[graphs.node_graph]
 
@@ -174,7 +174,7 @@ def _clocks(key, graphs):
     return jnp.where(graphs.node_mask, drawn, jnp.inf)
 
 
-def _ranks(time, graphs):
+def _rank_nodes(time, graphs):
     """Return the rank of each node's time within its graph, from 0, i32[n]."""
     places = jnp.arange(len(time), dtype=jnp.int32)
     order = lax.sort((graphs.node_graph, time, places), num_keys=2)[2]
@@ -182,7 +182,7 @@ def _ranks(time, graphs):
     return rank - graphs_lib.first_nodes(graphs)[graphs.node_graph]
 
 
-def _before(counts, graphs):
+def _sum_earlier_nodes(counts, graphs):
     """Sum i32[n] over the earlier nodes of each node's graph."""
     before = jnp.cumsum(counts) - counts
     # Overflow is harmless: differences of wrapped sums are still exact.
@@ -221,7 +221,7 @@ def _growth(key, graphs, clock, grown, growing):
     at = jax.vmap(lambda k, n: jax.random.randint(k, (), 0, n))(
         keys, jnp.maximum(_counts(graphs), 1)
     )
-    place = _before(graphs.node_mask.astype(jnp.int32), graphs)
+    place = _sum_earlier_nodes(graphs.node_mask.astype(jnp.int32), graphs)
     inside = grown[graphs.node_graph]
     first = inside & graphs.node_mask & (place == at[graphs.node_graph])
 
@@ -253,7 +253,7 @@ def _in_time(draws, time, rank, graphs, growing):
 
     Args:
       draws: f32[n] in (0, 1); that of a graph's j-th node is for step j.
-      time, rank: of each node, see `_growth` and `_ranks`.
+      time, rank: of each node, see `_growth` and `_rank_nodes`.
       graphs, growing: as in `_growth`.
 
     Returns:
@@ -271,10 +271,12 @@ def _in_time(draws, time, rank, graphs, growing):
         reached.astype(jnp.int32), jnp.where(reached, start + since, nodes), nodes
     )
     step = jnp.arange(nodes) - start
-    new = _before(entered, graphs) + entered - step
+    new = _sum_earlier_nodes(entered, graphs) + entered - step
     others = step + (step > 0) if growing else step
     p = jnp.where(new > 0, new / jnp.maximum(new + others, 1), 1.0)
     size = _counts(graphs)[graphs.node_graph]
     wasted = jnp.floor(jnp.log(draws) / jnp.log1p(-p))
     used = 1 + jnp.minimum(wasted, size).astype(jnp.int32)
-    return _before(used, graphs)[jnp.minimum(start + rank, nodes - 1)] <= size
+    return (
+        _sum_earlier_nodes(used, graphs)[jnp.minimum(start + rank, nodes - 1)] <= size
+    )

@@ -42,7 +42,7 @@ Probability = schema.Share | tuple[schema.Share, ...]  # one, or one for each vi
 # f32[C,H,W] XLA computes all channels again for each channel (8x slower on a CPU).
 
 
-def _gray(planes):
+def _to_gray(planes):
     """Return luma f32[H,W]."""
     if len(planes) == 1:
         return planes[0]
@@ -50,13 +50,13 @@ def _gray(planes):
     return 0.299 * r + 0.587 * g + 0.114 * b  # ITU-R 601-2, Pillow's "L"
 
 
-def _blend(planes, other, factor):
+def _blend_planes(planes, other, factor):
     """Blend the planes with (1 - factor) of `other`, clipped to 0..1."""
     mix = (1.0 - factor) * other
     return [jnp.clip(factor * p + mix, 0.0, 1.0) for p in planes]
 
 
-def _hue(planes, turn):
+def _turn_hue(planes, turn):
     """Turn the hue by a fraction of the circle, without going through HSV."""
     if len(planes) == 1:
         return planes
@@ -96,10 +96,10 @@ def _jitter(key, planes, strength, applied=True):
 
     def slot(planes, now):
         factor, contrast, saturation, turn = now
-        gray = _gray(planes)
+        gray = _to_gray(planes)
         other = jnp.where(contrast, gray.mean(), jnp.where(saturation, gray, 0.0))
-        planes = _blend(planes, other, factor)
-        return _hue(planes, turn) if strength[3] else planes, None
+        planes = _blend_planes(planes, other, factor)
+        return _turn_hue(planes, turn) if strength[3] else planes, None
 
     slots = factor, due[:, 1], due[:, 2], turn
     return jax.lax.scan(slot, list(planes), slots)[0]
@@ -121,7 +121,7 @@ def _blurring(sigma, *, extent, radius):
 
 def grayscale(image: jax.Array) -> jax.Array:
     """Put the ITU-R 601-2 luma into every channel; the shape is kept."""
-    luma = _gray(jnp.unstack(image, axis=-1))
+    luma = _to_gray(jnp.unstack(image, axis=-1))
     return jnp.broadcast_to(luma[..., None], image.shape)
 
 
@@ -163,12 +163,12 @@ def _make_view(
     if box:
         image = crops.random_resized_crop(k_crop, image, **box)
     elif pad:
-        image = crops.shift(k_crop, image, pad=pad)
+        image = crops.shift_image(k_crop, image, pad=pad)
     planes = jnp.unstack(image, axis=-1)
     if jitter and any(strength):
         planes = _jitter(k_jitter, planes, strength, drawn[0] < jitter)
     if gray and len(planes) == 3:
-        luma = _gray(planes)
+        luma = _to_gray(planes)
         planes = [jnp.where(drawn[1] < gray, luma, p) for p in planes]
     image = jnp.stack(planes, axis=-1)
     if blur:
@@ -206,7 +206,7 @@ def make(
     Images are u8[B,H,W,C], of which each view is a random crop (`crop=False`: the whole
     image, which must be size x size); or they are crops already, u8[B,views,size,size,
     C]. With C = 1, hue, saturation and grayscale do nothing. `pad` shifts images that
-    are not cropped, see `crops.shift`.
+    are not cropped, see `crops.shift_image`.
 
     Order: crop or shift, jitter (brightness, contrast, saturation, hue), grayscale,
     blur, solarise, flip, normalise. `blur` and `solarize` are one probability, or one
@@ -237,8 +237,8 @@ def make(
     box = dict(size=size, scale=scale, ratio=ratio, interpolation=interpolation)
     crops.check_ranges(scale=scale, ratio=ratio, sigma=sigma)
     _check_moments(mean, std)
-    crops.need(pad < size, "config.augment.pad", pad, f"from 0 to {size - 1}")
-    crops.need(not (pad and crop), "config.augment.pad", pad, "0 where crop=True")
+    crops.require(pad < size, "config.augment.pad", pad, f"from 0 to {size - 1}")
+    crops.require(not (pad and crop), "config.augment.pad", pad, "0 where crop=True")
     change = functools.partial(
         _make_view,
         pad=pad,
@@ -273,7 +273,7 @@ def make(
 
 @schema.checked("config.augment.local")
 @schema.debug(views=2, size=8)
-def local(
+def make_local_crops(
     whole: Mapping[str, Any],
     *,
     views: Annotated[int, schema.Range(1, 64)],
@@ -327,7 +327,7 @@ def make_eval(
     """
     _check_moments(mean, std)
     enough = resize is None or resize >= size
-    crops.need(enough, "config.augment.resize", resize, f"None or >= {size}")
+    crops.require(enough, "config.augment.resize", resize, f"None or >= {size}")
     shrink = functools.partial(crops.resize, size=resize, interpolation=interpolation)
 
     def prepare(images):
@@ -345,7 +345,7 @@ def make_eval(
 
 def _check_moments(mean, std):
     good = len(std) == len(mean)
-    crops.need(good, "config.augment.std", std, f"as long as mean {mean!r}")
+    crops.require(good, "config.augment.std", std, f"as long as mean {mean!r}")
 
 
 def _probabilities(name, value, views) -> tuple[float, ...]:
@@ -353,7 +353,7 @@ def _probabilities(name, value, views) -> tuple[float, ...]:
     by_view = (value,) * views if np.ndim(value) == 0 else tuple(value)
     good = len(by_view) == views
     allowed = f"one number, or one for each of {views} views"
-    crops.need(good, f"config.augment.{name}", value, allowed)
+    crops.require(good, f"config.augment.{name}", value, allowed)
     return by_view
 
 
@@ -362,11 +362,11 @@ def _check_images(images, size, mean, views=None, mend=""):
     shape, got = images.shape, f"{images.dtype}{list(images.shape)}"
     axes = {4: (), 5: (views,)}.get(len(shape))
     good = images.dtype == jnp.uint8 and shape[1:-3] == axes and shape[-1] in (1, 3)
-    crops.need(good, "images", got, f"uint8[B,H,W,C] or [B,{views},H,W,C], C 1 or 3")
+    crops.require(good, "images", got, f"uint8[B,H,W,C] or [B,{views},H,W,C], C 1 or 3")
     height, width = shape[-3:-1]
     good = size is None or (height, width) == (size, size)
     allowed = f"the side of the images, which are {height} x {width} pixels{mend}"
-    crops.need(good, "config.augment.size", size, allowed)
+    crops.require(good, "config.augment.size", size, allowed)
     lengths = "1 or 3, images are in colour" if shape[-1] == 3 else "1, images are grey"
     allowed = f"of length {lengths}"
-    crops.need(len(mean) in (1, shape[-1]), "config.augment.mean", mean, allowed)
+    crops.require(len(mean) in (1, shape[-1]), "config.augment.mean", mean, allowed)

@@ -1,6 +1,6 @@
 """Pictures of a run, as PNG, SVG or PDF; matplotlib without its global state."""
 
-from jaxcl.evals.plots.canvas import FORMATS, format_of, written_as
+from jaxcl.evals.plots.canvas import FORMATS, format_of
 from jaxcl.evals.plots.classes import class_shares, class_spread
 from jaxcl.evals.plots.examples import neighbours, scatter
 from jaxcl.evals.plots.methods import comparison, summary
@@ -22,5 +22,4 @@ __all__ = (
     "scatter",
     "summary",
     "words",
-    "written_as",
 )

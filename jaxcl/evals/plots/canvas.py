@@ -1,10 +1,7 @@
 """Tools of all pictures: figures, formats, colours, axes."""
 
-import contextlib
-import contextvars
 import io
 import os
-from collections.abc import Iterator, Sequence
 
 import numpy as np
 from etils import epath
@@ -17,10 +14,6 @@ MARKERS = ("o", "s", "^", "D", "v")
 MOST_NAMES = 20  # more classes or tasks than this are not written out
 LONGEST = 24  # letters of a name
 FORMATS = ("png", "svg", "pdf")
-# What `save` writes in place of the format that a name ends in; (): that one.
-_in_place: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
-    "_in_place", default=()
-)
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
@@ -31,36 +24,12 @@ def figure_of(width, height, **options):
     return Figure(figsize=(width, height), **options)
 
 
-@contextlib.contextmanager
-def written_as(formats: Sequence[str]) -> Iterator[None]:
-    """Enter a context in which `save` writes each picture in these formats.
-
-    So a run writes all its pictures as its config says, and nobody who draws one need
-    know of it.
-
-    Args:
-      formats: of `FORMATS`; a picture NAME.png is then NAME.FORMAT, for each.
-    """
-    token = _in_place.set(tuple(formats))
-    try:
-        yield
-    finally:
-        _in_place.reset(token)
-
-
-def save(figure, path, *, dpi: int = 120) -> None:
+def save_figure(figure, path, *, dpi: int = 120) -> None:
     """Write a figure in the format that the path ends in, one of `FORMATS`.
 
-    Within `written_as` it is written in the formats there, under the same name. The
-    same figure gives the same bytes. Raises ValueError for another ending.
+    The same figure gives the same bytes. Raises ValueError for another ending.
     """
-    own = format_of(path)
-    for kind in _in_place.get() or (own,):
-        name = os.fspath(path)
-        _write(figure, name if kind == own else name[: -len(own)] + kind, kind, dpi)
-
-
-def _write(figure, path, kind, dpi) -> None:
+    kind = format_of(path)
     # Else an SVG has the time of day and random names, a PDF the time.
     options = {} if kind == "png" else {"metadata": _UNDATED[kind]}
     picture = io.BytesIO()
@@ -90,7 +59,7 @@ def dashes(number: int) -> str:
     return DASHES[number // len(COLOURS) % len(DASHES)]
 
 
-def shade(axes, task_ends, **options) -> None:
+def shade_tasks(axes, task_ends, **options) -> None:
     """Shade every other task; `task_ends` has the last step of each."""
     ends = [0, *np.asarray(task_ends).tolist()]
     for first, last in list(zip(ends, ends[1:], strict=False))[1::2]:
@@ -119,7 +88,7 @@ def escaped(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def short(name) -> str:
+def shorten_name(name) -> str:
     """Shorten a name for a legend: `LONGEST` letters at most, and no maths."""
     name = str(name)
     name = name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."

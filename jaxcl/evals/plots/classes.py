@@ -15,8 +15,8 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
     Args:
       steps: i[n], n >= 1, increasing.
       shares: f[n, C] in [0, 1], of each class at each of these steps. If there are more
-      than `MOST_TIMES`, so many are drawn, evenly spread, the first and last among
-      them.
+        than `MOST_TIMES`, so many are drawn, evenly spread, the first and last among
+        them.
       path: of the picture.
       time: how one of `steps` is written.
     """
@@ -27,7 +27,7 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
     figure, axes, groups, what = _classes(np.argsort(-shares[0], kind="stable"))
     axes.axhline(100 / size, color="0.5", linestyle=":", linewidth=1)
     chosen = np.linspace(0, times - 1, min(times, MOST_TIMES)).round().astype(int)
-    # From dark to light, but for the palest of the colours.
+    # From dark to light, except for the palest of the colours.
     colours = colormaps["viridis"](np.linspace(0.0, 0.9, len(chosen)))
     for number, (at, colour) in enumerate(zip(chosen, colours, strict=True)):
         style = canvas.style_of(number) | {"color": colour, "markersize": 4}
@@ -37,7 +37,7 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
     xlabel = f"{what}, by its share at {time.format(steps[0])}"
     axes.set(title=title, xlabel=xlabel, ylabel="share of the labelled rows (%)")
     canvas.legend(axes, title="dotted: balanced")
-    canvas.save(figure, path)
+    canvas.save_figure(figure, path)
 
 
 def class_spread(runs, path, *, title="") -> None:
@@ -56,19 +56,19 @@ def class_spread(runs, path, *, title="") -> None:
         for kind, line, each in zip(("intra", "inter"), ":-", values, strict=True):
             each = np.asarray(each, np.float64)
             style = canvas.style_of(number) | {"linestyle": line, "markersize": 4}
-            style["label"] = f"{canvas.short(name)}: {kind}"
+            style["label"] = f"{canvas.shorten_name(name)}: {kind}"
             axes.plot(range(len(groups)), [each[g].mean() for g in groups], **style)
     ylabel = "intra-class variance, inter-class similarity"
     axes.set(title=title, xlabel=f"{what}, by its similarity to others", ylabel=ylabel)
     canvas.legend(axes)
-    canvas.save(figure, path)
+    canvas.save_figure(figure, path)
 
 
 def _classes(order):
     """Make a figure over classes that stand in the order i[C].
 
     Returns:
-      Figure, axes, the classes of each place, one or many, and what a place is.
+      Make figure and axes; return the classes of each place, and its meaning.
     """
     figure = canvas.figure_of(7.5, 4.2)
     axes = figure.add_subplot()

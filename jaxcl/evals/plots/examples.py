@@ -28,10 +28,10 @@ def scatter(points, labels, path, *, title, class_names=None) -> None:
     else:
         for number, label in enumerate(present):
             name = names[label] if 0 <= label < len(names) else label
-            style = canvas.style_of(number) | {"label": canvas.short(name)}
+            style = canvas.style_of(number) | {"label": canvas.shorten_name(name)}
             axes.scatter(*points[labels == label].T, **style, **dots)
         canvas.legend(axes, markerscale=2)
-    canvas.save(figure, path)
+    canvas.save_figure(figure, path)
 
 
 def neighbours(queries, nearest, similarities, path, *, title) -> None:
@@ -58,4 +58,4 @@ def neighbours(queries, nearest, similarities, path, *, title) -> None:
                 axes.spines[:].set(linewidth=3, edgecolor=canvas.COLOURS[0])
     panels[0, 0].set_title("image", fontsize=8)
     figure.tight_layout()
-    canvas.save(figure, path)
+    canvas.save_figure(figure, path)

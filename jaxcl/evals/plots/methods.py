@@ -31,7 +31,7 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
         runs = named_curves[name]
         runs = 100 * np.atleast_2d(np.asarray(runs, np.float64))
         seeds, size = runs.shape
-        tasks, name = np.arange(1, size + 1), canvas.short(name)
+        tasks, name = np.arange(1, size + 1), canvas.shorten_name(name)
         if seeds > 1:
             name = f"{name} ({seeds} seeds)"
             note = "mean, band: 1 std"
@@ -42,7 +42,7 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
     axes.set(title=title, xlabel="tasks learned", ylabel=ylabel)
     axes.grid(color="0.9")
     canvas.legend(axes, title=note)
-    canvas.save(figure, path)
+    canvas.save_figure(figure, path)
 
 
 def numbers(names: Sequence[str]) -> dict[str, int]:
@@ -73,7 +73,7 @@ def summary(named_curves, strips, path, *, title, chance=None) -> None:
         2, len(strips), height_ratios=(1, 3), hspace=0.05, wspace=0.08
     )
     for number, images in enumerate(strips):
-        _strip(figure.add_subplot(grid[0, number]), images, f"task {number + 1}")
+        _draw_strip(figure.add_subplot(grid[0, number]), images, f"task {number + 1}")
     axes = figure.add_subplot(grid[1, :])
     ends = []
     for name, number in numbers([*named_curves]).items():
@@ -87,17 +87,17 @@ def summary(named_curves, strips, path, *, title, chance=None) -> None:
         ends.append((float(mean[-1]), name, number))
     low = 0.0 if chance is None else 100 * chance
     axes.set(ylim=(low - 2, 101), xlim=(0.9, tasks + 0.1))
-    _label(axes, ends, low)
+    _label_ends(axes, ends, low)
     axes.set_xticks(canvas.axis_numbers(tasks))
     axes.set(xlabel="tasks learned", ylabel="accuracy on the tasks met (%)")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(color="0.9")
     figure.suptitle(title, y=0.96)
-    canvas.save(figure, path, dpi=200)
+    canvas.save_figure(figure, path, dpi=200)
 
 
-def _strip(axes, images, name) -> None:
+def _draw_strip(axes, images, name) -> None:
     """Draw up to eight images in two rows, beneath the name of their task."""
     shown = [image if image.shape[-1] == 3 else image.repeat(3, -1) for image in images]
     shown = shown[:8]
@@ -112,14 +112,14 @@ def _strip(axes, images, name) -> None:
     axes.set_axis_off()
 
 
-def _label(axes, ends, low) -> None:
+def _label_ends(axes, ends, low) -> None:
     """Write the name and last value of each line at its end, none over another."""
     apart = (101 - low) / 14
     height = -np.inf
     for value, name, number in sorted(ends):
         height = max(value, height + apart)
         axes.annotate(
-            f"{_CALLED.get(name, canvas.short(name))}  {value:.0f} %",
+            f"{_CALLED.get(name, canvas.shorten_name(name))}  {value:.0f} %",
             (1.0, height),
             xycoords=("axes fraction", "data"),
             xytext=(8, 0),

@@ -35,14 +35,14 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
     side = float(np.clip(2.0 + 0.62 * len(matrix), 4.0, 14.0))
     figure = canvas.figure_of(side + 1.2, side)
     _heat_map(figure, figure.add_subplot(), matrix, title, task_names)
-    canvas.save(figure, path)
+    canvas.save_figure(figure, path)
 
 
 def _heat_range(matrix) -> tuple[float, float]:
     """Choose the least and the most percent of the colours for accuracies in [0, 1].
 
-    Whole tens around what was measured, 20 or more apart: from 0 to 100 the accuracies
-    of one run would often have one colour.
+    Round the measured range to whole tens, at least 20 wide: from 0 to 100 the
+    accuracies of one run would often have one colour.
     """
     measured = 100 * matrix[np.isfinite(matrix)]
     if not measured.size:
@@ -66,7 +66,7 @@ def _heat_map(figure, axes, matrix, title, task_names) -> None:
     numbers = names = [str(n) for n in canvas.axis_numbers(size)]
     places = [n - 1 for n in canvas.axis_numbers(size)]
     if few and task_names is not None:
-        names = [canvas.short(name) for name in task_names]
+        names = [canvas.shorten_name(name) for name in task_names]
     turned = {"rotation": 45, "ha": "right"} if max(map(len, names)) > 3 else {}
     axes.set_xticks(places, names, **turned)
     axes.set_yticks(places, numbers)
@@ -112,13 +112,13 @@ def overview(results, rows, path=None):
     panels[-1].xaxis.set_major_locator(canvas.whole_numbers())
     figure.tight_layout()
     if path is not None:
-        canvas.save(figure, path)
+        canvas.save_figure(figure, path)
     # Jupyter knows figures by itself only once pyplot was imported.
-    figure._repr_png_ = lambda: _png(figure)
+    figure._repr_png_ = lambda: _png_bytes(figure)
     return figure
 
 
-def _png(figure) -> bytes:
+def _png_bytes(figure) -> bytes:
     """Write a figure as the bytes of a PNG file."""
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=80, bbox_inches="tight")
@@ -134,7 +134,7 @@ def _before_and_after(axes, results, names) -> None:
     for shift, values, label in ((-0.2, before, "untrained"), (0.2, after, "trained")):
         bars = axes.bar(places + shift, 100 * np.array(values), 0.38, label=label)
         axes.bar_label(bars, fmt="%.1f")
-    axes.set_xticks(places, [canvas.short(name) for name in names])
+    axes.set_xticks(places, [canvas.shorten_name(name) for name in names])
     axes.set(ylabel="accuracy (%)", ylim=(0, 110))
     axes.legend(frameon=False, loc="upper left", ncols=2)
 
@@ -143,7 +143,7 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
     """Draw training curves against the step, tasks divided by dotted lines.
 
     Args:
-      rows: rows of metrics.jsonl, see `rows.read`.
+      rows: rows of metrics.jsonl, see `rows.read_rows`.
       keys: what to draw, one panel each; rows without a key are passed over.
     """
     figure = canvas.figure_of(8, 2.6 * len(keys))
@@ -172,4 +172,4 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
         axes.grid(color="0.9")
     panels[-1].set_xlabel("optimiser step (dotted: a task begins)")
     figure.align_ylabels(panels)
-    canvas.save(figure, path)
+    canvas.save_figure(figure, path)

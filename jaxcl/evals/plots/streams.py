@@ -23,7 +23,7 @@ def anytime(
     for number, (name, (steps, mean, spread)) in enumerate(runs.items()):
         mean = scale * np.asarray(mean, np.float64)
         half = None if spread is None else scale * np.asarray(spread, np.float64)
-        canvas.mean_and_band(axes, number, steps, mean, half, canvas.short(name))
+        canvas.mean_and_band(axes, number, steps, mean, half, canvas.shorten_name(name))
     _finish(figure, axes, path, title=title, ylabel=ylabel)
 
 
@@ -44,7 +44,7 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
             "color": canvas.style_of(number)["color"],
             "linestyle": canvas.dashes(number),
         }
-        label = canvas.short(name)
+        label = canvas.shorten_name(name)
         axes.plot(steps, values, linewidth=1, marker=marker, label=label, **style)
     axes.set_ylim(bottom=0)
     _finish(figure, axes, path, title=title, ylabel=ylabel, xlabel=xlabel)
@@ -54,7 +54,7 @@ def _stream(task_ends):
     """Make a figure over the steps of a stream, every other task shaded."""
     figure = canvas.figure_of(7.5, 4.2)
     axes = figure.add_subplot()
-    canvas.shade(axes, task_ends)
+    canvas.shade_tasks(axes, task_ends)
     axes.set_xlim(0, [0, *task_ends][-1])
     return figure, axes
 
@@ -64,4 +64,4 @@ def _finish(figure, axes, path, *, title, ylabel, xlabel=_STEPS):
     axes.xaxis.set_major_locator(canvas.whole_numbers())
     axes.grid(color="0.85")
     canvas.legend(axes)
-    canvas.save(figure, path)
+    canvas.save_figure(figure, path)

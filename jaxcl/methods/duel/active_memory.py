@@ -31,12 +31,12 @@ class Settings(NamedTuple):
 
 def create(settings: Settings, batch: core.Batch) -> buffer.Buffer:
     """Return an empty memory for examples like those of the batch."""
-    row = _rows(settings, batch, jnp.zeros((len(batch["label"]), settings.dim)))
+    row = _stored_items(settings, batch, jnp.zeros((len(batch["label"]), settings.dim)))
     example = {name: leaf[0] for name, leaf in row.items()}
-    return _placed(settings, buffer.create(example, settings.size))
+    return _place_memory(settings, buffer.create(example, settings.size))
 
 
-def whole(memory: buffer.Buffer) -> buffer.Buffer:
+def join_shards(memory: buffer.Buffer) -> buffer.Buffer:
     """Return the memory as `buffer` and `duel` take it."""
     if not isinstance(memory.items, sharded.Spread):
         return memory
@@ -56,7 +56,7 @@ def update(
 
     Args:
       settings: which rows are kept.
-      memory: what `whole` returned.
+      memory: what `join_shards` returned.
       key: threefry key, for the policy "reservoir".
       batch: the incoming rows.
       features: f32[B, D], unit rows. A row that is not finite is not stored.
@@ -64,7 +64,7 @@ def update(
     """
     mask = jnp.isfinite(features).all(axis=1)
     features = jnp.where(mask[:, None], features, 0)
-    rows = _rows(settings, batch, features)
+    rows = _stored_items(settings, batch, features)
     if settings.policy == "fifo":
         slots = policies.fifo(memory, mask)
     elif settings.policy == "reservoir":
@@ -72,7 +72,7 @@ def update(
     else:
         slots = _filtered(settings, memory, features, mask)
     written = buffer.write(memory, buffer.order_after(slots, after), rows, mask)
-    return _placed(settings, written), jnp.mean(slots < memory.capacity)
+    return _place_memory(settings, written), jnp.mean(slots < memory.capacity)
 
 
 def refreshed(
@@ -117,7 +117,7 @@ def _filtered(settings, memory, features, mask):
     return slots
 
 
-def _rows(settings, batch, features):
+def _stored_items(settings, batch, features):
     """Return the items that are kept of each example."""
     items = {"feature": features, "label": batch["label"], "index": batch["index"]}
     if settings.images:
@@ -126,7 +126,7 @@ def _rows(settings, batch, features):
     return items
 
 
-def _placed(settings, memory):
+def _place_memory(settings, memory):
     """Place the memory as the state holds it, split over the devices or not."""
     if not settings.spread:
         return memory

@@ -43,11 +43,11 @@ class Extra(NamedTuple):
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} for SimCLR
     momentum_stats: core.PyTree  # f32, its own running statistics
     # feature f32[D] unit row, label and index i32; also image u8 for SimCLR and where
-    # rows are embedded anew. None: no memory
+    # rows are embedded again. None: no memory
     memory: buffer.Buffer | None
 
 
-class Setup(NamedTuple):
+class StepSetup(NamedTuple):
     """All that a step reads beside its state; for the options see `make`."""
 
     parts: core.Parts
@@ -66,7 +66,7 @@ class Setup(NamedTuple):
     fresh_memory: bool
 
 
-class Keys(NamedTuple):
+class StepKeys(NamedTuple):
     """Random keys of a step, by use."""
 
     augment: jax.Array
@@ -76,7 +76,7 @@ class Keys(NamedTuple):
     augment_stored: jax.Array
 
 
-def _check(
+def _check_options(
     *, base, negatives, memory_size, refresh, drawn, streaming, sharded, hml_weight
 ) -> None:
     """Refuse options that do not go together."""
@@ -148,7 +148,7 @@ def make(
         keeps images, and its slow network embeds them.
       policy_features: what the policy compares. "step": features as stored, and as the
         step made them; "batch": after the step its network (MoCo: the slow one) embeds
-        the anchors' views (Algorithm 3); "all": those, and all stored images anew
+        the anchors' views (Algorithm 3); "all": those, and all stored images again
         (Algorithm 1). The last two cost another pass.
       fresh_memory: begin each task with an empty memory.
       keep_images: MoCo keeps images even if nothing reads them, so that a run that
@@ -159,10 +159,10 @@ def make(
       streaming: make no matrix of logits, see `losses.streaming`.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
     drawn = max(1, memory_size // _SHARE) if drawn is None else drawn
-    _check(
+    _check_options(
         base=base,
         negatives=negatives,
         memory_size=memory_size,
@@ -192,7 +192,7 @@ def make(
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
     projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
     net = chain.Chain({"encoder": parts.encoder, "projector": projector})
-    setup = Setup(
+    setup = StepSetup(
         parts=parts,
         net=net,
         settings=settings,
@@ -209,7 +209,7 @@ def make(
         fresh_memory=fresh_memory,
     )
     return core.Method(
-        init=functools.partial(_init, setup),
+        init=functools.partial(_init_state, setup),
         step=functools.partial(_step, setup),
         embed=net.embed,
         project=net.project,
@@ -226,10 +226,10 @@ def _begin_task(setup, state, task):
 
 
 def _memory(state):
-    return active_memory.whole(state.extra.memory)
+    return active_memory.join_shards(state.extra.memory)
 
 
-def _init(setup, key, batch):
+def _init_state(setup, key, batch):
     k_state, k_augment, k_net = jax.random.split(key, 3)
     images = setup.parts.augment(k_augment, batch["image"][:1])[0]
     params, stats = setup.net.init(k_net, images)
@@ -240,13 +240,15 @@ def _init(setup, key, batch):
 
 
 def _step(setup, state, batch):
-    keys = Keys(*jax.random.split(core.step_key(state), len(Keys._fields)))
+    keys = StepKeys(*jax.random.split(core.step_key(state), len(StepKeys._fields)))
     views = setup.parts.augment(keys.augment, batch["image"])
     core.check_views(views, 2, "duel")
     memory = _memory(state) if setup.remembers else None
-    embed = functools.partial(_embed, setup, batch["image"].ndim == 5)
-    draw = functools.partial(_draw, setup, keys, embed)
-    loss, memory = (_moco if setup.moco else _simclr)(setup, state, views, memory, draw)
+    embed = functools.partial(_embed_images, setup, batch["image"].ndim == 5)
+    draw = functools.partial(_draw_rows, setup, keys, embed)
+    loss, memory = (_moco_loss if setup.moco else _simclr)(
+        setup, state, views, memory, draw
+    )
     state, (stats, slow_stats, target), metrics = core.descend(setup.parts, state, loss)
     extra = state.extra._replace(momentum_stats=slow_stats)
     if setup.moco:
@@ -266,11 +268,11 @@ def _step(setup, state, batch):
     return state.replace(stats=stats, extra=extra), metrics
 
 
-def _moco(setup, state, views, memory, draw):
+def _moco_loss(setup, state, views, memory, draw):
     """Return the loss of a step and the memory it reads.
 
     Args:
-      draw: (network, memory) -> as of `_draw`.
+      draw: (network, memory) -> as of `_draw_rows`.
 
     Returns:
       A function of the parameters, and the memory. The function gives the loss and
@@ -332,11 +334,11 @@ def _contrast(setup, anchors, positives, examples, rows, exists):
     )
 
 
-def _draw(setup, keys, embed, network, memory):
+def _draw_rows(setup, keys, embed, network, memory):
     """Draw rows: features f32[R, D], which exist bool[R], the memory afterwards.
 
     Args:
-      embed: as of `_embed`.
+      embed: as of `_embed_images`.
       network: parameters and statistics of what embeds images.
     """
     embeds = not setup.moco or setup.refresh
@@ -362,7 +364,7 @@ def _embed_all(memory, embed):
     return active_memory.refreshed(memory, slots, features, memory.filled)
 
 
-def _embed(setup, cut, key, network, images):
+def _embed_images(setup, cut, key, network, images):
     """Embed augmented stored images u8[R, H, W, C] as unit rows f32[R, D].
 
     Args:

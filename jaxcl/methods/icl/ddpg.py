@@ -8,8 +8,9 @@ and the reward is how far the loss falls after it, r_t = L_t - L_{t+1} (eq. 15).
 LSTM mu picks a_t = sigmoid(mu(s_t) + e_t x_t) with Ornstein-Uhlenbeck noise x_t (eq.
 14); a small network Q(s, a) judges it. Both learn by DDPG from a memory of transitions.
 
-These are pure functions over one pytree, `Agent`, which `init(key, options)` makes. So
-they run within a jitted step, are saved with the state, and work under `vmap`:
+These are pure functions over one pytree, `AgentState`, which `init(key, options)`
+makes. So they run within a jitted step, are saved with the state, and work under
+`vmap`:
 
   options = ddpg.Options(high=1.0)
   agent = ddpg.init(key, options)
@@ -69,7 +70,9 @@ class Options:
     scale: Literal["linear", "log"] = "linear"  # on which actions are even between them
     state: Literal["scalar", "window"] = "scalar"  # the last losses: 1, or `window`
     window: schema.Count = 32
-    standardise: bool = True  # losses and rewards by running moments, see `learn`
+    standardise: bool = (
+        True  # losses and rewards by running moments, see `update_agent`
+    )
     actor_width: schema.Width = 20  # hidden units of each of the two LSTM layers
     critic_width: schema.Width = 10  # of each of the critic's two hidden layers
     actor_lr: schema.Weight = 1e-4  # of Adam
@@ -85,7 +88,7 @@ class Options:
     noise_decay: schema.Count = 50_000  # actions after which there is no noise
 
     def __post_init__(self):
-        schema.check(Options, vars(self), _FIELD)
+        schema.check_arguments(Options, vars(self), _FIELD)
         _require(self.low < self.high, "low", self.low, f"below high={self.high}")
         enough = self.capacity >= self.batch
         _require(enough, "capacity", self.capacity, f"batch={self.batch} or more")
@@ -96,7 +99,7 @@ class Options:
         return 1 if self.state == "scalar" else self.window
 
 
-class Rows(NamedTuple):
+class Transitions(NamedTuple):
     """Transitions (s, a, r, s'); s and s' overlap and determine r."""
 
     losses: jax.Array  # f32[N, W+1], the W of s, oldest first, then the loss after a
@@ -104,7 +107,7 @@ class Rows(NamedTuple):
     action: jax.Array  # f32[N], a in [0, 1]
 
 
-class Agent(NamedTuple):
+class AgentState(NamedTuple):
     """All that changes while an agent lives."""
 
     actor: core.PyTree  # f32, parameters of mu
@@ -113,7 +116,7 @@ class Agent(NamedTuple):
     target_critic: core.PyTree  # f32, of Q'
     actor_opt: core.PyTree  # Adam's
     critic_opt: core.PyTree
-    memory: buffer.Buffer  # of `Rows`, the oldest overwritten first
+    memory: buffer.Buffer  # of `Transitions`, the oldest overwritten first
     losses: jax.Array  # f32[W], the last losses, zeros first, the newest at the end
     count: jax.Array  # i32[], losses so far
     action: jax.Array  # f32[], the last one, in [0, 1]
@@ -147,7 +150,7 @@ class Actor(nn.Module):
             start = nn.initializers.orthogonal()
             recurrent = self.param(f"recurrent{layer}", start, shape)
 
-            def cell(carry, step, recurrent=recurrent):
+            def run_cell(carry, step, recurrent=recurrent):
                 (h, c), (gates, known) = carry, step
                 i, f, g, o = jnp.split(gates + h @ recurrent, 4, axis=-1)
                 new = nn.sigmoid(f) * c + nn.sigmoid(i) * jnp.tanh(g)
@@ -155,7 +158,7 @@ class Actor(nn.Module):
                 return (h, jnp.where(known, new, c)), h
 
             zeros = jnp.zeros((len(losses), self.width), x.dtype)
-            _, x = jax.lax.scan(cell, (zeros, zeros), (gates, known))
+            _, x = jax.lax.scan(run_cell, (zeros, zeros), (gates, known))
         return nn.Dense(1, name="output")(x[-1])[:, 0]
 
 
@@ -178,7 +181,7 @@ class Critic(nn.Module):
         return nn.Dense(1, name="linear3")(x)[:, 0]
 
 
-def init(key: jax.Array, options: Options) -> Agent:
+def init(key: jax.Array, options: Options) -> AgentState:
     """Make an agent that has seen nothing.
 
     Args:
@@ -195,14 +198,14 @@ def init(key: jax.Array, options: Options) -> Agent:
     counts = {name: jnp.zeros((), jnp.int32) for name in ("count", "steps")}
     names = "action", "noise", "mean", "variance", "power"
     numbers = {name: jnp.zeros((), jnp.float32) for name in names}
-    return Agent(  # no two leaves share a buffer, since the state is donated
+    return AgentState(  # no two leaves share a buffer, since the state is donated
         actor=mu,
         critic=q,
         target_actor=core.copy(mu),
         target_critic=core.copy(q),
         actor_opt=adam_actor.init(mu),
         critic_opt=adam_critic.init(q),
-        memory=buffer.create(Rows(*row), options.capacity),
+        memory=buffer.create(Transitions(*row), options.capacity),
         losses=losses[0] + 0,
         fresh=jnp.zeros((), bool),
         pending=jnp.zeros((), bool),
@@ -211,7 +214,7 @@ def init(key: jax.Array, options: Options) -> Agent:
     )
 
 
-def act(agent: Agent, key: jax.Array, options: Options):
+def act(agent: AgentState, key: jax.Array, options: Options):
     """Choose the learning rate of the step down the loss last observed.
 
     The first `warmup` actions are uniform in [0, 1]. Then a = sigmoid(mu(s) + e x) with
@@ -233,7 +236,7 @@ def act(agent: Agent, key: jax.Array, options: Options):
     (actor, _), _ = _networks(options)
     dtype = agent.losses.dtype
     known = jnp.minimum(agent.count, options.length)
-    state = _state(agent, agent.losses[None], known[None], options)
+    state = _network_input(agent, agent.losses[None], known[None], options)
     mu = actor.apply({"params": agent.actor}, *state)[0]
     fading = jnp.maximum(1 - agent.steps / options.noise_decay, 0).astype(dtype)
     pull = options.noise_reversion * agent.noise * options.noise_step
@@ -251,10 +254,10 @@ def act(agent: Agent, key: jax.Array, options: Options):
         noise=noise,
         steps=agent.steps + 1,
     )
-    return rate(action, options), agent
+    return scale_action(action, options), agent
 
 
-def rate(action: jax.Array, options: Options) -> jax.Array:
+def scale_action(action: jax.Array, options: Options) -> jax.Array:
     """Return the learning rates in [low, high] of actions in [0, 1], see the top."""
     if options.scale == "linear":
         return options.low + (options.high - options.low) * action
@@ -262,13 +265,15 @@ def rate(action: jax.Array, options: Options) -> jax.Array:
     return jnp.exp(low + (high - low) * action)
 
 
-def observe(agent: Agent, key: jax.Array, loss: jax.Array, options: Options) -> Agent:
+def observe(
+    agent: AgentState, key: jax.Array, loss: jax.Array, options: Options
+) -> AgentState:
     """Tell the agent the loss of a step, before the step is made; the agent learns.
 
     The loss is the state of the next action and decides the reward of the last one.
     The transition of the last action is stored now, over the oldest one if the memory
-    is full. Once `batch` transitions are stored, an update follows (`learn`) on `batch`
-    uniformly drawn ones.
+    is full. Once `batch` transitions are stored, an update follows (`update_agent`) on
+    `batch` uniformly drawn ones.
 
     A loss that is nan, infinite or beyond 1e9 is dropped, and so are the actions before
     and after it, since a transition needs both losses. If two losses follow an action,
@@ -286,7 +291,7 @@ def observe(agent: Agent, key: jax.Array, loss: jax.Array, options: Options) -> 
     loss = jnp.where(usable, loss, 0)
     stored = agent.pending & usable
     losses = jnp.append(agent.losses, loss)
-    row = Rows(losses, jnp.minimum(agent.count, options.length), agent.action)
+    row = Transitions(losses, jnp.minimum(agent.count, options.length), agent.action)
     row, mask = jax.tree.map(lambda x: x[None], (row, stored))
     slots = policies.fifo(agent.memory, mask)
     memory = buffer.write(agent.memory, slots, row, mask)
@@ -304,14 +309,14 @@ def observe(agent: Agent, key: jax.Array, loss: jax.Array, options: Options) -> 
     # The memory stays outside of the cond, which may copy its operands.
     agent = jax.lax.cond(
         stored & (filled >= options.batch),
-        lambda agent: learn(agent, rows, options),
+        lambda agent: update_agent(agent, rows, options),
         lambda agent: agent,
         agent._replace(memory=None),
     )
     return agent._replace(memory=memory)
 
 
-def learn(agent: Agent, rows: Rows, options: Options) -> Agent:
+def update_agent(agent: AgentState, rows: Transitions, options: Options) -> AgentState:
     """Update the agent by DDPG (Lillicrap et al., Alg. 1), where no state is terminal.
 
       y = r + gamma Q'(s', mu'(s'))
@@ -330,30 +335,30 @@ def learn(agent: Agent, rows: Rows, options: Options) -> Agent:
     """
     (actor, adam_actor), (critic, adam_critic) = _networks(options)
 
-    def mu(params, state):
+    def act_by(params, state):
         return nn.sigmoid(actor.apply({"params": params}, *state))
 
-    def q(params, state, action):
+    def value_of(params, state, action):
         return critic.apply({"params": params}, *state, action)
 
-    now = _state(agent, rows.losses[:, :-1], rows.known, options)
+    now = _network_input(agent, rows.losses[:, :-1], rows.known, options)
     known = jnp.minimum(rows.known + 1, options.length)
-    then = _state(agent, rows.losses[:, 1:], known, options)
+    then = _network_input(agent, rows.losses[:, 1:], known, options)
     reward = rows.losses[:, -2] - rows.losses[:, -1]
     if options.standardise:
         reward = jnp.clip(reward / jnp.sqrt(agent.power + _TINY), -_CLIP, _CLIP)
-    action = mu(agent.target_actor, then)
-    y = reward + options.discount * q(agent.target_critic, then, action)
+    action = act_by(agent.target_actor, then)
+    y = reward + options.discount * value_of(agent.target_critic, then, action)
 
     def critic_loss(params):
-        return jnp.mean((q(params, now, rows.action) - y) ** 2)
+        return jnp.mean((value_of(params, now, rows.action) - y) ** 2)
 
     grads = jax.grad(critic_loss)(agent.critic)
     step, critic_opt = adam_critic.update(grads, agent.critic_opt)
     new_critic = optax.apply_updates(agent.critic, step)
 
     def actor_loss(params):
-        return -jnp.mean(q(new_critic, now, mu(params, now)))
+        return -jnp.mean(value_of(new_critic, now, act_by(params, now)))
 
     grads = jax.grad(actor_loss)(agent.actor)
     step, actor_opt = adam_actor.update(grads, agent.actor_opt)
@@ -375,7 +380,7 @@ def _networks(options):
     return actor, (Critic(options.critic_width), optax.adam(options.critic_lr))
 
 
-def _state(agent, losses, known, options):
+def _network_input(agent, losses, known, options):
     """Return input of the networks: losses [B, W], and which of them are known."""
     if options.standardise:
         std = jnp.sqrt(agent.variance + _TINY)

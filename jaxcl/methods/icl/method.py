@@ -72,7 +72,7 @@ VARIANTS = {
 _INNER_LR = 0.03
 
 
-def _unread(options: dict) -> dict[str, str]:
+def _unread_options(options: dict) -> dict[str, str]:
     """Find the options that these leave unread.
 
     `agent` is never among them: it shapes the state that all strategies share.
@@ -108,7 +108,7 @@ def _unread(options: dict) -> dict[str, str]:
 def _check_read(options: dict) -> None:
     """Refuse an option that is set and that nothing reads."""
     defaults = {name: x.default for name, x in schema.option_of(make).items()}
-    for name, reader in _unread(options).items():
+    for name, reader in _unread_options(options).items():
         if options[name] != defaults[name]:
             raise ValueError(
                 f"config.method.{name}={options[name]}: is read by {reader} alone; "
@@ -130,12 +130,12 @@ def _check_network(*, graphs, anchors, projector, output_dim) -> None:
         )
 
 
-def _fill(options: dict, replay: core.Replay | None) -> dict:
+def _fill_agent(options: dict, replay: core.Replay | None) -> dict:
     """Fill in the agent's options; the number of inner steps follows each task."""
     return {"agent": schema.defaults(ddpg.Options) | dict(options["agent"] or {})}
 
 
-@schema.checked("config.method", fill=_fill)
+@schema.checked("config.method", fill=_fill_agent)
 @schema.debug(output_dim=8, projector=8)
 def make(
     parts: core.Parts,
@@ -184,7 +184,7 @@ def make(
       agent: options of `ddpg.Options`.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed; an option that the
+      ValueError: naming field, value and range; an option that the
         strategy does not read is not at its default.
     """
     _check_read(locals())
@@ -212,8 +212,8 @@ def make(
         output_dim=output_dim,
         projector=projector,
     )
-    plan = orders.Plan(strategy, meta, inner_steps, replay_share)
-    setup = steps.Setup(
+    plan = orders.OrderPlan(strategy, meta, inner_steps, replay_share)
+    setup = steps.StepSetup(
         parts=parts,
         passes=passes,
         plan=plan,
@@ -226,12 +226,12 @@ def make(
         unroll=sharding.on_cpu() and not graphs,
     )
     return core.Method(
-        init=functools.partial(_init, setup),
+        init=functools.partial(_init_state, setup),
         step=functools.partial(steps.step, setup),
         embed=lambda state, inputs: passes.embed(state.params, state.stats, inputs),
         begin_task=functools.partial(_begin_task, setup),
         source=functools.partial(orders.source, plan),
-        parts=functools.partial(orders.sides, plan),
+        parts=functools.partial(orders.batches_per_step, plan),
         objective=functools.partial(_objective, passes),
         takes_graphs=True,
     )
@@ -242,7 +242,7 @@ def _objective(passes, state, key, batch):
     return passes.plain_loss(state.params, state.stats, key, batch)[0]
 
 
-def _init(setup, key, batch):
+def _init_state(setup, key, batch):
     k_state, k_net, *k_agents = jax.random.split(key, 4)
     params, stats = setup.passes.init(k_net, batch)
     extra = steps.Extra(
@@ -264,7 +264,9 @@ def _begin_task(setup, state, task):
     if task.index > 0 and plan.strategy in ("retrain", "random"):
         params, stats = core.copy(state.extra.first)
     growth = orders.growth(task) if task.index > 0 else 0.0
-    old_steps, epoch_steps = orders.epoch(plan, task, setup.parts.batch_size)
+    old_steps, epoch_steps = orders.count_epoch_steps(
+        plan, task, setup.parts.batch_size
+    )
     extra = state.extra._replace(
         growth=jnp.float32(growth),
         old_steps=jnp.int32(old_steps),

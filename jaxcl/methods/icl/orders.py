@@ -13,7 +13,7 @@ from jaxcl.data import stream
 _NEW_ALONE = ("finetune", "distill")  # read no rows of earlier tasks
 
 
-class Plan(NamedTuple):
+class OrderPlan(NamedTuple):
     """The options that decide which rows a step reads, see `icl.make`."""
 
     strategy: str
@@ -58,7 +58,7 @@ def _side_by_side(parts):
     return np.stack(parts, axis=-1).reshape(len(parts[0]), -1)
 
 
-def meta(
+def meta_epoch(
     rng: np.random.Generator,
     rows: np.ndarray,
     batch_size: int,
@@ -83,7 +83,7 @@ def meta(
     return _side_by_side([*inner, new, old[:, -1]])
 
 
-def turns(
+def alternating_epoch(
     rng: np.random.Generator, rows: np.ndarray, batch_size: int, *, task: stream.Task
 ) -> np.ndarray:
     """Order an epoch of steps, i32[n, B]: old batches, then new ones.
@@ -100,13 +100,13 @@ def turns(
     return _side_by_side([anchors, np.concatenate([beside_old, beside_new])])
 
 
-def _inner(plan, task):
+def _inner_order(plan, task):
     old, new = len(task.earlier), len(task.train.rows)
     # A set has whole rows: half a one by which a share was rounded makes no step more.
     return plan.inner_steps or inner_steps((new + 0.5) / (old + new))
 
 
-def sides(plan: Plan, task: stream.Task) -> int:
+def batches_per_step(plan: OrderPlan, task: stream.Task) -> int:
     """Number of batches that a step takes, see `core.Method.parts`.
 
     Raises:
@@ -122,11 +122,14 @@ def sides(plan: Plan, task: stream.Task) -> int:
         )
     if plan.strategy != "icl":
         return 1
-    return 2 * _inner(plan, task) + 2 if plan.meta else 2
+    return 2 * _inner_order(plan, task) + 2 if plan.meta else 2
 
 
-def epoch(plan: Plan, task: stream.Task, batch_size: int) -> tuple[int, int]:
-    """Count the steps on old rows, and all steps, of an epoch of `turns`."""
+def count_epoch_steps(
+    plan: OrderPlan, task: stream.Task, batch_size: int
+) -> tuple[int, int]:
+    """Count the steps on old rows, and all steps, of an epoch of
+    `alternating_epoch`."""
     if task.index == 0 or plan.strategy != "icl":
         return 0, 1
     old, new = (
@@ -136,7 +139,7 @@ def epoch(plan: Plan, task: stream.Task, batch_size: int) -> tuple[int, int]:
     return old, old + new
 
 
-def source(plan: Plan, state: core.TrainState, task: stream.Task) -> stream.Source:
+def source(plan: OrderPlan, state: core.TrainState, task: stream.Task) -> stream.Source:
     """Return a task's training set: its own rows and, by the strategy, earlier ones."""
     if task.index == 0 or plan.strategy in _NEW_ALONE:
         return task.train
@@ -149,7 +152,7 @@ def source(plan: Plan, state: core.TrainState, task: stream.Task) -> stream.Sour
     if plan.strategy != "icl":
         return both
     if plan.meta:
-        order = functools.partial(meta, task=task, steps=_inner(plan, task))
+        order = functools.partial(meta_epoch, task=task, steps=_inner_order(plan, task))
     else:
-        order = functools.partial(turns, task=task)
+        order = functools.partial(alternating_epoch, task=task)
     return both._replace(order=order)

@@ -154,7 +154,7 @@ class Passes(NamedTuple):
         rows, positives, stats = self.pairs(params, stats, key, part)
         return self.within(rows, positives, part)[0], (stats, rows, positives)
 
-    def against(
+    def incremental_losses(
         self,
         params: core.PyTree,
         stats: core.PyTree,
@@ -181,7 +181,7 @@ class Passes(NamedTuple):
         value, own, options = self.within(rows, positives, part)
         exists = others["index"] >= 0
 
-        def old():
+        def old_loss():
             change = incremental.nce_two(
                 rows,
                 positives,
@@ -194,7 +194,7 @@ class Passes(NamedTuple):
             )
             return change + self.keep * value if self.keep else change
 
-        def new():
+        def new_loss():
             return incremental.nce_one(
                 rows,
                 positives,
@@ -206,7 +206,7 @@ class Passes(NamedTuple):
                 **options,
             )
 
-        return old, new, stats
+        return old_loss, new_loss, stats
 
 
 def reads_graphs(encoder: Any) -> bool:

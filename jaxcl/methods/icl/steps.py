@@ -15,12 +15,12 @@ from jaxcl.methods.icl import passes as passes_lib
 CONTROLS = ("frozen", "random")  # no step after the first task changes the network
 
 
-class Setup(NamedTuple):
+class StepSetup(NamedTuple):
     """All that a step reads beside its state; for the options see `icl.make`."""
 
     parts: core.Parts
     passes: passes_lib.Passes
-    plan: orders.Plan
+    plan: orders.OrderPlan
     learnt_rate: bool
     fixed_lr: float | None
     inner_lr: float
@@ -36,12 +36,12 @@ class Extra(NamedTuple):
     growth: jax.Array  # f32[], new items over all items; 0 in the first task
     old_steps: jax.Array  # i32[], steps on old items in an epoch without meta
     epoch_steps: jax.Array  # i32[], all steps of such an epoch
-    agents: dict[str, ddpg.Agent]  # "old" and "new", for the rates on these items
+    agents: dict[str, ddpg.AgentState]  # "old" and "new", for the rates on these items
     first: core.PyTree  # f32, params and stats at the beginning of the run
     teacher: core.PyTree  # f32, params and stats at the end of the last task
 
 
-def step(setup: Setup, state: core.TrainState, batch: core.Batch):
+def step(setup: StepSetup, state: core.TrainState, batch: core.Batch):
     """Take a step on a batch, or on the batches that `orders` put side by side."""
     if batch["index"].ndim == 1:
         return _plain_step(setup, state, batch)
@@ -92,12 +92,12 @@ def _adapted(setup, state, params, key, old, new):
     """
 
     def loss(params, stats, key, part, others):
-        anchors_old, _, after = setup.passes.against(
+        anchors_old, _, after = setup.passes.incremental_losses(
             params, stats, key, part, others, state.extra.growth
         )
         return anchors_old(), after
 
-    def inner(carry, batches):
+    def inner_step(carry, batches):
         (params, stats, agent), (key, *sides) = carry, batches
         k_loss, k_rate = jax.random.split(key)
         (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(
@@ -115,11 +115,13 @@ def _adapted(setup, state, params, key, old, new):
     if setup.unroll:
         outputs = []
         for i in range(steps):
-            carry, output = inner(carry, jax.tree.map(lambda x, i=i: x[i], batches))
+            carry, output = inner_step(
+                carry, jax.tree.map(lambda x, i=i: x[i], batches)
+            )
             outputs.append(output)
         losses_and_rates = jax.tree.map(lambda *x: jnp.stack(x), *outputs)
     else:
-        carry, losses_and_rates = jax.lax.scan(inner, carry, batches)
+        carry, losses_and_rates = jax.lax.scan(inner_step, carry, batches)
     params, stats, agent = carry
     if setup.learnt_rate:
         # The next inner loop begins at other weights, so that its first loss is no
@@ -132,7 +134,7 @@ def _adapted(setup, state, params, key, old, new):
     return params, (agent, *losses_and_rates)
 
 
-def _moved(before, after):
+def _relative_change(before, after):
     """Return |after - before| / |before|, f32[]."""
     difference = jax.tree.map(lambda a, b: a - b, after, before)
     return optax.tree.norm(difference) / optax.tree.norm(before)
@@ -146,15 +148,15 @@ def _meta_step(setup, state, batch):
         for at in (slice(0, steps), slice(steps, 2 * steps), -2, -1)
     )
 
-    def outer(params):
-        _, anchors_new, stats = setup.passes.against(
+    def outer_loss(params):
+        _, anchors_new, stats = setup.passes.incremental_losses(
             params, state.stats, k_outer, new, old, state.extra.growth
         )
         return anchors_new(), stats
 
     def through_inner(params):
         params, aux = _adapted(setup, state, params, k_inner, inner_old, inner_new)
-        value, stats = outer(params)
+        value, stats = outer_loss(params)
         return value, (stats, params, aux)
 
     if setup.second_order:
@@ -163,12 +165,12 @@ def _meta_step(setup, state, batch):
         )(state.params)
     else:
         there, aux = _adapted(setup, state, state.params, k_inner, inner_old, inner_new)
-        (value, stats), grads = jax.value_and_grad(outer, has_aux=True)(there)
+        (value, stats), grads = jax.value_and_grad(outer_loss, has_aux=True)(there)
     agent, losses, rates = aux
     metrics = {
         "inner_loss": losses.mean(),
         "inner_lr": rates.mean(),
-        "inner_moved": _moved(state.params, there),
+        "inner_moved": _relative_change(state.params, there),
     }
     extra = state.extra._replace(agents=state.extra.agents | {"old": agent})
     state, passes = state.replace(extra=extra), 3 * size * (steps + 1)
@@ -182,7 +184,7 @@ def _turn_step(setup, state, batch):
     turn = done % extra.epoch_steps < extra.old_steps
 
     def loss(params):
-        old, new, stats = setup.passes.against(
+        old, new, stats = setup.passes.incremental_losses(
             params, state.stats, k_loss, part, others, extra.growth
         )
         return jnp.where(turn, old(), new()), stats

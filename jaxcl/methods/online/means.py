@@ -16,7 +16,7 @@ from jaxcl.memory import sharded
 _CHUNK = 256  # images that are embedded at a time
 
 
-class Means(NamedTuple):
+class ClassMeans(NamedTuple):
     """The mean feature of each class's items."""
 
     rows: jax.Array  # f32[C,D], zeros where there is no item
@@ -41,12 +41,12 @@ class Nearest(NamedTuple):
         outputs, _ = self.net(params, stats, images, train=False)
         return self._scaled(outputs.features)
 
-    def means(self, state: core.TrainState) -> Means:
+    def means(self, state: core.TrainState) -> ClassMeans:
         """Compute the class means of the memory, chunk by chunk."""
         memory, replay = state.extra.memory, self.parts.replay
         # `on_each_device` gives a device only its own slice, so each gets a copy.
         network = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (sharded.count(replay), *x.shape)),
+            lambda x: jnp.broadcast_to(x, (sharded.count_shards(replay), *x.shape)),
             (state.params, state.stats),
         )
         total, counts = sharded.on_each_device(
@@ -54,7 +54,7 @@ class Nearest(NamedTuple):
         )
         total, counts = total.sum(axis=0), counts.sum(axis=0)
         rows = self._scaled(total / jnp.maximum(counts, 1)[:, None])
-        return Means(rows, counts > 0)
+        return ClassMeans(rows, counts > 0)
 
     def _sums(self, network, items, filled):
         """Sum and number of each class's features, f32[1,C,D] and i32[1,C]."""
@@ -64,7 +64,7 @@ class Nearest(NamedTuple):
         # If the memory is split over the devices, so are its rows.
         own = self.parts.replay.sharded
 
-        def add(sums, start):
+        def add_chunk(sums, start):
             total, counts = sums
             number = start + jnp.arange(size)
             slots = number % capacity  # the last chunk may go beyond the memory
@@ -80,7 +80,9 @@ class Nearest(NamedTuple):
             return (total, counts + jnp.sum(of_class, axis=0)), None
 
         blank = jnp.zeros_like(params["head"]["weight"]), jnp.zeros_like(classes)
-        (total, counts), _ = jax.lax.scan(add, blank, jnp.arange(0, capacity, size))
+        (total, counts), _ = jax.lax.scan(
+            add_chunk, blank, jnp.arange(0, capacity, size)
+        )
         return total[None], counts[None]
 
     def predict(self, state: core.TrainState, images: jax.Array) -> jax.Array:

@@ -28,10 +28,14 @@ from jaxcl.memory import buffer, sharded
 from jaxcl.methods.online.network import Network, Outputs, Rows
 
 _STREAM = 0xD21F7  # keeps the probe's random numbers apart from the method's
-_PROBE = "probe"  # a parameter that `tap` alone uses; its gradient is the measure
+_PROBE = (
+    "probe"  # a parameter that `tap_gradients` alone uses; its gradient is the measure
+)
 
 
-def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Method:
+def add_measures(
+    method: core.Method, parts: core.Parts, *, rows: int = 64
+) -> core.Method:
     """Add the metrics of `parts.replay.measure` to a method.
 
     The network it trains is the same, bit for bit. Metrics are 0 while there is no row
@@ -40,7 +44,7 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
     Args:
       method: a method with a `memory`.
       parts: what the config builds.
-      rows: stored rows whose drift is measured, drawn anew for each step with a key
+      rows: stored rows whose drift is measured, drawn again for each step with a key
         of their own. The cost is two passes of these rows in evaluation mode.
 
     Returns:
@@ -65,13 +69,13 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
                 "descend a loss (online.descend), which config.method.name does not"
             )
         if "drift" in measure:
-            metrics = {**metrics, "drift": drift(state, after)}
+            metrics = {**metrics, "drift": measure_drift(state, after)}
         return after, metrics
 
-    def drift(state, after):
+    def measure_drift(state, after):
         memory = method.memory(after)
         key = jax.random.fold_in(core.step_key(state), _STREAM)
-        shards = sharded.count(parts.replay)
+        shards = sharded.count_shards(parts.replay)
         count = -(-rows // shards) * shards  # each device its share
         items, mask, _ = sharded.sample(
             memory,
@@ -81,8 +85,8 @@ def add(method: core.Method, parts: core.Parts, *, rows: int = 64) -> core.Metho
         )
         images, mask = sharding.spread((items["image"], mask))
         images = parts.plain(images)
-        old, new = (_unit(method.embed(s, images)) for s in (state, after))
-        return _mean(jnp.linalg.norm(old - new, axis=1), mask)
+        old, new = (_unit_rows(method.embed(s, images)) for s in (state, after))
+        return _masked_mean(jnp.linalg.norm(old - new, axis=1), mask)
 
     return method._replace(step=step, drawn=method.drawn + _metrics(measure))
 
@@ -102,7 +106,7 @@ class Measured(Network):
 
     def watched(self, params: core.PyTree, outputs: Outputs, rows: Rows) -> Outputs:
         """Pass replayed rows; `gradient` gets the norms of the features' gradients."""
-        features = tap(params, outputs.features, tasks_of(rows))
+        features = tap_gradients(params, outputs.features, tasks_of(rows))
         return Outputs(features, self.logits(params, features))
 
     def gradient(self, state: core.TrainState, loss: Callable):
@@ -128,7 +132,7 @@ class Measured(Network):
         weights = (tree["head"]["weight"] for tree in (grads, state.params))
         metrics = {
             "feature_gradient_norm": total / jnp.maximum(count, 1),
-            "prototype_gradient_norm": _mean(_along_sphere(*weights), classes),
+            "prototype_gradient_norm": _masked_mean(_along_sphere(*weights), classes),
         }
         return value, grads, metrics
 
@@ -139,7 +143,9 @@ def tasks_of(rows: Rows) -> jax.Array | None:
     return None if task is None else jnp.where(rows.mask, task, -1)
 
 
-def tap(params: core.PyTree, features: jax.Array, tasks: jax.Array | None) -> jax.Array:
+def tap_gradients(
+    params: core.PyTree, features: jax.Array, tasks: jax.Array | None
+) -> jax.Array:
     """Return the features; the probe's gradient gets their gradients' norms by task.
 
     Args:
@@ -150,11 +156,11 @@ def tap(params: core.PyTree, features: jax.Array, tasks: jax.Array | None) -> ja
     """
     if tasks is None or _PROBE not in params:
         return features
-    return _tap(features, tasks, params[_PROBE])
+    return _tap_gradients(features, tasks, params[_PROBE])
 
 
 @jax.custom_vjp
-def _tap(features, tasks, probe):
+def _tap_gradients(features, tasks, probe):
     return features
 
 
@@ -172,7 +178,7 @@ def _tap_backward(saved, slope):
     return slope, None, sums_and_counts.astype(probe.dtype)
 
 
-_tap.defvjp(_tap_forward, _tap_backward)
+_tap_gradients.defvjp(_tap_forward, _tap_backward)
 
 
 def _along_sphere(slope, vectors):
@@ -183,11 +189,11 @@ def _along_sphere(slope, vectors):
     return jnp.linalg.norm(vectors, axis=1) * jnp.linalg.norm(across, axis=1)
 
 
-def _unit(features):
+def _unit_rows(features):
     return core.l2_normalize(features.astype(jnp.float32))
 
 
-def _mean(values, mask):
+def _masked_mean(values, mask):
     return jnp.sum(values, where=mask) / jnp.maximum(jnp.sum(mask), 1)
 
 

@@ -47,9 +47,9 @@ def settings(
         of the "memory", see `statistics.py`.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming field, value and range.
     """
-    policies.get(policy)  # refuses a name that is none
+    policies.look_up(policy)  # refuses a name that is none
     if per_class is not None and capacity is not None:
         raise ValueError(
             f"config.replay.capacity={capacity}: set it or per_class={per_class}, "

@@ -11,7 +11,7 @@ from jaxcl.memory import buffer, shapley
 from jaxcl.methods import online
 
 
-class Judge(NamedTuple):
+class AserSelector(NamedTuple):
     """Chooses the rows that ASER replays and keeps; see `aser.make` for the options."""
 
     parts: core.Parts
@@ -48,7 +48,7 @@ class Judge(NamedTuple):
         memory = state.extra.memory
         pool, pool_mask, rest = self.balanced(k_pool, memory, memory.filled)
         helped, helped_mask, _ = self.balanced(k_helped, memory, rest)
-        candidates, others = at(memory, pool), at(memory, helped)
+        candidates, others = read_slots(memory, pool), read_slots(memory, helped)
         candidate_rows, other_rows, incoming_rows = self.features(
             state, candidates["image"], others["image"], incoming.raw
         )
@@ -78,7 +78,9 @@ class Judge(NamedTuple):
         full = jnp.all(memory.filled)
         slots = jnp.where(full, slots, drawn)
         mask = jnp.where(full, mask, drawn_mask)
-        return online.taken(self.parts, k_augment, at(memory, slots), mask, slots)
+        return online.augment_drawn(
+            self.parts, k_augment, read_slots(memory, slots), mask, slots
+        )
 
     def write(
         self, state: core.TrainState, key: jax.Array, batch: core.Batch, stored: dict
@@ -100,7 +102,7 @@ class Judge(NamedTuple):
         _, pool_mask, pool = buffer.sample(
             memory, k_pool, size, log_weights=buffer.log_weights(rest)
         )
-        candidates, others = at(memory, pool), at(memory, helped)
+        candidates, others = read_slots(memory, pool), read_slots(memory, helped)
         candidate_rows, other_rows, new_rows = self.features(
             state, candidates["image"], others["image"], items["image"]
         )
@@ -129,7 +131,7 @@ class Judge(NamedTuple):
         return counts[labels] < bound
 
 
-def at(memory: buffer.Buffer, slots: jax.Array) -> dict:
+def read_slots(memory: buffer.Buffer, slots: jax.Array) -> dict:
     """Read the items in these slots; zeros where the slot is the capacity."""
     return jax.tree.map(
         lambda x: x.at[slots].get(mode="fill", fill_value=0), memory.items

@@ -17,7 +17,9 @@ _PASSES = 100
 _DRAWS = 0x57A7  # keeps these draws apart from those of the next step
 
 
-def add(method: core.Method, replay: Callable, draw: Callable) -> core.Method:
+def use_memory_statistics(
+    method: core.Method, replay: Callable, draw: Callable
+) -> core.Method:
     """Evaluate a method with the statistics of its memory; training is unchanged.
 
     Args:

@@ -44,14 +44,14 @@ def _find_policy(parts: core.Parts, write) -> policies.Policy:
             f"config.replay.policy={replay.policy!r}: config.method.name stores by a "
             "rule of its own; leave it out ('reservoir')"
         )
-    policy = policies.get(replay.policy)
+    policy = policies.look_up(replay.policy)
     if lacking := sorted({*policy.reads} - {"label", "task"}):
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)} of "
             "stored rows, which config.method.name stores none of; 'online_ssl' does"
         )
     least = policy.least(parts.num_classes, parts.num_tasks)
-    least *= sharded.count(replay)
+    least *= sharded.count_shards(replay)
     if replay.capacity < least:
         raise ValueError(
             f"config.replay.capacity={replay.capacity}: policy={replay.policy!r} needs "
@@ -72,7 +72,7 @@ def network(parts: core.Parts, head: Head) -> Network:
     return Network(parts.encoder, head, parts.num_classes)
 
 
-def draw(
+def draw_rows(
     parts: core.Parts,
     memory: buffer.Buffer,
     key: jax.Array,
@@ -81,7 +81,8 @@ def draw(
     allowed: jax.Array | None = None,
     augment: bool = True,
 ) -> Rows:
-    """Draw rows of the memory without replacement; `taken` says what fills the shape.
+    """Draw rows of the memory without replacement; `augment_drawn` says what fills the
+    shape.
 
     Args:
       parts: what the config builds.
@@ -95,10 +96,10 @@ def draw(
     size = min(size or parts.replay.size, memory.capacity)
     weights = None if allowed is None else buffer.log_weights(allowed)
     drawn = sharded.sample(memory, k_draw, size, log_weights=weights)
-    return taken(parts, k_augment, *drawn, augment=augment)
+    return augment_drawn(parts, k_augment, *drawn, augment=augment)
 
 
-def taken(
+def augment_drawn(
     parts: core.Parts,
     key: jax.Array,
     items: dict,
@@ -151,7 +152,7 @@ def replayable(
     return ~(label[:, None] == incoming.label).any(axis=1)
 
 
-def together(incoming: Rows, replayed: Rows) -> Rows:
+def join_rows(incoming: Rows, replayed: Rows) -> Rows:
     """Join incoming and replayed rows to one batch.
 
     While none can be replayed, incoming rows stand in for them in the batch statistics,
@@ -159,7 +160,7 @@ def together(incoming: Rows, replayed: Rows) -> Rows:
 
     Args:
       incoming: B rows, which all exist.
-      replayed: R rows, of which none or all images are blank, see `taken`.
+      replayed: R rows, of which none or all images are blank, see `augment_drawn`.
 
     Returns:
       B + R rows, incoming ones first, without items and slots.
@@ -195,11 +196,11 @@ def descend(parts: core.Parts, net: Network, state: core.TrainState, loss: Calla
       The new state and metrics.
     """
     (value, stats), grads, measured = net.gradient(state, loss)
-    state, metrics = move(parts, state, value, stats, grads)
+    state, metrics = apply_grads(parts, state, value, stats, grads)
     return state, metrics | measured
 
 
-def move(
+def apply_grads(
     parts: core.Parts,
     state: core.TrainState,
     value: jax.Array,
@@ -243,9 +244,9 @@ def method(
     """
     policy = _find_policy(parts, write) if remembers else None
     if remembers and write is None:
-        write = functools.partial(_write, parts, policy)
+        write = functools.partial(_write_batch, parts, policy)
     online_method = core.Method(
-        init=functools.partial(_init, parts, net, policy, items, extra),
+        init=functools.partial(_init_state, parts, net, policy, items, extra),
         step=functools.partial(_step, parts, update, write if remembers else None),
         embed=net.embed,
         predict=functools.partial(_predict, net, limit),
@@ -254,10 +255,12 @@ def method(
         replays=True,
     )._replace(**hooks)
     if parts.replay.statistics == "memory":
-        rows = functools.partial(draw, parts, augment=False)
-        online_method = statistics.add(online_method, net.replay, rows)
+        rows = functools.partial(draw_rows, parts, augment=False)
+        online_method = statistics.use_memory_statistics(
+            online_method, net.replay, rows
+        )
     if parts.replay.measure:
-        online_method = probe.add(online_method, parts)
+        online_method = probe.add_measures(online_method, parts)
     return online_method
 
 
@@ -292,7 +295,7 @@ def cross_entropy(
     return value, stats
 
 
-def _init(parts, net, policy, items, extra, key, batch):
+def _init_state(parts, net, policy, items, extra, key, batch):
     """Make the state before the first step; without a policy there is no memory."""
     k_state, k_net = jax.random.split(key)
     params, stats = net.init(k_net, parts.plain(batch["image"][:1]))
@@ -302,7 +305,7 @@ def _init(parts, net, policy, items, extra, key, batch):
         example = {"image": batch["image"][0], "label": scalar, "task": scalar}
         example |= items(jnp.zeros((classes,)))
         memory = sharded.create(example, parts.replay)
-        kept = sharded.start(parts.replay, policy, classes, parts.num_tasks)
+        kept = sharded.start_policy(parts.replay, policy, classes, parts.num_tasks)
     base = Extra(memory, jnp.zeros((classes,), bool), kept)
     return core.new_state(k_state, params, stats, parts.tx, extra(base, params, stats))
 
@@ -333,14 +336,14 @@ def _read_incoming(parts, key, batch) -> Rows:
     return Rows(augmented, label, exist, images, labelled=labelled)
 
 
-def _write(parts, policy, state, key, batch, stored):
+def _write_batch(parts, policy, state, key, batch, stored):
     """Write a batch to the memory where the policy says."""
     extra, items = state.extra, stored_rows(state, batch, **stored)
     exist = jnp.ones(len(batch["label"]), bool)
     slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
     slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
-    memory = sharded.write(extra.memory, slots, items)
+    memory = sharded.write_rows(extra.memory, slots, items)
     return state.replace(extra=extra._replace(memory=memory, kept=kept))
 
 

@@ -55,13 +55,13 @@ def logits(net: Any, teacher: Teacher, *parts: Any, train: bool = False) -> tupl
       train: normalise each by its own batch, in place of the running statistics.
     """
 
-    def ask():
+    def ask_teacher():
         return (*net.answers(teacher.params, teacher.stats, *parts, train=train),)
 
-    def zeros():
-        return tuple(jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(ask))
+    def zero_logits():
+        return tuple(jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(ask_teacher))
 
-    return jax.lax.stop_gradient(jax.lax.cond(teacher.exists, ask, zeros))
+    return jax.lax.stop_gradient(jax.lax.cond(teacher.exists, ask_teacher, zero_logits))
 
 
 def by_task(
@@ -81,7 +81,7 @@ def by_task(
     """
 
     def with_classes(state, incoming, key):
-        task_of = met(state.extra.task_of, incoming.label, state.task)
+        task_of = record_tasks(state.extra.task_of, incoming.label, state.task)
         state = state.replace(extra=state.extra._replace(task_of=task_of))
         return update(state, incoming, key)
 
@@ -93,7 +93,7 @@ def by_task(
     return online.method(parts, net, with_classes, extra=extra, limit=limit, **hooks)
 
 
-def met(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:
+def record_tasks(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:
     """Update i32[C] `task_of` with the labels of rows that came in `task`."""
     present = jnp.zeros(task_of.shape, bool).at[label].set(True)
     return jnp.where(present & (task_of < 0), task, task_of)

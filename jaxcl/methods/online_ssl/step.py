@@ -201,7 +201,7 @@ def make(
         replays=True,
         memory=(lambda state: state.extra.memory) if remembers else None,
     )
-    return probe.add(method, parts) if parts.replay.measure else method
+    return probe.add_measures(method, parts) if parts.replay.measure else method
 
 
 def _check(parts, regulariser, plan, rows, remembers) -> None:
@@ -238,7 +238,7 @@ def _check_mixtures(parts: core.Parts) -> None:
             "row with one replayed row; must be at most config.batch_size="
             f"{parts.batch_size}"
         )
-    if reads := policies.get(replay.policy).reads:
+    if reads := policies.look_up(replay.policy).reads:
         blank = [name for name, policy in policies.POLICIES.items() if not policy.reads]
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(reads)} of "
@@ -256,7 +256,7 @@ def _init(setup, key, batch):
     if base.init_state is not None:
         of_base = base.init_state(start.base_key, setup.dim)
     if base.queue_size and setup.plan.queues:
-        frozen_queue = queue.start(start.strategy_key, base.queue_size, setup.dim)
+        frozen_queue = queue.start_queue(start.strategy_key, base.queue_size, setup.dim)
     memory, kept = stored.create(setup, batch) if setup.size else (None, {})
     extra = Extra(
         momentum=core.copy(params) if base.momentum else {},
@@ -466,7 +466,7 @@ def _update_extra(setup, state, features, active):
     if extra.frozen_queue is not None:
         held = _update_by_rows(
             setup,
-            lambda held, x, **how: queue.push(held, x.f, **how),
+            lambda held, x, **how: queue.push_features(held, x.f, **how),
             extra.frozen_queue,
             features,
             active,

@@ -28,7 +28,9 @@ class RowStats(NamedTuple):
 
     z: jax.Array  # f32[N,2,D], projections
     loss: jax.Array  # f32[N], see `pair_losses`
-    score: jax.Array | None  # f32[N], see `diversity.score`; None: no policy reads it
+    score: (
+        jax.Array | None
+    )  # f32[N], see `diversity.similarity_score`; None: no policy reads it
 
 
 def check(replay: core.Replay) -> None:
@@ -37,7 +39,7 @@ def check(replay: core.Replay) -> None:
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    if lacking := sorted({*policies.get(replay.policy).reads} - {*_STORED}):
+    if lacking := sorted({*policies.look_up(replay.policy).reads} - {*_STORED}):
         names = [n for n, x in policies.POLICIES.items() if {*x.reads} <= {*_STORED}]
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)}, "
@@ -80,14 +82,14 @@ def create(setup, batch):
     blank = {"feature": vector, "used": scalar > 0, "number": scalar}
     blank |= {"loss": jnp.zeros(()), "draws": scalar, "score": jnp.zeros(())}
     example |= {name: blank[name] for name in _reads(setup)}
-    policy = policies.get(replay.policy)
-    kept = sharded.start(replay, policy, parts.num_classes, parts.num_tasks)
+    policy = policies.look_up(replay.policy)
+    kept = sharded.start_policy(replay, policy, parts.num_classes, parts.num_tasks)
     return sharded.create(example, replay), kept
 
 
 def _reads(setup):
     """Names of the items that the memory's policy reads."""
-    return policies.get(setup.parts.replay.policy).reads
+    return policies.look_up(setup.parts.replay.policy).reads
 
 
 def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats:
@@ -108,7 +110,7 @@ def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats
     if setup.size and "score" in _reads(setup):
         slopes = pair_slopes(query, target)
         past = jnp.sum(slopes[: setup.size], axis=0, keepdims=True)
-        score = diversity.score(slopes, past, active[None])
+        score = diversity.similarity_score(slopes, past, active[None])
     return RowStats(outputs.z, pair_losses(query, target), score)
 
 
@@ -213,9 +215,9 @@ def store_batch(setup, state, batch, stats, number, key):
         "score": stats.score,
     }
     items |= {name: new[name] for name in _reads(setup)}
-    exist, policy = jnp.ones(count, bool), policies.get(setup.parts.replay.policy)
+    exist, policy = jnp.ones(count, bool), policies.look_up(setup.parts.replay.policy)
     slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
     slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
-    memory = sharded.write(extra.memory, slots, items)
+    memory = sharded.write_rows(extra.memory, slots, items)
     return state.replace(extra=extra._replace(memory=memory, kept=kept))

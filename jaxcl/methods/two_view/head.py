@@ -45,7 +45,7 @@ class Extra(NamedTuple):
     """What a method with a head keeps."""
 
     method: core.PyTree  # `extra` of the method without its head
-    layer: head_lib.Head  # carried from task to task
+    layer: head_lib.LinearHead  # carried from task to task
     velocity: core.PyTree  # the optimiser's, with momentum; zero when a task begins
 
 
@@ -105,7 +105,7 @@ def add(
         images = batch["labelled"]["image"]
         features = jax.eval_shape(lambda: method.embed(own, views(key, images)))
         k_layer = jax.random.fold_in(key, _STREAM)
-        layer = head_lib.start(k_layer, features.shape[1], parts.num_classes)
+        layer = head_lib.start_head(k_layer, features.shape[1], parts.num_classes)
         return own.replace(extra=Extra(own.extra, layer, tx.init(layer)))
 
     def step(state, batch):

@@ -1,7 +1,7 @@
 """Weights & Biases: `pip install 'jaxcl[wandb]'`, then --config.loggers=wandb.
 
 Project, entity and mode are its own: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline.
-`wandb.json` of the run keeps the id, under which a resumed run goes on.
+`wandb.json` of the run keeps the id, under which a resumed run continues.
 """
 
 import os
@@ -13,7 +13,7 @@ from jaxcl.data import storage
 from jaxcl.run import loggers
 
 
-class Board:
+class WandbRun:
     """One run on Weights & Biases; its steps count rows, its x axis is "step"."""
 
     def __init__(self, run: Any, count: int):
@@ -46,7 +46,7 @@ def check() -> None:
         ) from error
 
 
-def make(directory, rows) -> Board:
+def make(directory, rows) -> WandbRun:
     """Begin a run named as its directory, or go on under its old id.
 
     Raises schema.Refused where wandb does not begin, such as without an account.
@@ -73,7 +73,7 @@ def make(directory, rows) -> Board:
             f"config.loggers: 'wandb' does not begin: {error}; WANDB_MODE=offline "
             "needs no account"
         ) from error
-    board = Board(run, len(rows) if known else 0)
+    board = WandbRun(run, len(rows) if known else 0)
     for row in () if known else rows:  # of a run that had no such logger before
         board.write(row)
     return board

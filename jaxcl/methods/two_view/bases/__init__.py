@@ -39,7 +39,7 @@ BASES: dict[str, Callable[..., records.Base]] = {
 
 def find(name: str) -> Callable[..., records.Base]:
     """Find the `make` of a base, or raise a ValueError with the nearest names."""
-    return schema.find(BASES, name, "config.method.base")
+    return schema.find_named(BASES, name, "config.method.base")
 
 
 def get(name: str, **options) -> records.Base:

@@ -68,7 +68,7 @@ def make(
         # The released code hands g the already normalised query.
         distiller_input=core.l2_normalize,
         one_row=True,
-        init_state=lambda key, dim: queue.start(key, queue_size, dim),
-        update=lambda state, x, **how: queue.push(state, x.k, **how),
+        init_state=lambda key, dim: queue.start_queue(key, queue_size, dim),
+        update=lambda state, x, **how: queue.push_features(state, x.k, **how),
         queue_size=queue_size,
     )

@@ -49,6 +49,6 @@ def make(
         linear_lr=1.0,
         projector=mlp.NEIGHBOURED,
         predictor_hidden_dim=predictor_hidden_dim,
-        init_state=lambda key, dim: queue.start(key, queue_size, dim, views=1),
-        update=lambda state, x, **how: queue.push(state, x.z[:, :1], **how),
+        init_state=lambda key, dim: queue.start_queue(key, queue_size, dim, views=1),
+        update=lambda state, x, **how: queue.push_features(state, x.z[:, :1], **how),
     )

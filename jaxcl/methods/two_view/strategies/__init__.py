@@ -34,7 +34,7 @@ STRATEGIES: dict[str, Callable[..., records.Strategy]] = {
 
 def find(name: str) -> Callable[..., records.Strategy]:
     """Find the `make` of a strategy, or raise a ValueError with the nearest names."""
-    return schema.find(STRATEGIES, name, "config.method.strategy")
+    return schema.find_named(STRATEGIES, name, "config.method.strategy")
 
 
 def get(name: str, **options) -> records.Strategy:

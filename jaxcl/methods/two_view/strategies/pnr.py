@@ -104,7 +104,7 @@ def make(
     def init_state(example):
         if example.base.queue_size is None:
             return None
-        return queue.start(example.key, example.base.queue_size, example.dim)
+        return queue.start_queue(example.key, example.base.queue_size, example.dim)
 
     def read(state, keys, views, parts):
         queued = {} if state is None else {"frozen_queue": state.rows}
@@ -114,7 +114,7 @@ def make(
         if state is None:
             return None
         # Before there is a teacher, its features are zeros.
-        return queue.push(state, done.features.f, active=done.taught)
+        return queue.push_features(state, done.features.f, active=done.taught)
 
     return records.Strategy(
         lambda base, x: compute_loss(base, x, terms),
