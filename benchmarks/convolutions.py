@@ -1,10 +1,10 @@
-"""CPU time of convolutions of 3 x 3 and their gradients, whole and in pieces.
+"""CPU time of the convolutions of a ResNet-18 at 32 pixels, in several forms.
 
   taskset -c 0 python benchmarks/convolutions.py --peer
 
-times the forms of jaxcl/nets/layers.py by themselves, each compiled alone, in float32.
-The gradient for the kernel is taken whole, in pieces of eight rows, and in those that
-`conv` takes. `--peer` needs PyTorch.
+Each form is compiled alone, in float32. "plain" is XLA's convolution, "pieces" that of
+jaxcl/nets/layers.py, "patches" one matrix product with the patches of some images, of
+eight at a time. `--peer` needs PyTorch.
 """
 
 import argparse
@@ -12,27 +12,32 @@ import functools
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxcl.nets import layers
 
-# Rows, side of the map, channels, filters, stride.
+# Rows, side of the map, channels, filters, side of the kernel, stride.
 CASES = (
-    (64, 32, 64, 64, 1),
-    (64, 16, 128, 128, 1),
-    (64, 8, 256, 256, 1),
-    (64, 4, 512, 512, 1),
-    (64, 56, 64, 64, 1),
-    (128, 9, 256, 256, 1),
-    (128, 17, 128, 256, 2),
-    (128, 8, 128, 128, 1),
-    (64, 32, 20, 20, 1),
-    (20, 32, 20, 20, 1),
+    (128, 32, 4, 64, 3, 1),
+    (128, 32, 64, 64, 3, 1),
+    (128, 32, 64, 128, 3, 2),
+    (128, 16, 128, 128, 3, 1),
+    (128, 16, 128, 256, 3, 2),
+    (128, 8, 256, 256, 3, 1),
+    (128, 8, 256, 512, 3, 2),
+    (128, 4, 512, 512, 3, 1),
+    (128, 32, 64, 128, 1, 2),
+    (128, 16, 128, 256, 1, 2),
+    (128, 8, 256, 512, 1, 2),
+    (20, 32, 20, 20, 3, 1),
 )
-COLUMNS = ("whole", "pieces of 8", "pieces", "forward", "for the images")
+FORMS = ("plain", "pieces", "patches")
+WHAT = ("forward", "for the kernel", "for the images")
 THEIRS = ("PyTorch: forward", "both gradients")
 LAYOUT = ("NHWC", "HWIO", "NHWC")
+ROWS = 8  # of a piece of patches
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,29 +60,46 @@ def least(function, *arguments, repeats: int) -> float:
     return min(found)
 
 
-def forms(stride: int, rows: int) -> dict:
-    """Name -> function of (images, kernel, gradient of the outputs)."""
-    options = {"padding": [(1, 1)] * 2, "dimension_numbers": LAYOUT}
+def by_patches(x, kernel, stride: int):
+    """The convolution as matrix products: patches of some images times the kernel."""
+    side, _, channels, filters = kernel.shape
+    x = jnp.pad(x, ((0, 0), (side // 2,) * 2, (side // 2,) * 2, (0, 0)))
+    places = (x.shape[1] - side) // stride + 1
+    reach = stride * (places - 1) + 1
+
+    def of_rows(x):
+        cut = [
+            x[:, i : i + reach : stride, j : j + reach : stride]
+            for i in range(side)
+            for j in range(side)
+        ]
+        return jnp.concatenate(cut, axis=-1).reshape(-1, side * side * channels)
+
+    matrix = kernel.reshape(-1, filters)
+    parts = [of_rows(x[i : i + ROWS]) @ matrix for i in range(0, len(x), ROWS)]
+    return jnp.concatenate(parts).reshape(len(x), places, places, filters)
+
+
+def forms(side: int, stride: int) -> dict:
+    """Name of a form -> (images, kernel) -> maps."""
+    options = {"padding": [(side // 2,) * 2] * 2, "dimension_numbers": LAYOUT}
     plain = functools.partial(
         lax.conv_general_dilated, window_strides=(stride,) * 2, **options
     )
-    ours = functools.partial(layers.conv, strides=(stride,) * 2, **options)
+    pieces = functools.partial(layers.conv, strides=(stride,) * 2, **options)
+    patches = functools.partial(by_patches, stride=stride)
+    return dict(zip(FORMS, (plain, pieces, patches), strict=True))
 
-    def for_kernel(apply):
-        def slope(x, kernel, given):
-            return jax.vjp(lambda k: apply(x, k), kernel)[1](given)[0]
 
-        return slope
-
-    in_eights = layers._in_pieces(plain, layers.pieces(rows, 8))
-
+def parts_of(convolve) -> dict:
+    """Name in `WHAT` -> function of (images, kernel, gradient of the maps)."""
     return {
-        "whole": for_kernel(plain),
-        "pieces of 8": for_kernel(in_eights),
-        "pieces": for_kernel(ours),
-        "forward": lambda x, kernel, given: ours(x, kernel),
+        "forward": lambda x, kernel, given: convolve(x, kernel),
+        "for the kernel": lambda x, kernel, given: jax.vjp(
+            lambda k: convolve(x, k), kernel
+        )[1](given)[0],
         "for the images": lambda x, kernel, given: jax.vjp(
-            lambda x: plain(x, kernel), x
+            lambda x: convolve(x, kernel), x
         )[1](given)[0],
     }
 
@@ -86,17 +108,19 @@ def peer(x, kernel, given, stride: int, repeats: int) -> tuple[float, float]:
     """CPU milliseconds of PyTorch, channels last: forward, and both gradients."""
     import torch  # with --peer alone
 
+    torch.set_num_threads(1)
+
     def last(array, axes):
         made = torch.tensor(np.asarray(array)).permute(*axes)
         return made.contiguous(memory_format=torch.channels_last)
 
     x, given = (last(array, (0, 3, 1, 2)) for array in (x, given))
-    kernel = last(kernel, (3, 2, 0, 1))
+    kernel, padding = last(kernel, (3, 2, 0, 1)), len(kernel) // 2
     for array in (x, kernel):
         array.requires_grad_()
 
     def forward():
-        return torch.nn.functional.conv2d(x, kernel, padding=1, stride=stride)
+        return torch.nn.functional.conv2d(x, kernel, padding=padding, stride=stride)
 
     outputs = forward()
 
@@ -108,20 +132,21 @@ def peer(x, kernel, given, stride: int, repeats: int) -> tuple[float, float]:
 
 def measure(case, *, repeats: int, peer_too: bool) -> dict:
     """Name of a column -> CPU milliseconds, of a row of `CASES`."""
-    rows, side, channels, filters, stride = case
+    rows, map_side, channels, filters, side, stride = case
     keys = jax.random.split(jax.random.key(0), 3)
-    places = -(-side // stride)
+    places = -(-map_side // stride)
     shapes = (
-        (rows, side, side, channels),
-        (3, 3, channels, filters),
+        (rows, map_side, map_side, channels),
+        (side, side, channels, filters),
         (rows, places, places, filters),
     )
     arrays = [
         jax.random.normal(k, shape) for k, shape in zip(keys, shapes, strict=True)
     ]
     found = {
-        name: least(jax.jit(function), *arrays, repeats=repeats)
-        for name, function in forms(stride, rows).items()
+        f"{name}: {what}": least(jax.jit(function), *arrays, repeats=repeats)
+        for name, convolve in forms(side, stride).items()
+        for what, function in parts_of(convolve).items()
     }
     if peer_too:
         times = peer(*arrays, stride, repeats)
@@ -133,16 +158,16 @@ def main(argv=None) -> list[dict]:
     """The command; prints a line for each case, and returns what it printed."""
     args = parser().parse_args(argv)
     chosen = CASES if args.cases is None else [CASES[i] for i in args.cases]
-    columns = COLUMNS + (THEIRS if args.peer else ())
-    print("| rows, map, channels | " + " | ".join(columns) + " |")
-    print("|---" * (len(columns) + 1) + "|")
     lines = []
     for case in chosen:
-        rows, side, channels, filters, stride = case
-        strided = f", stride {stride}" if stride > 1 else ""
+        rows, map_side, channels, filters, side, stride = case
         found = measure(case, repeats=args.repeats, peer_too=args.peer)
-        name = f"{rows}, {side}x{side}, {channels} to {filters}{strided}"
-        cells = [f"{found[column]:.3g}" for column in columns]
+        if not lines:
+            print("| rows, map, channels, kernel | " + " | ".join(found) + " |")
+            print("|---" * (len(found) + 1) + "|")
+        strided = f", stride {stride}" if stride > 1 else ""
+        name = f"{rows}, {map_side}, {channels} to {filters}, {side}x{side}{strided}"
+        cells = [f"{value:.3g}" for value in found.values()]
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
         lines.append({"case": case, **found})
     return lines

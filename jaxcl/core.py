@@ -61,6 +61,7 @@ class Parts(NamedTuple):
     replay: Replay | None = None  # for methods that replay, see methods/online/step.py
     num_tasks: int = 1  # of the stream
     batch_size: int = 0  # global
+    train_rows: int = 0  # of the train split
     # The encoder has weights of an earlier training: it can teach in the first task.
     starts_pretrained: bool = False
     # (key, u8[B,H,W,C]) -> f32[B,L,h,w,C], local crops of the same images

@@ -315,7 +315,12 @@ def commit_placement(tree, mesh: Mesh):
 
     A step that sees its state in one form compiles once.
     """
-    return jax.jit(lambda t: t, out_shardings=placement(tree, mesh))(tree)
+    return jax.jit(_same, out_shardings=placement(tree, mesh))(tree)
+
+
+def _same(tree):
+    """Return the tree; a function made anew would be compiled after every task."""
+    return tree
 
 
 def shard_rows(batch, mesh: Mesh, axis: int = 0):

@@ -15,6 +15,7 @@ from jaxcl.data import sources
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
 from jaxcl.methods.two_view import bases, strategies
+from jaxcl.methods.two_view.bases import dino
 from jaxcl.run import job
 
 RNG = np.random.default_rng(0)
@@ -46,6 +47,13 @@ FEATURES = losses.Features(
     target_temperature=np.array(0.4),
     slices=twins.unit(RNG.normal(size=(6, D))),
     support=twins.unit(RNG.normal(size=(K, D))),
+    index=np.array([2, 0, 4, 1]),
+    patches=RNG.normal(size=(2 * B, 3, D)),
+    slow_patches=RNG.normal(size=(2 * B, 3, D)),
+    hides=np.array([1, 0, 1, 1, 0, 0, 1, 0]),
+    patch_centre=RNG.normal(size=K),
+    h=RNG.normal(size=(B, 2, D + 1)),
+    frozen_h=RNG.normal(size=(B, 2, D + 1)),
     **LAYERS,
 )
 CODE = losses.Options(scale=0.2, off_diagonal=0.03)
@@ -66,13 +74,15 @@ def check(ours, twin):
 
 
 # What these add is no term of this loss.
-UNCHANGED = {"finetune", "ewc", "lump"}
+UNCHANGED = {"finetune", "ewc", "l2_sp", "lump"}
 
 
 @pytest.mark.parametrize("options", [CODE, PAPER], ids=lambda o: o.form)
 @pytest.mark.parametrize("base", bases.BASES)
 def test_a_base_is_its_equations(base, options):
     for strategy in ("finetune", "cassle", "pnr"):
+        if strategy not in (bases.get(base).strategies or strategies.STRATEGIES):
+            continue
         twin = losses.loss(base, strategy, FEATURES, options)
         check(value(base, strategy, options), twin)
 
@@ -85,6 +95,16 @@ def test_local_crops_are_further_views(base, local):
     for options in (CODE, CODE._replace(balance="sinkhorn")):
         twin = losses.loss(base, "finetune", features, options)
         check(value(base, "finetune", options, features), twin)
+
+
+@pytest.mark.parametrize("balance", ["centre", "sinkhorn"])
+@pytest.mark.parametrize("weights", [{"ibot": 0.7}, {"koleo": 0.4}], ids=str)
+def test_dino_has_the_terms_of_dinov2(weights, balance):
+    options = CODE._replace(balance=balance, **weights)
+    twin = losses.loss("dino", "finetune", FEATURES, options)
+    alone = losses.loss("dino", "finetune", FEATURES, CODE._replace(balance=balance))
+    assert abs(twin - alone) > 0.01
+    check(value("dino", "finetune", options), twin)
 
 
 @pytest.mark.parametrize("base", ["simclr", "byol"])
@@ -110,6 +130,7 @@ def test_a_strategy_is_its_equation(base):
         ("lejepa", (None, 1.0, 0.92, None)),
         ("swav", (0.1, 1.0, 1.0, None)),
         ("nnclr", (0.1, 1.0, 1.0, None)),
+        ("diet", (None, 1.0, None, None)),
     ],
 )
 def test_defaults_are_the_papers(base, expected):
@@ -157,6 +178,16 @@ def test_config_values_replace_defaults(tmp_path):
         ({"method.base": "byoll"}, "config.method.base='byoll'"),
         ({"method.strategy": "casle"}, "config.method.strategy='casle'"),
         ({"method.temperature": 0.0}, "config.method.temperature=0.0"),
+        ({"method.base": "dino", "method.ibot": 1.0}, "config.method.ibot"),
+        ({"method.base": "diet", "method.rows": 99}, "config.method.rows=99"),
+        (
+            {"method.base": "diet", "method.strategy": "lump"},
+            "config.method.strategy='lump'",
+        ),
+        (
+            {"method.base": "simclr", "augment.views": 1},
+            "config.augment.views=1",
+        ),
         # Options of another base or strategy: the message says which has them.
         ({"method.slices": 8}, "config.method.slices=8: .*lejepa"),
         ({"method.base": "byol", "method.queue_size": 8}, "queue_size=8: .*mocov2plus"),
@@ -331,7 +362,7 @@ def test_only_what_a_loss_reads_is_kept(tmp_path, base, strategy, queues):
     assert set(state.params) == networks
     assert set(kept["teacher"]) == copied
     assert set(kept["momentum"]) == (copied if bases.get(base).momentum else set())
-    assert isinstance(kept["base"], jax.Array) == (base == "dino")
+    assert isinstance(kept["base"], dino.Centres) == (base == "dino")
 
 
 def test_replayed_rows_are_spread_over_the_devices(tmp_path):

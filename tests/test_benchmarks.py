@@ -27,9 +27,11 @@ RUNS = {
     "input": "--decoders pillow --images=4 --batch=2 --repeats=1 --steps-per-call=2",
     "duel-policy": "policy --memory 48 --batch 16 --dim 8 --windows=2 --seconds=0",
     "duel-step": f"step --base moco {TINY} --memory=16 --windows=1 --steps=1",
-    "convolutions": "--cases 1 --repeats=1",
+    "convolutions": "--cases 11 --repeats=1",
     "devices": "--seeds=1",
     "functions_of_a_step": "er_ace_cifar10",
+    "experiments": "--tiny --rows replay_mnist --repeats=0",
+    "growth": "--axes memory --points=1",
     "accelerator": "--rehearse --seconds=0.01 --windows=1 --no-peer --rows er_ace",
 }
 
@@ -56,6 +58,29 @@ def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path, monkeypatch)
         monkeypatch.setattr(script, "PAIRS", {})
     found = numbers(script.main(words))
     assert found and np.isfinite(found).all()
+
+
+def test_each_second_of_an_experiment_belongs_to_one_stage(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
+    stages, now = importlib.import_module("stages"), iter([2.0, 5.0, 9.0, 10.0])
+    monkeypatch.setenv("STARTED", "0")
+    monkeypatch.setattr(stages.time, "time", lambda: next(now))
+    watch = stages.Stages()  # start 0 to 2, train 2 to 5 and 9 to 10, save 5 to 9
+    watch.turn("train")
+    with watch.on("save"):
+        pass
+    # 1 to 3 and 8 to 9.5, one of them within another
+    found = watch.seconds([(2.5, 3.0), (1.0, 3.0), (8.0, 9.5)])
+    named = {name: found[name] for name in ("start", "compile", "train", "save")}
+    assert named == {"start": 1.0, "compile": 3.5, "train": 2.5, "save": 3.0}
+    assert sum(found.values()) == 10.0
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_growth_finds_the_exponent(load, power):
+    fit, sizes = load("growth").fit, np.array([10, 100, 1000, 10_000])
+    assert fit(sizes, 3 + 0.7 * sizes**power)[0] == pytest.approx(power, abs=0.051)
+    assert fit(sizes, np.array([5.0, 5.1, 5.0, 5.05]))[1] < 0.1
 
 
 def commands():

@@ -235,3 +235,13 @@ def test_the_leaves_that_do_not_fit_are_named():
     assert core.misfits({"b": ours["b"]}, ours) == [("a", "absent", "float32[2, 3]")]
     more = ours | {"c": np.zeros((), np.uint8)}
     assert core.misfits(more, ours) == [("c", "uint8[]", "absent")]
+
+
+def test_a_state_is_settled_by_one_program(monkeypatch):
+    """After every task the same state is settled twice."""
+    traced, mesh = [], sharding.mesh(2)
+    monkeypatch.setattr(sharding, "_same", lambda tree: traced.append(tree) or tree)
+    tree = sharding.replicate({"a": np.zeros(3), "b": np.ones((2, 2))}, mesh)
+    for _ in range(3):
+        tree = sharding.settle(tree, mesh)
+    assert len(traced) == 1

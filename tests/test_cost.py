@@ -110,6 +110,35 @@ def test_a_branch_that_a_task_does_not_take_costs_nothing(jitted):
     np.testing.assert_allclose(found, [PRODUCT, 3 * PRODUCT, 3 * PRODUCT], rtol=0.02)
 
 
+def test_a_count_is_kept_with_the_compiled_programs(tmp_path, monkeypatch):
+    given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
+    folder = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+
+    def count(step, task=1):
+        cost._count_flops.cache_clear()
+        return cost.count_flops(step, *given, task, kept=given)
+
+    def once(state, x):
+        return state, {"x": square(x)}
+
+    def twice(state, x):
+        return state, {"x": square(square(x))}
+
+    try:
+        found = count(once)
+        assert found == pytest.approx(PRODUCT, rel=0.02)
+        (file,) = tmp_path.iterdir()
+        file.write_text("12")
+        assert count(lambda *given: once(*given)) == 12  # the same, traced anew
+        assert count(once, task=0) == found  # another count, of the same value
+        assert count(twice) == pytest.approx(2 * PRODUCT, rel=0.02)
+        file.write_text("damaged")
+        assert count(once) == found and file.read_text() == str(found)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", folder)
+
+
 @pytest.mark.parametrize("jitted", [False, True])
 def test_every_turn_of_a_loop_counts(jitted):
     """7 turns of one product and of a loop of 3; then a branch with a loop of 5."""

@@ -117,10 +117,17 @@ def test_configs_are_read_above_the_methods(name):
         assert "ml_collections" not in modules_imported(MODULES[name])
 
 
-def test_what_few_runs_need_is_imported_late():
-    """Half a second each: a command's help and its errors need none of them."""
-    late = {"matplotlib", "tensorflow_datasets", "sklearn", "scipy.stats"}
-    code = f"import sys, jaxcl.main; print(*({late} & {{*sys.modules}}))"
+@pytest.mark.parametrize(
+    "module, late",
+    [
+        ("jaxcl.main", {"matplotlib", "tensorflow_datasets", "sklearn", "scipy.stats"}),
+        ("jaxcl.api.fit", {"matplotlib", "jinja2", "scipy.special", "jaxcl.report"}),
+        ("jaxcl.api.list", {"jax", "orbax"}),
+    ],
+)
+def test_what_few_runs_need_is_imported_late(module, late):
+    """Tenths of a second each: a command's help and its errors need none of them."""
+    code = f"import sys, {module}; print(*({late} & {{*sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
 

@@ -20,7 +20,7 @@ HOLD = """
 import sys
 from jaxcl.run import lock
 for line in sys.stdin:
-    lock.take(line.strip())
+    lock.acquire(line.strip())
     print("held", flush=True)
 """
 

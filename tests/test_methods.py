@@ -70,6 +70,8 @@ class Row(NamedTuple):
 # Two-view methods: every base under every strategy.
 
 BASES, STRATEGIES = tuple(bases.BASES), tuple(strategies.STRATEGIES)
+# Strategies that are the same for every base: two bases stand for all.
+ALIKE, TWO = ("l2_sp", "lwf_features"), ("mocov2plus", "byol")
 # vicreg's terms are weighted by 25. At 0.3 a last bit of dino's start grows to 4e-3 and
 # more on one device, too, with any of three seeds.
 SMALLER_STEPS = {"vicreg": {"optimizer.lr": 0.03}, "dino": {"optimizer.lr": 0.03}}
@@ -124,9 +126,27 @@ def paper(base) -> Row:
 
 
 TWO_VIEW = {
-    **{f"{base}-{way}": pair(base, way) for base in BASES for way in STRATEGIES},
+    **{
+        f"{base}-{way}": pair(base, way)
+        for base in BASES
+        for way in STRATEGIES
+        if way in (bases.get(base).strategies or STRATEGIES)
+        and (way not in ALIKE or base in TWO)
+    },
     **{f"{base}-joint": joint(base) for base in BASES},
-    **{f"{base}-pnr-paper": paper(base) for base in BASES},
+    **{f"{base}-pnr-paper": paper(base) for base in BASES if base != "diet"},
+    "diet-l2_sp-one": Row(
+        {"method.base": "diet", "method.strategy": "l2_sp", "augment.views": 1},
+        idle=NO_TEACHER,
+    ),
+    # The first resume is in the steps that train the heads alone.
+    "byol-lwf_features-heads": Row(
+        {
+            "method.base": "byol",
+            "method.strategy": "lwf_features",
+            "method.head_steps": STEPS_PER_TASK // 2,
+        }
+    ),
     "mocov2plus-pnr-head": Row(
         {"method.strategy": "pnr", "method.online_head": True},
         idle=dict.fromkeys(
@@ -173,6 +193,17 @@ TWO_VIEW["dino-cassle-local"] = Row(
         "augment.local": {"views": 2, "size": 4},
         "optimizer.lr": 0.01,
     }
+)
+# The slow network sees the patches that the other one predicts.
+TWO_VIEW["dino-finetune-ibot"] = Row(
+    {
+        "encoder": TRANSFORMER | {"features": "mean"},
+        "method.base": "dino",
+        "method.ibot": 1.0,
+        "method.koleo": 0.1,
+        "optimizer.lr": 0.01,
+    },
+    idle=NO_TEACHER,
 )
 TWO_VIEW["mocov2plus-pnr"] = TWO_VIEW["mocov2plus-pnr"]._replace(
     family="two-view", quick=True

@@ -111,6 +111,23 @@ def dino_twin(logits, targets, temperature=0.1):
     return sum(terms) / len(terms)
 
 
+def ibot_twin(logits, targets, temperature=0.1):
+    """Views 0 and 2 hide both of their patches."""
+    p = np.exp(logits / temperature)
+    p = p / p.sum(axis=-1, keepdims=True)
+    terms = [-np.sum(targets[v, m] * np.log(p[v, m])) for v in (0, 2) for m in (0, 1)]
+    return np.mean(terms)
+
+
+def koleo_twin(h):
+    unit = twins.unit(h)
+    apart = [
+        min(np.linalg.norm(a - b) for j, b in enumerate(unit) if j != i)
+        for i, a in enumerate(unit)
+    ]
+    return -np.mean(np.log(apart))
+
+
 def cassle_prototypes_twin(p1, p2, f1, f2, learnt, frozen, temperature=0.1):
     terms = []
     for p, f in [*zip(p1, f1, strict=True), *zip(p2, f2, strict=True)]:
@@ -267,6 +284,19 @@ CASES = {
         same_view_twin(lambda z, f: 1 - mean_cos(z, f)),
         [WIDE] * 4,
         (0, 1),
+    ),
+    "ibot": (
+        functools.partial(noncontrastive.ibot, hides=np.array([1, 0, 1])),
+        ibot_twin,
+        [(3, 2, 5)] * 2,
+        (0,),
+    ),
+    "koleo": (noncontrastive.koleo, koleo_twin, [(6, 4)], (0,)),
+    "relative_squared": (
+        distill.relative_squared,
+        lambda h, f: np.sum((h - f) ** 2) / np.sum(f**2),
+        [(4, 2, 5)] * 2,
+        (0,),
     ),
     "pnr_supcon_default": supcon({}, {}),
     "pnr_supcon_others": supcon({"other_classes": True}, {"other_classes": "others"}),

@@ -14,9 +14,10 @@ from jaxcl.run import lock, signals
 PROGRAM = """
 import ctypes, sys
 from jaxcl.run import lock, signals
-lock.take(sys.argv[1])
+lock.acquire(sys.argv[1])
 sleep = ctypes.CDLL(None).sleep
-with signals.watch(lambda text: print(text, file=sys.stderr, flush=True)) as stop:
+say = lambda text: print(text, file=sys.stderr, flush=True)
+with signals.watch_signals(say) as stop:
     for line in sys.stdin:
         print("ready", flush=True)
         sleep(60)

@@ -260,6 +260,7 @@ def pixels(count=48):
     "base, strategy",
     [
         ("simclr", "less_forget"),
+        ("simclr", "lwf_features"),
         ("simclr", "cassle"),
         ("simclr", "pnr"),
         ("mocov2plus", "pnr"),

@@ -23,10 +23,12 @@ from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.methods.two_view.bases import lejepa
+from jaxcl.methods.two_view.strategies import l2_sp
 
 # Rows of a batch, of a queue bank (which the batch does not divide) and of the memory;
 # features of a projection; prototypes; local crops; pixels of a side; steps of a task.
 B, K, M, D, W, L, SIDE, STEPS = 5, 12, 7, 3, 4, 2, 3, 3
+IMAGES = 9  # of the train split, for DIET
 MOMENTUM, DECAY = 0.5, 0.01  # of the optimiser
 RATES = (0.06, 0.03, 0.04)  # of the tasks; in the first one it falls to 0
 OPTIONS = {
@@ -55,10 +57,21 @@ OPTIONS = {
     "slices": 6,
     "mix": 0.6,
     "fisher_share": 0.7,
+    "alpha": 0.8,
+    "rows": IMAGES,
+    "smoothing": 0.3,
 }
 EWC = {"weight": 4.0}  # some parameters are held stiffly with it, others are not
 COPIED = ("encoder", "projector")
-PAIRS = [(base, strategy) for base in bases.BASES for strategy in strategies.STRATEGIES]
+# Strategies that are the same for every base: two bases stand for all.
+ALIKE, TWO = ("l2_sp", "lwf_features"), ("mocov2plus", "dino")
+PAIRS = [
+    (base, strategy)
+    for base in bases.BASES
+    for strategy in strategies.STRATEGIES
+    if strategy in (bases.get(base).strategies or strategies.STRATEGIES)
+    and (strategy not in ALIKE or base in TWO)
+]
 CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS} | {
     # A teacher that normalises by its batch, the paper's form of the loss, and each of
     # the pseudo-negatives alone (Table 7).
@@ -68,6 +81,8 @@ CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS}
     "simclr-pnr-pn1": ("simclr", "pnr", {"pn2": False}),
     "mocov2plus-pnr-pn2": ("mocov2plus", "pnr", {"pn1": False}),
     "supcon-pnr-others": ("supcon", "pnr", {"pseudo_negatives": "other_classes"}),
+    # Steps in which the encoder waits for the heads: two of the first task's three.
+    "mocov2plus-pnr-heads": ("mocov2plus", "pnr", {"head_steps": 2}),
     # Local crops, and DINO's other targets.
     "dino-less_forget-local": ("dino", "less_forget", {}),
     "lejepa-finetune-local": ("lejepa", "finetune", {}),
@@ -79,6 +94,7 @@ QUICK = {f"mocov2plus-{strategy}" for strategy in strategies.STRATEGIES} | {
     "byol-cassle-batch",
     "dino-less_forget-local",
     "supcon-pnr-others",
+    "mocov2plus-pnr-heads",
     *(f"{base}-pnr" for base in bases.BASES),
 }
 ROWS = [
@@ -117,7 +133,10 @@ def options_of(name):
     """Base, strategy and the options of a case."""
     base, strategy, changes = CASES[name]
     more = EWC if strategy == "ewc" else {}
-    return base, strategy, taken(base, strategy, OPTIONS | more) | changes
+    options = taken(base, strategy, OPTIONS | more) | changes
+    if base == "diet":  # its output has a place for each image
+        del options["output_dim"]
+    return base, strategy, options
 
 
 @functools.cache
@@ -145,7 +164,7 @@ def fresh(name):
 def test_one_row_has_none_to_be_compared_with(base):
     """The loss of SimCLR would be 0; that of BYOL looks at no other row of a batch."""
     one = parts()._replace(batch_size=1)
-    if base in ("mocov2plus", "byol", "simsiam", "dino"):
+    if base in ("mocov2plus", "byol", "simsiam", "dino", "diet"):
         assert two_view.make(one, base=base).step
     else:
         with pytest.raises(ValueError, match=f"batch_size=1.*'{base}'"):
@@ -165,6 +184,7 @@ def batch(seed):
     return {
         "image": jnp.asarray(rng.integers(0, 256, (B, SIDE, SIDE, 1)), jnp.uint8),
         "label": jnp.asarray(rng.permutation([0, 0, 1, 1, 2]), jnp.int32),
+        "index": jnp.asarray(rng.permutation(IMAGES)[:B], jnp.int32),
     }
 
 
@@ -175,7 +195,13 @@ def begun(method, state, index):
         task_start=jnp.copy(state.step),
         task_steps=jnp.int32(STEPS),
     )
-    return method.begin_task(state, types.SimpleNamespace(index=index))
+    return method.begin_task(state, task_of(index))
+
+
+def task_of(index):
+    """What a method asks of a task: its number, and the rows of its images."""
+    train = types.SimpleNamespace(rows=np.arange(index, IMAGES, 2))
+    return types.SimpleNamespace(index=index, train=train)
 
 
 reservoir = jax.jit(policies.reservoir)
@@ -232,9 +258,12 @@ class Twin:
         self.key_queue, self.frozen_queue = twins.to64(
             [None if x is None else x.rows for x in queues_of(state)]
         )
-        self.centre = twins.to64(extra.base) if self.base == "dino" else None
+        self.centre = twins.to64(getattr(extra.base, "views", None))
         if self.strategy == "ewc":
             self.squares = twins.to64(extra.strategy.squares)
+        if self.strategy == "l2_sp":
+            held = extra.strategy
+            self.anchor = twins.to64(held.params) if held.trained else None
 
     # Boundaries
 
@@ -242,6 +271,12 @@ class Twin:
         """`state`: ours after the boundary, to take a newborn g from."""
         self.task, self.start = index, self.step_number
         self.velocity = jax.tree.map(np.zeros_like, self.velocity)
+        if self.base == "diet" and index > 0:
+            drawn, kept = state.params["projector"], self.params["projector"]
+            is_new = np.isin(np.arange(IMAGES), task_of(index).train.rows)
+            self.params["projector"] = jax.tree.map(
+                lambda a, b: np.where(is_new, a, b), twins.to64(drawn), kept
+            )
         if not self.plan.teacher or index == 0:
             return
         if self.plan.distiller_hidden_dim and index == 1:
@@ -258,6 +293,8 @@ class Twin:
             fisher = jax.tree.map(lambda x: x / mean, self.squares)
             self.penalties.append((fisher, self.params))
             self.squares = jax.tree.map(np.zeros_like, self.squares)
+        if self.strategy == "l2_sp":
+            self.anchor = self.params["encoder"]
 
     # The step
 
@@ -283,9 +320,11 @@ class Twin:
     def forward(self, images, replayed, exist, local):
         """What the losses read of the network that learns, and the way back."""
         run = functools.partial(dense_net.apply, train=True, smooth=self.smooth)
-        rows, after, back_rows = run(COPIED, self.params, self.stats, images, groups=2)
-        outputs = {"z": rows}
-        stats = self.stats | after
+        of_nets = self.params, self.stats
+        h, after, back_encoder = run(COPIED[:1], *of_nets, images, groups=2)
+        rows, more, back_projector = run(COPIED[1:], *of_nets, h, groups=2)
+        outputs = {"z": rows} | ({"h": h} if self.plan.features else {})
+        stats = self.stats | after | more
         if self.spec.predictor_hidden_dim:
             outputs["o"], more, back_own = run(
                 ("predictor",), self.params, stats, rows, groups=2
@@ -324,7 +363,9 @@ class Twin:
                     along = np.sum(more * read, axis=1, keepdims=True) * read
                     more = (more - along) / length
                 down, grads = down + more, [*grads, own]
-            grads.append(back_rows(down)[1])
+            down, own = back_projector(down)
+            grads.append(own)
+            grads.append(back_encoder(down + slopes.get("h", 0.0))[1])
             grads += [{n: slopes[n]} for n in slopes if n.endswith("prototypes")]
             if "local" in slopes:
                 grads.append(back_local(slopes["local"])[1])
@@ -336,16 +377,19 @@ class Twin:
 
     def features(self, outputs, label, frozen):
         def by_view(rows):
-            return rows.reshape(-1, 2, D)
+            return rows.reshape(-1, 2, rows.shape[-1])
 
         views = dict(outputs)
-        views |= {n: by_view(x) for n, x in outputs.items() if n in ("z", "o", "p")}
+        views |= {
+            n: by_view(x) for n, x in outputs.items() if n in ("z", "o", "p", "h")
+        }
         if "local" in outputs:
             views["local"] = outputs["local"].reshape(-1, L, D)
         slow = self.slow.get("prototypes")
         return two_view_losses.Features(
             **views,
             label=label,
+            index=self.index,
             slow_prototypes=slow,
             frozen_prototypes=self.teacher.get("prototypes"),
             centre=self.centre,
@@ -415,6 +459,7 @@ class Twin:
         keys = jax.random.split(jax.random.fold_in(self.key, self.step_number), 5)
         _, k_mix, k_write, k_draw, _ = keys
         label, images = np.asarray(incoming["label"]), np.asarray(incoming["image"])
+        self.index = np.asarray(incoming["index"])
         views, frozen, replayed = twins.views_of(np.float64(images)), {}, None
         if self.stores:
             others, mask, slots = self.drawn(k_draw)
@@ -437,18 +482,23 @@ class Twin:
             )
         later = self.task > 0
         if self.plan.teacher and later:
-            frozen["f"], _, _ = dense_net.apply(
-                COPIED,
-                self.teacher,
-                self.teacher_stats,
-                rows,
-                groups=2,
-                train=self.options.get("frozen_bn") == "batch",
-                smooth=self.smooth,
-            )
+            passed = {"frozen_h": rows, "f": rows}
+            for net, name in zip(COPIED, passed, strict=True):
+                rows_in = rows if net == "encoder" else passed["frozen_h"]
+                passed[name], _, _ = dense_net.apply(
+                    (net,),
+                    self.teacher,
+                    self.teacher_stats,
+                    rows_in,
+                    groups=2,
+                    train=self.options.get("frozen_bn") == "batch",
+                    smooth=self.smooth,
+                )
+            frozen |= passed if self.plan.features else {"f": passed["f"]}
         local = None
         if self.local:
             local = local_of(np.float64(images)).reshape(L * B, -1)
+        before = self.params["encoder"], self.stats["encoder"]
         outputs, self.stats, backward = self.forward(
             rows, replayed, frozen.get("stored_mask"), local
         )
@@ -457,12 +507,20 @@ class Twin:
             if "prototypes" in slopes:
                 slopes["prototypes"] = np.zeros((W, D))
         grads = plus(jax.tree.map(np.zeros_like, self.params), backward(slopes))
+        heads = self.options.get("head_steps", 0)
+        waits = self.step_number < heads
+        if waits:
+            grads["encoder"] = jax.tree.map(np.zeros_like, grads["encoder"])
+        if heads and self.step_number == heads:
+            self.velocity = jax.tree.map(np.zeros_like, self.velocity)
         progress = self.progress()
         lr = RATES[min(self.task, 2)]
         if self.task == 0:
             lr *= (1 + np.cos(np.pi * progress)) / 2
         if self.strategy == "ewc":
             grads = self.penalised(grads, lr, progress)
+        if self.strategy == "l2_sp" and self.anchor is not None:
+            grads = plus(grads, {"encoder": self.pull(lr)})
         norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(grads)))
         self.velocity = jax.tree.map(
             lambda v, g, p: MOMENTUM * v + g + DECAY * p,
@@ -471,6 +529,8 @@ class Twin:
             self.params,
         )
         self.params = jax.tree.map(lambda p, v: p - lr * v, self.params, self.velocity)
+        if waits:
+            self.params["encoder"], self.stats["encoder"] = before
         self.step_number += 1
         self.follow(progress, outputs, frozen, later)
         if self.stores:
@@ -501,6 +561,12 @@ class Twin:
         for leaf in jax.tree.leaves(precision):
             self.stiff |= set((weight * lr * leaf > 1).ravel().tolist())
         return total
+
+    def pull(self, lr):
+        """The gradient of L2-SP, Eq. 2; no step jumps over its minimum."""
+        share = min(self.options["alpha"], 1 / lr)
+        now = self.params["encoder"]
+        return jax.tree.map(lambda p, a: share * (p - a), now, self.anchor)
 
     def follow(self, progress, outputs, frozen, later):
         """The slow network, the queues and DINO's centre."""
@@ -557,7 +623,7 @@ class Twin:
                 close(queue.rows, rows)
                 assert int(queue.pointer) == pointer
         if self.centre is not None:
-            close(extra.base, self.centre)
+            close(extra.base.views, self.centre)
         if self.stores:
             memory = extra.strategy
             np.testing.assert_array_equal(memory.items["image"], self.items["image"])
@@ -576,6 +642,10 @@ class Twin:
                 jax.tree.map(np.multiply, *penalty) for penalty in self.penalties
             )
             close(penalty.anchor, plus(zero, *anchors), atol=10 * atol)
+        if self.strategy == "l2_sp":
+            assert bool(extra.strategy.trained) == (self.anchor is not None)
+            if self.anchor is not None:
+                close(extra.strategy.params, self.anchor)
 
 
 def queues_of(state):
@@ -634,6 +704,9 @@ def under_way(name, task):
         extra = extra._replace(
             strategy=buffer.Buffer(items, jnp.asarray(filled), jnp.int32(M + 4))
         )
+    if name.endswith("l2_sp"):
+        anchor = l2_sp.Anchor(moved(extra.strategy.params, 9), jnp.array(task > 0))
+        extra = extra._replace(strategy=anchor)
     state = state.replace(
         params=moved(state.params, 5),
         stats=moved(state.stats, 6, low=0.1),
@@ -699,13 +772,37 @@ def test_three_tasks_are_the_equations(name):
             twin.compare(state)
             twin.read(state)
         twin.end()
-        state = method.end_task(state, types.SimpleNamespace(index=index))
+        state = method.end_task(state, task_of(index))
         twin.compare(state)
     # Or what these strategies do was not seen at work.
     if twin.strategy == "ewc":
         assert twin.stiff == {True, False}
     if twin.strategy == "lump":
         assert any(0.2 < share < 0.8 for share in twin.shares)
+
+
+def test_images_of_a_task_get_new_rows():
+    """Drawn anew from the layer's uniform distribution; the other rows stay."""
+    method, state = make("diet-finetune"), under_way("diet-finetune", 1)
+    after = begun(method, core.copy(state), 1)
+    is_new = np.isin(np.arange(IMAGES), task_of(1).train.rows)
+    for name, old in state.params["projector"]["linear1"].items():
+        new = after.params["projector"]["linear1"][name]
+        np.testing.assert_array_equal(new[..., ~is_new], old[..., ~is_new])
+        assert np.abs(new - old)[..., is_new].min() > 1e-6
+        assert np.abs(new[..., is_new]).max() <= 5**-0.5  # the encoder's width
+
+
+def test_one_view_is_enough_to_tell_images_apart():
+    one_view = parts(lambda key, images: twins.views_of(images)[:, :1])
+    method = two_view.make(one_view, base="diet", rows=IMAGES)
+    state = jax.jit(method.init)(jax.random.key(0), batch(0))
+    _, metrics = jax.jit(method.step)(state, batch(0))
+    both = two_view.make(
+        parts(lambda key, x: twins.views_of(x)[:, [0, 0]]), base="diet", rows=IMAGES
+    )
+    _, twice = jax.jit(both.step)(state, batch(0))
+    np.testing.assert_allclose(metrics["loss"], twice["loss"], rtol=1e-5)
 
 
 def same(one, other) -> bool:
@@ -779,6 +876,36 @@ def test_no_two_uses_share_a_key(monkeypatch, strategy):
     distinct = {tuple(np.asarray(key).tolist()) for key in (*used[0], *used[1])}
     uses = 5 if strategy == "lump" else 4
     assert len(used[0]) == uses and len(distinct) == 2 * uses
+
+
+def test_the_encoder_waits_for_its_heads():
+    """To the last bit, though momentum and weight decay would move it."""
+    name = "mocov2plus-pnr-heads"
+    state = begun(make(name), core.copy(fresh(name)), 0)
+    start, moves = core.copy(state), []
+    for number in range(STEPS):
+        state, _ = compiled(name)(state, batch(number))
+        pairs = (start.params, state.params), (start.stats, state.stats)
+        moves.append([not same(a["encoder"], b["encoder"]) for a, b in pairs])
+        assert not same(start.params["projector"], state.params["projector"])
+    assert moves == [[False, False], [False, False], [True, True]]
+
+
+def test_a_teacher_without_heads_gets_the_trained_ones():
+    pretrained = parts()._replace(starts_pretrained=True)
+    options = taken("byol", "cassle", OPTIONS) | {"head_steps": 2}
+    method = two_view.make(pretrained, base="byol", strategy="cassle", **options)
+    state = begun(method, jax.jit(method.init)(jax.random.key(0), batch(0)), 0)
+    states, step = [state], jax.jit(method.step)
+    for number in range(STEPS):
+        states.append(step(states[-1], batch(number))[0])
+    teachers = [(x.extra.teacher, x.extra.teacher_stats) for x in states]
+    assert same(teachers[0], teachers[2])
+    heads = [
+        {n: tree[n] for n in COPIED} for tree in (states[2].params, states[2].stats)
+    ]
+    chex.assert_trees_all_equal(teachers[3], tuple(heads))
+    assert not same(teachers[0], teachers[3])
 
 
 def test_evaluators_read_the_encoder_and_the_projector_in_evaluation_mode():

@@ -219,6 +219,52 @@ def test_the_smaller_batch_of_few_images_ends_with_their_update(copy):
     assert plan(copy, **{"train.batch_size": 32}).config["batch_size"] == 32
 
 
+@pytest.mark.parametrize("asked, share", [(0.5, 0.5), ("auto", 0.75)])
+def test_an_average_lies_between_both_encoders(copy, monkeypatch, asked, share):
+    """Saved once, though the command was killed before it wrote its verdict."""
+    measured = {"before": 0.71, "average_1.0": 0.6, "average_0.75": 0.7, "after": 0.7}
+    monkeypatch.setattr(
+        update_command, "accuracies", lambda *given: {"knn": measured[given[2]]}
+    )
+    work = plan(copy, average=asked)
+    found = update_command.carry_out(work)
+    tried = {name[8:]: {"knn": measured[name]} for name in [*measured][1:3]}
+    record = {"share": share} | ({"tried": tried} if asked == "auto" else {})
+    assert found["average"] == record and found["accepted"]
+    assert f"{100 * share:.0f} % of the new" in update_verdict.sentences(found)
+    # One checkpoint before the last is what the training ended with.
+    trained = shutil.copytree(work.workdir, copy / "trained")
+    *_, last = sorted((trained / "checkpoints").iterdir(), key=lambda x: int(x.name))
+    shutil.rmtree(last)
+    old, new, mixed = (encoder(x)[0] for x in (copy / "run", trained, work.workdir))
+    for a, b, c in zip(*map(jax.tree.leaves, (old, new, mixed)), strict=True):
+        twin = (1 - share) * np.float64(a) + share * np.float64(b)
+        np.testing.assert_allclose(c, twin, rtol=1e-6, atol=1e-7)
+    assert not same(new, mixed) and not same(old, mixed)
+    (work.workdir / "update.json").unlink()
+    again = update_command.carry_out(work)
+    assert again["average"] == record and same(encoder(work.workdir)[0], mixed)
+
+
+def test_a_share_is_judged_as_an_encoder_is(copy):
+    """The weights of a run, tried as an average, have the accuracies of the run."""
+    work = plan(copy, average="auto", **{"limits.accuracy_drop": 1.0})
+    shutil.copytree(copy / "run", work.workdir)
+    own = [tree["encoder"] for tree in encoder(copy / "run")[0]]
+    judging = update_command._judging(work, copy / "run", "before")
+    before = update_command.accuracies(work, judging, "before", lambda: False)
+    found = update_command._choose_share(work, before, lambda _: own, lambda: False)
+    assert found == {"share": 1.0, "tried": {"1.0": before}}
+
+
+def test_a_share_is_chosen_by_what_is_measured(copy):
+    for changes in ({"test": False}, {"limits.accuracy_drop": None}):
+        with pytest.raises(ValueError, match=r"config\.average='auto'"):
+            plan(copy, average="auto", **changes)
+    with pytest.raises(ValueError, match=r"config\.average=1\.5"):
+        plan(copy, average=1.5)
+
+
 @pytest.mark.slow
 def test_updates_go_on_from_each_other(copy):
     for number, (limit, current) in enumerate([(1.0, 1), (-1.0, 1), (1.0, 3)], 1):
@@ -242,11 +288,13 @@ def test_the_command_rolls_back_and_resumes(copy):
         "--config.limits.accuracy=1.0",
         "--config.train.optimizer.lr=0.1",
         "--config.train.epochs=2",
+        "--average=0.5",
     ]
     # What a stop amid the new task leaves: a claimed directory, no verdict.
     work = plan(
         copy,
         rows=100,
+        average=0.5,
         **{"limits.accuracy": 1.0, "train.optimizer.lr": 0.1, "train.epochs": 2},
     )
     build.build(ml_collections.ConfigDict(work.config), work.workdir)
@@ -256,7 +304,8 @@ def test_the_command_rolls_back_and_resumes(copy):
     last = done.stdout.strip().splitlines()[-1]
     assert "Rolled back" in last and str(copy / "run") in last
     found = lineage.read(work.workdir)
-    assert not found["accepted"] and found["cost"]["steps"] == 2 * (240 // 48)
+    assert not found["accepted"] and found["average"] == {"share": 0.5}
+    assert found["cost"]["steps"] == 2 * (240 // 48)
     assert lineage.current(copy / "run") == str(copy / "run")
     assert not (work.workdir / "checkpoints").exists()
     assert len(lineage.updates(copy / "run")) == 1

@@ -70,7 +70,7 @@ def np_turned(x, row, column, grid):
     return out
 
 
-def np_vit(net, params, images):
+def np_vit(net, params, images, hidden=None):
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     side, width = net.patch, net.width
     grid = images.shape[1] // side, images.shape[2] // side
@@ -82,6 +82,8 @@ def np_vit(net, params, images):
     kernel = p["patch"]["kernel"]
     x = np.stack([np.einsum("bijc,ijcd->bd", y, kernel) for y in patches], axis=1)
     x = x + p["patch"]["bias"]
+    if hidden is not None:
+        x[hidden] = 0
     first = p["class"]
     if net.positions == "learned":
         table = positions.resized(params["positions"], grid, net.resize)
@@ -124,7 +126,8 @@ def np_vit(net, params, images):
     x = np_norm(x, p["norm"], net.epsilon)
     parts = {"class": x[:, 0], "mean": x[:, skip:].mean(axis=1)}
     parts["both"] = np.concatenate([parts["class"], parts["mean"]], axis=1)
-    return parts[net.features]
+    found = parts[net.features]
+    return found if hidden is None else (found, x[:, skip:])
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -134,6 +137,17 @@ def test_equals_the_definition_in_float64(name):
     assert found.shape == (3, net.num_features) and found.dtype == jnp.float32
     want = np_vit(net, params, images)
     np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["vit", "rotary"])
+def test_hidden_patches_show_their_position_alone(name):
+    """The features of all patches come with those of the image."""
+    net, params, images = made(name)
+    hidden = np.random.default_rng(2).random((3, 6)) < 0.5
+    found = run(net, params, images, train=True, hidden=hidden)
+    want = np_vit(net, params, images, hidden)
+    chex.assert_trees_all_close(found, want, rtol=2e-5, atol=2e-5)
+    assert not np.allclose(found[0], run(net, params, images), atol=0.1)
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def of_network(options, seed, stop) -> dict:
     folder = pathlib.Path(options.out) / f"seed_{seed}"
     runs.train(config, folder, stop)
     made = build.build(config, folder)
-    state = checkpoint.Checkpoints(folder / "checkpoints", keep=made.loop.keep)
-    state = state.restore(job.initial_state(made)).state
+    saved = checkpoint.Checkpoints(folder / "checkpoints", keep=made.loop.keep)
+    state = saved.restore(job.initial_state(made)).state
     examples = made.data.stream.dataset.train
     rows = np.flatnonzero(np.isin(examples.label, OLD + NEW))
     names = "size", "resize", "mean", "std"

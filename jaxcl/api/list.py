@@ -1,4 +1,7 @@
-"""`jaxcl list KIND`: what a config may name, a line each, from the code itself."""
+"""`jaxcl list KIND`: what a config may name, a line each, from the code itself.
+
+A kind is imported when it is asked for: all of them take two seconds.
+"""
 
 import argparse
 import importlib
@@ -8,10 +11,6 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-
-from jaxcl.config import files, own_images, sections
-from jaxcl.data import sources
-from jaxcl.methods.two_view import bases, strategies
 
 
 def _first_line(text: str | None) -> str:
@@ -32,11 +31,41 @@ def _functions(choices: dict[str, Callable]) -> dict[str, str]:
     return {name: _first_line(made.__doc__) for name, made in choices.items()}
 
 
+def _bases() -> dict[str, str]:
+    """Describe the base losses of two-view methods."""
+    from jaxcl.methods.two_view import bases
+
+    return _functions(bases.BASES)
+
+
+def _strategies() -> dict[str, str]:
+    """Describe what later tasks train with."""
+    from jaxcl.methods.two_view import strategies
+
+    return _functions(strategies.STRATEGIES)
+
+
 def _encoders() -> dict[str, str]:
     """Describe the names of config.encoder.name, and those for own images."""
+    from jaxcl.config import own_images, sections
+
     short = ", ".join(own_images.ENCODERS)
     takers = f"and jaxcl.fit take {short}"
     return _functions(sections.ENCODERS) | {"own_images": takers}
+
+
+def _data() -> dict[str, str]:
+    """Describe the sources of images and graphs."""
+    from jaxcl.data import sources
+
+    return _functions(sources.SOURCES)
+
+
+def _configs() -> dict[str, str]:
+    """Describe the configs that come with the library."""
+    from jaxcl.config import files
+
+    return files.describe_configs()
 
 
 # Kind -> what to type, and the function that finds all of that kind
@@ -47,19 +76,19 @@ KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
     ),
     "bases": (
         "jaxcl train CONFIG --config.method.base=NAME",
-        lambda: _functions(bases.BASES),
+        _bases,
     ),
     "strategies": (
         "jaxcl train CONFIG --config.method.strategy=NAME",
-        lambda: _functions(strategies.STRATEGIES),
+        _strategies,
     ),
     "encoders": ("--config.encoder.name=NAME", _encoders),
-    "data": ("--config.data.name=NAME", lambda: _functions(sources.SOURCES)),
+    "data": ("--config.data.name=NAME", _data),
     "evaluators": (
         'in a config: config.evaluators = {"NAME": {}}',
         lambda: dict(_modules("jaxcl.evals")),
     ),
-    "configs": ("jaxcl train NAME", files.describe_configs),
+    "configs": ("jaxcl train NAME", _configs),
 }
 
 

@@ -13,12 +13,9 @@ from jaxcl.api import errors, inputs
 from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
 from jaxcl.evals import plots
-from jaxcl.report import command as report_command
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
-from jaxcl.update import command as update_command
 from jaxcl.update import lineage
-from jaxcl.update import plan as update_plan
 from jaxcl.update import verdict as update_verdict
 from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import export as export_lib
@@ -159,6 +156,8 @@ class Result:
         Returns:
           The path.
         """
+        from jaxcl.report import command as report_command
+
         path = os.path.join(self.folder, "report.html") if path is None else path
         epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
         report_command.write_page([self.folder], os.fspath(path))
@@ -173,6 +172,7 @@ class Result:
         old: inputs.Images | None = None,
         limits: Mapping[str, float | str | None] | None = None,
         epochs: int | None = None,
+        average: float | str | None = None,
         options: Mapping[str, Any] | None = None,
         join: bool = False,
         again: bool = False,
@@ -191,6 +191,7 @@ class Result:
             after are compared. None: the run's own, if they are still there.
           limits: {"accuracy_drop": 0.02} and others, see docs/updating.md.
           epochs: on the new images; None: as many as of each task before.
+          average: share of the new weights in an average with the old ones, or "auto".
           options: other values of the update's config: {"train.batch_size": 64}.
           join: also train on the run's images, for methods that read both.
           again: make another update even if the same one is done already.
@@ -202,9 +203,13 @@ class Result:
           ValueError: an argument is wrong; the run is not finished.
           jaxcl.run.lock.LockHeldError: another update of the run is going on.
         """
+        from jaxcl.update import command as update_command
+        from jaxcl.update import plan as update_plan
+
         config = update_plan.defaults()
         changes = {f"limits.{name}": value for name, value in (limits or {}).items()}
         changes |= {} if epochs is None else {"train.epochs": epochs}
+        changes |= {} if average is None else {"average": average}
         recipe.change(config, changes | dict(options or {}))
         new, judge = self._data_section("new", new_images, None, whole=True), None
         if test is not None:

@@ -294,6 +294,7 @@ def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
         replay=settings,
         num_tasks=len(tasks.tasks),
         batch_size=top.batch_size,
+        train_rows=stream.count_rows(tasks.dataset.train),
         starts_pretrained=folder.is_one(top.start),
     )
 

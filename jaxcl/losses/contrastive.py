@@ -260,6 +260,34 @@ def nnclr(
     return (match_neighbours(z1, o2) + match_neighbours(z2, o1)) / 2
 
 
+def diet(logits: jax.Array, index: jax.Array, *, smoothing: float = 0.3) -> jax.Array:
+    """DIET (Balestriero, 2023, Eq. 1): cross-entropy with the number of the image.
+
+    With p = softmax(logits), the mean over rows and views of
+      -(1 - smoothing) log p_index - smoothing mean_k log p_k.
+
+    Args:
+      logits: f32[B, V, N], of V views, a logit for each of N images.
+      index: i32[B], the number of each row's image.
+      smoothing: of the labels, as PyTorch's `label_smoothing`.
+
+    Returns:
+      f32[], in nats; log N where all logits are equal.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import contrastive
+      >>> loss = contrastive.diet(jnp.zeros((1, 1, 2)), jnp.array([1]))
+      >>> round(float(loss), 3)
+      0.693
+    """
+    chex.assert_rank([logits, index], [3, 1])
+    chex.assert_equal_shape_prefix([logits, index], 1)
+    logs = jax.nn.log_softmax(core.at_least_float32(logits), axis=-1)
+    own = jnp.take_along_axis(logs, index[:, None, None], axis=-1)
+    return -(1 - smoothing) * jnp.mean(own) - smoothing * jnp.mean(logs)
+
+
 def m_hml(
     anchors: jax.Array,
     positives: jax.Array,

@@ -293,6 +293,33 @@ def less_forget(
     return 1 - (first + noncontrastive.mean_cosine(z2, f2)) / 2
 
 
+def relative_squared(h: jax.Array, frozen: jax.Array) -> jax.Array:
+    """Squared distance of features to frozen ones, over the latter's squared length.
+
+    sum |h_i - frozen_i|^2 / sum |frozen_i|^2, sums over all rows: feature distillation
+    (Jung et al., AAAI 2018, Eq. 4), scaled so that the length of features does not
+    matter.
+
+    Args:
+      h: f32[..., D], features.
+      frozen: f32[..., D], of the same images by the frozen network; no gradient.
+
+    Returns:
+      f32[]; 1 where all features are 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import distill
+      >>> h, frozen = jnp.array([[3.0, 0.0]]), jnp.array([[2.0, 0.0]])
+      >>> float(distill.relative_squared(h, frozen))
+      0.25
+    """
+    chex.assert_equal_shape([h, frozen])
+    frozen = jax.lax.stop_gradient(core.at_least_float32(frozen))
+    squared = jnp.sum(jnp.square(core.at_least_float32(h) - frozen))
+    return squared / jnp.maximum(jnp.sum(jnp.square(frozen)), 1e-12)
+
+
 def pnr_simclr(
     z1: jax.Array,
     z2: jax.Array,

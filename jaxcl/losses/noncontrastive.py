@@ -368,6 +368,71 @@ def dino(
     return -jnp.sum(jnp.where(other, pulled, 0.0)) / (rows * other.sum())
 
 
+def ibot(
+    logits: jax.Array,
+    targets: jax.Array,
+    hides: jax.Array,
+    *,
+    temperature: float = 0.1,
+) -> jax.Array:
+    """iBOT (Zhou et al., ICLR 2022, Eq. 2): cross-entropy of hidden patches.
+
+    With p = softmax(logits / temperature) and q the targets of the same patches, the
+    mean of -sum_k q_k log p_k over the views that hide patches, and over their patches.
+
+    Args:
+      logits: f32[N, M, K], of M patches of each view, by the network that learns.
+      targets: f32[N, M, K], probabilities, by a network that sees them; no gradient.
+      hides: i32[N], 1 where the view hides them; others do not count.
+      temperature: of the network that learns.
+
+    Returns:
+      f32[], in nats; 0 where no view hides any.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> targets = jnp.array([[[1.0, 0.0]]])  # one patch of one view
+      >>> loss = noncontrastive.ibot(jnp.zeros((1, 1, 2)), targets, jnp.array([1]))
+      >>> round(float(loss), 3)
+      0.693
+    """
+    chex.assert_equal_shape([logits, targets])
+    chex.assert_equal_shape_prefix([logits, hides], 1)
+    targets = jax.lax.stop_gradient(targets)
+    logs = jax.nn.log_softmax(core.at_least_float32(logits) / temperature, axis=-1)
+    by_view = -jnp.mean(jnp.sum(targets * logs, axis=-1), axis=1)
+    return jnp.sum(by_view * hides) / jnp.maximum(jnp.sum(hides), 1)
+
+
+def koleo(h: jax.Array) -> jax.Array:
+    """KoLeo (Sablayrolles et al., ICLR 2019, Eq. 6): rows keep off their neighbours.
+
+    -mean_i log d_i, with d_i the distance of unit row i to the nearest other one.
+
+    Args:
+      h: f32[B, D], features of one view; B at least 2.
+
+    Returns:
+      f32[]; 18.4 where all rows are one.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxcl.losses import noncontrastive
+      >>> h = jnp.array([[1.0, 0.0], [0.0, 2.0]])  # sqrt 2 apart
+      >>> round(float(noncontrastive.koleo(h)), 3)
+      -0.347
+    """
+    chex.assert_rank(h, 2)
+    unit = core.l2_normalize(h)
+    cosines = core.dot(unit, unit)
+    others = jnp.where(jnp.eye(len(h), dtype=bool), -jnp.inf, cosines)
+    nearest = jnp.argmax(others, axis=1)
+    squared = jnp.sum(jnp.square(unit - unit[nearest]), axis=-1)
+    # Below 1e-8, as in DINOv2, a distance is rounding, and has no gradient.
+    return -jnp.mean(jnp.log(jnp.maximum(squared, 1e-16))) / 2
+
+
 def vicreg(
     z1: jax.Array,
     z2: jax.Array,

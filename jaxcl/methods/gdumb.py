@@ -145,6 +145,7 @@ def build_fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callabl
     tx = optax.chain(optax.clip_by_global_norm(recipe.clip), sgd)
     setup = _FitSetup(parts, net, recipe, tx)
     start = jax.jit(functools.partial(_start_network, setup))
+    order_of = jax.jit(_order_pass)
     descend = jax.jit(functools.partial(_descend_span, setup), donate_argnums=0)
 
     def fit_memory(key, memory, count: int):
@@ -158,10 +159,10 @@ def build_fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callabl
                 if constant
                 else pass_learning_rate(number, recipe.lr, recipe.end_lr)
             )
-            lr = np.float32(lr)
+            lr, order = np.float32(lr), order_of(key, memory, np.int32(number))
             for first in range(0, batches, stride):
                 span = np.int32([number, first, first + stride])
-                state = descend(state, memory, key, *span, lr)
+                state = descend(state, memory, order, key, *span, lr)
         return state[:2]
 
     return fit_memory
@@ -172,31 +173,39 @@ def _start_network(setup, key, images):
     return params, stats, setup.tx.init(params)
 
 
-def _descend_span(setup, state, memory, key, number, first, end, lr):
+def _order_pass(key, memory, number):
+    """Shuffle the rows for pass `number`."""
+    return shuffle(jax.random.split(jax.random.fold_in(key, number))[0], memory)
+
+
+def _descend_span(setup, state, memory, order, key, number, first, end, lr):
     """Take the steps on batches `first` to `end` of pass `number`."""
-    key = jax.random.fold_in(key, number)
+    key = jax.random.split(jax.random.fold_in(key, number))[1]
+
+    def step(i, state):
+        return _descend(setup, state, memory, order, jax.random.fold_in(key, i), i, lr)
+
     if sharding.on_cpu():  # the span is one batch
-        return _descend(setup, state, memory, key, first, lr)
-    return jax.lax.fori_loop(
-        first, end, lambda i, state: _descend(setup, state, memory, key, i, lr), state
-    )
+        return step(first, state)
+    return jax.lax.fori_loop(first, end, step, state)
 
 
-def _descend(setup, state, memory, key, number, lr):
-    """Take the step on batch `number` of a pass; the key is that of the pass."""
+def _descend(setup, state, memory, order, key, number, lr):
+    """Take the step on batch `number` of a pass."""
     parts, net, recipe, tx = setup
-    k_order, key = jax.random.split(key)
-    k_augment, k_mix = jax.random.split(jax.random.fold_in(key, number))
-    raw, label, mask = batch_of(k_order, memory, number, recipe.batch_size)
+    k_augment, k_mix = jax.random.split(key)
+    raw, label, mask = batch_of(order, memory, number, recipe.batch_size)
     images = online.images_of(parts, k_augment, raw, parts.replay.augment != "none")
-    images, other_label, share = cut_mix(
-        k_mix, images, label, probability=recipe.cutmix, alpha=recipe.cutmix_alpha
-    )
+    terms = ((1.0, label),)
+    if recipe.cutmix:
+        images, other_label, share = cut_mix(
+            k_mix, images, label, probability=recipe.cutmix, alpha=recipe.cutmix_alpha
+        )
+        terms = (share, label), (1 - share, other_label)
     params, stats, opt_state = state
 
     def loss(params):
         outputs, new_stats = net(params, stats, images, train=True)
-        terms = (share, label), (1 - share, other_label)
         return sum(
             weight * losses.cross_entropy(outputs.logits, y, example_mask=mask)
             for weight, y in terms
@@ -217,16 +226,30 @@ def pass_learning_rate(number: int, lr: float, end_lr: float) -> float:
     return end_lr + (lr - end_lr) * (1 + math.cos(math.pi * done)) / 2
 
 
-def batch_of(key: jax.Array, memory: buffer.Buffer, number: jax.Array, size: int):
-    """Return batch `number` of a pass over the memory, which the key shuffles.
+def shuffle(key: jax.Array, memory: buffer.Buffer) -> jax.Array:
+    """Shuffle the slots of the memory, i32[capacity]; those that hold rows come first.
+
+    A pass has one order: sorting for every batch took half of its step.
+    """
+    noise = jax.random.uniform(key, memory.filled.shape)
+    return jnp.argsort(jnp.where(memory.filled, noise, 2))
+
+
+def batch_of(order: jax.Array, memory: buffer.Buffer, number: jax.Array, size: int):
+    """Return batch `number` of a pass over the memory.
+
+    Args:
+      order: of `shuffle`.
+      memory: the stored rows.
+      number: of the batch.
+      size: rows of a batch.
 
     Returns:
       images u8[size,H,W,C]; labels i32[size]; bool[size], False for rows that fill up
       the last batch.
     """
-    noise = jnp.where(memory.filled, jax.random.uniform(key, memory.filled.shape), 2)
     place, count = number * size + jnp.arange(size), jnp.sum(memory.filled)
-    rows = jnp.argsort(noise)[place % jnp.maximum(count, 1)]
+    rows = order[place % jnp.maximum(count, 1)]
     return memory.items["image"][rows], memory.items["label"][rows], place < count
 
 

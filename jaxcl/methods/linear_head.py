@@ -43,7 +43,7 @@ def make(
     parts: core.Parts,
     *,
     memory_size: schema.Natural = 2000,
-    lr: schema.Positive = 3.0,
+    lr: schema.Positive = 10.0,
     steps: schema.Count = 32,
 ) -> core.Method:
     """Predict by a linear layer on standardised features.

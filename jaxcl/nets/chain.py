@@ -48,6 +48,7 @@ class Chain:
         train: bool,
         groups: int = 1,
         key: jax.Array | None = None,
+        hidden: jax.Array | None = None,
         between: bool = False,
     ) -> tuple:
         """Outputs of the last net, and the statistics of all nets after this pass.
@@ -59,6 +60,7 @@ class Chain:
           groups: views per example, interleaved over the rows. Each view has its own
             batch statistics.
           key: for an encoder that drops branches; without one it drops none.
+          hidden: for a Vision Transformer, see there.
           between: also return the statistics after each view but the last, as tuples.
 
         Returns: f32[N, D], name -> stats, and if asked name -> stats between views ({}
@@ -66,14 +68,15 @@ class Chain:
         """
         outputs, after, moved = inputs, {}, {}
         for name, net in self.nets.items():
-            drawn = {} if key is None or name != "encoder" else {"key": key}
+            given = {"key": key, "hidden": hidden} if name == "encoder" else {}
+            given = {n: x for n, x in given.items() if x is not None}
             outputs, new = net.apply(
                 {"params": params[name], "batch_stats": stats[name]},
                 outputs,
                 train=train,
                 groups=groups,
                 mutable=["batch_stats", *([layers.BETWEEN] if between else [])],
-                **drawn,
+                **given,
             )
             after[name] = new.get("batch_stats", stats[name])
             moved[name] = new.get(layers.BETWEEN, {})

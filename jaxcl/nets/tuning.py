@@ -133,6 +133,11 @@ def layer_of(name: str, layers: int) -> int:
     return layers if name.startswith("norm/") else 0
 
 
+def plain(encoder: Any) -> Any:
+    """The module of an encoder, whether a part of it is trained or all."""
+    return encoder.net if isinstance(encoder, Tuned) else encoder
+
+
 @dataclasses.dataclass(frozen=True)
 class Tuned:
     """An encoder of which a part is trained; it is called as the encoder is.

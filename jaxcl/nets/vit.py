@@ -246,19 +246,24 @@ class ViT(nn.Module):
         train: bool = False,
         groups: int = 1,
         key: jax.Array | None = None,
-    ) -> jax.Array:
+        hidden: jax.Array | None = None,
+    ) -> jax.Array | tuple[jax.Array, jax.Array]:
         """Images [B, H, W, C], normalised -> f32[B, num_features].
 
         Args:
           images: of any sides that are multiples of `patch`.
           train, groups: change nothing: there is no batch norm.
           key: for `drop_path`; without one no branch is dropped.
+          hidden: bool[B, N], patches of which the position alone is shown; with it
+            features of all patches f32[B, N, D] are returned, too.
 
         Raises:
           ValueError: a side is no multiple of `patch`, or shorter.
         """
         grid = self._grid(images)
         x = self._patches(images.astype(self.dtype), grid)
+        if hidden is not None:
+            x = jnp.where(hidden[..., None], 0, x)
         x, skip = self._tokens(x, grid)
         turns = None
         if self.positions == "rotary":
@@ -280,7 +285,9 @@ class ViT(nn.Module):
             )
             own = None if key is None else jax.random.fold_in(key, number)
             x = layer(x, turns, skip, own)
-        return self._pooled(_norm(self.epsilon, jnp.float32, "norm")(x), skip)
+        x = _norm(self.epsilon, jnp.float32, "norm")(x)
+        features = self._pooled(x, skip)
+        return features if hidden is None else (features, x[:, skip:])
 
     def _grid(self, images) -> tuple[int, int]:
         """Patches of each side."""

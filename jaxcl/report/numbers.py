@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from jaxcl.report import compare
 from jaxcl.report import runs as runs_lib
@@ -35,6 +34,8 @@ def estimate(values: Iterable[float | None]) -> Estimate:
     mean, error, count = seeds.mean_and_error(values).values()
     if error is None:
         return Estimate(mean, None, None, count)
+    from scipy import special  # a sixth of a second, for several seeds alone
+
     half = float(special.stdtrit(count - 1, 0.975) * error)
     return Estimate(mean, mean - half, mean + half, count)
 

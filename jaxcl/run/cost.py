@@ -8,6 +8,9 @@ are written out, and a comparison of the task's number picks its branch.
 
 import contextlib
 import functools
+import hashlib
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,6 +20,7 @@ import numpy as np
 from absl import logging
 
 from jaxcl import sharding
+from jaxcl.data import storage
 
 PHASES = ("first_task", "later_tasks")  # of which the steps are counted apart
 
@@ -72,7 +76,9 @@ class Clock:
         self._spent = {}
 
 
-def count_flops(step: Callable, state: Any, batch: Any, task: int) -> int | None:
+def count_flops(
+    step: Callable, state: Any, batch: Any, task: int, *, kept: tuple = ()
+) -> int | None:
     """Count the FLOPs of one step; None where they cannot be counted.
 
     Nothing is compiled, and the jitted step is not touched. The program is lowered for
@@ -82,18 +88,34 @@ def count_flops(step: Callable, state: Any, batch: Any, task: int) -> int | None
       step: (state, batch) -> (state, metrics), not jitted.
       state, batch: its arguments, as shapes.
       task: number of the task, from 0; all but the first share a program.
+      kept: the arguments as the run's own program has them, if the count of an earlier
+        run is to be read from the folder of compiled programs, or left there. Counting
+        takes as long as tracing and lowering the step once more.
     """
     leaves, tree = jax.tree.flatten((state, batch))
+    traced = tuple(jax.tree.leaves(kept))
     try:
-        return _count_flops(step, tree, tuple(leaves), min(task, 1))
+        return _count_flops(step, tree, tuple(leaves), min(task, 1), traced)
     except Exception as error:  # a run does not stop for a missing number
         logging.warning("no FLOPs: %s: %s", type(error).__name__, str(error)[:200])
         return None
 
 
-@functools.lru_cache(maxsize=4)  # runs on single tasks share a step
-def _count_flops(step, tree, leaves, task):
+@functools.lru_cache(maxsize=8)  # runs on single tasks share a step
+def _count_flops(step, tree, leaves, task, traced=()):
     """Count the FLOPs of a step, whose arguments are flattened to be hashed."""
+    folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if traced and folder:
+        # Of arguments that are placed alike the step has been traced already.
+        printed = str(jax.make_jaxpr(step)(*jax.tree.unflatten(tree, traced)))
+        key = f"{jax.__version__} {task} {re.sub('0x[0-9a-f]+', '', printed)}"
+        file = os.path.join(folder, f"flops-{hashlib.sha256(key.encode()).hexdigest()}")
+        with contextlib.suppress(OSError, ValueError):
+            return int(storage.read(file))
+        found = _count_flops(step, tree, leaves, task)
+        with contextlib.suppress(OSError), storage.replacing(file) as out:
+            out.write(str(found).encode())
+        return found
 
     def step_of_task(state, batch):
         return step(state.replace(task=np.int32(task)), batch)

@@ -181,6 +181,7 @@ def sum_task_cost(
     """Sum up what a task took, with the FLOPs of a step, once its steps are done."""
     steps, parts = int(state.step) - int(state.task_start), work.parts(task)
     shapes = job.shapes(work.method, work.data, parts)
-    flops = cost.count_flops(work.method.step, *shapes, task)
+    kept = job.placed(work.method, work.data, work.mesh, parts)
+    flops = cost.count_flops(work.method.step, *shapes, task, kept=kept)
     images, machine = steps * work.data.batch_size * parts, sharding.describe(work.mesh)
     return cost.TaskCost(steps, images, flops, clock.read(), machine)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import ml_collections
 from absl import flags
 from etils import epath
@@ -25,7 +26,7 @@ from jaxcl.config import build, command, run_config
 from jaxcl.data import identity
 from jaxcl.run import finish, job, lock, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.update import adapters, drift, lineage, plan, verdict
+from jaxcl.update import adapters, average, drift, lineage, plan, verdict
 from jaxcl.update.verdict import AFTER, BEFORE
 
 ROLLED_BACK = 3
@@ -87,11 +88,12 @@ def _carry_out(work, prepared, stop) -> dict:
     rows, embed = work.sample or (None, None)
     old = None if embed is None else adapters.in_index(work.parent, embed(rows))
     results = finish.run_job(prepared.job, folder, stop=stop)
+    if work.options.average is not None:
+        report["average"] = average.save(
+            prepared.job, folder, lambda mix: _choose_share(work, before, mix, stop)
+        )
     after = accuracies(work, _judging(work, folder, AFTER), AFTER, stop)
-    report["accuracy"] = {
-        name: {BEFORE: value, AFTER: after[name], "change": after[name] - value}
-        for name, value in before.items()
-    }
+    report["accuracy"] = verdict.compare(before, after)
     report["drift"], fitted = None, []
     if old is not None:
         new = build.embedder(plan.with_checkpoint(work.old, folder))[1](rows)
@@ -115,6 +117,38 @@ def _judging(
     if work.judge is None:
         return None
     return build.build(plan.with_checkpoint(work.judge, run), work.workdir / name)
+
+
+def _choose_share(work, before, mix, stop) -> dict:
+    """Choose the share of the new weights in the average.
+
+    Args:
+      work: from `plan.plan`.
+      before: accuracies of the encoder before the update.
+      mix: share -> params and stats of the encoder.
+      stop: as in `train.run`.
+
+    Returns:
+      The "share", and "tried": accuracies of each share that was tried.
+    """
+    if work.options.average != "auto":
+        return {"share": work.options.average}
+    judging, tried = _judging(work, work.workdir, AFTER), {}
+    trained = judging.state
+    # The evaluation may use other devices than the training.
+    places = jax.tree.map(lambda x: x.sharding, (trained.params, trained.stats))
+    for share in average.SHARES:
+        both = tuple({"encoder": tree} for tree in mix(share))
+        params, stats = jax.device_put(both, places)
+        own = judging._replace(
+            state=trained.replace(params=params, stats=stats),
+            source=judging.source | {"average": share},
+        )
+        tried[str(share)] = accuracies(work, own, f"average_{share}", stop)
+        report = {"accuracy": verdict.compare(before, tried[str(share)])}
+        if not verdict.broken_accuracy(report, work.limits):
+            break
+    return {"share": share, "tried": tried}
 
 
 def accuracies(
@@ -161,6 +195,7 @@ def define_flags(
         "data": "New images: a path.",
         "test": "Labelled images to judge by: a path.",
         "old": "Images that are in the index: a path.",
+        "average": "Share of the new weights in an average with the old; or auto.",
     }
     switches = {
         "join": "Train on the run's data beside the new.",
@@ -182,6 +217,14 @@ def define_flags(
     )
 
 
+def _number(text: str) -> float | str:
+    """Read a number; any other word stays, for its check."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def main(argv: list[str]) -> int:
     """Update a run, and print what the update did; returns the exit code."""
     if len(argv) > 1:
@@ -189,10 +232,13 @@ def main(argv: list[str]) -> int:
     options = flags.FLAGS
 
     def make():
+        config = options.config.to_dict()
+        if options.average is not None:
+            config["average"] = _number(options.average)
         planned = plan.plan(
             options.run,
             options.data,
-            options.config.to_dict(),
+            config,
             test=options.test,
             old=options.old,
             join=options.join,

@@ -35,6 +35,11 @@ class Options:
     train: dict | None = None  # replace the run's options: epochs, batch_size, ...
     evaluators: dict | None = None  # that judge on --test; None: kNN
     limits: dict | None = None  # see Limits
+    # Share of the new weights in an average with the old ones; "auto": the largest of
+    # 1, 0.75, 0.5 and 0.25 that keeps the limits on --test; None: no average
+    average: (
+        Annotated[float, schema.Range(above=0, most=1)] | Literal["auto"] | None
+    ) = None
     # How many old images are embedded before and after
     rows: Annotated[int, schema.Range(1, 2**20)] = 2048
     # How many neighbours of each are compared
@@ -92,6 +97,18 @@ def read_options(config: dict) -> tuple[Options, Limits]:
     return options, limits
 
 
+def _check_average(options: Options, limits: Limits, test) -> None:
+    """Refuse to choose a share where nothing is measured or limited."""
+    if options.average != "auto":
+        return
+    measured = limits.accuracy_drop is not None or limits.accuracy is not None
+    if test is None or not measured:
+        raise ValueError(
+            "config.average='auto': is chosen by accuracy; must be a number without "
+            "--test, labelled images, or without a limit (config.limits.accuracy_drop)"
+        )
+
+
 def plan(
     run: str,
     data: str | dict,
@@ -118,6 +135,7 @@ def plan(
       OSError: data cannot be read.
     """
     options, limits = read_options(config)
+    _check_average(options, limits, test)
     parent = lineage.current(run)
     theirs = lineage.config(parent)
     own = options.data or {}
@@ -151,7 +169,10 @@ def plan(
     own = _with_short_warmup(own, changes)
     asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
     asked["images"] = _digests(run, new_set, judge)
-    asked |= {name: getattr(options, name) for name in ("rows", "neighbours", "index")}
+    asked |= {
+        name: getattr(options, name)
+        for name in ("rows", "neighbours", "index", "average")
+    }
     asked = json.loads(json.dumps(asked | {"limits": vars(limits)}))
     workdir = lineage.next_update(run, None if again else asked)
     return Plan(parent, workdir, own, judge, old_config, sample, options, limits, asked)

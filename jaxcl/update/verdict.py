@@ -27,8 +27,16 @@ def judge_index(moved: dict | None, least: float) -> str:
     return VERDICTS[-1]
 
 
-def broken(report: dict, limits: plan.Limits) -> list[str]:
-    """List the limits that an update breaks, each as a sentence."""
+def compare(before: dict[str, float], after: dict[str, float]) -> dict[str, dict]:
+    """Set accuracies side by side, by name."""
+    return {
+        name: {BEFORE: value, AFTER: after[name], "change": after[name] - value}
+        for name, value in before.items()
+    }
+
+
+def broken_accuracy(report: dict, limits: plan.Limits) -> list[str]:
+    """List the limits on accuracy that an update breaks, each as a sentence."""
     found = []
     for name, accuracy in report["accuracy"].items():
         drop, value = -accuracy["change"], accuracy[AFTER]
@@ -36,6 +44,12 @@ def broken(report: dict, limits: plan.Limits) -> list[str]:
             found.append(f"{name} lost {drop:.4f}, allowed {limits.accuracy_drop}")
         if limits.accuracy is not None and value < limits.accuracy:
             found.append(f"{name} is {value:.4f}, must be {limits.accuracy}")
+    return found
+
+
+def broken(report: dict, limits: plan.Limits) -> list[str]:
+    """List all limits that an update breaks, each as a sentence."""
+    found = broken_accuracy(report, limits)
     if limits.index is not None:
         verdict = report["index"]
         allowed = VERDICTS[: VERDICTS.index(limits.index) + 1]
@@ -79,6 +93,12 @@ def sentences(report: dict) -> str:
         )
     if not report["accuracy"]:
         lines.append("No labelled images were given, so no accuracy was measured.")
+    if "average" in report:
+        share = 100 * report["average"]["share"]
+        lines.append(
+            f"The encoder is an average: {share:.0f} % of the new weights, "
+            f"{100 - share:.0f} % of the old."
+        )
     if report["drift"]:
         lines.append(_say_recall(report["drift"]))
     lines.append(f"Search index: {_INDEX[report['index']]}.")

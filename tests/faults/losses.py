@@ -176,6 +176,16 @@ _of_distillation = [
         ("loss: less_forget moves the frozen features", _leaks("f1")),
     ),
     *fault.of(
+        "losses.noncontrastive.ibot",
+        _noncontrastive("ibot"),
+        ("loss: ibot counts views that hide nothing", takes(hides=lambda x: 0 * x + 1)),
+    ),
+    *fault.of(
+        "losses.distill.relative_squared",
+        _noncontrastive("relative_squared"),
+        ("loss: kept features move the frozen ones", _leaks("frozen")),
+    ),
+    *fault.of(
         "losses.distill.pnr_simclr",
         _losses("pnr_simclr_False_True"),
         ("loss: pnr_simclr swaps its two terms' pseudo-negatives", swaps("pn1", "pn2")),

@@ -42,19 +42,7 @@ def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAM
 
 
 def leave_epochs(
-    folder,
-    values,
-    *,
-    best,
-    seed=0,
-    growth=0.5,
-    patience=2,
-    seconds=1.0,
-    passes=100.0,
-    svm=0.5,
-    config=True,
-    drop=(),
-    scenario="growth",
+    folder, values, *, best, seed=0, growth=0.5, seconds=1.0, passes=100.0, svm=0.5
 ):
     """A finished run: epoch i of task 1 ends at step 10 + 5 i with values[i - 1].
 
@@ -62,12 +50,9 @@ def leave_epochs(
     end no epoch.
     """
     folder.mkdir(parents=True)
-    told = {"seed": seed, "patience": patience, "scenario": {"name": scenario}}
-    told["plasticity"] = False
-    if growth is not None:
-        told["scenario"]["growth"] = growth
-    if config:
-        (folder / "config.json").write_text(json.dumps(told))
+    scenario = {"name": "growth", "growth": growth}
+    told = {"seed": seed, "patience": 2, "scenario": scenario, "plasticity": False}
+    (folder / "config.json").write_text(json.dumps(told))
     rows = [
         {
             "step": 10,
@@ -86,9 +71,8 @@ def leave_epochs(
         epochs.append({**epoch, "seconds": now})
         step = 10 + 5 * number
         rows.append({"step": step, "task": 1, "epoch": epoch, "time": {"train": now}})
-        if number not in drop:
-            found = {"objective/loss": value, "knn/class_incremental": [0.5, 0.5]}
-            rows.append({"step": step, "task": 1, "eval": found})
+        found = {"objective/loss": value, "knn/class_incremental": [0.5, 0.5]}
+        rows.append({"step": step, "task": 1, "eval": found})
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text)
     results = results_lib.add_task(
@@ -100,7 +84,6 @@ def leave_epochs(
     zero = {"number": 1, "loss": 9.0, "seconds": 0.5, "passes": 7.0}
     results["convergence"] = {"0": {"best": zero, "last": zero}, "1": pair}
     results_lib.write_results(folder, results)
-    return folder
 
 
 RESNET = {"name": "resnet", "depth": 10, "width": 4, "stem_padding": 2}

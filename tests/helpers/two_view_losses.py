@@ -10,6 +10,7 @@ import numpy as np
 from helpers import twins
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods.two_view import records
+from jaxcl.methods.two_view.bases import dino as dino_base
 
 
 class Features(NamedTuple):
@@ -35,6 +36,13 @@ class Features(NamedTuple):
     target_temperature: Any = None  # of DINO's targets
     slices: Any = None  # [S,D], LeJEPA's
     support: Any = None  # [K,D], NNCLR's
+    index: Any = None  # [B], numbers of the images
+    h: Any = None  # [B,2,H], of the encoder that learns
+    frozen_h: Any = None  # of the teacher's
+    patches: Any = None  # [N,M,D], of hidden patches
+    slow_patches: Any = None  # of the same by the slow network
+    hides: Any = None  # [N], whether a view hides them
+    patch_centre: Any = None  # [K], of iBOT
     targets: Any = None  # [B,2,K], SwAV's, where they are held; None: those of z
 
 
@@ -57,6 +65,9 @@ class Options(NamedTuple):
     balance: str = "centre"
     normality: float = 0.3
     target_temperature: float = 0.5  # SwAV's
+    smoothing: float = 0.2
+    ibot: float = 0.0
+    koleo: float = 0.0
 
 
 def of_library(x: records.Features) -> Features:
@@ -83,7 +94,8 @@ def for_library(base: str, x: Features) -> records.Features:
         f"{name}params": {"prototypes": getattr(single, f"{name}prototypes")}
         for name in ("", "distil_", "slow_", "frozen_")
     }
-    state = {"dino": single.centre, "mocov2plus": queue_lib.Queue(single.key_queue, 0)}
+    centres = dino_base.Centres(single.centre, single.patch_centre)
+    state = {"dino": centres, "mocov2plus": queue_lib.Queue(single.key_queue, 0)}
     state["nnclr"] = queue_lib.Queue(single.support[None], 0)
     prepared = {"dino": single.target_temperature, "lejepa": single.slices}
     return records.Features(
@@ -328,7 +340,31 @@ def dino(x, o):
             if v != g:
                 p = _softmax(_over(views[:, v], x.prototypes) / o.temperature)
                 terms.append(-np.mean(np.sum(q * np.log(p), axis=1)))
-    return np.mean(terms)
+    total = np.mean(terms)
+    if o.ibot:
+        total += o.ibot * ibot(x, o)
+    if o.koleo:
+        total += o.koleo * sum(koleo(x.h[:, v]) for v in (0, 1))
+    return total
+
+
+def ibot(x, o):
+    """Hidden patches have the targets of the network that sees them."""
+    slow = _over(x.slow_patches, x.slow_prototypes)
+    tau = float(x.target_temperature)
+    if o.balance == "sinkhorn":
+        q = _balanced(slow.reshape(-1, slow.shape[-1]) / tau).reshape(slow.shape)
+    else:
+        q = _softmax((slow - x.patch_centre) / tau)
+    p = _softmax(_over(x.patches, x.prototypes) / o.temperature)
+    hidden = np.asarray(x.hides) > 0
+    return -np.mean(np.sum(q * np.log(p), axis=-1)[hidden])
+
+
+def koleo(h):
+    unit = twins.unit(h)
+    apart = np.linalg.norm(unit[:, None] - unit, axis=-1) + 9 * np.eye(len(h))
+    return -np.mean(np.log(apart.min(axis=1)))
 
 
 def dino_distil(x, o):
@@ -362,6 +398,16 @@ def nnclr(x, o):
         s = np.stack(near) @ twins.unit(x.o[:, w]).T / o.temperature
         terms.append(np.mean(np.log(np.exp(s).sum(axis=1)) - np.diag(s)))
     return np.mean(terms)
+
+
+def diet(x, o):
+    total = 0.0
+    for row, index in zip(x.z, x.index, strict=True):
+        for logits in row:
+            wanted = np.full(len(logits), o.smoothing / len(logits))
+            wanted[index] += 1 - o.smoothing
+            total -= np.sum(wanted * np.log(_softmax(logits)))
+    return total / (len(x.z) * x.z.shape[1])
 
 
 def _swapped(x):
@@ -404,6 +450,7 @@ BASES = {
     "simclr": (simclr, contrastive_distil, simclr_pnr),
     "mocov2plus": (moco, contrastive_distil, moco_pnr),
     "supcon": (supcon, contrastive_distil, supcon_pnr),
+    "diet": (diet, None, None),
 } | {
     base: (loss, distil, _without_negatives(loss, distil, apart))
     for base, loss, distil, apart in (
@@ -426,11 +473,15 @@ def held(x):
 
 
 # strategy -> what it adds to the base's loss, times the weight; PNR has its own, and
-# EWC's penalty is no term of the loss
+# the penalties of EWC and L2-SP are no terms of the loss
 ADDED = {
     "finetune": lambda base, x, o: 0.0,
     "cassle": lambda base, x, o: BASES[base][1](x, o),
     "less_forget": lambda base, x, o: 1 - cosine(x.z, x.f),
+    "lwf_features": lambda base, x, o: (
+        np.sum((x.h - x.frozen_h) ** 2) / np.sum(x.frozen_h**2)
+    ),
+    "l2_sp": lambda base, x, o: 0.0,
     "ewc": lambda base, x, o: 0.0,
     "der": lambda base, x, o: held(x),
     "lump": lambda base, x, o: 0.0,
@@ -438,7 +489,7 @@ ADDED = {
 
 
 def loss(base, strategy, x, o):
-    """What a task after the first is trained with; EWC's penalty is not in it."""
+    """What a task after the first is trained with, without penalties on weights."""
     alone, _, pnr = BASES[base]
     if strategy == "pnr":
         return pnr(x, o)

@@ -86,8 +86,9 @@ class Setup(NamedTuple):
 
 
 def _fits(base: records.Base) -> bool:
-    """Whether a base reads neither labels nor how far a task is."""
-    return not (base.supervised or base.init_params or base.prepare)
+    """Whether a base reads neither labels, numbers of images nor how far a task is."""
+    told = base.supervised or base.indexed or base.init_params or base.prepare
+    return not (told or base.features or base.masks)
 
 
 def list_bases() -> dict:
@@ -102,8 +103,8 @@ def _find_base(name: str):
     if not _fits(bases.get(name)):
         core.check_choice("config.method.base", name, tuple(list_bases()))
         raise ValueError(
-            f"config.method.base={name!r}: reads labels, or how far a task is, which "
-            "online_ssl is not told"
+            f"config.method.base={name!r}: reads labels, numbers of images, or how far "
+            "a task is, which online_ssl is not told"
         )
     smaller = schema.pick_options(found, {"queue_size": QUEUE_SIZE})
     return functools.partial(found, **smaller)

@@ -22,6 +22,7 @@ class Networks(NamedTuple):
     distiller: chain.Chain  # the predictor g; of no nets where there is none
     dim: int  # of the projections
     own: tuple[str, ...]  # names of the base's own parameters
+    features: bool  # a loss reads features of the encoder
 
 
 class Start(NamedTuple):
@@ -45,6 +46,8 @@ class Outputs(NamedTuple):
     local: jax.Array | None
     params: dict
     distil_params: dict
+    h: jax.Array | None
+    patches: jax.Array | None
 
 
 def choose_sizes(base: records.Base, options: dict) -> dict:
@@ -65,6 +68,7 @@ def build(
     base: records.Base,
     *,
     distiller_hidden_dim: int | None,
+    features: bool = False,
     hidden_dim: int | None,
     output_dim: int | None,
     hidden_layers: int | None,
@@ -75,6 +79,7 @@ def build(
       parts: what the config builds.
       base: has the projector's shape, and says whether there is a predictor.
       distiller_hidden_dim: hidden units of g; None: there is none.
+      features: whether the loss of the strategy reads features of the encoder.
       hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
     """
     dtype = parts.encoder.dtype
@@ -102,6 +107,7 @@ def build(
         own=()
         if base.init_params is None
         else tuple(jax.eval_shape(lambda: base.init_params(jax.random.key(0), dim))),
+        features=features,
     )
 
 
@@ -117,7 +123,8 @@ def start(networks: Networks, parts: core.Parts, key: jax.Array, batch) -> Start
     keys = jax.random.split(key, 6)
     k_state, k_augment, k_networks, k_distiller, k_base, k_strategy = keys
     views = parts.augment(k_augment, batch["image"][:1])
-    core.check_views(views, 2, "config.method")
+    if not (networks.base.indexed and views.shape[1] == 1):
+        core.check_views(views, 2, "config.method")
     nets = chain.Chain(networks.copied.nets | networks.predictor.nets)
     params, stats = nets.init(k_networks, views[0])
     if networks.base.init_params is not None:
@@ -150,12 +157,14 @@ def forward(
     stats: core.PyTree,
     images: jax.Array,
     *,
+    views: int = 2,
     others: dict[str, tuple[core.PyTree, core.PyTree]],
     distilled: int | None = None,
     key: jax.Array | None = None,
     local: jax.Array | None = None,
     replayed: jax.Array | None = None,
     stored_mask: jax.Array | None = None,
+    masks: records.Masks | None = None,
 ):
     """Pass images through the network that learns and others that use batch statistics.
 
@@ -164,6 +173,7 @@ def forward(
       params: of all networks that learn.
       stats: their running statistics.
       images: f32[2B,H,W,C], rows 2i and 2i + 1 are of one example.
+      views: of an example.
       others: name -> parameters and running statistics of a network that does not
         learn.
       distilled: images that g reads, the first ones; None: all.
@@ -171,26 +181,35 @@ def forward(
       local: f32[B,L,h,w,C], local crops, or None.
       replayed: f32[R,H,W,C] or None.
       stored_mask: bool[R], the replayed rows that exist.
+      masks: patches that the network that learns does not see; None: it sees all.
 
     Returns:
       Outputs of the network that learns, and its statistics after the pass; name ->
       projections f32[B,2,D] of the others, and name -> their statistics after it.
     """
-    rows, after = networks.copied(params, stats, images, train=True, groups=2, key=key)
+    options = {"train": True, "groups": views}
+    features, rows, after, patches = pass_copied(
+        networks, params, stats, images, masks, key=key, **options
+    )
     fixed, moved = {}, {}
     for name, own in others.items():
-        passed, moved[name] = networks.copied(*own, images, train=True, groups=2)
-        fixed[name] = passed.reshape(-1, 2, networks.dim)
+        seen = None if masks is None else masks._replace(hides=0 * masks.hides)
+        _, passed, moved[name], targets = pass_copied(
+            networks, *own, images, seen, **options
+        )
+        fixed[name] = passed.reshape(-1, views, networks.dim)
+        if masks is not None:
+            fixed["slow_patches"] = targets
     o = p = r = near = None
     if networks.predictor.nets:
-        o, new = networks.predictor(params, stats, rows, train=True, groups=2)
-        o, after = o.reshape(-1, 2, networks.dim), after | new
+        o, new = networks.predictor(params, stats, rows, train=True, groups=views)
+        o, after = o.reshape(-1, views, networks.dim), after | new
     if networks.distiller.nets:
         # Rows that are not aligned do not enter the statistics of g.
         read = rows if distilled is None else rows[:distilled]
         queries = networks.base.distiller_input(read)
-        p, new = networks.distiller(params, stats, queries, train=True, groups=2)
-        p, after = p.reshape(-1, 2, networks.dim), after | new
+        p, new = networks.distiller(params, stats, queries, train=True, groups=views)
+        p, after = p.reshape(-1, views, networks.dim), after | new
     if local is not None:
         near, new = _pass_local(networks, params, after, local, key)
         after = after | new
@@ -199,8 +218,48 @@ def forward(
         after = after | new
     own = {name: params[name] for name in networks.own}
     distil = {name: params[f"distil_{name}"] for name in own if networks.distiller.nets}
-    outputs = Outputs(rows.reshape(-1, 2, networks.dim), o, p, r, near, own, distil)
+    h = None
+    if networks.features:
+        h = features.reshape(-1, views, features.shape[-1])
+    z = rows.reshape(-1, views, networks.dim)
+    outputs = Outputs(z, o, p, r, near, own, distil, h, patches)
     return outputs, (after, fixed, moved)
+
+
+def pass_copied(networks, params, stats, images, masks=None, **options):
+    """Pass images through encoder and projector.
+
+    Args:
+      networks, params, stats, images: as in `forward`.
+      masks: patches whose projections are asked for, and which of them are hidden.
+      options: of `chain.Chain`.
+
+    Returns:
+      Features of the encoder f32[N,H], projections f32[N,D], statistics after the pass,
+      projections of the patches f32[N,M,D] or None.
+    """
+    encoder, projector = (
+        chain.Chain({name: net}) for name, net in networks.copied.nets.items()
+    )
+    h, after = encoder(params, stats, images, hidden=_hidden(masks), **options)
+    patches = None
+    if masks is not None:
+        h, tokens = h
+        chosen = jnp.take_along_axis(tokens, masks.places[..., None], axis=1)
+        rows, _ = projector(
+            params, stats, chosen.reshape(-1, chosen.shape[-1]), train=options["train"]
+        )
+        patches = rows.reshape(*masks.places.shape, networks.dim)
+    z, more = projector(params, stats, h, **options)
+    return h, z, after | more, patches
+
+
+def _hidden(masks):
+    """Patches that are hidden, bool[N,P]; None without masks."""
+    if masks is None:
+        return None
+    places = jax.nn.one_hot(masks.places, masks.patches, dtype=bool, axis=-1)
+    return places.any(axis=1) & (masks.hides > 0)[:, None]
 
 
 def _pass_local(networks, params, stats, local, key):

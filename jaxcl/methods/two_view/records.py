@@ -35,15 +35,32 @@ class StepKeys(NamedTuple):
     augment_drawn: jax.Array
 
 
+class Masks(NamedTuple):
+    """Patches of each view that iBOT hides, or not."""
+
+    places: jax.Array  # i32[2B,M], among the patches of the image
+    hides: jax.Array  # i32[2B], 1 where the view hides them, else 0
+    patches: int  # of an image
+
+
 class Features(NamedTuple):
     """The arrays that a loss may read; [:, v] is of view v. None: there is none."""
 
     z: jax.Array  # f32[B,2,D], projections of the network that learns
     label: jax.Array  # i32[B]
+    index: jax.Array | None = None  # i32[B], rows of the train split, where asked for
     o: jax.Array | None = None  # f32[B,2,D], the base's own predictor of z
     p: jax.Array | None = None  # f32[B,2,D], the distillation predictor g of z
     k: jax.Array | None = None  # f32[B,2,D], projections of the slow network
     f: jax.Array | None = None  # f32[B,2,D], projections of the teacher
+    # f32[2B,M,D], projections of masked patches, and of the same by the slow network,
+    # which sees them
+    patches: jax.Array | None = None
+    slow_patches: jax.Array | None = None
+    hides: jax.Array | None = None  # i32[2B], as in `Masks`
+    # f32[B,2,H], of the encoder that learns and of the teacher's, where asked for
+    h: jax.Array | None = None
+    frozen_h: jax.Array | None = None
     local: jax.Array | None = None  # f32[B,L,D], projections of L local crops
     replayed: jax.Array | None = None  # f32[R,D], projections of stored examples
     # The base's own parameters, see `Base.init_params`, by name: those that learn and
@@ -102,6 +119,13 @@ class Base(NamedTuple):
     supervised: bool = False  # its loss reads labels
     local: bool = False  # its loss reads local crops
     one_row: bool = False  # its loss says something of a batch of one row
+    features: bool = False  # its loss reads features of the encoder
+    # Share of the patches that a view hides, and of the views that hide some; None: its
+    # loss reads no patches.
+    masks: tuple[float, float] | None = None
+    # Its projections are logits of the train images, one each; it takes one view, too.
+    indexed: bool = False
+    strategies: tuple[str, ...] | None = None  # those that it goes with; None: all
 
     unread: tuple[str, ...] = ()  # options that were given and change nothing
 
@@ -133,6 +157,7 @@ class Example(NamedTuple):
     dim: int  # of a projection
     params: core.PyTree  # of all networks that learn
     base: Base
+    starts_pretrained: bool  # see `core.Parts`
 
 
 class Reading(NamedTuple):
@@ -172,6 +197,7 @@ class Strategy(NamedTuple):
     teacher: Statistics | None = None  # by which it normalises; None: there is none
     distiller_hidden_dim: int | None = None  # of the predictor g; None: there is none
     local: bool = True  # goes with local crops
+    features: bool = False  # its loss reads features of the encoder
 
     # State: arrays that no gradient moves
     init_state: Callable | None = None  # Example -> state

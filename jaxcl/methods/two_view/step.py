@@ -24,11 +24,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from absl import logging
 
 from jaxcl import core, optim, schema
 from jaxcl.methods.two_view import bases, head, networks, records, strategies
+from jaxcl.nets import tuning, vit
 
 
 class Extra(NamedTuple):
@@ -49,12 +51,14 @@ class Setup(NamedTuple):
     base: records.Base
     strategy: records.Strategy
     networks: networks.Networks
+    head_steps: int  # first steps of the run, in which the encoder stays as it is
 
 
 _FEW = 16  # images of a batch, below which contrast teaches little
 _STREAM = 0xD157  # keeps the fresh g apart from the step's own keys
 _BRANCHES = 0xD409  # the same for branches that the encoder drops
 _LOCAL = 0x10CA  # for local crops
+_MASKS = 0x1B07  # for hidden patches
 
 
 def _choose_functions(options: dict) -> tuple:
@@ -89,6 +93,7 @@ def make(
     hidden_dim: schema.Width | None = None,
     output_dim: schema.Width | None = None,
     hidden_layers: schema.Layers | None = None,
+    head_steps: schema.Natural = 0,
     online_head: bool = False,
     head_lr: schema.Positive = 0.1,
     head_form: head.Form = "apart",
@@ -101,6 +106,8 @@ def make(
       base: a name in `bases.BASES`, or a module of your own, "mypackage.mybase".
       strategy: a name in `strategies.STRATEGIES`, or a module of your own.
       hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
+      head_steps: in so many first steps of the run only the projector, the predictors
+        and the prototypes train, for an encoder that comes without them.
       online_head: train a linear head on labels of all classes, see `head.py`.
       head_lr: learning rate of that head.
       head_form: "apart" or "released", whose rows move the network's statistics.
@@ -115,6 +122,8 @@ def make(
     if plan.check is not None:
         plan.check(base, spec)
     _check_data(parts, base, spec, strategy, plan)
+    if spec.indexed:
+        output_dim = _count_rows(parts, output_dim or spec.projector.output_dim)
     given, standard = (
         {"head_lr": head_lr, "head_form": head_form},
         schema.defaults(make),
@@ -130,10 +139,12 @@ def make(
             parts,
             spec,
             distiller_hidden_dim=plan.distiller_hidden_dim,
+            features=plan.features or spec.features,
             hidden_dim=hidden_dim,
             output_dim=output_dim,
             hidden_layers=hidden_layers,
         ),
+        head_steps=head_steps,
     )
     method = core.Method(
         init=functools.partial(_init, setup),
@@ -157,6 +168,14 @@ def _check_data(parts, base, spec, strategy, plan):
 
     Warn of batches in which there is too little to compare.
     """
+    net = tuning.plain(parts.encoder)
+    if spec.masks and not (isinstance(net, vit.ViT) and net.features != "both"):
+        raise ValueError(
+            "config.method.ibot: hides patches of a Vision Transformer; must be 0, or "
+            "config.encoder.name 'vit' with features 'class' or 'mean'"
+        )
+    if spec.strategies is not None:
+        core.check_choice("config.method.strategy", strategy, spec.strategies)
     if parts.batch_size == 1 and not spec.one_row:
         raise ValueError(
             f"config.batch_size=1: base {base!r} compares rows of a batch; must be at "
@@ -186,6 +205,16 @@ def _check_data(parts, base, spec, strategy, plan):
         )
 
 
+def _count_rows(parts, asked: int) -> int:
+    """Choose how many rows a head has that knows each image by its number."""
+    if asked and asked < parts.train_rows:
+        raise ValueError(
+            f"config.method.rows={asked}: each of the {parts.train_rows} train images "
+            f"has a row; must be at least {parts.train_rows}"
+        )
+    return asked or max(parts.train_rows, 1)
+
+
 def _init(setup, key, batch):
     """The state before the first step."""
     base, strategy = setup.base, setup.strategy
@@ -196,7 +225,14 @@ def _init(setup, key, batch):
     if strategy.init_state is not None:
         image = batch["image"][0]
         of_strategy = strategy.init_state(
-            records.Example(start.strategy_key, image, dim, start.params, base)
+            records.Example(
+                start.strategy_key,
+                image,
+                dim,
+                start.params,
+                base,
+                setup.parts.starts_pretrained,
+            )
         )
     extra = Extra(
         *(core.copy(start.copied) if base.momentum else ({}, {})),
@@ -209,6 +245,8 @@ def _init(setup, key, batch):
 
 def _begin_task(setup, state, task):
     """A fresh optimiser; the network so far becomes the teacher."""
+    if setup.base.indexed and task.index > 0:
+        state = _renew_rows(setup, state, task.train.rows)
     state = state.replace(opt_state=setup.parts.tx.init(state.params))
     untaught = not setup.parts.starts_pretrained
     if not setup.strategy.teacher or (task.index == 0 and untaught):
@@ -226,6 +264,25 @@ def _begin_task(setup, state, task):
     return state.replace(extra=extra)
 
 
+def _renew_rows(setup, state, rows):
+    """Draw the rows of a task's images anew: another set may have had their numbers."""
+    is_new = np.zeros(setup.networks.dim, bool)
+    is_new[rows] = True
+    last = f"linear{len(state.params['projector'])}"
+
+    @jax.jit
+    def draw(key, head):
+        inputs = jnp.zeros((1, head["linear1"]["kernel"].shape[0]))
+        net = setup.networks.copied.nets["projector"]
+        born = net.init(key, inputs)["params"][last]
+        drawn = jax.tree.map(lambda a, b: jnp.where(is_new, a, b), born, head[last])
+        return {**head, last: drawn}
+
+    key = jax.random.fold_in(core.step_key(state), _STREAM)
+    head = draw(key, state.params["projector"])
+    return state.replace(params={**state.params, "projector": head})
+
+
 def _end_task(setup, state, task):
     if setup.strategy.end_task is None:
         return state
@@ -236,6 +293,8 @@ def _end_task(setup, state, task):
 def _step(setup, state, batch):
     """Take one step of the optimiser."""
     base, strategy, parts = setup.base, setup.strategy, setup.parts
+    if setup.head_steps:
+        state = _end_warm_up(setup, state)
     extra, key = state.extra, core.step_key(state)
     keys = records.StepKeys(*jax.random.split(key, 5))
     moment = records.Moment(key, state.task, core.progress(state))
@@ -259,17 +318,63 @@ def _step(setup, state, batch):
     if base.mask_gradients is not None:
         slopes = slopes._replace(params=base.mask_gradients(moment, slopes.params))
     (grads,) = backward(slopes)
+    if setup.head_steps:
+        waits = state.step < setup.head_steps
+        held = jax.tree.map(lambda g: jnp.where(waits, 0.0, g), grads["encoder"])
+        grads = {**grads, "encoder": held}
     lr, own = parts.lr(moment.progress, state.task), extra.strategy
     if strategy.change_gradients is not None:
         grads, own = strategy.change_gradients(own, records.Update(state, grads, lr))
 
     # Update; slow network, queues, memory
-    after = core.apply_gradients(state, grads, parts.tx, lr)
+    after = core.apply_gradients(state, grads, parts.tx, lr).replace(stats=stats)
+    if setup.head_steps:
+        after = _keep_encoder(setup, state, after)
     features = features._replace(z=outputs.z)
     done = records.Done(features, batch["image"], reading, keys, ~first)
     extra = _update_extra(setup, extra, after.params, moment, done, own, moved)
     metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
-    return after.replace(stats=stats, extra=extra), metrics
+    return after.replace(extra=extra), metrics
+
+
+def _end_warm_up(setup, state):
+    """Restart the optimiser when the encoder begins to train.
+
+    Moments and counts of the steps before would scale its first updates. A teacher that
+    came without heads gets the trained ones.
+    """
+    change = functools.partial(jnp.where, state.step == setup.head_steps)
+    fresh, extra = setup.parts.tx.init(state.params), state.extra
+    opt_state = jax.tree.map(change, fresh, state.opt_state)
+    if setup.strategy.teacher and setup.parts.starts_pretrained:
+        params, stats = (
+            networks.copy_names(setup.networks, tree)
+            for tree in (state.params, state.stats)
+        )
+        extra = extra._replace(
+            teacher=jax.tree.map(change, params, extra.teacher),
+            teacher_stats=jax.tree.map(change, stats, extra.teacher_stats),
+        )
+    return state.replace(opt_state=opt_state, extra=extra)
+
+
+def _keep_encoder(setup, before, after):
+    """Undo what a step did to the encoder, in the first steps."""
+    waits = before.step < setup.head_steps
+
+    def keep(old, new):
+        # Dropout's key, which lies among the statistics, moves on.
+        is_number = jnp.issubdtype(new.dtype, jnp.floating)
+        return jnp.where(waits, old, new) if is_number else new
+
+    kept = {
+        name: {**tree, "encoder": jax.tree.map(keep, old["encoder"], tree["encoder"])}
+        for name, old, tree in (
+            ("params", before.params, after.params),
+            ("stats", before.stats, after.stats),
+        )
+    }
+    return after.replace(**kept)
 
 
 def _gather_inputs(setup, state, key, batch, reading) -> dict:
@@ -285,12 +390,29 @@ def _gather_inputs(setup, state, key, batch, reading) -> dict:
         "stats": state.stats,
         # Rows 2i and 2i + 1 are of one example.
         "images": reading.views.reshape((-1, *reading.views.shape[2:])),
+        "views": reading.views.shape[1],
         "others": others,
         "key": jax.random.fold_in(key, _BRANCHES) if drops else None,
         "local": local,
         "replayed": reading.replayed,
         "stored_mask": reading.features.get("stored_mask"),
+        "masks": _draw_masks(setup, key, reading.views),
     }
+
+
+def _draw_masks(setup, key, views) -> records.Masks | None:
+    """Draw as many patches of each view; a share of the views hides them."""
+    if setup.base.masks is None:
+        return None
+    rows, (height, width) = views.shape[0] * views.shape[1], views.shape[2:4]
+    side = tuning.plain(setup.parts.encoder).patch
+    patches = (height // side) * (width // side)
+    share, chance = setup.base.masks
+    k_places, k_hides = jax.random.split(jax.random.fold_in(key, _MASKS))
+    order = jnp.argsort(jax.random.uniform(k_places, (rows, patches)), axis=1)
+    hides = jax.random.bernoulli(k_hides, chance, (rows,))
+    count = max(round(share * patches), 1)
+    return records.Masks(order[:, :count], hides.astype(jnp.int32), patches)
 
 
 def _gather_targets(setup, state, moment, batch, reading, inputs, first):
@@ -300,23 +422,33 @@ def _gather_targets(setup, state, moment, batch, reading, inputs, first):
     it teaches as it came, with the projector that the run begins with.
     """
     base, nets, extra = setup.base, setup.networks, state.extra
-    frozen = None
+    views = inputs["views"]
+    taught: dict = {}
     if setup.strategy.teacher:
-        teach = functools.partial(
-            nets.copied,
-            extra.teacher,
-            extra.teacher_stats,
-            inputs["images"],
-            train=setup.strategy.teacher == "batch",
-            groups=2,
-        )
-        absent = jnp.zeros((len(inputs["images"]), nets.dim))  # costs nothing
-        rows = jax.lax.cond(first, lambda: absent, lambda: teach()[0])
-        frozen = rows.reshape(-1, 2, nets.dim)
+
+        def teach():
+            h, f, *_ = networks.pass_copied(
+                nets,
+                extra.teacher,
+                extra.teacher_stats,
+                inputs["images"],
+                train=setup.strategy.teacher == "batch",
+                groups=views,
+            )
+            passed = {"f": f, "frozen_h": h} if nets.features else {"f": f}
+            return {
+                name: x.reshape(-1, views, x.shape[-1]) for name, x in passed.items()
+            }
+
+        shapes = jax.eval_shape(teach)
+        absent = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        taught = jax.lax.cond(first, lambda: absent, teach)
     return records.Features(
         None,
         batch["label"],
-        f=frozen,
+        index=batch["index"] if base.indexed else None,
+        hides=None if inputs["masks"] is None else inputs["masks"].hides,
+        **taught,
         slow_params=extra.momentum,
         frozen_params=extra.teacher,
         state=extra.base,

@@ -11,6 +11,7 @@ from jaxcl.methods.two_view import records
 from jaxcl.methods.two_view.bases import (
     barlow_twins,
     byol,
+    diet,
     dino,
     lejepa,
     mocov2plus,
@@ -34,6 +35,7 @@ BASES: dict[str, Callable[..., records.Base]] = {
     "vicreg": vicreg.make,
     "swav": swav.make,
     "nnclr": nnclr.make,
+    "diet": diet.make,
 }
 
 

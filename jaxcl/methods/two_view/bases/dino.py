@@ -7,10 +7,15 @@ Departures:
 - The temperature of the targets and the time in which prototypes stay are shares of the
   first task, not numbers of epochs.
 - No clipping of gradients by tensor, no schedule of the weight decay.
+- iBOT (Zhou et al., ICLR 2022): hidden patches are drawn one by one, not in blocks, and
+  as many in each view; they show their position alone, no learned token; both losses
+  share head and prototypes.
+- KoLeo (Sablayrolles et al., ICLR 2019; Oquab et al., TMLR 2024) compares rows of the
+  global batch.
 - Prototypes are always compared by their direction.
 """
 
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,12 +39,26 @@ def warm_temperature(
     return start + (end - start) * done
 
 
-def move_centre(centre: jax.Array, x: records.Features, keep: float) -> jax.Array:
-    """Move the centre f32[K] to the mean of the slow network's logits."""
-    # Cosines are linear in unit rows: the mean of logits is the logit of the mean.
-    mean = jnp.mean(core.l2_normalize(x.k), axis=(0, 1))
+class Centres(NamedTuple):
+    """Running means of the slow network's logits."""
+
+    views: jax.Array  # f32[K]
+    patches: jax.Array | None  # f32[K], of masked patches; None without iBOT
+
+
+def move_centres(centres: Centres, x: records.Features, keep: float) -> Centres:
+    """Move the centres to the means of the slow network's logits."""
     unit = core.l2_normalize(x.slow_params["prototypes"])
-    return optim.ema(centre, core.dot(unit, mean[None])[:, 0], keep)
+
+    def moved(centre, rows):
+        # Cosines are linear in unit rows: the mean of logits is the logit of the mean.
+        mean = jnp.mean(core.l2_normalize(rows), axis=(0, 1))
+        return optim.ema(centre, core.dot(unit, mean[None])[:, 0], keep)
+
+    patches = centres.patches
+    if patches is not None:
+        patches = moved(patches, x.slow_patches)
+    return Centres(moved(centres.views, x.k), patches)
 
 
 @schema.debug(prototypes=16)
@@ -56,6 +75,10 @@ def make(
     target_warmup: schema.Share = 0.3,
     centre_momentum: schema.Share = _CENTRE_MOMENTUM,
     prototypes_held: schema.Share = 0.01,
+    ibot: schema.Weight = 0.0,
+    mask_share: Annotated[float, schema.Range(above=0, most=1)] = 0.3,
+    mask_chance: Annotated[float, schema.Range(above=0, most=1)] = 0.5,
+    koleo: schema.Weight = 0.0,
 ) -> records.Base:
     """DINO (Caron et al., ICCV 2021): prototypes that a slow network assigns.
 
@@ -70,30 +93,58 @@ def make(
         `target_start` and rises over that share of the first task.
       centre_momentum: of the running mean.
       prototypes_held: share of the first task in which prototypes stay.
+      ibot: weight of iBOT's loss of hidden patches, of Vision Transformers; DINOv2 has
+        1. 0: none are hidden.
+      mask_share, mask_chance: share of the patches that a view hides, and of the views
+        that hide some.
+      koleo: weight of KoLeo, which spreads features of the encoder; DINOv2 has 0.1.
     """
     centred = balance == "centre"
 
     def targets(x):
         slow = noncontrastive.prototype_cosines(x.k, x.slow_params["prototypes"])
         if centred:
-            return noncontrastive.centred(slow, x.state, temperature=x.prepared)
+            return noncontrastive.centred(slow, x.state.views, temperature=x.prepared)
         views = (
             noncontrastive.sinkhorn(view, temperature=x.prepared)
             for view in core.split_views(slow)
         )
         return jnp.stack(list(views), axis=1)
 
+    def patch_loss(x):
+        slow = noncontrastive.prototype_cosines(
+            x.slow_patches, x.slow_params["prototypes"]
+        )
+        if centred:
+            wanted = noncontrastive.centred(
+                slow, x.state.patches, temperature=x.prepared
+            )
+        else:
+            rows = slow.reshape(-1, slow.shape[-1])
+            wanted = noncontrastive.sinkhorn(rows, temperature=x.prepared)
+            wanted = wanted.reshape(slow.shape)
+        logits = noncontrastive.prototype_cosines(x.patches, x.params["prototypes"])
+        return noncontrastive.ibot(logits, wanted, x.hides, temperature=temperature)
+
     def loss(x):
         wanted = targets(x)
         views = forms.join_views(x)
         logits = noncontrastive.prototype_cosines(views, x.params["prototypes"])
-        return noncontrastive.dino(logits, wanted, temperature=temperature)
+        total = noncontrastive.dino(logits, wanted, temperature=temperature)
+        if ibot:
+            total += ibot * patch_loss(x)
+        if koleo:
+            total += koleo * sum(map(noncontrastive.koleo, core.split_views(x.h)))
+        return total
 
     def distil(x):
         return forms.distil_prototypes(x, distill_temperature)
 
     def update(state, x, *, active=True, aligned=True):
-        return move_centre(state, x, centre_momentum) if centred else state
+        return move_centres(state, x, centre_momentum) if centred else state
+
+    def init_state(key, dim):
+        return Centres(jnp.zeros(prototypes), jnp.zeros(prototypes) if ibot else None)
 
     return records.Base(
         loss,
@@ -103,12 +154,14 @@ def make(
         projector=mlp.BOTTLENECK,
         momentum=records.Momentum(momentum_start, momentum_end),
         local=True,
-        one_row=True,
+        one_row=not koleo,
+        features=bool(koleo),
+        masks=(mask_share, mask_chance) if ibot else None,
         unread=()
         if centred or centre_momentum == _CENTRE_MOMENTUM
         else ("centre_momentum",),
         init_params=lambda key, dim: forms.init_prototypes(key, prototypes, dim),
-        init_state=(lambda key, dim: jnp.zeros(prototypes)) if centred else None,
+        init_state=init_state if centred else None,
         prepare=lambda moment, dim: warm_temperature(
             moment, target_start, target_temperature, target_warmup
         ),

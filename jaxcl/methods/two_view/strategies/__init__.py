@@ -16,8 +16,10 @@ from jaxcl.methods.two_view.strategies import (
     der,
     ewc,
     finetune,
+    l2_sp,
     less_forget,
     lump,
+    lwf_features,
     pnr,
 )
 
@@ -26,6 +28,8 @@ STRATEGIES: dict[str, Callable[..., records.Strategy]] = {
     "cassle": cassle.make,
     "pnr": pnr.make,
     "less_forget": less_forget.make,
+    "lwf_features": lwf_features.make,
+    "l2_sp": l2_sp.make,
     "ewc": ewc.make,
     "der": der.make,
     "lump": lump.make,

@@ -1,0 +1,40 @@
+"""DIET: a linear head tells from an augmented image which image of the set it is.
+
+Balestriero, "Unsupervised Learning on a DIET", arXiv 2302.10260; Rodas et al.,
+"DIET-CP", arXiv 2509.06990, for encoders that come without heads.
+
+Departures:
+- The head has a bias.
+- With two views of each image the loss is the mean over both; config.augment.views=1 is
+  the papers'.
+- Images of a later task get new rows of the head, also where another set, whose images
+  are counted from 0 again, gives them.
+"""
+
+from jaxcl import schema
+from jaxcl.losses import contrastive
+from jaxcl.methods.two_view import records
+from jaxcl.nets import mlp
+
+
+def make(
+    *, rows: schema.Count | None = None, smoothing: schema.Fraction = 0.3
+) -> records.Base:
+    """DIET-CP (Rodas et al., 2025): cross-entropy with the number of the image.
+
+    Args:
+      rows: of the head, at least one for each train image; None: as many as there are.
+        An update of a run has the head of the run.
+      smoothing: of the labels.
+    """
+
+    def loss(x):
+        return contrastive.diet(x.z, x.index, smoothing=smoothing)
+
+    return records.Base(
+        loss,
+        projector=mlp.Shape(0, False, 1, rows or 0),
+        indexed=True,
+        one_row=True,
+        strategies=("finetune", "lwf_features", "l2_sp", "ewc"),
+    )

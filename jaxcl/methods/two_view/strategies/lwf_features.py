@@ -1,0 +1,32 @@
+"""Feature distillation: the encoder's features of new images stay what they were.
+
+Departures:
+- The paper halves the squared distance and averages it over rows. Here it is divided by
+  the mean squared length of the old features, so that one weight fits every encoder.
+- The paper also freezes the classifier, which is not here.
+"""
+
+from jaxcl import schema
+from jaxcl.losses import distill
+from jaxcl.methods.two_view import records
+
+
+def make(
+    *,
+    weight: schema.Weight = 1.0,
+    frozen_bn: records.Statistics = "running",
+) -> records.Strategy:
+    """Less-forgetful learning (Jung et al., AAAI 2018, Eq. 4), without old images.
+
+    The loss is base + weight * |h - h'|^2 / |h'|^2, where h are features of the encoder
+    and h' those of the last task's encoder.
+
+    Args:
+      weight: of the term that it adds.
+      frozen_bn: the teacher normalises by "running" (eval mode) or "batch" statistics.
+    """
+
+    def loss(base, x):
+        return base.loss(x) + weight * distill.relative_squared(x.h, x.frozen_h)
+
+    return records.Strategy(loss, teacher=frozen_bn, features=True)

@@ -1,0 +1,86 @@
+"""Average the encoder of before an update with that of after it, WiSE-FT.
+
+Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022: weights
+(1 - share) old + share new lie between both in what they keep and what they learn.
+
+Departures:
+- Heads stay those of after the update: the old ones may be of another method.
+- Running statistics of batch norm are averaged as weights are. Adapters are, too, each
+  of their factors by itself.
+"""
+
+import contextlib
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from jaxcl import core
+from jaxcl.run import checkpoint, job
+
+SHARES = (1.0, 0.75, 0.5, 0.25)  # that "auto" tries, in this order
+
+
+def mix(old: core.PyTree, new: core.PyTree, share: float) -> core.PyTree:
+    """(1 - share) old + share new, of leaves that are floating-point numbers."""
+
+    def mixed(a, b):
+        if not jnp.issubdtype(b.dtype, jnp.floating):
+            return b
+        return ((1 - share) * a + share * b).astype(b.dtype)
+
+    return jax.tree.map(mixed, old, new)
+
+
+def save(work: job.Job, workdir: epath.PathLike, choose: Callable) -> dict:
+    """Save the average as the newest checkpoint of a run that is over; done once.
+
+    Args:
+      work: the run that trained, from the encoder of before.
+      workdir: its directory.
+      choose: (share -> params and stats of the encoder) -> {"share": float} and, as
+        JSON, whatever else a record is to say.
+
+    Returns:
+      What `choose` returned, also where the average was saved before.
+    """
+    folder = epath.Path(workdir) / "checkpoints"
+    with contextlib.closing(
+        checkpoint.Checkpoints(folder, keep=work.loop.keep)
+    ) as checkpoints:
+        blank = job.initial_state(work)
+        trained = checkpoints.restore(blank)
+        assert trained is not None  # the run is over
+        if "average" in trained.cursor:
+            return trained.cursor["average"]
+        before = _begun(work, blank)
+        after: core.TrainState = trained.state
+
+        def average(share):
+            return tuple(
+                mix(old["encoder"], new["encoder"], share)
+                for old, new in (
+                    (before.params, after.params),
+                    (before.stats, after.stats),
+                )
+            )
+
+        chosen = choose(average)
+        params, stats = average(chosen["share"])
+        state = after.replace(
+            params={**after.params, "encoder": params},
+            stats={**after.stats, "encoder": stats},
+        )
+        cursor = trained.cursor | {"average": chosen}
+        checkpoints.save(trained.number + 1, state, cursor)
+    return chosen
+
+
+def _begun(work: job.Job, blank: core.TrainState) -> core.TrainState:
+    """The state that the run began with."""
+    if work.loop.start is None:
+        return blank
+    return checkpoint.restore_start(
+        work.loop.start, blank, work.data.task_names, keep=work.loop.keep
+    ).state
