@@ -413,10 +413,11 @@ def test_what_the_real_library_saves(tmp_path):
         (tmp_path / "parquet").mkdir(exist_ok=True)
         rows.to_parquet(tmp_path / f"parquet/{split}-00000-of-00001.parquet")
     for root in ("saved", "parquet"):
-        for key in ("image", "array"):
-            data = load(tmp_path / root, image_key=key)
-            check(data)
-            assert data.class_names == NAMES
+        data = load(tmp_path / root)
+        check(data)
+        assert data.class_names == NAMES
+        with pytest.raises(ValueError, match="image_key = 'array'"):
+            load(tmp_path / root, image_key="array")
         section = sources.section_of(tmp_path / root)
         assert section["name"] == "huggingface" and section["test_split"] == "test"
         check(sources.load(**section))

@@ -303,7 +303,8 @@ def _check_columns(file, image_key, label_key) -> np.ndarray:
     if not _holds_images(header.field(image_key).type):
         raise ValueError(
             f"image_key = {image_key!r}: {file} has {header.field(image_key).type}, "
-            "must be encoded images"
+            "must be encoded images, as `dataset.cast_column(KEY, datasets.Image())` "
+            "makes them"
         )
     return np.full(rows, -1) if label_key is None else _labels(file, label_key)
 
