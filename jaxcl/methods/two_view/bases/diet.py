@@ -36,5 +36,5 @@ def make(
         projector=mlp.Shape(0, False, 1, rows or 0),
         indexed=True,
         one_row=True,
-        strategies=("finetune", "lwf_features", "l2_sp", "ewc"),
+        strategies=("finetune", "lwf_features", "l2_sp"),
     )
