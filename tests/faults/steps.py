@@ -123,12 +123,12 @@ _two_view = [
         ),
     ),
     *fault.of(
-        "methods.two_view.step._keep_encoder",
+        "methods.two_view.step.keep_encoder",
         "test_two_view.py::test_the_encoder_waits_for_its_heads",
         ("two_view: weight decay moves a waiting encoder", _passes_on),
     ),
     *fault.of(
-        "methods.two_view.step._end_warm_up",
+        "methods.two_view.step.end_warm_up",
         _tasks("pnr-heads"),
         ("two_view: momentum from before moves the encoder", _changes_nothing),
     ),

@@ -294,7 +294,7 @@ def _step(setup, state, batch):
     """Take one step of the optimiser."""
     base, strategy, parts = setup.base, setup.strategy, setup.parts
     if setup.head_steps:
-        state = _end_warm_up(setup, state)
+        state = end_warm_up(setup, state)
     extra, key = state.extra, core.step_key(state)
     keys = records.StepKeys(*jax.random.split(key, 5))
     moment = records.Moment(key, state.task, core.progress(state))
@@ -329,7 +329,7 @@ def _step(setup, state, batch):
     # Update; slow network, queues, memory
     after = core.apply_gradients(state, grads, parts.tx, lr).replace(stats=stats)
     if setup.head_steps:
-        after = _keep_encoder(setup, state, after)
+        after = keep_encoder(setup, state, after)
     features = features._replace(z=outputs.z)
     done = records.Done(features, batch["image"], reading, keys, ~first)
     extra = _update_extra(setup, extra, after.params, moment, done, own, moved)
@@ -337,7 +337,7 @@ def _step(setup, state, batch):
     return after.replace(extra=extra), metrics
 
 
-def _end_warm_up(setup, state):
+def end_warm_up(setup, state):
     """Restart the optimiser when the encoder begins to train.
 
     Moments and counts of the steps before would scale its first updates. A teacher that
@@ -358,7 +358,7 @@ def _end_warm_up(setup, state):
     return state.replace(opt_state=opt_state, extra=extra)
 
 
-def _keep_encoder(setup, before, after):
+def keep_encoder(setup, before, after):
     """Undo what a step did to the encoder, in the first steps."""
     waits = before.step < setup.head_steps
 
