@@ -13,7 +13,6 @@ Losses, memories and metrics are functions of arrays, to be imported by themselv
 """
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors, which then complete what is imported late
@@ -36,10 +35,7 @@ def __getattr__(name):
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     if name == "__version__":
-        try:
-            return importlib.metadata.version("jaxcl")
-        except importlib.metadata.PackageNotFoundError:
-            return "unknown"
+        return importlib.import_module("jaxcl.core").library_version()
     raise AttributeError(f"module 'jaxcl' has no attribute {name!r}")
 
 

@@ -1,6 +1,7 @@
 """The types that every method, evaluator and the training loop share."""
 
 import difflib
+import importlib.metadata
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -322,3 +323,11 @@ def check_choice(field: str, value, allowed) -> None:
     raise ValueError(
         f"{field}={value!r}: allowed are {', '.join(map(str, allowed))}{hint}"
     )
+
+
+def library_version() -> str:
+    """Return the version of jaxcl, "unknown" where it is not installed."""
+    try:
+        return importlib.metadata.version("jaxcl")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -53,7 +53,6 @@ def imported(name) -> tuple:
             found |= {x if x in MODULES else node.module for x in inside}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name in MODULES}
-            found.discard("jaxcl")  # for jaxcl.__version__
         assert not getattr(node, "level", 0), f"{name}: imports are absolute"
     return tuple(sorted(found))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jinja2
 import numpy as np
 
-import jaxcl
+from jaxcl import core
 from jaxcl.evals import plots
 from jaxcl.report import comparability, compare, formats, numbers
 from jaxcl.report import runs as runs_lib
@@ -87,7 +87,7 @@ def header(runs: list[runs_lib.RunGroup]) -> dict:
         judged = f"{source.get('path', '-')} (step {source.get('step', '-')})"
         rows.append((run.name, [*map(Cell, texts + [judged] * judges)]))
     count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    made = f"made by jaxcl {jaxcl.__version__}"
+    made = f"made by jaxcl {core.library_version()}"
     return {
         "lead": _summary_sentence(runs),
         "about": f"{count}, results of {_format_time(max(dates))}, {made}",

@@ -15,7 +15,7 @@ import jax
 from etils import epath
 from safetensors import numpy as tensors
 
-import jaxcl
+from jaxcl import core
 from jaxcl.data import storage
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import lock
@@ -42,7 +42,7 @@ def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
         "parameters": sum(x.size for x in jax.tree.leaves(network.params)),
         "files": hashes(files),
         "versions": {
-            "jaxcl": jaxcl.__version__,
+            "jaxcl": core.library_version(),
             "jax": jax.__version__,
             "flax": flax.__version__,
             "python": platform.python_version(),

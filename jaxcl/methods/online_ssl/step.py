@@ -393,7 +393,7 @@ def _read_rows(setup, extra, batch, keys) -> Rows:
 
 
 def _gather_features(setup, extra, images, rows, fixed) -> records.Features:
-    """What the losses read beside the outputs of the network that learns."""
+    """Compute what the losses read beside the outputs of the network that learns."""
     if extra.teacher and not setup.plan.teacher.batch:
         # It normalises by the running statistics that are averaged with it.
         copied = setup.networks.copied
