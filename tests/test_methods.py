@@ -519,8 +519,8 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
     """
     changes = ONE_ROW_EACH[name].changes
     method = run_directories.untried(tmp_path, **changes).method
-    parts, _ = sections.build_parts(sections.top_of(toy.config(**changes).to_dict()))
-    parts = parts._replace(num_classes=10)
+    top = sections.top_of(toy.config(**changes).to_dict())
+    parts = sections.read_parts(top)[0](num_classes=10)
     wrapped = head.add(method, parts, lr=0.1)
     replaced = {"init", "step", "begin_task", "end_task", "eval_state", "predict"}
     by_state = {"embed", "source", "memory", "objective", "replayed", "project"}
@@ -930,8 +930,8 @@ def test_a_bfloat16_step_is_near_that_in_float32(name, tmp_path):
 def test_a_method_that_replays_trains_with_a_head(tmp_path):
     work = run_directories.untried(tmp_path, **toy.ONLINE, method={"name": "er"})
     changes = toy.config(**toy.ONLINE, method={"name": "er"}).to_dict()
-    parts, _ = sections.build_parts(sections.top_of(changes))
-    method = head.add(work.method, parts._replace(num_classes=10), lr=0.1)
+    make_parts, _ = sections.read_parts(sections.top_of(changes))
+    method = head.add(work.method, make_parts(num_classes=10), lr=0.1)
     rng = np.random.default_rng(0)
     batch = {
         "image": jnp.asarray(rng.integers(0, 256, (4, 8, 8, 1)), jnp.uint8),

@@ -64,7 +64,7 @@ def build(
     if top.checkpoint is not None:
         made, noted = _transfer(top, workdir), {}
     else:
-        made = work = _build_job(top, plain, workdir)
+        made = work = job.trace_step(_build_job(top, plain, workdir))
         noted = _count_shards(top.replay, work.mesh) | {"resident": work.data.resident}
     # Save machine-dependent choices with the config: the decoder that "auto" took, and
     # whether images are on the device. They change the crops and thus the results.
@@ -158,7 +158,8 @@ def plan_job(
     off = dict(evaluators={}, plasticity=False, start=None, loggers="")
     off |= {"steps_per_call": 1} if one_step else {}
     top = dataclasses.replace(sections.top_of(raw), **off)
-    return _build_job(top, options_lib.to_json(raw, "config"), None, stand_in)
+    plain = options_lib.to_json(raw, "config")
+    return job.trace_step(_build_job(top, plain, None, stand_in))
 
 
 def default_workdir(config) -> str:
@@ -168,44 +169,34 @@ def default_workdir(config) -> str:
 
 
 def _build_job(top: sections.TopLevel, plain, workdir, stand_in=None) -> job.Job:
-    mesh = sections.mesh(top)
+    """Make a job: options first, then data, then what depends on them."""
+    mesh, logging = sections.mesh(top), _logging(top)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
-    # Names and types of all options are checked before data are read.
-    logging = _logging(top)
     make_stream = sections.check_tasks(top.data, top.scenario, top.seed, stand_in)
-    parts, image = sections.build_parts(top)
+    make_parts, image = sections.read_parts(top)
     sections.method_and_options(top.method)
     replay = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
     if stand_in is None:
         checks.check_path(top)
+
     tasks = make_stream()
-    train = tasks.dataset.train
-    sections.check_graphs(top, train)
+    sections.check_graphs(top, tasks.dataset.train)
     tasks = checks.check_data(top, tasks, workdir)
     data = _choose_data(top, tasks, image)
-    parts = _with_data(parts, top, tasks, replay, mesh)
+
+    parts = make_parts(**_read_facts(top, tasks, replay, mesh))
     if parts.replay.flops is not None:
         parts = parts._replace(replay=_affordable(top, parts, data, workdir, mesh))
     method = _method(top, parts, mesh)
     eval_parts = _eval_parts(top, method, tasks, image, mesh)
-    checks.check_start(top, plain, train)
+    checks.check_start(top, plain, tasks.dataset.train)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
     loop = _choose_loop(top, data, method, parts)
-    method = job.check_step(method, data, mesh)
-    return job.Job(
-        method=method,
-        mesh=mesh,
-        data=data,
-        loop=loop,
-        evaluation=_evaluation(
-            top,
-            evaluators,
-            _single_task_runs(top, plain, parts, data, method, eval_parts, evaluators),
-        ),
-        logging=logging,
-        config=plain,
-    )
+    job.check_rows(method, data)
+    alone = _single_task_runs(top, plain, parts, data, method, eval_parts, evaluators)
+    judging = _evaluation(top, evaluators, alone)
+    return job.Job(method, mesh, data, loop, judging, logging, config=plain)
 
 
 def _evaluation(top, evaluators: evaluation.Evaluators, alone=None) -> job.Evaluation:
@@ -228,7 +219,7 @@ def _logging(top: sections.TopLevel) -> job.Logging:
 
 
 def _choose_data(top: sections.TopLevel, tasks: stream.Stream, image: dict) -> job.Data:
-    """Choose what is read and how; `image` is from `sections.build_parts`."""
+    """Choose what is read and how; `image` is from `sections.read_parts`."""
     images, crop = tasks.dataset.train.images, image["crop"]
     return job.Data(
         stream=tasks,
@@ -280,8 +271,8 @@ def _method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method:
     return sharding.bind_to_mesh(method, mesh)
 
 
-def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
-    """Fill in what only the data, the memory and the devices can tell.
+def _read_facts(top, tasks, replay: dict, mesh) -> dict:
+    """Read the fields of Parts that only data, memory and devices can tell.
 
     `replay` are the options of config.replay.
     """
@@ -289,14 +280,14 @@ def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
     settings = replay_lib.settings(num_classes, top.batch_size, **replay)
     for name in ("capacity", "size") if settings.sharded else ():
         sharding.per_device(f"config.replay.{name}", getattr(settings, name), mesh)
-    return parts._replace(
-        num_classes=num_classes,
-        replay=settings,
-        num_tasks=len(tasks.tasks),
-        batch_size=top.batch_size,
-        train_rows=stream.count_rows(tasks.dataset.train),
-        starts_pretrained=folder.is_one(top.start),
-    )
+    return {
+        "num_classes": num_classes,
+        "replay": settings,
+        "num_tasks": len(tasks.tasks),
+        "batch_size": top.batch_size,
+        "train_rows": stream.count_rows(tasks.dataset.train),
+        "starts_pretrained": folder.is_one(top.start),
+    }
 
 
 def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.Replay:
@@ -381,17 +372,17 @@ def _single_task_runs(
     other = {name: value for name, value in other.items() if name in known}
 
     def make(work):
+        judging = job.Evaluation({}, {}, (), untrained=False, alone=None)
         if other == options:
-            own_method, own = method, {key: evaluators.judges[key] for key in judges}
-        else:
-            mesh = eval_parts.mesh
-            with sharding.use_mesh(mesh):
-                own_method = sharding.bind_to_mesh(module.make(parts, **other), mesh)
-            own_method = job.check_step(own_method, data, mesh)
-            own_parts = eval_parts._replace(**_functions_of(own_method))
-            own = evaluation.make(judged, own_parts, None).judges
-        judging = job.Evaluation(own, {}, (), untrained=False, alone=None)
-        return work._replace(method=own_method, evaluation=judging)
+            same = {key: evaluators.judges[key] for key in judges}
+            return work._replace(evaluation=judging._replace(evaluators=same))
+        with sharding.use_mesh(work.mesh):
+            own = sharding.bind_to_mesh(module.make(parts, **other), work.mesh)
+        own_parts = eval_parts._replace(**_functions_of(own))
+        made = evaluation.make(judged, own_parts, None).judges
+        judging = judging._replace(evaluators=made)
+        job.check_rows(own, data)
+        return job.trace_step(work._replace(method=own, evaluation=judging))
 
     return make
 

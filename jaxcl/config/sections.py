@@ -253,12 +253,12 @@ def check_tasks(data, scenario, seed=0, stand_in=None):
     return lambda: scenarios.make(stand_in or source(**data_options), **cut)
 
 
-def build_parts(top: TopLevel):
-    """Make Parts, and what evaluators and loaders must know of the images.
+def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], dict]:
+    """Read the sections of `core.Parts`, before there are data.
 
     Returns:
-      `core.Parts` with num_classes=0, and a dict of size, mean, std, views, resize and
-      crop.
+      A function that makes Parts of what the data tell, and a dict of what evaluators
+      and loaders must know of the images: size, mean, std, views, resize and crop.
 
     Raises:
       ValueError: an option of augment, encoder, tuning, optimizer or schedule is wrong.
@@ -290,16 +290,17 @@ def build_parts(top: TopLevel):
         tx = optim.by_leaf(
             tx, lambda x: module.share(x[1:]) if x[0] == "encoder" else 1.0
         )
-    _check_pieces(top)
-    parts = core.Parts(
-        encoder=pieces.split(module, top.accumulate),
+    if top.accumulate > 1:
+        module = _split_batches(top, module)
+    make_parts = functools.partial(
+        core.Parts,
+        encoder=module,
         **views,
         tx=tx,
         lr=rate_with_peak(peak),
         curve=rate_with_peak,
-        num_classes=0,
     )
-    return parts, image
+    return make_parts, image
 
 
 def mesh(top: TopLevel):
@@ -342,9 +343,9 @@ def sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int]:
     return data, model
 
 
-def _check_pieces(top: TopLevel) -> None:
-    """Refuse batches that cannot be cut into the pieces of config.accumulate."""
-    if top.accumulate > 1 and top.augment.get("name") == "graphs":
+def _split_batches(top: TopLevel, module):
+    """Make the encoder pass its batches in the pieces of config.accumulate."""
+    if top.augment.get("name") == "graphs":
         raise ValueError(
             f"config.accumulate={top.accumulate}: batches of graphs are not cut; must "
             "be 1"
@@ -354,6 +355,7 @@ def _check_pieces(top: TopLevel) -> None:
             f"config.accumulate={top.accumulate}: must divide config.batch_size="
             f"{top.batch_size}"
         )
+    return pieces.Pieces(module, top.accumulate)
 
 
 def _build_views(top: TopLevel):

@@ -81,8 +81,8 @@ def take(name, argument):
 def made(config, classes):
     """The method that a config names, of all that its sections make."""
     top = sections.top_of(config.to_dict())
-    parts, _ = sections.build_parts(top)
+    make_parts, _ = sections.read_parts(top)
     options = schema.options(replay.settings, top.replay or {}, "config.replay")
     settings = replay.settings(classes, top.batch_size, **options)
-    parts = parts._replace(num_classes=classes, replay=settings)
+    parts = make_parts(num_classes=classes, replay=settings)
     return top, parts, sections.method(top, parts), settings
