@@ -124,13 +124,7 @@ def make(
     _check_data(parts, base, spec, strategy, plan)
     if spec.indexed:
         output_dim = _count_rows(parts, output_dim or spec.projector.output_dim)
-    given, standard = (
-        {"head_lr": head_lr, "head_form": head_form},
-        schema.defaults(make),
-    )
-    of_head = [name for name, value in given.items() if value != standard[name]]
-    for name in (*spec.unread, *(() if online_head else of_head)):
-        logging.warning("config.method.%s changes nothing beside the others", name)
+    _warn_unread(spec, online_head, {"head_lr": head_lr, "head_form": head_form})
     setup = Setup(
         parts=parts,
         base=spec,
@@ -161,6 +155,14 @@ def make(
     if not online_head:
         return method
     return head.add(method, parts, lr=head_lr, form=head_form)
+
+
+def _warn_unread(spec, online_head, of_head) -> None:
+    """Warn of options that are set and change nothing."""
+    standard = schema.defaults(make)
+    unread = [name for name, value in of_head.items() if value != standard[name]]
+    for name in (*spec.unread, *(() if online_head else unread)):
+        logging.warning("config.method.%s changes nothing beside the others", name)
 
 
 def _check_data(parts, base, spec, strategy, plan):
