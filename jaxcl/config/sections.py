@@ -26,7 +26,7 @@ from jaxcl.data import (
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
 from jaxcl.methods.online import replay as replay_lib
-from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, tuning, vit
+from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, traits, tuning, vit
 from jaxcl.run import folder, transfer
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -318,19 +318,25 @@ def mesh(top: TopLevel):
             f"config.devices={top.devices}: config.mesh says how many; must be None"
         )
     data, model = sides(**options)
+    if model > 1:
+        _check_split(top, model)
+    return sharding.mesh(data * model, model=model)
+
+
+def _check_split(top: TopLevel, model: int) -> None:
+    """Refuse an encoder whose weights so many devices cannot share."""
     net = _module(top)
-    uneven = [n for n in ("heads", "hidden") if getattr(net, n, 0) % model]
-    if model > 1 and not isinstance(net, vit.ViT):
+    if not isinstance(net, vit.ViT):
         raise ValueError(
             f"config.mesh: model={model} splits weights of config.encoder.name='vit' "
             f"alone; must be 1 for {top.encoder['name']!r}"
         )
-    if uneven:
-        raise ValueError(
-            f"config.mesh: model={model}: must divide {uneven[0]}="
-            f"{getattr(net, uneven[0])} of config.encoder"
-        )
-    return sharding.mesh(data * model, model=model)
+    for name, count in (("heads", net.heads), ("hidden", net.hidden)):
+        if count % model:
+            raise ValueError(
+                f"config.mesh: model={model}: must divide {name}={count} of "
+                "config.encoder"
+            )
 
 
 def sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int]:
@@ -417,7 +423,9 @@ def encoder(top: TopLevel):
 def _module(top: TopLevel):
     make, section = schema.find_named_function(ENCODERS, top.encoder, "config.encoder")
     section = schema.options(make, section, "config.encoder", given=("dtype",))
-    return make(**section, dtype=PRECISIONS[top.precision])
+    module = make(**section, dtype=PRECISIONS[top.precision])
+    traits.check_encoder(module, "config.encoder.name", top.encoder["name"])
+    return module
 
 
 def wrap_tuned(module, section: dict | str | None, given=None):
@@ -428,7 +436,7 @@ def wrap_tuned(module, section: dict | str | None, given=None):
       section: config.tuning.
       given: what it begins with, see `tuning.Tuned`.
     """
-    if given is None and not section and not getattr(module, "frozen", ()):
+    if given is None and not section and not traits.read_traits(module).frozen:
         return module
     section = tuning.RECIPES[section] if isinstance(section, str) else section or {}
     chosen = schema.options(tuning.settings, section, "config.tuning")
@@ -488,7 +496,7 @@ def method(top: TopLevel, parts: core.Parts) -> core.Method:
             f"config.augment.local: config.method.name={name!r} takes no local crops; "
             "leave the section out; 'two_view' does with base 'dino' or 'lejepa'"
         )
-    rate = getattr(parts.encoder, "drop_path", 0)
+    rate = traits.read_traits(parts.encoder).drop_path
     if rate and not made.drops_branches:
         raise ValueError(
             f"config.encoder.drop_path={rate}: must be 0 for config.method.name="

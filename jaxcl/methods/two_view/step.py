@@ -30,7 +30,7 @@ from absl import logging
 
 from jaxcl import core, optim, schema
 from jaxcl.methods.two_view import bases, head, networks, records, strategies
-from jaxcl.nets import tuning, vit
+from jaxcl.nets import traits, tuning, vit
 
 
 class Extra(NamedTuple):
@@ -387,7 +387,7 @@ def _gather_inputs(setup, state, key, batch, reading) -> dict:
         others["k"] = extra.momentum, extra.momentum_stats
     if parts.local is not None:
         local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
-    drops = getattr(parts.encoder, "drop_path", 0)
+    drops = traits.read_traits(parts.encoder).drop_path
     return {
         "stats": state.stats,
         # Rows 2i and 2i + 1 are of one example.
