@@ -13,7 +13,8 @@ from jaxcl import core, optim
 from jaxcl.memory import (
     buffer,
     diversity,
-    policies,
+    loss_aware,
+    policy_table,
     redundancy,
     sharded,
 )
@@ -39,8 +40,10 @@ def check(replay: core.Replay) -> None:
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    if lacking := sorted({*policies.look_up(replay.policy).reads} - {*_STORED}):
-        names = [n for n, x in policies.POLICIES.items() if {*x.reads} <= {*_STORED}]
+    if lacking := sorted({*policy_table.look_up(replay.policy).reads} - {*_STORED}):
+        names = [
+            n for n, x in policy_table.POLICIES.items() if {*x.reads} <= {*_STORED}
+        ]
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)}, "
             f"which online_ssl has none of; allowed are {', '.join(names)}"
@@ -82,14 +85,14 @@ def create(setup, batch):
     blank = {"feature": vector, "used": scalar > 0, "number": scalar}
     blank |= {"loss": jnp.zeros(()), "draws": scalar, "score": jnp.zeros(())}
     example |= {name: blank[name] for name in _reads(setup)}
-    policy = policies.look_up(replay.policy)
+    policy = policy_table.look_up(replay.policy)
     kept = sharded.start_policy(replay, policy, parts.num_classes, parts.num_tasks)
     return sharded.create(example, replay), kept
 
 
 def _reads(setup):
     """Names of the items that the memory's policy reads."""
-    return policies.look_up(setup.parts.replay.policy).reads
+    return policy_table.look_up(setup.parts.replay.policy).reads
 
 
 def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats:
@@ -172,7 +175,7 @@ def update_stored(setup, memory, drawn, stats, active):
     if "used" in items:
         changes["used"] = jnp.ones_like(items["used"])
     if "loss" in items:
-        changes["loss"] = policies.move_losses(items["loss"], stats.loss)
+        changes["loss"] = loss_aware.move_losses(items["loss"], stats.loss)
     if "draws" in items:
         changes["draws"] = items["draws"] + 1
     if not changes:
@@ -215,7 +218,10 @@ def store_batch(setup, state, batch, stats, number, key):
         "score": stats.score,
     }
     items |= {name: new[name] for name in _reads(setup)}
-    exist, policy = jnp.ones(count, bool), policies.look_up(setup.parts.replay.policy)
+    exist, policy = (
+        jnp.ones(count, bool),
+        policy_table.look_up(setup.parts.replay.policy),
+    )
     slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
     slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
