@@ -182,7 +182,7 @@ def step_key(state: TrainState) -> jax.Array:
 
 
 def progress(state: TrainState) -> jax.Array:
-    """Share of the present task that is done, f32[] in [0, 1)."""
+    """Return the share of the present task that is done, f32[] in [0, 1)."""
     return (state.step - state.task_start) / state.task_steps
 
 

@@ -193,7 +193,7 @@ def _check_strategy(config) -> None:
         return
     if name not in strategies.STRATEGIES:  # `build` says what there is
         return
-    strategy = strategies.get(name)
+    strategy = strategies.make_strategy(name)
     if strategy.teacher or strategy.end_task:
         raise ValueError(
             f"strategy={name!r}: acts from the second task on, and there is one; tasks "

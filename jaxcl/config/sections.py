@@ -89,11 +89,13 @@ class TopLevel:
     accumulate: schema.Count = 1
     epochs: _Epochs = 1  # per task; of several the last for all others
     patience: schema.Natural = 0  # epochs without a lower loss end a task; 0: none
-    # Of the computation; parameters stay float32. "auto": see `precision_of`
+    # Of the computation; parameters stay float32. "auto": see `choose_precision`
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
     devices: schema.Count | None = None  # how many; None: all
-    mesh: dict | None = None  # options of `sides`; None: each device has all weights
+    mesh: dict | None = (
+        None  # options of `read_sides`; None: each device has all weights
+    )
     # Steps of one call. "task": all up to the next save, evaluation or end of a task.
     # None: 1 on CPU; elsewhere "task" for methods that replay, 8 for others
     steps_per_call: schema.Count | Literal["task"] | None = None
@@ -124,7 +126,7 @@ class TopLevel:
     progress: Literal["auto"] | bool = "auto"
 
 
-def precision_of(raw: dict) -> str:
+def choose_precision(raw: dict) -> str:
     """Choose the precision of "auto": "bfloat16", but float32 on CPUs and for graphs.
 
     GPUs before compute capability 8 (Ampere) have no arithmetic in it, either.
@@ -134,10 +136,10 @@ def precision_of(raw: dict) -> str:
     return "bfloat16" if sharding.multiplies_bfloat16() else "float32"
 
 
-def top_of(raw: dict) -> TopLevel:
+def read_top(raw: dict) -> TopLevel:
     """Check the top level of a config; what "auto" means is put in its place."""
     if raw.get("precision") == "auto":
-        raw = raw | {"precision": precision_of(raw)}
+        raw = raw | {"precision": choose_precision(raw)}
     judges = raw.get("checkpoint") is not None
     unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
     top = TopLevel(**schema.options(TopLevel, unused | raw, "config"))
@@ -182,7 +184,7 @@ def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
         )
 
 
-def function_of(path: str, section) -> Callable:
+def find_function(path: str, section) -> Callable:
     """Find the function whose arguments a section of a config has.
 
     Args:
@@ -208,7 +210,7 @@ def function_of(path: str, section) -> Callable:
         "scenario": scenarios.make,
         "replay": replay_lib.settings,
         "tuning": tuning.settings,
-        "mesh": sides,
+        "mesh": read_sides,
     }[name]
 
 
@@ -228,7 +230,7 @@ def scenario_seed(raw: Mapping) -> dict:
     return {"seed": raw.get("seed", 0)} if follows_seed(raw["scenario"]) else {}
 
 
-def check_tasks(data, scenario, seed=0, stand_in=None):
+def read_tasks(data, scenario, seed=0, stand_in=None):
     """Check the options of data and scenario; the data are read later.
 
     Args:
@@ -284,7 +286,7 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], dict]:
     def rate_with_peak(peak):
         return optim.by_task([curve(peak, **schedule, **own) for own in each])
 
-    module = encoder(top)
+    module = make_encoder(top)
     tx = optimize(**schema.options(optimize, optimizer, "config.optimizer"))
     if isinstance(module, tuning.Tuned):  # each leaf has its share of the rate
         tx = optim.by_leaf(
@@ -303,7 +305,7 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], dict]:
     return make_parts, image
 
 
-def mesh(top: TopLevel):
+def make_mesh(top: TopLevel):
     """Make the devices' mesh, of config.devices or of config.mesh.
 
     Raises:
@@ -312,12 +314,12 @@ def mesh(top: TopLevel):
     """
     if top.mesh is None:
         return sharding.mesh(top.devices)
-    options = schema.options(sides, top.mesh, "config.mesh")
+    options = schema.options(read_sides, top.mesh, "config.mesh")
     if top.devices is not None:
         raise ValueError(
             f"config.devices={top.devices}: config.mesh says how many; must be None"
         )
-    data, model = sides(**options)
+    data, model = read_sides(**options)
     if model > 1:
         _check_split(top, model)
     return sharding.mesh(data * model, model=model)
@@ -339,7 +341,7 @@ def _check_split(top: TopLevel, model: int) -> None:
             )
 
 
-def sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int]:
+def read_sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int]:
     """Return the sides of the devices' mesh.
 
     Args:
@@ -402,7 +404,7 @@ def _build_views(top: TopLevel):
     return views, image | {"resize": resize, "crop": crop}
 
 
-def encoder(top: TopLevel):
+def make_encoder(top: TopLevel):
     """Make the module of config.encoder.
 
     Raises:
@@ -443,7 +445,7 @@ def wrap_tuned(module, section: dict | str | None, given=None):
     return tuning.Tuned(module, tuning.settings(**chosen), given)
 
 
-def completed(raw: dict) -> dict:
+def fill_from_start(raw: dict) -> dict:
     """Fill in a config that begins with the folder of an encoder.
 
     That is the encoder, and the mean and standard deviation of its images. Where
@@ -470,20 +472,20 @@ def completed(raw: dict) -> dict:
     return raw | {"encoder": theirs["encoder"] | kept, "augment": augment}
 
 
-def method_and_options(section):
+def find_method(section):
     """Find the module of a method, and check the options of its make."""
     section = dict(section)
     module = schema.method(section.pop("name", None))
     return module, schema.options(module.make, section, "config.method")
 
 
-def method(top: TopLevel, parts: core.Parts) -> core.Method:
+def make_method(top: TopLevel, parts: core.Parts) -> core.Method:
     """Make the method of config.method.
 
     Raises:
       ValueError: an option is wrong, or the method reads no such data.
     """
-    module, options = method_and_options(top.method)
+    module, options = find_method(top.method)
     made = module.make(parts, **options)
     name = top.method["name"]
     if top.augment.get("name") == "graphs" and not made.takes_graphs:

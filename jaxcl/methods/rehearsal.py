@@ -46,12 +46,12 @@ class Extra(NamedTuple):
 
     @property
     def seen(self) -> jax.Array:
-        """Classes met so far, bool[C]."""
+        """Mark the classes met so far, bool[C]."""
         return self.taught | self.current
 
     @property
     def old(self) -> jax.Array:
-        """Classes of earlier tasks that are not in the present one, bool[C]."""
+        """Mark classes of earlier tasks that are not in the present one, bool[C]."""
         return self.taught & ~self.current
 
 
@@ -64,7 +64,7 @@ class Network(NamedTuple):
     prototypes: bool
 
     def init(self, key: jax.Array, images: jax.Array):
-        """Parameters and statistics; prototypes start as PyTorch's linear layer."""
+        """Make parameters and statistics; prototypes start as a PyTorch Linear."""
         k_nets, k_prototypes = jax.random.split(key)
         params, stats = self.nets.init(k_nets, images)
         if self.prototypes:

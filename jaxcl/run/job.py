@@ -34,7 +34,7 @@ class Data(NamedTuple):
 
     @property
     def graphs(self) -> bool:
-        """Whether examples are graphs; else they are images."""
+        """Tell whether examples are graphs; else they are images."""
         return self.stream.dataset.train.graphs is not None
 
 
@@ -53,7 +53,7 @@ class Loop(NamedTuple):
 
     @property
     def counts_epochs(self) -> bool:
-        """Whether something is done at the end of every epoch."""
+        """Tell whether something is done at the end of every epoch."""
         return bool(self.patience or self.eval_epochs)
 
 
@@ -91,7 +91,7 @@ class Job(NamedTuple):
 
     @property
     def stream(self) -> stream.Stream:
-        """The tasks."""
+        """Return the tasks."""
         return self.data.stream
 
     def parts(self, task: int) -> int:

@@ -123,7 +123,7 @@ def make(
     output_dim: schema.Width = 256,
     streaming: bool = False,
 ) -> core.Method:
-    """MoCo v2 or SimCLR with an active memory of negatives.
+    """Make MoCo v2 or SimCLR with an active memory of negatives.
 
     Args:
       base: "moco" (a slow network makes the keys, which the memory keeps) or "simclr"

@@ -169,7 +169,7 @@ def make(
     projector: Annotated[int, schema.Range(0, 2**20)] = 0,
     agent: dict | None = None,
 ) -> core.Method:
-    """ICL, its variants, and the strategies it is compared with.
+    """Make ICL, one of its variants, or a strategy that it is compared with.
 
     Args:
       strategy: how the tasks after the first are trained, see above.

@@ -34,7 +34,7 @@ class RowStats(NamedTuple):
     )  # f32[N], see `diversity.similarity_score`; None: no policy reads it
 
 
-def check(replay: core.Replay) -> None:
+def check_replay(replay: core.Replay) -> None:
     """Refuse a memory that reads labels, or is too small to be replayed from.
 
     Raises:
@@ -84,14 +84,14 @@ def create(setup, batch):
         example["projection"] = vector
     blank = {"feature": vector, "used": scalar > 0, "number": scalar}
     blank |= {"loss": jnp.zeros(()), "draws": scalar, "score": jnp.zeros(())}
-    example |= {name: blank[name] for name in _reads(setup)}
+    example |= {name: blank[name] for name in _list_read_items(setup)}
     policy = policy_table.look_up(replay.policy)
     kept = sharded.start_policy(replay, policy, parts.num_classes, parts.num_tasks)
     return sharded.create(example, replay), kept
 
 
-def _reads(setup):
-    """Names of the items that the memory's policy reads."""
+def _list_read_items(setup):
+    """List the items that the memory's policy reads."""
     return policy_table.look_up(setup.parts.replay.policy).reads
 
 
@@ -110,7 +110,7 @@ def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats
     query = outputs.z if outputs.o is None else outputs.o
     target = outputs.z if features.k is None else features.k
     score = None
-    if setup.size and "score" in _reads(setup):
+    if setup.size and "score" in _list_read_items(setup):
         slopes = pair_slopes(query, target)
         past = jnp.sum(slopes[: setup.size], axis=0, keepdims=True)
         score = diversity.similarity_score(slopes, past, active[None])
@@ -118,7 +118,7 @@ def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats
 
 
 def pair_losses(query: jax.Array, target: jax.Array) -> jax.Array:
-    """The negative cosine of each image's positive pairs, f32[N].
+    """Compute the negative cosine of each image's positive pairs, f32[N].
 
     The mean of both directions, as the base compares them: what its predictor says, or
     the projection, of one view with the slow network's projection, or its own, of the
@@ -133,7 +133,7 @@ def pair_losses(query: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def pair_slopes(query: jax.Array, target: jax.Array) -> jax.Array:
-    """The gradient of each image's loss with respect to a shift of its queries.
+    """Compute the gradient of each image's loss with respect to a shift of its queries.
 
     The sum of the gradients with respect to the query of either view. A bias of the
     layer that makes the queries would have this gradient, and views that change places
@@ -194,7 +194,7 @@ def update_stored(setup, memory, drawn, stats, active):
 
 
 def _feature(z):
-    """The feature by which rows are compared, MinRed's n(z_1 + z_2), f32[R,D]."""
+    """Compute the feature that MinRed compares, n(z_1 + z_2), f32[R,D]."""
     return core.l2_normalize(jnp.sum(z, axis=1))
 
 
@@ -217,7 +217,7 @@ def store_batch(setup, state, batch, stats, number, key):
         "draws": jnp.zeros(count, jnp.int32),
         "score": stats.score,
     }
-    items |= {name: new[name] for name in _reads(setup)}
+    items |= {name: new[name] for name in _list_read_items(setup)}
     exist, policy = (
         jnp.ones(count, bool),
         policy_table.look_up(setup.parts.replay.policy),

@@ -100,12 +100,14 @@ def add(
     setup = Setup(method, parts, rates, tx, leaks=form == "released")
 
     def without_head(function):
-        """`function` of the method as one of the method with its head."""
-        return function and (lambda state, *rest: function(_own(state), *rest))
+        """Give a function of the method's state the state with its head."""
+        return function and (lambda state, *rest: function(_without_head(state), *rest))
 
     def with_head(function):
-        """The same of a function that returns the method's new state."""
-        return lambda state, *rest: _with(state, function(_own(state), *rest))
+        """Do so with a function that returns the method's new state."""
+        return lambda state, *rest: _with_head(
+            state, function(_without_head(state), *rest)
+        )
 
     return method._replace(
         init=functools.partial(_init, setup),
@@ -119,12 +121,12 @@ def add(
     )
 
 
-def _own(state):
+def _without_head(state):
     """Return the state as the method without its head knows it."""
     return state.replace(extra=state.extra.method)
 
 
-def _with(state, own):
+def _with_head(state, own):
     """Return the method's new state `own`, with the head of `state`."""
     return own.replace(extra=state.extra._replace(method=own.extra))
 
@@ -150,7 +152,7 @@ def _init(setup, key, batch):
 
 def _step(setup, state, batch):
     """Take a step of the method, then one of the head."""
-    before, labelled = _own(state), batch["labelled"]
+    before, labelled = _without_head(state), batch["labelled"]
     images = _view_images(setup, core.step_key(state), labelled["image"])
     own, metrics = setup.method.step(before, batch)
     if setup.leaks:
@@ -171,12 +173,12 @@ def _step(setup, state, batch):
 
 def _begin_task(setup, state, task):
     """Begin a task of the method; the head's momentum begins at zero."""
-    state = _with(state, setup.method.begin_task(_own(state), task))
+    state = _with_head(state, setup.method.begin_task(_without_head(state), task))
     velocity = jax.tree.map(jnp.zeros_like, state.extra.velocity)
     return state.replace(extra=state.extra._replace(velocity=velocity))
 
 
 def _predict(setup, state, images):
     """Return the head's logits, f32[B,C]."""
-    features = setup.method.embed(_own(state), images)
+    features = setup.method.embed(_without_head(state), images)
     return head_lib.logits(state.extra.layer, features)

@@ -31,7 +31,7 @@ _CENTRE_MOMENTUM = 0.9  # of the mean of logits, as in the paper
 def warm_temperature(
     moment: records.Moment, start: float, end: float, share: float
 ) -> jax.Array:
-    """Temperature of the targets, f32[]: it rises in that share of the first task."""
+    """Choose the targets' temperature, f32[]: it rises in a share of the first task."""
     done = jnp.float32(moment.progress) / max(share, 1e-6)
     done = jnp.where(moment.task > 0, 1.0, jnp.minimum(done, 1.0))
     if share == 0:
