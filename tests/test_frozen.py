@@ -261,7 +261,7 @@ def test_a_ridge_that_float32_cannot_factor_is_not_chosen():
         targets=jnp.ones((2, 2, 1)) * 10,
         counts=jnp.full((2, 1), 10.0),
     )
-    weights = ranpac.solve(
+    weights = ranpac.solve_ridge(
         grams.inputs[0], grams.targets[0], ranpac.choose_ridge(grams)
     )
     assert np.isfinite(np.asarray(weights)).all()

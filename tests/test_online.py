@@ -71,12 +71,12 @@ def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, d
     images = [one, two, (one + two) / 2][: 1 + draws]
     params, stats = jax.jit(net.init)(jax.random.key(0), one)
     rows = [rows_of(batch, FIRST["label"], jnp.ones(6, bool)) for batch in images]
-    together = jax.jit(net.together)
+    together = jax.jit(net.pass_together)
     where = contextlib.nullcontext()
     if platform != "cpu":
         where = sharding.for_elsewhere(platform=platform)
     with where:
-        text = str(jax.make_jaxpr(net.together)(params, stats, *rows))
+        text = str(jax.make_jaxpr(net.pass_together)(params, stats, *rows))
         passes = len(rows) if platform == "cpu" else 1
         assert text.count("conv_general_dilated[") == 3 * passes
         outputs, after = together(params, stats, *rows)
@@ -106,7 +106,7 @@ def test_answers_are_those_of_each_part_by_itself(platform, train):
     # Running statistics that are not those of a start.
     stats = jax.jit(functools.partial(net, train=True))(params, stats, one)[1]
     rows = [rows_of(images, FIRST["label"], None) for images in (one, two)]
-    answers = functools.partial(net.answers, train=train)
+    answers = functools.partial(net.compute_logits, train=train)
     where = contextlib.nullcontext()
     if platform != "cpu":
         where = sharding.for_elsewhere(platform=platform)

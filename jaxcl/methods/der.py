@@ -65,7 +65,7 @@ def make(
         present = jnp.zeros(parts.num_classes, bool).at[incoming.label].set(True)
 
         def loss(params):
-            (new, old, *again), stats = net.together(
+            (new, old, *again), stats = net.pass_together(
                 params, state.stats, incoming, *draws
             )
             value = losses.cross_entropy(

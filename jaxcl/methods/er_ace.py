@@ -34,7 +34,9 @@ def make(
         replayed = online.draw_rows(parts, state.extra.memory, key)
 
         def loss(params):
-            (new, old), stats = net.together(params, state.stats, incoming, replayed)
+            (new, old), stats = net.pass_together(
+                params, state.stats, incoming, replayed
+            )
             value = losses.er_ace(
                 new.logits,
                 incoming.label,

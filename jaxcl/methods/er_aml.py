@@ -72,8 +72,8 @@ def make(
         def value_of(params):
             # The order of the passes is that in which they move the running statistics.
             new, alone = net(params, state.stats, incoming.images, train=True)
-            pairs, stats = net.replay(params, alone, picked_rows)
-            old, stats = net.replay(params, stats, replayed)
+            pairs, stats = net.pass_replayed(params, alone, picked_rows)
+            old, stats = net.pass_replayed(params, stats, replayed)
             value = metric(new.features, pairs.features, incoming.label, picked)
             value += losses.cross_entropy(
                 old.logits,

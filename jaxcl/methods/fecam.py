@@ -76,12 +76,12 @@ def rule(
         own = frozen.one_hot(rows, len(moments.counts))
         found = transform(rows.features, power) * rows.mask[:, None]
         if shared:
-            squares = moments.squares + frozen.gram(found, found)
+            squares = moments.squares + frozen.sum_products(found, found)
         else:
             products = found[:, :, None] * found[:, None, :]
             place = jnp.where(rows.mask, rows.label, 0)  # products of no row are 0
             squares = moments.squares.at[place].add(products)
-        total = moments.total + frozen.gram(own, found)
+        total = moments.total + frozen.sum_products(own, found)
         return Moments(total, moments.counts + own.sum(0), squares)
 
     def fit(moments):

@@ -119,7 +119,7 @@ def one_hot(rows: Rows, num_classes: int) -> jax.Array:
     return jax.nn.one_hot(rows.label, num_classes) * rows.mask[:, None]
 
 
-def gram(a: jax.Array, b: jax.Array) -> jax.Array:
+def sum_products(a: jax.Array, b: jax.Array) -> jax.Array:
     """Sum the products of rows, f32[B,N] and f32[B,M] -> f32[N,M]."""
     return jnp.einsum("bn,bm->nm", a, b, precision="highest")
 

@@ -100,7 +100,7 @@ def _update(parts, net, state, incoming, key, *, alpha, beta):
     first, second = (draw_mixture(parts, state, k) for k in jax.random.split(key))
 
     def loss(params):
-        (new, old, again), stats = net.together(
+        (new, old, again), stats = net.pass_together(
             params, state.stats, incoming, first, second
         )
         value = losses.cross_entropy(new.logits, incoming.label)

@@ -116,7 +116,7 @@ def interference(
     """
 
     def loss(params):
-        out, after = net.replay(params, stats, rows)
+        out, after = net.pass_replayed(params, stats, rows)
         ce = optax.softmax_cross_entropy_with_integer_labels(out.logits, rows.label)
         return ce, after
 

@@ -42,7 +42,7 @@ def rule(distance: str) -> frozen.Rule:
 
     def add(sums, rows):
         own = frozen.one_hot(rows, len(sums.counts))
-        total = sums.total + frozen.gram(own, rows.features)
+        total = sums.total + frozen.sum_products(own, rows.features)
         return Sums(total, sums.counts + own.sum(0))
 
     def fit(sums):

@@ -19,7 +19,7 @@ makes. So they run within a jitted step, are saved with the state, and work unde
       k_observe, k_act = jax.random.split(key)
       value, grads = jax.value_and_grad(loss)(params)
       agent = ddpg.observe(agent, k_observe, value, options)
-      lr, agent = ddpg.act(agent, k_act, options)
+      lr, agent = ddpg.choose_rate(agent, k_act, options)
       params = jax.tree.map(lambda p, g: p - lr * g, params, grads)
       return (params, agent), (value, lr)
 
@@ -214,7 +214,7 @@ def init(key: jax.Array, options: Options) -> AgentState:
     )
 
 
-def act(agent: AgentState, key: jax.Array, options: Options):
+def choose_rate(agent: AgentState, key: jax.Array, options: Options):
     """Choose the learning rate of the step down the loss last observed.
 
     The first `warmup` actions are uniform in [0, 1]. Then a = sigmoid(mu(s) + e x) with

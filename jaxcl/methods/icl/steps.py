@@ -63,7 +63,7 @@ def _descended(setup, params, agent, key, value, grads, fixed):
         k_observe, k_act = jax.random.split(key)
         value = jax.lax.stop_gradient(value)
         agent = ddpg.observe(agent, k_observe, value, setup.agent)
-        lr, agent = ddpg.act(agent, k_act, setup.agent)
+        lr, agent = ddpg.choose_rate(agent, k_act, setup.agent)
     return jax.tree.map(lambda p, g: p - lr * g, params, grads), agent, lr
 
 

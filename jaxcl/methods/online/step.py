@@ -257,7 +257,7 @@ def method(
     if parts.replay.statistics == "memory":
         rows = functools.partial(draw_rows, parts, augment=False)
         online_method = statistics.use_memory_statistics(
-            online_method, net.replay, rows
+            online_method, net.pass_replayed, rows
         )
     if parts.replay.measure:
         online_method = probe.add_measures(online_method, parts)
@@ -283,9 +283,9 @@ def cross_entropy(
       f32[], where a part without rows counts 0, and the statistics after the passes.
     """
     if len(parts) > 1:
-        outputs, stats = net.together(params, stats, *parts)
+        outputs, stats = net.pass_together(params, stats, *parts)
     else:
-        out, stats = net.replay(params, stats, *parts)
+        out, stats = net.pass_replayed(params, stats, *parts)
         outputs = (out,)
     value = 0.0
     for out, rows in zip(outputs, parts, strict=True):
