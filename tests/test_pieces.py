@@ -140,6 +140,7 @@ def test_pieces_need_less_memory():
     [
         ({"accumulate": 5}, "accumulate=5.*batch_size=48"),
         ({**ONLINE, "method": {"name": "er"}, "replay.size": 10}, "accumulate=4.*10"),
+        ({**ONLINE, "method": {"name": "ncm"}}, "accumulate=4.*must be 1"),
     ],
 )
 def test_batches_that_cannot_be_cut_are_refused(changes, told, tmp_path):
