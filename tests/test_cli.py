@@ -132,7 +132,7 @@ FUNCTIONS = {
     function: f"{function.__module__}.{function.__qualname__}"
     for function in (
         sections.TopLevel,
-        sections.sides,
+        sections.read_sides,
         scenarios.make,
         *(function for own in scenarios.SCENARIOS.values() for function in own),
         augment_images.make,

@@ -446,4 +446,4 @@ def test_a_config_reaches_every_option_of_its_source(name):
         section["sets"] = [{"name": "digits"}]
     if name == "judged_by":
         section |= dict.fromkeys(("train", "test"), {"name": "digits"})
-    sections.check_tasks({"name": name, **section}, {"name": "joint"})
+    sections.read_tasks({"name": name, **section}, {"name": "joint"})

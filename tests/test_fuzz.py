@@ -19,7 +19,7 @@ from jaxcl.config import build
 @pytest.mark.parametrize("name, count", [("two_view", 20), ("online", 20)])
 def test_a_config_is_built_or_refused_by_a_field(name, count, monkeypatch):
     """Without tracing the step, which takes longest and has tests of its own."""
-    monkeypatch.setattr(build.job, "checked", lambda method, *_: method)
+    monkeypatch.setattr(build.job, "trace_step", lambda work: work)
     digits = functools.cache(datasets.load_digits)
     monkeypatch.setattr(datasets, "load_digits", digits)
     found = []

@@ -130,7 +130,7 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """How many epochs have ended."""
+        """Count the epochs that have ended."""
         return self._progress["number"]
 
     def is_due(self, every: int) -> bool:
@@ -139,7 +139,7 @@ class Epochs:
 
     @property
     def over(self) -> bool:
-        """Whether the task ends here, by patience."""
+        """Tell whether the task ends here, by patience."""
         best = self._progress["best"]
         late = best is not None and self.number - best["number"] >= self._patience
         return self._patience > 0 and late
