@@ -3,8 +3,8 @@
 A line `<!-- options: MODULE.FUNCTION -->` in a page becomes a table of the function's
 keyword-only options: name, default, and the meaning that `jaxcl options` prints.
 `except NAME` in that line leaves an option out. A line
-`<!-- headings ###: MODULE.{}.FUNCTION: a b -->` stands for a heading and such a line for
-each of the names, `bold` in place of `###` for names in bold. A line
+`<!-- headings ###: MODULE.{}.FUNCTION: a b -->` stands for a heading and such a line
+for each of the names, `bold` in place of `###` for names in bold. A line
 `<!-- list: KIND -->` becomes the table of `jaxcl list KIND`. mkdocs calls
 `on_page_markdown`.
 
@@ -62,10 +62,11 @@ def write_headings(text: str) -> str:
 
     def sections(match):
         level, path, names = match.groups()
-        heads = [(n, f"**{n}**" if level == "bold" else f"{level} {n}") for n in names.split()]
-        return "\n\n".join(
-            f"{head}\n\n<!-- options: {path.format(name)} -->" for name, head in heads
-        )
+        lines = []
+        for name in names.split():
+            lines.append(f"**{name}**" if level == "bold" else f"{level} {name}")
+            lines.append(f"<!-- options: {path.format(name)} -->")
+        return "\n\n".join(lines)
 
     return HEADINGS.sub(sections, text)
 
