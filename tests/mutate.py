@@ -120,8 +120,7 @@ def _judge(folder, name, output, send):
     (fault,) = (fault for fault in _faults(folder) if fault.name == name)
     noticed = _Noticed(fault)
     options = ["-q", "-x", "-n0", "--tb=short", "--rootdir=."]
-    # The plugin of hypothesis imports all of it where a test fails, for two seconds.
-    options += ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    options += ["-p", "no:cacheprovider"]
     status = pytest.main([*options, *fault.tests], plugins=[noticed])
     word, note = noticed.verdict()
     if word == "survived" and status != 0:

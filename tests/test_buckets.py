@@ -28,7 +28,6 @@ from jaxcl.data import (  # noqa: E402
     storage,
 )
 from jaxcl.run import finish, lock, results, train, transfer  # noqa: E402
-from jaxcl.run import rows as rows_lib  # noqa: E402
 
 RUN = {
     "scenario.num_tasks": 10,
@@ -46,14 +45,6 @@ def server():
         yield found
 
 
-def rows(workdir):
-    """Logged rows without what the clock says."""
-    return [
-        {k: v for k, v in row.items() if k != "time"}
-        for row in rows_lib.read_rows(workdir)
-    ]
-
-
 def leaves(workdir):
     return toy.leaves(toy.saved(build.build(toy.config(**RUN), workdir), workdir).state)
 
@@ -67,12 +58,14 @@ def test_a_run_in_a_bucket_is_stopped_and_goes_on(server, tmp_path):
 
     with pytest.raises(train.Interrupted):
         finish.run_job(build.build(toy.config(**RUN), workdir), workdir, stop=stop)
-    half = len(rows(workdir))
+    half = len(toy.untimed_rows(workdir))
     assert 0 < half
     finish.run_job(build.build(toy.config(**RUN), workdir), workdir)
     local = tmp_path / "a"
     finish.run_job(build.build(toy.config(**RUN), local), local)
-    assert half < len(rows(workdir)) and rows(workdir) == rows(local)
+    assert half < len(toy.untimed_rows(workdir)) and toy.untimed_rows(
+        workdir
+    ) == toy.untimed_rows(local)
     found = [results.read_results(x)["matrices"] for x in (workdir, local)]
     assert found[0] == found[1]
     path = epath.Path(workdir)

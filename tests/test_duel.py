@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import duel_twin, twins
+from helpers import duel_twin, key_uses, twins
 from jaxcl import core, estimate, optim, sharding
 from jaxcl.data.augment import images as augment_images
 from jaxcl.memory import buffer, duel, policies
@@ -39,13 +39,7 @@ class Flat(nn.Module):
         return layers.BatchNorm(name="norm")(x, train=train, groups=groups)
 
 
-def views_of(images):
-    """f[B,2,...]."""
-    x = images / 255.0
-    return (jnp if isinstance(x, jax.Array) else np).stack([x, x[:, ::-1] ** 2], axis=1)
-
-
-def parts(augment=lambda key, images: views_of(images)):
+def parts(augment=lambda key, images: twins.views_of(images)):
     return core.Parts(
         encoder=Flat(),
         augment=augment,
@@ -192,7 +186,7 @@ class Twin:
         to64 = functools.partial(jax.tree.map, lambda x: np.asarray(x, np.float64))
         self.params, self.stats = to64(state.params), to64(state.stats)
         self.slow = to64((state.extra.momentum, state.extra.momentum_stats))
-        self.views = views_of(np.asarray(incoming["image"], np.float64))
+        self.views = twins.views_of(np.asarray(incoming["image"], np.float64))
         self.memory = state.extra.memory
         if self.memory is None:
             return
@@ -212,7 +206,7 @@ class Twin:
         """Features of stored images; slots that hold nothing are blank."""
         images = np.asarray(self.memory.items["image"], np.float64)[slots]
         images[~self.filled[slots]] = 0
-        return twins.unit(forward(*network, views_of(images)[:, 0])[0])
+        return twins.unit(forward(*network, twins.views_of(images)[:, 0])[0])
 
     def targets_after(self, network):
         """Targets by the network after a step, which renews what is stored."""
@@ -396,36 +390,16 @@ def test_an_empty_memory_has_no_negatives():
 
 
 def test_no_two_uses_share_a_key(monkeypatch):
-    keys = []
-
-    def seen(key):
-        keys.append(jax.random.key_data(key))
-        return key
-
-    def augment(key, images):
-        seen(key)
-        return views_of(images)
-
-    sample, reservoir = buffer.sample, policies.reservoir
-    monkeypatch.setattr(
-        buffer, "sample", lambda memory, key, k: sample(memory, seen(key), k)
-    )
-    monkeypatch.setattr(
-        policies, "reservoir", lambda m, key, mask: reservoir(m, seen(key), mask)
-    )
     options = {"base": "simclr", "policy": "reservoir", "policy_features": "all"}
-    options = OPTIONS | options
-    state, method = under_way("simclr"), method_lib.make(parts(augment), **options)
-
-    @jax.jit
-    def keys_of(state):
-        keys.clear()
-        method.step(state, INCOMING)
-        return keys
-
-    used = [keys_of(state.replace(step=jnp.int32(number))) for number in (0, 1)]
-    distinct = {tuple(np.asarray(key).tolist()) for key in (*used[0], *used[1])}
-    assert len(used[0]) == 5 and len(distinct) == 10
+    options, state = OPTIONS | options, under_way("simclr")
+    states = [state.replace(step=jnp.int32(number)) for number in (0, 1)]
+    used = key_uses.of_steps(
+        monkeypatch,
+        lambda augment: method_lib.make(parts(augment), **options),
+        states,
+        INCOMING,
+    )
+    assert len(used[0]) == 5 and len({*used[0], *used[1]}) == 10
 
 
 # What is kept

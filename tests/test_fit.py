@@ -21,7 +21,6 @@ from jaxcl.data import identity
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import job, train
 from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
 from jaxcl.update import lineage
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -61,12 +60,6 @@ def fitted(tmp_path_factory):
     return jaxcl.fit(IMAGES, out=tmp_path_factory.mktemp("fit") / "run", **SMALL)
 
 
-def log_of(folder):
-    """The logged rows without their times."""
-    rows = rows_lib.read_rows(folder)
-    return [{k: v for k, v in row.items() if k != "time"} for row in rows]
-
-
 def test_it_leaves_a_run_directory_and_says_what_came_out(fitted):
     matrix = fitted.results["matrices"]["knn/class_incremental"]
     assert np.isfinite(np.array(matrix)).all() and np.shape(matrix) == (2, 2)
@@ -96,9 +89,9 @@ def test_nothing_is_printed_where_it_is_to_be_quiet(fitted, capfd):
 
 
 def test_the_same_call_trains_nothing_more_and_another_is_refused(fitted):
-    before = log_of(fitted.folder)
+    before = toy.untimed_rows(fitted.folder)
     again = jaxcl.fit(IMAGES, out=fitted.folder, **SMALL)
-    assert again.results == fitted.results and log_of(fitted.folder) == before
+    assert again.results == fitted.results and toy.untimed_rows(fitted.folder) == before
     with pytest.raises(ValueError, match=r"config\.data\.sha256"):
         jaxcl.fit(PIXELS[1:161], out=fitted.folder, **SMALL)
     with pytest.raises(ValueError, match=r"config\.method\.base"):
@@ -124,11 +117,10 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     monkeypatch.undo()
     whole = jaxcl.fit(IMAGES.copy(), out=tmp_path / "run", **SMALL)
     assert whole.results["matrices"] == fitted.results["matrices"]
-    assert log_of(whole.folder) == log_of(fitted.folder)
+    assert toy.untimed_rows(whole.folder) == toy.untimed_rows(fitted.folder)
     work = build.build(_config(fitted), fitted.folder)
     ours, theirs = (toy.saved(work, pathlib.Path(x.folder)) for x in (whole, fitted))
-    for a, b in zip(toy.leaves(ours.state), toy.leaves(theirs.state), strict=True):
-        np.testing.assert_array_equal(a, b)
+    toy.check_same_bits(ours.state, theirs.state)
 
 
 def _config(run):

@@ -36,7 +36,6 @@ from jaxcl.config import sections
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods.two_view import bases, head, strategies
 from jaxcl.run import checkpoint, job, train
-from jaxcl.run import rows as rows_lib
 
 TASKS = 2
 STEPS_PER_TASK = 12
@@ -598,14 +597,6 @@ def final(name, workdir):
     return toy.saved(make(name), workdir)
 
 
-def logged(workdir):
-    """metrics.jsonl without what depends on the clock."""
-    return [
-        {key: value for key, value in row.items() if key != "time"}
-        for row in rows_lib.read_rows(workdir)
-    ]
-
-
 def feed(work, state):
     """Batches of the second task that are left at STOP_STEP."""
     task = work.stream.tasks[1]
@@ -688,8 +679,8 @@ def test_resumes_bitwise_finite_one_compile(name, tmp_path):
         "randomness come from core.step_key, and `source` read nothing that a step of "
         "the task changes"
     )
-    numbers = logged(tmp_path / "whole")
-    assert logged(tmp_path / "parts") == numbers, (
+    numbers = toy.untimed_rows(tmp_path / "whole")
+    assert toy.untimed_rows(tmp_path / "parts") == numbers, (
         f"{name}: stopped and resumed, the run logged other metrics"
     )
     steps = sorted({line["step"] for line in numbers})
@@ -820,7 +811,9 @@ def run_on_cpu(name, workdir, chosen):
     folders = [workdir / f"seed_{seed}" for seed in chosen]
     for seed, folder in zip(chosen, folders, strict=True):
         train.run_tasks(toy.change(make(name), seed=seed), folder, step=compiled(name))
-    return [final(name, x).state for x in folders], [logged(x) for x in folders]
+    return [final(name, x).state for x in folders], [
+        toy.untimed_rows(x) for x in folders
+    ]
 
 
 def run_elsewhere(work, workdir):
@@ -829,7 +822,7 @@ def run_elsewhere(work, workdir):
     step, calls = counted(job.compile_step(work))
     train.run_tasks(work, workdir, step=step)
     assert len(calls) == CALLS
-    return toy.saved(work, workdir).state, logged(workdir)
+    return toy.saved(work, workdir).state, toy.untimed_rows(workdir)
 
 
 def assert_same_end(name, expected, state, form):

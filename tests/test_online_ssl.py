@@ -20,7 +20,9 @@ from helpers import (
     dense_net,
     duel_twin,
     gss_twin,
+    key_uses,
     loss_aware_twin,
+    redundancy_twin,
     toy,
     twins,
     two_view_losses,
@@ -452,7 +454,8 @@ class Twin:
             columns = self.items["loss"], self.items["draws"], self.filled
             gone = loss_aware_twin.lowest(loss_aware_twin.scores(*columns), excess)
         else:
-            gone = removed(self.items, self.filled, excess)
+            columns = (self.items[x] for x in ("feature", "used", "number"))
+            gone = redundancy_twin.removed(*columns, self.filled, excess)
         return [s for s in range(M) if not self.filled[s] or s in gone][:B]
 
     # What ours must be
@@ -478,26 +481,6 @@ class Twin:
                 assert extra.memory.items[name].dtype != np.float64
                 close(np.asarray(extra.memory.items[name], held.dtype), held)
             assert int(extra.memory.seen) == self.number * B
-
-
-def removed(items, filled, excess):
-    """MinRed's rule, row by row: the slots that are given up."""
-    seen = [s for s in range(len(filled)) if filled[s] and items["used"][s]]
-    if excess <= 0:
-        return []
-    if len(seen) < 2 * excess:
-        stored = [s for s in range(len(filled)) if filled[s]]
-        return sorted(stored, key=lambda s: items["number"][s])[:excess]
-    gone = []
-    for _ in range(excess):
-        left = [s for s in seen if s not in gone]
-        nearest = [
-            max((1 + twins.cosine(items["feature"][i], items["feature"][j])) / 2
-                for j in left if j != i)
-            for i in left
-        ]  # fmt: skip
-        gone.append(left[int(np.argmax(nearest))])
-    return gone
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -564,25 +547,13 @@ def test_drift_is_measured_and_training_stays_the_same():
     chex.assert_trees_all_close(ends[0].params, ends[1].params, rtol=1e-5, atol=1e-6)
 
 
-def test_no_two_views_share_a_key():
-    keys = []
-
-    def augment(key, images):
-        keys.append(key)
-        return twins.views_of(images)
-
-    method = made("simsiam", "none", "reservoir", augment=augment)
-
-    @jax.jit
-    def keys_of(state):
-        keys.clear()
-        method.step(state, batch(0))
-        return [jax.random.key_data(key) for key in keys]
-
-    state = begin(method)
-    used = [*keys_of(state), *keys_of(state.replace(step=jnp.int32(1)))]
-    assert len(used) == 2 * 2 * UPDATES  # of incoming and of replayed rows
-    assert len({tuple(np.asarray(key).tolist()) for key in used}) == len(used)
+def test_no_two_uses_share_a_key(monkeypatch):
+    make = functools.partial(made, "simsiam", "none", "reservoir")
+    state = begin(make())
+    states = [state, state.replace(step=jnp.int32(1))]
+    used = key_uses.of_steps(monkeypatch, lambda x: make(augment=x), states, batch(0))
+    # For each update a draw, and views of incoming and of replayed rows.
+    assert len(used[0]) == 3 * UPDATES and len({*used[0], *used[1]}) == 6 * UPDATES
 
 
 # What is refused

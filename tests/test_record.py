@@ -397,53 +397,6 @@ def test_only_time_depends_on_the_clock(tmp_path, monkeypatch):
     assert rows[0] == rows[1]
 
 
-class Bucket:
-    """A store of whole objects, as far as the recorder uses one."""
-
-    def __init__(self, path, objects):
-        self.path, self.objects = path, objects
-
-    def __fspath__(self):
-        return self.path
-
-    def __truediv__(self, name):
-        return Bucket(f"{self.path}/{name}", self.objects)
-
-    def mkdir(self, **_):
-        pass
-
-    def exists(self):
-        return self.path in self.objects
-
-    def read_bytes(self):
-        return self.objects[self.path]
-
-    def write_bytes(self, data):
-        self.objects[self.path] = data
-
-
-def test_a_bucket_holds_the_rows_from_the_mark_on(monkeypatch):
-    for module in (record, rows_lib, results_lib, storage):
-        paths = types.SimpleNamespace(Path=lambda path: path)
-        monkeypatch.setattr(module, "epath", paths)
-    bucket = Bucket("gs://runs/a", {})
-    first = record.Recorder(bucket, **QUIET)
-    log_steps(first, 1, 3)
-    assert rows_lib.read_rows(bucket) == []
-    mark = first.save()
-    assert mark == len(bucket.objects["gs://runs/a/metrics.jsonl"])
-    log_steps(first, 4, 5)
-    first.close()
-    assert [r["step"] for r in rows_lib.read_rows(bucket)] == [1, 2, 3, 4, 5]
-    second = record.Recorder(bucket, rows=mark, **QUIET)
-    assert second.save() == mark
-    log_steps(second, 4, 4)
-    second.close()
-    assert [r["step"] for r in rows_lib.read_rows(bucket)] == [1, 2, 3, 4]
-    results_lib.write_results(bucket, results_lib.empty_results(2))
-    assert results_lib.read_results(bucket) == results_lib.empty_results(2)
-
-
 def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
     work = run_directories.untried(tmp_path / "run")
     told = finish.closing(work, tmp_path)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import twins
+from helpers import redundancy_twin, twins
 from jaxcl.memory import buffer, policies, redundancy
 
 
@@ -35,22 +35,6 @@ def test_stored_vectors_move_half_of_the_way():
     np.testing.assert_allclose(redundancy.moved(old, new), at(45), atol=1e-6)
 
 
-def removed(rows, used, number, filled, excess):
-    stored = [s for s in range(len(filled)) if filled[s]]
-    seen = [s for s in stored if used[s]]
-    if len(seen) < 2 * excess:
-        return set(sorted(stored, key=lambda s: number[s])[:excess])
-    gone = []
-    for _ in range(excess):
-        left = [s for s in seen if s not in gone]
-        nearest = [
-            max((1 + twins.cosine(rows[i], rows[j])) / 2 for j in left if j != i)
-            for i in left
-        ]
-        gone.append(left[int(np.argmax(nearest))])
-    return set(gone)
-
-
 @pytest.mark.parametrize("size, capacity", [(3, 8), (5, 8), (9, 8)])
 def test_a_stream_against_one_row_at_a_time(size, capacity):
     """Masked rows, and memories of which none, few and most rows were drawn."""
@@ -75,7 +59,7 @@ def test_a_stream_against_one_row_at_a_time(size, capacity):
         if excess > 0:
             count = min(excess, int(filled.sum()))
             columns = (held.items[name] for name in ("feature", "used", "number"))
-            gone = removed(*columns, filled, count)
+            gone = redundancy_twin.removed(*columns, filled, count)
             used = int((filled & held.items["used"]).sum())
             rules.add("redundant" if used >= 2 * count else "oldest")
         free = [s for s in range(capacity) if not filled[s] or s in gone]

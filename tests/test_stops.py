@@ -12,6 +12,7 @@ from jaxcl.run import job, lock, metrics_log, train
 from jaxcl.run import rows as rows_lib
 from jaxcl.update import lineage
 
+rows = toy.untimed_rows
 FEW = toy.ONLINE | {"method": {"name": "er"}, "eval_every": 5, "tasks": 1}
 
 
@@ -38,11 +39,6 @@ def whole(made, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("whole")
     train.run_tasks(work, workdir, step=step)
     return workdir
-
-
-def rows(workdir):
-    found = rows_lib.read_rows(workdir)
-    return [{k: v for k, v in row.items() if k != "time"} for row in found]
 
 
 def test_an_evaluation_that_was_cut_off_is_made_up_for(made, whole, tmp_path):

@@ -6,21 +6,16 @@ import json
 import chex
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import pytest
 
-import jaxcl
 from helpers import toy, twins, two_view_losses
 from jaxcl import optim
 from jaxcl.config import build, sections
 from jaxcl.methods.two_view import strategies
 from jaxcl.nets import convnext, resnet, tuning, vit
-from jaxcl.run import finish, folder, job, transfer
-from jaxcl.update import command as update_command
-from jaxcl.update import lineage
-from jaxcl.update import plan as update_plan
-from jaxcl.weights import encoder, export, writer
+from jaxcl.run import folder, job
+from jaxcl.weights import encoder, writer
 
 SMALL = dict(width=16, layers=3, heads=2, hidden=24, patch=4, image_size=8)
 NET = vit.vit(**SMALL, layer_scale=1.0)
@@ -343,78 +338,3 @@ def test_other_methods_begin_with_the_encoder(name, tmp_path):
         )
     ]
     assert all(moved)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["vit", "resnet"])
-def test_trained_on_exported_judged_and_updated(kind, tmp_path, capsys):
-    """From a folder to a run, to a folder, to an update of that folder."""
-    options = {"lora_rank": 2, "open_layers": 1}
-    net, section = NET, None
-    if kind == "resnet":
-        section = {"name": "resnet", "depth": 10, "width": 4}
-        net, options = resnet.resnet(depth=10, width=4), {"frozen_layers": 2}
-        section["stem_padding"] = 1
-    before = leave(tmp_path / "enc", net, section)
-    if kind == "resnet":
-        card = json.loads((tmp_path / "enc" / folder.CARD).read_text())
-        card["num_features"] = 32
-        (tmp_path / "enc" / folder.CARD).write_text(json.dumps(card))
-    changes = {"method.base": "simclr", "method.strategy": "pnr", "epochs": 1}
-    config = begun(tmp_path / "enc", **changes, **{"optimizer.lr": 0.05})
-    with config.unlocked():
-        config.tuning = options
-        config.first_tasks = 1
-    run = tmp_path / "run"
-    work = build.build(config, run)
-    finish.run_job(work, run)
-    state = toy.saved(work, run).state
-    after = state.params["encoder"]
-    still = {
-        n for n, x in names_of(before).items() if np.array_equal(x, names_of(after)[n])
-    }
-    if kind == "vit":
-        assert {n[0] for n in still} == {
-            "class",
-            "class_position",
-            "positions",
-            "patch",
-        } | {"block_0", "block_1"}
-    else:
-        assert {n[0] for n in still} == {"conv1", "bn1", "layer1_0"}
-    out = tmp_path / "out"
-    export.export(str(run), str(out))
-    made, images = jaxcl.load_encoder(out), work.stream.evaluation.images[:6]
-    inputs = np.asarray(made.prepare(images))
-    want = jax.jit(work.method.embed)(state, inputs)
-    np.testing.assert_allclose(made.embed(images), want, atol=1e-4)
-    assert "lora" not in made.params
-
-    # The folder judged, and taught new images.
-    judge = toy.config(evaluators={"knn": {"k": 5}})
-    plain = {k: v for k, v in judge.to_dict().items() if k in ("data", "progress")}
-    plain |= {"scenario": {"name": "joint"}, "evaluators": {"knn": {"k": 5}}}
-    plain |= {"augment": {"size": 8}, "checkpoint": str(out), "plots": False}
-    plain |= {"tensorboard": False}
-    judged = build.build(ml_collections.ConfigDict(plain), tmp_path / "judged")
-    results = transfer.run_transfer(judged, tmp_path / "judged")
-    assert results["checkpoint"]["path"] == str(out)
-    new = tmp_path / "new.npz"
-    rows = work.stream.dataset.train
-    np.savez(
-        new,
-        train_x=rows.images[:300],
-        train_y=rows.label[:300],
-        test_x=rows.images[:100],
-        test_y=rows.label[:100],
-    )
-    given = update_plan.defaults().to_dict()
-    given["train"] |= {"epochs": 1, "batch_size": 48, "method": {"hidden_dim": 16}}
-    given["limits"] = {"accuracy_drop": 1.0}
-    planned = update_plan.plan(str(out), str(new), given, old=str(new), test=str(new))
-    report = update_command.carry_out(planned)
-    assert report["accepted"] and lineage.current(str(out)) == report["run"]
-    assert report["drift"]["rows"] > 0
-    again = update_plan.plan(str(out), str(new), given, old=str(new), again=True)
-    assert again.config["scenario"]["num_tasks"] == 2
-    assert again.config["start"] == report["run"]

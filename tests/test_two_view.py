@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import dense_net, twins, two_view_losses
+from helpers import dense_net, key_uses, twins, two_view_losses
 from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, importance, policies
 from jaxcl.memory import queue as queue_lib
@@ -845,37 +845,17 @@ def test_a_fresh_state_holds_the_equations_start():
 
 @pytest.mark.parametrize("strategy", ["der", "lump"])
 def test_no_two_uses_share_a_key(monkeypatch, strategy):
-    keys = []
-
-    def seen(key):
-        keys.append(jax.random.key_data(key))
-        return key
-
-    def augment(key, images):
-        seen(key)
-        return twins.views_of(images)
-
-    sample, reservoir, beta = buffer.sample, policies.reservoir, jax.random.beta
-    monkeypatch.setattr(buffer, "sample", lambda m, key, k: sample(m, seen(key), k))
-    monkeypatch.setattr(
-        policies, "reservoir", lambda m, key, mask: reservoir(m, seen(key), mask)
-    )
-    monkeypatch.setattr(jax.random, "beta", lambda key, *ab: beta(seen(key), *ab))
-    name = f"simclr-{strategy}"
+    state = under_way(f"simclr-{strategy}", 1)
     options = taken("simclr", strategy, OPTIONS)
-    method = two_view.make(parts(augment), base="simclr", strategy=strategy, **options)
 
-    @jax.jit
-    def keys_of(state):
-        keys.clear()
-        method.step(state, batch(0))
-        return keys
+    def make(augment):
+        made = parts(augment)
+        return two_view.make(made, base="simclr", strategy=strategy, **options)
 
-    state = under_way(name, 1)
-    used = [keys_of(state.replace(step=jnp.int32(number))) for number in (8, 9)]
-    distinct = {tuple(np.asarray(key).tolist()) for key in (*used[0], *used[1])}
+    states = [state.replace(step=jnp.int32(number)) for number in (8, 9)]
+    used = key_uses.of_steps(monkeypatch, make, states, batch(0))
     uses = 5 if strategy == "lump" else 4
-    assert len(used[0]) == uses and len(distinct) == 2 * uses
+    assert len(used[0]) == uses and len({*used[0], *used[1]}) == 2 * uses
 
 
 def test_the_encoder_waits_for_its_heads():

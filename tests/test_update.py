@@ -570,20 +570,6 @@ def test_numbers_are_not_given_again(tmp_path):
     assert lineage.next_update(tmp_path, {"data": "new"}).name == "0003"
 
 
-@pytest.mark.parametrize(
-    ("limits", "said"),
-    [
-        ({"accuracy": 90.0}, "accuracy=90.0"),  # no percent
-        ({"accuracy_drop": 2.0}, "accuracy_drop=2.0"),
-        ({"overlap": -0.1}, "overlap=-0.1"),
-        ({"index": "rebuild"}, "index='rebuild'"),
-    ],
-)
-def test_limits_that_no_update_could_keep(limits, said):
-    with pytest.raises(ValueError, match=rf"config\.limits\.{said}"):
-        update_plan.read_options({"limits": limits})
-
-
 @pytest.mark.parametrize("matrices", [{}, {"knn/all": [[None]]}])
 def test_without_an_accuracy_no_limit_is_kept(matrices, tmp_path, monkeypatch):
     results = results_lib.empty_results(1) | {"matrices": matrices, "scalars": [{}]}

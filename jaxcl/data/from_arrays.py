@@ -47,7 +47,7 @@ def npz(*, path: str) -> stream.Dataset:
         raise ValueError(f"{path}: has neither train_x nor x, but {has}")
     names = {}
     for field, key in (("label", "class_names"), ("domain", "domain_names")):
-        given = data.get(key, np.array(_numbers(parts, field)))
+        given = data.get(key, np.array(number_names(parts, field)))
         if given.ndim != 1:
             raise ValueError(f"{path}: {key} has shape {list(given.shape)}, not [C]")
         if given.dtype.kind == "S":
@@ -76,10 +76,10 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
     entries = meta["splits"]
     _check_domains(path, {split: x.get("domain") for split, x in entries.items()})
     parts = {split: _array_split(path, x, resident) for split, x in entries.items()}
-    numbered = _numbers(parts, "domain")
+    numbered = number_names(parts, "domain")
     return stream.Dataset(
         name=meta.get("name", os.path.basename(os.path.normpath(path))),
-        class_names=tuple(meta.get("class_names", ())) or _numbers(parts, "label"),
+        class_names=tuple(meta.get("class_names", ())) or number_names(parts, "label"),
         domain_names=tuple(meta.get("domain_names", ()))
         or (numbered if len(numbered) > 1 else ("all",)),
         train=parts["train"],
@@ -89,7 +89,7 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
     )
 
 
-def _numbers(parts, field) -> tuple[str, ...]:
+def number_names(parts, field) -> tuple[str, ...]:
     """Return names of labels or domains that have none: "0", "1", up to the largest."""
     count = 1 + max(int(getattr(x, field).max(initial=-1)) for x in parts.values())
     return tuple(map(str, range(count)))
@@ -199,6 +199,16 @@ def examples(
         )
     if images.ndim == 3:
         images = images[..., None]
+    return with_numbers(where, images, label, domain)
+
+
+def with_numbers(where, images, label, domain, least: int = 0) -> stream.Examples:
+    """Make examples of checked images, and of the numbers that there are.
+
+    Args:
+      where, images, label, domain: as in `examples`.
+      least: the lowest domain that there may be.
+    """
     label = np.full(len(images), -1) if label is None else label
     domain = np.zeros(len(images), int) if domain is None else domain
     for field, values in (("labels", label), ("domains", domain)):
@@ -209,6 +219,6 @@ def examples(
             )
     return stream.Examples(
         stream.as_numbers(where, "labels", label, -1),
-        stream.as_numbers(where, "domains", domain, 0),
+        stream.as_numbers(where, "domains", domain, least),
         images,
     )

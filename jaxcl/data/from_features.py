@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors import numpy as tensors
 
-from jaxcl.data import files, splits, storage, stream
+from jaxcl.data import files, from_arrays, splits, storage, stream
 
 _ABOUT = "about"
 _SUFFIXES = (".npz", ".safetensors")
@@ -34,14 +34,13 @@ def features(*, path: str) -> stream.Dataset:
             parts[split] = _examples(f"{path}: {split}", *values)
     if "train" not in parts:
         raise ValueError(f"{path}: has no train_x, but {sorted(arrays)[:10]}")
-    names = {}
-    for field in ("label", "domain"):
-        last = max(int(getattr(x, field).max(initial=-1)) for x in parts.values())
-        told = about.get({"label": "class_names", "domain": "domain_names"}[field])
-        names[field] = tuple(told or map(str, range(last + 1)))
+    names = {
+        key: tuple(about.get(key) or from_arrays.number_names(parts, field))
+        for key, field in (("class_names", "label"), ("domain_names", "domain"))
+    }
     name = os.path.splitext(os.path.basename(path))[0]
     blank = dict.fromkeys(stream.SPLITS)
-    return stream.Dataset(name, names["label"], names["domain"], **blank | parts)
+    return stream.Dataset(name, **names, **blank | parts)
 
 
 def _examples(where, rows, label, domain) -> stream.Examples:
@@ -49,13 +48,7 @@ def _examples(where, rows, label, domain) -> stream.Examples:
         raise ValueError(f"{where}_x is {rows.dtype}{list(rows.shape)}, not f32[N, D]")
     if not np.isfinite(rows).all():
         raise ValueError(f"{where}_x has numbers that are not finite")
-    label = np.full(len(rows), -1) if label is None else label
-    domain = np.zeros(len(rows), int) if domain is None else domain
-    return stream.Examples(
-        stream.as_numbers(where, "labels", label, -1),
-        stream.as_numbers(where, "domains", domain, -1),
-        rows[:, None, None],
-    )
+    return from_arrays.with_numbers(where, rows[:, None, None], label, domain, -1)
 
 
 def check_suffix(path: str) -> None:

@@ -11,21 +11,11 @@ import numpy as np
 
 from jaxcl.data import graphs, stream
 
-# Two sizes and no more, since the program of each takes seconds to compile.
-_LEVELS = (0.9, 1.0)
-
-
-def budgets(
-    examples: stream.Examples, batch_size: int, parts: int = 1
-) -> tuple[graphs.Budget, ...]:
-    """Choose sizes of batches that fit the whole set: all tasks share them."""
-    return graphs.buckets(examples.graphs, batch_size, parts=parts, levels=_LEVELS)
-
 
 def blank_batch(examples: stream.Examples, batch_size: int, parts: int = 1) -> dict:
     """Return a batch without graphs, of the size used most often."""
     rows = np.full((parts, batch_size), -1, np.int32)
-    sizes = budgets(examples, batch_size, parts)
+    sizes = graphs.buckets(examples.graphs, batch_size, parts=parts)
     return _padded(examples, rows, sizes, parts > 1)
 
 
@@ -51,7 +41,7 @@ def batches(
     plan = stream.schedule(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size * parts
     )
-    sizes = budgets(source.examples, batch_size, parts)
+    sizes = graphs.buckets(source.examples.graphs, batch_size, parts=parts)
     for step in range(start, len(plan)):
         rows = plan[step].reshape(batch_size, parts).T
         yield _padded(source.examples, rows, sizes, parts > 1)
@@ -63,7 +53,7 @@ def evaluation_batches(
     """Yield batches of some rows in order; the last is filled with empty slots."""
     filled = np.full(-(-len(rows) // batch_size) * batch_size, -1, np.int32)
     filled[: len(rows)] = rows
-    sizes = budgets(examples, batch_size)
+    sizes = graphs.buckets(examples.graphs, batch_size)
     for part in filled.reshape(-1, 1, batch_size):
         yield _padded(examples, part, sizes, False)
 

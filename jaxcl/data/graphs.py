@@ -15,6 +15,9 @@ import numpy as np
 from jaxcl.data import stream
 
 _DRAWS = 1000  # batches whose sizes `buckets` looks at
+# Two quantiles and no more, since the program of each size takes seconds to compile.
+_LEVELS = (0.9, 1.0)
+_MULTIPLE = 32  # of which each size is one
 
 
 class GraphSet(NamedTuple):
@@ -131,58 +134,33 @@ def _fill_up(values, length, padding) -> np.ndarray:
 
 
 def buckets(
-    graph_set: GraphSet,
-    batch_size: int,
-    *,
-    rows: np.ndarray | None = None,
-    parts: int = 1,
-    levels: tuple[float, ...] = (0.5, 0.9, 1.0),
-    multiple: int = 32,
-    seed: int = 0,
+    graph_set: GraphSet, batch_size: int, *, parts: int = 1
 ) -> tuple[Budget, ...]:
     """Choose a few rising sizes; any batch of `batch_size` rows fits the last.
 
     Each size costs one compilation, when a batch first needs it. The last holds the
     `batch_size` graphs with the most nodes and those with the most edges; batches
-    hardly ever need it. The others are quantiles of the sizes of 1,000 drawn batches.
+    hardly ever need it. The others hold nine tenths, and all, of 1,000 drawn batches.
 
     Args:
       graph_set: the set that batches are drawn from.
       batch_size: graphs of a batch.
-      rows: i[n], rows that batches are drawn from; None: all.
       parts: number of batches that share one size, see `pad_parts`.
-      levels: the quantiles, rising, in 0 to 1; (): the largest size alone.
-      multiple: sizes are rounded up to multiples of it.
-      seed: of the draws.
-
-    Raises:
-      ValueError: an option is out of range.
     """
-    rows = np.arange(len(graph_set.label)) if rows is None else np.asarray(rows)
-    rising = (*levels,) == (*sorted(levels),) and all(0 <= x <= 1 for x in levels)
-    for name, value, good, allowed in (
-        ("batch_size", batch_size, batch_size >= 1, "at least 1"),
-        ("parts", parts, parts >= 1, "at least 1"),
-        ("multiple", multiple, multiple >= 1, "at least 1"),
-        ("levels", levels, rising, "rising numbers in [0, 1]"),
-        ("rows", rows, len(rows) > 0, "at least one row"),
-    ):
-        if not good:
-            raise ValueError(f"{name} = {value!r}: must be {allowed}")
     sizes = np.stack(_graph_sizes(graph_set), axis=-1)
-    drawn = _drawn_sizes(sizes, rows, batch_size, parts, seed)
-    largest = np.sort(sizes[rows], axis=0)[-batch_size:].sum(axis=0)
-    wanted = [*(np.quantile(drawn, level, axis=0) for level in levels), largest]
-    chosen = np.ceil(np.maximum(wanted, 1) / multiple).astype(int) * multiple
+    drawn = _drawn_sizes(sizes, batch_size, parts)
+    largest = np.sort(sizes, axis=0)[-batch_size:].sum(axis=0)
+    wanted = [*(np.quantile(drawn, level, axis=0) for level in _LEVELS), largest]
+    chosen = np.ceil(np.maximum(wanted, 1) / _MULTIPLE).astype(int) * _MULTIPLE
     return tuple(
         Budget(*pair, batch_size) for pair in sorted({*map(tuple, chosen.tolist())})
     )
 
 
-def _drawn_sizes(sizes, rows, batch_size, parts, seed) -> np.ndarray:
+def _drawn_sizes(sizes, batch_size, parts) -> np.ndarray:
     """Draw sizes of batches, i64[_DRAWS,2]; the most of `parts` batches."""
-    rng, steps = np.random.default_rng(seed), -(-len(rows) // batch_size)
-    epochs = range(-(-_DRAWS * parts // steps))
+    rng, steps = np.random.default_rng(0), -(-len(sizes) // batch_size)
+    epochs, rows = range(-(-_DRAWS * parts // steps)), np.arange(len(sizes))
     orders = [stream.filled_order(rng, rows, batch_size) for _ in epochs]
     drawn = _batch_sizes(sizes, np.concatenate(orders)[: _DRAWS * parts])
     return drawn.reshape(_DRAWS, parts, 2).max(axis=1)

@@ -1,11 +1,10 @@
 """From rows to batches on the host: cropping, decoding, reading ahead."""
 
-import functools
+import collections
+import concurrent.futures
 import importlib.util
 import math
 import os
-import queue
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -304,43 +303,23 @@ def run_ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Iterato
     """
     if depth < 1:
         raise ValueError(f"depth = {depth}: must be at least 1")
-    return _yield_ready(iterator, place, queue.Queue(depth), threading.Event())
+    return _yield_ahead(iterator, place, depth)
 
 
-def _yield_ready(iterator, place, ready, stopped):
-    """Yield what the thread has put in the queue `ready`."""
-    fill = functools.partial(_fill_queue, iterator, place, ready, stopped)
-    thread = threading.Thread(target=fill, daemon=True)
-    thread.start()
+def _yield_ahead(iterator, place, depth):
+    end = object()
+
+    def prepare_next():
+        batch = next(iterator, end)
+        return batch if batch is end else place(batch)
+
+    pool = concurrent.futures.ThreadPoolExecutor(1)
     try:
-        while (item := ready.get()) is not None:
-            batch, error = item
-            if error is not None:
-                raise error
+        waiting = collections.deque(pool.submit(prepare_next) for _ in range(depth + 1))
+        while (batch := waiting.popleft().result()) is not end:
+            waiting.append(pool.submit(prepare_next))
             yield batch
     finally:
-        stopped.set()
-        thread.join()
-
-
-def _fill_queue(iterator, place, ready, stopped):
-    """Put (batch, error) of each batch in the queue `ready`, and None at the end."""
-
-    def put(item):
-        while not stopped.is_set():
-            try:
-                return ready.put(item, timeout=0.1)
-            except queue.Full:
-                pass
-
-    try:
-        for batch in iterator:
-            put((place(batch), None))
-            if stopped.is_set():
-                break
-        put(None)
-    except BaseException as error:  # `_yield_ready` raises it again
-        put((None, error))
-    finally:
+        pool.shutdown(cancel_futures=True)
         if hasattr(iterator, "close"):
             iterator.close()

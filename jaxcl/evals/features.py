@@ -468,27 +468,6 @@ def sampled(
     return examples, rows
 
 
-def memory_reader(parts: core.EvalParts, *names: str) -> Callable:
-    """Read the filled rows of a method's memory: state -> name -> array, on the host.
-
-    Names that the memory has not are left out, all of them without a memory.
-    """
-    if parts.memory is None:
-        return lambda state: {}
-
-    def read_rows(state):
-        memory = parts.memory(state)
-        return {x: memory.items[x] for x in names if x in memory.items}, memory.filled
-
-    program = jax.jit(read_rows, out_shardings=sharding.replicated(parts.mesh))
-
-    def fetch_rows(state):
-        kept, filled = sharding.copy_to_host(program(state))
-        return {name: leaf[filled] for name, leaf in kept.items()}
-
-    return fetch_rows
-
-
 def images_of(
     parts: core.EvalParts, examples: stream.Examples, rows: np.ndarray
 ) -> np.ndarray:

@@ -4,6 +4,7 @@ A server has imported what they all need and forks for each command: that spares
 of the second or two that each would take to start.
 """
 
+import contextlib
 import multiprocessing
 import os
 import pathlib
@@ -12,6 +13,8 @@ import signal
 import sys
 import time
 from typing import NamedTuple
+
+import psutil
 
 TESTS = pathlib.Path(__file__).parents[1]
 CONFIG = pathlib.Path(__file__).with_name("row.py")
@@ -77,14 +80,11 @@ class Command:
 
     def kill(self) -> None:
         """SIGKILL, for it and all that it has started."""
-        group = self._process.pid
-        children = _children(group)
-        for process in (group, *children):
-            for end in (os.killpg, os.kill):
-                try:
-                    end(process, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    pass
+        with contextlib.suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self._process.pid)
+            for process in (own, *own.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         self._process.join()
 
     def wait(self, seconds: float = LONGEST) -> Ended:
@@ -98,20 +98,6 @@ class Command:
     def text(self) -> str:
         """What it has printed so far."""
         return self._out.read_text(errors="replace") if self._out.exists() else ""
-
-
-def _children(process: int) -> list[int]:
-    """All processes below one, as far as the system says."""
-    found = []
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-        if parent == process:
-            child = int(stat.parent.name)
-            found += [child, *_children(child)]
-    return found
 
 
 def start(words, folder: pathlib.Path) -> Command:

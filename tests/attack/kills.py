@@ -22,18 +22,32 @@ def train_words(name: str, workdir: pathlib.Path) -> list:
     return ["-m", "jaxcl.main", config, f"--workdir={workdir}"]
 
 
-def whole(place: kind_lib.Place, name: str) -> pathlib.Path:
-    """A run that nobody disturbed; how long it took is in `SECONDS` beside it."""
+def undisturbed(place: kind_lib.Place, name: str, words, prepare=None) -> pathlib.Path:
+    """The folder of a command that nobody disturbed, its seconds in `SECONDS`.
+
+    Args:
+      name: of the folder.
+      words: folder -> the words of the command that works in it.
+      prepare: makes in a folder what the command needs.
+    """
 
     def make(folder):
-        words = train_words(name, folder / "run")
-        # The second knows the programs: so long does one take that is killed.
-        commands.finish(words, folder)
-        shutil.rmtree(folder / "run")
-        seconds = commands.finish(words, folder)
+        for _ in range(2):  # the second knows the programs, as one that is killed
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+            if prepare is not None:
+                prepare(folder)
+            seconds = commands.finish(words(folder), folder)
         (folder / SECONDS).write_text(json.dumps(seconds))
 
-    return place.once(f"run-{name}", make)
+    return place.once(name, make)
+
+
+def whole(place: kind_lib.Place, name: str) -> pathlib.Path:
+    """A run that nobody disturbed."""
+    words = lambda folder: train_words(name, folder / "run")  # noqa: E731
+    return undisturbed(place, f"run-{name}", words)
 
 
 def killed(rng, words, folder, seconds) -> list[float]:
@@ -61,9 +75,21 @@ def killed(rng, words, folder, seconds) -> list[float]:
     return times
 
 
-def compare(want: dict, got: dict, times) -> str:
-    """The outcome; Broken where two that must be equal differ."""
-    parts = left.differences(want, got)
+def compare(rng, place, other, words, left_behind, prepare=None) -> str:
+    """Kill a command, and compare what it leaves with what an undisturbed one left.
+
+    Args:
+      other: from `undisturbed`, with the same `words` and `prepare`.
+      left_behind: folder -> all that must be equal.
+
+    Returns:
+      The outcome; Broken where two that must be equal differ.
+    """
+    if prepare is not None:
+        prepare(place.folder)
+    seconds = json.loads((other / SECONDS).read_text())
+    times = killed(rng, words(place.folder), place.folder, seconds)
+    parts = left.differences(*map(left_behind, (other, place.folder)))
     if parts:
         raise kind_lib.Broken(f"killed after {times} s, it ended otherwise: {parts}")
     return f"same bits after {len(times)} kills" if times else "over before a kill"
@@ -71,12 +97,13 @@ def compare(want: dict, got: dict, times) -> str:
 
 def train(name: str, rng: np.random.Generator, place: kind_lib.Place) -> str:
     """A run."""
-    other = whole(place, name)
-    seconds = json.loads((other / SECONDS).read_text())
-    words = train_words(name, place.folder / "run")
-    times = killed(rng, words, place.folder, seconds)
-    want, got = (left.of_run(folder / "run") for folder in (other, place.folder))
-    return compare(want, got, times)
+    return compare(
+        rng,
+        place,
+        whole(place, name),
+        lambda folder: train_words(name, folder / "run"),
+        lambda folder: left.of_run(folder / "run"),
+    )
 
 
 def update(rng: np.random.Generator, place: kind_lib.Place) -> str:
@@ -90,20 +117,12 @@ def update(rng: np.random.Generator, place: kind_lib.Place) -> str:
         given += ["--config.rows=100", "--config.evaluators.knn.k=5"]
         return [*given, "--config.limits.accuracy_drop=1.0"]
 
-    def make(folder):
+    def prepare(folder):
         shutil.copytree(base / "run", folder / "run")
-        commands.finish(words(folder), folder)
-        shutil.rmtree(folder / "run")
-        shutil.copytree(base / "run", folder / "run")
-        seconds = commands.finish(words(folder), folder)
-        (folder / SECONDS).write_text(json.dumps(seconds))
 
-    other = place.once("update", make)
-    shutil.copytree(base / "run", place.folder / "run")
-    seconds = json.loads((other / SECONDS).read_text())
-    times = killed(rng, words(place.folder), place.folder, seconds)
-    want, got = (left.of_update(folder / "run") for folder in (other, place.folder))
-    return compare(want, got, times)
+    other = undisturbed(place, "update", words, prepare)
+    of = lambda folder: left.of_update(folder / "run")  # noqa: E731
+    return compare(rng, place, other, words, of, prepare)
 
 
 def _make_images(folder):
@@ -123,22 +142,12 @@ def export(rng: np.random.Generator, place: kind_lib.Place) -> str:
     base = whole(place, "er")
 
     def words(folder):
-        return [
-            "-m",
-            "jaxcl.weights.export",
-            f"--run={base / 'run'}",
-            f"--out={folder / 'out'}",
-        ]
+        given = ["-m", "jaxcl.weights.export", f"--run={base / 'run'}"]
+        return [*given, f"--out={folder / 'out'}"]
 
-    def make(folder):
-        seconds = commands.finish(words(folder), folder)
-        (folder / SECONDS).write_text(json.dumps(seconds))
-
-    other = place.once("export", make)
-    seconds = json.loads((other / SECONDS).read_text())
-    times = killed(rng, words(place.folder), place.folder, seconds)
-    want, got = (left.of_export(folder / "out") for folder in (other, place.folder))
-    return compare(want, got, times)
+    other = undisturbed(place, "export", words)
+    of = lambda folder: left.of_export(folder / "out")  # noqa: E731
+    return compare(rng, place, other, words, of)
 
 
 def sweep(rng: np.random.Generator, place: kind_lib.Place) -> str:
@@ -150,17 +159,12 @@ def sweep(rng: np.random.Generator, place: kind_lib.Place) -> str:
         given += ["--seeds", "0", "1", f"--root={folder / 'runs'}", "--run", "--jobs=2"]
         return [*given, f"--python={commands.sys.executable}"]
 
-    def make(folder):
-        seconds = commands.finish(words(folder), folder)
-        (folder / SECONDS).write_text(json.dumps(seconds))
+    def of(folder):
+        runs = sorted((folder / "runs").glob("*/seed_*/"))
+        return {str(path.relative_to(folder)): left.of_run(path) for path in runs}
 
-    other = place.once("sweep", make)
-    seconds = json.loads((other / SECONDS).read_text())
-    times = killed(rng, words(place.folder), place.folder, seconds)
-    for path in sorted((other / "runs").glob("*/seed_*/")):
-        mine = place.folder / path.relative_to(other)
-        outcome = compare(left.of_run(path), left.of_run(mine), times)
-    return outcome
+    other = undisturbed(place, "sweep", words)
+    return compare(rng, place, other, words, of)
 
 
 KINDS = (

@@ -5,9 +5,9 @@ import pathlib
 
 from etils import epath
 
+from helpers import toy
 from jaxcl.run import checkpoint
 from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
 
 
 def of_run(workdir: pathlib.Path) -> dict:
@@ -15,16 +15,12 @@ def of_run(workdir: pathlib.Path) -> dict:
     folder = workdir / "checkpoints"
     newest = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     saved = checkpoint.read_info(epath.Path(folder / str(newest)))
-    rows = [
-        {key: value for key, value in row.items() if key != "time"}
-        for row in rows_lib.read_rows(workdir)
-    ]
     results = results_lib.read_results(workdir)
     kept = ("task_names", "matrices", "scalars", "finetune", "untrained")
     return {
         "checkpoint": newest,
         "state": saved.sums,
-        "rows": rows,
+        "rows": toy.untimed_rows(workdir),
         "results": {key: results.get(key) for key in kept},
     }
 

@@ -4,6 +4,7 @@ import contextlib
 
 import jax
 import ml_collections
+import numpy as np
 
 from jaxcl import schema
 from jaxcl.config import build
@@ -11,6 +12,7 @@ from jaxcl.data import toys
 from jaxcl.methods import online_ssl, two_view
 from jaxcl.run import checkpoint
 from jaxcl.run import job as job_lib
+from jaxcl.run import rows as rows_lib
 
 KEY = jax.dtypes.prng_key
 # Options of the toy's method that some bases and strategies alone have.
@@ -131,6 +133,18 @@ def saved(work, workdir):
     like = job_lib.initial_state(work)
     with contextlib.closing(checkpoint.Checkpoints(workdir / "checkpoints")) as there:
         return there.restore(like)
+
+
+def untimed_rows(workdir):
+    """Rows of metrics.jsonl without what the clock says."""
+    found = rows_lib.read_rows(workdir)
+    return [{k: v for k, v in row.items() if k != "time"} for row in found]
+
+
+def check_same_bits(one, other):
+    """All leaves of two states are equal."""
+    for a, b in zip(leaves(one), leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def leaves(state):
