@@ -181,19 +181,31 @@ def config(
     made = ml_collections.ConfigDict()
     made.name = "own_images"
     made.method = {"name": "two_view", "base": "simclr", "strategy": "finetune"}
-    strategy = made.method.get_ref("strategy")
     made.data = once = read_once(data, summary)
     section, side = _fit_encoder(section, summary, size)
     made.augment = _augment(summary, side, cut=once != dict(data))
     made.encoder = section
     if start is not None:
         made.start = start
+    _set_tasks(made, summary, scenario, num_tasks, by_strategy)
+    made.epochs = int(np.clip(_SEEN // summary.rows, *_EPOCHS))
+    rows = 2 ** int(np.log2(max(min(summary.rows // 2, 65536), 256)))
+    recipe.set_where_taken(made.method, queue_size=rows)
+    _optimizer(made)
+    made.evaluators = _evaluators(summary)
+    made.plasticity = False
+    return made
+
+
+def _set_tasks(made, summary, scenario, num_tasks, by_strategy) -> None:
+    """Set the tasks, and a batch size that the smallest of them can fill."""
     if scenario is None:
         is_labelled = summary.labelled == summary.rows and len(summary.classes) > 1
         scenario = "class" if is_labelled else "data"
     tasks = _count_tasks(summary, scenario, num_tasks)
     sizes = _task_sizes(summary, scenario, tasks)
-    rows = min(sizes)
+    rows, usual = min(sizes), int(np.median(sizes))
+    strategy = made.method.get_ref("strategy")
 
     def choose(joint, continual):
         table = {"finetune": joint} if by_strategy else {}
@@ -205,7 +217,6 @@ def config(
         "evaluation": "test" if summary.judges else "none",
     }
     made.batch_size = choose(batch_size(summary.rows), batch_size(rows))
-    usual = int(np.median(sizes))
     if tasks > 1 and 4 * batch_size(rows) <= batch_size(usual) and not by_strategy:
         print(
             f"config.batch_size={batch_size(rows)} for all tasks: task "
@@ -214,13 +225,6 @@ def config(
             "classes out, or cut other tasks",
             flush=True,
         )
-    made.epochs = int(np.clip(_SEEN // summary.rows, *_EPOCHS))
-    rows = 2 ** int(np.log2(max(min(summary.rows // 2, 65536), 256)))
-    recipe.set_where_taken(made.method, queue_size=rows)
-    _optimizer(made)
-    made.evaluators = _evaluators(summary)
-    made.plasticity = False
-    return made
 
 
 def _choose_encoder(encoder) -> tuple[dict, str | None]:
