@@ -51,7 +51,7 @@ def make(
       margin: of the triplet loss.
       temperature: of "sup_con".
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
     if loss == "triplet":
         distance = "cosine" if form == "paper" else "euclidean"
         metric = functools.partial(
@@ -92,7 +92,7 @@ def make(
 
         return *online.descend(parts, net, state, value_of), {}
 
-    return online.method(parts, net, update, limit=form == "paper")
+    return online.make_method(parts, net, update, limit=form == "paper")
 
 
 def _triplet(anchors, pairs, labels, picked, *, gamma, margin, distance):
@@ -131,7 +131,7 @@ def _rows_of(parts, key, picked, memory, incoming, task):
     labels = jnp.append(memory.items["label"], incoming.label)
     tasks = jnp.append(memory.items["task"], jnp.full(count, task))
     raw, labels, tasks = (x[picked.rows.reshape(-1)] for x in (raw, labels, tasks))
-    images = online.images_of(parts, key, raw, parts.replay.augment != "none")
+    images = online.prepare_images(parts, key, raw, parts.replay.augment != "none")
     there = jnp.repeat(picked.valid, 2)
     return online.Rows(images, labels, there, raw, {"task": tasks})
 

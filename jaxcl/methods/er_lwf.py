@@ -45,7 +45,7 @@ def make(
       weight: of the distillation, the survey's alpha.
       temperature: of the distillation; no square of it weighs the term.
     """
-    net, paper = online.network(parts, head), form == "paper"
+    net, paper = online.build_network(parts, head), form == "paper"
 
     def update(state, incoming, key):
         extra, task_of = state.extra, state.extra.task_of

@@ -49,7 +49,7 @@ def make(
         diagonal, and of all else, is added to it.
       shared: one covariance for all classes.
     """
-    return frozen.method(parts, rule(power, diagonal, off_diagonal, shared))
+    return frozen.make_method(parts, make_rule(power, diagonal, off_diagonal, shared))
 
 
 def transform(features: jax.Array, power: float) -> jax.Array:
@@ -59,7 +59,7 @@ def transform(features: jax.Array, power: float) -> jax.Array:
     return core.l2_normalize(jnp.sign(features) * size**power)
 
 
-def rule(
+def make_rule(
     power: float, diagonal: float, off_diagonal: float, shared: bool
 ) -> frozen.Rule:
     """Return the rule of FeCAM; arguments as of `make`."""

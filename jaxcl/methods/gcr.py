@@ -76,7 +76,7 @@ def make(
     Raises:
       ValueError: naming field, value and range.
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
 
     def extra(base, params, stats):
         example = jax.tree.map(lambda x: x[0], base.memory.items)
@@ -84,7 +84,7 @@ def make(
         return Extra(base.memory, base.seen, {}, reservoir)
 
     terms = {"alpha": alpha, "beta": beta}
-    return online.method(
+    return online.make_method(
         parts,
         net,
         functools.partial(_update, parts, net, **terms),

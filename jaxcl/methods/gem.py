@@ -62,7 +62,7 @@ def make(
             f"config.method.memory_rows={memory_rows}: must be a multiple of {shards}, "
             "the devices that share the memory"
         )
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
 
     loss = functools.partial(online.cross_entropy, net)
     slope = jax.value_and_grad(loss, has_aux=True)
@@ -76,7 +76,7 @@ def make(
             grads = restore(gradient)
         return *online.apply_grads(parts, state, value, stats, grads), {}
 
-    return online.method(parts, net, update, limit=False)
+    return online.make_method(parts, net, update, limit=False)
 
 
 def _past_gradients(parts, slope, state, stats, key, size):

@@ -60,7 +60,7 @@ def make(
       mirror: take the means over the items and their mirror images, as the released
         code of Rebuffi et al. does.
     """
-    net, paper = online.network(parts, head), form == "paper"
+    net, paper = online.build_network(parts, head), form == "paper"
     loss_of = _of_paper if paper else _of_code
 
     def update(state, incoming, key):
@@ -83,7 +83,7 @@ def make(
         return Extra(*base, teacher_lib.create_teacher(params, stats), old)
 
     nearest = means_lib.Nearest(parts, net, unit=paper, mirror=mirror)
-    return online.method(
+    return online.make_method(
         parts,
         net,
         update,

@@ -40,10 +40,10 @@ def make(parts: core.Parts, *, projections: schema.Count = 10_000) -> core.Metho
     Args:
       projections: M, how many random features there are.
     """
-    return frozen.method(parts, rule(projections))
+    return frozen.make_method(parts, make_rule(projections))
 
 
-def rule(projections: int) -> frozen.Rule:
+def make_rule(projections: int) -> frozen.Rule:
     """Return the rule of M random projections."""
 
     def start(key, dim, classes):

@@ -29,10 +29,10 @@ def make(parts: core.Parts, *, shrinkage: schema.Share = 1e-4) -> core.Method:
     Args:
       shrinkage: e in the covariance (1 - e) S + e I that is inverted.
     """
-    return frozen.method(parts, rule(shrinkage))
+    return frozen.make_method(parts, make_rule(shrinkage))
 
 
-def rule(shrinkage: float) -> frozen.Rule:
+def make_rule(shrinkage: float) -> frozen.Rule:
     """Return the rule of streaming LDA."""
 
     def start(key, dim, classes):

@@ -43,7 +43,7 @@ def make(
       distill: keep to the answers of the last task's network, see
         `losses.replay.task_distillation`.
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
     weight = temperature**2 if form == "paper" else 1.0
 
     def update(state, incoming, key):

@@ -79,8 +79,8 @@ def by_task(
     """Build a method from a gradient step that finds the task of each class.
 
     Args:
-      parts, net, update, limit: as of `online.method`; the state that `update` is given
-        has an `Extra`, whose `task_of` has the incoming classes, too.
+      parts, net, update, limit: as of `online.make_method`; the state that `update` is
+        given has an `Extra`, whose `task_of` has the incoming classes, too.
       distill: False: there is no teacher.
     """
 
@@ -94,7 +94,9 @@ def by_task(
         return Extra(*base, create_teacher(params, stats) if distill else None, task_of)
 
     hooks = {"begin_task": begin_task} if distill else {}
-    return online.method(parts, net, with_classes, extra=extra, limit=limit, **hooks)
+    return online.make_method(
+        parts, net, with_classes, extra=extra, limit=limit, **hooks
+    )
 
 
 def record_tasks(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:
