@@ -73,7 +73,7 @@ def plan(options, stop):
 def compare_labels():
     """Have DUEL's policy compare labels for as long as the context lasts."""
     update = active_memory.update
-    choose = active_memory._filtered  # the one place where the policy sees features
+    choose = active_memory._filter_rows  # the one place where the policy sees features
 
     def update_by_label(settings, memory, key, batch, features, after):
         def choose_by_label(settings, memory, features, mask):

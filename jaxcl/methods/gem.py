@@ -71,7 +71,9 @@ def make(
         (value, stats), grads = slope(state.params, state.stats, incoming)
         if parts.num_tasks > 1:
             gradient, restore = jax.flatten_util.ravel_pytree(grads)
-            stats, past = _past_gradients(parts, slope, state, stats, key, memory_rows)
+            stats, past = _compute_past_gradients(
+                parts, slope, state, stats, key, memory_rows
+            )
             gradient = project(gradient, past, margin=margin, ridge=ridge)
             grads = restore(gradient)
         return *online.apply_grads(parts, state, value, stats, grads), {}
@@ -79,7 +81,7 @@ def make(
     return online.make_method(parts, net, update, limit=False)
 
 
-def _past_gradients(parts, slope, state, stats, key, size):
+def _compute_past_gradients(parts, slope, state, stats, key, size):
     """Return f32[T-1,P], a gradient for each past task, and the statistics."""
     memory = state.extra.memory
     zero = jnp.zeros_like(jax.flatten_util.ravel_pytree(state.params)[0])
