@@ -84,7 +84,7 @@ def compare_labels():
             memory = memory._replace(items=items)
             return choose(settings, memory, directions(batch["label"]), mask)
 
-        with mock.patch.object(active_memory, "_filtered", choose_by_label):
+        with mock.patch.object(active_memory, "_filter_rows", choose_by_label):
             return update(settings, memory, key, batch, features, after)
 
     with mock.patch.object(active_memory, "update", update_by_label):
