@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.methods.two_view import records
-from jaxcl.nets import chain, mlp
+from jaxcl.nets import chain, mlp, traits
 
 
 class Networks(NamedTuple):
@@ -23,6 +23,7 @@ class Networks(NamedTuple):
     dim: int  # of the projections
     own: tuple[str, ...]  # names of the base's own parameters
     features: bool  # a loss reads features of the encoder
+    drops: bool  # the encoder drops branches, by a key that it is given
 
 
 class InitialNetworks(NamedTuple):
@@ -108,6 +109,7 @@ def build_networks(
         if base.init_params is None
         else tuple(jax.eval_shape(lambda: base.init_params(jax.random.key(0), dim))),
         features=features,
+        drops=traits.read_traits(parts.encoder).drop_path > 0,
     )
 
 

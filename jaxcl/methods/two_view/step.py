@@ -30,7 +30,7 @@ from absl import logging
 
 from jaxcl import core, optim, schema
 from jaxcl.methods.two_view import bases, head, networks, records, strategies
-from jaxcl.nets import traits, tuning, vit
+from jaxcl.nets import tuning, vit
 
 
 class Extra(NamedTuple):
@@ -396,14 +396,13 @@ def _gather_inputs(setup, state, key, batch, reading) -> dict:
         others["k"] = extra.momentum, extra.momentum_stats
     if parts.local is not None:
         local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
-    drops = traits.read_traits(parts.encoder).drop_path
     return {
         "stats": state.stats,
         # Rows 2i and 2i + 1 are of one example.
         "images": reading.views.reshape((-1, *reading.views.shape[2:])),
         "views": reading.views.shape[1],
         "others": others,
-        "key": jax.random.fold_in(key, _BRANCHES) if drops else None,
+        "key": jax.random.fold_in(key, _BRANCHES) if setup.networks.drops else None,
         "local": local,
         "replayed": reading.replayed,
         "stored_mask": reading.features.get("stored_mask"),
