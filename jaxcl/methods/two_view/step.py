@@ -178,7 +178,8 @@ def _check_data(parts, base, spec, strategy, plan):
     if spec.masks and not (isinstance(net, vit.ViT) and net.features != "both"):
         raise ValueError(
             "config.method.ibot: hides patches of a Vision Transformer; must be 0, or "
-            "config.encoder.name 'vit' with features 'class' or 'mean'"
+            "config.encoder.name 'vit' with features 'class' or 'mean', and "
+            "config.accumulate 1"
         )
     if spec.strategies is not None:
         core.check_choice("config.method.strategy", strategy, spec.strategies)
