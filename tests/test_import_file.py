@@ -253,7 +253,7 @@ def test_chunks_of_blocks_are_counted_through(numbers):
     assert wrappers.strip_prefixes(tensors) == want
     if numbers[2] == 0:  # with a block less, nobody knows which is which
         del tensors["a.blocks.0.1.w"]
-        with pytest.raises(wrappers.Refused, match="chunks"):
+        with pytest.raises(wrappers.RefusedTensors, match="chunks"):
             wrappers.strip_prefixes(tensors)
 
 
@@ -271,12 +271,12 @@ def test_numbers_of_a_sequential_become_names():
         layers = [found[f"f.layer{i + 1}.0.conv1.weight"] for i in range(4)]
         assert layers == [0, 1, 2, 3]
     for kernel, pooled in ((7, False), (3, True)):  # that network is not known here
-        with pytest.raises(wrappers.Refused, match=f"f.{4 if pooled else 3}"):
+        with pytest.raises(wrappers.RefusedTensors, match=f"f.{4 if pooled else 3}"):
             wrappers.strip_prefixes(sequential(kernel, pooled))
 
 
 def test_two_tensors_of_one_name_are_refused():
-    with pytest.raises(wrappers.Refused, match="'a.b'"):
+    with pytest.raises(wrappers.RefusedTensors, match="'a.b'"):
         wrappers.strip_prefixes({"module.a.b": 1, "a._orig_mod.b": 2})
 
 

@@ -103,8 +103,8 @@ def make(
     Raises:
       ValueError: an option out of its range.
     """
-    examples, rows = features_lib.sampled(parts, "collapse", max_rows)
-    embed = features_lib.make(parts, examples, rows=rows)
+    examples, rows = features_lib.sample_rows(parts, "collapse", max_rows)
+    embed = features_lib.make_embedder(parts, examples, rows=rows)
     # What it warns of depends on earlier evaluations, what it measures does not.
     references, steps = {}, []
 

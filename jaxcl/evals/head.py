@@ -44,7 +44,7 @@ class TrainingRule(NamedTuple):
     optimizer: Optimizer = "sgd"
 
 
-def logits(head: LinearHead, features: jax.Array) -> jax.Array:
+def score_features(head: LinearHead, features: jax.Array) -> jax.Array:
     """Score features f32[n, D], f32[n, C]."""
     return jnp.dot(features, head.weight, precision=_EXACT) + head.bias
 
@@ -117,7 +117,7 @@ def start_head(key: jax.Array, dim: int, num_classes: int) -> LinearHead:
     )
 
 
-def descend(
+def take_step(
     tx: optax.GradientTransformationExtraArgs,
     head: LinearHead,
     opt_state: core.PyTree,
@@ -139,7 +139,7 @@ def descend(
     """
 
     def loss_of(head):
-        scores = logits(head, features)
+        scores = score_features(head, features)
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
         return jnp.sum(losses * mask) / jnp.maximum(mask.sum(), 1.0), scores
 
@@ -149,7 +149,7 @@ def descend(
     return head, opt_state, loss, scores
 
 
-def _training(rule: TrainingRule, num_classes: int) -> tuple[Callable, Callable]:
+def _make_training(rule: TrainingRule, num_classes: int) -> tuple[Callable, Callable]:
     """Make the start and the step of a rule; both return (head, state, sum of losses).
 
     The losses are those of the present epoch; `lr` is that of the first epoch.
@@ -169,13 +169,13 @@ def _training(rule: TrainingRule, num_classes: int) -> tuple[Callable, Callable]
         head, opt_state, losses = carry
         lr = lr * rule.factor ** jnp.sum(milestones <= epoch)
         given = features, labels, mask
-        head, opt_state, loss, _ = descend(tx, head, opt_state, *given, lr)
+        head, opt_state, loss, _ = take_step(tx, head, opt_state, *given, lr)
         return head, opt_state, losses + loss
 
     return begin_training, update
 
 
-def resident_fit(
+def make_resident_fit(
     rule: TrainingRule,
     parts: core.EvalParts,
     labels: jax.Array,
@@ -195,7 +195,7 @@ def resident_fit(
       Every learning rate runs the same program.
     """
     batch_size = rule.batch_size
-    begin, update = _training(rule, parts.num_classes)
+    begin, update = _make_training(rule, parts.num_classes)
 
     def fit_head(state, data, labels, rows, count, task, probe, lr):
         k_start, k_epochs = probe_keys(parts.seed, task, probe)
@@ -234,25 +234,25 @@ def resident_fit(
     return run_fit
 
 
-def streamed_fit(
+def make_streamed_fit(
     rule: TrainingRule,
     parts: core.EvalParts,
     crop: prefetch.RandomCrop,
     embed: Callable,
 ) -> Callable:
-    """Build `resident_fit` for images that workers decode and crop.
+    """Build `make_resident_fit` for images that workers decode and crop.
 
     Args:
       crop: how the workers crop.
       embed: (state, images u8[B,S,S,C], key) -> f32[B, D].
 
     Returns:
-      Like `resident_fit`, but its argument `data` is the width D.
+      Like `make_resident_fit`, but its argument `data` is the width D.
     """
     train = parts.stream.dataset.train
     whole, mesh = sharding.replicated(parts.mesh), parts.mesh
 
-    begin, update = _training(rule, parts.num_classes)
+    begin, update = _make_training(rule, parts.num_classes)
 
     def step(state, carry, batch, number, steps, k_epochs, lr):
         features = embed(state, batch["image"], jax.random.fold_in(k_epochs, number))

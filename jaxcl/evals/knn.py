@@ -168,8 +168,8 @@ def make(
     allowed = f"from 1 to the {most} rows of train_on={train_on!r}"
     features_lib.require("knn.k", k, k <= most, allowed)
     groups = features_lib.assign_tasks(parts)
-    embed_test = features_lib.make(parts, parts.stream.evaluation)
-    embed_bank = embed_test if others else features_lib.make(parts, bank)
+    embed_test = features_lib.make_embedder(parts, parts.stream.evaluation)
+    embed_bank = embed_test if others else features_lib.make_embedder(parts, bank)
     options = {"num_classes": parts.num_classes, "k": k}
     options |= {"temperature": temperature, "distance": distance}
     judge = _make_judge(parts, groups, batch_size, options, others=others)
@@ -181,11 +181,11 @@ def make(
         held = embed_test(state)
         bank = held if others else embed_bank(state)
         right, warnings = judge(held, bank, mask).astype(float), ()
-        if not features_lib.finite(held, bank):
+        if not features_lib.all_finite(held, bank):
             right, warnings = right + np.nan, (features_lib.NOT_FINITE,)
-        rows = {"class_incremental": features_lib.per_task(parts, right[0])}
+        rows = {"class_incremental": features_lib.average_per_task(parts, right[0])}
         if groups.aware:
-            own = features_lib.per_task(parts, right[1])
+            own = features_lib.average_per_task(parts, right[1])
             if train_on == "seen":
                 own = features_lib.blank_unseen(own, train_on, task)
             rows[groups.aware] = own

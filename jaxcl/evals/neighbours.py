@@ -19,7 +19,7 @@ from jaxcl.evals import features as features_lib
 from jaxcl.evals import plots
 
 
-def nearest(features: np.ndarray, queries: np.ndarray, k: int):
+def find_nearest(features: np.ndarray, queries: np.ndarray, k: int):
     """Find the k rows that are most similar to each query, itself left out.
 
     Args:
@@ -70,19 +70,19 @@ def make(
     Raises:
       ValueError: an option out of its range; a set of graphs; fewer than 2 images.
     """
-    examples, rows = features_lib.sampled(parts, "neighbours", max_rows, least=2)
+    examples, rows = features_lib.sample_rows(parts, "neighbours", max_rows, least=2)
     features_lib.refuse_unless(
         examples.graphs is None, "neighbours", "images, not graphs"
     )
-    images = features_lib.images_of(parts, examples, rows)
-    asked = features_lib.evenly(np.arange(len(rows)), queries)
-    embed = features_lib.make(parts, examples, rows=rows)
+    images = features_lib.read_images(parts, examples, rows)
+    asked = features_lib.pick_evenly(np.arange(len(rows)), queries)
+    embed = features_lib.make_embedder(parts, examples, rows=rows)
 
     def evaluate(state, task: int) -> core.Result:
         features = np.asarray(jax.device_get(embed(state)))
         if not np.isfinite(features).all():
             return core.Result({}, {}, (features_lib.NOT_FINITE,))
-        chosen, cosines = nearest(features, asked, min(k, len(rows) - 1))
+        chosen, cosines = find_nearest(features, asked, min(k, len(rows) - 1))
         if jax.process_index() == 0:
             folder = epath.Path(directory)
             folder.mkdir(parents=True, exist_ok=True)

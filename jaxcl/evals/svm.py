@@ -81,7 +81,9 @@ def make(
     )
     allowed = f"of rows of two classes; none of {len(tasks)} tasks has such"
     features_lib.require("svm.subsets", subsets, len(used), allowed)
-    embed = features_lib.make(parts, dataset.train, rows=used, batch_size=batch_size)
+    embed = features_lib.make_embedder(
+        parts, dataset.train, rows=used, batch_size=batch_size
+    )
     settings |= {"penalties": penalties, "seed": parts.seed}
 
     def evaluate(state, task: int) -> core.Result:
@@ -91,7 +93,9 @@ def make(
         for name, rows in chosen[task].items():
             mine = features[np.searchsorted(used, rows)]
             if np.isfinite(mine).all():
-                scalars[name] = accuracy(mine, dataset.train.label[rows], **settings)
+                scalars[name] = nested_accuracy(
+                    mine, dataset.train.label[rows], **settings
+                )
             else:
                 warnings.append(f"{name}: {features_lib.NOT_FINITE}")
         return core.Result({}, scalars, tuple(warnings))
@@ -99,7 +103,7 @@ def make(
     return evaluate
 
 
-def accuracy(
+def nested_accuracy(
     features: np.ndarray,
     labels: np.ndarray,
     *,
@@ -150,7 +154,7 @@ def _choose_rows(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarra
         if len(classes) < 2:
             continue
         if max_rows is not None:
-            rows = rows[tsne.choose(label[rows], max_rows, parts.seed)]
+            rows = rows[tsne.draw_rows(label[rows], max_rows, parts.seed)]
         where = f"the {name!r} rows of task {task} of {parts.stream.dataset.name}"
         _check_classes(label[rows], classes, where, **folds)
         chosen[name] = rows

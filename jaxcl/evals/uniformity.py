@@ -4,7 +4,7 @@ Wang & Isola, "Understanding Contrastive Representation Learning through Alignme
 Uniformity on the Hypersphere", ICML 2020, with alpha = 2 and t = 2. It reads no labels.
 
 Departures: embeddings are the encoder's, in evaluation mode, of unit length. The views
-are those of `features.two_views`.
+are those of `features.make_two_views_embedder`.
 """
 
 import math
@@ -65,9 +65,9 @@ def make(
     Raises:
       ValueError: an option out of its range; fewer than 2 rows.
     """
-    examples, rows = features_lib.sampled(parts, "uniformity", max_rows, least=2)
-    images = features_lib.images_of(parts, examples, rows)
-    embed = features_lib.two_views(parts)
+    examples, rows = features_lib.sample_rows(parts, "uniformity", max_rows, least=2)
+    images = features_lib.read_images(parts, examples, rows)
+    embed = features_lib.make_two_views_embedder(parts)
 
     def evaluate(state, task: int) -> core.Result:
         first, second = embed(state, images)

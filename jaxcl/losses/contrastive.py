@@ -52,7 +52,7 @@ def logsumexp_of_others(logits: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=-1)
 
 
-def entries(logits: jax.Array, columns: jax.Array) -> jax.Array:
+def pick_entries(logits: jax.Array, columns: jax.Array) -> jax.Array:
     """Pick one entry of each row, logits[i, columns[i]], exactly.
 
     Args:
@@ -67,7 +67,7 @@ def entries(logits: jax.Array, columns: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(chosen, logits, 0), axis=1)
 
 
-def partners(count: int) -> jax.Array:
+def partner_rows(count: int) -> jax.Array:
     """Return the row of the other view for each row of `interleave`, i32[count]."""
     return jnp.arange(count) ^ 1
 
@@ -130,7 +130,7 @@ def nt_xent(
         others = logsumexp(rows / temperature, rows, groups=(example, example))
         return jnp.mean(jnp.logaddexp(others, positive) - positive)
     logits = core.dot(rows, rows) / temperature
-    positive = entries(logits, partners(len(rows)))
+    positive = pick_entries(logits, partner_rows(len(rows)))
     return jnp.mean(logsumexp_of_others(logits) - positive)
 
 

@@ -69,7 +69,7 @@ def cassle_contrastive(
     if logsumexp is not None:
         return _cassle_streamed(p, f, temperature, form, logsumexp)
     logits = core.dot(p, f) / temperature
-    positive = contrastive.entries(logits, jnp.arange(len(p)))
+    positive = contrastive.pick_entries(logits, jnp.arange(len(p)))
     if form == "paper":
         return jnp.mean(contrastive.logsumexp_of_others(logits) - positive)
     forward = jax.nn.logsumexp(logits, axis=1) - positive
@@ -376,7 +376,7 @@ def pnr_simclr(
     if logsumexp is None:
         # The compiler computes this product and that in the denominator once.
         logits = core.dot(z, z) / temperature
-        pulled = contrastive.entries(logits, contrastive.partners(len(z)))
+        pulled = contrastive.pick_entries(logits, contrastive.partner_rows(len(z)))
     else:
         pulled = jnp.sum(z * contrastive.interleave(z2, z1), axis=-1) / temperature
     distilled = jnp.sum(p * f, axis=-1) / temperature

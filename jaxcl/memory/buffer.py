@@ -189,7 +189,7 @@ def free_slots(free: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(fits, slots, capacity).astype(jnp.int32)
 
 
-def lowest(values: jax.Array, count: jax.Array) -> jax.Array:
+def find_lowest(values: jax.Array, count: jax.Array) -> jax.Array:
     """Find the rows with the lowest values, bool[K]; of equal ones the first.
 
     Args:

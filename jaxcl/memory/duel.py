@@ -110,7 +110,7 @@ def distinctiveness(
     return jnp.where(count > 0, jnp.log(count) - total, jnp.inf)
 
 
-def slots(keep: jax.Array, capacity: int) -> jax.Array:
+def incoming_slots(keep: jax.Array, capacity: int) -> jax.Array:
     """Return the slots of the incoming rows that `select` keeps.
 
     Args:
@@ -226,9 +226,9 @@ def select(
     joined = jnp.arange(len(incoming)) < room + ahead
     present = jnp.concatenate([filled, joined])
     options = dict(ahead=ahead, score=score, temperature=temperature)
-    played = functools.partial(_in_windows, **options)
+    played = functools.partial(_play_windows, **options)
     if not (sharding.on_cpu() or split):
-        over_all = functools.partial(_over_all, **options)
+        over_all = functools.partial(_play_all, **options)
         forms = dict.fromkeys(("cuda", "rocm", "tpu"), over_all)
         played = functools.partial(jax.lax.platform_dependent, default=played, **forms)
     keep = played(memory, incoming, present, room, count)
@@ -239,7 +239,7 @@ def select(
     return jnp.concatenate([stays, jnp.zeros_like(comes).at[order].set(comes)])
 
 
-def _in_windows(memory, incoming, present, room, count, *, ahead, score, temperature):
+def _play_windows(memory, incoming, present, room, count, *, ahead, score, temperature):
     """Play the rounds as on a CPU, with arrays no larger than the rows."""
     limits = room, count, ahead
     if score == "affine":
@@ -247,15 +247,15 @@ def _in_windows(memory, incoming, present, room, count, *, ahead, score, tempera
     return _select_exponential(memory, incoming, present, limits, temperature)
 
 
-def _over_all(memory, incoming, present, room, count, *, ahead, score, temperature):
+def _play_all(memory, incoming, present, room, count, *, ahead, score, temperature):
     """Play the rounds over all rows, one for each incoming row."""
     limits = room, count, ahead
     if score == "affine":
-        return _affine_over_all(memory, incoming, present, limits)
+        return _play_affine(memory, incoming, present, limits)
     return _select_exponential(memory, incoming, present, limits, temperature)
 
 
-def _affine_over_all(memory, incoming, present, limits):
+def _play_affine(memory, incoming, present, limits):
     """Play the rounds with the affine score, each over all rows.
 
     A GPU's host reads back whether a loop of unknown length goes on, so their number is

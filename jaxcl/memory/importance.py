@@ -27,7 +27,7 @@ def create(params: core.PyTree) -> Importance:
     return Importance(*(jax.tree.map(jnp.zeros_like, params) for _ in range(3)))
 
 
-def _normalised(squares):
+def _normalise(squares):
     """Divide by the mean over all parameters; zeros stay zeros."""
     leaves = jax.tree.leaves(squares)
     mean = sum(jnp.sum(x) for x in leaves) / sum(x.size for x in leaves)
@@ -60,7 +60,7 @@ def consolidate(importance: Importance, params: core.PyTree) -> Importance:
     shrink with the width of the network; with the raw sum every loss, batch size and
     width would need its own weight.
     """
-    fisher = _normalised(importance.squares)
+    fisher = _normalise(importance.squares)
     return Importance(
         jax.tree.map(jnp.add, importance.precision, fisher),
         jax.tree.map(lambda a, f, p: a + f * p, importance.anchor, fisher, params),

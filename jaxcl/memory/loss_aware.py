@@ -70,7 +70,7 @@ def replace_lowest(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     held, stored = buffer.items, jnp.sum(buffer.filled, dtype=jnp.int32)
     excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
     value = score_losses(held["loss"], held["draws"], buffer.filled)
-    gone = buffer_lib.lowest(value, jnp.clip(excess, 0, stored))
+    gone = buffer_lib.find_lowest(value, jnp.clip(excess, 0, stored))
     return buffer_lib.free_slots(~buffer.filled | gone, mask)
 
 

@@ -20,7 +20,7 @@ Variant = Literal["mean", "max_min", "adversarial"]
 VARIANTS = get_args(Variant)
 
 
-def values(
+def shapley_values(
     features: jax.Array,
     labels: jax.Array,
     eval_features: jax.Array,
@@ -71,7 +71,7 @@ def values(
     return jnp.zeros_like(sums).at[rows, order].set(sums, unique_indices=True)
 
 
-def score(
+def aser_score(
     adversarial: jax.Array,
     cooperative: jax.Array,
     cooperative_mask: jax.Array,
@@ -88,8 +88,9 @@ def score(
     Without a cooperative row the mean and the maximum are 0.
 
     Args:
-      adversarial: f32[B,N], `values` for the incoming rows.
-      cooperative: f32[E,N], `values` for rows of the memory that are no candidates.
+      adversarial: f32[B,N], `shapley_values` for the incoming rows.
+      cooperative: f32[E,N], `shapley_values` for rows of the memory that are no
+        candidates.
       cooperative_mask: bool[E].
       variant: see above.
 
@@ -114,7 +115,7 @@ def score(
     return helps - jnp.min(adversarial, axis=0)
 
 
-def ranked(key: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
+def rank_rows(key: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
     """Sort rows from the highest score to the lowest, i32[N]; masked rows last.
 
     Rows with equal scores, of which there are many, are in random order.
@@ -124,7 +125,7 @@ def ranked(key: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.lexsort((noise, jnp.where(mask, -scores, jnp.inf)))
 
 
-def replace(
+def replace_slots(
     key: jax.Array, scores: jax.Array, mask: jax.Array, slots: jax.Array, capacity: int
 ) -> jax.Array:
     """Choose slots for the incoming rows that are worth more than stored ones.
@@ -143,7 +144,7 @@ def replace(
       i32[B], slots without duplicates; `capacity` for a row that is not stored.
     """
     stored = len(slots)
-    order = ranked(key, scores, mask)
+    order = rank_rows(key, scores, mask)
     place = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
     stays = mask & (place < jnp.sum(mask[:stored]))
     enters, leaves = stays[stored:], (mask & ~stays)[:stored]
@@ -152,7 +153,7 @@ def replace(
     return jnp.where(enters, free.at[turn].get(mode="clip"), capacity)
 
 
-def balanced(
+def draw_balanced(
     key: jax.Array,
     labels: jax.Array,
     allowed: jax.Array,

@@ -53,7 +53,7 @@ class ShardedPolicyState(NamedTuple):
     each: object  # pytree of [n, ...], split over the devices
 
 
-class Spread(NamedTuple):
+class SplitRows(NamedTuple):
     """Rows split over the devices and used as one array; XLA adds the messages.
 
     For policies that compare all rows, as DUEL's does. They keep the same rows on any
@@ -85,7 +85,7 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
         return buffer.create(example, replay.capacity)
     own = sharding.per_device("config.replay.capacity", replay.capacity, _memory_mesh())
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
-    return _on_each(lambda: _shards(buffer.create(example, own)))
+    return _join_results(lambda: _split_shards(buffer.create(example, own)))
 
 
 def start_policy(
@@ -94,7 +94,7 @@ def start_policy(
     """Start what the policy counts, its state."""
     if not replay.sharded:
         return policy.start(num_classes, num_tasks)
-    return _on_each(lambda: _unwrap_state(policy.start(num_classes, num_tasks)))
+    return _join_results(lambda: _unwrap_state(policy.start(num_classes, num_tasks)))
 
 
 def choose(
@@ -131,7 +131,7 @@ def choose(
         )
         return slots, _unwrap_state(own)
 
-    return _on_each(choose_on_device, memory, kept, items, mask, everywhere=(key,))
+    return _join_results(choose_on_device, memory, kept, items, mask, everywhere=(key,))
 
 
 def write_rows(
@@ -156,9 +156,9 @@ def write_rows(
     mask = jnp.ones(slots.shape, bool) if mask is None else mask
 
     def write_on_device(memory, slots, items, mask):
-        return _shards(buffer.write(_join_shards(memory), slots, items, mask))
+        return _split_shards(buffer.write(_join_shards(memory), slots, items, mask))
 
-    return _on_each(write_on_device, memory, slots, items, mask)
+    return _join_results(write_on_device, memory, slots, items, mask)
 
 
 def sample(
@@ -192,7 +192,7 @@ def sample(
         own = _own_key(key)
         return buffer.sample(_join_shards(memory), own, count, log_weights=log_weights)
 
-    return _on_each(sample_on_device, memory, log_weights, everywhere=(key,))
+    return _join_results(sample_on_device, memory, log_weights, everywhere=(key,))
 
 
 def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree):
@@ -204,7 +204,7 @@ def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree)
       function: (*trees) -> arrays with rows; it sends nothing.
       trees: pytrees of arrays whose axis 0 is split as the memory is.
     """
-    return _on_each(function, *trees) if replay.sharded else function(*trees)
+    return _join_results(function, *trees) if replay.sharded else function(*trees)
 
 
 def _memory_mesh() -> jax.sharding.Mesh:
@@ -212,7 +212,7 @@ def _memory_mesh() -> jax.sharding.Mesh:
     return sharding.current() or sharding.mesh(1)
 
 
-def _on_each(function, *trees, everywhere=()):
+def _join_results(function, *trees, everywhere=()):
     """Join, on axis 0, a function's results for each device's own rows.
 
     Args:
@@ -239,7 +239,7 @@ def _join_shards(shards: Shards) -> buffer.Buffer:
     return buffer.Buffer(shards.items, shards.filled, shards.seen[0])
 
 
-def _shards(whole: buffer.Buffer) -> Shards:
+def _split_shards(whole: buffer.Buffer) -> Shards:
     return Shards(whole.items, whole.filled, whole.seen[None])
 
 

@@ -54,7 +54,7 @@ def method(parts: core.Parts, rule: Rule) -> core.Method:
     Raises:
       ValueError: config.accumulate cuts batches, which saves memory in training alone.
     """
-    if isinstance(parts.encoder, pieces.Pieces):
+    if isinstance(parts.encoder, pieces.PiecewiseEncoder):
         raise ValueError(
             f"config.accumulate={parts.encoder.count}: this method does not train its "
             "encoder, so there are no activations to save; must be 1"

@@ -41,7 +41,7 @@ def flatten(config: Mapping) -> dict[str, str]:
     return {path[1:]: json.dumps(value, sort_keys=True) for path, value in values}
 
 
-def differences(runs: Mapping[str, Configs]) -> list[str]:
+def list_differences(runs: Mapping[str, Configs]) -> list[str]:
     """List the differences in how runs were measured, a text for each field.
 
     Compared are the sections `data` and `scenario`, and those of evaluators that
@@ -57,10 +57,14 @@ def differences(runs: Mapping[str, Configs]) -> list[str]:
         name: (run.resolved if whole else run.asked) or {}
         for name, run in known.items()
     }
-    return [text for section in _sections(configs) for text in _differing(*section)]
+    return [
+        text
+        for section in _shared_sections(configs)
+        for text in _differing_fields(*section)
+    ]
 
 
-def _sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
+def _shared_sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
     """Yield (path, name of a run -> the section there), for runs that have it."""
     for name in ("data", "scenario"):
         yield f"config.{name}", {r: c[name] for r, c in configs.items() if c.get(name)}
@@ -70,7 +74,7 @@ def _sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
         yield f"config.evaluators.{key}", having
 
 
-def _differing(path, sections) -> Iterator[str]:
+def _differing_fields(path, sections) -> Iterator[str]:
     """Yield a text for each field in which a section differs between runs."""
     fields = {run: flatten(section) for run, section in sections.items()}
     names = sorted({name for own in fields.values() for name in own})

@@ -27,19 +27,19 @@ class RunGroup:
     behind: dict[int, int] = dataclasses.field(default_factory=dict)
 
     @property
-    def first(self) -> dict:
+    def first_results(self) -> dict:
         """Results of one seed, for values that all seeds share."""
         return next(iter(self.results.values()))
 
     @property
-    def done(self) -> int:
+    def finished_tasks(self) -> int:
         """Count the finished tasks."""
-        return results_lib.count_finished(self.first)
+        return results_lib.count_finished(self.first_results)
 
     @property
-    def size(self) -> int:
+    def num_tasks(self) -> int:
         """Count the tasks."""
-        return len(self.first["task_names"])
+        return len(self.first_results["task_names"])
 
     @functools.cached_property
     def measures(self) -> dict[int, dict]:
@@ -47,7 +47,7 @@ class RunGroup:
         return {seed: seeds.measures(own) for seed, own in self.results.items()}
 
     @functools.cached_property
-    def rows(self) -> dict[int, list]:
+    def logged_rows(self) -> dict[int, list]:
         """Read seed -> rows of metrics.jsonl, for seeds that have one."""
         return {
             seed: rows_lib.read_rows(folder)
@@ -126,10 +126,10 @@ def read_all(workdirs: Sequence[epath.PathLike]) -> list[RunGroup]:
     return [read_run(*pair) for pair in zip(workdirs, names, strict=True)]
 
 
-def comparable(run: RunGroup, first: RunGroup) -> bool:
+def are_comparable(run: RunGroup, first: RunGroup) -> bool:
     """Tell whether both runs are finished, or both stand after the same task."""
-    over = [r.done == r.size for r in (run, first)]
-    return all(over) or (not any(over) and run.done == first.done)
+    over = [r.finished_tasks == r.num_tasks for r in (run, first)]
+    return all(over) or (not any(over) and run.finished_tasks == first.finished_tasks)
 
 
 def paired_differences(mine: dict, theirs: dict) -> list[float]:
@@ -143,17 +143,18 @@ def measure_by_seed(run: RunGroup, name: str, measure: str) -> dict[int, float |
     return {seed: own.get(name, {}).get(measure) for seed, own in run.measures.items()}
 
 
-def remarks(run: RunGroup) -> list[str]:
+def list_remarks(run: RunGroup) -> list[str]:
     """Say what a reader of the numbers must know of a run, in lines."""
     lines = []
-    if run.done == 0:
+    if run.finished_tasks == 0:
         lines.append("no task is finished yet")
-    elif run.done < run.size:
+    elif run.finished_tasks < run.num_tasks:
         lines.append(
-            f"{run.done} of {run.size} tasks are finished; measures are of these"
+            f"{run.finished_tasks} of {run.num_tasks} tasks are finished; "
+            "measures are of these"
         )
     if run.behind:
-        behind = (f"seed {s} ({n} of {run.size})" for s, n in run.behind.items())
+        behind = (f"seed {s} ({n} of {run.num_tasks})" for s, n in run.behind.items())
         lines.append(f"left out, since others have come further: {', '.join(behind)}")
     return [f"{run.name}: {line}" for line in lines]
 

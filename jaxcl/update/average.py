@@ -22,18 +22,18 @@ from jaxcl.run import checkpoint, job
 SHARES = (1.0, 0.75, 0.5, 0.25)  # that "auto" tries, in this order
 
 
-def mix(old: core.PyTree, new: core.PyTree, share: float) -> core.PyTree:
+def mix_weights(old: core.PyTree, new: core.PyTree, share: float) -> core.PyTree:
     """(1 - share) old + share new, of leaves that are floating-point numbers."""
 
-    def mixed(a, b):
+    def mix_leaf(a, b):
         if not jnp.issubdtype(b.dtype, jnp.floating):
             return b
         return ((1 - share) * a + share * b).astype(b.dtype)
 
-    return jax.tree.map(mixed, old, new)
+    return jax.tree.map(mix_leaf, old, new)
 
 
-def save(work: job.Job, workdir: epath.PathLike, choose: Callable) -> dict:
+def save_average(work: job.Job, workdir: epath.PathLike, choose: Callable) -> dict:
     """Save the average as the newest checkpoint of a run that is over; done once.
 
     Args:
@@ -54,12 +54,12 @@ def save(work: job.Job, workdir: epath.PathLike, choose: Callable) -> dict:
         assert trained is not None  # the run is over
         if "average" in trained.cursor:
             return trained.cursor["average"]
-        before = _begun(work, blank)
+        before = _start_state(work, blank)
         after: core.TrainState = trained.state
 
         def average(share):
             return tuple(
-                mix(old["encoder"], new["encoder"], share)
+                mix_weights(old["encoder"], new["encoder"], share)
                 for old, new in (
                     (before.params, after.params),
                     (before.stats, after.stats),
@@ -77,7 +77,7 @@ def save(work: job.Job, workdir: epath.PathLike, choose: Callable) -> dict:
     return chosen
 
 
-def _begun(work: job.Job, blank: core.TrainState) -> core.TrainState:
+def _start_state(work: job.Job, blank: core.TrainState) -> core.TrainState:
     """The state that the run began with."""
     if work.loop.start is None:
         return blank

@@ -1,4 +1,5 @@
-"""State dicts of our encoders for PyTorch, by the names of torchvision and timm."""
+"""Write state dicts of our encoders for PyTorch, with the names of torchvision and
+timm."""
 
 from typing import Any
 
@@ -10,7 +11,7 @@ from jaxcl.weights import encoder, names, writer
 
 
 def check_supported(section: dict) -> None:
-    """Refuse a network that PyTorch's libraries have no twin of.
+    """Refuse a network that has no counterpart in PyTorch's libraries.
 
     timm's ConvNeXt has four stages; with patches of 2 the first of them halves the map
     once more, with patches of 8 or more the last does not halve it.
@@ -86,9 +87,13 @@ def _vit_state(section, size, arrays) -> dict[str, np.ndarray]:
         arrays["class"] = arrays["class"] + arrays.pop("class_position")
     side = size // section["patch"]
     if kind == "sin_cos":
-        arrays["positions"] = positions.sin_cos((side, side), len(arrays["class"]))
+        arrays["positions"] = positions.sin_cos_table(
+            (side, side), len(arrays["class"])
+        )
     elif kind == "learned":  # timm resizes by one rule, we by several
-        table = positions.resized(arrays["positions"], (side, side), section["resize"])
+        table = positions.resize_table(
+            arrays["positions"], (side, side), section["resize"]
+        )
         arrays["positions"] = np.asarray(table)
     if kind != "rotary" and biased == "query_value":
         for name in [x for x in arrays if x.endswith("attention/query/bias")]:

@@ -1,4 +1,4 @@
-"""Facts that no tensor shows, from the files that libraries put beside their weights.
+"""Read facts that no tensor shows from the files that libraries put beside weights.
 
 transformers writes config.json and preprocessor_config.json, timm config.json with
 `pretrained_cfg`.
