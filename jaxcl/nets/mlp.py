@@ -166,9 +166,9 @@ class Perceptron(nn.Module):
     dtype: Any = jnp.float32
 
     @property
-    def num_features(self) -> int:
-        """The length D of a feature vector."""
-        return self.widths[-1]
+    def num_features(self) -> int | None:
+        """The length D of a feature vector; None without layers: the number of pixels."""
+        return self.widths[-1] if self.widths else None
 
     @nn.compact
     def __call__(
