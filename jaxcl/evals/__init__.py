@@ -1,1 +1,2 @@
-"""Evaluators, found by name; each has `make(parts, *, ...)`, see core.EvalParts."""
+"""Evaluators, found by name; each module has `make(parts, *, ...)`, see
+core.EvalParts."""

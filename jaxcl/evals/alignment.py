@@ -1,4 +1,4 @@
-"""How well the stored rows of a method align with held-out rows.
+"""Measure how similar a method's stored rows are to held-out rows.
 
 Caccia et al., "Reducing Representation Drift in Online Continual Learning", 2021,
 section 4.8 and Fig. 8: for each stored row, the largest cosine between its features and
@@ -22,7 +22,7 @@ _EXACT = jax.lax.Precision.HIGHEST
 def nearest_cosines(
     stored: jax.Array, labels: jax.Array, held: jax.Array, held_labels: jax.Array
 ) -> jax.Array:
-    """Find the largest cosine of each stored row with held-out rows of its class.
+    """Find each stored row's largest cosine with held-out rows of its class.
 
     Args:
       stored: f32[B, D].

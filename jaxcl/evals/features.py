@@ -1,4 +1,4 @@
-"""Common parts of evaluators: embedding rows, and the task and class of a row."""
+"""Common parts of evaluators: embed rows, and find the task and class of a row."""
 
 import contextlib
 import contextvars
@@ -42,7 +42,7 @@ def require(field: str, value: Any, good: bool, allowed: str) -> None:
 def refuse_unless(
     good: Any, name: str, what: str, do: str = "take the evaluator out"
 ) -> None:
-    """Refuse a method or data without what `config.evaluators.{name}` needs."""
+    """Refuse a method or data that lacks what `config.evaluators.{name}` needs."""
     if not good:
         raise ValueError(f"config.evaluators.{name}: needs {what}; {do}")
 
@@ -50,7 +50,7 @@ def refuse_unless(
 def check_labels(
     parts: core.EvalParts, name: str, *splits: stream.Examples | None
 ) -> None:
-    """Refuse a split that is not there, or that has rows without a label.
+    """Refuse a split that is missing, or that has rows without a label.
 
     Args:
       parts: what the evaluator is given.
@@ -70,7 +70,7 @@ def check_labels(
 
 
 def need_rows(examples: stream.Examples | None, name: str) -> None:
-    """Refuse evaluation rows that are not there."""
+    """Refuse missing evaluation rows."""
     do = "set config.scenario.evaluation to 'test', or take the evaluator out"
     refuse_unless(examples is not None, name, "evaluation rows", do)
 
@@ -90,7 +90,7 @@ def select_features(parts: core.EvalParts, name: str, features: str) -> core.Eva
 
 
 class TaskMembership(NamedTuple):
-    """Which task each row belongs to, and what a row's task says about it."""
+    """The task of each row, and the classes or domain of each task."""
 
     # "task_aware": tasks are disjoint classes. "domain_aware": each task is a domain.
     # None: a row's task says nothing about its label (joint, data-incremental).
@@ -101,7 +101,7 @@ class TaskMembership(NamedTuple):
 
 
 def assign_tasks(parts: core.EvalParts) -> TaskMembership:
-    """Tell from the tasks which kind of scenario they are, and sort the rows by task.
+    """Find the kind of the scenario from its tasks, and sort the rows by task.
 
     If tasks are disjoint classes, a train row belongs to the task of its class;
     otherwise to the first task that trains on it.
@@ -130,7 +130,7 @@ def assign_tasks(parts: core.EvalParts) -> TaskMembership:
 
 
 def train_mask(groups: TaskMembership, train_on: str, task: int) -> np.ndarray:
-    """Train rows a probe may use after `task`: "all", or of tasks "seen"; bool[N]."""
+    """Mark the train rows that a probe may use after `task`, bool[N]."""
     if train_on == "all":
         return np.ones(len(groups.train_task), bool)
     return (groups.train_task >= 0) & (groups.train_task <= task)
@@ -173,7 +173,7 @@ def make_judge(
     *,
     rows: np.ndarray | None = None,
 ) -> Callable:
-    """Judge on the device which of the predicted classes are right.
+    """Make the device function that marks correct predictions.
 
     Args:
       rows: i32[n], which rows of the split; by default all.
@@ -247,7 +247,7 @@ def padded_size(parts: core.EvalParts, batch_size: int) -> int:
 
 
 def make_eval_view(parts: core.EvalParts, *, resize: bool = True) -> Callable:
-    """Map u8[B,H,W,C] to normalised f32[B,S,S,C], without augmentation.
+    """Make the map from u8[B,H,W,C] to normalised f32[B,S,S,C], without augmentation.
 
     Args:
       resize: False for images that `make_eval_crop` has cut already.
@@ -277,7 +277,7 @@ def make_embedder(
     batch_size: int = 256,
     images: jax.Array | None = None,
 ) -> Callable:
-    """Embed rows of a split in evaluation mode, without augmentation.
+    """Make a function that embeds rows of a split in evaluation mode.
 
     Args:
       rows: i32[n], which rows; by default all.
@@ -399,7 +399,7 @@ _passes: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def share_passes() -> Iterator[None]:
-    """Enter a context in which evaluators share their passes over a split."""
+    """Let the evaluators in this context share their passes over a split."""
     token = _passes.set({})
     try:
         yield
@@ -408,7 +408,7 @@ def share_passes() -> Iterator[None]:
 
 
 def _share_pass(parts, examples, rows, run) -> Callable:
-    """Take features from a pass over all rows, if another evaluator has made it."""
+    """Take features from a pass over all rows, if another evaluator has made one."""
     every = np.array_equal(rows, np.arange(stream.count_rows(examples)))
     key = id(parts.embed), id(examples)  # `run` keeps both alive
 
@@ -449,7 +449,7 @@ def pick_evenly(rows: np.ndarray, most: int) -> np.ndarray:
 def sample_rows(
     parts: core.EvalParts, name: str, max_rows: int, *, least: int = 1
 ) -> tuple[stream.Examples, np.ndarray]:
-    """Choose rows of the evaluation split, or of the train split if there is none.
+    """Choose rows of the evaluation split, or of the train split without one.
 
     Args:
       name: the evaluator's name in the config.
@@ -475,8 +475,7 @@ def sample_rows(
 def read_images(
     parts: core.EvalParts, examples: stream.Examples, rows: np.ndarray
 ) -> np.ndarray:
-    """Return images of a few rows, u8[n,H,W,C]; `make_eval_crop` cuts those that
-    stream."""
+    """Read the images of a few rows, u8[n,H,W,C]; crop those that stream."""
     if examples.images is not None:
         return examples.images[rows]
     batches = prefetch.evaluation_batches(
@@ -492,7 +491,7 @@ def read_images(
 def make_two_views_embedder(
     parts: core.EvalParts, *, batch_size: int = 128
 ) -> Callable:
-    """Embed two views of images on the host, in evaluation mode.
+    """Make a function that embeds two views of images in evaluation mode.
 
     The views are those of `augment.images.make` by its defaults, whatever the run
     trains with, so that runs with other augmentations compare. Their draws depend on
@@ -511,7 +510,7 @@ def make_two_views_embedder(
 def make_views_embedder(
     parts: core.EvalParts, augment: Callable, count: int, *, batch_size: int = 128
 ) -> Callable:
-    """Embed several views of images on the host, in evaluation mode.
+    """Make a function that embeds several views of images in evaluation mode.
 
     The draws depend on the seed and on the place of an image alone.
 

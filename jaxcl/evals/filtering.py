@@ -1,4 +1,4 @@
-"""Which classes of a stream DUEL's policy keeps while the network does not change.
+"""Measure the classes that DUEL's policy keeps of a stream, with a fixed network.
 
 Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024, Figs. 9(a) and 10: a memory of M rows is filled

@@ -1,4 +1,4 @@
-"""A linear layer, and how SGD or Adam fits it to frozen features.
+"""Fit a linear layer to frozen features by SGD or Adam.
 
 Used by the probe of `linear.py` and by the online head of a two-view method.
 """
@@ -22,7 +22,7 @@ _EXACT = jax.lax.Precision.HIGHEST  # TF32 loses accuracy; the layer is cheap an
 
 
 class LinearHead(NamedTuple):
-    """The linear layer."""
+    """The weights and biases of a linear layer."""
 
     weight: jax.Array  # f32[D, C]
     bias: jax.Array  # f32[C]
@@ -32,7 +32,7 @@ Optimizer = Literal["sgd", "adam"]
 
 
 class TrainingRule(NamedTuple):
-    """How a head is trained."""
+    """The options by which a head is trained."""
 
     epochs: int
     batch_size: int
@@ -66,7 +66,7 @@ def probe_keys(
 def epoch_order(
     key: jax.Array, rows: jax.Array, count: jax.typing.ArrayLike
 ) -> jax.Array:
-    """Shuffle the first `count` of `rows`, i32[n]; the others stay behind them."""
+    """Shuffle the first `count` of `rows`, i32[n]; the others stay behind."""
     bits = jax.random.bits(key, rows.shape, jnp.uint32)
     return rows[jnp.lexsort((bits, jnp.arange(len(rows)) >= count))]
 
@@ -183,7 +183,7 @@ def make_resident_fit(
     *,
     balanced: bool = False,
 ) -> Callable:
-    """Fit a head in one program that runs all epochs.
+    """Make a function that fits a head in one program for all epochs.
 
     Args:
       labels: i32[N] on the device.
@@ -240,7 +240,7 @@ def make_streamed_fit(
     crop: prefetch.RandomCrop,
     embed: Callable,
 ) -> Callable:
-    """Build `make_resident_fit` for images that workers decode and crop.
+    """Make a `make_resident_fit` for images that workers decode and crop.
 
     Args:
       crop: how the workers crop.

@@ -31,7 +31,7 @@ def count_votes(
     temperature: float = 0.07,
     distance: str = "cosine",
 ) -> jax.Array:
-    """Sum the weights of the k nearest bank rows for each class.
+    """Sum the weights of the k nearest rows of a bank for each class.
 
     Args:
       queries: f32[B, D].
@@ -134,7 +134,7 @@ def make(
     train_on: Literal["all", "seen", "labelled", "evaluation"] = "all",
     batch_size: schema.Count = 256,
 ) -> Callable:
-    """Build the k-NN evaluator.
+    """Build the evaluator by weighted k-nearest neighbours.
 
     Args:
       parts: the parts of every evaluator.

@@ -1,4 +1,4 @@
-"""Linear probe: how well one linear layer classifies frozen features.
+"""Evaluate frozen features by a linear probe.
 
 Sources: the offline linear evaluation of CaSSLe (Fini et al., CVPR 2022) and PNR
 (Cha et al., ICML 2024): SGD, learning rate not scaled by the batch, times 0.1
@@ -48,7 +48,7 @@ _CUT = 4  # keeps the draw of the cut apart from those of `splits` and `imbalanc
 
 
 class ProbeSettings(NamedTuple):
-    """All that a probe follows; the defaults are the preset "cassle"."""
+    """The options of a probe; the defaults are the preset "cassle"."""
 
     epochs: int = 100
     batch_size: int = 256
@@ -162,7 +162,7 @@ def _make_fit(parts, rule, settings) -> tuple[Callable, Callable]:
 
 
 def _usable_rows(parts, train_on, groups) -> Callable:
-    """Return (state, task) -> bool[N], train rows that a probe may use."""
+    """Make (state, task) -> bool[N], the train rows that a probe may use."""
     if train_on != "visible":
         return lambda state, task: features_lib.train_mask(groups, train_on, task)
     whole = sharding.replicated(parts.mesh)
@@ -179,7 +179,7 @@ def _usable_rows(parts, train_on, groups) -> Callable:
 
 
 class _CompiledProbe(NamedTuple):
-    """A linear probe, compiled."""
+    """The compiled functions of a linear probe."""
 
     settings: ProbeSettings
     groups: features_lib.TaskMembership
@@ -195,7 +195,7 @@ class _CompiledProbe(NamedTuple):
 
 
 def _best_lr(parts, probe, train, of_cut, mask) -> float | None:
-    """Choose the rate whose head is best on the cut of the rows `mask`, or the first.
+    """Choose the learning rate whose head is best on held-out rows, or the first.
 
     None if the cut has none of these rows, or if no fit is finite.
     """
@@ -285,7 +285,7 @@ def make(
     normalize_features: bool = False,
     fraction: Annotated[float, schema.Range(above=0, most=1)] = 1.0,
 ) -> Callable:
-    """Build the evaluator by a linear probe.
+    """Build the evaluator by a linear probe on frozen features.
 
     Args:
       parts: the parts of every evaluator.
@@ -337,7 +337,7 @@ def make(
 
 
 def make_evaluator(parts: core.EvalParts, settings: ProbeSettings) -> Callable:
-    """Build the evaluator of a probe.
+    """Build the evaluator of a probe's settings.
 
     Returns:
       evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without test

@@ -1,4 +1,4 @@
-"""Logistic regression on frozen features, each of which is standardised.
+"""Evaluate standardised frozen features by logistic regression.
 
 Source: the probe of Soutif-Cormerais et al., "A Comprehensive Empirical Evaluation on
 Online Continual Learning", ICCV-W 2023, as its released code has it
@@ -61,7 +61,7 @@ def fit_regression(
 
 
 def score_classes(machine: Any, features: np.ndarray, num_classes: int) -> np.ndarray:
-    """Score features by a `fit_regression`, f32[n, num_classes], -inf of a class
+    """Score features by a fitted regression, f32[n, num_classes]; -inf for classes
     without rows."""
     found = machine.decision_function(np.asarray(features, np.float64))
     if found.ndim == 1:  # of two classes

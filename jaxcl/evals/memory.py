@@ -1,4 +1,4 @@
-"""Which classes a method's memory holds, and how that shifts over time.
+"""Measure the classes that a method's memory holds over time.
 
 Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024: the class entropy of Table 2 and Fig. 9(a), the
@@ -29,7 +29,7 @@ _BATCH = 16
 
 
 class MemoryHistory(NamedTuple):
-    """The measurements of a run."""
+    """The measurements of one run over time."""
 
     steps: np.ndarray  # i64[n], at which the memory held labelled rows
     shares: np.ndarray  # f64[n, C], of each class

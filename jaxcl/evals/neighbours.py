@@ -1,4 +1,4 @@
-"""Pictures of images beside their nearest neighbours: what an encoder takes for alike.
+"""Draw images beside their nearest neighbours in feature space.
 
 They need no labels. Each neighbour stands under its cosine similarity, as in the
 figures of retrieved images with which self-supervised encoders are shown since Wu et
@@ -20,7 +20,7 @@ from jaxcl.evals import plots
 
 
 def find_nearest(features: np.ndarray, queries: np.ndarray, k: int):
-    """Find the k rows that are most similar to each query, itself left out.
+    """Find the k rows most similar to each query; a query is not its own neighbour.
 
     Args:
       features: f32[n, D]; rows of zeros are similar to none.
@@ -50,7 +50,7 @@ def make(
     k: Annotated[int, schema.Range(1, 20)] = 7,
     max_rows: Annotated[int, schema.Range(2, 8192)] = 1024,
 ) -> Callable:
-    """Draw images and their nearest neighbours, in `neighbours_task{t}.png`.
+    """Build the evaluator that draws neighbours in `neighbours_task{t}.png`.
 
     t is the number of the task just finished, from 1.
 

@@ -1,4 +1,4 @@
-"""Accuracy of the method's own predictions, e.g. of a head that it trains online.
+"""Measure the accuracy of a method's own predictions.
 
 Source: the accuracy that the released code of PNR (Cha et al., ICML 2024) and CaSSLe
 (Fini et al., CVPR 2022) logs on CIFAR-100 for a linear head, which learns all classes
@@ -17,7 +17,7 @@ from jaxcl.evals import features as features_lib
 
 @schema.checked("config.evaluators.predict")
 def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
-    """Measure the accuracy of a method's own predictions after a task.
+    """Build the evaluator of a method's own predictions after a task.
 
     Args:
       parts: with `predict`.

@@ -1,4 +1,4 @@
-"""Compactness and distance of the classes in feature space.
+"""Measure how compact classes are and how far apart they lie in feature space.
 
 Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024, Eqs. 8 and 9, Table 2, and by class Figs. 9(b)
@@ -29,7 +29,7 @@ def make(
     split: Literal["evaluation", "train"] = "evaluation",
     features: features_lib.Features = "embedding",
 ) -> Callable:
-    """Measure intra-class variance and inter-class similarity of a split.
+    """Build the evaluator of intra-class variance and inter-class similarity.
 
     Args:
       parts: with `project` for features="projection".

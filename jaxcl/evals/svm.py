@@ -1,4 +1,4 @@
-"""Support vector machine with an RBF kernel on frozen features.
+"""Evaluate frozen features by a support vector machine with an RBF kernel.
 
 Source: Ji et al., "Unbiased and Efficient Self-Supervised Incremental Contrastive
 Learning" (ICL), WSDM 2023, section 5, after GraphCL (You et al., NeurIPS 2020). The
@@ -42,7 +42,7 @@ def make(
     max_rows: schema.Count | None = None,
     batch_size: schema.Count = 256,
 ) -> Callable:
-    """Measure a support vector machine on the train rows met so far.
+    """Build the evaluator by a support vector machine on the train rows so far.
 
     Args:
       parts: its evaluation split is not read.
@@ -112,7 +112,7 @@ def nested_accuracy(
     penalties: Sequence[float],
     seed: int,
 ) -> float:
-    """Compute the accuracy of nested cross-validation, a mean over the outer folds.
+    """Compute the accuracy of nested cross-validation, averaged over outer folds.
 
     The kernel is k(x, y) = exp(-|x - y|^2 / (D v)), where v is the variance of all
     entries of the training rows: scikit-learn's gamma="scale".
@@ -139,7 +139,7 @@ def _join_rows(rows: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _task_rows(parts, tasks) -> np.ndarray:
-    """Train rows of several tasks, each once, increasing."""
+    """List the train rows of several tasks, each once, increasing."""
     return np.unique(_join_rows(parts.stream.tasks[t].train.rows for t in tasks))
 
 

@@ -38,7 +38,7 @@ def make(
     max_points: Annotated[int, schema.Range(least=_FEWEST)] = 1000,
     perplexity: schema.Positive = 30.0,
 ) -> Callable:
-    """Draw a t-SNE of evaluation rows after a task, `tsne_task{t}.png`.
+    """Build the evaluator that draws a t-SNE of test rows, `tsne_task{t}.png`.
 
     Args:
       parts: the parts of every evaluator.

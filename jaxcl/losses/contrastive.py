@@ -26,7 +26,7 @@ _ABSENT = -1e30
 
 
 def interleave(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Interleave two views, [B, D] each, as [2B, D]: 2i and 2i + 1 are example i.
+    """Interleave two views [B, D] as [2B, D]: rows 2i and 2i + 1 are example i.
 
     Args:
       a: f32[B, D], view 1.
@@ -224,7 +224,8 @@ def nnclr(
     *,
     temperature: float = 0.1,
 ) -> jax.Array:
-    """Compute NNCLR (Dwibedi et al., ICCV 2021, Eq. 2 and 3): neighbours are anchors.
+    """Compute NNCLR, whose anchors are neighbours (Dwibedi et al., ICCV 2021, Eq. 2,
+    3).
 
     With n(z) the row of the support set that is nearest to z, and s the cosine over the
     temperature, half of
@@ -261,7 +262,7 @@ def nnclr(
 
 
 def diet(logits: jax.Array, index: jax.Array, *, smoothing: float = 0.3) -> jax.Array:
-    """DIET (Balestriero, 2023, Eq. 1): cross-entropy with the number of the image.
+    """Compute DIET's cross-entropy with the image's number (Balestriero, 2023, Eq. 1).
 
     With p = softmax(logits), the mean over rows and views of
       -(1 - smoothing) log p_index - smoothing mean_k log p_k.

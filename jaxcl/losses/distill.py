@@ -1,4 +1,4 @@
-"""Distillation from the frozen network of the previous task.
+"""Distil from the frozen network of the previous task.
 
 CaSSLe (Fini et al., CVPR 2022), PNR (Cha et al., ICML 2024) and LUCIR's less-forget
 constraint. Names follow the papers: `z` or `q` are the current projections of a view,
@@ -294,7 +294,7 @@ def less_forget(
 
 
 def relative_squared(h: jax.Array, frozen: jax.Array) -> jax.Array:
-    """Squared distance of features to frozen ones, over the latter's squared length.
+    """Compute the squared distance to frozen features over their squared length.
 
     sum |h_i - frozen_i|^2 / sum |frozen_i|^2, sums over all rows: feature distillation
     (Jung et al., AAAI 2018, Eq. 4), scaled so that the length of features does not
@@ -398,7 +398,7 @@ def pnr_supcon(
     pn2: bool = True,
     other_classes: bool = False,
 ) -> jax.Array:
-    """Compute PNR with supervised contrastive learning; our reading of PNR B.5.
+    """Compute PNR with supervised contrastive learning, our reading of PNR B.5.
 
     The paper says only that Eq. 2 and 3 use the labels, and the released code does not
     contain this loss. Here Z, P, F are the 2B rows of both views, s and s_d the cosine

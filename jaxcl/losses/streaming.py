@@ -1,4 +1,4 @@
-"""Log-sum-exp over products of rows without the matrix of products.
+"""Compute log-sum-exps over products of rows without the matrix of products.
 
 A contrastive loss wants of its logits, N anchors by K rows, one number for each anchor.
 Here they are formed tile by tile in a loop, which keeps the maximum and the sum so far

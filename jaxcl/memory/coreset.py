@@ -1,4 +1,4 @@
-"""Weighted subsets of rows whose gradients add up to the gradient of all rows.
+"""Weigh subsets of rows so that their gradients add up to the gradient of all rows.
 
 Gradient coresets as in Tiwari et al., "GCR: Gradient Coreset Based Replay Buffer
 Selection for Continual Learning", CVPR 2022, after Killamsetty et al., "GRAD-MATCH",
@@ -142,8 +142,7 @@ def choose_coreset(
     size: int,
     ridge: float = 0.5,
 ) -> jax.Array:
-    """Weigh the rows of a coreset: `match_gradients` of the sum of all, then random
-    rows.
+    """Weigh the rows of a coreset: match the total gradient, then add random rows.
 
     Args:
       key: threefry key.
@@ -235,7 +234,7 @@ def draw_mixture(
     *,
     span: jax.Array,
 ):
-    """Draw rows of two buffers, in proportion to the stream behind each.
+    """Draw rows from two buffers, in proportion to the streams behind the buffers.
 
     size * candidates.seen / (candidates.seen + memory.seen) rows are candidates,
     rounded up or down at random. If one buffer has too few rows, the other gives more.

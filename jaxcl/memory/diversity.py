@@ -1,4 +1,4 @@
-"""Which rows to keep so that their gradients differ: greedy sample selection, GSS.
+"""Keep rows whose gradients differ: greedy sample selection, GSS.
 
 Aljundi et al., "Gradient based Sample Selection for Online Continual Learning",
 NeurIPS 2019 (algorithm 2). The score of a row is high if its gradient resembles those

@@ -1,4 +1,4 @@
-"""DUEL: the memory drops its most duplicated rows, without labels.
+"""Drop the most duplicated rows of a memory, without labels: DUEL.
 
 Each incoming row replaces the stored row that is most similar to all others. With the
 affine score this is the row with the largest product with the sum of the stored rows.
@@ -46,7 +46,7 @@ class _Window(NamedTuple):
 def similarity(
     cosines: jax.Array, *, score: str = "affine", temperature: float = 0.5
 ) -> jax.Array:
-    """Return the duplication probability q of two unit rows from their cosine s.
+    """Compute the duplication probability q of two unit rows from their cosine s.
 
     "affine": (1 + s) / 2 (DUEL, Appendix D); "exponential": exp((s - 1) / tau)
     (Section 3).
@@ -74,7 +74,7 @@ def distinctiveness(
     filled: jax.Array | None = None,
     logsumexp: Callable | None = None,
 ) -> jax.Array:
-    """Return each query's distinctiveness against a memory (DUEL, Section 3).
+    """Compute each query's distinctiveness against a memory (DUEL, Section 3).
 
     I_d(x; M) = -log (1/K sum_k q(x, m_k)), in nats; large if few rows of the memory
     resemble x.

@@ -1,4 +1,5 @@
-"""How much each parameter matters to earlier tasks: elastic weight consolidation.
+"""Estimate how much each parameter matters to earlier tasks: elastic weight
+consolidation.
 
 Kirkpatrick et al., PNAS 2017: after each task the loss gains a quadratic penalty
 around the parameters of that task, weighted by the diagonal of the Fisher
@@ -75,7 +76,7 @@ def gradient(
     weight: float = 1.0,
     lr: float | jax.Array = 0.0,
 ) -> core.PyTree:
-    """Return the gradient of weight / 2 sum_k F_k (params - params_k)^2 (Eq. 3).
+    """Compute the gradient of weight / 2 sum_k F_k (params - params_k)^2 (Eq. 3).
 
     If weight * sum_k F_k is above 1 / lr, plain gradient descent would jump over
     the minimum and soon diverge. There the gradient is scaled down, so that a step

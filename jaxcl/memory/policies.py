@@ -1,4 +1,4 @@
-"""Policies choose the slot of a buffer into which each incoming row goes.
+"""Choose the slot of a buffer for each incoming row.
 
 A policy returns slots, i32[B], for `buffer.write`; `capacity` means drop. It numbers
 the unmasked rows of a stream from 0, by `buffer.seen`. So each batch must go through
@@ -94,7 +94,7 @@ def fifo(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
 def ring(
     buffer: buffer_lib.Buffer, turn: jax.Array, group: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Keep a ring per group: in each, the oldest row is overwritten first.
+    """Keep a ring for each group: the oldest row of the group is overwritten first.
 
     The slots are split into shares of equal size, one per group, in order; the first
     groups get one more slot each if there is a remainder. If a batch has more rows of
@@ -376,7 +376,7 @@ def _nth_true(pool, n):
 
 
 def _stream_numbers(buffer, mask):
-    """Number of each unmasked row in the stream, u32[B]; arbitrary for others."""
+    """Number each unmasked row in the stream, u32[B]; arbitrary for others."""
     before = jnp.cumsum(mask, dtype=jnp.uint32) - mask
     return buffer.seen.astype(jnp.uint32) + before
 

@@ -1,4 +1,4 @@
-"""Small quadratic programs over non-negative variables, solved on the device.
+"""Solve small quadratic programs over non-negative variables on the device.
 
 Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23.
 """

@@ -1,4 +1,4 @@
-"""A memory that drops what another of its rows resembles most: minimum redundancy.
+"""Drop the rows of a memory that resemble another row most: minimum redundancy.
 
 Purushwalkam, Morgado and Gupta, "The Challenges of Continuous Self-Supervised
 Learning", ECCV 2022, called MinRed, with the rules of its released code. A row is
@@ -81,7 +81,7 @@ def find_evicted(
     filled: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """Find the rows that make room, by MinRed's rule.
+    """Find the rows that MinRed's rule removes.
 
     Rows that were used at least once compete by redundancy. If they are fewer than
     twice `count`, the rows that have been stored longest go instead.

@@ -1,4 +1,4 @@
-"""How many rows of each class rehearsal with contrastive losses keeps, and which.
+"""Choose the rows of each class that contrastive rehearsal keeps.
 
 CCLIS: Li, Azizov, Li, Liang, "Contrastive Continual Learning with Importance Sampling
 and Prototype-Instance Relation Distillation", AAAI 2024, draws the rows of each class
@@ -48,7 +48,7 @@ def proposal(
 def own_class_term(
     similarity: jax.Array, labels: jax.Array, seen: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Return the term p_ij / n of the row's own class, which `proposal` leaves out.
+    """Return the term p_ij / n of each row's own class, which `proposal` leaves out.
 
     The authors' code adds this term of the last of R augmented passes, divided by R, to
     g: a leftover of its sum over passes.

@@ -1,4 +1,4 @@
-"""KNN Shapley values of candidates for a memory, and choices by them.
+"""Value and choose memory rows by KNN Shapley values.
 
 The value of an example is its contribution to the classification of others by nearest
 neighbours: Jia et al., "Efficient Task-Specific Data Valuation for Nearest Neighbor
@@ -29,7 +29,7 @@ def shapley_values(
     neighbours: int = 3,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Return the exact Shapley value of each candidate for each evaluation row.
+    """Compute the exact Shapley value of each candidate for each evaluation row.
 
     For an evaluation row e, a set S of candidates is worth 1/K times the number of rows
     with e's label among the min(K, |S|) rows of S nearest to e. With candidates (1) to
@@ -78,7 +78,7 @@ def aser_score(
     *,
     variant: str = "mean",
 ) -> jax.Array:
-    """Return the adversarial Shapley value of each candidate, ASER's score.
+    """Compute ASER's score of each candidate, the adversarial Shapley value.
 
     High if a candidate helps to classify the memory and confuses incoming rows, because
     it is near them with another label.

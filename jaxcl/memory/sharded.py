@@ -1,4 +1,4 @@
-"""The memory of config.replay: whole on each device, or split over the devices.
+"""Store the memory of config.replay whole on each device, or split over the devices.
 
 Every function takes both. A memory that is split is for images that are too many for
 one device: each device keeps, writes and draws its own rows. Each of n devices has
@@ -41,12 +41,12 @@ class Shards(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Number of slots of all devices."""
+        """The number of slots of all devices."""
         return self.filled.shape[0]
 
 
 class ShardedPolicyState(NamedTuple):
-    """A policy's state, separately on each device."""
+    """A policy's state, with a part for each device."""
 
     over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
 
@@ -66,7 +66,7 @@ class SplitRows(NamedTuple):
 
 
 def count_shards(replay: core.Replay) -> int:
-    """Count the devices that share the memory; 1: each holds it whole."""
+    """Count the devices that share the memory; 1 if each holds all of it."""
     mesh = sharding.current()
     return sharding.sharers(mesh) if replay.sharded and mesh is not None else 1
 
@@ -91,7 +91,7 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
 def start_policy(
     replay: core.Replay, policy: policy_table.Policy, num_classes: int, num_tasks: int
 ) -> core.PyTree:
-    """Start what the policy counts, its state."""
+    """Create the state of a policy, such as its counts."""
     if not replay.sharded:
         return policy.start(num_classes, num_tasks)
     return _join_results(lambda: _unwrap_state(policy.start(num_classes, num_tasks)))
@@ -105,7 +105,7 @@ def choose(
     items: core.PyTree,
     mask: jax.Array,
 ) -> tuple[jax.Array, core.PyTree]:
-    """Choose where each row goes on its own device, see `policy_table.Policy`.
+    """Choose a slot for each row on its own device, see `policies.Policy`.
 
     Args:
       kept: the policy's state, of `start_policy`.
@@ -196,8 +196,8 @@ def sample(
 
 
 def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree):
-    """Call a function of the memory's rows; if they are split, on each device's own
-    rows.
+    """Call a function on the memory's rows, on each device's own rows if they are
+    split.
 
     Args:
       replay: says whether it is split.

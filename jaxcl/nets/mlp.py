@@ -167,7 +167,7 @@ class Perceptron(nn.Module):
 
     @property
     def num_features(self) -> int | None:
-        """The length D of a feature vector; None without layers: the number of pixels."""
+        """The length D of a feature vector; None without layers."""
         return self.widths[-1] if self.widths else None
 
     @nn.compact

@@ -1,4 +1,4 @@
-"""Differences between runs in data, scenario and evaluation."""
+"""Find differences between runs in data, scenario and evaluation."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,14 +15,14 @@ _ASIDE = {"seed", "last_only", "skip"}
 
 
 class Configs(NamedTuple):
-    """A run's config and its resolved options; None: there is no file."""
+    """The config and the resolved options of a run; None for a missing file."""
 
     asked: dict | None = None  # config.json
     resolved: dict | None = None  # resolved.json
 
 
 def read_config(folders: Iterable[epath.Path]) -> Configs:
-    """Read the configs of the first of some directories that has one.
+    """Read the configs of the first directory that has any.
 
     Raises:
       ValueError: a file is damaged.
@@ -36,13 +36,13 @@ def read_config(folders: Iterable[epath.Path]) -> Configs:
 
 
 def flatten(config: Mapping) -> dict[str, str]:
-    """Flatten a config: path of each option -> its value as JSON."""
+    """Flatten a config into path -> JSON of the value."""
     values = schema.flatten(config, "").items()
     return {path[1:]: json.dumps(value, sort_keys=True) for path, value in values}
 
 
 def list_differences(runs: Mapping[str, Configs]) -> list[str]:
-    """List the differences in how runs were measured, a text for each field.
+    """List the differences in how runs were evaluated, a text for each field.
 
     Compared are the sections `data` and `scenario`, and those of evaluators that
     several runs have; seeds are no difference. Options that are not set count by their
@@ -65,7 +65,7 @@ def list_differences(runs: Mapping[str, Configs]) -> list[str]:
 
 
 def _shared_sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
-    """Yield (path, name of a run -> the section there), for runs that have it."""
+    """Yield (path, run -> section) for runs that have the section."""
     for name in ("data", "scenario"):
         yield f"config.{name}", {r: c[name] for r, c in configs.items() if c.get(name)}
     judges = {run: config.get("evaluators") or {} for run, config in configs.items()}

@@ -1,4 +1,4 @@
-"""Compare runs: `jaxcl compare runs/er runs/er_ace --out=compare.png`.
+"""Compare runs in a table and a plot: `jaxcl compare runs/er runs/er_ace`.
 
 Each directory is a run, or holds the runs of several seeds (config.seeds). Prints mean
 and standard error over seeds, the cost of a step and of an incoming image, and the
@@ -24,13 +24,13 @@ MEASURES = ("average_accuracy", "anytime", "forgetting")
 
 
 def mean_difference(run: RunGroup, other: RunGroup, name: str, measure: str) -> dict:
-    """Compute mean and error of `run` less `other`, over seeds that both have."""
+    """Compute mean and error of `run` minus `other` over the seeds that both have."""
     pair = (runs_lib.measure_by_seed(r, name, measure) for r in (run, other))
     return seeds.mean_and_error(runs_lib.paired_differences(*pair))
 
 
 def mean_cost(run: RunGroup) -> dict[str, float | None]:
-    """Average what training costs over seeds; None where it is not known.
+    """Average the cost of training over seeds; None where it is unknown.
 
     "milliseconds" and "flops" of a step; "per_image", FLOPs for each image of the
     stream, however often a method passes it.
@@ -48,7 +48,7 @@ def mean_cost(run: RunGroup) -> dict[str, float | None]:
 def mean_curve(
     run: RunGroup, name: str, *, band: str = "error"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Average the accuracy over the tasks met, or a scalar, at each step.
+    """Average an accuracy over the tasks so far, or a scalar, at each step.
 
     Args:
       run: from `runs.read_run`.
@@ -69,7 +69,7 @@ def mean_curve(
 
 
 def mean_along_stream(run: RunGroup, name: str) -> dict:
-    """Average all evaluations of a seed; mean and standard error over seeds.
+    """Average all evaluations of each seed; return mean and standard error.
 
     With evaluations every so many steps (config.eval_every) it is the area under the
     curve of i-Blurry (Koh et al., ICLR 2022), of the tasks met, each from its first
@@ -95,7 +95,8 @@ def _mean_by_step(rows, name) -> dict[int, float]:
 
 
 def format_table(runs: list[RunGroup], name: str) -> str:
-    """Write a table of one matrix, a line a run; differences are to the first."""
+    """Write a table of one matrix, a line for each run, with differences to the
+    first."""
     head = ("seeds", "average", "anytime", "along", "forgetting")
     head += ("ms/step", "FLOPs", "FLOP/image", "- first")
     width = max(24, *(len(run.name) + 2 for run in runs))
@@ -141,7 +142,7 @@ def format_scalar(curves: dict[str, tuple], name: str, band: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the options of the command."""
+    """Make the parser of the command's options."""
     arguments = argparse.ArgumentParser(
         prog="jaxcl compare", description=__doc__.splitlines()[0]
     )

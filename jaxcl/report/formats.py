@@ -1,4 +1,4 @@
-"""Numbers and tables of a page about runs, as text."""
+"""Format numbers and tables of a page about runs."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table; the first column holds the heads of the rows."""
+    """A table whose first column holds the heads of the rows."""
 
     columns: list[str]
     rows: list[tuple[str, list[Cell]]]  # head, cells
@@ -30,14 +30,14 @@ def _format_signed(text: str, plus: bool) -> str:
 
 
 def format_percent(value: float | None, *, plus: bool = False) -> str:
-    """Write a share in percent, one decimal; "-" for None or nan."""
+    """Write a share in percent with one decimal; "-" for None or nan."""
     if value is None or value != value:
         return "-"
     return _format_signed(f"{100 * value:.1f}", plus)
 
 
 def format_number(value: float | None, *, plus: bool = False) -> str:
-    """Format a number in four digits; "-" for None or nan."""
+    """Write a number in four digits; "-" for None or nan."""
     if value is None or value != value:
         return "-"
     large = 10_000 <= abs(value) < 1e12
@@ -49,7 +49,7 @@ def format_number(value: float | None, *, plus: bool = False) -> str:
 
 
 def format_seconds(value: float | None) -> str:
-    """Format seconds, with a decimal below 100; "-" for None."""
+    """Write seconds, with a decimal below 100; "-" for None."""
     if value is None:
         return "-"
     return f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
@@ -62,7 +62,7 @@ def format_estimate(
     expected: int,
     delta: numbers.Estimate | None = None,
 ) -> Cell:
-    """Write a mean over seeds and its interval.
+    """Write a mean over seeds with its interval.
 
     Args:
       value: the mean.

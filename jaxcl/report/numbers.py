@@ -1,4 +1,4 @@
-"""The numbers of a page about runs: means, intervals, differences, cost.
+"""Compute the numbers of a page about runs: means, intervals, differences, cost.
 
 Intervals are Student's t at 95 %, over seeds.
 """
@@ -18,7 +18,7 @@ MEASURES = ("average_accuracy", "anytime", "forgetting", "stability", "plasticit
 
 
 class Estimate(NamedTuple):
-    """A mean over seeds, with its 95 % interval if there are two seeds or more."""
+    """A mean over seeds, with a 95 % interval from two seeds on."""
 
     mean: float | None
     low: float | None
@@ -30,7 +30,7 @@ UNKNOWN = Estimate(None, None, None, 0)
 
 
 def estimate_mean(values: Iterable[float | None]) -> Estimate:
-    """Estimate the mean of one value per seed; None, not measured, is left out."""
+    """Estimate the mean of one value per seed; leave out None."""
     mean, error, count = seeds.mean_and_error(values).values()
     if error is None:
         return Estimate(mean, None, None, count)
@@ -41,7 +41,7 @@ def estimate_mean(values: Iterable[float | None]) -> Estimate:
 
 
 def list_names(collections: Iterable[Iterable]) -> list[str]:
-    """List all keys of several dicts or lists, each once, in order."""
+    """List the keys of several collections, each once, in order."""
     return list(dict.fromkeys(key for keys in collections for key in keys))
 
 
@@ -51,7 +51,7 @@ def list_matrices(run: RunGroup) -> list[str]:
 
 
 def mean_measures(run: RunGroup) -> dict[str, dict[str, Estimate]]:
-    """Return matrix name -> measure -> its mean over the seeds that have it."""
+    """Average each measure of each matrix over the seeds that have it."""
     estimates = {}
     for name in list_names(run.measures.values()):
         values = {
@@ -65,7 +65,7 @@ def mean_measures(run: RunGroup) -> dict[str, dict[str, Estimate]]:
 def mean_difference(
     run: RunGroup, first: RunGroup, name: str, measure: str
 ) -> Estimate:
-    """Estimate `run` less `first`, over the seeds that both have."""
+    """Estimate `run` minus `first` over the seeds that both have."""
     pair = (runs_lib.measure_by_seed(r, name, measure) for r in (run, first))
     return _paired_difference(run, first, *pair)
 
@@ -80,7 +80,7 @@ def _paired_difference(run, first, mine, theirs) -> Estimate:
 def mean_scalars(
     run: RunGroup, first: RunGroup
 ) -> dict[str, tuple[Estimate, Estimate]]:
-    """Average the last task's scalars, and their difference to the first run."""
+    """Average the last task's scalars, and their differences to the first run."""
     mine, theirs = (
         {
             seed: own["scalars"][r.finished_tasks - 1] if r.finished_tasks else {}
@@ -99,7 +99,7 @@ def mean_scalars(
 
 
 def mean_cost(run: RunGroup) -> dict[str, float | None]:
-    """Average what a run took over seeds; None where it is not known.
+    """Average the cost of a run over seeds; None where it is unknown.
 
     Returns:
       "train", "compile", "evaluation" and "rest", seconds; "steps", "images", "flops"
@@ -133,7 +133,7 @@ def mean_matrix(run: RunGroup, name: str) -> np.ndarray:
 
 
 def mean_row(run: RunGroup, key: str, name: str) -> np.ndarray | None:
-    """Average the row of a matrix in "untrained" or "finetune" over seeds, or None."""
+    """Average a matrix's row in "untrained" or "finetune" over seeds, or None."""
     rows = [(r.get(key) or {}).get(name) for r in run.results.values()]
     rows = [row for row in rows if row is not None]
     return _mean_of_known(rows) if rows else None
@@ -146,7 +146,7 @@ def _mean_of_known(values) -> np.ndarray:
 
 
 def untrained_accuracy(run: RunGroup, name: str) -> Estimate:
-    """Estimate the accuracy before any training, a mean over the tasks measured."""
+    """Estimate the accuracy before training, averaged over the measured tasks."""
     rows = [own.get("untrained", {}).get(name) for own in run.results.values()]
     values = [[x for x in row or () if x is not None] for row in rows]
     return estimate_mean([float(np.mean(x)) if x else None for x in values])

@@ -1,4 +1,4 @@
-"""A page about runs: tables and pictures, which a template lays out."""
+"""Lay out a page about runs: tables and pictures for the template."""
 
 import base64
 import datetime
@@ -24,7 +24,7 @@ _MOST_TASKS = 20  # of a matrix that is a table, and no picture
 
 
 def make_page(runs: list[runs_lib.RunGroup], *, title: str) -> str:
-    """Make the whole page.
+    """Make the page about some runs as HTML.
 
     Args:
       runs: differences are to the first.
@@ -67,7 +67,7 @@ def _in_all_runs(runs, names: Callable) -> list[str]:
 
 
 def describe_runs(runs: list[runs_lib.RunGroup]) -> dict:
-    """Describe the runs, and how far they have come."""
+    """Describe the runs and their progress."""
     dates = [_time_of_results(run) for run in runs]
     judges = any(run.first_results.get("checkpoint") for run in runs)
     columns = ["run", "directory", "seeds", "tasks", "results of", "device", "jax"]
@@ -116,7 +116,7 @@ def _format_time(unix: float) -> str:
 
 
 def _time_of_results(run) -> float:
-    """Say when the results were made, in seconds since 1970.
+    """Return the time of the results in seconds since 1970.
 
     The time of the last logged row is preferred to that of the file, which is the time
     of the copy if somebody copied it.
@@ -128,7 +128,7 @@ def _time_of_results(run) -> float:
 
 
 def _summary_sentence(runs) -> str:
-    """Say in a sentence what the runs reached; "" where nothing was measured."""
+    """Say in one sentence what the runs reached; "" without measurements."""
     names = _in_all_runs(runs, numbers.list_matrices)
     names = [name for name in names if not name.endswith("/task_aware")] or names
     names.sort(key=lambda name: not name.startswith("predict/"))
@@ -166,7 +166,7 @@ def _lay_out_matrix(name, runs) -> dict:
 
 
 def _list_measures(name, runs, having) -> Table:
-    """List the measures of one matrix, a row for each run that has it."""
+    """List the measures of one matrix, a row for each run that has the matrix."""
     measured = [numbers.mean_measures(run)[name] for run in having]
     keys = [key for key in numbers.MEASURES if any(key in own for own in measured)]
     before = [numbers.untrained_accuracy(run, name) for run in having]
@@ -194,7 +194,7 @@ def _list_measures(name, runs, having) -> Table:
 
 
 def _lay_out_heatmap(run, name) -> dict:
-    """Lay out the accuracy matrix of a run, a mean over its seeds."""
+    """Lay out the accuracy matrix of a run, averaged over its seeds."""
     matrix, label = numbers.mean_matrix(run, name), f"{name} of {run.name}"
     if matrix.shape[1] > _MOST_TASKS:
         drawn = _draw_picture(plots.accuracy_matrix, matrix, title=label)
@@ -280,7 +280,7 @@ def cost_table(runs: list[runs_lib.RunGroup]) -> Table:
 
 
 def _draw_picture(draw: Callable, *arguments, **options) -> str | None:
-    """Draw a picture: the text of its PNG file; None where it draws nothing."""
+    """Draw a picture; return its PNG as text, or None if nothing is drawn."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "picture.png"
         draw(*arguments, path, **options)
@@ -292,7 +292,7 @@ def _encode_picture(data: bytes) -> str:
 
 
 def _draw_curves(runs, name, path) -> None:
-    """Draw the accuracy over the tasks met, of runs that were evaluated twice."""
+    """Draw accuracy over the tasks so far, for runs that were evaluated twice."""
     curves = {run.name: compare.mean_curve(run, name) for run in runs}
     curves = {key: found for key, found in curves.items() if len(found[0]) > 1}
     if curves:
@@ -312,7 +312,7 @@ def _draw_loss(runs, path) -> None:
 
 
 def _read_pictures(run) -> list[tuple[str, str]]:
-    """Read the pictures of the first seed, but those that the page draws itself.
+    """Read the pictures of the first seed, except those that the page draws itself.
 
     The summary is the first; pictures that would make the page too large are left out.
     """

@@ -1,4 +1,4 @@
-"""Run directories, read: results, rows and configs of the seeds of each."""
+"""Read run directories: results, logged rows and configs of all seeds."""
 
 import collections
 import dataclasses
@@ -28,27 +28,27 @@ class RunGroup:
 
     @property
     def first_results(self) -> dict:
-        """Results of one seed, for values that all seeds share."""
+        """The results of one seed, for values that all seeds share."""
         return next(iter(self.results.values()))
 
     @property
     def finished_tasks(self) -> int:
-        """Count the finished tasks."""
+        """The number of finished tasks."""
         return results_lib.count_finished(self.first_results)
 
     @property
     def num_tasks(self) -> int:
-        """Count the tasks."""
+        """The number of tasks."""
         return len(self.first_results["task_names"])
 
     @functools.cached_property
     def measures(self) -> dict[int, dict]:
-        """Compute seed -> `seeds.measures`."""
+        """The measures of each seed, see `seeds.measures`."""
         return {seed: seeds.measures(own) for seed, own in self.results.items()}
 
     @functools.cached_property
     def logged_rows(self) -> dict[int, list]:
-        """Read seed -> rows of metrics.jsonl, for seeds that have one."""
+        """The rows of metrics.jsonl of each seed that has one."""
         return {
             seed: rows_lib.read_rows(folder)
             for seed, folder in self.folders.items()
@@ -57,7 +57,7 @@ class RunGroup:
 
 
 def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
-    """Read a run directory, or that of several seeds.
+    """Read the directory of one run or of several seeds.
 
     Seeds that have finished fewer tasks than others are left out.
 
@@ -107,7 +107,7 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
 
 
 def read_all(workdirs: Sequence[epath.PathLike]) -> list[RunGroup]:
-    """Read several directories; a name has as few of the last parts as make it unique.
+    """Read several directories, and name each by as few last parts as are unique.
 
     Raises:
       ValueError: a directory is given twice, or holds no results.
@@ -133,7 +133,7 @@ def are_comparable(run: RunGroup, first: RunGroup) -> bool:
 
 
 def paired_differences(mine: dict, theirs: dict) -> list[float]:
-    """Return differences over the seeds that both have; None is no value."""
+    """Return differences over the seeds that both have; leave out None."""
     pairs = [(mine[seed], theirs[seed]) for seed in sorted({*mine} & {*theirs})]
     return [a - b for a, b in pairs if None not in (a, b)]
 
@@ -144,7 +144,7 @@ def measure_by_seed(run: RunGroup, name: str, measure: str) -> dict[int, float |
 
 
 def list_remarks(run: RunGroup) -> list[str]:
-    """Say what a reader of the numbers must know of a run, in lines."""
+    """List what a reader of the numbers must know about a run."""
     lines = []
     if run.finished_tasks == 0:
         lines.append("no task is finished yet")
@@ -160,6 +160,6 @@ def list_remarks(run: RunGroup) -> list[str]:
 
 
 def total_costs(run: RunGroup) -> list[dict]:
-    """List what training cost in all, for each seed of which it is known."""
+    """List the total cost of training, for each seed whose cost is known."""
     totals = [results["cost"]["total"] for results in run.results.values()]
     return [total for total in totals if total and total["steps"]]

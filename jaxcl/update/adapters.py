@@ -28,7 +28,7 @@ Adapter = dict[str, jax.Array]  # names of arrays are those that `map_features` 
 
 
 class FittedAdapter(NamedTuple):
-    """An adapter, and what it is worth."""
+    """An adapter with its recall."""
 
     kind: str  # a key of `KINDS`
     recall: float  # share of the old neighbours that adapted queries find
@@ -99,7 +99,7 @@ def fit_mlp(
     lr: float = 1e-3,
     decay: float = 1e-2,
 ) -> Adapter:
-    """Fit the orthogonal map and, by AdamW on the mean cosine, a layer beside it.
+    """Fit the orthogonal map and a residual layer, by AdamW on the mean cosine.
 
     Args:
       before: f32[N, E], old embeddings.
@@ -142,7 +142,7 @@ KINDS = {
 def fit_adapters(
     before: jax.Array, after: jax.Array, *, k: int = 10
 ) -> list[FittedAdapter]:
-    """Fit every kind of adapter to the even rows, and judge it by the odd rows.
+    """Fit every kind of adapter to the even rows, and evaluate it on the odd rows.
 
     Args:
       before: f32[N, E], old embeddings: the index.
@@ -167,7 +167,7 @@ def fit_adapters(
 
 
 def map_to_index(run: str, features: np.ndarray) -> np.ndarray:
-    """Map features of a run's encoder as the rows of the index that is in use.
+    """Map features of a run's encoder into the space of the index in use.
 
     Args:
       run: a run directory, or the folder of an encoder. A file of an adapter in it says
@@ -182,12 +182,12 @@ def map_to_index(run: str, features: np.ndarray) -> np.ndarray:
 
 
 def pack_adapter(adapter: Adapter) -> bytes:
-    """Make the bytes of a file of an adapter."""
+    """Serialise an adapter as the bytes of a file."""
     return tensors.save({name: np.asarray(x) for name, x in adapter.items()})
 
 
 def check_adapter(arrays: dict[str, Any], where: Any) -> Adapter:
-    """Check the arrays of a file of an adapter.
+    """Check the arrays of an adapter's file.
 
     Raises:
       ValueError: they are not those of an adapter.

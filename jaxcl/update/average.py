@@ -1,4 +1,4 @@
-"""Average the encoder of before an update with that of after it, WiSE-FT.
+"""Average the encoders before and after an update: WiSE-FT.
 
 Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022: weights
 (1 - share) old + share new lie between both in what they keep and what they learn.
@@ -23,7 +23,7 @@ SHARES = (1.0, 0.75, 0.5, 0.25)  # that "auto" tries, in this order
 
 
 def mix_weights(old: core.PyTree, new: core.PyTree, share: float) -> core.PyTree:
-    """(1 - share) old + share new, of leaves that are floating-point numbers."""
+    """Compute (1 - share) old + share new for all floating-point leaves."""
 
     def mix_leaf(a, b):
         if not jnp.issubdtype(b.dtype, jnp.floating):
@@ -34,7 +34,7 @@ def mix_weights(old: core.PyTree, new: core.PyTree, share: float) -> core.PyTree
 
 
 def save_average(work: job.Job, workdir: epath.PathLike, choose: Callable) -> dict:
-    """Save the average as the newest checkpoint of a run that is over; done once.
+    """Save the average as the newest checkpoint of a finished run, once.
 
     Args:
       work: the run that trained, from the encoder of before.
@@ -78,7 +78,7 @@ def save_average(work: job.Job, workdir: epath.PathLike, choose: Callable) -> di
 
 
 def _start_state(work: job.Job, blank: core.TrainState) -> core.TrainState:
-    """The state that the run began with."""
+    """Return the state that the run started from."""
     if work.loop.start is None:
         return blank
     return checkpoint.restore_start(

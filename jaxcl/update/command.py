@@ -33,14 +33,14 @@ ROLLED_BACK = 3
 
 
 class PreparedUpdate(NamedTuple):
-    """What an update runs, its data read and its options checked."""
+    """An update with its data read and its options checked."""
 
     job: job.Job
     judging: transfer.Transfer | None  # of the encoder before, on --test
 
 
 def prepare(work: plan.Plan) -> PreparedUpdate:
-    """Build what `carry_out` runs.
+    """Read the data and check the options that `carry_out` needs.
 
     Raises:
       ValueError, OSError: as `build.build`.
@@ -62,7 +62,7 @@ def carry_out(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict:
-    """Evaluate, train, evaluate again, decide; resumes where it was stopped.
+    """Evaluate, train, evaluate again and decide; resume a stopped update.
 
     Args:
       work: from `plan.make_plan`.
@@ -115,7 +115,7 @@ def _carry_out(work, prepared, stop) -> dict:
 def _prepare_evaluation(
     work: plan.Plan, run: epath.PathLike, name: str
 ) -> transfer.Transfer | None:
-    """Prepare to judge the encoder of a run on --test; None without --test."""
+    """Prepare to evaluate the encoder of a run on --test; None without --test."""
     if work.judge is None:
         return None
     return build.build(plan.add_checkpoint(work.judge, run), work.workdir / name)
@@ -220,7 +220,7 @@ def define_flags(
 
 
 def _read_number(text: str) -> float | str:
-    """Read a number; any other word stays, for its check."""
+    """Read a number; return any other word unchanged for a later check."""
     try:
         return float(text)
     except ValueError:
@@ -228,7 +228,7 @@ def _read_number(text: str) -> float | str:
 
 
 def main(argv: list[str]) -> int:
-    """Update a run, and print what the update did; returns the exit code."""
+    """Update a run, print the result, and return the exit code."""
     if len(argv) > 1:
         return command.complain(f"unknown argument {argv[1]!r}; see --help")
     options = flags.FLAGS

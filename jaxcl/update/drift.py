@@ -1,4 +1,4 @@
-"""How far embeddings moved, and whether an index of the old ones is still usable.
+"""Measure how far embeddings moved, and whether an index of the old ones still works.
 
 Functions of two arrays of features f32[N, D]: row i of both is the same example,
 embedded before and after. All of them use only directions, as cosine search does.
@@ -19,7 +19,7 @@ def _row_products(a, b):
 
 
 def mean_cosine(before: jax.Array, after: jax.Array) -> jax.Array:
-    """Average the cosine of each example's two embeddings, f32[]."""
+    """Average the cosine between the two embeddings of each example, f32[]."""
     return jnp.mean(jnp.sum(_unit(before) * _unit(after), axis=1))
 
 
@@ -64,13 +64,14 @@ def find_neighbours(
 
 
 def mean_overlap(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Average the share of neighbours i32[Q, k] that two searches share, f32[]."""
+    """Average the share of neighbours that two searches i32[Q, k] have in common,
+    f32[]."""
     same = first[:, :, None] == second[:, None, :]
     return jnp.mean(jnp.sum(same, axis=(1, 2)) / first.shape[1])
 
 
 def measure_drift(before: jax.Array, after: jax.Array, *, k: int = 10) -> dict:
-    """Measure what an update did to embeddings, and to a search among them.
+    """Measure how an update changed embeddings, and searches among them.
 
     A search looks for the neighbours of each row among all other rows.
 

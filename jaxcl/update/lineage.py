@@ -1,4 +1,4 @@
-"""The updates of a run: their directories, configs and verdicts.
+"""Manage the updates of a run: their directories, configs and reports.
 
 RUN/updates/0001, 0002, ... are run directories; each has an update.json once the update
 is over.
@@ -23,7 +23,7 @@ _READING += ("background", "bits")
 
 
 def find_current(run: str) -> str:
-    """Find the directory of the last accepted update of a run, or the run's own."""
+    """Find the directory of a run's last accepted update, or the run's own."""
     accepted = [
         path for path in list_updates(run) if (read_report(path) or {}).get("accepted")
     ]
@@ -31,7 +31,7 @@ def find_current(run: str) -> str:
 
 
 def read_config(run: str) -> dict:
-    """Read the config of a run, as `build` takes it; of an encoder's folder the recipe.
+    """Read the config of a run for `build`; for an encoder's folder make a recipe.
 
     Raises:
       ValueError: there is no config, it has several seeds, or it is of graphs.
@@ -50,7 +50,7 @@ def read_config(run: str) -> dict:
 
 
 def make_recipe(theirs: dict) -> dict:
-    """Make the config that teaches new images to an encoder without a run.
+    """Make the config that trains an encoder without a run on new images.
 
     SimCLR under CaSSLe, where the encoder as it came is the first teacher; of a Vision
     Transformer adapters and the last block are trained (ExPLoRA).
@@ -164,7 +164,7 @@ def _count_tasks(run: str, theirs: dict) -> int:
 
 
 def _change_config(theirs, changes, kept) -> dict:
-    """Change a config, sections option by option; refuse what is not theirs.
+    """Change a config option by option; refuse options that it does not have.
 
     Args:
       kept: sections that cannot change, beside those that are the update's own.
@@ -193,7 +193,7 @@ def list_updates(run: str) -> list[epath.Path]:
 
 
 def default_batch_size(run: str) -> int:
-    """Return the batch size that an update of a run has by default.
+    """Return the default batch size of an update of a run.
 
     It is the last that was asked for, of the run or of an accepted update. A smaller
     one, which an update with few images took, is not handed on.
@@ -207,7 +207,8 @@ def default_batch_size(run: str) -> int:
 
 
 def choose_folder(run: str, asked: dict | None) -> epath.Path:
-    """Choose the directory for an update: the last one's if unfinished or equal.
+    """Choose an update's directory: the last one if it is unfinished or of equal
+    images.
 
     An unfinished update may be another one: then `build` refuses the directory, whose
     config differs.
@@ -226,7 +227,7 @@ def choose_folder(run: str, asked: dict | None) -> epath.Path:
 
 
 def read_report(workdir: epath.PathLike) -> dict | None:
-    """Read update.json; None while the update is not over."""
+    """Read update.json; None while the update is unfinished."""
     path = epath.Path(workdir) / VERDICT
     return storage.read_object(path) if path.exists() else None
 
@@ -258,7 +259,7 @@ def write_report(
 
 
 def remove_checkpoints(workdir: epath.PathLike, report: dict) -> None:
-    """Remove the checkpoints of an update that was rolled back, if they are there yet.
+    """Remove the checkpoints of an update that was rolled back, if any are left.
 
     One that was killed in `write_report` has a verdict and still its checkpoints.
     """

@@ -1,4 +1,4 @@
-"""What an update is to do: its options, its config, the images that it compares."""
+"""Plan an update: its options, its config, and the images to compare."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from jaxcl.update import lineage
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When an update is rolled back; None: no limit."""
+    """The limits whose violation rolls an update back; None means no limit."""
 
     # The most that any accuracy on --test may lose
     accuracy_drop: Annotated[float, schema.Range(-1, 1)] | None = 0.02
@@ -49,7 +49,7 @@ class Options:
 
 
 class Plan(NamedTuple):
-    """What an update is to do."""
+    """A checked update that is ready to run."""
 
     parent: str  # run directory that it continues
     workdir: epath.Path
@@ -82,7 +82,7 @@ def default_options() -> ml_collections.ConfigDict:
 
 
 def read_options(config: dict) -> tuple[Options, Limits]:
-    """Check a config.
+    """Check the config of an update.
 
     Raises:
       ValueError: an option is wrong; the message names the field and what is allowed.
@@ -98,7 +98,7 @@ def read_options(config: dict) -> tuple[Options, Limits]:
 
 
 def _check_average(options: Options, limits: Limits, test) -> None:
-    """Refuse to choose a share where nothing is measured or limited."""
+    """Refuse to choose a share if nothing is measured or limited."""
     if options.average != "auto":
         return
     measured = limits.accuracy_drop is not None or limits.accuracy is not None
@@ -119,7 +119,7 @@ def make_plan(
     join: bool = False,
     again: bool = False,
 ) -> Plan:
-    """Decide what to do and check it, before anything is trained.
+    """Plan and check an update before anything is trained.
 
     Args:
       run: directory of a finished run, which may have updates.
@@ -180,7 +180,7 @@ def make_plan(
 
 
 def _hash_images(run, new_set, judge) -> dict:
-    """Hash the new images and those that judge; warn of images in both.
+    """Hash the new images and the test images; warn of images in both.
 
     Images are the same where their bytes are, see `identity`.
     """
@@ -203,7 +203,7 @@ def _hash_images(run, new_set, judge) -> dict:
 
 
 def say_nothing_new(work: Plan) -> str:
-    """Say in one line that an update is done already."""
+    """Say in one line that the update was done before."""
     return (
         f"nothing new: {work.workdir} is this update, of these images; nothing was "
         "trained. --again (again=True in a program) makes another"
@@ -211,7 +211,7 @@ def say_nothing_new(work: Plan) -> str:
 
 
 def _shrink_batch(config, rows) -> dict:
-    """Shrink the batch where `rows` new images do not fill one."""
+    """Shrink the batch if `rows` new images do not fill one."""
     if rows >= config["batch_size"]:
         return config
     batch, why = own_images.batch_size(rows), f"there are {rows} new images"
@@ -220,7 +220,7 @@ def _shrink_batch(config, rows) -> dict:
 
 
 def _shorten_warmup(config, changes) -> dict:
-    """Shorten the warmup where the epochs asked for do not hold it."""
+    """Shorten the warmup if it is longer than the training."""
     epochs, section = changes.get("epochs"), config["schedule"]
     asked = changes.get("schedule") or {}
     if not isinstance(epochs, int) or "warmup_epochs" in asked:
@@ -276,7 +276,7 @@ def make_transfer_config(section: dict, evaluation: str, parent_config: dict) ->
 
 
 def add_checkpoint(config: dict, run: str) -> ml_collections.ConfigDict:
-    """Complete a transfer config for the encoder of a run."""
+    """Complete a transfer config with the encoder of a run."""
     return ml_collections.ConfigDict({**config, "checkpoint": str(run)})
 
 

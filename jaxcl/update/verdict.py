@@ -1,4 +1,4 @@
-"""Whether an update is kept: what it may lose, and what to do with an index."""
+"""Decide whether an update is kept, and what to do with an index."""
 
 from jaxcl.run import terminal
 from jaxcl.update import plan
@@ -30,7 +30,7 @@ def decide_index(moved: dict | None, least: float) -> str:
 def compare_accuracies(
     before: dict[str, float], after: dict[str, float]
 ) -> dict[str, dict]:
-    """Set accuracies side by side, by name."""
+    """Put accuracies before and after side by side, by name."""
     return {
         name: {BEFORE: value, AFTER: after[name], "change": after[name] - value}
         for name, value in before.items()
@@ -83,7 +83,7 @@ def _say_recall(moved) -> str:
 
 
 def write_sentences(report: dict) -> str:
-    """Say in sentences what an update did, and what to do next."""
+    """Write sentences about an update and the next steps."""
     lines = []
     limit = report.get("asked", {}).get("limits", {}).get("accuracy_drop")
     allowed = "no limit" if limit is None else f"may fall by {100 * limit:.1f} points"
