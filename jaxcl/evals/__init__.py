@@ -1,2 +1,1 @@
-"""Evaluators, found by name; each module has `make(parts, *, ...)`, see
-core.EvalParts."""
+"""Evaluators, found by name: modules with `make(parts, *, ...)`."""

@@ -105,7 +105,7 @@ def make(
     """
     examples, rows = features_lib.sample_rows(parts, "collapse", max_rows)
     embed = features_lib.make_embedder(parts, examples, rows=rows)
-    # What it warns of depends on earlier evaluations, what it measures does not.
+    # Warnings depend on earlier evaluations, measurements do not.
     references, steps = {}, []
 
     def evaluate(state, task: int) -> core.Result:

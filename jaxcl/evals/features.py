@@ -15,11 +15,11 @@ from jaxcl import core, sharding
 from jaxcl.data import graph_batches, prefetch, stream
 from jaxcl.data.augment import images as augment_images
 
-# Of the encoder, or what the loss compares.
+# Features of the encoder, or the projections that the loss compares.
 Features = Literal["embedding", "projection"]
 
 
-# What an evaluator says that measured nothing for this reason.
+# The warning of an evaluator that measured nothing for this reason.
 NOT_FINITE = "features are not finite, so that there is no result"
 
 
@@ -93,7 +93,7 @@ class TaskMembership(NamedTuple):
     """The task of each row, and the classes or domain of each task."""
 
     # "task_aware": tasks are disjoint classes. "domain_aware": each task is a domain.
-    # None: a row's task says nothing about its label (joint, data-incremental).
+    # None: tasks are neither classes nor domains (joint, data-incremental).
     aware: str | None
     train_task: np.ndarray  # i32[N], -1 where no task has the row
     test_task: np.ndarray  # i32[M]
@@ -319,7 +319,7 @@ def make_embedder(
                     shape = steps * batch_size, *blank.shape[1:]
                     features = jnp.zeros(shape, blank.dtype, device=whole)
                 features = program(state, batch, features, np.int32(i * batch_size))
-                # Or images pile up on a device that is slower than the workers.
+                # Wait, or images pile up on a device that is slower than the workers.
                 if examples.load is not None and i % 4 == 3:
                     jax.block_until_ready(features)
         return features[: len(rows)]

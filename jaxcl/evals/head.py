@@ -292,7 +292,7 @@ def make_streamed_fit(
         with contextlib.closing(placed):
             for i, batch in enumerate(placed):
                 carry = step(state, carry, batch, np.int32(i), steps, k_epochs, lr)
-                # Or batches pile up on a device that is slower than the host.
+                # Wait, or batches pile up on a device that is slower than the host.
                 if i % 16 == 0:
                     jax.block_until_ready(carry[2])
         return carry[0], carry[2] / steps

@@ -234,7 +234,7 @@ def _fit_and_judge(
     right = {name: row.astype(float) for name, row in probe.judge(scores).items()}
     most = math.log(parts.num_classes)
     if not (math.isfinite(loss) and sharding.copy_to_host(finite)):
-        # Scores of nan would make class 0 the prediction of every row.
+        # Scores of nan would predict class 0 for every row.
         right = {name: row + np.nan for name, row in right.items()}
         warnings.append(
             f"the fit with lr={lr} is not finite, so that it has no accuracy"

@@ -61,8 +61,7 @@ def fit_regression(
 
 
 def score_classes(machine: Any, features: np.ndarray, num_classes: int) -> np.ndarray:
-    """Score features by a fitted regression, f32[n, num_classes]; -inf for classes
-    without rows."""
+    """Score features by a regression, f32[n, num_classes]; -inf for absent classes."""
     found = machine.decision_function(np.asarray(features, np.float64))
     if found.ndim == 1:  # of two classes
         found = np.stack([np.zeros_like(found), found], axis=1)

@@ -52,7 +52,7 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
         scores, rows, warnings = scores_of(state, first=count), {}, ()
         right = {name: row.astype(float) for name, row in judge(scores).items()}
         if not sharding.copy_to_host(_has_choice(scores)):
-            # Scores of nan would make class 0 the prediction of every row.
+            # Scores of nan would predict class 0 for every row.
             right = {name: row + np.nan for name, row in right.items()}
             warnings = ("predictions are not finite, so that there is no accuracy",)
         for name, correct in right.items():

@@ -224,8 +224,7 @@ def nnclr(
     *,
     temperature: float = 0.1,
 ) -> jax.Array:
-    """Compute NNCLR, whose anchors are neighbours (Dwibedi et al., ICCV 2021, Eq. 2,
-    3).
+    """Compute NNCLR: neighbours are anchors (Dwibedi et al., ICCV 2021, Eq. 2 and 3).
 
     With n(z) the row of the support set that is nearest to z, and s the cosine over the
     temperature, half of

@@ -520,7 +520,7 @@ def pnr_moco(
     core.check_choice("form", form, _FORMS)
     chex.assert_shape([q1, q2, k1, k2, p1, p2, f1, f2], q1.shape)
     chex.assert_shape([key_queue, frozen_queue], (2, None, q1.shape[-1]))
-    # [2, B, D] in the order of the banks they meet: view 2 meets bank 0.
+    # [2, B, D] in the order of the banks to compare with: view 2 with bank 0.
     q = core.l2_normalize(jnp.stack([q2, q1])) / temperature
     p = core.l2_normalize(jnp.stack([p2, p1])) / distill_temperature
     k, f = jax.lax.stop_gradient((jnp.stack([k1, k2]), jnp.stack([f2, f1])))
@@ -576,7 +576,7 @@ def _queue_logsumexp(a, b, queue, logsumexp=None):
       Two f32[2, B]; the second is None if `b` is.
     """
     queue = jax.lax.stop_gradient(queue)
-    # One product reads the queue, which is large, once for both.
+    # One product for both reads the large queue only once.
     rows = a if b is None else jnp.stack([a, b], axis=2).reshape(2, -1, a.shape[-1])
     if logsumexp is None:
         totals = jax.nn.logsumexp(core.dot(rows, queue), axis=-1)

@@ -23,7 +23,7 @@ from jaxcl.memory import selection
 
 Scope = Literal["old", "all_negatives", "all", "none"]
 
-# In place of an infinite loss: large, yet finite.
+# A large, finite value replaces an infinite loss.
 _IMPOSSIBLE = 1e9
 
 

@@ -323,7 +323,7 @@ def _select_affine(memory, incoming, present, limits):
     def open_window(present, total, first):
         scores = jnp.where(present, _products(memory, incoming, total), -jnp.inf)
         best, where = jax.lax.top_k(scores, looked_at + 1)
-        # By index, so that the first of equal rows is met first.
+        # Sort by index, so that the first of equal rows comes first.
         where = jnp.sort(where[:-1])
         comes = first + ahead + jnp.arange(rounds)
         where = jnp.concatenate([where, capacity + comes])

@@ -1,5 +1,4 @@
-"""Estimate how much each parameter matters to earlier tasks: elastic weight
-consolidation.
+"""Estimate each parameter's importance for earlier tasks: EWC.
 
 Kirkpatrick et al., PNAS 2017: after each task the loss gains a quadratic penalty
 around the parameters of that task, weighted by the diagonal of the Fisher

@@ -222,7 +222,7 @@ def _divide(key, amount, room):
     room = jnp.minimum(room, amount)
     ordered = jnp.sort(room)
     place = jnp.arange(classes)
-    # The total if every class gets min(its room, the room of this class).
+    # The total if each class gets at most the room of this class.
     taken = jnp.cumsum(ordered) - ordered + ordered * (classes - place)
     full = place < jnp.sum(taken <= amount)
     left = jnp.sum(~full)

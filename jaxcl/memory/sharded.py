@@ -196,8 +196,7 @@ def sample(
 
 
 def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree):
-    """Call a function on the memory's rows, on each device's own rows if they are
-    split.
+    """Call a function on the memory's rows, on each device if the rows are split.
 
     Args:
       replay: says whether it is split.

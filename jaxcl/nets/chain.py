@@ -51,8 +51,7 @@ class Chain:
         hidden: jax.Array | None = None,
         between: bool = False,
     ) -> tuple:
-        """Apply all networks; return the last output and the updated running
-        statistics.
+        """Apply all networks; return the last output and the new running statistics.
 
         Args:
           params, stats: trees with an entry for each net; other entries are ignored.
@@ -113,7 +112,7 @@ class Chain:
             outputs = [joined[:, i] for i in range(count)]
             if not train:
                 return outputs, [after] * count
-            # Another batch norm than ours does not tell how it moved between views.
+            # Only our own batch norm records its statistics between views.
             if jax.tree.structure(moved, of_norm) == jax.tree.structure(after):
                 along = [
                     jax.tree.map(lambda x, i=i: x[i], moved, is_leaf=of_norm)

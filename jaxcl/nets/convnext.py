@@ -39,7 +39,7 @@ _EPSILON = 1e-6  # of the norms
 
 
 def _layer_norm(dtype, name):
-    # As in `nets.vit`: the fast variance loses digits where the mean is large.
+    # The fast variance loses digits where the mean is large, see `nets.vit`.
     return nn.LayerNorm(_EPSILON, dtype=dtype, use_fast_variance=False, name=name)
 
 
@@ -112,7 +112,7 @@ class ResponseNorm(nn.Module):
         )
         rows = x.astype(jnp.float32)
         square = jnp.sum(rows * rows, axis=(1, 2), keepdims=True)
-        # The root has no slope at 0, where a channel is blank all over.
+        # The square root has no gradient at 0, for a channel that is zero everywhere.
         strength = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
         share = strength / (jnp.mean(strength, axis=-1, keepdims=True) + _EPSILON)
         return (rows + scale * rows * share + bias).astype(x.dtype)
@@ -135,8 +135,8 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        """Apply the block, [B, H, W, C] -> [B, H, W, C]; without a key no row drops
-        it."""
+        """Apply the block, [B, H, W, C] -> [B, H, W, C]; rows drop it only with a
+        key."""
         width = x.shape[-1]
         branch = Depthwise(self.dtype, name="depthwise")(x)
         branch = _layer_norm(self.dtype, "norm")(branch)

@@ -21,8 +21,7 @@ from jaxcl.nets import gcn
 
 
 class GINConv(nn.Module):
-    """The convolution W2 relu(W1 s + b1) + b2, where s is (1 + eps) x + the neighbours'
-    sum.
+    """The convolution W2 relu(W1 s + b1) + b2, s = (1 + eps) x + the neighbours' sum.
 
     W1 and W2 start as Glorot's uniform, b1 and b2 as zero.
 

@@ -16,7 +16,7 @@ from jax import lax
 from jaxcl import sharding
 
 _CHANNELS = 4  # inputs with fewer channels are padded to as many
-# Of a piece of the weight gradient:
+# Limits of a piece of the weight gradient:
 _NUMBERS = 2**18  # of the inputs or outputs; more do not fit the cache
 _PLACES = 1024  # at least, as each piece writes the gradient of the whole kernel
 _PIECES = 32  # about the most, since each is compiled on its own
@@ -195,7 +195,7 @@ def conv(
         kernel = jnp.pad(kernel, ((0, 0),) * 2 + ((0, missing), (0, 0)))
     out = jax.eval_shape(convolve, x, kernel)
     count, places = x.shape[0], out.size // out.shape[-1] // x.shape[0]
-    # Kernels that are large beside their maps are fast in one piece, too.
+    # One piece is fast, too, if the kernel is larger than its map.
     if out.size <= _SMALL or count * places < kernel[..., 0].size:
         return convolve(x, kernel)
     rows = max(
@@ -277,7 +277,7 @@ def _convolve_tiles(x, kernel, reach):
         places = jnp.einsum("oir,pjs,rsc->copij", rows, columns, kernel)
         return jnp.einsum("copij,bijc->bopc", places, x)
     down, across = -(-height // _TILE), -(-width // _TILE)
-    # Zeros around the map, and behind it up to whole tiles.
+    # Pad with zeros around the map, and to whole tiles at its end.
     rest = [
         (reach, n * _TILE - own + reach) for n, own in ((down, height), (across, width))
     ]

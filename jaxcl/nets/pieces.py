@@ -77,7 +77,7 @@ class PiecewiseEncoder:
             features = features.reshape(rows, groups, *features.shape[1:])
             return moved.get("batch_stats", stats), features
 
-        # Every count-th example, so that each device has its share of a piece.
+        # Take every count-th example, so that each device has its share of a piece.
         images = inputs.reshape(rows, self.count, groups, *inputs.shape[1:])
         params, stats = variables["params"], variables.get("batch_stats", {})
         apply_piece = jax.checkpoint(

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# How a learned table is resized, all of them bicubic. Libraries differ, and a file's
-# features are those of the library that it came from:
+# Bicubic ways to resize a learned table. Libraries differ, and a file needs that of the
+# library that wrote the file:
 #   "antialias" widens the kernel when it shrinks: timm, DINOv2 with registers
 #   "plain" does not: transformers' ViT and DINOv2, MAE
 #   "offset" is "plain" with the scale (n + 0.1) / g in place of n / g: DINOv2
@@ -22,7 +22,7 @@ def resize_table(table: jax.Array, grid: tuple[int, int], rule: Resize) -> jax.A
     """Resize a learned table f32[g, g, D] to a grid, f32[R, C, D]."""
     if table.shape[:2] == grid:
         return table
-    # As PyTorch's `interpolate` to rounding: its kernels differ in their slope, too.
+    # PyTorch's `interpolate` has another slope for each kernel, as these methods do.
     method = "cubic" if rule == "antialias" else "cubic-pytorch"
     more = 0.1 if rule == "offset" else 0.0
     pairs = zip(grid, table.shape[:2], strict=True)

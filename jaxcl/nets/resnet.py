@@ -73,8 +73,7 @@ class Residual(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, groups: int) -> jax.Array:
-        """Apply the block, [B, H, W, C] -> [B, H / stride, W / stride, last
-        filters]."""
+        """Apply the block, [B, H, W, C] -> [B, H / stride, W / stride, D]."""
         y, total_stride, size = x, 1, len(self.convs)
         how = {"init": self.conv_init, "train": train, "groups": groups}
         for i, (filters, kernel, stride) in enumerate(self.convs, start=1):

@@ -49,7 +49,7 @@ class TuningSettings(NamedTuple):
     norms: bool
 
 
-# Options by a word.
+# Named sets of options.
 RECIPES = {
     "decay": {"layer_decay": 0.75},  # of MAE's fine-tuning of large networks
     "lora": {"lora_rank": 8},
@@ -235,7 +235,7 @@ class TunedEncoder:
             count_layers(self.net) if self.chosen.lora_rank else 0,
         )
         found: dict[str, dict] = {}
-        # Blocks that are frozen, or trained whole, have none.
+        # Frozen and fully trained blocks have no adapters.
         for number in range(max(chosen.frozen_layers, 1), layers - chosen.open_layers):
             block = f"block_{number - 1}"
             names = [f"{part}/{own}" for part in _PARTS for own in params[block][part]]

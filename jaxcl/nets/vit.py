@@ -168,8 +168,8 @@ class Block(nn.Module):
         skip: int,
         key: jax.Array | None,
     ) -> jax.Array:
-        """Apply the block, [B, T, D] -> [B, T, D]; without a key no row drops a
-        branch."""
+        """Apply the block, [B, T, D] -> [B, T, D]; rows drop branches only with a
+        key."""
         rows = _layer_norm(self.epsilon, self.dtype, "norm1")(x)
         attention = Attention(
             self.heads, self.biased, self.program, self.dtype, name="attention"
@@ -321,7 +321,7 @@ class ViT(nn.Module):
         return x @ kernel + bias.astype(self.dtype)
 
     def _join_tokens(self, x, grid):
-        """Join class token, registers and patches; also count the tokens before the
+        """Join class token, registers and patches; count the tokens before the
         patches."""
         batch, width = x.shape[0], self.width
         first = self.param("class", _tiny, (width,), jnp.float32)

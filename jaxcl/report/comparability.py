@@ -10,7 +10,7 @@ from jaxcl import schema
 from jaxcl.config import options
 from jaxcl.data import storage
 
-# What changes nothing that is measured, or what runs are to differ in.
+# Options that change no measurement, or in which compared runs may differ.
 _ASIDE = {"seed", "last_only", "skip"}
 
 

@@ -95,8 +95,7 @@ def _mean_by_step(rows, name) -> dict[int, float]:
 
 
 def format_table(runs: list[RunGroup], name: str) -> str:
-    """Write a table of one matrix, a line for each run, with differences to the
-    first."""
+    """Write a table of one matrix, a line for each run."""
     head = ("seeds", "average", "anytime", "along", "forgetting")
     head += ("ms/step", "FLOPs", "FLOP/image", "- first")
     width = max(24, *(len(run.name) + 2 for run in runs))

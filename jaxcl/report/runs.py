@@ -23,7 +23,7 @@ class RunGroup:
     results: dict[int, dict]  # seed -> results, see `results.empty_results`
     folders: dict[int, epath.Path]  # seed -> its run directory
     configs: comparability.Configs = comparability.Configs()
-    # Seed -> tasks finished, of seeds that others have left behind.
+    # Seed -> finished tasks, of seeds that are behind the others.
     behind: dict[int, int] = dataclasses.field(default_factory=dict)
 
     @property

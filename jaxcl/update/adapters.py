@@ -115,7 +115,7 @@ def fit_mlp(
     )
     inputs, outputs = after.shape[1], before.shape[1]
     down = jax.random.normal(jax.random.key(0), (inputs, hidden))
-    # An input has length 1: outputs of the layer begin at 0, its inside near 1.
+    # Inputs have length 1. Outputs of the layer start at 0, hidden units near 1.
     begin = {"down": down, "offset": jnp.zeros(hidden)}
     begin |= {"up": jnp.zeros((hidden, outputs)), "shift": jnp.zeros(outputs)}
     optimizer = optax.adamw(lr, weight_decay=decay)

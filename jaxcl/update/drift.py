@@ -64,8 +64,7 @@ def find_neighbours(
 
 
 def mean_overlap(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Average the share of neighbours that two searches i32[Q, k] have in common,
-    f32[]."""
+    """Average the share of neighbours i32[Q, k] that two searches share, f32[]."""
     same = first[:, :, None] == second[:, None, :]
     return jnp.mean(jnp.sum(same, axis=(1, 2)) / first.shape[1])
 

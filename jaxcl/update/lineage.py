@@ -17,7 +17,7 @@ from jaxcl.update import adapters
 UPDATES, VERDICT = "updates", "update.json"
 _IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
-# Options of a run's data on how images are read; new images in files use them, too.
+# Options for reading images, which new image files take over from the run's data.
 _READING = ("size", "channels", "decoder", "on_corrupt")
 _READING += ("background", "bits")
 
@@ -175,7 +175,7 @@ def _change_config(theirs, changes, kept) -> dict:
             continue  # no option of the section was given
         own = theirs.get(name) or {}
         new = {**own, **value} if isinstance(value, dict) else value
-        # The update of an encoder's folder may be asked for once more.
+        # An encoder's folder may get the same update again.
         is_same = name in kept and isinstance(value, dict) and new == own
         fixed = ("data", "scenario", "start", "encoder", "evaluators", *kept)
         if name in fixed and not is_same:
@@ -207,8 +207,7 @@ def default_batch_size(run: str) -> int:
 
 
 def choose_folder(run: str, asked: dict | None) -> epath.Path:
-    """Choose an update's directory: the last one if it is unfinished or of equal
-    images.
+    """Choose an update's directory: the last if unfinished or of equal images.
 
     An unfinished update may be another one: then `build` refuses the directory, whose
     config differs.

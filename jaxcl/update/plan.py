@@ -64,7 +64,7 @@ class Plan(NamedTuple):
 
 def default_options() -> ml_collections.ConfigDict:
     """Return the default config, which --config.SECTION.OPTION=VALUE overrides."""
-    # A flag sets what is in a section, if the section is there.
+    # A flag can set an option only in a section that exists.
     sections = ("augment", "optimizer", "schedule", "method", "tuning")
     return ml_collections.ConfigDict(
         {

@@ -51,8 +51,8 @@ def _load_architectures() -> dict[str, Architecture]:
 
 
 ARCHITECTURES = _load_architectures()
-# A tensor that every network of a kind has, once; and where its name is too common,
-# another beside it.
+# A tensor that each network of a kind has exactly once, and a second one if the name of
+# the first is too common.
 _STEMS = {
     "patch_embed.proj.weight": None,
     "embeddings.patch_embeddings.projection.weight": None,
@@ -122,8 +122,7 @@ def pick_network(
 
 
 def find_scheme(found: Mapping[str, Any]) -> str:
-    """Find the library whose names a network's tensors have, a key of
-    `names.SCHEMES`."""
+    """Find the library that named a network's tensors, a key of `names.SCHEMES`."""
     for scheme, *signs in _SIGNS:
         if all(name in found for name in signs):
             return scheme
@@ -131,7 +130,7 @@ def find_scheme(found: Mapping[str, Any]) -> str:
 
 
 _PATCHES, _THEIR_PATCHES = "patch_embed.proj.weight", "embeddings.patch_embeddings"
-# Schemes with tensors that tell them from those below.
+# Schemes with a tensor that no scheme further down has.
 _SIGNS = (
     ("timm_convnext", "stem.0.weight"),
     ("meta_convnext", "downsample_layers.0.0.weight"),

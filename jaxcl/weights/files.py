@@ -92,7 +92,7 @@ def _cast_finite(path, name, x) -> np.ndarray:
 
 
 def _read_any(path, data) -> dict[str, np.ndarray]:
-    # A safetensors file begins with the length of its header, which may look the same.
+    # A safetensors file begins with its header's length, which may look like a pickle.
     if data[:2] in (b"PK", b"\x80\x02") and data[8:9] != b"{":
         return _read_by_torch(path, data)
     return _read_safetensors(path, data)

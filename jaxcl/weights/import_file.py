@@ -167,10 +167,10 @@ def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> 
 
 
 def find_number(name, given, facts, published, what) -> Any:
-    """Find a number that no tensor shows, from option, config.json or architecture.
+    """Find a number that no tensor shows: by option, config.json or architecture.
 
     Raises:
-      wrappers.Refused: nobody says it, or config.json contradicts the architecture and
+      wrappers.RefusedTensors: no source has the number, or config.json contradicts the architecture and
         no option decides.
     """
     said = facts.network.get(name)

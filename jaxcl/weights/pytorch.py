@@ -1,5 +1,4 @@
-"""Write state dicts of our encoders for PyTorch, with the names of torchvision and
-timm."""
+"""Write state dicts for PyTorch, with the names of torchvision and timm."""
 
 from typing import Any
 
@@ -26,7 +25,7 @@ def check_supported(section: dict) -> None:
     core.check_choice("--torch: config.encoder.name", kind, tuple(writer.PYTORCH))
     wrong = ()
     if kind == "resnet" and section["padding"] != "torch":
-        # Windows of stride 2 would read other pixels than PyTorch's.
+        # With stride 2 the windows would read other pixels than PyTorch's do.
         wrong = "padding", "must be 'torch'"
     elif kind == "vit":
         if section["positions"] == "rotary" and section["qkv_bias"] == "all":

@@ -18,7 +18,7 @@ from jaxcl.weights import encoder
 
 FILE = "encoder.stablehlo"
 PLATFORMS = ("cpu", "cuda", "tpu")
-# Images that a program takes: pixels 0 to 255, or normalised as the card says.
+# Inputs of a program: pixels from 0 to 255, or images normalised as the card says.
 Pixels = Literal["uint8", "float32"]
 
 
@@ -59,7 +59,7 @@ def pack_program(network: encoder.Encoder, pixels: Pixels) -> bytes:
     embed, shape = make_program(network, pixels)
     (batch,) = export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *shape), jnp.dtype(pixels))
-    # Made without the forms of layers that suit a CPU alone.
+    # Leave out the forms of layers that suit only a CPU.
     with sharding.for_elsewhere():
         exported = export.export(jax.jit(embed), platforms=PLATFORMS)(images)
     return bytes(exported.serialize())

@@ -41,7 +41,7 @@ def strip_prefixes(tensors: Mapping[str, T]) -> dict[str, T]:
 
 
 def strip_name(name: str) -> str:
-    """Drop the wrappers in a name."""
+    """Remove the prefixes of training wrappers from a tensor's name."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
@@ -87,8 +87,7 @@ def _drop_chunks(names) -> dict[str, str]:
 
 
 def _number_blocks(pairs: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """Number the blocks of chunks one after another, whether or not chunks restart at
-    0."""
+    """Number the blocks of all chunks through, even if each chunk restarts at 0."""
     if len({block for _, block in pairs}) == len(pairs):
         return {pair: pair[1] for pair in pairs}
     chunks = max(chunk for chunk, _ in pairs) + 1

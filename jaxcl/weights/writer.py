@@ -52,8 +52,7 @@ def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
 
 
 def run_command(options: argparse.Namespace, make: Callable, text: Callable) -> int:
-    """Run a command that writes a folder; exit code 2 if a file, run or folder is
-    wrong."""
+    """Run a command that writes a folder; return 2 if an input or folder is wrong."""
     try:
         card = make(**vars(options))
     except (ValueError, OSError, lock.LockHeldError) as error:
@@ -106,7 +105,7 @@ def _write_files(folder, files, card, force):
         for name, data in files.items():
             (folder / name).write_bytes(data)
     else:
-        # Inside, for what is beside may be another disk, or not ours to write to.
+        # Inside the folder: its parent may be another disk, or read-only.
         draft = folder / f"{uuid.uuid4().hex}.tmp"
         draft.mkdir(parents=True)
         try:
