@@ -375,7 +375,7 @@ def test_what_is_wrong_with_the_run_is_one_line(trained, tmp_path, capsys):
     refused(match, copy, out, capsys)
     there["checkpoint"] = "runs/a"
     (copy / "config.json").write_text(json.dumps(there))
-    refused(r"judged the encoder of runs/a and trained none", copy, out, capsys)
+    refused(r"--run=.*the encoder of runs/a; ", copy, out, capsys)
     shutil.copy(trained[0] / "config.json", copy)
     shutil.rmtree(copy / "checkpoints")
     refused(r"--run='.*copy': there is no checkpoint in it yet", copy, out, capsys)

@@ -139,19 +139,19 @@ def without(tensors, name):
             r"norm\.bias has the shape \[9",
         ),
         (lambda t: t | {"cls_token": np.full((1, 1, 16), np.nan, "f4")}, "not finite"),
-        (lambda t: t | {"dist_token": t["cls_token"]}, "it has dist_token, which no"),
+        (lambda t: t | {"dist_token": t["cls_token"]}, "dist_token"),
         (lambda t: t | {"pos_embed": np.zeros((1, 12, 16), "f4")}, "a square grid has"),
         (
             lambda t: {n.replace("blocks.0.", "blocks.5."): x for n, x in t.items()},
-            r"it has no blocks\.0\.\*, of 6 blocks",
+            r"blocks\.0\.\*, of 6",
         ),
         (
             lambda t: {"a.b": t["norm.bias"]},
-            "no ResNet, ViT or ConvNeXt that is known here, but a",
+            "ResNet, ViT or ConvNeXt, but a",
         ),
         (
             lambda t: t | {f"teacher.{n}": x for n, x in t.items()},
-            "it holds 2 networks; --prefix names one of '', 'teacher'",
+            "2 networks.*--prefix.*'', 'teacher'",
         ),
         (
             lambda t: t | {"patch_embed.proj.weight": np.zeros((16, 3, 4, 2), "f4")},

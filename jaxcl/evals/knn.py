@@ -54,8 +54,8 @@ def count_votes(
     if distance == "cosine":
         weights = jnp.exp(scores / temperature)
     else:
-        # Distances do not come from the scores: |q|^2 + |b|^2 - 2 q.b of near rows loses all
-        # digits.
+        # Distances do not come from the scores: |q|^2 + |b|^2 - 2 q.b of near rows
+        # loses all digits.
         gap = jnp.linalg.norm(queries[:, None] - bank[nearest], axis=-1)
         weights = jnp.where(jnp.isfinite(scores), 1.0 / (gap + 1e-5), 0.0)
     # Not a scatter, whose order of summation varies from run to run on GPUs.

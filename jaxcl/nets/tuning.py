@@ -165,7 +165,7 @@ class TunedEncoder:
                 )
         if self.chosen.lora_rank and not isinstance(self.net, vit.ViT):
             raise ValueError(
-                f"config.tuning.lora_rank={self.chosen.lora_rank}: adapters are of "
+                f"config.tuning.lora_rank={self.chosen.lora_rank}: adapters are for "
                 "Vision Transformers (config.encoder.name='vit'); must be 0"
             )
 

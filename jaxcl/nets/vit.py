@@ -75,7 +75,10 @@ def _attend(query, key, value, program):
 
 @functools.cache  # one line for all blocks and programs
 def _warn_of_xla(lacking):
-    logging.warning("config.encoder.attention='cudnn': XLA computes it, as %s", lacking)
+    logging.warning(
+        "config.encoder.attention='cudnn': XLA computes attention instead, as %s",
+        lacking,
+    )
 
 
 class Attention(nn.Module):

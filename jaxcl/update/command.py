@@ -49,8 +49,8 @@ def prepare(work: plan.Plan) -> PreparedUpdate:
         made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
     except (run_config.Differs, identity.Changed) as error:
         raise ValueError(
-            f"{work.workdir}: is an update that was stopped; finish it by the command "
-            "that began it, with the images that it began with, or remove the folder. "
+            f"{work.workdir}: is a stopped update; finish it by the same command "
+            "with the same images, or remove the folder. "
             f"{error}"
         ) from error
     return PreparedUpdate(made, _prepare_evaluation(work, work.parent, BEFORE))
@@ -259,8 +259,8 @@ def main(argv: list[str]) -> int:
             )
             if now != (planned.parent, planned.workdir):
                 raise lock.LockHeldError(
-                    f"{options.run}: another update of it has ended meanwhile; run the "
-                    "same command again, which goes on from there"
+                    f"{options.run}: another update ended meanwhile; run the "
+                    "same command again to continue from that update"
                 )
             done = lineage.read_report(planned.workdir)
             if done is None:

@@ -179,7 +179,7 @@ def _change_config(theirs, changes, kept) -> dict:
         is_same = name in kept and isinstance(value, dict) and new == own
         fixed = ("data", "scenario", "start", "encoder", "evaluators", *kept)
         if name in fixed and not is_same:
-            raise ValueError(f"config.train.{name}: is the run's, or the update's own")
+            raise ValueError(f"config.train.{name}: is fixed by the run or the update")
         changed[name] = new
     return changed
 

@@ -104,7 +104,7 @@ def _check_average(options: Options, limits: Limits, test) -> None:
     measured = limits.accuracy_drop is not None or limits.accuracy is not None
     if test is None or not measured:
         raise ValueError(
-            "config.average='auto': is chosen by accuracy; must be a number without "
+            "config.average='auto': needs accuracies; must be a number without "
             "--test, labelled images, or without a limit (config.limits.accuracy_drop)"
         )
 

@@ -103,18 +103,20 @@ def pick_network(
     if not found:
         some = ", ".join(sorted(tensors)[:10])
         raise wrappers.RefusedTensors(
-            f"it holds no ResNet, ViT or ConvNeXt that is known here, but {some}"
+            f"the file holds no known ResNet, ViT or ConvNeXt, but {some}"
         )
     if prefix is not None:
         asked = wrappers.strip_name(prefix.removesuffix("."))
         asked = f"{asked}." if asked else ""
         if asked not in found:
-            raise wrappers.RefusedTensors(f"--prefix={prefix}: no network begins so")
+            raise wrappers.RefusedTensors(
+                f"--prefix={prefix}: no tensor name starts with it"
+            )
         found = [asked]
     if len(found) > 1:
         shown = ", ".join(repr(begin.rstrip(".")) for begin in sorted(found))
         raise wrappers.RefusedTensors(
-            f"it holds {len(found)} networks; --prefix names one of {shown}"
+            f"the file holds {len(found)} networks; choose by --prefix one of {shown}"
         )
     begin = found[0]
     own = {n[len(begin) :]: x for n, x in tensors.items() if n.startswith(begin)}
@@ -167,7 +169,7 @@ class _Tensors:
     def shape(self, ours: str, axes: int) -> tuple[int, ...]:
         name = self.name(ours)
         if name not in self.tensors:
-            raise wrappers.RefusedTensors(f"it has no {name}")
+            raise wrappers.RefusedTensors(f"the file has no {name}")
         shape = self.tensors[name].shape
         if len(shape) != axes:
             raise wrappers.RefusedTensors(
@@ -208,13 +210,15 @@ def vit_section(
     found = _Tensors(tensors, scheme)
     for odd in ("dist_token", "fc_norm.weight", "cls_norm.weight"):
         if odd in tensors:
-            raise wrappers.RefusedTensors(f"it has {odd}, which no network here has")
+            raise wrappers.RefusedTensors(
+                f"the file has {odd}, which no known network has"
+            )
     width, _, patch = found.stem()
     layers = _count_blocks(found)
     rows, side = _position_grid(found, width)
     if not side and architecture.images is None:
         raise wrappers.RefusedTensors(
-            f"it has no {found.name('positions')}; rotary positions go with "
+            f"the file has no {found.name('positions')}; for rotary positions take "
             "--architecture=dinov3"
         )
     registers = tensors.get(found.name("registers"))
@@ -315,9 +319,9 @@ def resnet_section(tensors: Mapping[str, np.ndarray], stem_padding: int | None) 
         )
     if kernel == 3 and stem_padding is None:
         raise wrappers.RefusedTensors(
-            "its first convolution is 3 x 3, and no tensor says how many pixels pad "
-            "the images on each side; --stem-padding says so: 1 in most code, 2 in "
-            "that of solo-learn, CaSSLe and PNR. It must have no max pool behind"
+            "the first convolution is 3 x 3, and no tensor shows its padding: give "
+            "--stem-padding, 1 in most code, 2 in solo-learn, CaSSLe and PNR. No max "
+            "pool may follow it"
         )
     return {
         "depth": depths[sizes, kind],
@@ -388,7 +392,9 @@ def fill_arrays(
     if missing or more:
         said = [f"it lacks {_name_some(missing)}"] if missing else []
         said += [f"it also has {_name_some(more)}"] if more else []
-        raise wrappers.RefusedTensors(f"it is not of this network: {'; '.join(said)}")
+        raise wrappers.RefusedTensors(
+            f"tensors do not fit the network: {'; '.join(said)}"
+        )
     arrays = {}
     for ours, leaf in places.items():
         path, x = ours.partition("/")[2], tensors[leaf.tensor]
@@ -396,7 +402,7 @@ def fill_arrays(
             arrays[ours] = names.read_array(leaf, path, x, shapes[ours])
         except ValueError as error:
             raise wrappers.RefusedTensors(
-                f"it is not of this network: {error}"
+                f"tensors do not fit the network: {error}"
             ) from error
     return arrays, sorted(tensors.keys() - needed)
 

@@ -84,7 +84,9 @@ def write_features(
     }
     if os.path.exists(out):
         if from_features.read(out)[1] != about:
-            raise schema.Refused(f"--out={out}: holds something else; name another")
+            raise schema.Refused(
+                f"--out={out}: is no file of features; give another path"
+            )
         return about
     parts, width = stream.splits_of(dataset), about["card"]["num_features"]
     draft, sizes = f"{out}.part", [stream.count_rows(x) for x in parts.values()]
@@ -98,7 +100,7 @@ def write_features(
             file.write(rows.astype("<f4").tobytes())
             file.flush()
             if stop():
-                raise train.Interrupted(f"stopped; what is done is in {draft}")
+                raise train.Interrupted(f"stopped; the rows so far are in {draft}")
     whole = np.memmap(draft, "<f4", "r", offset=begin, shape=(sum(sizes), width))
     arrays, pieces = {}, np.split(whole, np.cumsum(sizes)[:-1])
     for (name, x), rows in zip(parts.items(), pieces, strict=True):
@@ -119,7 +121,7 @@ def _begin_draft(draft, about) -> int:
         if file.read(len(line)) != line:
             raise schema.Refused(
                 f"{draft}: has features of another encoder, data set or batch size; "
-                "give the command that began it, or remove the file"
+                "repeat the command that started the file, or remove it"
             )
     return len(line)
 

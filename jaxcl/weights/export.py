@@ -125,8 +125,8 @@ def _read_config(run):
     """Read the config of a run; refuse a run that has no encoder of its own."""
     if folder_lib.is_one(run):
         raise ValueError(
-            f"--run={run!r}: it is the folder of an encoder already, and no update of "
-            "it was accepted"
+            f"--run={run!r}: is already the folder of an encoder, without an accepted "
+            "update"
         )
     config = transfer.config_of(run, field="--run")
     if config.get("seeds", 1) > 1:
@@ -136,8 +136,8 @@ def _read_config(run):
         )
     if config.get("checkpoint") is not None:
         raise ValueError(
-            f"--run={run!r}: it has judged the encoder of {config['checkpoint']} and "
-            "trained none; export that run"
+            f"--run={run!r}: only evaluated the encoder of {config['checkpoint']}; "
+            "export that run"
         )
     method = config["method"]["name"]
     if method in _DROP:

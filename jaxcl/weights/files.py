@@ -140,20 +140,20 @@ def _read_safetensors(path, data) -> dict[str, np.ndarray]:
     size = struct.unpack("<Q", data[:8].ljust(8, b"\xff"))[0]
     if size > min(_MOST_HEADER, len(data)):
         raise ValueError(
-            f"{path}: it is neither a whole safetensors file nor one of PyTorch"
+            f"{path}: is neither a complete safetensors file nor a PyTorch file"
         )
 
     def refuse_duplicates(pairs):
         names = [name for name, _ in pairs]
         if len({*names}) < len(names) or len(names) > _MOST_TENSORS:
-            raise ValueError("a name is there twice, or there are too many")
+            raise ValueError("a name occurs twice, or there are too many names")
         return dict(pairs)
 
     try:
         json.loads(data[8 : 8 + size], object_pairs_hook=refuse_duplicates)
         entries = safetensors.deserialize(data)
     except (ValueError, RecursionError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path}: it is no whole safetensors file: {error}") from error
+        raise ValueError(f"{path}: is no complete safetensors file: {error}") from error
     tensors = {}
     for name, entry in entries:
         if entry["dtype"] not in _TYPES:

@@ -123,9 +123,9 @@ def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> 
             f"it is a {kind}, and --architecture={architecture} is a {known.kind}"
         )
     if given and kind != "vit":
-        raise ValueError(f"--{next(iter(given))}: is of Vision Transformers")
+        raise ValueError(f"--{next(iter(given))}: applies to Vision Transformers only")
     if stem_padding is not None and kind != "resnet":
-        raise ValueError("--stem-padding: is of ResNets")
+        raise ValueError("--stem-padding: applies to ResNets only")
     if kind == "resnet":
         options = architectures.resnet_section(tensors, stem_padding)
     elif kind == "convnext":
@@ -170,8 +170,8 @@ def find_number(name, given, facts, published, what) -> Any:
     """Find a number that no tensor shows: by option, config.json or architecture.
 
     Raises:
-      wrappers.RefusedTensors: no source has the number, or config.json contradicts the architecture and
-        no option decides.
+      wrappers.RefusedTensors: no source has the number, or config.json contradicts the
+        architecture and no option decides.
     """
     said = facts.network.get(name)
     if name in given:
@@ -179,13 +179,13 @@ def find_number(name, given, facts, published, what) -> Any:
         return given[name]
     if said is None and published is None:
         raise wrappers.RefusedTensors(
-            f"no tensor shows its {name}, no {side_files.CONFIG} beside it, and no "
-            f"{what} is published; --{name} says it"
+            f"neither a tensor nor {side_files.CONFIG} shows {name}, and no "
+            f"{what} is published; give --{name}"
         )
     if None not in (said, published) and said != published:
         raise wrappers.RefusedTensors(
             f"{side_files.CONFIG} beside it says {name}={said}, a published {what} has "
-            f"{published}; --{name} says which"
+            f"{published}; choose by --{name}"
         )
     return published if said is None else said
 
@@ -233,7 +233,7 @@ def _option_or_known(prepared, name, value) -> Any:
     value = prepared.get(name) if value is None else value
     if value is None:
         raise ValueError(
-            f"--{name}: how its images are prepared is not known; give --size, --mean "
+            f"--{name}: the preparation of its images is unknown; give --size, --mean "
             "and --std, or a narrower --architecture, as 'augreg' or 'deit'"
         )
     return value

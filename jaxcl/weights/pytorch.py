@@ -38,8 +38,8 @@ def check_supported(section: dict) -> None:
     if wrong:
         field, allowed = wrong
         raise ValueError(
-            f"--torch: config.encoder.{field}={section[field]!r} has no twin in "
-            f"PyTorch; {allowed}"
+            f"--torch: config.encoder.{field}={section[field]!r} has no counterpart "
+            f"in PyTorch; {allowed}"
         )
 
 
