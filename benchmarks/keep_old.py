@@ -2,9 +2,10 @@
 
   python benchmarks/keep_old.py --seeds 0 1 2 --out=runs/keep_old
 
-A small Vision Transformer learns drawn silhouettes, filled and in outline, by SimCLR.
-Each row then teaches it dark ones by `jaxcl update`, with the same steps and rate, once
-with all weights from the first step and once with the heads alone in a first quarter.
+A small Vision Transformer learns digits, as they are and inverted, by SimCLR. Each row
+then teaches it digits a quarter turned by `jaxcl update`, with the same steps and rate,
+once with all weights from the first step and once with the heads alone in a first
+quarter.
 A seed sets the first training and the updates. Accuracy is that of nearest neighbours
 on test images. The same command resumes; --epochs=1 --rows=cassle is a quick trial.
 """
@@ -21,9 +22,10 @@ from jaxcl.run import results as results_lib
 from jaxcl.update import command, lineage, plan
 from jaxcl.weights import export
 
-OLD = {"name": "shapes", "domains": ["plain", "outline"], "size": 16}
-NEW = {"name": "shapes", "domains": ["night"], "size": 16}
-BATCH, IMAGES = 125, 1000  # of a step, of the new
+DIGITS = {"name": "digits_in_looks", "size": 16, "channels": 3}
+OLD = DIGITS | {"looks": ["plain", "inverted"]}
+NEW = DIGITS | {"looks": ["rotated"]}
+BATCH, IMAGES = 125, 1438  # of a step, of the new
 SIZES = {"width": 48, "layers": 2, "heads": 3, "hidden": 96, "patch": 4}
 HEADS = {"hidden_dim": 128, "output_dim": 64}
 QUIET = {"progress": False, "plots": False, "tensorboard": False}
@@ -51,9 +53,9 @@ def pretrain(args, seed) -> pathlib.Path:
     place = pathlib.Path(args.out, "old", f"seed_{seed}")
     if not (place / "encoder" / folder.CARD).exists():
         config = files.read_config(["--config=keep_fresh"])
-        config.update(seed=seed, epochs=args.epochs, batch_size=BATCH, **QUIET)
+        config.update(seed=seed, epochs=2 * args.epochs, batch_size=BATCH, **QUIET)
         config.data = dict(OLD)
-        config.augment.update(size=16, resize=16)
+        config.augment.update(size=16, resize=16, flip=0.0)
         config.encoder.update(image_size=16, **SIZES)
         config.method.update(HEADS)
         config.schedule.update(warmup_epochs=0)
@@ -129,7 +131,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS)
-    parser.add_argument("--epochs", type=int, default=12, help="of each training")
+    parser.add_argument(
+        "--epochs", type=int, default=30, help="of an update; twice as many of the old"
+    )
     parser.add_argument("--out", default="runs/keep_old", help="folder of the runs")
     args = parser.parse_args()
     rows: dict[str, dict[int, list]] = {}

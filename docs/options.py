@@ -2,8 +2,11 @@
 
 A line `<!-- options: MODULE.FUNCTION -->` in a page becomes a table of the function's
 keyword-only options: name, default, and the meaning that `jaxcl options` prints.
-`except NAME` in that line leaves an option out. A line `<!-- list: KIND -->` becomes
-the table of `jaxcl list KIND`. mkdocs calls `on_page_markdown`.
+`except NAME` in that line leaves an option out. A line
+`<!-- headings ###: MODULE.{}.FUNCTION: a b -->` stands for a heading and such a line
+for each of the names, `bold` in place of `###` for names in bold. A line
+`<!-- list: KIND -->` becomes the table of `jaxcl list KIND`. mkdocs calls
+`on_page_markdown`.
 
   python docs/options.py docs/options_run.md   # prints a page with its tables
 """
@@ -18,6 +21,7 @@ from jaxcl.api.list import KINDS
 from jaxcl.api.options import meanings
 
 MARKER = re.compile(r"^<!-- options: ([\w.]+)(?: except ([\w ]+))? -->$", re.M)
+HEADINGS = re.compile(r"^<!-- headings (#+|bold): ([\w.{}]+): ([\w\s]+?)\s+-->$", re.M)
 LISTED = re.compile(r"^<!-- list: (\w+) -->$", re.M)
 
 
@@ -53,8 +57,23 @@ def list_kind(kind: str) -> str:
     return "\n".join(["| name | description |", "|---|---|", *rows])
 
 
+def write_headings(text: str) -> str:
+    """Return a page with a heading and a marker for each name of a `headings` line."""
+
+    def sections(match):
+        level, path, names = match.groups()
+        lines = []
+        for name in names.split():
+            lines.append(f"**{name}**" if level == "bold" else f"{level} {name}")
+            lines.append(f"<!-- options: {path.format(name)} -->")
+        return "\n\n".join(lines)
+
+    return HEADINGS.sub(sections, text)
+
+
 def expand(text: str) -> str:
     """Return a page with a table in place of each marker."""
+    text = write_headings(text)
     text = MARKER.sub(lambda m: table(m[1], (m[2] or "").split()), text)
     return LISTED.sub(lambda m: list_kind(m[1]), text)
 

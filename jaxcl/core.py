@@ -39,7 +39,7 @@ class Replay(NamedTuple):
     """How online methods store and replay the stream: config.replay."""
 
     capacity: int  # slots of the memory
-    policy: str = "reservoir"  # see memory.policies.look_up
+    policy: str = "reservoir"  # see memory.policy_table.look_up
     size: int | None = None  # rows drawn per update; None: as many as come in
     updates: int = 1  # gradient steps on each incoming batch
     flops: float | None = None  # budget for each image, from which `updates` came
@@ -182,7 +182,7 @@ def step_key(state: TrainState) -> jax.Array:
 
 
 def progress(state: TrainState) -> jax.Array:
-    """Share of the present task that is done, f32[] in [0, 1)."""
+    """Return the share of the present task that is done, f32[] in [0, 1)."""
     return (state.step - state.task_start) / state.task_steps
 
 

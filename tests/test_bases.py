@@ -63,7 +63,7 @@ PAPER = CODE._replace(form="paper")
 def value(base, strategy, options, features=FEATURES):
     """The loss of a task after the first."""
     given = options._asdict()
-    make_base, make_strategy = bases.find(base), strategies.find(strategy)
+    make_base, make_strategy = bases.find_make(base), strategies.find_make(strategy)
     spec = make_base(**schema.pick_options(make_base, given))
     plan = make_strategy(**schema.pick_options(make_strategy, given))
     return plan.loss(spec, losses.for_library(base, features))
@@ -81,7 +81,7 @@ UNCHANGED = {"finetune", "ewc", "l2_sp", "lump"}
 @pytest.mark.parametrize("base", bases.BASES)
 def test_a_base_is_its_equations(base, options):
     for strategy in ("finetune", "cassle", "pnr"):
-        if strategy not in (bases.get(base).strategies or strategies.STRATEGIES):
+        if strategy not in (bases.make_base(base).strategies or strategies.STRATEGIES):
             continue
         twin = losses.loss(base, strategy, FEATURES, options)
         check(value(base, strategy, options), twin)
@@ -134,7 +134,7 @@ def test_a_strategy_is_its_equation(base):
     ],
 )
 def test_defaults_are_the_papers(base, expected):
-    spec, options = bases.get(base), schema.defaults(bases.find(base))
+    spec, options = bases.make_base(base), schema.defaults(bases.find_make(base))
     end = spec.momentum and spec.momentum.end
     negative_weight = spec.negative_weight if spec.distance else None
     found = (options.get("temperature"), spec.weight, negative_weight, end)
@@ -361,7 +361,9 @@ def test_only_what_a_loss_reads_is_kept(tmp_path, base, strategy, queues):
         copied |= {"prototypes"}
     assert set(state.params) == networks
     assert set(kept["teacher"]) == copied
-    assert set(kept["momentum"]) == (copied if bases.get(base).momentum else set())
+    assert set(kept["momentum"]) == (
+        copied if bases.make_base(base).momentum else set()
+    )
     assert isinstance(kept["base"], dino.Centres) == (base == "dino")
 
 
@@ -380,7 +382,7 @@ def test_replayed_rows_are_spread_over_the_devices(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "base", [name for name in bases.BASES if bases.get(name).distance]
+    "base", [name for name in bases.BASES if bases.make_base(name).distance]
 )
 def test_without_pseudo_negatives_pnr_is_cassle(base):
     without = CODE._replace(pn2=False)

@@ -119,7 +119,7 @@ def test_rows_of_reproduce_build(load, tmp_path):
     for name, row in bench.ROWS.items():
         (tmp_path / row.data).mkdir(exist_ok=True)
         config = bench.make_config(row, count=3, data=str(tmp_path))
-        top = sections.top_of(config.to_dict())
+        top = sections.read_top(config.to_dict())
         for measure in (row.measure, *row.other):
             assert measure.partition("/")[0] in top.evaluators, name
         config_files.made(config, 100 if row.data == "cifar100" else 10)
@@ -158,7 +158,7 @@ def test_the_peer_takes_the_same_steps(load, tmp_path, monkeypatch, base, strate
         precision="float32",
         channels_last=True,
     )
-    step, slow = jax.jit(work.method.step), bases.get(base).momentum
+    step, slow = jax.jit(work.method.step), bases.make_base(base).momentum
     end = slow.end if slow else 1.0
     # The optimiser, the average and the queues show from the second step on.
     for _ in range(3):

@@ -64,7 +64,8 @@ def test_refuses_and_names_the_field(tmp_path, changes, match):
 def test_first_task_has_a_schedule_of_its_own():
     raw = toy.config().to_dict() | {"epochs": (2, 4), "scale_lr": False}
     raw["schedule"] = {"name": "cosine"}
-    parts, _ = sections.build_parts(sections.top_of(raw))
+    make_parts, _ = sections.read_parts(sections.read_top(raw))
+    parts = make_parts(num_classes=10)
     rates = [float(parts.lr(jnp.float32(0.3), jnp.int32(task))) for task in (0, 1, 2)]
     np.testing.assert_allclose(rates[0], raw["optimizer"]["lr"])
     later = rates[0] * (0.5 + 0.25 * 2**0.5)

@@ -124,7 +124,7 @@ def test_training_without_a_config_says_what_to_type(
     assert told in line and not started
 
 
-ALL = FUNCTIONS | {"mesh": sections.sides, "tuning": tuning.settings}
+ALL = FUNCTIONS | {"mesh": sections.read_sides, "tuning": tuning.settings}
 NOT_OF_USERS = {"augment images of evaluation", "agent"}
 
 

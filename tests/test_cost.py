@@ -110,6 +110,14 @@ def test_a_branch_that_a_task_does_not_take_costs_nothing(jitted):
     np.testing.assert_allclose(found, [PRODUCT, 3 * PRODUCT, 3 * PRODUCT], rtol=0.02)
 
 
+def test_a_step_on_an_accelerator_is_counted(monkeypatch):
+    """There JAX's own count of a lowered program is None."""
+    monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", lambda self: None)
+    given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
+    found = cost.count_flops(lambda state, x: (state, {"x": dear(x)}), *given, 0)
+    assert found == pytest.approx(3 * PRODUCT, rel=0.02)
+
+
 def test_a_count_is_kept_with_the_compiled_programs(tmp_path, monkeypatch):
     given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
     folder = jax.config.jax_compilation_cache_dir

@@ -416,8 +416,6 @@ def settings(**changes):
         newcomer_competes=False,
         score="affine",
         temperature=0.3,
-        gather=sharding.gather,
-        on_each=sharding.on_each,
     )
     return active_memory.Settings(**(given | changes))
 

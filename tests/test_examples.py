@@ -33,6 +33,7 @@ def package(tmp_path_factory):
     folder.mkdir()
     (folder / "broken.py").write_text("import a_library_that_is_not_there\n")
     (folder / "other.py").write_text("def make():\n    return 3\n")
+    (folder / "net.py").write_text("def untyped(*, dtype):\n    return object()\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder.parent))
         patch.syspath_prepend(str(EXAMPLES))
@@ -245,6 +246,11 @@ SOURCE = "my_package.my_source.blobs"
             {"encoder": {"name": "my_package.my_encoder.round"}},
             "config.encoder.name",
             "round",
+        ),
+        (
+            {"encoder": {"name": "wrong.net.untyped"}},
+            "config.encoder.name",
+            "untyped.*dtype",
         ),
         ({"data": {"name": SOURCE, "size": "many"}}, "config.data.size", "many"),
     ],

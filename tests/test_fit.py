@@ -244,7 +244,7 @@ def asked(monkeypatch, tmp_path):
             raise Asked(config, where, build.build(config, where))
 
         monkeypatch.setattr(fitting, "build", _With(build=stop))
-        monkeypatch.setattr(job, "check_step", lambda method, *_: method)
+        monkeypatch.setattr(job, "trace_step", lambda work: work)
         arguments = {"encoder": {"name": "conv_net", "width": 4}} | arguments
         arguments["options"] = {"devices": 1} | arguments.get("options", {})
         with pytest.raises(Asked) as found:

@@ -386,8 +386,8 @@ def test_classes_that_are_judged_and_not_trained_on_are_counted(tmp_path, caplog
         np.savez(path, **train, **judged)
         section = {"name": "npz", "path": path}
         config = toy.config(data=section, batch_size=2, evaluators={"knn": knn})
-        top = build.sections.top_of(config.to_dict())
-        tasks = build.sections.check_tasks(section, {"name": "joint"}, 0)()
+        top = build.sections.read_top(config.to_dict())
+        tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
         with caplog.at_level("WARNING"):
             caplog.clear()
             checks.check_data(top, tasks, tmp_path / str(test))
@@ -427,11 +427,11 @@ def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
     section = {"name": "image_folder", "path": str(root), "size": 8}
     changes = {"data": section, "scenario": {"name": "joint"}, "batch_size": 2}
     config = toy.config(**changes, evaluators={})
-    tasks = build.sections.check_tasks(section, {"name": "joint"}, 0)()
+    tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
     for asked, rows in ((None, 10**6), (None, 10), (True, 10), (False, 10**6)):
         monkeypatch.setattr(identity, "ROWS", rows)
         config.duplicates = asked
-        top = build.sections.top_of(config.to_dict())
+        top = build.sections.read_top(config.to_dict())
         checks.check_data(top, tasks, tmp_path / f"{asked}{rows}")
     assert len(told) == 2 and told[0] == told[1] and "1 rows of test" in told[0]
 

@@ -1,10 +1,12 @@
 """launch/local.sh: with a stand-in for Python, and with real processes."""
 
+import contextlib
 import os
 import pathlib
 import shlex
 import signal
 import subprocess
+import sys
 import time
 
 import psutil
@@ -121,3 +123,47 @@ def test_a_signal_stops_and_saves(fake):
 
 
 # Real processes
+
+
+def real(workdir):
+    paths = os.pathsep.join([str(processes.TESTS.parent), str(processes.TESTS)])
+    env = {"PYTHON": sys.executable, "PYTHONPATH": paths, "JAX_NUM_CPU_DEVICES": "1"}
+    options = [f"--config={processes.CONFIG}", f"--workdir={workdir}"]
+    return start("--", *options, env=os.environ | env)
+
+
+def kill_one(process, number):
+    """SIGKILL to one process of the run; all there were."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):  # the script sleeps, too
+            if f"--process={number}" in one.cmdline():
+                one.kill()
+    return family
+
+
+def test_a_lost_process_ends_a_real_run(tmp_path):
+    work = tmp_path / "my run"
+    process = real(work)
+    processes.until(process, lambda: processes.lines(work) > 2)
+    family = kill_one(process, 0)  # the coordinator
+    _, err = processes.finish(process, code=137)
+    assert "process 0" in err and "137" in err
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+@pytest.mark.slow
+def test_stopped_lost_and_continued_is_the_same(tmp_path):
+    whole, work = tmp_path / "whole", tmp_path / "my run"
+    processes.finish(real(whole))
+    process = real(work)
+    processes.until(process, lambda: processes.lines(work) > 12)
+    process.terminate()
+    processes.finish(process, code=75)
+    process = real(work)
+    before = processes.lines(work)
+    processes.until(process, lambda: processes.lines(work) > before + 12)
+    kill_one(process, 1)
+    processes.finish(process, code=137)
+    processes.finish(real(work))
+    processes.check_same(work, whole)

@@ -96,7 +96,7 @@ def test_one_domain_of_several_keeps_its_labels(root, tmp_path):
 def test_the_domain_scenario_streams_through_a_config(root):
     data = {"name": "image_lists", "path": str(root), "domains": ("sketch", "photo")}
     scenario = {"name": "domain", "domain_order": ("photo", "sketch")}
-    tasks = sections.check_tasks(data, scenario)()
+    tasks = sections.read_tasks(data, scenario)()
     assert [task.name for task in tasks.tasks] == ["photo", "sketch"]
     assert [task.classes.tolist() for task in tasks.tasks] == [[0, 2], [0, 1, 2]]
     for index, task in enumerate(tasks.tasks):
@@ -123,7 +123,7 @@ def test_the_domain_scenario_streams_through_a_config(root):
         # Numbers follow `domains`, tasks follow `domain_order`.
         assert (tasks.dataset.train.domain[seen] == 1 - index).all()
     with pytest.raises(ValueError, match=r"config\.data\.domain"):
-        sections.check_tasks({**data, "domain": "photo"}, scenario)
+        sections.read_tasks({**data, "domain": "photo"}, scenario)
 
 
 def test_one_train_and_one_test_list_elsewhere(root, tmp_path):

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from helpers import loss_aware_twin as twin
-from jaxcl.memory import buffer, policies
+from jaxcl.memory import buffer, loss_aware, policies
 
 
 def test_a_low_loss_and_many_draws_make_a_low_score():
     loss, draws = jnp.array([2.0, 4.0, 3.0, -9.0]), jnp.array([0, 4, 2, 9])
     filled = jnp.array([True, True, True, False])
-    got = policies.score_losses(loss, draws, filled)
+    got = loss_aware.score_losses(loss, draws, filled)
     # 0 - 0; 1 - 4/8; 1/2 - 2/8; what an empty slot holds counts nowhere.
     np.testing.assert_allclose(got, [0.0, 0.5, 0.25, np.inf])
     assert buffer.lowest(got, jnp.int32(2)).tolist() == [True, False, True, False]
-    same = policies.score_losses(
+    same = loss_aware.score_losses(
         jnp.ones(3), jnp.zeros(3, jnp.int32), jnp.ones(3, bool)
     )
     np.testing.assert_array_equal(same, 0)
@@ -24,7 +24,7 @@ def test_a_low_loss_and_many_draws_make_a_low_score():
 
 
 def test_a_running_loss_moves_half_of_the_way():
-    moved = policies.move_losses(jnp.array([1.0, 3.0]), jnp.array([2.0, -1.0]))
+    moved = loss_aware.move_losses(jnp.array([1.0, 3.0]), jnp.array([2.0, -1.0]))
     np.testing.assert_allclose(moved, [1.5, 1.0])
 
 
@@ -47,7 +47,9 @@ def stream(size, turns=25, capacity=8):
         drawn = (rng.random(capacity) < (turn % 3) / 2) & np.asarray(memory.filled)
         new = rng.normal(size=capacity).astype(np.float32)
         held = memory.items
-        moved = jnp.where(drawn, policies.move_losses(held["loss"], new), held["loss"])
+        moved = jnp.where(
+            drawn, loss_aware.move_losses(held["loss"], new), held["loss"]
+        )
         memory = memory._replace(
             items={"loss": moved, "draws": held["draws"] + drawn.astype(np.int32)}
         )
@@ -65,7 +67,7 @@ def play(batches, slots_of):
 
 @pytest.mark.parametrize("size", [3, 5, 9])
 def test_every_row_enters_and_the_lowest_scores_go(size):
-    offer, gone_at_all = jax.jit(policies.loss_aware), []
+    offer, gone_at_all = jax.jit(loss_aware.replace_lowest), []
 
     def slots_of(memory, items, mask, key):
         held = jax.tree.map(np.asarray, memory)
@@ -90,7 +92,7 @@ def test_every_row_enters_and_the_lowest_scores_go(size):
 
 @pytest.mark.parametrize("size", [3, 5, 9])
 def test_rows_enter_as_in_a_reservoir_and_the_lowest_score_goes(size):
-    offer, replaced = jax.jit(policies.loss_aware_reservoir), []
+    offer, replaced = jax.jit(loss_aware.replace_in_reservoir), []
 
     def slots_of(memory, items, mask, key):
         held = jax.tree.map(np.asarray, memory)

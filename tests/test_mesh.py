@@ -72,6 +72,18 @@ def test_a_step_is_that_of_whole_weights(works):
     assert kernel.addressable_shards[0].data.shape == (16, 16)
 
 
+def test_weights_are_split_by_name_and_the_rest_is_whole():
+    block = {"mlp": {"fc1": {"kernel": np.zeros((8, 32)), "bias": np.zeros(32)}}}
+    tree = {"params": {"encoder": {"block_0": block, "norm": {"scale": np.zeros(8)}}}}
+    mesh = sharding.mesh(8, model=2)
+    places = sharding.placement(tree, mesh)["params"]["encoder"]
+    kernel = places["block_0"]["mlp"]["fc1"]["kernel"]
+    assert kernel.shard_shape((8, 32)) == (8, 16)
+    assert places["norm"]["scale"].shard_shape((8,)) == (8,)
+    whole = sharding.placement(tree, sharding.mesh(8))
+    assert all(x.is_fully_replicated for x in jax.tree.leaves(whole))
+
+
 def test_a_checkpoint_goes_on_with_split_and_with_whole_weights(works, tmp_path):
     whole, cut = works
     state = begin(cut)

@@ -95,7 +95,7 @@ def pair(base, strategy) -> Row:
     changes = {"method.base": base, "method.strategy": strategy}
     changes |= SMALLER_STEPS.get(base, {})
     changes |= AWAY_FROM_KINKS.get((base, strategy), {})
-    taught = strategies.get(strategy).teacher
+    taught = strategies.make_strategy(strategy).teacher
     return Row(changes, idle={} if taught else NO_TEACHER)
 
 
@@ -119,7 +119,7 @@ def paper(base) -> Row:
         "method.negative_weight": 1e-3,  # Eq. 5 is a sum that has no bound
         "optimizer": {"name": "lars", "lr": LARS_RATES.get(base, 0.3)},
     }
-    if "form" in schema.option_of(bases.find(base)):
+    if "form" in schema.option_of(bases.find_make(base)):
         changes["method.form"] = "paper"
     return Row(changes)
 
@@ -129,7 +129,7 @@ TWO_VIEW = {
         f"{base}-{way}": pair(base, way)
         for base in BASES
         for way in STRATEGIES
-        if way in (bases.get(base).strategies or STRATEGIES)
+        if way in (bases.make_base(base).strategies or STRATEGIES)
         and (way not in ALIKE or base in TWO)
     },
     **{f"{base}-joint": joint(base) for base in BASES},
@@ -518,8 +518,8 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
     """
     changes = ONE_ROW_EACH[name].changes
     method = run_directories.untried(tmp_path, **changes).method
-    parts, _ = sections.build_parts(sections.top_of(toy.config(**changes).to_dict()))
-    parts = parts._replace(num_classes=10)
+    top = sections.read_top(toy.config(**changes).to_dict())
+    parts = sections.read_parts(top)[0](num_classes=10)
     wrapped = head.add(method, parts, lr=0.1)
     replaced = {"init", "step", "begin_task", "end_task", "eval_state", "predict"}
     by_state = {"embed", "source", "memory", "objective", "replayed", "project"}
@@ -923,8 +923,8 @@ def test_a_bfloat16_step_is_near_that_in_float32(name, tmp_path):
 def test_a_method_that_replays_trains_with_a_head(tmp_path):
     work = run_directories.untried(tmp_path, **toy.ONLINE, method={"name": "er"})
     changes = toy.config(**toy.ONLINE, method={"name": "er"}).to_dict()
-    parts, _ = sections.build_parts(sections.top_of(changes))
-    method = head.add(work.method, parts._replace(num_classes=10), lr=0.1)
+    make_parts, _ = sections.read_parts(sections.read_top(changes))
+    method = head.add(work.method, make_parts(num_classes=10), lr=0.1)
     rng = np.random.default_rng(0)
     batch = {
         "image": jnp.asarray(rng.integers(0, 256, (4, 8, 8, 1)), jnp.uint8),

@@ -123,7 +123,8 @@ def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
     assert [x.shape for x in layer] == [(16, 10), (10,)]
     assert 0.2 < max(abs(x).max() for x in layer) <= 0.25  # nn.Linear's 16 ** -0.5
-    parts = sections.build_parts(sections.top_of(toy.config(**PNR).to_dict()))[0]
+    make_parts, _ = sections.read_parts(sections.read_top(toy.config(**PNR).to_dict()))
+    parts = make_parts(num_classes=10)
     view = jax.jit(lambda key, images: parts.augment(key, images)[:, 1])
     embed = jax.jit(work.method.embed)
     train_set = work.stream.dataset.train
@@ -172,7 +173,8 @@ def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_pat
     leaks = HEAD | {"method.head_form": "released"}
     work = toy.job(tmp_path / "leaks", tasks=2, **PNR, **leaks)
     plain = toy.job(tmp_path / "plain", tasks=2, **PNR)
-    parts = sections.build_parts(sections.top_of(toy.config(**PNR).to_dict()))[0]
+    make_parts, _ = sections.read_parts(sections.read_top(toy.config(**PNR).to_dict()))
+    parts = make_parts(num_classes=10)
     view = jax.jit(lambda key, images: parts.augment(key, images)[:, 1])
     encoder = chain.Chain({"encoder": parts.encoder})
     passed = jax.jit(functools.partial(encoder, train=True))

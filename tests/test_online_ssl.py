@@ -154,7 +154,7 @@ class Twin:
     def __init__(self, name, state):
         self.base, self.regulariser, self.policy, changes = CASES[name]
         self.options = OPTIONS | changes
-        self.spec = bases.get(self.base)
+        self.spec = bases.make_base(self.base)
         self.taught = self.regulariser in ("cassle", "pnr")
         self.every = self.options.get("rows") == "all"
         self.snapshot = self.options.get("teacher") == "snapshot"
@@ -620,7 +620,7 @@ def test_a_queue_keeps_the_newest_rows_where_draws_and_batches_differ():
     """Of 8 rows; the pointer of draws of 2 and batches of 4 is no multiple of 4."""
     setup = types.SimpleNamespace(beside=2)
     held, active = queue_lib.Queue(jnp.zeros((2, 8, D)), jnp.int32(0)), jnp.array(True)
-    update = bases.get("mocov2plus").update
+    update = bases.make_base("mocov2plus").update
     keys = jax.random.normal(jax.random.key(0), (3, 6, 2, D))
     for k in keys:
         features = records.Features(k, None, k=k)

@@ -55,7 +55,7 @@ def test_none_stands_for_what_the_base_and_the_strategy_have():
     method = options.values(
         raw_of(**{"method": {"name": "two_view", "base": "byol", "strategy": "ewc"}})
     )["method"]
-    byol = bases.get("byol")
+    byol = bases.make_base("byol")
     assert own.keys() < method.keys()
     assert method["hidden_dim"] == byol.projector.hidden_dim == 4096
     assert method["output_dim"] == 256 and method["hidden_layers"] == 1

@@ -69,7 +69,7 @@ def test_each_piece_is_normalised_by_itself():
         (value, moved), grad = slope(params, net, images[rows], weight[rows], moved)
         values.append(value)
         grads.append(grad)
-    cut = pieces.split(net, COUNT)
+    cut = pieces.Pieces(net, COUNT)
     (value, stats), have = slope(params, cut, images, weight, stats)
     mean = jax.tree.map(lambda *x: sum(x) / COUNT, *grads)
     np.testing.assert_allclose(value, np.mean(values), rtol=1e-5)
@@ -77,12 +77,38 @@ def test_each_piece_is_normalised_by_itself():
     chex.assert_trees_all_close(have, mean, rtol=1e-4, atol=1e-6)
 
 
+class Tally:
+    """An encoder that doubles its images and counts the passes in its statistics."""
+
+    def apply(self, variables, images, *, train, groups, mutable):
+        seen = images.reshape(-1, groups, 1)
+        stats = {"passes": variables["batch_stats"]["passes"] + 1, "last": seen[-1, 0]}
+        return 2 * seen.reshape(-1, 1) * variables["params"], {"batch_stats": stats}
+
+
+def test_pieces_pass_in_turn_and_rows_keep_their_order():
+    rows = COUNT * GROUPS * 4
+    images = jnp.arange(rows, dtype=jnp.float32).reshape(rows, 1)
+    stats = {"passes": jnp.int32(0), "last": jnp.zeros(1)}
+    features, moved = pieces.split(Tally(), COUNT).apply(
+        {"params": jnp.float32(1), "batch_stats": stats},
+        images,
+        train=True,
+        groups=GROUPS,
+        mutable=["batch_stats"],
+    )
+    np.testing.assert_array_equal(features, 2 * images)
+    assert moved["batch_stats"]["passes"] == COUNT
+    # The last piece has every third example, to the last.
+    np.testing.assert_array_equal(moved["batch_stats"]["last"], images[-GROUPS])
+
+
 def test_evaluation_passes_all_rows_together():
     net = resnet.conv_net(width=4)
     images = np.ones((5, 8, 8, 1), np.float32)  # no multiple of the pieces
     start = net.init(jax.random.key(0), images)
     want = net.apply(start, images, train=False)
-    have = pieces.split(net, COUNT).apply(start, images, train=False)
+    have = pieces.Pieces(net, COUNT).apply(start, images, train=False)
     np.testing.assert_array_equal(have, want)
 
 
@@ -106,7 +132,7 @@ def temporary(net):
 
 def test_pieces_need_less_memory():
     net = mlp.perceptron(widths=(256, 256, 256, 256, 4))
-    assert temporary(pieces.split(net, 8)) < 0.4 * temporary(net)
+    assert temporary(pieces.Pieces(net, 8)) < 0.4 * temporary(net)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +140,7 @@ def test_pieces_need_less_memory():
     [
         ({"accumulate": 5}, "accumulate=5.*batch_size=48"),
         ({**ONLINE, "method": {"name": "er"}, "replay.size": 10}, "accumulate=4.*10"),
+        ({**ONLINE, "method": {"name": "ncm"}}, "accumulate=4.*must be 1"),
     ],
 )
 def test_batches_that_cannot_be_cut_are_refused(changes, told, tmp_path):

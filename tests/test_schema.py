@@ -22,7 +22,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 # config alone makes one, from a section that `top_of` checks
-CALLS = {"top": lambda **options: sections.top_of(options)}
+CALLS = {"top": lambda **options: sections.read_top(options)}
 # The method checks the options of these.
 for _kind, _make, _names in (
     ("base", two_view.make, bases.BASES),

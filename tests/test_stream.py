@@ -154,7 +154,7 @@ def test_an_option_changes_the_tasks_or_is_refused(scenario):
             with pytest.raises(ValueError, match=said):
                 met(**options)
             with pytest.raises(ValueError, match=said):
-                sections.check_tasks({"name": "digits"}, options | {"name": scenario})
+                sections.read_tasks({"name": "digits"}, options | {"name": scenario})
 
 
 def test_earlier_rows_are_those_of_the_tasks_before():

@@ -69,7 +69,7 @@ PAIRS = [
     (base, strategy)
     for base in bases.BASES
     for strategy in strategies.STRATEGIES
-    if strategy in (bases.get(base).strategies or strategies.STRATEGIES)
+    if strategy in (bases.make_base(base).strategies or strategies.STRATEGIES)
     and (strategy not in ALIKE or base in TWO)
 ]
 CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS} | {
@@ -223,8 +223,8 @@ class Twin:
     def __init__(self, name, state):
         self.base, self.strategy, self.options = options_of(name)
         self.options = OPTIONS | self.options  # of other bases, too
-        self.spec = bases.get(self.base)
-        self.plan = strategies.get(self.strategy)
+        self.spec = bases.make_base(self.base)
+        self.plan = strategies.make_strategy(self.strategy)
         self.stores = self.strategy in ("der", "lump")
         self.local = name.endswith("local")
         # Of DINO's projector; slow network and teacher copy its prototypes, too.

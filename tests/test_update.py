@@ -85,7 +85,7 @@ def plan(root, *, test=True, data="new.npz", **changes):
 def encoder(run):
     """What the newest checkpoint has of an encoder."""
     own = transfer.config_of(str(run))
-    made = build.sections.encoder(
+    made = build.sections.make_encoder(
         build.sections.TopLevel(**{k: v for k, v in own.items() if k in FIELDS})
     )
     blank = np.zeros((1, 8, 8, 1), np.float32)
@@ -131,7 +131,9 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     assert change["change"] == change["after"] - change["before"]
     rows = np.sort(np.random.default_rng(0).permutation(1438)[:200])
     old, fresh = (
-        build.embedder(ml_collections.ConfigDict({**work.old, "checkpoint": str(x)}))[1]
+        build.make_embedder(
+            ml_collections.ConfigDict({**work.old, "checkpoint": str(x)})
+        )[1]
         for x in (copy / "run", work.workdir)
     )
     moved = drift.measures(old(rows), fresh(rows), k=10)

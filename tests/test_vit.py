@@ -323,7 +323,8 @@ def test_a_frozen_patch_projection_is_never_moved():
         encoder={"name": "vit", **SMALL, "patch": 2, "frozen_patch": True},
         optimizer={"name": "adam", "lr": 0.1, "weight_decay": 0.1, "decoupled": True},
     )
-    parts, _ = sections.build_parts(sections.top_of(config.to_dict()))
+    make_parts, _ = sections.read_parts(sections.read_top(config.to_dict()))
+    parts = make_parts(num_classes=10)
     net = chain.Chain({"encoder": parts.encoder})
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype(np.float32)
     params, _ = jax.jit(net.init)(jax.random.key(0), images)

@@ -5,15 +5,22 @@
 600 steps of MoCo on the even stream; from its networks and an empty memory 600 steps on
 the stream in which the class of the seed's number has probability 0.75, at a third of
 the rate. All rows start from the same run. The row "even on" goes on evenly: its
-distance from "moco" is what imbalance costs and a policy can win.
+distance from "moco" is what imbalance costs. Rows with "by label" have DUEL's policy
+compare labels in place of features: their distance from "moco" is what an even memory
+is worth, and the most that a policy can win.
 """
 
+import contextlib
 import functools
 import pathlib
 import sys
+from unittest import mock
 
 import duel_policy
+import jax
 import runs
+
+from jaxcl.methods.duel import active_memory
 
 ROWS = {
     "moco": ("moco", {}),
@@ -25,6 +32,11 @@ ROWS = {
         {"method.drawn": 1024, "method.refresh": True},
     ),
     "d_moco": ("d_moco", {}),
+    "d_moco, by label": ("d_moco", {"method.refresh": True}),
+    "d_moco, whole, by label": (
+        "d_moco",
+        {"method.drawn": 1024, "method.refresh": True},
+    ),
 }
 RATE = 3e-4
 MEASURES = ("linear", "knn", "entropy", "stream", "intra", "inter")
@@ -48,12 +60,35 @@ def plan(options, stop):
             **{"optimizer.lr": RATE, "start": str(start)},
             **changes,
         )
-        runs.train(config, folder, stop)
+        with compare_labels() if "by label" in row else contextlib.nullcontext():
+            runs.train(config, folder, stop)
         return duel_policy.scalars(folder)
 
     for seed in range(*options.seeds):
         for row in options.rows:
             yield row, seed, functools.partial(run, row, seed)
+
+
+@contextlib.contextmanager
+def compare_labels():
+    """Have DUEL's policy compare labels for as long as the context lasts."""
+    update = active_memory.update
+    choose = active_memory._filtered  # the one place where the policy sees features
+
+    def update_by_label(settings, memory, key, batch, features, after):
+        def choose_by_label(settings, memory, features, mask):
+            def directions(labels):
+                return jax.nn.one_hot(labels, features.shape[1], dtype=features.dtype)
+
+            items = memory.items | {"feature": directions(memory.items["label"])}
+            memory = memory._replace(items=items)
+            return choose(settings, memory, directions(batch["label"]), mask)
+
+        with mock.patch.object(active_memory, "_filtered", choose_by_label):
+            return update(settings, memory, key, batch, features, after)
+
+    with mock.patch.object(active_memory, "update", update_by_label):
+        yield
 
 
 def even_again(options, seed, stop):

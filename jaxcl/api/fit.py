@@ -96,12 +96,7 @@ def fit(
     if not isinstance(options, Mapping | None):
         raise ValueError(f"options={options!r}: must be a dict, field -> value")
     options = options or {}
-    by_image = None if isinstance(tasks, int | np.integer) else tasks
-    if by_image is not None and np.ndim(by_image) != 1:
-        raise ValueError(
-            f"tasks={tasks!r}: must be a whole number from 1, or the task of each image"
-        )
-    read = _make_data_section(images, labels, by_image, test, name)
+    read = _make_data_section(images, labels, tasks, test, name)
     begun = isinstance(encoder, encoder_lib.Encoder)
     with _silent(quiet):
         config = _config(
@@ -115,18 +110,10 @@ def fit(
     set_here = {field: x for field, x in set_here.items() if x is not None}
     set_here |= {"name": name, "seed": seed}
     set_here |= {"method.base": base, "method.strategy": strategy or "finetune"}
-    if validation:
-        set_here["data.validation"] = validation
-        set_here["scenario.evaluation"] = "validation"
+    set_here |= _evaluate_on_validation(validation) if validation else {}
     set_here |= {"progress": False} if quiet else {}
     recipe.change(config, {**set_here, **options})
-    if not begun:
-        _check_strategy(config)
-    if config.get("seeds", 1) != 1:
-        raise ValueError(
-            f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
-            "seed=1 and so on"
-        )
+    _check_config(config, begun)
     start = _tensors(encoder) if begun else {}
     where = epath.Path(out or f"runs/{name}-{_hash_settings(config, start)}")
     if begun:
@@ -139,8 +126,13 @@ def fit(
     return result.Result(str(where), held=read.held)
 
 
-def _make_data_section(images, labels, domains, test, name) -> inputs.ImageInput:
+def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
     """Make config.data of the train and evaluation images."""
+    domains = None if isinstance(tasks, int | np.integer) else tasks
+    if domains is not None and np.ndim(domains) != 1:
+        raise ValueError(
+            f"tasks={tasks!r}: must be a whole number from 1, or the task of each image"
+        )
     share = test if isinstance(test, int | float) else None
     if share is not None and not 0 <= share < 1:
         raise ValueError(f"test={test!r}: a share must be from 0 to below 1")
@@ -175,6 +167,25 @@ def _config(section, *, encoder, size, tasks, scenario) -> ml_collections.Config
     )
 
 
+def _evaluate_on_validation(share) -> dict:
+    """Return the options that hold out a share of the train images to evaluate."""
+    return {"data.validation": share, "scenario.evaluation": "validation"}
+
+
+def _check_config(config, begun) -> None:
+    """Refuse several seeds, and a strategy that needs an earlier task without one.
+
+    `begun` says whether the encoder was trained before.
+    """
+    if not begun:
+        _check_strategy(config)
+    if config.get("seeds", 1) != 1:
+        raise ValueError(
+            f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
+            "seed=1 and so on"
+        )
+
+
 def _check_strategy(config) -> None:
     """Refuse a strategy that needs an earlier task where there is none."""
     name = config.method.strategy
@@ -182,7 +193,7 @@ def _check_strategy(config) -> None:
         return
     if name not in strategies.STRATEGIES:  # `build` says what there is
         return
-    strategy = strategies.get(name)
+    strategy = strategies.make_strategy(name)
     if strategy.teacher or strategy.end_task:
         raise ValueError(
             f"strategy={name!r}: acts from the second task on, and there is one; tasks "

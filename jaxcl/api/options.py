@@ -113,7 +113,9 @@ def entries(raw: Mapping, given: set[str]) -> Iterator[OptionEntry]:
         where the config says.
     """
     # configs/transfer.py leaves the checkpoint to the command
-    whole = dict(raw) if raw.get("checkpoint") == "" else build.completed(dict(raw))
+    whole = (
+        dict(raw) if raw.get("checkpoint") == "" else build.fill_from_encoder(dict(raw))
+    )
     asked, other = (
         schema.flatten(raw),
         "checkpoint" if raw.get("checkpoint") else "start",

@@ -51,21 +51,21 @@ def build(
       OSError: data is not where the config says, or cannot be read; the run
         directory cannot be written.
     """
-    raw = _with_precision(config.to_dict(), workdir)
+    raw = _fill_precision(config.to_dict(), workdir)
     if raw.get("seeds", 1) != 1:
         return _build_seeds(raw, workdir)
-    raw = completed(raw)
-    plain, top = options_lib.to_json(raw, "config"), sections.top_of(raw)
+    raw = fill_from_encoder(raw)
+    plain, top = options_lib.to_json(raw, "config"), sections.read_top(raw)
     compile_cache.use_cache(top.compile_cache)
     run_config.check_config(
         workdir, plain, run_config.NOTED
     )  # again below, when all is known
     made: job.Job | transfer.Transfer
     if top.checkpoint is not None:
-        made, noted = _transfer(top, workdir), {}
+        made, noted = _build_transfer(top, workdir), {}
     else:
-        made = work = _build_job(top, plain, workdir)
-        noted = _count_shards(top.replay, work.mesh) | {"resident": work.data.resident}
+        made = work = job.trace_step(_build_job(top, plain, workdir))
+        noted = _note_shards(top.replay, work.mesh) | {"resident": work.data.resident}
     # Save machine-dependent choices with the config: the decoder that "auto" took, and
     # whether images are on the device. They change the crops and thus the results.
     dataset = made.stream.dataset
@@ -78,7 +78,7 @@ def build(
     return made
 
 
-def completed(raw: dict) -> dict:
+def fill_from_encoder(raw: dict) -> dict:
     """Fill in what a config takes from the encoder of its checkpoint or start.
 
     Raises:
@@ -86,7 +86,7 @@ def completed(raw: dict) -> dict:
     """
     if raw.get("checkpoint") is not None:
         raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
-    return sections.completed(raw)
+    return sections.fill_from_start(raw)
 
 
 def _list_options(plain, made) -> dict:
@@ -97,7 +97,7 @@ def _list_options(plain, made) -> dict:
     return options_lib.values(plain, made.loop.replay) | own
 
 
-def _with_precision(raw: dict, workdir=None) -> dict:
+def _fill_precision(raw: dict, workdir=None) -> dict:
     """Put the precision in place of "auto".
 
     A resumed run keeps the precision it started with, on any device.
@@ -106,15 +106,15 @@ def _with_precision(raw: dict, workdir=None) -> dict:
         return raw
     path = None if workdir is None else epath.Path(workdir) / "config.json"
     begun = run_config.read_config(path) if path is not None and path.exists() else {}
-    return raw | {"precision": begun.get("precision") or sections.precision_of(raw)}
+    return raw | {"precision": begun.get("precision") or sections.choose_precision(raw)}
 
 
 def _build_seeds(raw, workdir) -> seeds.SeedRuns:
     """Make the runs of several seeds, each with a directory and a config of its own."""
     if raw.get("checkpoint") is not None:
         raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
-    whole, plain = sections.completed(raw), options_lib.to_json(raw, "config")
-    top = sections.top_of(whole)
+    whole, plain = sections.fill_from_start(raw), options_lib.to_json(raw, "config")
+    top = sections.read_top(whole)
     run_config.check_config(workdir, plain)
 
     @functools.lru_cache(maxsize=1)  # the first is asked for again
@@ -152,13 +152,14 @@ def plan_job(
     Raises:
       ValueError: as `build`, and where the config trains nothing.
     """
-    raw = sections.completed(_with_precision(config.to_dict()))
+    raw = sections.fill_from_start(_fill_precision(config.to_dict()))
     if raw.get("checkpoint") is not None:
         raise ValueError("config.checkpoint: nothing is trained; must be None")
     off = dict(evaluators={}, plasticity=False, start=None, loggers="")
     off |= {"steps_per_call": 1} if one_step else {}
-    top = dataclasses.replace(sections.top_of(raw), **off)
-    return _build_job(top, options_lib.to_json(raw, "config"), None, stand_in)
+    top = dataclasses.replace(sections.read_top(raw), **off)
+    plain = options_lib.to_json(raw, "config")
+    return job.trace_step(_build_job(top, plain, None, stand_in))
 
 
 def default_workdir(config) -> str:
@@ -168,47 +169,39 @@ def default_workdir(config) -> str:
 
 
 def _build_job(top: sections.TopLevel, plain, workdir, stand_in=None) -> job.Job:
-    mesh = sections.mesh(top)
+    """Make a job: options first, then data, then what depends on them."""
+    mesh, logging = sections.make_mesh(top), _choose_logging(top)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
-    # Names and types of all options are checked before data are read.
-    logging = _logging(top)
-    make_stream = sections.check_tasks(top.data, top.scenario, top.seed, stand_in)
-    parts, image = sections.build_parts(top)
-    sections.method_and_options(top.method)
+    make_stream = sections.read_tasks(top.data, top.scenario, top.seed, stand_in)
+    make_parts, image = sections.read_parts(top)
+    sections.find_method(top.method)
     replay = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
     if stand_in is None:
         checks.check_path(top)
+
     tasks = make_stream()
-    train = tasks.dataset.train
-    sections.check_graphs(top, train)
+    sections.check_graphs(top, tasks.dataset.train)
     tasks = checks.check_data(top, tasks, workdir)
     data = _choose_data(top, tasks, image)
-    parts = _with_data(parts, top, tasks, replay, mesh)
+
+    parts = make_parts(**_read_facts(top, tasks, replay, mesh))
     if parts.replay.flops is not None:
-        parts = parts._replace(replay=_affordable(top, parts, data, workdir, mesh))
-    method = _method(top, parts, mesh)
-    eval_parts = _eval_parts(top, method, tasks, image, mesh)
-    checks.check_start(top, plain, train)
+        parts = parts._replace(replay=_choose_updates(top, parts, data, workdir, mesh))
+    method = _make_method(top, parts, mesh)
+    eval_parts = _make_eval_parts(top, method, tasks, image, mesh)
+    checks.check_start(top, plain, tasks.dataset.train)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
     loop = _choose_loop(top, data, method, parts)
-    method = job.check_step(method, data, mesh)
-    return job.Job(
-        method=method,
-        mesh=mesh,
-        data=data,
-        loop=loop,
-        evaluation=_evaluation(
-            top,
-            evaluators,
-            _single_task_runs(top, plain, parts, data, method, eval_parts, evaluators),
-        ),
-        logging=logging,
-        config=plain,
-    )
+    job.check_rows(method, data)
+    alone = _single_task_runs(top, plain, parts, data, method, eval_parts, evaluators)
+    judging = _choose_evaluation(top, evaluators, alone)
+    return job.Job(method, mesh, data, loop, judging, logging, config=plain)
 
 
-def _evaluation(top, evaluators: evaluation.Evaluators, alone=None) -> job.Evaluation:
+def _choose_evaluation(
+    top, evaluators: evaluation.Evaluators, alone=None
+) -> job.Evaluation:
     return job.Evaluation(
         evaluators=evaluators.judges,
         pictures=evaluators.pictures if top.plots else {},
@@ -218,7 +211,7 @@ def _evaluation(top, evaluators: evaluation.Evaluators, alone=None) -> job.Evalu
     )
 
 
-def _logging(top: sections.TopLevel) -> job.Logging:
+def _choose_logging(top: sections.TopLevel) -> job.Logging:
     return job.Logging(
         every=top.log_every,
         record=record_options(top),
@@ -228,7 +221,7 @@ def _logging(top: sections.TopLevel) -> job.Logging:
 
 
 def _choose_data(top: sections.TopLevel, tasks: stream.Stream, image: dict) -> job.Data:
-    """Choose what is read and how; `image` is from `sections.build_parts`."""
+    """Choose what is read and how; `image` is from `sections.read_parts`."""
     images, crop = tasks.dataset.train.images, image["crop"]
     return job.Data(
         stream=tasks,
@@ -268,10 +261,10 @@ def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
     )
 
 
-def _method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method:
+def _make_method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method:
     """Make the method, which must replay where config.replay says how."""
     with sharding.use_mesh(mesh):
-        method = sections.method(top, parts)
+        method = sections.make_method(top, parts)
     if top.replay and not method.replays:
         raise ValueError(
             f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
@@ -280,8 +273,8 @@ def _method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method:
     return sharding.bind_to_mesh(method, mesh)
 
 
-def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
-    """Fill in what only the data, the memory and the devices can tell.
+def _read_facts(top, tasks, replay: dict, mesh) -> dict:
+    """Read the fields of Parts that only data, memory and devices can tell.
 
     `replay` are the options of config.replay.
     """
@@ -289,23 +282,25 @@ def _with_data(parts: core.Parts, top, tasks, replay: dict, mesh) -> core.Parts:
     settings = replay_lib.settings(num_classes, top.batch_size, **replay)
     for name in ("capacity", "size") if settings.sharded else ():
         sharding.per_device(f"config.replay.{name}", getattr(settings, name), mesh)
-    return parts._replace(
-        num_classes=num_classes,
-        replay=settings,
-        num_tasks=len(tasks.tasks),
-        batch_size=top.batch_size,
-        train_rows=stream.count_rows(tasks.dataset.train),
-        starts_pretrained=folder.is_one(top.start),
-    )
+    return {
+        "num_classes": num_classes,
+        "replay": settings,
+        "num_tasks": len(tasks.tasks),
+        "batch_size": top.batch_size,
+        "train_rows": stream.count_rows(tasks.dataset.train),
+        "starts_pretrained": folder.is_one(top.start),
+    }
 
 
-def _affordable(top, parts: core.Parts, data: job.Data, workdir, mesh) -> core.Replay:
+def _choose_updates(
+    top, parts: core.Parts, data: job.Data, workdir, mesh
+) -> core.Replay:
     """Choose as many updates as config.replay.flops pays for in the last task."""
     last, replay = data.stream.tasks[-1], parts.replay
 
     def flops(updates):
         own = parts._replace(replay=replay._replace(updates=updates))
-        method = _method(top, own, mesh)
+        method = _make_method(top, own, mesh)
         shapes = job.shapes(method, data, method.parts(last))
         return cost.count_flops(method.step, *shapes, last.index)
 
@@ -373,7 +368,7 @@ def _single_task_runs(
     if not judges:
         return None
     judged = {key: top.evaluators[key] for key in judges}
-    module, options = sections.method_and_options(top.method)
+    module, options = sections.find_method(top.method)
     options = schema.defaults(module.make, options) | options
     other = options | dict(method.alone)
     # Options that go with those that change go with them.
@@ -381,22 +376,22 @@ def _single_task_runs(
     other = {name: value for name, value in other.items() if name in known}
 
     def make(work):
+        judging = job.Evaluation({}, {}, (), untrained=False, alone=None)
         if other == options:
-            own_method, own = method, {key: evaluators.judges[key] for key in judges}
-        else:
-            mesh = eval_parts.mesh
-            with sharding.use_mesh(mesh):
-                own_method = sharding.bind_to_mesh(module.make(parts, **other), mesh)
-            own_method = job.check_step(own_method, data, mesh)
-            own_parts = eval_parts._replace(**_functions_of(own_method))
-            own = evaluation.make(judged, own_parts, None).judges
-        judging = job.Evaluation(own, {}, (), untrained=False, alone=None)
-        return work._replace(method=own_method, evaluation=judging)
+            same = {key: evaluators.judges[key] for key in judges}
+            return work._replace(evaluation=judging._replace(evaluators=same))
+        with sharding.use_mesh(work.mesh):
+            own = sharding.bind_to_mesh(module.make(parts, **other), work.mesh)
+        own_parts = eval_parts._replace(**_pick_functions(own))
+        made = evaluation.make(judged, own_parts, None).judges
+        judging = judging._replace(evaluators=made)
+        job.check_rows(own, data)
+        return job.trace_step(work._replace(method=own, evaluation=judging))
 
     return make
 
 
-def _count_shards(replay: dict | None, mesh) -> dict:
+def _note_shards(replay: dict | None, mesh) -> dict:
     """Return the number of devices, where what a memory holds depends on it."""
     return (
         {"memory_shards": sharding.sharers(mesh)}
@@ -413,7 +408,7 @@ class Frozen(NamedTuple):
     parts: core.EvalParts
 
 
-def frozen(config: ml_collections.ConfigDict) -> Frozen:
+def restore_frozen(config: ml_collections.ConfigDict) -> Frozen:
     """Read config.data, and restore the encoder of config.checkpoint.
 
     Args:
@@ -422,16 +417,18 @@ def frozen(config: ml_collections.ConfigDict) -> Frozen:
     Raises:
       ValueError, OSError: as `build`.
     """
-    return _frozen(sections.top_of(completed(_with_precision(config.to_dict()))))
+    return _restore_frozen(
+        sections.read_top(fill_from_encoder(_fill_precision(config.to_dict())))
+    )
 
 
-def _frozen(top: sections.TopLevel, workdir=None) -> Frozen:
-    mesh = sections.mesh(top)
-    make_stream = sections.check_tasks(top.data, top.scenario)
+def _restore_frozen(top: sections.TopLevel, workdir=None) -> Frozen:
+    mesh = sections.make_mesh(top)
+    make_stream = sections.read_tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
     image = schema.options(sections.check_image, top.augment, "config.augment")
     image = sections.check_image(**image)
-    encoder = sections.encoder(top)
+    encoder = sections.make_encoder(top)
     checks.check_path(top)
     tasks = checks.check_data(top, make_stream(), workdir)
     train = tasks.dataset.train
@@ -440,16 +437,16 @@ def _frozen(top: sections.TopLevel, workdir=None) -> Frozen:
     state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
     net = chain.Chain({"encoder": encoder})
     judged = core.Method(net.init, net.embed, net.embed)  # only `embed` is called
-    return Frozen(state, source, _eval_parts(top, judged, tasks, image, mesh))
+    return Frozen(state, source, _make_eval_parts(top, judged, tasks, image, mesh))
 
 
-def embedder(config: ml_collections.ConfigDict):
+def make_embedder(config: ml_collections.ConfigDict):
     """Embed train rows of config.data with the encoder of config.checkpoint.
 
     Returns:
-      (number of rows, rows i32[n] -> f32[n, D]); arguments and errors as of `frozen`.
+      (number of rows, rows i32[n] -> f32[n, D]); errors as of `restore_frozen`.
     """
-    state, _, parts = frozen(config)
+    state, _, parts = restore_frozen(config)
     examples = parts.stream.dataset.train
 
     def embed(rows):
@@ -458,17 +455,17 @@ def embedder(config: ml_collections.ConfigDict):
     return stream.count_rows(examples), embed
 
 
-def _transfer(top: sections.TopLevel, workdir) -> transfer.Transfer:
-    state, source, eval_parts = _frozen(top, workdir)
+def _build_transfer(top: sections.TopLevel, workdir) -> transfer.Transfer:
+    state, source, eval_parts = _restore_frozen(top, workdir)
     evaluators = evaluation.make(top.evaluators, eval_parts, workdir)
-    judging, logging = _evaluation(top, evaluators), _logging(top)
+    judging, logging = _choose_evaluation(top, evaluators), _choose_logging(top)
     return transfer.Transfer(state, source, eval_parts.stream, judging, logging)
 
 
-def _eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalParts:
+def _make_eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalParts:
     """Make EvalParts; `method` is what is evaluated."""
     return core.EvalParts(
-        **_functions_of(method),
+        **_pick_functions(method),
         stream=tasks,
         num_classes=max(len(tasks.dataset.class_names), 1),
         size=image["size"],
@@ -481,5 +478,5 @@ def _eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalParts:
     )
 
 
-def _functions_of(method: core.Method) -> dict:
+def _pick_functions(method: core.Method) -> dict:
     return {name: getattr(method, name) for name in _EVALUATED}

@@ -73,7 +73,7 @@ def iterate_options(
 
 def _iterate_section(path, section, raw, replay) -> Iterator[schema.Option]:
     """Yield the options of a section, and of the sections inside it."""
-    function = sections.function_of(path, section)
+    function = sections.find_function(path, section)
     inner = {
         name: value
         for name, value in _entries(section)
@@ -133,7 +133,7 @@ def _filler(path, function, raw, replay) -> Callable[[dict], dict]:
 
     def top(options):
         auto = options.get("precision") == "auto"
-        return {"precision": sections.precision_of(dict(raw))} if auto else {}
+        return {"precision": sections.choose_precision(dict(raw))} if auto else {}
 
     fillers = {
         "config": top,

@@ -26,7 +26,7 @@ from jaxcl.data import (
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
 from jaxcl.methods.online import replay as replay_lib
-from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, tuning, vit
+from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, traits, tuning, vit
 from jaxcl.run import folder, transfer
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -89,11 +89,13 @@ class TopLevel:
     accumulate: schema.Count = 1
     epochs: _Epochs = 1  # per task; of several the last for all others
     patience: schema.Natural = 0  # epochs without a lower loss end a task; 0: none
-    # Of the computation; parameters stay float32. "auto": see `precision_of`
+    # Of the computation; parameters stay float32. "auto": see `choose_precision`
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
     devices: schema.Count | None = None  # how many; None: all
-    mesh: dict | None = None  # options of `sides`; None: each device has all weights
+    mesh: dict | None = (
+        None  # options of `read_sides`; None: each device has all weights
+    )
     # Steps of one call. "task": all up to the next save, evaluation or end of a task.
     # None: 1 on CPU; elsewhere "task" for methods that replay, 8 for others
     steps_per_call: schema.Count | Literal["task"] | None = None
@@ -124,7 +126,7 @@ class TopLevel:
     progress: Literal["auto"] | bool = "auto"
 
 
-def precision_of(raw: dict) -> str:
+def choose_precision(raw: dict) -> str:
     """Choose the precision of "auto": "bfloat16", but float32 on CPUs and for graphs.
 
     GPUs before compute capability 8 (Ampere) have no arithmetic in it, either.
@@ -134,10 +136,10 @@ def precision_of(raw: dict) -> str:
     return "bfloat16" if sharding.multiplies_bfloat16() else "float32"
 
 
-def top_of(raw: dict) -> TopLevel:
+def read_top(raw: dict) -> TopLevel:
     """Check the top level of a config; what "auto" means is put in its place."""
     if raw.get("precision") == "auto":
-        raw = raw | {"precision": precision_of(raw)}
+        raw = raw | {"precision": choose_precision(raw)}
     judges = raw.get("checkpoint") is not None
     unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
     top = TopLevel(**schema.options(TopLevel, unused | raw, "config"))
@@ -182,7 +184,7 @@ def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
         )
 
 
-def function_of(path: str, section) -> Callable:
+def find_function(path: str, section) -> Callable:
     """Find the function whose arguments a section of a config has.
 
     Args:
@@ -208,7 +210,7 @@ def function_of(path: str, section) -> Callable:
         "scenario": scenarios.make,
         "replay": replay_lib.settings,
         "tuning": tuning.settings,
-        "mesh": sides,
+        "mesh": read_sides,
     }[name]
 
 
@@ -228,7 +230,7 @@ def scenario_seed(raw: Mapping) -> dict:
     return {"seed": raw.get("seed", 0)} if follows_seed(raw["scenario"]) else {}
 
 
-def check_tasks(data, scenario, seed=0, stand_in=None):
+def read_tasks(data, scenario, seed=0, stand_in=None):
     """Check the options of data and scenario; the data are read later.
 
     Args:
@@ -253,12 +255,12 @@ def check_tasks(data, scenario, seed=0, stand_in=None):
     return lambda: scenarios.make(stand_in or source(**data_options), **cut)
 
 
-def build_parts(top: TopLevel):
-    """Make Parts, and what evaluators and loaders must know of the images.
+def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], dict]:
+    """Read the sections of `core.Parts`, before there are data.
 
     Returns:
-      `core.Parts` with num_classes=0, and a dict of size, mean, std, views, resize and
-      crop.
+      A function that makes Parts of what the data tell, and a dict of what evaluators
+      and loaders must know of the images: size, mean, std, views, resize and crop.
 
     Raises:
       ValueError: an option of augment, encoder, tuning, optimizer or schedule is wrong.
@@ -284,25 +286,26 @@ def build_parts(top: TopLevel):
     def rate_with_peak(peak):
         return optim.by_task([curve(peak, **schedule, **own) for own in each])
 
-    module = encoder(top)
+    module = make_encoder(top)
     tx = optimize(**schema.options(optimize, optimizer, "config.optimizer"))
     if isinstance(module, tuning.Tuned):  # each leaf has its share of the rate
         tx = optim.by_leaf(
             tx, lambda x: module.share(x[1:]) if x[0] == "encoder" else 1.0
         )
-    _check_pieces(top)
-    parts = core.Parts(
-        encoder=pieces.split(module, top.accumulate),
+    if top.accumulate > 1:
+        module = _split_batches(top, module)
+    make_parts = functools.partial(
+        core.Parts,
+        encoder=module,
         **views,
         tx=tx,
         lr=rate_with_peak(peak),
         curve=rate_with_peak,
-        num_classes=0,
     )
-    return parts, image
+    return make_parts, image
 
 
-def mesh(top: TopLevel):
+def make_mesh(top: TopLevel):
     """Make the devices' mesh, of config.devices or of config.mesh.
 
     Raises:
@@ -311,28 +314,34 @@ def mesh(top: TopLevel):
     """
     if top.mesh is None:
         return sharding.mesh(top.devices)
-    options = schema.options(sides, top.mesh, "config.mesh")
+    options = schema.options(read_sides, top.mesh, "config.mesh")
     if top.devices is not None:
         raise ValueError(
             f"config.devices={top.devices}: config.mesh says how many; must be None"
         )
-    data, model = sides(**options)
+    data, model = read_sides(**options)
+    if model > 1:
+        _check_split(top, model)
+    return sharding.mesh(data * model, model=model)
+
+
+def _check_split(top: TopLevel, model: int) -> None:
+    """Refuse an encoder whose weights so many devices cannot share."""
     net = _module(top)
-    uneven = [n for n in ("heads", "hidden") if getattr(net, n, 0) % model]
-    if model > 1 and not isinstance(net, vit.ViT):
+    if not isinstance(net, vit.ViT):
         raise ValueError(
             f"config.mesh: model={model} splits weights of config.encoder.name='vit' "
             f"alone; must be 1 for {top.encoder['name']!r}"
         )
-    if uneven:
-        raise ValueError(
-            f"config.mesh: model={model}: must divide {uneven[0]}="
-            f"{getattr(net, uneven[0])} of config.encoder"
-        )
-    return sharding.mesh(data * model, model=model)
+    for name, count in (("heads", net.heads), ("hidden", net.hidden)):
+        if count % model:
+            raise ValueError(
+                f"config.mesh: model={model}: must divide {name}={count} of "
+                "config.encoder"
+            )
 
 
-def sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int]:
+def read_sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int]:
     """Return the sides of the devices' mesh.
 
     Args:
@@ -342,9 +351,9 @@ def sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int]:
     return data, model
 
 
-def _check_pieces(top: TopLevel) -> None:
-    """Refuse batches that cannot be cut into the pieces of config.accumulate."""
-    if top.accumulate > 1 and top.augment.get("name") == "graphs":
+def _split_batches(top: TopLevel, module):
+    """Make the encoder pass its batches in the pieces of config.accumulate."""
+    if top.augment.get("name") == "graphs":
         raise ValueError(
             f"config.accumulate={top.accumulate}: batches of graphs are not cut; must "
             "be 1"
@@ -354,6 +363,7 @@ def _check_pieces(top: TopLevel) -> None:
             f"config.accumulate={top.accumulate}: must divide config.batch_size="
             f"{top.batch_size}"
         )
+    return pieces.Pieces(module, top.accumulate)
 
 
 def _build_views(top: TopLevel):
@@ -394,7 +404,7 @@ def _build_views(top: TopLevel):
     return views, image | {"resize": resize, "crop": crop}
 
 
-def encoder(top: TopLevel):
+def make_encoder(top: TopLevel):
     """Make the module of config.encoder.
 
     Raises:
@@ -415,7 +425,9 @@ def encoder(top: TopLevel):
 def _module(top: TopLevel):
     make, section = schema.find_named_function(ENCODERS, top.encoder, "config.encoder")
     section = schema.options(make, section, "config.encoder", given=("dtype",))
-    return make(**section, dtype=PRECISIONS[top.precision])
+    module = make(**section, dtype=PRECISIONS[top.precision])
+    traits.check_encoder(module, "config.encoder.name", top.encoder["name"])
+    return module
 
 
 def wrap_tuned(module, section: dict | str | None, given=None):
@@ -426,14 +438,14 @@ def wrap_tuned(module, section: dict | str | None, given=None):
       section: config.tuning.
       given: what it begins with, see `tuning.Tuned`.
     """
-    if given is None and not section and not getattr(module, "frozen", ()):
+    if given is None and not section and not traits.read_traits(module).frozen:
         return module
     section = tuning.RECIPES[section] if isinstance(section, str) else section or {}
     chosen = schema.options(tuning.settings, section, "config.tuning")
     return tuning.Tuned(module, tuning.settings(**chosen), given)
 
 
-def completed(raw: dict) -> dict:
+def fill_from_start(raw: dict) -> dict:
     """Fill in a config that begins with the folder of an encoder.
 
     That is the encoder, and the mean and standard deviation of its images. Where
@@ -460,20 +472,20 @@ def completed(raw: dict) -> dict:
     return raw | {"encoder": theirs["encoder"] | kept, "augment": augment}
 
 
-def method_and_options(section):
+def find_method(section):
     """Find the module of a method, and check the options of its make."""
     section = dict(section)
     module = schema.method(section.pop("name", None))
     return module, schema.options(module.make, section, "config.method")
 
 
-def method(top: TopLevel, parts: core.Parts) -> core.Method:
+def make_method(top: TopLevel, parts: core.Parts) -> core.Method:
     """Make the method of config.method.
 
     Raises:
       ValueError: an option is wrong, or the method reads no such data.
     """
-    module, options = method_and_options(top.method)
+    module, options = find_method(top.method)
     made = module.make(parts, **options)
     name = top.method["name"]
     if top.augment.get("name") == "graphs" and not made.takes_graphs:
@@ -486,7 +498,7 @@ def method(top: TopLevel, parts: core.Parts) -> core.Method:
             f"config.augment.local: config.method.name={name!r} takes no local crops; "
             "leave the section out; 'two_view' does with base 'dino' or 'lejepa'"
         )
-    rate = getattr(parts.encoder, "drop_path", 0)
+    rate = traits.read_traits(parts.encoder).drop_path
     if rate and not made.drops_branches:
         raise ValueError(
             f"config.encoder.drop_path={rate}: must be 0 for config.method.name="

@@ -54,7 +54,7 @@ _ENCODERS = ("vit", "convnext")  # a small ResNet stands for any other
 
 def _debug_sizes(path, section) -> dict:
     """Read the small options of the function that a section names."""
-    return schema.debug_sizes(sections.function_of(path, section))
+    return schema.debug_sizes(sections.find_function(path, section))
 
 
 def _shrink_scenario(config) -> None:

@@ -5,22 +5,15 @@ the unmasked rows of a stream from 0, by `buffer.seen`. So each batch must go th
 one policy and then through `write`, with the same mask.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import chex
 import jax
 import jax.numpy as jnp
 
-from jaxcl import schema
 from jaxcl.memory import buffer as buffer_lib
 from jaxcl.memory import diversity, redundancy
 from jaxcl.memory import duel as duel_lib
 
 _MOST = 2**31 - 1  # the largest number that a row gets
-_OLD_LOSS = 0.5  # share of the running loss after a draw of its row
-_DRAWS = 0.5  # weight of the draws, the released gamma
-_EPS = 1e-6  # smallest range of losses that is divided by
 
 
 def reservoir(buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array) -> jax.Array:
@@ -314,101 +307,21 @@ def duel(buffer: buffer_lib.Buffer, feature: jax.Array, mask: jax.Array) -> jax.
     return duel_lib.slots(keep, buffer.capacity)
 
 
-def move_losses(old: jax.Array, new: jax.Array) -> jax.Array:
-    """Move running losses f32[R] after a draw of their rows: half old, half new.
-
-    The half is OURS; the released code of `score_losses` keeps nothing.
-    """
-    return _OLD_LOSS * old + (1 - _OLD_LOSS) * new
-
-
-def score_losses(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Array:
-    """Score how much each stored row is worth, f32[K]; infinity for an empty slot.
-
-    The loss, put between 0 and 1 by the least and the largest of the stored rows, less
-    half of the row's draws as a share of the most that a stored row has. Rows of low
-    loss that were drawn often have been learnt.
-
-    Source: released code of CLA (giacomo-cgn/ocl-self-supervised,
-    src/buffers/loss_aware_buffer.py). SOLAR (arXiv 2604.10586), whose memory prefers
-    rows of high loss, may have the same rule; no text that we have gives it.
-
-    Departure: a batch that does not fit takes the free slots, then replaces rows; the
-    released code drops what is left of that batch.
-
-    Args:
-      loss: f32[K], running losses.
-      draws: i32[K], how often each row was drawn since it came.
-      filled: bool[K], slots that hold a row.
-    """
-    least = jnp.min(jnp.where(filled, loss, jnp.inf))
-    most = jnp.max(jnp.where(filled, loss, -jnp.inf))
-    height = (loss - least) / jnp.maximum(most - least, _EPS)
-    often = draws / jnp.maximum(jnp.max(jnp.where(filled, draws, 0)), 1)
-    return jnp.where(filled, height - _DRAWS * often, jnp.inf)
-
-
-def loss_aware(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
-    """Store every row; those of the lowest scores make room.
-
-    Scores are taken once, before the batch, so that no row of it goes. If a batch has
-    more than `capacity` rows, the first ones stay. Source: see `score_losses`, there
-    the insertion "fifo".
-
-    Args:
-      buffer: Buffer, items with "loss" f32[capacity], the running loss, and "draws"
-        i32[capacity], how often the row was drawn.
-      mask: bool or f32 [B], rows that exist.
-
-    Returns:
-      i32[B], slots; none but `capacity` occurs twice.
-    """
-    mask = jnp.asarray(mask, bool)
-    chex.assert_rank(mask, 1)
-    held, stored = buffer.items, jnp.sum(buffer.filled, dtype=jnp.int32)
-    excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
-    value = score_losses(held["loss"], held["draws"], buffer.filled)
-    gone = buffer_lib.lowest(value, jnp.clip(excess, 0, stored))
-    return buffer_lib.free_slots(~buffer.filled | gone, mask)
-
-
-def loss_aware_reservoir(
-    buffer: buffer_lib.Buffer, key: jax.Array, loss: jax.Array, mask: jax.Array
+def gss(
+    buffer: buffer_lib.Buffer, key: jax.Array, score: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Store rows as a reservoir does; the row of the lowest score makes room.
-
-    Rows come one after another: row n of the stream takes slot n while there are free
-    ones, and enters with probability capacity / (n + 1) later, exactly where it would
-    in `reservoir` with this key. Scores count the rows of the batch that entered before
-    it. Source: see `score_losses`, there the insertion "random".
+    """Keep rows whose gradients differ, see `diversity.in_turn`.
 
     Args:
-      buffer: as for `loss_aware`.
+      buffer: Buffer, items with "score" f32[capacity].
       key: threefry key.
-      loss: f32[B], of the rows, which were not drawn yet.
+      score: f32[B], of the incoming rows.
       mask: bool or f32 [B], rows that exist.
 
     Returns:
       i32[B], slots, for rows that are written one after another.
     """
-    mask = jnp.asarray(mask, bool)
-    chex.assert_equal_shape([loss, mask])
-    capacity, held = buffer.capacity, buffer.items
-    admitted = reservoir(buffer, key, mask)
-
-    def place_row(carry, row):
-        losses, draws, filled = carry
-        slot, loss = row
-        worst = jnp.argmin(score_losses(losses, draws, filled))
-        slot = jnp.where((slot < capacity) & jnp.all(filled), worst, slot)
-        slot = slot.astype(jnp.int32)
-        losses = losses.at[slot].set(loss, mode="drop")
-        draws = draws.at[slot].set(0, mode="drop")
-        filled = filled.at[slot].set(True, mode="drop")
-        return (losses, draws, filled), slot
-
-    carry = held["loss"], held["draws"], buffer.filled
-    return jax.lax.scan(place_row, carry, (admitted, loss))[1]
+    return diversity.in_turn(key, buffer.items["score"], buffer.filled, score, mask)
 
 
 def _in_turn(buffer, kept, key, label, mask, place):
@@ -485,119 +398,3 @@ def _upper_bits(a, b):
     first = a1 * b0 + (a0 * b0 >> 16)  # no sum here reaches 2^32
     second = a0 * b1 + (first & 0xFFFF)
     return a1 * b1 + (first >> 16) + (second >> 16)
-
-
-def gss(
-    buffer: buffer_lib.Buffer, key: jax.Array, score: jax.Array, mask: jax.Array
-) -> jax.Array:
-    """Keep rows whose gradients differ, see `diversity.in_turn`.
-
-    Args:
-      buffer: Buffer, items with "score" f32[capacity].
-      key: threefry key.
-      score: f32[B], of the incoming rows.
-      mask: bool or f32 [B], rows that exist.
-
-    Returns:
-      i32[B], slots, for rows that are written one after another.
-    """
-    return diversity.in_turn(key, buffer.items["score"], buffer.filled, score, mask)
-
-
-class Policy(NamedTuple):
-    """A policy as methods call it.
-
-    The functions above take what they read and no more, so that they serve without a
-    method. This record gives all of them one signature, with the items that each reads.
-    """
-
-    # (buffer, state, key, items, mask) -> (slots i32[B], state). `items` are those of
-    # the incoming rows. They have what `reads` names, as the buffer's items do.
-    choose: Callable
-    # (num_classes, num_tasks) -> state, what the policy counts, before the first row
-    start: Callable = lambda num_classes, num_tasks: {}
-    # (num_classes, num_tasks) -> smallest capacity
-    least: Callable = lambda num_classes, num_tasks: 1
-    # Items that it reads: "label" and "task" i32[], which every method stores, or those
-    # that its function names.
-    reads: tuple[str, ...] = ()
-
-
-def _adapt_policy(function, *takes, counts=(), reads=None, **fields) -> Policy:
-    """Make the record of a function (buffer, *counts, *takes, mask) -> slots, *counts.
-
-    Args:
-      takes: "key", or names of items.
-      counts: names of what it counts.
-      reads: None: the items that it takes.
-      fields: of the record.
-    """
-
-    def choose(buffer, state, key, items, mask):
-        given = [state[name] for name in counts]
-        given += [key if name == "key" else items[name] for name in takes]
-        found = function(buffer, *given, mask)
-        slots, *after = found if counts else (found,)
-        return slots, dict(zip(counts, after, strict=True))
-
-    if reads is None:
-        reads = tuple(name for name in takes if name != "key")
-    return Policy(choose, reads=reads, **fields)
-
-
-def _adapt_ring(name, groups) -> Policy:
-    """Make the record of a ring for each class or task, whose number `groups` says."""
-
-    def start_state(*numbers):
-        return {"turn": jnp.zeros((groups(*numbers),), jnp.int32)}
-
-    return _adapt_policy(ring, name, counts=("turn",), start=start_state, least=groups)
-
-
-POLICIES = {
-    "reservoir": _adapt_policy(reservoir, "key"),
-    "batched_reservoir": _adapt_policy(batched_reservoir, "key"),
-    "fifo": _adapt_policy(fifo),
-    "class_balanced": _adapt_policy(
-        class_balanced,
-        "key",
-        "label",
-        counts=("met", "full"),
-        start=lambda num_classes, num_tasks: {
-            "met": jnp.zeros((num_classes,), jnp.int32),
-            "full": jnp.zeros((num_classes,), bool),
-        },
-    ),
-    "greedy_balanced": _adapt_policy(
-        greedy_balanced,
-        "key",
-        "label",
-        counts=("rank",),
-        start=lambda num_classes, num_tasks: {
-            "rank": jnp.full((num_classes,), num_classes, jnp.int32)
-        },
-    ),
-    "ring": _adapt_ring("label", lambda num_classes, num_tasks: num_classes),
-    "task_ring": _adapt_ring("task", lambda num_classes, num_tasks: num_tasks),
-    "min_redundancy": _adapt_policy(
-        min_redundancy, reads=("feature", "used", "number")
-    ),
-    "duel": _adapt_policy(duel, "feature"),
-    "loss_aware": _adapt_policy(loss_aware, reads=("loss", "draws")),
-    "loss_aware_reservoir": _adapt_policy(
-        loss_aware_reservoir, "key", "loss", reads=("loss", "draws")
-    ),
-    "gss": _adapt_policy(gss, "key", "score"),
-}
-
-
-def look_up(name: str) -> Policy:
-    """Look up a policy of `POLICIES`, or have a module of your own make it.
-
-    Raises:
-      ValueError: naming config.replay.policy and what is allowed.
-    """
-    field = "config.replay.policy"
-    found = schema.find_named(POLICIES, name, field)
-    made = found if name in POLICIES else found()
-    return schema.check_made(made, Policy, name, field)

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxcl import core, sharding
-from jaxcl.memory import buffer, policies
+from jaxcl.memory import buffer, policy_table
 
 
 class Shards(NamedTuple):
@@ -89,7 +89,7 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
 
 
 def start_policy(
-    replay: core.Replay, policy: policies.Policy, num_classes: int, num_tasks: int
+    replay: core.Replay, policy: policy_table.Policy, num_classes: int, num_tasks: int
 ) -> core.PyTree:
     """Start what the policy counts, its state."""
     if not replay.sharded:
@@ -98,14 +98,14 @@ def start_policy(
 
 
 def choose(
-    policy: policies.Policy,
+    policy: policy_table.Policy,
     memory: buffer.Buffer | Shards,
     kept: core.PyTree,
     key: jax.Array,
     items: core.PyTree,
     mask: jax.Array,
 ) -> tuple[jax.Array, core.PyTree]:
-    """Choose where each row goes on its own device, see `policies.Policy`.
+    """Choose where each row goes on its own device, see `policy_table.Policy`.
 
     Args:
       kept: the policy's state, of `start_policy`.

@@ -30,7 +30,7 @@ def make(
     replay_from: online.ReplayFrom = "past_tasks",
     plus: bool = False,
 ) -> core.Method:
-    """A step on the incoming rows that does not raise the loss of replayed ones.
+    """Take steps on incoming rows that do not raise the loss of replayed ones.
 
     Args:
       head: "linear" or "cosine".

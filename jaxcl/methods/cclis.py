@@ -49,7 +49,7 @@ def make(
     hidden_dim: schema.Width | None = None,
     output_dim: schema.Width = 128,
 ) -> core.Method:
-    """Sample-NCE + weight * PRD, on a memory chosen near other classes' prototypes.
+    """Train by sample-NCE and PRD, on a memory chosen near other classes' prototypes.
 
     Args:
       temperature: of Sample-NCE, and of the scores that choose the memory.
@@ -136,7 +136,7 @@ def _on_the_sphere(params):
 
 
 def _compute_loss(settings, state, batch, params, z, teacher_z):
-    """Sample-NCE and PRD of the rows z, f32[]."""
+    """Compute sample-NCE and PRD of the rows z, f32[]."""
     extra, prototypes = state.extra, params["prototypes"]
     value = prototype.sample_nce(
         z,

@@ -45,7 +45,7 @@ def make(
     hidden_dim: schema.Width | None = None,
     output_dim: schema.Width = 128,
 ) -> core.Method:
-    """Asymmetric supervised contrast + weight * IRD, on a uniformly drawn memory.
+    """Train by asymmetric supervised contrast and IRD, on a uniformly drawn memory.
 
     Rows of the present task's classes are anchors; stored ones are their negatives.
 

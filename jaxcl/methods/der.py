@@ -34,7 +34,7 @@ def make(
     ace: bool = False,
     draws: Literal["independent", "disjoint"] = "independent",
 ) -> core.Method:
-    """Cross-entropy of incoming rows; replayed rows answer as they did when stored.
+    """Learn incoming rows; keep the answers to replayed rows as they were stored.
 
     The memory stores images without augmentation, and their logits in the incoming
     pass, before the step; these are never refreshed.

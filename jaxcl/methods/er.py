@@ -29,7 +29,7 @@ def make(
     passes: Literal["separate", "joint"] = "separate",
     unseen: Literal["compete", "absent"] = "compete",
 ) -> core.Method:
-    """Cross-entropy of incoming and of replayed rows.
+    """Learn incoming and replayed rows by cross-entropy.
 
     Args:
       head: "linear" or "cosine".

@@ -22,7 +22,7 @@ from jaxcl.methods.online import teacher as teacher_lib
 def make(
     parts: core.Parts, *, head: online.Head = "cosine", form: online.Form = "paper"
 ) -> core.Method:
-    """Incoming rows compete over classes of their batch, replayed ones over all seen.
+    """Let incoming rows compete in their batch's classes, replayed ones in all seen.
 
     Args:
       head: "cosine" or "linear".

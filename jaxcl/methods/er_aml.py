@@ -39,7 +39,7 @@ def make(
     margin: schema.Weight = 0.2,
     temperature: schema.Temperature = 0.2,
 ) -> core.Method:
-    """A metric loss on incoming rows, cross-entropy on replayed ones.
+    """Learn incoming rows by a metric loss, replayed ones by cross-entropy.
 
     Args:
       head: "cosine" or "linear".

@@ -36,7 +36,7 @@ def make(
     weight: schema.Weight = 1.0,
     temperature: schema.Temperature = 2.0,
 ) -> core.Method:
-    """Joint replay with a distillation of old classes on all rows.
+    """Replay jointly, with a distillation of old classes on all rows.
 
     Args:
       head: "linear" or "cosine".

@@ -13,7 +13,7 @@ from jaxcl.methods import online
 def make(
     parts: core.Parts, *, head: online.Head = "linear", double: bool = False
 ) -> core.Method:
-    """Cross-entropy over all classes, one head.
+    """Learn all classes with one head, by cross-entropy.
 
     Args:
       head: "linear" or "cosine".

@@ -16,7 +16,7 @@ from absl import logging
 
 from jaxcl import core
 from jaxcl.data import stream
-from jaxcl.nets import chain, mlp
+from jaxcl.nets import chain, mlp, pieces
 
 
 class Rows(NamedTuple):
@@ -50,7 +50,15 @@ def method(parts: core.Parts, rule: Rule) -> core.Method:
     Args:
       parts: from the config.
       rule: what learns.
+
+    Raises:
+      ValueError: config.accumulate cuts batches, which saves memory in training alone.
     """
+    if isinstance(parts.encoder, pieces.Pieces):
+        raise ValueError(
+            f"config.accumulate={parts.encoder.count}: this method does not train its "
+            "encoder, so there are no activations to save; must be 1"
+        )
     nets = chain.Chain({"encoder": parts.encoder})
     read = isinstance(parts.encoder, mlp.Perceptron) and not parts.encoder.widths
     if not parts.starts_pretrained and not read:  # from a file of features

@@ -47,7 +47,7 @@ def make(
     cutmix: schema.Share = 0.5,
     cutmix_alpha: Annotated[float, schema.Range(least=1e-6)] = 1.0,
 ) -> core.Method:
-    """Steps only store rows; an evaluation trains a new network on the memory alone.
+    """Store rows in steps; train a new network on the memory in an evaluation.
 
     The loss that a step reports is 0. The method does not read config.optimizer and
     config.schedule. An evaluation costs passes * ceil(stored rows / batch_size)

@@ -45,7 +45,7 @@ def make(
     margin: schema.Weight | None = None,
     memory_rows: schema.Count | None = None,
 ) -> core.Method:
-    """A step on the incoming rows under one constraint per past task.
+    """Take steps on incoming rows under one constraint for each past task.
 
     Args:
       head: "linear" or "cosine".

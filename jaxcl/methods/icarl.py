@@ -49,7 +49,7 @@ def make(
     distill_weight: schema.Weight = 1.0,
     mirror: bool = False,
 ) -> core.Method:
-    """Old classes learn from the last task's network, new ones from labels.
+    """Teach old classes by the last task's network, new ones by labels.
 
     Args:
       head: "linear" or "cosine", for training; predictions do not use it.

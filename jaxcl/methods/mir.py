@@ -34,7 +34,7 @@ def make(
     virtual: Literal["network", "head"] = "network",
     moves_statistics: bool = True,
 ) -> core.Method:
-    """ER that replays the candidates whose loss the incoming rows would raise most.
+    """Replay the candidates whose loss the incoming rows would raise most.
 
     Let g be the gradient of the incoming rows' mean cross-entropy and
     theta' = theta - lr g. The rows with the largest CE(theta') - CE(theta) are

@@ -19,7 +19,7 @@ import numpy as np
 from jaxcl import core, sharding
 from jaxcl.data import stream
 from jaxcl.memory import buffer, selection
-from jaxcl.nets import chain, layers, mlp
+from jaxcl.nets import chain, layers, mlp, traits
 
 _SELECT = 0xCC115  # keeps the selection's randomness apart from that of the next step
 
@@ -46,12 +46,12 @@ class Extra(NamedTuple):
 
     @property
     def seen(self) -> jax.Array:
-        """Classes met so far, bool[C]."""
+        """Mark the classes met so far, bool[C]."""
         return self.taught | self.current
 
     @property
     def old(self) -> jax.Array:
-        """Classes of earlier tasks that are not in the present one, bool[C]."""
+        """Mark classes of earlier tasks that are not in the present one, bool[C]."""
         return self.taught & ~self.current
 
 
@@ -64,7 +64,7 @@ class Network(NamedTuple):
     prototypes: bool
 
     def init(self, key: jax.Array, images: jax.Array):
-        """Parameters and statistics; prototypes start as PyTorch's linear layer."""
+        """Make parameters and statistics; prototypes start as a PyTorch Linear."""
         k_nets, k_prototypes = jax.random.split(key)
         params, stats = self.nets.init(k_nets, images)
         if self.prototypes:
@@ -90,7 +90,12 @@ def network(
     parts: core.Parts, *, hidden_dim: int | None, output_dim: int, prototypes: bool
 ) -> Network:
     """Build the network of a method; a `hidden_dim` of None is the encoder's width."""
-    hidden = hidden_dim or parts.encoder.num_features
+    hidden = hidden_dim or traits.read_traits(parts.encoder).num_features
+    if hidden is None:
+        raise ValueError(
+            "config.method.hidden_dim=None: this encoder does not say its "
+            "`num_features`; must be a whole number"
+        )
     projector = mlp.MLP((hidden, output_dim), dtype=parts.encoder.dtype)
     nets = chain.Chain({"encoder": parts.encoder, "projector": projector})
     return Network(nets, parts.num_classes, output_dim, prototypes)

@@ -34,7 +34,7 @@ def make(
     temperature: schema.Temperature = 2.0,
     distill: bool = True,
 ) -> core.Method:
-    """Cross-entropy over the old or the new classes, as the row's own is; distillation.
+    """Learn old and new classes apart by cross-entropy, and distil.
 
     Args:
       head: "linear" or "cosine".

@@ -89,8 +89,3 @@ class Pieces:
         features = jnp.moveaxis(features, 0, 1)  # [rows, count, groups, D]
         outputs = features.reshape(inputs.shape[0], *features.shape[3:])
         return outputs, {"batch_stats": stats}
-
-
-def split(net: Any, count: int) -> Any:
-    """Make an encoder pass its batches in pieces; in one, it stays as it is."""
-    return net if count == 1 else Pieces(net, count)

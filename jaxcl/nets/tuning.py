@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
-from jaxcl.nets import convnext, resnet, vit
+from jaxcl.nets import convnext, resnet, traits, vit
 from jaxcl.nets import layers as layers_lib
 
 ADAPTERS = "lora"  # their entry among the parameters of the encoder
@@ -169,20 +169,11 @@ class Tuned:
                 "Vision Transformers (config.encoder.name='vit'); must be 0"
             )
 
-    @property
-    def dtype(self) -> Any:
-        """Type of the computation."""
-        return self.net.dtype
-
-    @property
-    def num_features(self) -> int:
-        """Length of a feature vector."""
-        return self.net.num_features
-
-    @property
-    def drop_path(self) -> float:
-        """Largest share of branches that the encoder drops; 0.0 if it drops none."""
-        return getattr(self.net, "drop_path", 0.0)
+    def __getattr__(self, name: str) -> Any:
+        """Take what is not here from the encoder, see `traits.Traits`."""
+        if name not in traits.Traits._fields:
+            raise AttributeError(name)
+        return getattr(self.net, name)
 
     def share(self, path: tuple[str, ...]) -> float:
         """A parameter's share of the learning rate; 0: it is not trained.
@@ -192,7 +183,7 @@ class Tuned:
         """
         adapter = path[0] == ADAPTERS
         name = "/".join(path[1:] if adapter else path)
-        if path[0] in getattr(self.net, "frozen", ()):
+        if path[0] in traits.read_traits(self.net).frozen:
             return 0.0
         if self.chosen == settings():
             return 1.0

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from absl import logging
+from jaxlib import _jax
 
 from jaxcl import sharding
 from jaxcl.data import storage
@@ -124,7 +125,12 @@ def _count_flops(step, tree, leaves, task, traced=()):
         traced = jax.jit(step_of_task).trace(*jax.tree.unflatten(tree, leaves))
     with sharding.on_host():
         lowered = traced.lower(lowering_platforms=("cpu",))
-        return round(lowered.cost_analysis()["flops"])
+        counted = lowered.cost_analysis()
+        if counted is None:  # of a program for an accelerator JAX does not ask XLA
+            client = jax.local_devices(backend="cpu")[0].client
+            module = lowered.compiler_ir("hlo").as_hlo_module()
+            counted = _jax.hlo_module_cost_analysis(client, module)
+        return round(counted["flops"])
 
 
 def empty_cost(num_tasks: int) -> dict:

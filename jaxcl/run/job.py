@@ -34,7 +34,7 @@ class Data(NamedTuple):
 
     @property
     def graphs(self) -> bool:
-        """Whether examples are graphs; else they are images."""
+        """Tell whether examples are graphs; else they are images."""
         return self.stream.dataset.train.graphs is not None
 
 
@@ -53,7 +53,7 @@ class Loop(NamedTuple):
 
     @property
     def counts_epochs(self) -> bool:
-        """Whether something is done at the end of every epoch."""
+        """Tell whether something is done at the end of every epoch."""
         return bool(self.patience or self.eval_epochs)
 
 
@@ -91,7 +91,7 @@ class Job(NamedTuple):
 
     @property
     def stream(self) -> stream.Stream:
-        """The tasks."""
+        """Return the tasks."""
         return self.data.stream
 
     def parts(self, task: int) -> int:
@@ -289,15 +289,8 @@ def placed_shapes(method: core.Method, data: Data, mesh, parts: int = 1) -> tupl
     )
 
 
-def check_step(method: core.Method, data: Data, mesh) -> core.Method:
-    """Trace the step, so that what does not fit is said before the run begins.
-
-    Returns:
-      The method, with an init and a step that nothing need trace again.
-
-    Raises:
-      ValueError: shapes or labels do not fit the method; the message names them.
-    """
+def check_rows(method: core.Method, data: Data) -> None:
+    """Refuse train rows that the method cannot read: without labels, or streamed."""
     train = data.stream.dataset.train
     unknown = int((train.label < 0).sum())
     if unknown and (method.supervised or method.labelled):
@@ -314,12 +307,24 @@ def check_step(method: core.Method, data: Data, mesh) -> core.Method:
             "config.method: replays images as they are, which must fit on the device: "
             "give config.data resident=True and size, or raise config.device_bytes"
         )
+
+
+def trace_step(work: Job) -> Job:
+    """Trace the step once, so that shapes that do not fit are refused before a run.
+
+    Returns:
+      The job, whose method has an init and a step that nothing need trace again.
+
+    Raises:
+      ValueError: shapes do not fit the method; the message names them.
+    """
+    method, data = work.method, work.data
     method = method._replace(
         init=sharding.traced_once(method.init), step=sharding.traced_once(method.step)
     )
     for parts in {method.parts(task) for task in data.stream.tasks}:
-        jax.eval_shape(method.step, *placed_shapes(method, data, mesh, parts))
-    return method
+        jax.eval_shape(method.step, *placed_shapes(method, data, work.mesh, parts))
+    return work._replace(method=method)
 
 
 def _read_rows(resident: dict, batch: dict, image: tuple[int, ...]) -> dict:

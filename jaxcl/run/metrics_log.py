@@ -55,13 +55,16 @@ class MetricsMeter:
         Raises:
           Diverged: a metric is not finite; the message names the step.
         """
+        every, ready = self._work.logging.every, []
         while self._pending and sum(self._pending[0][:2]) <= until:
             before, count, metrics = self._pending.pop(0)
-            metrics = sharding.copy_to_host(metrics)
-            every = self._work.logging.every
-            logged = before + count - (before + count) % every
-            if logged > before:
-                self._measure(logged)
+            ready.append((before, count, sharding.copy_to_host(metrics)))
+        if not ready:
+            return
+        done = sum(ready[-1][:2])
+        if done - done % every > ready[0][0]:
+            self._measure(done - done % every)
+        for before, count, metrics in ready:
             for i in range(count):
                 step, row = before + i + 1, {name: x[i] for name, x in metrics.items()}
                 for name, value in row.items():
@@ -76,7 +79,7 @@ class MetricsMeter:
     def _measure(self, step):
         """Measure images a second up to a step that is logged.
 
-        The steps of one call arrive together, so they share one number.
+        Steps that arrive together share one number.
         """
         now, (last_time, last_step) = time.monotonic(), self._last
         self._last = now, step
@@ -127,7 +130,7 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """How many epochs have ended."""
+        """Count the epochs that have ended."""
         return self._progress["number"]
 
     def is_due(self, every: int) -> bool:
@@ -136,7 +139,7 @@ class Epochs:
 
     @property
     def over(self) -> bool:
-        """Whether the task ends here, by patience."""
+        """Tell whether the task ends here, by patience."""
         best = self._progress["best"]
         late = best is not None and self.number - best["number"] >= self._patience
         return self._patience > 0 and late

@@ -115,7 +115,7 @@ def _linear_lr(run, key):
         with contextlib.suppress(ValueError, KeyError):  # a method without bases
             module = schema.method(method.get("name"))
             base = inspect.signature(module.make).parameters["base"].default
-    rate = bases.get(base).linear_lr if base in bases.BASES else None
+    rate = bases.make_base(base).linear_lr if base in bases.BASES else None
     if rate is None:
         raise ValueError(
             f"config.evaluators.{key}.lr: missing, and the run's method has none in "

@@ -96,7 +96,7 @@ def _carry_out(work, prepared, stop) -> dict:
     report["accuracy"] = verdict.compare(before, after)
     report["drift"], fitted = None, []
     if old is not None:
-        new = build.embedder(plan.with_checkpoint(work.old, folder))[1](rows)
+        new = build.make_embedder(plan.with_checkpoint(work.old, folder))[1](rows)
         measured = drift.measures(old, new, k=work.options.neighbours)
         fitted = adapters.fit(old, new, k=work.options.neighbours)
         measured["adapters"] = {one.kind: one.recall for one in fitted}

@@ -287,7 +287,7 @@ def _sample(old, run, options):
     Raises:
       ValueError: there are too few.
     """
-    size, embed = build.embedder(with_checkpoint(old, run))
+    size, embed = build.make_embedder(with_checkpoint(old, run))
     rows = np.sort(np.random.default_rng(0).permutation(size)[: options.rows])
     if len(rows) <= 2 * options.neighbours:
         raise ValueError(

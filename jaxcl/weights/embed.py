@@ -36,7 +36,7 @@ def prepare(encoder: str, data: str | dict) -> build.Frozen:
         also as JSON.
 
     Raises:
-      ValueError, OSError: as `build.frozen`.
+      ValueError, OSError: as `build.restore_frozen`.
     """
     theirs = folder.as_config(encoder)
     if isinstance(data, str) and data.startswith("{"):
@@ -45,7 +45,7 @@ def prepare(encoder: str, data: str | dict) -> build.Frozen:
         data = {"name": data}
     section = lineage.section(data, {}, theirs, "--data")
     config = plan.joint(section, "none", theirs)
-    return build.frozen(plan.with_checkpoint(config, encoder))
+    return build.restore_frozen(plan.with_checkpoint(config, encoder))
 
 
 def embed(

@@ -90,7 +90,7 @@ _policies = [
         ),
     ),
     *fault.of(
-        "memory.policies.POLICIES",
+        "memory.policy_table.POLICIES",
         "test_policies.py::test_class_balanced_against_one_row_at_a_time",
         (
             "memory: a ring begins each batch where the last began",
@@ -137,7 +137,7 @@ _scored = [
         ),
     ),
     *fault.of(
-        "memory.policies.score_losses",
+        "memory.loss_aware.score_losses",
         "test_loss_aware.py::test_a_low_loss_and_many_draws_make_a_low_score",
         (
             "memory: rows that were drawn often stay",
@@ -146,7 +146,7 @@ _scored = [
         ("memory: empty slots have a score", takes(filled=_all)),
     ),
     *fault.of(
-        "memory.policies.move_losses",
+        "memory.loss_aware.move_losses",
         "test_loss_aware.py::test_a_running_loss_moves_half_of_the_way",
         ("memory: a running loss is the last one", instead(lambda _, new: new)),
     ),

@@ -149,7 +149,7 @@ _two_view = [
         ("two_view: lump mixes with rows that do not exist", takes(mask=jnp.ones_like)),
     ),
     *fault.of(
-        "methods.two_view.bases.find",
+        "methods.two_view.bases.find_make",
         "test_bases.py::test_a_base_is_its_equations[mocov2plus-code]",
         (
             "two_view: moco compares a query with the key of its own view",
@@ -172,7 +172,7 @@ _two_view = [
         ("two_view: pnr pulls its pseudo-negatives", gives(lambda value: -value)),
     ),
     *fault.of(
-        "methods.two_view.strategies.find",
+        "methods.two_view.strategies.find_make",
         _step("pnr"),
         (
             "two_view: the teacher normalises by its batch unasked",
@@ -314,7 +314,7 @@ _online_ssl = [
         ),
     ),
     *fault.of(
-        "methods.online_ssl.regularisers.find",
+        "methods.online_ssl.regularisers.find_make",
         _stream("byol-cassle"),
         (
             "online_ssl: the weight is left out",

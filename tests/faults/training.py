@@ -13,6 +13,10 @@ def _no(_):
     return False
 
 
+def _whole(place):
+    return jax.sharding.NamedSharding(place.mesh, jax.sharding.PartitionSpec())
+
+
 def _later(numbers):
     return tuple(number + 1 for number in numbers)
 
@@ -208,4 +212,21 @@ _metrics = [
     ),
 ]
 
-FAULTS = [*_state, *_optimisers, *_schedules, *_metrics]
+_machines = [
+    *fault.of(
+        "nets.pieces.split",
+        "test_pieces.py::test_pieces_pass_in_turn_and_rows_keep_their_order",
+        ("pieces: a batch passes whole", takes(count=lambda _: 1)),
+        ("pieces: one too many", takes(count=lambda count: 2 * count)),
+    ),
+    *fault.of(
+        "sharding.placement",
+        "test_mesh.py::test_weights_are_split_by_name_and_the_rest_is_whole",
+        (
+            "mesh: every device has all weights",
+            gives(lambda places: jax.tree.map(_whole, places)),
+        ),
+    ),
+]
+
+FAULTS = [*_state, *_optimisers, *_schedules, *_metrics, *_machines]

@@ -40,12 +40,12 @@ def check_options(config):
     """All that `build` checks before it reads data; and the scenario, on a stand-in."""
     raw = config.to_dict()
     trains = raw.get("checkpoint") is None
-    top = sections.top_of(raw if trains else transfer.complete(raw, run_config()))
-    sections.check_tasks(top.data, top.scenario)
+    top = sections.read_top(raw if trains else transfer.complete(raw, run_config()))
+    sections.read_tasks(top.data, top.scenario)
     if trains:
         made(config, 100)
     else:
-        sections.encoder(top)
+        sections.make_encoder(top)
         schema.options(sections.check_image, top.augment, "config.augment")
     for name, section in top.evaluators.items():
         evaluation.read_entry(name, section)
@@ -80,9 +80,9 @@ def take(name, argument):
 
 def made(config, classes):
     """The method that a config names, of all that its sections make."""
-    top = sections.top_of(config.to_dict())
-    parts, _ = sections.build_parts(top)
+    top = sections.read_top(config.to_dict())
+    make_parts, _ = sections.read_parts(top)
     options = schema.options(replay.settings, top.replay or {}, "config.replay")
     settings = replay.settings(classes, top.batch_size, **options)
-    parts = parts._replace(num_classes=classes, replay=settings)
-    return top, parts, sections.method(top, parts), settings
+    parts = make_parts(num_classes=classes, replay=settings)
+    return top, parts, sections.make_method(top, parts), settings

@@ -23,7 +23,7 @@ def lowest(scores, count):
 
 
 def entering(loss, draws, filled, new, admitted):
-    """Slots of rows that come one after another, as `loss_aware_reservoir`.
+    """Slots of rows that come one after another, as `loss_aware.replace_in_reservoir`.
 
     Args:
       new: losses of the rows.

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.memory import buffer, duel, policies, sharded
 
 Policy = Literal["duel", "fifo", "reservoir"]
@@ -24,8 +24,6 @@ class Settings(NamedTuple):
     newcomer_competes: bool
     score: duel.Score
     temperature: float
-    gather: Callable  # as in `sharding`
-    on_each: Callable  # the same
     logsumexp: Callable | None = None  # in place of the matrix of products
 
 
@@ -91,8 +89,8 @@ def refreshed(
 def _filtered(settings, memory, features, mask):
     """Return slots of the rows that DUEL's policy lets in, of those that exist."""
     # The filter is a loop; without this each iteration would send the split rows.
-    both = memory.items["feature"], settings.gather(features)
-    mask = settings.gather(mask)
+    both = memory.items["feature"], sharding.gather(features)
+    mask = sharding.gather(mask)
     options = dict(score=settings.score, temperature=settings.temperature)
 
     def choose(memory, incoming, filled, mask):
@@ -108,9 +106,9 @@ def _filtered(settings, memory, features, mask):
 
     own = *both, memory.filled, mask
     # A memory in one piece is filtered on each device alike, which sends nothing.
-    keep = choose(*own) if settings.spread else settings.on_each(choose, (), own)
-    keep = settings.gather(keep)
-    slots = settings.gather(duel.slots(keep, memory.capacity))
+    keep = choose(*own) if settings.spread else sharding.on_each(choose, (), own)
+    keep = sharding.gather(keep)
+    slots = sharding.gather(duel.slots(keep, memory.capacity))
     if settings.safe:
         options |= dict(filled=memory.filled, logsumexp=settings.logsumexp)
         slots = jnp.where(duel.is_safe(*both, keep, **options), slots, memory.capacity)

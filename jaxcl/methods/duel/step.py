@@ -76,24 +76,22 @@ class StepKeys(NamedTuple):
     augment_stored: jax.Array
 
 
-def _check_options(
-    *, base, negatives, memory_size, refresh, drawn, streaming, sharded, hml_weight
-) -> None:
+def _check_setup(setup: StepSetup) -> None:
     """Refuse options that do not go together."""
-    draws = negatives != "batch" or refresh
-    if draws and drawn > memory_size:
+    draws, size = setup.negatives != "batch" or setup.refresh, setup.settings.size
+    if draws and setup.drawn > size:
         raise ValueError(
-            f"config.method.drawn={drawn}: must be from 1 to {memory_size}, the "
+            f"config.method.drawn={setup.drawn}: must be from 1 to {size}, the "
             "rows of the memory (memory_size)"
         )
-    if streaming and sharded:
+    if setup.settings.logsumexp is not None and setup.settings.spread:
         raise ValueError(
             "config.method.streaming=True: would send a memory that is split over the "
             "devices (config.method.sharded) to each of them; must be False"
         )
-    if hml_weight is not None and negatives != "memory":
+    if setup.hml_weight is not None and setup.negatives != "memory":
         raise ValueError(
-            f"config.method.negatives={negatives!r}: must be 'memory' where "
+            f"config.method.negatives={setup.negatives!r}: must be 'memory' where "
             "config.method.hml_weight is given, since M-HML is against the memory alone"
         )
 
@@ -125,7 +123,7 @@ def make(
     output_dim: schema.Width = 256,
     streaming: bool = False,
 ) -> core.Method:
-    """MoCo v2 or SimCLR with an active memory of negatives.
+    """Make MoCo v2 or SimCLR with an active memory of negatives.
 
     Args:
       base: "moco" (a slow network makes the keys, which the memory keeps) or "simclr"
@@ -162,19 +160,7 @@ def make(
       ValueError: naming field, value and range.
     """
     drawn = max(1, memory_size // _SHARE) if drawn is None else drawn
-    _check_options(
-        base=base,
-        negatives=negatives,
-        memory_size=memory_size,
-        refresh=refresh,
-        drawn=drawn,
-        streaming=streaming,
-        sharded=sharded,
-        hml_weight=hml_weight,
-    )
-    moco, logsumexp = base == "moco", None
-    if streaming:
-        logsumexp = streaming_lib.logsumexp
+    moco = base == "moco"
     settings = active_memory.Settings(
         policy=policy,
         size=memory_size,
@@ -185,16 +171,13 @@ def make(
         newcomer_competes=newcomer_competes,
         score=score,
         temperature=temperature,
-        gather=sharding.gather,
-        on_each=sharding.on_each,
-        logsumexp=logsumexp,
+        logsumexp=streaming_lib.logsumexp if streaming else None,
     )
     widths = (hidden_dim,) * hidden_layers + (output_dim,)
     projector = mlp.MLP(widths, dtype=parts.encoder.dtype)
-    net = chain.Chain({"encoder": parts.encoder, "projector": projector})
     setup = StepSetup(
         parts=parts,
-        net=net,
+        net=chain.Chain({"encoder": parts.encoder, "projector": projector}),
         settings=settings,
         moco=moco,
         remembers=moco or negatives != "batch",
@@ -208,11 +191,12 @@ def make(
         momentum=momentum,
         fresh_memory=fresh_memory,
     )
+    _check_setup(setup)
     return core.Method(
         init=functools.partial(_init_state, setup),
         step=functools.partial(_step, setup),
-        embed=net.embed,
-        project=net.project,
+        embed=setup.net.embed,
+        project=setup.net.project,
         begin_task=functools.partial(_begin_task, setup),
         memory=_memory if setup.remembers else None,
     )

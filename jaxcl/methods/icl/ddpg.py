@@ -95,7 +95,7 @@ class Options:
 
     @property
     def length(self) -> int:
-        """Losses of a state, W."""
+        """Count the losses of a state, W."""
         return 1 if self.state == "scalar" else self.window
 
 

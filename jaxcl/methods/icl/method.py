@@ -116,9 +116,11 @@ def _check_read(options: dict) -> None:
             )
 
 
-def _check_network(*, graphs, anchors, projector, output_dim) -> None:
-    """Refuse options of the network that do not go together."""
-    if anchors == "original" and not graphs:
+def _check_options(parts: core.Parts, options: dict) -> None:
+    """Refuse options that nothing reads, or that do not go together."""
+    _check_read(options)
+    projector, output_dim = options["projector"], options["output_dim"]
+    if options["anchors"] == "original" and not passes_lib.reads_graphs(parts.encoder):
         raise ValueError(
             "config.method.anchors='original': is for graphs; images have two views, "
             "must be 'augmented'"
@@ -127,6 +129,16 @@ def _check_network(*, graphs, anchors, projector, output_dim) -> None:
         raise ValueError(
             f"config.method.projector={projector}: must be 0 beside "
             f"output_dim={output_dim}; only one network follows the encoder"
+        )
+    if options["strategy"] == "icl" and not options["with_positive"]:
+        raise ValueError(
+            "config.method.with_positive=False: must be True with strategy='icl': "
+            "NCE-II has the positive in both denominators"
+        )
+    if parts.batch_size == 1:
+        raise ValueError(
+            "config.batch_size=1: an anchor is compared with the other rows of its "
+            "batch; must be at least 2"
         )
 
 
@@ -157,7 +169,7 @@ def make(
     projector: Annotated[int, schema.Range(0, 2**20)] = 0,
     agent: dict | None = None,
 ) -> core.Method:
-    """ICL, its variants, and the strategies it is compared with.
+    """Make ICL, one of its variants, or a strategy that it is compared with.
 
     Args:
       strategy: how the tasks after the first are trained, see above.
@@ -187,21 +199,7 @@ def make(
       ValueError: naming field, value and range; an option that the
         strategy does not read is not at its default.
     """
-    _check_read(locals())
-    graphs = passes_lib.reads_graphs(parts.encoder)
-    _check_network(
-        graphs=graphs, anchors=anchors, projector=projector, output_dim=output_dim
-    )
-    if strategy == "icl" and not with_positive:
-        raise ValueError(
-            "config.method.with_positive=False: must be True with strategy='icl': "
-            "NCE-II has the positive in both denominators"
-        )
-    if parts.batch_size == 1:
-        raise ValueError(
-            "config.batch_size=1: an anchor is compared with the other rows of its "
-            "batch; must be at least 2"
-        )
+    _check_options(parts, locals())
     chosen = schema.options(ddpg.Options, agent or {}, "config.method.agent")
     passes = passes_lib.make_passes(
         parts,
@@ -223,7 +221,7 @@ def make(
         second_order=second_order,
         distill_weight=distill_weight,
         agent=ddpg.Options(**chosen),
-        unroll=sharding.on_cpu() and not graphs,
+        unroll=sharding.on_cpu() and not passes_lib.reads_graphs(parts.encoder),
     )
     return core.Method(
         init=functools.partial(_init_state, setup),

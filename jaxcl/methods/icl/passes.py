@@ -26,7 +26,7 @@ class Passes(NamedTuple):
 
     @property
     def net(self) -> chain.Chain:
-        """The encoder of images and its head."""
+        """Return the encoder of images and its head."""
         return chain.Chain({"encoder": self.encoder} | self.head.nets)
 
     def init(self, key: jax.Array, batch: core.Batch):

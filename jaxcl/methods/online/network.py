@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import replay as losses
-from jaxcl.nets import chain, layers
+from jaxcl.nets import chain, layers, traits
 
 Head = Literal["linear", "cosine"]
 
@@ -52,7 +52,7 @@ class Network:
             lambda: self._nets(params, stats, images, train=False)[0]
         )
         shape = self.num_classes, features.shape[1]
-        start = getattr(self.encoder, "start", "torch")
+        start = traits.read_traits(self.encoder).start
         weight, bias = layers.linear(start, fan_in=shape[1], fan_out=shape[0])
         head = {"weight": weight(k_weight, shape)}
         if self.head == "linear":

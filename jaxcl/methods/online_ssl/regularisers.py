@@ -38,13 +38,13 @@ class Regulariser(NamedTuple):
 
 
 def _follow(teacher, ema, snapshot_every, frozen_bn) -> Teacher:
-    """The record of options that "cassle" and "pnr" have."""
+    """Make the record of options that "cassle" and "pnr" have."""
     every = snapshot_every if teacher == "snapshot" else None
     return Teacher(ema, every, frozen_bn == "batch")
 
 
 def none() -> Regulariser:
-    """L_SSL alone."""
+    """Add nothing to L_SSL."""
     return Regulariser()
 
 
@@ -58,7 +58,7 @@ def cassle(
     snapshot_every: schema.Count = 100,
     frozen_bn: records.Statistics = "batch",
 ) -> Regulariser:
-    """CaSSLe's distillation towards a frozen network that follows.
+    """Distil from a frozen network that follows, as CaSSLe does.
 
     Args:
       weight: of the distillation; None: the base's.
@@ -83,7 +83,7 @@ def cla_r(
     stored_momentum: schema.Share = 0.5,
     distill_hidden_dim: schema.Width = 512,
 ) -> Regulariser:
-    """The mean of -cos(a(z), s); s is stored, and serves both views.
+    """Average -cos(a(z), s) over views; s is stored with the row.
 
     Args:
       weight: of the alignment.
@@ -116,7 +116,7 @@ def pnr(
     snapshot_every: schema.Count = 100,
     frozen_bn: records.Statistics = "batch",
 ) -> Regulariser:
-    """What PNR adds to the base's loss.
+    """Add to the base's loss what PNR adds.
 
     Args:
       weight: of the distillation, for bases without negatives; None: the base's.
@@ -139,7 +139,7 @@ def pnr(
 
 
 def der(*, weight: schema.Weight = 1.0) -> Regulariser:
-    """DER's distance of z to the stored projection s, the mean over both views.
+    """Average DER's distance of z to the stored projection s over both views.
 
     Args:
       weight: of the distance.
@@ -153,7 +153,7 @@ def der(*, weight: schema.Weight = 1.0) -> Regulariser:
 
 
 def lump(*, mix: schema.Positive = 0.4) -> Regulariser:
-    """L_SSL of mixtures of incoming with replayed rows alone.
+    """Take L_SSL of mixtures of incoming with replayed rows alone.
 
     Args:
       mix: mixtures are drawn from Beta(mix, mix).
@@ -171,7 +171,7 @@ REGULARISERS: dict[str, Callable[..., Regulariser]] = {
 }
 
 
-def find(name: str) -> Callable[..., Regulariser]:
+def find_make(name: str) -> Callable[..., Regulariser]:
     """Find a regulariser, or raise a ValueError with the nearest names."""
     core.check_choice("config.method.regulariser", name, tuple(REGULARISERS))
     return REGULARISERS[name]

@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import core, optim, schema, sharding
-from jaxcl.memory import buffer, policies, queue, sharded
+from jaxcl.memory import buffer, policy_table, queue, sharded
 from jaxcl.methods.online import probe
 from jaxcl.methods.online_ssl import regularisers, stored
 from jaxcl.methods.two_view import bases, networks, records
@@ -81,26 +81,26 @@ class Setup(NamedTuple):
 
     @property
     def dim(self) -> int:
-        """Features of a projection."""
+        """Count the features of a projection."""
         return self.networks.dim
 
 
-def _fits(base: records.Base) -> bool:
-    """Whether a base reads neither labels, numbers of images nor how far a task is."""
+def _trains_online(base: records.Base) -> bool:
+    """Tell whether a base reads no labels, numbers of images or progress of a task."""
     told = base.supervised or base.indexed or base.init_params or base.prepare
     return not (told or base.features or base.masks)
 
 
 def list_bases() -> dict:
     """List the bases that can be trained online, by name."""
-    return {name: make for name, make in bases.BASES.items() if _fits(make())}
+    return {name: make for name, make in bases.BASES.items() if _trains_online(make())}
 
 
 @functools.cache
 def _find_base(name: str):
     """Find the `make` of a base, with the default of its queues here."""
-    found = bases.find(name)
-    if not _fits(bases.get(name)):
+    found = bases.find_make(name)
+    if not _trains_online(bases.make_base(name)):
         core.check_choice("config.method.base", name, tuple(list_bases()))
         raise ValueError(
             f"config.method.base={name!r}: reads labels, numbers of images, or how far "
@@ -111,12 +111,12 @@ def _find_base(name: str):
 
 
 def _choose_functions(options: dict) -> tuple:
-    """The functions of a base and of a regulariser, whose options are the method's."""
-    return _find_base(options["base"]), regularisers.find(options["regulariser"])
+    """Find the functions of base and regulariser, whose options are the method's."""
+    return _find_base(options["base"]), regularisers.find_make(options["regulariser"])
 
 
 def _list_functions() -> dict:
-    """All bases and regularisers, by what messages call them."""
+    """List all bases and regularisers, by what messages call them."""
     found = {f"base {name!r}": make for name, make in list_bases().items()}
     return found | {
         f"regulariser {name!r}": make
@@ -124,8 +124,8 @@ def _list_functions() -> dict:
     }
 
 
-def _fill(options: dict, replay: core.Replay | None = None) -> dict:
-    """Values that the base has in place of None."""
+def _fill_from_base(options: dict, replay: core.Replay | None = None) -> dict:
+    """Choose the base's values in place of None."""
     make_base = _find_base(options["base"])
     base = make_base(**schema.pick_options(make_base, options))
     return networks.choose_sizes(base, options)
@@ -138,7 +138,7 @@ def _fill(options: dict, replay: core.Replay | None = None) -> dict:
         _list_functions,
         without=("momentum_start", "momentum_end", "streaming"),
     ),
-    fill=_fill,
+    fill=_fill_from_base,
 )
 @schema.debug(hidden_dim=16, output_dim=8)
 def make(
@@ -154,7 +154,7 @@ def make(
     hidden_layers: schema.Layers | None = None,
     **options,
 ) -> core.Method:
-    """One base with a memory and one regulariser, each with options of its own.
+    """Make one base with a memory and one regulariser, each with its own options.
 
     Args:
       parts: what the config builds.
@@ -170,18 +170,18 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    make_base, make_plan = _find_base(base), regularisers.find(regulariser)
+    make_base, make_plan = _find_base(base), regularisers.find_make(regulariser)
     spec = make_base(**schema.pick_options(make_base, options))
     plan = make_plan(**schema.pick_options(make_plan, options))
     if plan.check is not None:
         plan.check(base, spec)
-    _check(parts, regulariser, plan, rows, remembers)
+    _check_options(parts, regulariser, plan, rows, remembers)
     size = parts.replay.size if remembers else 0
     setup = Setup(
         parts=parts,
         base=spec,
         plan=plan,
-        networks=networks.build(
+        networks=networks.build_networks(
             parts,
             spec,
             distiller_hidden_dim=plan.distiller_hidden_dim,
@@ -205,7 +205,7 @@ def make(
     return probe.add_measures(method, parts) if parts.replay.measure else method
 
 
-def _check(parts, regulariser, plan, rows, remembers) -> None:
+def _check_options(parts, regulariser, plan, rows, remembers) -> None:
     """Refuse what the method cannot do, before anything compiles."""
     if parts.batch_size == 1:
         raise ValueError(
@@ -225,7 +225,7 @@ def _check(parts, regulariser, plan, rows, remembers) -> None:
             f"config.method.rows='all': regulariser {regulariser!r} aligns rows with "
             "what the memory stores of them; must be 'replay'"
         )
-    stored.check(parts.replay)
+    stored.check_replay(parts.replay)
     if plan.mix:
         _check_mixtures(parts)
 
@@ -239,8 +239,10 @@ def _check_mixtures(parts: core.Parts) -> None:
             "row with one replayed row; must be at most config.batch_size="
             f"{parts.batch_size}"
         )
-    if reads := policies.look_up(replay.policy).reads:
-        blank = [name for name, policy in policies.POLICIES.items() if not policy.reads]
+    if reads := policy_table.look_up(replay.policy).reads:
+        blank = [
+            name for name, policy in policy_table.POLICIES.items() if not policy.reads
+        ]
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(reads)} of "
             "single rows, and regulariser 'lump' passes mixtures alone; allowed are "
@@ -249,9 +251,9 @@ def _check_mixtures(parts: core.Parts) -> None:
 
 
 def _init(setup, key, batch):
-    """The state before the first step."""
+    """Make the state before the first step."""
     base, teacher = setup.base, setup.plan.teacher
-    start = networks.start(setup.networks, setup.parts, key, batch)
+    start = networks.init_networks(setup.networks, setup.parts, key, batch)
     params, stats = start.copied
     frozen_queue = of_base = None
     if base.init_state is not None:
@@ -369,7 +371,7 @@ def _update(setup, state, batch, key):
 
 
 def _read_rows(setup, extra, batch, keys) -> Rows:
-    """Views of the incoming rows, and of replayed ones before them or mixed in."""
+    """Augment incoming rows; put replayed ones before them, or mix them in."""
     size, parts = setup.size, setup.parts
     views = parts.augment(keys.augment, batch["image"])
     if not size:
@@ -411,7 +413,7 @@ def _gather_features(setup, extra, images, rows, fixed) -> records.Features:
 
 
 def _differentiate(setup, outputs, features, active):
-    """The loss, its parts as metrics, and its gradient with respect to `outputs`."""
+    """Compute the loss, its parts, and its gradient with respect to `outputs`."""
 
     def compute_loss(first, outputs):
         joined = features._replace(**outputs._asdict())
@@ -427,7 +429,7 @@ def _differentiate(setup, outputs, features, active):
 
 
 def _compute_loss(setup, features, first):
-    """The loss of the rows from `first` on: 0, or the number of replayed ones."""
+    """Compute the loss from row `first` on: 0, or the number of replayed rows."""
     base, plan, size = setup.base, setup.plan, setup.beside
     whole, replayed = _cut_rows(features, first, None), _cut_rows(features, 0, size)
     loss = base.loss(whole)
@@ -446,14 +448,14 @@ def _compute_loss(setup, features, first):
 
 
 def _cut_rows(features, start, stop):
-    """The features of the rows from `start` to `stop`."""
+    """Cut out the features of the rows from `start` to `stop`."""
     by_row = {name: getattr(features, name) for name in ("z", "o", "p", "k", "f")}
     cut = {name: x[start:stop] for name, x in by_row.items() if x is not None}
     return features._replace(**cut)
 
 
 def _update_extra(setup, state, features, active):
-    """Slow network, teacher, the base's state and the teacher's queue."""
+    """Move slow network, teacher, the base's state and the teacher's queue."""
     extra, base, teacher = state.extra, setup.base, setup.plan.teacher
     if base.momentum:
         params = {name: state.params[name] for name in extra.momentum}

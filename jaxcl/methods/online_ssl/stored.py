@@ -13,7 +13,8 @@ from jaxcl import core, optim
 from jaxcl.memory import (
     buffer,
     diversity,
-    policies,
+    loss_aware,
+    policy_table,
     redundancy,
     sharded,
 )
@@ -33,14 +34,16 @@ class RowStats(NamedTuple):
     )  # f32[N], see `diversity.similarity_score`; None: no policy reads it
 
 
-def check(replay: core.Replay) -> None:
+def check_replay(replay: core.Replay) -> None:
     """Refuse a memory that reads labels, or is too small to be replayed from.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    if lacking := sorted({*policies.look_up(replay.policy).reads} - {*_STORED}):
-        names = [n for n, x in policies.POLICIES.items() if {*x.reads} <= {*_STORED}]
+    if lacking := sorted({*policy_table.look_up(replay.policy).reads} - {*_STORED}):
+        names = [
+            n for n, x in policy_table.POLICIES.items() if {*x.reads} <= {*_STORED}
+        ]
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)}, "
             f"which online_ssl has none of; allowed are {', '.join(names)}"
@@ -81,15 +84,15 @@ def create(setup, batch):
         example["projection"] = vector
     blank = {"feature": vector, "used": scalar > 0, "number": scalar}
     blank |= {"loss": jnp.zeros(()), "draws": scalar, "score": jnp.zeros(())}
-    example |= {name: blank[name] for name in _reads(setup)}
-    policy = policies.look_up(replay.policy)
+    example |= {name: blank[name] for name in _list_read_items(setup)}
+    policy = policy_table.look_up(replay.policy)
     kept = sharded.start_policy(replay, policy, parts.num_classes, parts.num_tasks)
     return sharded.create(example, replay), kept
 
 
-def _reads(setup):
-    """Names of the items that the memory's policy reads."""
-    return policies.look_up(setup.parts.replay.policy).reads
+def _list_read_items(setup):
+    """List the items that the memory's policy reads."""
+    return policy_table.look_up(setup.parts.replay.policy).reads
 
 
 def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats:
@@ -107,7 +110,7 @@ def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats
     query = outputs.z if outputs.o is None else outputs.o
     target = outputs.z if features.k is None else features.k
     score = None
-    if setup.size and "score" in _reads(setup):
+    if setup.size and "score" in _list_read_items(setup):
         slopes = pair_slopes(query, target)
         past = jnp.sum(slopes[: setup.size], axis=0, keepdims=True)
         score = diversity.similarity_score(slopes, past, active[None])
@@ -115,7 +118,7 @@ def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats
 
 
 def pair_losses(query: jax.Array, target: jax.Array) -> jax.Array:
-    """The negative cosine of each image's positive pairs, f32[N].
+    """Compute the negative cosine of each image's positive pairs, f32[N].
 
     The mean of both directions, as the base compares them: what its predictor says, or
     the projection, of one view with the slow network's projection, or its own, of the
@@ -130,7 +133,7 @@ def pair_losses(query: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def pair_slopes(query: jax.Array, target: jax.Array) -> jax.Array:
-    """The gradient of each image's loss with respect to a shift of its queries.
+    """Compute the gradient of each image's loss with respect to a shift of its queries.
 
     The sum of the gradients with respect to the query of either view. A bias of the
     layer that makes the queries would have this gradient, and views that change places
@@ -172,7 +175,7 @@ def update_stored(setup, memory, drawn, stats, active):
     if "used" in items:
         changes["used"] = jnp.ones_like(items["used"])
     if "loss" in items:
-        changes["loss"] = policies.move_losses(items["loss"], stats.loss)
+        changes["loss"] = loss_aware.move_losses(items["loss"], stats.loss)
     if "draws" in items:
         changes["draws"] = items["draws"] + 1
     if not changes:
@@ -191,7 +194,7 @@ def update_stored(setup, memory, drawn, stats, active):
 
 
 def _feature(z):
-    """The feature by which rows are compared, MinRed's n(z_1 + z_2), f32[R,D]."""
+    """Compute the feature that MinRed compares, n(z_1 + z_2), f32[R,D]."""
     return core.l2_normalize(jnp.sum(z, axis=1))
 
 
@@ -214,8 +217,11 @@ def store_batch(setup, state, batch, stats, number, key):
         "draws": jnp.zeros(count, jnp.int32),
         "score": stats.score,
     }
-    items |= {name: new[name] for name in _reads(setup)}
-    exist, policy = jnp.ones(count, bool), policies.look_up(setup.parts.replay.policy)
+    items |= {name: new[name] for name in _list_read_items(setup)}
+    exist, policy = (
+        jnp.ones(count, bool),
+        policy_table.look_up(setup.parts.replay.policy),
+    )
     slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
     slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])

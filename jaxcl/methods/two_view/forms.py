@@ -27,22 +27,22 @@ def distil_contrast(
 
 
 def distil_cosine(x: records.Features) -> jax.Array:
-    """CaSSLe's term of BYOL, 2 - 2 cos(g(z), f)."""
+    """Compute CaSSLe's term of BYOL, 2 - 2 cos(g(z), f)."""
     return distill.cassle_byol(*core.split_views(x.p, x.f))
 
 
 def distil_squared(x: records.Features) -> jax.Array:
-    """Mean over rows and views of |g(z) - f|^2, f32[]."""
+    """Average over rows and views |g(z) - f|^2, f32[]."""
     return x.p.shape[-1] * distill.cassle_mse(*core.split_views(x.p, x.f))
 
 
 def distil_mean_squared(x: records.Features) -> jax.Array:
-    """Mean over all elements of (g(z) - f)^2, f32[]."""
+    """Average over all elements (g(z) - f)^2, f32[]."""
     return distill.cassle_mse(*core.split_views(x.p, x.f))
 
 
 def distil_prototypes(x: records.Features, temperature: float) -> jax.Array:
-    """CaSSLe's term: teacher and g(z) agree on prototypes, each on its own."""
+    """Compute CaSSLe's term of prototypes: teacher and g(z) agree, each on its own."""
     return distill.cassle_prototypes(
         *core.split_views(x.p, x.f),
         x.distil_params["prototypes"],

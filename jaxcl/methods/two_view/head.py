@@ -18,10 +18,13 @@ network move with rows of all classes, those of later tasks too. Every evaluatio
 network reads them, and so does a frozen network with `frozen_bn="running"`.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxcl import core, optim
 from jaxcl.evals import head as head_lib
@@ -49,14 +52,14 @@ class Extra(NamedTuple):
     velocity: core.PyTree  # the optimiser's, with momentum; zero when a task begins
 
 
-def _own(state):
-    """The state as the method without its head knows it."""
-    return state.replace(extra=state.extra.method)
+class Setup(NamedTuple):
+    """What `add` fixes: everything but arrays."""
 
-
-def _with(state, own):
-    """The method's new state `own`, with the head of `state`."""
-    return own.replace(extra=state.extra._replace(method=own.extra))
+    method: core.Method  # without its head
+    parts: core.Parts
+    rates: Callable  # (progress, task) -> learning rate of the head
+    tx: optax.GradientTransformationExtraArgs  # of the head
+    leaks: bool  # the head's rows move the network's running statistics
 
 
 def add(
@@ -89,66 +92,93 @@ def add(
       "head_loss" and "head_accuracy", of the labelled rows before the step. `predict`
       is the head's.
     """
-    leaks = form == "released"
-    if leaks:  # LARS without decay
+    if form == "released":  # LARS without decay
         rates, tx = parts.curve(lr), optim.lars(momentum=momentum, weight_decay=0.0)
     else:
         rates = optim.by_task([optim.cosine(lr, epochs=1, per_epoch=False)])
         tx = optim.sgd(momentum=momentum)
-    encoder = chain.Chain({"encoder": parts.encoder})
-
-    def views(key, images):
-        return parts.augment(jax.random.fold_in(key, _STREAM), images)[:, -1]
-
-    def init(key, batch):
-        own = method.init(key, batch)
-        images = batch["labelled"]["image"]
-        features = jax.eval_shape(lambda: method.embed(own, views(key, images)))
-        k_layer = jax.random.fold_in(key, _STREAM)
-        layer = head_lib.start_head(k_layer, features.shape[1], parts.num_classes)
-        return own.replace(extra=Extra(own.extra, layer, tx.init(layer)))
-
-    def step(state, batch):
-        before, labelled = _own(state), batch["labelled"]
-        images = views(core.step_key(state), labelled["image"])
-        own, metrics = method.step(before, batch)
-        if leaks:
-            features, moved = encoder(before.params, own.stats, images, train=True)
-            own = own.replace(stats=own.stats | moved)
-        else:
-            features = method.embed(before, images)
-        label, mask = labelled["label"], jnp.ones(len(features))
-        layer, velocity, loss, scores = head_lib.descend(
-            tx,
-            *state.extra[1:],
-            features,
-            label,
-            mask,
-            rates(core.progress(state), state.task),
-        )
-        extra = Extra(own.extra, layer, velocity)
-        accuracy = jnp.mean(scores.argmax(axis=1) == label)
-        metrics = {**metrics, "head_loss": loss, "head_accuracy": accuracy}
-        return own.replace(extra=extra), metrics
-
-    def begin_task(state, task):
-        state = _with(state, method.begin_task(_own(state), task))
-        velocity = jax.tree.map(jnp.zeros_like, state.extra.velocity)
-        return state.replace(extra=state.extra._replace(velocity=velocity))
+    setup = Setup(method, parts, rates, tx, leaks=form == "released")
 
     def without_head(function):
-        """`function` of the method as one of the method with its head."""
-        return function and (lambda state, *rest: function(_own(state), *rest))
+        """Give a function of the method's state the state with its head."""
+        return function and (lambda state, *rest: function(_without_head(state), *rest))
+
+    def with_head(function):
+        """Do so with a function that returns the method's new state."""
+        return lambda state, *rest: _with_head(
+            state, function(_without_head(state), *rest)
+        )
 
     return method._replace(
-        init=init,
-        step=step,
-        begin_task=begin_task,
-        end_task=lambda state, task: _with(state, method.end_task(_own(state), task)),
-        eval_state=lambda state: _with(state, method.eval_state(_own(state))),
-        predict=lambda state, images: head_lib.logits(
-            state.extra.layer, method.embed(_own(state), images)
-        ),
+        init=functools.partial(_init, setup),
+        step=functools.partial(_step, setup),
+        begin_task=functools.partial(_begin_task, setup),
+        end_task=with_head(method.end_task),
+        eval_state=with_head(method.eval_state),
+        predict=functools.partial(_predict, setup),
         labelled=True,
         **{name: without_head(getattr(method, name)) for name in _READ_THE_STATE},
     )
+
+
+def _without_head(state):
+    """Return the state as the method without its head knows it."""
+    return state.replace(extra=state.extra.method)
+
+
+def _with_head(state, own):
+    """Return the method's new state `own`, with the head of `state`."""
+    return own.replace(extra=state.extra._replace(method=own.extra))
+
+
+def _view_images(setup, key, images):
+    """Augment images u8[B,H,W,C]; the head sees the last view, f32[B,H,W,C]."""
+    return setup.parts.augment(jax.random.fold_in(key, _STREAM), images)[:, -1]
+
+
+def _init(setup, key, batch):
+    """Make the state before the first step."""
+    own = setup.method.init(key, batch)
+
+    def embed():
+        images = _view_images(setup, key, batch["labelled"]["image"])
+        return setup.method.embed(own, images)
+
+    width = jax.eval_shape(embed).shape[1]
+    k_layer = jax.random.fold_in(key, _STREAM)
+    layer = head_lib.start_head(k_layer, width, setup.parts.num_classes)
+    return own.replace(extra=Extra(own.extra, layer, setup.tx.init(layer)))
+
+
+def _step(setup, state, batch):
+    """Take a step of the method, then one of the head."""
+    before, labelled = _without_head(state), batch["labelled"]
+    images = _view_images(setup, core.step_key(state), labelled["image"])
+    own, metrics = setup.method.step(before, batch)
+    if setup.leaks:
+        encoder = chain.Chain({"encoder": setup.parts.encoder})
+        features, moved = encoder(before.params, own.stats, images, train=True)
+        own = own.replace(stats=own.stats | moved)
+    else:
+        features = setup.method.embed(before, images)
+    label, mask = labelled["label"], jnp.ones(len(features))
+    lr = setup.rates(core.progress(state), state.task)
+    layer, velocity, loss, scores = head_lib.descend(
+        setup.tx, *state.extra[1:], features, label, mask, lr
+    )
+    accuracy = jnp.mean(scores.argmax(axis=1) == label)
+    metrics = {**metrics, "head_loss": loss, "head_accuracy": accuracy}
+    return own.replace(extra=Extra(own.extra, layer, velocity)), metrics
+
+
+def _begin_task(setup, state, task):
+    """Begin a task of the method; the head's momentum begins at zero."""
+    state = _with_head(state, setup.method.begin_task(_without_head(state), task))
+    velocity = jax.tree.map(jnp.zeros_like, state.extra.velocity)
+    return state.replace(extra=state.extra._replace(velocity=velocity))
+
+
+def _predict(setup, state, images):
+    """Return the head's logits, f32[B,C]."""
+    features = setup.method.embed(_without_head(state), images)
+    return head_lib.logits(state.extra.layer, features)

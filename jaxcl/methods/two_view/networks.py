@@ -25,7 +25,7 @@ class Networks(NamedTuple):
     features: bool  # a loss reads features of the encoder
 
 
-class Start(NamedTuple):
+class InitialNetworks(NamedTuple):
     """Networks before the first step, and keys for what else there is."""
 
     params: dict
@@ -63,7 +63,7 @@ def choose_sizes(base: records.Base, options: dict) -> dict:
     return {n: own[n] for n, value in options.items() if value is None and n in own}
 
 
-def build(
+def build_networks(
     parts: core.Parts,
     base: records.Base,
     *,
@@ -111,11 +111,13 @@ def build(
     )
 
 
-def start(networks: Networks, parts: core.Parts, key: jax.Array, batch) -> Start:
+def init_networks(
+    networks: Networks, parts: core.Parts, key: jax.Array, batch
+) -> InitialNetworks:
     """Initialise all networks that learn.
 
     Args:
-      networks: of `build`.
+      networks: of `build_networks`.
       parts: what the config builds.
       key: of the run.
       batch: its images have the shape of those to come.
@@ -131,12 +133,12 @@ def start(networks: Networks, parts: core.Parts, key: jax.Array, batch) -> Start
         params |= networks.base.init_params(k_networks, networks.dim)
     copied = copy_names(networks, params), copy_names(networks, stats)
     if networks.distiller.nets:
-        own_params, own_stats = start_distiller(networks, k_distiller)
+        own_params, own_stats = init_distiller(networks, k_distiller)
         params, stats = params | own_params, stats | own_stats
-    return Start(params, stats, copied, k_state, k_base, k_strategy)
+    return InitialNetworks(params, stats, copied, k_state, k_base, k_strategy)
 
 
-def start_distiller(networks: Networks, key: jax.Array) -> tuple[dict, dict]:
+def init_distiller(networks: Networks, key: jax.Array) -> tuple[dict, dict]:
     """Initialise g, and the base's parameters beside it."""
     params, stats = networks.distiller.init(key, jnp.zeros((2, networks.dim)))
     if networks.base.init_params is not None:
@@ -169,7 +171,7 @@ def forward(
     """Pass images through the network that learns and others that use batch statistics.
 
     Args:
-      networks: of `build`.
+      networks: of `build_networks`.
       params: of all networks that learn.
       stats: their running statistics.
       images: f32[2B,H,W,C], rows 2i and 2i + 1 are of one example.
@@ -241,7 +243,8 @@ def pass_copied(networks, params, stats, images, masks=None, **options):
     encoder, projector = (
         chain.Chain({name: net}) for name, net in networks.copied.nets.items()
     )
-    h, after = encoder(params, stats, images, hidden=_hidden(masks), **options)
+    hidden = None if masks is None else _mark_hidden(masks)
+    h, after = encoder(params, stats, images, hidden=hidden, **options)
     patches = None
     if masks is not None:
         h, tokens = h
@@ -254,16 +257,14 @@ def pass_copied(networks, params, stats, images, masks=None, **options):
     return h, z, after | more, patches
 
 
-def _hidden(masks):
-    """Patches that are hidden, bool[N,P]; None without masks."""
-    if masks is None:
-        return None
+def _mark_hidden(masks):
+    """Mark the patches that are hidden, bool[N,P]."""
     places = jax.nn.one_hot(masks.places, masks.patches, dtype=bool, axis=-1)
     return places.any(axis=1) & (masks.hides > 0)[:, None]
 
 
 def _pass_local(networks, params, stats, local, key):
-    """Projections of local crops f32[B,L,D]; the statistics that they move."""
+    """Project local crops, f32[B,L,D]; return the moved statistics, too."""
     own = None if key is None else jax.random.fold_in(key, 2)
     crops, count = local.reshape(-1, *local.shape[2:]), local.shape[1]
     near, moved = networks.copied(
@@ -273,7 +274,7 @@ def _pass_local(networks, params, stats, local, key):
 
 
 def _pass_replayed(networks, params, stats, images, mask, key):
-    """Projections of replayed images f32[R,D]; the statistics that they move."""
+    """Project replayed images, f32[R,D]; return the moved statistics, too."""
     own = None if key is None else jax.random.fold_in(key, 1)
     rows, moved = networks.copied(params, stats, images, train=True, key=own)
     # In the first step of a run nothing is stored, and the images are blank.

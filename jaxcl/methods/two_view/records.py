@@ -169,7 +169,7 @@ class Reading(NamedTuple):
     items: core.PyTree = None  # read from a memory: writes to it come after
 
 
-class Done(NamedTuple):
+class StepResult(NamedTuple):
     """What is known after the pass of a step."""
 
     features: Features
@@ -205,5 +205,5 @@ class Strategy(NamedTuple):
     read: Callable = lambda state, keys, views, parts: Reading(views)
     # (state, Update) -> gradients, state
     change_gradients: Callable | None = None
-    update: Callable | None = None  # (state, Done) -> state after a step
+    update: Callable | None = None  # (state, StepResult) -> state after a step
     end_task: Callable | None = None  # (state, params) -> state

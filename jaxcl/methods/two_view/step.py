@@ -30,7 +30,7 @@ from absl import logging
 
 from jaxcl import core, optim, schema
 from jaxcl.methods.two_view import bases, head, networks, records, strategies
-from jaxcl.nets import tuning, vit
+from jaxcl.nets import traits, tuning, vit
 
 
 class Extra(NamedTuple):
@@ -62,27 +62,29 @@ _MASKS = 0x1B07  # for hidden patches
 
 
 def _choose_functions(options: dict) -> tuple:
-    """The functions of a base and of a strategy, whose options are the method's."""
-    return bases.find(options["base"]), strategies.find(options["strategy"])
+    """Find the functions of base and strategy, whose options are the method's."""
+    return bases.find_make(options["base"]), strategies.find_make(options["strategy"])
 
 
 def _list_functions() -> dict:
-    """All bases and strategies, by what messages call them."""
+    """List all bases and strategies, by what messages call them."""
     of_bases = {f"base {name!r}": make for name, make in bases.BASES.items()}
     return of_bases | {
         f"strategy {name!r}": make for name, make in strategies.STRATEGIES.items()
     }
 
 
-def _fill(options: dict, replay: core.Replay | None = None) -> dict:
-    """Values that the base has in place of None."""
+def _fill_from_base(options: dict, replay: core.Replay | None = None) -> dict:
+    """Choose the base's values in place of None."""
     name = options["base"]
-    picked = schema.pick_options(bases.find(name), options)
-    return networks.choose_sizes(bases.get(name, **picked), options)
+    picked = schema.pick_options(bases.find_make(name), options)
+    return networks.choose_sizes(bases.make_base(name, **picked), options)
 
 
 @schema.checked(
-    "config.method", schema.Further(_choose_functions, _list_functions), fill=_fill
+    "config.method",
+    schema.Further(_choose_functions, _list_functions),
+    fill=_fill_from_base,
 )
 @schema.debug(hidden_dim=16, output_dim=8)
 def make(
@@ -99,7 +101,7 @@ def make(
     head_form: head.Form = "apart",
     **options,
 ) -> core.Method:
-    """One base under one strategy, each with options of its own.
+    """Make one base under one strategy, each with options of its own.
 
     Args:
       parts: what the config builds.
@@ -116,26 +118,22 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    make_base, make_strategy = bases.find(base), strategies.find(strategy)
-    spec = bases.get(base, **schema.pick_options(make_base, options))
-    plan = strategies.get(strategy, **schema.pick_options(make_strategy, options))
+    make_base, make_strategy = bases.find_make(base), strategies.find_make(strategy)
+    spec = bases.make_base(base, **schema.pick_options(make_base, options))
+    plan = strategies.make_strategy(
+        strategy, **schema.pick_options(make_strategy, options)
+    )
     if plan.check is not None:
         plan.check(base, spec)
     _check_data(parts, base, spec, strategy, plan)
     if spec.indexed:
         output_dim = _count_rows(parts, output_dim or spec.projector.output_dim)
-    given, standard = (
-        {"head_lr": head_lr, "head_form": head_form},
-        schema.defaults(make),
-    )
-    of_head = [name for name, value in given.items() if value != standard[name]]
-    for name in (*spec.unread, *(() if online_head else of_head)):
-        logging.warning("config.method.%s changes nothing beside the others", name)
+    _warn_unread(spec, online_head, {"head_lr": head_lr, "head_form": head_form})
     setup = Setup(
         parts=parts,
         base=spec,
         strategy=plan,
-        networks=networks.build(
+        networks=networks.build_networks(
             parts,
             spec,
             distiller_hidden_dim=plan.distiller_hidden_dim,
@@ -161,6 +159,14 @@ def make(
     if not online_head:
         return method
     return head.add(method, parts, lr=head_lr, form=head_form)
+
+
+def _warn_unread(spec, online_head, of_head) -> None:
+    """Warn of options that are set and change nothing."""
+    standard = schema.defaults(make)
+    unread = [name for name, value in of_head.items() if value != standard[name]]
+    for name in (*spec.unread, *(() if online_head else unread)):
+        logging.warning("config.method.%s changes nothing beside the others", name)
 
 
 def _check_data(parts, base, spec, strategy, plan):
@@ -193,7 +199,7 @@ def _check_data(parts, base, spec, strategy, plan):
     if parts.local is None:
         return
     if not spec.local:
-        takes = ", ".join(name for name in bases.BASES if bases.get(name).local)
+        takes = ", ".join(name for name in bases.BASES if bases.make_base(name).local)
         raise ValueError(
             f"config.augment.local: base {base!r} takes no local crops; "
             f"leave the section out, or set config.method.base to one of {takes}"
@@ -216,9 +222,9 @@ def _count_rows(parts, asked: int) -> int:
 
 
 def _init(setup, key, batch):
-    """The state before the first step."""
+    """Make the state before the first step."""
     base, strategy = setup.base, setup.strategy
-    start = networks.start(setup.networks, setup.parts, key, batch)
+    start = networks.init_networks(setup.networks, setup.parts, key, batch)
     dim, of_base, of_strategy = setup.networks.dim, None, None
     if base.init_state is not None:
         of_base = base.init_state(start.base_key, dim)
@@ -244,7 +250,7 @@ def _init(setup, key, batch):
 
 
 def _begin_task(setup, state, task):
-    """A fresh optimiser; the network so far becomes the teacher."""
+    """Start the optimiser anew; make the network so far the teacher."""
     if setup.base.indexed and task.index > 0:
         state = _renew_rows(setup, state, task.train.rows)
     state = state.replace(opt_state=setup.parts.tx.init(state.params))
@@ -254,7 +260,7 @@ def _begin_task(setup, state, task):
     if setup.networks.distiller.nets and task.index == 1 and untaught:
         # g is first used in the second task, which starts it anew.
         key = jax.random.fold_in(core.step_key(state), _STREAM)
-        start = functools.partial(networks.start_distiller, setup.networks)
+        start = functools.partial(networks.init_distiller, setup.networks)
         params, stats = jax.jit(start)(key)
         state = state.replace(params=state.params | params, stats=state.stats | stats)
     extra = state.extra._replace(
@@ -331,7 +337,7 @@ def _step(setup, state, batch):
     if setup.head_steps:
         after = keep_encoder(setup, state, after)
     features = features._replace(z=outputs.z)
-    done = records.Done(features, batch["image"], reading, keys, ~first)
+    done = records.StepResult(features, batch["image"], reading, keys, ~first)
     extra = _update_extra(setup, extra, after.params, moment, done, own, moved)
     metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     return after.replace(extra=extra), metrics
@@ -385,7 +391,7 @@ def _gather_inputs(setup, state, key, batch, reading) -> dict:
         others["k"] = extra.momentum, extra.momentum_stats
     if parts.local is not None:
         local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
-    drops = getattr(parts.encoder, "drop_path", 0)
+    drops = traits.read_traits(parts.encoder).drop_path
     return {
         "stats": state.stats,
         # Rows 2i and 2i + 1 are of one example.
@@ -396,14 +402,12 @@ def _gather_inputs(setup, state, key, batch, reading) -> dict:
         "local": local,
         "replayed": reading.replayed,
         "stored_mask": reading.features.get("stored_mask"),
-        "masks": _draw_masks(setup, key, reading.views),
+        "masks": _draw_masks(setup, key, reading.views) if setup.base.masks else None,
     }
 
 
-def _draw_masks(setup, key, views) -> records.Masks | None:
+def _draw_masks(setup, key, views) -> records.Masks:
     """Draw as many patches of each view; a share of the views hides them."""
-    if setup.base.masks is None:
-        return None
     rows, (height, width) = views.shape[0] * views.shape[1], views.shape[2:4]
     side = tuning.plain(setup.parts.encoder).patch
     patches = (height // side) * (width // side)

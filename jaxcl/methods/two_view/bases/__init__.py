@@ -39,12 +39,12 @@ BASES: dict[str, Callable[..., records.Base]] = {
 }
 
 
-def find(name: str) -> Callable[..., records.Base]:
+def find_make(name: str) -> Callable[..., records.Base]:
     """Find the `make` of a base, or raise a ValueError with the nearest names."""
     return schema.find_named(BASES, name, "config.method.base")
 
 
-def get(name: str, **options) -> records.Base:
+def make_base(name: str, **options) -> records.Base:
     """Make the base of that name; refuse a `make` that returns something else."""
-    made = find(name)(**options)
+    made = find_make(name)(**options)
     return schema.check_made(made, records.Base, name, "config.method.base")

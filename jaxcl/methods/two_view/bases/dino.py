@@ -31,7 +31,7 @@ _CENTRE_MOMENTUM = 0.9  # of the mean of logits, as in the paper
 def warm_temperature(
     moment: records.Moment, start: float, end: float, share: float
 ) -> jax.Array:
-    """Temperature of the targets, f32[]: it rises in that share of the first task."""
+    """Choose the targets' temperature, f32[]: it rises in a share of the first task."""
     done = jnp.float32(moment.progress) / max(share, 1e-6)
     done = jnp.where(moment.task > 0, 1.0, jnp.minimum(done, 1.0))
     if share == 0:
@@ -59,6 +59,29 @@ def move_centres(centres: Centres, x: records.Features, keep: float) -> Centres:
     if patches is not None:
         patches = moved(patches, x.slow_patches)
     return Centres(moved(centres.views, x.k), patches)
+
+
+def assign_views(x: records.Features, centred: bool) -> jax.Array:
+    """Assign prototypes to the views by the slow network, f32[B,2,K]."""
+    slow = noncontrastive.prototype_cosines(x.k, x.slow_params["prototypes"])
+    if centred:
+        return noncontrastive.centred(slow, x.state.views, temperature=x.prepared)
+    views = (
+        noncontrastive.sinkhorn(view, temperature=x.prepared)
+        for view in core.split_views(slow)
+    )
+    return jnp.stack(list(views), axis=1)
+
+
+def assign_patches(x: records.Features, centred: bool) -> jax.Array:
+    """Assign prototypes to masked patches by the slow network, f32[2B,M,K]."""
+    prototypes = x.slow_params["prototypes"]
+    slow = noncontrastive.prototype_cosines(x.slow_patches, prototypes)
+    if centred:
+        return noncontrastive.centred(slow, x.state.patches, temperature=x.prepared)
+    rows = slow.reshape(-1, slow.shape[-1])
+    assigned = noncontrastive.sinkhorn(rows, temperature=x.prepared)
+    return assigned.reshape(slow.shape)
 
 
 @schema.debug(prototypes=16)
@@ -101,44 +124,19 @@ def make(
     """
     centred = balance == "centre"
 
-    def targets(x):
-        slow = noncontrastive.prototype_cosines(x.k, x.slow_params["prototypes"])
-        if centred:
-            return noncontrastive.centred(slow, x.state.views, temperature=x.prepared)
-        views = (
-            noncontrastive.sinkhorn(view, temperature=x.prepared)
-            for view in core.split_views(slow)
-        )
-        return jnp.stack(list(views), axis=1)
-
-    def patch_loss(x):
-        slow = noncontrastive.prototype_cosines(
-            x.slow_patches, x.slow_params["prototypes"]
-        )
-        if centred:
-            wanted = noncontrastive.centred(
-                slow, x.state.patches, temperature=x.prepared
-            )
-        else:
-            rows = slow.reshape(-1, slow.shape[-1])
-            wanted = noncontrastive.sinkhorn(rows, temperature=x.prepared)
-            wanted = wanted.reshape(slow.shape)
-        logits = noncontrastive.prototype_cosines(x.patches, x.params["prototypes"])
-        return noncontrastive.ibot(logits, wanted, x.hides, temperature=temperature)
-
     def loss(x):
-        wanted = targets(x)
-        views = forms.join_views(x)
-        logits = noncontrastive.prototype_cosines(views, x.params["prototypes"])
+        wanted, prototypes = assign_views(x, centred), x.params["prototypes"]
+        logits = noncontrastive.prototype_cosines(forms.join_views(x), prototypes)
         total = noncontrastive.dino(logits, wanted, temperature=temperature)
         if ibot:
-            total += ibot * patch_loss(x)
+            wanted = assign_patches(x, centred)
+            logits = noncontrastive.prototype_cosines(x.patches, prototypes)
+            total += ibot * noncontrastive.ibot(
+                logits, wanted, x.hides, temperature=temperature
+            )
         if koleo:
             total += koleo * sum(map(noncontrastive.koleo, core.split_views(x.h)))
         return total
-
-    def distil(x):
-        return forms.distil_prototypes(x, distill_temperature)
 
     def update(state, x, *, active=True, aligned=True):
         return move_centres(state, x, centre_momentum) if centred else state
@@ -146,9 +144,10 @@ def make(
     def init_state(key, dim):
         return Centres(jnp.zeros(prototypes), jnp.zeros(prototypes) if ibot else None)
 
+    unread = not centred and centre_momentum != _CENTRE_MOMENTUM
     return records.Base(
         loss,
-        distil,
+        lambda x: forms.distil_prototypes(x, distill_temperature),
         distance="cosine",
         linear_lr=3.0,
         projector=mlp.BOTTLENECK,
@@ -157,9 +156,7 @@ def make(
         one_row=not koleo,
         features=bool(koleo),
         masks=(mask_share, mask_chance) if ibot else None,
-        unread=()
-        if centred or centre_momentum == _CENTRE_MOMENTUM
-        else ("centre_momentum",),
+        unread=("centre_momentum",) if unread else (),
         init_params=lambda key, dim: forms.init_prototypes(key, prototypes, dim),
         init_state=init_state if centred else None,
         prepare=lambda moment, dim: warm_temperature(

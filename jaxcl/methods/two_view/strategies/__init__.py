@@ -36,12 +36,12 @@ STRATEGIES: dict[str, Callable[..., records.Strategy]] = {
 }
 
 
-def find(name: str) -> Callable[..., records.Strategy]:
+def find_make(name: str) -> Callable[..., records.Strategy]:
     """Find the `make` of a strategy, or raise a ValueError with the nearest names."""
     return schema.find_named(STRATEGIES, name, "config.method.strategy")
 
 
-def get(name: str, **options) -> records.Strategy:
+def make_strategy(name: str, **options) -> records.Strategy:
     """Make the strategy of that name; refuse a `make` that returns something else."""
-    made = find(name)(**options)
+    made = find_make(name)(**options)
     return schema.check_made(made, records.Strategy, name, "config.method.strategy")

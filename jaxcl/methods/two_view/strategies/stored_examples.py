@@ -34,7 +34,7 @@ def draw_examples(
     return parts.augment(keys.augment_drawn, items["image"]), mask, items
 
 
-def write_examples(memory: buffer.Buffer, done: records.Done) -> buffer.Buffer:
+def write_examples(memory: buffer.Buffer, done: records.StepResult) -> buffer.Buffer:
     """Offer a step's examples to the memory, a reservoir."""
     offered = {"image": done.images, "projection": done.features.z[:, 0]}
     stored: Any = memory.items

@@ -1,0 +1,34 @@
+"""What an encoder says of itself beside its features."""
+
+from typing import Any, NamedTuple
+
+
+class Traits(NamedTuple):
+    """Attributes of an encoder that methods and configs read; it needs `dtype` alone.
+
+    An encoder is called with (images, *, train, groups), see `core.Parts`.
+    """
+
+    dtype: Any = None  # of the computation; heads behind it compute in it, too
+    num_features: int | None = None  # D, for heads that are as wide as the encoder
+    # Largest share of branches that it drops; above 0 it is also called with `key`.
+    drop_path: float = 0.0
+    frozen: tuple[str, ...] = ()  # entries of its parameters that never train
+    start: str = "torch"  # how layers behind it start, see `layers.linear`
+
+
+def read_traits(encoder: Any) -> Traits:
+    """Read what an encoder says of itself; the defaults stand for the rest."""
+    told = {x: getattr(encoder, x) for x in Traits._fields if hasattr(encoder, x)}
+    return Traits(**told)
+
+
+def check_encoder(encoder: Any, field: str, name: str) -> None:
+    """Refuse what is no encoder; `field` and `name` are those of the config."""
+    lacking = [x for x in ("apply", "init_with_output") if not hasattr(encoder, x)]
+    lacking += ["dtype"] if read_traits(encoder).dtype is None else []
+    if lacking:
+        raise ValueError(
+            f"{field}={name!r}: makes a {type(encoder).__name__} without "
+            f"{', '.join(lacking)}; must be a flax module with the attribute `dtype`"
+        )
