@@ -90,7 +90,7 @@ def test_pieces_pass_in_turn_and_rows_keep_their_order():
     rows = COUNT * GROUPS * 4
     images = jnp.arange(rows, dtype=jnp.float32).reshape(rows, 1)
     stats = {"passes": jnp.int32(0), "last": jnp.zeros(1)}
-    features, moved = pieces.split(Tally(), COUNT).apply(
+    features, moved = pieces.Pieces(Tally(), COUNT).apply(
         {"params": jnp.float32(1), "batch_stats": stats},
         images,
         train=True,
