@@ -93,9 +93,8 @@ class TopLevel:
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
     devices: schema.Count | None = None  # how many; None: all
-    mesh: dict | None = (
-        None  # options of `read_sides`; None: each device has all weights
-    )
+    # Options of `read_sides`; None: each device has all weights
+    mesh: dict | None = None
     # Steps of one call. "task": all up to the next save, evaluation or end of a task.
     # None: 1 on CPU; elsewhere "task" for methods that replay, 8 for others
     steps_per_call: schema.Count | Literal["task"] | None = None

@@ -165,9 +165,9 @@ class Perceptron(nn.Module):
     dtype: Any = jnp.float32
 
     @property
-    def num_features(self) -> int:
-        """Length D of a feature vector."""
-        return self.widths[-1]
+    def num_features(self) -> int | None:
+        """Length D of a feature vector; None without layers: that of the images."""
+        return self.widths[-1] if self.widths else None
 
     @nn.compact
     def __call__(
