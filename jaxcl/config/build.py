@@ -445,7 +445,9 @@ def make_embedder(config: ml_collections.ConfigDict):
     examples = parts.stream.dataset.train
 
     def embed(rows):
-        return sharding.copy_to_host(features.make(parts, examples, rows=rows)(state))
+        return sharding.copy_to_host(
+            features.make_embedder(parts, examples, rows=rows)(state)
+        )
 
     return stream.count_rows(examples), embed
 

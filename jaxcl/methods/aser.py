@@ -43,7 +43,7 @@ def make(
     Args:
       head: "linear" or "cosine".
       form: "paper" or "code", see above.
-      variant: "mean", "max_min" or "adversarial", see `shapley.score`.
+      variant: "mean", "max_min" or "adversarial", see `shapley.aser_score`.
       keep: "shapley" stores by value, "policy" as config.replay.policy says.
       neighbours: K of the Shapley values.
       per_class: candidates per class, and as many other rows that they may help:

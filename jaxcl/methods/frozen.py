@@ -103,7 +103,7 @@ def make_method(parts: core.Parts, rule: Rule) -> core.Method:
 
 def _check_encoder(parts: core.Parts) -> None:
     """Refuse an encoder that passes in pieces; warn of one that was never trained."""
-    if isinstance(parts.encoder, pieces.Pieces):
+    if isinstance(parts.encoder, pieces.PiecewiseEncoder):
         raise ValueError(
             f"config.accumulate={parts.encoder.count}: this method does not train its "
             "encoder, so there are no activations to save; must be 1"

@@ -62,8 +62,8 @@ def make(
 
     Means over replayed rows are weighted; the last two terms have a draw each. When a
     task ends, each task so far gets an equal part of the memory, and each of its
-    classes a share of that, chosen by `coreset.pursuit` so that the gradients of the
-    last layer of beta * CE + alpha * MSE add up to those of all candidates.
+    classes a share of that, chosen by `coreset.match_gradients` so that the gradients
+    of the last layer of beta * CE + alpha * MSE add up to those of all candidates.
 
     Args:
       head: "linear" or "cosine".
@@ -129,7 +129,9 @@ def draw_mixture(
     k_draw, k_augment = jax.random.split(key)
     memory, candidates = state.extra.memory, state.extra.candidates
     span = -(-memory.capacity // (state.task + 1))
-    drawn = coreset.mixture(k_draw, memory, candidates, parts.replay.size, span=span)
+    drawn = coreset.draw_mixture(
+        k_draw, memory, candidates, parts.replay.size, span=span
+    )
     return online.augment_drawn(parts, k_augment, *drawn)
 
 

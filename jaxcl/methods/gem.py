@@ -157,5 +157,5 @@ def project(
     violated = jnp.any(along < 0)
     matrix = dot(rows, rows.T) + ridge * jnp.eye(count, dtype=rows.dtype)
     linear = jnp.where(violated, along + margin * jnp.sum(matrix, axis=1), 0)
-    moved = gradient + dot(margin + quadratic.minimum(matrix, linear), rows)
+    moved = gradient + dot(margin + quadratic.find_minimum(matrix, linear), rows)
     return jnp.where(violated, moved, gradient)

@@ -53,7 +53,9 @@ class Network:
         )
         shape = self.num_classes, features.shape[1]
         start = traits.read_traits(self.encoder).start
-        weight, bias = layers.linear(start, fan_in=shape[1], fan_out=shape[0])
+        weight, bias = layers.linear_initializers(
+            start, fan_in=shape[1], fan_out=shape[0]
+        )
         head = {"weight": weight(k_weight, shape)}
         if self.head == "linear":
             head["bias"] = bias(k_bias, shape[:1])
@@ -95,7 +97,7 @@ class Network:
         rows that exist. If a draw has no rows, no later draw has any.
         """
         batches = [rows.images for rows in (incoming, *draws)]
-        features, (stats, *along) = self._chain.in_turn(params, stats, *batches)
+        features, (stats, *along) = self._chain.apply_in_turn(params, stats, *batches)
         new, *old = (Outputs(x, self.logits(params, x)) for x in features)
         for rows, after in zip(draws, along, strict=True):
             stats = _if_any(rows, after, stats)
@@ -113,7 +115,7 @@ class Network:
         `train=True` normalises each part by its own batch, False by the running ones.
         """
         images = [rows.images for rows in parts]
-        features, _ = self._chain.in_turn(params, stats, *images, train=train)
+        features, _ = self._chain.apply_in_turn(params, stats, *images, train=train)
         return [self.logits(params, x) for x in features]
 
     def pass_replayed(self, params: core.PyTree, stats: core.PyTree, rows: Rows):

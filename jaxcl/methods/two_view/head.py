@@ -163,7 +163,7 @@ def _step(setup, state, batch):
         features = setup.method.embed(before, images)
     label, mask = labelled["label"], jnp.ones(len(features))
     lr = setup.rates(core.progress(state), state.task)
-    layer, velocity, loss, scores = head_lib.descend(
+    layer, velocity, loss, scores = head_lib.take_step(
         setup.tx, *state.extra[1:], features, label, mask, lr
     )
     accuracy = jnp.mean(scores.argmax(axis=1) == label)
@@ -181,4 +181,4 @@ def _begin_task(setup, state, task):
 def _predict(setup, state, images):
     """Return the head's logits, f32[B,C]."""
     features = setup.method.embed(_without_head(state), images)
-    return head_lib.logits(state.extra.layer, features)
+    return head_lib.score_features(state.extra.layer, features)

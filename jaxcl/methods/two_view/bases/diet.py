@@ -33,7 +33,7 @@ def make(
 
     return records.Base(
         loss,
-        projector=mlp.Shape(0, False, 1, rows or 0),
+        projector=mlp.ProjectorShape(0, False, 1, rows or 0),
         indexed=True,
         one_row=True,
         strategies=("finetune", "lwf_features", "l2_sp"),
