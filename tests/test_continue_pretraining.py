@@ -52,7 +52,7 @@ def test_a_file_of_weights_becomes_an_index(tmp_path):
         if words[0] == "jaxcl":
             words = ["python", "-m", *words, *SMALL.get(words[1], [])]
         processes.run(words[1:], tmp_path)
-    report = lineage.read(tmp_path / "encoders" / "start" / "updates" / "0001")
+    report = lineage.read_report(tmp_path / "encoders" / "start" / "updates" / "0001")
     # The first share that is tried keeps such a limit.
     assert report["average"]["share"] == 1.0 and set(report["average"]["tried"]) == {
         "1.0"

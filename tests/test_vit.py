@@ -75,7 +75,7 @@ def np_vit(net, params, images, hidden=None):
         x[hidden] = 0
     first = p["class"]
     if net.positions == "learned":
-        table = positions.resized(params["positions"], grid, net.resize)
+        table = positions.resize_table(params["positions"], grid, net.resize)
         x = x + np.asarray(table, np.float64).reshape(-1, width)
         first = first + p.get("class_position", 0)
     if net.positions == "sin_cos":
@@ -195,9 +195,11 @@ def test_tables_are_resized_by_the_weights_of_pytorch():
     for rule in ("antialias", "plain", "offset"):
         rows, columns = (np_resize(size, n, rule) for n in grid)
         want = np.einsum("ri,cj,ijd->rcd", rows, columns, table)
-        found = jax.jit(lambda x, rule=rule: positions.resized(x, grid, rule))(table)
+        found = jax.jit(lambda x, rule=rule: positions.resize_table(x, grid, rule))(
+            table
+        )
         np.testing.assert_allclose(found, want, atol=2e-5, err_msg=rule)
-    assert positions.resized(table, (size, size), "offset") is table
+    assert positions.resize_table(table, (size, size), "offset") is table
 
 
 def test_branches_are_dropped_by_row_and_weighed_up():
