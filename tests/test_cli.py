@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import os
 import pathlib
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 import jaxcl
 import jaxcl.evals
 import jaxcl.methods
-from helpers import config_files
+from helpers import config_files, processes
 from helpers.config_functions import FUNCTIONS
 from jaxcl import cli, schema
 from jaxcl.api import list as listing
@@ -211,19 +210,11 @@ def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
         packed.extractall(tmp_path / "site")
     (entry,) = (tmp_path / "site").glob("*.dist-info/entry_points.txt")
     assert "jaxcl = jaxcl.cli:main" in entry.read_text()
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     (tmp_path / "empty").mkdir()
 
     def run(*words):
-        done = subprocess.run(
-            [sys.executable, "-m", "jaxcl", *words],
-            cwd=tmp_path / "empty",
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        words = ["-m", "jaxcl", *words]
+        return processes.run(words, tmp_path / "empty", packages=tmp_path / "site")
 
     assert {line.split()[0] for line in run("list", "configs").splitlines()} > {
         "pnr_cifar100",

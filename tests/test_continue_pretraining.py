@@ -1,17 +1,14 @@
 """docs/updating.md: the way from a file of weights to an index runs as written."""
 
-import os
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import foreign_weights, pages
+from helpers import foreign_weights, pages, processes
 from jaxcl.update import lineage
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -51,19 +48,10 @@ def test_a_file_of_weights_becomes_an_index(tmp_path):
     foreign_weights.write(source, theirs)
     write_images(tmp_path / "new_images", 40, 1)
     write_images(tmp_path / "labelled_images", 40, 2)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
     for words in [*commands, ["python", "-c", code]]:
         if words[0] == "jaxcl":
             words = ["python", "-m", *words, *SMALL.get(words[1], [])]
-        done = subprocess.run(
-            [sys.executable, *words[1:]],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        processes.run(words[1:], tmp_path)
     report = lineage.read_report(tmp_path / "encoders" / "start" / "updates" / "0001")
     # The first share that is tried keeps such a limit.
     assert report["average"]["share"] == 1.0 and set(report["average"]["tried"]) == {

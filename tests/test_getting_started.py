@@ -1,22 +1,19 @@
 """docs/getting_started.md: its commands and code run, in its order."""
 
 import json
-import os
 import pathlib
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 
 import pytest
 
+from helpers import pages, processes
 from jaxcl.run import results as results_lib
 from jaxcl.update import lineage
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "getting_started.md").read_text()
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 STREAM = [
     "--config.epochs=1",
     "--config.data.train=80",
@@ -44,7 +41,7 @@ SMALL = {
 def blocks():
     """("python" or "command", text) of what the page runs, in its order."""
     found = []
-    for language, body in FENCE.findall(PAGE):
+    for language, body in pages.FENCE.findall(PAGE):
         if language == "python":
             found.append((language, body))
         elif re.match(r"(python -m jaxcl|jaxcl) ?", body):
@@ -63,44 +60,33 @@ def smaller(words):
     return words
 
 
-def run_page(folder, *, small):
-    """Run all of the page in a folder.
+def run_page(folder):
+    """Run all of the page in a folder, with less of everything.
 
     Returns:
       what each command and each piece of code printed.
     """
     shutil.copytree(ROOT / "configs", folder / "configs")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
     printed = []
     for kind, body in blocks():
-        words = shlex.split(body) if kind == "command" else ["python", "-c", body]
-        words = smaller(words) if small and kind == "command" else words
+        words = ["python", "-c", body]
+        if kind == "command":
+            words = smaller(shlex.split(body))
         if words[0] == "jaxcl":
             words[:1] = ["python", "-m", "jaxcl"]
-        done = subprocess.run(
-            [sys.executable, *words[1:]],
-            cwd=folder,
-            env=env,
-            timeout=600,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, f"{body}\n{done.stdout}\n{done.stderr[-3000:]}"
-        printed.append(done.stdout)
+        printed.append(processes.run(words[1:], folder))
     return printed
 
 
 def named(pattern):
     """Inline code of the page's prose that matches."""
-    prose = FENCE.sub("", PAGE)
-    return [
-        name for name in re.findall(r"`([^`\n]+)`", prose) if re.match(pattern, name)
-    ]
+    names = re.findall(r"`([^`\n]+)`", pages.prose(PAGE))
+    return [name for name in names if re.match(pattern, name)]
 
 
 @pytest.mark.slow
 def test_the_page_runs_and_leaves_what_it_names(tmp_path):
-    printed = run_page(tmp_path, small=True)
+    printed = run_page(tmp_path)
     paths = named(r"(runs|exports)/")
     assert len(paths) > 12
     for path in paths:

@@ -12,32 +12,13 @@ import email
 import hashlib
 import http.server
 import json
-import os
 import re
-import struct
 import sys
 import threading
 import urllib.parse
 
-
-def _crc32c(data):
-    table = _TABLE
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    return crc ^ 0xFFFFFFFF
-
-
-def _table():
-    made = []
-    for i in range(256):
-        for _ in range(8):
-            i = (i >> 1) ^ (0x82F63B78 if i & 1 else 0)
-        made.append(i)
-    return made
-
-
-_TABLE = _table()
+import google_crc32c  # comes with gcsfs
+import pytest
 
 
 class Bucket(http.server.BaseHTTPRequestHandler):
@@ -76,7 +57,7 @@ class Bucket(http.server.BaseHTTPRequestHandler):
             "storageClass": "STANDARD",
             "contentType": "application/octet-stream",
             "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(),
-            "crc32c": base64.b64encode(struct.pack(">I", _crc32c(data))).decode(),
+            "crc32c": base64.b64encode(google_crc32c.Checksum(data).digest()).decode(),
             "updated": "2026-01-01T00:00:00.000Z",
             "timeCreated": "2026-01-01T00:00:00.000Z",
         }
@@ -268,15 +249,9 @@ def serve(*buckets):
         "NO_GCE_CHECK": "true",
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
     }
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in given.items():
+            patch.setenv(name, value)
         yield server
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
-        server.shutdown()
-        server.server_close()
+    server.shutdown()
+    server.server_close()

@@ -1,4 +1,4 @@
-"""The training command in processes of its own: started, awaited, compared."""
+"""Commands in processes of their own: started, awaited, compared."""
 
 import os
 import pathlib
@@ -16,6 +16,25 @@ from jaxcl.run import rows as rows_lib
 TESTS = pathlib.Path(__file__).parents[1]
 CONFIG = TESTS / "helpers" / "toy_config.py"
 STEPS = 58  # of five tasks, two epochs each
+
+
+def run(words, folder, packages=TESTS.parent):
+    """Run Python with these words in a folder, to its end without an error.
+
+    Returns:
+      What it printed.
+    """
+    settings = {"PYTHONPATH": str(packages), "JAX_NUM_CPU_DEVICES": "1"}
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=os.environ | settings,
+        timeout=600,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr[-3000:]}"
+    return done.stdout
 
 
 def start(workdir, *arguments, devices=1, config=CONFIG):
