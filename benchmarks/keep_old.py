@@ -88,9 +88,9 @@ def teach(args, name, seed, head_steps) -> tuple[float, float, float]:
     if changes["method"]["strategy"] in ("cassle", "pnr"):
         changes["method"]["distill_hidden_dim"] = HEADS["hidden_dim"]
     config["train"] |= changes
-    found = lineage.read(own / lineage.UPDATES / "0001")
+    found = lineage.read_report(own / lineage.UPDATES / "0001")
     if found is None:
-        found = command.carry_out(plan.plan(str(own), NEW, config, test=OLD))
+        found = command.carry_out(plan.make_plan(str(own), NEW, config, test=OLD))
     (old,) = found["accuracy"].values()
     return (
         old["after"],

@@ -619,7 +619,7 @@ def interval(values: list[float]) -> str:
     """Write the mean and half of its 95 % interval over seeds (Student's t)."""
     if not values:
         return ""
-    found = numbers_lib.estimate(values)
+    found = numbers_lib.estimate_mean(values)
     half = "" if found.low is None else f" ± {found.mean - found.low:.1f}"
     return f"{found.mean:.1f}{half}"
 

@@ -82,7 +82,7 @@ def measure(args, dataset, seed):
     found = {"old queries, old index": truth}
     found["new queries, old index"] = search(name, index, new)
     for kind, fit in adapters.KINDS.items():
-        mapped = adapters.apply(fit(index[rows], fresh[rows]), new)
+        mapped = adapters.map_features(fit(index[rows], fresh[rows]), new)
         found[f"{kind} adapter, old index"] = search(name, index, np.array(mapped))
     found["new queries, all embedded again"] = search(name, fresh, new)
     result = {}

@@ -369,7 +369,7 @@ def differences(options, rows: dict[str, dict]) -> list[str]:
 
 def _interval(values) -> str:
     """Points: a mean, and its interval where there are two values or more."""
-    mean, low, high, _ = numbers.estimate(values)
+    mean, low, high, _ = numbers.estimate_mean(values)
     if mean is None:
         return "-"
     ends = "" if low is None else f" ({100 * low:.1f} to {100 * high:.1f})"

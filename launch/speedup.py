@@ -187,7 +187,7 @@ def geometric(ratios: Iterable[float | None]) -> numbers_lib.Estimate:
     degrees of freedom. A single ratio has no interval.
     """
     logs = [None if ratio is None else math.log(ratio) for ratio in ratios]
-    *found, count = numbers_lib.estimate(logs)
+    *found, count = numbers_lib.estimate_mean(logs)
     ratios = (None if x is None else math.exp(x) for x in found)
     return numbers_lib.Estimate(*ratios, count)
 
@@ -202,11 +202,11 @@ def summary(runs, pairs: list[dict], scalars: Sequence[str]) -> dict:
     }
     for key in COLUMNS.values():
         values = [pair.get(key) for pair in pairs]
-        mean = geometric if key.endswith("ratio") else numbers_lib.estimate
+        mean = geometric if key.endswith("ratio") else numbers_lib.estimate_mean
         totals[key] = mean(values)._asdict()
     for name in scalars:
         values = [run.scalars.get(name) for run in runs]
-        totals[name] = numbers_lib.estimate(values)._asdict()
+        totals[name] = numbers_lib.estimate_mean(values)._asdict()
     return totals
 
 

@@ -33,7 +33,7 @@ def convert(network, path, pixels) -> None:
     """Write the program of an encoder, for a batch of any size, as an ONNX file."""
     import jax2onnx
 
-    embed, shape = stablehlo.program(network, pixels)
+    embed, shape = stablehlo.make_program(network, pixels)
     (batch,) = export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *shape), np.dtype(pixels))
     with sharding.for_elsewhere():  # convolutions as they are written
@@ -52,7 +52,7 @@ def compare(network, path, pixels, count) -> float:
     """Compute how far features of random images differ, as a share of their length."""
     import onnxruntime
 
-    embed, shape = stablehlo.program(network, pixels)
+    embed, shape = stablehlo.make_program(network, pixels)
     images = np.random.default_rng(0).integers(0, 256, (count, *shape), np.uint8)
     images = images if pixels == "uint8" else np.asarray(network.prepare(images))
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

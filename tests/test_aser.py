@@ -16,7 +16,7 @@ from jaxcl.methods import aser, er, online
 from jaxcl.methods.online import shapley as shapley_lib
 
 CLASSES = tiny.CLASSES
-VALUES = jax.jit(shapley.values, static_argnames="neighbours")
+VALUES = jax.jit(shapley.shapley_values, static_argnames="neighbours")
 
 
 def brute(features, labels, row, label, k):
@@ -112,19 +112,19 @@ def test_scores(variant):
     mask = np.array([True, False, True, True, False])
     for there in (mask, mask & False):
         spoilt = np.where(there[:, None], helps, np.nan)
-        found = shapley.score(
+        found = shapley.aser_score(
             jnp.float32(harms), jnp.float32(spoilt), jnp.array(there), variant=variant
         )
         expected = score_twin(harms, helps[there], variant)
         np.testing.assert_allclose(found, expected, rtol=1e-5)
     with pytest.raises(ValueError, match="variant='max'"):
-        shapley.score(harms, helps, mask, variant="max")
+        shapley.aser_score(harms, helps, mask, variant="max")
 
 
 def test_ranks():
     mask = jnp.array([True, True, False, True, True])
     scores = jnp.array([0.5, -1.0, 9.0, 2.0, 0.5])
-    rank = jax.jit(shapley.ranked)
+    rank = jax.jit(shapley.rank_rows)
     firsts = set()
     for seed in range(20):
         order = rank(jax.random.key(seed), scores, mask).tolist()
@@ -134,7 +134,7 @@ def test_ranks():
 
 
 def test_replace():
-    replace = jax.jit(shapley.replace, static_argnames="capacity")
+    replace = jax.jit(shapley.replace_slots, static_argnames="capacity")
     for seed in range(20):
         rng = np.random.default_rng(seed)
         scores = rng.normal(size=9)
@@ -160,7 +160,7 @@ def test_replace():
 def test_balanced_draws():
     labels = np.array([2, 0, 2, 2, 0, 2, 3, 2, 1, 1])
     allowed = np.array([1, 1, 1, 1, 1, 1, 1, 0, 0, 0], bool)
-    draw = jax.jit(functools.partial(shapley.balanced, num_classes=5, per_class=3))
+    draw = jax.jit(functools.partial(shapley.draw_balanced, num_classes=5, per_class=3))
     counts = np.zeros(10)
     for seed in range(300):
         slots, mask = draw(jax.random.key(seed), jnp.array(labels), jnp.array(allowed))
@@ -208,7 +208,7 @@ def retrieve(options, *, size):
     """(state, batch) -> what is replayed; incoming images as trained on are blank."""
     made = tiny.make_parts(size=size, augment="replay")
     judge = shapley_lib.AserSelector(
-        made, online.network(made, "linear"), **options, minority=True
+        made, online.build_network(made, "linear"), **options, minority=True
     )
 
     def retrieved(state, batch):
@@ -221,7 +221,7 @@ def retrieve(options, *, size):
 
 @pytest.mark.parametrize("variant", shapley.VARIANTS)
 def test_what_is_replayed_when_the_memory_is_full(variant, monkeypatch):
-    monkeypatch.setattr(shapley, "balanced", first_slots)
+    monkeypatch.setattr(shapley, "draw_balanced", first_slots)
     labels = [0, 1, 0, 1, 1, 0, 0, 1, 3, 0]
     label, new_label = np.array(labels), np.array([1, 3, 2, 1])
     retrieved = retrieve({"variant": variant, "per_class": 2, "neighbours": 2}, size=3)
@@ -254,7 +254,7 @@ def test_few_candidates_are_all_replayed_and_no_more():
 
 @pytest.mark.parametrize("minority", [True, False])
 def test_what_is_stored_when_the_memory_is_full(minority, monkeypatch):
-    monkeypatch.setattr(shapley, "balanced", first_slots)
+    monkeypatch.setattr(shapley, "draw_balanced", first_slots)
     # Classes 0 and 1 have half of the slots, and are never rare; the others are.
     labels = [0, 1, 0, 1, 1, 0, 0, 1, 1, 0]
     made = tiny.make_parts()
@@ -294,7 +294,7 @@ def test_what_is_stored_when_the_memory_is_full(minority, monkeypatch):
 
 
 def test_the_memory_fills_up_and_the_rest_of_a_batch_competes(monkeypatch):
-    monkeypatch.setattr(shapley, "balanced", first_slots)
+    monkeypatch.setattr(shapley, "draw_balanced", first_slots)
     made = tiny.make_parts(capacity=6, size=2)
     step = jax.jit(aser.make(made, per_class=1, neighbours=2).step)
     # In the last, row 4, which fits, would tip the balance if it were a judge.

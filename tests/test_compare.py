@@ -37,9 +37,9 @@ def test_measures_and_paired_differences(runs):
     assert found["anytime"]["mean"] == pytest.approx((0.75 + 0.7) / 2)
     assert found["forgetting"]["mean"] == pytest.approx(0.2)
     # Seed 2 is not in both: (0.7 - 0.5, 0.6 - 0.4).
-    paired = compare.difference(ace, er, run_directories.NAME, "average_accuracy")
+    paired = compare.mean_difference(ace, er, run_directories.NAME, "average_accuracy")
     assert paired == {"mean": pytest.approx(0.2), "error": pytest.approx(0), "seeds": 2}
-    alone = compare.difference(one, er, run_directories.NAME, "average_accuracy")
+    alone = compare.mean_difference(one, er, run_directories.NAME, "average_accuracy")
     assert alone == {"mean": pytest.approx(0.1), "error": None, "seeds": 1}
 
 
@@ -171,15 +171,15 @@ def test_judges_that_several_runs_have_and_defaults_are_compared():
     knn = {"knn": {"train_on": "all", "k": 20}}
     a, b = of({"knn": {}, "linear": {"lr": 1}}), of({"knn": {"train_on": "all"}})
     field = 'config.evaluators.knn.train_on: not set (a), "all" (b)'
-    assert comparability.differences({"a": a, "b": b}) == [field]
+    assert comparability.list_differences({"a": a, "b": b}) == [field]
     both = {"a": of({"knn": {}}, knn), "b": of(knn, knn)}
-    assert comparability.differences(both) == []  # what is not set is the default
+    assert comparability.list_differences(both) == []  # what is not set is the default
     old = comparability.Configs(a.asked, None)
-    assert comparability.differences({"a": old, "b": both["b"]})[-1] == field
+    assert comparability.list_differences({"a": old, "b": both["b"]})[-1] == field
     other = of(knn, {"knn": {"train_on": "all", "k": 5}})
-    (field,) = comparability.differences({**both, "c": other})
+    (field,) = comparability.list_differences({**both, "c": other})
     assert field == "config.evaluators.knn.k: 20 (a, b), 5 (c)"
-    assert comparability.differences({"a": a, "b": comparability.Configs()}) == []
+    assert comparability.list_differences({"a": a, "b": comparability.Configs()}) == []
 
 
 def test_refuses_what_is_no_run(runs, capsys):

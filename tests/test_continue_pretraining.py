@@ -64,7 +64,7 @@ def test_a_file_of_weights_becomes_an_index(tmp_path):
             timeout=600,
         )
         assert done.returncode == 0, (words, done.stdout, done.stderr)
-    report = lineage.read(tmp_path / "encoders" / "start" / "updates" / "0001")
+    report = lineage.read_report(tmp_path / "encoders" / "start" / "updates" / "0001")
     # The first share that is tried keeps such a limit.
     assert report["average"]["share"] == 1.0 and set(report["average"]["tried"]) == {
         "1.0"

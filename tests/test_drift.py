@@ -29,12 +29,12 @@ def share(queries, index, rows, k):
 
 
 def test_measures_are_those_of_loops():
-    found = drift.measures(OLD, NEW, k=4)
+    found = drift.measure_drift(OLD, NEW, k=4)
     a, b = twins.unit(OLD), twins.unit(NEW)
     np.testing.assert_allclose(found["cosine"], np.mean(np.sum(a * b, 1)), rtol=1e-5)
     u, _, vt = np.linalg.svd(b[::2].T @ a[::2])
     best = u @ vt
-    np.testing.assert_allclose(drift.rotation(OLD[::2], NEW[::2]), best, atol=1e-5)
+    np.testing.assert_allclose(drift.find_rotation(OLD[::2], NEW[::2]), best, atol=1e-5)
     aligned = np.mean(np.sum(a[1::2] * (b[1::2] @ best), 1))
     np.testing.assert_allclose(found["aligned_cosine"], aligned, rtol=1e-5)
     rows = range(len(OLD))
@@ -53,6 +53,9 @@ def test_measures_are_those_of_loops():
 def test_the_rotation_is_judged_on_rows_that_it_was_not_fitted_to():
     # As many features as rows to fit: these would fit perfectly, whatever they are.
     old, new = RNG.normal(size=(2, 40, 20))
-    found, turn = drift.measures(old, new, k=4), drift.rotation(old[::2], new[::2])
-    fitted = drift.cosine(old[::2], twins.unit(new[::2]) @ turn)
+    found, turn = (
+        drift.measure_drift(old, new, k=4),
+        drift.find_rotation(old[::2], new[::2]),
+    )
+    fitted = drift.mean_cosine(old[::2], twins.unit(new[::2]) @ turn)
     assert fitted > 0.5 > abs(found["aligned_cosine"]) + 0.2

@@ -39,9 +39,11 @@ DATA = {"name": "digits", "validation": 0.1}
 def root(tmp_path_factory):
     """A folder with an encoder of random weights, and its features of the digits."""
     root = tmp_path_factory.mktemp("embed")
-    module = encoder.module_of(CARD["encoder"])
+    module = encoder.make_module(CARD["encoder"])
     variables = module.init(jax.random.key(0), encoder.blank_inputs(CARD["input"]))
-    made = encoder.make(CARD, variables["params"], variables.get("batch_stats", {}))
+    made = encoder.make_encoder(
+        CARD, variables["params"], variables.get("batch_stats", {})
+    )
     files = {
         folder.TENSORS: writer.pack_tensors(
             encoder.flatten_leaves(made.params, made.stats), "flax"
@@ -54,14 +56,14 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def work(root):
-    return embed.prepare(str(root / "encoder"), DATA)
+    return embed.prepare_work(str(root / "encoder"), DATA)
 
 
 @pytest.fixture(scope="module")
 def whole(root, work):
     """The path of a file that was written in one go."""
     path = str(root / "whole.npz")
-    embed.embed(work, path, batch_size=500)
+    embed.write_features(work, path, batch_size=500)
     return path
 
 
@@ -82,12 +84,12 @@ def test_a_file_holds_what_the_encoder_says_of_every_split(root, whole):
 def test_a_command_that_was_cut_goes_on_to_the_same_file(suffix, tmp_path, work, whole):
     path, stops = str(tmp_path / f"cut.{suffix}"), iter([False, False, True])
     with pytest.raises(train.Interrupted):
-        embed.embed(work, path, batch_size=500, stop=lambda: next(stops))
+        embed.write_features(work, path, batch_size=500, stop=lambda: next(stops))
     draft = pathlib.Path(f"{path}.part")
     before = draft.read_bytes()
     draft.write_bytes(before[:-100])  # a kill amid a write
     calls = []
-    embed.embed(work, path, batch_size=500, stop=lambda: calls.append(1))
+    embed.write_features(work, path, batch_size=500, stop=lambda: calls.append(1))
     assert len(calls) == 3 + 1 + 1 - 2  # batches of the splits, but those of before
     assert not draft.exists()
     if suffix == "npz":
@@ -100,15 +102,17 @@ def test_a_command_that_was_cut_goes_on_to_the_same_file(suffix, tmp_path, work,
 
 def test_other_features_are_not_overwritten(root, work, whole, tmp_path):
     before = pathlib.Path(whole).read_bytes()
-    embed.embed(work, whole, batch_size=500, stop=lambda: pytest.fail("embedded"))
+    embed.write_features(
+        work, whole, batch_size=500, stop=lambda: pytest.fail("embedded")
+    )
     with pytest.raises(ValueError, match="whole.npz"):
-        embed.embed(work, whole, batch_size=400)
+        embed.write_features(work, whole, batch_size=400)
     assert pathlib.Path(whole).read_bytes() == before
     path = str(tmp_path / "begun.npz")
     with pytest.raises(train.Interrupted):
-        embed.embed(work, path, batch_size=500, stop=lambda: True)
+        embed.write_features(work, path, batch_size=500, stop=lambda: True)
     with pytest.raises(ValueError, match=r"begun\.npz\.part"):
-        embed.embed(work, path, batch_size=400)
+        embed.write_features(work, path, batch_size=400)
     assert embed.main([f"--encoder={root}/encoder", "--data=digits", "--out=x.h5"]) == 2
 
 

@@ -121,7 +121,7 @@ def test_the_cut_chooses_the_rate(monkeypatch, seed):
     x = eval_toy.embedded(state, train.images)
     want, scores = chosen_twin(x, train.label, cut, rates)
     assert len({*scores.values()}) == 3  # or the test could not tell them apart
-    real = head_lib.resident_fit
+    real = head_lib.make_resident_fit
 
     def spied(*arguments, **more):
         fit = real(*arguments, **more)
@@ -132,7 +132,7 @@ def test_the_cut_chooses_the_rate(monkeypatch, seed):
 
         return run
 
-    monkeypatch.setattr(head_lib, "resident_fit", spied)
+    monkeypatch.setattr(head_lib, "make_resident_fit", spied)
     options = eval_toy.OPTIONS | {"lr": 0.5, "augment": False}
     evaluate = eval_toy.probe(
         parts, **options, lrs=rates, held_out=0.4, fraction_seed=seed
@@ -141,7 +141,7 @@ def test_the_cut_chooses_the_rate(monkeypatch, seed):
     rest, every = np.flatnonzero(~cut).tolist(), list(range(len(x)))
     assert fitted == [*((rest, rate) for rate in rates), (every, want)]
     assert result.scalars["lr"] == want
-    monkeypatch.setattr(head_lib, "resident_fit", real)
+    monkeypatch.setattr(head_lib, "make_resident_fit", real)
     fixed = eval_toy.probe(parts, **options | {"lr": want})(state, 1)
     np.testing.assert_array_equal(
         result.rows["class_incremental"], fixed.rows["class_incremental"]
@@ -235,7 +235,9 @@ def test_a_share_of_the_labels_is_stratified_nested_and_seeded():
     label = rng.permutation(np.repeat(np.arange(5), [400, 200, 57, 3, 1]))
     data = stream.Examples(label.astype(np.int32), np.zeros(661, np.int32))
     found = {
-        fraction: np.flatnonzero(features.stratified(data, fraction=fraction, seed=0))
+        fraction: np.flatnonzero(
+            features.draw_stratified(data, fraction=fraction, seed=0)
+        )
         for fraction in (0.01, 0.1, 0.5, 1.0)
     }
     counts = {f: np.bincount(label[rows]).tolist() for f, rows in found.items()}
@@ -246,17 +248,17 @@ def test_a_share_of_the_labels_is_stratified_nested_and_seeded():
         1.0: [400, 200, 57, 3, 1],
     }
     assert set(found[0.01]) < set(found[0.1]) < set(found[0.5])
-    other = np.flatnonzero(features.stratified(data, fraction=0.1, seed=1))
+    other = np.flatnonzero(features.draw_stratified(data, fraction=0.1, seed=1))
     assert len(set(other) & set(found[0.1])) < 30
     # Not the first rows of a class, and no matter what the other classes are.
     assert set(np.flatnonzero(label == 0)[:4]) != set(found[0.01][:4])
     few = data._replace(label=np.where(label == 1, 9, label).astype(np.int32))
-    kept = features.stratified(few, fraction=0.1, seed=0)
+    kept = features.draw_stratified(few, fraction=0.1, seed=0)
     assert set(np.flatnonzero(kept & (label != 1))) == {
         row for row in found[0.1] if label[row] != 1
     }
     domain = rng.integers(0, 3, 661).astype(np.int32)
-    both = features.stratified(data._replace(domain=domain), fraction=0.1, seed=2)
+    both = features.draw_stratified(data._replace(domain=domain), fraction=0.1, seed=2)
     assert np.flatnonzero(both).tolist() == eval_toy.share_twin(label, domain, 0.1, 2)
 
 
@@ -416,7 +418,7 @@ def test_devices_do_not_matter():
     for devices in (1, 2):
         parts = eval_toy.parts_of(devices=devices, embed=embed_conv)
         everywhere = sharding.replicate(state, parts.mesh)
-        held = features.make(parts, parts.stream.evaluation)(everywhere)
+        held = features.make_embedder(parts, parts.stream.evaluation)(everywhere)
         made = evaluators(parts)
         results = {name: run(everywhere, 1) for name, run in made.items()}
         found.append((np.asarray(held), results))
@@ -439,7 +441,9 @@ def test_rows_beyond_the_first_are_left_out(streams, devices, caplog):
     """Whole batches of them; how many there are compiles nothing."""
     parts = eval_toy.parts_of(data=eval_toy.dataset(streams=streams), devices=devices)
     state, order = eval_toy.state_of(0), np.random.default_rng(1).permutation(31)
-    run = features.make(parts, parts.stream.evaluation, rows=order, batch_size=8)
+    run = features.make_embedder(
+        parts, parts.stream.evaluation, rows=order, batch_size=8
+    )
     whole = np.asarray(run(state))
     want = eval_toy.embedded(state, eval_toy.dataset().test.images[order])
     np.testing.assert_allclose(whole, want, atol=1e-5)
@@ -691,7 +695,7 @@ COLOURS = {"scale": (0.2, 1.0), "jitter_probability": 0.8, "grayscale": 0.2}
     ],
 )
 def test_presets_are_the_protocols_of_the_papers(options, want, monkeypatch):
-    monkeypatch.setattr(linear, "evaluator", lambda parts, settings: settings)
+    monkeypatch.setattr(linear, "make_evaluator", lambda parts, settings: settings)
     found = linear.make(eval_toy.parts_of(), **options)._asdict()
     assert {name: found[name] for name in want} == want
 

@@ -77,7 +77,7 @@ def test_embeds_as_an_evaluation_of_the_run_does(trained, tmp_path):
     work = run_directories.untried(tmp_path / "like", tasks=1, **RUN)
     state = toy.saved(work, workdir).state
     parts = eval_parts(work)
-    want = features.make(parts, work.stream.evaluation, batch_size=100)(state)
+    want = features.make_embedder(parts, work.stream.evaluation, batch_size=100)(state)
     made = jaxcl.load_encoder(out)
     images = work.stream.evaluation.images
     np.testing.assert_allclose(made.embed(images), want, rtol=1e-5, atol=1e-6)
@@ -191,7 +191,7 @@ def of_graphs(tmp_path_factory):
 def test_graphs(of_graphs):
     work, state, card, made = of_graphs
     rows, examples = np.arange(11), work.stream.dataset.train
-    want = features.make(eval_parts(work), examples, rows=rows)(state)
+    want = features.make_embedder(eval_parts(work), examples, rows=rows)(state)
     batch = graphs.pad_batch(examples.graphs, rows, nodes=400, edges=900, graphs=16)
     found = made.embed(batch)
     np.testing.assert_allclose(found[:11], want, rtol=1e-4, atol=1e-5)
@@ -235,7 +235,7 @@ def test_a_list_is_resized_as_a_set_that_streams(trained, tmp_path, resize):
     parts = eval_parts(work, resize=resize)
     streamed = work.stream.dataset._replace(decoder="pillow")
     parts = parts._replace(stream=work.stream._replace(dataset=streamed))
-    want = features.make(parts, examples)(state)
+    want = features.make_embedder(parts, examples)(state)
     found = resized(trained[1], resize, "pillow").embed(images, batch_size=2)
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
@@ -344,14 +344,14 @@ def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):
     shutil.rmtree(run / "updates" / "0002" / "checkpoints")  # as one rolled back
     card = export.export(str(run), str(out))
     place = str(run / "updates" / "0001")
-    assert card["checkpoint"]["run"] == export.hidden(place)
+    assert card["checkpoint"]["run"] == export.hash_path(place)
     assert card["data"]["source"] == "digits"
     made = jaxcl.load_encoder(out)
     chex.assert_trees_all_equal(made.params, states[0].params["encoder"])
     (run / "updates" / "0001" / "update.json").write_text('{"accepted": false}')
     export.export(str(run), str(out), force=True)
     found = jaxcl.load_encoder(out).card["checkpoint"]
-    assert found == trained[2]["checkpoint"] | {"run": export.hidden(str(run))}
+    assert found == trained[2]["checkpoint"] | {"run": export.hash_path(str(run))}
 
 
 # What is refused
@@ -375,7 +375,7 @@ def test_what_is_wrong_with_the_run_is_one_line(trained, tmp_path, capsys):
     refused(match, copy, out, capsys)
     there["checkpoint"] = "runs/a"
     (copy / "config.json").write_text(json.dumps(there))
-    refused(r"judged the encoder of runs/a and trained none", copy, out, capsys)
+    refused(r"--run=.*the encoder of runs/a; ", copy, out, capsys)
     shutil.copy(trained[0] / "config.json", copy)
     shutil.rmtree(copy / "checkpoints")
     refused(r"--run='.*copy': there is no checkpoint in it yet", copy, out, capsys)
@@ -533,10 +533,10 @@ def test_no_path_of_this_machine_is_in_the_card(trained, tmp_path):
     card = export.export(str(copy), str(tmp_path / "out"))
     text = (tmp_path / "out" / "card.json").read_text()
     assert "secret" not in text and str(tmp_path) not in text
-    hidden = export.hidden("secret/x.npz")
+    hidden = export.hash_path("secret/x.npz")
     assert card["data"]["options"]["sets"][0]["path"] == hidden
     assert re.fullmatch("sha256:[0-9a-f]{16}", hidden)
-    assert card["checkpoint"]["run"] == export.hidden(str(copy))
+    assert card["checkpoint"]["run"] == export.hash_path(str(copy))
     assert card["training"]["run"] == card["config"]["name"] == "kept/name"
 
 
@@ -613,7 +613,7 @@ def test_the_commands_and_the_code_of_the_page(
         assert export.main(arguments) == 0
     found = jaxcl.load_encoder("exports/pnr_cifar100")
     assert writer.PYTORCH["resnet"] in found.card["files"]
-    run = export.hidden("runs/pnr_cifar100")
+    run = export.hash_path("runs/pnr_cifar100")
     assert found.card["checkpoint"]["run"] == run
     capsys.readouterr()
     (code,) = [code for code in pages.blocks(PAGE, "python") if "import jaxcl" in code]

@@ -38,11 +38,11 @@ def example():
 def network(options, size, channels, seed=0):
     """An encoder of any numbers, running statistics far from those it starts with."""
     rng = np.random.default_rng(seed)
-    section = export._architecture({"encoder": options})
+    section = export._describe_architecture({"encoder": options})
     card = {"encoder": section, "input": {"kind": "images", "channels": channels}}
     card["input"] |= {"size": size, "resize": None, "interpolation": "bicubic"}
     card["input"] |= {"mean": [0.4] * channels, "std": [0.2, 0.3, 0.25][:channels]}
-    module, blank = encoder.module_of(section), encoder.blank_inputs(card["input"])
+    module, blank = encoder.make_module(section), encoder.blank_inputs(card["input"])
     like = jax.eval_shape(module.init, jax.random.key(0), blank)
 
     def number(path, leaf):
@@ -54,7 +54,7 @@ def network(options, size, channels, seed=0):
         return rng.uniform(low, high, leaf.shape).astype(np.float32)
 
     made = jax.tree_util.tree_map_with_path(number, like)
-    return encoder.make(card, made["params"], made.get("batch_stats", {}))
+    return encoder.make_encoder(card, made["params"], made.get("batch_stats", {}))
 
 
 def images_for(made, count=3):

@@ -389,7 +389,7 @@ def test_a_dataset_of_hugging_face_in_memory_and_on_a_disk(asked, tmp_path):
     assert abs(len(data.test.label) - 40) < 5 and data.class_names == (*names,)
     image = data.train.images[0]  # one of the images, in colour
     assert image.shape == (8, 8, 3) and (IMAGES == image[..., 0]).all((1, 2)).any()
-    section = lineage.section(
+    section = lineage.make_section(
         str(tmp_path / "saved"), {}, {"augment": {"mean": (0.5,)}}, "config.data"
     )
     assert (section["name"], section["channels"]) == ("huggingface", 1)

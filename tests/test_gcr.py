@@ -15,9 +15,9 @@ from jaxcl.memory import buffer, coreset, quadratic
 from jaxcl.methods import gcr, online
 
 FIRST, SECOND = toy.FIRST, toy.SECOND
-NET = online.network(toy.parts(), "linear")
+NET = online.build_network(toy.parts(), "linear")
 active_set = jax.jit(quadratic.active_set)
-pursuit = jax.jit(coreset.pursuit, static_argnames=("size", "ridge", "tol"))
+pursuit = jax.jit(coreset.match_gradients, static_argnames=("size", "ridge", "tol"))
 
 
 def squares_twin(atoms, target, ridge):
@@ -92,7 +92,7 @@ def test_pursuit_is_greedy_least_squares():
 
 def test_budgets():
     def of(*counts, total):
-        return coreset.budgets(counts, total).tolist()
+        return coreset.share_budget(counts, total).tolist()
 
     assert of(30, 20, 10, total=12) == [6, 4, 2]
     assert of(98, 1, 1, total=10) == [8, 1, 1]  # each class has one
@@ -102,7 +102,7 @@ def test_budgets():
     assert of(2, 3, total=0) == [0, 0]
     for counts in itertools.product(range(1, 6), repeat=3):
         for total in range(1, 16):
-            found = coreset.budgets(counts, total)
+            found = coreset.share_budget(counts, total)
             assert found.sum() == min(total, sum(counts))
             assert (found <= counts).all() and (found >= 0).all()
             if total >= 3:
@@ -168,7 +168,9 @@ def test_mixture_stands_for_the_rows_met():
     keys = jax.random.split(jax.random.key(0), 3000)
     mix = jax.jit(
         jax.vmap(
-            lambda key, span: coreset.mixture(key, memory, candidates, 4, span=span),
+            lambda key, span: coreset.draw_mixture(
+                key, memory, candidates, 4, span=span
+            ),
             (0, None),
         )
     )
@@ -202,7 +204,7 @@ def test_mixture_makes_up_for_what_is_missing(stored, waiting, span, expected):
     memory, candidates = held(*stored, first=100), held(*waiting)
     for seed in range(8):
         key = jax.random.key(seed)
-        items, mask, _ = coreset.mixture(key, memory, candidates, 4, span=span)
+        items, mask, _ = coreset.draw_mixture(key, memory, candidates, 4, span=span)
         rows = np.asarray(items)[np.asarray(mask)]
         assert ((rows < 100).sum(), (rows >= 100).sum()) == expected
         assert len(set(rows.tolist())) == len(rows)

@@ -129,7 +129,7 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
         "average_accuracy"
     ]
     assert 0.1 < accuracy < 1 and judged["checkpoint"]["path"] == "runs/mine"
-    update = lineage.read(mine / "updates" / "0001")
+    update = lineage.read_report(mine / "updates" / "0001")
     assert update["accepted"]
     (told,) = (text for text in printed if "Search index: " in text)
     assert "% before" in told and "Accepted" in told

@@ -15,7 +15,7 @@ from jaxcl.methods import gss, online
 from jaxcl.methods.online_ssl import stored
 
 FIRST, SECOND = toy.FIRST, toy.SECOND
-NET = online.network(toy.parts(), "linear")
+NET = online.build_network(toy.parts(), "linear")
 FULL = jnp.array([1.6, 0.4, 1.0, 0.8])
 ALL = jnp.ones(4, bool)
 
@@ -84,7 +84,7 @@ def in_turn_twin(stored, scores):
 @pytest.mark.parametrize("scores", [[0.9], [0.0], [1.0], [1.4, 0.5], [0.2, 0.9]])
 def test_in_turn_is_algorithm_two(scores):
     choose = functools.partial(
-        diversity.in_turn, stored=FULL, filled=ALL, scores=jnp.array(scores)
+        diversity.choose_in_turn, stored=FULL, filled=ALL, scores=jnp.array(scores)
     )
     expected = in_turn_twin([float(x) for x in FULL], scores)
     agree(outcomes(lambda key: choose(key)), expected)
@@ -94,7 +94,7 @@ def test_in_turn_fills_first_whatever_rows_score():
     filled = jnp.arange(4) < 2
     rows = jnp.array([1.9, 1.3, 0.5])
     found = outcomes(
-        lambda key: diversity.in_turn(key, FULL * filled, filled, rows), 40000
+        lambda key: diversity.choose_in_turn(key, FULL * filled, filled, rows), 40000
     )
     # The third row meets a full memory, with the scores of the two before it.
     third = in_turn_twin([*map(float, FULL[:2]), 1.9, 1.3], [0.5])
@@ -123,21 +123,23 @@ def at_once_twin(stored, scores, left=None):
 @pytest.mark.parametrize("scores", [[0.9], [1.7], [0.3, 1.2]])
 def test_at_once_is_the_code(scores):
     rows = jnp.array(scores)
-    choose = functools.partial(diversity.at_once, batch_score=jnp.float32(0.99))
+    choose = functools.partial(diversity.choose_at_once, batch_score=jnp.float32(0.99))
     found = outcomes(lambda key: choose(key, FULL, ALL, rows))
     agree(found, at_once_twin([float(x) for x in FULL], scores))
 
 
 def test_at_once_asks_the_batch_first_and_drops_what_does_not_fit():
     key, rows = jax.random.key(0), jnp.array([0.1, 0.2, 0.3])
-    similar = diversity.at_once(key, FULL, ALL, rows, jnp.float32(1.0))
+    similar = diversity.choose_at_once(key, FULL, ALL, rows, jnp.float32(1.0))
     np.testing.assert_array_equal(similar, [4, 4, 4])
     filled = jnp.arange(4) < 2
     for batch_score in (0.5, 1.5):
-        found = diversity.at_once(key, FULL, filled, rows, jnp.float32(batch_score))
+        found = diversity.choose_at_once(
+            key, FULL, filled, rows, jnp.float32(batch_score)
+        )
         np.testing.assert_array_equal(found, [2, 3, 4])
     many = jnp.zeros(7)  # more rows than slots: one slot never, three at most
-    found = diversity.at_once(key, FULL, ALL, many, jnp.float32(0.5))
+    found = diversity.choose_at_once(key, FULL, ALL, many, jnp.float32(0.5))
     assert sorted(np.asarray(found)) == [0, 2, 3, 4, 4, 4, 4]
 
 
@@ -229,13 +231,13 @@ ONE, TWO = toy.batch(0, [0, 1]), toy.batch(1, [2, 3])
 
 @pytest.mark.parametrize(("form", "gradients"), [("paper", "all"), ("code", "head")])
 def test_rows_are_scored_after_the_update(form, gradients, monkeypatch):
-    asked, at_once = [], diversity.at_once
+    asked, at_once = [], diversity.choose_at_once
 
     def recorded(key, stored, filled, scores, batch_score):
         jax.debug.callback(lambda x: asked.append(float(x)), batch_score)
         return at_once(key, stored, filled, scores, batch_score)
 
-    monkeypatch.setattr(diversity, "at_once", recorded)
+    monkeypatch.setattr(diversity, "choose_at_once", recorded)
     # As many vectors of one row as there are slots: each stored row is one of them.
     made = toy.parts(augment="all", capacity=4)
     options = {"form": form, "gradients": gradients, "vectors": 99, "rows": 1}

@@ -460,5 +460,5 @@ def test_positions_are_resized_as_pytorch_does(old, new):
         "offset": resize(x, scale_factor=(scale, scale), **bicubic),
     }
     for rule, want in wanted.items():
-        found = np.moveaxis(positions.resized(table, (new, new), rule), 2, 0)
+        found = np.moveaxis(positions.resize_table(table, (new, new), rule), 2, 0)
         np.testing.assert_allclose(found, want[0].numpy(), atol=2e-5, err_msg=rule)

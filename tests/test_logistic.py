@@ -41,7 +41,7 @@ def test_a_fit_is_where_the_slope_of_its_objective_is_zero(classes):
     (weight, bias), count = layer_of(found), found[-1].n_iter_[0]
     assert found.classes_.tolist() == list(classes) and 3 < count < 2000
     unit = (rows - rows.mean(axis=0)) / rows.std(axis=0)
-    scores = logistic.scores(found, rows, 7)
+    scores = logistic.score_classes(found, rows, 7)
     assert np.isneginf(np.delete(scores, classes, axis=1)).all()
     given = scores[:, list(classes)].astype(np.float64)
     np.testing.assert_allclose(given, unit @ weight.T + bias, rtol=1e-5)
@@ -82,7 +82,7 @@ def test_without_augmentation_it_is_a_pipeline_of_scikit_learn():
     right = machine.fit(train, data.train.label).predict(test) == data.test.label
     assert found.scalars["accuracy"] == pytest.approx(right.mean())
     assert 0.3 < right.mean() < 1
-    rows = features_lib.per_task(parts, right)
+    rows = features_lib.average_per_task(parts, right)
     np.testing.assert_allclose(found.rows["class_incremental"], rows)
     assert (found.rows["task_aware"] >= rows).all()
     assert found.scalars["iterations"] > 3

@@ -15,12 +15,12 @@ def test_a_low_loss_and_many_draws_make_a_low_score():
     got = loss_aware.score_losses(loss, draws, filled)
     # 0 - 0; 1 - 4/8; 1/2 - 2/8; what an empty slot holds counts nowhere.
     np.testing.assert_allclose(got, [0.0, 0.5, 0.25, np.inf])
-    assert buffer.lowest(got, jnp.int32(2)).tolist() == [True, False, True, False]
+    assert buffer.find_lowest(got, jnp.int32(2)).tolist() == [True, False, True, False]
     same = loss_aware.score_losses(
         jnp.ones(3), jnp.zeros(3, jnp.int32), jnp.ones(3, bool)
     )
     np.testing.assert_array_equal(same, 0)
-    assert buffer.lowest(same, jnp.int32(1)).tolist() == [True, False, False]
+    assert buffer.find_lowest(same, jnp.int32(1)).tolist() == [True, False, False]
 
 
 def test_a_running_loss_moves_half_of_the_way():

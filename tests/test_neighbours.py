@@ -26,7 +26,7 @@ def test_the_nearest_are_those_of_brute_force():
     features[5] = 2 * features[3]  # as near as can be, and of another length
     features[7] = 0.0
     queries = np.array([3, 0, 22])
-    rows, cosines = neighbours.nearest(features, queries, 6)
+    rows, cosines = neighbours.find_nearest(features, queries, 6)
     for i, query in enumerate(queries):
         want, scores = brute_force(features, query, 6)
         assert rows[i].tolist() == want

@@ -69,7 +69,7 @@ def test_each_piece_is_normalised_by_itself():
         (value, moved), grad = slope(params, net, images[rows], weight[rows], moved)
         values.append(value)
         grads.append(grad)
-    cut = pieces.Pieces(net, COUNT)
+    cut = pieces.PiecewiseEncoder(net, COUNT)
     (value, stats), have = slope(params, cut, images, weight, stats)
     mean = jax.tree.map(lambda *x: sum(x) / COUNT, *grads)
     np.testing.assert_allclose(value, np.mean(values), rtol=1e-5)
@@ -90,7 +90,7 @@ def test_pieces_pass_in_turn_and_rows_keep_their_order():
     rows = COUNT * GROUPS * 4
     images = jnp.arange(rows, dtype=jnp.float32).reshape(rows, 1)
     stats = {"passes": jnp.int32(0), "last": jnp.zeros(1)}
-    features, moved = pieces.Pieces(Tally(), COUNT).apply(
+    features, moved = pieces.PiecewiseEncoder(Tally(), COUNT).apply(
         {"params": jnp.float32(1), "batch_stats": stats},
         images,
         train=True,
@@ -108,7 +108,7 @@ def test_evaluation_passes_all_rows_together():
     images = np.ones((5, 8, 8, 1), np.float32)  # no multiple of the pieces
     start = net.init(jax.random.key(0), images)
     want = net.apply(start, images, train=False)
-    have = pieces.Pieces(net, COUNT).apply(start, images, train=False)
+    have = pieces.PiecewiseEncoder(net, COUNT).apply(start, images, train=False)
     np.testing.assert_array_equal(have, want)
 
 
@@ -132,7 +132,7 @@ def temporary(net):
 
 def test_pieces_need_less_memory():
     net = mlp.perceptron(widths=(256, 256, 256, 256, 4))
-    assert temporary(pieces.Pieces(net, 8)) < 0.4 * temporary(net)
+    assert temporary(pieces.PiecewiseEncoder(net, 8)) < 0.4 * temporary(net)
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,13 @@ def at(*degrees):
 def test_the_most_redundant_rows_go(degrees, count, gone):
     rows = at(*degrees)
     every = jnp.ones(len(rows), bool)
-    got = jax.jit(redundancy.redundant)(rows, every, jnp.int32(count))
+    got = jax.jit(redundancy.find_redundant)(rows, every, jnp.int32(count))
     np.testing.assert_array_equal(np.flatnonzero(got), gone)
 
 
 def test_stored_vectors_move_half_of_the_way():
     old, new = at(0), 5 * at(90)
-    np.testing.assert_allclose(redundancy.moved(old, new), at(45), atol=1e-6)
+    np.testing.assert_allclose(redundancy.move_vectors(old, new), at(45), atol=1e-6)
 
 
 @pytest.mark.parametrize("size, capacity", [(3, 8), (5, 8), (9, 8)])

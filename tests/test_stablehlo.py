@@ -28,21 +28,21 @@ IMAGES = np.random.default_rng(1).integers(0, 256, (5, 8, 8, 3), np.uint8)
 def network(name):
     """An encoder of any numbers, for images of 8 x 8 in colour."""
     rng = np.random.default_rng(0)
-    section = export._architecture({"encoder": NETS[name]})
+    section = export._describe_architecture({"encoder": NETS[name]})
     inputs = {"kind": "images", "channels": 3, "size": 8, "resize": None}
     inputs |= {"interpolation": "bicubic", "mean": [0.4] * 3, "std": [0.2, 0.3, 0.25]}
-    module = encoder.module_of(section)
+    module = encoder.make_module(section)
     like = jax.eval_shape(module.init, jax.random.key(0), encoder.blank_inputs(inputs))
     filled = jax.tree.map(lambda x: rng.uniform(0.2, 0.7, x.shape).astype("f4"), like)
     params = jax.tree.map(lambda x: x - 0.45 if x.ndim > 1 else x, filled["params"])
     card = {"encoder": section, "input": inputs}
-    return encoder.make(card, params, filled.get("batch_stats", {}))
+    return encoder.make_encoder(card, params, filled.get("batch_stats", {}))
 
 
 @pytest.mark.parametrize("name", ["resnet", "vit", "convnext"])
 def test_a_program_computes_the_features_of_any_number_of_images(name):
     made = network(name)
-    loaded = jax_export.deserialize(bytearray(stablehlo.pack(made, "uint8")))
+    loaded = jax_export.deserialize(bytearray(stablehlo.pack_program(made, "uint8")))
     assert set(loaded.platforms) == {"cpu", "cuda", "tpu"}
     for count in (1, 5):
         want = made.embed(IMAGES[:count])
@@ -54,7 +54,7 @@ def test_a_program_computes_the_features_of_any_number_of_images(name):
 
 def test_normalised_images_are_taken_as_they_are():
     made = network("mlp")
-    loaded = jax_export.deserialize(bytearray(stablehlo.pack(made, "float32")))
+    loaded = jax_export.deserialize(bytearray(stablehlo.pack_program(made, "float32")))
     assert loaded.in_avals[0].dtype == np.float32
     rows = loaded.call(made.prepare(IMAGES))
     np.testing.assert_allclose(rows, made.embed(IMAGES), rtol=1e-5, atol=1e-6)
@@ -63,7 +63,7 @@ def test_normalised_images_are_taken_as_they_are():
 def test_the_adapter_to_an_old_index_is_part_of_the_program():
     turned = np.eye(8, dtype=np.float32)[:, ::-1]
     made = dataclasses.replace(network("mlp"), adapter={"rotation": turned})
-    loaded = jax_export.deserialize(bytearray(stablehlo.pack(made, "uint8")))
+    loaded = jax_export.deserialize(bytearray(stablehlo.pack_program(made, "uint8")))
     rows, want = loaded.call(IMAGES), made.embed(IMAGES)
     np.testing.assert_allclose(rows, want, rtol=1e-5, atol=1e-6)
     plain = dataclasses.replace(made, adapter=None).embed(IMAGES)
@@ -84,7 +84,7 @@ def test_an_encoder_of_graphs_is_refused():
     made = network("mlp")
     graphs = made.card | {"input": {"kind": "graphs", "features": 3}}
     with pytest.raises(ValueError, match="graphs"):
-        stablehlo.pack(dataclasses.replace(made, card=graphs), "uint8")
+        stablehlo.pack_program(dataclasses.replace(made, card=graphs), "uint8")
 
 
 def test_the_command_writes_the_program_beside_the_card(tmp_path):

@@ -153,9 +153,9 @@ def test_rows_that_are_none_are_named_by_line(tmp_path):
 def test_an_update_that_was_rolled_back_keeps_no_encoder(tmp_path):
     for accepted in (True, False):
         (tmp_path / "checkpoints" / "7").mkdir(parents=True, exist_ok=True)
-        lineage.settle(tmp_path, {"accepted": accepted}, None)
+        lineage.write_report(tmp_path, {"accepted": accepted}, None)
         assert (tmp_path / "checkpoints").exists() == accepted
     (tmp_path / "checkpoints").mkdir()  # it was killed before it came to that
     for _ in range(2):
-        lineage.forget(tmp_path, lineage.read(tmp_path))
+        lineage.remove_checkpoints(tmp_path, lineage.read_report(tmp_path))
         assert not (tmp_path / "checkpoints").exists()

@@ -72,7 +72,7 @@ def nested_loops(x, y, folds, inner_folds, penalties, seed):
 def test_accuracy_is_that_of_nested_folds(seed, classes):
     x, y = blobs(seed, classes, shift=2.0 * seed)
     options = dict(folds=4, inner_folds=3, penalties=PENALTIES, seed=seed)
-    found = svm.accuracy(x, y, **options)
+    found = svm.nested_accuracy(x, y, **options)
     want = nested_loops(x, y, **options)
     assert 0.3 < found < 1 and found == pytest.approx(want, abs=1e-12)
 
@@ -161,7 +161,7 @@ def test_of_too_many_rows_some_are_drawn(monkeypatch):
         given.append((np.asarray(features), labels))
         return 0.5
 
-    monkeypatch.setattr(svm, "accuracy", remember)
+    monkeypatch.setattr(svm, "nested_accuracy", remember)
     parts = parts_of(label, images, tasks)
     svm.make(parts, **FEW, max_rows=36)(ONE, 2)
     svm.make(parts, **FEW, max_rows=36)(ONE, 2)

@@ -23,7 +23,7 @@ IMAGES = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype(np.float32)
 
 
 def tuned(net=NET, given=None, **options):
-    return tuning.Tuned(net, tuning.settings(**options), given)
+    return tuning.TunedEncoder(net, tuning.settings(**options), given)
 
 
 def numbers(tree, seed=0):
@@ -52,7 +52,7 @@ def leave(where, net=NET, section=None, seed=1, channels=1):
     inputs |= {"resize": None, "interpolation": "bicubic", "decoder": None}
     inputs |= {"mean": [0.3] * channels, "std": [0.4] * channels}
     card = {"format": folder.FORMAT, "encoder": full, "num_features": 16}
-    card |= {"input": inputs, "files": writer.hashes(files)}
+    card |= {"input": inputs, "files": writer.hash_files(files)}
     card |= {"checksum": folder.checksum(card)}
     where.mkdir(parents=True)
     (where / folder.CARD).write_text(json.dumps(card))
@@ -82,7 +82,7 @@ def test_fresh_adapters_change_nothing_and_trained_ones_can_be_merged():
     moved = params | {"lora": numbers(params["lora"])}
     found = run(net, moved)
     assert np.abs(found - want).max() > 1e-2
-    merged = net.merged(moved)
+    merged = net.merge_adapters(moved)
     chex.assert_trees_all_equal_shapes(merged, plain)
     np.testing.assert_allclose(run(NET, merged), found, atol=1e-5)
     pair = moved["lora"]["block_0"]["mlp"]["fc1"]
@@ -117,13 +117,13 @@ def test_what_is_not_trained_has_no_gradient_no_move_and_no_state():
     assert len(jax.tree.leaves(state)) == 2 * len(trained) + 1  # moments, and a count
     # Without norms the recipe trains adapters and the open block alone.
     bare = tuned(lora_rank=3, norms=False)
-    assert not bare.share(("norm", "scale")) and not bare.share(("class",))
-    assert bare.share(("lora", "block_0", "attention", "query", "a")) == 1
+    assert not bare.rate_share(("norm", "scale")) and not bare.rate_share(("class",))
+    assert bare.rate_share(("lora", "block_0", "attention", "query", "a")) == 1
 
 
 def test_layers_count_from_the_images():
     net = tuned(layer_decay=0.5, frozen_layers=1)
-    assert tuning.depth(NET) == 4
+    assert tuning.count_layers(NET) == 4
     for name, share in (
         ("class", 0),
         ("patch/kernel", 0),
@@ -132,7 +132,7 @@ def test_layers_count_from_the_images():
         ("block_2/mlp/fc1/kernel", 0.5),
         ("norm/bias", 1),
     ):
-        assert net.share(tuple(name.split("/"))) == share, name
+        assert net.rate_share(tuple(name.split("/"))) == share, name
     stages = tuned(resnet.resnet(depth=10, width=4), layer_decay=0.5)
     for name, share in (
         ("conv1/kernel", 0.5**5),
@@ -140,7 +140,7 @@ def test_layers_count_from_the_images():
         ("layer1_0/conv1/kernel", 0.5**4),
         ("layer4_0/bn2/bias", 0.5),
     ):
-        assert stages.share(tuple(name.split("/"))) == share, name
+        assert stages.rate_share(tuple(name.split("/"))) == share, name
     maps = tuned(convnext.convnext(depths=(1, 2), width=4), layer_decay=0.5)
     for name, share in (
         ("stem/kernel", 0.125),
@@ -151,7 +151,7 @@ def test_layers_count_from_the_images():
         ("stage2_1/fc1/bias", 0.5),
         ("norm/scale", 1),
     ):
-        assert maps.share(tuple(name.split("/"))) == share, name
+        assert maps.rate_share(tuple(name.split("/"))) == share, name
 
 
 # word -> the options that docs/encoders.md says, and which leaves it trains: a share
@@ -181,8 +181,8 @@ def test_a_word_trains_what_it_says(word):
             want = norm
         else:
             want = {"block_2": last}.get(name[0], first)
-        assert net.share(name) == pytest.approx(want), name
-    assert all(net.share(name) == 1 for name in own)
+        assert net.rate_share(name) == pytest.approx(want), name
+    assert all(net.rate_share(name) == 1 for name in own)
     blocks = {"decay": (), "lora": (0, 1, 2), "explora": (0, 1)}[word]
     places = {
         (f"block_{i}", "attention", x) for i in blocks for x in ("query", "value")

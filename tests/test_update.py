@@ -65,7 +65,7 @@ def copy(run, tmp_path):
 
 
 def config(**changes):
-    made = update_plan.defaults()
+    made = update_plan.default_options()
     for path, value in {"rows": 200, "evaluators.knn.k": 5, **changes}.items():
         section, _, name = path.rpartition(".")
         place = made
@@ -79,7 +79,7 @@ def plan(root, *, test=True, data="new.npz", **changes):
     options = {k: changes.pop(k) for k in ("old", "join", "again") if k in changes}
     judge = str(root / "test.npz") if test else None
     data, given = str(root / data), config(**changes)
-    return update_plan.plan(str(root / "run"), data, given, test=judge, **options)
+    return update_plan.make_plan(str(root / "run"), data, given, test=judge, **options)
 
 
 def encoder(run):
@@ -106,7 +106,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     before = encoder(copy / "run")
     found = update_command.carry_out(work)
     assert found["accepted"] and found["broken"] == []
-    assert lineage.current(copy / "run") == str(work.workdir) == found["run"]
+    assert lineage.find_current(copy / "run") == str(work.workdir) == found["run"]
     # The run itself is as it was; the update goes on from its weights and steps.
     assert same(encoder(copy / "run"), before)
     (weights, steps), new = encoder(work.workdir), 240 // 48
@@ -136,23 +136,23 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
         )[1]
         for x in (copy / "run", work.workdir)
     )
-    moved = drift.measures(old(rows), fresh(rows), k=10)
-    best, *others = adapters.fit(old(rows), fresh(rows), k=10)
+    moved = drift.measure_drift(old(rows), fresh(rows), k=10)
+    best, *others = adapters.fit_adapters(old(rows), fresh(rows), k=10)
     moved["adapters"] = {one.kind: one.recall for one in (best, *others)}
     assert found["drift"] == results_lib.to_json(moved) | {"rows": 200}
-    assert found["index"] == update_verdict.judge_index(found["drift"], 0.9)
-    told = update_verdict.sentences(found)
+    assert found["index"] == update_verdict.decide_index(found["drift"], 0.9)
+    told = update_verdict.write_sentences(found)
     for one in (best, *others):
         assert f"{one.kind} {100 * one.recall:.0f} %" in told
     adapter = work.workdir / adapters.FILE
     assert adapter.exists() == (found["index"] == "adapt")
     # An adapter is exported with the encoder, which maps its embeddings by it.
-    lineage.settle(work.workdir, found, best.adapter)
+    lineage.write_report(work.workdir, found, best.adapter)
     export.export(str(copy / "run"), str(copy / "out"))
     plain, adapted = (jaxcl.load_encoder(copy / "out", into=x) for x in (None, "old"))
     images = own_images.read_images({"name": "digits"}).train.images[rows]
     np.testing.assert_allclose(plain.embed(images), fresh(rows), rtol=1e-3, atol=1e-4)
-    mapped = adapters.apply(best.adapter, fresh(rows))
+    mapped = adapters.map_features(best.adapter, fresh(rows))
     np.testing.assert_allclose(adapted.embed(images), mapped, rtol=1e-3, atol=1e-4)
     np.testing.assert_array_equal(adapted.picture_features(), plain.picture_features())
     adapter.unlink()
@@ -162,9 +162,9 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
 
     # The same command finds it done; other data go on from it.
     again = plan(copy, **asked)
-    assert again.workdir == work.workdir and lineage.read(again.workdir) == json.loads(
-        json.dumps(found)
-    )
+    assert again.workdir == work.workdir and lineage.read_report(
+        again.workdir
+    ) == json.loads(json.dumps(found))
     other = plan(copy, **asked, again=True)
     assert other.workdir.name == "0002" and other.parent == str(work.workdir)
     assert other.config["scenario"]["num_tasks"] == 7
@@ -226,14 +226,14 @@ def test_an_average_lies_between_both_encoders(copy, monkeypatch, asked, share):
     """Saved once, though the command was killed before it wrote its verdict."""
     measured = {"before": 0.71, "average_1.0": 0.6, "average_0.75": 0.7, "after": 0.7}
     monkeypatch.setattr(
-        update_command, "accuracies", lambda *given: {"knn": measured[given[2]]}
+        update_command, "measure_accuracies", lambda *given: {"knn": measured[given[2]]}
     )
     work = plan(copy, average=asked)
     found = update_command.carry_out(work)
     tried = {name[8:]: {"knn": measured[name]} for name in [*measured][1:3]}
     record = {"share": share} | ({"tried": tried} if asked == "auto" else {})
     assert found["average"] == record and found["accepted"]
-    assert f"{100 * share:.0f} % of the new" in update_verdict.sentences(found)
+    assert f"{100 * share:.0f} % of the new" in update_verdict.write_sentences(found)
     # One checkpoint before the last is what the training ended with.
     trained = shutil.copytree(work.workdir, copy / "trained")
     *_, last = sorted((trained / "checkpoints").iterdir(), key=lambda x: int(x.name))
@@ -253,8 +253,8 @@ def test_a_share_is_judged_as_an_encoder_is(copy):
     work = plan(copy, average="auto", **{"limits.accuracy_drop": 1.0})
     shutil.copytree(copy / "run", work.workdir)
     own = [tree["encoder"] for tree in encoder(copy / "run")[0]]
-    judging = update_command._judging(work, copy / "run", "before")
-    before = update_command.accuracies(work, judging, "before", lambda: False)
+    judging = update_command._prepare_evaluation(work, copy / "run", "before")
+    before = update_command.measure_accuracies(work, judging, "before", lambda: False)
     found = update_command._choose_share(work, before, lambda _: own, lambda: False)
     assert found == {"share": 1.0, "tried": {"1.0": before}}
 
@@ -273,7 +273,7 @@ def test_updates_go_on_from_each_other(copy):
         work = plan(copy, again=True, **{"limits.accuracy_drop": limit})
         assert work.workdir.name == f"{number:04d}"
         update_command.carry_out(work)
-        assert lineage.current(copy / "run").endswith(f"updates/{current:04d}")
+        assert lineage.find_current(copy / "run").endswith(f"updates/{current:04d}")
     # The second, rolled back, left no trace in the third.
     assert encoder(work.workdir)[1] == encoder(copy / "run")[1] + 2 * (240 // 48)
 
@@ -305,12 +305,12 @@ def test_the_command_rolls_back_and_resumes(copy):
     assert "knn/class_incremental" in done.stdout
     last = done.stdout.strip().splitlines()[-1]
     assert "Rolled back" in last and str(copy / "run") in last
-    found = lineage.read(work.workdir)
+    found = lineage.read_report(work.workdir)
     assert not found["accepted"] and found["average"] == {"share": 0.5}
     assert found["cost"]["steps"] == 2 * (240 // 48)
-    assert lineage.current(copy / "run") == str(copy / "run")
+    assert lineage.find_current(copy / "run") == str(copy / "run")
     assert not (work.workdir / "checkpoints").exists()
-    assert len(lineage.updates(copy / "run")) == 1
+    assert len(lineage.list_updates(copy / "run")) == 1
 
 
 def test_an_unfinished_update_is_not_mixed_with_another(copy):
@@ -329,13 +329,13 @@ def test_other_images_at_one_path_are_another_update(copy, capsys):
     work = plan(copy, **asked)
     build.build(ml_collections.ConfigDict(work.config), work.workdir)
     np.savez(copy / "new.npz", train_x=PIXELS[1:241])
-    with pytest.raises(ValueError, match="0001: is an update.*240 .*row 0 of train"):
+    with pytest.raises(ValueError, match="0001: .*240 .*row 0 of train"):
         update_command.prepare(plan(copy, **asked))
     np.savez(copy / "new.npz", train_x=PIXELS[:240])
     report = {"asked": plan(copy, **asked).asked, "accepted": False, "parent": "x"}
-    lineage.settle(work.workdir, report, None)
+    lineage.write_report(work.workdir, report, None)
     assert plan(copy, **asked).workdir == work.workdir
-    assert "0001" in update_plan.nothing_new(work)
+    assert "0001" in update_plan.say_nothing_new(work)
     with np.load(copy / "test.npz") as arrays:
         arrays = dict(arrays)
     np.savez(copy / "test.npz", **arrays | {"test_y": arrays["test_y"][::-1]})
@@ -362,11 +362,11 @@ def test_every_row_of_the_new_images_is_trained_on(tmp_path):
             where = root / names[i % len(names)] / f"{i}.png"
             where.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(PIXELS[i, ..., 0]).save(where)
-        section = lineage.section(str(root), {}, theirs, "config.data", whole=True)
+        section = lineage.make_section(str(root), {}, theirs, "config.data", whole=True)
         data = own_images.read_images(section)
         assert len(data.train.label) == 20 and data.test is None
         judge = own_images.read_images(
-            lineage.section(str(root), {}, theirs, "config.test")
+            lineage.make_section(str(root), {}, theirs, "config.test")
         )
         assert (judge.test is None) == (names == (".",))
 
@@ -425,7 +425,7 @@ def test_what_the_new_task_refuses_is_one_line(copy, capsys, monkeypatch, option
 def test_a_run_that_cannot_be_updated(run, tmp_path):
     given = str(run / "new.npz"), config()
     with pytest.raises(ValueError, match="config.json"):
-        update_plan.plan(str(tmp_path), *given)
+        update_plan.make_plan(str(tmp_path), *given)
     own = json.loads((run / "run" / "config.json").read_text())
     for change, said in (
         ({"seeds": 3}, "several seeds; name the directory of one"),
@@ -433,14 +433,14 @@ def test_a_run_that_cannot_be_updated(run, tmp_path):
     ):
         (tmp_path / "config.json").write_text(json.dumps({**own, **change}))
         with pytest.raises(ValueError, match=said):
-            update_plan.plan(str(tmp_path), *given)
+            update_plan.make_plan(str(tmp_path), *given)
     results = json.loads((run / "run" / "results.json").read_text())
     first = len(results["scalars"])
     results["scalars"].append(None)
     (tmp_path / "results.json").write_text(json.dumps(results))
     (tmp_path / "config.json").write_text(json.dumps({**own, "first_tasks": first}))
     with pytest.raises(ValueError, match=f"config.first_tasks={first}.* 1 "):
-        update_plan.plan(str(tmp_path), *given)
+        update_plan.make_plan(str(tmp_path), *given)
 
 
 def test_old_data_that_are_gone(copy, capsys):
@@ -495,11 +495,11 @@ MOVED |= {"adapters": {"affine": 0.95, "orthogonal": 0.3}}
 
 
 def test_the_verdict_on_an_index():
-    assert update_verdict.judge_index(None, 0.9) == "unknown"
-    assert update_verdict.judge_index(MOVED, 0.8) == "keep"
-    assert update_verdict.judge_index(MOVED, 0.85) == "keep"
-    assert update_verdict.judge_index(MOVED, 0.9) == "adapt"
-    assert update_verdict.judge_index(MOVED, 0.96) == "rebuild"
+    assert update_verdict.decide_index(None, 0.9) == "unknown"
+    assert update_verdict.decide_index(MOVED, 0.8) == "keep"
+    assert update_verdict.decide_index(MOVED, 0.85) == "keep"
+    assert update_verdict.decide_index(MOVED, 0.9) == "adapt"
+    assert update_verdict.decide_index(MOVED, 0.96) == "rebuild"
 
 
 @pytest.mark.parametrize(
@@ -523,7 +523,7 @@ def test_limits(limits, count):
         "b/all": {"before": 0.8, "after": 0.9, "change": 0.1},
     }
     found = {"accuracy": accuracy, "drift": MOVED, "index": "adapt"}
-    said = update_verdict.broken(found, update_plan.Limits(**limits))
+    said = update_verdict.list_broken(found, update_plan.Limits(**limits))
     assert len(said) == count
     if not limits:
         assert said == ["a/all lost 0.0400, allowed 0.02"]
@@ -531,7 +531,7 @@ def test_limits(limits, count):
 
 def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
     (tmp_path / "card.json").write_text("{}")
-    recipe = lineage.recipe({"encoder": {"name": "vit"}, "augment": {"size": 8}})
+    recipe = lineage.make_recipe({"encoder": {"name": "vit"}, "augment": {"size": 8}})
 
     def changed(*arguments):
         values, argv = flags.FlagValues(), ["update", "--run=r", "--data=d"]
@@ -539,7 +539,9 @@ def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
         update_command.define_flags(values, argv)
         values(argv)
         changes = values.config.to_dict()["train"]
-        return lineage.next_config(str(tmp_path), recipe, {"name": "digits"}, changes)
+        return lineage.make_next_config(
+            str(tmp_path), recipe, {"name": "digits"}, changes
+        )
 
     made = changed("tuning.lora_rank=4", "method.strategy=pnr", "epochs=2")
     assert made["tuning"] == {"lora_rank": 4, "open_layers": 1}
@@ -557,17 +559,17 @@ def test_numbers_are_not_given_again(tmp_path):
         folder.mkdir(parents=True)
         verdict = {"accepted": number != "10000", "asked": {"data": number}}
         (folder / "update.json").write_text(json.dumps(verdict))
-    assert [path.name for path in lineage.updates(tmp_path)] == [
+    assert [path.name for path in lineage.list_updates(tmp_path)] == [
         "0002",
         "9999",
         "10000",
     ]
-    assert lineage.current(tmp_path).endswith("9999")
-    assert lineage.next_update(tmp_path, {"data": "new"}).name == "10001"
-    assert lineage.next_update(tmp_path, {"data": "10000"}).name == "10000"
+    assert lineage.find_current(tmp_path).endswith("9999")
+    assert lineage.choose_folder(tmp_path, {"data": "new"}).name == "10001"
+    assert lineage.choose_folder(tmp_path, {"data": "10000"}).name == "10000"
     for number in ("9999", "10000"):
         shutil.rmtree(tmp_path / "updates" / number)
-    assert lineage.next_update(tmp_path, {"data": "new"}).name == "0003"
+    assert lineage.choose_folder(tmp_path, {"data": "new"}).name == "0003"
 
 
 @pytest.mark.parametrize("matrices", [{}, {"knn/all": [[None]]}])
@@ -578,8 +580,8 @@ def test_without_an_accuracy_no_limit_is_kept(matrices, tmp_path, monkeypatch):
     (tmp_path / "before").mkdir()
 
     def measure(made, stop):
-        update_command.accuracies(work, made, "before", stop)
+        update_command.measure_accuracies(work, made, "before", stop)
 
     with pytest.raises(schema.Refused, match="--test"):
         measure("judging", lambda: False)
-    assert update_command.accuracies(work, None, "before", None) == {}
+    assert update_command.measure_accuracies(work, None, "before", None) == {}

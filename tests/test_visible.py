@@ -223,7 +223,7 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
         return run
 
     monkeypatch.setattr(module, "make", make)
-    monkeypatch.setattr(head_lib, "resident_fit", resident_fit)
+    monkeypatch.setattr(head_lib, "make_resident_fit", resident_fit)
     changes = toy.ONLINE | {"method": {"name": "er"}} if name == "er" else {}
     if name == "two_view":
         changes["method.strategy"] = "pnr"

@@ -108,8 +108,8 @@ def policy(made):
         mesh=made.mesh,
         workers=0,
     )
-    embed = features_lib.make(
-        features_lib.reading(parts, "policy", "projection"), train
+    embed = features_lib.make_embedder(
+        features_lib.select_features(parts, "policy", "projection"), train
     )
     choose = jax.jit(duel.select)
 

@@ -31,8 +31,8 @@ def make(parts: core.EvalParts, *, max_rows: schema.Count = 1000):
       parts: what the config builds for every evaluator.
       max_rows: at most so many evaluation rows, evenly spaced.
     """
-    examples, rows = features.sampled(parts, "participation", max_rows, least=2)
-    embed = features.make(parts, examples, rows=rows)
+    examples, rows = features.sample_rows(parts, "participation", max_rows, least=2)
+    embed = features.make_embedder(parts, examples, rows=rows)
 
     def evaluate(state, task):
         ratio = participation_ratio(sharding.copy_to_host(embed(state)))

@@ -209,7 +209,7 @@ def _hash_settings(config, start: dict[str, bytes]) -> str:
       start: the file of an encoder in memory, with which the run begins; or {}.
     """
     kept = {k: v for k, v in config.to_dict().items() if k not in run_config.MACHINE}
-    kept |= writer.hashes(start)
+    kept |= writer.hash_files(start)
     text = json.dumps(kept, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -223,7 +223,7 @@ def _tensors(encoder: encoder_lib.Encoder) -> dict[str, bytes]:
 def _write_encoder(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
     """Write the folder of an encoder in memory beside the run; return its path."""
     card = {key: value for key, value in card.items() if key != "checksum"}
-    card["files"] = writer.hashes(files)
+    card["files"] = writer.hash_files(files)
     place = where / "start"
     writer.write_folder(place, files, card, force=False)
     return str(place)

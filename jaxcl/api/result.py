@@ -33,7 +33,7 @@ class Update(NamedTuple):
 
     def __str__(self) -> str:
         """Say accuracy, index and verdict in sentences, as the command does."""
-        return update_verdict.sentences(self.verdict)
+        return update_verdict.write_sentences(self.verdict)
 
 
 class Result:
@@ -104,7 +104,7 @@ class Result:
 
         `.embed(images)` takes one image or many: arrays, PIL images, paths.
         """
-        now = lineage.current(self.folder)
+        now = lineage.find_current(self.folder)
         if self._encoder is None or self._encoder[0] != now:
             with tempfile.TemporaryDirectory() as elsewhere:
                 place = f"{now}/encoder"
@@ -206,7 +206,7 @@ class Result:
         from jaxcl.update import command as update_command
         from jaxcl.update import plan as update_plan
 
-        config = update_plan.defaults()
+        config = update_plan.default_options()
         changes = {f"limits.{name}": value for name, value in (limits or {}).items()}
         changes |= {} if epochs is None else {"train.epochs": epochs}
         changes |= {} if average is None else {"average": average}
@@ -217,7 +217,7 @@ class Result:
         index = (
             None if old is None else self._data_section("old", old, None, whole=True)
         )
-        work = update_plan.plan(
+        work = update_plan.make_plan(
             self.folder,
             new,
             config.to_dict(),
@@ -226,11 +226,11 @@ class Result:
             join=join,
             again=again,
         )
-        verdict = lineage.read(work.workdir)
+        verdict = lineage.read_report(work.workdir)
         if verdict is None:
             verdict = update_command.carry_out(work)
         else:
-            print(update_plan.nothing_new(work), flush=True)
+            print(update_plan.say_nothing_new(work), flush=True)
         return Update(verdict["accepted"], verdict, str(work.workdir))
 
     def _data_section(self, what, images, labels, whole=False) -> str | dict:

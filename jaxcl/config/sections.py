@@ -287,9 +287,9 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], dict]:
 
     module = make_encoder(top)
     tx = optimize(**schema.options(optimize, optimizer, "config.optimizer"))
-    if isinstance(module, tuning.Tuned):  # each leaf has its share of the rate
+    if isinstance(module, tuning.TunedEncoder):  # each leaf has its share of the rate
         tx = optim.by_leaf(
-            tx, lambda x: module.share(x[1:]) if x[0] == "encoder" else 1.0
+            tx, lambda x: module.rate_share(x[1:]) if x[0] == "encoder" else 1.0
         )
     if top.accumulate > 1:
         module = _split_batches(top, module)
@@ -362,7 +362,7 @@ def _split_batches(top: TopLevel, module):
             f"config.accumulate={top.accumulate}: must divide config.batch_size="
             f"{top.batch_size}"
         )
-    return pieces.Pieces(module, top.accumulate)
+    return pieces.PiecewiseEncoder(module, top.accumulate)
 
 
 def _build_views(top: TopLevel):
@@ -435,13 +435,13 @@ def wrap_tuned(module, section: dict | str | None, given=None):
     Args:
       module: of config.encoder.
       section: config.tuning.
-      given: what it begins with, see `tuning.Tuned`.
+      given: what it begins with, see `tuning.TunedEncoder`.
     """
     if given is None and not section and not traits.read_traits(module).frozen:
         return module
     section = tuning.RECIPES[section] if isinstance(section, str) else section or {}
     chosen = schema.options(tuning.settings, section, "config.tuning")
-    return tuning.Tuned(module, tuning.settings(**chosen), given)
+    return tuning.TunedEncoder(module, tuning.settings(**chosen), given)
 
 
 def fill_from_start(raw: dict) -> dict:

@@ -1,1 +1,1 @@
-"""Evaluators, found by name; each has `make(parts, *, ...)`, see core.EvalParts."""
+"""Evaluators, found by name: modules with `make(parts, *, ...)`."""

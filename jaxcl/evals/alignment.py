@@ -1,4 +1,4 @@
-"""How well the stored rows of a method align with held-out rows.
+"""Measure how similar a method's stored rows are to held-out rows.
 
 Caccia et al., "Reducing Representation Drift in Online Continual Learning", 2021,
 section 4.8 and Fig. 8: for each stored row, the largest cosine between its features and
@@ -19,10 +19,10 @@ from jaxcl.evals import features as features_lib
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-def nearest(
+def nearest_cosines(
     stored: jax.Array, labels: jax.Array, held: jax.Array, held_labels: jax.Array
 ) -> jax.Array:
-    """Find the largest cosine of each stored row with held-out rows of its class.
+    """Find each stored row's largest cosine with held-out rows of its class.
 
     Args:
       stored: f32[B, D].
@@ -65,9 +65,9 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     if examples is None:
         examples = parts.stream.evaluation
     features_lib.check_labels(parts, "alignment", parts.stream.dataset.train, examples)
-    embed = features_lib.make(parts, examples)
+    embed = features_lib.make_embedder(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)
-    program = _program(parts, batch_size)
+    program = _compile_measure(parts, batch_size)
 
     def evaluate(state, task: int) -> core.Result:
         cosines, tasks = sharding.copy_to_host(program(state, embed(state), labels))
@@ -83,12 +83,13 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     return evaluate
 
 
-def _program(parts, batch_size):
-    """Compile (state, features, labels) -> `nearest` f32[capacity], task i32[capacity].
+def _compile_measure(parts, batch_size):
+    """Compile (state, features, labels) -> `nearest_cosines` f32[capacity], task
+    i32[capacity].
 
     The cosine of an empty slot is -inf.
     """
-    view = features_lib.eval_view(parts)
+    view = features_lib.make_eval_view(parts)
     everywhere = sharding.replicated(parts.mesh)
 
     def measure_cosines(state, held, held_labels):
@@ -108,7 +109,7 @@ def _program(parts, batch_size):
             )
             images, labels = memory.items["image"][at], memory.items["label"][at]
             stored = parts.embed(state, view(images))
-            cosines = nearest(stored, labels, held, held_labels)
+            cosines = nearest_cosines(stored, labels, held, held_labels)
             return jax.lax.with_sharding_constraint(cosines, everywhere)
 
         cosines = jax.lax.map(of_slots, slots).reshape(-1)[: memory.capacity]

@@ -1,4 +1,4 @@
-"""Whether the embeddings collapse: how far they spread, and over how many directions.
+"""Measure whether embeddings collapse: their spread, and the number of directions.
 
 RankMe: Garrido et al., "RankMe: Assessing the Downstream Performance of Pretrained
 Self-Supervised Representations by Their Rank", ICML 2023. The spread of unit rows is
@@ -24,7 +24,7 @@ _ONE = 0.01
 
 
 def embedding_std(embeddings: np.ndarray) -> float:
-    """Return the standard deviation of unit rows, averaged over D dimensions.
+    """Compute the standard deviation of unit rows, averaged over D dimensions.
 
     It is multiplied by sqrt(D): 1 if the directions are isotropic, 0 if they are one.
 
@@ -38,7 +38,7 @@ def embedding_std(embeddings: np.ndarray) -> float:
 
 
 def rankme(embeddings: np.ndarray) -> float:
-    """Return RankMe, exp(-sum_k p_k log p_k) with p_k = s_k / sum_j s_j + 1e-7.
+    """Compute RankMe, exp(-sum_k p_k log p_k) with p_k = s_k / sum_j s_j + 1e-7.
 
     s are the singular values of the raw embeddings. RankMe is between 1 and min(N, D),
     except for the 1e-7.
@@ -86,7 +86,7 @@ def make(
     max_rows: Annotated[int, schema.Range(least=2)] = 2048,
     share: schema.Share = 0.5,
 ) -> Callable:
-    """Measure spread and rank of the embeddings, and warn where they fall.
+    """Build the evaluator of spread and rank, which warns where they fall.
 
     Args:
       parts: the parts of every evaluator; labels are not read.
@@ -103,9 +103,9 @@ def make(
     Raises:
       ValueError: an option out of its range.
     """
-    examples, rows = features_lib.sampled(parts, "collapse", max_rows)
-    embed = features_lib.make(parts, examples, rows=rows)
-    # What it warns of depends on earlier evaluations, what it measures does not.
+    examples, rows = features_lib.sample_rows(parts, "collapse", max_rows)
+    embed = features_lib.make_embedder(parts, examples, rows=rows)
+    # Warnings depend on earlier evaluations, measurements do not.
     references, steps = {}, []
 
     def evaluate(state, task: int) -> core.Result:

@@ -1,4 +1,4 @@
-"""Common parts of evaluators: embedding rows, and the task and class of a row."""
+"""Common parts of evaluators: embed rows, and find the task and class of a row."""
 
 import contextlib
 import contextvars
@@ -15,11 +15,11 @@ from jaxcl import core, sharding
 from jaxcl.data import graph_batches, prefetch, stream
 from jaxcl.data.augment import images as augment_images
 
-# Of the encoder, or what the loss compares.
+# Features of the encoder, or the projections that the loss compares.
 Features = Literal["embedding", "projection"]
 
 
-# What an evaluator says that measured nothing for this reason.
+# The warning of an evaluator that measured nothing for this reason.
 NOT_FINITE = "features are not finite, so that there is no result"
 
 
@@ -28,7 +28,7 @@ def _finite(arrays):
     return jnp.stack([jnp.isfinite(x).all() for x in arrays]).all()
 
 
-def finite(*arrays: jax.Array) -> bool:
+def all_finite(*arrays: jax.Array) -> bool:
     """Tell whether all numbers of some arrays are finite, wherever the arrays lie."""
     return bool(sharding.copy_to_host(_finite(arrays)))
 
@@ -42,7 +42,7 @@ def require(field: str, value: Any, good: bool, allowed: str) -> None:
 def refuse_unless(
     good: Any, name: str, what: str, do: str = "take the evaluator out"
 ) -> None:
-    """Refuse a method or data without what `config.evaluators.{name}` needs."""
+    """Refuse a method or data that lacks what `config.evaluators.{name}` needs."""
     if not good:
         raise ValueError(f"config.evaluators.{name}: needs {what}; {do}")
 
@@ -50,7 +50,7 @@ def refuse_unless(
 def check_labels(
     parts: core.EvalParts, name: str, *splits: stream.Examples | None
 ) -> None:
-    """Refuse a split that is not there, or that has rows without a label.
+    """Refuse a split that is missing, or that has rows without a label.
 
     Args:
       parts: what the evaluator is given.
@@ -70,12 +70,12 @@ def check_labels(
 
 
 def need_rows(examples: stream.Examples | None, name: str) -> None:
-    """Refuse evaluation rows that are not there."""
+    """Refuse missing evaluation rows."""
     do = "set config.scenario.evaluation to 'test', or take the evaluator out"
     refuse_unless(examples is not None, name, "evaluation rows", do)
 
 
-def reading(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
+def select_features(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
     """Return EvalParts whose `embed` gives the `features` that an option names.
 
     Raises:
@@ -90,10 +90,10 @@ def reading(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
 
 
 class TaskMembership(NamedTuple):
-    """Which task each row belongs to, and what a row's task says about it."""
+    """The task of each row, and the classes or domain of each task."""
 
     # "task_aware": tasks are disjoint classes. "domain_aware": each task is a domain.
-    # None: a row's task says nothing about its label (joint, data-incremental).
+    # None: tasks are neither classes nor domains (joint, data-incremental).
     aware: str | None
     train_task: np.ndarray  # i32[N], -1 where no task has the row
     test_task: np.ndarray  # i32[M]
@@ -101,7 +101,7 @@ class TaskMembership(NamedTuple):
 
 
 def assign_tasks(parts: core.EvalParts) -> TaskMembership:
-    """Tell from the tasks which kind of scenario they are, and sort the rows by task.
+    """Find the kind of the scenario from its tasks, and sort the rows by task.
 
     If tasks are disjoint classes, a train row belongs to the task of its class;
     otherwise to the first task that trains on it.
@@ -130,13 +130,15 @@ def assign_tasks(parts: core.EvalParts) -> TaskMembership:
 
 
 def train_mask(groups: TaskMembership, train_on: str, task: int) -> np.ndarray:
-    """Train rows a probe may use after `task`: "all", or of tasks "seen"; bool[N]."""
+    """Mark the train rows that a probe may use after `task`, bool[N]."""
     if train_on == "all":
         return np.ones(len(groups.train_task), bool)
     return (groups.train_task >= 0) & (groups.train_task <= task)
 
 
-def stratified(examples: stream.Examples, *, fraction: float, seed: int) -> np.ndarray:
+def draw_stratified(
+    examples: stream.Examples, *, fraction: float, seed: int
+) -> np.ndarray:
     """Draw a share of the rows of every class and domain, bool[N].
 
     It takes max(1, round(fraction n)) of n rows; a half is rounded to even. They are
@@ -154,7 +156,7 @@ def stratified(examples: stream.Examples, *, fraction: float, seed: int) -> np.n
     return chosen
 
 
-def per_task(parts: core.EvalParts, correct: np.ndarray) -> np.ndarray:
+def average_per_task(parts: core.EvalParts, correct: np.ndarray) -> np.ndarray:
     """Average over each task's test rows, f64[T], nan for a task without rows.
 
     Args:
@@ -164,14 +166,14 @@ def per_task(parts: core.EvalParts, correct: np.ndarray) -> np.ndarray:
     return np.array([correct[r].mean() if len(r) else np.nan for r in tests])
 
 
-def verdicts(
+def make_judge(
     parts: core.EvalParts,
     groups: TaskMembership,
     examples: stream.Examples,
     *,
     rows: np.ndarray | None = None,
 ) -> Callable:
-    """Judge on the device which of the predicted classes are right.
+    """Make the device function that marks correct predictions.
 
     Args:
       rows: i32[n], which rows of the split; by default all.
@@ -213,7 +215,7 @@ def place_images(parts: core.EvalParts, examples: stream.Examples) -> jax.Array 
     return sharding.replicate(examples.images, parts.mesh)
 
 
-def logged(rows: Sequence[dict], pattern: str) -> dict[str, dict]:
+def find_scalars(rows: Sequence[dict], pattern: str) -> dict[str, dict]:
     """Find scalars in the rows of metrics.jsonl by a pattern of their names.
 
     Args:
@@ -244,11 +246,11 @@ def padded_size(parts: core.EvalParts, batch_size: int) -> int:
     return -(-batch_size // parts.mesh.size) * parts.mesh.size
 
 
-def eval_view(parts: core.EvalParts, *, resize: bool = True) -> Callable:
-    """Map u8[B,H,W,C] to normalised f32[B,S,S,C], without augmentation.
+def make_eval_view(parts: core.EvalParts, *, resize: bool = True) -> Callable:
+    """Make the map from u8[B,H,W,C] to normalised f32[B,S,S,C], without augmentation.
 
     Args:
-      resize: False for images that `eval_crop` has cut already.
+      resize: False for images that `make_eval_crop` has cut already.
     """
     return augment_images.make_eval(
         size=parts.size,
@@ -258,7 +260,7 @@ def eval_view(parts: core.EvalParts, *, resize: bool = True) -> Callable:
     )
 
 
-def eval_crop(parts: core.EvalParts) -> prefetch.CenterCrop:
+def make_eval_crop(parts: core.EvalParts) -> prefetch.CenterCrop:
     """Make the crop that workers cut out of an image that streams."""
     return prefetch.CenterCrop(
         size=parts.size,
@@ -267,7 +269,7 @@ def eval_crop(parts: core.EvalParts) -> prefetch.CenterCrop:
     )
 
 
-def make(
+def make_embedder(
     parts: core.EvalParts,
     examples: stream.Examples,
     *,
@@ -275,7 +277,7 @@ def make(
     batch_size: int = 256,
     images: jax.Array | None = None,
 ) -> Callable:
-    """Embed rows of a split in evaluation mode, without augmentation.
+    """Make a function that embeds rows of a split in evaluation mode.
 
     Args:
       rows: i32[n], which rows; by default all.
@@ -291,7 +293,7 @@ def make(
     size = stream.count_rows(examples)
     rows = np.arange(size) if rows is None else np.asarray(rows)
     batch_size = padded_size(parts, min(batch_size, len(rows)))
-    read, batches = _reader(parts, examples, rows, batch_size, images)
+    read, batches = _make_reader(parts, examples, rows, batch_size, images)
     steps, whole = -(-len(rows) // batch_size), sharding.replicated(parts.mesh)
     blank = None  # shape and type of all features, known after the first batch
 
@@ -317,7 +319,7 @@ def make(
                     shape = steps * batch_size, *blank.shape[1:]
                     features = jnp.zeros(shape, blank.dtype, device=whole)
                 features = program(state, batch, features, np.int32(i * batch_size))
-                # Or images pile up on a device that is slower than the workers.
+                # Wait, or images pile up on a device that is slower than the workers.
                 if examples.load is not None and i % 4 == 3:
                     jax.block_until_ready(features)
         return features[: len(rows)]
@@ -325,7 +327,7 @@ def make(
     return _share_pass(parts, examples, rows, run_pass)
 
 
-def batches(
+def embed_batches(
     parts: core.EvalParts,
     examples: stream.Examples,
     state: core.TrainState,
@@ -339,7 +341,7 @@ def batches(
       batch_size: a multiple of the devices; the last batch has fewer rows.
     """
     rows = np.arange(first, stream.count_rows(examples))
-    read, placed = _reader(parts, examples, rows, batch_size, None)
+    read, placed = _make_reader(parts, examples, rows, batch_size, None)
     whole = sharding.replicated(parts.mesh)
     embed = jax.jit(lambda state, x: parts.embed(state, read(x)), out_shardings=whole)
     with contextlib.closing(placed(len(rows))) as found:
@@ -348,7 +350,9 @@ def batches(
             yield np.asarray(embed(state, batch), np.float32)[:left]
 
 
-def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callable]:
+def _make_reader(
+    parts, examples, rows, batch_size, images
+) -> tuple[Callable, Callable]:
     """Return batch -> the encoder's inputs, and count -> batches of so many rows."""
     mesh = parts.mesh
 
@@ -360,7 +364,7 @@ def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callab
         graphs = [sharding.replicate(batch["graph"], mesh) for batch in made]
         return lambda batch: batch, functools.partial(first_of, graphs)
     if examples.images is None:
-        view, crop = eval_view(parts, resize=False), eval_crop(parts)
+        view, crop = make_eval_view(parts, resize=False), make_eval_crop(parts)
 
         def streamed(count):
             wanted, workers = rows[:count], parts.workers
@@ -374,7 +378,7 @@ def _reader(parts, examples, rows, batch_size, images) -> tuple[Callable, Callab
             )
 
         return view, streamed
-    view = eval_view(parts)
+    view = make_eval_view(parts)
     images = place_images(parts, examples) if images is None else images
     padded = np.resize(rows, (-(-len(rows) // batch_size), batch_size)).astype(np.int32)
 
@@ -395,7 +399,7 @@ _passes: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def share_passes() -> Iterator[None]:
-    """Enter a context in which evaluators share their passes over a split."""
+    """Let the evaluators in this context share their passes over a split."""
     token = _passes.set({})
     try:
         yield
@@ -404,7 +408,7 @@ def share_passes() -> Iterator[None]:
 
 
 def _share_pass(parts, examples, rows, run) -> Callable:
-    """Take features from a pass over all rows, if another evaluator has made it."""
+    """Take features from a pass over all rows, if another evaluator has made one."""
     every = np.array_equal(rows, np.arange(stream.count_rows(examples)))
     key = id(parts.embed), id(examples)  # `run` keeps both alive
 
@@ -425,7 +429,7 @@ def _share_pass(parts, examples, rows, run) -> Callable:
     return embed
 
 
-def first_rows(
+def read_first_rows(
     parts: core.EvalParts, task: stream.Task, count: int, batch_size: int
 ) -> np.ndarray:
     """Return the first train rows that a run draws for a task, i32[count]."""
@@ -437,15 +441,15 @@ def first_rows(
     return np.concatenate([plan[step] for step in range(-(-count // size))])[:count]
 
 
-def evenly(rows: np.ndarray, most: int) -> np.ndarray:
+def pick_evenly(rows: np.ndarray, most: int) -> np.ndarray:
     """Pick at most `count` of the rows, evenly spaced."""
     return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
 
 
-def sampled(
+def sample_rows(
     parts: core.EvalParts, name: str, max_rows: int, *, least: int = 1
 ) -> tuple[stream.Examples, np.ndarray]:
-    """Choose rows of the evaluation split, or of the train split if there is none.
+    """Choose rows of the evaluation split, or of the train split without one.
 
     Args:
       name: the evaluator's name in the config.
@@ -461,31 +465,33 @@ def sampled(
     examples = parts.stream.evaluation
     if examples is None:
         examples = parts.stream.dataset.train
-    rows = evenly(np.arange(stream.count_rows(examples)), max_rows)
+    rows = pick_evenly(np.arange(stream.count_rows(examples)), max_rows)
     refuse_unless(
         len(rows) >= least, name, f"{least} rows or more, there are {len(rows)}"
     )
     return examples, rows
 
 
-def images_of(
+def read_images(
     parts: core.EvalParts, examples: stream.Examples, rows: np.ndarray
 ) -> np.ndarray:
-    """Return images of a few rows, u8[n,H,W,C]; `eval_crop` cuts those that stream."""
+    """Read the images of a few rows, u8[n,H,W,C]; crop those that stream."""
     if examples.images is not None:
         return examples.images[rows]
     batches = prefetch.evaluation_batches(
         examples,
         rows,
         min(len(rows), 64),
-        crop=eval_crop(parts),
+        crop=make_eval_crop(parts),
         workers=parts.workers,
     )
     return np.concatenate([batch["image"] for batch in batches])[: len(rows)]
 
 
-def two_views(parts: core.EvalParts, *, batch_size: int = 128) -> Callable:
-    """Embed two views of images on the host, in evaluation mode.
+def make_two_views_embedder(
+    parts: core.EvalParts, *, batch_size: int = 128
+) -> Callable:
+    """Make a function that embeds two views of images in evaluation mode.
 
     The views are those of `augment.images.make` by its defaults, whatever the run
     trains with, so that runs with other augmentations compare. Their draws depend on
@@ -498,13 +504,13 @@ def two_views(parts: core.EvalParts, *, batch_size: int = 128) -> Callable:
       (state, images u8[n,H,W,C]) -> embeddings f32[n, D] of either view, on the host.
     """
     augment = augment_images.make(size=parts.size, mean=parts.mean, std=parts.std)
-    return of_views(parts, augment, 2, batch_size=batch_size)
+    return make_views_embedder(parts, augment, 2, batch_size=batch_size)
 
 
-def of_views(
+def make_views_embedder(
     parts: core.EvalParts, augment: Callable, count: int, *, batch_size: int = 128
 ) -> Callable:
-    """Embed several views of images on the host, in evaluation mode.
+    """Make a function that embeds several views of images in evaluation mode.
 
     The draws depend on the seed and on the place of an image alone.
 

@@ -1,4 +1,4 @@
-"""Which classes of a stream DUEL's policy keeps while the network does not change.
+"""Measure the classes that DUEL's policy keeps of a stream, with a fixed network.
 
 Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024, Figs. 9(a) and 10: a memory of M rows is filled
@@ -29,7 +29,7 @@ from jaxcl.evals import plots
 from jaxcl.memory import duel
 
 
-class Course(NamedTuple):
+class FilteringCourse(NamedTuple):
     """The measurements after M, 2 M, ..., n M rows."""
 
     shares: np.ndarray  # f64[n, C], of each class in the memory
@@ -80,13 +80,13 @@ def make(
     """
     if features is None:
         features = "embedding" if parts.project is None else "projection"
-    reads = _with_unit_rows(features_lib.reading(parts, "filtering", features))
+    reads = _with_unit_rows(features_lib.select_features(parts, "filtering", features))
     train = parts.stream.dataset.train  # no other split is read
     features_lib.check_labels(parts, "filtering", train)
     # Placed once, and only when a task is evaluated.
     place = functools.cache(functools.partial(features_lib.place_images, parts, train))
     offered_in = functools.cache(
-        functools.partial(_offered, reads, place, size * times, batch_size)
+        functools.partial(_read_offered, reads, place, size * times, batch_size)
     )
     offer = _make_offer(
         parts, score=score, temperature=temperature, newcomer_competes=newcomer_competes
@@ -106,13 +106,13 @@ def make(
                 held = offer(features, held, sharding.replicate(batch, parts.mesh))
             kept, n = labels[sharding.copy_to_host(held)], i + 1
             scalars |= _class_scalars(parts, f"entropy_{n}", f"class_{{}}_{n}", kept)
-            scalars[f"fifo_entropy_{n}"] = _entropy(parts, labels[offered])
+            scalars[f"fifo_entropy_{n}"] = _class_entropy(parts, labels[offered])
         return core.Result({}, scalars)
 
     return core.Evaluator(evaluate, last_only=True, chart=draw_last)
 
 
-def _offered(reads, place, count, batch_size, task):
+def _read_offered(reads, place, count, batch_size, task):
     """Read the first `count` rows that a task draws.
 
     Returns:
@@ -120,9 +120,11 @@ def _offered(reads, place, count, batch_size, task):
       state -> f32[n, D], their features.
     """
     train = reads.stream.dataset.train
-    rows = features_lib.first_rows(reads, reads.stream.tasks[task], count, batch_size)
+    rows = features_lib.read_first_rows(
+        reads, reads.stream.tasks[task], count, batch_size
+    )
     distinct, order = np.unique(rows, return_inverse=True)
-    embed = features_lib.make(reads, train, rows=distinct, images=place())
+    embed = features_lib.make_embedder(reads, train, rows=distinct, images=place())
     return train.label[distinct], order.astype(np.int32), embed
 
 
@@ -141,12 +143,12 @@ def _make_offer(parts, **policy) -> Callable:
 
     def offer_batch(features, held, batch):
         keep = duel.select(features[held], features[batch], filled=held >= 0, **policy)
-        return held.at[duel.slots(keep, len(held))].set(batch, mode="drop")
+        return held.at[duel.incoming_slots(keep, len(held))].set(batch, mode="drop")
 
     return jax.jit(offer_batch, out_shardings=sharding.replicated(parts.mesh))
 
 
-def _entropy(parts, labels) -> float:
+def _class_entropy(parts, labels) -> float:
     return float(metrics.class_entropy(jnp.asarray(labels), parts.num_classes))
 
 
@@ -154,23 +156,23 @@ def _class_scalars(parts, entropy, share, labels) -> dict[str, float]:
     """Return the entropy of labels, and the share of each class, as scalars."""
     shares = np.bincount(labels, minlength=parts.num_classes) / len(labels)
     by_class = {share.format(c): float(x) for c, x in enumerate(shares)}
-    return {entropy: _entropy(parts, labels), **by_class}
+    return {entropy: _class_entropy(parts, labels), **by_class}
 
 
-def courses(rows: Sequence[dict]) -> dict[str, Course]:
+def read_courses(rows: Sequence[dict]) -> dict[str, FilteringCourse]:
     """Read the last results of this module's evaluators from rows of metrics.jsonl.
 
     Returns:
       key of the evaluator's entry in the config -> its results.
     """
     found, pattern = {}, r"(entropy|fifo_entropy|class)_(\d+)(?:_(\d+))?"
-    for key, by_step in features_lib.logged(rows, pattern).items():
+    for key, by_step in features_lib.find_scalars(rows, pattern).items():
         measured = [x for x in by_step.values() if ("fifo_entropy", 1, None) in x]
         if measured:
             values = measured[-1]
             times = sorted(i for kind, i, _ in values if kind == "fifo_entropy")
             classes = sorted(c for kind, c, i in values if (kind, i) == ("class", 1))
-            found[key] = Course(
+            found[key] = FilteringCourse(
                 np.array([[values["class", c, i] for c in classes] for i in times]),
                 np.array([values["entropy", i, None] for i in times]),
                 np.array([values["fifo_entropy", i, None] for i in times]),
@@ -185,7 +187,7 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
       rows: of metrics.jsonl, see `rows.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
-    for key, course in courses(rows).items():
+    for key, course in read_courses(rows).items():
         times = np.arange(1, 1 + len(course.shares))
         path = folder / f"{key.replace('/', '_')}_classes.png"
         plots.class_shares(times, course.shares, path, title=key, time="{}M")

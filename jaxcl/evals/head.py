@@ -1,4 +1,4 @@
-"""A linear layer, and how SGD or Adam fits it to frozen features.
+"""Fit a linear layer to frozen features by SGD or Adam.
 
 Used by the probe of `linear.py` and by the online head of a two-view method.
 """
@@ -22,7 +22,7 @@ _EXACT = jax.lax.Precision.HIGHEST  # TF32 loses accuracy; the layer is cheap an
 
 
 class LinearHead(NamedTuple):
-    """The linear layer."""
+    """The weights and biases of a linear layer."""
 
     weight: jax.Array  # f32[D, C]
     bias: jax.Array  # f32[C]
@@ -32,7 +32,7 @@ Optimizer = Literal["sgd", "adam"]
 
 
 class TrainingRule(NamedTuple):
-    """How a head is trained."""
+    """The options by which a head is trained."""
 
     epochs: int
     batch_size: int
@@ -44,7 +44,7 @@ class TrainingRule(NamedTuple):
     optimizer: Optimizer = "sgd"
 
 
-def logits(head: LinearHead, features: jax.Array) -> jax.Array:
+def score_features(head: LinearHead, features: jax.Array) -> jax.Array:
     """Score features f32[n, D], f32[n, C]."""
     return jnp.dot(features, head.weight, precision=_EXACT) + head.bias
 
@@ -66,7 +66,7 @@ def probe_keys(
 def epoch_order(
     key: jax.Array, rows: jax.Array, count: jax.typing.ArrayLike
 ) -> jax.Array:
-    """Shuffle the first `count` of `rows`, i32[n]; the others stay behind them."""
+    """Shuffle the first `count` of `rows`, i32[n]; the others stay behind."""
     bits = jax.random.bits(key, rows.shape, jnp.uint32)
     return rows[jnp.lexsort((bits, jnp.arange(len(rows)) >= count))]
 
@@ -117,7 +117,7 @@ def start_head(key: jax.Array, dim: int, num_classes: int) -> LinearHead:
     )
 
 
-def descend(
+def take_step(
     tx: optax.GradientTransformationExtraArgs,
     head: LinearHead,
     opt_state: core.PyTree,
@@ -139,7 +139,7 @@ def descend(
     """
 
     def loss_of(head):
-        scores = logits(head, features)
+        scores = score_features(head, features)
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
         return jnp.sum(losses * mask) / jnp.maximum(mask.sum(), 1.0), scores
 
@@ -149,7 +149,7 @@ def descend(
     return head, opt_state, loss, scores
 
 
-def _training(rule: TrainingRule, num_classes: int) -> tuple[Callable, Callable]:
+def _make_training(rule: TrainingRule, num_classes: int) -> tuple[Callable, Callable]:
     """Make the start and the step of a rule; both return (head, state, sum of losses).
 
     The losses are those of the present epoch; `lr` is that of the first epoch.
@@ -169,13 +169,13 @@ def _training(rule: TrainingRule, num_classes: int) -> tuple[Callable, Callable]
         head, opt_state, losses = carry
         lr = lr * rule.factor ** jnp.sum(milestones <= epoch)
         given = features, labels, mask
-        head, opt_state, loss, _ = descend(tx, head, opt_state, *given, lr)
+        head, opt_state, loss, _ = take_step(tx, head, opt_state, *given, lr)
         return head, opt_state, losses + loss
 
     return begin_training, update
 
 
-def resident_fit(
+def make_resident_fit(
     rule: TrainingRule,
     parts: core.EvalParts,
     labels: jax.Array,
@@ -183,7 +183,7 @@ def resident_fit(
     *,
     balanced: bool = False,
 ) -> Callable:
-    """Fit a head in one program that runs all epochs.
+    """Make a function that fits a head in one program for all epochs.
 
     Args:
       labels: i32[N] on the device.
@@ -195,7 +195,7 @@ def resident_fit(
       Every learning rate runs the same program.
     """
     batch_size = rule.batch_size
-    begin, update = _training(rule, parts.num_classes)
+    begin, update = _make_training(rule, parts.num_classes)
 
     def fit_head(state, data, labels, rows, count, task, probe, lr):
         k_start, k_epochs = probe_keys(parts.seed, task, probe)
@@ -234,25 +234,25 @@ def resident_fit(
     return run_fit
 
 
-def streamed_fit(
+def make_streamed_fit(
     rule: TrainingRule,
     parts: core.EvalParts,
     crop: prefetch.RandomCrop,
     embed: Callable,
 ) -> Callable:
-    """Build `resident_fit` for images that workers decode and crop.
+    """Make a `make_resident_fit` for images that workers decode and crop.
 
     Args:
       crop: how the workers crop.
       embed: (state, images u8[B,S,S,C], key) -> f32[B, D].
 
     Returns:
-      Like `resident_fit`, but its argument `data` is the width D.
+      Like `make_resident_fit`, but its argument `data` is the width D.
     """
     train = parts.stream.dataset.train
     whole, mesh = sharding.replicated(parts.mesh), parts.mesh
 
-    begin, update = _training(rule, parts.num_classes)
+    begin, update = _make_training(rule, parts.num_classes)
 
     def step(state, carry, batch, number, steps, k_epochs, lr):
         features = embed(state, batch["image"], jax.random.fold_in(k_epochs, number))
@@ -292,7 +292,7 @@ def streamed_fit(
         with contextlib.closing(placed):
             for i, batch in enumerate(placed):
                 carry = step(state, carry, batch, np.int32(i), steps, k_epochs, lr)
-                # Or batches pile up on a device that is slower than the host.
+                # Wait, or batches pile up on a device that is slower than the host.
                 if i % 16 == 0:
                     jax.block_until_ready(carry[2])
         return carry[0], carry[2] / steps

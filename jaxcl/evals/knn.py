@@ -31,7 +31,7 @@ def count_votes(
     temperature: float = 0.07,
     distance: str = "cosine",
 ) -> jax.Array:
-    """Sum the weights of the k nearest bank rows for each class.
+    """Sum the weights of the k nearest rows of a bank for each class.
 
     Args:
       queries: f32[B, D].
@@ -54,7 +54,8 @@ def count_votes(
     if distance == "cosine":
         weights = jnp.exp(scores / temperature)
     else:
-        # Not from the scores: for near rows |q|^2 + |b|^2 - 2 q.b loses all digits.
+        # Distances do not come from the scores: |q|^2 + |b|^2 - 2 q.b of near rows
+        # loses all digits.
         gap = jnp.linalg.norm(queries[:, None] - bank[nearest], axis=-1)
         weights = jnp.where(jnp.isfinite(scores), 1.0 / (gap + 1e-5), 0.0)
     # Not a scatter, whose order of summation varies from run to run on GPUs.
@@ -134,7 +135,7 @@ def make(
     train_on: Literal["all", "seen", "labelled", "evaluation"] = "all",
     batch_size: schema.Count = 256,
 ) -> Callable:
-    """Build the k-NN evaluator.
+    """Build the evaluator by weighted k-nearest neighbours.
 
     Args:
       parts: the parts of every evaluator.
@@ -168,8 +169,8 @@ def make(
     allowed = f"from 1 to the {most} rows of train_on={train_on!r}"
     features_lib.require("knn.k", k, k <= most, allowed)
     groups = features_lib.assign_tasks(parts)
-    embed_test = features_lib.make(parts, parts.stream.evaluation)
-    embed_bank = embed_test if others else features_lib.make(parts, bank)
+    embed_test = features_lib.make_embedder(parts, parts.stream.evaluation)
+    embed_bank = embed_test if others else features_lib.make_embedder(parts, bank)
     options = {"num_classes": parts.num_classes, "k": k}
     options |= {"temperature": temperature, "distance": distance}
     judge = _make_judge(parts, groups, batch_size, options, others=others)
@@ -181,11 +182,11 @@ def make(
         held = embed_test(state)
         bank = held if others else embed_bank(state)
         right, warnings = judge(held, bank, mask).astype(float), ()
-        if not features_lib.finite(held, bank):
+        if not features_lib.all_finite(held, bank):
             right, warnings = right + np.nan, (features_lib.NOT_FINITE,)
-        rows = {"class_incremental": features_lib.per_task(parts, right[0])}
+        rows = {"class_incremental": features_lib.average_per_task(parts, right[0])}
         if groups.aware:
-            own = features_lib.per_task(parts, right[1])
+            own = features_lib.average_per_task(parts, right[1])
             if train_on == "seen":
                 own = features_lib.blank_unseen(own, train_on, task)
             rows[groups.aware] = own

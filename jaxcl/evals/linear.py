@@ -1,4 +1,4 @@
-"""Linear probe: how well one linear layer classifies frozen features.
+"""Evaluate frozen features by a linear probe.
 
 Sources: the offline linear evaluation of CaSSLe (Fini et al., CVPR 2022) and PNR
 (Cha et al., ICML 2024): SGD, learning rate not scaled by the batch, times 0.1
@@ -47,8 +47,8 @@ _RATIO = (3 / 4, 4 / 3)
 _CUT = 4  # keeps the draw of the cut apart from those of `splits` and `imbalance`
 
 
-class Settings(NamedTuple):
-    """All that a probe follows; the defaults are the preset "cassle"."""
+class ProbeSettings(NamedTuple):
+    """The options of a probe; the defaults are the preset "cassle"."""
 
     epochs: int = 100
     batch_size: int = 256
@@ -93,7 +93,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def _augmented(parts, settings):
+def _embed_augmented(parts, settings):
     """Make (state, images u8[B,h,w,C] or u8[B,1,S,S,C], key) -> features f32[B, D]."""
     whole, normalize = sharding.replicated(parts.mesh), settings.normalize_features
     names = ("jitter", "flip", "jitter_probability", "grayscale", "blur")
@@ -116,29 +116,29 @@ def _augmented(parts, settings):
     return embed
 
 
-def _plain_features(parts, examples, normalize, rows=None):
+def _embed_plain(parts, examples, normalize, rows=None):
     """Return state -> f32[n, D], features of (rows of) a split without augmentation."""
-    embed = features_lib.make(parts, examples, rows=rows)
+    embed = features_lib.make_embedder(parts, examples, rows=rows)
     unit = jax.jit(features_lib.unit_rows)
     return lambda state: unit(embed(state)) if normalize else embed(state)
 
 
-def _fitting(parts, rule, settings) -> tuple[Callable, Callable]:
+def _make_fit(parts, rule, settings) -> tuple[Callable, Callable]:
     """Fit a probe to features, or to new views in each epoch.
 
     Returns:
-      `fit`, see `head.resident_fit`, and (state, D) -> the `data` that it wants.
+      `fit`, see `head.make_resident_fit`, and (state, D) -> the `data` that it wants.
     """
     train, unit = parts.stream.dataset.train, settings.normalize_features
     labels = sharding.replicate(train.label, parts.mesh)
     resident = functools.partial(
-        head_lib.resident_fit, rule, parts, labels, balanced=settings.balanced
+        head_lib.make_resident_fit, rule, parts, labels, balanced=settings.balanced
     )
     if not settings.augment:
-        embed_train = _plain_features(parts, train, unit)
+        embed_train = _embed_plain(parts, train, unit)
         fit = resident(lambda state, features, at, key: features[at])
         return fit, lambda state, _: embed_train(state)
-    embed = _augmented(parts, settings)
+    embed = _embed_augmented(parts, settings)
     if train.images is None:
         crop = prefetch.RandomCrop(
             size=parts.size,
@@ -147,7 +147,9 @@ def _fitting(parts, rule, settings) -> tuple[Callable, Callable]:
             interpolation="bilinear",
             decoder=parts.stream.dataset.decoder or "auto",
         )
-        return head_lib.streamed_fit(rule, parts, crop, embed), lambda state, dim: dim
+        return head_lib.make_streamed_fit(
+            rule, parts, crop, embed
+        ), lambda state, dim: dim
     images = features_lib.place_images(parts, train)
     even = rule.batch_size % parts.mesh.size == 0
     rows = (sharding.split_sharding if even else sharding.replicated)(parts.mesh)
@@ -159,8 +161,8 @@ def _fitting(parts, rule, settings) -> tuple[Callable, Callable]:
     return resident(read_features), lambda state, _: images
 
 
-def _usable(parts, train_on, groups) -> Callable:
-    """Return (state, task) -> bool[N], train rows that a probe may use."""
+def _usable_rows(parts, train_on, groups) -> Callable:
+    """Make (state, task) -> bool[N], the train rows that a probe may use."""
     if train_on != "visible":
         return lambda state, task: features_lib.train_mask(groups, train_on, task)
     whole = sharding.replicated(parts.mesh)
@@ -177,23 +179,23 @@ def _usable(parts, train_on, groups) -> Callable:
 
 
 class _CompiledProbe(NamedTuple):
-    """A linear probe, compiled."""
+    """The compiled functions of a linear probe."""
 
-    settings: Settings
+    settings: ProbeSettings
     groups: features_lib.TaskMembership
     labelled: np.ndarray  # bool[N], train rows that have labels
     cut: np.ndarray  # bool[N], those that choose the learning rate; none: it is fixed
     embed_cut: Callable | None  # state -> f32[K, D], features of these rows
     embed_test: Callable  # state -> f32[M, D]
     usable: Callable  # (state, task) -> bool[N]
-    fit: Callable  # see `head.resident_fit`
+    fit: Callable  # see `head.make_resident_fit`
     data_of: Callable  # (state, D) -> what `fit` reads the train rows from
     score: Callable  # (head, f32[n, D]) -> f32[n, C], and whether all are finite
-    judge: Callable  # f32[M, C] -> dict of bool[M], see `features.verdicts`
+    judge: Callable  # f32[M, C] -> dict of bool[M], see `features.make_judge`
 
 
 def _best_lr(parts, probe, train, of_cut, mask) -> float | None:
-    """Choose the rate whose head is best on the cut of the rows `mask`, or the first.
+    """Choose the learning rate whose head is best on held-out rows, or the first.
 
     None if the cut has none of these rows, or if no fit is finite.
     """
@@ -232,7 +234,7 @@ def _fit_and_judge(
     right = {name: row.astype(float) for name, row in probe.judge(scores).items()}
     most = math.log(parts.num_classes)
     if not (math.isfinite(loss) and sharding.copy_to_host(finite)):
-        # Scores of nan would make class 0 the prediction of every row.
+        # Scores of nan would predict class 0 for every row.
         right = {name: row + np.nan for name, row in right.items()}
         warnings.append(
             f"the fit with lr={lr} is not finite, so that it has no accuracy"
@@ -245,7 +247,7 @@ def _fit_and_judge(
     return right, loss, lr, warnings
 
 
-def _check_settings(parts, settings: Settings):
+def _check_settings(parts, settings: ProbeSettings):
     """Refuse options that do not go together, or with the data."""
     if settings.train_on == "visible":
         what = "a method that says which rows it replayed, as cclis and co2l do"
@@ -283,7 +285,7 @@ def make(
     normalize_features: bool = False,
     fraction: Annotated[float, schema.Range(above=0, most=1)] = 1.0,
 ) -> Callable:
-    """Build the evaluator by a linear probe.
+    """Build the evaluator by a linear probe on frozen features.
 
     Args:
       parts: the parts of every evaluator.
@@ -307,11 +309,11 @@ def make(
       blur: its probability, see `augment.make`; None: 0.
       normalize_features: to length 1.
       fraction: the share of the train rows that has labels (1.0: all), see
-        `features.stratified`; the probe trains on these alone. They do not depend on
-        the run's seed or the task, and a larger share contains a smaller one.
+        `features.draw_stratified`; the probe trains on these alone. They do not depend
+        on the run's seed or the task, and a larger share contains a smaller one.
 
     Returns:
-      `evaluator` of these settings.
+      `make_evaluator` of these settings.
 
     Raises:
       ValueError: an option out of its range; no evaluation split; no labels;
@@ -322,7 +324,7 @@ def make(
     chosen = PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
     shares = chosen["milestones"]
     chosen |= {"milestones": tuple(round(share * epochs) for share in shares)}
-    settings = Settings(
+    settings = ProbeSettings(
         epochs=epochs,
         batch_size=batch_size,
         lrs=tuple(lrs),
@@ -331,11 +333,11 @@ def make(
         fraction=fraction,
         **chosen,
     )
-    return evaluator(parts, settings)
+    return make_evaluator(parts, settings)
 
 
-def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
-    """Build the evaluator of a probe.
+def make_evaluator(parts: core.EvalParts, settings: ProbeSettings) -> Callable:
+    """Build the evaluator of a probe's settings.
 
     Returns:
       evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without test
@@ -354,7 +356,9 @@ def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
     )
     unit, seed = settings.normalize_features, settings.fraction_seed
     train, groups = parts.stream.dataset.train, features_lib.assign_tasks(parts)
-    labelled = features_lib.stratified(train, fraction=settings.fraction, seed=seed)
+    labelled = features_lib.draw_stratified(
+        train, fraction=settings.fraction, seed=seed
+    )
     cut = np.zeros(len(labelled), bool)
     if settings.lrs:
         at = np.flatnonzero(labelled)
@@ -362,13 +366,13 @@ def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
         cut[at] = splits.draw_mask(rows, settings.held_out, [seed, _CUT])
         allowed = "() where every class has one labelled row"
         features_lib.require("linear.lrs", settings.lrs, cut.any(), allowed)
-    fit, data_of = _fitting(parts, rule, settings)
+    fit, data_of = _make_fit(parts, rule, settings)
     embed_cut = (
-        _plain_features(parts, train, unit, np.flatnonzero(cut)) if cut.any() else None
+        _embed_plain(parts, train, unit, np.flatnonzero(cut)) if cut.any() else None
     )
 
     def score_head(head, features):
-        scores = head_lib.logits(head, features)
+        scores = head_lib.score_features(head, features)
         return scores, jnp.isfinite(scores).all()
 
     probe = _CompiledProbe(
@@ -377,12 +381,12 @@ def evaluator(parts: core.EvalParts, settings: Settings) -> Callable:
         labelled=labelled,
         cut=cut,
         embed_cut=embed_cut,
-        embed_test=_plain_features(parts, parts.stream.evaluation, unit),
-        usable=_usable(parts, settings.train_on, groups),
+        embed_test=_embed_plain(parts, parts.stream.evaluation, unit),
+        usable=_usable_rows(parts, settings.train_on, groups),
         fit=fit,
         data_of=data_of,
         score=jax.jit(score_head),
-        judge=features_lib.verdicts(parts, groups, parts.stream.evaluation),
+        judge=features_lib.make_judge(parts, groups, parts.stream.evaluation),
     )
     return functools.partial(_evaluate, parts, probe)
 
@@ -401,7 +405,9 @@ def _evaluate(parts, probe: _CompiledProbe, state, task: int) -> core.Result:
 
     mask = probe.labelled & probe.usable(state, task)
     right, loss, lr, warnings = fit_on_rows(mask, 0)
-    rows = {name: features_lib.per_task(parts, row) for name, row in right.items()}
+    rows = {
+        name: features_lib.average_per_task(parts, row) for name, row in right.items()
+    }
     if "task_aware" in rows:
         known = rows["task_aware"], probe.settings.train_on, task
         rows["task_aware"] = features_lib.blank_unseen(*known)
@@ -409,7 +415,7 @@ def _evaluate(parts, probe: _CompiledProbe, state, task: int) -> core.Result:
         rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
         for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
             own, _, _, said = fit_on_rows(mask & (groups.train_task == t), t + 1)
-            row = features_lib.per_task(parts, own["class_incremental"])
+            row = features_lib.average_per_task(parts, own["class_incremental"])
             rows["domain_aware"][t] = row[t]
             name = parts.stream.tasks[t].name
             warnings += [f"domain {name}: {words}" for words in said]

@@ -1,4 +1,4 @@
-"""Logistic regression on frozen features, each of which is standardised.
+"""Evaluate standardised frozen features by logistic regression.
 
 Source: the probe of Soutif-Cormerais et al., "A Comprehensive Empirical Evaluation on
 Online Continual Learning", ICCV-W 2023, as its released code has it
@@ -60,9 +60,8 @@ def fit_regression(
         return machine.fit(np.asarray(features, np.float64), labels)
 
 
-def scores(machine: Any, features: np.ndarray, num_classes: int) -> np.ndarray:
-    """Score features by a `fit_regression`, f32[n, num_classes], -inf of a class
-    without rows."""
+def score_classes(machine: Any, features: np.ndarray, num_classes: int) -> np.ndarray:
+    """Score features by a regression, f32[n, num_classes]; -inf for absent classes."""
     found = machine.decision_function(np.asarray(features, np.float64))
     if found.ndim == 1:  # of two classes
         found = np.stack([np.zeros_like(found), found], axis=1)
@@ -121,10 +120,10 @@ def make(
         not passes or whole,
         "0 for images that stream or are of another size than config.augment.size",
     )
-    embed_train = _augmented(parts, passes, pad, flip, batch_size)
-    embed_test = features_lib.make(parts, evaluation, batch_size=batch_size)
+    embed_train = _embed_augmented(parts, passes, pad, flip, batch_size)
+    embed_test = features_lib.make_embedder(parts, evaluation, batch_size=batch_size)
     groups = features_lib.assign_tasks(parts)
-    judge = features_lib.verdicts(parts, groups, evaluation)
+    judge = features_lib.make_judge(parts, groups, evaluation)
     labels = np.tile(train.label, max(passes, 1))
 
     settings = {"penalty": penalty, "iterations": iterations, "tolerance": tolerance}
@@ -135,8 +134,11 @@ def make(
             blank = {"class_incremental": np.full(len(parts.stream.tasks), np.nan)}
             return core.Result(blank, {}, (features_lib.NOT_FINITE,))
         machine = fit_regression(features, labels, **settings)
-        right = judge(scores(machine, held, parts.num_classes))
-        rows = {name: features_lib.per_task(parts, own) for name, own in right.items()}
+        right = judge(score_classes(machine, held, parts.num_classes))
+        rows = {
+            name: features_lib.average_per_task(parts, own)
+            for name, own in right.items()
+        }
         accuracy = float(right["class_incremental"].mean())
         count = float(machine[-1].n_iter_.max())
         return core.Result(rows, {"accuracy": accuracy, "iterations": count})
@@ -144,11 +146,11 @@ def make(
     return evaluate
 
 
-def _augmented(parts, passes, pad, flip, batch_size) -> Callable:
+def _embed_augmented(parts, passes, pad, flip, batch_size) -> Callable:
     """Make state -> features f32[passes n, D] of the n train rows, pass after pass."""
     train = parts.stream.dataset.train
     if not passes:
-        embed = features_lib.make(parts, train, batch_size=batch_size)
+        embed = features_lib.make_embedder(parts, train, batch_size=batch_size)
         return lambda state: sharding.copy_to_host(embed(state))
     view = augment_images.make(
         size=parts.size,
@@ -161,5 +163,7 @@ def _augmented(parts, passes, pad, flip, batch_size) -> Callable:
         mean=parts.mean,
         std=parts.std,
     )
-    embed_views = features_lib.of_views(parts, view, passes, batch_size=batch_size)
+    embed_views = features_lib.make_views_embedder(
+        parts, view, passes, batch_size=batch_size
+    )
     return lambda state: np.concatenate(embed_views(state, train.images))

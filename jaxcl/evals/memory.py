@@ -1,4 +1,4 @@
-"""Which classes a method's memory holds, and how that shifts over time.
+"""Measure the classes that a method's memory holds over time.
 
 Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024: the class entropy of Table 2 and Fig. 9(a), the
@@ -28,8 +28,8 @@ from jaxcl.evals import plots
 _BATCH = 16
 
 
-class History(NamedTuple):
-    """The measurements of a run."""
+class MemoryHistory(NamedTuple):
+    """The measurements of one run over time."""
 
     steps: np.ndarray  # i64[n], at which the memory held labelled rows
     shares: np.ndarray  # f64[n, C], of each class
@@ -79,7 +79,7 @@ def make(parts: core.EvalParts) -> Callable:
             scalars["entropy"] = float(entropy)
             scalars |= {f"class_{c}": float(share) for c, share in enumerate(shares)}
         if task not in streams:
-            streams[task] = _of_stream(parts, task)
+            streams[task] = _stream_entropy(parts, task)
         if streams[task] is not None:
             scalars["stream_entropy"] = streams[task]
         return core.Result({}, scalars)
@@ -87,7 +87,7 @@ def make(parts: core.EvalParts) -> Callable:
     return core.Evaluator(evaluate, chart=draw_last)
 
 
-def _of_stream(parts, task) -> float | None:
+def _stream_entropy(parts, task) -> float | None:
     """Return the entropy of a task's first epoch; None without labels."""
     task = parts.stream.tasks[task]
     rng = np.random.default_rng([parts.seed, task.index, 0])
@@ -99,14 +99,14 @@ def _of_stream(parts, task) -> float | None:
     return float(metrics.class_entropy(jnp.asarray(labels), parts.num_classes))
 
 
-def histories(rows: Sequence[dict]) -> dict[str, History]:
+def read_histories(rows: Sequence[dict]) -> dict[str, MemoryHistory]:
     """Read the results of this module's evaluators from the rows of metrics.jsonl.
 
     Returns:
       key of the evaluator's entry in the config -> its results, if it has any.
     """
     found, pattern = {}, r"(class|entropy|stream_entropy)_?(\d*)"
-    for key, by_step in features_lib.logged(rows, pattern).items():
+    for key, by_step in features_lib.find_scalars(rows, pattern).items():
         points = {step: x for step, x in sorted(by_step.items()) if ("class", 0) in x}
         if points:
             classes = sorted(
@@ -123,7 +123,7 @@ def histories(rows: Sequence[dict]) -> dict[str, History]:
                 )
             )
             steps = np.array([*points])
-            found[key] = History(steps, shares, entropy[:, 0], stream[:, 0])
+            found[key] = MemoryHistory(steps, shares, entropy[:, 0], stream[:, 0])
     return found
 
 
@@ -135,7 +135,7 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
       folder: an existing folder, which gets the pictures.
     """
     ends = {row["task"]: row["step"] for row in rows}  # last step of each task
-    for key, history in histories(rows).items():
+    for key, history in read_histories(rows).items():
         path = folder / f"{key.replace('/', '_')}_classes.png"
         plots.class_shares(history.steps, history.shares, path, title=key)
         curves = {"memory": (history.steps, history.entropy)}

@@ -1,4 +1,4 @@
-"""Pictures of images beside their nearest neighbours: what an encoder takes for alike.
+"""Draw images beside their nearest neighbours in feature space.
 
 They need no labels. Each neighbour stands under its cosine similarity, as in the
 figures of retrieved images with which self-supervised encoders are shown since Wu et
@@ -19,8 +19,8 @@ from jaxcl.evals import features as features_lib
 from jaxcl.evals import plots
 
 
-def nearest(features: np.ndarray, queries: np.ndarray, k: int):
-    """Find the k rows that are most similar to each query, itself left out.
+def find_nearest(features: np.ndarray, queries: np.ndarray, k: int):
+    """Find the k rows most similar to each query; a query is not its own neighbour.
 
     Args:
       features: f32[n, D]; rows of zeros are similar to none.
@@ -50,7 +50,7 @@ def make(
     k: Annotated[int, schema.Range(1, 20)] = 7,
     max_rows: Annotated[int, schema.Range(2, 8192)] = 1024,
 ) -> Callable:
-    """Draw images and their nearest neighbours, in `neighbours_task{t}.png`.
+    """Build the evaluator that draws neighbours in `neighbours_task{t}.png`.
 
     t is the number of the task just finished, from 1.
 
@@ -70,19 +70,19 @@ def make(
     Raises:
       ValueError: an option out of its range; a set of graphs; fewer than 2 images.
     """
-    examples, rows = features_lib.sampled(parts, "neighbours", max_rows, least=2)
+    examples, rows = features_lib.sample_rows(parts, "neighbours", max_rows, least=2)
     features_lib.refuse_unless(
         examples.graphs is None, "neighbours", "images, not graphs"
     )
-    images = features_lib.images_of(parts, examples, rows)
-    asked = features_lib.evenly(np.arange(len(rows)), queries)
-    embed = features_lib.make(parts, examples, rows=rows)
+    images = features_lib.read_images(parts, examples, rows)
+    asked = features_lib.pick_evenly(np.arange(len(rows)), queries)
+    embed = features_lib.make_embedder(parts, examples, rows=rows)
 
     def evaluate(state, task: int) -> core.Result:
         features = np.asarray(jax.device_get(embed(state)))
         if not np.isfinite(features).all():
             return core.Result({}, {}, (features_lib.NOT_FINITE,))
-        chosen, cosines = nearest(features, asked, min(k, len(rows) - 1))
+        chosen, cosines = find_nearest(features, asked, min(k, len(rows) - 1))
         if jax.process_index() == 0:
             folder = epath.Path(directory)
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The loss of a method on fixed batches, seen the same by every network.
+"""Measure the loss of a method on fixed batches with fixed views.
 
 Training losses of different methods cannot be compared: each trains on other rows, with
 another loss. This evaluator gives one number that can: the method's plain loss on all
@@ -26,7 +26,7 @@ def make(
     batch_size: Annotated[int, schema.Range(least=2)] = 32,
     max_rows: schema.Count | None = None,
 ) -> Callable:
-    """Measure the method's own loss on rows of the tasks so far.
+    """Build the evaluator of the method's own loss on rows of the tasks so far.
 
     Args:
       parts: core.EvalParts.
@@ -75,7 +75,7 @@ def make(
 
 
 def _check_rows(parts, batch_size, max_rows):
-    """Refuse fewer rows than a batch has, and methods without such a loss."""
+    """Refuse fewer rows than a batch, and methods without a loss to measure."""
     some = max_rows is None or max_rows >= batch_size
     features_lib.require("objective.max_rows", max_rows, some, "None or a batch's rows")
     what = "a method with a loss of its own, as icl has"

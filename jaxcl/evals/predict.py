@@ -1,4 +1,4 @@
-"""Accuracy of the method's own predictions, e.g. of a head that it trains online.
+"""Measure the accuracy of a method's own predictions.
 
 Source: the accuracy that the released code of PNR (Cha et al., ICML 2024) and CaSSLe
 (Fini et al., CVPR 2022) logs on CIFAR-100 for a linear head, which learns all classes
@@ -17,7 +17,7 @@ from jaxcl.evals import features as features_lib
 
 @schema.checked("config.evaluators.predict")
 def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
-    """Measure the accuracy of a method's own predictions after a task.
+    """Build the evaluator of a method's own predictions after a task.
 
     Args:
       parts: with `predict`.
@@ -44,19 +44,19 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
     first = np.where(groups.test_task < 0, none, groups.test_task)
     order = np.argsort(first, kind="stable")
     reads = parts._replace(embed=parts.predict)
-    scores_of = features_lib.make(reads, examples, rows=order)
-    judge = features_lib.verdicts(parts, groups, examples, rows=order)
+    scores_of = features_lib.make_embedder(reads, examples, rows=order)
+    judge = features_lib.make_judge(parts, groups, examples, rows=order)
 
     def evaluate(state, task: int) -> core.Result:
         count = int((first <= (task if met_only else none)).sum())
         scores, rows, warnings = scores_of(state, first=count), {}, ()
         right = {name: row.astype(float) for name, row in judge(scores).items()}
-        if not sharding.copy_to_host(_usable(scores)):
-            # Scores of nan would make class 0 the prediction of every row.
+        if not sharding.copy_to_host(_has_choice(scores)):
+            # Scores of nan would predict class 0 for every row.
             right = {name: row + np.nan for name, row in right.items()}
             warnings = ("predictions are not finite, so that there is no accuracy",)
         for name, correct in right.items():
-            row = features_lib.per_task(parts, correct[np.argsort(order)])
+            row = features_lib.average_per_task(parts, correct[np.argsort(order)])
             unjudged = met_only & (np.arange(len(row)) > task)
             rows[name] = np.where(unjudged, np.nan, row)
         judged = right["class_incremental"][:count]
@@ -67,7 +67,7 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
 
 
 @jax.jit
-def _usable(scores):
+def _has_choice(scores):
     """Tell whether every row f[C] of scores chooses a class; -inf leaves one out."""
     wrong = jnp.isnan(scores) | jnp.isposinf(scores)
     return jnp.isfinite(scores).any(axis=1).all() & ~wrong.any()

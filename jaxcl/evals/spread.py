@@ -1,4 +1,4 @@
-"""Compactness and distance of the classes in feature space.
+"""Measure how compact classes are and how far apart they lie in feature space.
 
 Choi et al., "DUEL: Duplicate Elimination on Active Memory for Self-Supervised
 Class-Imbalanced Learning", AAAI 2024, Eqs. 8 and 9, Table 2, and by class Figs. 9(b)
@@ -29,7 +29,7 @@ def make(
     split: Literal["evaluation", "train"] = "evaluation",
     features: features_lib.Features = "embedding",
 ) -> Callable:
-    """Measure intra-class variance and inter-class similarity of a split.
+    """Build the evaluator of intra-class variance and inter-class similarity.
 
     Args:
       parts: with `project` for features="projection".
@@ -46,11 +46,11 @@ def make(
     Raises:
       ValueError: no such split or features; a method without a projection; no labels.
     """
-    parts = features_lib.reading(parts, "spread", features)
+    parts = features_lib.select_features(parts, "spread", features)
     train = parts.stream.dataset.train
     examples = train if split == "train" else parts.stream.evaluation
     features_lib.check_labels(parts, "spread", *([train] if split == "train" else []))
-    embed = features_lib.make(parts, examples)
+    embed = features_lib.make_embedder(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)
     present = np.unique(examples.label)
     measures = {
@@ -76,7 +76,7 @@ def make(
     return core.Evaluator(evaluate, chart=draw_last)
 
 
-def by_class(rows: Sequence[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def read_by_class(rows: Sequence[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Read the last results of this module's evaluators from rows of metrics.jsonl.
 
     Returns:
@@ -84,7 +84,7 @@ def by_class(rows: Sequence[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
       f64[C]), nan for a class that does not occur.
     """
     measures = {}
-    for key, by_step in features_lib.logged(rows, r"(intra|inter)_(\d+)").items():
+    for key, by_step in features_lib.find_scalars(rows, r"(intra|inter)_(\d+)").items():
         last = {name: x for values in by_step.values() for name, x in values.items()}
         classes = range(1 + max(label for _, label in last))
         measures[key] = tuple(
@@ -101,6 +101,6 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
       rows: of metrics.jsonl, see `rows.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
-    for key, measures in by_class(rows).items():
+    for key, measures in read_by_class(rows).items():
         path = folder / f"{key.replace('/', '_')}_by_class.png"
         plots.class_spread({key: measures}, path, title=key)

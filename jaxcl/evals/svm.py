@@ -1,4 +1,4 @@
-"""Support vector machine with an RBF kernel on frozen features.
+"""Evaluate frozen features by a support vector machine with an RBF kernel.
 
 Source: Ji et al., "Unbiased and Efficient Self-Supervised Incremental Contrastive
 Learning" (ICL), WSDM 2023, section 5, after GraphCL (You et al., NeurIPS 2020). The
@@ -42,7 +42,7 @@ def make(
     max_rows: schema.Count | None = None,
     batch_size: schema.Count = 256,
 ) -> Callable:
-    """Measure a support vector machine on the train rows met so far.
+    """Build the evaluator by a support vector machine on the train rows so far.
 
     Args:
       parts: its evaluation split is not read.
@@ -81,7 +81,9 @@ def make(
     )
     allowed = f"of rows of two classes; none of {len(tasks)} tasks has such"
     features_lib.require("svm.subsets", subsets, len(used), allowed)
-    embed = features_lib.make(parts, dataset.train, rows=used, batch_size=batch_size)
+    embed = features_lib.make_embedder(
+        parts, dataset.train, rows=used, batch_size=batch_size
+    )
     settings |= {"penalties": penalties, "seed": parts.seed}
 
     def evaluate(state, task: int) -> core.Result:
@@ -91,7 +93,9 @@ def make(
         for name, rows in chosen[task].items():
             mine = features[np.searchsorted(used, rows)]
             if np.isfinite(mine).all():
-                scalars[name] = accuracy(mine, dataset.train.label[rows], **settings)
+                scalars[name] = nested_accuracy(
+                    mine, dataset.train.label[rows], **settings
+                )
             else:
                 warnings.append(f"{name}: {features_lib.NOT_FINITE}")
         return core.Result({}, scalars, tuple(warnings))
@@ -99,7 +103,7 @@ def make(
     return evaluate
 
 
-def accuracy(
+def nested_accuracy(
     features: np.ndarray,
     labels: np.ndarray,
     *,
@@ -108,7 +112,7 @@ def accuracy(
     penalties: Sequence[float],
     seed: int,
 ) -> float:
-    """Compute the accuracy of nested cross-validation, a mean over the outer folds.
+    """Compute the accuracy of nested cross-validation, averaged over outer folds.
 
     The kernel is k(x, y) = exp(-|x - y|^2 / (D v)), where v is the variance of all
     entries of the training rows: scikit-learn's gamma="scale".
@@ -135,7 +139,7 @@ def _join_rows(rows: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _task_rows(parts, tasks) -> np.ndarray:
-    """Train rows of several tasks, each once, increasing."""
+    """List the train rows of several tasks, each once, increasing."""
     return np.unique(_join_rows(parts.stream.tasks[t].train.rows for t in tasks))
 
 
@@ -150,7 +154,7 @@ def _choose_rows(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarra
         if len(classes) < 2:
             continue
         if max_rows is not None:
-            rows = rows[tsne.choose(label[rows], max_rows, parts.seed)]
+            rows = rows[tsne.draw_rows(label[rows], max_rows, parts.seed)]
         where = f"the {name!r} rows of task {task} of {parts.stream.dataset.name}"
         _check_classes(label[rows], classes, where, **folds)
         chosen[name] = rows

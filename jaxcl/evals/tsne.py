@@ -16,7 +16,7 @@ from jaxcl.evals import plots
 _FEWEST = 5  # points of a picture
 
 
-def choose(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+def draw_rows(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Draw `count` rows, each class in proportion to its size (within one row).
 
     Returns:
@@ -38,7 +38,7 @@ def make(
     max_points: Annotated[int, schema.Range(least=_FEWEST)] = 1000,
     perplexity: schema.Positive = 30.0,
 ) -> Callable:
-    """Draw a t-SNE of evaluation rows after a task, `tsne_task{t}.png`.
+    """Build the evaluator that draws a t-SNE of test rows, `tsne_task{t}.png`.
 
     Args:
       parts: the parts of every evaluator.
@@ -60,8 +60,8 @@ def make(
         f"at least {_FEWEST} evaluation rows; {name} has {stream.count_rows(examples)}"
     )
     features_lib.refuse_unless(stream.count_rows(examples) >= _FEWEST, "tsne", what)
-    chosen = choose(examples.label, max_points, parts.seed)
-    embed = features_lib.make(parts, examples, rows=chosen)
+    chosen = draw_rows(examples.label, max_points, parts.seed)
+    embed = features_lib.make_embedder(parts, examples, rows=chosen)
 
     def evaluate(state, task: int) -> core.Result:
         features = sharding.copy_to_host(embed(state))

@@ -1,10 +1,10 @@
-"""Whether two views of an image lie together, and whether images fill the sphere.
+"""Measure whether two views of an image lie together and images fill the sphere.
 
 Wang & Isola, "Understanding Contrastive Representation Learning through Alignment and
 Uniformity on the Hypersphere", ICML 2020, with alpha = 2 and t = 2. It reads no labels.
 
 Departures: embeddings are the encoder's, in evaluation mode, of unit length. The views
-are those of `features.two_views`.
+are those of `features.make_two_views_embedder`.
 """
 
 import math
@@ -21,7 +21,7 @@ _EXACT = jax.lax.Precision.HIGHEST  # TF32 would blur distances between near row
 
 
 def alignment(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Return the mean squared distance between two views' unit rows.
+    """Compute the mean squared distance between the unit rows of two views.
 
     Args:
       first, second: f32[N, D], embeddings of two views; scaled to length 1 here.
@@ -31,7 +31,7 @@ def alignment(first: jax.Array, second: jax.Array) -> jax.Array:
 
 
 def uniformity(embeddings: jax.Array) -> jax.Array:
-    """log mean_{i<j} exp(-2 |u_i - u_j|^2) of unit rows.
+    """Compute log mean_{i<j} exp(-2 |u_i - u_j|^2) of unit rows.
 
     It is 0 if all rows are one, and -8 for two opposite rows, its least.
 
@@ -65,9 +65,9 @@ def make(
     Raises:
       ValueError: an option out of its range; fewer than 2 rows.
     """
-    examples, rows = features_lib.sampled(parts, "uniformity", max_rows, least=2)
-    images = features_lib.images_of(parts, examples, rows)
-    embed = features_lib.two_views(parts)
+    examples, rows = features_lib.sample_rows(parts, "uniformity", max_rows, least=2)
+    images = features_lib.read_images(parts, examples, rows)
+    embed = features_lib.make_two_views_embedder(parts)
 
     def evaluate(state, task: int) -> core.Result:
         first, second = embed(state, images)

@@ -26,7 +26,7 @@ _ABSENT = -1e30
 
 
 def interleave(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Interleave two views, [B, D] each, as [2B, D]: 2i and 2i + 1 are example i.
+    """Interleave two views [B, D] as [2B, D]: rows 2i and 2i + 1 are example i.
 
     Args:
       a: f32[B, D], view 1.
@@ -52,7 +52,7 @@ def logsumexp_of_others(logits: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=-1)
 
 
-def entries(logits: jax.Array, columns: jax.Array) -> jax.Array:
+def pick_entries(logits: jax.Array, columns: jax.Array) -> jax.Array:
     """Pick one entry of each row, logits[i, columns[i]], exactly.
 
     Args:
@@ -67,7 +67,7 @@ def entries(logits: jax.Array, columns: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(chosen, logits, 0), axis=1)
 
 
-def partners(count: int) -> jax.Array:
+def partner_rows(count: int) -> jax.Array:
     """Return the row of the other view for each row of `interleave`, i32[count]."""
     return jnp.arange(count) ^ 1
 
@@ -130,7 +130,7 @@ def nt_xent(
         others = logsumexp(rows / temperature, rows, groups=(example, example))
         return jnp.mean(jnp.logaddexp(others, positive) - positive)
     logits = core.dot(rows, rows) / temperature
-    positive = entries(logits, partners(len(rows)))
+    positive = pick_entries(logits, partner_rows(len(rows)))
     return jnp.mean(logsumexp_of_others(logits) - positive)
 
 
@@ -224,7 +224,7 @@ def nnclr(
     *,
     temperature: float = 0.1,
 ) -> jax.Array:
-    """Compute NNCLR (Dwibedi et al., ICCV 2021, Eq. 2 and 3): neighbours are anchors.
+    """Compute NNCLR: neighbours are anchors (Dwibedi et al., ICCV 2021, Eq. 2 and 3).
 
     With n(z) the row of the support set that is nearest to z, and s the cosine over the
     temperature, half of
@@ -261,7 +261,7 @@ def nnclr(
 
 
 def diet(logits: jax.Array, index: jax.Array, *, smoothing: float = 0.3) -> jax.Array:
-    """DIET (Balestriero, 2023, Eq. 1): cross-entropy with the number of the image.
+    """Compute DIET's cross-entropy with the image's number (Balestriero, 2023, Eq. 1).
 
     With p = softmax(logits), the mean over rows and views of
       -(1 - smoothing) log p_index - smoothing mean_k log p_k.

@@ -1,4 +1,4 @@
-"""Distillation from the frozen network of the previous task.
+"""Distil from the frozen network of the previous task.
 
 CaSSLe (Fini et al., CVPR 2022), PNR (Cha et al., ICML 2024) and LUCIR's less-forget
 constraint. Names follow the papers: `z` or `q` are the current projections of a view,
@@ -69,7 +69,7 @@ def cassle_contrastive(
     if logsumexp is not None:
         return _cassle_streamed(p, f, temperature, form, logsumexp)
     logits = core.dot(p, f) / temperature
-    positive = contrastive.entries(logits, jnp.arange(len(p)))
+    positive = contrastive.pick_entries(logits, jnp.arange(len(p)))
     if form == "paper":
         return jnp.mean(contrastive.logsumexp_of_others(logits) - positive)
     forward = jax.nn.logsumexp(logits, axis=1) - positive
@@ -294,7 +294,7 @@ def less_forget(
 
 
 def relative_squared(h: jax.Array, frozen: jax.Array) -> jax.Array:
-    """Squared distance of features to frozen ones, over the latter's squared length.
+    """Compute the squared distance to frozen features over their squared length.
 
     sum |h_i - frozen_i|^2 / sum |frozen_i|^2, sums over all rows: feature distillation
     (Jung et al., AAAI 2018, Eq. 4), scaled so that the length of features does not
@@ -376,7 +376,7 @@ def pnr_simclr(
     if logsumexp is None:
         # The compiler computes this product and that in the denominator once.
         logits = core.dot(z, z) / temperature
-        pulled = contrastive.entries(logits, contrastive.partners(len(z)))
+        pulled = contrastive.pick_entries(logits, contrastive.partner_rows(len(z)))
     else:
         pulled = jnp.sum(z * contrastive.interleave(z2, z1), axis=-1) / temperature
     distilled = jnp.sum(p * f, axis=-1) / temperature
@@ -398,7 +398,7 @@ def pnr_supcon(
     pn2: bool = True,
     other_classes: bool = False,
 ) -> jax.Array:
-    """Compute PNR with supervised contrastive learning; our reading of PNR B.5.
+    """Compute PNR with supervised contrastive learning, our reading of PNR B.5.
 
     The paper says only that Eq. 2 and 3 use the labels, and the released code does not
     contain this loss. Here Z, P, F are the 2B rows of both views, s and s_d the cosine
@@ -520,7 +520,7 @@ def pnr_moco(
     core.check_choice("form", form, _FORMS)
     chex.assert_shape([q1, q2, k1, k2, p1, p2, f1, f2], q1.shape)
     chex.assert_shape([key_queue, frozen_queue], (2, None, q1.shape[-1]))
-    # [2, B, D] in the order of the banks they meet: view 2 meets bank 0.
+    # [2, B, D] in the order of the banks to compare with: view 2 with bank 0.
     q = core.l2_normalize(jnp.stack([q2, q1])) / temperature
     p = core.l2_normalize(jnp.stack([p2, p1])) / distill_temperature
     k, f = jax.lax.stop_gradient((jnp.stack([k1, k2]), jnp.stack([f2, f1])))
@@ -576,7 +576,7 @@ def _queue_logsumexp(a, b, queue, logsumexp=None):
       Two f32[2, B]; the second is None if `b` is.
     """
     queue = jax.lax.stop_gradient(queue)
-    # One product reads the queue, which is large, once for both.
+    # One product for both reads the large queue only once.
     rows = a if b is None else jnp.stack([a, b], axis=2).reshape(2, -1, a.shape[-1])
     if logsumexp is None:
         totals = jax.nn.logsumexp(core.dot(rows, queue), axis=-1)

@@ -46,7 +46,7 @@ import jax.numpy as jnp
 from jaxcl import core
 from jaxcl.losses import contrastive
 
-# Logarithm of the mean of nothing: -inf would have no gradient.
+# The logarithm of an empty mean: -inf would have no gradient.
 _ABSENT = -1e30
 
 

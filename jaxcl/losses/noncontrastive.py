@@ -251,7 +251,7 @@ def lejepa(
 
 
 def prototype_cosines(z: jax.Array, prototypes: jax.Array) -> jax.Array:
-    """Compute cosines of rows and prototypes: DINO's weight-normalised layer.
+    """Compute the cosines of rows and prototypes: DINO's weight-normalised layer.
 
     Args:
       z: f32[..., D].
@@ -375,7 +375,7 @@ def ibot(
     *,
     temperature: float = 0.1,
 ) -> jax.Array:
-    """iBOT (Zhou et al., ICLR 2022, Eq. 2): cross-entropy of hidden patches.
+    """Compute iBOT, cross-entropy of hidden patches (Zhou et al., ICLR 2022, Eq. 2).
 
     With p = softmax(logits / temperature) and q the targets of the same patches, the
     mean of -sum_k q_k log p_k over the views that hide patches, and over their patches.
@@ -406,7 +406,7 @@ def ibot(
 
 
 def koleo(h: jax.Array) -> jax.Array:
-    """KoLeo (Sablayrolles et al., ICLR 2019, Eq. 6): rows keep off their neighbours.
+    """Compute KoLeo, which keeps rows apart (Sablayrolles et al., ICLR 2019, Eq. 6).
 
     -mean_i log d_i, with d_i the distance of unit row i to the nearest other one.
 

@@ -23,7 +23,7 @@ from jaxcl.memory import selection
 
 Scope = Literal["old", "all_negatives", "all", "none"]
 
-# In place of an infinite loss: large, yet finite.
+# A large, finite value replaces an infinite loss.
 _IMPOSSIBLE = 1e9
 
 
@@ -38,7 +38,7 @@ def sample_nce(
     scope: str = "old",
     example_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Sample-NCE of CCLIS: prototypes are anchors, rows candidates (P, Eq. 8-10).
+    """Compute Sample-NCE of CCLIS: prototypes are anchors, rows candidates (Eq. 8-10).
 
     The mean over rows j, with s_ij = c_i . z_j / temperature, anchor i = y_j and n_m
     rows of class m, of

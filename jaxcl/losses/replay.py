@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxcl import core
 from jaxcl.losses import contrastive
 
-# In place of an infinite loss, as in the released code: large, yet finite.
+# A large, finite value replaces an infinite loss, as in the released code.
 _IMPOSSIBLE = 1e9
 
 

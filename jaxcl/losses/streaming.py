@@ -1,4 +1,4 @@
-"""Log-sum-exp over products of rows without the matrix of products.
+"""Compute log-sum-exps over products of rows without the matrix of products.
 
 A contrastive loss wants of its logits, N anchors by K rows, one number for each anchor.
 Here they are formed tile by tile in a loop, which keeps the maximum and the sum so far
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxcl import core, sharding
 
-# Logit of a pair that is left out. With -inf the difference of two would be nan.
+# The logit of a pair that is left out. The difference of two -inf would be nan.
 _ABSENT = -1e30
 _NOBODY = jnp.iinfo(jnp.int32).min  # group of a row that does not exist
 _TILE = 4096  # rows of a tile

@@ -1,4 +1,4 @@
-"""A memory of fixed capacity: a policy chooses slots, `write` writes, `sample` draws.
+"""Store examples in a fixed capacity: a policy chooses slots, `write` fills them.
 
 The shapes never change, so a train step that holds a buffer compiles once. Slots that
 hold nothing yet are masked.
@@ -27,7 +27,7 @@ class Buffer(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Number of slots, a Python int also under jit."""
+        """The number of slots, a Python int also under jit."""
         return self.filled.shape[0]
 
 
@@ -110,7 +110,7 @@ def write(
 
 
 def order_after(slots: jax.Array, arrays: core.PyTree) -> jax.Array:
-    """Return the slots, for a write that comes after some arrays are computed.
+    """Return the slots such that a write waits until some arrays are computed.
 
     A step that samples a donated buffer and then writes it must say so, with what it
     sampled. XLA knows no order between the two, and would copy the whole buffer to
@@ -189,8 +189,8 @@ def free_slots(free: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(fits, slots, capacity).astype(jnp.int32)
 
 
-def lowest(values: jax.Array, count: jax.Array) -> jax.Array:
-    """Find the rows with the lowest values, bool[K]; of equal ones the first.
+def find_lowest(values: jax.Array, count: jax.Array) -> jax.Array:
+    """Mark the `count` rows with the lowest values, bool[K]; of equal ones the first.
 
     Args:
       values: f32[K] or i32[K].
@@ -202,12 +202,12 @@ def lowest(values: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def log_weights(allowed: jax.Array) -> jax.Array:
-    """Return log weights of a uniform draw from the slots, bool[capacity] -> f32."""
+    """Return the log weights of a uniform draw from allowed slots, f32[capacity]."""
     return jnp.where(allowed, 0.0, -jnp.inf)
 
 
 def _last_writers(slots, mask, capacity):
-    """Return slots of the rows that stay, i32[B], without duplicates.
+    """Return the slots of the rows that stay, i32[B], without duplicates.
 
     A scatter of duplicates has no order on a GPU, but a maximum needs none.
     """

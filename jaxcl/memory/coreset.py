@@ -1,4 +1,4 @@
-"""Weighted subsets of rows whose gradients add up to the gradient of all rows.
+"""Weigh subsets of rows so that their gradients add up to the gradient of all rows.
 
 Gradient coresets as in Tiwari et al., "GCR: Gradient Coreset Based Replay Buffer
 Selection for Continual Learning", CVPR 2022, after Killamsetty et al., "GRAD-MATCH",
@@ -19,7 +19,7 @@ from jaxcl.memory import buffer, quadratic
 _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
-def pursuit(
+def match_gradients(
     gram: jax.Array,
     target: jax.Array,
     member: jax.Array,
@@ -88,7 +88,7 @@ def fill_randomly(
 
     Args:
       key: threefry key.
-      weights: f32[N], from `pursuit`.
+      weights: f32[N], from `match_gradients`.
       member: bool[N], rows to choose from.
       budget: i32[].
 
@@ -102,7 +102,7 @@ def fill_randomly(
     return jnp.where(joins, 1, weights)
 
 
-def budgets(counts: np.ndarray, total: int) -> np.ndarray:
+def share_budget(counts: np.ndarray, total: int) -> np.ndarray:
     """Share a memory in proportion to the rows of each class, on the host.
 
     Each class gets the floor of its share, but one slot at least; the rest goes to the
@@ -133,7 +133,7 @@ def budgets(counts: np.ndarray, total: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames=("size", "ridge"))
-def choose(
+def choose_coreset(
     key: jax.Array,
     atoms: jax.Array,
     member: jax.Array,
@@ -142,14 +142,14 @@ def choose(
     size: int,
     ridge: float = 0.5,
 ) -> jax.Array:
-    """Weigh the rows of a coreset: `pursuit` of the sum of all, then random rows.
+    """Weigh the rows of a coreset: match the total gradient, then add random rows.
 
     Args:
       key: threefry key.
       atoms: f32[N,P], gradients.
       member: bool[N], rows to choose from.
       budget: i32[], 1 to `size`.
-      size, ridge: see `pursuit`.
+      size, ridge: see `match_gradients`.
 
     Returns:
       f32[N], above 0 for `budget` rows, or all members if they are fewer.
@@ -157,7 +157,7 @@ def choose(
     atoms = jnp.where(member[:, None], atoms, 0)
     gram = _dot(atoms, atoms.T)
     total = jnp.sum(gram, axis=1)
-    weights = pursuit(gram, total, member, budget, size=size, ridge=ridge)
+    weights = match_gradients(gram, total, member, budget, size=size, ridge=ridge)
     return fill_randomly(key, weights, member, budget)
 
 
@@ -175,8 +175,8 @@ def reselect(
     """Weigh the stored rows so that every task has an equal part of the memory.
 
     A part has floor(capacity / tasks) slots; the last task also gets the remainder. The
-    classes of a part share it by `budgets`, and `choose` picks the rows of a class. A
-    class that keeps all its rows keeps their weights. Runs on the host.
+    classes of a part share it by `share_budget`, and `choose_coreset` picks the rows of
+    a class. A class that keeps all its rows keeps their weights. Runs on the host.
 
     Args:
       key: threefry key.
@@ -184,10 +184,11 @@ def reselect(
         power of two, so that few programs serve classes of all sizes.
       weight, task, label, filled: numpy [N], of all rows.
       capacity: slots.
-      ridge: see `pursuit`.
+      ridge: see `match_gradients`.
 
     Returns:
-      f32[N], weights times those of `choose`; 0: the row goes. At most `capacity` stay.
+      f32[N], weights times those of `choose_coreset`; 0: the row goes. At most
+      `capacity` stay.
     """
     tasks, chosen = np.unique(task[filled]), np.zeros_like(weight)
     part, number = capacity // max(len(tasks), 1), 0
@@ -195,21 +196,21 @@ def reselect(
         own = filled & (task == present)
         classes, counts = np.unique(label[own], return_counts=True)
         slots = part if present != tasks[-1] else capacity - part * (len(tasks) - 1)
-        for class_, budget in zip(classes, budgets(counts, slots), strict=True):
+        for class_, budget in zip(classes, share_budget(counts, slots), strict=True):
             rows, number = np.flatnonzero(own & (label == class_)), number + 1
             if budget == len(rows):
                 chosen[rows] = weight[rows]
             elif budget:
                 k_class = jax.random.fold_in(key, number)
-                factors = _choose_of(k_class, atoms_of, rows, int(budget), ridge)
+                factors = _choose_among(k_class, atoms_of, rows, int(budget), ridge)
                 chosen[rows] = weight[rows] * factors
     return chosen
 
 
-def _choose_of(key, atoms_of, rows, budget, ridge):
-    """Run `choose` among `rows`, padded to a power of two; f32[len(rows)]."""
+def _choose_among(key, atoms_of, rows, budget, ridge):
+    """Run `choose_coreset` among `rows`, padded to a power of two; f32[len(rows)]."""
     size, width = _next_power_of_two(budget), _next_power_of_two(len(rows))
-    weights = choose(
+    weights = choose_coreset(
         key,
         atoms_of(np.pad(rows, (0, width - len(rows)))),
         np.arange(width) < len(rows),
@@ -225,7 +226,7 @@ def _next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def mixture(
+def draw_mixture(
     key: jax.Array,
     memory: buffer.Buffer,
     candidates: buffer.Buffer,
@@ -233,7 +234,7 @@ def mixture(
     *,
     span: jax.Array,
 ):
-    """Draw rows of two buffers, in proportion to the stream behind each.
+    """Draw rows from two buffers, in proportion to the streams behind the buffers.
 
     size * candidates.seen / (candidates.seen + memory.seen) rows are candidates,
     rounded up or down at random. If one buffer has too few rows, the other gives more.

@@ -1,4 +1,4 @@
-"""Which rows to keep so that their gradients differ: greedy sample selection, GSS.
+"""Keep rows whose gradients differ: greedy sample selection, GSS.
 
 Aljundi et al., "Gradient based Sample Selection for Online Continual Learning",
 NeurIPS 2019 (algorithm 2). The score of a row is high if its gradient resembles those
@@ -47,7 +47,7 @@ def similarity_score(
     return jnp.where(jnp.any(valid), largest + 1, FIRST)
 
 
-def in_turn(
+def choose_in_turn(
     key: jax.Array,
     stored: jax.Array,
     filled: jax.Array,
@@ -93,7 +93,7 @@ def in_turn(
     return jax.lax.scan(offer_row, (stored, filled), rows)[1]
 
 
-def at_once(
+def choose_at_once(
     key: jax.Array,
     stored: jax.Array,
     filled: jax.Array,
@@ -108,7 +108,8 @@ def at_once(
     with probability C_i / (C_i + c).
 
     Args:
-      key, stored, filled, scores: as for `in_turn`; free slots are the last ones.
+      key, stored, filled, scores: as for `choose_in_turn`; free slots are the last
+        ones.
       batch_score: f32[], of the gradient of the batch's mean loss.
 
     Returns:

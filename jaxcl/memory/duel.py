@@ -1,4 +1,4 @@
-"""DUEL: the memory drops its most duplicated rows, without labels.
+"""Drop the most duplicated rows of a memory, without labels: DUEL.
 
 Each incoming row replaces the stored row that is most similar to all others. With the
 affine score this is the row with the largest product with the sum of the stored rows.
@@ -46,7 +46,7 @@ class _Window(NamedTuple):
 def similarity(
     cosines: jax.Array, *, score: str = "affine", temperature: float = 0.5
 ) -> jax.Array:
-    """Return the duplication probability q of two unit rows from their cosine s.
+    """Compute the duplication probability q of two unit rows from their cosine s.
 
     "affine": (1 + s) / 2 (DUEL, Appendix D); "exponential": exp((s - 1) / tau)
     (Section 3).
@@ -74,7 +74,7 @@ def distinctiveness(
     filled: jax.Array | None = None,
     logsumexp: Callable | None = None,
 ) -> jax.Array:
-    """Return each query's distinctiveness against a memory (DUEL, Section 3).
+    """Compute each query's distinctiveness against a memory (DUEL, Section 3).
 
     I_d(x; M) = -log (1/K sum_k q(x, m_k)), in nats; large if few rows of the memory
     resemble x.
@@ -110,7 +110,7 @@ def distinctiveness(
     return jnp.where(count > 0, jnp.log(count) - total, jnp.inf)
 
 
-def slots(keep: jax.Array, capacity: int) -> jax.Array:
+def incoming_slots(keep: jax.Array, capacity: int) -> jax.Array:
     """Return the slots of the incoming rows that `select` keeps.
 
     Args:
@@ -226,9 +226,9 @@ def select(
     joined = jnp.arange(len(incoming)) < room + ahead
     present = jnp.concatenate([filled, joined])
     options = dict(ahead=ahead, score=score, temperature=temperature)
-    played = functools.partial(_in_windows, **options)
+    played = functools.partial(_play_windows, **options)
     if not (sharding.on_cpu() or split):
-        over_all = functools.partial(_over_all, **options)
+        over_all = functools.partial(_play_all, **options)
         forms = dict.fromkeys(("cuda", "rocm", "tpu"), over_all)
         played = functools.partial(jax.lax.platform_dependent, default=played, **forms)
     keep = played(memory, incoming, present, room, count)
@@ -239,7 +239,7 @@ def select(
     return jnp.concatenate([stays, jnp.zeros_like(comes).at[order].set(comes)])
 
 
-def _in_windows(memory, incoming, present, room, count, *, ahead, score, temperature):
+def _play_windows(memory, incoming, present, room, count, *, ahead, score, temperature):
     """Play the rounds as on a CPU, with arrays no larger than the rows."""
     limits = room, count, ahead
     if score == "affine":
@@ -247,15 +247,15 @@ def _in_windows(memory, incoming, present, room, count, *, ahead, score, tempera
     return _select_exponential(memory, incoming, present, limits, temperature)
 
 
-def _over_all(memory, incoming, present, room, count, *, ahead, score, temperature):
+def _play_all(memory, incoming, present, room, count, *, ahead, score, temperature):
     """Play the rounds over all rows, one for each incoming row."""
     limits = room, count, ahead
     if score == "affine":
-        return _affine_over_all(memory, incoming, present, limits)
+        return _play_affine(memory, incoming, present, limits)
     return _select_exponential(memory, incoming, present, limits, temperature)
 
 
-def _affine_over_all(memory, incoming, present, limits):
+def _play_affine(memory, incoming, present, limits):
     """Play the rounds with the affine score, each over all rows.
 
     A GPU's host reads back whether a loop of unknown length goes on, so their number is
@@ -323,7 +323,7 @@ def _select_affine(memory, incoming, present, limits):
     def open_window(present, total, first):
         scores = jnp.where(present, _products(memory, incoming, total), -jnp.inf)
         best, where = jax.lax.top_k(scores, looked_at + 1)
-        # By index, so that the first of equal rows is met first.
+        # Sort by index, so that the first of equal rows comes first.
         where = jnp.sort(where[:-1])
         comes = first + ahead + jnp.arange(rounds)
         where = jnp.concatenate([where, capacity + comes])

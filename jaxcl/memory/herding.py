@@ -1,4 +1,4 @@
-"""Herding: an order of rows in which the first m represent all, for any m.
+"""Herding: order rows so that the first m represent all, for any m.
 
 The mean of the first m rows chosen is near the mean of all rows, so that a list that is
 cut short still represents them.

@@ -1,4 +1,4 @@
-"""How much each parameter matters to earlier tasks: elastic weight consolidation.
+"""Estimate each parameter's importance for earlier tasks: EWC.
 
 Kirkpatrick et al., PNAS 2017: after each task the loss gains a quadratic penalty
 around the parameters of that task, weighted by the diagonal of the Fisher
@@ -27,7 +27,7 @@ def create(params: core.PyTree) -> Importance:
     return Importance(*(jax.tree.map(jnp.zeros_like, params) for _ in range(3)))
 
 
-def _normalised(squares):
+def _normalise(squares):
     """Divide by the mean over all parameters; zeros stay zeros."""
     leaves = jax.tree.leaves(squares)
     mean = sum(jnp.sum(x) for x in leaves) / sum(x.size for x in leaves)
@@ -60,7 +60,7 @@ def consolidate(importance: Importance, params: core.PyTree) -> Importance:
     shrink with the width of the network; with the raw sum every loss, batch size and
     width would need its own weight.
     """
-    fisher = _normalised(importance.squares)
+    fisher = _normalise(importance.squares)
     return Importance(
         jax.tree.map(jnp.add, importance.precision, fisher),
         jax.tree.map(lambda a, f, p: a + f * p, importance.anchor, fisher, params),
@@ -75,7 +75,7 @@ def gradient(
     weight: float = 1.0,
     lr: float | jax.Array = 0.0,
 ) -> core.PyTree:
-    """Return the gradient of weight / 2 sum_k F_k (params - params_k)^2 (Eq. 3).
+    """Compute the gradient of weight / 2 sum_k F_k (params - params_k)^2 (Eq. 3).
 
     If weight * sum_k F_k is above 1 / lr, plain gradient descent would jump over
     the minimum and soon diverge. There the gradient is scaled down, so that a step

@@ -1,4 +1,4 @@
-"""A memory that prefers rows of high loss that were drawn seldom.
+"""Keep rows of high loss that were drawn seldom.
 
 Each stored row has a running loss, which moves when the row is drawn and trained on.
 Rows of the lowest score make room for others.
@@ -25,7 +25,7 @@ def move_losses(old: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def score_losses(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Array:
-    """Score how much each stored row is worth, f32[K]; infinity for an empty slot.
+    """Score the worth of each stored row, f32[K]; infinity for an empty slot.
 
     The loss, put between 0 and 1 by the least and the largest of the stored rows, less
     half of the row's draws as a share of the most that a stored row has. Rows of low
@@ -51,7 +51,7 @@ def score_losses(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Ar
 
 
 def replace_lowest(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
-    """Store every row; those of the lowest scores make room.
+    """Store every row in place of the row with the lowest score.
 
     Scores are taken once, before the batch, so that no row of it goes. If a batch has
     more than `capacity` rows, the first ones stay. Source: see `score_losses`, there
@@ -70,14 +70,14 @@ def replace_lowest(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     held, stored = buffer.items, jnp.sum(buffer.filled, dtype=jnp.int32)
     excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
     value = score_losses(held["loss"], held["draws"], buffer.filled)
-    gone = buffer_lib.lowest(value, jnp.clip(excess, 0, stored))
+    gone = buffer_lib.find_lowest(value, jnp.clip(excess, 0, stored))
     return buffer_lib.free_slots(~buffer.filled | gone, mask)
 
 
 def replace_in_reservoir(
     buffer: buffer_lib.Buffer, key: jax.Array, loss: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Store rows as a reservoir does; the row of the lowest score makes room.
+    """Store rows as a reservoir does, in place of the rows with the lowest scores.
 
     Rows come one after another: row n of the stream takes slot n while there are free
     ones, and enters with probability capacity / (n + 1) later, exactly where it would

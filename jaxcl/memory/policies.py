@@ -1,4 +1,4 @@
-"""Policies choose the slot of a buffer into which each incoming row goes.
+"""Choose the slot of a buffer for each incoming row.
 
 A policy returns slots, i32[B], for `buffer.write`; `capacity` means drop. It numbers
 the unmasked rows of a stream from 0, by `buffer.seen`. So each batch must go through
@@ -39,7 +39,7 @@ def reservoir(buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array) -> jax
     """
     mask = jnp.asarray(mask, bool)
     chex.assert_rank(mask, 1)
-    number = jnp.minimum(_numbers(buffer, mask), _MOST)
+    number = jnp.minimum(_stream_numbers(buffer, mask), _MOST)
     draw = jax.vmap(_draw_below, in_axes=(None, 0, 0))(key, number, number + 1)
     slots = jnp.where(number < buffer.capacity, number, draw).astype(jnp.int32)
     return jnp.where(mask & (slots < buffer.capacity), slots, buffer.capacity)
@@ -64,7 +64,7 @@ def batched_reservoir(
     """
     mask = jnp.asarray(mask, bool)
     chex.assert_rank(mask, 1)
-    number = jnp.minimum(_numbers(buffer, mask), _MOST)
+    number = jnp.minimum(_stream_numbers(buffer, mask), _MOST)
     span = jnp.maximum(buffer.seen, buffer.capacity).astype(jnp.uint32)
     draw = jax.vmap(_draw_below, in_axes=(None, 0, None))(key, number, span)
     slots = jnp.where(number < buffer.capacity, number, draw).astype(jnp.int32)
@@ -86,7 +86,7 @@ def fifo(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     """
     mask = jnp.asarray(mask, bool)
     chex.assert_rank(mask, 1)
-    slots = (_numbers(buffer, mask) % buffer.capacity).astype(jnp.int32)
+    slots = (_stream_numbers(buffer, mask) % buffer.capacity).astype(jnp.int32)
     newer = jnp.sum(mask, dtype=jnp.int32) - jnp.cumsum(mask, dtype=jnp.int32)
     return jnp.where(mask & (newer < buffer.capacity), slots, buffer.capacity)
 
@@ -94,7 +94,7 @@ def fifo(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
 def ring(
     buffer: buffer_lib.Buffer, turn: jax.Array, group: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Keep a ring per group: in each, the oldest row is overwritten first.
+    """Keep a ring for each group: the oldest row of the group is overwritten first.
 
     The slots are split into shares of equal size, one per group, in order; the first
     groups get one more slot each if there is a remainder. If a batch has more rows of
@@ -195,7 +195,9 @@ def class_balanced(
         slot = jnp.where(filling, jnp.argmax(free), _nth_true(pool, draw(span)))
         return slot, (met, full)
 
-    slots, (met, full) = _in_turn(buffer, (met, full), key, label, mask, place_row)
+    slots, (met, full) = _place_in_turn(
+        buffer, (met, full), key, label, mask, place_row
+    )
     return slots, met, full
 
 
@@ -245,7 +247,7 @@ def greedy_balanced(
         slot = jnp.where(jnp.any(free), jnp.argmax(free), evicted)
         return jnp.where(enters, slot, buffer.capacity), rank
 
-    return _in_turn(buffer, rank, key, label, mask, place_row)
+    return _place_in_turn(buffer, rank, key, label, mask, place_row)
 
 
 def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
@@ -255,7 +257,7 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     than `capacity` rows, the first ones stay.
 
     Source: Purushwalkam, Morgado and Gupta, "The Challenges of Continuous
-    Self-Supervised Learning", ECCV 2022; see `redundancy.evicted`.
+    Self-Supervised Learning", ECCV 2022; see `redundancy.find_evicted`.
 
     Args:
       buffer: Buffer, items with "feature" f32[capacity, D], unit rows; "used"
@@ -273,7 +275,7 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
     gone = jax.lax.cond(
         excess > 0,
-        lambda: redundancy.evicted(
+        lambda: redundancy.find_evicted(
             held["feature"],
             held["used"],
             held["number"],
@@ -304,13 +306,13 @@ def duel(buffer: buffer_lib.Buffer, feature: jax.Array, mask: jax.Array) -> jax.
     keep = duel_lib.select(
         buffer.items["feature"], feature, filled=buffer.filled, incoming_mask=mask
     )
-    return duel_lib.slots(keep, buffer.capacity)
+    return duel_lib.incoming_slots(keep, buffer.capacity)
 
 
 def gss(
     buffer: buffer_lib.Buffer, key: jax.Array, score: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Keep rows whose gradients differ, see `diversity.in_turn`.
+    """Keep rows whose gradients differ, see `diversity.choose_in_turn`.
 
     Args:
       buffer: Buffer, items with "score" f32[capacity].
@@ -321,10 +323,12 @@ def gss(
     Returns:
       i32[B], slots, for rows that are written one after another.
     """
-    return diversity.in_turn(key, buffer.items["score"], buffer.filled, score, mask)
+    return diversity.choose_in_turn(
+        key, buffer.items["score"], buffer.filled, score, mask
+    )
 
 
-def _in_turn(buffer, kept, key, label, mask, place):
+def _place_in_turn(buffer, kept, key, label, mask, place):
     """Place rows one after another; return their slots and the policy's state.
 
     Only the labels are carried through the loop, not the items.
@@ -360,7 +364,7 @@ def _in_turn(buffer, kept, key, label, mask, place):
         stored = stored.at[slot].set(label, mode="drop")
         return (stored, counts, kept), slot
 
-    number = jnp.minimum(_numbers(buffer, mask), _MOST)
+    number = jnp.minimum(_stream_numbers(buffer, mask), _MOST)
     carry = stored, counts, kept
     (_, _, kept), slots = jax.lax.scan(place_row, carry, (label, number, mask))
     return slots, kept
@@ -371,8 +375,8 @@ def _nth_true(pool, n):
     return jnp.sum(jnp.cumsum(pool, dtype=jnp.int32) <= n, dtype=jnp.int32)
 
 
-def _numbers(buffer, mask):
-    """Number of each unmasked row in the stream, u32[B]; arbitrary for others."""
+def _stream_numbers(buffer, mask):
+    """Number each unmasked row in the stream, u32[B]; arbitrary for others."""
     before = jnp.cumsum(mask, dtype=jnp.uint32) - mask
     return buffer.seen.astype(jnp.uint32) + before
 

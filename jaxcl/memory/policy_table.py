@@ -1,4 +1,4 @@
-"""The policies that config.replay.policy names, all of one signature."""
+"""List the policies that config.replay.policy names, all of one signature."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,26 +10,26 @@ from jaxcl.memory import loss_aware, policies
 
 
 class Policy(NamedTuple):
-    """A policy as methods call it.
+    """A replay policy as methods call it.
 
     Functions of `policies` take what they read and no more, so that they serve without
     a method. This record gives them one signature, with the items that each reads.
     """
 
     # (buffer, state, key, items, mask) -> (slots i32[B], state). `items` are those of
-    # the incoming rows. They have what `reads` names, as the buffer's items do.
+    # the incoming rows, with the fields that `reads` names.
     choose: Callable
-    # (num_classes, num_tasks) -> state, what the policy counts, before the first row
+    # (num_classes, num_tasks) -> state before the first row, such as counts
     start: Callable = lambda num_classes, num_tasks: {}
     # (num_classes, num_tasks) -> smallest capacity
     least: Callable = lambda num_classes, num_tasks: 1
-    # Items that it reads: "label" and "task" i32[], which every method stores, or those
-    # that its function names.
+    # Items that the policy reads: "label" and "task" i32[], which every method stores,
+    # or those that its function names.
     reads: tuple[str, ...] = ()
 
 
 def _adapt_policy(function, *takes, counts=(), reads=None, **fields) -> Policy:
-    """Make the record of a function (buffer, *counts, *takes, mask) -> slots, *counts.
+    """Wrap a function (buffer, *counts, *takes, mask) -> slots, *counts as a policy.
 
     Args:
       takes: "key", or names of items.
@@ -51,7 +51,7 @@ def _adapt_policy(function, *takes, counts=(), reads=None, **fields) -> Policy:
 
 
 def _adapt_ring(name, groups) -> Policy:
-    """Make the record of a ring for each class or task, whose number `groups` says."""
+    """Wrap a ring for each class or task as a policy; `groups` names the number."""
 
     def start_state(*numbers):
         return {"turn": jnp.zeros((groups(*numbers),), jnp.int32)}
@@ -99,7 +99,7 @@ POLICIES = {
 
 
 def look_up(name: str) -> Policy:
-    """Look up a policy of `POLICIES`, or have a module of your own make it.
+    """Look up a policy of `POLICIES`, or make one from the user's own module.
 
     Raises:
       ValueError: naming config.replay.policy and what is allowed.

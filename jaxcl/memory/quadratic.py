@@ -1,4 +1,4 @@
-"""Small quadratic programs over non-negative variables, solved on the device.
+"""Solve small quadratic programs over non-negative variables on the device.
 
 Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23.
 """
@@ -12,7 +12,7 @@ import jax.scipy.linalg
 _ROUNDS = 4  # proximal rounds, which remove the effect of the solver's own ridge
 
 
-def minimum(matrix: jax.Array, linear: jax.Array) -> jax.Array:
+def find_minimum(matrix: jax.Array, linear: jax.Array) -> jax.Array:
     """Return argmin over u >= 0 of 1/2 u^T matrix u + linear^T u, f32[K].
 
     The matrix is scaled to a diagonal of 1 and gets a ridge of the size of its rounding

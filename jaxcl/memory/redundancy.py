@@ -1,8 +1,8 @@
-"""A memory that drops what another of its rows resembles most: minimum redundancy.
+"""Drop the rows of a memory that resemble another row most: minimum redundancy.
 
 Purushwalkam, Morgado and Gupta, "The Challenges of Continuous Self-Supervised
 Learning", ECCV 2022, called MinRed, with the rules of its released code. A row is
-compared by a unit vector that moves with every use of the row, see `moved`.
+compared by a unit vector that moves with every use of the row, see `move_vectors`.
 
 Departure: here the memory has slots. Rows of a batch take free slots first; what the
 others replace is what the released code removes once it has appended them.
@@ -18,7 +18,7 @@ from jaxcl.memory import buffer
 _OLD = 0.5  # share of the stored vector after a use of its row
 
 
-def moved(old: jax.Array, new: jax.Array) -> jax.Array:
+def move_vectors(old: jax.Array, new: jax.Array) -> jax.Array:
     """Move stored vectors after a use of their rows, n(old / 2 + n(new) / 2).
 
     Args:
@@ -31,7 +31,7 @@ def moved(old: jax.Array, new: jax.Array) -> jax.Array:
     return core.l2_normalize(_OLD * old + (1 - _OLD) * core.l2_normalize(new))
 
 
-def redundant(rows: jax.Array, competes: jax.Array, count: jax.Array) -> jax.Array:
+def find_redundant(rows: jax.Array, competes: jax.Array, count: jax.Array) -> jax.Array:
     """Find the most redundant rows, one after another.
 
     Each time it is argmax_i max_{j != i} cos(u_i, u_j) among those that compete and are
@@ -59,7 +59,7 @@ def redundant(rows: jax.Array, competes: jax.Array, count: jax.Array) -> jax.Arr
     return competes & ~jax.lax.fori_loop(0, count, drop_row, competes)
 
 
-def oldest(number: jax.Array, filled: jax.Array, count: jax.Array) -> jax.Array:
+def find_oldest(number: jax.Array, filled: jax.Array, count: jax.Array) -> jax.Array:
     """Find the rows that have been stored longest.
 
     Args:
@@ -71,17 +71,17 @@ def oldest(number: jax.Array, filled: jax.Array, count: jax.Array) -> jax.Array:
       bool[K], True for these rows.
     """
     number = jnp.where(filled, number, jnp.iinfo(jnp.int32).max)
-    return filled & buffer.lowest(number, count)
+    return filled & buffer.find_lowest(number, count)
 
 
-def evicted(
+def find_evicted(
     rows: jax.Array,
     used: jax.Array,
     number: jax.Array,
     filled: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """Find the rows that make room, by MinRed's rule.
+    """Find the rows that MinRed's rule removes.
 
     Rows that were used at least once compete by redundancy. If they are fewer than
     twice `count`, the rows that have been stored longest go instead.
@@ -99,6 +99,6 @@ def evicted(
     competes = filled & used
     return jax.lax.cond(
         jnp.sum(competes) >= 2 * count,
-        lambda: redundant(rows, competes, count),
-        lambda: oldest(number, filled, count),
+        lambda: find_redundant(rows, competes, count),
+        lambda: find_oldest(number, filled, count),
     )

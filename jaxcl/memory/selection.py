@@ -1,4 +1,4 @@
-"""How many rows of each class rehearsal with contrastive losses keeps, and which.
+"""Choose the rows of each class that contrastive rehearsal keeps.
 
 CCLIS: Li, Azizov, Li, Liang, "Contrastive Continual Learning with Importance Sampling
 and Prototype-Instance Relation Distillation", AAAI 2024, draws the rows of each class
@@ -48,7 +48,7 @@ def proposal(
 def own_class_term(
     similarity: jax.Array, labels: jax.Array, seen: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Return the term p_ij / n of the row's own class, which `proposal` leaves out.
+    """Return the term p_ij / n of each row's own class, which `proposal` leaves out.
 
     The authors' code adds this term of the last of R augmented passes, divided by R, to
     g: a leftover of its sum over passes.
@@ -222,7 +222,7 @@ def _divide(key, amount, room):
     room = jnp.minimum(room, amount)
     ordered = jnp.sort(room)
     place = jnp.arange(classes)
-    # The total if every class gets min(its room, the room of this class).
+    # The total if each class gets at most the room of this class.
     taken = jnp.cumsum(ordered) - ordered + ordered * (classes - place)
     full = place < jnp.sum(taken <= amount)
     left = jnp.sum(~full)

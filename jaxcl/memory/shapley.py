@@ -1,4 +1,4 @@
-"""KNN Shapley values of candidates for a memory, and choices by them.
+"""Value and choose memory rows by KNN Shapley values.
 
 The value of an example is its contribution to the classification of others by nearest
 neighbours: Jia et al., "Efficient Task-Specific Data Valuation for Nearest Neighbor
@@ -20,7 +20,7 @@ Variant = Literal["mean", "max_min", "adversarial"]
 VARIANTS = get_args(Variant)
 
 
-def values(
+def shapley_values(
     features: jax.Array,
     labels: jax.Array,
     eval_features: jax.Array,
@@ -29,7 +29,7 @@ def values(
     neighbours: int = 3,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Return the exact Shapley value of each candidate for each evaluation row.
+    """Compute the exact Shapley value of each candidate for each evaluation row.
 
     For an evaluation row e, a set S of candidates is worth 1/K times the number of rows
     with e's label among the min(K, |S|) rows of S nearest to e. With candidates (1) to
@@ -71,14 +71,14 @@ def values(
     return jnp.zeros_like(sums).at[rows, order].set(sums, unique_indices=True)
 
 
-def score(
+def aser_score(
     adversarial: jax.Array,
     cooperative: jax.Array,
     cooperative_mask: jax.Array,
     *,
     variant: str = "mean",
 ) -> jax.Array:
-    """Return the adversarial Shapley value of each candidate, ASER's score.
+    """Compute ASER's score of each candidate, the adversarial Shapley value.
 
     High if a candidate helps to classify the memory and confuses incoming rows, because
     it is near them with another label.
@@ -88,8 +88,9 @@ def score(
     Without a cooperative row the mean and the maximum are 0.
 
     Args:
-      adversarial: f32[B,N], `values` for the incoming rows.
-      cooperative: f32[E,N], `values` for rows of the memory that are no candidates.
+      adversarial: f32[B,N], `shapley_values` for the incoming rows.
+      cooperative: f32[E,N], `shapley_values` for rows of the memory that are no
+        candidates.
       cooperative_mask: bool[E].
       variant: see above.
 
@@ -114,7 +115,7 @@ def score(
     return helps - jnp.min(adversarial, axis=0)
 
 
-def ranked(key: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
+def rank_rows(key: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
     """Sort rows from the highest score to the lowest, i32[N]; masked rows last.
 
     Rows with equal scores, of which there are many, are in random order.
@@ -124,7 +125,7 @@ def ranked(key: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.lexsort((noise, jnp.where(mask, -scores, jnp.inf)))
 
 
-def replace(
+def replace_slots(
     key: jax.Array, scores: jax.Array, mask: jax.Array, slots: jax.Array, capacity: int
 ) -> jax.Array:
     """Choose slots for the incoming rows that are worth more than stored ones.
@@ -143,7 +144,7 @@ def replace(
       i32[B], slots without duplicates; `capacity` for a row that is not stored.
     """
     stored = len(slots)
-    order = ranked(key, scores, mask)
+    order = rank_rows(key, scores, mask)
     place = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
     stays = mask & (place < jnp.sum(mask[:stored]))
     enters, leaves = stays[stored:], (mask & ~stays)[:stored]
@@ -152,7 +153,7 @@ def replace(
     return jnp.where(enters, free.at[turn].get(mode="clip"), capacity)
 
 
-def balanced(
+def draw_balanced(
     key: jax.Array,
     labels: jax.Array,
     allowed: jax.Array,

@@ -1,4 +1,4 @@
-"""The memory of config.replay: whole on each device, or split over the devices.
+"""Store the memory of config.replay whole on each device, or split over the devices.
 
 Every function takes both. A memory that is split is for images that are too many for
 one device: each device keeps, writes and draws its own rows. Each of n devices has
@@ -41,19 +41,19 @@ class Shards(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Number of slots of all devices."""
+        """The number of slots of all devices."""
         return self.filled.shape[0]
 
 
 class ShardedPolicyState(NamedTuple):
-    """A policy's state, separately on each device."""
+    """A policy's state, with a part for each device."""
 
     over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
 
     each: object  # pytree of [n, ...], split over the devices
 
 
-class Spread(NamedTuple):
+class SplitRows(NamedTuple):
     """Rows split over the devices and used as one array; XLA adds the messages.
 
     For policies that compare all rows, as DUEL's does. They keep the same rows on any
@@ -66,7 +66,7 @@ class Spread(NamedTuple):
 
 
 def count_shards(replay: core.Replay) -> int:
-    """Count the devices that share the memory; 1: each holds it whole."""
+    """Count the devices that share the memory; 1 if each holds all of it."""
     mesh = sharding.current()
     return sharding.sharers(mesh) if replay.sharded and mesh is not None else 1
 
@@ -85,16 +85,16 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
         return buffer.create(example, replay.capacity)
     own = sharding.per_device("config.replay.capacity", replay.capacity, _memory_mesh())
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
-    return _on_each(lambda: _shards(buffer.create(example, own)))
+    return _join_results(lambda: _split_shards(buffer.create(example, own)))
 
 
 def start_policy(
     replay: core.Replay, policy: policy_table.Policy, num_classes: int, num_tasks: int
 ) -> core.PyTree:
-    """Start what the policy counts, its state."""
+    """Create the state of a policy, such as its counts."""
     if not replay.sharded:
         return policy.start(num_classes, num_tasks)
-    return _on_each(lambda: _unwrap_state(policy.start(num_classes, num_tasks)))
+    return _join_results(lambda: _unwrap_state(policy.start(num_classes, num_tasks)))
 
 
 def choose(
@@ -105,7 +105,7 @@ def choose(
     items: core.PyTree,
     mask: jax.Array,
 ) -> tuple[jax.Array, core.PyTree]:
-    """Choose where each row goes on its own device, see `policy_table.Policy`.
+    """Choose a slot for each row on its own device, see `policies.Policy`.
 
     Args:
       kept: the policy's state, of `start_policy`.
@@ -131,7 +131,7 @@ def choose(
         )
         return slots, _unwrap_state(own)
 
-    return _on_each(choose_on_device, memory, kept, items, mask, everywhere=(key,))
+    return _join_results(choose_on_device, memory, kept, items, mask, everywhere=(key,))
 
 
 def write_rows(
@@ -156,9 +156,9 @@ def write_rows(
     mask = jnp.ones(slots.shape, bool) if mask is None else mask
 
     def write_on_device(memory, slots, items, mask):
-        return _shards(buffer.write(_join_shards(memory), slots, items, mask))
+        return _split_shards(buffer.write(_join_shards(memory), slots, items, mask))
 
-    return _on_each(write_on_device, memory, slots, items, mask)
+    return _join_results(write_on_device, memory, slots, items, mask)
 
 
 def sample(
@@ -192,19 +192,18 @@ def sample(
         own = _own_key(key)
         return buffer.sample(_join_shards(memory), own, count, log_weights=log_weights)
 
-    return _on_each(sample_on_device, memory, log_weights, everywhere=(key,))
+    return _join_results(sample_on_device, memory, log_weights, everywhere=(key,))
 
 
 def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree):
-    """Call a function of the memory's rows; if they are split, on each device's own
-    rows.
+    """Call a function on the memory's rows, on each device if the rows are split.
 
     Args:
       replay: says whether it is split.
       function: (*trees) -> arrays with rows; it sends nothing.
       trees: pytrees of arrays whose axis 0 is split as the memory is.
     """
-    return _on_each(function, *trees) if replay.sharded else function(*trees)
+    return _join_results(function, *trees) if replay.sharded else function(*trees)
 
 
 def _memory_mesh() -> jax.sharding.Mesh:
@@ -212,7 +211,7 @@ def _memory_mesh() -> jax.sharding.Mesh:
     return sharding.current() or sharding.mesh(1)
 
 
-def _on_each(function, *trees, everywhere=()):
+def _join_results(function, *trees, everywhere=()):
     """Join, on axis 0, a function's results for each device's own rows.
 
     Args:
@@ -239,7 +238,7 @@ def _join_shards(shards: Shards) -> buffer.Buffer:
     return buffer.Buffer(shards.items, shards.filled, shards.seen[0])
 
 
-def _shards(whole: buffer.Buffer) -> Shards:
+def _split_shards(whole: buffer.Buffer) -> Shards:
     return Shards(whole.items, whole.filled, whole.seen[None])
 
 

@@ -43,7 +43,7 @@ def make(
     Args:
       head: "linear" or "cosine".
       form: "paper" or "code", see above.
-      variant: "mean", "max_min" or "adversarial", see `shapley.score`.
+      variant: "mean", "max_min" or "adversarial", see `shapley.aser_score`.
       keep: "shapley" stores by value, "policy" as config.replay.policy says.
       neighbours: K of the Shapley values.
       per_class: candidates per class, and as many other rows that they may help:
@@ -58,7 +58,7 @@ def make(
     core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))
     if keep == "shapley":
         _check_sizes(parts.replay, parts.num_classes, per_class)
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
     judge = shapley_lib.AserSelector(
         parts, net, variant, neighbours, per_class, minority
     )
@@ -74,7 +74,7 @@ def make(
         return *online.descend(parts, net, state, loss), {}
 
     write = judge.write if keep == "shapley" else None
-    return online.method(parts, net, update, write=write, limit=False)
+    return online.make_method(parts, net, update, write=write, limit=False)
 
 
 def _check_sizes(replay: core.Replay, num_classes, per_class):

@@ -62,8 +62,8 @@ def make(
 
     Means over replayed rows are weighted; the last two terms have a draw each. When a
     task ends, each task so far gets an equal part of the memory, and each of its
-    classes a share of that, chosen by `coreset.pursuit` so that the gradients of the
-    last layer of beta * CE + alpha * MSE add up to those of all candidates.
+    classes a share of that, chosen by `coreset.match_gradients` so that the gradients
+    of the last layer of beta * CE + alpha * MSE add up to those of all candidates.
 
     Args:
       head: "linear" or "cosine".
@@ -76,7 +76,7 @@ def make(
     Raises:
       ValueError: naming field, value and range.
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
 
     def extra(base, params, stats):
         example = jax.tree.map(lambda x: x[0], base.memory.items)
@@ -84,7 +84,7 @@ def make(
         return Extra(base.memory, base.seen, {}, reservoir)
 
     terms = {"alpha": alpha, "beta": beta}
-    return online.method(
+    return online.make_method(
         parts,
         net,
         functools.partial(_update, parts, net, **terms),
@@ -100,7 +100,7 @@ def _update(parts, net, state, incoming, key, *, alpha, beta):
     first, second = (draw_mixture(parts, state, k) for k in jax.random.split(key))
 
     def loss(params):
-        (new, old, again), stats = net.together(
+        (new, old, again), stats = net.pass_together(
             params, state.stats, incoming, first, second
         )
         value = losses.cross_entropy(new.logits, incoming.label)
@@ -129,7 +129,9 @@ def draw_mixture(
     k_draw, k_augment = jax.random.split(key)
     memory, candidates = state.extra.memory, state.extra.candidates
     span = -(-memory.capacity // (state.task + 1))
-    drawn = coreset.mixture(k_draw, memory, candidates, parts.replay.size, span=span)
+    drawn = coreset.draw_mixture(
+        k_draw, memory, candidates, parts.replay.size, span=span
+    )
     return online.augment_drawn(parts, k_augment, *drawn)
 
 

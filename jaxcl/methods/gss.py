@@ -56,7 +56,8 @@ def make(
 
     Args:
       head: "linear" or "cosine".
-      form: "paper" or "code", see `diversity.in_turn` and `diversity.at_once`.
+      form: "paper" or "code", see `diversity.choose_in_turn` and
+        `diversity.choose_at_once`.
       gradients: with respect to "all" parameters or to those of the "head"; the latter
         costs two forward passes and none backward.
       vectors: gradients of disjoint stored rows to compare with; fewer while the memory
@@ -67,7 +68,7 @@ def make(
     Raises:
       ValueError: naming field, value and range.
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
 
     def update(state, incoming, key):
         replayed = online.draw_rows(parts, state.extra.memory, key)
@@ -92,7 +93,7 @@ def make(
         )
         return _write_scored(state, slots, batch, scores)
 
-    return online.method(
+    return online.make_method(
         parts,
         net,
         update,
@@ -115,10 +116,10 @@ def _choose(parts, gradients_of, state, key, batch, *, form, vectors, size):
     scores = diversity.similarity_score(own, *past)
     stored = memory.items["score"], memory.filled
     if form == "paper":
-        return scores, diversity.in_turn(k_choose, *stored, scores)
+        return scores, diversity.choose_in_turn(k_choose, *stored, scores)
     whole = gradients_of(images[None], label[None], ones[None])
     batch_score = diversity.similarity_score(whole, *past)[0]
-    return scores, diversity.at_once(k_choose, *stored, scores, batch_score)
+    return scores, diversity.choose_at_once(k_choose, *stored, scores, batch_score)
 
 
 def _references(parts, gradients_of, memory, key, count, size):

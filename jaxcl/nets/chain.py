@@ -13,7 +13,7 @@ from jaxcl.nets import layers
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Networks of which each feeds the next.
+    """A chain of networks, each of which feeds the next.
 
     Attributes:
       nets: name -> flax module called as `(x, *, train, groups)`, in order. That of the
@@ -23,7 +23,7 @@ class Chain:
     nets: Mapping[str, Any]
 
     def init(self, key: jax.Array, inputs: Any) -> tuple[dict, dict]:
-        """Parameters and running statistics.
+        """Create parameters and running statistics of all networks.
 
         Args:
           key: threefry key.
@@ -51,7 +51,7 @@ class Chain:
         hidden: jax.Array | None = None,
         between: bool = False,
     ) -> tuple:
-        """Outputs of the last net, and the statistics of all nets after this pass.
+        """Apply all networks; return the last output and the new running statistics.
 
         Args:
           params, stats: trees with an entry for each net; other entries are ignored.
@@ -82,10 +82,10 @@ class Chain:
             moved[name] = new.get(layers.BETWEEN, {})
         return (outputs, after, moved) if between else (outputs, after)
 
-    def in_turn(
+    def apply_in_turn(
         self, params: Mapping, stats: Mapping, *batches: jax.Array, train: bool = True
     ) -> tuple[list[jax.Array], list[dict]]:
-        """Pass some batches, one after the other, each with its own statistics.
+        """Apply the networks to several batches, each with its own batch statistics.
 
         On accelerators, batches of one shape go through in a single pass with their
         rows interleaved: devices keep the rows that they have. Values are those of a
@@ -112,7 +112,7 @@ class Chain:
             outputs = [joined[:, i] for i in range(count)]
             if not train:
                 return outputs, [after] * count
-            # Another batch norm than ours does not tell how it moved between views.
+            # Only our own batch norm records its statistics between views.
             if jax.tree.structure(moved, of_norm) == jax.tree.structure(after):
                 along = [
                     jax.tree.map(lambda x, i=i: x[i], moved, is_leaf=of_norm)
@@ -127,9 +127,9 @@ class Chain:
         return outputs, along
 
     def project(self, state: core.TrainState, inputs: Any) -> jax.Array:
-        """Outputs of the last net in evaluation mode, f32[N, D]."""
+        """Compute the output of the last network in evaluation mode, f32[N, D]."""
         return self(state.params, state.stats, inputs, train=False)[0]
 
     def embed(self, state: core.TrainState, inputs: Any) -> jax.Array:
-        """Features of the encoder alone, in evaluation mode, f32[N, D]."""
+        """Compute the features of the encoder alone in evaluation mode, f32[N, D]."""
         return Chain({"encoder": self.nets["encoder"]}).project(state, inputs)

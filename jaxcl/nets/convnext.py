@@ -1,4 +1,4 @@
-"""ConvNeXt: those of its first paper and of DINOv3, and those of V2, by options.
+"""ConvNeXt encoders: the first version, that of DINOv3, and V2, by options.
 
 Liu et al., CVPR 2022 (ConvNeXt); Woo et al., CVPR 2023 (V2: `grn` in place of
 LayerScale); Siméoni et al., 2025 (DINOv3). The size "atto" is V2's.
@@ -20,7 +20,7 @@ KERNEL = 7  # pixels of a side of the depthwise convolutions
 
 
 class Size(NamedTuple):
-    """A size as the papers have it."""
+    """The depths and the width of a published size."""
 
     depths: tuple[int, ...]  # blocks of each stage
     width: int  # channels of the first stage, doubled by each further one
@@ -38,12 +38,12 @@ _zeros = nn.initializers.zeros
 _EPSILON = 1e-6  # of the norms
 
 
-def _norm(dtype, name):
-    # As in `nets.vit`: the fast variance loses digits where the mean is large.
+def _layer_norm(dtype, name):
+    # The fast variance loses digits where the mean is large, see `nets.vit`.
     return nn.LayerNorm(_EPSILON, dtype=dtype, use_fast_variance=False, name=name)
 
 
-def _dense(width, dtype, name):
+def _dense_layer(width, dtype, name):
     return nn.Dense(width, dtype=dtype, kernel_init=_small, name=name)
 
 
@@ -63,7 +63,7 @@ class Patches(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [B, H, W, C] -> [B, H // side, W // side, width]."""
+        """Project each window, [B, H, W, C] -> [B, H // side, W // side, width]."""
         side, channels = self.side, x.shape[-1]
         shape = (side, side, channels, self.width)
         kernel = self.param("kernel", _small, shape, jnp.float32)
@@ -87,7 +87,7 @@ class Depthwise(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [B, H, W, C] -> [B, H, W, C]."""
+        """Convolve each channel by itself, [B, H, W, C] -> [B, H, W, C]."""
         width = x.shape[-1]
         shape = (KERNEL, KERNEL, 1, width)
         kernel = self.param("kernel", _small, shape, jnp.float32)
@@ -97,7 +97,7 @@ class Depthwise(nn.Module):
 
 
 class ResponseNorm(nn.Module):
-    """Global response normalisation of V2: each channel against the others' strength.
+    """The global response normalisation of V2: a channel's strength against the mean.
 
     x + scale * x * g / mean of g + bias, where g is the L2 norm of a channel over the
     map, f32 (Woo et al. 2023, Alg. 1).
@@ -105,21 +105,21 @@ class ResponseNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [B, H, W, C] -> [B, H, W, C]."""
+        """Normalise the response of each channel, [B, H, W, C] -> [B, H, W, C]."""
         scale, bias = (
             self.param(name, _zeros, x.shape[-1:], jnp.float32)
             for name in ("scale", "bias")
         )
         rows = x.astype(jnp.float32)
         square = jnp.sum(rows * rows, axis=(1, 2), keepdims=True)
-        # The root has no slope at 0, where a channel is blank all over.
+        # The square root has no gradient at 0, for a channel that is zero everywhere.
         strength = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
         share = strength / (jnp.mean(strength, axis=-1, keepdims=True) + _EPSILON)
         return (rows + scale * rows * share + bias).astype(x.dtype)
 
 
 class Block(nn.Module):
-    """A depthwise convolution, then an MLP at each place, added to what came in.
+    """A depthwise convolution and an MLP at each place, added to the block's input.
 
     Attributes:
       grn: whether the MLP has `ResponseNorm` before its last layer.
@@ -135,15 +135,16 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        """x [B, H, W, C] -> [B, H, W, C]; without a key every row has the branch."""
+        """Apply the block, [B, H, W, C] -> [B, H, W, C]; rows drop it only with a
+        key."""
         width = x.shape[-1]
         branch = Depthwise(self.dtype, name="depthwise")(x)
-        branch = _norm(self.dtype, "norm")(branch)
-        branch = _dense(4 * width, self.dtype, "fc1")(branch)
+        branch = _layer_norm(self.dtype, "norm")(branch)
+        branch = _dense_layer(4 * width, self.dtype, "fc1")(branch)
         branch = nn.gelu(branch, approximate=False)
         if self.grn:
             branch = ResponseNorm(name="grn")(branch)
-        branch = _dense(width, self.dtype, "fc2")(branch).astype(jnp.float32)
+        branch = _dense_layer(width, self.dtype, "fc2")(branch).astype(jnp.float32)
         if self.layer_scale is not None:
             begin = nn.initializers.constant(self.layer_scale)
             branch *= self.param("scale", begin, (width,), jnp.float32)
@@ -166,7 +167,7 @@ class ConvNeXt(nn.Module):
 
     @property
     def num_features(self) -> int:
-        """Length of a feature vector."""
+        """The length of a feature vector."""
         return self.width * 2 ** (len(self.depths) - 1)
 
     @nn.compact
@@ -178,7 +179,7 @@ class ConvNeXt(nn.Module):
         groups: int = 1,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """Images [B, H, W, C], normalised -> f32[B, num_features].
+        """Embed normalised images [B, H, W, C] as f32[B, num_features].
 
         Features are averaged over the last map, then normalised.
 
@@ -201,11 +202,11 @@ class ConvNeXt(nn.Module):
         x = Patches(self.patch, self.width, self.dtype, name="stem")(
             images.astype(self.dtype)
         )
-        x = _norm(self.dtype, "stem_norm")(x)
+        x = _layer_norm(self.dtype, "stem_norm")(x)
         number = 0
         for stage, depth in enumerate(self.depths):
             if stage:
-                x = _norm(self.dtype, f"stage{stage + 1}_norm")(x)
+                x = _layer_norm(self.dtype, f"stage{stage + 1}_norm")(x)
                 width, name = self.width * 2**stage, f"stage{stage + 1}_down"
                 x = Patches(2, width, self.dtype, name=name)(x)
             for i in range(depth):
@@ -219,7 +220,7 @@ class ConvNeXt(nn.Module):
                 x = block(x, None if key is None else jax.random.fold_in(key, number))
                 number += 1
         x = jnp.mean(x.astype(jnp.float32), axis=(1, 2))
-        return _norm(jnp.float32, "norm")(x)
+        return _layer_norm(jnp.float32, "norm")(x)
 
 
 @schema.checked("config.encoder")
@@ -235,7 +236,7 @@ def convnext(
     drop_path: schema.Fraction = 0.0,
     dtype: Any = jnp.float32,
 ) -> ConvNeXt:
-    """A ConvNeXt of a usual size.
+    """Build a ConvNeXt of a published size.
 
     Args:
       size: what holds where one of the next two is None.

@@ -18,32 +18,32 @@ from jaxcl.data import graphs as graphs_lib
 
 
 def propagate(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
-    """D^-1/2 (A + I) D^-1/2 x over the unmasked edges, f[n,C].
+    """Average over neighbours: D^-1/2 (A + I) D^-1/2 x, unmasked edges only, f[n,C].
 
     D is the diagonal matrix of the row sums of A + I. A masked node keeps its own x.
     """
     nodes = len(graphs.node_graph)
     live = graphs.edge_mask.astype(x.dtype)
-    scale = lax.rsqrt(1.0 + _received(live, graphs, nodes))[:, None]
+    scale = lax.rsqrt(1.0 + _sum_received(live, graphs, nodes))[:, None]
     scaled = scale * x
     return scale * (scaled + neighbour_sum(scaled, graphs))
 
 
 def neighbour_sum(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
-    """A x, the sum of x over each node's neighbours by unmasked edges, f[n,C]."""
+    """Sum the rows of each node's neighbours over unmasked edges, A x, f[n,C]."""
     sent = jnp.where(graphs.edge_mask[:, None], x[graphs.senders], 0.0)
-    return _received(sent, graphs, len(graphs.node_graph))
+    return _sum_received(sent, graphs, len(graphs.node_graph))
 
 
-def _received(sent, graphs, nodes):
-    """Sum of what the edges send into each node."""
+def _sum_received(sent, graphs, nodes):
+    """Sum the rows that edges send to each node."""
     return jax.ops.segment_sum(
         sent, graphs.receivers, num_segments=nodes, indices_are_sorted=True
     )
 
 
 def readout(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
-    """Sum over the unmasked nodes of each graph, f[B,C]."""
+    """Sum the unmasked nodes of each graph, f[B,C]."""
     return jax.ops.segment_sum(
         jnp.where(graphs.node_mask[:, None], x, 0.0),
         graphs.node_graph,
@@ -65,7 +65,7 @@ def dropout(
 
 
 class GCNConv(nn.Module):
-    """D^-1/2 (A + I) D^-1/2 x W + b; W starts as Glorot's uniform, b as zero.
+    """The graph convolution D^-1/2 (A + I) D^-1/2 x W + b (Kipf and Welling).
 
     Attributes:
       features: width of the output.
@@ -75,7 +75,7 @@ class GCNConv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
-        """f[n,F] -> f[n,features]; masked nodes must be finite, their edges masked."""
+        """Convolve node features f[n,F] -> f[n,features]."""
         shape = (x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.glorot_uniform(), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
@@ -148,12 +148,12 @@ class GCN(nn.Module):
 
     @property
     def dtype(self):
-        """Type of the arithmetic: float32 alone."""
+        """The type of the arithmetic: float32 alone."""
         return jnp.float32
 
     @property
     def num_features(self) -> int:
-        """Length of a graph's embedding."""
+        """The length of a graph's embedding."""
         return self.width * self.layers
 
     @nn.compact
@@ -164,7 +164,7 @@ class GCN(nn.Module):
         train: bool = False,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """A batch of graphs -> f32[B, layers * width], zero for empty slots.
+        """Embed a batch of graphs as f32[B, layers * width]; empty slots are zero.
 
         Args:
           graphs: the batch; features of masked nodes are ignored.
@@ -204,7 +204,7 @@ def gcn(
     momentum: schema.Share = 0.9,
     dtype: Any = jnp.float32,
 ) -> GCN:
-    """The encoder of graphs, see `GCN`.
+    """Build the graph encoder `GCN`.
 
     Raises:
       ValueError: an option is out of its range; `dtype` is not float32, which sums over
@@ -215,7 +215,7 @@ def gcn(
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuse any but float32, which sums over many nodes need.
+    """Refuse any type but float32, which sums over many nodes need.
 
     Raises:
       ValueError: it is another.

@@ -21,7 +21,7 @@ from jaxcl.nets import gcn
 
 
 class GINConv(nn.Module):
-    """W2 relu(W1 s + b1) + b2 with s = (1 + eps) x + the sum over the neighbours' x.
+    """The convolution W2 relu(W1 s + b1) + b2, s = (1 + eps) x + the neighbours' sum.
 
     W1 and W2 start as Glorot's uniform, b1 and b2 as zero.
 
@@ -35,7 +35,7 @@ class GINConv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
-        """f[n,F] -> f[n,features]; masked nodes must be finite, their edges masked."""
+        """Convolve node features f[n,F] -> f[n,features]."""
         x = (1.0 + self.eps) * x + gcn.neighbour_sum(x, graphs)
         start = nn.initializers.glorot_uniform()
         x = nn.relu(nn.Dense(self.features, kernel_init=start, name="linear1")(x))
@@ -61,12 +61,12 @@ class GIN(nn.Module):
 
     @property
     def dtype(self):
-        """Type of the arithmetic: float32 alone."""
+        """The type of the arithmetic: float32 alone."""
         return jnp.float32
 
     @property
     def num_features(self) -> int:
-        """Length of a graph's embedding."""
+        """The length of a graph's embedding."""
         return self.width * self.layers
 
     @nn.compact
@@ -77,7 +77,7 @@ class GIN(nn.Module):
         train: bool = False,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """A batch of graphs -> f32[B, layers * width], zero for empty slots.
+        """Embed a batch of graphs as f32[B, layers * width]; empty slots are zero.
 
         Args:
           graphs: the batch; features of masked nodes are ignored.
@@ -106,7 +106,7 @@ def gin(
     momentum: schema.Share = 0.9,
     dtype: Any = jnp.float32,
 ) -> GIN:
-    """The encoder of graphs of the literature, see `GIN`.
+    """Build the graph encoder `GIN`, as the literature has it.
 
     Raises:
       ValueError: an option is out of its range; `dtype` is not float32, which sums over

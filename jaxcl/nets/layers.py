@@ -1,4 +1,4 @@
-"""Layers as PyTorch has them: how they start, batch norm, and convolutions.
+"""Layers that match PyTorch's: initial weights, batch norm, and convolutions.
 
 The convolutions are in a form that is fast on XLA's CPU backend.
 """
@@ -16,7 +16,7 @@ from jax import lax
 from jaxcl import sharding
 
 _CHANNELS = 4  # inputs with fewer channels are padded to as many
-# Of a piece of the weight gradient:
+# Limits of a piece of the weight gradient:
 _NUMBERS = 2**18  # of the inputs or outputs; more do not fit the cache
 _PLACES = 1024  # at least, as each piece writes the gradient of the whole kernel
 _PIECES = 32  # about the most, since each is compiled on its own
@@ -35,7 +35,7 @@ torch_kernel = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 def torch_uniform(fan_in: float) -> Callable:
-    """Start arrays whose shape does not say the fan in, such as biases.
+    """Make an initializer for arrays whose shape does not show the fan-in, as biases.
 
     Args:
       fan_in: inputs of the layer.
@@ -47,8 +47,10 @@ def torch_uniform(fan_in: float) -> Callable:
     return functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
 
 
-def linear(start: Start, fan_in: int, fan_out: int) -> tuple[Callable, Callable]:
-    """Start a linear layer's weights, whatever their order, and its biases.
+def linear_initializers(
+    start: Start, fan_in: int, fan_out: int
+) -> tuple[Callable, Callable]:
+    """Make the initializers of a linear layer's weights and biases.
 
     Args:
       start: "torch" is PyTorch's default for both; "glorot" draws weights uniformly
@@ -94,7 +96,7 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, groups: int = 1) -> jax.Array:
-        """Normalise [B, C] or [B, H, W, C]; the output has the shape of `x`.
+        """Normalise x, [B, C] or [B, H, W, C], over all axes but the last.
 
         `train=True` normalises by the batch and moves the running statistics
         ("batch_stats" must be mutable); `train=False` reads them and ignores `groups`.
@@ -167,7 +169,7 @@ def conv(
     padding: str | Sequence[tuple[int, int]],
     **options: Any,
 ) -> jax.Array:
-    """`lax.conv_general_dilated`, to be given to `flax.linen.Conv` in its place.
+    """Convolve as `lax.conv_general_dilated`, faster on CPUs; for `flax.linen.Conv`.
 
     The result is the same up to rounding. On a CPU two things differ:
     - Images of fewer than 4 channels are padded with zero channels: with three, XLA's
@@ -193,7 +195,7 @@ def conv(
         kernel = jnp.pad(kernel, ((0, 0),) * 2 + ((0, missing), (0, 0)))
     out = jax.eval_shape(convolve, x, kernel)
     count, places = x.shape[0], out.size // out.shape[-1] // x.shape[0]
-    # Kernels that are large beside their maps are fast in one piece, too.
+    # One piece is fast, too, if the kernel is larger than its map.
     if out.size <= _SMALL or count * places < kernel[..., 0].size:
         return convolve(x, kernel)
     rows = max(
@@ -201,11 +203,11 @@ def conv(
         _PLACES // places,
         -(-count // _PIECES),
     )
-    return _in_pieces(convolve, pieces(count, rows))(x, kernel)
+    return _with_sliced_gradient(convolve, row_slices(count, rows))(x, kernel)
 
 
-def _in_pieces(convolve, slices):
-    """A convolution whose weight gradient is a sum over slices of the rows."""
+def _with_sliced_gradient(convolve, slices):
+    """Make a convolution that sums its weight gradient over slices of rows."""
 
     def backward(inputs, gradient):
         x, kernel = inputs
@@ -223,8 +225,8 @@ def _in_pieces(convolve, slices):
     return convolved
 
 
-def pieces(count: int, most: int) -> list[slice]:
-    """Slices that divide `count` rows, each of 1, 2, 4 or a multiple of 8 rows.
+def row_slices(count: int, most: int) -> list[slice]:
+    """Divide `count` rows into slices of 1, 2, 4 or a multiple of 8 rows.
 
     For other numbers of rows, such as three or ten, XLA's weight gradient is slow.
 
@@ -254,7 +256,7 @@ def depthwise(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """
     reach = len(kernel) // 2
     if sharding.on_cpu():
-        return _by_tiles(x, kernel[:, :, 0], reach)
+        return _convolve_tiles(x, kernel[:, :, 0], reach)
     return conv(
         x,
         kernel,
@@ -265,36 +267,40 @@ def depthwise(x: jax.Array, kernel: jax.Array) -> jax.Array:
     )
 
 
-def _by_tiles(x, kernel, reach):
-    """The same for a kernel [k, k, C]: each tile is a matrix times its surroundings."""
+def _convolve_tiles(x, kernel, reach):
+    """Convolve each channel with a kernel [k, k, C]: a matrix product for each tile."""
     height, width, channels = x.shape[1:]
     if max(height, width) <= _TILE:  # one tile, and nothing around it
-        rows, columns = (_band(n, n, reach, len(kernel)) for n in (height, width))
+        rows, columns = (
+            _band_matrix(n, n, reach, len(kernel)) for n in (height, width)
+        )
         places = jnp.einsum("oir,pjs,rsc->copij", rows, columns, kernel)
         return jnp.einsum("copij,bijc->bopc", places, x)
     down, across = -(-height // _TILE), -(-width // _TILE)
-    # Zeros around the map, and behind it up to whole tiles.
+    # Pad with zeros around the map, and to whole tiles at its end.
     rest = [
         (reach, n * _TILE - own + reach) for n, own in ((down, height), (across, width))
     ]
     x = jnp.pad(x, ((0, 0), *rest, (0, 0)))
     around = _TILE + 2 * reach
-    x = _cut(_cut(x, 1, down, around), 3, across, around)  # [B, down, i, across, j, C]
-    band = _band(_TILE, around, 0, len(kernel))
+    x = _cut_overlapping(
+        _cut_overlapping(x, 1, down, around), 3, across, around
+    )  # [B, down, i, across, j, C]
+    band = _band_matrix(_TILE, around, 0, len(kernel))
     places = jnp.einsum("oir,pjs,rsc->copij", band, band, kernel)
     x = jnp.einsum("copij,bnimjc->bnompc", places, x)
     x = x.reshape(-1, down * _TILE, across * _TILE, channels)
     return x[:, :height, :width]
 
 
-def _cut(x, axis, count, around):
-    """`count` pieces of an axis that overlap, along a new axis before it."""
+def _cut_overlapping(x, axis, count, around):
+    """Cut `count` overlapping pieces of an axis, along a new axis before it."""
     starts = range(0, count * _TILE, _TILE)
     pieces_of = (lax.slice_in_dim(x, s, s + around, axis=axis) for s in starts)
     return jnp.stack([*pieces_of], axis=axis)
 
 
-def _band(outputs, inputs, before, size):
-    """f32[outputs, inputs, size], 1 where input i is number i - o + before of o's."""
+def _band_matrix(outputs, inputs, before, size):
+    """Return f32[outputs, inputs, size], 1 where i - o + before is the third index."""
     number = np.arange(inputs) - np.arange(outputs)[:, None] + before
     return (number[..., None] == np.arange(size)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons: a head with PyTorch's default start, and an encoder.
+"""Multi-layer perceptrons: projectors and predictors, and an encoder of small images.
 
 Projectors and predictors are shaped as in CaSSLe (Fini et al., CVPR 2022) and PNR (Cha
 et al., ICML 2024); those of SimSiam, DINO, LeJEPA, SwAV and NNCLR as in their papers.
@@ -43,7 +43,7 @@ class MLP(nn.Module):
     def __call__(
         self, x: jax.Array, *, train: bool = False, groups: int = 1
     ) -> jax.Array:
-        """x [B, D] -> f32[B, features[-1]]; `groups` as in `layers.BatchNorm`."""
+        """Apply the layers, [B, D] -> f32[B, features[-1]]."""
         if not self.features or min(self.features) < 1:
             raise ValueError(
                 f"features={self.features}: must name at least one layer, each at "
@@ -74,8 +74,8 @@ class MLP(nn.Module):
         return x.astype(jnp.float32)
 
 
-class Shape(NamedTuple):
-    """A projector as a paper has it; what a config sets takes its place."""
+class ProjectorShape(NamedTuple):
+    """The layers of a paper's projector; options of a config replace them."""
 
     hidden_layers: int
     batch_norm: bool  # after each hidden layer
@@ -86,29 +86,29 @@ class Shape(NamedTuple):
     zero_bias: bool = False  # biases start at 0
 
 
-# Fields of `Shape` that a config may set.
+# Fields of `ProjectorShape` that a config may set.
 SIZES = ("hidden_dim", "output_dim", "hidden_layers")
-CONTRASTIVE = Shape(1, False, 2048, 128)
-PREDICTED = Shape(1, True, 4096, 256)  # BYOL's
-DECORRELATED = Shape(2, True, 2048, 2048)
-SIAMESE = Shape(2, True, 2048, 2048, last_norm=True)  # SimSiam's
+CONTRASTIVE = ProjectorShape(1, False, 2048, 128)
+PREDICTED = ProjectorShape(1, True, 4096, 256)  # BYOL's
+DECORRELATED = ProjectorShape(2, True, 2048, 2048)
+SIAMESE = ProjectorShape(2, True, 2048, 2048, last_norm=True)  # SimSiam's
 # DINO's, below its prototypes. With biases untrained outputs are nearly one vector.
 # The paper's kernels have a deviation of 0.02; PyTorch's, 0.013 here, suit any width.
-BOTTLENECK = Shape(2, False, 2048, 256, activation="gelu", zero_bias=True)
-NORMAL = Shape(2, True, 2048, 64)  # LeJEPA's
-ASSIGNED = Shape(1, True, 2048, 128)  # SwAV's, below its prototypes
-NEIGHBOURED = Shape(2, True, 2048, 256, last_norm=True)  # NNCLR's
+BOTTLENECK = ProjectorShape(2, False, 2048, 256, activation="gelu", zero_bias=True)
+NORMAL = ProjectorShape(2, True, 2048, 64)  # LeJEPA's
+ASSIGNED = ProjectorShape(1, True, 2048, 128)  # SwAV's, below its prototypes
+NEIGHBOURED = ProjectorShape(2, True, 2048, 256, last_norm=True)  # NNCLR's
 
 
 def projector(
-    shape: Shape,
+    shape: ProjectorShape,
     *,
     hidden_dim: int | None = None,
     output_dim: int | None = None,
     hidden_layers: int | None = None,
     dtype: Any = jnp.float32,
 ) -> MLP:
-    """Projector: [B, D] -> f32[B, output_dim], hidden layers and a Linear.
+    """Build a projector [B, D] -> f32[B, output_dim]: hidden layers and a Linear.
 
     Args:
       shape: what holds where an option is None.
@@ -133,7 +133,7 @@ def projector(
 def predictor(
     *, output_dim: int, hidden_dim: int = 2048, dtype: Any = jnp.float32
 ) -> MLP:
-    """Linear-BN-ReLU-Linear: [B, D] -> f32[B, output_dim].
+    """Build a predictor Linear-BN-ReLU-Linear, [B, D] -> f32[B, output_dim].
 
     The distillation predictor g of CaSSLe and PNR (hidden width 2048 for every loss)
     and the own predictors of BYOL (hidden width 4096 on CIFAR, 8192 on ImageNet) and of
@@ -143,7 +143,7 @@ def predictor(
 
 
 class Perceptron(nn.Module):
-    """An encoder of small images: their pixels in a row, then Linear-(BN)-ReLU layers.
+    """An encoder of small images: flattened pixels, then Linear-(BN)-ReLU layers.
 
     Dropout draws its own random numbers: its key lies among the running statistics, and
     every pass in training leaves the next one there. So no method need hand it a key,
@@ -154,7 +154,8 @@ class Perceptron(nn.Module):
         the pixels are the features.
       dropout: chance that an output of a layer is 0 in training.
       batch_norm: batch norm between each Linear and its ReLU.
-      start: of its layers, and of a linear head behind it, see `layers.linear`.
+      start: of its layers, and of a linear head behind it, see
+        `layers.linear_initializers`.
       dtype: of the computation; parameters stay f32.
     """
 
@@ -166,22 +167,22 @@ class Perceptron(nn.Module):
 
     @property
     def num_features(self) -> int | None:
-        """Length D of a feature vector; None without layers: that of the images."""
+        """The length D of a feature vector; None without layers."""
         return self.widths[-1] if self.widths else None
 
     @nn.compact
     def __call__(
         self, images: jax.Array, *, train: bool = False, groups: int = 1
     ) -> jax.Array:
-        """Images [B, H, W, C], normalised -> f32[B, D].
+        """Embed normalised images [B, H, W, C] as f32[B, D].
 
         `train` and `groups` as in `layers.BatchNorm`.
         """
         core.check_images(images)
         x = images.reshape(images.shape[0], -1).astype(self.dtype)
-        keys = self._keys(train)
+        keys = self._dropout_keys(train)
         for i, width in enumerate(self.widths, start=1):
-            weights, biases = layers.linear(self.start, x.shape[-1], width)
+            weights, biases = layers.linear_initializers(self.start, x.shape[-1], width)
             x = nn.Dense(
                 width,
                 dtype=self.dtype,
@@ -198,8 +199,8 @@ class Perceptron(nn.Module):
                 x = jnp.where(keep, x / (1 - self.dropout), 0)
         return x.astype(jnp.float32)
 
-    def _keys(self, train):
-        """Dropout's keys of this pass, one behind each layer; None where none drops."""
+    def _dropout_keys(self, train):
+        """Return dropout's keys of this pass, or None if nothing drops."""
         if not self.dropout:
             return None
         kept = self.variable(
@@ -224,7 +225,7 @@ def perceptron(
     start: layers.Start = "torch",
     dtype: Any = jnp.float32,
 ) -> Perceptron:
-    """A multi-layer perceptron without its classifier, see `Perceptron`.
+    """Build a multi-layer perceptron without a classifier, see `Perceptron`.
 
     Raises:
       ValueError: an option is out of its range.

@@ -1,4 +1,4 @@
-"""An encoder that passes a batch in pieces: less memory for a third more time.
+"""Pass a batch through an encoder in pieces: less memory for a third more time.
 
 Gao, Zhang, Han, Callan, "Scaling Deep Contrastive Learning Batch Size under Memory
 Limited Setup", RepL4NLP 2021 (GradCache). A forward pass keeps the features alone. The
@@ -21,14 +21,14 @@ from jax import lax
 
 
 @dataclasses.dataclass(frozen=True)
-class Pieces:
-    """An encoder that trains on `count` pieces in turn; all else is the encoder's.
+class PiecewiseEncoder:
+    """An encoder that trains on `count` pieces of a batch, one after another.
 
     A batch norm normalises each piece by itself and moves its running statistics once
     for each. Other networks compute what they compute of the whole batch.
 
     Attributes:
-      net: flax module, or an encoder like `tuning.Tuned`.
+      net: flax module, or an encoder like `tuning.TunedEncoder`.
       count: pieces of a batch.
     """
 
@@ -36,7 +36,7 @@ class Pieces:
     count: int
 
     def __getattr__(self, name: str) -> Any:
-        """Take what is not here from the encoder."""
+        """Take every other attribute from the encoder."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.net, name)
@@ -51,7 +51,7 @@ class Pieces:
         mutable: Any = False,
         **drawn: jax.Array,
     ) -> Any:
-        """Apply the encoder; in training, piece by piece.
+        """Apply the encoder, in training piece by piece.
 
         Raises:
           ValueError: the rows of a batch do not make so many equal pieces.
@@ -67,7 +67,7 @@ class Pieces:
                 "encoder together"
             )
 
-        def one(params, stats, images, number):
+        def apply_piece(params, stats, images, number):
             own = {name: jax.random.fold_in(key, number) for name, key in drawn.items()}
             given = {"params": params, "batch_stats": stats}
             images = images.reshape(-1, *images.shape[2:])
@@ -77,12 +77,14 @@ class Pieces:
             features = features.reshape(rows, groups, *features.shape[1:])
             return moved.get("batch_stats", stats), features
 
-        # Every count-th example, so that each device has its share of a piece.
+        # Take every count-th example, so that each device has its share of a piece.
         images = inputs.reshape(rows, self.count, groups, *inputs.shape[1:])
         params, stats = variables["params"], variables.get("batch_stats", {})
-        one = jax.checkpoint(one, prevent_cse=False)  # a loop keeps both passes apart
+        apply_piece = jax.checkpoint(
+            apply_piece, prevent_cse=False
+        )  # a loop keeps both passes apart
         stats, features = lax.scan(
-            lambda stats, piece: one(params, stats, *piece),
+            lambda stats, piece: apply_piece(params, stats, *piece),
             stats,
             (jnp.moveaxis(images, 1, 0), jnp.arange(self.count)),
         )

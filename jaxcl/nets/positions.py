@@ -1,4 +1,4 @@
-"""Where a patch lies in its image: tables for other grids, fixed ones, rotations.
+"""Positions of patches: learned tables for other grids, fixed tables, rotations.
 
 Grids count patches, rows first: position (row, column) of a grid of R x C. All tables
 are made on the host, since grids are known when a program is traced.
@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# How a learned table is resized, all of them bicubic. Libraries differ, and a file's
-# features are those of the library that it came from:
+# Bicubic ways to resize a learned table. Libraries differ, and a file needs that of the
+# library that wrote the file:
 #   "antialias" widens the kernel when it shrinks: timm, DINOv2 with registers
 #   "plain" does not: transformers' ViT and DINOv2, MAE
 #   "offset" is "plain" with the scale (n + 0.1) / g in place of n / g: DINOv2
 Resize = Literal["antialias", "plain", "offset"]
 
 
-def resized(table: jax.Array, grid: tuple[int, int], rule: Resize) -> jax.Array:
-    """A learned table f32[g, g, D] for a grid, f32[R, C, D]; as it is for its own."""
+def resize_table(table: jax.Array, grid: tuple[int, int], rule: Resize) -> jax.Array:
+    """Resize a learned table f32[g, g, D] to a grid, f32[R, C, D]."""
     if table.shape[:2] == grid:
         return table
-    # As PyTorch's `interpolate` to rounding: its kernels differ in their slope, too.
+    # PyTorch's `interpolate` has another slope for each kernel, as these methods do.
     method = "cubic" if rule == "antialias" else "cubic-pytorch"
     more = 0.1 if rule == "offset" else 0.0
     pairs = zip(grid, table.shape[:2], strict=True)
@@ -37,8 +37,8 @@ def resized(table: jax.Array, grid: tuple[int, int], rule: Resize) -> jax.Array:
     )
 
 
-def sin_cos(grid: tuple[int, int], width: int) -> np.ndarray:
-    """The fixed table f32[R, C, D] of MAE (He et al., CVPR 2022).
+def sin_cos_table(grid: tuple[int, int], width: int) -> np.ndarray:
+    """Compute MAE's fixed table f32[R, C, D] (He et al., CVPR 2022).
 
     [sin(c w), cos(c w), sin(r w), cos(r w)] with w_j = 10000^(-j / n), n = D / 4.
     """
@@ -53,8 +53,8 @@ def sin_cos(grid: tuple[int, int], width: int) -> np.ndarray:
     return np.concatenate(parts, axis=-1).astype(np.float32)
 
 
-def angles(grid: tuple[int, int], size: int) -> np.ndarray:
-    """Angles of DINOv3's axial rotation, f32[R C, Dh] for heads of `size` Dh.
+def rotary_angles(grid: tuple[int, int], size: int) -> np.ndarray:
+    """Compute the angles of DINOv3's rotation, f32[R C, Dh] for heads of `size` Dh.
 
     With n = Dh / 4 periods p_j = 100^(j / n) and the middle of a patch at (y, x), each
     from -1 to 1 over the image: 2 pi [y / p, x / p], twice.
@@ -68,11 +68,11 @@ def angles(grid: tuple[int, int], size: int) -> np.ndarray:
 
 
 def rotate(x: jax.Array, turns: jax.Array, skip: int) -> jax.Array:
-    """Queries or keys [B, T, H, Dh], turned by the angles of their patches.
+    """Rotate queries or keys [B, T, H, Dh] by the angles of their patches.
 
     Args:
       x: of any floating type, which it keeps; turned in float32.
-      turns: f32[T - skip, Dh], of `angles`.
+      turns: f32[T - skip, Dh], of `rotary_angles`.
       skip: tokens before the patches, which have no place.
     """
     first, rest = x[:, :skip], x[:, skip:].astype(jnp.float32)

@@ -73,7 +73,7 @@ class Residual(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, groups: int) -> jax.Array:
-        """x [B, H, W, C] -> [B, H / stride, W / stride, filters of the last conv]."""
+        """Apply the block, [B, H, W, C] -> [B, H / stride, W / stride, D]."""
         y, total_stride, size = x, 1, len(self.convs)
         how = {"init": self.conv_init, "train": train, "groups": groups}
         for i, (filters, kernel, stride) in enumerate(self.convs, start=1):
@@ -123,7 +123,7 @@ class ResNet(nn.Module):
 
     @property
     def num_features(self) -> int:
-        """Length D of a feature vector; with `pool`, of each window's part of it."""
+        """The length D of a feature vector; with `pool`, of one window's part."""
         last_width = self.width * 2 ** (len(self.stage_sizes) - 1)
         return last_width * _EXPANSION[self.block]
 
@@ -131,7 +131,7 @@ class ResNet(nn.Module):
     def __call__(
         self, images: jax.Array, *, train: bool = False, groups: int = 1
     ) -> jax.Array:
-        """Images [B, H, W, C], normalised -> f32[B, D], averaged over the map.
+        """Embed normalised images [B, H, W, C] as f32[B, D], averaged over the map.
 
         `train` and `groups` as in `layers.BatchNorm`.
         """
@@ -190,14 +190,14 @@ class ConvNet(nn.Module):
 
     @property
     def num_features(self) -> int:
-        """Length D of a feature vector."""
+        """The length D of a feature vector."""
         return self.width * 4
 
     @nn.compact
     def __call__(
         self, images: jax.Array, *, train: bool = False, groups: int = 1
     ) -> jax.Array:
-        """Images [B, H, W, C], normalised -> f32[B, D], averaged over the map."""
+        """Embed normalised images [B, H, W, C] as f32[B, D], averaged over the map."""
         core.check_images(images)
         x = images.astype(self.dtype)
         for i, stride in enumerate((1, 2, 2), start=1):
@@ -221,7 +221,7 @@ def resnet(
     pool: schema.Pixels | None = None,
     dtype: Any = jnp.float32,
 ) -> ResNet:
-    """ResNet of a usual depth; options as in `ResNet`.
+    """Build a ResNet of a published depth; options as in `ResNet`.
 
     Args:
       depth: how many layers, the classifier of the paper counted.
@@ -240,7 +240,7 @@ def resnet(
 
 @schema.checked("config.encoder")
 def conv_net(*, width: schema.Width = 32, dtype: Any = jnp.float32) -> ConvNet:
-    """Small network for tiny images such as 8x8 digits; D = 4 * width.
+    """Build a small network for tiny images such as 8x8 digits; D = 4 * width.
 
     Args:
       width: filters of the first of its three convolutions.

@@ -14,7 +14,7 @@ class Traits(NamedTuple):
     # Largest share of branches that it drops; above 0 it is also called with `key`.
     drop_path: float = 0.0
     frozen: tuple[str, ...] = ()  # entries of its parameters that never train
-    start: str = "torch"  # how layers behind it start, see `layers.linear`
+    start: str = "torch"  # how layers behind it start, see `layers.linear_initializers`
 
 
 def read_traits(encoder: Any) -> Traits:

@@ -1,4 +1,4 @@
-"""Encoders that begin with given weights, and what of them is trained: config.tuning.
+"""Encoders that start from given weights, and the parts of them that train.
 
 Layers count from the images: 0 is what comes before the first block (a ViT's patches,
 tokens and positions, a ResNet's first convolution), then one for each block of a ViT or
@@ -11,7 +11,7 @@ et al., ICLR 2022). With `open_layers` the last blocks are trained whole beside 
 
 Departures:
 - The sum is formed before it is multiplied, so that one function serves training,
-  evaluation and `merged`; the gradient of each adapted matrix is formed, too.
+  evaluation and `merge_adapters`; the gradient of each adapted matrix is formed, too.
 - A slow network averages A and B, not their product.
 - Adapters have the optimiser's weight decay, which draws the network to where it began.
 """
@@ -37,8 +37,8 @@ _TARGETS = {
 }
 
 
-class Settings(NamedTuple):
-    """Options of `settings`."""
+class TuningSettings(NamedTuple):
+    """The checked options of `settings`."""
 
     frozen_layers: int
     open_layers: int
@@ -49,7 +49,7 @@ class Settings(NamedTuple):
     norms: bool
 
 
-# Options by a word.
+# Named sets of options.
 RECIPES = {
     "decay": {"layer_decay": 0.75},  # of MAE's fine-tuning of large networks
     "lora": {"lora_rank": 8},
@@ -67,8 +67,8 @@ def settings(
     lora_on: Literal["query_value", "attention", "all"] = "query_value",
     open_layers: schema.Natural = 0,
     norms: bool = True,
-) -> Settings:
-    """What of an encoder is trained, and how fast.
+) -> TuningSettings:
+    """Choose the parts of an encoder that train, and their learning rates.
 
     Args:
       frozen_layers: this many of the first are not trained.
@@ -90,7 +90,7 @@ def settings(
             "the first layers and trains all others"
         )
     alpha = float(lora_rank) if lora_alpha is None else lora_alpha
-    return Settings(
+    return TuningSettings(
         frozen_layers=frozen_layers,
         open_layers=open_layers,
         layer_decay=layer_decay,
@@ -101,8 +101,8 @@ def settings(
     )
 
 
-def depth(net: Any) -> int:
-    """How many layers an encoder has, the one before its blocks included.
+def count_layers(net: Any) -> int:
+    """Count the layers of an encoder, the one before its blocks included.
 
     Raises:
       ValueError: layers of this encoder are not known.
@@ -120,11 +120,11 @@ def depth(net: Any) -> int:
 
 
 def layer_of(name: str, layers: int) -> int:
-    """The number of the layer that a parameter belongs to.
+    """Find the number of the layer that a parameter belongs to.
 
     Args:
       name: its path, as "block_3/norm1/scale".
-      layers: of `depth`, the number of what comes after the last.
+      layers: of `count_layers`, the number of what comes after the last.
     """
     if found := re.match(r"block_(\d+)/", name):
         return int(found[1]) + 1
@@ -133,14 +133,14 @@ def layer_of(name: str, layers: int) -> int:
     return layers if name.startswith("norm/") else 0
 
 
-def plain(encoder: Any) -> Any:
-    """The module of an encoder, whether a part of it is trained or all."""
-    return encoder.net if isinstance(encoder, Tuned) else encoder
+def bare_module(encoder: Any) -> Any:
+    """Return the flax module of an encoder, tuned or not."""
+    return encoder.net if isinstance(encoder, TunedEncoder) else encoder
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuned:
-    """An encoder of which a part is trained; it is called as the encoder is.
+class TunedEncoder:
+    """An encoder that trains in part and is called like the bare encoder.
 
     Attributes:
       net: flax module.
@@ -150,13 +150,13 @@ class Tuned:
     """
 
     net: Any
-    chosen: Settings
+    chosen: TuningSettings
     given: Callable | None = None
 
     def __post_init__(self):
         if self.chosen == settings():
             return
-        layers = depth(self.net)
+        layers = count_layers(self.net)
         for name in ("frozen_layers", "open_layers"):
             if getattr(self.chosen, name) > layers:
                 raise ValueError(
@@ -165,7 +165,7 @@ class Tuned:
                 )
         if self.chosen.lora_rank and not isinstance(self.net, vit.ViT):
             raise ValueError(
-                f"config.tuning.lora_rank={self.chosen.lora_rank}: adapters are of "
+                f"config.tuning.lora_rank={self.chosen.lora_rank}: adapters are for "
                 "Vision Transformers (config.encoder.name='vit'); must be 0"
             )
 
@@ -175,8 +175,8 @@ class Tuned:
             raise AttributeError(name)
         return getattr(self.net, name)
 
-    def share(self, path: tuple[str, ...]) -> float:
-        """A parameter's share of the learning rate; 0: it is not trained.
+    def rate_share(self, path: tuple[str, ...]) -> float:
+        """Return a parameter's share of the learning rate; 0 if it is frozen.
 
         Args:
           path: names on the way to it, from the entry of the encoder on.
@@ -187,7 +187,7 @@ class Tuned:
             return 0.0
         if self.chosen == settings():
             return 1.0
-        layers = depth(self.net)
+        layers = count_layers(self.net)
         number, chosen = layer_of(name, layers), self.chosen
         rate = chosen.layer_decay ** (layers - number)
         if number < chosen.frozen_layers:
@@ -199,21 +199,21 @@ class Tuned:
         return rate if norm or opened else 0.0
 
     def init(self, key: jax.Array, inputs: Any, **options: Any) -> dict:
-        """Variables, as the module's `init` gives them, and adapters that are 0."""
+        """Create the given weights, and adapters that start at 0."""
         return self.init_with_output(key, inputs, **options)[1]
 
     def init_with_output(self, key: jax.Array, inputs: Any, **options: Any):
-        """The same, after the outputs."""
+        """Create outputs, weights and adapters, as `init` does."""
         if self.given is None:
             outputs, variables = self.net.init_with_output(key, inputs, **options)
         else:
-            outputs, variables = self._begun(key, inputs, options)
-        adapters = self._adapters(key, variables["params"])
+            outputs, variables = self._start_outputs(key, inputs, options)
+        adapters = self._start_adapters(key, variables["params"])
         params = variables["params"] | ({ADAPTERS: adapters} if adapters else {})
         return outputs, {**variables, "params": params}
 
-    def _begun(self, key, inputs, options):
-        """Outputs and variables of the given weights.
+    def _start_outputs(self, key, inputs, options):
+        """Return outputs and variables of the given weights.
 
         They come from the host while the program runs: as constants of the program
         they would be compiled with it, gigabytes of a large network.
@@ -228,11 +228,14 @@ class Tuned:
         variables = {"params": params} | ({"batch_stats": stats} if stats else {})
         return jnp.zeros(outputs.shape, outputs.dtype), variables
 
-    def _adapters(self, key, params):
-        """A [in, r] begins as PyTorch's layers do, B [r, out] with 0."""
-        chosen, layers = self.chosen, depth(self.net) if self.chosen.lora_rank else 0
+    def _start_adapters(self, key, params):
+        """Start adapters: A [in, r] as PyTorch's layers, B [r, out] at 0."""
+        chosen, layers = (
+            self.chosen,
+            count_layers(self.net) if self.chosen.lora_rank else 0,
+        )
         found: dict[str, dict] = {}
-        # Blocks that are frozen, or trained whole, have none.
+        # Frozen and fully trained blocks have no adapters.
         for number in range(max(chosen.frozen_layers, 1), layers - chosen.open_layers):
             block = f"block_{number - 1}"
             names = [f"{part}/{own}" for part in _PARTS for own in params[block][part]]
@@ -242,17 +245,17 @@ class Tuned:
                 part, own = name.split("/")
                 shape = params[block][part][own]["kernel"].shape
                 key = jax.random.fold_in(key, 1)
-                pair = self._pair(key, *shape)
+                pair = self._start_pair(key, *shape)
                 found.setdefault(block, {}).setdefault(part, {})[own] = pair
         return found
 
-    def _pair(self, key, rows, columns):
+    def _start_pair(self, key, rows, columns):
         shape = rows, self.chosen.lora_rank
         first = layers_lib.torch_uniform(rows)(key, shape)
         return {"a": first, "b": jnp.zeros((self.chosen.lora_rank, columns))}
 
-    def merged(self, params: core.PyTree) -> core.PyTree:
-        """Parameters of the plain encoder that computes the same, f32."""
+    def merge_adapters(self, params: core.PyTree) -> core.PyTree:
+        """Merge the adapters into the weights: parameters of the plain encoder, f32."""
         factor = self.chosen.lora_alpha / max(self.chosen.lora_rank, 1)
 
         def with_product(tree, pairs):
@@ -267,12 +270,14 @@ class Tuned:
         return with_product(plain, params.get(ADAPTERS, {}))
 
     def apply(self, variables: dict, inputs: Any, **options: Any) -> Any:
-        """As the module's `apply`; no gradient reaches what is not trained."""
+        """Apply the encoder; frozen parameters get no gradient."""
 
-        def held(path, leaf):
+        def stop_frozen_gradient(path, leaf):
             names = tuple(entry.key for entry in path)
-            return leaf if self.share(names) else jax.lax.stop_gradient(leaf)
+            return leaf if self.rate_share(names) else jax.lax.stop_gradient(leaf)
 
-        params = jax.tree_util.tree_map_with_path(held, variables["params"])
-        own = {**variables, "params": self.merged(params)}
+        params = jax.tree_util.tree_map_with_path(
+            stop_frozen_gradient, variables["params"]
+        )
+        own = {**variables, "params": self.merge_adapters(params)}
         return self.net.apply(own, inputs, **options)

@@ -1,4 +1,4 @@
-"""Vision Transformers: those of ViT, DeiT III, DINOv2 and DINOv3, by options.
+"""Vision Transformers: ViT, DeiT III, DINOv2 and DINOv3, by options.
 
 Dosovitskiy et al., ICLR 2021 (ViT); Touvron et al., ECCV 2022 (DeiT III); Oquab et al.,
 TMLR 2024 (DINOv2); Darcet et al., ICLR 2024 (registers); Siméoni et al., 2025 (DINOv3);
@@ -26,7 +26,7 @@ from jaxcl.nets import positions as positions_lib
 
 
 class Size(NamedTuple):
-    """A size as the papers have it."""
+    """The width, layers and heads of a published size."""
 
     width: int  # D, of a token
     layers: int
@@ -49,17 +49,17 @@ _small = nn.initializers.truncated_normal(0.02)
 _tiny = nn.initializers.normal(1e-6)
 
 
-def _dense(width, dtype, name, *, bias=True):
+def _dense_layer(width, dtype, name, *, bias=True):
     return nn.Dense(width, use_bias=bias, dtype=dtype, kernel_init=_small, name=name)
 
 
-def _norm(epsilon, dtype, name):
+def _layer_norm(epsilon, dtype, name):
     # The fast variance loses digits where the mean is large, as it is in DINOv2.
     return nn.LayerNorm(epsilon, dtype=dtype, use_fast_variance=False, name=name)
 
 
 def _attend(query, key, value, program):
-    """Softmax attention over [B, T, H, Dh]; `program` is `vit`'s option `attention`."""
+    """Compute softmax attention over [B, T, H, Dh] by `program`, see `vit`."""
     size, lacking = query.shape[-1], None
     if not sharding.has_cudnn_attention():
         lacking = "the devices are no NVIDIA GPUs since Ampere"
@@ -75,11 +75,14 @@ def _attend(query, key, value, program):
 
 @functools.cache  # one line for all blocks and programs
 def _warn_of_xla(lacking):
-    logging.warning("config.encoder.attention='cudnn': XLA computes it, as %s", lacking)
+    logging.warning(
+        "config.encoder.attention='cudnn': XLA computes attention instead, as %s",
+        lacking,
+    )
 
 
 class Attention(nn.Module):
-    """Self-attention of several heads.
+    """Self-attention with several heads.
 
     Attributes:
       heads: how many; they divide the width.
@@ -95,20 +98,20 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, turns: jax.Array | None, skip: int) -> jax.Array:
-        """x [B, T, D] -> [B, T, D]; `turns` and `skip` as in `positions.rotate`."""
+        """Attend among tokens, [B, T, D] -> [B, T, D]."""
         width = x.shape[-1]
 
-        def heads(name):
-            rows = _dense(width, self.dtype, name, bias=name in self.biased)(x)
+        def project_heads(name):
+            rows = _dense_layer(width, self.dtype, name, bias=name in self.biased)(x)
             return rows.reshape(*x.shape[:2], self.heads, -1)
 
-        query, key, value = map(heads, ("query", "key", "value"))
+        query, key, value = map(project_heads, ("query", "key", "value"))
         if turns is not None:
             query, key = (
                 positions_lib.rotate(rows, turns, skip) for rows in (query, key)
             )
         rows = _attend(query, key, value, self.program)
-        return _dense(width, self.dtype, "out")(rows.reshape(x.shape))
+        return _dense_layer(width, self.dtype, "out")(rows.reshape(x.shape))
 
 
 class FeedForward(nn.Module):
@@ -126,19 +129,21 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [..., D] -> [..., D]."""
+        """Apply the MLP to each token, [..., D] -> [..., D]."""
         width = x.shape[-1]
         if self.kind == "gelu":
-            x = nn.gelu(_dense(self.hidden, self.dtype, "fc1")(x), approximate=False)
-            return _dense(width, self.dtype, "fc2")(x)
-        gate = nn.silu(_dense(self.hidden, self.dtype, "gate")(x))
-        return _dense(width, self.dtype, "down")(
-            gate * _dense(self.hidden, self.dtype, "up")(x)
+            x = nn.gelu(
+                _dense_layer(self.hidden, self.dtype, "fc1")(x), approximate=False
+            )
+            return _dense_layer(width, self.dtype, "fc2")(x)
+        gate = nn.silu(_dense_layer(self.hidden, self.dtype, "gate")(x))
+        return _dense_layer(width, self.dtype, "down")(
+            gate * _dense_layer(self.hidden, self.dtype, "up")(x)
         )
 
 
 class Block(nn.Module):
-    """A layer: attention, then the MLP, each added to what came in.
+    """A layer: attention, then the MLP, each added to its input.
 
     Attributes:
       heads, hidden, kind, biased, program: of `Attention` and `FeedForward`.
@@ -166,17 +171,18 @@ class Block(nn.Module):
         skip: int,
         key: jax.Array | None,
     ) -> jax.Array:
-        """x [B, T, D] -> [B, T, D]; without a key every row has both branches."""
-        rows = _norm(self.epsilon, self.dtype, "norm1")(x)
+        """Apply the block, [B, T, D] -> [B, T, D]; rows drop branches only with a
+        key."""
+        rows = _layer_norm(self.epsilon, self.dtype, "norm1")(x)
         attention = Attention(
             self.heads, self.biased, self.program, self.dtype, name="attention"
         )
-        x = self._added(x, attention(rows, turns, skip), 1, key)
-        rows = _norm(self.epsilon, self.dtype, "norm2")(x)
+        x = self._add_branch(x, attention(rows, turns, skip), 1, key)
+        rows = _layer_norm(self.epsilon, self.dtype, "norm2")(x)
         mlp = FeedForward(self.hidden, self.kind, self.dtype, name="mlp")
-        return self._added(x, mlp(rows), 2, key)
+        return self._add_branch(x, mlp(rows), 2, key)
 
-    def _added(self, x, branch, number, key):
+    def _add_branch(self, x, branch, number, key):
         branch = branch.astype(jnp.float32)
         if self.layer_scale is not None:
             begin = nn.initializers.constant(self.layer_scale)
@@ -230,12 +236,12 @@ class ViT(nn.Module):
 
     @property
     def num_features(self) -> int:
-        """Length of a feature vector."""
+        """The length of a feature vector."""
         return self.width * (2 if self.features == "both" else 1)
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Entries of the parameters that no step moves."""
+        """The entries of the parameters that no step moves."""
         return ("patch",) if self.frozen_patch else ()
 
     @nn.compact
@@ -248,7 +254,7 @@ class ViT(nn.Module):
         key: jax.Array | None = None,
         hidden: jax.Array | None = None,
     ) -> jax.Array | tuple[jax.Array, jax.Array]:
-        """Images [B, H, W, C], normalised -> f32[B, num_features].
+        """Embed normalised images [B, H, W, C] as f32[B, num_features].
 
         Args:
           images: of any sides that are multiples of `patch`.
@@ -260,14 +266,16 @@ class ViT(nn.Module):
         Raises:
           ValueError: a side is no multiple of `patch`, or shorter.
         """
-        grid = self._grid(images)
-        x = self._patches(images.astype(self.dtype), grid)
+        grid = self._patch_grid(images)
+        x = self._project_patches(images.astype(self.dtype), grid)
         if hidden is not None:
             x = jnp.where(hidden[..., None], 0, x)
-        x, skip = self._tokens(x, grid)
+        x, skip = self._join_tokens(x, grid)
         turns = None
         if self.positions == "rotary":
-            turns = jnp.asarray(positions_lib.angles(grid, self.width // self.heads))
+            turns = jnp.asarray(
+                positions_lib.rotary_angles(grid, self.width // self.heads)
+            )
         # Arguments count from the module itself: `skip` is the third.
         block = nn.remat(Block, static_argnums=(3,)) if self.remat else Block
         for number in range(self.layers):
@@ -285,12 +293,12 @@ class ViT(nn.Module):
             )
             own = None if key is None else jax.random.fold_in(key, number)
             x = layer(x, turns, skip, own)
-        x = _norm(self.epsilon, jnp.float32, "norm")(x)
-        features = self._pooled(x, skip)
+        x = _layer_norm(self.epsilon, jnp.float32, "norm")(x)
+        features = self._pool_tokens(x, skip)
         return features if hidden is None else (features, x[:, skip:])
 
-    def _grid(self, images) -> tuple[int, int]:
-        """Patches of each side."""
+    def _patch_grid(self, images) -> tuple[int, int]:
+        """Count the patches of each side."""
         core.check_images(images)
         height, width = images.shape[1:3]
         if min(height, width) < self.patch or height % self.patch or width % self.patch:
@@ -300,14 +308,14 @@ class ViT(nn.Module):
             )
         return height // self.patch, width // self.patch
 
-    def _patches(self, images, grid):
-        """The projection of each patch, [B, N, D]: a convolution without overlap."""
+    def _project_patches(self, images, grid):
+        """Project each patch, [B, N, D]: a convolution without overlap."""
         (rows, columns), side, channels = grid, self.patch, images.shape[-1]
         shape = (side, side, channels, self.width)
         begin = _small
         if self.frozen_patch:  # MoCo v3's: uniform within sqrt(6 / (inputs + outputs))
             begin = layers_lib.torch_uniform((side * side * channels + self.width) / 6)
-        kernel, bias = _Patch(shape, begin, name="patch")()
+        kernel, bias = _PatchProjection(shape, begin, name="patch")()
         if self.frozen_patch:
             kernel, bias = jax.lax.stop_gradient((kernel, bias))
         x = images.reshape(-1, rows, side, columns, side, channels).swapaxes(2, 3)
@@ -315,19 +323,24 @@ class ViT(nn.Module):
         kernel = kernel.reshape(-1, self.width).astype(self.dtype)
         return x @ kernel + bias.astype(self.dtype)
 
-    def _tokens(self, x, grid):
-        """Class token, registers, patches with their positions; how many come first."""
+    def _join_tokens(self, x, grid):
+        """Join class token, registers and patches; count the tokens before the
+        patches."""
         batch, width = x.shape[0], self.width
         first = self.param("class", _tiny, (width,), jnp.float32)
         if self.positions == "learned":
             side = self.image_size // self.patch
             table = self.param("positions", _small, (side, side, width), jnp.float32)
-            x += self._flat(positions_lib.resized(table, grid, self.resize))
+            x += self._flatten_table(
+                positions_lib.resize_table(table, grid, self.resize)
+            )
             if self.class_position:
                 own = self.param("class_position", _small, (width,), jnp.float32)
                 first = first + own  # not in place: it may be an array of NumPy
         elif self.positions == "sin_cos":
-            x += self._flat(jnp.asarray(positions_lib.sin_cos(grid, width)))
+            x += self._flatten_table(
+                jnp.asarray(positions_lib.sin_cos_table(grid, width))
+            )
         first = first[None]
         if self.registers:
             shape = (self.registers, width)
@@ -337,18 +350,18 @@ class ViT(nn.Module):
         first = jnp.broadcast_to(first.astype(x.dtype), (batch, skip, width))
         return jnp.concatenate([first, x], axis=1), skip
 
-    def _flat(self, table):
+    def _flatten_table(self, table):
         return table.reshape(-1, self.width).astype(self.dtype)
 
-    def _pooled(self, x, skip):
-        """f32[B, T, D] -> f32[B, num_features]."""
+    def _pool_tokens(self, x, skip):
+        """Pool tokens f32[B, T, D] into features f32[B, num_features]."""
         parts = {"class": x[:, 0], "mean": jnp.mean(x[:, skip:], axis=1)}
         wanted = ("class", "mean") if self.features == "both" else (self.features,)
         return jnp.concatenate([parts[name] for name in wanted], axis=-1)
 
 
-class _Patch(nn.Module):
-    """Kernel f32[P, P, C, D] and bias f32[D] of the projection."""
+class _PatchProjection(nn.Module):
+    """The kernel f32[P, P, C, D] and the bias f32[D] of the projection."""
 
     shape: tuple[int, ...]
     begin: Any
@@ -386,7 +399,7 @@ def vit(
     attention: Literal["xla", "cudnn"] = "xla",
     dtype: Any = jnp.float32,
 ) -> ViT:
-    """A Vision Transformer of a usual size.
+    """Build a Vision Transformer of a published size.
 
     Args:
       size: what holds where one of the next four is None.

@@ -1,1 +1,1 @@
-"""From run directories to pages, tables and pictures."""
+"""Make pages, tables and pictures from run directories."""

@@ -1,4 +1,4 @@
-"""Differences between runs in data, scenario and evaluation."""
+"""Find differences between runs in data, scenario and evaluation."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,19 +10,19 @@ from jaxcl import schema
 from jaxcl.config import options
 from jaxcl.data import storage
 
-# What changes nothing that is measured, or what runs are to differ in.
+# Options that change no measurement, or in which compared runs may differ.
 _ASIDE = {"seed", "last_only", "skip"}
 
 
 class Configs(NamedTuple):
-    """A run's config and its resolved options; None: there is no file."""
+    """The config and the resolved options of a run; None for a missing file."""
 
     asked: dict | None = None  # config.json
     resolved: dict | None = None  # resolved.json
 
 
 def read_config(folders: Iterable[epath.Path]) -> Configs:
-    """Read the configs of the first of some directories that has one.
+    """Read the configs of the first directory that has any.
 
     Raises:
       ValueError: a file is damaged.
@@ -36,13 +36,13 @@ def read_config(folders: Iterable[epath.Path]) -> Configs:
 
 
 def flatten(config: Mapping) -> dict[str, str]:
-    """Flatten a config: path of each option -> its value as JSON."""
+    """Flatten a config into path -> JSON of the value."""
     values = schema.flatten(config, "").items()
     return {path[1:]: json.dumps(value, sort_keys=True) for path, value in values}
 
 
-def differences(runs: Mapping[str, Configs]) -> list[str]:
-    """List the differences in how runs were measured, a text for each field.
+def list_differences(runs: Mapping[str, Configs]) -> list[str]:
+    """List the differences in how runs were evaluated, a text for each field.
 
     Compared are the sections `data` and `scenario`, and those of evaluators that
     several runs have; seeds are no difference. Options that are not set count by their
@@ -57,11 +57,15 @@ def differences(runs: Mapping[str, Configs]) -> list[str]:
         name: (run.resolved if whole else run.asked) or {}
         for name, run in known.items()
     }
-    return [text for section in _sections(configs) for text in _differing(*section)]
+    return [
+        text
+        for section in _shared_sections(configs)
+        for text in _differing_fields(*section)
+    ]
 
 
-def _sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
-    """Yield (path, name of a run -> the section there), for runs that have it."""
+def _shared_sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
+    """Yield (path, run -> section) for runs that have the section."""
     for name in ("data", "scenario"):
         yield f"config.{name}", {r: c[name] for r, c in configs.items() if c.get(name)}
     judges = {run: config.get("evaluators") or {} for run, config in configs.items()}
@@ -70,7 +74,7 @@ def _sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
         yield f"config.evaluators.{key}", having
 
 
-def _differing(path, sections) -> Iterator[str]:
+def _differing_fields(path, sections) -> Iterator[str]:
     """Yield a text for each field in which a section differs between runs."""
     fields = {run: flatten(section) for run, section in sections.items()}
     names = sorted({name for own in fields.values() for name in own})

@@ -1,4 +1,4 @@
-"""Compare runs: `jaxcl compare runs/er runs/er_ace --out=compare.png`.
+"""Compare runs in a table and a plot: `jaxcl compare runs/er runs/er_ace`.
 
 Each directory is a run, or holds the runs of several seeds (config.seeds). Prints mean
 and standard error over seeds, the cost of a step and of an incoming image, and the
@@ -23,14 +23,14 @@ from jaxcl.run import seeds
 MEASURES = ("average_accuracy", "anytime", "forgetting")
 
 
-def difference(run: RunGroup, other: RunGroup, name: str, measure: str) -> dict:
-    """Compute mean and error of `run` less `other`, over seeds that both have."""
+def mean_difference(run: RunGroup, other: RunGroup, name: str, measure: str) -> dict:
+    """Compute mean and error of `run` minus `other` over the seeds that both have."""
     pair = (runs_lib.measure_by_seed(r, name, measure) for r in (run, other))
     return seeds.mean_and_error(runs_lib.paired_differences(*pair))
 
 
 def mean_cost(run: RunGroup) -> dict[str, float | None]:
-    """Average what training costs over seeds; None where it is not known.
+    """Average the cost of training over seeds; None where it is unknown.
 
     "milliseconds" and "flops" of a step; "per_image", FLOPs for each image of the
     stream, however often a method passes it.
@@ -48,7 +48,7 @@ def mean_cost(run: RunGroup) -> dict[str, float | None]:
 def mean_curve(
     run: RunGroup, name: str, *, band: str = "error"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Average the accuracy over the tasks met, or a scalar, at each step.
+    """Average an accuracy over the tasks so far, or a scalar, at each step.
 
     Args:
       run: from `runs.read_run`.
@@ -59,7 +59,7 @@ def mean_curve(
       (steps i64[n], mean f64[n], band f64[n], 0 for one seed), at the steps after the
       first that every seed has.
     """
-    of_seeds = [_points(own, name) for own in run.rows.values()] or [{}]
+    of_seeds = [_mean_by_step(own, name) for own in run.logged_rows.values()] or [{}]
     steps = sorted(set.intersection(*(set(points) for points in of_seeds)))
     values = np.array([[points[s] for s in steps] for points in of_seeds])
     half, count = np.zeros(len(steps)), len(of_seeds)
@@ -69,7 +69,7 @@ def mean_curve(
 
 
 def mean_along_stream(run: RunGroup, name: str) -> dict:
-    """Average all evaluations of a seed; mean and standard error over seeds.
+    """Average all evaluations of each seed; return mean and standard error.
 
     With evaluations every so many steps (config.eval_every) it is the area under the
     curve of i-Blurry (Koh et al., ICLR 2022), of the tasks met, each from its first
@@ -79,11 +79,11 @@ def mean_along_stream(run: RunGroup, name: str) -> dict:
       run: from `runs.read_run`.
       name: of a matrix.
     """
-    points = [_points(own, name).values() for own in run.rows.values()]
+    points = [_mean_by_step(own, name).values() for own in run.logged_rows.values()]
     return seeds.mean_and_error([float(np.mean([*own])) for own in points if own])
 
 
-def _points(rows, name) -> dict[int, float]:
+def _mean_by_step(rows, name) -> dict[int, float]:
     """Map step -> a scalar, or the mean of a matrix's row over the tasks met."""
     points = {}
     for row in rows:
@@ -95,7 +95,7 @@ def _points(rows, name) -> dict[int, float]:
 
 
 def format_table(runs: list[RunGroup], name: str) -> str:
-    """Write a table of one matrix, a line a run; differences are to the first."""
+    """Write a table of one matrix, a line for each run."""
     head = ("seeds", "average", "anytime", "along", "forgetting")
     head += ("ms/step", "FLOPs", "FLOP/image", "- first")
     width = max(24, *(len(run.name) + 2 for run in runs))
@@ -116,14 +116,16 @@ def format_table(runs: list[RunGroup], name: str) -> str:
         cells.append(f"{share:.2f}x" if share else "-")
         cells.append("-" if image is None else cost_lib.format_count(image))
         paired = "" if run is runs[0] else "-"
-        if paired and runs_lib.comparable(run, runs[0]):
-            paired = seeds.percent(difference(run, runs[0], name, "average_accuracy"))
+        if paired and runs_lib.are_comparable(run, runs[0]):
+            paired = seeds.percent(
+                mean_difference(run, runs[0], name, "average_accuracy")
+            )
         cells.append(paired)
         lines.append(run.name.ljust(width) + "".join(f"{c:>15}" for c in cells))
     return "\n".join(lines)
 
 
-def scalar_text(curves: dict[str, tuple], name: str, band: str) -> str:
+def format_scalar(curves: dict[str, tuple], name: str, band: str) -> str:
     """Write the last value of a scalar with its band, one line for each run.
 
     Args:
@@ -139,7 +141,7 @@ def scalar_text(curves: dict[str, tuple], name: str, band: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the options of the command."""
+    """Make the parser of the command's options."""
     arguments = argparse.ArgumentParser(
         prog="jaxcl compare", description=__doc__.splitlines()[0]
     )
@@ -168,20 +170,20 @@ def _compare(options) -> None:
         plots.format_of(options.out)
     runs = runs_lib.read_all(options.workdirs)
     if options.scalar:
-        _scalar(runs, options)
+        _compare_scalar(runs, options)
     else:
-        _matrix(runs, options)
+        _compare_matrix(runs, options)
     configs = {run.name: run.configs for run in runs}
-    for field in comparability.differences(configs):
+    for field in comparability.list_differences(configs):
         print(f"not measured alike: {field}")
-    for line in (line for run in runs for line in runs_lib.remarks(run)):
+    for line in (line for run in runs for line in runs_lib.list_remarks(run)):
         print(line)
 
 
-def _matrix(runs, options) -> None:
+def _compare_matrix(runs, options) -> None:
     """Compare the accuracies of a matrix."""
     names = [set(r["matrices"]) for run in runs for r in run.results.values()]
-    name = options.matrix or next(iter(runs[0].first["matrices"]), None)
+    name = options.matrix or next(iter(runs[0].first_results["matrices"]), None)
     if name is None or not all(name in seed_names for seed_names in names):
         common = sorted(set.intersection(*names))
         raise ValueError(
@@ -191,23 +193,23 @@ def _matrix(runs, options) -> None:
     print(format_table(runs, name))
     if options.out:
         curves = {run.name: mean_curve(run, name, band=options.band) for run in runs}
-        plots.anytime(curves, options.out, task_ends=task_ends(runs[0]))
+        plots.anytime(curves, options.out, task_ends=list_task_ends(runs[0]))
 
 
-def _scalar(runs, options) -> None:
+def _compare_scalar(runs, options) -> None:
     """Compare a scalar."""
     name = options.scalar
     curves = {run.name: mean_curve(run, name, band=options.band) for run in runs}
     lacking = [run for run, (steps, *_) in curves.items() if not len(steps)]
     if lacking:
         raise ValueError(f"--scalar={name}: not measured by {', '.join(lacking)}")
-    print(scalar_text(curves, name, options.band))
+    print(format_scalar(curves, name, options.band))
     if options.out:
-        ends, drawn = task_ends(runs[0]), {"ylabel": name, "scale": 1.0}
+        ends, drawn = list_task_ends(runs[0]), {"ylabel": name, "scale": 1.0}
         plots.anytime(curves, options.out, task_ends=ends, **drawn)
 
 
-def task_ends(run: RunGroup) -> list[int]:
+def list_task_ends(run: RunGroup) -> list[int]:
     """List the step after which each task ends."""
-    steps = [spent["steps"] for spent in run.first["cost"]["per_task"] if spent]
+    steps = [spent["steps"] for spent in run.first_results["cost"]["per_task"] if spent]
     return np.cumsum(steps).tolist()

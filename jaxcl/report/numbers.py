@@ -1,4 +1,4 @@
-"""The numbers of a page about runs: means, intervals, differences, cost.
+"""Compute the numbers of a page about runs: means, intervals, differences, cost.
 
 Intervals are Student's t at 95 %, over seeds.
 """
@@ -18,7 +18,7 @@ MEASURES = ("average_accuracy", "anytime", "forgetting", "stability", "plasticit
 
 
 class Estimate(NamedTuple):
-    """A mean over seeds, with its 95 % interval if there are two seeds or more."""
+    """A mean over seeds, with a 95 % interval from two seeds on."""
 
     mean: float | None
     low: float | None
@@ -29,8 +29,8 @@ class Estimate(NamedTuple):
 UNKNOWN = Estimate(None, None, None, 0)
 
 
-def estimate(values: Iterable[float | None]) -> Estimate:
-    """Estimate the mean of one value per seed; None, not measured, is left out."""
+def estimate_mean(values: Iterable[float | None]) -> Estimate:
+    """Estimate the mean of one value per seed; leave out None."""
     mean, error, count = seeds.mean_and_error(values).values()
     if error is None:
         return Estimate(mean, None, None, count)
@@ -40,60 +40,66 @@ def estimate(values: Iterable[float | None]) -> Estimate:
     return Estimate(mean, mean - half, mean + half, count)
 
 
-def names_of(collections: Iterable[Iterable]) -> list[str]:
-    """List all keys of several dicts or lists, each once, in order."""
+def list_names(collections: Iterable[Iterable]) -> list[str]:
+    """List the keys of several collections, each once, in order."""
     return list(dict.fromkeys(key for keys in collections for key in keys))
 
 
-def matrices(run: RunGroup) -> list[str]:
+def list_matrices(run: RunGroup) -> list[str]:
     """Name the matrices that at least one seed of the run has."""
-    return names_of(results["matrices"] for results in run.results.values())
+    return list_names(results["matrices"] for results in run.results.values())
 
 
-def measures(run: RunGroup) -> dict[str, dict[str, Estimate]]:
-    """Return matrix name -> measure -> its mean over the seeds that have it."""
+def mean_measures(run: RunGroup) -> dict[str, dict[str, Estimate]]:
+    """Average each measure of each matrix over the seeds that have it."""
     estimates = {}
-    for name in names_of(run.measures.values()):
+    for name in list_names(run.measures.values()):
         values = {
             key: runs_lib.measure_by_seed(run, name, key).values() for key in MEASURES
         }
         shown = [key for key in MEASURES if key != "plasticity" or any(values[key])]
-        estimates[name] = {key: estimate(values[key]) for key in shown}
+        estimates[name] = {key: estimate_mean(values[key]) for key in shown}
     return estimates
 
 
-def difference(run: RunGroup, first: RunGroup, name: str, measure: str) -> Estimate:
-    """Estimate `run` less `first`, over the seeds that both have."""
+def mean_difference(
+    run: RunGroup, first: RunGroup, name: str, measure: str
+) -> Estimate:
+    """Estimate `run` minus `first` over the seeds that both have."""
     pair = (runs_lib.measure_by_seed(r, name, measure) for r in (run, first))
-    return _difference(run, first, *pair)
+    return _paired_difference(run, first, *pair)
 
 
-def _difference(run, first, mine, theirs) -> Estimate:
-    paired = runs_lib.comparable(run, first)
-    return estimate(runs_lib.paired_differences(mine, theirs)) if paired else UNKNOWN
+def _paired_difference(run, first, mine, theirs) -> Estimate:
+    paired = runs_lib.are_comparable(run, first)
+    return (
+        estimate_mean(runs_lib.paired_differences(mine, theirs)) if paired else UNKNOWN
+    )
 
 
-def scalars(run: RunGroup, first: RunGroup) -> dict[str, tuple[Estimate, Estimate]]:
-    """Average the last task's scalars, and their difference to the first run."""
+def mean_scalars(
+    run: RunGroup, first: RunGroup
+) -> dict[str, tuple[Estimate, Estimate]]:
+    """Average the last task's scalars, and their differences to the first run."""
     mine, theirs = (
         {
-            seed: own["scalars"][r.done - 1] if r.done else {}
+            seed: own["scalars"][r.finished_tasks - 1] if r.finished_tasks else {}
             for seed, own in r.results.items()
         }
         for r in (run, first)
     )
     estimates = {}
-    for name in names_of(mine.values()):
+    for name in list_names(mine.values()):
         pair = [
             {seed: x.get(name) for seed, x in own.items()} for own in (mine, theirs)
         ]
-        delta = _difference(run, first, *pair)
-        estimates[name] = estimate(pair[0].values()), delta
+        delta = _paired_difference(run, first, *pair)
+        estimates[name] = estimate_mean(pair[0].values()), delta
     return estimates
 
 
 def mean_cost(run: RunGroup) -> dict[str, float | None]:
-    """Average what a run took over seeds; None where it is not known.
+    """Average the cost of a run over seeds; None where it is unknown.
 
     Returns:
       "train", "compile", "evaluation" and "rest", seconds; "steps", "images", "flops"
@@ -110,7 +116,7 @@ def mean_cost(run: RunGroup) -> dict[str, float | None]:
         own["rest"] = max(0.0, spent - sum(own.values()))
         costs.append(own | {key: total[key] for key in counted})
     names = (*timed, "rest", *counted)
-    means = {name: estimate([own[name] for own in costs]).mean for name in names}
+    means = {name: estimate_mean([own[name] for own in costs]).mean for name in names}
     return {**means, "milliseconds": compare.mean_cost(run)["milliseconds"]}
 
 
@@ -122,12 +128,12 @@ def mean_matrix(run: RunGroup, name: str) -> np.ndarray:
     """
     results = [own for own in run.results.values() if name in own["matrices"]]
     return _mean_of_known(
-        [results_lib.matrix(own, name)[: run.done] for own in results]
+        [results_lib.matrix(own, name)[: run.finished_tasks] for own in results]
     )
 
 
 def mean_row(run: RunGroup, key: str, name: str) -> np.ndarray | None:
-    """Average the row of a matrix in "untrained" or "finetune" over seeds, or None."""
+    """Average a matrix's row in "untrained" or "finetune" over seeds, or None."""
     rows = [(r.get(key) or {}).get(name) for r in run.results.values()]
     rows = [row for row in rows if row is not None]
     return _mean_of_known(rows) if rows else None
@@ -139,8 +145,8 @@ def _mean_of_known(values) -> np.ndarray:
     return known.mean(axis=0).filled(np.nan)
 
 
-def untrained(run: RunGroup, name: str) -> Estimate:
-    """Estimate the accuracy before any training, a mean over the tasks measured."""
+def untrained_accuracy(run: RunGroup, name: str) -> Estimate:
+    """Estimate the accuracy before training, averaged over the measured tasks."""
     rows = [own.get("untrained", {}).get(name) for own in run.results.values()]
     values = [[x for x in row or () if x is not None] for row in rows]
-    return estimate([float(np.mean(x)) if x else None for x in values])
+    return estimate_mean([float(np.mean(x)) if x else None for x in values])

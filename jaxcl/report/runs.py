@@ -1,4 +1,4 @@
-"""Run directories, read: results, rows and configs of the seeds of each."""
+"""Read run directories: results, logged rows and configs of all seeds."""
 
 import collections
 import dataclasses
@@ -23,32 +23,32 @@ class RunGroup:
     results: dict[int, dict]  # seed -> results, see `results.empty_results`
     folders: dict[int, epath.Path]  # seed -> its run directory
     configs: comparability.Configs = comparability.Configs()
-    # Seed -> tasks finished, of seeds that others have left behind.
+    # Seed -> finished tasks, of seeds that are behind the others.
     behind: dict[int, int] = dataclasses.field(default_factory=dict)
 
     @property
-    def first(self) -> dict:
-        """Results of one seed, for values that all seeds share."""
+    def first_results(self) -> dict:
+        """The results of one seed, for values that all seeds share."""
         return next(iter(self.results.values()))
 
     @property
-    def done(self) -> int:
-        """Count the finished tasks."""
-        return results_lib.count_finished(self.first)
+    def finished_tasks(self) -> int:
+        """The number of finished tasks."""
+        return results_lib.count_finished(self.first_results)
 
     @property
-    def size(self) -> int:
-        """Count the tasks."""
-        return len(self.first["task_names"])
+    def num_tasks(self) -> int:
+        """The number of tasks."""
+        return len(self.first_results["task_names"])
 
     @functools.cached_property
     def measures(self) -> dict[int, dict]:
-        """Compute seed -> `seeds.measures`."""
+        """The measures of each seed, see `seeds.measures`."""
         return {seed: seeds.measures(own) for seed, own in self.results.items()}
 
     @functools.cached_property
-    def rows(self) -> dict[int, list]:
-        """Read seed -> rows of metrics.jsonl, for seeds that have one."""
+    def logged_rows(self) -> dict[int, list]:
+        """The rows of metrics.jsonl of each seed that has one."""
         return {
             seed: rows_lib.read_rows(folder)
             for seed, folder in self.folders.items()
@@ -57,7 +57,7 @@ class RunGroup:
 
 
 def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
-    """Read a run directory, or that of several seeds.
+    """Read the directory of one run or of several seeds.
 
     Seeds that have finished fewer tasks than others are left out.
 
@@ -107,7 +107,7 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
 
 
 def read_all(workdirs: Sequence[epath.PathLike]) -> list[RunGroup]:
-    """Read several directories; a name has as few of the last parts as make it unique.
+    """Read several directories, and name each by as few last parts as are unique.
 
     Raises:
       ValueError: a directory is given twice, or holds no results.
@@ -126,14 +126,14 @@ def read_all(workdirs: Sequence[epath.PathLike]) -> list[RunGroup]:
     return [read_run(*pair) for pair in zip(workdirs, names, strict=True)]
 
 
-def comparable(run: RunGroup, first: RunGroup) -> bool:
+def are_comparable(run: RunGroup, first: RunGroup) -> bool:
     """Tell whether both runs are finished, or both stand after the same task."""
-    over = [r.done == r.size for r in (run, first)]
-    return all(over) or (not any(over) and run.done == first.done)
+    over = [r.finished_tasks == r.num_tasks for r in (run, first)]
+    return all(over) or (not any(over) and run.finished_tasks == first.finished_tasks)
 
 
 def paired_differences(mine: dict, theirs: dict) -> list[float]:
-    """Return differences over the seeds that both have; None is no value."""
+    """Return differences over the seeds that both have; leave out None."""
     pairs = [(mine[seed], theirs[seed]) for seed in sorted({*mine} & {*theirs})]
     return [a - b for a, b in pairs if None not in (a, b)]
 
@@ -143,22 +143,23 @@ def measure_by_seed(run: RunGroup, name: str, measure: str) -> dict[int, float |
     return {seed: own.get(name, {}).get(measure) for seed, own in run.measures.items()}
 
 
-def remarks(run: RunGroup) -> list[str]:
-    """Say what a reader of the numbers must know of a run, in lines."""
+def list_remarks(run: RunGroup) -> list[str]:
+    """List what a reader of the numbers must know about a run."""
     lines = []
-    if run.done == 0:
+    if run.finished_tasks == 0:
         lines.append("no task is finished yet")
-    elif run.done < run.size:
+    elif run.finished_tasks < run.num_tasks:
         lines.append(
-            f"{run.done} of {run.size} tasks are finished; measures are of these"
+            f"{run.finished_tasks} of {run.num_tasks} tasks are finished; "
+            "measures are of these"
         )
     if run.behind:
-        behind = (f"seed {s} ({n} of {run.size})" for s, n in run.behind.items())
+        behind = (f"seed {s} ({n} of {run.num_tasks})" for s, n in run.behind.items())
         lines.append(f"left out, since others have come further: {', '.join(behind)}")
     return [f"{run.name}: {line}" for line in lines]
 
 
 def total_costs(run: RunGroup) -> list[dict]:
-    """List what training cost in all, for each seed of which it is known."""
+    """List the total cost of training, for each seed whose cost is known."""
     totals = [results["cost"]["total"] for results in run.results.values()]
     return [total for total in totals if total and total["steps"]]

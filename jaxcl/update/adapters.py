@@ -24,18 +24,18 @@ from jaxcl.run import folder
 from jaxcl.update import drift
 
 FILE = "adapter.safetensors"
-Adapter = dict[str, jax.Array]  # names of arrays are those that `apply` reads
+Adapter = dict[str, jax.Array]  # names of arrays are those that `map_features` reads
 
 
-class Fitted(NamedTuple):
-    """An adapter, and what it is worth."""
+class FittedAdapter(NamedTuple):
+    """An adapter with its recall."""
 
     kind: str  # a key of `KINDS`
     recall: float  # share of the old neighbours that adapted queries find
     adapter: Adapter
 
 
-def apply(adapter: Adapter, features: jax.Array) -> jax.Array:
+def map_features(adapter: Adapter, features: jax.Array) -> jax.Array:
     """Map new embeddings f32[N, D] to the old space, f32[N, E] of length 1.
 
     With x a row of length 1: x R, or (x A) B + c, or x R + gelu(x A + b) B + c.
@@ -60,12 +60,12 @@ def _product(a, b):
     return jnp.matmul(a, b, precision="highest")
 
 
-def orthogonal(before: jax.Array, after: jax.Array) -> Adapter:
-    """Fit an orthogonal matrix, see `drift.rotation`."""
-    return {"rotation": drift.rotation(before, after)}
+def fit_orthogonal(before: jax.Array, after: jax.Array) -> Adapter:
+    """Fit an orthogonal matrix, see `drift.find_rotation`."""
+    return {"rotation": drift.find_rotation(before, after)}
 
 
-def affine(
+def fit_affine(
     before: jax.Array, after: jax.Array, *, rank: int = 64, ridge: float = 1e-3
 ) -> Adapter:
     """Fit an affine map of a rank: reduced-rank regression (Izenman, 1975).
@@ -90,7 +90,7 @@ def affine(
 
 
 @functools.partial(jax.jit, static_argnames=("hidden", "steps"))
-def mlp(
+def fit_mlp(
     before: jax.Array,
     after: jax.Array,
     *,
@@ -99,7 +99,7 @@ def mlp(
     lr: float = 1e-3,
     decay: float = 1e-2,
 ) -> Adapter:
-    """Fit the orthogonal map and, by AdamW on the mean cosine, a layer beside it.
+    """Fit the orthogonal map and a residual layer, by AdamW on the mean cosine.
 
     Args:
       before: f32[N, E], old embeddings.
@@ -109,16 +109,19 @@ def mlp(
       lr: rate of AdamW.
       decay: its weight decay.
     """
-    fixed, wanted = orthogonal(before, after), core.l2_normalize(jnp.asarray(before))
+    fixed, wanted = (
+        fit_orthogonal(before, after),
+        core.l2_normalize(jnp.asarray(before)),
+    )
     inputs, outputs = after.shape[1], before.shape[1]
     down = jax.random.normal(jax.random.key(0), (inputs, hidden))
-    # An input has length 1: outputs of the layer begin at 0, its inside near 1.
+    # Inputs have length 1. Outputs of the layer start at 0, hidden units near 1.
     begin = {"down": down, "offset": jnp.zeros(hidden)}
     begin |= {"up": jnp.zeros((hidden, outputs)), "shift": jnp.zeros(outputs)}
     optimizer = optax.adamw(lr, weight_decay=decay)
 
     def loss(layer):
-        return -jnp.mean(jnp.sum(apply(fixed | layer, after) * wanted, axis=1))
+        return -jnp.mean(jnp.sum(map_features(fixed | layer, after) * wanted, axis=1))
 
     def step(_, carried):
         layer, state = carried
@@ -129,11 +132,17 @@ def mlp(
     return fixed | carried[0]
 
 
-KINDS = {"orthogonal": orthogonal, "affine": affine, "mlp": mlp}  # the simplest first
+KINDS = {
+    "orthogonal": fit_orthogonal,
+    "affine": fit_affine,
+    "mlp": fit_mlp,
+}  # the simplest first
 
 
-def fit(before: jax.Array, after: jax.Array, *, k: int = 10) -> list[Fitted]:
-    """Fit every kind of adapter to the even rows, and judge it by the odd rows.
+def fit_adapters(
+    before: jax.Array, after: jax.Array, *, k: int = 10
+) -> list[FittedAdapter]:
+    """Fit every kind of adapter to the even rows, and evaluate it on the odd rows.
 
     Args:
       before: f32[N, E], old embeddings: the index.
@@ -146,17 +155,19 @@ def fit(before: jax.Array, after: jax.Array, *, k: int = 10) -> list[Fitted]:
     """
     before, after = jnp.asarray(before), jnp.asarray(after)
     odd = jnp.arange(len(before))[1::2]
-    wanted = drift.neighbours(before[1::2], before, k, odd)
+    wanted = drift.find_neighbours(before[1::2], before, k, odd)
     found = []
     for kind, make in KINDS.items():
         adapter = make(before[::2], after[::2])
-        mine = drift.neighbours(apply(adapter, after[1::2]), before, k, odd)
-        found.append(Fitted(kind, float(drift.overlap(mine, wanted)), adapter))
+        mine = drift.find_neighbours(map_features(adapter, after[1::2]), before, k, odd)
+        found.append(
+            FittedAdapter(kind, float(drift.mean_overlap(mine, wanted)), adapter)
+        )
     return sorted(found, key=lambda one: -one.recall)
 
 
-def in_index(run: str, features: np.ndarray) -> np.ndarray:
-    """Map features of a run's encoder as the rows of the index that is in use.
+def map_to_index(run: str, features: np.ndarray) -> np.ndarray:
+    """Map features of a run's encoder into the space of the index in use.
 
     Args:
       run: a run directory, or the folder of an encoder. A file of an adapter in it says
@@ -167,16 +178,16 @@ def in_index(run: str, features: np.ndarray) -> np.ndarray:
     if not path.exists():
         return features
     arrays = folder.read_tensors(path.read_bytes(), path)
-    return np.asarray(apply(unpack(arrays, path), features))
+    return np.asarray(map_features(check_adapter(arrays, path), features))
 
 
-def pack(adapter: Adapter) -> bytes:
-    """Make the bytes of a file of an adapter."""
+def pack_adapter(adapter: Adapter) -> bytes:
+    """Serialise an adapter as the bytes of a file."""
     return tensors.save({name: np.asarray(x) for name, x in adapter.items()})
 
 
-def unpack(arrays: dict[str, Any], where: Any) -> Adapter:
-    """Check the arrays of a file of an adapter.
+def check_adapter(arrays: dict[str, Any], where: Any) -> Adapter:
+    """Check the arrays of an adapter's file.
 
     Raises:
       ValueError: they are not those of an adapter.

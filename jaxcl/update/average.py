@@ -1,4 +1,4 @@
-"""Average the encoder of before an update with that of after it, WiSE-FT.
+"""Average the encoders before and after an update: WiSE-FT.
 
 Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022: weights
 (1 - share) old + share new lie between both in what they keep and what they learn.
@@ -22,19 +22,19 @@ from jaxcl.run import checkpoint, job
 SHARES = (1.0, 0.75, 0.5, 0.25)  # that "auto" tries, in this order
 
 
-def mix(old: core.PyTree, new: core.PyTree, share: float) -> core.PyTree:
-    """(1 - share) old + share new, of leaves that are floating-point numbers."""
+def mix_weights(old: core.PyTree, new: core.PyTree, share: float) -> core.PyTree:
+    """Compute (1 - share) old + share new for all floating-point leaves."""
 
-    def mixed(a, b):
+    def mix_leaf(a, b):
         if not jnp.issubdtype(b.dtype, jnp.floating):
             return b
         return ((1 - share) * a + share * b).astype(b.dtype)
 
-    return jax.tree.map(mixed, old, new)
+    return jax.tree.map(mix_leaf, old, new)
 
 
-def save(work: job.Job, workdir: epath.PathLike, choose: Callable) -> dict:
-    """Save the average as the newest checkpoint of a run that is over; done once.
+def save_average(work: job.Job, workdir: epath.PathLike, choose: Callable) -> dict:
+    """Save the average as the newest checkpoint of a finished run, once.
 
     Args:
       work: the run that trained, from the encoder of before.
@@ -54,12 +54,12 @@ def save(work: job.Job, workdir: epath.PathLike, choose: Callable) -> dict:
         assert trained is not None  # the run is over
         if "average" in trained.cursor:
             return trained.cursor["average"]
-        before = _begun(work, blank)
+        before = _start_state(work, blank)
         after: core.TrainState = trained.state
 
         def average(share):
             return tuple(
-                mix(old["encoder"], new["encoder"], share)
+                mix_weights(old["encoder"], new["encoder"], share)
                 for old, new in (
                     (before.params, after.params),
                     (before.stats, after.stats),
@@ -77,8 +77,8 @@ def save(work: job.Job, workdir: epath.PathLike, choose: Callable) -> dict:
     return chosen
 
 
-def _begun(work: job.Job, blank: core.TrainState) -> core.TrainState:
-    """The state that the run began with."""
+def _start_state(work: job.Job, blank: core.TrainState) -> core.TrainState:
+    """Return the state that the run started from."""
     if work.loop.start is None:
         return blank
     return checkpoint.restore_start(

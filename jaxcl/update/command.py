@@ -32,15 +32,15 @@ from jaxcl.update.verdict import AFTER, BEFORE
 ROLLED_BACK = 3
 
 
-class Prepared(NamedTuple):
-    """What an update runs, its data read and its options checked."""
+class PreparedUpdate(NamedTuple):
+    """An update with its data read and its options checked."""
 
     job: job.Job
     judging: transfer.Transfer | None  # of the encoder before, on --test
 
 
-def prepare(work: plan.Plan) -> Prepared:
-    """Build what `carry_out` runs.
+def prepare(work: plan.Plan) -> PreparedUpdate:
+    """Read the data and check the options that `carry_out` needs.
 
     Raises:
       ValueError, OSError: as `build.build`.
@@ -49,23 +49,23 @@ def prepare(work: plan.Plan) -> Prepared:
         made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
     except (run_config.Differs, identity.Changed) as error:
         raise ValueError(
-            f"{work.workdir}: is an update that was stopped; finish it by the command "
-            "that began it, with the images that it began with, or remove the folder. "
+            f"{work.workdir}: is a stopped update; finish it by the same command "
+            "with the same images, or remove the folder. "
             f"{error}"
         ) from error
-    return Prepared(made, _judging(work, work.parent, BEFORE))
+    return PreparedUpdate(made, _prepare_evaluation(work, work.parent, BEFORE))
 
 
 def carry_out(
     work: plan.Plan,
-    prepared: Prepared | None = None,
+    prepared: PreparedUpdate | None = None,
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict:
-    """Evaluate, train, evaluate again, decide; resumes where it was stopped.
+    """Evaluate, train, evaluate again and decide; resume a stopped update.
 
     Args:
-      work: from `plan.plan`.
+      work: from `plan.make_plan`.
       prepared: from `prepare`; None: it is done here.
       stop: as in `train.run_tasks`.
 
@@ -73,7 +73,7 @@ def carry_out(
       What `update.json` holds.
 
     Raises:
-      As `prepare`, `accuracies` and `finish.run_job`.
+      As `prepare`, `measure_accuracies` and `finish.run_job`.
     """
     with lock.hold_lock(work.workdir.parent):  # of all updates of the run
         return _carry_out(work, prepared, stop)
@@ -84,46 +84,48 @@ def _carry_out(work, prepared, stop) -> dict:
     # Built first, so that a wrong option fails before anything is measured.
     prepared = prepare(work) if prepared is None else prepared
     report = {"parent": work.parent, "asked": work.asked}
-    before = accuracies(work, prepared.judging, BEFORE, stop)
+    before = measure_accuracies(work, prepared.judging, BEFORE, stop)
     rows, embed = work.sample or (None, None)
-    old = None if embed is None else adapters.in_index(work.parent, embed(rows))
+    old = None if embed is None else adapters.map_to_index(work.parent, embed(rows))
     results = finish.run_job(prepared.job, folder, stop=stop)
     if work.options.average is not None:
-        report["average"] = average.save(
+        report["average"] = average.save_average(
             prepared.job, folder, lambda mix: _choose_share(work, before, mix, stop)
         )
-    after = accuracies(work, _judging(work, folder, AFTER), AFTER, stop)
-    report["accuracy"] = verdict.compare(before, after)
+    after = measure_accuracies(
+        work, _prepare_evaluation(work, folder, AFTER), AFTER, stop
+    )
+    report["accuracy"] = verdict.compare_accuracies(before, after)
     report["drift"], fitted = None, []
     if old is not None:
-        new = build.make_embedder(plan.with_checkpoint(work.old, folder))[1](rows)
-        measured = drift.measures(old, new, k=work.options.neighbours)
-        fitted = adapters.fit(old, new, k=work.options.neighbours)
+        new = build.make_embedder(plan.add_checkpoint(work.old, folder))[1](rows)
+        measured = drift.measure_drift(old, new, k=work.options.neighbours)
+        fitted = adapters.fit_adapters(old, new, k=work.options.neighbours)
         measured["adapters"] = {one.kind: one.recall for one in fitted}
         report["drift"] = results_lib.to_json(measured) | {"rows": len(old)}
-    report["index"] = verdict.judge_index(report["drift"], work.options.index)
-    report["broken"] = verdict.broken(report, work.limits)
+    report["index"] = verdict.decide_index(report["drift"], work.options.index)
+    report["broken"] = verdict.list_broken(report, work.limits)
     report["accepted"] = not report["broken"]
     report["cost"] = results["cost"]["per_task"][-1]
     report["seconds"] = time.time() - began
     best = fitted[0].adapter if report["index"] == "adapt" else None
-    return lineage.settle(work.workdir, report, best)
+    return lineage.write_report(work.workdir, report, best)
 
 
-def _judging(
+def _prepare_evaluation(
     work: plan.Plan, run: epath.PathLike, name: str
 ) -> transfer.Transfer | None:
-    """Prepare to judge the encoder of a run on --test; None without --test."""
+    """Prepare to evaluate the encoder of a run on --test; None without --test."""
     if work.judge is None:
         return None
-    return build.build(plan.with_checkpoint(work.judge, run), work.workdir / name)
+    return build.build(plan.add_checkpoint(work.judge, run), work.workdir / name)
 
 
 def _choose_share(work, before, mix, stop) -> dict:
     """Choose the share of the new weights in the average.
 
     Args:
-      work: from `plan.plan`.
+      work: from `plan.make_plan`.
       before: accuracies of the encoder before the update.
       mix: share -> params and stats of the encoder.
       stop: as in `train.run`.
@@ -133,7 +135,7 @@ def _choose_share(work, before, mix, stop) -> dict:
     """
     if work.options.average != "auto":
         return {"share": work.options.average}
-    judging, tried = _judging(work, work.workdir, AFTER), {}
+    judging, tried = _prepare_evaluation(work, work.workdir, AFTER), {}
     trained = judging.state
     # The evaluation may use other devices than the training.
     places = jax.tree.map(lambda x: x.sharding, (trained.params, trained.stats))
@@ -144,14 +146,14 @@ def _choose_share(work, before, mix, stop) -> dict:
             state=trained.replace(params=params, stats=stats),
             source=judging.source | {"average": share},
         )
-        tried[str(share)] = accuracies(work, own, f"average_{share}", stop)
-        report = {"accuracy": verdict.compare(before, tried[str(share)])}
-        if not verdict.broken_accuracy(report, work.limits):
+        tried[str(share)] = measure_accuracies(work, own, f"average_{share}", stop)
+        report = {"accuracy": verdict.compare_accuracies(before, tried[str(share)])}
+        if not verdict.list_broken_accuracy(report, work.limits):
             break
     return {"share": share, "tried": tried}
 
 
-def accuracies(
+def measure_accuracies(
     work: plan.Plan,
     judging: transfer.Transfer | None,
     name: str,
@@ -160,7 +162,7 @@ def accuracies(
     """Measure the accuracies of an encoder on --test; {} without --test.
 
     Args:
-      work: from `plan.plan`.
+      work: from `plan.make_plan`.
       judging: the encoder and its evaluators; None without --test.
       name: `BEFORE` or `AFTER`, the folder for the results.
       stop: as in `train.run_tasks`.
@@ -209,7 +211,7 @@ def define_flags(
         flags.DEFINE_bool(name, False, words, flag_values=values)
     config_flags.DEFINE_config_dict(
         "config",
-        plan.defaults(),
+        plan.default_options(),
         lock_config=False,
         accept_new_attributes=True,
         sys_argv=argv,
@@ -217,8 +219,8 @@ def define_flags(
     )
 
 
-def _number(text: str) -> float | str:
-    """Read a number; any other word stays, for its check."""
+def _read_number(text: str) -> float | str:
+    """Read a number; return any other word unchanged for a later check."""
     try:
         return float(text)
     except ValueError:
@@ -226,7 +228,7 @@ def _number(text: str) -> float | str:
 
 
 def main(argv: list[str]) -> int:
-    """Update a run, and print what the update did; returns the exit code."""
+    """Update a run, print the result, and return the exit code."""
     if len(argv) > 1:
         return command.complain(f"unknown argument {argv[1]!r}; see --help")
     options = flags.FLAGS
@@ -234,8 +236,8 @@ def main(argv: list[str]) -> int:
     def make():
         config = options.config.to_dict()
         if options.average is not None:
-            config["average"] = _number(options.average)
-        planned = plan.plan(
+            config["average"] = _read_number(options.average)
+        planned = plan.make_plan(
             options.run,
             options.data,
             config,
@@ -244,29 +246,32 @@ def main(argv: list[str]) -> int:
             join=options.join,
             again=options.again,
         )
-        is_new = lineage.read(planned.workdir) is None
+        is_new = lineage.read_report(planned.workdir) is None
         return planned, prepare(planned) if is_new else None
 
     def work(made, stop):
         planned, prepared = made
         with lock.hold_lock(planned.workdir.parent):
             asked = None if options.again else planned.asked
-            now = lineage.current(options.run), lineage.next_update(options.run, asked)
+            now = (
+                lineage.find_current(options.run),
+                lineage.choose_folder(options.run, asked),
+            )
             if now != (planned.parent, planned.workdir):
                 raise lock.LockHeldError(
-                    f"{options.run}: another update of it has ended meanwhile; run the "
-                    "same command again, which goes on from there"
+                    f"{options.run}: another update ended meanwhile; run the "
+                    "same command again to continue from that update"
                 )
-            done = lineage.read(planned.workdir)
+            done = lineage.read_report(planned.workdir)
             if done is None:
                 report = carry_out(planned, prepared, stop=stop)
             else:
                 report = done
-                lineage.forget(planned.workdir, report)
-                print(plan.nothing_new(planned), flush=True)
+                lineage.remove_checkpoints(planned.workdir, report)
+                print(plan.say_nothing_new(planned), flush=True)
         if options.verbose:
             print(json.dumps(report, indent=2), flush=True)
-        print(verdict.sentences(report), flush=True)
+        print(verdict.write_sentences(report), flush=True)
         return 0 if report["accepted"] or done else ROLLED_BACK
 
     return command.run_until_signal(make, work)

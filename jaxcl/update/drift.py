@@ -1,4 +1,4 @@
-"""How far embeddings moved, and whether an index of the old ones is still usable.
+"""Measure how far embeddings moved, and whether an index of the old ones still works.
 
 Functions of two arrays of features f32[N, D]: row i of both is the same example,
 embedded before and after. All of them use only directions, as cosine search does.
@@ -18,12 +18,12 @@ def _row_products(a, b):
     return jnp.dot(a, b.T, precision=_EXACT)
 
 
-def cosine(before: jax.Array, after: jax.Array) -> jax.Array:
-    """Average the cosine of each example's two embeddings, f32[]."""
+def mean_cosine(before: jax.Array, after: jax.Array) -> jax.Array:
+    """Average the cosine between the two embeddings of each example, f32[]."""
     return jnp.mean(jnp.sum(_unit(before) * _unit(after), axis=1))
 
 
-def cka(before: jax.Array, after: jax.Array) -> jax.Array:
+def linear_cka(before: jax.Array, after: jax.Array) -> jax.Array:
     """Compute linear CKA, f32[] in [0, 1] (Kornblith et al., ICML 2019).
 
     |A'B|^2 / (|A'A| |B'B|) of centred unit rows: 1 if one set of embeddings is the
@@ -34,7 +34,7 @@ def cka(before: jax.Array, after: jax.Array) -> jax.Array:
     return inner[0] / jnp.maximum(jnp.sqrt(inner[1] * inner[2]), 1e-12)
 
 
-def rotation(before: jax.Array, after: jax.Array) -> jax.Array:
+def find_rotation(before: jax.Array, after: jax.Array) -> jax.Array:
     """Find the orthogonal Q f32[D, D] that brings `after @ Q` nearest to `before`.
 
     Orthogonal Procrustes (Schönemann, 1966), of unit rows: with U S V' the singular
@@ -46,7 +46,7 @@ def rotation(before: jax.Array, after: jax.Array) -> jax.Array:
     return jnp.dot(left, right, precision=_EXACT)
 
 
-def neighbours(
+def find_neighbours(
     queries: jax.Array, index: jax.Array, k: int, own: jax.Array | None = None
 ) -> jax.Array:
     """Find the k rows of an index with the largest cosine to each query, i32[Q, k].
@@ -63,14 +63,14 @@ def neighbours(
     return lax.top_k(cosines, k)[1]
 
 
-def overlap(first: jax.Array, second: jax.Array) -> jax.Array:
+def mean_overlap(first: jax.Array, second: jax.Array) -> jax.Array:
     """Average the share of neighbours i32[Q, k] that two searches share, f32[]."""
     same = first[:, :, None] == second[:, None, :]
     return jnp.mean(jnp.sum(same, axis=(1, 2)) / first.shape[1])
 
 
-def measures(before: jax.Array, after: jax.Array, *, k: int = 10) -> dict:
-    """Measure what an update did to embeddings, and to a search among them.
+def measure_drift(before: jax.Array, after: jax.Array, *, k: int = 10) -> dict:
+    """Measure how an update changed embeddings, and searches among them.
 
     A search looks for the neighbours of each row among all other rows.
 
@@ -87,13 +87,13 @@ def measures(before: jax.Array, after: jax.Array, *, k: int = 10) -> dict:
       "index_overlap": new queries in the OLD index, which can be kept if this is high.
     """
     rows = jnp.arange(len(before))
-    turn = rotation(before[::2], after[::2])
+    turn = find_rotation(before[::2], after[::2])
     turned = jnp.dot(_unit(after[1::2]), turn, precision=_EXACT)
-    old = neighbours(before, before, k, rows)
+    old = find_neighbours(before, before, k, rows)
     return {
-        "cosine": cosine(before, after),
-        "cka": cka(before, after),
-        "aligned_cosine": cosine(before[1::2], turned),
-        "overlap": overlap(neighbours(after, after, k, rows), old),
-        "index_overlap": overlap(neighbours(after, before, k, rows), old),
+        "cosine": mean_cosine(before, after),
+        "cka": linear_cka(before, after),
+        "aligned_cosine": mean_cosine(before[1::2], turned),
+        "overlap": mean_overlap(find_neighbours(after, after, k, rows), old),
+        "index_overlap": mean_overlap(find_neighbours(after, before, k, rows), old),
     }

@@ -1,4 +1,4 @@
-"""The updates of a run: their directories, configs and verdicts.
+"""Manage the updates of a run: their directories, configs and reports.
 
 RUN/updates/0001, 0002, ... are run directories; each has an update.json once the update
 is over.
@@ -17,26 +17,28 @@ from jaxcl.update import adapters
 UPDATES, VERDICT = "updates", "update.json"
 _IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
-# Options of a run's data on how images are read; new images in files use them, too.
+# Options for reading images, which new image files take over from the run's data.
 _READING = ("size", "channels", "decoder", "on_corrupt")
 _READING += ("background", "bits")
 
 
-def current(run: str) -> str:
-    """Find the directory of the last accepted update of a run, or the run's own."""
-    accepted = [path for path in updates(run) if (read(path) or {}).get("accepted")]
+def find_current(run: str) -> str:
+    """Find the directory of a run's last accepted update, or the run's own."""
+    accepted = [
+        path for path in list_updates(run) if (read_report(path) or {}).get("accepted")
+    ]
     return str((accepted or [run])[-1])
 
 
-def config(run: str) -> dict:
-    """Read the config of a run, as `build` takes it; of an encoder's folder the recipe.
+def read_config(run: str) -> dict:
+    """Read the config of a run for `build`; for an encoder's folder make a recipe.
 
     Raises:
       ValueError: there is no config, it has several seeds, or it is of graphs.
     """
     saved = transfer.config_of(str(run), field="--run")
     if folder.is_one(run):
-        return recipe(saved)
+        return make_recipe(saved)
     if saved.get("seeds", 1) != 1:
         raise ValueError(
             f"{run}: holds several seeds; name the directory of one, "
@@ -47,8 +49,8 @@ def config(run: str) -> dict:
     return run_config.without(saved, run_config.NOTED)
 
 
-def recipe(theirs: dict) -> dict:
-    """Make the config that teaches new images to an encoder without a run.
+def make_recipe(theirs: dict) -> dict:
+    """Make the config that trains an encoder without a run on new images.
 
     SimCLR under CaSSLe, where the encoder as it came is the first teacher; of a Vision
     Transformer adapters and the last block are trained (ExPLoRA).
@@ -69,7 +71,7 @@ def recipe(theirs: dict) -> dict:
     }
 
 
-def section(
+def make_section(
     path: str | dict, options: dict, theirs: dict, field: str, whole: bool = False
 ) -> dict:
     """Make the config section that reads the images at a path.
@@ -112,13 +114,13 @@ def section(
     return source | options
 
 
-def joined(old: dict, new: dict) -> dict:
+def join_sections(old: dict, new: dict) -> dict:
     """Make the config section that reads two sets, the new one last."""
     before = old["sets"] if old.get("name") == "joined" else [old]
     return {"name": "joined", "sets": [*before, new]}
 
 
-def next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
+def make_next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
     """Make the config of a run that continues `parent` with one more task.
 
     Args:
@@ -162,7 +164,7 @@ def _count_tasks(run: str, theirs: dict) -> int:
 
 
 def _change_config(theirs, changes, kept) -> dict:
-    """Change a config, sections option by option; refuse what is not theirs.
+    """Change a config option by option; refuse options that it does not have.
 
     Args:
       kept: sections that cannot change, beside those that are the update's own.
@@ -173,16 +175,16 @@ def _change_config(theirs, changes, kept) -> dict:
             continue  # no option of the section was given
         own = theirs.get(name) or {}
         new = {**own, **value} if isinstance(value, dict) else value
-        # The update of an encoder's folder may be asked for once more.
+        # An encoder's folder may get the same update again.
         is_same = name in kept and isinstance(value, dict) and new == own
         fixed = ("data", "scenario", "start", "encoder", "evaluators", *kept)
         if name in fixed and not is_same:
-            raise ValueError(f"config.train.{name}: is the run's, or the update's own")
+            raise ValueError(f"config.train.{name}: is fixed by the run or the update")
         changed[name] = new
     return changed
 
 
-def updates(run: str) -> list[epath.Path]:
+def list_updates(run: str) -> list[epath.Path]:
     """List the directories of all updates of a run, in order."""
     folder = epath.Path(run) / UPDATES
     entries = folder.iterdir() if folder.exists() else ()
@@ -190,22 +192,22 @@ def updates(run: str) -> list[epath.Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
-def batch_size(run: str) -> int:
-    """Return the batch size that an update of a run has by default.
+def default_batch_size(run: str) -> int:
+    """Return the default batch size of an update of a run.
 
     It is the last that was asked for, of the run or of an accepted update. A smaller
     one, which an update with few images took, is not handed on.
     """
-    for path in reversed(updates(run)):
-        report = read(path) or {}
+    for path in reversed(list_updates(run)):
+        report = read_report(path) or {}
         size = (report.get("asked", {}).get("train") or {}).get("batch_size")
         if size is not None and report["accepted"]:
             return size
-    return config(run).get("batch_size", sections.TopLevel.batch_size)
+    return read_config(run).get("batch_size", sections.TopLevel.batch_size)
 
 
-def next_update(run: str, asked: dict | None) -> epath.Path:
-    """Choose the directory for an update: the last one's if unfinished or equal.
+def choose_folder(run: str, asked: dict | None) -> epath.Path:
+    """Choose an update's directory: the last if unfinished or of equal images.
 
     An unfinished update may be another one: then `build` refuses the directory, whose
     config differs.
@@ -214,25 +216,25 @@ def next_update(run: str, asked: dict | None) -> epath.Path:
       run: its directory.
       asked: what the update is to do; None: a finished one is never the same.
     """
-    number, earlier = 1, updates(run)
+    number, earlier = 1, list_updates(run)
     if earlier:
-        report = read(earlier[-1])
+        report = read_report(earlier[-1])
         if report is None or report["asked"] == asked:
             return earlier[-1]
         number += int(earlier[-1].name)  # those before may have been deleted
     return epath.Path(run) / UPDATES / f"{number:04d}"
 
 
-def read(workdir: epath.PathLike) -> dict | None:
-    """Read update.json; None while the update is not over."""
+def read_report(workdir: epath.PathLike) -> dict | None:
+    """Read update.json; None while the update is unfinished."""
     path = epath.Path(workdir) / VERDICT
     return storage.read_object(path) if path.exists() else None
 
 
-def settle(
+def write_report(
     workdir: epath.PathLike, report: dict, adapter: adapters.Adapter | None
 ) -> dict:
-    """Write update.json, which ends the update; see `current`.
+    """Write update.json, which ends the update; see `find_current`.
 
     The checkpoints of an update that was rolled back are removed, so that nobody uses
     their encoder by mistake.
@@ -249,16 +251,16 @@ def settle(
     report = report | {"run": str(workdir)}
     if adapter is not None and report["accepted"]:
         with storage.replacing(workdir / adapters.FILE) as file:
-            file.write(adapters.pack(adapter))
+            file.write(adapters.pack_adapter(adapter))
     results_lib.write_json(workdir / VERDICT, report)
-    forget(workdir, report)
+    remove_checkpoints(workdir, report)
     return report
 
 
-def forget(workdir: epath.PathLike, report: dict) -> None:
-    """Remove the checkpoints of an update that was rolled back, if they are there yet.
+def remove_checkpoints(workdir: epath.PathLike, report: dict) -> None:
+    """Remove the checkpoints of an update that was rolled back, if any are left.
 
-    One that was killed in `settle` has a verdict and still its checkpoints.
+    One that was killed in `write_report` has a verdict and still its checkpoints.
     """
     checkpoints = epath.Path(workdir) / "checkpoints"
     if not report["accepted"] and checkpoints.exists():

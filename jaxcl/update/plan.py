@@ -1,4 +1,4 @@
-"""What an update is to do: its options, its config, the images that it compares."""
+"""Plan an update: its options, its config, and the images to compare."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from jaxcl.update import lineage
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When an update is rolled back; None: no limit."""
+    """The limits whose violation rolls an update back; None means no limit."""
 
     # The most that any accuracy on --test may lose
     accuracy_drop: Annotated[float, schema.Range(-1, 1)] | None = 0.02
@@ -49,7 +49,7 @@ class Options:
 
 
 class Plan(NamedTuple):
-    """What an update is to do."""
+    """A checked update that is ready to run."""
 
     parent: str  # run directory that it continues
     workdir: epath.Path
@@ -62,9 +62,9 @@ class Plan(NamedTuple):
     asked: dict  # JSON; two updates with the same `asked` are the same
 
 
-def defaults() -> ml_collections.ConfigDict:
+def default_options() -> ml_collections.ConfigDict:
     """Return the default config, which --config.SECTION.OPTION=VALUE overrides."""
-    # A flag sets what is in a section, if the section is there.
+    # A flag can set an option only in a section that exists.
     sections = ("augment", "optimizer", "schedule", "method", "tuning")
     return ml_collections.ConfigDict(
         {
@@ -82,7 +82,7 @@ def defaults() -> ml_collections.ConfigDict:
 
 
 def read_options(config: dict) -> tuple[Options, Limits]:
-    """Check a config.
+    """Check the config of an update.
 
     Raises:
       ValueError: an option is wrong; the message names the field and what is allowed.
@@ -98,18 +98,18 @@ def read_options(config: dict) -> tuple[Options, Limits]:
 
 
 def _check_average(options: Options, limits: Limits, test) -> None:
-    """Refuse to choose a share where nothing is measured or limited."""
+    """Refuse to choose a share if nothing is measured or limited."""
     if options.average != "auto":
         return
     measured = limits.accuracy_drop is not None or limits.accuracy is not None
     if test is None or not measured:
         raise ValueError(
-            "config.average='auto': is chosen by accuracy; must be a number without "
+            "config.average='auto': needs accuracies; must be a number without "
             "--test, labelled images, or without a limit (config.limits.accuracy_drop)"
         )
 
 
-def plan(
+def make_plan(
     run: str,
     data: str | dict,
     config: dict,
@@ -119,12 +119,13 @@ def plan(
     join: bool = False,
     again: bool = False,
 ) -> Plan:
-    """Decide what to do and check it, before anything is trained.
+    """Plan and check an update before anything is trained.
 
     Args:
       run: directory of a finished run, which may have updates.
-      data: a path of the new images, or a section config.data, see `lineage.section`.
-      config: as `defaults`, a dict.
+      data: a path of the new images, or a section config.data, see
+        `lineage.make_section`.
+      config: as `default_options`, a dict.
       test: a path of labelled images, to evaluate both encoders on.
       old: a path of images that are in the present index; None: the run's own.
       join: also train on the run's data, for methods that read both.
@@ -136,25 +137,25 @@ def plan(
     """
     options, limits = read_options(config)
     _check_average(options, limits, test)
-    parent = lineage.current(run)
-    theirs = lineage.config(parent)
+    parent = lineage.find_current(run)
+    theirs = lineage.read_config(parent)
     own = options.data or {}
-    new_data = lineage.section(data, own, theirs, "config.data", whole=True)
+    new_data = lineage.make_section(data, own, theirs, "config.data", whole=True)
     if join:
         if "data" not in theirs:
             raise ValueError(f"--join: {parent} is an encoder without images")
-        new_data = lineage.joined(theirs["data"], new_data)
+        new_data = lineage.join_sections(theirs["data"], new_data)
     new_set = own_images.read_images(new_data)
-    judge = _judge_config(test, options, limits, theirs)
-    section = lineage.config(run).get("data")
+    judge = _make_evaluation_config(test, options, limits, theirs)
+    section = lineage.read_config(run).get("data")
     if old is not None:
         own = options.old or {}
-        section = lineage.section(old, own, theirs, "config.old", whole=True)
+        section = lineage.make_section(old, own, theirs, "config.old", whole=True)
     try:
         if section is None:
             raise ValueError(f"{run} is an encoder without images of its own")
-        old_config = joint(section, "none", theirs)
-        sample = _sample(old_config, parent, options)
+        old_config = make_transfer_config(section, "none", theirs)
+        sample = _choose_old_images(old_config, parent, options)
     except (ValueError, OSError) as error:
         if old is not None or (limits.index or limits.overlap) is not None:
             raise
@@ -162,24 +163,24 @@ def plan(
         print(f"old embeddings are not compared: {error}; {hint}", flush=True)
         old_config = sample = None
     changes = options.train or {}
-    own = lineage.next_config(parent, theirs, new_data, changes)
+    own = lineage.make_next_config(parent, theirs, new_data, changes)
     if "batch_size" not in changes:
-        own = {**own, "batch_size": lineage.batch_size(run)}
-        own = own if join else _with_few(own, stream.count_rows(new_set.train))
-    own = _with_short_warmup(own, changes)
+        own = {**own, "batch_size": lineage.default_batch_size(run)}
+        own = own if join else _shrink_batch(own, stream.count_rows(new_set.train))
+    own = _shorten_warmup(own, changes)
     asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
-    asked["images"] = _digests(run, new_set, judge)
+    asked["images"] = _hash_images(run, new_set, judge)
     asked |= {
         name: getattr(options, name)
         for name in ("rows", "neighbours", "index", "average")
     }
     asked = json.loads(json.dumps(asked | {"limits": vars(limits)}))
-    workdir = lineage.next_update(run, None if again else asked)
+    workdir = lineage.choose_folder(run, None if again else asked)
     return Plan(parent, workdir, own, judge, old_config, sample, options, limits, asked)
 
 
-def _digests(run, new_set, judge) -> dict:
-    """Hash the new images and those that judge; warn of images in both.
+def _hash_images(run, new_set, judge) -> dict:
+    """Hash the new images and the test images; warn of images in both.
 
     Images are the same where their bytes are, see `identity`.
     """
@@ -201,16 +202,16 @@ def _digests(run, new_set, judge) -> dict:
     return {"data": new.digest(), "test": test.digest()}
 
 
-def nothing_new(work: Plan) -> str:
-    """Say in one line that an update is done already."""
+def say_nothing_new(work: Plan) -> str:
+    """Say in one line that the update was done before."""
     return (
         f"nothing new: {work.workdir} is this update, of these images; nothing was "
         "trained. --again (again=True in a program) makes another"
     )
 
 
-def _with_few(config, rows) -> dict:
-    """Shrink the batch where `rows` new images do not fill one."""
+def _shrink_batch(config, rows) -> dict:
+    """Shrink the batch if `rows` new images do not fill one."""
     if rows >= config["batch_size"]:
         return config
     batch, why = own_images.batch_size(rows), f"there are {rows} new images"
@@ -218,8 +219,8 @@ def _with_few(config, rows) -> dict:
     return {**config, "batch_size": batch}
 
 
-def _with_short_warmup(config, changes) -> dict:
-    """Shorten the warmup where the epochs asked for do not hold it."""
+def _shorten_warmup(config, changes) -> dict:
+    """Shorten the warmup if it is longer than the training."""
     epochs, section = changes.get("epochs"), config["schedule"]
     asked = changes.get("schedule") or {}
     if not isinstance(epochs, int) or "warmup_epochs" in asked:
@@ -237,7 +238,7 @@ def _tell_replaced(option, value, before, why) -> None:
     print(f"config.train.{option}={value} in place of {before}: {why}", flush=True)
 
 
-def _judge_config(test, options, limits, parent_config) -> dict | None:
+def _make_evaluation_config(test, options, limits, parent_config) -> dict | None:
     """Make a transfer config that evaluates on `test`; None without it."""
     if test is None and limits.accuracy is not None:
         raise ValueError(
@@ -247,12 +248,14 @@ def _judge_config(test, options, limits, parent_config) -> dict | None:
     if test is None:
         return None
     own = options.test or {}
-    section = lineage.section(test, own, parent_config, "config.test")
+    section = lineage.make_section(test, own, parent_config, "config.test")
     evaluators = options.evaluators or {"knn": {}}
-    return joint(section, "test", parent_config) | {"evaluators": evaluators}
+    return make_transfer_config(section, "test", parent_config) | {
+        "evaluators": evaluators
+    }
 
 
-def joint(section: dict, evaluation: str, parent_config: dict) -> dict:
+def make_transfer_config(section: dict, evaluation: str, parent_config: dict) -> dict:
     """Make a transfer config of one dataset, with the image size of the run.
 
     Args:
@@ -272,12 +275,12 @@ def joint(section: dict, evaluation: str, parent_config: dict) -> dict:
     }
 
 
-def with_checkpoint(config: dict, run: str) -> ml_collections.ConfigDict:
-    """Complete a transfer config for the encoder of a run."""
+def add_checkpoint(config: dict, run: str) -> ml_collections.ConfigDict:
+    """Complete a transfer config with the encoder of a run."""
     return ml_collections.ConfigDict({**config, "checkpoint": str(run)})
 
 
-def _sample(old, run, options):
+def _choose_old_images(old, run, options):
     """Choose the old images to compare.
 
     Returns:
@@ -287,7 +290,7 @@ def _sample(old, run, options):
     Raises:
       ValueError: there are too few.
     """
-    size, embed = build.make_embedder(with_checkpoint(old, run))
+    size, embed = build.make_embedder(add_checkpoint(old, run))
     rows = np.sort(np.random.default_rng(0).permutation(size)[: options.rows])
     if len(rows) <= 2 * options.neighbours:
         raise ValueError(

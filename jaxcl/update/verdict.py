@@ -1,4 +1,4 @@
-"""Whether an update is kept: what it may lose, and what to do with an index."""
+"""Decide whether an update is kept, and what to do with an index."""
 
 from jaxcl.run import terminal
 from jaxcl.update import plan
@@ -7,11 +7,11 @@ BEFORE, AFTER = "before", "after"
 VERDICTS = ("keep", "adapt", "rebuild")  # for an index, the best first
 
 
-def judge_index(moved: dict | None, least: float) -> str:
+def decide_index(moved: dict | None, least: float) -> str:
     """Decide what to do with an index of the old embeddings.
 
     Args:
-      moved: of `drift.measures`; None: not measured.
+      moved: of `drift.measure_drift`; None: not measured.
       least: share of neighbours kept from which the index is usable.
 
     Returns:
@@ -27,15 +27,17 @@ def judge_index(moved: dict | None, least: float) -> str:
     return VERDICTS[-1]
 
 
-def compare(before: dict[str, float], after: dict[str, float]) -> dict[str, dict]:
-    """Set accuracies side by side, by name."""
+def compare_accuracies(
+    before: dict[str, float], after: dict[str, float]
+) -> dict[str, dict]:
+    """Put accuracies before and after side by side, by name."""
     return {
         name: {BEFORE: value, AFTER: after[name], "change": after[name] - value}
         for name, value in before.items()
     }
 
 
-def broken_accuracy(report: dict, limits: plan.Limits) -> list[str]:
+def list_broken_accuracy(report: dict, limits: plan.Limits) -> list[str]:
     """List the limits on accuracy that an update breaks, each as a sentence."""
     found = []
     for name, accuracy in report["accuracy"].items():
@@ -47,9 +49,9 @@ def broken_accuracy(report: dict, limits: plan.Limits) -> list[str]:
     return found
 
 
-def broken(report: dict, limits: plan.Limits) -> list[str]:
+def list_broken(report: dict, limits: plan.Limits) -> list[str]:
     """List all limits that an update breaks, each as a sentence."""
-    found = broken_accuracy(report, limits)
+    found = list_broken_accuracy(report, limits)
     if limits.index is not None:
         verdict = report["index"]
         allowed = VERDICTS[: VERDICTS.index(limits.index) + 1]
@@ -80,8 +82,8 @@ def _say_recall(moved) -> str:
     )
 
 
-def sentences(report: dict) -> str:
-    """Say in sentences what an update did, and what to do next."""
+def write_sentences(report: dict) -> str:
+    """Write sentences about an update and the next steps."""
     lines = []
     limit = report.get("asked", {}).get("limits", {}).get("accuracy_drop")
     allowed = "no limit" if limit is None else f"may fall by {100 * limit:.1f} points"

@@ -1,1 +1,1 @@
-"""Encoders of runs as folders, and those folders read back."""
+"""Write encoders of runs to folders, and read such folders and foreign weights."""

@@ -1,4 +1,4 @@
-"""Architectures of other libraries: their networks, found by names and shapes.
+"""Find a published network, such as DINOv2, by the names and shapes of its tensors.
 
 Names say which library wrote a state dict, shapes most of the network. A row of
 architectures.json says the rest, where its source fixes it: heads of the attention by
@@ -20,7 +20,7 @@ from jaxcl.weights import names, wrappers
 
 
 class Images(NamedTuple):
-    """How images are prepared: the shorter side resized, the middle cut, normalised."""
+    """The preparation of images: resize the shorter side, cut the middle, normalise."""
 
     size: int
     resize: int
@@ -51,8 +51,8 @@ def _load_architectures() -> dict[str, Architecture]:
 
 
 ARCHITECTURES = _load_architectures()
-# A tensor that every network of a kind has, once; and where its name is too common,
-# another beside it.
+# A tensor that each network of a kind has exactly once, and a second one if the name of
+# the first is too common.
 _STEMS = {
     "patch_embed.proj.weight": None,
     "embeddings.patch_embeddings.projection.weight": None,
@@ -102,19 +102,21 @@ def pick_network(
                 found.append(begin)
     if not found:
         some = ", ".join(sorted(tensors)[:10])
-        raise wrappers.Refused(
-            f"it holds no ResNet, ViT or ConvNeXt that is known here, but {some}"
+        raise wrappers.RefusedTensors(
+            f"the file holds no known ResNet, ViT or ConvNeXt, but {some}"
         )
     if prefix is not None:
         asked = wrappers.strip_name(prefix.removesuffix("."))
         asked = f"{asked}." if asked else ""
         if asked not in found:
-            raise wrappers.Refused(f"--prefix={prefix}: no network begins so")
+            raise wrappers.RefusedTensors(
+                f"--prefix={prefix}: no tensor name starts with it"
+            )
         found = [asked]
     if len(found) > 1:
         shown = ", ".join(repr(begin.rstrip(".")) for begin in sorted(found))
-        raise wrappers.Refused(
-            f"it holds {len(found)} networks; --prefix names one of {shown}"
+        raise wrappers.RefusedTensors(
+            f"the file holds {len(found)} networks; choose by --prefix one of {shown}"
         )
     begin = found[0]
     own = {n[len(begin) :]: x for n, x in tensors.items() if n.startswith(begin)}
@@ -122,7 +124,7 @@ def pick_network(
 
 
 def find_scheme(found: Mapping[str, Any]) -> str:
-    """Find the library that names tensors so, a key of `names.SCHEMES`."""
+    """Find the library that named a network's tensors, a key of `names.SCHEMES`."""
     for scheme, *signs in _SIGNS:
         if all(name in found for name in signs):
             return scheme
@@ -130,7 +132,7 @@ def find_scheme(found: Mapping[str, Any]) -> str:
 
 
 _PATCHES, _THEIR_PATCHES = "patch_embed.proj.weight", "embeddings.patch_embeddings"
-# Schemes with tensors that tell them from those below.
+# Schemes with a tensor that no scheme further down has.
 _SIGNS = (
     ("timm_convnext", "stem.0.weight"),
     ("meta_convnext", "downsample_layers.0.0.weight"),
@@ -167,10 +169,10 @@ class _Tensors:
     def shape(self, ours: str, axes: int) -> tuple[int, ...]:
         name = self.name(ours)
         if name not in self.tensors:
-            raise wrappers.Refused(f"it has no {name}")
+            raise wrappers.RefusedTensors(f"the file has no {name}")
         shape = self.tensors[name].shape
         if len(shape) != axes:
-            raise wrappers.Refused(
+            raise wrappers.RefusedTensors(
                 f"{name} has the shape {list(shape)}, must have {axes} axes"
             )
         return shape
@@ -181,7 +183,9 @@ class _Tensors:
         first = first[self.scheme.kind]
         width, channels, side, across = self.shape(f"{first}/kernel", 4)
         if side != across:
-            raise wrappers.Refused(f"its {first} is {side} x {across}; must be square")
+            raise wrappers.RefusedTensors(
+                f"its {first} is {side} x {across}; must be square"
+            )
         return width, channels, side
 
 
@@ -193,7 +197,7 @@ def channels(tensors: Mapping[str, np.ndarray], scheme: str) -> int:
 def vit_section(
     tensors: Mapping[str, np.ndarray], scheme: str, architecture: Architecture
 ) -> dict:
-    """Find the options of `nets.vit.vit` that tensors show; heads and epsilon are none.
+    """Find the options of `nets.vit.vit` that tensors show, all but heads and epsilon.
 
     Args:
       tensors: by the names of a library.
@@ -206,13 +210,15 @@ def vit_section(
     found = _Tensors(tensors, scheme)
     for odd in ("dist_token", "fc_norm.weight", "cls_norm.weight"):
         if odd in tensors:
-            raise wrappers.Refused(f"it has {odd}, which no network here has")
+            raise wrappers.RefusedTensors(
+                f"the file has {odd}, which no known network has"
+            )
     width, _, patch = found.stem()
     layers = _count_blocks(found)
     rows, side = _position_grid(found, width)
     if not side and architecture.images is None:
-        raise wrappers.Refused(
-            f"it has no {found.name('positions')}; rotary positions go with "
+        raise wrappers.RefusedTensors(
+            f"the file has no {found.name('positions')}; for rotary positions take "
             "--architecture=dinov3"
         )
     registers = tensors.get(found.name("registers"))
@@ -226,7 +232,7 @@ def vit_section(
         "positions": "learned" if side else "rotary",
         "class_position": rows == side * side + 1,
         "layer_scale": 1.0 if found.has("block_0/scale1") else None,
-        "qkv_bias": _biased(found, scheme),
+        "qkv_bias": _find_biases(found, scheme),
     }
     section["resize"] = _resize_rule(scheme, section["registers"])
     return section
@@ -238,7 +244,7 @@ def _count_blocks(found) -> int:
     numbers = {int(m[1]) for name in found.tensors if (m := pattern.match(name))}
     absent = sorted({*range(max(numbers, default=0) + 1)} - numbers)
     if absent:
-        raise wrappers.Refused(
+        raise wrappers.RefusedTensors(
             f"it has no {begin}{absent[0]}.*, of {max(numbers, default=0) + 1} blocks"
         )
     return len(numbers)
@@ -253,7 +259,7 @@ def _position_grid(found, width) -> tuple[int, int]:
         side = round(max(patches, 0) ** 0.5)
         if side and side * side == patches and own == width:
             return rows, side
-    raise wrappers.Refused(
+    raise wrappers.RefusedTensors(
         f"{found.name('positions')} has the shape {[1, rows, own]}: must have as many "
         f"rows as a square grid has patches, or one more, each of {width} numbers"
     )
@@ -271,7 +277,7 @@ def _mlp_kind(found) -> dict:
     return {"mlp": "swiglu" if gated else "gelu", "hidden": hidden}
 
 
-def _biased(found, scheme) -> str:
+def _find_biases(found, scheme) -> str:
     """Find which of queries, keys and values have a bias."""
     query, key = (found.has(f"block_0/attention/{x}/bias") for x in ("query", "key"))
     # DINOv3's files have one of keys, too, which its code masks: it is not read.
@@ -307,15 +313,15 @@ def resnet_section(tensors: Mapping[str, np.ndarray], stem_padding: int | None) 
     depths = {known: depth for depth, known in resnet.DEPTHS.items()}
     if (sizes, kind) not in depths or kernel not in (3, 7):
         known = ", ".join(map(str, resnet.DEPTHS))
-        raise wrappers.Refused(
+        raise wrappers.RefusedTensors(
             f"it is a ResNet of {sizes} {kind} blocks with a first convolution of "
             f"{kernel} x {kernel}; known are depths {known} with 3 x 3 or 7 x 7"
         )
     if kernel == 3 and stem_padding is None:
-        raise wrappers.Refused(
-            "its first convolution is 3 x 3, and no tensor says how many pixels pad "
-            "the images on each side; --stem-padding says so: 1 in most code, 2 in "
-            "that of solo-learn, CaSSLe and PNR. It must have no max pool behind"
+        raise wrappers.RefusedTensors(
+            "the first convolution is 3 x 3, and no tensor shows its padding: give "
+            "--stem-padding, 1 in most code, 2 in solo-learn, CaSSLe and PNR. No max "
+            "pool may follow it"
         )
     return {
         "depth": depths[sizes, kind],
@@ -344,7 +350,9 @@ def convnext_section(tensors: Mapping[str, np.ndarray], scheme: str) -> dict:
 
     depths = (*itertools.takewhile(bool, map(stage_depth, itertools.count(1))),)
     if not depths:
-        raise wrappers.Refused(f"it has no {found.name('stage1_0/depthwise/kernel')}")
+        raise wrappers.RefusedTensors(
+            f"it has no {found.name('stage1_0/depthwise/kernel')}"
+        )
     return {
         "depths": depths,
         "width": width,
@@ -382,19 +390,23 @@ def fill_arrays(
         if not name.endswith(COUNTERS)
     ]
     if missing or more:
-        said = [f"it lacks {_some(missing)}"] if missing else []
-        said += [f"it also has {_some(more)}"] if more else []
-        raise wrappers.Refused(f"it is not of this network: {'; '.join(said)}")
+        said = [f"it lacks {_name_some(missing)}"] if missing else []
+        said += [f"it also has {_name_some(more)}"] if more else []
+        raise wrappers.RefusedTensors(
+            f"tensors do not fit the network: {'; '.join(said)}"
+        )
     arrays = {}
     for ours, leaf in places.items():
         path, x = ours.partition("/")[2], tensors[leaf.tensor]
         try:
             arrays[ours] = names.read_array(leaf, path, x, shapes[ours])
         except ValueError as error:
-            raise wrappers.Refused(f"it is not of this network: {error}") from error
+            raise wrappers.RefusedTensors(
+                f"tensors do not fit the network: {error}"
+            ) from error
     return arrays, sorted(tensors.keys() - needed)
 
 
-def _some(found) -> str:
+def _name_some(found) -> str:
     shown = ", ".join(found[:3])
     return f"{shown} and {len(found) - 3} more" if len(found) > 3 else shown

@@ -27,8 +27,8 @@ from jaxcl.update import lineage, plan
 _SECONDS = 10.0  # between two lines of progress
 
 
-def prepare(encoder: str, data: str | dict) -> build.Frozen:
-    """Read the data and the encoder.
+def prepare_work(encoder: str, data: str | dict) -> build.Frozen:
+    """Read the data and the encoder of a command.
 
     Args:
       encoder: a folder that `jaxcl export` or `jaxcl import` wrote.
@@ -43,22 +43,22 @@ def prepare(encoder: str, data: str | dict) -> build.Frozen:
         data = json.loads(data)
     elif data in sources.MADE:
         data = {"name": data}
-    section = lineage.section(data, {}, theirs, "--data")
-    config = plan.joint(section, "none", theirs)
-    return build.restore_frozen(plan.with_checkpoint(config, encoder))
+    section = lineage.make_section(data, {}, theirs, "--data")
+    config = plan.make_transfer_config(section, "none", theirs)
+    return build.restore_frozen(plan.add_checkpoint(config, encoder))
 
 
-def embed(
+def write_features(
     work: build.Frozen,
     out: str,
     *,
     batch_size: int = 256,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Write the features of every split to a file; go on with FILE.part.
+    """Write the features of every split to a file; resume from FILE.part.
 
     Args:
-      work: from `prepare`.
+      work: from `prepare_work`.
       out: the file; the same features may be in it already.
       batch_size: images at a time, rounded up to a multiple of the devices.
       stop: called after each batch; when it returns True the call ends.
@@ -84,21 +84,23 @@ def embed(
     }
     if os.path.exists(out):
         if from_features.read(out)[1] != about:
-            raise schema.Refused(f"--out={out}: holds something else; name another")
+            raise schema.Refused(
+                f"--out={out}: is no file of features; give another path"
+            )
         return about
     parts, width = stream.splits_of(dataset), about["card"]["num_features"]
     draft, sizes = f"{out}.part", [stream.count_rows(x) for x in parts.values()]
-    begin = _begin(draft, about)
+    begin = _begin_draft(draft, about)
     with open(draft, "r+b") as file:
         written = (file.seek(0, os.SEEK_END) - begin) // (4 * width)
-        done = _whole_batches(written, sizes, batch_size)
+        done = _count_whole_batches(written, sizes, batch_size)
         file.truncate(file.seek(begin + 4 * width * done))
-        batches = _rows(work, parts.values(), done, batch_size)
-        for rows in _told(batches, done, sum(sizes)):
+        batches = _embed_rows(work, parts.values(), done, batch_size)
+        for rows in _report_progress(batches, done, sum(sizes)):
             file.write(rows.astype("<f4").tobytes())
             file.flush()
             if stop():
-                raise train.Interrupted(f"stopped; what is done is in {draft}")
+                raise train.Interrupted(f"stopped; the rows so far are in {draft}")
     whole = np.memmap(draft, "<f4", "r", offset=begin, shape=(sum(sizes), width))
     arrays, pieces = {}, np.split(whole, np.cumsum(sizes)[:-1])
     for (name, x), rows in zip(parts.items(), pieces, strict=True):
@@ -109,8 +111,8 @@ def embed(
     return about
 
 
-def _begin(draft, about) -> int:
-    """Begin a draft with a line that says what it is of; return where rows begin."""
+def _begin_draft(draft, about) -> int:
+    """Begin a draft with a line about its features; return where rows begin."""
     line = json.dumps(about, sort_keys=True).encode() + b"\n"
     if not os.path.exists(draft) or os.path.getsize(draft) < len(line):
         with open(draft, "wb") as file:
@@ -119,13 +121,13 @@ def _begin(draft, about) -> int:
         if file.read(len(line)) != line:
             raise schema.Refused(
                 f"{draft}: has features of another encoder, data set or batch size; "
-                "give the command that began it, or remove the file"
+                "repeat the command that started the file, or remove it"
             )
     return len(line)
 
 
-def _whole_batches(rows, sizes, batch_size) -> int:
-    """Count the first rows that are of whole batches; each split begins a batch."""
+def _count_whole_batches(rows, sizes, batch_size) -> int:
+    """Count the first rows that fill whole batches; each split begins a batch."""
     done = 0
     for size in sizes:
         if rows - done < size:
@@ -134,17 +136,17 @@ def _whole_batches(rows, sizes, batch_size) -> int:
     return done
 
 
-def _rows(work, splits, done, batch_size) -> Iterator[np.ndarray]:
+def _embed_rows(work, splits, done, batch_size) -> Iterator[np.ndarray]:
     """Yield the features of all splits but the first `done`, batch by batch."""
     for examples in splits:
         if done < stream.count_rows(examples):
             how = {"first": done, "batch_size": batch_size}
-            yield from features.batches(work.parts, examples, work.state, **how)
+            yield from features.embed_batches(work.parts, examples, work.state, **how)
         done = max(done - stream.count_rows(examples), 0)
 
 
-def _told(batches, done, total) -> Iterator[np.ndarray]:
-    """Hand batches on, and say at times how many images are done."""
+def _report_progress(batches, done, total) -> Iterator[np.ndarray]:
+    """Yield the batches, and report from time to time how many images are done."""
     first, began = done, time.monotonic()
     said = began
     for rows in batches:
@@ -177,10 +179,10 @@ def main(argv: list[str] | None = None) -> int:
 
     def make():
         from_features.check_suffix(options.out)
-        return prepare(options.encoder, options.data)
+        return prepare_work(options.encoder, options.data)
 
     def work(made, stop):
-        embed(made, options.out, batch_size=options.batch_size, stop=stop)
+        write_features(made, options.out, batch_size=options.batch_size, stop=stop)
         print(f"features are in {options.out}", flush=True)
 
     return command.run_until_signal(make, work)

@@ -1,4 +1,4 @@
-"""An encoder in a folder, read back: `jaxcl.load_encoder`.
+"""Load the encoder of a folder: `jaxcl.load_encoder`.
 
 It needs nothing but the folder that `jaxcl export` or `jaxcl import` wrote, neither the
 run nor its data.
@@ -29,7 +29,7 @@ from jaxcl.update import adapters
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Encoder:
-    """A network without projector and head, as a run left it.
+    """A trained network without projector and head.
 
     `dataclasses.replace(encoder, params=..., stats=...)` is the same network with other
     weights, for instance after fine-tuning.
@@ -99,7 +99,7 @@ class Encoder:
         return _apply_module(self.module, params, stats, inputs, train=train, key=key)
 
     def embed(self, inputs: Any, *, batch_size: int = 256) -> np.ndarray:
-        """Embed inputs as the run's evaluation does: f32[N, D], of one image f32[D].
+        """Embed images or graphs as f32[N, D], or one image as f32[D].
 
         Args:
           inputs: images as for `prepare`, or one of them u8[h, w, C]; of grey images
@@ -113,12 +113,12 @@ class Encoder:
           ValueError: as `prepare`; a file that cannot be decoded.
           OSError: a file that cannot be read.
         """
-        run = self._run
+        run = self._embed_prepared
         if self.card["input"]["kind"] == "graphs":
-            return np.asarray(run(_checked_graphs(self.card, inputs)))
+            return np.asarray(run(_check_graphs(self.card, inputs)))
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: must be at least 1")
-        inputs, one = _several(self.card, inputs)
+        inputs, one = _list_images(self.card, inputs)
         if one:
             return self.embed(inputs, batch_size=1)[0]
         view, count = _make_view(self.card, inputs), len(inputs)
@@ -128,19 +128,21 @@ class Encoder:
         for start in range(0, count, size):
             images = inputs[start : start + size]
             if not _is_array(images):  # decoded now: all at once may not fit
-                images = [_pixels(self.card, image) for image in images]
+                images = [_read_pixels(self.card, image) for image in images]
             images = _cut_images(self.card, images)
             filled = np.resize(images, (size, *images.shape[1:]))
             rows = np.asarray(run(view(jnp.asarray(filled))))
             features.append(rows[: len(images)])
         return np.concatenate(features)
 
-    def _run(self, inputs):
+    def _embed_prepared(self, inputs):
         rows = self._program(self.params, self.stats, inputs)
-        return rows if self.adapter is None else adapters.apply(self.adapter, rows)
+        return (
+            rows if self.adapter is None else adapters.map_features(self.adapter, rows)
+        )
 
     def picture_features(self) -> np.ndarray:
-        """Embed a fixed picture, f32[D], that no file is needed for.
+        """Embed a fixed picture that needs no file, f32[D].
 
         It has the size that images are resized to, so that no resizing takes part.
         """
@@ -187,7 +189,7 @@ def _apply_module(module, params, stats, inputs, *, train=False, key=None):
     return rows, moved.get("batch_stats", stats)
 
 
-def _several(card, images) -> tuple[Any, bool]:
+def _list_images(card, images) -> tuple[Any, bool]:
     """Return images as one array or a sequence, and whether there was one image.
 
     An array stays one where `_cut_images` takes it, so that it is resized on the
@@ -212,7 +214,7 @@ def _several(card, images) -> tuple[Any, bool]:
     return images, False
 
 
-def _pixels(card, image):
+def _read_pixels(card, image):
     """Read an image as u8[h, w, C]; an array is checked later."""
     inputs = card["input"]
     how = {"channels": inputs["channels"], "bits": inputs.get("bits")}
@@ -239,11 +241,11 @@ def _make_view(card, images):
     # Images that were cropped on the host have the right size already.
     resize = inputs["resize"] if _is_array(images) else None
     moments = tuple(inputs["mean"]), tuple(inputs["std"])
-    return _compiled_view(inputs["size"], resize, inputs["interpolation"], *moments)
+    return _compile_view(inputs["size"], resize, inputs["interpolation"], *moments)
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled_view(size, resize, interpolation, mean, std):
+def _compile_view(size, resize, interpolation, mean, std):
     view = augment_images.make_eval(
         size=size, resize=resize, interpolation=interpolation, mean=mean, std=std
     )
@@ -283,7 +285,7 @@ def _check_array(name, images, channels, *, axes):
         raise ValueError(f"{name}: is {got}, must be uint8[{shape}, {channels}]")
 
 
-def _checked_graphs(card, inputs):
+def _check_graphs(card, inputs):
     """Refuse inputs that are no graphs, or of another number of features."""
     width = card["input"]["features"]
     if not isinstance(inputs, graphs_lib.Graphs):
@@ -296,7 +298,7 @@ def _checked_graphs(card, inputs):
     return inputs
 
 
-def module_of(section: dict) -> nn.Module:
+def make_module(section: dict) -> nn.Module:
     """Make the flax module that a card's "encoder" describes.
 
     Raises:
@@ -311,7 +313,7 @@ def module_of(section: dict) -> nn.Module:
 
 
 def blank_inputs(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
-    """Make inputs of zeros, of the smallest shape that a card's "input" allows."""
+    """Make inputs of zeros in the smallest shape that a card's "input" allows."""
     if inputs["kind"] == "images":
         return np.zeros((1, inputs["size"], inputs["size"], inputs["channels"]), "f4")
     masked, zero = np.zeros(1, bool), np.zeros(1, np.int32)
@@ -327,7 +329,7 @@ def blank_inputs(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
 
 
 def flatten_leaves(params: core.PyTree, stats: core.PyTree) -> dict[str, np.ndarray]:
-    """Name the leaves as in the file, such as "params/conv1/kernel"."""
+    """Name the arrays of a network as in the file, such as "params/conv1/kernel"."""
     return {
         n: np.ascontiguousarray(leaf) for n, leaf in _name_leaves(params, stats).items()
     }
@@ -339,28 +341,28 @@ def _name_leaves(params, stats) -> dict[str, Any]:
     return {"/".join(entry.key for entry in path): leaf for path, leaf in leaves}
 
 
-def shapes(card: dict) -> dict[str, tuple[int, ...]]:
+def array_shapes(card: dict) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a network's arrays by their names in the file."""
-    module, inputs = module_of(card["encoder"]), blank_inputs(card["input"])
+    module, inputs = make_module(card["encoder"]), blank_inputs(card["input"])
     found = jax.eval_shape(module.init, jax.random.key(0), inputs)
     leaves = _name_leaves(found["params"], found.get("batch_stats", {}))
     return {name: leaf.shape for name, leaf in leaves.items()}
 
 
-def make(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder:
-    """Make an encoder of its parts; the network tells the number of features."""
-    module = module_of(card["encoder"])
+def make_encoder(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder:
+    """Make an encoder from a card and its arrays."""
+    module = make_module(card["encoder"])
     try:
-        program = _compiled(module)
+        program = _compile_network(module)
     except TypeError:  # a module of the user's own with an option that has no hash
-        program = _compiled.__wrapped__(module)
+        program = _compile_network.__wrapped__(module)
     rows = jax.eval_shape(program, params, stats, blank_inputs(card["input"]))
     return Encoder(module, rows.shape[-1], card, params, stats, program)
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(module):
-    """Compile the network once for all encoders of its options."""
+def _compile_network(module):
+    """Compile the network once for all encoders with its options."""
     return jax.jit(lambda *given: _apply_module(module, *given)[0])
 
 
@@ -383,7 +385,7 @@ def load_encoder(
     card = folder_lib.read_card(folder)
     leaves = folder_lib.read_leaves(folder, card)
     path = epath.Path(folder) / folder_lib.TENSORS
-    encoder = from_leaves(card, leaves, path)
+    encoder = make_from_leaves(card, leaves, path)
     if encoder.num_features != card["num_features"]:
         raise ValueError(
             f"{folder_lib.CARD}: num_features={card['num_features']}, but its encoder "
@@ -400,14 +402,14 @@ def load_encoder(
             "the verdict 'adapt' leaves one, and jaxcl export copies it"
         )
     arrays = folder_lib.read_leaves(folder, card, adapters.FILE)
-    adapter = adapters.unpack(arrays, epath.Path(folder) / adapters.FILE)
+    adapter = adapters.check_adapter(arrays, epath.Path(folder) / adapters.FILE)
     return dataclasses.replace(encoder, adapter=adapter)
 
 
-def from_leaves(
+def make_from_leaves(
     card: dict, leaves: dict[str, Any], path: Any = folder_lib.TENSORS
 ) -> Encoder:
-    """Make the encoder of a card with the leaves of its file.
+    """Make an encoder from a card and the arrays of its file.
 
     Args:
       card: with "encoder" and "input".
@@ -417,5 +419,5 @@ def from_leaves(
     Raises:
       ValueError: they are not the leaves of the card's network.
     """
-    module, inputs = module_of(card["encoder"]), blank_inputs(card["input"])
-    return make(card, *folder_lib.fill_trees(module, inputs, leaves, path))
+    module, inputs = make_module(card["encoder"]), blank_inputs(card["input"])
+    return make_encoder(card, *folder_lib.fill_trees(module, inputs, leaves, path))

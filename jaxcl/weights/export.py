@@ -59,23 +59,25 @@ def export(
       OSError: a file cannot be read or written.
       lock.LockHeldError: another export writes to the folder.
     """
-    run = lineage.current(run)
-    config = _config_of(run)
-    section = _architecture(config)
+    run = lineage.find_current(run)
+    config = _read_config(run)
+    section = _describe_architecture(config)
     if torch:
         pytorch.check_supported(section)
     where = transfer.find_checkpoints(run, field="--run")
     width = transfer.input_width(where) or len(config["augment"]["mean"])
-    inputs = _inputs(config, width)
-    module, blank = encoder.module_of(section), encoder.blank_inputs(inputs)
+    inputs = _describe_inputs(config, width)
+    module, blank = encoder.make_module(section), encoder.blank_inputs(inputs)
     module = sections.wrap_tuned(module, config.get("tuning"))
     state, source = transfer.restore(
         run, module, blank, sharding.mesh(1), field="--run"
     )
     trees = [tree["encoder"] for tree in (state.params, state.stats)]
-    if isinstance(module, tuning.Tuned):  # adapters become part of what they adapt
-        trees[0] = module.merged(trees[0])
-    exported = encoder.make(
+    if isinstance(
+        module, tuning.TunedEncoder
+    ):  # adapters become part of what they adapt
+        trees[0] = module.merge_adapters(trees[0])
+    exported = encoder.make_encoder(
         {"encoder": section, "input": inputs}, *map(sharding.copy_to_host, trees)
     )
     leaves = encoder.flatten_leaves(exported.params, exported.stats)
@@ -88,13 +90,13 @@ def export(
         files[adapters.FILE] = adapter.read_bytes()
     told = {}
     if stablehlo is not None:
-        files[program.FILE] = program.pack(exported, stablehlo)
+        files[program.FILE] = program.pack_program(exported, stablehlo)
         told = {"stablehlo": program.describe(exported, stablehlo)}
     cursor = transfer.cursor(where, source["number"])
     card = exported.card | writer.describe(exported, files)
-    card |= told | _lineage(config, source, cursor) | {"config": config}
+    card |= told | _describe_origin(config, source, cursor) | {"config": config}
     card = results_lib.to_json(card)
-    card |= {key: _without_paths(card[key]) for key in ("data", "checkpoint", "config")}
+    card |= {key: _hide_paths(card[key]) for key in ("data", "checkpoint", "config")}
     return writer.write_folder(epath.Path(out), files, card, force)
 
 
@@ -104,27 +106,27 @@ _PATHS += ("start", "checkpoint", "plasticity_from")
 _LOOKS_LOCAL = re.compile(r"/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\w+://")
 
 
-def hidden(path: str) -> str:
-    """Hash a path for a card, so that whoever has the path recognises it."""
+def hash_path(path: str) -> str:
+    """Hash a path for a card: only a person who knows the path can recognise it."""
     return f"sha256:{hashlib.sha256(path.encode()).hexdigest()[:16]}"
 
 
-def _without_paths(value, key=""):
-    """Put `hidden` in place of paths: an export is made to be given away."""
+def _hide_paths(value, key=""):
+    """Replace paths by their `hash_path`, since exports are given away."""
     if isinstance(value, dict):
-        return {k: _without_paths(v, k) for k, v in value.items()}
+        return {k: _hide_paths(v, k) for k, v in value.items()}
     if isinstance(value, list):
-        return [_without_paths(child, key) for child in value]
+        return [_hide_paths(child, key) for child in value]
     local = isinstance(value, str) and (key in _PATHS or _LOOKS_LOCAL.match(value))
-    return hidden(value) if local else value
+    return hash_path(value) if local else value
 
 
-def _config_of(run):
+def _read_config(run):
     """Read the config of a run; refuse a run that has no encoder of its own."""
     if folder_lib.is_one(run):
         raise ValueError(
-            f"--run={run!r}: it is the folder of an encoder already, and no update of "
-            "it was accepted"
+            f"--run={run!r}: is already the folder of an encoder, without an accepted "
+            "update"
         )
     config = transfer.config_of(run, field="--run")
     if config.get("seeds", 1) > 1:
@@ -134,8 +136,8 @@ def _config_of(run):
         )
     if config.get("checkpoint") is not None:
         raise ValueError(
-            f"--run={run!r}: it has judged the encoder of {config['checkpoint']} and "
-            "trained none; export that run"
+            f"--run={run!r}: only evaluated the encoder of {config['checkpoint']}; "
+            "export that run"
         )
     method = config["method"]["name"]
     if method in _DROP:
@@ -146,8 +148,8 @@ def _config_of(run):
     return config
 
 
-def _architecture(config) -> dict:
-    """config.encoder with all its defaults, and the precision."""
+def _describe_architecture(config) -> dict:
+    """Return config.encoder with all its defaults, and the precision."""
     make, options = schema.find_named_function(
         sections.ENCODERS, config["encoder"], "config.encoder"
     )
@@ -157,7 +159,7 @@ def _architecture(config) -> dict:
     return {"name": name, **full, "precision": precision}
 
 
-def _inputs(config, width) -> dict:
+def _describe_inputs(config, width) -> dict:
     """Describe the encoder's inputs, and how evaluation prepares them."""
     augment = config["augment"]
     if augment.get("name") == "graphs":
@@ -178,8 +180,8 @@ def _inputs(config, width) -> dict:
     }
 
 
-def _lineage(config, source, cursor) -> dict:
-    """Say where the encoder comes from.
+def _describe_origin(config, source, cursor) -> dict:
+    """Describe the run, the checkpoint and the config of the encoder.
 
     Args:
       source: path, number, step and checksum of the checkpoint.
@@ -194,15 +196,15 @@ def _lineage(config, source, cursor) -> dict:
             **schema.defaults(schema.method(name).make),
             **options,
         },
-        "training": _training(config, cursor),
+        "training": _describe_training(config, cursor),
         "data": used | {"scenario": config["scenario"]},
         "checkpoint": {"run": source["path"], **checkpoint},
-        "results": _results(config, cursor),
+        "results": _read_results(config, cursor),
     }
 
 
-def _training(config, cursor) -> dict:
-    """Say how far the run had come."""
+def _describe_training(config, cursor) -> dict:
+    """Describe the progress of the run."""
     results, phase = cursor["results"], cursor["phase"]
     names, done = results["task_names"], results_lib.count_finished(results)
     begun = done + (phase != "evaluated")
@@ -215,8 +217,8 @@ def _training(config, cursor) -> dict:
     }
 
 
-def _results(config, cursor) -> dict | None:
-    """Return the evaluators' results for exactly this network; None without any."""
+def _read_results(config, cursor) -> dict | None:
+    """Return the evaluators' results for exactly this network, or None."""
     results = cursor["results"]
     last = results_lib.count_finished(results) - 1
     if cursor["phase"] != "evaluated" or last < 0:
@@ -234,7 +236,7 @@ def _results(config, cursor) -> dict | None:
     }
 
 
-def text(card: dict) -> str:
+def summarise_export(card: dict) -> str:
     """Summarise a card in two lines."""
     section, training, method = (card[k] for k in ("encoder", "training", "method"))
     names = [str(method[k]) for k in ("name", "base", "strategy") if method.get(k)]
@@ -270,7 +272,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; exit code 2 if the run or the folder is wrong."""
-    return writer.run_command(parser().parse_args(argv), export, text)
+    return writer.run_command(parser().parse_args(argv), export, summarise_export)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tensors of a file that another library wrote: safetensors, or PyTorch's own."""
+"""Read tensors from a file of another library: safetensors or PyTorch's own."""
 
 import hashlib
 import io
@@ -53,7 +53,7 @@ def read_tensors(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str,
         read_now = files
     tensors: dict[str, np.ndarray] = {}
     for name, data in read_now.items():
-        found = _tensors(path.parent / name, data)
+        found = _read_any(path.parent / name, data)
         if twice := sorted(tensors.keys() & found.keys()):
             raise ValueError(f"{path}: two of its parts hold {twice[0]!r}")
         tensors |= found
@@ -69,7 +69,7 @@ def _sha256(data) -> str:
 
 
 def _index_parts(path, data) -> list[str]:
-    """Name the files of an index, which lie beside it."""
+    """Name the files of an index; they lie beside the index."""
     try:
         weights = json.loads(data)["weight_map"]
         names = sorted({*weights.values()})
@@ -82,7 +82,7 @@ def _index_parts(path, data) -> list[str]:
 
 
 def _cast_finite(path, name, x) -> np.ndarray:
-    """Cast an array of floating numbers to f32; refuse what is not finite."""
+    """Cast an array of floating numbers to f32; refuse numbers that are not finite."""
     if x.dtype.kind in "iub":
         return x
     x = np.asarray(x, np.float32)
@@ -91,15 +91,15 @@ def _cast_finite(path, name, x) -> np.ndarray:
     return x
 
 
-def _tensors(path, data) -> dict[str, np.ndarray]:
-    # A safetensors file begins with the length of its header, which may look the same.
+def _read_any(path, data) -> dict[str, np.ndarray]:
+    # A safetensors file begins with its header's length, which may look like a pickle.
     if data[:2] in (b"PK", b"\x80\x02") and data[8:9] != b"{":
-        return _by_torch(path, data)
-    return _safetensors(path, data)
+        return _read_by_torch(path, data)
+    return _read_safetensors(path, data)
 
 
-def _by_torch(path, data) -> dict[str, np.ndarray]:
-    """Read a file of `torch.save` by PyTorch, which runs nothing that is in it."""
+def _read_by_torch(path, data) -> dict[str, np.ndarray]:
+    """Read a file of `torch.save` by PyTorch without running code from it."""
     mend = (
         "a Python that has PyTorch makes a file of it that can be read everywhere: "
         "safetensors.torch.save_file(torch.load(FILE, weights_only=True), OTHER)"
@@ -113,7 +113,7 @@ def _by_torch(path, data) -> dict[str, np.ndarray]:
         ) from error
     try:
         value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        return dict(_flat("", value, torch))
+        return dict(_flatten_dicts("", value, torch))
     except Exception as error:  # damaged bytes raise errors of many kinds
         what = f"{type(error).__name__}: {str(error)[:200]}"
         raise ValueError(
@@ -121,8 +121,10 @@ def _by_torch(path, data) -> dict[str, np.ndarray]:
         ) from error
 
 
-def _flat(name: str, value: Any, torch: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tensors of nested dicts, under their keys joined by dots."""
+def _flatten_dicts(
+    name: str, value: Any, torch: Any
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors of nested dicts, with keys joined by dots."""
     if isinstance(value, torch.Tensor):
         if value.layout == torch.strided and not value.is_quantized:
             value = value.detach()
@@ -130,28 +132,28 @@ def _flat(name: str, value: Any, torch: Any) -> Iterator[tuple[str, np.ndarray]]
     elif isinstance(value, dict):
         for key, part in value.items():
             if isinstance(key, str):
-                yield from _flat(f"{name}.{key}" if name else key, part, torch)
+                yield from _flatten_dicts(f"{name}.{key}" if name else key, part, torch)
 
 
-def _safetensors(path, data) -> dict[str, np.ndarray]:
-    """Read a safetensors file; the library alone lets names pass that come twice."""
+def _read_safetensors(path, data) -> dict[str, np.ndarray]:
+    """Read a safetensors file; refuse a name that comes twice."""
     size = struct.unpack("<Q", data[:8].ljust(8, b"\xff"))[0]
     if size > min(_MOST_HEADER, len(data)):
         raise ValueError(
-            f"{path}: it is neither a whole safetensors file nor one of PyTorch"
+            f"{path}: is neither a complete safetensors file nor a PyTorch file"
         )
 
-    def once(pairs):
+    def refuse_duplicates(pairs):
         names = [name for name, _ in pairs]
         if len({*names}) < len(names) or len(names) > _MOST_TENSORS:
-            raise ValueError("a name is there twice, or there are too many")
+            raise ValueError("a name occurs twice, or there are too many names")
         return dict(pairs)
 
     try:
-        json.loads(data[8 : 8 + size], object_pairs_hook=once)
+        json.loads(data[8 : 8 + size], object_pairs_hook=refuse_duplicates)
         entries = safetensors.deserialize(data)
     except (ValueError, RecursionError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path}: it is no whole safetensors file: {error}") from error
+        raise ValueError(f"{path}: is no complete safetensors file: {error}") from error
     tensors = {}
     for name, entry in entries:
         if entry["dtype"] not in _TYPES:

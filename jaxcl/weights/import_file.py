@@ -49,7 +49,7 @@ def import_file(
     std: tuple[float, ...] | None = None,
     force: bool = False,
 ) -> dict:
-    """Write the encoder of a file to a folder.
+    """Import the encoder of a file of another library into a folder.
 
     Args:
       source: a file, see `files.read_tensors`; `side_files` reads the files beside it.
@@ -79,7 +79,7 @@ def import_file(
         facts = side_files.read_folder(epath.Path(source).parent, scheme)
         given = {"heads": heads, "epsilon": epsilon, "features": features}
         given = {name: value for name, value in given.items() if value is not None}
-        section = _section(own, scheme, architecture, facts, given, stem_padding)
+        section = _make_section(own, scheme, architecture, facts, given, stem_padding)
         channels = architectures.channels(own, scheme)
         usual = known.images._asdict() if known.images else {}
         prepared = usual | facts.images
@@ -87,16 +87,16 @@ def import_file(
             "kind": "images",
             "dtype": "uint8",
             "channels": channels,
-            **_settle_sizes(section, prepared, size, resize),
-            **_moments(prepared, channels, mean, std),
+            **_find_sizes(section, prepared, size, resize),
+            **_find_moments(prepared, channels, mean, std),
             "decoder": None,
         }
-        shapes = encoder.shapes({"encoder": section, "input": inputs})
+        shapes = encoder.array_shapes({"encoder": section, "input": inputs})
         leaves, dropped = architectures.fill_arrays(own, scheme, shapes)
-    except wrappers.Refused as error:
+    except wrappers.RefusedTensors as error:
         raise ValueError(f"--from={source}: {error}") from error
     card: dict[str, Any] = {"encoder": section, "input": inputs}
-    network = encoder.from_leaves(card, leaves)
+    network = encoder.make_from_leaves(card, leaves)
     packed = {folder_lib.TENSORS: writer.pack_tensors(leaves, "flax")}
     card |= writer.describe(network, packed) | {
         "imported": {
@@ -115,17 +115,17 @@ def import_file(
     )
 
 
-def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
-    """Make the "encoder" of the card."""
+def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
+    """Make the "encoder" section of the card."""
     known, kind = architectures.look_up(architecture), names.SCHEMES[scheme].kind
     if kind != known.kind:
-        raise wrappers.Refused(
+        raise wrappers.RefusedTensors(
             f"it is a {kind}, and --architecture={architecture} is a {known.kind}"
         )
     if given and kind != "vit":
-        raise ValueError(f"--{next(iter(given))}: is of Vision Transformers")
+        raise ValueError(f"--{next(iter(given))}: applies to Vision Transformers only")
     if stem_padding is not None and kind != "resnet":
-        raise ValueError("--stem-padding: is of ResNets")
+        raise ValueError("--stem-padding: applies to ResNets only")
     if kind == "resnet":
         options = architectures.resnet_section(tensors, stem_padding)
     elif kind == "convnext":
@@ -135,25 +135,25 @@ def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
         rotary = options["positions"] == "rotary"
         if rotary != (architecture == "dinov3"):
             table = names.find_tensor(names.SCHEMES[scheme], "positions").tensor
-            raise wrappers.Refused(
+            raise wrappers.RefusedTensors(
                 f"it has {'no' if rotary else 'a'} table of positions {table}, and "
                 f"--architecture={architecture} has {'one' if rotary else 'none'}"
             )
         width, layers = options["width"], options["layers"]
         heads = known.heads.get((width, layers))
-        options["heads"] = settle(
+        options["heads"] = find_number(
             "heads", given, facts, heads, f"{architecture} of {width} x {layers} blocks"
         )
         epsilon = known.epsilon
         if scheme == "transformers" and epsilon is not None:
             epsilon = 1e-12  # of its ViT, whatever it was converted from
-        options["epsilon"] = settle("epsilon", given, facts, epsilon, architecture)
+        options["epsilon"] = find_number("epsilon", given, facts, epsilon, architecture)
         options |= {n: given[n] for n in ("features",) if n in given}
         # transformers' DINOv2 has SiLU in its gates, whatever config.json says.
         gated = options["mlp"] == "swiglu"
         usual = "silu" if gated and scheme != "transformers_dinov2" else "gelu"
         if (said := facts.network.get("activation", usual)) != usual:
-            raise wrappers.Refused(
+            raise wrappers.RefusedTensors(
                 f"{side_files.CONFIG} beside it says activation={said!r}: no network "
                 f"here has it; must be {usual!r}"
             )
@@ -162,36 +162,36 @@ def _section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
     try:
         _MAKERS[kind](**full)
     except ValueError as error:
-        raise wrappers.Refused(f"its network cannot be made: {error}") from error
+        raise wrappers.RefusedTensors(f"its network cannot be made: {error}") from error
     return {"name": kind, **full, "precision": "float32"}
 
 
-def settle(name, given, facts, published, what) -> Any:
-    """Settle a number that no tensor shows: by option, config.json or architecture.
+def find_number(name, given, facts, published, what) -> Any:
+    """Find a number that no tensor shows: by option, config.json or architecture.
 
     Raises:
-      wrappers.Refused: nobody says it, or config.json contradicts the architecture and
-        no option decides.
+      wrappers.RefusedTensors: no source has the number, or config.json contradicts the
+        architecture and no option decides.
     """
     said = facts.network.get(name)
     if name in given:
         schema.check_value(given[name], schema.option_of(vit.vit)[name][0], f"--{name}")
         return given[name]
     if said is None and published is None:
-        raise wrappers.Refused(
-            f"no tensor shows its {name}, no {side_files.CONFIG} beside it, and no "
-            f"{what} is published; --{name} says it"
+        raise wrappers.RefusedTensors(
+            f"neither a tensor nor {side_files.CONFIG} shows {name}, and no "
+            f"{what} is published; give --{name}"
         )
     if None not in (said, published) and said != published:
-        raise wrappers.Refused(
+        raise wrappers.RefusedTensors(
             f"{side_files.CONFIG} beside it says {name}={said}, a published {what} has "
-            f"{published}; --{name} says which"
+            f"{published}; choose by --{name}"
         )
     return published if said is None else said
 
 
-def _settle_sizes(section, prepared, size, resize) -> dict:
-    """Settle how images are resized and cut."""
+def _find_sizes(section, prepared, size, resize) -> dict:
+    """Find the sizes to which images are resized and cut."""
     size = _option_or_known(prepared, "size", size)
     if resize is None:
         resize = prepared["resize"] if size == prepared.get("size") else size
@@ -210,8 +210,8 @@ def _settle_sizes(section, prepared, size, resize) -> dict:
     return {"size": size, "resize": resize, "interpolation": how}
 
 
-def _moments(prepared, channels, mean, std) -> dict:
-    """Settle mean and standard deviation of pixels from 0 to 1, one of each channel."""
+def _find_moments(prepared, channels, mean, std) -> dict:
+    """Find mean and standard deviation of pixels from 0 to 1, one for each channel."""
     found = {}
     for name, given in (("mean", mean), ("std", std)):
         value = _option_or_known(prepared, name, given)
@@ -229,18 +229,18 @@ def _moments(prepared, channels, mean, std) -> dict:
 
 
 def _option_or_known(prepared, name, value) -> Any:
-    """Return the option's value, or that of the files or the architecture."""
+    """Return the option's value, else that of the files or the architecture."""
     value = prepared.get(name) if value is None else value
     if value is None:
         raise ValueError(
-            f"--{name}: how its images are prepared is not known; give --size, --mean "
+            f"--{name}: the preparation of its images is unknown; give --size, --mean "
             "and --std, or a narrower --architecture, as 'augreg' or 'deit'"
         )
     return value
 
 
 def summarise_card(card: dict) -> str:
-    """Summarise a card."""
+    """Summarise an imported encoder's card in a few lines."""
     section, imported = card["encoder"], card["imported"]
     lines = [
         f"{section['name']} by the names of {imported['names']}, "
@@ -264,7 +264,7 @@ def summarise_card(card: dict) -> str:
     return "\n".join(lines)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def _read_numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(number) for number in text.split(","))
     except ValueError as error:
@@ -290,8 +290,8 @@ def parser() -> argparse.ArgumentParser:
     add("--stem-padding", type=int, help="of a ResNet's first convolution of 3 x 3")
     add("--size", type=int, help="pixels of a side, as the network is given them")
     add("--resize", type=int, help="the shorter side, before the middle is cut")
-    add("--mean", type=_numbers, help="of pixels from 0 to 1, as 0.5,0.5,0.5")
-    add("--std", type=_numbers, help="the same")
+    add("--mean", type=_read_numbers, help="of pixels from 0 to 1, as 0.5,0.5,0.5")
+    add("--std", type=_read_numbers, help="the same")
     add("--force", action="store_true", help="replace another encoder")
     return options
 

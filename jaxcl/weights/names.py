@@ -1,4 +1,4 @@
-"""Names that PyTorch libraries give the parameters of our networks.
+"""Translate between our names of parameters and those of PyTorch libraries.
 
 names.json has a `Scheme` for each library. Both directions read it: `read_array` makes
 our arrays of a library's tensors, `write_tensors` makes tensors of our arrays.
@@ -28,7 +28,7 @@ _BLOCKS = {"vit": "block_#/", "convnext": "stage#_#/", "resnet": "layer#_#/"}
 
 
 def _load_schemes() -> dict[str, Scheme]:
-    """Read names.json, where a library that is "like" one before it tells the rest."""
+    """Read names.json; a library that is "like" another inherits its names."""
     rows = json.loads(pathlib.Path(__file__).with_name("names.json").read_text())
     schemes = {}
     for name, row in rows.items():
@@ -61,7 +61,7 @@ class TensorPlace(NamedTuple):
 
 
 def find_tensor(scheme: Scheme, ours: str) -> TensorPlace | None:
-    """Find the tensor of one of our arrays.
+    """Find the tensor that holds one of our arrays.
 
     Args:
       ours: its path, as "block_0/norm1/scale".
@@ -90,7 +90,7 @@ def find_tensor(scheme: Scheme, ours: str) -> TensorPlace | None:
 def read_array(
     leaf: TensorPlace, ours: str, tensor: np.ndarray, shape: tuple
 ) -> np.ndarray:
-    """Make one of our arrays of a library's tensor.
+    """Convert a library's tensor into one of our arrays.
 
     Raises:
       ValueError: the tensor does not make an array of that shape.
@@ -124,7 +124,7 @@ def read_array(
 def write_tensors(
     scheme: Scheme, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Make a library's tensors of all our arrays; the reverse of `read_array`.
+    """Convert all our arrays into a library's tensors; the reverse of `read_array`.
 
     Args:
       arrays: by path, as "block_0/norm1/scale".

@@ -1,4 +1,4 @@
-"""State dicts of our encoders for PyTorch, by the names of torchvision and timm."""
+"""Write state dicts for PyTorch, with the names of torchvision and timm."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from jaxcl.weights import encoder, names, writer
 
 
 def check_supported(section: dict) -> None:
-    """Refuse a network that PyTorch's libraries have no twin of.
+    """Refuse a network that has no counterpart in PyTorch's libraries.
 
     timm's ConvNeXt has four stages; with patches of 2 the first of them halves the map
     once more, with patches of 8 or more the last does not halve it.
@@ -25,7 +25,7 @@ def check_supported(section: dict) -> None:
     core.check_choice("--torch: config.encoder.name", kind, tuple(writer.PYTORCH))
     wrong = ()
     if kind == "resnet" and section["padding"] != "torch":
-        # Windows of stride 2 would read other pixels than PyTorch's.
+        # With stride 2 the windows would read other pixels than PyTorch's do.
         wrong = "padding", "must be 'torch'"
     elif kind == "vit":
         if section["positions"] == "rotary" and section["qkv_bias"] == "all":
@@ -38,8 +38,8 @@ def check_supported(section: dict) -> None:
     if wrong:
         field, allowed = wrong
         raise ValueError(
-            f"--torch: config.encoder.{field}={section[field]!r} has no twin in "
-            f"PyTorch; {allowed}"
+            f"--torch: config.encoder.{field}={section[field]!r} has no counterpart "
+            f"in PyTorch; {allowed}"
         )
 
 
@@ -86,9 +86,13 @@ def _vit_state(section, size, arrays) -> dict[str, np.ndarray]:
         arrays["class"] = arrays["class"] + arrays.pop("class_position")
     side = size // section["patch"]
     if kind == "sin_cos":
-        arrays["positions"] = positions.sin_cos((side, side), len(arrays["class"]))
+        arrays["positions"] = positions.sin_cos_table(
+            (side, side), len(arrays["class"])
+        )
     elif kind == "learned":  # timm resizes by one rule, we by several
-        table = positions.resized(arrays["positions"], (side, side), section["resize"])
+        table = positions.resize_table(
+            arrays["positions"], (side, side), section["resize"]
+        )
         arrays["positions"] = np.asarray(table)
     if kind != "rotary" and biased == "query_value":
         for name in [x for x in arrays if x.endswith("attention/query/bias")]:

@@ -1,4 +1,4 @@
-"""Facts that no tensor shows, from the files that libraries put beside their weights.
+"""Read facts that no tensor shows from the files that libraries put beside weights.
 
 transformers writes config.json and preprocessor_config.json, timm config.json with
 `pretrained_cfg`.
@@ -21,7 +21,7 @@ _NUMBERS = {  # transformers' key or timm's -> ours
     "act_layer": "activation",
 }
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-# Of an image processor; with other values its pixels would be others than ours.
+# Values of an image processor; others would give other pixels than ours.
 _USUAL = {
     "do_resize": True,
     "do_rescale": True,

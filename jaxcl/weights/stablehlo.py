@@ -18,12 +18,12 @@ from jaxcl.weights import encoder
 
 FILE = "encoder.stablehlo"
 PLATFORMS = ("cpu", "cuda", "tpu")
-# Images that a program takes: pixels 0 to 255, or normalised as the card says.
+# Inputs of a program: pixels from 0 to 255, or images normalised as the card says.
 Pixels = Literal["uint8", "float32"]
 
 
-def program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tuple]:
-    """Make a function of images alone, with the weights in it.
+def make_program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tuple]:
+    """Make a function from images to features that contains the weights.
 
     Args:
       network: an encoder of images; its adapter to an old index, if any, is in it, too.
@@ -45,21 +45,21 @@ def program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tuple]:
         size=inputs["size"], mean=tuple(inputs["mean"]), std=tuple(inputs["std"])
     )
 
-    def embed(images):
+    def embed_images(images):
         images = prepare(images) if pixels == "uint8" else images
         rows, _ = network.apply(network.params, network.stats, images)
         adapter = network.adapter
-        return rows if adapter is None else adapters.apply(adapter, rows)
+        return rows if adapter is None else adapters.map_features(adapter, rows)
 
-    return embed, (inputs["size"], inputs["size"], inputs["channels"])
+    return embed_images, (inputs["size"], inputs["size"], inputs["channels"])
 
 
-def pack(network: encoder.Encoder, pixels: Pixels) -> bytes:
-    """Write the program of an encoder as bytes, see `program`."""
-    embed, shape = program(network, pixels)
+def pack_program(network: encoder.Encoder, pixels: Pixels) -> bytes:
+    """Serialise the program of an encoder as bytes, see `make_program`."""
+    embed, shape = make_program(network, pixels)
     (batch,) = export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *shape), jnp.dtype(pixels))
-    # Made without the forms of layers that suit a CPU alone.
+    # Leave out the forms of layers that suit only a CPU.
     with sharding.for_elsewhere():
         exported = export.export(jax.jit(embed), platforms=PLATFORMS)(images)
     return bytes(exported.serialize())
@@ -67,7 +67,7 @@ def pack(network: encoder.Encoder, pixels: Pixels) -> bytes:
 
 def describe(network: encoder.Encoder, pixels: Pixels) -> dict:
     """Describe the program for the card."""
-    shape = program(network, pixels)[1]
+    shape = make_program(network, pixels)[1]
     return {
         "input": {"dtype": pixels, "shape": ["batch", *shape]},
         "output": {"dtype": "float32", "shape": ["batch", network.num_features]},

@@ -1,4 +1,4 @@
-"""Names of tensors without what training code has wrapped around the network."""
+"""Remove from tensor names what training code has wrapped around a network."""
 
 import re
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ _CHUNKED = re.compile(r"((?:.*\.)?)blocks\.(\d+)\.(\d+)\.(.+)")
 _STAGE = re.compile(r"((?:.*\.)?)(\d+)\.0\.conv1\.weight")
 
 
-class Refused(ValueError):
-    """A state dict is not of the architecture, or not whole."""
+class RefusedTensors(ValueError):
+    """The error that tensors are incomplete or of another architecture."""
 
 
 def strip_prefixes(tensors: Mapping[str, T]) -> dict[str, T]:
-    """Name tensors as the bare network does.
+    """Rename tensors as the bare network names them.
 
     Wrappers go wherever they stand in a name. Blocks in chunks (DINOv2) are counted
     through; the layers of an `nn.Sequential` of torchvision's ResNet get their names.
@@ -35,28 +35,28 @@ def strip_prefixes(tensors: Mapping[str, T]) -> dict[str, T]:
         known here.
     """
     bare = _rename(tensors, {name: strip_name(name) for name in tensors})
-    bare = _rename(bare, _without_model(bare))
-    bare = _rename(bare, _without_chunks(bare))
-    return _rename(bare, _without_numbers(bare))
+    bare = _rename(bare, _drop_model(bare))
+    bare = _rename(bare, _drop_chunks(bare))
+    return _rename(bare, _name_numbers(bare))
 
 
 def strip_name(name: str) -> str:
-    """Drop the wrappers in a name."""
+    """Remove the prefixes of training wrappers from a tensor's name."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _rename(tensors, names) -> dict:
-    """Rename tensors; refuse two of one name."""
+    """Rename tensors; refuse two tensors with one name."""
     found: dict = {}
     for old, x in tensors.items():
         new = names.get(old, old)
         if new in found:
-            raise Refused(f"two of its tensors are {new!r} without wrappers")
+            raise RefusedTensors(f"two of its tensors are {new!r} without wrappers")
         found[new] = x
     return found
 
 
-def _without_model(names) -> dict[str, str]:
+def _drop_model(names) -> dict[str, str]:
     """Rename `model.stages.0.layers...` to `stages.0.layers...`.
 
     transformers puts a "model." before all of DINOv3's ConvNeXt but the last norm.
@@ -69,7 +69,7 @@ def _without_model(names) -> dict[str, str]:
     }
 
 
-def _without_chunks(names) -> dict[str, str]:
+def _drop_chunks(names) -> dict[str, str]:
     """Rename `blocks.1.7.norm1.weight` to `blocks.7.norm1.weight`."""
     matches = {name: m for name in names if (m := _CHUNKED.fullmatch(name))}
     places: dict[str, set] = {}
@@ -78,7 +78,7 @@ def _without_chunks(names) -> dict[str, str]:
     numbers = {
         (begin, *pair): block
         for begin, pairs in places.items()
-        for pair, block in _count_through(pairs).items()
+        for pair, block in _number_blocks(pairs).items()
     }
     return {
         name: f"{m[1]}blocks.{numbers[m[1], int(m[2]), int(m[3])]}.{m[4]}"
@@ -86,19 +86,21 @@ def _without_chunks(names) -> dict[str, str]:
     }
 
 
-def _count_through(pairs: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """Number blocks in chunks; most code counts through, some anew in each chunk."""
+def _number_blocks(pairs: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """Number the blocks of all chunks through, even if each chunk restarts at 0."""
     if len({block for _, block in pairs}) == len(pairs):
         return {pair: pair[1] for pair in pairs}
     chunks = max(chunk for chunk, _ in pairs) + 1
     sizes = [sum(pair[0] == chunk for pair in pairs) for chunk in range(chunks)]
     whole = {(chunk, i) for chunk, size in enumerate(sizes) for i in range(size)}
     if pairs != whole or {*sizes[:-1]} != {sizes[0]} or sizes[-1] > sizes[0]:
-        raise Refused(f"its blocks lie in chunks of {sizes}, and some are missing")
+        raise RefusedTensors(
+            f"its blocks lie in chunks of {sizes}, and some are missing"
+        )
     return {pair: at for at, pair in enumerate(sorted(pairs))}
 
 
-def _without_numbers(tensors) -> dict[str, str]:
+def _name_numbers(tensors) -> dict[str, str]:
     """Rename `4.0.conv1.weight` to `layer1.0.conv1.weight`, and so on."""
     stages: dict[str, list[int]] = {}
     for name in tensors:
@@ -108,7 +110,7 @@ def _without_numbers(tensors) -> dict[str, str]:
     for begin, found in stages.items():
         if sorted(found) != [*range(min(found), min(found) + 4)]:
             continue
-        layers = _layers(tensors, begin, min(found))
+        layers = _map_numbers(tensors, begin, min(found))
         for name in tensors:
             number, _, rest = name.removeprefix(begin).partition(".")
             if name.startswith(begin) and number.isdecimal() and int(number) in layers:
@@ -116,8 +118,8 @@ def _without_numbers(tensors) -> dict[str, str]:
     return names
 
 
-def _layers(tensors, begin, first) -> dict[int, str]:
-    """Number in the `nn.Sequential` -> torchvision's name.
+def _map_numbers(tensors, begin, first) -> dict[int, str]:
+    """Map numbers in the `nn.Sequential` to torchvision's names.
 
     Between batch norm and first stage there is a ReLU, behind 7 x 7 a max pool, too.
     """
@@ -127,7 +129,7 @@ def _layers(tensors, begin, first) -> dict[int, str]:
         if getattr(tensors.get(f"{begin}{at}.weight"), "shape", ())[2:] == (side, side)
     ]
     if len(stem) != 1:
-        raise Refused(
+        raise RefusedTensors(
             f"no first convolution known here stands before {begin}{first}: must be of "
             "7 x 7 with a max pool behind, or of 3 x 3 without"
         )

@@ -1,4 +1,4 @@
-"""Write the folder of an encoder; `run.folder` reads it."""
+"""Write an encoder's folder, which `run.folder` reads."""
 
 import argparse
 import datetime
@@ -34,13 +34,13 @@ _FURTHER = {
 
 
 def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
-    """Describe an encoder and its files, as every card does."""
+    """Describe an encoder and its files as a card does."""
     now = datetime.datetime.now(datetime.UTC)
     return {
         "format": folder_lib.FORMAT,
         "num_features": network.num_features,
         "parameters": sum(x.size for x in jax.tree.leaves(network.params)),
-        "files": hashes(files),
+        "files": hash_files(files),
         "versions": {
             "jaxcl": core.library_version(),
             "jax": jax.__version__,
@@ -52,7 +52,7 @@ def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
 
 
 def run_command(options: argparse.Namespace, make: Callable, text: Callable) -> int:
-    """Write a folder as a command was told; 2 if a file, run or folder is wrong."""
+    """Run a command that writes a folder; return 2 if an input or folder is wrong."""
     try:
         card = make(**vars(options))
     except (ValueError, OSError, lock.LockHeldError) as error:
@@ -62,7 +62,7 @@ def run_command(options: argparse.Namespace, make: Callable, text: Callable) -> 
     return 0
 
 
-def hashes(files: dict[str, bytes]) -> dict[str, str]:
+def hash_files(files: dict[str, bytes]) -> dict[str, str]:
     """Compute the sha256 of each file."""
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
@@ -75,7 +75,7 @@ def pack_tensors(leaves, library) -> bytes:
 def write_folder(
     folder: epath.Path, files: dict[str, bytes], card: dict, force: bool
 ) -> dict:
-    """Write all files, the card last; an error while writing leaves no new file.
+    """Write all files, the card last; remove new files if an error occurs.
 
     Args:
       folder: it must be missing, empty, or hold the same encoder.
@@ -105,7 +105,7 @@ def _write_files(folder, files, card, force):
         for name, data in files.items():
             (folder / name).write_bytes(data)
     else:
-        # Inside, for what is beside may be another disk, or not ours to write to.
+        # Inside the folder: its parent may be another disk, or read-only.
         draft = folder / f"{uuid.uuid4().hex}.tmp"
         draft.mkdir(parents=True)
         try:

@@ -55,12 +55,12 @@ FAULTS = [
         ("evaluators: tasks to come have accuracies", takes(train_on=_always("all"))),
     ),
     *fault.of(
-        "evals.features.stratified",
+        "evals.features.draw_stratified",
         "test_evals.py::test_a_share_of_the_labels_is_stratified_nested_and_seeded",
         ("evaluators: a share of labels ignores the seed", takes(seed=_always(0))),
     ),
     *fault.of(
-        "evals.features.evenly",
+        "evals.features.pick_evenly",
         "test_collapse.py::test_it_measures_rows_evenly_spaced",
         (
             "evaluators: the first rows of a sorted split are read",
@@ -89,7 +89,7 @@ FAULTS = [
         ("evaluators: a probe has no momentum", takes(momentum=_always(0.0))),
     ),
     *fault.of(
-        "evals.linear.evaluator",
+        "evals.linear.make_evaluator",
         "test_evals.py::test_semi_supervised_probe_trains_on_its_share_alone"
         "[all-features]",
         (
@@ -126,7 +126,7 @@ FAULTS = [
         ("evaluators: rows are pairs of themselves", gives(_with_pairs_of_itself)),
     ),
     *fault.of(
-        "evals.neighbours.nearest",
+        "evals.neighbours.find_nearest",
         "test_neighbours.py::test_the_nearest_are_those_of_brute_force",
         ("evaluators: an image is its own neighbour", _itself_among_neighbours),
     ),

@@ -116,20 +116,20 @@ _policies = [
 _minred = "test_redundancy.py::test_a_stream_against_one_row_at_a_time"
 _scored = [
     *fault.of(
-        "memory.redundancy.evicted",
+        "memory.redundancy.find_evicted",
         _minred,
         ("memory: minred compares rows that were never drawn", takes(used=_all)),
         (
             "memory: minred drops the oldest rows",
             instead(
-                lambda rows, used, number, filled, count: redundancy.oldest(
+                lambda rows, used, number, filled, count: redundancy.find_oldest(
                     number, filled, count
                 )
             ),
         ),
     ),
     *fault.of(
-        "memory.redundancy.moved",
+        "memory.redundancy.move_vectors",
         "test_redundancy.py::test_stored_vectors_move_half_of_the_way",
         (
             "memory: minred's vectors stay as they were stored",

@@ -214,7 +214,7 @@ _metrics = [
 
 _machines = [
     *fault.of(
-        "nets.pieces.Pieces",
+        "nets.pieces.PiecewiseEncoder",
         "test_pieces.py::test_pieces_pass_in_turn_and_rows_keep_their_order",
         ("pieces: a batch passes whole", takes(count=lambda _: 1)),
         ("pieces: one too many", takes(count=lambda count: 2 * count)),

@@ -42,7 +42,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "weights.embed._whole_batches",
+        "weights.embed._count_whole_batches",
         "test_embed.py::test_a_command_that_was_cut_goes_on_to_the_same_file",
         ("features: a cut command begins anew", instead(lambda *_: 0)),
         (
@@ -51,7 +51,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "update.adapters.affine",
+        "update.adapters.fit_affine",
         "test_adapters.py::test_the_affine_map_is_the_ridge_regression_of_float64",
         ("adapters: no ridge", takes(ridge=lambda _: 0.0)),
         ("adapters: one rank too many", takes(rank=lambda rank: rank + 1)),

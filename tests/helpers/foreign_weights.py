@@ -85,7 +85,7 @@ def _made(family, seed):
     card = {"encoder": section, "input": {"kind": "images", "size": size}}
     card["input"]["channels"] = 3
     rng, ours = np.random.default_rng(seed), {}
-    for name, shape in encoder.shapes(card).items():
+    for name, shape in encoder.array_shapes(card).items():
         scale = np.prod(shape[:-1]) ** -0.5 if name.endswith("kernel") else 0.3
         ours[name] = (scale * rng.normal(size=shape)).astype("f4")
         if name.endswith(("scale", "scale1", "scale2", "var")):

@@ -36,7 +36,7 @@ def create(settings: Settings, batch: core.Batch) -> buffer.Buffer:
 
 def join_shards(memory: buffer.Buffer) -> buffer.Buffer:
     """Return the memory as `buffer` and `duel` take it."""
-    if not isinstance(memory.items, sharded.Spread):
+    if not isinstance(memory.items, sharded.SplitRows):
         return memory
     filled: Any = memory.filled  # Spread, too
     return buffer.Buffer(memory.items.rows, filled.rows, memory.seen)
@@ -68,12 +68,12 @@ def update(
     elif settings.policy == "reservoir":
         slots = policies.reservoir(memory, key, mask)
     else:
-        slots = _filtered(settings, memory, features, mask)
+        slots = _filter_rows(settings, memory, features, mask)
     written = buffer.write(memory, buffer.order_after(slots, after), rows, mask)
     return _place_memory(settings, written), jnp.mean(slots < memory.capacity)
 
 
-def refreshed(
+def refresh_rows(
     memory: buffer.Buffer, slots: jax.Array, features: jax.Array, exists: jax.Array
 ) -> buffer.Buffer:
     """Write features f32[R, D] to `slots` where `exists` bool[R].
@@ -86,7 +86,7 @@ def refreshed(
     return memory._replace(items=memory.items | {"feature": stored})
 
 
-def _filtered(settings, memory, features, mask):
+def _filter_rows(settings, memory, features, mask):
     """Return slots of the rows that DUEL's policy lets in, of those that exist."""
     # The filter is a loop; without this each iteration would send the split rows.
     both = memory.items["feature"], sharding.gather(features)
@@ -108,7 +108,7 @@ def _filtered(settings, memory, features, mask):
     # A memory in one piece is filtered on each device alike, which sends nothing.
     keep = choose(*own) if settings.spread else sharding.on_each(choose, (), own)
     keep = sharding.gather(keep)
-    slots = sharding.gather(duel.slots(keep, memory.capacity))
+    slots = sharding.gather(duel.incoming_slots(keep, memory.capacity))
     if settings.safe:
         options |= dict(filled=memory.filled, logsumexp=settings.logsumexp)
         slots = jnp.where(duel.is_safe(*both, keep, **options), slots, memory.capacity)
@@ -128,5 +128,5 @@ def _place_memory(settings, memory):
     """Place the memory as the state holds it, split over the devices or not."""
     if not settings.spread:
         return memory
-    rows, filled = sharded.Spread(memory.items), sharded.Spread(memory.filled)
+    rows, filled = sharded.SplitRows(memory.items), sharded.SplitRows(memory.filled)
     return buffer.Buffer(rows, filled, memory.seen)

@@ -23,7 +23,7 @@ class AserSelector(NamedTuple):
 
     def balanced(self, key: jax.Array, memory: buffer.Buffer, allowed: jax.Array):
         """Draw a class-balanced sample: slots, mask, and the slots still allowed."""
-        slots, mask = shapley.balanced(
+        slots, mask = shapley.draw_balanced(
             key,
             memory.items["label"],
             allowed,
@@ -54,7 +54,7 @@ class AserSelector(NamedTuple):
         )
 
         def values(rows, labels):
-            return shapley.values(
+            return shapley.shapley_values(
                 candidate_rows,
                 candidates["label"],
                 rows,
@@ -63,14 +63,14 @@ class AserSelector(NamedTuple):
                 mask=pool_mask,
             )
 
-        scores = shapley.score(
+        scores = shapley.aser_score(
             values(incoming_rows, incoming.label),
             values(other_rows, others["label"]),
             helped_mask,
             variant=self.variant,
         )
         size = min(self.parts.replay.size, memory.capacity)
-        best = shapley.ranked(k_ties, scores, pool_mask)[:size]
+        best = shapley.rank_rows(k_ties, scores, pool_mask)[:size]
         missing = (0, size - len(best))
         slots = jnp.pad(pool[best], missing, constant_values=memory.capacity)
         mask = jnp.pad(pool_mask[best], missing)
@@ -107,7 +107,7 @@ class AserSelector(NamedTuple):
             state, candidates["image"], others["image"], items["image"]
         )
         mask = jnp.concatenate([pool_mask, ~fits])
-        values = shapley.values(
+        values = shapley.shapley_values(
             jnp.concatenate([candidate_rows, new_rows]),
             jnp.concatenate([candidates["label"], label]),
             jnp.concatenate([other_rows, new_rows]),
@@ -118,7 +118,7 @@ class AserSelector(NamedTuple):
         rare = self.rare(k_share, memory, label) & ~fits & self.minority
         counted = jnp.concatenate([helped_mask, rare])[:, None]
         scores = jnp.sum(jnp.where(counted, values, 0), axis=0)
-        better = shapley.replace(k_ties, scores, mask, pool, memory.capacity)
+        better = shapley.replace_slots(k_ties, scores, mask, pool, memory.capacity)
         return jnp.where(fits, memory.seen + turn, better)
 
     def rare(

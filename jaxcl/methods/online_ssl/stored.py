@@ -171,7 +171,7 @@ def update_stored(setup, memory, drawn, stats, active):
         moved = optim.ema(items["projection"], mean, setup.plan.stored_momentum)
         changes["projection"] = moved
     if "feature" in items:
-        changes["feature"] = redundancy.moved(items["feature"], _feature(z))
+        changes["feature"] = redundancy.move_vectors(items["feature"], _feature(z))
     if "used" in items:
         changes["used"] = jnp.ones_like(items["used"])
     if "loss" in items:

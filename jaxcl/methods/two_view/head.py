@@ -99,12 +99,12 @@ def add(
         tx = optim.sgd(momentum=momentum)
     setup = Setup(method, parts, rates, tx, leaks=form == "released")
 
-    def without_head(function):
-        """Give a function of the method's state the state with its head."""
+    def take_head_off(function):
+        """Wrap a function of the method's state to take the state with the head."""
         return function and (lambda state, *rest: function(_without_head(state), *rest))
 
-    def with_head(function):
-        """Do so with a function that returns the method's new state."""
+    def put_head_back(function):
+        """Wrap a function from state to state; the head stays as it is."""
         return lambda state, *rest: _with_head(
             state, function(_without_head(state), *rest)
         )
@@ -113,11 +113,11 @@ def add(
         init=functools.partial(_init, setup),
         step=functools.partial(_step, setup),
         begin_task=functools.partial(_begin_task, setup),
-        end_task=with_head(method.end_task),
-        eval_state=with_head(method.eval_state),
+        end_task=put_head_back(method.end_task),
+        eval_state=put_head_back(method.eval_state),
         predict=functools.partial(_predict, setup),
         labelled=True,
-        **{name: without_head(getattr(method, name)) for name in _READ_THE_STATE},
+        **{name: take_head_off(getattr(method, name)) for name in _READ_THE_STATE},
     )
 
 
@@ -163,7 +163,7 @@ def _step(setup, state, batch):
         features = setup.method.embed(before, images)
     label, mask = labelled["label"], jnp.ones(len(features))
     lr = setup.rates(core.progress(state), state.task)
-    layer, velocity, loss, scores = head_lib.descend(
+    layer, velocity, loss, scores = head_lib.take_step(
         setup.tx, *state.extra[1:], features, label, mask, lr
     )
     accuracy = jnp.mean(scores.argmax(axis=1) == label)
@@ -181,4 +181,4 @@ def _begin_task(setup, state, task):
 def _predict(setup, state, images):
     """Return the head's logits, f32[B,C]."""
     features = setup.method.embed(_without_head(state), images)
-    return head_lib.logits(state.extra.layer, features)
+    return head_lib.score_features(state.extra.layer, features)

@@ -110,7 +110,7 @@ class Base(NamedTuple):
     linear_lr: float | None = None
 
     # Networks
-    projector: mlp.Shape = mlp.CONTRASTIVE  # its defaults
+    projector: mlp.ProjectorShape = mlp.CONTRASTIVE  # its defaults
     predictor_hidden_dim: int | None = None  # of its own predictor; None: it has none
     momentum: Momentum | None = None  # of its slow network; None: it has none
     distiller_input: Callable = lambda z: z  # projections -> input of g

@@ -174,7 +174,7 @@ def _check_data(parts, base, spec, strategy, plan):
 
     Warn of batches in which there is too little to compare.
     """
-    net = tuning.plain(parts.encoder)
+    net = tuning.bare_module(parts.encoder)
     if spec.masks and not (isinstance(net, vit.ViT) and net.features != "both"):
         raise ValueError(
             "config.method.ibot: hides patches of a Vision Transformer; must be 0, or "
@@ -327,9 +327,7 @@ def _step(setup, state, batch):
         slopes = slopes._replace(params=base.mask_gradients(moment, slopes.params))
     (grads,) = backward(slopes)
     if setup.head_steps:
-        waits = state.step < setup.head_steps
-        held = jax.tree.map(lambda g: jnp.where(waits, 0.0, g), grads["encoder"])
-        grads = {**grads, "encoder": held}
+        grads = hold_encoder(setup, state, grads)
     lr, own = parts.lr(moment.progress, state.task), extra.strategy
     if strategy.change_gradients is not None:
         grads, own = strategy.change_gradients(own, records.Update(state, grads, lr))
@@ -364,6 +362,13 @@ def end_warm_up(setup, state):
             teacher_stats=jax.tree.map(change, stats, extra.teacher_stats),
         )
     return state.replace(opt_state=opt_state, extra=extra)
+
+
+def hold_encoder(setup, state, grads):
+    """Zero the gradient of the encoder in the first steps."""
+    waits = state.step < setup.head_steps
+    held = jax.tree.map(lambda g: jnp.where(waits, 0.0, g), grads["encoder"])
+    return {**grads, "encoder": held}
 
 
 def keep_encoder(setup, before, after):
@@ -411,7 +416,7 @@ def _gather_inputs(setup, state, key, batch, reading) -> dict:
 def _draw_masks(setup, key, views) -> records.Masks:
     """Draw as many patches of each view; a share of the views hides them."""
     rows, (height, width) = views.shape[0] * views.shape[1], views.shape[2:4]
-    side = tuning.plain(setup.parts.encoder).patch
+    side = tuning.bare_module(setup.parts.encoder).patch
     patches = (height // side) * (width // side)
     share, chance = setup.base.masks
     k_places, k_hides = jax.random.split(jax.random.fold_in(key, _MASKS))
