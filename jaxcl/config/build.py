@@ -476,4 +476,6 @@ def _make_eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalP
 
 
 def _pick_functions(method: core.Method) -> dict:
-    return {name: getattr(method, name) for name in _EVALUATED}
+    """Pick what evaluators read; they embed several splits, and trace `embed` once."""
+    found = {name: getattr(method, name) for name in _EVALUATED}
+    return found | {"embed": sharding.traced_once(method.embed)}

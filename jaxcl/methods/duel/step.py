@@ -207,7 +207,7 @@ def _begin_task(setup, state, task):
     if setup.fresh_memory and setup.remembers:
         empty = jax.tree.map(jnp.zeros_like, state.extra.memory)
         state = state.replace(extra=state.extra._replace(memory=empty))
-    return state.replace(opt_state=setup.parts.tx.init(state.params))
+    return state.replace(opt_state=jax.jit(setup.parts.tx.init)(state.params))
 
 
 def _memory(state):

@@ -254,7 +254,8 @@ def _begin_task(setup, state, task):
     """Start the optimiser anew; make the network so far the teacher."""
     if setup.base.indexed and task.index > 0:
         state = _renew_rows(setup, state, task.train.rows)
-    state = state.replace(opt_state=setup.parts.tx.init(state.params))
+    # One program: else each shape of the parameters' would be compiled apart.
+    state = state.replace(opt_state=jax.jit(setup.parts.tx.init)(state.params))
     untaught = not setup.parts.starts_pretrained
     if not setup.strategy.teacher or (task.index == 0 and untaught):
         return state
