@@ -155,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; exit code 2 if a directory or a name is wrong."""
+    """Run `jaxcl compare`; return 2 if a directory or a name is wrong."""
     try:
         _compare(parser().parse_args(argv))
     except (ValueError, OSError) as error:

@@ -228,7 +228,7 @@ def _read_number(text: str) -> float | str:
 
 
 def main(argv: list[str]) -> int:
-    """Update a run, print the result, and return the exit code."""
+    """Run `jaxcl update`, print the result, and return the exit code."""
     if len(argv) > 1:
         return command.complain(f"unknown argument {argv[1]!r}; see --help")
     options = flags.FLAGS

@@ -174,7 +174,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 2 if an input is wrong, 75 if it was stopped."""
+    """Run `jaxcl features`; return 2 if an input is wrong, 75 if stopped."""
     options = parser().parse_args(argv)
 
     def make():

@@ -271,7 +271,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; exit code 2 if the run or the folder is wrong."""
+    """Run `jaxcl export`; return 2 if the run or the folder is wrong."""
     return writer.run_command(parser().parse_args(argv), export, summarise_export)
 
 

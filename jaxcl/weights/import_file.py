@@ -297,7 +297,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; exit code 2 if the file or the folder is wrong."""
+    """Run `jaxcl import`; return 2 if the file or the folder is wrong."""
     return writer.run_command(parser().parse_args(argv), import_file, summarise_card)
 
 
