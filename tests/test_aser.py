@@ -208,7 +208,7 @@ def retrieve(options, *, size):
     """(state, batch) -> what is replayed; incoming images as trained on are blank."""
     made = tiny.make_parts(size=size, augment="replay")
     judge = shapley_lib.AserSelector(
-        made, online.network(made, "linear"), **options, minority=True
+        made, online.build_network(made, "linear"), **options, minority=True
     )
 
     def retrieved(state, batch):

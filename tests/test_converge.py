@@ -23,7 +23,7 @@ def epochs(patience, means, found=None):
     for mean in means:
         made.add({"loss": np.float32(mean - 0.5), "passes": np.float32(3)})
         made.add({"loss": np.float32(mean + 0.5), "passes": np.float32(3)})
-        made.end(10.0 * (made.number + 1))
+        made.end_epoch(10.0 * (made.number + 1))
     return made
 
 
@@ -39,7 +39,7 @@ def epochs(patience, means, found=None):
 )
 def test_patience(means, best, over):
     made = epochs(2, means)
-    assert made.over is over and made.number == len(means)
+    assert made.is_over is over and made.number == len(means)
     found = made.summary()
     assert found["best"] == {
         "number": best,
@@ -48,7 +48,7 @@ def test_patience(means, best, over):
         "passes": 6.0 * best,
     }
     assert found["last"]["number"] == len(means)
-    assert not epochs(0, [1, *means, 99, 99, 99]).over
+    assert not epochs(0, [1, *means, 99, 99, 99]).is_over
 
 
 def test_epochs_go_on_from_what_was_saved():
@@ -57,7 +57,7 @@ def test_epochs_go_on_from_what_was_saved():
     half.add({"loss": np.float32(3.5), "passes": np.float32(3)})
     again = metrics_log.Epochs(2, json.loads(json.dumps(half.read())))
     again.add({"loss": np.float32(4.5), "passes": np.float32(3)})
-    again.end(30.0)
+    again.end_epoch(30.0)
     assert epochs(2, [3.5], again.read()).read() == whole.read()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from helpers import twins
 from jaxcl.nets import convnext, layers
 
 SMALL = dict(depths=(1, 2), width=6, patch=2)
@@ -21,21 +22,10 @@ SHAPE = (3, 11, 14, 3)  # places are left out at both ends
 @functools.cache
 def made(name):
     net = convnext.convnext(**NETS[name])
-    images = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
-    shapes = jax.eval_shape(net.init, jax.random.key(0), images)["params"]
-    rng = np.random.default_rng(1)  # all leaves matter: none is 0 or 1
-    params = jax.tree.map(
-        lambda leaf: rng.normal(0.2, 0.5, leaf.shape).astype(np.float32), shapes
-    )
-    return net, params, images
+    return net, *twins.draw_inputs(net, SHAPE)
 
 
 # --- the same in float64, written from the definitions ------------------------
-
-
-def np_norm(x, p):
-    spread = np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-    return (x - x.mean(-1, keepdims=True)) / spread * p["scale"] + p["bias"]
 
 
 def np_patches(x, p):
@@ -63,7 +53,7 @@ def np_depthwise(x, kernel):
 
 def np_block(x, p, options):
     rows = np_depthwise(x, p["depthwise"]["kernel"]) + p["depthwise"]["bias"]
-    rows = np_norm(rows, p["norm"]) @ p["fc1"]["kernel"] + p["fc1"]["bias"]
+    rows = twins.layer_norm(rows, p["norm"]) @ p["fc1"]["kernel"] + p["fc1"]["bias"]
     rows = rows * 0.5 * (1 + special.erf(rows / np.sqrt(2)))
     if options.get("grn"):
         strength = np.sqrt((rows**2).sum(axis=(1, 2), keepdims=True))
@@ -75,14 +65,16 @@ def np_block(x, p, options):
 
 def np_features(params, images, options):
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    x = np_norm(np_patches(images.astype(np.float64), p["stem"]), p["stem_norm"])
+    x = twins.layer_norm(
+        np_patches(images.astype(np.float64), p["stem"]), p["stem_norm"]
+    )
     for stage, depth in enumerate(options["depths"], start=1):
         if stage > 1:
-            x = np_norm(x, p[f"stage{stage}_norm"])
+            x = twins.layer_norm(x, p[f"stage{stage}_norm"])
             x = np_patches(x, p[f"stage{stage}_down"])
         for i in range(depth):
             x = np_block(x, p[f"stage{stage}_{i}"], options)
-    return np_norm(x.mean(axis=(1, 2)), p["norm"])
+    return twins.layer_norm(x.mean(axis=(1, 2)), p["norm"])
 
 
 @pytest.mark.parametrize("name", NETS)

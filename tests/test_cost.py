@@ -247,9 +247,9 @@ def clock(monkeypatch):
 def test_what_runs_inside_goes_to_its_own_name(clock):
     watch = cost.Clock({"train": 5.0, "old": 1.0})
     clock.now += 1
-    with watch.on("train"):
+    with watch.count("train"):
         clock.now += 10
-        with pytest.raises(OSError), watch.on("evaluation"):
+        with pytest.raises(OSError), watch.count("evaluation"):
             clock.now += 100
             raise OSError
         clock.now += 1000
@@ -259,7 +259,7 @@ def test_what_runs_inside_goes_to_its_own_name(clock):
     clock.now += 1
     watch.restart()
     clock.now += 3
-    with watch.on("train"):
+    with watch.count("train"):
         clock.now += 4
     assert watch.read() == {"rest": 3, "train": 4}
 

@@ -172,7 +172,7 @@ def test_actions_are_the_actors_with_noise_that_fades():
     )
     seen = (np.array([[0.0, 0.0, 0.3, -0.2]]) - 0.1) / 0.2
     u = actor_twin(f64(agent.actor), seen, [2])[0]
-    act, x = jax.jit(lambda a, k: ddpg.act(a, k, options)), 0.7
+    act, x = jax.jit(lambda a, k: ddpg.choose_rate(a, k, options)), 0.7
     for step, key in enumerate(jax.random.split(jax.random.key(1), 8)):
         # A reward is due to an action that has a loss just before it.
         lr, agent = act(agent._replace(fresh=jnp.bool_(step != 3)), key)
@@ -203,7 +203,7 @@ def test_rates_span_the_range_evenly_on_their_scale(scale, middle, place):
     # The first actions are uniform.
     agent = ddpg.init(jax.random.key(0), options)
     keys = jax.random.split(jax.random.key(1), 500)
-    lr, _ = jax.jit(jax.vmap(lambda key: ddpg.act(agent, key, options)))(keys)
+    lr, _ = jax.jit(jax.vmap(lambda key: ddpg.choose_rate(agent, key, options)))(keys)
     shares = np.sort(place(np.float64(lr)))
     np.testing.assert_allclose(shares, (np.arange(500) + 0.5) / 500, atol=0.08)
 
@@ -214,7 +214,10 @@ def small(**options):
 
 def jitted(options):
     """`act` and `observe`."""
-    return [jax.jit(lambda *a, f=f: f(*a, options)) for f in (ddpg.act, ddpg.observe)]
+    return [
+        jax.jit(lambda *a, f=f: f(*a, options))
+        for f in (ddpg.choose_rate, ddpg.observe)
+    ]
 
 
 def test_a_transition_is_stored_once_its_loss_is_known(monkeypatch):
@@ -303,7 +306,7 @@ def program(**options):
     def step(agent, key, loss):
         k_observe, k_act = jax.random.split(key)
         agent = ddpg.observe(agent, k_observe, loss, options)
-        return ddpg.act(agent, k_act, options)
+        return ddpg.choose_rate(agent, k_act, options)
 
     return options, jax.jit(step)
 

@@ -10,7 +10,7 @@ from jaxcl import core
 from jaxcl.methods import der, online
 
 FIRST, SECOND = toy.FIRST, toy.SECOND
-NET = online.network(toy.parts(), "linear")
+NET = online.build_network(toy.parts(), "linear")
 
 
 def started(method):

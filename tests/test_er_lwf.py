@@ -11,7 +11,7 @@ from jaxcl.methods import er_lwf, online
 
 FIRST, SECOND, THIRD = toy.FIRST, toy.SECOND, toy.batch(2, [4, 4, 4, 2, 3, 4])
 PAST = jax.tree.map(lambda *x: jnp.concatenate(x), FIRST, SECOND)
-NET = online.network(toy.parts(), "linear")
+NET = online.build_network(toy.parts(), "linear")
 
 
 def kl(logits, teacher, classes, temperature):

@@ -21,15 +21,15 @@ from jaxcl.run import train
 DIM, CLASSES, COUNT = 6, 4, 90
 KEY = jax.random.key(3)
 RULES = {
-    "ncm": ncm.rule("cosine"),
-    "ncm-euclidean": ncm.rule("euclidean"),
-    "slda": slda.rule(1e-2),
-    "ranpac": ranpac.rule(24),
-    "acil": acil.rule(24, 0.1),
-    "fecam": fecam.rule(0.5, 1.0, 1.0, False),
-    "fecam-shared": fecam.rule(0.5, 1.0, 1.0, True),
-    "stored_knn": stored_knn.rule(CLASSES, 200, 5, 0.07),
-    "linear_head": linear_head.linear_rule(0, 2.0, 3),
+    "ncm": ncm.make_rule("cosine"),
+    "ncm-euclidean": ncm.make_rule("euclidean"),
+    "slda": slda.make_rule(1e-2),
+    "ranpac": ranpac.make_rule(24),
+    "acil": acil.make_rule(24, 0.1),
+    "fecam": fecam.make_rule(0.5, 1.0, 1.0, False),
+    "fecam-shared": fecam.make_rule(0.5, 1.0, 1.0, True),
+    "stored_knn": stored_knn.make_rule(CLASSES, 200, 5, 0.07),
+    "linear_head": linear_head.make_rule(0, 2.0, 3),
 }
 
 
@@ -213,7 +213,7 @@ def test_one_row_at_a_time_gives_what_batches_give(name, data):
 def test_a_step_of_the_linear_head_has_the_stored_rows_in_its_mean(data):
     """The memory is smaller than a batch, so that all of it is drawn."""
     features, label = data
-    rule = linear_head.linear_rule(8, 2.0, 1)
+    rule = linear_head.make_rule(8, 2.0, 1)
     before = learn(rule, features[:32], label[:32])
     after = learn(rule, features[:48], label[:48])
     kept = before.memory.items
@@ -232,7 +232,7 @@ def test_a_linear_head_forgets_without_its_memory(data):
     order = np.argsort(label, kind="stable")
     right = {}
     for size in (0, 40):
-        rule = linear_head.linear_rule(size, 3.0, 32)
+        rule = linear_head.make_rule(size, 3.0, 32)
         found = scores(rule, learn(rule, features, label, order), features)
         right[size] = (found.argmax(1) == label)[label != label.max()].mean()
     assert right[40] > right[0] + 0.05
@@ -242,7 +242,7 @@ def test_few_rows_of_large_features_give_finite_scores(data):
     """Fewer rows than features, and a covariance far above the shrinkage."""
     features, label = data
     large = np.tile(features[:8] * 300, 4)
-    rule = slda.rule(1e-4)
+    rule = slda.make_rule(1e-4)
     add = jax.jit(rule.add)
     state = rule.start(KEY, large.shape[1], CLASSES)
     rows = frozen.Rows(large, label[:8], np.arange(8), np.ones(8, bool))
@@ -261,7 +261,7 @@ def test_a_ridge_that_float32_cannot_factor_is_not_chosen():
         targets=jnp.ones((2, 2, 1)) * 10,
         counts=jnp.full((2, 1), 10.0),
     )
-    weights = ranpac.solve(
+    weights = ranpac.solve_ridge(
         grams.inputs[0], grams.targets[0], ranpac.choose_ridge(grams)
     )
     assert np.isfinite(np.asarray(weights)).all()

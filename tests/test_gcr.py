@@ -15,7 +15,7 @@ from jaxcl.memory import buffer, coreset, quadratic
 from jaxcl.methods import gcr, online
 
 FIRST, SECOND = toy.FIRST, toy.SECOND
-NET = online.network(toy.parts(), "linear")
+NET = online.build_network(toy.parts(), "linear")
 active_set = jax.jit(quadratic.active_set)
 pursuit = jax.jit(coreset.match_gradients, static_argnames=("size", "ridge", "tol"))
 

@@ -104,7 +104,7 @@ def fitted(state, replay=None, **options):
 
 def slope(params, stats, images, terms):
     """Gradient of the sum of share * cross-entropy, and statistics after the pass."""
-    net = online.network(parts(), "linear")
+    net = online.build_network(parts(), "linear")
 
     def loss(params):
         out, after = net(params, stats, images, train=True)
@@ -141,7 +141,7 @@ def test_the_fit_is_the_equation(mixing, schedule, monkeypatch):
     }
     state = stored()
     key = jax.random.fold_in(core.step_key(state), gdumb._FIT)
-    net = online.network(parts(), "linear")
+    net = online.build_network(parts(), "linear")
     images = parts().plain(ROWS["image"])
     params, stats = jax.jit(net.init)(key, images[:1])
     images = 1 - images if mixing else images

@@ -206,7 +206,7 @@ def started():
 @jax.jit
 def slope(params, stats, rows):
     """Value, statistics and gradient of the mean cross-entropy, by hand."""
-    net, images = online.network(parts(), "linear"), parts().plain(rows["image"])
+    net, images = online.build_network(parts(), "linear"), parts().plain(rows["image"])
 
     def loss(params):
         out, after = net(params, stats, images, train=True)

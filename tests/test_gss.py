@@ -15,7 +15,7 @@ from jaxcl.methods import gss, online
 from jaxcl.methods.online_ssl import stored
 
 FIRST, SECOND = toy.FIRST, toy.SECOND
-NET = online.network(toy.parts(), "linear")
+NET = online.build_network(toy.parts(), "linear")
 FULL = jnp.array([1.6, 0.4, 1.0, 0.8])
 ALL = jnp.ones(4, bool)
 

@@ -193,11 +193,7 @@ def test_labels_of_every_kind(tmp_path):
     assert load(tmp_path / "3").class_names == ("0", "1")
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pa.binary(), pa.large_binary()],
-    ids=str,
-)
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()], ids=str)
 def test_images_of_every_kind(kind, tmp_path):
     for split, rows in ROWS.items():
         values = [encoded(x) for x in PIXELS[rows]]
@@ -212,22 +208,22 @@ def test_images_of_every_kind(kind, tmp_path):
     assert raw == encoded(PIXELS[1])
 
 
+STRUCT = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+
+
 @pytest.mark.parametrize(
-    ("image", "words"),
+    "image, kind",
     [
-        ([None], ""),
-        ([{"bytes": None, "path": "/etc/passwd"}], ""),
-        ([b"no image"], ""),
+        (None, pa.binary()),
+        ({"bytes": None, "path": "/etc/passwd"}, STRUCT),
+        (b"no image", pa.binary()),
     ],
 )
-def test_images_that_are_none(image, words, tmp_path):
-    kind = pa.binary()
-    if isinstance(image[0], dict):
-        kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    made = pa.table({"image": pa.array(image, kind), "label": [0]})
+def test_images_that_are_none(image, kind, tmp_path):
+    made = pa.table({"image": pa.array([image], kind), "label": [0]})
     write_arrow(tmp_path, made, parts=1)
     data = load(tmp_path, test_split=None, channels=1, max_pixels=8)
-    with pytest.raises(files.Unreadable, match=rf"\(row 0\).*{words}"):
+    with pytest.raises(files.Unreadable, match=r"\(row 0\)"):
         data.train.load(0)
 
 

@@ -14,7 +14,7 @@ from jaxcl.methods import icarl, online
 from jaxcl.methods.online import means as means_lib
 
 FIRST, SECOND, LATER = toy.FIRST, toy.SECOND, toy.batch(2, [3, 2, 3, 3, 2, 3])
-NET, PLAIN = online.network(toy.parts(), "linear"), toy.parts().plain
+NET, PLAIN = online.build_network(toy.parts(), "linear"), toy.parts().plain
 FEATURES = jax.jit(
     lambda params, stats, rows: NET(params, stats, PLAIN(rows), train=False)[0].features
 )

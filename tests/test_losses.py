@@ -8,35 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import loss_twins as f64
 from helpers import twins
 from jaxcl import core
 from jaxcl.losses import contrastive, distill, incremental, prototype, replay
-
-
-def others(rows, i):
-    return [row for j, row in enumerate(rows) if j != i]
-
-
-def nt_xent_twin(z1, z2, temperature=0.2):
-    rows, partner = [*z1, *z2], [*z2, *z1]
-    n = len(rows)
-    return sum(
-        twins.nce(rows[i], partner[i], others(rows, i), temperature) / n
-        for i in range(n)
-    )
-
-
-def info_nce_twin(
-    a, p, n=(), of=None, temperature=0.2, positive_in_denominator=True, there=None
-):
-    """Negatives: the rows of n that are there, and positives of other examples."""
-    n = [row for i, row in enumerate(n) if there is None or there[i]]
-    total = 0.0
-    for i in range(len(a)):
-        batch = [] if of is None else [p[j] for j in range(len(p)) if of[j] != of[i]]
-        columns = [*n, *batch] + [p[i]] * positive_in_denominator
-        total += twins.nce(a[i], p[i], columns, temperature)
-    return total / len(a)
 
 
 def m_hml_twin(a, p, memory, weight=1.0, temperature=0.5):
@@ -48,58 +23,6 @@ def m_hml_twin(a, p, memory, weight=1.0, temperature=0.5):
     hebbian = -sum(math.log(q(*pair)) for pair in zip(a, p, strict=True)) / len(a)
     means = [sum(q(x, m) for m in memory) / len(memory) for x in a]
     return weight * hebbian + sum(map(math.log, means)) / len(a)
-
-
-def sup_con_twin(z, labels=None, temperature=0.1, mask=None):
-    labels, total = LABELS if labels is None else labels, 0.0
-    for i in range(len(z)):
-        same = [j for j in range(len(z)) if j != i and labels[j] == labels[i]]
-        if same and (mask is None or mask[i]):
-            terms = [twins.nce(z[i], z[j], others(z, i), temperature) for j in same]
-            total += sum(terms) / len(same)
-    return total / len(z)
-
-
-def cassle_twin(p1, p2, f1, f2, temperature=0.2, form="code"):
-    p, f = [*p1, *p2], [*f1, *f2]
-    n = len(p)
-    if form == "paper":
-        return (
-            sum(twins.nce(p[i], f[i], others(f, i), temperature) for i in range(n)) / n
-        )
-    forward = sum(twins.nce(p[i], f[i], f, temperature) for i in range(n)) / n
-    backward = sum(twins.nce(f[i], p[i], p, temperature) for i in range(n)) / n
-    return (forward + backward) / 2
-
-
-def pnr_simclr_twin(z1, z2, p1, p2, f1, f2, temperature=0.2, pn1=True, pn2=True):
-    """Eq. 2 + 3 for both orders of the views, halved."""
-    total, tau = 0.0, temperature
-    n = len(z1)
-    for za, zb, pa, fa, fb in ((z1, z2, p1, f1, f2), (z2, z1, p2, f2, f1)):
-        for i in range(n):
-            current = [*others(za, i), *zb]
-            frozen = [*others(fa, i), *fb]
-            total += twins.nce(za[i], zb[i], current + (frozen if pn1 else []), tau)
-            total += twins.nce(pa[i], fa[i], frozen + (current if pn2 else []), tau)
-    return total / (2 * n)
-
-
-def pnr_moco_twin(
-    *arrays, temperature=0.2, distill_temperature=0.2, form="code", pn1=True, pn2=True
-):
-    q1, q2, k1, k2, p1, p2, f1, f2, keys, frozen = arrays
-    total = 0.0
-    n = len(q1)
-    for q, k, p, f, bank in ((q1, k2, p1, f1, 1), (q2, k1, p2, f2, 0)):
-        for i in range(n):
-            columns = [k[i], *keys[bank], *(frozen[bank] if pn1 else [])]
-            total += twins.nce(q[i], k[i], columns, temperature)
-            columns = [*frozen[bank], *(keys[bank] if pn2 else [])]
-            if form == "code":
-                columns.append(f[i])
-            total += twins.nce(p[i], f[i], columns, distill_temperature)
-    return total / (2 * n)
 
 
 def draw(*shapes, seed=0):
@@ -123,13 +46,13 @@ def case(loss, twin, shapes, moving, of_loss=None, of_twin=None, **options):
     return loss, functools.partial(twin, **(of_twin or {}), **options), shapes, moving
 
 
-nt_xent = functools.partial(case, contrastive.nt_xent, nt_xent_twin)
-info_nce = functools.partial(case, contrastive.info_nce, info_nce_twin)
+nt_xent = functools.partial(case, contrastive.nt_xent, f64.nt_xent)
+info_nce = functools.partial(case, contrastive.info_nce, f64.info_nce)
 m_hml = functools.partial(case, contrastive.m_hml, m_hml_twin)
 cassle = functools.partial(
-    case, distill.cassle_contrastive, cassle_twin, [ROWS] * 4, (0, 1)
+    case, distill.cassle_contrastive, f64.cassle, [ROWS] * 4, (0, 1)
 )
-moco = functools.partial(case, distill.pnr_moco, pnr_moco_twin, QUEUES, (0, 1, 4, 5))
+moco = functools.partial(case, distill.pnr_moco, f64.pnr_moco, QUEUES, (0, 1, 4, 5))
 BOTH = {"temperature": 0.3, "distill_temperature": 0.15}
 
 
@@ -140,7 +63,7 @@ def sup_con(exists=None, mask=None, **options):
     mask = mask if mask is None else mask[there]
     return case(
         functools.partial(contrastive.sup_con, labels=jnp.asarray(LABELS)),
-        lambda z, **o: sup_con_twin(z[there], LABELS[there], mask=mask, **o),
+        lambda z, **o: f64.sup_con(z[there], LABELS[there], mask=mask, **o),
         [(6, 4)],
         (0,),
         of_loss,
@@ -206,7 +129,7 @@ for pn1, pn2 in ((True, True), (True, False), (False, True), (False, False)):
     options = {"pn1": pn1, "pn2": pn2}
     CASES[f"pnr_simclr_{pn1}_{pn2}"] = case(
         distill.pnr_simclr,
-        pnr_simclr_twin,
+        f64.pnr_simclr,
         [ROWS] * 6,
         (0, 1, 2, 3),
         temperature=0.3,

@@ -5,154 +5,19 @@ losses; gradients are checked by central differences of the twins.
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import loss_twins as f64
 from helpers import twins
 from jaxcl.losses import distill, noncontrastive
 
 
-def mean_cos(a, b):
-    return sum(twins.cosine(x, y) for x, y in zip(a, b, strict=True)) / len(a)
-
-
-def squared(a, b):
-    """Sum over rows and features of (a - b)^2."""
-    return sum((a[i][d] - b[i][d]) ** 2 for i, d in np.ndindex(a.shape))
-
-
-def deviations(z, d):
-    mean = sum(row[d] for row in z) / len(z)
-    return [row[d] - mean for row in z]
-
-
-def barlow_twin(z1, z2, scale=0.1, weight=5e-3):
-    n, features = z1.shape
-
-    def standard(z, d):
-        parts = deviations(z, d)
-        variance = sum(x * x for x in parts) / n
-        return [x / math.sqrt(variance + 1e-5) for x in parts]
-
-    total = 0.0
-    for d in range(features):
-        for e in range(features):
-            pairs = zip(standard(z1, d), standard(z2, e), strict=True)
-            c = sum(x * y for x, y in pairs) / n
-            total += (c - 1) ** 2 if d == e else weight * c**2
-    return scale * total
-
-
-def byol_twin(p, t):
-    return 2 - 2 * mean_cos(p, t)
-
-
-def mse_twin(a, b):
-    return squared(a, b) / a.size
-
-
 def simsiam_twin(p1, p2, z1, z2):
-    return -mean_cos(p1, z2) / 2 - mean_cos(p2, z1) / 2
-
-
-def epps_pulley_twin(x, form="code"):
-    """One column: the trapezoids one by one, over the whole range of t."""
-    end, steps = (3, 32) if form == "code" else (5, 16)
-    n, total = len(x), 0.0
-
-    def integrand(t):
-        mean = sum(complex(math.cos(t * v), math.sin(t * v)) for v in x) / n
-        gap = mean - math.exp(-t * t / 2)
-        return abs(gap) ** 2 * math.exp(-t * t / 2)
-
-    for i in range(steps):
-        low, high = (-end + 2 * end * j / steps for j in (i, i + 1))
-        total += (high - low) * (integrand(low) + integrand(high)) / 2
-    return n * total
-
-
-def lejepa_twin(z, slices, weight=0.05, form="code", centre=2):
-    n, views, features = z.shape
-    normal = apart = 0.0
-    for v in range(views):
-        for a in slices:
-            column = [float(row @ a) for row in z[:, v]]
-            normal += epps_pulley_twin(column, form) / len(slices) / views
-        for i in range(n):
-            mean = sum(z[i, w] for w in range(centre)) / centre
-            apart += np.sum((mean - z[i, v]) ** 2) / n / views
-    if form == "code":
-        apart /= features
-    return weight * normal + (1 - weight) * apart
-
-
-def softmax_twin(logits):
-    powers = [math.exp(x - max(logits)) for x in logits]
-    return [x / sum(powers) for x in powers]
-
-
-def cross_entropy_twin(q, p):
-    return -sum(x * math.log(y) for x, y in zip(q, p, strict=True))
-
-
-def dino_twin(logits, targets, temperature=0.1):
-    n, views, _ = logits.shape
-    terms = [
-        cross_entropy_twin(targets[i, g], softmax_twin(logits[i, v] / temperature))
-        for i in range(n)
-        for g in range(targets.shape[1])
-        for v in range(views)
-        if v != g
-    ]
-    return sum(terms) / len(terms)
-
-
-def ibot_twin(logits, targets, temperature=0.1):
-    """Views 0 and 2 hide both of their patches."""
-    p = np.exp(logits / temperature)
-    p = p / p.sum(axis=-1, keepdims=True)
-    terms = [-np.sum(targets[v, m] * np.log(p[v, m])) for v in (0, 2) for m in (0, 1)]
-    return np.mean(terms)
-
-
-def koleo_twin(h):
-    unit = twins.unit(h)
-    apart = [
-        min(np.linalg.norm(a - b) for j, b in enumerate(unit) if j != i)
-        for i, a in enumerate(unit)
-    ]
-    return -np.mean(np.log(apart))
-
-
-def cassle_prototypes_twin(p1, p2, f1, f2, learnt, frozen, temperature=0.1):
-    terms = []
-    for p, f in [*zip(p1, f1, strict=True), *zip(p2, f2, strict=True)]:
-        mine, theirs = (
-            softmax_twin([twins.cosine(x, row) / temperature for row in prototypes])
-            for x, prototypes in ((p, learnt), (f, frozen))
-        )
-        terms.append(cross_entropy_twin(theirs, mine))
-    return sum(terms) / len(terms)
-
-
-def vicreg_twin(z1, z2, invariance=25.0, variance=25.0, covariance=1.0):
-    n, features = z1.shape
-    total = invariance * mse_twin(z1, z2)
-    for z in (z1, z2):
-        for d in range(features):
-            for e in range(features):
-                pairs = zip(deviations(z, d), deviations(z, e), strict=True)
-                c = sum(x * y for x, y in pairs) / (n - 1)
-                if d == e:
-                    hinge = max(0.0, 1 - math.sqrt(c + 1e-4))
-                    total += variance * hinge / features
-                else:
-                    total += covariance * c**2 / features
-    return total
+    return -f64.mean_cos(p1, z2) / 2 - f64.mean_cos(p2, z1) / 2
 
 
 def same_view_twin(between):
@@ -164,33 +29,12 @@ def other_view_twin(between):
 
 
 DISTANCES = {
-    "cosine": lambda p, f: -mean_cos(p, f),
-    "byol": byol_twin,
-    "mse": mse_twin,
-    "squared": squared,
-    "squared_mean": lambda p, f: squared(p, f) / len(p),
+    "cosine": lambda p, f: -f64.mean_cos(p, f),
+    "byol": f64.byol,
+    "mse": f64.mse,
+    "squared": f64.squared,
+    "squared_mean": lambda p, f: f64.squared(p, f) / len(p),
 }
-
-
-def pnr_supcon_twin(
-    *arrays, labels, tau=0.1, tau_d=0.2, pn1=True, pn2=True, others=False
-):
-    z1, z2, p1, p2, f1, f2 = arrays
-    z, p, f, label = [*z1, *z2], [*p1, *p2], [*f1, *f2], [*labels, *labels]
-    n = len(z)
-    total = 0.0
-    for i in range(n):
-        current = [z[j] for j in range(n) if j != i]
-        frozen = [f[j] for j in range(n) if j != i]
-        same = [z[j] for j in range(n) if j != i and label[j] == label[i]]
-        apart = [
-            j for j in range(n) if j != i and not (others and label[j] == label[i])
-        ]
-        columns = current + ([f[j] for j in apart] if pn1 else [])
-        total += sum(twins.nce(z[i], row, columns, tau) for row in same) / len(same)
-        columns = frozen + ([z[j] for j in apart] if pn2 else [])
-        total += twins.nce(p[i], f[i], columns, tau_d)
-    return total / n
 
 
 def draw(*shapes, seed=0):
@@ -212,7 +56,7 @@ def supcon(options, names):
     twin = {names[key]: value for key, value in options.items()}
     return (
         lambda *a: distill.pnr_supcon(*a, jnp.array(LABELS), **options),
-        functools.partial(pnr_supcon_twin, labels=LABELS, **twin),
+        functools.partial(f64.pnr_supcon, labels=LABELS, **twin),
         SUPCON,
         (0, 1, 2, 3),
     )
@@ -220,7 +64,7 @@ def supcon(options, names):
 
 NAMES = {"temperature": "tau", "distill_temperature": "tau_d"}
 BARLOW = {"scale": 0.7, "off_diagonal": 0.3}
-BARLOW_TWIN = functools.partial(barlow_twin, scale=0.7, weight=0.3)
+BARLOW_TWIN = functools.partial(f64.barlow, scale=0.7, weight=0.3)
 WEIGHTS = {"invariance": 3.0, "variance": 5.0, "covariance": 7.0}
 SLICES = twins.unit(np.random.default_rng(9).normal(size=(5, 4)))
 SLICED = (3, 3, 4)  # three views, of which two are global
@@ -230,7 +74,7 @@ def of_columns(form):
     """The statistics of all columns, added."""
     return (
         lambda x: jnp.sum(noncontrastive.epps_pulley(x, form=form)),
-        lambda x: sum(epps_pulley_twin(column, form) for column in x.T),
+        lambda x: sum(f64.epps_pulley(column, form) for column in x.T),
         [WIDE],
         (0,),
     )
@@ -240,7 +84,7 @@ def of_slices(**options):
     """LeJEPA along fixed slices."""
     return (
         lambda z: noncontrastive.lejepa(z, jnp.asarray(SLICES, z.dtype), **options),
-        functools.partial(lejepa_twin, slices=SLICES, **options),
+        functools.partial(f64.lejepa, slices=SLICES, **options),
         [SLICED],
         (0,),
     )
@@ -248,26 +92,26 @@ def of_slices(**options):
 
 # name: loss, twin, shapes, and the arguments that receive a gradient
 CASES = {
-    "barlow_default": (noncontrastive.barlow_twins, barlow_twin, [TALL] * 2, (0, 1)),
+    "barlow_default": (noncontrastive.barlow_twins, f64.barlow, [TALL] * 2, (0, 1)),
     "barlow": (
         functools.partial(noncontrastive.barlow_twins, **BARLOW),
         BARLOW_TWIN,
         [WIDE] * 2,
         (0, 1),
     ),
-    "byol": (noncontrastive.byol, byol_twin, [WIDE] * 2, (0,)),
-    "mse": (noncontrastive.mse, mse_twin, [WIDE] * 2, (0, 1)),
-    "mean_cosine": (noncontrastive.mean_cosine, mean_cos, [WIDE] * 2, (0, 1)),
-    "vicreg_default": (noncontrastive.vicreg, vicreg_twin, [TALL] * 2, (0, 1)),
+    "byol": (noncontrastive.byol, f64.byol, [WIDE] * 2, (0,)),
+    "mse": (noncontrastive.mse, f64.mse, [WIDE] * 2, (0, 1)),
+    "mean_cosine": (noncontrastive.mean_cosine, f64.mean_cos, [WIDE] * 2, (0, 1)),
+    "vicreg_default": (noncontrastive.vicreg, f64.vicreg, [TALL] * 2, (0, 1)),
     "vicreg": (
         functools.partial(noncontrastive.vicreg, **WEIGHTS),
-        functools.partial(vicreg_twin, **WEIGHTS),
+        functools.partial(f64.vicreg, **WEIGHTS),
         [WIDE] * 2,
         (0, 1),
     ),
     "cassle_barlow_default": (
         distill.cassle_barlow,
-        same_view_twin(barlow_twin),
+        same_view_twin(f64.barlow),
         [TALL] * 4,
         (0, 1),
     ),
@@ -277,21 +121,21 @@ CASES = {
         [WIDE] * 4,
         (0, 1),
     ),
-    "cassle_byol": (distill.cassle_byol, same_view_twin(byol_twin), [WIDE] * 4, (0, 1)),
-    "cassle_mse": (distill.cassle_mse, same_view_twin(mse_twin), [WIDE] * 4, (0, 1)),
+    "cassle_byol": (distill.cassle_byol, same_view_twin(f64.byol), [WIDE] * 4, (0, 1)),
+    "cassle_mse": (distill.cassle_mse, same_view_twin(f64.mse), [WIDE] * 4, (0, 1)),
     "less_forget": (
         distill.less_forget,
-        same_view_twin(lambda z, f: 1 - mean_cos(z, f)),
+        same_view_twin(lambda z, f: 1 - f64.mean_cos(z, f)),
         [WIDE] * 4,
         (0, 1),
     ),
     "ibot": (
         functools.partial(noncontrastive.ibot, hides=np.array([1, 0, 1])),
-        ibot_twin,
+        f64.ibot,
         [(3, 2, 5)] * 2,
         (0,),
     ),
-    "koleo": (noncontrastive.koleo, koleo_twin, [(6, 4)], (0,)),
+    "koleo": (noncontrastive.koleo, f64.koleo, [(6, 4)], (0,)),
     "relative_squared": (
         distill.relative_squared,
         lambda h, f: np.sum((h - f) ** 2) / np.sum(f**2),
@@ -308,22 +152,22 @@ CASES = {
     "epps_pulley_paper": of_columns("paper"),
     "lejepa_default": of_slices(),
     "lejepa": of_slices(weight=0.3, form="paper", centre=3),
-    "dino_default": (noncontrastive.dino, dino_twin, [(4, 2, 5)] * 2, (0,)),
+    "dino_default": (noncontrastive.dino, f64.dino, [(4, 2, 5)] * 2, (0,)),
     "dino": (
         functools.partial(noncontrastive.dino, temperature=0.7),
-        functools.partial(dino_twin, temperature=0.7),
+        functools.partial(f64.dino, temperature=0.7),
         [(3, 4, 5), (3, 2, 5)],
         (0,),
     ),
     "cassle_prototypes_default": (
         distill.cassle_prototypes,
-        cassle_prototypes_twin,
+        f64.cassle_prototypes,
         [WIDE] * 4 + [(5, 4)] * 2,
         (0, 1, 4),
     ),
     "cassle_prototypes": (
         functools.partial(distill.cassle_prototypes, temperature=0.6),
-        functools.partial(cassle_prototypes_twin, temperature=0.6),
+        functools.partial(f64.cassle_prototypes, temperature=0.6),
         [WIDE] * 4 + [(5, 4)] * 2,
         (0, 1, 4),
     ),
@@ -373,7 +217,7 @@ def test_constant_columns_and_empty_rows_stay_finite(name):
 
 @pytest.mark.parametrize(
     "loss, twin",
-    [(noncontrastive.barlow_twins, barlow_twin), (noncontrastive.vicreg, vicreg_twin)],
+    [(noncontrastive.barlow_twins, f64.barlow), (noncontrastive.vicreg, f64.vicreg)],
 )
 def test_a_large_mean_does_not_spoil_the_variance(loss, twin):
     # 4096 and steps of 1/16 are exact in float32; their squares are not.

@@ -66,17 +66,17 @@ def rows_of(images, labels, mask):
 def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, draws):
     """Where it is one pass of all, their rows in turn, up to rounding."""
     made = parts()
-    net = online.network(made, "linear")
+    net = online.build_network(made, "linear")
     one, two = made.plain(FIRST["image"]), made.plain(SECOND["image"])
     images = [one, two, (one + two) / 2][: 1 + draws]
     params, stats = jax.jit(net.init)(jax.random.key(0), one)
     rows = [rows_of(batch, FIRST["label"], jnp.ones(6, bool)) for batch in images]
-    together = jax.jit(net.together)
+    together = jax.jit(net.pass_together)
     where = contextlib.nullcontext()
     if platform != "cpu":
         where = sharding.for_elsewhere(platform=platform)
     with where:
-        text = str(jax.make_jaxpr(net.together)(params, stats, *rows))
+        text = str(jax.make_jaxpr(net.pass_together)(params, stats, *rows))
         passes = len(rows) if platform == "cpu" else 1
         assert text.count("conv_general_dilated[") == 3 * passes
         outputs, after = together(params, stats, *rows)
@@ -100,13 +100,13 @@ def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, d
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_answers_are_those_of_each_part_by_itself(platform, train):
     made = parts()
-    net = online.network(made, "linear")
+    net = online.build_network(made, "linear")
     one, two = made.plain(FIRST["image"]), made.plain(SECOND["image"])
     params, stats = jax.jit(net.init)(jax.random.key(0), one)
     # Running statistics that are not those of a start.
     stats = jax.jit(functools.partial(net, train=True))(params, stats, one)[1]
     rows = [rows_of(images, FIRST["label"], None) for images in (one, two)]
-    answers = functools.partial(net.answers, train=train)
+    answers = functools.partial(net.compute_logits, train=train)
     where = contextlib.nullcontext()
     if platform != "cpu":
         where = sharding.for_elsewhere(platform=platform)
@@ -145,7 +145,7 @@ def test_draws_repeat_rows_that_exist_and_take_allowed_ones():
 
 def test_er_is_the_sum_of_two_means():
     made, method = parts(), plain_er()
-    net = online.network(made, "linear")
+    net = online.build_network(made, "linear")
     state = started(method)
     images, labels = all_rows(state, made)
 
@@ -163,7 +163,7 @@ def test_er_is_the_sum_of_two_means():
 def test_joint_er_is_one_mean_over_one_pass(unseen):
     made = parts()
     method = er.make(made, passes="joint", unseen=unseen, replay_from="all")
-    net = online.network(made, "linear")
+    net = online.build_network(made, "linear")
     state = started(method)
     images, labels = all_rows(state, made)
     classes = None if unseen == "compete" else [0, 1, 2, 3]
@@ -183,7 +183,7 @@ def test_joint_er_is_fine_tuning_while_the_memory_is_empty():
     """Nothing that fills the shape counts, in the loss or in the statistics."""
     made = parts()
     method = er.make(made, passes="joint", replay_from="past_tasks")
-    net = online.network(made, "linear")
+    net = online.build_network(made, "linear")
     state = started(method, task=0)
     images = made.plain(SECOND["image"])
 
@@ -224,7 +224,7 @@ def test_er_replays_what_it_may(replay_from):
 def test_er_ace_masks_each_part_by_itself(form):
     made = parts()
     method = er_ace.make(made, form=form)
-    net = online.network(made, "cosine")
+    net = online.build_network(made, "cosine")
     state = started(method)
     images, labels = all_rows(state, made)
     present, seen = ([2, 3], [0, 1, 2, 3]) if form == "paper" else ([2, 3, 4], None)
@@ -247,7 +247,7 @@ def test_er_ace_finds_the_class_seen_last_in_any_order():
     """Tasks {3, 4}, {0, 1}: in the second class 1 competes, 4 no longer does."""
     made = parts()
     method = er_ace.make(made, form="code")
-    net = online.network(made, "cosine")
+    net = online.build_network(made, "cosine")
     init, step = _compiled(method)
     state = init(jax.random.key(0), FIRST)
     for task, batch in enumerate((FIRST, SECOND)):
@@ -299,7 +299,7 @@ def test_updates_descend_again_on_the_same_batch():
 def test_iidpp_adds_the_mean_of_a_second_batch():
     made = parts()
     method = finetune.make(made, double=True)
-    net = online.network(made, "linear")
+    net = online.build_network(made, "linear")
     both = FIRST | {"labelled": SECOND}
     state = jax.jit(method.init)(jax.random.key(0), both)
 
@@ -354,7 +354,7 @@ def test_picks_are_uniform_over_what_is_allowed(negatives):
 def test_er_aml_pulls_pairs_and_replays_all_classes_seen(form):
     made = parts()
     method = er_aml.make(made, form=form)
-    net = online.network(made, "cosine")
+    net = online.build_network(made, "cosine")
     state = started(method)
     images, labels = all_rows(state, made)
     # The same draws as the step's.

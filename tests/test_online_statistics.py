@@ -39,7 +39,10 @@ def test_draws_of_all_rows_are_the_statistics_of_all(make, augment):
     old = 0.9**100
     expected = jax.tree.map(
         lambda new, kept: (1 - old) * new + old * kept,
-        of_all(online.network(parts, "linear" if make is er.make else "cosine"), state),
+        of_all(
+            online.build_network(parts, "linear" if make is er.make else "cosine"),
+            state,
+        ),
         state.stats,
     )
     chex.assert_trees_all_close(found.stats, expected, rtol=1e-3, atol=1e-5)
@@ -54,7 +57,7 @@ def test_draws_of_all_rows_are_the_statistics_of_all(make, augment):
 def test_few_rows_are_drawn_anew_for_each_pass():
     method = er.make(toy.parts(size=3, statistics="memory"))
     state = toy.second_task(method)
-    whole = of_all(online.network(toy.parts(), "linear"), state)
+    whole = of_all(online.build_network(toy.parts(), "linear"), state)
     first, again = judged(method, state), judged(method, state)
     chex.assert_trees_all_equal(first.stats, again.stats)
     later = judged(method, state.replace(step=state.step + 1))

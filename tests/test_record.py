@@ -139,7 +139,7 @@ def test_other_processes_write_nothing(tmp_path, capfd):
     recorder = record.Recorder(tmp_path / "run", write=False, progress=True, rows=9)
     recorder.log(1, 0, loss=1.0)
     recorder.advance(1, 0, 2)
-    recorder.say("hello")
+    recorder.print_text("hello")
     assert recorder.save() == 0
     recorder.close()
     assert not (tmp_path / "run").exists()
@@ -213,7 +213,7 @@ def progress(tmp_path, monkeypatch, seconds=2.0, **options):
         speed = {} if step < 3 else {"images_per_second": 256.4}
         recorder.log(step, 0, loss=np.float32(1 / step), time=speed)
         recorder.advance(step, int(step > 5), 10)
-    recorder.say("table")
+    recorder.print_text("table")
     recorder.close()
     recorder.close()
 

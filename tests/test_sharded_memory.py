@@ -269,8 +269,8 @@ def test_what_needs_the_memory_whole_is_refused():
     parts = core.Parts(None, None, None, None, 3, replay=core.Replay(4, sharded=True))
     net, update = online.Network(None, "linear", 3), lambda state, incoming, key: None
     with pytest.raises(ValueError, match="config.replay.sharded=True"):
-        online.method(parts, net, update, write=lambda *given: given[0])
-    online.method(parts, net, update)
+        online.make_method(parts, net, update, write=lambda *given: given[0])
+    online.make_method(parts, net, update)
 
 
 def test_a_donated_memory_is_written_in_place():

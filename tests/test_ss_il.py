@@ -12,7 +12,7 @@ from jaxcl.methods import online, ss_il
 from jaxcl.methods.online import teacher
 
 FIRST, SECOND, THIRD = toy.FIRST, toy.SECOND, toy.batch(2, [4, 4, 4, 2, 3, 4])
-NET = online.network(toy.parts(), "linear")
+NET = online.build_network(toy.parts(), "linear")
 
 
 def kl(logits, teacher, tasks, temperature):

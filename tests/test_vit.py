@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from helpers import toy
+from helpers import toy, twins
 from jaxcl import optim, sharding
 from jaxcl.config import build, sections
 from jaxcl.nets import chain, positions, vit
@@ -31,13 +31,7 @@ SHAPE = (3, 8, 12, 3)  # another grid than the one that positions are learned fo
 @functools.cache
 def made(name):
     net = vit.vit(**NETS[name])
-    images = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
-    shapes = jax.eval_shape(net.init, jax.random.key(0), images)["params"]
-    rng = np.random.default_rng(1)  # all leaves matter: none is 0 or 1
-    params = jax.tree.map(
-        lambda leaf: rng.normal(0.2, 0.5, leaf.shape).astype(np.float32), shapes
-    )
-    return net, params, images
+    return net, *twins.draw_inputs(net, SHAPE)
 
 
 def run(net, params, images, **options):
@@ -45,11 +39,6 @@ def run(net, params, images, **options):
 
 
 # --- the same in float64, written from the definitions ------------------------
-
-
-def np_norm(x, p, epsilon):
-    spread = np.sqrt(x.var(-1, keepdims=True) + epsilon)
-    return (x - x.mean(-1, keepdims=True)) / spread * p["scale"] + p["bias"]
 
 
 def np_dense(x, p):
@@ -100,7 +89,7 @@ def np_vit(net, params, images, hidden=None):
     x = np.concatenate([np.broadcast_to(rows, (len(x), skip, width)), x], axis=1)
     for i in range(net.layers):
         q = p[f"block_{i}"]
-        y = np_norm(x, q["norm1"], net.epsilon)
+        y = twins.layer_norm(x, q["norm1"], net.epsilon)
         heads = {}
         for name in ("query", "key", "value"):
             h = np_dense(y, q["attention"][name])
@@ -115,7 +104,7 @@ def np_vit(net, params, images, hidden=None):
         shares = special.softmax(scores / np.sqrt(width / net.heads), axis=-1)
         y = np.einsum("bhqk,bkhd->bqhd", shares, heads["value"]).reshape(x.shape)
         x = x + np_dense(y, q["attention"]["out"]) * q.get("scale1", 1)
-        y, m = np_norm(x, q["norm2"], net.epsilon), q["mlp"]
+        y, m = twins.layer_norm(x, q["norm2"], net.epsilon), q["mlp"]
         if net.mlp == "gelu":
             y = np_dense(y, m["fc1"])
             y = np_dense(y * special.ndtr(y), m["fc2"])
@@ -123,7 +112,7 @@ def np_vit(net, params, images, hidden=None):
             gate = np_dense(y, m["gate"])
             y = np_dense(gate * special.expit(gate) * np_dense(y, m["up"]), m["down"])
         x = x + y * q.get("scale2", 1)
-    x = np_norm(x, p["norm"], net.epsilon)
+    x = twins.layer_norm(x, p["norm"], net.epsilon)
     parts = {"class": x[:, 0], "mean": x[:, skip:].mean(axis=1)}
     parts["both"] = np.concatenate([parts["class"], parts["mean"]], axis=1)
     found = parts[net.features]

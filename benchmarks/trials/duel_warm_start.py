@@ -73,7 +73,7 @@ def plan(options, stop):
 def compare_labels():
     """Have DUEL's policy compare labels for as long as the context lasts."""
     update = active_memory.update
-    choose = active_memory._filtered  # the one place where the policy sees features
+    choose = active_memory._filter_rows  # the one place where the policy sees features
 
     def update_by_label(settings, memory, key, batch, features, after):
         def choose_by_label(settings, memory, features, mask):
@@ -84,7 +84,7 @@ def compare_labels():
             memory = memory._replace(items=items)
             return choose(settings, memory, directions(batch["label"]), mask)
 
-        with mock.patch.object(active_memory, "_filtered", choose_by_label):
+        with mock.patch.object(active_memory, "_filter_rows", choose_by_label):
             return update(settings, memory, key, batch, features, after)
 
     with mock.patch.object(active_memory, "update", update_by_label):

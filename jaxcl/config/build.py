@@ -57,25 +57,34 @@ def build(
     raw = fill_from_encoder(raw)
     plain, top = options_lib.to_json(raw, "config"), sections.read_top(raw)
     compile_cache.use_cache(top.compile_cache)
-    run_config.check_config(
-        workdir, plain, run_config.NOTED
-    )  # again below, when all is known
+    # Below again, when the choices of the machine are known
+    run_config.check_config(workdir, plain, run_config.NOTED)
     made: job.Job | transfer.Transfer
     if top.checkpoint is not None:
-        made, noted = _build_transfer(top, workdir), {}
+        made = _build_transfer(top, workdir)
     else:
-        made = work = job.trace_step(_build_job(top, plain, workdir))
-        noted = _note_shards(top.replay, work.mesh) | {"resident": work.data.resident}
-    # Save machine-dependent choices with the config: the decoder that "auto" took, and
-    # whether images are on the device. They change the crops and thus the results.
-    dataset = made.stream.dataset
-    noted |= {"decoder": dataset.decoder} if dataset.decoder else {}
-    run_config.write_or_check(
-        workdir, plain | noted, _list_options(plain, made) | noted
-    )
+        made = job.trace_step(_build_job(top, plain, workdir))
+    noted = _note_choices(top, made)
+    every_option = _list_options(plain, made) | noted
+    run_config.write_or_check(workdir, plain | noted, every_option)
     if jax.process_index() == 0:
-        identity.write_identity(workdir, dataset.known)
+        identity.write_identity(workdir, made.stream.dataset.known)
     return made
+
+
+def _note_choices(top: sections.TopLevel, made) -> dict:
+    """Note what this machine chose and results depend on, to be saved with the config.
+
+    The decoder that "auto" took, and images that stay on the device, change the crops;
+    devices that share a memory change what it holds.
+    """
+    decoder = made.stream.dataset.decoder
+    noted = {"decoder": decoder} if decoder else {}
+    if isinstance(made, job.Job):
+        noted["resident"] = made.data.resident
+        if (top.replay or {}).get("sharded"):
+            noted["memory_shards"] = sharding.sharers(made.mesh)
+    return noted
 
 
 def fill_from_encoder(raw: dict) -> dict:
@@ -214,7 +223,11 @@ def _choose_evaluation(
 def _choose_logging(top: sections.TopLevel) -> job.Logging:
     return job.Logging(
         every=top.log_every,
-        record=record_options(top),
+        record={
+            "tensorboard": top.tensorboard,
+            "loggers": loggers.makers(top.loggers),
+            "progress": top.progress,
+        },
         plots=top.plots,
         quiet=False,
     )
@@ -310,15 +323,6 @@ def _choose_updates(
     return replay._replace(updates=found)
 
 
-def record_options(top: sections.TopLevel) -> dict:
-    """Choose the options of a config that `run.record.Recorder` takes."""
-    return {
-        "tensorboard": top.tensorboard,
-        "loggers": loggers.makers(top.loggers),
-        "progress": top.progress,
-    }
-
-
 def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
     """Choose how many steps one call makes; graphs differ in size, so they get one."""
     asked = top.steps_per_call
@@ -389,15 +393,6 @@ def _single_task_runs(
         return job.trace_step(work._replace(method=own, evaluation=judging))
 
     return make
-
-
-def _note_shards(replay: dict | None, mesh) -> dict:
-    """Return the number of devices, where what a memory holds depends on it."""
-    return (
-        {"memory_shards": sharding.sharers(mesh)}
-        if (replay or {}).get("sharded")
-        else {}
-    )
 
 
 class Frozen(NamedTuple):

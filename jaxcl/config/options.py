@@ -6,7 +6,7 @@ options` prints them, and `run_config` compares them when a run resumes.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,36 +115,30 @@ def _iterate_function(
     options = schema.read_options(function, section, path, without, beside)
     own = [x for x in options if x.function and x.name not in beside]
     known = {x.name: x.value for x in own if x.value is not schema.NONE}
-    filled, fill = {}, _filler(path, function, raw, replay)
+    filled = {}
     with contextlib.suppress(ValueError, TypeError, KeyError):  # `build` refuses them
-        filled = {name: x for name, x in fill(known).items() if x is not None}
+        found = _find_dependent(path, function, known, raw, replay)
+        filled = {name: x for name, x in found.items() if x is not None}
     for option in options:
         stands_for = filled.get(option.name, option.value)
         yield option._replace(stands_for=stands_for)
 
 
-def _filler(path, function, raw, replay) -> Callable[[dict], dict]:
-    """Return (options) -> those that follow others, with what they come to."""
-
-    def encoder(options):
+def _find_dependent(path, function, options, raw, replay) -> dict:
+    """Find the options of a section that follow others, with what they come to."""
+    if path == "config" and options.get("precision") == "auto":
+        return {"precision": sections.choose_precision(dict(raw))}
+    if path == "config.encoder":
         net = function(**options)
         unset = [name for name, value in options.items() if value is None]
         return {name: getattr(net, name, None) for name in unset}
-
-    def top(options):
-        auto = options.get("precision") == "auto"
-        return {"precision": sections.choose_precision(dict(raw))} if auto else {}
-
-    fillers = {
-        "config": top,
-        "config.encoder": encoder,
-        "config.method": lambda options: schema.fill_dependent(
-            function, options, replay
-        ),
-        "config.tuning": lambda options: function(**options)._asdict(),
-        "config.scenario": lambda _: sections.scenario_seed(raw),
-    }
-    return fillers.get(path, lambda options: {})
+    if path == "config.method":
+        return schema.fill_dependent(function, options, replay)
+    if path == "config.tuning":
+        return function(**options)._asdict()
+    if path == "config.scenario":
+        return sections.scenario_seed(raw)
+    return {}
 
 
 def values(raw: Mapping[str, Any], replay: core.Replay | None = None) -> dict:

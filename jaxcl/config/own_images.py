@@ -86,7 +86,7 @@ def summarize(data: Mapping[str, Any]) -> Summary:
     sampled = sampled or [train.load(0)]  # which says what is wrong with it
     shapes = {image.shape[:2] for image in sampled}
     side = int(np.median([min(image.shape[:2]) for image in sampled]))
-    mean, std = _moments(sampled)
+    mean, std = _compute_moments(sampled)
     test = dataset.test
     can_judge = test is not None and bool((test.label >= 0).all())
     return Summary(
@@ -98,8 +98,8 @@ def summarize(data: Mapping[str, Any]) -> Summary:
         std=std,
         labelled=int((train.label >= 0).sum()),
         judges=stream.count_rows(test) if can_judge else 0,
-        classes=_counts(train.label, len(dataset.class_names)),
-        domains=_counts(train.domain, len(dataset.domain_names)),
+        classes=_count_values(train.label, len(dataset.class_names)),
+        domains=_count_values(train.domain, len(dataset.domain_names)),
     )
 
 
@@ -123,7 +123,7 @@ def _load_image(train, row) -> np.ndarray | None:
         return None
 
 
-def _moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _compute_moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Compute mean and deviation of each channel, every image counted alike."""
     means, squares = [], []
     for image in images:
@@ -136,7 +136,7 @@ def _moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(np.round(mean, 4).tolist()), tuple(np.round(std, 4).tolist())
 
 
-def _counts(values, size) -> tuple[int, ...]:
+def _count_values(values, size) -> tuple[int, ...]:
     """Count how often each number from 0 occurs; -1 is not counted."""
     return tuple(np.bincount(values[values >= 0], minlength=size).tolist())
 
@@ -181,19 +181,31 @@ def config(
     made = ml_collections.ConfigDict()
     made.name = "own_images"
     made.method = {"name": "two_view", "base": "simclr", "strategy": "finetune"}
-    strategy = made.method.get_ref("strategy")
     made.data = once = read_once(data, summary)
     section, side = _fit_encoder(section, summary, size)
-    made.augment = _augment(summary, side, cut=once != dict(data))
+    made.augment = _choose_augmentation(summary, side, cut=once != dict(data))
     made.encoder = section
     if start is not None:
         made.start = start
+    _set_tasks(made, summary, scenario, num_tasks, by_strategy)
+    made.epochs = int(np.clip(_SEEN // summary.rows, *_EPOCHS))
+    rows = 2 ** int(np.log2(max(min(summary.rows // 2, 65536), 256)))
+    recipe.set_where_taken(made.method, queue_size=rows)
+    _set_optimizer(made)
+    made.evaluators = _choose_evaluators(summary)
+    made.plasticity = False
+    return made
+
+
+def _set_tasks(made, summary, scenario, num_tasks, by_strategy) -> None:
+    """Set the tasks, and a batch size that the smallest of them can fill."""
     if scenario is None:
         is_labelled = summary.labelled == summary.rows and len(summary.classes) > 1
         scenario = "class" if is_labelled else "data"
     tasks = _count_tasks(summary, scenario, num_tasks)
     sizes = _task_sizes(summary, scenario, tasks)
-    rows = min(sizes)
+    rows, usual = min(sizes), int(np.median(sizes))
+    strategy = made.method.get_ref("strategy")
 
     def choose(joint, continual):
         table = {"finetune": joint} if by_strategy else {}
@@ -205,7 +217,6 @@ def config(
         "evaluation": "test" if summary.judges else "none",
     }
     made.batch_size = choose(batch_size(summary.rows), batch_size(rows))
-    usual = int(np.median(sizes))
     if tasks > 1 and 4 * batch_size(rows) <= batch_size(usual) and not by_strategy:
         print(
             f"config.batch_size={batch_size(rows)} for all tasks: task "
@@ -214,13 +225,6 @@ def config(
             "classes out, or cut other tasks",
             flush=True,
         )
-    made.epochs = int(np.clip(_SEEN // summary.rows, *_EPOCHS))
-    rows = 2 ** int(np.log2(max(min(summary.rows // 2, 65536), 256)))
-    recipe.set_where_taken(made.method, queue_size=rows)
-    _optimizer(made)
-    made.evaluators = _evaluators(summary)
-    made.plasticity = False
-    return made
 
 
 def _choose_encoder(encoder) -> tuple[dict, str | None]:
@@ -283,7 +287,7 @@ def _fit_encoder(section, summary, size) -> tuple[dict, int]:
     return section, side
 
 
-def _augment(summary, side, cut) -> dict:
+def _choose_augmentation(summary, side, cut) -> dict:
     """Choose SimCLR's augmentation for photographs; small images are not blurred.
 
     `cut` says whether `read_once` has the images cut to squares.
@@ -337,7 +341,7 @@ def _task_sizes(summary, scenario, num_tasks) -> list[int]:
     return [summary.rows // num_tasks] * num_tasks
 
 
-def _optimizer(made) -> None:
+def _set_optimizer(made) -> None:
     """Set LARS by the base's rates; AdamW for a ViT or ConvNeXt, as is usual."""
     base = made.method.get_ref("base")
     if made.encoder.name in ("vit", "convnext"):
@@ -351,7 +355,7 @@ def _optimizer(made) -> None:
     made.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
 
 
-def _evaluators(summary) -> dict:
+def _choose_evaluators(summary) -> dict:
     """Choose neighbours where labels can judge; without, measures that need none."""
     found: dict[str, dict] = {"collapse": {}, "uniformity": {}, "neighbours": {}}
     if not summary.judges:

@@ -40,10 +40,10 @@ def make(
       ridge: gamma, the weight of the squared norm. A small one takes float32 to its
         limits: raise it if accuracies fall with more batches.
     """
-    return frozen.method(parts, rule(projections, ridge))
+    return frozen.make_method(parts, make_rule(projections, ridge))
 
 
-def rule(projections: int, ridge: float) -> frozen.Rule:
+def make_rule(projections: int, ridge: float) -> frozen.Rule:
     """Return the rule of M random projections."""
 
     def start(key, dim, classes):

@@ -37,7 +37,7 @@ def make(
       replay_from: "past_tasks", "all" or "other_classes", see `er.make`.
       plus: A-GEM++, which adds the reference gradient after the projection.
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
 
     loss = functools.partial(online.cross_entropy, net)
     slope = jax.value_and_grad(loss, has_aux=True)
@@ -52,7 +52,7 @@ def make(
         gradient = project(gradient, reference) + (reference if plus else 0.0)
         return *online.apply_grads(parts, state, value, stats, restore(gradient)), {}
 
-    return online.method(parts, net, update, limit=False)
+    return online.make_method(parts, net, update, limit=False)
 
 
 def project(gradient: jax.Array, reference: jax.Array) -> jax.Array:

@@ -58,7 +58,7 @@ def make(
     core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))
     if keep == "shapley":
         _check_sizes(parts.replay, parts.num_classes, per_class)
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
     judge = shapley_lib.AserSelector(
         parts, net, variant, neighbours, per_class, minority
     )
@@ -74,7 +74,7 @@ def make(
         return *online.descend(parts, net, state, loss), {}
 
     write = judge.write if keep == "shapley" else None
-    return online.method(parts, net, update, write=write, limit=False)
+    return online.make_method(parts, net, update, write=write, limit=False)
 
 
 def _check_sizes(replay: core.Replay, num_classes, per_class):

@@ -51,7 +51,7 @@ def make(
     Raises:
       ValueError: naming field, value and range.
     """
-    net, disjoint = online.network(parts, head), draws == "disjoint"
+    net, disjoint = online.build_network(parts, head), draws == "disjoint"
     if disjoint and beta and parts.replay.capacity < 2:
         raise ValueError(
             f"config.replay.capacity={parts.replay.capacity}: must be at least 2 with "
@@ -65,7 +65,7 @@ def make(
         present = jnp.zeros(parts.num_classes, bool).at[incoming.label].set(True)
 
         def loss(params):
-            (new, old, *again), stats = net.together(
+            (new, old, *again), stats = net.pass_together(
                 params, state.stats, incoming, *draws
             )
             value = losses.cross_entropy(
@@ -84,7 +84,7 @@ def make(
         state, metrics = online.apply_grads(parts, state, value, stats, grads)
         return state, metrics | measured, {"logits": logits}
 
-    return online.method(
+    return online.make_method(
         parts, net, update, items=lambda logits: {"logits": logits}, limit=ace
     )
 

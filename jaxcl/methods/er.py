@@ -44,7 +44,7 @@ def make(
       unseen: "compete": classes not met yet take part, in training and prediction;
         "absent": they do not, as where the head grows with them.
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
 
     def loss_of(state, incoming, replayed):
         seen = state.extra.seen if unseen == "absent" else None
@@ -62,7 +62,7 @@ def make(
         loss = loss_of(state, incoming, replayed)
         return *online.descend(parts, net, state, loss), {}
 
-    return online.method(parts, net, update, limit=unseen == "absent")
+    return online.make_method(parts, net, update, limit=unseen == "absent")
 
 
 def joint_cross_entropy(

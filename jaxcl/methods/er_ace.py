@@ -28,13 +28,15 @@ def make(
       head: "cosine" or "linear".
       form: "paper" or "code", see `losses.replay.er_ace`.
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
 
     def update(state, incoming, key):
         replayed = online.draw_rows(parts, state.extra.memory, key)
 
         def loss(params):
-            (new, old), stats = net.together(params, state.stats, incoming, replayed)
+            (new, old), stats = net.pass_together(
+                params, state.stats, incoming, replayed
+            )
             value = losses.er_ace(
                 new.logits,
                 incoming.label,
@@ -50,5 +52,5 @@ def make(
         return *online.descend(parts, net, state, loss), {}
 
     if form == "paper":
-        return online.method(parts, net, update)
+        return online.make_method(parts, net, update)
     return teacher_lib.by_task(parts, net, update, distill=False, limit=False)

@@ -51,7 +51,7 @@ def make(
       margin: of the triplet loss.
       temperature: of "sup_con".
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
     if loss == "triplet":
         distance = "cosine" if form == "paper" else "euclidean"
         metric = functools.partial(
@@ -72,8 +72,8 @@ def make(
         def value_of(params):
             # The order of the passes is that in which they move the running statistics.
             new, alone = net(params, state.stats, incoming.images, train=True)
-            pairs, stats = net.replay(params, alone, picked_rows)
-            old, stats = net.replay(params, stats, replayed)
+            pairs, stats = net.pass_replayed(params, alone, picked_rows)
+            old, stats = net.pass_replayed(params, stats, replayed)
             value = metric(new.features, pairs.features, incoming.label, picked)
             value += losses.cross_entropy(
                 old.logits,
@@ -92,7 +92,7 @@ def make(
 
         return *online.descend(parts, net, state, value_of), {}
 
-    return online.method(parts, net, update, limit=form == "paper")
+    return online.make_method(parts, net, update, limit=form == "paper")
 
 
 def _triplet(anchors, pairs, labels, picked, *, gamma, margin, distance):
@@ -131,7 +131,7 @@ def _rows_of(parts, key, picked, memory, incoming, task):
     labels = jnp.append(memory.items["label"], incoming.label)
     tasks = jnp.append(memory.items["task"], jnp.full(count, task))
     raw, labels, tasks = (x[picked.rows.reshape(-1)] for x in (raw, labels, tasks))
-    images = online.images_of(parts, key, raw, parts.replay.augment != "none")
+    images = online.prepare_images(parts, key, raw, parts.replay.augment != "none")
     there = jnp.repeat(picked.valid, 2)
     return online.Rows(images, labels, there, raw, {"task": tasks})
 

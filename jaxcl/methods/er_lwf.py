@@ -45,14 +45,14 @@ def make(
       weight: of the distillation, the survey's alpha.
       temperature: of the distillation; no square of it weighs the term.
     """
-    net, paper = online.network(parts, head), form == "paper"
+    net, paper = online.build_network(parts, head), form == "paper"
 
     def update(state, incoming, key):
         extra, task_of = state.extra, state.extra.task_of
         allowed = online.replayable(replay_from, state, incoming)
         replayed = online.draw_rows(parts, extra.memory, key, allowed=allowed)
         rows = online.join_rows(incoming, replayed)
-        (told,) = teacher_lib.logits(net, extra.teacher, rows, train=not paper)
+        (told,) = teacher_lib.ask_teacher(net, extra.teacher, rows, train=not paper)
         held = task_of < state.task if paper else task_of > 0
         # The classes that are held are one group.
         group = jnp.where(held & (task_of >= 0), 0, -1)

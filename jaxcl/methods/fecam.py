@@ -49,7 +49,7 @@ def make(
         diagonal, and of all else, is added to it.
       shared: one covariance for all classes.
     """
-    return frozen.method(parts, rule(power, diagonal, off_diagonal, shared))
+    return frozen.make_method(parts, make_rule(power, diagonal, off_diagonal, shared))
 
 
 def transform(features: jax.Array, power: float) -> jax.Array:
@@ -59,7 +59,7 @@ def transform(features: jax.Array, power: float) -> jax.Array:
     return core.l2_normalize(jnp.sign(features) * size**power)
 
 
-def rule(
+def make_rule(
     power: float, diagonal: float, off_diagonal: float, shared: bool
 ) -> frozen.Rule:
     """Return the rule of FeCAM; arguments as of `make`."""
@@ -76,12 +76,12 @@ def rule(
         own = frozen.one_hot(rows, len(moments.counts))
         found = transform(rows.features, power) * rows.mask[:, None]
         if shared:
-            squares = moments.squares + frozen.gram(found, found)
+            squares = moments.squares + frozen.sum_products(found, found)
         else:
             products = found[:, :, None] * found[:, None, :]
             place = jnp.where(rows.mask, rows.label, 0)  # products of no row are 0
             squares = moments.squares.at[place].add(products)
-        total = moments.total + frozen.gram(own, found)
+        total = moments.total + frozen.sum_products(own, found)
         return Moments(total, moments.counts + own.sum(0), squares)
 
     def fit(moments):

@@ -19,7 +19,7 @@ def make(
       head: "linear" or "cosine".
       double: add the mean over a second batch, drawn from the whole train split.
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
 
     def update(state, incoming, key):
         rows = (incoming, incoming.labelled) if double else (incoming,)
@@ -29,6 +29,6 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    return online.method(
+    return online.make_method(
         parts, net, update, limit=False, remembers=False, labelled=double
     )

@@ -44,7 +44,7 @@ class Extra(NamedTuple):
     fitted: Any = None  # what `Rule.fit` returned, in an evaluation only
 
 
-def method(parts: core.Parts, rule: Rule) -> core.Method:
+def make_method(parts: core.Parts, rule: Rule) -> core.Method:
     """Make the method of a rule. It reads neither config.optimizer nor config.schedule.
 
     Args:
@@ -54,18 +54,8 @@ def method(parts: core.Parts, rule: Rule) -> core.Method:
     Raises:
       ValueError: config.accumulate cuts batches, which saves memory in training alone.
     """
-    if isinstance(parts.encoder, pieces.PiecewiseEncoder):
-        raise ValueError(
-            f"config.accumulate={parts.encoder.count}: this method does not train its "
-            "encoder, so there are no activations to save; must be 1"
-        )
+    _check_encoder(parts)
     nets = chain.Chain({"encoder": parts.encoder})
-    read = isinstance(parts.encoder, mlp.Perceptron) and not parts.encoder.widths
-    if not parts.starts_pretrained and not read:  # from a file of features
-        logging.warning(
-            "config.start is not set: features are those of a random network; "
-            "--config.start=FOLDER names an encoder"
-        )
 
     def init(key, batch):
         k_state, k_net, k_rule = jax.random.split(key, 3)
@@ -111,6 +101,21 @@ def method(parts: core.Parts, rule: Rule) -> core.Method:
     )
 
 
+def _check_encoder(parts: core.Parts) -> None:
+    """Refuse an encoder that passes in pieces; warn of one that was never trained."""
+    if isinstance(parts.encoder, pieces.PiecewiseEncoder):
+        raise ValueError(
+            f"config.accumulate={parts.encoder.count}: this method does not train its "
+            "encoder, so there are no activations to save; must be 1"
+        )
+    read = isinstance(parts.encoder, mlp.Perceptron) and not parts.encoder.widths
+    if not parts.starts_pretrained and not read:  # from a file of features
+        logging.warning(
+            "config.start is not set: features are those of a random network; "
+            "--config.start=FOLDER names an encoder"
+        )
+
+
 def _every_row(state, task) -> stream.Source:
     """Return the rows of a task, the last incomplete batch included.
 
@@ -127,7 +132,7 @@ def one_hot(rows: Rows, num_classes: int) -> jax.Array:
     return jax.nn.one_hot(rows.label, num_classes) * rows.mask[:, None]
 
 
-def gram(a: jax.Array, b: jax.Array) -> jax.Array:
+def sum_products(a: jax.Array, b: jax.Array) -> jax.Array:
     """Sum the products of rows, f32[B,N] and f32[B,M] -> f32[N,M]."""
     return jnp.einsum("bn,bm->nm", a, b, precision="highest")
 

@@ -76,7 +76,7 @@ def make(
     Raises:
       ValueError: naming field, value and range.
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
 
     def extra(base, params, stats):
         example = jax.tree.map(lambda x: x[0], base.memory.items)
@@ -84,7 +84,7 @@ def make(
         return Extra(base.memory, base.seen, {}, reservoir)
 
     terms = {"alpha": alpha, "beta": beta}
-    return online.method(
+    return online.make_method(
         parts,
         net,
         functools.partial(_update, parts, net, **terms),
@@ -100,7 +100,7 @@ def _update(parts, net, state, incoming, key, *, alpha, beta):
     first, second = (draw_mixture(parts, state, k) for k in jax.random.split(key))
 
     def loss(params):
-        (new, old, again), stats = net.together(
+        (new, old, again), stats = net.pass_together(
             params, state.stats, incoming, first, second
         )
         value = losses.cross_entropy(new.logits, incoming.label)

@@ -83,7 +83,7 @@ def make(
         cutmix_alpha=cutmix_alpha,
     )
     _check_replay(parts.replay, balanced)
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
     fit_memory = build_fit(parts, net, recipe)
 
     def eval_state(state):
@@ -95,7 +95,7 @@ def make(
         params, stats = fit_memory(key, memory, count)
         return state.replace(params=params, stats=stats)
 
-    return online.method(parts, net, _only_count, eval_state=eval_state)
+    return online.make_method(parts, net, _only_count, eval_state=eval_state)
 
 
 def _check_replay(replay: core.Replay, balanced: bool) -> None:
@@ -195,7 +195,9 @@ def _descend(setup, state, memory, order, key, number, lr):
     parts, net, recipe, tx = setup
     k_augment, k_mix = jax.random.split(key)
     raw, label, mask = batch_of(order, memory, number, recipe.batch_size)
-    images = online.images_of(parts, k_augment, raw, parts.replay.augment != "none")
+    images = online.prepare_images(
+        parts, k_augment, raw, parts.replay.augment != "none"
+    )
     terms = ((1.0, label),)
     if recipe.cutmix:
         images, other_label, share = cut_mix(

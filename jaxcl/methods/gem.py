@@ -62,7 +62,7 @@ def make(
             f"config.method.memory_rows={memory_rows}: must be a multiple of {shards}, "
             "the devices that share the memory"
         )
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
 
     loss = functools.partial(online.cross_entropy, net)
     slope = jax.value_and_grad(loss, has_aux=True)
@@ -71,15 +71,17 @@ def make(
         (value, stats), grads = slope(state.params, state.stats, incoming)
         if parts.num_tasks > 1:
             gradient, restore = jax.flatten_util.ravel_pytree(grads)
-            stats, past = _past_gradients(parts, slope, state, stats, key, memory_rows)
+            stats, past = _compute_past_gradients(
+                parts, slope, state, stats, key, memory_rows
+            )
             gradient = project(gradient, past, margin=margin, ridge=ridge)
             grads = restore(gradient)
         return *online.apply_grads(parts, state, value, stats, grads), {}
 
-    return online.method(parts, net, update, limit=False)
+    return online.make_method(parts, net, update, limit=False)
 
 
-def _past_gradients(parts, slope, state, stats, key, size):
+def _compute_past_gradients(parts, slope, state, stats, key, size):
     """Return f32[T-1,P], a gradient for each past task, and the statistics."""
     memory = state.extra.memory
     zero = jnp.zeros_like(jax.flatten_util.ravel_pytree(state.params)[0])

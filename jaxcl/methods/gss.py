@@ -68,7 +68,7 @@ def make(
     Raises:
       ValueError: naming field, value and range.
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
 
     def update(state, incoming, key):
         replayed = online.draw_rows(parts, state.extra.memory, key)
@@ -93,7 +93,7 @@ def make(
         )
         return _write_scored(state, slots, batch, scores)
 
-    return online.method(
+    return online.make_method(
         parts,
         net,
         update,

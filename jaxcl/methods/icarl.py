@@ -60,7 +60,7 @@ def make(
       mirror: take the means over the items and their mirror images, as the released
         code of Rebuffi et al. does.
     """
-    net, paper = online.network(parts, head), form == "paper"
+    net, paper = online.build_network(parts, head), form == "paper"
     loss_of = _of_paper if paper else _of_code
 
     def update(state, incoming, key):
@@ -69,10 +69,10 @@ def make(
         replayed = online.draw_rows(parts, extra.memory, key, allowed=past)
         rows = incoming, replayed
         taught = rows if paper else (replayed,)
-        teacher_logits = teacher_lib.logits(net, extra.teacher, *taught)
+        teacher_logits = teacher_lib.ask_teacher(net, extra.teacher, *taught)
 
         def loss(params):
-            outputs, stats = net.together(params, state.stats, *rows)
+            outputs, stats = net.pass_together(params, state.stats, *rows)
             labels, teacher = loss_of(outputs, rows, teacher_logits, extra)
             return labels + distill_weight * teacher, stats
 
@@ -80,16 +80,16 @@ def make(
 
     def extra(base, params, stats):
         old = jnp.zeros(parts.num_classes, bool)
-        return Extra(*base, teacher_lib.create(params, stats), old)
+        return Extra(*base, teacher_lib.create_teacher(params, stats), old)
 
     nearest = means_lib.Nearest(parts, net, unit=paper, mirror=mirror)
-    return online.method(
+    return online.make_method(
         parts,
         net,
         update,
         extra=extra,
         begin_task=_begin_task,
-        **nearest.hooks(),
+        **nearest.make_hooks(),
     )
 
 

@@ -53,10 +53,10 @@ def make(
       lr: rate of the descent, which has no momentum and no decay.
       steps: descents on each batch, each with other rows from the memory.
     """
-    return frozen.method(parts, linear_rule(memory_size, lr, steps))
+    return frozen.make_method(parts, make_rule(memory_size, lr, steps))
 
 
-def linear_rule(memory_size: int, lr: float, steps: int) -> frozen.Rule:
+def make_rule(memory_size: int, lr: float, steps: int) -> frozen.Rule:
     """Return the rule of a linear head; arguments as of `make`."""
 
     def start_learner(key, dim, classes):

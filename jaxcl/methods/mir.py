@@ -52,7 +52,7 @@ def make(
       ValueError: naming field, value and range.
     """
     _check_candidates(parts, candidates)
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
     slope = jax.value_and_grad(
         functools.partial(online.cross_entropy, net), has_aux=True
     )
@@ -83,7 +83,7 @@ def make(
         grads = jax.tree.map(jnp.add, grads, old_grads)
         return *online.apply_grads(parts, state, value + old_value, stats, grads), {}
 
-    return online.method(parts, net, update, limit=False)
+    return online.make_method(parts, net, update, limit=False)
 
 
 def _check_candidates(parts, candidates):
@@ -116,7 +116,7 @@ def interference(
     """
 
     def loss(params):
-        out, after = net.replay(params, stats, rows)
+        out, after = net.pass_replayed(params, stats, rows)
         ce = optax.softmax_cross_entropy_with_integer_labels(out.logits, rows.label)
         return ce, after
 

@@ -31,10 +31,10 @@ def make(
       distance: "cosine" is SimpleCIL's, the angle between a feature and a mean;
         "euclidean" is that of NCM.
     """
-    return frozen.method(parts, rule(distance))
+    return frozen.make_method(parts, make_rule(distance))
 
 
-def rule(distance: str) -> frozen.Rule:
+def make_rule(distance: str) -> frozen.Rule:
     """Return the rule of a distance, "cosine" or "euclidean"."""
 
     def start(key, dim, classes):
@@ -42,7 +42,7 @@ def rule(distance: str) -> frozen.Rule:
 
     def add(sums, rows):
         own = frozen.one_hot(rows, len(sums.counts))
-        total = sums.total + frozen.gram(own, rows.features)
+        total = sums.total + frozen.sum_products(own, rows.features)
         return Sums(total, sums.counts + own.sum(0))
 
     def fit(sums):

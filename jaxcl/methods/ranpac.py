@@ -40,10 +40,10 @@ def make(parts: core.Parts, *, projections: schema.Count = 10_000) -> core.Metho
     Args:
       projections: M, how many random features there are.
     """
-    return frozen.method(parts, rule(projections))
+    return frozen.make_method(parts, make_rule(projections))
 
 
-def rule(projections: int) -> frozen.Rule:
+def make_rule(projections: int) -> frozen.Rule:
     """Return the rule of M random projections."""
 
     def start(key, dim, classes):
@@ -59,8 +59,10 @@ def rule(projections: int) -> frozen.Rule:
         own = frozen.one_hot(rows, grams.counts.shape[1])
         chooses = held_out(rows.index)
         parts = jnp.stack([~chooses, chooses])[..., None]
-        inputs = jnp.stack([frozen.gram(hidden * part, hidden) for part in parts])
-        targets = jnp.stack([frozen.gram(hidden * part, own) for part in parts])
+        inputs = jnp.stack(
+            [frozen.sum_products(hidden * part, hidden) for part in parts]
+        )
+        targets = jnp.stack([frozen.sum_products(hidden * part, own) for part in parts])
         counts = (own * parts).sum(1)
         return grams._replace(
             inputs=grams.inputs + inputs,
@@ -70,7 +72,7 @@ def rule(projections: int) -> frozen.Rule:
 
     def fit(grams):
         ridge = choose_ridge(grams)
-        weights = solve(grams.inputs.sum(0), grams.targets.sum(0), ridge)
+        weights = solve_ridge(grams.inputs.sum(0), grams.targets.sum(0), ridge)
         return grams.projection, weights, grams.counts.sum(0)
 
     def scores(fitted, features):
@@ -96,7 +98,7 @@ def project(projection: jax.Array, features: jax.Array) -> jax.Array:
     return jax.nn.relu(jnp.matmul(features, projection, precision="highest"))
 
 
-def solve(inputs: jax.Array, targets: jax.Array, ridge: jax.Array) -> jax.Array:
+def solve_ridge(inputs: jax.Array, targets: jax.Array, ridge: jax.Array) -> jax.Array:
     """Return the weights (G + ridge I)^-1 Q, f32[M,C]; nan where float32 cannot tell.
 
     Args:
@@ -118,7 +120,7 @@ def choose_ridge(grams: Grams) -> jax.Array:
     rounding = jnp.finfo(jnp.float32).eps * jnp.trace(grams.inputs.sum(0))
 
     def error(ridge):
-        weights = solve(grams.inputs[0], grams.targets[0], ridge)
+        weights = solve_ridge(grams.inputs[0], grams.targets[0], ridge)
         pulled = jnp.matmul(grams.inputs[1], weights, precision="highest")
         found = jnp.sum(weights * (pulled - 2 * grams.targets[1]))
         return jnp.where(jnp.isfinite(found) & (ridge >= rounding), found, jnp.inf)

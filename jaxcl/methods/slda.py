@@ -29,10 +29,10 @@ def make(parts: core.Parts, *, shrinkage: schema.Share = 1e-4) -> core.Method:
     Args:
       shrinkage: e in the covariance (1 - e) S + e I that is inverted.
     """
-    return frozen.method(parts, rule(shrinkage))
+    return frozen.make_method(parts, make_rule(shrinkage))
 
 
-def rule(shrinkage: float) -> frozen.Rule:
+def make_rule(shrinkage: float) -> frozen.Rule:
     """Return the rule of streaming LDA."""
 
     def start(key, dim, classes):
@@ -45,15 +45,17 @@ def rule(shrinkage: float) -> frozen.Rule:
         # Entry [i, j]: row j came before row i and is of its class.
         before = jnp.tril(core.dot(own, own), k=-1)
         met = own @ moments.counts + before.sum(1)
-        total = frozen.gram(own.T, moments.total) + frozen.gram(before.T, rows.features)
+        total = frozen.sum_products(own.T, moments.total) + frozen.sum_products(
+            before.T, rows.features
+        )
         # Of a class not met yet the mean is 0, as in the released code.
         gaps = rows.features - total / jnp.maximum(met, 1)[:, None]
         place = moments.counts.sum() + jnp.cumsum(rows.mask) - rows.mask  # t
         weights = rows.mask * place / (place + 1)
         return Moments(
-            moments.total + frozen.gram(own, rows.features),
+            moments.total + frozen.sum_products(own, rows.features),
             moments.counts + own.sum(0),
-            moments.scatter + frozen.gram(gaps * weights[:, None], gaps),
+            moments.scatter + frozen.sum_products(gaps * weights[:, None], gaps),
         )
 
     def fit(moments):

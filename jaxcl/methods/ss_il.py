@@ -43,7 +43,7 @@ def make(
       distill: keep to the answers of the last task's network, see
         `losses.replay.task_distillation`.
     """
-    net = online.network(parts, head)
+    net = online.build_network(parts, head)
     weight = temperature**2 if form == "paper" else 1.0
 
     def update(state, incoming, key):
@@ -54,12 +54,12 @@ def make(
         teacher_logits = None, None
         if distill:
             taught = sides if form == "paper" else (replayed,)
-            answers = teacher_lib.logits(net, state.extra.teacher, *taught)
+            answers = teacher_lib.ask_teacher(net, state.extra.teacher, *taught)
             teacher_logits = (*teacher_logits, *answers)[-2:]
         old_tasks = jnp.where(task_of < state.task, task_of, -1)
 
         def loss(params):
-            outputs, stats = net.together(params, state.stats, *sides)
+            outputs, stats = net.pass_together(params, state.stats, *sides)
             value = 0.0
             for (_, logits), rows, told in zip(
                 outputs, sides, teacher_logits, strict=True

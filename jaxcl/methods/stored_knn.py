@@ -36,10 +36,14 @@ def make(
       k: neighbours that vote.
       temperature: of their weights.
     """
-    return frozen.method(parts, rule(parts.num_classes, memory_size, k, temperature))
+    return frozen.make_method(
+        parts, make_rule(parts.num_classes, memory_size, k, temperature)
+    )
 
 
-def rule(classes: int, memory_size: int, k: int, temperature: float) -> frozen.Rule:
+def make_rule(
+    classes: int, memory_size: int, k: int, temperature: float
+) -> frozen.Rule:
     """Return the rule of a memory; arguments as of `make`."""
 
     def start(key, dim, classes):

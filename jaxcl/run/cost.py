@@ -41,7 +41,7 @@ class Clock:
         return before
 
     @contextlib.contextmanager
-    def on(self, name: str) -> Iterator[None]:
+    def count(self, name: str) -> Iterator[None]:
         """Count the seconds inside as `name`, and not as the activity around it."""
         before = self._switch_to(name)
         try:
@@ -61,7 +61,7 @@ class Clock:
             if shape in compiled_shapes:
                 return step(state, resident, batches, count)
             compiled_shapes.add(shape)
-            with self.on("compile"):
+            with self.count("compile"):
                 return step(state, resident, batches, count)
 
         return timed_step

@@ -132,13 +132,13 @@ def single_tasks(
     single = work.evaluation.alone(work)
     step = step if single.method is work.method else job.compile_step(single)
     for i, task in enumerate(tasks[: work.loop.first_tasks]):
-        accuracy = _single_task(single, step, i, task, workdir, stop)
+        accuracy = _train_single_task(single, step, i, task, workdir, stop)
         for name, value in accuracy.items():
             accuracies.setdefault(name, [None] * len(tasks))[i] = value
     return accuracies
 
 
-def _single_task(single, step, i, task, workdir, stop):
+def _train_single_task(single, step, i, task, workdir, stop):
     """Measure FT of task i, by matrix name; train or resume."""
     evaluators = {
         name: lambda state, _, judge=judge: judge(state, i)

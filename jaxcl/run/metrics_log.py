@@ -109,7 +109,7 @@ class Epochs:
         self._progress["steps"] += 1
         self._progress["passes"] += float(row.get("passes", 0.0))
 
-    def end(self, seconds: float) -> dict:
+    def end_epoch(self, seconds: float) -> dict:
         """End an epoch.
 
         Args:
@@ -138,7 +138,7 @@ class Epochs:
         return bool(every) and self.number % every == 0
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Tell whether the task ends here, by patience."""
         best = self._progress["best"]
         late = best is not None and self.number - best["number"] >= self._patience
@@ -149,7 +149,7 @@ class Epochs:
         return dict(self._progress)
 
     def summary(self) -> dict:
-        """Return {"best": epoch, "last": epoch}, as `end` keeps them."""
+        """Return {"best": epoch, "last": epoch}, as `end_epoch` keeps them."""
         return {name: self._progress.get(name) for name in ("best", "last")}
 
 

@@ -70,14 +70,14 @@ class Progress:
         self._bar.set_description_str(text, refresh=False)
         self._bar.update(step - self._bar.n)
 
-    def phase(self, text: str) -> None:
+    def show_phase(self, text: str) -> None:
         """Show the work between steps; a bar shows it until the next step."""
         if self._bar is not None:
             self._bar.set_description_str(text)
         elif not self._silent:
             print(text, file=sys.stderr, flush=True)
 
-    def say(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         """Print to stdout, even if there is no progress to be seen; tear no bar."""
         (print if self._bar is None else self._bar.write)(text, file=sys.stdout)
         sys.stdout.flush()

@@ -93,15 +93,15 @@ class Recorder:
         if self._write:
             self._progress.advance(step, task, total_steps)
 
-    def phase(self, text: str) -> None:
-        """Show the work between steps, see `progress.Progress.phase`."""
+    def show_phase(self, text: str) -> None:
+        """Show the work between steps, see `progress.Progress.show_phase`."""
         if self._write:
-            self._progress.phase(text)
+            self._progress.show_phase(text)
 
-    def say(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         """Print to stdout without tearing the progress bar."""
         if self._write:
-            self._progress.say(text)
+            self._progress.print_text(text)
 
     def close(self) -> None:
         """Save all that was logged; a second call does nothing.

@@ -63,7 +63,7 @@ def run_tasks(
         this = _TrainingRun(work, workdir, stop, step, stack)
         done = results_lib.count_finished(this.results)
         tasks = work.stream.tasks[done : work.loop.first_tasks]
-        if not (this.start() and all(this.do(task) for task in tasks)):
+        if not (this.start() and all(this.complete_task(task) for task in tasks)):
             this.checkpoints.wait()
             raise Interrupted(f"stopped at step {int(this.state.step)}")
         return this.results
@@ -111,7 +111,7 @@ class _TrainingRun:
         judged, step = self.job.evaluation, int(self.state.step)
         if self.is_resumed:
             if not self.job.logging.quiet:
-                self.recorder.say(f"resumed at step {step}: {self.workdir}")
+                self.recorder.print_text(f"resumed at step {step}: {self.workdir}")
         elif judged.untrained:
             due = evaluation.due_evaluators(judged.evaluators, self.state, 0)
             self._say_phase("judging the untrained network", due)
@@ -123,7 +123,7 @@ class _TrainingRun:
             self._say_phase("compiling the step")
         return not self._is_asked()
 
-    def do(self, task: stream.Task) -> bool:
+    def complete_task(self, task: stream.Task) -> bool:
         """Do what is left of a task: train, end it, evaluate."""
         work = self.job
         if self.phase == Phase.EVALUATED:
@@ -156,7 +156,7 @@ class _TrainingRun:
         epochs = metrics_log.Epochs(work.loop.patience, self.progress)
         meter = metrics_log.MetricsMeter(work, self.recorder, task.index, step, epochs)
         feed = job.feed_batches(work, source, task.index, step - begun)
-        with self.clock.on("train"), contextlib.closing(feed):
+        with self.clock.count("train"), contextlib.closing(feed):
             while True:
                 if _is_due(work.loop, plan, step - begun):
                     meter.flush(step)
@@ -165,7 +165,7 @@ class _TrainingRun:
                         if not is_saved:
                             self._save_checkpoint(Phase.TRAINING)
                         return False
-                if step == end or epochs.over:
+                if step == end or epochs.is_over:
                     break
                 count, batches, number = next(feed)
                 with jax.transfer_guard("disallow"):
@@ -201,9 +201,9 @@ class _TrainingRun:
         steps = step - int(self.state.task_start)
         evaluates, row = _divides(loop.eval_every, steps), None
         if loop.counts_epochs and _divides(plan.steps_per_epoch, steps):
-            row = epochs.end(self.clock.read().get("train", 0.0))
+            row = epochs.end_epoch(self.clock.read().get("train", 0.0))
             evaluates = evaluates or epochs.is_due(loop.eval_epochs)
-        if evaluates and steps < len(plan) and not epochs.over:
+        if evaluates and steps < len(plan) and not epochs.is_over:
             metrics_log.check_state(self.state, step)
             if self._evaluate(task)[0] is None:
                 return False
@@ -231,7 +231,7 @@ class _TrainingRun:
         shown = [name for name in result.rows if not name.endswith("/task_aware")]
         if shown and not work.logging.quiet:
             matrices = {name: results_lib.matrix(self.results, name) for name in shown}
-            self.recorder.say(results_lib.latest_table(matrices, task))
+            self.recorder.print_text(results_lib.latest_table(matrices, task))
         if pictures := evaluation.due_evaluators(judged.pictures, self.state, task):
             self._say_phase("drawing", pictures)
         drawn = {key: judged.pictures[key] for key in pictures}
@@ -241,7 +241,7 @@ class _TrainingRun:
 
     def _evaluate(self, task: int) -> tuple[core.Result | None, core.TrainState]:
         """Run and log every evaluator; None if the run is to stop. And the state."""
-        with self.clock.on("evaluation"):
+        with self.clock.count("evaluation"):
             state = self.job.method.eval_state(self.state)
             judges, recorder = self.job.evaluation.evaluators, self.recorder
             result = evaluation.run_evaluators(
@@ -251,7 +251,7 @@ class _TrainingRun:
 
     def _save_checkpoint(self, phase: Phase) -> None:
         """Save the state, and a cursor with the phase and what was recorded so far."""
-        with self.clock.on("rest"):
+        with self.clock.count("rest"):
             step = int(self.state.step)
             metrics_log.check_state(self.state, step)
             tasks = results_lib.count_finished(self.results)
@@ -284,7 +284,7 @@ class _TrainingRun:
     def _say_phase(self, doing: str, names=()) -> None:
         """Say what is done before the bar moves, or goes on."""
         if not self.job.logging.quiet:
-            self.recorder.phase(f"{doing}: {', '.join(names)}" if names else doing)
+            self.recorder.show_phase(f"{doing}: {', '.join(names)}" if names else doing)
 
 
 def _restore(work, checkpoints):

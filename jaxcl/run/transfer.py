@@ -319,5 +319,5 @@ def run_transfer(
         seconds = time.monotonic() - began
         results = results_lib.add_task(results, 0, rows, scalars, seconds)
         if matrices := {name: results_lib.matrix(results, name) for name in rows}:
-            recorder.say(results_lib.latest_table(matrices, 0))
+            recorder.print_text(results_lib.latest_table(matrices, 0))
     return results | {"checkpoint": work.source}

@@ -26,6 +26,22 @@ def velocity(state):
     return trace.trace
 
 
+def draw_inputs(net, shape):
+    """Draw all parameters of a network, none 0 or 1, and images of this shape."""
+    images = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), images)["params"]
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda leaf: rng.normal(0.2, 0.5, leaf.shape).astype(np.float32), shapes
+    )
+    return params, images
+
+
+def layer_norm(x, p, epsilon=1e-6):
+    spread = np.sqrt(x.var(-1, keepdims=True) + epsilon)
+    return (x - x.mean(-1, keepdims=True)) / spread * p["scale"] + p["bias"]
+
+
 def to64(tree):
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
 

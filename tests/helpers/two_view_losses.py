@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from helpers import loss_twins as f64
 from helpers import twins
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods.two_view import records
@@ -109,21 +110,15 @@ def for_library(base: str, x: Features) -> records.Features:
 VIEWS = ((0, 1), (1, 0))  # a view and the other one
 
 
-def cross_entropy(anchors, positives, negatives, tau, inside=True):
-    """-s(a, p) + log(exp s(a, p) + sum_n exp s(a, n)), the mean over rows.
-
-    Without `inside` the positive is not in the sum.
-    """
-    a, p = twins.unit(anchors), twins.unit(positives)
-    right = np.sum(a * p, axis=1) / tau
-    total = np.exp(a @ negatives.T / tau).sum(axis=1)
-    return np.mean(np.log(total + inside * np.exp(right)) - right)
+def _views(*pairs):
+    """The views of each [N,2,D], apart: [N,D] each."""
+    return [rows[:, v] for rows in pairs for v in (0, 1)]
 
 
 def moco(x, o):
     """The query of a view meets the key and the bank of the other one."""
     terms = [
-        cross_entropy(x.z[:, v], x.k[:, w], x.key_queue[w], o.temperature)
+        f64.info_nce(x.z[:, v], x.k[:, w], x.key_queue[w], temperature=o.temperature)
         for v, w in VIEWS
     ]
     return np.mean(terms)
@@ -131,105 +126,41 @@ def moco(x, o):
 
 def moco_pnr(x, o):
     """PNR, Eq. 2 + 3: both banks of the other view are negatives of both terms."""
-    total, inside = 0.0, o.form == "code"
-    for v, w in VIEWS:
-        both = np.concatenate([x.key_queue[w], x.frozen_queue[w]])
-        first = both if o.pn1 else x.key_queue[w]
-        second = both if o.pn2 else x.frozen_queue[w]
-        total += cross_entropy(x.z[:, v], x.k[:, w], first, o.temperature)
-        total += cross_entropy(
-            x.p[:, v], x.f[:, v], second, o.distill_temperature, inside
-        )
-    return total / 2
-
-
-def _rows(views):
-    """Unit rows of both views: 2i and 2i + 1 are of example i."""
-    return twins.unit(views.reshape(-1, views.shape[-1]))
-
-
-def _others(logits):
-    """Logarithm of the sum over j != i of exp logits_ij."""
-    return np.log(np.exp(logits).sum(axis=1) - np.exp(np.diag(logits)))
-
-
-def _partner(count):
-    """The other view of the same example."""
-    return np.arange(count) ^ 1
+    temperatures = {"temperature": o.temperature}
+    temperatures |= {"distill_temperature": o.distill_temperature}
+    rows = *_views(x.z, x.k, x.p, x.f), x.key_queue, x.frozen_queue
+    return f64.pnr_moco(*rows, form=o.form, pn1=o.pn1, pn2=o.pn2, **temperatures)
 
 
 def simclr(x, o):
-    z = _rows(x.z)
-    s, every = z @ z.T / o.temperature, np.arange(len(z))
-    return np.mean(_others(s) - s[every, _partner(len(z))])
-
-
-def _of_both(anchors, sets, tau):
-    """Logarithm of the sum over sets and j != i of exp s(anchors_i, set_j)."""
-    return np.logaddexp.reduce([_others(anchors @ rows.T / tau) for rows in sets])
-
-
-def _kept_apart(x, o):
-    """PNR's second term, Eq. 3: g(z) near its frozen feature, far from all others."""
-    z, p, f = map(_rows, (x.z, x.p, x.f))
-    tau = o.distill_temperature
-    total = _of_both(p, (f, z) if o.pn2 else (f,), tau)
-    return np.mean(total - np.sum(p * f, axis=1) / tau)
+    return f64.nt_xent(*_views(x.z), o.temperature)
 
 
 def simclr_pnr(x, o):
-    z, f, tau = _rows(x.z), _rows(x.f), o.distill_temperature
-    right = np.sum(z * z[_partner(len(z))], axis=1) / tau
-    total = _of_both(z, (z, f) if o.pn1 else (z,), tau)
-    return np.mean(total - right) + _kept_apart(x, o)
-
-
-def _pull(x, tau):
-    """Mean of s(i, p) over the positives p of each row: all others of its label."""
-    z, labels = _rows(x.z), np.repeat(x.label, 2)
-    alike = (labels[:, None] == labels) & ~np.eye(len(z), dtype=bool)
-    return np.sum(alike * (z @ z.T), axis=1) / alike.sum(axis=1) / tau
+    rows = _views(x.z, x.p, x.f)
+    return f64.pnr_simclr(*rows, o.distill_temperature, pn1=o.pn1, pn2=o.pn2)
 
 
 def supcon(x, o):
-    z, tau = _rows(x.z), o.temperature
-    return np.mean(_others(z @ z.T / tau) - _pull(x, tau))
+    labels = np.concatenate([x.label, x.label])
+    return f64.sup_con(np.concatenate(_views(x.z)), labels, o.temperature)
 
 
 def supcon_pnr(x, o):
     """With "other_classes" each sum over pseudo-negatives lacks the anchor's class."""
-    if o.pseudo_negatives == "all":
-        z, f, tau = _rows(x.z), _rows(x.f), o.temperature
-        total = _of_both(z, (z, f) if o.pn1 else (z,), tau)
-        return np.mean(total - _pull(x, tau)) + _kept_apart(x, o)
-    z, p, f, labels = *map(_rows, (x.z, x.p, x.f)), np.repeat(x.label, 2)
-    apart = labels[:, None] != labels
-
-    def total(anchors, rows, pseudo, wanted, tau):
-        both = np.exp(_others(anchors @ rows.T / tau))
-        return np.log(
-            both + wanted * np.sum(apart * np.exp(anchors @ pseudo.T / tau), 1)
-        )
-
-    kept = total(p, f, z, o.pn2, o.distill_temperature)
-    kept -= np.sum(p * f, axis=1) / o.distill_temperature
-    first = total(z, z, f, o.pn1, o.temperature)
-    return np.mean(first - _pull(x, o.temperature)) + np.mean(kept)
+    others = {"pn1": o.pn1, "pn2": o.pn2, "others": o.pseudo_negatives != "all"}
+    temperatures = {"tau": o.temperature, "tau_d": o.distill_temperature}
+    rows = _views(x.z, x.p, x.f)
+    return f64.pnr_supcon(*rows, labels=x.label, **others, **temperatures)
 
 
 def contrastive_distil(x, o):
-    s = _rows(x.p) @ _rows(x.f).T / o.distill_temperature
-    if o.form == "paper":
-        return np.mean(_others(s) - np.diag(s))
-    return np.mean([np.log(np.exp(t).sum(axis=1)) - np.diag(t) for t in (s, s.T)])
+    return f64.cassle(*_views(x.p, x.f), o.distill_temperature, o.form)
 
 
 def correlation(a, b, o):
     """Barlow Twins, Eq. 1, of standardised features."""
-    a, b = ((x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5) for x in (a, b))
-    c = a.T @ b / len(a)
-    own = np.sum((np.diag(c) - 1) ** 2)
-    return o.scale * (own + o.off_diagonal * (np.sum(c**2) - np.sum(np.diag(c) ** 2)))
+    return f64.barlow(a, b, o.scale, o.off_diagonal)
 
 
 def barlow(x, o):
@@ -265,14 +196,8 @@ def _features(x, o):
 
 
 def vicreg(x, o):
-    total = o.invariance * np.mean(squared(x.z[:, 0], x.z[:, 1])) / _features(x, o)
-    for v in (0, 1):
-        view = x.z[:, v]
-        spread = np.sqrt(view.var(axis=0, ddof=1) + 1e-4)
-        c = np.cov(view.T)
-        off = (np.sum(c**2) - np.sum(np.diag(c) ** 2)) / len(c)
-        total += o.variance * np.mean(np.maximum(1 - spread, 0)) + o.covariance * off
-    return total
+    apart = o.invariance * x.z.shape[-1] / _features(x, o)
+    return f64.vicreg(*_views(x.z), apart, o.variance, o.covariance)
 
 
 def vicreg_distil(x, o):
@@ -291,22 +216,9 @@ def _all_views(x):
     return x.z if x.local is None else np.concatenate([x.z, x.local], axis=1)
 
 
-def normal(column, form):
-    """Epps-Pulley of numbers, by trapezoids over all of the range."""
-    t = np.linspace(-3, 3, 33) if form == "code" else np.linspace(-5, 5, 17)
-    gap = np.exp(1j * t[:, None] * column).mean(axis=1) - np.exp(-(t**2) / 2)
-    height = np.abs(gap) ** 2 * np.exp(-(t**2) / 2)
-    return len(column) * np.sum((height[1:] + height[:-1]) / 2) * (t[1] - t[0])
-
-
 def lejepa(x, o):
     """Eq. 6: the mean view is that of the two global ones."""
-    views = _all_views(x)
-    apart = np.mean(squared(views, x.z.mean(axis=1, keepdims=True))) / _features(x, o)
-    spread = [
-        normal(views[:, v] @ a, o.form) for v in range(views.shape[1]) for a in x.slices
-    ]
-    return o.normality * np.mean(spread) + (1 - o.normality) * apart
+    return f64.lejepa(_all_views(x), x.slices, o.normality, o.form)
 
 
 def _softmax(logits):
@@ -328,23 +240,16 @@ def _over(z, prototypes):
 
 
 def dino(x, o):
-    views = _all_views(x)
     tau, slow = float(x.target_temperature), _over(x.k, x.slow_prototypes)
-    terms = []
-    for g in (0, 1):
-        if o.balance == "sinkhorn":
-            q = _balanced(slow[:, g] / tau)
-        else:
-            q = _softmax((slow[:, g] - x.centre) / tau)
-        for v in range(views.shape[1]):
-            if v != g:
-                p = _softmax(_over(views[:, v], x.prototypes) / o.temperature)
-                terms.append(-np.mean(np.sum(q * np.log(p), axis=1)))
-    total = np.mean(terms)
+    if o.balance == "sinkhorn":
+        q = np.stack([_balanced(slow[:, g] / tau) for g in (0, 1)], axis=1)
+    else:
+        q = _softmax((slow - x.centre) / tau)
+    total = f64.dino(_over(_all_views(x), x.prototypes), q, o.temperature)
     if o.ibot:
         total += o.ibot * ibot(x, o)
     if o.koleo:
-        total += o.koleo * sum(koleo(x.h[:, v]) for v in (0, 1))
+        total += o.koleo * sum(f64.koleo(x.h[:, v]) for v in (0, 1))
     return total
 
 
@@ -356,21 +261,12 @@ def ibot(x, o):
         q = _balanced(slow.reshape(-1, slow.shape[-1]) / tau).reshape(slow.shape)
     else:
         q = _softmax((slow - x.patch_centre) / tau)
-    p = _softmax(_over(x.patches, x.prototypes) / o.temperature)
-    hidden = np.asarray(x.hides) > 0
-    return -np.mean(np.sum(q * np.log(p), axis=-1)[hidden])
-
-
-def koleo(h):
-    unit = twins.unit(h)
-    apart = np.linalg.norm(unit[:, None] - unit, axis=-1) + 9 * np.eye(len(h))
-    return -np.mean(np.log(apart.min(axis=1)))
+    return f64.ibot(_over(x.patches, x.prototypes), q, x.hides, o.temperature)
 
 
 def dino_distil(x, o):
-    q = _softmax(_over(x.f, x.frozen_prototypes) / o.distill_temperature)
-    p = _softmax(_over(x.p, x.distil_prototypes) / o.distill_temperature)
-    return -np.mean(np.sum(q * np.log(p), axis=-1))
+    layers = x.distil_prototypes, x.frozen_prototypes
+    return f64.cassle_prototypes(*_views(x.p, x.f), *layers, o.distill_temperature)
 
 
 def swav_targets(x, o):
@@ -380,15 +276,8 @@ def swav_targets(x, o):
 
 
 def swav(x, o):
-    views = _all_views(x)
     targets = swav_targets(x, o) if x.targets is None else x.targets
-    terms = []
-    for g in (0, 1):
-        for v in range(views.shape[1]):
-            if v != g:
-                p = _softmax(_over(views[:, v], x.prototypes) / o.temperature)
-                terms.append(-np.mean(np.sum(targets[:, g] * np.log(p), axis=1)))
-    return np.mean(terms)
+    return f64.dino(_over(_all_views(x), x.prototypes), targets, o.temperature)
 
 
 def nnclr(x, o):

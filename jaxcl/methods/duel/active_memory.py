@@ -68,12 +68,12 @@ def update(
     elif settings.policy == "reservoir":
         slots = policies.reservoir(memory, key, mask)
     else:
-        slots = _filtered(settings, memory, features, mask)
+        slots = _filter_rows(settings, memory, features, mask)
     written = buffer.write(memory, buffer.order_after(slots, after), rows, mask)
     return _place_memory(settings, written), jnp.mean(slots < memory.capacity)
 
 
-def refreshed(
+def refresh_rows(
     memory: buffer.Buffer, slots: jax.Array, features: jax.Array, exists: jax.Array
 ) -> buffer.Buffer:
     """Write features f32[R, D] to `slots` where `exists` bool[R].
@@ -86,7 +86,7 @@ def refreshed(
     return memory._replace(items=memory.items | {"feature": stored})
 
 
-def _filtered(settings, memory, features, mask):
+def _filter_rows(settings, memory, features, mask):
     """Return slots of the rows that DUEL's policy lets in, of those that exist."""
     # The filter is a loop; without this each iteration would send the split rows.
     both = memory.items["feature"], sharding.gather(features)

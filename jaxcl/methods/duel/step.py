@@ -203,6 +203,7 @@ def make(
 
 
 def _begin_task(setup, state, task):
+    """Start the optimiser anew; empty the memory if the options say so."""
     if setup.fresh_memory and setup.remembers:
         empty = jax.tree.map(jnp.zeros_like, state.extra.memory)
         state = state.replace(extra=state.extra._replace(memory=empty))
@@ -210,10 +211,12 @@ def _begin_task(setup, state, task):
 
 
 def _memory(state):
+    """Return the memory, whole, as evaluators read it."""
     return active_memory.join_shards(state.extra.memory)
 
 
 def _init_state(setup, key, batch):
+    """Make the state before the first step."""
     k_state, k_augment, k_net = jax.random.split(key, 3)
     images = setup.parts.augment(k_augment, batch["image"][:1])[0]
     params, stats = setup.net.init(k_net, images)
@@ -224,13 +227,14 @@ def _init_state(setup, key, batch):
 
 
 def _step(setup, state, batch):
+    """Take one step of the optimiser, then offer the batch to the memory."""
     keys = StepKeys(*jax.random.split(core.step_key(state), len(StepKeys._fields)))
     views = setup.parts.augment(keys.augment, batch["image"])
     core.check_views(views, 2, "duel")
     memory = _memory(state) if setup.remembers else None
     embed = functools.partial(_embed_images, setup, batch["image"].ndim == 5)
     draw = functools.partial(_draw_rows, setup, keys, embed)
-    loss, memory = (_moco_loss if setup.moco else _simclr)(
+    loss, memory = (_make_moco_loss if setup.moco else _make_simclr_loss)(
         setup, state, views, memory, draw
     )
     state, (stats, slow_stats, target), metrics = core.descend(setup.parts, state, loss)
@@ -252,7 +256,7 @@ def _step(setup, state, batch):
     return state.replace(stats=stats, extra=extra), metrics
 
 
-def _moco_loss(setup, state, views, memory, draw):
+def _make_moco_loss(setup, state, views, memory, draw):
     """Return the loss of a step and the memory it reads.
 
     Args:
@@ -275,7 +279,7 @@ def _moco_loss(setup, state, views, memory, draw):
     return loss, memory
 
 
-def _simclr(setup, state, views, memory, draw):
+def _make_simclr_loss(setup, state, views, memory, draw):
     """Return the loss of a step and the memory it reads; there is no slow network."""
     images = views.reshape((-1,) + views.shape[2:])  # rows 2i, 2i+1: one example
     rows = exists = None
@@ -335,7 +339,7 @@ def _draw_rows(setup, keys, embed, network, memory):
         return items["feature"], exists, memory
     rows = embed(keys.augment_drawn, network, items["image"])
     if setup.refresh:
-        memory = active_memory.refreshed(memory, slots, rows, exists)
+        memory = active_memory.refresh_rows(memory, slots, rows, exists)
     return rows, exists, memory
 
 
@@ -345,7 +349,7 @@ def _embed_all(memory, embed):
     there = memory.filled.reshape(-1, *(1,) * (images.ndim - 1))
     features = embed(jnp.where(there, images, 0))
     slots = jnp.arange(memory.capacity)
-    return active_memory.refreshed(memory, slots, features, memory.filled)
+    return active_memory.refresh_rows(memory, slots, features, memory.filled)
 
 
 def _embed_images(setup, cut, key, network, images):

@@ -19,7 +19,7 @@ makes. So they run within a jitted step, are saved with the state, and work unde
       k_observe, k_act = jax.random.split(key)
       value, grads = jax.value_and_grad(loss)(params)
       agent = ddpg.observe(agent, k_observe, value, options)
-      lr, agent = ddpg.act(agent, k_act, options)
+      lr, agent = ddpg.choose_rate(agent, k_act, options)
       params = jax.tree.map(lambda p, g: p - lr * g, params, grads)
       return (params, agent), (value, lr)
 
@@ -189,7 +189,7 @@ def init(key: jax.Array, options: Options) -> AgentState:
       options: its constants.
     """
     k_actor, k_critic = jax.random.split(key)
-    (actor, adam_actor), (critic, adam_critic) = _networks(options)
+    (actor, adam_actor), (critic, adam_critic) = _build_networks(options)
     losses = jnp.zeros((1, options.length), jnp.float32)
     mu = actor.init(k_actor, losses, losses == 0)["params"]
     q = critic.init(k_critic, losses, losses == 0, losses[:, 0])["params"]
@@ -214,7 +214,7 @@ def init(key: jax.Array, options: Options) -> AgentState:
     )
 
 
-def act(agent: AgentState, key: jax.Array, options: Options):
+def choose_rate(agent: AgentState, key: jax.Array, options: Options):
     """Choose the learning rate of the step down the loss last observed.
 
     The first `warmup` actions are uniform in [0, 1]. Then a = sigmoid(mu(s) + e x) with
@@ -233,10 +233,10 @@ def act(agent: AgentState, key: jax.Array, options: Options):
         observed.
     """
     k_uniform, k_noise = jax.random.split(key)
-    (actor, _), _ = _networks(options)
+    (actor, _), _ = _build_networks(options)
     dtype = agent.losses.dtype
     known = jnp.minimum(agent.count, options.length)
-    state = _network_input(agent, agent.losses[None], known[None], options)
+    state = _make_network_input(agent, agent.losses[None], known[None], options)
     mu = actor.apply({"params": agent.actor}, *state)[0]
     fading = jnp.maximum(1 - agent.steps / options.noise_decay, 0).astype(dtype)
     pull = options.noise_reversion * agent.noise * options.noise_step
@@ -295,7 +295,7 @@ def observe(
     row, mask = jax.tree.map(lambda x: x[None], (row, stored))
     slots = policies.fifo(agent.memory, mask)
     memory = buffer.write(agent.memory, slots, row, mask)
-    agent = _with_moments(agent, loss, usable, stored, memory.seen)
+    agent = _move_moments(agent, loss, usable, stored, memory.seen)
     agent = agent._replace(
         losses=jnp.where(usable, losses[1:], agent.losses),
         count=agent.count + usable,
@@ -333,7 +333,7 @@ def update_agent(agent: AgentState, rows: Transitions, options: Options) -> Agen
       rows: the transitions of a mini-batch.
       options: its constants.
     """
-    (actor, adam_actor), (critic, adam_critic) = _networks(options)
+    (actor, adam_actor), (critic, adam_critic) = _build_networks(options)
 
     def act_by(params, state):
         return nn.sigmoid(actor.apply({"params": params}, *state))
@@ -341,9 +341,9 @@ def update_agent(agent: AgentState, rows: Transitions, options: Options) -> Agen
     def value_of(params, state, action):
         return critic.apply({"params": params}, *state, action)
 
-    now = _network_input(agent, rows.losses[:, :-1], rows.known, options)
+    now = _make_network_input(agent, rows.losses[:, :-1], rows.known, options)
     known = jnp.minimum(rows.known + 1, options.length)
-    then = _network_input(agent, rows.losses[:, 1:], known, options)
+    then = _make_network_input(agent, rows.losses[:, 1:], known, options)
     reward = rows.losses[:, -2] - rows.losses[:, -1]
     if options.standardise:
         reward = jnp.clip(reward / jnp.sqrt(agent.power + _TINY), -_CLIP, _CLIP)
@@ -374,13 +374,13 @@ def update_agent(agent: AgentState, rows: Transitions, options: Options) -> Agen
     )
 
 
-def _networks(options):
+def _build_networks(options):
     """Return actor and critic, each with its optimiser."""
     actor = Actor(options.actor_width), optax.adam(options.actor_lr)
     return actor, (Critic(options.critic_width), optax.adam(options.critic_lr))
 
 
-def _network_input(agent, losses, known, options):
+def _make_network_input(agent, losses, known, options):
     """Return input of the networks: losses [B, W], and which of them are known."""
     if options.standardise:
         std = jnp.sqrt(agent.variance + _TINY)
@@ -389,7 +389,7 @@ def _network_input(agent, losses, known, options):
     return losses, jnp.arange(length) >= length - known[:, None]
 
 
-def _with_moments(agent, loss, usable, stored, rewards):
+def _move_moments(agent, loss, usable, stored, rewards):
     """Return the agent whose running moments know a loss and, if `stored`, its reward.
 
     The newest of n values has the weight max(1 / n, 1e-3). A squared reward counts at

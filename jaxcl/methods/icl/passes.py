@@ -80,7 +80,7 @@ class Passes(NamedTuple):
     ):
         """Return anchors and positives f32[B, D], and the statistics afterwards."""
         if not self.graphs:
-            rows, stats = self._interleaved(
+            rows, stats = self._pass_views(
                 params, stats, key, self.augment(key, part["image"]), train=train
             )
             return rows[0::2], rows[1::2], stats
@@ -117,10 +117,10 @@ class Passes(NamedTuple):
         own = self.augment(k_part, part["image"])
         other = self.augment(k_others, others["image"])[:, :1]
         views = jnp.concatenate([own, other], axis=1)
-        rows, stats = self._interleaved(params, stats, key, views, train=True)
+        rows, stats = self._pass_views(params, stats, key, views, train=True)
         return rows[0::3], rows[1::3], rows[2::3], stats
 
-    def _interleaved(self, params, stats, key, views, *, train):
+    def _pass_views(self, params, stats, key, views, *, train):
         """Pass views [B, V, H, W, C], each normalised by itself: f32[B V, D]."""
         images = views.reshape((-1,) + views.shape[2:])
         groups = views.shape[1]

@@ -48,7 +48,7 @@ def step(setup: StepSetup, state: core.TrainState, batch: core.Batch):
     return (_meta_step if setup.plan.meta else _turn_step)(setup, state, batch)
 
 
-def _descended(setup, params, agent, key, value, grads, fixed):
+def _descend_plainly(setup, params, agent, key, value, grads, fixed):
     """Return parameters after a step of plain SGD; the agent, and the rate of the step.
 
     Args:
@@ -63,16 +63,16 @@ def _descended(setup, params, agent, key, value, grads, fixed):
         k_observe, k_act = jax.random.split(key)
         value = jax.lax.stop_gradient(value)
         agent = ddpg.observe(agent, k_observe, value, setup.agent)
-        lr, agent = ddpg.act(agent, k_act, setup.agent)
+        lr, agent = ddpg.choose_rate(agent, k_act, setup.agent)
     return jax.tree.map(lambda p, g: p - lr * g, params, grads), agent, lr
 
 
-def _updated(setup, state, key, value, grads, stats, metrics, passes):
+def _take_outer_step(setup, state, key, value, grads, stats, metrics, passes):
     """Return the state after an outer step down `grads`."""
     metrics |= {"loss": value, "grad_norm": optax.tree.norm(grads)}
     if setup.learnt_rate or setup.fixed_lr is not None:
         agents = state.extra.agents
-        params, agent, lr = _descended(
+        params, agent, lr = _descend_plainly(
             setup, state.params, agents["new"], key, value, grads, setup.fixed_lr
         )
         extra = state.extra._replace(agents=agents | {"new": agent})
@@ -84,7 +84,7 @@ def _updated(setup, state, key, value, grads, stats, metrics, passes):
     return state.replace(stats=stats), metrics
 
 
-def _adapted(setup, state, params, key, old, new):
+def _take_inner_steps(setup, state, params, key, old, new):
     """Take the inner steps (P, Eq. 10): `params`, agent, losses and rates f32[S].
 
     Args:
@@ -103,7 +103,7 @@ def _adapted(setup, state, params, key, old, new):
         (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(
             params, stats, k_loss, *sides
         )
-        params, agent, lr = _descended(
+        params, agent, lr = _descend_plainly(
             setup, params, agent, k_rate, value, grads, setup.inner_lr
         )
         return (params, stats, agent), (value, lr)
@@ -155,7 +155,9 @@ def _meta_step(setup, state, batch):
         return anchors_new(), stats
 
     def through_inner(params):
-        params, aux = _adapted(setup, state, params, k_inner, inner_old, inner_new)
+        params, aux = _take_inner_steps(
+            setup, state, params, k_inner, inner_old, inner_new
+        )
         value, stats = outer_loss(params)
         return value, (stats, params, aux)
 
@@ -164,7 +166,9 @@ def _meta_step(setup, state, batch):
             through_inner, has_aux=True
         )(state.params)
     else:
-        there, aux = _adapted(setup, state, state.params, k_inner, inner_old, inner_new)
+        there, aux = _take_inner_steps(
+            setup, state, state.params, k_inner, inner_old, inner_new
+        )
         (value, stats), grads = jax.value_and_grad(outer_loss, has_aux=True)(there)
     agent, losses, rates = aux
     metrics = {
@@ -174,7 +178,7 @@ def _meta_step(setup, state, batch):
     }
     extra = state.extra._replace(agents=state.extra.agents | {"old": agent})
     state, passes = state.replace(extra=extra), 3 * size * (steps + 1)
-    return _updated(setup, state, k_agent, value, grads, stats, metrics, passes)
+    return _take_outer_step(setup, state, k_agent, value, grads, stats, metrics, passes)
 
 
 def _turn_step(setup, state, batch):
@@ -191,7 +195,7 @@ def _turn_step(setup, state, batch):
 
     (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     passes = 3 * len(part["index"])
-    return _updated(setup, state, k_agent, value, grads, stats, {}, passes)
+    return _take_outer_step(setup, state, k_agent, value, grads, stats, {}, passes)
 
 
 def _plain_update(setup, state, grads):
@@ -220,7 +224,7 @@ def _plain_step(setup, state, batch):
     def loss(params):
         value, (stats, *rows) = setup.passes.plain_loss(params, state.stats, key, batch)
         if setup.plan.strategy == "distill":
-            value += setup.distill_weight * _distilled(setup, state, key, batch, *rows)
+            value += setup.distill_weight * _distil(setup, state, key, batch, *rows)
         return value, stats
 
     (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
@@ -236,7 +240,7 @@ def _plain_step(setup, state, batch):
     return after.replace(params=trees[0], stats=trees[1]), metrics
 
 
-def _distilled(setup, state, key, part, rows, positives):
+def _distil(setup, state, key, part, rows, positives):
     """Return IRD to the encoder of the last task; 0 in the first task."""
 
     def distilled():

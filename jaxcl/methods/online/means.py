@@ -34,14 +34,14 @@ class Nearest(NamedTuple):
     def _scaled(self, rows):
         return core.l2_normalize(rows) if self.unit else rows
 
-    def features(
+    def embed_images(
         self, params: core.PyTree, stats: core.PyTree, images: jax.Array
     ) -> jax.Array:
         """Embed images f32[B,H,W,C] as f32[B,D]."""
         outputs, _ = self.net(params, stats, images, train=False)
         return self._scaled(outputs.features)
 
-    def means(self, state: core.TrainState) -> ClassMeans:
+    def compute_means(self, state: core.TrainState) -> ClassMeans:
         """Compute the class means of the memory, chunk by chunk."""
         memory, replay = state.extra.memory, self.parts.replay
         # `on_each_device` gives a device only its own slice, so each gets a copy.
@@ -50,14 +50,14 @@ class Nearest(NamedTuple):
             (state.params, state.stats),
         )
         total, counts = sharded.on_each_device(
-            replay, self._sums, network, memory.items, memory.filled
+            replay, self._sum_features, network, memory.items, memory.filled
         )
         total, counts = total.sum(axis=0), counts.sum(axis=0)
         rows = self._scaled(total / jnp.maximum(counts, 1)[:, None])
         return ClassMeans(rows, counts > 0)
 
-    def _sums(self, network, items, filled):
-        """Sum and number of each class's features, f32[1,C,D] and i32[1,C]."""
+    def _sum_features(self, network, items, filled):
+        """Sum and count each class's features, f32[1,C,D] and i32[1,C]."""
         params, stats = jax.tree.map(lambda x: x[0], network)
         classes, capacity = jnp.arange(self.parts.num_classes), len(filled)
         size = min(_CHUNK, capacity)
@@ -70,9 +70,9 @@ class Nearest(NamedTuple):
             slots = number % capacity  # the last chunk may go beyond the memory
             images = items["image"][slots]
             images = self.parts.plain(images if own else sharding.spread(images))
-            rows = self.features(params, stats, images)
+            rows = self.embed_images(params, stats, images)
             if self.mirror:
-                mirrored = self.features(params, stats, images[:, :, ::-1])
+                mirrored = self.embed_images(params, stats, images[:, :, ::-1])
                 rows = (rows + mirrored) / 2
             exists = filled[slots] & (number < capacity)
             of_class = (items["label"][slots][:, None] == classes) & exists[:, None]
@@ -89,14 +89,14 @@ class Nearest(NamedTuple):
         """Return minus the squared distance to each class's mean; -inf without one."""
         means = state.extra.means
         if means is None:
-            means = self.means(state)
-        rows = self.features(state.params, state.stats, images)
+            means = self.compute_means(state)
+        rows = self.embed_images(state.params, state.stats, images)
         gaps = rows[:, None] - means.rows
         return jnp.where(means.exist, -jnp.sum(gaps * gaps, axis=2), -jnp.inf)
 
-    def hooks(self) -> dict:
+    def make_hooks(self) -> dict:
         """Return `predict` and `eval_state` of core.Method."""
-        compiled = jax.jit(self.means)
+        compiled = jax.jit(self.compute_means)
 
         def eval_state(state):
             return state.replace(extra=state.extra._replace(means=compiled(state)))

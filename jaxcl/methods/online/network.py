@@ -47,9 +47,9 @@ class Network:
         The head starts as the encoder says (`start`), else as PyTorch's.
         """
         k_encoder, k_weight, k_bias = jax.random.split(key, 3)
-        params, stats = self._nets.init(k_encoder, images)
+        params, stats = self._chain.init(k_encoder, images)
         features = jax.eval_shape(
-            lambda: self._nets(params, stats, images, train=False)[0]
+            lambda: self._chain(params, stats, images, train=False)[0]
         )
         shape = self.num_classes, features.shape[1]
         start = traits.read_traits(self.encoder).start
@@ -62,12 +62,12 @@ class Network:
         return params | {"head": head}, stats
 
     @property
-    def _nets(self):
+    def _chain(self):
         return chain.Chain({"encoder": self.encoder})
 
     def embed(self, state: core.TrainState, images: jax.Array) -> jax.Array:
         """Return features of the encoder, in evaluation mode, f32[N,D]."""
-        return self._nets.embed(state, images)
+        return self._chain.embed(state, images)
 
     def logits(self, params: core.PyTree, features: jax.Array) -> jax.Array:
         """Map features f32[R,D] to logits f32[R,C]."""
@@ -85,10 +85,10 @@ class Network:
         train: bool,
     ):
         """Return outputs, and the statistics after this pass."""
-        features, stats = self._nets(params, stats, images, train=train)
+        features, stats = self._chain(params, stats, images, train=train)
         return Outputs(features, self.logits(params, features)), stats
 
-    def together(
+    def pass_together(
         self, params: core.PyTree, stats: core.PyTree, incoming: Rows, *draws: Rows
     ):
         """Pass incoming and replayed rows, each normalised by its own batch.
@@ -97,17 +97,17 @@ class Network:
         rows that exist. If a draw has no rows, no later draw has any.
         """
         batches = [rows.images for rows in (incoming, *draws)]
-        features, (stats, *along) = self._nets.apply_in_turn(params, stats, *batches)
+        features, (stats, *along) = self._chain.apply_in_turn(params, stats, *batches)
         new, *old = (Outputs(x, self.logits(params, x)) for x in features)
         for rows, after in zip(draws, along, strict=True):
             stats = _if_any(rows, after, stats)
         watched = [
-            self.watched(params, outputs, rows)
+            self.tap_replayed(params, outputs, rows)
             for outputs, rows in zip(old, draws, strict=True)
         ]
         return (new, *watched), stats
 
-    def answers(
+    def compute_logits(
         self, params: core.PyTree, stats: core.PyTree, *parts: Rows, train: bool
     ) -> list[jax.Array]:
         """Return logits of some rows, f32[R,C] for each part; no statistics move.
@@ -115,15 +115,17 @@ class Network:
         `train=True` normalises each part by its own batch, False by the running ones.
         """
         images = [rows.images for rows in parts]
-        features, _ = self._nets.apply_in_turn(params, stats, *images, train=train)
+        features, _ = self._chain.apply_in_turn(params, stats, *images, train=train)
         return [self.logits(params, x) for x in features]
 
-    def replay(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
+    def pass_replayed(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
         """Pass replayed rows; if none exists the statistics do not change."""
         outputs, after = self(params, stats, rows.images, train=True)
-        return self.watched(params, outputs, rows), _if_any(rows, after, stats)
+        return self.tap_replayed(params, outputs, rows), _if_any(rows, after, stats)
 
-    def watched(self, params: core.PyTree, outputs: Outputs, rows: Rows) -> Outputs:
+    def tap_replayed(
+        self, params: core.PyTree, outputs: Outputs, rows: Rows
+    ) -> Outputs:
         """Return the outputs of replayed rows, for a network that measures them."""
         return outputs
 

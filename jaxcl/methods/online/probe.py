@@ -104,7 +104,9 @@ class Measured(Network):
 
     num_tasks: int
 
-    def watched(self, params: core.PyTree, outputs: Outputs, rows: Rows) -> Outputs:
+    def tap_replayed(
+        self, params: core.PyTree, outputs: Outputs, rows: Rows
+    ) -> Outputs:
         """Pass replayed rows; `gradient` gets the norms of the features' gradients."""
         features = tap_gradients(params, outputs.features, tasks_of(rows))
         return Outputs(features, self.logits(params, features))
@@ -205,5 +207,6 @@ def _check_used(loss, params):
     if not any(probe is operand for line in traced.eqns for operand in line.invars):
         raise ValueError(
             "config.replay.measure: 'gradients' needs replayed rows to pass by "
-            "themselves (online.Network.replay), which config.method as set does not do"
+            "themselves (online.Network.pass_replayed), which config.method as set "
+            "does not do"
         )

@@ -24,7 +24,7 @@ def use_memory_statistics(
 
     Args:
       method: its own `eval_state` sees the new statistics.
-      replay: `online.Network.replay`.
+      replay: `online.Network.pass_replayed`.
       draw: (memory, key) -> online.Rows without augmentation.
 
     Raises:

@@ -2,8 +2,8 @@
 
 One pass over a stream in small batches (Caccia et al., "Reducing Representation Drift
 in Online Continual Learning", 2021, called P). A method is a function `update`, one
-gradient step on the incoming rows and on rows drawn from the memory. `method` adds the
-rest: several updates on a batch, the write to the memory after them, prediction.
+gradient step on the incoming rows and on rows drawn from the memory. `make_method` adds
+the rest: updates on a batch, the write to the memory after them, prediction.
 
 Incoming and replayed rows are each normalised by their own batch statistics, as in P's
 released code. On a CPU they are a pass each; elsewhere one, where they are as many.
@@ -65,7 +65,7 @@ def _find_policy(parts: core.Parts, write) -> policy_table.Policy:
     return policy
 
 
-def network(parts: core.Parts, head: Head) -> Network:
+def build_network(parts: core.Parts, head: Head) -> Network:
     """Build the network of a method, with measures if the config asks for them."""
     if "gradients" in parts.replay.measure:
         return probe.Measured(parts.encoder, head, parts.num_classes, parts.num_tasks)
@@ -116,7 +116,7 @@ def augment_drawn(
     items = sharded.on_each_device(parts.replay, _repeated, items, mask)
     items, mask, slots = sharding.spread((items, mask, slots))
     augmented = augment and parts.replay.augment != "none"
-    images = images_of(parts, key, items["image"], augmented)
+    images = prepare_images(parts, key, items["image"], augmented)
     return Rows(images, items["label"], mask, items["image"], items, slots)
 
 
@@ -127,10 +127,10 @@ def _repeated(items, mask):
     return jax.tree.map(lambda x: x[rows], items)
 
 
-def images_of(
+def prepare_images(
     parts: core.Parts, key: jax.Array, images: jax.Array, augmented: bool
 ) -> jax.Array:
-    """Normalise u8[R,H,W,C] to f32[R,H,W,C]."""
+    """Augment or only normalise images, u8[R,H,W,C] -> f32[R,H,W,C]."""
     return parts.augment(key, images)[:, 0] if augmented else parts.plain(images)
 
 
@@ -214,7 +214,7 @@ def apply_grads(
     return state.replace(stats=stats), metrics
 
 
-def method(
+def make_method(
     parts: core.Parts,
     net: Network,
     update: Callable,
@@ -257,7 +257,7 @@ def method(
     if parts.replay.statistics == "memory":
         rows = functools.partial(draw_rows, parts, augment=False)
         online_method = statistics.use_memory_statistics(
-            online_method, net.replay, rows
+            online_method, net.pass_replayed, rows
         )
     if parts.replay.measure:
         online_method = probe.add_measures(online_method, parts)
@@ -283,9 +283,9 @@ def cross_entropy(
       f32[], where a part without rows counts 0, and the statistics after the passes.
     """
     if len(parts) > 1:
-        outputs, stats = net.together(params, stats, *parts)
+        outputs, stats = net.pass_together(params, stats, *parts)
     else:
-        out, stats = net.replay(params, stats, *parts)
+        out, stats = net.pass_replayed(params, stats, *parts)
         outputs = (out,)
     value = 0.0
     for out, rows in zip(outputs, parts, strict=True):
@@ -331,7 +331,7 @@ def _read_incoming(parts, key, batch) -> Rows:
     if "labelled" in batch:
         own = jax.random.fold_in(key, 1)
         labelled = _read_incoming(parts, own, batch["labelled"])
-    augmented = images_of(parts, key, images, parts.replay.augment == "all")
+    augmented = prepare_images(parts, key, images, parts.replay.augment == "all")
     exist = jnp.ones(len(label), bool)
     return Rows(augmented, label, exist, images, labelled=labelled)
 

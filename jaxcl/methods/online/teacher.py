@@ -30,7 +30,7 @@ class Extra(NamedTuple):
     task_of: jax.Array  # i32[C], task in which the class came first; -1: not yet
 
 
-def create(params: core.PyTree, stats: core.PyTree) -> Teacher:
+def create_teacher(params: core.PyTree, stats: core.PyTree) -> Teacher:
     """Make an empty teacher with the shapes of `params` and `stats`."""
     return Teacher(core.copy(params), core.copy(stats), jnp.zeros((), bool))
 
@@ -39,11 +39,13 @@ def begin_task(state: core.TrainState, task: stream.Task) -> core.TrainState:
     """Make the network the teacher, from the second task on."""
     if task.index == 0:
         return state
-    teacher = create(state.params, state.stats)._replace(exists=jnp.ones((), bool))
+    teacher = create_teacher(state.params, state.stats)._replace(
+        exists=jnp.ones((), bool)
+    )
     return state.replace(extra=state.extra._replace(teacher=teacher))
 
 
-def logits(net: Any, teacher: Teacher, *parts: Any, train: bool = False) -> tuple:
+def ask_teacher(net: Any, teacher: Teacher, *parts: Any, train: bool = False) -> tuple:
     """Return the teacher's logits, f32[R,C] for each `Rows`; zeros without one.
 
     Without gradient, and at no cost while there is no teacher.
@@ -55,13 +57,15 @@ def logits(net: Any, teacher: Teacher, *parts: Any, train: bool = False) -> tupl
       train: normalise each by its own batch, in place of the running statistics.
     """
 
-    def ask_teacher():
-        return (*net.answers(teacher.params, teacher.stats, *parts, train=train),)
+    def answer():
+        return (
+            *net.compute_logits(teacher.params, teacher.stats, *parts, train=train),
+        )
 
     def zero_logits():
-        return tuple(jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(ask_teacher))
+        return tuple(jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(answer))
 
-    return jax.lax.stop_gradient(jax.lax.cond(teacher.exists, ask_teacher, zero_logits))
+    return jax.lax.stop_gradient(jax.lax.cond(teacher.exists, answer, zero_logits))
 
 
 def by_task(
@@ -75,8 +79,8 @@ def by_task(
     """Build a method from a gradient step that finds the task of each class.
 
     Args:
-      parts, net, update, limit: as of `online.method`; the state that `update` is given
-        has an `Extra`, whose `task_of` has the incoming classes, too.
+      parts, net, update, limit: as of `online.make_method`; the state that `update` is
+        given has an `Extra`, whose `task_of` has the incoming classes, too.
       distill: False: there is no teacher.
     """
 
@@ -87,10 +91,12 @@ def by_task(
 
     def extra(base, params, stats):
         task_of = jnp.full(parts.num_classes, -1, jnp.int32)
-        return Extra(*base, create(params, stats) if distill else None, task_of)
+        return Extra(*base, create_teacher(params, stats) if distill else None, task_of)
 
     hooks = {"begin_task": begin_task} if distill else {}
-    return online.method(parts, net, with_classes, extra=extra, limit=limit, **hooks)
+    return online.make_method(
+        parts, net, with_classes, extra=extra, limit=limit, **hooks
+    )
 
 
 def record_tasks(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:

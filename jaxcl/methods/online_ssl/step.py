@@ -330,17 +330,12 @@ def _update(setup, state, batch, key):
     images = rows.views.reshape((-1, *rows.views.shape[2:]))  # 2i, 2i+1: one example
 
     # Targets without gradient: networks that normalise by the batch pass beside
-    others = {}
-    if extra.momentum:
-        others["k"] = extra.momentum, state.stats
-    if extra.teacher and setup.plan.teacher.batch:
-        others["f"] = extra.teacher, state.stats
     forward = functools.partial(
         networks.forward,
         setup.networks,
         stats=state.stats,
         images=images,
-        others=others,
+        others=_list_fixed(setup, state),
         distilled=None if setup.every_row else 2 * beside,
     )
     outputs, backward, (net_stats, fixed, _) = jax.vjp(
@@ -359,15 +354,28 @@ def _update(setup, state, batch, key):
     extra = _update_extra(setup, state, features, rows.active)
     stats = stored.row_stats(setup, outputs, features, rows.active)
     if beside:
-        replayed = jax.tree.map(lambda x: x[:beside], stats)
-        memory = stored.update_stored(
-            setup, extra.memory, rows.drawn, replayed, rows.active
-        )
-        extra = extra._replace(memory=memory)
+        extra = _update_memory(setup, extra, rows, stats)
     metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     metrics |= terms | {"replayed": jnp.where(rows.active, rows.share, 0.0)}
     incoming = jax.tree.map(lambda x: x[beside:], stats)
     return state.replace(extra=extra), incoming, metrics
+
+
+def _list_fixed(setup, state) -> dict:
+    """List the networks that do not learn and normalise by the batch, by output."""
+    extra, fixed = state.extra, {}
+    if extra.momentum:
+        fixed["k"] = extra.momentum, state.stats
+    if extra.teacher and setup.plan.teacher.batch:
+        fixed["f"] = extra.teacher, state.stats
+    return fixed
+
+
+def _update_memory(setup, extra, rows, stats) -> Extra:
+    """Move what the memory stores of the replayed rows."""
+    own = jax.tree.map(lambda x: x[: setup.beside], stats)
+    memory = stored.update_stored(setup, extra.memory, rows.drawn, own, rows.active)
+    return extra._replace(memory=memory)
 
 
 def _read_rows(setup, extra, batch, keys) -> Rows:

@@ -99,12 +99,12 @@ def add(
         tx = optim.sgd(momentum=momentum)
     setup = Setup(method, parts, rates, tx, leaks=form == "released")
 
-    def without_head(function):
-        """Give a function of the method's state the state with its head."""
+    def take_head_off(function):
+        """Wrap a function of the method's state to take the state with the head."""
         return function and (lambda state, *rest: function(_without_head(state), *rest))
 
-    def with_head(function):
-        """Do so with a function that returns the method's new state."""
+    def put_head_back(function):
+        """Wrap a function from state to state; the head stays as it is."""
         return lambda state, *rest: _with_head(
             state, function(_without_head(state), *rest)
         )
@@ -113,11 +113,11 @@ def add(
         init=functools.partial(_init, setup),
         step=functools.partial(_step, setup),
         begin_task=functools.partial(_begin_task, setup),
-        end_task=with_head(method.end_task),
-        eval_state=with_head(method.eval_state),
+        end_task=put_head_back(method.end_task),
+        eval_state=put_head_back(method.eval_state),
         predict=functools.partial(_predict, setup),
         labelled=True,
-        **{name: without_head(getattr(method, name)) for name in _READ_THE_STATE},
+        **{name: take_head_off(getattr(method, name)) for name in _READ_THE_STATE},
     )
 
 

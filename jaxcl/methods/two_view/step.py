@@ -178,7 +178,8 @@ def _check_data(parts, base, spec, strategy, plan):
     if spec.masks and not (isinstance(net, vit.ViT) and net.features != "both"):
         raise ValueError(
             "config.method.ibot: hides patches of a Vision Transformer; must be 0, or "
-            "config.encoder.name 'vit' with features 'class' or 'mean'"
+            "config.encoder.name 'vit' with features 'class' or 'mean', and "
+            "config.accumulate 1"
         )
     if spec.strategies is not None:
         core.check_choice("config.method.strategy", strategy, spec.strategies)
@@ -325,9 +326,7 @@ def _step(setup, state, batch):
         slopes = slopes._replace(params=base.mask_gradients(moment, slopes.params))
     (grads,) = backward(slopes)
     if setup.head_steps:
-        waits = state.step < setup.head_steps
-        held = jax.tree.map(lambda g: jnp.where(waits, 0.0, g), grads["encoder"])
-        grads = {**grads, "encoder": held}
+        grads = hold_encoder(setup, state, grads)
     lr, own = parts.lr(moment.progress, state.task), extra.strategy
     if strategy.change_gradients is not None:
         grads, own = strategy.change_gradients(own, records.Update(state, grads, lr))
@@ -362,6 +361,13 @@ def end_warm_up(setup, state):
             teacher_stats=jax.tree.map(change, stats, extra.teacher_stats),
         )
     return state.replace(opt_state=opt_state, extra=extra)
+
+
+def hold_encoder(setup, state, grads):
+    """Zero the gradient of the encoder in the first steps."""
+    waits = state.step < setup.head_steps
+    held = jax.tree.map(lambda g: jnp.where(waits, 0.0, g), grads["encoder"])
+    return {**grads, "encoder": held}
 
 
 def keep_encoder(setup, before, after):

@@ -12,7 +12,7 @@ def make(
     off_diagonal: schema.Weight = 5e-3,
     form: records.Form = "code",
 ) -> records.Base:
-    """Barlow Twins (Zbontar et al., ICML 2021): decorrelated features.
+    """Decorrelate features: Barlow Twins (Zbontar et al., ICML 2021).
 
     Args:
       scale: of the whole loss.

@@ -14,7 +14,7 @@ def make(
     momentum_end: schema.Share = 1.0,
     form: records.Form = "code",
 ) -> records.Base:
-    """BYOL (Grill et al., NeurIPS 2020): predict the slow network's projection.
+    """Predict the slow network's projection: BYOL (Grill et al., NeurIPS 2020).
 
     Args:
       predictor_hidden_dim: hidden units of its predictor.

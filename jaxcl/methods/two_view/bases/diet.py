@@ -20,7 +20,7 @@ from jaxcl.nets import mlp
 def make(
     *, rows: schema.Count | None = None, smoothing: schema.Fraction = 0.3
 ) -> records.Base:
-    """DIET-CP (Rodas et al., 2025): cross-entropy with the number of the image.
+    """Classify each image by its number: DIET-CP (Rodas et al., 2025).
 
     Args:
       rows: of the head, at least one for each train image; None: as many as there are.

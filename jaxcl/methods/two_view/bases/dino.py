@@ -103,7 +103,7 @@ def make(
     mask_chance: Annotated[float, schema.Range(above=0, most=1)] = 0.5,
     koleo: schema.Weight = 0.0,
 ) -> records.Base:
-    """DINO (Caron et al., ICCV 2021): prototypes that a slow network assigns.
+    """Learn prototypes that a slow network assigns: DINO (Caron et al., ICCV 2021).
 
     Args:
       temperature: of the network that learns.

@@ -27,7 +27,7 @@ def make(
     slices: schema.Count = 1024,
     form: records.Form = "code",
 ) -> records.Base:
-    """LeJEPA (Balestriero and LeCun, 2025): nearness of views, Gaussian embeddings.
+    """Join views, make embeddings Gaussian: LeJEPA (Balestriero and LeCun, 2025).
 
     Args:
       normality: lambda, of its SIGReg.

@@ -18,7 +18,7 @@ def make(
     form: records.Form = "code",
     streaming: bool = False,
 ) -> records.Base:
-    """MoCo v2+ (He et al., CVPR 2020): InfoNCE against queues, both views.
+    """Contrast both views with queues of keys: MoCo v2+ (He et al., CVPR 2020).
 
     Args:
       temperature: of the loss.

@@ -24,7 +24,7 @@ def make(
     predictor_hidden_dim: schema.Width = 4096,
     form: records.Form = "code",
 ) -> records.Base:
-    """NNCLR (Dwibedi et al., ICCV 2021): neighbours in a queue are positives.
+    """Take neighbours in a queue as positives: NNCLR (Dwibedi et al., ICCV 2021).
 
     Args:
       temperature: of the loss.

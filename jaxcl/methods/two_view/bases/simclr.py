@@ -13,7 +13,7 @@ def make(
     form: records.Form = "code",
     streaming: bool = False,
 ) -> records.Base:
-    """SimCLR (Chen et al., ICML 2020): NT-Xent over the batch.
+    """Contrast views over the batch by NT-Xent: SimCLR (Chen et al., ICML 2020).
 
     Args:
       temperature: of the loss.

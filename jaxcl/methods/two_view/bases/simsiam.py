@@ -12,7 +12,7 @@ from jaxcl.nets import mlp
 
 @schema.debug(predictor_hidden_dim=16)
 def make(*, predictor_hidden_dim: schema.Width = 512) -> records.Base:
-    """SimSiam (Chen and He, CVPR 2021): predicts the other view, no slow network.
+    """Predict the other view, no slow network: SimSiam (Chen and He, CVPR 2021).
 
     Args:
       predictor_hidden_dim: hidden units of its predictor.

@@ -14,7 +14,7 @@ def make(
     pseudo_negatives: Literal["all", "other_classes"] = "all",
     form: records.Form = "code",
 ) -> records.Base:
-    """SupCon (Khosla et al., NeurIPS 2020): rows of one class attract.
+    """Attract rows of one class: SupCon (Khosla et al., NeurIPS 2020).
 
     Args:
       temperature: of the loss.

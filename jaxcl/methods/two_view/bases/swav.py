@@ -28,7 +28,7 @@ def make(
     iterations: schema.Count = 3,
     prototypes_held: schema.Share = 0.01,
 ) -> records.Base:
-    """SwAV (Caron et al., NeurIPS 2020): swapped assignments to prototypes.
+    """Predict swapped assignments to prototypes: SwAV (Caron et al., NeurIPS 2020).
 
     Args:
       temperature: of the predictions.

@@ -13,7 +13,7 @@ def make(
     covariance: schema.Weight = 1.0,
     form: records.Form = "code",
 ) -> records.Base:
-    """VICReg (Bardes et al., ICLR 2022): invariance, variance, covariance.
+    """Align views, keep variance, decorrelate: VICReg (Bardes et al., ICLR 2022).
 
     Args:
       invariance, variance, covariance: weights of its three terms.

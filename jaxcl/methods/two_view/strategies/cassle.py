@@ -20,7 +20,7 @@ def make(
     distill_hidden_dim: schema.Width = 2048,
     frozen_bn: records.Statistics = "running",
 ) -> records.Strategy:
-    """CaSSLe (Fini et al., CVPR 2022): base + weight * its distillation of g(z).
+    """Add the base's distillation of g(z): CaSSLe (Fini et al., CVPR 2022).
 
     Args:
       weight: of the distillation; None: the base's.

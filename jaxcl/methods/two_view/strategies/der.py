@@ -10,11 +10,12 @@ from jaxcl.methods.two_view.strategies import stored_examples
 def make(
     *, weight: schema.Weight = 1.0, memory_size: schema.Count = 256
 ) -> records.Strategy:
-    """DER (Buzzega et al., NeurIPS 2020, Sec. 3): base + weight * |z(x') - z'|^2.
+    """Keep projections as stored: DER (Buzzega et al., NeurIPS 2020, Sec. 3).
 
-    x' are stored examples under new augmentation, z' the projections of their first
-    view when they were stored. Madaan et al. (ICLR 2022) apply DER to projections in
-    this way. The term counts from the first step, as there: DER knows no tasks.
+    The loss is base + weight * |z(x') - z'|^2. x' are stored examples under new
+    augmentation, z' the projections of their first view when they were stored. Madaan
+    et al. (ICLR 2022) apply DER to projections in this way. The term counts from the
+    first step, as there: DER knows no tasks.
 
     Args:
       weight: of the term that it adds.

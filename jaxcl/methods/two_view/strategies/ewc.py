@@ -23,7 +23,7 @@ def make(
     weight: schema.Weight = 0.01,
     fisher_share: Annotated[float, schema.Range(above=0, most=1)] = 0.1,
 ) -> records.Strategy:
-    """EWC (Kirkpatrick et al., PNAS 2017): base + weight * penalty on moved parameters.
+    """Penalise moved parameters: EWC (Kirkpatrick et al., PNAS 2017).
 
     Args:
       weight: of the penalty.

@@ -4,5 +4,5 @@ from jaxcl.methods.two_view import records
 
 
 def make() -> records.Strategy:
-    """The base's loss in every task."""
+    """Train by the base's loss in every task."""
     return records.Strategy()

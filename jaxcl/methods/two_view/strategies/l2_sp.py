@@ -25,7 +25,7 @@ class Anchor(NamedTuple):
 
 
 def make(*, alpha: schema.Weight = 0.1) -> records.Strategy:
-    """L2-SP (Li et al., ICML 2018, Eq. 2): base + alpha / 2 |w - start|^2.
+    """Add alpha / 2 |w - start|^2: L2-SP (Li et al., ICML 2018, Eq. 2).
 
     Args:
       alpha: of the penalty on the encoder's weights; set the weight decay to 0.

@@ -10,7 +10,7 @@ def make(
     weight: schema.Weight = 1.0,
     frozen_bn: records.Statistics = "running",
 ) -> records.Strategy:
-    """Less-Forget (Hou et al., CVPR 2019, Sec. 3.3): base + weight * (1 - cos(z, f)).
+    """Add weight * (1 - cos(z, f)): Less-Forget (Hou et al., CVPR 2019, Sec. 3.3).
 
     The paper constrains the features that its cosine classifier reads; here these are
     the projections, which the loss reads. The paper's weight grows with the number of

@@ -9,7 +9,7 @@ from jaxcl.methods.two_view.strategies import stored_examples
 def make(
     *, memory_size: schema.Count = 256, mix: schema.Positive = 0.4
 ) -> records.Strategy:
-    """LUMP (Madaan et al., ICLR 2022): base on mixtures with stored images.
+    """Train on mixtures with stored images: LUMP (Madaan et al., ICLR 2022).
 
     Args:
       memory_size: examples that are kept.

@@ -16,10 +16,10 @@ def make(
     weight: schema.Weight = 1.0,
     frozen_bn: records.Statistics = "running",
 ) -> records.Strategy:
-    """Less-forgetful learning (Jung et al., AAAI 2018, Eq. 4), without old images.
+    """Keep features: Less-forgetful learning (Jung et al., AAAI 2018, Eq. 4).
 
-    The loss is base + weight * |h - h'|^2 / |h'|^2, where h are features of the encoder
-    and h' those of the last task's encoder.
+    No old images are stored. The loss is base + weight * |h - h'|^2 / |h'|^2, where h
+    are features of the encoder and h' those of the last task's encoder.
 
     Args:
       weight: of the term that it adds.

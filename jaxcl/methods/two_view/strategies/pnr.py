@@ -90,7 +90,7 @@ def make(
     distill_hidden_dim: schema.Width = 2048,
     frozen_bn: records.Statistics = "running",
 ) -> records.Strategy:
-    """PNR (Cha et al., ICML 2024); its loss depends on the base.
+    """Repel the last task's features, too: PNR (Cha et al., ICML 2024).
 
     Args:
       weight: of the distillation, for bases without negatives; None: the base's.

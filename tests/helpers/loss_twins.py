@@ -1,0 +1,243 @@
+"""Losses in float64, spelt out row by row and element by element from the equations.
+
+They share no code with the library. Tests of losses compare values and gradients with
+them; `two_view_losses` makes the losses of whole methods of them.
+"""
+
+import math
+
+import numpy as np
+
+from helpers import twins
+
+
+def others(rows, i):
+    return [row for j, row in enumerate(rows) if j != i]
+
+
+def nt_xent(z1, z2, temperature=0.2):
+    rows, partner = [*z1, *z2], [*z2, *z1]
+    n = len(rows)
+    return sum(
+        twins.nce(rows[i], partner[i], others(rows, i), temperature) / n
+        for i in range(n)
+    )
+
+
+def info_nce(
+    a, p, n=(), of=None, temperature=0.2, positive_in_denominator=True, there=None
+):
+    """Negatives: the rows of n that are there, and positives of other examples."""
+    n = [row for i, row in enumerate(n) if there is None or there[i]]
+    total = 0.0
+    for i in range(len(a)):
+        batch = [] if of is None else [p[j] for j in range(len(p)) if of[j] != of[i]]
+        columns = [*n, *batch] + [p[i]] * positive_in_denominator
+        total += twins.nce(a[i], p[i], columns, temperature)
+    return total / len(a)
+
+
+def sup_con(z, labels, temperature=0.1, mask=None):
+    total = 0.0
+    for i in range(len(z)):
+        same = [j for j in range(len(z)) if j != i and labels[j] == labels[i]]
+        if same and (mask is None or mask[i]):
+            terms = [twins.nce(z[i], z[j], others(z, i), temperature) for j in same]
+            total += sum(terms) / len(same)
+    return total / len(z)
+
+
+def cassle(p1, p2, f1, f2, temperature=0.2, form="code"):
+    p, f = [*p1, *p2], [*f1, *f2]
+    n = len(p)
+    if form == "paper":
+        return (
+            sum(twins.nce(p[i], f[i], others(f, i), temperature) for i in range(n)) / n
+        )
+    forward = sum(twins.nce(p[i], f[i], f, temperature) for i in range(n)) / n
+    backward = sum(twins.nce(f[i], p[i], p, temperature) for i in range(n)) / n
+    return (forward + backward) / 2
+
+
+def pnr_simclr(z1, z2, p1, p2, f1, f2, temperature=0.2, pn1=True, pn2=True):
+    """Eq. 2 + 3 for both orders of the views, halved."""
+    total, tau = 0.0, temperature
+    n = len(z1)
+    for za, zb, pa, fa, fb in ((z1, z2, p1, f1, f2), (z2, z1, p2, f2, f1)):
+        for i in range(n):
+            current = [*others(za, i), *zb]
+            frozen = [*others(fa, i), *fb]
+            total += twins.nce(za[i], zb[i], current + (frozen if pn1 else []), tau)
+            total += twins.nce(pa[i], fa[i], frozen + (current if pn2 else []), tau)
+    return total / (2 * n)
+
+
+def pnr_moco(
+    *arrays, temperature=0.2, distill_temperature=0.2, form="code", pn1=True, pn2=True
+):
+    q1, q2, k1, k2, p1, p2, f1, f2, keys, frozen = arrays
+    total = 0.0
+    n = len(q1)
+    for q, k, p, f, bank in ((q1, k2, p1, f1, 1), (q2, k1, p2, f2, 0)):
+        for i in range(n):
+            columns = [k[i], *keys[bank], *(frozen[bank] if pn1 else [])]
+            total += twins.nce(q[i], k[i], columns, temperature)
+            columns = [*frozen[bank], *(keys[bank] if pn2 else [])]
+            if form == "code":
+                columns.append(f[i])
+            total += twins.nce(p[i], f[i], columns, distill_temperature)
+    return total / (2 * n)
+
+
+def mean_cos(a, b):
+    return sum(twins.cosine(x, y) for x, y in zip(a, b, strict=True)) / len(a)
+
+
+def squared(a, b):
+    """Sum over rows and features of (a - b)^2."""
+    return sum((a[i][d] - b[i][d]) ** 2 for i, d in np.ndindex(a.shape))
+
+
+def deviations(z, d):
+    mean = sum(row[d] for row in z) / len(z)
+    return [row[d] - mean for row in z]
+
+
+def barlow(z1, z2, scale=0.1, weight=5e-3):
+    n, features = z1.shape
+
+    def standard(z, d):
+        parts = deviations(z, d)
+        variance = sum(x * x for x in parts) / n
+        return [x / math.sqrt(variance + 1e-5) for x in parts]
+
+    total = 0.0
+    for d in range(features):
+        for e in range(features):
+            pairs = zip(standard(z1, d), standard(z2, e), strict=True)
+            c = sum(x * y for x, y in pairs) / n
+            total += (c - 1) ** 2 if d == e else weight * c**2
+    return scale * total
+
+
+def byol(p, t):
+    return 2 - 2 * mean_cos(p, t)
+
+
+def mse(a, b):
+    return squared(a, b) / a.size
+
+
+def epps_pulley(x, form="code"):
+    """One column: the trapezoids one by one, over the whole range of t."""
+    end, steps = (3, 32) if form == "code" else (5, 16)
+    n, total = len(x), 0.0
+
+    def integrand(t):
+        mean = sum(complex(math.cos(t * v), math.sin(t * v)) for v in x) / n
+        gap = mean - math.exp(-t * t / 2)
+        return abs(gap) ** 2 * math.exp(-t * t / 2)
+
+    for i in range(steps):
+        low, high = (-end + 2 * end * j / steps for j in (i, i + 1))
+        total += (high - low) * (integrand(low) + integrand(high)) / 2
+    return n * total
+
+
+def lejepa(z, slices, weight=0.05, form="code", centre=2):
+    n, views, features = z.shape
+    normal = apart = 0.0
+    for v in range(views):
+        for a in slices:
+            column = [float(row @ a) for row in z[:, v]]
+            normal += epps_pulley(column, form) / len(slices) / views
+        for i in range(n):
+            mean = sum(z[i, w] for w in range(centre)) / centre
+            apart += np.sum((mean - z[i, v]) ** 2) / n / views
+    if form == "code":
+        apart /= features
+    return weight * normal + (1 - weight) * apart
+
+
+def softmax(logits):
+    powers = [math.exp(x - max(logits)) for x in logits]
+    return [x / sum(powers) for x in powers]
+
+
+def cross_entropy(q, p):
+    return -sum(x * math.log(y) for x, y in zip(q, p, strict=True))
+
+
+def dino(logits, targets, temperature=0.1):
+    n, views, _ = logits.shape
+    terms = [
+        cross_entropy(targets[i, g], softmax(logits[i, v] / temperature))
+        for i in range(n)
+        for g in range(targets.shape[1])
+        for v in range(views)
+        if v != g
+    ]
+    return sum(terms) / len(terms)
+
+
+def ibot(logits, targets, hides=(1, 0, 1), temperature=0.1):
+    """The mean over the patches of views that hide them."""
+    p = np.exp(logits / temperature)
+    p = p / p.sum(axis=-1, keepdims=True)
+    views = np.flatnonzero(hides)
+    return np.mean([-np.sum(targets[v] * np.log(p[v]), axis=-1) for v in views])
+
+
+def koleo(h):
+    unit = twins.unit(h)
+    apart = [
+        min(np.linalg.norm(a - b) for j, b in enumerate(unit) if j != i)
+        for i, a in enumerate(unit)
+    ]
+    return -np.mean(np.log(apart))
+
+
+def cassle_prototypes(p1, p2, f1, f2, learnt, frozen, temperature=0.1):
+    terms = []
+    for p, f in [*zip(p1, f1, strict=True), *zip(p2, f2, strict=True)]:
+        mine, theirs = (
+            softmax([twins.cosine(x, row) / temperature for row in prototypes])
+            for x, prototypes in ((p, learnt), (f, frozen))
+        )
+        terms.append(cross_entropy(theirs, mine))
+    return sum(terms) / len(terms)
+
+
+def vicreg(z1, z2, invariance=25.0, variance=25.0, covariance=1.0):
+    n, features = z1.shape
+    total = invariance * mse(z1, z2)
+    for z in (z1, z2):
+        for d in range(features):
+            for e in range(features):
+                pairs = zip(deviations(z, d), deviations(z, e), strict=True)
+                c = sum(x * y for x, y in pairs) / (n - 1)
+                if d == e:
+                    hinge = max(0.0, 1 - math.sqrt(c + 1e-4))
+                    total += variance * hinge / features
+                else:
+                    total += covariance * c**2 / features
+    return total
+
+
+def pnr_supcon(*arrays, labels, tau=0.1, tau_d=0.2, pn1=True, pn2=True, others=False):
+    z1, z2, p1, p2, f1, f2 = arrays
+    z, p, f, label = [*z1, *z2], [*p1, *p2], [*f1, *f2], [*labels, *labels]
+    n = len(z)
+    total = 0.0
+    for i in range(n):
+        current = [z[j] for j in range(n) if j != i]
+        frozen = [f[j] for j in range(n) if j != i]
+        same = [z[j] for j in range(n) if j != i and label[j] == label[i]]
+        apart = [
+            j for j in range(n) if j != i and not (others and label[j] == label[i])
+        ]
+        columns = current + ([f[j] for j in apart] if pn1 else [])
+        total += sum(twins.nce(z[i], row, columns, tau) for row in same) / len(same)
+        columns = frozen + ([z[j] for j in apart] if pn2 else [])
+        total += twins.nce(p[i], f[i], columns, tau_d)
+    return total / n
