@@ -70,10 +70,10 @@ def carry_out(
       stop: as in `train.run_tasks`.
 
     Returns:
-      What `update.json` holds.
+      The content of `update.json`.
 
     Raises:
-      As `prepare`, `measure_accuracies` and `finish.run_job`.
+      The errors of `prepare`, `measure_accuracies` and `finish.run_job`.
     """
     with lock.hold_lock(work.workdir.parent):  # of all updates of the run
         return _carry_out(work, prepared, stop)

@@ -64,7 +64,7 @@ def write_features(
       stop: called after each batch; when it returns True the call ends.
 
     Returns:
-      What the file says about its features.
+      The description of the features in the file.
 
     Raises:
       schema.Refused: the file, or FILE.part, holds something else.

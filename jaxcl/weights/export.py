@@ -7,7 +7,7 @@ description and origin (card.json); with --torch also a state dict for PyTorch, 
 `jaxcl.load_encoder(DIR)` reads it back.
 
 The run may still be training: its newest complete checkpoint is exported, and the run
-is not changed. Of a run with updates, the last accepted one is exported.
+is not changed. If the run has updates, the last accepted one is exported.
 """
 
 import argparse
