@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(options) -> None:
     """Print the table and draw the curves."""
     if options.out:
-        plots.format_of(options.out)
+        plots.read_format(options.out)
     runs = runs_lib.read_all(options.workdirs)
     if options.scalar:
         _compare_scalar(runs, options)
