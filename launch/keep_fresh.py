@@ -266,7 +266,7 @@ def finished(options) -> dict[str, dict[int | None, pathlib.Path]]:
 
 def draw(options, path: pathlib.Path) -> None:
     """Draw what each way has of the old and of the new, by nearest neighbours."""
-    figure = canvas.figure_of(6.5, 4.2)
+    figure = canvas.make_figure(6.5, 4.2)
     axes = figure.add_subplot()
     for number, (title, folders) in enumerate(finished(options).items()):
         values = [accuracies(options, folder) for folder in folders.values()]
@@ -279,15 +279,15 @@ def draw(options, path: pathlib.Path) -> None:
             100 * new["mean"],
             xerr=100 * (old["error"] or 0.0),
             yerr=100 * (new["error"] or 0.0),
-            label=canvas.escaped(title),
+            label=canvas.escape_dollars(title),
             linestyle="none",
             fillstyle=fill,
-            **canvas.style_of(number),
+            **canvas.choose_style(number),
         )
     axes.set(xlabel="old images, nearest neighbours (%)")
     axes.set(ylabel="new images, nearest neighbours (%)")
     axes.grid(color="0.9")
-    canvas.legend(axes, title="mean, standard error")
+    canvas.show_legend(axes, title="mean, standard error")
     canvas.save_figure(figure, path)
 
 

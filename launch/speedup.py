@@ -285,7 +285,7 @@ def draw(groups: list[dict], path, *, baseline: str) -> None:
       path: of the picture.
       baseline: as given to `compared`.
     """
-    figure = canvas.figure_of(4.5 * len(RATIOS), 4.2)
+    figure = canvas.make_figure(4.5 * len(RATIOS), 4.2)
     panels = figure.subplots(1, len(RATIOS))
     growths = [group["growth"] for group in groups]
     names = dict.fromkeys(n for group in groups for n in group["runs"] if n != baseline)
@@ -293,7 +293,9 @@ def draw(groups: list[dict], path, *, baseline: str) -> None:
     gaps = [b - a for a, b in itertools.pairwise(growths)]
     gap = min(gaps, default=0.1) / 2 / max(len(names), 1)
     for title, axes in zip(RATIOS, panels, strict=True):
-        axes.axhline(1, color="0.5", linestyle=":", label=canvas.escaped(baseline))
+        axes.axhline(
+            1, color="0.5", linestyle=":", label=canvas.escape_dollars(baseline)
+        )
         shown = [1.0]
         for number, name in enumerate(names):
             own = [group for group in groups if name in group["runs"]]
@@ -302,16 +304,16 @@ def draw(groups: list[dict], path, *, baseline: str) -> None:
             x = [group["growth"] for group in own]
             x = np.add(x, gap * (number - (len(names) - 1) / 2))
             ends = np.nan_to_num([mean - low, high - mean])
-            style = canvas.style_of(number) | {"label": canvas.escaped(name)}
+            style = canvas.choose_style(number) | {"label": canvas.escape_dollars(name)}
             axes.errorbar(x, mean, ends, capsize=3, **style)
             shown += mean[np.isfinite(mean)].tolist()
-        canvas.logarithmic(axes, "y", (1, 1.5, 2, 3, 5))
+        canvas.make_logarithmic(axes, "y", (1, 1.5, 2, 3, 5))
         # Wide intervals of two seeds are cut off, or all ratios would look alike.
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, min(shown) / 4), min(high, max(shown) * 4))
         axes.set_xticks(growths, [f"{growth:g}" for growth in growths])
         axes.set(xlabel="growth", ylabel="speed-up", title=title)
-    canvas.legend(panels[-1], title="95 % intervals")
+    canvas.show_legend(panels[-1], title="95 % intervals")
     canvas.save_figure(figure, path)
 
 
@@ -344,7 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(options) -> None:
     """Read the runs, compare them, and print, write and draw the numbers."""
     if options.plot:
-        canvas.format_of(options.plot)
+        canvas.read_format(options.plot)
     runs = []
     for argument in options.runs:
         name, _, workdir = argument.partition("=")

@@ -104,7 +104,7 @@ def test_what_is_not_trained_has_no_gradient_no_move_and_no_state():
         return jnp.sum(jnp.sin(rows)), rows
 
     slopes = jax.jit(jax.grad(loss, has_aux=True))(params)[0]
-    tx = optim.by_leaf(optim.adam(weight_decay=0.1), net.share)
+    tx = optim.by_leaf(optim.adam(weight_decay=0.1), net.rate_share)
     state = tx.init(params)
     moves, _ = tx.update(slopes, state, params)
     found = names_of(moves)

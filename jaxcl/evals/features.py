@@ -70,7 +70,7 @@ def check_labels(
 
 
 def need_rows(examples: stream.Examples | None, name: str) -> None:
-    """Refuse missing evaluation rows."""
+    """Refuse a missing evaluation split."""
     do = "set config.scenario.evaluation to 'test', or take the evaluator out"
     refuse_unless(examples is not None, name, "evaluation rows", do)
 
@@ -157,7 +157,7 @@ def draw_stratified(
 
 
 def average_per_task(parts: core.EvalParts, correct: np.ndarray) -> np.ndarray:
-    """Average over each task's test rows, f64[T], nan for a task without rows.
+    """Average the correctness over each task's test rows, f64[T]; nan without rows.
 
     Args:
       correct: bool[M], one entry per evaluation row.
@@ -442,7 +442,7 @@ def read_first_rows(
 
 
 def pick_evenly(rows: np.ndarray, most: int) -> np.ndarray:
-    """Pick at most `count` of the rows, evenly spaced."""
+    """Pick at most `most` of the rows, evenly spaced."""
     return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
 
 

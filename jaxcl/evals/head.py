@@ -45,7 +45,7 @@ class TrainingRule(NamedTuple):
 
 
 def score_features(head: LinearHead, features: jax.Array) -> jax.Array:
-    """Score features f32[n, D], f32[n, C]."""
+    """Compute the class scores f32[n, C] of features f32[n, D]."""
     return jnp.dot(features, head.weight, precision=_EXACT) + head.bias
 
 

@@ -39,6 +39,10 @@ def count_votes(
       labels: i32[N].
       mask: bool[B, N] or bool[N], bank rows that may vote (for each query); if they
         are fewer than k, all of them vote.
+      num_classes: C.
+      k: how many rows vote.
+      temperature: cosines over it are the logarithms of the weights.
+      distance: "cosine", or "euclidean" with weights 1 / distance.
 
     Returns:
       f32[B, num_classes].

@@ -128,7 +128,7 @@ def read_histories(rows: Sequence[dict]) -> dict[str, MemoryHistory]:
 
 
 def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
-    """Draw what a run measured: KEY_classes.png and KEY_entropy.png.
+    """Draw a memory's classes and entropy: KEY_classes.png and KEY_entropy.png.
 
     Args:
       rows: of metrics.jsonl, see `rows.read_rows`.

@@ -64,7 +64,7 @@ def nce_one(
     negative_mask: jax.Array | None = None,
     more_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Compute NCE-I: InfoNCE with a mean over negatives (P, Eq. 1; with more, Eq. 2).
+    """Compute NCE-I: InfoNCE with a mean over negatives (ICL Eq. 1 and 2).
 
     The mean over anchors of log(1 + K E / f+). With `more_negatives`, for anchors among
     the new items, E is
@@ -135,7 +135,7 @@ def change_ratio(
     old_mask: jax.Array | None = None,
     new_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Compute an anchor's weight of new negatives over that of old ones (Eq. 6).
+    """Compute an anchor's weight of new negatives over that of old ones (ICL Eq. 6).
 
     r = (f+ + K E_new) / (f+ + K E_old), 1 if both means are the same.
 

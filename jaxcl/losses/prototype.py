@@ -115,7 +115,7 @@ def prd(
     teacher_temperature: float = 0.1,
     example_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Compute prototype-instance relation distillation, PRD, of CCLIS (P, Eq. 13-14).
+    """Compute prototype-instance relation distillation, PRD, of CCLIS (Eq. 13-14).
 
     The mean over rows j of -sum_i q_ij log p_ij, where q and p are the softmax over the
     chosen classes i of the teacher's c_i . z_j / teacher_temperature and of the present
@@ -214,7 +214,7 @@ def proposal(
     example_mask: jax.Array | None = None,
     leftover: bool = False,
 ) -> jax.Array:
-    """Compute each row's probability in a draw from its class's pool (P, Eq. 11-12).
+    """Compute each row's probability in a draw from its class (CCLIS Eq. 11-12).
 
     `selection.proposal`, averaged over views and divided by the sum over the class.
 

@@ -34,7 +34,7 @@ def _zero_masked_rows(x, mask):
 def cosine_logits(
     features: jax.Array, weights: jax.Array, *, scale: float = 10.0, eps: float = 1e-5
 ) -> jax.Array:
-    """Compute the logits of the cosine head of ER-ACE and ER-AML (P, Eq. 2 and 4).
+    """Compute the logits of the cosine head of ER-ACE and ER-AML (Eq. 2 and 4).
 
     z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P states neither number; both
     are from its released code. A row of zeros gives zeros and receives no gradient (by
@@ -76,7 +76,7 @@ def cross_entropy(
     class_mask: jax.Array | None = None,
     example_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Compute the cross-entropy over a subset of the classes (P, Eq. 4, as a mean).
+    """Compute the mean cross-entropy over a subset of the classes (ER-ACE Eq. 4).
 
     The mean over rows of -z_y + log sum_{c in mask} exp z_c. Classes outside the mask
     have probability 0 and receive no gradient. A row without any class is left out, as
@@ -128,7 +128,7 @@ def er_ace(
     form: str = "paper",
     task_of: jax.Array | None = None,
 ) -> jax.Array:
-    """Compute ER-ACE: cross-entropy of incoming and replayed rows (P, Eq. 5).
+    """Compute ER-ACE: cross-entropy of incoming and replayed rows (Eq. 5).
 
     CE(incoming; C_in) + CE(replayed; C_re): the sum of two means, each over its own
     rows, so the weight of a row does not depend on the size of the other part.
@@ -211,7 +211,7 @@ def triplet(
     distance: str = "cosine",
     valid: jax.Array | None = None,
 ) -> jax.Array:
-    """Compute the triplet loss of ER-AML on L2-normalised rows (P, Eq. 1, as a mean).
+    """Compute the mean triplet loss of ER-AML on L2-normalised rows (Eq. 1).
 
     The mean over valid rows of max(d(a, p) - d(a, n) + margin, 0). Gradients flow
     to all three.

@@ -48,7 +48,7 @@ def reservoir(buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array) -> jax
 def batched_reservoir(
     buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Keep rows by released code's reservoir, a batch at once: slightly biased.
+    """Keep rows by a reservoir over whole batches, as released code: slightly biased.
 
     Rows take free slots first. For every other row of the batch r is drawn uniformly
     from 0 to n - 1, where n counts the rows before the batch, or before its first row

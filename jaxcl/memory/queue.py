@@ -16,7 +16,14 @@ class Queue(NamedTuple):
 
 
 def start_queue(key: jax.Array, size: int, dim: int, views: int = 2) -> Queue:
-    """Start a queue of `size` random unit rows of each view."""
+    """Start a queue of `size` random unit rows of each view.
+
+    Args:
+      key: threefry key.
+      size: K, rows of each view.
+      dim: D, of a row.
+      views: banks of the queue.
+    """
     rows = core.l2_normalize(jax.random.normal(key, (views, size, dim)))
     return Queue(rows, jnp.zeros((), jnp.int32))
 

@@ -2,8 +2,7 @@
 
 Projectors and predictors are shaped as in CaSSLe (Fini et al., CVPR 2022) and PNR (Cha
 et al., ICML 2024); those of SimSiam, DINO, LeJEPA, SwAV and NNCLR as in their papers.
-Where a paper's Linear has no bias since batch norm follows, here it has one, which
-batch norm takes away.
+Every Linear has a bias, also before a batch norm, which removes the bias.
 """
 
 import functools

@@ -38,7 +38,7 @@ def resize_table(table: jax.Array, grid: tuple[int, int], rule: Resize) -> jax.A
 
 
 def sin_cos_table(grid: tuple[int, int], width: int) -> np.ndarray:
-    """Compute MAE's fixed table f32[R, C, D] (He et al., CVPR 2022).
+    """Compute MAE's fixed table f32[R, C, D] for a grid (He et al., CVPR 2022).
 
     [sin(c w), cos(c w), sin(r w), cos(r w)] with w_j = 10000^(-j / n), n = D / 4.
     """

@@ -90,8 +90,8 @@ class Residual(nn.Module):
 class ResNet(nn.Module):
     """Residual network without its classifier (He et al., CVPR 2016).
 
-    As in torchvision, the stride of a bottleneck is on its 3x3 convolution, and
-    convolutions have no bias.
+    The stride of a bottleneck is on its 3x3 convolution, as in torchvision.
+    Convolutions have no bias.
 
     Attributes:
       stage_sizes: blocks per stage; stage s has width * 2**s filters.

@@ -1,24 +1,24 @@
-"""What an encoder says of itself beside its features."""
+"""Attributes of encoders that methods and configs read."""
 
 from typing import Any, NamedTuple
 
 
 class Traits(NamedTuple):
-    """Attributes of an encoder that methods and configs read; it needs `dtype` alone.
+    """Attributes of an encoder; only `dtype` is required.
 
     An encoder is called with (images, *, train, groups), see `core.Parts`.
     """
 
     dtype: Any = None  # of the computation; heads behind it compute in it, too
     num_features: int | None = None  # D, for heads that are as wide as the encoder
-    # Largest share of branches that it drops; above 0 it is also called with `key`.
+    # Largest share of branches to drop; above 0 the call also takes `key`.
     drop_path: float = 0.0
     frozen: tuple[str, ...] = ()  # entries of its parameters that never train
     start: str = "torch"  # how layers behind it start, see `layers.linear_initializers`
 
 
 def read_traits(encoder: Any) -> Traits:
-    """Read what an encoder says of itself; the defaults stand for the rest."""
+    """Read the traits that an encoder has; take the defaults for the others."""
     told = {x: getattr(encoder, x) for x in Traits._fields if hasattr(encoder, x)}
     return Traits(**told)
 

@@ -48,7 +48,7 @@ def write_page(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; exit code 2 if a directory holds no run."""
+    """Run `jaxcl report`; return 2 if a directory holds no run."""
     options = parser().parse_args(argv)
     try:
         page = write_page(options.runs, options.out, options.title)

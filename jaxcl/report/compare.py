@@ -155,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; exit code 2 if a directory or a name is wrong."""
+    """Run `jaxcl compare`; return 2 if a directory or a name is wrong."""
     try:
         _compare(parser().parse_args(argv))
     except (ValueError, OSError) as error:
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(options) -> None:
     """Print the table and draw the curves."""
     if options.out:
-        plots.format_of(options.out)
+        plots.read_format(options.out)
     runs = runs_lib.read_all(options.workdirs)
     if options.scalar:
         _compare_scalar(runs, options)

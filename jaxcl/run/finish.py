@@ -214,7 +214,7 @@ def draw_run(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in results["matrices"]:
         matrix = results_lib.matrix(results, name)
-        path, title = folder / f"{name.replace('/', '_')}.png", plots.words(name)
+        path, title = folder / f"{name.replace('/', '_')}.png", plots.write_title(name)
         names = results["task_names"]
         plots.accuracy_matrix(matrix, path, title=title, task_names=names)
     _draw_summary(work, results, folder / "summary.png")
@@ -251,7 +251,7 @@ def _draw_summary(work, results, path) -> None:
     curves |= {} if before is None else {"untrained": [before]}
     tasks = work.stream.tasks[:8]
     strips = [_choose_images(examples, task.train.rows) for task in tasks]
-    plots.summary(curves, strips, path, title=plots.words(name))
+    plots.summary(curves, strips, path, title=plots.write_title(name))
 
 
 def _choose_images(examples, rows) -> list[np.ndarray]:

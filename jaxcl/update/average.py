@@ -40,10 +40,10 @@ def save_average(work: job.Job, workdir: epath.PathLike, choose: Callable) -> di
       work: the run that trained, from the encoder of before.
       workdir: its directory.
       choose: (share -> params and stats of the encoder) -> {"share": float} and, as
-        JSON, whatever else a record is to say.
+        JSON, further fields of the record.
 
     Returns:
-      What `choose` returned, also where the average was saved before.
+      The record from `choose`, also if the average was saved before.
     """
     folder = epath.Path(workdir) / "checkpoints"
     with contextlib.closing(

@@ -70,10 +70,10 @@ def carry_out(
       stop: as in `train.run_tasks`.
 
     Returns:
-      What `update.json` holds.
+      The content of `update.json`.
 
     Raises:
-      As `prepare`, `measure_accuracies` and `finish.run_job`.
+      The errors of `prepare`, `measure_accuracies` and `finish.run_job`.
     """
     with lock.hold_lock(work.workdir.parent):  # of all updates of the run
         return _carry_out(work, prepared, stop)
@@ -228,7 +228,7 @@ def _read_number(text: str) -> float | str:
 
 
 def main(argv: list[str]) -> int:
-    """Update a run, print the result, and return the exit code."""
+    """Run `jaxcl update`, print the result, and return the exit code."""
     if len(argv) > 1:
         return command.complain(f"unknown argument {argv[1]!r}; see --help")
     options = flags.FLAGS

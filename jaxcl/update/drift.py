@@ -19,7 +19,11 @@ def _row_products(a, b):
 
 
 def mean_cosine(before: jax.Array, after: jax.Array) -> jax.Array:
-    """Average the cosine between the two embeddings of each example, f32[]."""
+    """Average the cosine between the two embeddings of each example, f32[].
+
+    Args:
+      before, after: f32[N, D], embeddings of the same images.
+    """
     return jnp.mean(jnp.sum(_unit(before) * _unit(after), axis=1))
 
 
@@ -28,6 +32,9 @@ def linear_cka(before: jax.Array, after: jax.Array) -> jax.Array:
 
     |A'B|^2 / (|A'A| |B'B|) of centred unit rows: 1 if one set of embeddings is the
     other one rotated and scaled.
+
+    Args:
+      before, after: f32[N, D], embeddings of the same images.
     """
     a, b = (_unit(x) - _unit(x).mean(axis=0) for x in (before, after))
     inner = [jnp.sum(_row_products(x.T, y.T) ** 2) for x, y in ((a, b), (a, a), (b, b))]
@@ -64,7 +71,11 @@ def find_neighbours(
 
 
 def mean_overlap(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Average the share of neighbours i32[Q, k] that two searches share, f32[]."""
+    """Average the share of neighbours that two searches have in common, f32[].
+
+    Args:
+      first, second: i32[Q, k], rows that each search found for each query.
+    """
     same = first[:, :, None] == second[:, None, :]
     return jnp.mean(jnp.sum(same, axis=(1, 2)) / first.shape[1])
 

@@ -77,7 +77,7 @@ def _say_recall(moved) -> str:
     adapted = sorted(moved["adapters"].items(), key=lambda pair: -pair[1])
     by_kind = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in adapted)
     return (
-        f"Of the old neighbours {kept:.0f} % are found in the old index.\n"
+        f"{kept:.0f} % of the old neighbours are found in the old index.\n"
         f"Through an adapter: {by_kind}; with all images embedded again: {anew:.0f} %."
     )
 

@@ -365,7 +365,7 @@ def convnext_section(tensors: Mapping[str, np.ndarray], scheme: str) -> dict:
 def fill_arrays(
     tensors: Mapping[str, np.ndarray], scheme: str, shapes: Mapping[str, tuple]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Fill our arrays from a library's tensors.
+    """Fill the arrays of our network from a library's tensors.
 
     Args:
       tensors: by the names of a library.

@@ -64,7 +64,7 @@ def write_features(
       stop: called after each batch; when it returns True the call ends.
 
     Returns:
-      What the file says about its features.
+      The description of the features in the file.
 
     Raises:
       schema.Refused: the file, or FILE.part, holds something else.
@@ -174,7 +174,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 2 if an input is wrong, 75 if it was stopped."""
+    """Run `jaxcl features`; return 2 if an input is wrong, 75 if stopped."""
     options = parser().parse_args(argv)
 
     def make():

@@ -7,7 +7,7 @@ description and origin (card.json); with --torch also a state dict for PyTorch, 
 `jaxcl.load_encoder(DIR)` reads it back.
 
 The run may still be training: its newest complete checkpoint is exported, and the run
-is not changed. Of a run with updates, the last accepted one is exported.
+is not changed. If the run has updates, the last accepted one is exported.
 """
 
 import argparse
@@ -271,7 +271,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; exit code 2 if the run or the folder is wrong."""
+    """Run `jaxcl export`; return 2 if the run or the folder is wrong."""
     return writer.run_command(parser().parse_args(argv), export, summarise_export)
 
 

@@ -169,6 +169,13 @@ def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> 
 def find_number(name, given, facts, published, what) -> Any:
     """Find a number that no tensor shows: by option, config.json or architecture.
 
+    Args:
+      name: of the option, "heads" or "epsilon".
+      given: option -> value.
+      facts: of the files beside the weights.
+      published: the architecture's number, or None.
+      what: the network, for messages.
+
     Raises:
       wrappers.RefusedTensors: no source has the number, or config.json contradicts the
         architecture and no option decides.
@@ -297,7 +304,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; exit code 2 if the file or the folder is wrong."""
+    """Run `jaxcl import`; return 2 if the file or the folder is wrong."""
     return writer.run_command(parser().parse_args(argv), import_file, summarise_card)
 
 

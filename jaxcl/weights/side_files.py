@@ -42,7 +42,7 @@ class SideFacts(NamedTuple):
 
 
 def read_folder(folder: epath.Path, scheme: str) -> SideFacts:
-    """Read the files of a folder.
+    """Read the config files that lie beside a library's weights.
 
     Args:
       folder: with the weights.

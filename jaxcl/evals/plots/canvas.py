@@ -17,7 +17,7 @@ FORMATS = ("png", "svg", "pdf")
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
-def figure_of(width, height, **options):
+def make_figure(width, height, **options):
     """Make an empty figure of a size in inches."""
     from matplotlib.figure import Figure  # half a second, for runs that draw alone
 
@@ -29,7 +29,7 @@ def save_figure(figure, path, *, dpi: int = 120) -> None:
 
     The same figure gives the same bytes. Raises ValueError for another ending.
     """
-    kind = format_of(path)
+    kind = read_format(path)
     # Else an SVG has the time of day and random names, a PDF the time.
     options = {} if kind == "png" else {"metadata": _UNDATED[kind]}
     picture = io.BytesIO()
@@ -40,7 +40,7 @@ def save_figure(figure, path, *, dpi: int = 120) -> None:
     epath.Path(path).write_bytes(picture.getvalue())
 
 
-def format_of(path) -> str:
+def read_format(path) -> str:
     """Read the format in the name of a picture, before anything is computed."""
     kind = os.path.splitext(os.fspath(path))[1].lower().removeprefix(".")
     if kind not in FORMATS:
@@ -48,13 +48,13 @@ def format_of(path) -> str:
     return kind
 
 
-def style_of(number: int) -> dict:
+def choose_style(number: int) -> dict:
     """Return the colour and marker of a curve, class or run; 35 differ."""
     marker = MARKERS[number % len(MARKERS)]
     return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
 
 
-def dashes(number: int) -> str:
+def line_style(number: int) -> str:
     """Return the line style of a curve without markers; with the colours 21 differ."""
     return DASHES[number // len(COLOURS) % len(DASHES)]
 
@@ -66,7 +66,7 @@ def shade_tasks(axes, task_ends, **options) -> None:
         axes.axvspan(first, last, color="0.93", lw=0, zorder=0, **options)
 
 
-def logarithmic(axes, which, parts) -> None:
+def make_logarithmic(axes, which, parts) -> None:
     """Make axis "x" or "y" logarithmic, with ticks at `parts` times powers of 10."""
     from matplotlib import ticker
 
@@ -77,13 +77,13 @@ def logarithmic(axes, which, parts) -> None:
     axis.set_minor_locator(ticker.NullLocator())
 
 
-def legend(axes, *entries, **options) -> None:
+def show_legend(axes, *entries, **options) -> None:
     """Show the legend to the right of the axes."""
     place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
     axes.legend(*entries, **place, **options)
 
 
-def escaped(text: str) -> str:
+def escape_dollars(text: str) -> str:
     """Escape dollars, which would begin and end maths in matplotlib."""
     return text.replace("$", r"\$")
 
@@ -92,26 +92,26 @@ def shorten_name(name) -> str:
     """Shorten a name for a legend: `LONGEST` letters at most, and no maths."""
     name = str(name)
     name = name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
-    return escaped(name)
+    return escape_dollars(name)
 
 
-def whole_numbers():
+def whole_number_ticks():
     """Make a locator that places the ticks of an axis at whole numbers."""
     from matplotlib import ticker
 
     return ticker.MaxNLocator(integer=True, min_n_ticks=1)
 
 
-def axis_numbers(count: int) -> list[int]:
+def choose_axis_numbers(count: int) -> list[int]:
     """Choose which of 1..count an axis shows: all, or 1, 5, 10, ... of many."""
     return [
         n for n in range(1, count + 1) if count <= MOST_NAMES or n in (1, n // 5 * 5)
     ]
 
 
-def mean_and_band(axes, number, x, mean, half, name) -> None:
+def draw_mean_and_band(axes, number, x, mean, half, name) -> None:
     """Draw a curve, and a band that is `half` as high to each side, or None."""
-    style = style_of(number)
+    style = choose_style(number)
     if half is not None:
         colour = style["color"]
         axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.2, lw=0)

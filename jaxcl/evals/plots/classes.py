@@ -30,13 +30,13 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
     # From dark to light, except for the palest of the colours.
     colours = colormaps["viridis"](np.linspace(0.0, 0.9, len(chosen)))
     for number, (at, colour) in enumerate(zip(chosen, colours, strict=True)):
-        style = canvas.style_of(number) | {"color": colour, "markersize": 4}
+        style = canvas.choose_style(number) | {"color": colour, "markersize": 4}
         values = [shares[at, group].mean() for group in groups]
         axes.plot(range(len(groups)), values, label=time.format(steps[at]), **style)
     axes.set_ylim(bottom=0)
     xlabel = f"{what}, by its share at {time.format(steps[0])}"
     axes.set(title=title, xlabel=xlabel, ylabel="share of the labelled rows (%)")
-    canvas.legend(axes, title="dotted: balanced")
+    canvas.show_legend(axes, title="dotted: balanced")
     canvas.save_figure(figure, path)
 
 
@@ -55,12 +55,12 @@ def class_spread(runs, path, *, title="") -> None:
     for number, (name, values) in enumerate(runs.items()):
         for kind, line, each in zip(("intra", "inter"), ":-", values, strict=True):
             each = np.asarray(each, np.float64)
-            style = canvas.style_of(number) | {"linestyle": line, "markersize": 4}
+            style = canvas.choose_style(number) | {"linestyle": line, "markersize": 4}
             style["label"] = f"{canvas.shorten_name(name)}: {kind}"
             axes.plot(range(len(groups)), [each[g].mean() for g in groups], **style)
     ylabel = "intra-class variance, inter-class similarity"
     axes.set(title=title, xlabel=f"{what}, by its similarity to others", ylabel=ylabel)
-    canvas.legend(axes)
+    canvas.show_legend(axes)
     canvas.save_figure(figure, path)
 
 
@@ -70,7 +70,7 @@ def _classes(order):
     Returns:
       Make figure and axes; return the classes of each place, and its meaning.
     """
-    figure = canvas.figure_of(7.5, 4.2)
+    figure = canvas.make_figure(7.5, 4.2)
     axes = figure.add_subplot()
     axes.grid(color="0.9")
     groups = np.array_split(order, min(len(order), canvas.MOST_NAMES))

@@ -16,7 +16,7 @@ def scatter(points, labels, path, *, title, class_names=None) -> None:
     """
     points, labels = np.asarray(points), np.asarray(labels)
     present, names = np.unique(labels), class_names or ()
-    figure = canvas.figure_of(7, 6)
+    figure = canvas.make_figure(7, 6)
     axes = figure.add_subplot()
     axes.set(title=title, xticks=[], yticks=[])
     axes.set(xlabel="dimension 1 (no unit)", ylabel="dimension 2 (no unit)")
@@ -28,9 +28,9 @@ def scatter(points, labels, path, *, title, class_names=None) -> None:
     else:
         for number, label in enumerate(present):
             name = names[label] if 0 <= label < len(names) else label
-            style = canvas.style_of(number) | {"label": canvas.shorten_name(name)}
+            style = canvas.choose_style(number) | {"label": canvas.shorten_name(name)}
             axes.scatter(*points[labels == label].T, **style, **dots)
-        canvas.legend(axes, markerscale=2)
+        canvas.show_legend(axes, markerscale=2)
     canvas.save_figure(figure, path)
 
 
@@ -44,7 +44,7 @@ def neighbours(queries, nearest, similarities, path, *, title) -> None:
       path: of the picture.
     """
     rows, columns = similarities.shape
-    figure = canvas.figure_of(1.0 + 1.1 * (columns + 1), 0.6 + 1.25 * rows)
+    figure = canvas.make_figure(1.0 + 1.1 * (columns + 1), 0.6 + 1.25 * rows)
     figure.suptitle(title)
     panels = figure.subplots(rows, columns + 1, squeeze=False)
     for row, (query, others) in enumerate(zip(queries, nearest, strict=True)):

@@ -24,10 +24,10 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
       named_curves: name -> f[seeds, T] or f[T] in [0, 1]; the band is one
         standard deviation over the seeds.
     """
-    figure = canvas.figure_of(6.5, 4.2)
+    figure = canvas.make_figure(6.5, 4.2)
     axes = figure.add_subplot()
     note, longest = None, 1
-    for name, number in numbers([*named_curves]).items():
+    for name, number in number_styles([*named_curves]).items():
         runs = named_curves[name]
         runs = 100 * np.atleast_2d(np.asarray(runs, np.float64))
         seeds, size = runs.shape
@@ -36,17 +36,17 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
             name = f"{name} ({seeds} seeds)"
             note = "mean, band: 1 std"
         half = runs.std(0, ddof=1) if seeds > 1 else None
-        canvas.mean_and_band(axes, number, tasks, runs.mean(0), half, name)
+        canvas.draw_mean_and_band(axes, number, tasks, runs.mean(0), half, name)
         longest = max(longest, size)
-    axes.set_xticks(canvas.axis_numbers(longest))
+    axes.set_xticks(canvas.choose_axis_numbers(longest))
     axes.set(title=title, xlabel="tasks learned", ylabel=ylabel)
     axes.grid(color="0.9")
-    canvas.legend(axes, title=note)
+    canvas.show_legend(axes, title=note)
     canvas.save_figure(figure, path)
 
 
-def numbers(names: Sequence[str]) -> dict[str, int]:
-    """Number the style of each name, see `canvas.style_of`.
+def number_styles(names: Sequence[str]) -> dict[str, int]:
+    """Number the style of each name, see `canvas.choose_style`.
 
     A known method has its own; other names take the free ones in order.
     """
@@ -67,7 +67,7 @@ def summary(named_curves, strips, path, *, title, chance=None) -> None:
       title: of the picture.
       chance: accuracy in [0, 1] of a guess, where the axis begins; None: 0.
     """
-    figure = canvas.figure_of(8.5, 5.8)
+    figure = canvas.make_figure(8.5, 5.8)
     tasks = max(np.atleast_2d(curve).shape[1] for curve in named_curves.values())
     grid = figure.add_gridspec(
         2, len(strips), height_ratios=(1, 3), hspace=0.05, wspace=0.08
@@ -76,19 +76,19 @@ def summary(named_curves, strips, path, *, title, chance=None) -> None:
         _draw_strip(figure.add_subplot(grid[0, number]), images, f"task {number + 1}")
     axes = figure.add_subplot(grid[1, :])
     ends = []
-    for name, number in numbers([*named_curves]).items():
+    for name, number in number_styles([*named_curves]).items():
         runs = 100 * np.atleast_2d(np.asarray(named_curves[name], np.float64))
         if runs.shape[1] == 1 and tasks > 1:
             runs = np.repeat(runs, tasks, axis=1)
         half = runs.std(0, ddof=1) if len(runs) > 1 else None
         mean = runs.mean(0)
         steps = np.arange(1, runs.shape[1] + 1)
-        canvas.mean_and_band(axes, number, steps, mean, half, name)
+        canvas.draw_mean_and_band(axes, number, steps, mean, half, name)
         ends.append((float(mean[-1]), name, number))
     low = 0.0 if chance is None else 100 * chance
     axes.set(ylim=(low - 2, 101), xlim=(0.9, tasks + 0.1))
     _label_ends(axes, ends, low)
-    axes.set_xticks(canvas.axis_numbers(tasks))
+    axes.set_xticks(canvas.choose_axis_numbers(tasks))
     axes.set(xlabel="tasks learned", ylabel="accuracy on the tasks met (%)")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -125,6 +125,6 @@ def _label_ends(axes, ends, low) -> None:
             xytext=(8, 0),
             textcoords="offset points",
             va="center",
-            color=canvas.style_of(number)["color"],
+            color=canvas.choose_style(number)["color"],
             fontsize=11,
         )

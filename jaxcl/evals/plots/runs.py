@@ -14,7 +14,7 @@ _IN_WORDS = {
 }
 
 
-def words(name: str) -> str:
+def write_title(name: str) -> str:
     """Write the name of a matrix as a title: knn/all is "Nearest neighbours, all"."""
     first, *more = name.replace("_", " ").split("/")
     first = _IN_WORDS.get(first, first[:1].upper() + first[1:])
@@ -33,7 +33,7 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
     """
     matrix = np.asarray(matrix, np.float64)
     side = float(np.clip(2.0 + 0.62 * len(matrix), 4.0, 14.0))
-    figure = canvas.figure_of(side + 1.2, side)
+    figure = canvas.make_figure(side + 1.2, side)
     _heat_map(figure, figure.add_subplot(), matrix, title, task_names)
     canvas.save_figure(figure, path)
 
@@ -63,8 +63,8 @@ def _heat_map(figure, axes, matrix, title, task_names) -> None:
     picture = axes.imshow(100 * matrix, vmin=low, vmax=high, cmap="cividis")
     axes.set(title=title, xlabel="accuracy on task", ylabel="after task")
     few = size <= canvas.MOST_NAMES
-    numbers = names = [str(n) for n in canvas.axis_numbers(size)]
-    places = [n - 1 for n in canvas.axis_numbers(size)]
+    numbers = names = [str(n) for n in canvas.choose_axis_numbers(size)]
+    places = [n - 1 for n in canvas.choose_axis_numbers(size)]
     if few and task_names is not None:
         names = [canvas.shorten_name(name) for name in task_names]
     turned = {"rotation": 45, "ha": "right"} if max(map(len, names)) > 3 else {}
@@ -97,19 +97,19 @@ def overview(results, rows, path=None):
       The matplotlib figure, which a notebook shows.
     """
     names = [name for name in results["matrices"] if name.endswith("_incremental")]
-    figure = canvas.figure_of(11, 4.4)
+    figure = canvas.make_figure(11, 4.4)
     panels = figure.subplots(1, 2 if names else 1, squeeze=False)[0]
     if names:
         matrix = np.array(results["matrices"][names[0]], np.float64)
         if len(matrix) > 1:
-            title = words(names[0])
+            title = write_title(names[0])
             _heat_map(figure, panels[0], matrix, title, results["task_names"])
         else:
             _before_and_after(panels[0], results, names)
     points = [(r["step"], r["loss"]) for r in rows if r.get("loss") is not None]
     panels[-1].set(xlabel="step", ylabel="loss", title="training")
     panels[-1].plot(*np.array(points).reshape(-1, 2).T, lw=1)
-    panels[-1].xaxis.set_major_locator(canvas.whole_numbers())
+    panels[-1].xaxis.set_major_locator(canvas.whole_number_ticks())
     figure.tight_layout()
     if path is not None:
         canvas.save_figure(figure, path)
@@ -146,12 +146,12 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
       rows: rows of metrics.jsonl, see `rows.read_rows`.
       keys: what to draw, one panel each; rows without a key are passed over.
     """
-    figure = canvas.figure_of(8, 2.6 * len(keys))
+    figure = canvas.make_figure(8, 2.6 * len(keys))
     panels = figure.subplots(len(keys), 1, sharex=True, squeeze=False)[:, 0]
     for number, (key, axes) in enumerate(zip(keys, panels, strict=True)):
         axes.set_ylabel({"lr": "learning rate"}.get(key, key))
         axes.margins(x=0.02)
-        axes.xaxis.set_major_locator(canvas.whole_numbers())
+        axes.xaxis.set_major_locator(canvas.whole_number_ticks())
         points = [
             (r["step"], r["task"], r[key]) for r in rows if r.get(key) is not None
         ]

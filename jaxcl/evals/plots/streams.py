@@ -23,7 +23,9 @@ def anytime(
     for number, (name, (steps, mean, spread)) in enumerate(runs.items()):
         mean = scale * np.asarray(mean, np.float64)
         half = None if spread is None else scale * np.asarray(spread, np.float64)
-        canvas.mean_and_band(axes, number, steps, mean, half, canvas.shorten_name(name))
+        canvas.draw_mean_and_band(
+            axes, number, steps, mean, half, canvas.shorten_name(name)
+        )
     _finish(figure, axes, path, title=title, ylabel=ylabel)
 
 
@@ -41,8 +43,8 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
         # Few points may be a single one, of which no line is seen.
         marker = "." if len(steps) < 100 else None
         style = {
-            "color": canvas.style_of(number)["color"],
-            "linestyle": canvas.dashes(number),
+            "color": canvas.choose_style(number)["color"],
+            "linestyle": canvas.line_style(number),
         }
         label = canvas.shorten_name(name)
         axes.plot(steps, values, linewidth=1, marker=marker, label=label, **style)
@@ -52,7 +54,7 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
 
 def _stream(task_ends):
     """Make a figure over the steps of a stream, every other task shaded."""
-    figure = canvas.figure_of(7.5, 4.2)
+    figure = canvas.make_figure(7.5, 4.2)
     axes = figure.add_subplot()
     canvas.shade_tasks(axes, task_ends)
     axes.set_xlim(0, [0, *task_ends][-1])
@@ -61,7 +63,7 @@ def _stream(task_ends):
 
 def _finish(figure, axes, path, *, title, ylabel, xlabel=_STEPS):
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
-    axes.xaxis.set_major_locator(canvas.whole_numbers())
+    axes.xaxis.set_major_locator(canvas.whole_number_ticks())
     axes.grid(color="0.85")
-    canvas.legend(axes)
+    canvas.show_legend(axes)
     canvas.save_figure(figure, path)
