@@ -253,7 +253,7 @@ def test_a_package_may_bring_a_base_and_a_strategy(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     own = {"method.base": "brought.base", "method.strategy": "brought.strategy"}
     work = run_directories.untried(tmp_path / "a", **own, method__factor=3.0)
-    state = jax.eval_shape(lambda: job.initial_state(work))
+    state, _ = job.shapes(work.method, work.data)
     assert set(state.extra.teacher) == {"encoder", "projector"}
     with pytest.raises(ValueError, match=r"config\.method\.pull=-1"):
         toy.job(tmp_path / "b", **own, method__pull=-1.0)

@@ -198,7 +198,7 @@ def test_a_run_takes_the_word_and_refuses_another(tmp_path):
     with config.unlocked():
         config.tuning = "explora"
     work = build.build(config, tmp_path / "run")
-    state = jax.eval_shape(lambda: job.initial_state(work))
+    state, _ = job.shapes(work.method, work.data)
     pair = state.params["encoder"]["lora"]["block_1"]["attention"]["query"]
     assert (
         pair["a"].shape == (16, 64) and "block_2" not in state.params["encoder"]["lora"]
