@@ -124,7 +124,7 @@ def test_training_without_a_config_says_what_to_type(
 
 
 ALL = FUNCTIONS | {"mesh": sections.read_sides, "tuning": tuning.settings}
-NOT_OF_USERS = {"augment images of evaluation", "agent"}
+NOT_OF_USERS = {"augment images of evaluation"}
 
 
 @pytest.mark.parametrize("name", sorted(ALL.keys() - NOT_OF_USERS))

@@ -69,14 +69,13 @@ class Options:
     high: schema.Positive = 0.1  # largest
     scale: Literal["linear", "log"] = "linear"  # on which actions are even between them
     state: Literal["scalar", "window"] = "scalar"  # the last losses: 1, or `window`
-    window: schema.Count = 32
-    standardise: bool = (
-        True  # losses and rewards by running moments, see `update_agent`
-    )
+    window: schema.Count = 32  # losses of that state
+    # Losses and rewards by running moments, see `update_agent`
+    standardise: bool = True
     actor_width: schema.Width = 20  # hidden units of each of the two LSTM layers
     critic_width: schema.Width = 10  # of each of the critic's two hidden layers
     actor_lr: schema.Weight = 1e-4  # of Adam
-    critic_lr: schema.Weight = 3e-3
+    critic_lr: schema.Weight = 3e-3  # the same
     discount: schema.Share = 0.99  # gamma
     target_rate: schema.Share = 1e-3  # m, how much of the networks enters their targets
     batch: schema.Count = 32  # transitions of an update
