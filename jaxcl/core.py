@@ -148,9 +148,7 @@ class Evaluator(NamedTuple):
     """An evaluator that runs once, or that draws what it logged."""
 
     evaluate: Callable  # (state, number of the task just finished) -> Result
-    last_only: bool = (
-        False  # after the last task alone, unless its entry says otherwise
-    )
+    last_only: bool = False  # after the last task, unless its entry says otherwise
     # (rows of metrics.jsonl, folder): draws a picture of them when the run is over
     chart: Callable | None = None
 
