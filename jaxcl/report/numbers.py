@@ -133,7 +133,12 @@ def mean_matrix(run: RunGroup, name: str) -> np.ndarray:
 
 
 def mean_row(run: RunGroup, key: str, name: str) -> np.ndarray | None:
-    """Average a matrix's row in "untrained" or "finetune" over seeds, or None."""
+    """Average a row of results.json over seeds; None if no run has it.
+
+    Args:
+      key: "untrained" or "finetune".
+      name: of the matrix.
+    """
     rows = [(r.get(key) or {}).get(name) for r in run.results.values()]
     rows = [row for row in rows if row is not None]
     return _mean_of_known(rows) if rows else None

@@ -24,7 +24,7 @@ class ClassMeans(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """How features are averaged and compared, in eval mode and not augmented."""
+    """Class means of features and the distance to them, without augmentation."""
 
     parts: core.Parts
     net: Any  # online.Network

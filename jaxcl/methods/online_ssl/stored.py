@@ -96,7 +96,7 @@ def _list_read_items(setup):
 
 
 def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats:
-    """Compute the values of an update's rows, replayed ones first.
+    """Compute what the memory keeps of each row of an update, replayed rows first.
 
     Scores compare the gradient of each row's own loss with that of the replayed rows
     together, which are a draw from the memory; while nothing is replayed, as `active`
