@@ -53,9 +53,9 @@ class Row(NamedTuple):
 
 
 ROWS = {
-    "continue": Row("going on, all weights", "finetune", _WHOLE),
-    "lora": Row("going on, LoRA", "finetune", ("--config.train.tuning.open_layers=0",)),
-    "adapters": Row("going on, LoRA and the last block", "finetune"),
+    "continue": Row("fine-tuning, all weights", "finetune", _WHOLE),
+    "lora": Row("fine-tuning, LoRA", "finetune", ("--config.train.tuning.open_layers=0",)),
+    "adapters": Row("fine-tuning, LoRA and the last block", "finetune"),
     "less_forget": Row("Less-Forget, all weights", "less_forget", _WHOLE),
     "cassle": Row("CaSSLe, all weights", "cassle", _WHOLE),
     "pnr": Row("PNR, all weights", "pnr", _WHOLE),
@@ -245,9 +245,9 @@ def table(options) -> str:
 
 def finished(options) -> dict[str, dict[int | None, pathlib.Path]]:
     """Title of each row -> its seeds that are judged -> their directories."""
-    rows = {"nothing: as it came": {None: place(options, "have")}}
+    rows = {"no update": {None: place(options, "have")}}
     again = options.seeds if options.retrain is None else options.retrain
-    rows["trained anew on all"] = {
+    rows["a new encoder on all"] = {
         seed: place(options, "retrain", seed) for seed in again
     }
     for name in options.rows:
