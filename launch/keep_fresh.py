@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
 ROWS = {
     "continue": Row("fine-tuning, all weights", "finetune", _WHOLE),
-    "lora": Row("fine-tuning, LoRA", "finetune", ("--config.train.tuning.open_layers=0",)),
+    "lora": Row("fine-tuning, LoRA", "finetune", _WHOLE[1:]),
     "adapters": Row("fine-tuning, LoRA and the last block", "finetune"),
     "less_forget": Row("Less-Forget, all weights", "less_forget", _WHOLE),
     "cassle": Row("CaSSLe, all weights", "cassle", _WHOLE),
