@@ -254,10 +254,7 @@ def _example(method: core.Method, data: Data) -> dict:
 def initial_state(job: Job) -> core.TrainState:
     """Make the state before the first task, on all devices."""
     placement = sharding.placement(shapes(job.method, job.data)[0], job.mesh)
-    # It runs once. With fewer passes of LLVM, XLA compiles a ResNet-18's on a CPU in a
-    # quarter of the time, to the same numbers; with none they differ in the last bit.
-    options = {"xla_backend_optimization_level": 1} if sharding.on_cpu() else None
-    init = jax.jit(job.method.init, out_shardings=placement, compiler_options=options)
+    init = jax.jit(job.method.init, out_shardings=placement)
     return init(jax.random.key(job.data.seed), _example(job.method, job.data))
 
 
