@@ -58,7 +58,7 @@ def make(
     ridge: Annotated[float, schema.Range(least=1e-6)] = 0.5,
     candidates: schema.Count | None = None,
 ) -> core.Method:
-    """Sum on weighted rows CE(incoming) + alpha * MSE(logits) + beta * CE(replayed).
+    """Minimise CE(incoming) + alpha * MSE(logits) + beta * CE(replayed).
 
     Means over replayed rows are weighted; the last two terms have a draw each. When a
     task ends, each task so far gets an equal part of the memory, and each of its

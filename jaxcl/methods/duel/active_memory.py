@@ -38,7 +38,7 @@ def join_shards(memory: buffer.Buffer) -> buffer.Buffer:
     """Return the memory as `buffer` and `duel` take it."""
     if not isinstance(memory.items, sharded.SplitRows):
         return memory
-    filled: Any = memory.filled  # Spread, too
+    filled: Any = memory.filled  # SplitRows, too
     return buffer.Buffer(memory.items.rows, filled.rows, memory.seen)
 
 

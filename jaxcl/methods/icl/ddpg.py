@@ -75,7 +75,7 @@ class Options:
     actor_width: schema.Width = 20  # hidden units of each of the two LSTM layers
     critic_width: schema.Width = 10  # of each of the critic's two hidden layers
     actor_lr: schema.Weight = 1e-4  # of Adam
-    critic_lr: schema.Weight = 3e-3  # the same
+    critic_lr: schema.Weight = 3e-3  # of Adam
     discount: schema.Share = 0.99  # gamma
     target_rate: schema.Share = 1e-3  # m, how much of the networks enters their targets
     batch: schema.Count = 32  # transitions of an update
