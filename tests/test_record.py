@@ -16,7 +16,7 @@ from tensorboardX.proto import event_pb2
 from helpers import run_directories
 from jaxcl.data import storage
 from jaxcl.evals import plots
-from jaxcl.run import finish, record
+from jaxcl.run import finish, metrics_log, record
 from jaxcl.run import progress as progress_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
@@ -425,3 +425,23 @@ def test_colours_are_for_terminals_that_have_them(
     file = types.SimpleNamespace(isatty=lambda: terminal)
     shown = terminal_lib.style_text("Accepted.", "good", file)
     assert shown == ("\033[32mAccepted.\033[0m" if coloured else "Accepted.")
+
+
+def test_steps_that_arrive_together_have_one_speed(monkeypatch):
+    """Two calls are always under way; both end a task. None is infinitely fast."""
+    seconds = iter([0.0, 10.0, 30.0, 30.0])
+    monkeypatch.setattr(metrics_log.time, "monotonic", lambda: next(seconds))
+    work = types.SimpleNamespace(
+        data=types.SimpleNamespace(batch_size=50),
+        parts=lambda task: 1,
+        loop=types.SimpleNamespace(steps_per_call=2),
+        logging=types.SimpleNamespace(every=2),
+    )
+    rows, epochs = [], metrics_log.Epochs(0, {})
+    recorder = types.SimpleNamespace(log=lambda step, task, **row: rows.append(row))
+    meter = metrics_log.MetricsMeter(work, recorder, 0, 0, epochs)
+    for before in (0, 2, 4):
+        meter.add(before, 2, {"loss": np.ones(2, np.float32)})
+    meter.flush(6)
+    speeds = [row["time"]["images_per_second"] for row in rows]
+    assert speeds == [10.0, 10.0, 10.0]  # 100 images in 10 s, then 200 in 20 s
