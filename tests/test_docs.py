@@ -32,7 +32,7 @@ from jaxcl.update import plan as update_plan
 from jaxcl.weights import embed, export, import_file
 
 ROOT = pathlib.Path(__file__).parents[1]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted(ROOT.glob("benchmarks/*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
 option_tables = config_files.load(ROOT / "docs" / "options.py")
@@ -406,8 +406,10 @@ def test_the_readme_snippet_runs(changes, capsys, tmp_path, monkeypatch):
 
 
 def test_the_reference_names_what_there_is():
-    text = (ROOT / "docs/api.md").read_text()
-    for name in re.findall(r"^::: ([\w.]+)$", text, re.M):
+    text = "\n".join(path.read_text() for path in DOCS)
+    named = re.findall(r"^::: ([\w.]+)$", text, re.M)
+    assert {"jaxcl.fit", "jaxcl.losses.contrastive"} <= {*named}
+    for name in named:
         pkgutil.resolve_name(name)
 
 
