@@ -110,8 +110,12 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("--old", required=True, help="images that the encoder was trained on")
-    made.add_argument("--new", required=True, nargs="+", help="new images, one set per update")
+    made.add_argument(
+        "--old", required=True, help="images that the encoder was trained on"
+    )
+    made.add_argument(
+        "--new", required=True, nargs="+", help="new images, one set per update"
+    )
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     made.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS, metavar="ROW")
     made.add_argument("--epochs", type=int, default=3, help="of an update")
@@ -125,7 +129,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="SEED",
         help="seeds of new encoders on all sets; empty: none; default: as --seeds",
     )
-    made.add_argument("--root", default="runs/keep_fresh", help="folder of all run directories")
+    made.add_argument(
+        "--root", default="runs/keep_fresh", help="folder of all run directories"
+    )
     made.add_argument("--dry-run", action="store_true", help="print the commands")
     made.add_argument("--python", default=sys.executable)
     return made
