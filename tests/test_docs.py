@@ -285,6 +285,12 @@ def test_links_lead_somewhere(path):
             assert anchor in slugs(there), f"{ids(path)}: {target}"
 
 
+@pytest.mark.parametrize("path", PAGES, ids=ids)
+def test_files_that_a_page_includes_are_there(path):
+    for line in re.findall(r"^ *(--8.*)$", path.read_text(), re.M):
+        assert (ROOT / re.fullmatch(r'--8<-- "(.+)"', line)[1]).exists()
+
+
 # Names
 
 
