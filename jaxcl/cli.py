@@ -1,4 +1,4 @@
-"""The command `jaxcl`: each word is a command of its own, imported when used."""
+"""Run the command `jaxcl`; each subcommand is imported when used."""
 
 import difflib
 import importlib
@@ -53,7 +53,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; exit code 2 if there is no such word, else that of the word."""
+    """Run a command; return its exit code, or 2 if there is no such command."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _started(words)
@@ -113,7 +113,7 @@ def _with_underscores(word: str) -> str:
 
 
 def _wrong_config(words: list[str]) -> str:
-    """Return a sentence about a config that cannot be meant; "" about any other."""
+    """Return an error about a config that cannot work; "" if there is none."""
     named = next((x.partition("=")[2] for x in words if x.startswith("--config=")), "")
     if not named:
         if "--config" in words or any(x.startswith("--flagfile") for x in words):

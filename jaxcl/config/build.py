@@ -38,8 +38,8 @@ def build(
 ) -> job.Job | transfer.Transfer | seeds.SeedRuns:
     """Make everything that a run needs; reads data, compiles nothing.
 
-    With config.seeds above 1, the runs of all; the first is built, so that what is
-    wrong is said, and so is each of the others when its turn comes.
+    With config.seeds above 1, return the runs of all seeds. The first is built at once,
+    to find errors; each of the others is built when its turn comes.
 
     Args:
       config: what a config file's get_config made, overrides applied.
@@ -48,7 +48,7 @@ def build(
     Raises:
       ValueError: a wrong key, type or value, naming it and its range; a
         run directory that belongs to another config, naming the fields.
-      OSError: data is not where the config says, or cannot be read; the run
+      OSError: data are missing or cannot be read; the run
         directory cannot be written.
     """
     raw = _fill_precision(config.to_dict(), workdir)
@@ -73,7 +73,7 @@ def build(
 
 
 def _note_choices(top: sections.TopLevel, made) -> dict:
-    """Note what this machine chose and results depend on, to be saved with the config.
+    """Note choices of this machine that change results, to save with the config.
 
     The decoder that "auto" took, and images that stay on the device, change the crops;
     devices that share a memory change what it holds.
@@ -88,10 +88,10 @@ def _note_choices(top: sections.TopLevel, made) -> dict:
 
 
 def fill_from_encoder(raw: dict) -> dict:
-    """Fill in what a config takes from the encoder of its checkpoint or start.
+    """Fill in values from the encoder of config.checkpoint or config.start.
 
     Raises:
-      ValueError: there is none, or it goes with no such config.
+      ValueError: there is none, or it does not fit the config.
     """
     if raw.get("checkpoint") is not None:
         raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
@@ -99,7 +99,7 @@ def fill_from_encoder(raw: dict) -> dict:
 
 
 def _list_options(plain, made) -> dict:
-    """Return the value of every option, those that data and devices decide included."""
+    """Return the value of every option; data and devices decide some."""
     if isinstance(made, transfer.Transfer):
         return options_lib.values(plain)
     own = {"devices": made.mesh.size, "steps_per_call": made.loop.steps_per_call}
@@ -149,7 +149,7 @@ def plan_job(
     *,
     one_step: bool = True,
 ) -> job.Job:
-    """Make the job of a config to compile and not to run: it has no evaluators.
+    """Make the job of a config for compilation only; it has no evaluators.
 
     Nothing is written. Within `sharding.for_elsewhere` the job is for other devices.
 
@@ -275,7 +275,7 @@ def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
 
 
 def _make_method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method:
-    """Make the method, which must replay where config.replay says how."""
+    """Make the method; refuse config.replay for a method that replays nothing."""
     with sharding.use_mesh(mesh):
         method = sections.make_method(top, parts)
     if top.replay and not method.replays:
@@ -287,7 +287,7 @@ def _make_method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method
 
 
 def _read_facts(top, tasks, replay: dict, mesh) -> dict:
-    """Read the fields of Parts that only data, memory and devices can tell.
+    """Read the fields of Parts that depend on data, memory and devices.
 
     `replay` are the options of config.replay.
     """
@@ -355,9 +355,9 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
 def _single_task_runs(
     top, plain, parts, data: job.Data, method, eval_parts, evaluators
 ) -> Callable | dict | None:
-    """Say how to train on one task alone, or what a run found that did.
+    """Describe how to train on one task alone, or read the results of a run that did.
 
-    None where FT_i is not asked for, or judged. The method is made when it is needed.
+    None if FT_i is not wanted or not evaluated. The method is made when it is needed.
     So are its evaluators, which put images on the devices.
     """
     if not top.plasticity or len(data.stream.tasks) == 1:
@@ -407,7 +407,7 @@ def restore_frozen(config: ml_collections.ConfigDict) -> Frozen:
     """Read config.data, and restore the encoder of config.checkpoint.
 
     Args:
-      config: as of a transfer run; evaluators do not matter.
+      config: like that of a transfer run; its evaluators are ignored.
 
     Raises:
       ValueError, OSError: as `build`.
@@ -460,7 +460,7 @@ def _build_transfer(top: sections.TopLevel, workdir) -> transfer.Transfer:
 
 
 def _make_eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalParts:
-    """Make EvalParts; `method` is what is evaluated."""
+    """Make EvalParts for a method."""
     return core.EvalParts(
         **_pick_functions(method),
         stream=tasks,
@@ -476,6 +476,6 @@ def _make_eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalP
 
 
 def _pick_functions(method: core.Method) -> dict:
-    """Pick what evaluators read; they embed several splits, and trace `embed` once."""
+    """Pick the functions for evaluators, which share one trace of `embed`."""
     found = {name: getattr(method, name) for name in _EVALUATED}
     return found | {"embed": sharding.traced_once(method.embed)}

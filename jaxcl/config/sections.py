@@ -1,4 +1,4 @@
-"""Sections of a config and what they name: data, networks, optimisers, methods.
+"""Read the sections of a config: data, networks, optimisers, methods.
 
 Each names a function and gives its keyword arguments, so the signatures are the
 schema: a key that a function does not take, or a value of another type than its
@@ -126,7 +126,7 @@ class TopLevel:
 
 
 def choose_precision(raw: dict) -> str:
-    """Choose the precision of "auto": "bfloat16", but float32 on CPUs and for graphs.
+    """Choose the precision for "auto": "bfloat16", or float32 on CPUs and for graphs.
 
     GPUs before compute capability 8 (Ampere) have no arithmetic in it, either.
     """
@@ -136,7 +136,7 @@ def choose_precision(raw: dict) -> str:
 
 
 def read_top(raw: dict) -> TopLevel:
-    """Check the top level of a config; what "auto" means is put in its place."""
+    """Check the top level of a config, and replace "auto" by its meaning."""
     if raw.get("precision") == "auto":
         raw = raw | {"precision": choose_precision(raw)}
     judges = raw.get("checkpoint") is not None
@@ -159,7 +159,7 @@ def check_image(
 
 
 def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
-    """Refuse sections of which some are of graphs and others of images.
+    """Refuse a mix of sections for graphs and for images.
 
     Args:
       train: the examples, once they are read.
@@ -216,7 +216,7 @@ def find_function(path: str, section) -> Callable:
 def follows_seed(scenario: dict) -> bool:
     """Tell whether the run's seed cuts the tasks, since the scenario has none.
 
-    So it is with "growth", "permuted", "rotated", "recurring" and "blurry", and with
+    This holds for "growth", "permuted", "rotated", "recurring" and "blurry", and for
     "class" in the order "released".
     """
     name, order = scenario.get("name"), scenario.get("class_order")
@@ -225,7 +225,7 @@ def follows_seed(scenario: dict) -> bool:
 
 
 def scenario_seed(raw: Mapping) -> dict:
-    """Return the option `seed` of the scenario, where the run's seed stands for it."""
+    """Return the option `seed` of the scenario; the run's seed may stand for it."""
     return {"seed": raw.get("seed", 0)} if follows_seed(raw["scenario"]) else {}
 
 
@@ -258,8 +258,8 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], dict]:
     """Read the sections of `core.Parts`, before there are data.
 
     Returns:
-      A function that makes Parts of what the data tell, and a dict of what evaluators
-      and loaders must know of the images: size, mean, std, views, resize and crop.
+      A function from facts about the data to Parts, and a dict of facts about the
+      images for evaluators and loaders: size, mean, std, views, resize and crop.
 
     Raises:
       ValueError: an option of augment, encoder, tuning, optimizer or schedule is wrong.
@@ -366,7 +366,7 @@ def _split_batches(top: TopLevel, module):
 
 
 def _build_views(top: TopLevel):
-    """Make the views of Parts, and what is known of the images, if any."""
+    """Make the views of Parts, and the facts about the images, if any."""
     dtype, augment = PRECISIONS[top.precision], dict(top.augment)
     name = augment.pop("name", "images")
     core.check_choice("config.augment.name", name, ("images", "graphs"))
@@ -430,12 +430,12 @@ def _module(top: TopLevel):
 
 
 def wrap_tuned(module, section: dict | str | None, given=None):
-    """Wrap an encoder of which config.tuning names the part that is trained.
+    """Wrap an encoder so that only the part in config.tuning is trained.
 
     Args:
       module: of config.encoder.
       section: config.tuning.
-      given: what it begins with, see `tuning.TunedEncoder`.
+      given: its initial weights, see `tuning.TunedEncoder`.
     """
     if given is None and not section and not traits.read_traits(module).frozen:
         return module
@@ -447,12 +447,11 @@ def wrap_tuned(module, section: dict | str | None, given=None):
 def fill_from_start(raw: dict) -> dict:
     """Fill in a config that begins with the folder of an encoder.
 
-    That is the encoder, and the mean and standard deviation of its images. Where
-    config.encoder names the same network, its drop_path and remat are kept; the folder
-    says all else.
+    The folder sets the encoder, and the mean and standard deviation of its images. If
+    config.encoder names the same network, its drop_path and remat are kept.
 
     Raises:
-      ValueError: the folder cannot be read, or goes with no such config.
+      ValueError: the folder cannot be read, or does not fit the config.
     """
     if not folder.is_one(raw.get("start")):
         return raw

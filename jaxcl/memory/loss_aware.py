@@ -27,13 +27,13 @@ def move_losses(old: jax.Array, new: jax.Array) -> jax.Array:
 def score_losses(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Array:
     """Score the worth of each stored row, f32[K]; infinity for an empty slot.
 
-    The loss, put between 0 and 1 by the least and the largest of the stored rows, less
-    half of the row's draws as a share of the most that a stored row has. Rows of low
-    loss that were drawn often have been learnt.
+    The loss, scaled to 0 to 1 over the stored rows, minus half of the row's draws
+    divided by the largest number of draws. Rows of low loss that were drawn often have
+    been learnt.
 
     Source: released code of CLA (giacomo-cgn/ocl-self-supervised,
     src/buffers/loss_aware_buffer.py). SOLAR (arXiv 2604.10586), whose memory prefers
-    rows of high loss, may have the same rule; no text that we have gives it.
+    rows of high loss, may have the same rule; its text does not say.
 
     Departure: a batch that does not fit takes the free slots, then replaces rows; the
     released code drops what is left of that batch.
@@ -53,9 +53,9 @@ def score_losses(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Ar
 def replace_lowest(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     """Store every row in place of the row with the lowest score.
 
-    Scores are taken once, before the batch, so that no row of it goes. If a batch has
-    more than `capacity` rows, the first ones stay. Source: see `score_losses`, there
-    the insertion "fifo".
+    Scores are computed once, before the batch, so that none of its rows is replaced. If
+    a batch has more than `capacity` rows, the first ones stay. Source: see
+    `score_losses`, there the insertion "fifo".
 
     Args:
       buffer: Buffer, items with "loss" f32[capacity], the running loss, and "draws"
@@ -77,7 +77,7 @@ def replace_lowest(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
 def replace_in_reservoir(
     buffer: buffer_lib.Buffer, key: jax.Array, loss: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Store rows as a reservoir does, in place of the rows with the lowest scores.
+    """Admit rows as a reservoir does; each replaces the row with the lowest score.
 
     Rows come one after another: row n of the stream takes slot n while there are free
     ones, and enters with probability capacity / (n + 1) later, exactly where it would

@@ -210,10 +210,10 @@ def greedy_balanced(
 ) -> tuple[jax.Array, jax.Array]:
     """Keep an equal share of every class, first come, first kept (GDumb).
 
-    Rows come one after another; k is the capacity. A row is stored if its class never
-    was, or if fewer than floor(k / classes stored so far) rows of its class are. It
-    takes the first free slot, or else the slot of a random row of the largest class
-    (of several, the one met first).
+    Rows come one after another; k is the capacity. A row is stored if its class is new,
+    or if fewer than floor(k / classes stored so far) rows of its class are. It takes
+    the first free slot, or else the slot of a random row of the largest class (of
+    several, the one met first).
 
     The draw depends on the key and on the row's number in the stream alone, so the
     result does not depend on the batches, and one key serves the whole stream.
@@ -290,7 +290,7 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
 def duel(buffer: buffer_lib.Buffer, feature: jax.Array, mask: jax.Array) -> jax.Array:
     """Store every row in place of the one that is most similar to all others.
 
-    Rows of the batch that entered before may go, too. Source: Choi et al., "DUEL",
+    Earlier rows of the batch may be replaced, too. Source: Choi et al., "DUEL",
     AAAI 2024; see `duel.select`, here with the affine score.
 
     Args:

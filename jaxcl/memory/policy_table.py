@@ -12,8 +12,8 @@ from jaxcl.memory import loss_aware, policies
 class Policy(NamedTuple):
     """A replay policy as methods call it.
 
-    Functions of `policies` take what they read and no more, so that they serve without
-    a method. This record gives them one signature, with the items that each reads.
+    Functions of `policies` take only what they read, so that they work without a
+    method. This record gives them one signature, with the items that each reads.
     """
 
     # (buffer, state, key, items, mask) -> (slots i32[B], state). `items` are those of

@@ -34,7 +34,7 @@ def write_page(
 
     Args:
       workdirs: run directories, of one seed or of several.
-      out: where the page goes.
+      out: path of the page.
       title: None: the names of the runs.
 
     Raises:

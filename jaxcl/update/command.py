@@ -7,7 +7,7 @@ RUN/updates/0001 and so on, with an `update.json`; the next update continues fro
 last accepted one. RUN itself does not change.
 
 An update of a folder whose images have changed is a new update. Exit codes: 0 accepted,
-or nothing new, which one line says; 3 rolled back; 1, 2 and 75 as in `jaxcl.main`.
+or nothing new; 3 rolled back; 1, 2 and 75 as in `jaxcl.main`.
 """
 
 import json
@@ -66,7 +66,7 @@ def carry_out(
 
     Args:
       work: from `plan.make_plan`.
-      prepared: from `prepare`; None: it is done here.
+      prepared: from `prepare`; None: call it here.
       stop: as in `train.run_tasks`.
 
     Returns:
@@ -168,7 +168,7 @@ def measure_accuracies(
       stop: as in `train.run_tasks`.
 
     Raises:
-      schema.Refused: an evaluator gives no accuracy, so that no limit could be kept.
+      schema.Refused: an evaluator gives no accuracy, so limits could not be checked.
     """
     if judging is None:
         return {}

@@ -182,7 +182,7 @@ def make_plan(
 def _hash_images(run, new_set, judge) -> dict:
     """Hash the new images and the test images; warn of images in both.
 
-    Images are the same where their bytes are, see `identity`.
+    Images are equal if their bytes are, see `identity`.
     """
     new = identity.identify(new_set)
     if judge is None:
@@ -203,7 +203,7 @@ def _hash_images(run, new_set, judge) -> dict:
 
 
 def say_nothing_new(work: Plan) -> str:
-    """Say in one line that the update was done before."""
+    """Write in one line that the update was done before."""
     return (
         f"nothing new: {work.workdir} is this update, of these images; nothing was "
         "trained. --again (again=True in a program) makes another"

@@ -166,7 +166,7 @@ def choose_axis_numbers(count: int) -> list[int]:
 
 
 def draw_mean_and_band(axes, number, x, mean, half, name) -> None:
-    """Draw a curve, and a band that is `half` as high to each side, or None."""
+    """Draw a curve, with a band of `half` to each side unless it is None."""
     style = choose_style(number)
     if half is not None:
         colour = style["color"]

@@ -44,8 +44,9 @@ def summary(named_curves, strips, path, *, title, chance=None) -> None:
     """Draw a strip of images for each task, and accuracies over tasks below.
 
     Args:
-      named_curves: name -> f[seeds, T] or f[T] in [0, 1], on the tasks so far; of one
-        value a line across. The band is one standard deviation over the seeds.
+      named_curves: name -> f[seeds, T] or f[T] in [0, 1], on the tasks so far; a single
+        value is drawn as a horizontal line. The band is one standard deviation over the
+        seeds.
       strips: images u8[H, W, C] of the first tasks, up to eight of each are drawn.
       path: of the picture.
       title: of the picture.
@@ -97,7 +98,7 @@ def _draw_strip(axes, images, name) -> None:
 
 
 def _label_ends(axes, ends, low) -> None:
-    """Write the name and last value of each line at its end, none over another."""
+    """Write the name and last value of each line at its end, without overlap."""
     apart = (101 - low) / 14
     height = -np.inf
     for value, name, number in sorted(ends):

@@ -28,8 +28,8 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
       matrix: f[T, T] in [0, 1], [i, j] = accuracy on task j after task i, nan
         (hatched) where not measured.
       path: of the picture.
-      task_names: T names of the columns, shortened where long and left out where
-        many; by default numbers from 1.
+      task_names: T names of the columns; long ones are shortened, and many are left
+        out. By default numbers from 1.
     """
     matrix = np.asarray(matrix, np.float64)
     side = float(np.clip(2.0 + 0.62 * len(matrix), 4.0, 14.0))
@@ -39,7 +39,7 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
 
 
 def _heat_range(matrix) -> tuple[float, float]:
-    """Choose the least and the most percent of the colours for accuracies in [0, 1].
+    """Choose the lowest and highest percentage of the colours.
 
     Round the measured range to whole tens, at least 20 wide: from 0 to 100 the
     accuracies of one run would often have one colour.
@@ -86,7 +86,7 @@ def _heat_map(figure, axes, matrix, title, task_names) -> None:
 
 
 def overview(results, rows, path=None):
-    """Draw a run in one figure: what it came to, and its loss.
+    """Draw a run in one figure: its accuracies and its loss.
 
     Args:
       results: of results.json.
