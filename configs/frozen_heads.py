@@ -10,7 +10,7 @@ tasks of 20, in the order of the PNR experiments for the seed. The encoder is an
       --config.method.name=slda --workdir=runs/slda
   jaxcl train frozen_heads:shapes --config.start=exports/mine --config.method.name=acil
 
-Words: cifar100 (what the name of the file alone means), imagenet_r, cub200, and shapes,
+Words: cifar100 (the default), imagenet_r, cub200, and shapes,
 which needs no download; `configs/frozen_heads.py:debug` runs in seconds, on digits.
 With the word features, config.data.path is a file that `jaxcl features` wrote.
 Methods: ranpac, and --config.method.name=ncm, slda, fecam, acil, stored_knn,

@@ -91,7 +91,7 @@ def parse_target(text: str) -> Target:
         machines, each = [1, *counts][-2:]
         return Target(chip, f"1x{machines}x{each}", whole)
     allowed = [f"{k}:{x.slice or 8}" for k, x in CHIPS.items() if x.slice or x.gpu]
-    raise ValueError(f"--target={text}: must be as {', '.join(allowed)}")
+    raise ValueError(f"--target={text}: must look like {', '.join(allowed)}")
 
 
 def compiler(target: Target) -> str:

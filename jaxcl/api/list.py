@@ -1,6 +1,6 @@
-"""`jaxcl list KIND`: what a config may name, a line each, from the code itself.
+"""List what a config may name, a line each: `jaxcl list KIND`.
 
-A kind is imported when it is asked for: all of them take two seconds.
+All lines come from the code. Only the kinds that are asked for are imported.
 """
 
 import argparse

@@ -1,8 +1,7 @@
-"""`jaxcl options CONFIG`: options, their values, where these are from, what they mean.
+"""Print the options of a config: value, origin, range and meaning.
 
-Without --all these are the options that the config or the command sets. Meanings are
-those of the docstrings and comments beside the options, what is allowed that of their
-annotations.
+`jaxcl options CONFIG` prints options that the config or the command sets; `--all`
+prints all. Meanings come from docstrings and comments, ranges from annotations.
 """
 
 import functools

@@ -28,7 +28,7 @@ def check_path(top: sections.TopLevel) -> None:
     if top.name in files.describe_configs():
         ways.append(f"try the config without its data: jaxcl train {top.name}:debug")
     raise ValueError(
-        f"config.data.path={path!r}: there is nothing at this path. You can "
+        f"config.data.path={path!r}: no such file or folder. You can "
         f"{'; or '.join(ways)}"
     )
 

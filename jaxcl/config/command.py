@@ -50,7 +50,7 @@ def parse_flags(argv, section="config", define=lambda: None):
             message = before + refusal[1].strip()
         if "\nTypeError: get_config() takes 0 positional" in message:
             message = f"{before}the config takes no word behind its name and a colon"
-        message = _reword_int_error(message)
+        message = _reword_flag_error(message)
         if isinstance(error, flags.UnrecognizedFlagError):
             message += _suggest_option(error.flagname, section)
         sys.exit(complain(message.replace("\n", " ")))
@@ -58,8 +58,10 @@ def parse_flags(argv, section="config", define=lambda: None):
         sys.exit(complain(error))
 
 
-def _reword_int_error(message: str) -> str:
-    """Return a message about a number without the words of Python's `int`."""
+def _reword_flag_error(message: str) -> str:
+    """Return a message about a flag without the words of absl and of Python's `int`."""
+    missing = r"flag --(\w+)=None: Flag --\1 must have a value other than None\."
+    message = re.sub(missing, r"--\1 is required.", message)
     kinds = {"invalid literal for int": "a whole number"}
     kinds |= {"could not convert string to float": "a number"}
     for words, kind in kinds.items():

@@ -62,7 +62,7 @@ def locate(name: str) -> str:
     if pathlib.Path(file).is_dir():
         hint = f" ({file} is a folder: did you mean own_images:{file}?)"
     raise ValueError(
-        f"--config={name}: there is no such file, nor a config of that name{hint}; "
+        f"--config={name}: no file or config has this name{hint}; "
         "`jaxcl list configs` has all"
     )
 

@@ -377,5 +377,5 @@ def of_path(path: str) -> dict:
       ValueError: there is nothing; or as `from_huggingface.guess_options`.
     """
     if not storage.exists(path):
-        raise ValueError(f"{path!r}: there is nothing at this path")
+        raise ValueError(f"{path!r}: no such file or folder")
     return sources.section_of(path)

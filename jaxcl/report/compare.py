@@ -146,11 +146,12 @@ def parser() -> argparse.ArgumentParser:
         prog="jaxcl compare", description=__doc__.splitlines()[0]
     )
     add = arguments.add_argument
-    add("workdirs", nargs="+", help="run directories")
-    add("--matrix", default=None, help="default: the first's first")
-    add("--scalar", default=None, help="as memory/entropy")
-    add("--band", default="error", choices=["error", "std"])
-    add("--out", default=None, help="a .png, .svg or .pdf of it over time")
+    add("workdirs", nargs="+", metavar="RUN", help="run directories")
+    add("--matrix", default=None, help="accuracy, as knn/all; default: the first one")
+    add("--scalar", default=None, help="compare a scalar instead, as memory/entropy")
+    band = "of the plot: standard error or deviation over seeds"
+    add("--band", default="error", choices=["error", "std"], help=band)
+    add("--out", default=None, help="plot over time to write: .png, .svg or .pdf")
     return arguments
 
 

@@ -193,15 +193,15 @@ def define_flags(
     They are not defined on import, since other commands have a --config, too.
     """
     texts = {
-        "run": "Run directory, finished.",
-        "data": "New images: a path.",
-        "test": "Labelled images to judge by: a path.",
-        "old": "Images that are in the index: a path.",
+        "run": "Finished run directory.",
+        "data": "Path of the new images.",
+        "test": "Path of labelled images, for evaluation.",
+        "old": "Path of the images in the search index.",
         "average": "Share of the new weights in an average with the old; or auto.",
     }
     switches = {
-        "join": "Train on the run's data beside the new.",
-        "again": "Even if the same update is done.",
+        "join": "Also train on the run's data.",
+        "again": "Repeat an update that is done.",
         "verbose": "Print all measures.",
     }
     for name, words in texts.items():
