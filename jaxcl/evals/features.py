@@ -353,7 +353,7 @@ def embed_batches(
 def _make_reader(
     parts, examples, rows, batch_size, images
 ) -> tuple[Callable, Callable]:
-    """Return two functions: batch -> inputs of the encoder, count -> batches of rows."""
+    """Return two functions: batch -> the encoder's inputs, and count -> batches."""
     mesh = parts.mesh
 
     def first_of(batches, count):
