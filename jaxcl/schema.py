@@ -270,7 +270,7 @@ _WORDS = {
     dict: "a section",
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bool: "True or False",
     types.NoneType: "None",
     Any: "anything",

@@ -17,20 +17,20 @@ from jaxcl.nets import tuning
 
 RESOLVED = "resolved.json"
 # Options of a section that its function does not take.
-_NAME = "which of them, see `jaxcl list`"
+_NAME = "one of those that `jaxcl list` prints"
 _BESIDE = {
     "config.augment": (
         ("name", "images", '"images" or "graphs"'),
-        ("resize", None, "shorter side before the middle is cut, to evaluate"),
+        ("resize", None, "shorter side before the centre crop, for evaluation"),
     ),
     "config.optimizer": (
         ("name", schema.NONE, _NAME),
         ("lr", schema.NONE, "learning rate at its peak, see config.scale_lr"),
     ),
     "config.evaluators": (
-        ("name", schema.NONE, "of the evaluator, where it is not the key"),
-        ("last_only", False, "whether it runs after the last task alone"),
-        ("skip", False, "whether it never runs"),
+        ("name", schema.NONE, "of the evaluator, if it is not the key"),
+        ("last_only", False, "run after the last task only"),
+        ("skip", False, "never run"),
     ),
 }
 # Parameters that no config sets, by the path of the section.

@@ -80,48 +80,50 @@ class TopLevel:
     replay: dict | None = None  # options of methods.online.replay.settings
     # Options of nets.tuning.settings, or a name in its RECIPES; None: all trains
     tuning: dict | Literal["decay", "lora", "explora"] | None = None
-    name: _Name = "run"  # of the run; its directory is runs/NAME unless told
-    regime: str = ""  # a word that other values of the config follow; not read itself
-    seed: schema.Natural = 0  # the first
-    seeds: schema.Count = 1  # how many runs, of seeds that follow one another
-    batch_size: schema.Count = 256  # global
+    name: _Name = "run"  # of the run; its default directory is runs/NAME
+    regime: str = ""  # a word that other values of the config follow
+    seed: schema.Natural = 0  # of all random draws; the first one with `seeds`
+    seeds: schema.Count = 1  # number of runs, with consecutive seeds
+    batch_size: schema.Count = 256  # images in a step, over all devices
     # Pieces of a batch that pass the encoder in turn: less memory, a third more time
     accumulate: schema.Count = 1
-    epochs: _Epochs = 1  # per task; of several the last for all others
-    patience: schema.Natural = 0  # epochs without a lower loss end a task; 0: none
-    # Of the computation; parameters stay float32. "auto": see `choose_precision`
+    # Epochs of each task; in a list the last number serves all later tasks
+    epochs: _Epochs = 1
+    # A task ends after so many epochs without a lower loss; 0: never
+    patience: schema.Natural = 0
+    # Of the computation; parameters stay float32. "auto": bfloat16 on TPUs and recent
+    # GPUs
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
-    devices: schema.Count | None = None  # how many; None: all
+    devices: schema.Count | None = None  # number of devices; None: all
     # Options of `read_sides`; None: each device has all weights
     mesh: dict | None = None
     # Steps of one call. "task": all up to the next save, evaluation or end of a task.
     # None: 1 on CPU; elsewhere "task" for methods that replay, 8 for others
     steps_per_call: schema.Count | Literal["task"] | None = None
-    # Folder of compiled programs that later runs take up, unless JAX has one already.
+    # Folder of compiled programs for later runs, unless JAX has one already.
     # "auto": in this user's cache folder; "": none
     compile_cache: str = "auto"
     device_bytes: _Bytes = 8 * 2**30  # sets up to this size live on the device
-    duplicates: bool | None = None  # count and tell them; None: where that is quick
+    duplicates: bool | None = None  # count duplicate images; None: if that is quick
     workers: Annotated[int, schema.Range(0, 1024)] = 4  # processes that decode images
-    log_every: schema.Count = 10  # steps
-    save_every: schema.Natural = 500  # steps; 0: after tasks only
-    eval_every: schema.Natural = 0  # steps; 0: after tasks only
-    eval_epochs: schema.Natural = 0  # the same in epochs
-    # Checkpoints; a damaged newest one has one before it.
+    log_every: schema.Count = 10  # steps between logged rows
+    save_every: schema.Natural = 500  # steps between saves; 0: after tasks only
+    eval_every: schema.Natural = 0  # steps between evaluations; 0: after tasks only
+    eval_epochs: schema.Natural = 0  # epochs between evaluations; 0: after tasks only
+    # Checkpoints to keep; the second newest serves if the newest is damaged
     keep: Annotated[int, schema.Range(least=2)] = 2
-    evaluate_untrained: bool = True  # also before the first step
+    evaluate_untrained: bool = True  # evaluate before the first step, too
     plasticity: bool = True  # also train on each task alone, for FT_i
     plasticity_from: str | None = None  # a run of the same base that measured FT_i
-    # A run that has done the first tasks, from which this one goes on; or the folder of
-    # an encoder, with which it begins.
+    # A run to continue with further tasks, or the folder of an encoder to begin with
     start: str | None = None
-    first_tasks: schema.Count | None = None  # how many tasks are trained; None: all
-    checkpoint: str | None = None  # a run whose encoder is judged; nothing is trained
-    tensorboard: bool = True  # leave events for it
-    loggers: str = ""  # modules of run.loggers, or your own, with commas between
+    first_tasks: schema.Count | None = None  # train only so many tasks; None: all
+    checkpoint: str | None = None  # evaluate the encoder of this run; train nothing
+    tensorboard: bool = True  # write TensorBoard events
+    loggers: str = ""  # modules of run.loggers, or your own, with commas
     plots: bool = True  # draw pictures
-    # A bar, none, or a bar on a terminal only
+    # Show a progress bar; "auto": only on a terminal or in a notebook
     progress: Literal["auto"] | bool = "auto"
 
 

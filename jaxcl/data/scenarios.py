@@ -374,7 +374,7 @@ def repeat_rows(
 ) -> list[stream.Task]:
     """Repeat each row of tasks.
 
-    copies: repetitions of each row in a row, see `one_pass.Repeated`.
+    copies: times that each row is repeated, one after another, see `one_pass.Repeated`.
     """
     if copies == 1:
         return tasks

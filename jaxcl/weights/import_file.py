@@ -293,7 +293,7 @@ def parser() -> argparse.ArgumentParser:
     add("--prefix", help="of the network's names, if the file has several")
     add("--heads", type=int, help="attention heads; not in the weights")
     add("--epsilon", type=float, help="of the norms; not in the weights")
-    add("--features", choices=("class", "mean", "both"), help="which of a ViT")
+    add("--features", choices=("class", "mean", "both"), help="of a ViT")
     add("--stem-padding", type=int, help="of a ResNet's 3 x 3 stem")
     add("--size", type=int, help="pixels of a side, for the network")
     add("--resize", type=int, help="shorter side before the centre crop")
