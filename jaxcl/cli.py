@@ -56,13 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code, or 2 if there is no such command."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _started(words)
+        return _start_command(words)
     except BrokenPipeError:  # whoever read it has seen enough, as `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _started(words: list[str]) -> int:
+def _start_command(words: list[str]) -> int:
     """Start the command that the words name; return the exit code."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())

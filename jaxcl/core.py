@@ -286,13 +286,13 @@ def misfits(theirs: dict, ours: dict) -> list[tuple[str, str, str]]:
       theirs, ours: name -> array, or another object with `dtype` and `shape`.
     """
 
-    def said(leaves, name):
+    def describe(leaves, name):
         if name not in leaves:
             return "absent"
         return f"{leaves[name].dtype}{list(leaves[name].shape)}"
 
     names = sorted({*theirs, *ours})
-    pairs = [(name, said(theirs, name), said(ours, name)) for name in names]
+    pairs = [(name, describe(theirs, name), describe(ours, name)) for name in names]
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 

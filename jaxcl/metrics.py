@@ -27,7 +27,7 @@ def _mean(values):
     return float(np.mean(values)) if len(values) else float("nan")
 
 
-def _best(values):
+def _best_cells(values):
     """Compute the best measured cell of each column, nan where there is none."""
     best = np.max(np.where(np.isnan(values), -np.inf, values), axis=0)
     return np.where(np.isneginf(best), np.nan, best)
@@ -84,7 +84,7 @@ def forgetting(matrix) -> float:
     matrix = _square(matrix)
     if len(matrix) == 1:
         return float("nan")
-    return _mean((_best(matrix[:-1]) - matrix[-1])[:-1])
+    return _mean((_best_cells(matrix[:-1]) - matrix[-1])[:-1])
 
 
 def stability(matrix) -> float:
@@ -105,7 +105,7 @@ def stability(matrix) -> float:
     matrix = _square(matrix)
     if len(matrix) == 1:
         return float("nan")
-    best = np.maximum(_best(matrix[:-1]), matrix[-1])
+    best = np.maximum(_best_cells(matrix[:-1]), matrix[-1])
     return _mean((best - matrix[-1])[:-1])
 
 

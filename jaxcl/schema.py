@@ -279,10 +279,10 @@ _WORDS = {
 
 def allowed(annotation: Any) -> str:
     """Say what an annotation allows, in a few words: "from 0 to 1 or None"."""
-    return " or ".join(dict.fromkeys(map(_allowed, _union_members(annotation))))
+    return " or ".join(dict.fromkeys(map(_describe_type, _union_members(annotation))))
 
 
-def _allowed(kind) -> str:
+def _describe_type(kind) -> str:
     """Say what one member of a union allows."""
     plain, inner, rules = _split_type(kind)
     if plain is Literal:
@@ -518,7 +518,7 @@ def find_named_function(choices: dict, section, field: str):
         core.check_choice(field, name, tuple(choices))
         return choices[name], section
     package, _, function = name.rpartition(".")
-    found = getattr(_imported(package, name, field), function, None)
+    found = getattr(_import_module(package, name, field), function, None)
     if not callable(found):
         raise ValueError(
             f"{field}={name!r}: {package} has no function {function!r}; must be "
@@ -540,7 +540,7 @@ def module(package: str, name: str, field: str):
       ValueError: there is none, or it has no `make`.
     """
     if _is_foreign(name):
-        return _own_module(name, field)
+        return _import_own_module(name, field)
     path = f"{package}.{name}"
     there = isinstance(name, str) and name.isidentifier() and find_spec(path)
     found = importlib.import_module(path) if there else None
@@ -561,7 +561,7 @@ def find_named(choices: Mapping[str, Any], name: str, field: str) -> Any:
       ValueError: there is neither; the message has the nearest names.
     """
     if _is_foreign(name):
-        return _own_module(name, field).make
+        return _import_own_module(name, field).make
     core.check_choice(field, name, tuple(choices))
     return choices[name]
 
@@ -576,9 +576,9 @@ def check_made(found: Any, kind: type, name: str, field: str) -> Any:
     return found
 
 
-def _own_module(name, field):
+def _import_own_module(name, field):
     """Import a module of the user's own package that has `make`."""
-    found = _imported(name, name, field)
+    found = _import_module(name, name, field)
     if not hasattr(found, "make"):
         raise ValueError(f"{field}={name!r}: the module has no function `make`")
     return found
@@ -600,7 +600,7 @@ def _is_foreign(name) -> bool:
     return len(parts) > 1 and all(part.isidentifier() for part in parts)
 
 
-def _imported(path, name, field):
+def _import_module(path, name, field):
     """Import a module; refuse `name` if there is none.
 
     An import that fails inside the module is the module's own error, and is raised.

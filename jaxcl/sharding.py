@@ -285,14 +285,14 @@ def placement(tree, mesh: Mesh):
       ValueError: the devices cannot share the rows of a memory evenly.
     """
 
-    def of(path, node):
+    def leaf_sharding(path, node):
         if not _is_split(node):
             return _place_weight(path, node, mesh)
         for leaf in jax.tree.leaves(node):
             per_device("the memory's rows", leaf.shape[0], mesh)
         return jax.tree.map(lambda leaf: split_sharding(mesh), node)
 
-    return jax.tree_util.tree_map_with_path(of, tree, is_leaf=_is_split)
+    return jax.tree_util.tree_map_with_path(leaf_sharding, tree, is_leaf=_is_split)
 
 
 def _place_weight(path, leaf, mesh):
@@ -312,10 +312,10 @@ def commit_placement(tree, mesh: Mesh):
 
     A step that sees its state in one form compiles once.
     """
-    return jax.jit(_same, out_shardings=placement(tree, mesh))(tree)
+    return jax.jit(_identity, out_shardings=placement(tree, mesh))(tree)
 
 
-def _same(tree):
+def _identity(tree):
     """Return the tree; a new function would be compiled again after every task."""
     return tree
 

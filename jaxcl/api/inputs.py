@@ -53,7 +53,7 @@ def make_section(
     """
     class_names = None
     if type(images).__module__.partition(".")[0] == "datasets":
-        images, own, class_names = _of_dataset(name, images)
+        images, own, class_names = _read_dataset(name, images)
         if labels is None:
             labels = own
         else:
@@ -70,10 +70,10 @@ def make_section(
     if isinstance(images, Mapping):
         return ImageInput(dict(images) | share)
     if text:
-        return ImageInput(_of_text(os.fspath(images)) | share)
+        return ImageInput(_section_of_text(os.fspath(images)) | share)
     held = in_memory.store_set(
         name,
-        _stacked(name, images),
+        _stack_images(name, images),
         labels=labels,
         domains=domains,
         class_names=class_names,
@@ -91,14 +91,14 @@ def split_pair(test: Any) -> tuple:
     return pair
 
 
-def _of_text(text: str) -> dict:
+def _section_of_text(text: str) -> dict:
     """Make the section of a path, or of the name of a source."""
     if text in sources.SOURCES and not storage.exists(text):
         return {"name": text}
     return own_images.of_path(text)
 
 
-def _of_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
+def _read_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
     """Read images and labels of a Dataset, and the names of its classes.
 
     `from_huggingface.choose_columns` chooses the columns of images and labels.
@@ -140,7 +140,7 @@ def _arrays(name, rows, column) -> list[np.ndarray]:
         return [np.asarray(image, feature.dtype) for image in rows[column]]
     # As they are stored: `datasets` would turn photographs, and files are not turned.
     stored = rows.cast_column(column, type(feature)(decode=False))[column]
-    return _decoded(name, [_open_image(image, feature.mode) for image in stored])
+    return _decode_images(name, [_open_image(image, feature.mode) for image in stored])
 
 
 def _open_image(stored, mode) -> Image.Image:
@@ -151,7 +151,7 @@ def _open_image(stored, mode) -> Image.Image:
         return image if mode is None else image.convert(mode)
 
 
-def _decoded(name, images) -> list[np.ndarray]:
+def _decode_images(name, images) -> list[np.ndarray]:
     """Convert PIL images to arrays, all of them grey or all in colour."""
     modes = {getattr(image, "mode", None) for image in images}
     if odd := modes - {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"}:
@@ -165,7 +165,7 @@ def _decoded(name, images) -> list[np.ndarray]:
     return [array[..., 0] for array in arrays] if grey else arrays
 
 
-def _stacked(name, images) -> np.ndarray:
+def _stack_images(name, images) -> np.ndarray:
     """Stack a sequence of images into one array."""
     if hasattr(images, "ndim") or hasattr(images, "__array__"):
         return np.asarray(images)
@@ -175,7 +175,9 @@ def _stacked(name, images) -> np.ndarray:
             "list of images, a path, the name of a source, or a section of a config"
         )
     if all(hasattr(image, "convert") for image in images):
-        images = _decoded(name, images)  # or a palette's numbers would pass for grey
+        images = _decode_images(
+            name, images
+        )  # or a palette's numbers would pass for grey
     arrays = [np.asarray(image) for image in images]
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:

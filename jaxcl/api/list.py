@@ -31,21 +31,21 @@ def _functions(choices: dict[str, Callable]) -> dict[str, str]:
     return {name: _first_line(made.__doc__) for name, made in choices.items()}
 
 
-def _bases() -> dict[str, str]:
+def _describe_bases() -> dict[str, str]:
     """Describe the base losses of two-view methods."""
     from jaxcl.methods.two_view import bases
 
     return _functions(bases.BASES)
 
 
-def _strategies() -> dict[str, str]:
+def _describe_strategies() -> dict[str, str]:
     """Describe the strategies of two-view methods."""
     from jaxcl.methods.two_view import strategies
 
     return _functions(strategies.STRATEGIES)
 
 
-def _encoders() -> dict[str, str]:
+def _describe_encoders() -> dict[str, str]:
     """Describe the names of config.encoder.name, and those for own images."""
     from jaxcl.config import own_images, sections
 
@@ -54,14 +54,14 @@ def _encoders() -> dict[str, str]:
     return _functions(sections.ENCODERS) | {"own_images": takers}
 
 
-def _data() -> dict[str, str]:
+def _describe_data() -> dict[str, str]:
     """Describe the sources of images and graphs."""
     from jaxcl.data import sources
 
     return _functions(sources.SOURCES)
 
 
-def _configs() -> dict[str, str]:
+def _describe_configs() -> dict[str, str]:
     """Describe the configs that come with the library."""
     from jaxcl.config import files
 
@@ -76,19 +76,19 @@ KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
     ),
     "bases": (
         "jaxcl train CONFIG --config.method.base=NAME",
-        _bases,
+        _describe_bases,
     ),
     "strategies": (
         "jaxcl train CONFIG --config.method.strategy=NAME",
-        _strategies,
+        _describe_strategies,
     ),
-    "encoders": ("--config.encoder.name=NAME", _encoders),
-    "data": ("--config.data.name=NAME", _data),
+    "encoders": ("--config.encoder.name=NAME", _describe_encoders),
+    "data": ("--config.data.name=NAME", _describe_data),
     "evaluators": (
         'in a config: config.evaluators = {"NAME": {}}',
         lambda: dict(_modules("jaxcl.evals")),
     ),
-    "configs": ("jaxcl train NAME", _configs),
+    "configs": ("jaxcl train NAME", _describe_configs),
 }
 
 

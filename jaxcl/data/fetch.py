@@ -179,7 +179,7 @@ def _replace_folder(out) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _unpacked(path, beside) -> Iterator[str]:
+def _unpack(path, beside) -> Iterator[str]:
     """Unpack an archive next to a path, temporarily, and give its one folder.
 
     `_check_archive` has compared its bytes, so its content needs no check.
@@ -210,7 +210,7 @@ def _stl10(paths, folder, *, more=None) -> None:
         labels[: len(known)] = known.astype(int) - 1
         return images, labels
 
-    with _unpacked(*paths, folder) as inner:
+    with _unpack(*paths, folder) as inner:
         parts = [read(inner, split) for split in ("train", "test")]
     _write_splits("stl10", _STL10, parts, folder)
 
@@ -229,7 +229,7 @@ def _tiny_imagenet(paths, folder) -> None:
             images = pool.map(lambda x: decode(x.read_bytes(), str(x)), paths)
             return np.stack([*images]), np.array(labels)
 
-    with _unpacked(*paths, folder) as inner:
+    with _unpack(*paths, folder) as inner:
         where = pathlib.Path(inner)
         names = tuple((where / "wnids.txt").read_text().split())
         train = [
@@ -261,7 +261,7 @@ def _write_cifar(paths, folder, *, name, train, test, label_bytes, names) -> Non
         images = raw[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         return images, raw[:, label_bytes - 1]
 
-    with _unpacked(*paths, folder) as inner:
+    with _unpack(*paths, folder) as inner:
         with open(os.path.join(inner, names)) as file:
             classes = tuple(file.read().split())
         parts = [read_records(inner, files) for files in (train, test)]

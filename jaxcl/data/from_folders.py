@@ -57,7 +57,7 @@ def image_folder(
     names, *scanned = scan_classes(path, inner, wanted, left_out=left_out)
     if folders == "guess":
         _check_splits(path, names)
-    held_out = _held_out(path, names) if inner else []
+    held_out = _list_held_out(path, names) if inner else []
     whole = examples(*scanned)
     if not held_out:
         share = test if names else 0.0
@@ -130,7 +130,7 @@ def _is_empty(path, name) -> bool:
     return not listing.images(os.path.join(path, name))
 
 
-def _held_out(path, names) -> list[str]:
+def _list_held_out(path, names) -> list[str]:
     """List which of val/ and test/ are splits next to train/.
 
     Where train/ has class folders, they need class folders, too.

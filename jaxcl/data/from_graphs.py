@@ -70,7 +70,7 @@ def read_graphs(
     """Read a set of graphs, see `graphs`."""
     name, arrays = _read_npz(path) if path.endswith(".npz") else _read_text(path)
     graph, label = arrays["graph"], arrays["label"]
-    edges = _undirected(arrays["where"], arrays["pairs"], graph)
+    edges = _make_undirected(arrays["where"], arrays["pairs"], graph)
     graph_ptr = np.searchsorted(graph, np.arange(len(label) + 1))
     structure = (edges, graph_ptr, np.searchsorted(edges[0], graph_ptr), label)
     return graphs_lib.GraphSet(
@@ -170,7 +170,7 @@ def _read_table(file, kind, *, columns=None, rows=None) -> np.ndarray:
     return table
 
 
-def _undirected(where, pairs, graph) -> np.ndarray:
+def _make_undirected(where, pairs, graph) -> np.ndarray:
     """Return pairs of nodes i64[2,P] as sorted edges, each in both directions, once.
 
     Args:
@@ -196,7 +196,7 @@ def _features(where, arrays, edges, names, std, normalise) -> np.ndarray:
     Args:
       where: what the arrays come from, for messages.
       arrays: "graph" and perhaps "node_label" and "node_attr".
-      edges: i64[2,E], of `_undirected`.
+      edges: i64[2,E], of `_make_undirected`.
       names: option `features`.
     """
     nodes, labels = len(arrays["graph"]), arrays.get("node_label")

@@ -56,7 +56,7 @@ def read_column(file: str, key: str) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _column(file, key):
-    with _reading(file) as source:
+    with _open_ordinary(file) as source:
         if file.endswith(PARQUET):
             found = _import_arrow().parquet.ParquetFile(source).read(columns=[key])
         else:
@@ -71,7 +71,7 @@ def _column(file, key):
 
 
 @contextlib.contextmanager
-def _reading(file):
+def _open_ordinary(file):
     """Give the path of an ordinary file; errors of pyarrow become ValueErrors."""
     with files_lib.reading(file):
         try:
@@ -82,7 +82,7 @@ def _reading(file):
 
 def _header(file) -> tuple[Any, int]:
     """Return the schema and number of rows of a file."""
-    with _reading(file) as source:
+    with _open_ordinary(file) as source:
         if file.endswith(PARQUET):
             opened = _import_arrow().parquet.ParquetFile(source)
             return opened.schema_arrow, opened.metadata.num_rows

@@ -203,7 +203,9 @@ def describe_changes(before: Identity, now: Identity) -> str:
     if before.digest() == now.digest():
         return ""
     alike = bool(before.by_bytes) == bool(now.by_bytes)
-    old, new = ({x[0]: x[1 + (not alike) :] for x in _rows(y)} for y in (before, now))
+    old, new = (
+        {x[0]: x[1 + (not alike) :] for x in _describe_rows(y)} for y in (before, now)
+    )
     differ = {
         "added": [name for name in new if name not in old],
         "removed": [name for name in old if name not in new],
@@ -217,7 +219,7 @@ def describe_changes(before: Identity, now: Identity) -> str:
     return "; ".join(found) or "the order of the rows, or the names of classes"
 
 
-def _rows(known) -> Iterable[tuple]:
+def _describe_rows(known) -> Iterable[tuple]:
     """Return name, mark, name of the class, domain and split of each row."""
     classes = np.append(known.class_names, b"")[known.label]
     columns = (known.names, known.marks, classes, known.domain, known.split)

@@ -85,7 +85,7 @@ def dominated(
     does not say which class dominates.
     """
     uneven = []
-    shares = _of_tasks(rho_max, tasks, "rho_max", "probability")
+    shares = _list_by_task(rho_max, tasks, "rho_max", "probability")
     numbers = _dominants(tasks, names, dominant)
     for task, number, share in zip(tasks, numbers, shares, strict=True):
         where, count = f"task {task.index} ({task.name})", len(task.classes)
@@ -105,7 +105,7 @@ def _dominants(tasks, names, dominant) -> list[int]:
     """Return the number of the dominant class of every task."""
     if dominant is None:
         return [int(task.classes[0]) if len(task.classes) else -1 for task in tasks]
-    classes = _of_tasks(dominant, tasks, "dominant", "class")
+    classes = _list_by_task(dominant, tasks, "dominant", "class")
     numbers = [stream.numbers([x], names, "imbalance.dominant")[0] for x in classes]
     for task, number in zip(tasks, numbers, strict=True):
         if number not in task.classes:
@@ -117,7 +117,7 @@ def _dominants(tasks, names, dominant) -> list[int]:
     return numbers
 
 
-def _of_tasks(value, tasks, field, kind) -> list:
+def _list_by_task(value, tasks, field, kind) -> list:
     """Return one value for each task, from one for all or from a sequence."""
     alone = isinstance(value, str | int | float | np.number)
     values = [value] * len(tasks) if alone else list(value)
@@ -179,7 +179,7 @@ def long_tail(
     return kept
 
 
-def _restricted(tasks, label, kept) -> list[stream.Task]:
+def _restrict_tasks(tasks, label, kept) -> list[stream.Task]:
     """Return the tasks without the train rows that are not kept."""
     restricted = []
     for task in tasks:
@@ -232,7 +232,9 @@ def make_uneven(
 def _with_tail(dataset, tasks, section):
     """Keep the rows of tasks that `long_tail` keeps."""
     label = dataset.train.label
-    return _restricted(tasks, label, long_tail(label, dataset.class_names, **section))
+    return _restrict_tasks(
+        tasks, label, long_tail(label, dataset.class_names, **section)
+    )
 
 
 def check_options(

@@ -199,10 +199,10 @@ def sigreg(z: jax.Array, slices: jax.Array, *, form: str = "code") -> jax.Array:
       4.02
     """
     chex.assert_rank(z, 2)
-    return jnp.mean(_sliced(z, slices, form))
+    return jnp.mean(_slice_statistics(z, slices, form))
 
 
-def _sliced(z, slices, form):
+def _slice_statistics(z, slices, form):
     """Return statistics of f32[B, ..., D] along the slices f32[S, D], f32[..., S]."""
     chex.assert_shape(slices, (None, z.shape[-1]))
     slices = jax.lax.stop_gradient(slices)
@@ -247,7 +247,7 @@ def lejepa(
     apart = jnp.mean(jnp.square(mean - z))
     if form == "paper":
         apart = apart * z.shape[-1]
-    return weight * jnp.mean(_sliced(z, slices, form)) + (1 - weight) * apart
+    return weight * jnp.mean(_slice_statistics(z, slices, form)) + (1 - weight) * apart
 
 
 def prototype_cosines(z: jax.Array, prototypes: jax.Array) -> jax.Array:

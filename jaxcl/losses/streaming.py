@@ -66,7 +66,7 @@ def _streamed(anchors, own, rows, others):
 
 def _forward(anchors, own, rows, others):
     """Compute the log-sum-exps, and keep the arrays for their gradient."""
-    left, tiles = _narrowed(anchors, rows), _cut_tiles(anchors, rows, others)
+    left, tiles = _narrow(anchors, rows), _cut_tiles(anchors, rows, others)
 
     def add_tile(carry, tile):
         top, total = carry
@@ -85,7 +85,7 @@ def _forward(anchors, own, rows, others):
 def _backward(kept, slope):
     """Compute the gradients in anchors and rows, tile by tile."""
     anchors, own, rows, others, found = kept
-    left = _narrowed(anchors, rows)
+    left = _narrow(anchors, rows)
     wide = core.at_least_float32(left)
 
     def add_tile(of_anchors, tile):
@@ -104,7 +104,7 @@ def _backward(kept, slope):
 _streamed.defvjp(_forward, _backward)
 
 
-def _narrowed(array, other):
+def _narrow(array, other):
     """Cast an array to the narrower type of both."""
     narrow = min(array.dtype, other.dtype, key=lambda x: jnp.finfo(x).bits)
     return array.astype(narrow)
@@ -112,7 +112,7 @@ def _narrowed(array, other):
 
 def _cut_tiles(anchors, rows, others):
     """Cut rows and their groups into tiles; the last ends in rows that do not exist."""
-    rows = _narrowed(rows, anchors)
+    rows = _narrow(rows, anchors)
     size = min(_TILE, len(rows))
     short = -len(rows) % size
     rows = jnp.pad(rows, ((0, short), (0, 0)))

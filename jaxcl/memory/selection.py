@@ -38,7 +38,7 @@ def proposal(
 
     Source: CCLIS, eq. 11-12, and eq. 36-39.
     """
-    shares, mine, others = _shares(similarity, labels, seen, mask)
+    shares, mine, others = _class_probabilities(similarity, labels, seen, mask)
     rows = jnp.any(mine, axis=0)
     uniform = rows / jnp.maximum(jnp.sum(rows), 1)
     mean = jnp.sum(jnp.where(mine, 0.0, shares), axis=0) / jnp.maximum(others, 1)
@@ -60,7 +60,7 @@ def own_class_term(
       f32[N], 0 where masked, where the row's class is not seen, and where fewer than
       two classes are seen.
     """
-    shares, mine, others = _shares(similarity, labels, seen, mask)
+    shares, mine, others = _class_probabilities(similarity, labels, seen, mask)
     term = jnp.sum(jnp.where(mine, shares, 0.0), axis=0) / jnp.maximum(others, 1)
     return jnp.where(others > 0, term, 0.0)
 
@@ -199,7 +199,7 @@ def _members(labels, mask, num_classes):
     return (labels == classes) & jnp.asarray(mask, bool)
 
 
-def _shares(similarity, labels, seen, mask):
+def _class_probabilities(similarity, labels, seen, mask):
     """Return p_ij f32[C,N], 0 for unseen classes; members bool[C,N]; n i32[]."""
     chex.assert_rank(similarity, 2)
     chex.assert_equal_shape_prefix([similarity, seen], 1)

@@ -153,7 +153,7 @@ def _selection(parts, net, *, alpha, beta, ridge) -> Callable:
     """
     pool_of = jax.jit(functools.partial(_pool_of, parts, net))
     atoms_of = jax.jit(functools.partial(_atoms_of, net, alpha=alpha, beta=beta))
-    rebuilt = jax.jit(_rebuilt)
+    rebuilt = jax.jit(_rebuild_memory)
 
     def end_task(state, task):
         items, filled, features = pool_of(state)
@@ -201,7 +201,7 @@ def _atoms_of(net, head, items, features, rows, *, alpha, beta):
     )
 
 
-def _rebuilt(state, items, rows, weight, filled):
+def _rebuild_memory(state, items, rows, weight, filled):
     """Return the state with a memory of `rows` of the pool and no candidates."""
     memory, candidates = state.extra.memory, state.extra.candidates
     items = jax.tree.map(lambda x: x[rows], items) | {"weight": weight}

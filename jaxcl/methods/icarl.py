@@ -61,7 +61,7 @@ def make(
         code of Rebuffi et al. does.
     """
     net, paper = online.build_network(parts, head), form == "paper"
-    loss_of = _of_paper if paper else _of_code
+    loss_of = _paper_terms if paper else _code_terms
 
     def update(state, incoming, key):
         extra = state.extra
@@ -112,7 +112,7 @@ def _binary_cross_entropy(outputs, rows, teacher_logits, old, classes):
     )
 
 
-def _of_paper(outputs, rows, teacher_logits, extra):
+def _paper_terms(outputs, rows, teacher_logits, extra):
     """Return the terms of labels (new classes) and teacher (old), of all rows."""
     new = extra.seen & ~extra.old
     terms = [
@@ -125,7 +125,7 @@ def _of_paper(outputs, rows, teacher_logits, extra):
     return tuple(map(sum, zip(*terms, strict=True)))
 
 
-def _of_code(outputs, rows, teacher_logits, extra):
+def _code_terms(outputs, rows, teacher_logits, extra):
     """Return the terms of labels (incoming rows) and of the teacher (replayed rows)."""
     (new, old), (incoming, replayed) = outputs, rows
     all_classes = jnp.ones_like(extra.old)

@@ -219,10 +219,10 @@ class TunedEncoder:
         the program, gigabytes for a large network.
         """
 
-        def fresh(inputs):
+        def init_plain(inputs):
             return self.net.init_with_output(key, inputs, **options)
 
-        outputs, shapes = jax.eval_shape(fresh, inputs)
+        outputs, shapes = jax.eval_shape(init_plain, inputs)
         shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
         params, stats = jax.pure_callback(self.given, tuple(shapes.values()))
         variables = {"params": params} | ({"batch_stats": stats} if stats else {})

@@ -87,7 +87,7 @@ def _leaf_bits(leaf) -> jax.Array:
     return words.astype(jnp.uint32)
 
 
-def _by_name(tree) -> dict:
+def _describe_leaves(tree) -> dict:
     """Name the shape and type of each leaf, of a state or of `Saved.tree`."""
     leaves = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -107,7 +107,7 @@ def differences(saved: Any, like: Any, *, most: int = 3) -> str:
       like: the leaves that are wanted, in the same places.
       most: number of leaves to name; further ones are counted.
     """
-    misfits = core.misfits(_by_name(saved), _by_name(like))
+    misfits = core.misfits(_describe_leaves(saved), _describe_leaves(like))
     said = [f"{name} is {a} in the checkpoint, {b} here" for name, a, b in misfits]
     more = [f"and {len(said) - most} more"] if len(said) > most else []
     return "; ".join(said[:most] + more)
@@ -166,7 +166,9 @@ def load_leaves(path: epath.PathLike, like: Any, saved: CheckpointInfo) -> Any:
 
 def _checksums(tree) -> dict[str, int]:
     """Compute the checksum of each leaf, by name."""
-    return dict(zip(_by_name(tree), np.asarray(checksum(tree)).tolist(), strict=True))
+    return dict(
+        zip(_describe_leaves(tree), np.asarray(checksum(tree)).tolist(), strict=True)
+    )
 
 
 def _may_be_whole(error: BaseException | None) -> bool:

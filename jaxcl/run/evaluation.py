@@ -52,14 +52,14 @@ class AtTheEnd(NamedTuple):
     evaluate: Callable
     last: int  # the number of that task
 
-    def due(self, state, task: int) -> bool:
+    def is_due(self, state, task: int) -> bool:
         """Tell whether the last task is over."""
         over = int(state.step) - int(state.task_start) >= int(state.task_steps)
         return task == self.last and over
 
     def __call__(self, state, task: int) -> core.Result:
         """Measure the state, if it is time."""
-        if self.due(state, task):
+        if self.is_due(state, task):
             return self.evaluate(state, task)
         return core.Result({}, {})
 
@@ -69,7 +69,7 @@ def due_evaluators(evaluators: dict[str, Callable], state, task: int) -> list[st
     return [
         key
         for key, evaluate in evaluators.items()
-        if not isinstance(evaluate, AtTheEnd) or evaluate.due(state, task)
+        if not isinstance(evaluate, AtTheEnd) or evaluate.is_due(state, task)
     ]
 
 

@@ -127,7 +127,7 @@ class Encoder:
         size, features = min(batch_size, 1 << (count - 1).bit_length()), []
         for start in range(0, count, size):
             images = inputs[start : start + size]
-            if not _is_array(images):  # decoded now: all at once may not fit
+            if not _is_one_array(images):  # decoded now: all at once may not fit
                 images = [_read_pixels(self.card, image) for image in images]
             images = _cut_images(self.card, images)
             filled = np.resize(images, (size, *images.shape[1:]))
@@ -198,7 +198,7 @@ def _list_images(card, images) -> tuple[Any, bool]:
     channels, size, resize = (card["input"][k] for k in ("channels", "size", "resize"))
     if isinstance(images, str | os.PathLike | Image.Image):
         return [images], True
-    if not _is_array(images):
+    if not _is_one_array(images):
         if not hasattr(images, "__getitem__") or not hasattr(images, "__len__"):
             raise ValueError(
                 f"images: {type(images).__name__}: must be an array, a list of images, "
@@ -228,7 +228,7 @@ def _read_pixels(card, image):
     return image[..., None] if getattr(image, "ndim", 0) == 2 else image
 
 
-def _is_array(images) -> bool:
+def _is_one_array(images) -> bool:
     """Tell whether images are one array, and not a sequence of images."""
     return hasattr(images, "ndim")
 
@@ -239,7 +239,7 @@ def _make_view(card, images):
     if inputs["kind"] != "images":
         raise ValueError(f"inputs: must be {inputs['kind']}, as the card says")
     # Images that were cropped on the host have the right size already.
-    resize = inputs["resize"] if _is_array(images) else None
+    resize = inputs["resize"] if _is_one_array(images) else None
     moments = tuple(inputs["mean"]), tuple(inputs["std"])
     return _compile_view(inputs["size"], resize, inputs["interpolation"], *moments)
 
@@ -256,7 +256,7 @@ def _cut_images(card, images) -> np.ndarray:
     """Make the images one checked array u8[N, H, W, C]; crop those of a sequence."""
     inputs = card["input"]
     size, resize, channels = (inputs[k] for k in ("size", "resize", "channels"))
-    if _is_array(images):
+    if _is_one_array(images):
         _check_array("images", images, channels, axes=4)
         if resize is None and tuple(images.shape[1:3]) != (size, size):
             raise ValueError(

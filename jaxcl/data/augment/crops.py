@@ -49,7 +49,7 @@ def _filter(x, interpolation):
     return jnp.where(x < 1.0, near, jnp.where(x < 2.0, far, 0.0))
 
 
-def _resampling(start, length, *, extent, size, interpolation):
+def _resampling_matrix(start, length, *, extent, size, interpolation):
     """Return the matrix f32[size, extent] that resizes a part of a line of pixels."""
     scale = length / size
     centre = start + (jnp.arange(size) + 0.5) * scale
@@ -69,7 +69,7 @@ dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 def _resample(image, box, shape, interpolation):
     """Resize a box (top, left, h, w) of f32[H,W,C] to f32[*shape,C]."""
     top, left, h, w = box
-    weights = functools.partial(_resampling, interpolation=interpolation)
+    weights = functools.partial(_resampling_matrix, interpolation=interpolation)
     rows = weights(top, h, extent=image.shape[0], size=shape[0])
     columns = weights(left, w, extent=image.shape[1], size=shape[1])
     # With these orders of axes neither product needs a transpose.

@@ -83,7 +83,7 @@ def make(
 
     def augment(key, graphs):
         out = changed(key, graphs)
-        return _or_original(without_isolated(out), graphs) if remove_isolated else out
+        return _keep_nonempty(without_isolated(out), graphs) if remove_isolated else out
 
     return augment
 
@@ -97,19 +97,19 @@ def _change_graphs(key, graphs, *, kinds, choice, share, keep, growing, mean, st
         due.get(name, jnp.zeros_like(kind, bool)) for name in KINDS
     )
     # All three kinds take the first nodes in order of time, so they share one sort.
-    time = _clocks(k_clock, graphs)
+    time = _draw_clocks(k_clock, graphs)
     if "subgraph" in kinds:
-        time, draws = _growth(k_grow, graphs, time, grown, growing)
+        time, draws = _entry_times(k_grow, graphs, time, grown, growing)
     rank = _rank_nodes(time, graphs)
     quota = _node_quotas(graphs, jnp.where(grown, keep, share))
     out, graph = graphs, graphs.node_graph
     if "mask" in kinds:
         chosen = masked[graph] & (rank < quota) & graphs.node_mask
-        out = _redrawn(k_noise, graphs, chosen, mean, std)
+        out = _redraw_features(k_noise, graphs, chosen, mean, std)
     stays = ~dropped[graph] | (rank >= quota)
     if "subgraph" in kinds:
         inside = jnp.isfinite(time) & (rank <= quota)
-        inside &= _in_time(draws, time, rank, graphs, growing)
+        inside &= _enters_in_time(draws, time, rank, graphs, growing)
         stays &= ~grown[graph] | inside
     return keep_nodes(out, stays)
 
@@ -130,7 +130,7 @@ def without_isolated(graphs: graphs_lib.Graphs) -> graphs_lib.Graphs:
     return keep_nodes(graphs, linked > 0)
 
 
-def _or_original(changed, graphs):
+def _keep_nonempty(changed, graphs):
     """Return the changed graphs; those that have lost all nodes are as in `graphs`."""
     count = _counts(changed)[graphs.node_graph]
     left, edge_left = count > 0, count[graphs.receivers] > 0
@@ -168,7 +168,7 @@ def _over_edges(reduce, sent, graphs):
     return reduce(sent, graphs.receivers, nodes, indices_are_sorted=True)
 
 
-def _clocks(key, graphs):
+def _draw_clocks(key, graphs):
     """Draw an exponential time of each node, f32[n]; infinite for masked nodes."""
     drawn = jax.vmap(jax.random.exponential)(graphs_lib.node_keys(key, graphs))
     return jnp.where(graphs.node_mask, drawn, jnp.inf)
@@ -189,7 +189,7 @@ def _sum_earlier_nodes(counts, graphs):
     return before - before[graphs_lib.first_nodes(graphs)][graphs.node_graph]
 
 
-def _redrawn(key, graphs, chosen, mean, std):
+def _redraw_features(key, graphs, chosen, mean, std):
     """Return the graphs with new random features at the chosen nodes, bool[n]."""
     width = graphs.features.shape[1:]
     keys = graphs_lib.node_keys(key, graphs)
@@ -198,14 +198,14 @@ def _redrawn(key, graphs, chosen, mean, std):
     return graphs._replace(features=features)
 
 
-def _growth(key, graphs, clock, grown, growing):
+def _entry_times(key, graphs, clock, grown, growing):
     """Return the time at which each node enters the set of its graph.
 
     T(first) = 0, T(v) = clock(v) + min of T over the neighbours of v. This takes rounds
     over all edges until nothing changes, or one round if not `growing`.
 
     Args:
-      key: draws the first nodes, and uniform numbers for `_in_time`.
+      key: draws the first nodes, and uniform numbers for `_enters_in_time`.
       graphs: the batch.
       clock: f32[n], exponential.
       grown: bool[B], the graphs whose kind is "subgraph".
@@ -236,13 +236,13 @@ def _growth(key, graphs, clock, grown, growing):
     most = len(clock) if growing else 1
     start = (jnp.where(first, 0.0, jnp.inf), jnp.any(first), 0)
     time, *_ = lax.while_loop(lambda now: now[1] & (now[2] < most), further, start)
-    # Neither 0 nor 1, since `_in_time` takes the logarithm and divides.
+    # Neither 0 nor 1, since `_enters_in_time` takes the logarithm and divides.
     draw = jax.vmap(lambda k: jax.random.uniform(k, minval=1e-7))
     draws = draw(graphs_lib.node_keys(k_draws, graphs))
     return jnp.where(inside, time, clock), draws
 
 
-def _in_time(draws, time, rank, graphs, growing):
+def _enters_in_time(draws, time, rank, graphs, growing):
     """Return whether n draws are enough for each node to enter the set.
 
     When j nodes have entered beside the first, the draws are from two kinds of
@@ -253,8 +253,8 @@ def _in_time(draws, time, rank, graphs, growing):
 
     Args:
       draws: f32[n] in (0, 1); that of a graph's j-th node is for step j.
-      time, rank: of each node, see `_growth` and `_rank_nodes`.
-      graphs, growing: as in `_growth`.
+      time, rank: of each node, see `_entry_times` and `_rank_nodes`.
+      graphs, growing: as in `_entry_times`.
 
     Returns:
       bool[n]; it means nothing for graphs of another kind.

@@ -105,7 +105,7 @@ def _jitter(key, planes, strength, applied=True):
     return jax.lax.scan(slot, list(planes), slots)[0]
 
 
-def _blurring(sigma, *, extent, radius):
+def _blur_matrix(sigma, *, extent, radius):
     """Return matrix f32[extent, extent] of a Gaussian with replicated edges."""
     pixel = jnp.arange(extent)
     distance = jnp.abs(pixel[:, None] - pixel)
@@ -128,8 +128,8 @@ def grayscale(image: jax.Array) -> jax.Array:
 def gaussian_blur(image: jax.Array, sigma: ArrayLike, *, radius: int = 11) -> jax.Array:
     """Blur by a Gaussian of `sigma` pixels, 2 radius + 1 taps; edges replicated."""
     height, width, _ = image.shape
-    rows = _blurring(sigma, extent=height, radius=radius)
-    columns = _blurring(sigma, extent=width, radius=radius)
+    rows = _blur_matrix(sigma, extent=height, radius=radius)
+    columns = _blur_matrix(sigma, extent=width, radius=radius)
     return crops.dot("ih,jch->ijc", rows, crops.dot("jw,hwc->jch", columns, image))
 
 

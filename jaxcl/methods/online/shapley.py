@@ -115,13 +115,13 @@ class AserSelector(NamedTuple):
             neighbours=self.neighbours,
             mask=mask,
         )
-        rare = self.rare(k_share, memory, label) & ~fits & self.minority
+        rare = self.mark_rare(k_share, memory, label) & ~fits & self.minority
         counted = jnp.concatenate([helped_mask, rare])[:, None]
         scores = jnp.sum(jnp.where(counted, values, 0), axis=0)
         better = shapley.replace_slots(k_ties, scores, mask, pool, memory.capacity)
         return jnp.where(fits, memory.seen + turn, better)
 
-    def rare(
+    def mark_rare(
         self, key: jax.Array, memory: buffer.Buffer, labels: jax.Array
     ) -> jax.Array:
         """Mark rows whose class has less of the memory than u ~ U(0, 1/C), bool[B]."""

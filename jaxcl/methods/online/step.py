@@ -113,14 +113,14 @@ def augment_drawn(
     Rows that do not exist repeat those that do, so that batch statistics see no
     blank image. If none exists, all images are blank.
     """
-    items = sharded.on_each_device(parts.replay, _repeated, items, mask)
+    items = sharded.on_each_device(parts.replay, _repeat_existing, items, mask)
     items, mask, slots = sharding.spread((items, mask, slots))
     augmented = augment and parts.replay.augment != "none"
     images = prepare_images(parts, key, items["image"], augmented)
     return Rows(images, items["label"], mask, items["image"], items, slots)
 
 
-def _repeated(items, mask):
+def _repeat_existing(items, mask):
     """Repeat rows that exist in place of those that do not."""
     count = jnp.maximum(jnp.sum(mask), 1)
     rows = jnp.arange(len(mask)) % count

@@ -50,15 +50,15 @@ def move_centres(centres: Centres, x: records.Features, keep: float) -> Centres:
     """Move the centres to the means of the slow network's logits."""
     unit = core.l2_normalize(x.slow_params["prototypes"])
 
-    def moved(centre, rows):
+    def move_centre(centre, rows):
         # Cosines are linear in unit rows: the mean of logits is the logit of the mean.
         mean = jnp.mean(core.l2_normalize(rows), axis=(0, 1))
         return optim.ema(centre, core.dot(unit, mean[None])[:, 0], keep)
 
     patches = centres.patches
     if patches is not None:
-        patches = moved(patches, x.slow_patches)
-    return Centres(moved(centres.views, x.k), patches)
+        patches = move_centre(patches, x.slow_patches)
+    return Centres(move_centre(centres.views, x.k), patches)
 
 
 def assign_views(x: records.Features, centred: bool) -> jax.Array:
