@@ -240,7 +240,7 @@ def test_the_leaves_that_do_not_fit_are_named():
 def test_a_state_is_settled_by_one_program(monkeypatch):
     """After every task the same state is settled twice."""
     traced, mesh = [], sharding.mesh(2)
-    monkeypatch.setattr(sharding, "_same", lambda tree: traced.append(tree) or tree)
+    monkeypatch.setattr(sharding, "_identity", lambda tree: traced.append(tree) or tree)
     tree = sharding.replicate({"a": np.zeros(3), "b": np.ones((2, 2))}, mesh)
     for _ in range(3):
         tree = sharding.commit_placement(tree, mesh)
