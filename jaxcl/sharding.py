@@ -348,7 +348,8 @@ def spread(tree):
 
     Leaves whose rows do not divide by the devices stay as they are.
     """
-    if (mesh := current()) is None:
+    mesh = current()
+    if mesh is None or mesh.size == 1:
         return tree
 
     def constrain(leaf):
@@ -365,7 +366,7 @@ def gather(tree):
     A loop that reads the rows in turn then gets them once, not in every turn.
     """
     mesh = current()
-    if mesh is None:
+    if mesh is None or mesh.size == 1:
         return tree
     return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxcl import core, sharding
-from jaxcl.memory import buffer, policy_table
+from jaxcl.memory import buffer, policies
 
 
 class Shards(NamedTuple):
@@ -89,7 +89,7 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
 
 
 def start_policy(
-    replay: core.Replay, policy: policy_table.Policy, num_classes: int, num_tasks: int
+    replay: core.Replay, policy: policies.Policy, num_classes: int, num_tasks: int
 ) -> core.PyTree:
     """Create the state of a policy, such as its counts."""
     if not replay.sharded:
@@ -98,7 +98,7 @@ def start_policy(
 
 
 def choose(
-    policy: policy_table.Policy,
+    policy: policies.Policy,
     memory: buffer.Buffer | Shards,
     kept: core.PyTree,
     key: jax.Array,
