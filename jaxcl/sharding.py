@@ -261,13 +261,13 @@ def _is_split(node):
     return getattr(node, "over_devices", False)
 
 
-def per_device(name: str, value: int, mesh) -> int:
-    """Return the part of a count that falls to each device.
+def per_device(name: str, value: int, mesh: Mesh | None) -> int:
+    """Return the part of a count that falls to each device; None: there is one.
 
     Raises:
       ValueError: the devices cannot share it evenly; `name` is what it is called.
     """
-    count = sharers(mesh)
+    count = 1 if mesh is None else sharers(mesh)
     if value < 1 or value % count:
         raise ValueError(
             f"{name}={value}: must be a positive multiple of the {count} devices "
