@@ -266,7 +266,8 @@ def table(numbers: dict[str, dict]) -> list[str]:
         for measure, published in row.other.items():
             start = f"| `{measure}` of the row above | "
             lines.append(_line(start, record["other"][measure], published))
-    return [*lines, "", f"Not run yet: {', '.join(missing)}."] if missing else lines
+    note = f"{len(missing)} further rows were not run; the first command lists them."
+    return [*lines, "", note] if missing else lines
 
 
 def _line(start: str, values: dict, published: Published, source="") -> str:

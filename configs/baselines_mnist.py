@@ -1,8 +1,8 @@
-"""GDumb, online replay, A-GEM and GEM on MNIST, as Avalanche's baselines have them.
+"""GDumb, online replay, A-GEM and GEM on MNIST, as Avalanche's baselines train them.
 
-ContinualAI/continual-learning-baselines (commit 4900462), whose tests ask for the
-accuracies in tests/target_results.csv: one seed, no spread, passed from the target less
-a tolerance on. Perceptrons with PyTorch's start, plain SGD.
+ContinualAI/continual-learning-baselines (commit 4900462), whose tests compare with
+tests/target_results.csv: one seed, no spread, the target less a tolerance. Perceptrons
+with PyTorch's start, plain SGD.
 
   python -m jaxcl.data.convert mnist.npz data/mnist
   python -m jaxcl.main --config=configs/baselines_mnist.py:replay --config.seeds=5

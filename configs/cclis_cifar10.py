@@ -1,9 +1,9 @@
-"""Class-incremental learning on Seq-CIFAR-10: CCLIS, its variants and its rivals.
+"""Class-incremental learning on Seq-CIFAR-10: CCLIS, variants and baselines.
 
 Li et al., "Contrastive Continual Learning with Importance Sampling and
 Prototype-Instance Relation Distillation", AAAI 2024, Tables 1 to 3: 5 tasks x 2
 classes, 500 epochs on the first task and 100 on each other, batches of 512, ResNet-18;
-rivals with a head of their own 50 epochs a task, batches of 32 with 32 replayed.
+methods with a classifier 50 epochs a task, batches of 32 with 32 replayed.
 Paper, final accuracy over all classes / within the task with a memory of 200 and of
 500: CCLIS 75.0 / 96.2 and 78.6 / 96.2, Co2L 65.6 / 93.4 and 74.3 / 95.9, GCR 64.8 /
 90.8 and 74.7 / 94.4, DER 63.7 / 91.9 and 72.2 / 94.0, ER 49.2 / 91.9 and 62.0 / 93.8,
@@ -17,7 +17,7 @@ Ours: not run at this size; `cclis_cifar10_small.py` is what one core can do.
   python -m jaxcl.main --config=configs/cclis_cifar10.py:er \
       --config.replay.capacity=500 --config.seeds=3
 
-Rows: cclis (what the name of the file alone means) and the other keys of CONTRASTIVE
+Rows: cclis (the default) and the other keys of CONTRASTIVE
 and REPLAY of configs/papers/cclis.py. `configs/cclis_cifar10.py:debug` and, say,
 `configs/cclis_cifar10.py:co2l,debug` run in seconds, on digits.
 """

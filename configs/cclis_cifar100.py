@@ -1,9 +1,9 @@
-"""Class-incremental learning on Seq-CIFAR-100: CCLIS, its variants and its rivals.
+"""Class-incremental learning on Seq-CIFAR-100: CCLIS, variants and baselines.
 
 Li et al., "Contrastive Continual Learning with Importance Sampling and
 Prototype-Instance Relation Distillation", AAAI 2024, Table 1: 5 tasks x 20 classes,
-500 epochs on the first task and 100 on each other, batches of 512, ResNet-18; rivals
-with a head of their own 50 epochs a task, batches of 32 with 32 replayed. Paper, final
+500 epochs on the first task and 100 on each other, batches of 512, ResNet-18; methods
+with a classifier 50 epochs a task, batches of 32 with 32 replayed. Paper, final
 accuracy over all classes / within the task with a memory of 200 and of 500: CCLIS
 42.4 / 72.9 and 46.1 / 74.5, GCR 33.7 / 64.2 and 45.9 / 71.6, DER 31.2 / 63.1 and 41.4 /
 71.7, iCaRL 28.0 / 51.4 and 33.3 / 58.2, Co2L 27.7 / 54.3 and 36.4 / 62.0, ER 21.8 /
@@ -18,7 +18,7 @@ its score, both by mistake: the row `released`, most likely that of the paper's 
       --config.data.path=PATH --config.replay.capacity=500
 
 PATH holds what `python -m jaxcl.data.convert cifar100.npz PATH` writes. Rows: cclis
-(what the name of the file alone means) and the other keys of CONTRASTIVE and REPLAY
+(the default) and the other keys of CONTRASTIVE and REPLAY
 of configs/papers/cclis.py. `configs/cclis_cifar100.py:debug` and, say,
 `configs/cclis_cifar100.py:co2l,debug` run in seconds, on digits.
 """

@@ -9,7 +9,7 @@ scores for it; ours, with 3 seeds, are in docs/results.md.
   python -m jaxcl.main --config=configs/cclis_cifar10_small.py
   python -m jaxcl.main --config=configs/cclis_cifar10_small.py:no_prd --config.seed=1
 
-Rows: cclis (what the name of the file alone means) and the other keys of METHODS below.
+Rows: cclis (the default) and the other keys of METHODS below.
 `configs/cclis_cifar10_small.py:debug` and, say,
 `configs/cclis_cifar10_small.py:co2l,debug` run in seconds, on digits.
 """
@@ -52,7 +52,7 @@ def get_config(arg=None):
         config.evaluators = {
             "collapse": {},
             "linear": probe,
-            # The same probe on all rows of the classes met: it judges what was learnt,
+            # The same probe on all rows of the classes so far shows what was learnt,
             # not which rows are stored.
             "linear_seen": probe | {"train_on": "seen"},
         }

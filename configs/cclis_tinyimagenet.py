@@ -1,9 +1,9 @@
-"""Class-incremental learning on Seq-Tiny-ImageNet: CCLIS, its variants and its rivals.
+"""Class-incremental learning on Seq-Tiny-ImageNet: CCLIS, variants and baselines.
 
 Li et al., "Contrastive Continual Learning with Importance Sampling and
 Prototype-Instance Relation Distillation", AAAI 2024, Table 1: 10 tasks x 20 classes of
 64 pixels, 500 epochs on the first task and 50 on each other, batches of 512, ResNet-18;
-rivals with a head of their own 100 epochs a task, batches of 32 with 32 replayed.
+methods with a classifier 100 epochs a task, batches of 32 with 32 replayed.
 Paper, final accuracy over all classes / within the task with a memory of 200 and of
 500: CCLIS 16.1 / 48.3 and 22.9 / 57.0, Co2L 13.9 / 42.4 and 20.1 / 53.0, DER 13.2 /
 42.3 and 19.1 / 53.3, GCR 13.1 / 42.1 and 19.7 / 53.0, ER 8.7 / 38.8 and 10.1 / 47.9,
@@ -11,14 +11,14 @@ GSS 8.6 / 31.8 and 9.6 / 36.5, iCaRL 5.5 / 22.9 and 11.0 / 35.9. Ours: not run.
 
 The released code weighs every negative here and keeps a term of a row's own class in
 its score, both by mistake: the row `released`, most likely that of the paper's numbers.
-Rates of Co2L on this set are those of third parties.
+Co2L's rates on this set come from third parties.
 
   python -m jaxcl.main --config=configs/cclis_tinyimagenet.py --config.data.path=PATH
   python -m jaxcl.main --config=configs/cclis_tinyimagenet.py:er \
       --config.data.path=PATH --config.replay.capacity=500
 
-PATH is what `jaxcl data tiny_imagenet` wrote. Rows: cclis (what the file alone
-means) and the other keys of CONTRASTIVE and REPLAY of configs/papers/cclis.py.
+PATH is what `jaxcl data tiny_imagenet` wrote. Rows: cclis (the default) and the other
+keys of CONTRASTIVE and REPLAY of configs/papers/cclis.py.
 `configs/cclis_tinyimagenet.py:debug` and, say,
 `configs/cclis_tinyimagenet.py:co2l,debug` run in seconds, on digits.
 """

@@ -1,8 +1,8 @@
 """ER, DER and DER++ on Split, Permuted and Rotated MNIST, as in the DER paper.
 
 Buzzega et al., "Dark Experience for General Continual Learning: a Strong, Simple
-Baseline", NeurIPS 2020, with the settings that its released code has beside its best
-results (mammoth, tag neurips2020, utils/best_args.py): one pass, a perceptron of 784,
+Baseline", NeurIPS 2020, with the best settings of its released code
+(mammoth, tag neurips2020, utils/best_args.py): one pass, a perceptron of 784,
 100, 100 and 10 units, pixels between 0 and 1, plain SGD. Split: 5 tasks of two digits
 in their order, batches of 10. Permuted and rotated: 20 tasks of all digits, batches of
 128.

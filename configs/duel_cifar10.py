@@ -16,7 +16,7 @@ D-SimCLR 82.8 / 82.4 / 79.6 / 75.2, Barlow Twins 51.7 / 51.6 / 54.9 / 53.5, BYOL
   python -m jaxcl.main --config=configs/duel_cifar10.py:moco \
       --config.scenario.imbalance.rho_max=0.75 --config.seed=1
 
-Rows: d_moco (what the name of the file alone means) and the other keys of METHODS;
+Rows: d_moco (the default) and the other keys of METHODS;
 simclr, memory_only, mixed_eps0 and d_simclr are Table 4. The learning rate is the one
 that the paper prints, large for Adam; it says neither which class dominates (here the
 first) nor how likely the grayscale of its colour distortion is (here 0.2, as SimCLR's).

@@ -11,7 +11,7 @@ docs/results.md.
   python -m jaxcl.main --config=configs/duel_cifar10_small.py:moco \
       --config.scenario.imbalance.rho_max=0.75 --config.seed=1
 
-Rows: d_moco (what the name of the file alone means), moco, d_simclr, simclr. With the
+Rows: d_moco (the default), moco, d_simclr, simclr. With the
 word `warm` the stream has two tasks, the first of even classes; runs of several rows
 start from one (docs/duel.md). Unlike the paper's, views are cropped and the learning
 rate is small: without crops so small a net learns little, and Adam does not train it at

@@ -13,7 +13,7 @@ D-SimCLR 75.9 / 72.7 / 78.2 / 74.1, Barlow Twins 77.5 / 78.2 / 72.5 / 72.0, BYOL
   python -m jaxcl.main --config=configs/duel_stl10.py:moco --config.data.path=PATH \
       --config.scenario.imbalance.rho_max=0.75 --config.seed=1
 
-PATH is what `jaxcl data stl10` wrote. Rows: d_moco (what the file alone means)
+PATH is what `jaxcl data stl10` wrote. Rows: d_moco (the default)
 and the other keys of METHODS; what the paper leaves open is as in `duel_cifar10.py`.
 `configs/duel_stl10.py:debug` and, say, `configs/duel_stl10.py:simclr,debug` run in
 seconds, on digits.

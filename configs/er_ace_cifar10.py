@@ -1,4 +1,4 @@
-"""Online class-incremental learning on Split CIFAR-10: ER-ACE and all its rivals.
+"""Online class-incremental learning on Split CIFAR-10: ER-ACE and all baselines.
 
 Caccia et al., "Reducing Representation Drift in Online Continual Learning", 2021,
 Table 2: 5 tasks x 2 classes, one pass, batches of 10 with 10 replayed, reduced
@@ -12,7 +12,7 @@ images per class: ER-ACE 35.3, 43.7, 48.0, 50.9; ER-AML 33.0, 40.1, 46.0, 49.8; 
   python -m jaxcl.main --config=configs/er_ace_cifar10.py:mir \
       --config.replay.per_class=100 --config.seeds=3
 
-Rows of the table: er_ace (what the name of the file alone means) and the other keys of
+Rows of the table: er_ace (the default) and the other keys of
 METHODS below. "+Aug" are the rows er_aug and er_ace_aug, at the rate 0.01 of the
 authors' search; "3 iter" is --config.replay.updates=3.
 `configs/er_ace_cifar10.py:debug` and, say, `configs/er_ace_cifar10.py:mir,debug` run in

@@ -1,4 +1,4 @@
-"""Online class-incremental learning on Split CIFAR-100: ER-ACE and all its rivals.
+"""Online class-incremental learning on Split CIFAR-100: ER-ACE and all baselines.
 
 Caccia et al., "Reducing Representation Drift in Online Continual Learning", 2021,
 Fig. 5 (left): 20 tasks x 5 classes, one pass, batches of 10 with 10 replayed, 100
@@ -11,7 +11,7 @@ run in full.
   python -m jaxcl.main --config=configs/er_ace_cifar100.py
   python -m jaxcl.main --config=configs/er_ace_cifar100.py:er_aml --config.seeds=3
 
-Rows of the table: er_ace (what the name of the file alone means) and the other keys of
+Rows of the table: er_ace (the default) and the other keys of
 METHODS below. Classes come in the order of their number, as in the released code; a
 random one is --config.scenario.class_order=shuffled.
 `configs/er_ace_cifar100.py:debug` and, say, `configs/er_ace_cifar100.py:mir,debug` run

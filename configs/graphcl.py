@@ -1,4 +1,4 @@
-"""GraphCL on sets of graphs, judged by a support vector machine on frozen vectors.
+"""GraphCL on sets of graphs, evaluated by a support vector machine on frozen vectors.
 
 You et al., "Graph Contrastive Learning with Augmentations", NeurIPS 2020, the
 unsupervised protocol of its released code: three GIN layers of 32 and a projector of 96
@@ -12,14 +12,14 @@ MUTAG 86.80 +- 1.34, PROTEINS 74.39 +- 0.45, REDDIT-BINARY 89.53 +- 0.84.
   python -m jaxcl.main --config=configs/graphcl.py:proteins,gcn --config.seeds=5 \
       --config.data.path=proteins.npz
 
-Sets: mutag (what the name of the file alone means), proteins, reddit. The word `gcn`
+Sets: mutag (the default), proteins, reddit. The word `gcn`
 takes the encoder of the ICL paper in place of the GIN. The encoder before its first
 step is the control: `svm/all` of step 0 in metrics.jsonl; the others are of epochs 10
 and 20. `configs/graphcl.py:debug` and, say, `configs/graphcl.py:proteins,gcn,debug` run
 in seconds, on small rings and trees.
 
 Departures: epochs are shuffled; the folds are drawn by the seed; the projector starts
-as PyTorch's Linears do, not as Glorot's; every node counts twice beside its neighbours,
+like PyTorch's Linear, not like Glorot's; every node counts twice among its neighbours,
 while the released code leaves out the last node of each graph.
 """
 
@@ -39,7 +39,7 @@ def get_config(arg=None):
     config.seeds = 1  # how many runs, from `seed` on
     config.seed = 0
     # A folder in TUDataset's format, or a file with the arrays of docs/data.md. Node
-    # labels alone, as published; where all are alike, a node is told by a 1.
+    # labels alone, as published; where all are equal, the feature of a node is 1.
     path = f"data/{PATHS[dataset]}"
     config.data = {"name": "graphs", "path": path, "features": ("labels",)}
     config.scenario = {"name": "joint", "evaluation": "none"}

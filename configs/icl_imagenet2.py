@@ -9,7 +9,7 @@ the learning rate, which it searches among 1e-3, 1e-4 and 1e-5.
   python -m jaxcl.main --config=configs/icl_imagenet2.py:retrain \
       --config.scenario.growth=0.3 --config.seeds=5
 
-Rows: icl (what the name of the file alone means), no_lrl, no_lrl_sgd, no_meta, no_both;
+Rows: icl (the default), no_lrl, no_lrl_sgd, no_meta, no_both;
 retrain, continue, finetune, replay, distill; retrain_sgd and continue_sgd, by plain SGD
 at 0.03; the controls frozen and random, which learn nothing of what is new. With `:old`
 the first task alone is trained, from which each row can go on:

@@ -10,12 +10,12 @@ among 1e-3, 1e-4 and 1e-5; it enlarges the images to 224 pixels of three channel
   python -m jaxcl.main --config=configs/icl_mnist2.py:retrain,small \
       --config.scenario.growth=0.3 --config.seeds=5
 
-Rows: icl (what the name of the file alone means), no_lrl, no_lrl_sgd, no_meta, no_both;
+Rows: icl (the default), no_lrl, no_lrl_sgd, no_meta, no_both;
 retrain, continue, finetune, replay, distill; retrain_sgd and continue_sgd, by plain SGD
 at 0.03; the controls frozen and random, which learn nothing of what is new. With `:old`
 the first task alone is trained, from which each row can go on:
-`--config.start=runs/icl_mnist2_old`. The word `small` makes of each what a CPU core
-trains in minutes: 28 pixels, three convolutions, 500 images of each digit.
+`--config.start=runs/icl_mnist2_old`. The word `small` shrinks each for a CPU core,
+to minutes: 28 pixels, three convolutions, 500 images of each digit.
 `configs/icl_mnist2.py:debug` and, say, `configs/icl_mnist2.py:finetune,debug` run in
 seconds, on other digits.
 """

@@ -4,15 +4,15 @@ Ji et al., WSDM 2023, Table 4 and Figure 4: the first 1 - growth of the 1113 gra
 shuffled by the seed, then the others; a GCN of two layers of 32, batches of 32, until
 the mean loss of an epoch has not come lower for 50 epochs. The paper searches Adam's
 learning rate among 1e-3, 1e-4 and 1e-5 and does not say which it took; its released
-code has 1e-5. A node is told by its label, one of three. The released code has the 29
-attributes of PROTEINS_full beside it; the one attribute of PROTEINS is a length, which
-would outweigh the label and is negative for some nodes.
+code has 1e-5. The feature of a node is its label, one of three. The released code has
+the 29 attributes of PROTEINS_full, too; the one attribute of PROTEINS is a length,
+which would outweigh the label and is negative for some nodes.
 
   python -m jaxcl.main --config=configs/icl_proteins.py --config.data.path=proteins.npz
   python -m jaxcl.main --config=configs/icl_proteins.py:retrain \
       --config.scenario.growth=0.3 --config.seeds=5 --config.data.path=data/PROTEINS
 
-Rows: icl (what the name of the file alone means), no_lrl, no_lrl_sgd, no_meta, no_both;
+Rows: icl (the default), no_lrl, no_lrl_sgd, no_meta, no_both;
 retrain, continue, finetune, replay, distill; retrain_sgd and continue_sgd, by plain SGD
 at 0.03; the controls frozen and random, which learn nothing of what is new. With `:old`
 the first task alone is trained, from which each row can go on:

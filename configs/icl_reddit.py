@@ -10,7 +10,7 @@ an epoch has not come lower for 50 epochs. The paper searches Adam's learning ra
   python -m jaxcl.main --config=configs/icl_reddit.py:retrain \
       --config.scenario.growth=0.3 --config.data.path=data/REDDIT-BINARY
 
-Rows: icl (what the name of the file alone means), no_lrl, no_lrl_sgd, no_meta, no_both;
+Rows: icl (the default), no_lrl, no_lrl_sgd, no_meta, no_both;
 retrain, continue, finetune, replay, distill; retrain_sgd and continue_sgd, by plain SGD
 at 0.03; the controls frozen and random, which learn nothing of what is new. With `:old`
 the first task alone is trained, from which each row can go on:

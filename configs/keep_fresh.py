@@ -7,9 +7,9 @@ several ways. No paper has numbers for it; ours are in docs/updating.md.
   python -m jaxcl.main --config=configs/keep_fresh.py \
       --config.data.path=tiny_imagenet20.npz
 
-`configs/keep_fresh.py:sets=2` trains on two sets, `sets=3` on three, and so on, which
-tells what another encoder, made from everything, costs. `configs/keep_fresh.py:judge`
-trains nothing; it judges the encoder of --config.checkpoint on the set.
+`configs/keep_fresh.py:sets=2` trains on two sets, `sets=3` on three, and so on, to
+learn the cost of a new encoder on all of them. `configs/keep_fresh.py:judge` only
+evaluates the encoder of --config.checkpoint on the set.
 `configs/keep_fresh.py:debug` (or `sets=2,debug`, `judge,debug`) runs the same code in
 seconds, on digits.
 """

@@ -1,7 +1,7 @@
 """Online continual self-supervised learning on Split CIFAR-100, as CLA has it.
 
 Cignoni et al., "Continual Latent Alignment", arXiv 2507.10434, by its released code,
-and CLIMB (CoLLAs 2026), whose runs of it are the ones that we know numbers of: 20 tasks
+and CLIMB (CoLLAs 2026), which published numbers of it: 20 tasks
 x 5 classes, one pass, batches of 10 with 128 replayed, three updates on each, 2,000
 images in memory, ResNet-18, SGD with a constant rate. CLIMB, with SimCLR and 2,500
 images, 5 seeds, linear accuracy after the last task: CLA-E 40.95, CLA-R 42.89, MinRed
@@ -13,8 +13,8 @@ images, 5 seeds, linear accuracy after the last task: CLA-E 40.95, CLA-R 42.89, 
 
 What follows the colon is a key of ROWS below. `configs/online_ssl_cifar100.py:debug`
 and, say, `configs/online_ssl_cifar100.py:minred,debug` run in seconds, on digits.
-CLA's tuned rates and weights are in no text that we have: those here are its code's
-defaults and, where it has none, guesses.
+CLA's tuned rates and weights are not published: these are its code's defaults and,
+where it has none, guesses.
 
 Departures: those of `online_ssl`; our linear probe in place of theirs.
 """

@@ -1,8 +1,8 @@
 """Online continual self-supervised learning on CIFAR-10 at a laptop's budget.
 
 The loop of CLA (Cignoni et al., arXiv 2507.10434), see docs/online_ssl.md, with three
-convolutions of width 16 on 16 pixels: 10,000 images once, in 5 tasks x 2 classes of
-which the method is told nothing, in batches of 20 with 44 replayed, two updates on
+convolutions of width 16 on 16 pixels: 10,000 images once, in 5 tasks x 2 classes that
+the method does not know, in batches of 20 with 44 replayed, two updates on
 each; three minutes on two busy cores, a third of them training. No paper has scores for
 it; ours are in docs/online_ssl.md.
 

@@ -3,9 +3,8 @@
 The word behind the colon is a folder of images, or another path that
 `jaxcl.config.own_images` finds a source for: an .npz file, a directory that
 jaxcl.data.convert, TFDS or Hugging Face's `datasets` wrote. Without it scikit-learn's
-digits are read. Behind it and a comma there may be an encoder: a name that `jaxcl list
-encoders` says `own_images` takes, or the folder of an encoder with which training
-begins.
+digits are read. An encoder may follow after a comma: a name from `jaxcl list encoders`,
+or the folder of an encoder with which training begins.
 
   python -m jaxcl.main --config=configs/own_images.py:my_images --workdir=runs/mine
   python -m jaxcl.main --config=configs/own_images.py:my_images --workdir=runs/pnr \
@@ -15,10 +14,10 @@ begins.
 Everything follows the images and can be overridden: size, mean and deviation, batch,
 epochs (5 million images seen, but 50 to 400 epochs), photo augmentation, the stem or
 patch of the encoder (ResNet-18 unless another is named) and its optimizer. Labels are
-not needed. Where a folder per class tells them, neighbours judge the encoder on a fifth
-that is held out; where not, RankMe, alignment and uniformity say whether it collapses.
-`config.method.strategy` makes the run continual: classes one after another where every
-image has a label, else random slices; `config.scenario.name` says otherwise.
+not needed. With a folder per class nearest neighbours evaluate the encoder on a fifth
+that is held out; without, RankMe, alignment and uniformity show a collapse.
+`config.method.strategy` makes the run continual: classes one after another if every
+image has a label, else random slices, unless `config.scenario.name` is set.
 `configs/own_images.py:debug` runs the same code in seconds, on digits.
 
 No paper has a score for it, and none of its values was tuned. docs/own_images.md says

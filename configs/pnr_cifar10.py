@@ -1,9 +1,9 @@
-"""PNR and its rivals on CIFAR-10, class-incremental, 5 tasks x 2 classes.
+"""PNR and baselines on CIFAR-10, class-incremental, 5 tasks x 2 classes.
 
 Not a table of the paper: the hyper-parameters of its CIFAR-100 experiments
-(configs/pnr_cifar100.py) on a set that costs less to look at.
+(configs/pnr_cifar100.py) on a smaller set.
 
-Ours: not run at this budget; docs/results.md is where it would stand. Cost: 5 tasks x
+Ours: not run at this budget. Cost: 5 tasks x
 500 epochs x 39 steps of 2 x 256 images of 32 pixels, and as much again for plasticity
 (--config.plasticity=False leaves that out).
 

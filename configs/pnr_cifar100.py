@@ -1,4 +1,4 @@
-"""PNR and its rivals on CIFAR-100, class-incremental (Cha et al., ICML 2024).
+"""PNR and baselines on CIFAR-100, class-incremental (Cha et al., ICML 2024).
 
 Tables 1, 2, 5, 7 and 10; ResNet-18, 500 epochs a task, 3 seeds. Paper, A_5 of 5 tasks
 and, after the stroke, A_10 of 10; the default is the cell in brackets:
@@ -34,13 +34,12 @@ configs/papers/pnr.py): its numbers do not compare with those of the default.
 
 * Trained in the paper at other rates than here, by CaSSLe's scripts, see
 docs/methods_deviations.md: these rows do not compare with runs of this file. Probe
-rates are the
-scripts' and, but for VICReg, Table 16's of each base; for PNR Table 16 has 3.0 with
-every base: --config.evaluators.linear.lr=3.0.
+rates are the scripts' and, except for VICReg, those of Table 16 for each base. For PNR
+Table 16 has 3.0 with every base: --config.evaluators.linear.lr=3.0.
 
 Departures: the optimiser and the augmentation are those of PNR's scripts for every
-strategy, so that losses alone are compared (docs/methods_deviations.md has
-CaSSLe's scripts). Barlow's learning rate is the script's, Table 14 has 0.3.
+strategy, so that losses alone are compared (docs/methods_deviations.md
+has CaSSLe's scripts). Barlow's learning rate is the script's, Table 14 has 0.3.
 SupCon has no script for CIFAR: SimCLR's augmentation, CaSSLe's ImageNet rates.
 """
 

@@ -1,4 +1,4 @@
-"""PNR and its rivals on CIFAR-100 at the budget of a laptop: 5 tasks, a tiny ResNet-10.
+"""PNR and baselines on CIFAR-100 at the budget of a laptop: 5 tasks, a tiny ResNet-10.
 
 The paper's scenario, losses, optimiser and augmentation (configs/pnr_cifar100.py)
 with a network of 1/144 of the parameters, 6 epochs a task instead of 500, batch 128,
@@ -13,7 +13,7 @@ compares to it. Cost: 5 tasks x 6 epochs x 78 steps of 2 x 128 images of 32 pixe
 `config.method.base` brings its own learning rates, decay, augmentation and lambda with
 it. `configs/pnr_cifar100_small.py:debug` runs the same code in seconds, on digits.
 
-`config.regime` "released" trains and judges as the released run, see `set_regime` of
+`config.regime` "released" trains and evaluates as the released run, see `set_regime` of
 configs/papers/pnr.py.
 
 Departures, beside the budget: those of configs/pnr_cifar100.py; the stem pads by 1;

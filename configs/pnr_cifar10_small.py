@@ -1,4 +1,4 @@
-"""PNR and its rivals on CIFAR-10 at a laptop's budget, class-incremental.
+"""PNR and baselines on CIFAR-10 at a laptop's budget, class-incremental.
 
 The comparison of the PNR paper (Cha et al., ICML 2024, Table 1) in two minutes a run
 on one CPU core: 5 tasks x 2 classes, three convolutions of width 16 on 16 pixels, 2
@@ -18,7 +18,7 @@ from jaxcl.config import files, recipe, shrink
 
 pnr = files.load_paper("pnr")
 
-# base -> learning rate: half of CIFAR's, but for two
+# base -> learning rate: half of CIFAR's, except for two
 RATES = {name: rate / 2 for name, rate in pnr.column(pnr.CIFAR, 0).items()}
 RATES |= {"vicreg": 0.05, "dino": 0.3}  # VICReg diverges at 0.15
 

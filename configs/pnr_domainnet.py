@@ -1,4 +1,4 @@
-"""PNR and its rivals on DomainNet, domain-incremental (Cha et al., ICML 2024, Table 4).
+"""PNR and baselines on DomainNet, domain-incremental (Cha et al., ICML 2024, Table 4).
 
 6 tasks, real to clipart, each with the same 345 classes; ResNet-18, 200 epochs a task,
 3 seeds. Paper, A_6, domain-aware, the mean of six probes on one domain each:
@@ -6,13 +6,12 @@
               MoCo    SimCLR  Barlow  BYOL    VICReg
   joint       48.20   48.50   49.50   53.80   52.12
 
-Its cells of finetune, cassle and pnr are not repeated here: in the copy of the paper
-that this was written from their column was missing.
-Ours: not run; DomainNet is not at hand where this was written. Cost: 6 tasks x 200
+The cells of finetune, cassle and pnr could not be read in our copy of the paper.
+Ours: not run; DomainNet was not available. Cost: 6 tasks x 200
 epochs x 130 to 472 steps of 2 x 256 images of 224 pixels, 319,400 steps in all, and 200
 epochs of forward passes over all 409,832 images for the probes.
 
-The data, folders and lists as docs/data.md has them:
+The data, folders and lists as docs/data_sets.md has them:
 
   python -m jaxcl.main --config=configs/pnr_domainnet.py \
       --config.data.path=data/domainnet --workdir=runs/dn_mocov2plus_pnr
@@ -25,12 +24,11 @@ linear/class_incremental is one probe on all domains. `config.method.base` bring
 own learning rates, decay, augmentation and lambda with it. Joint:
 --config.scenario.name=joint, and then a probe for each domain by configs/transfer.py,
 see docs/paper_pnr_tables.md. `configs/pnr_domainnet.py:debug` runs the same code in
-seconds,
-on digits, whose slices stand for domains.
+seconds, on digits, whose slices stand for domains.
 
 Fine-tuning and CaSSLe were trained in the paper at other rates than here, by CaSSLe's
 scripts (docs/methods_deviations.md): they do not compare with runs of this file. Probe
-rates are the scripts' and, but for VICReg, Table 16's of each base; for PNR Table 16
+rates are the scripts' and, except VICReg, Table 16's of each base; for PNR Table 16
 has 3.0 with every base: --config.evaluators.linear.lr=3.0.
 
 Departures: as configs/pnr_imagenet100.py. CaSSLe's scripts have 64 images on each of 4
@@ -43,7 +41,7 @@ from jaxcl.config import files, recipe, shrink
 
 pnr = files.load_paper("pnr")
 
-# ImageNet's but for two lambdas
+# ImageNet's, except for two lambdas
 BASES = pnr.IMAGENET | {
     "vicreg": (0.4, 1e-4, 0.3, 8.0),
     "lejepa": (0.4, 1e-4, 0.3, 0.32),  # ours

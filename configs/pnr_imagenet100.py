@@ -1,4 +1,4 @@
-"""PNR and its rivals on ImageNet-100, class- and data-incremental (Cha et al., 2024).
+"""PNR and baselines on ImageNet-100, class- and data-incremental (Cha et al., 2024).
 
 Tables 2, 4, 6, 8, 9, 10 and 13 and Figures 4 and 5 (the encoders of 11 and 12 too);
 ResNet-18, 400 epochs a task, 3 seeds. Paper, A_5 of 5 tasks and, after the stroke,
@@ -16,7 +16,7 @@ A_10 of 10; the default is the cell in brackets:
   cassle *    66.88 / 59.72  66.05 / 61.68  69.24 / 63.12  66.22 / 63.33  67.18 / 61.50
   pnr         69.98 / 67.83  66.93 / 62.04  70.16 / 64.06  66.08 / 63.10  67.68 / 62.08
 
-Ours: not run; ImageNet is not at hand where this was written. Cost: 5 tasks x 400
+Ours: not run; ImageNet was not available. Cost: 5 tasks x 400
 epochs x 98 steps of 2 x 256 images of 224 pixels, and as much again for plasticity
 (--config.plasticity=False leaves that out).
 
@@ -39,9 +39,8 @@ docs/paper_pnr_tables.md has a command for every cell.
 
 * Trained in the paper at other rates than here, by CaSSLe's scripts, see
 docs/methods_deviations.md: these rows do not compare with runs of this file. Probe
-rates are the
-scripts' and, but for VICReg, Table 16's of each base; for PNR Table 16 has 3.0 with
-every base: --config.evaluators.linear.lr=3.0.
+rates are the scripts' and, except for VICReg, those of Table 16 for each base. For PNR
+Table 16 has 3.0 with every base: --config.evaluators.linear.lr=3.0.
 
 Departures: as configs/pnr_cifar100.py, optimiser and augmentation of PNR's scripts for
 every strategy. The released batch is 128 on each of 2 GPUs. SimCLR's learning rate is

@@ -1,4 +1,4 @@
-"""PNR and its rivals on ImageNet-1k, class-incremental (Cha et al., 2024, Table 3).
+"""PNR and baselines on ImageNet-1k, class-incremental (Cha et al., 2024, Table 3).
 
 ResNet-50, one seed, "the same hyperparameters as ImageNet-100": 400 epochs a task.
 Paper, A_5 of 5 tasks and, after the stroke, A_10 of 10; the default is in brackets:
@@ -9,7 +9,7 @@ Paper, A_5 of 5 tasks and, after the stroke, A_10 of 10; the default is in brack
   cassle *    50.57 / 43.38   64.78 / 61.93
   pnr        [56.87]/ 55.88   66.12 / 62.56
 
-Ours: not run; ImageNet is not at hand where this was written. Cost: 5 tasks x 400
+Ours: not run; ImageNet was not available. Cost: 5 tasks x 400
 epochs x 1,000 steps of 2 x 256 images of 224 pixels, and 100 epochs of forward passes
 for the probe.
 
@@ -30,7 +30,7 @@ seconds, on digits.
 
 * As on ImageNet-100 trained at other rates than here, most likely, by CaSSLe's scripts
 (docs/methods_deviations.md): these rows do not compare with runs of this file. Probe
-rates are the scripts' and, but for VICReg, Table 16's of each base; for PNR Table 16
+rates are the scripts' and, except VICReg, Table 16's of each base; for PNR Table 16
 has 3.0 with every base: --config.evaluators.linear.lr=3.0.
 
 Departures: as configs/pnr_imagenet100.py. No script was released for this set: its

@@ -1,4 +1,4 @@
-"""PNR and its rivals on PACS, domain-incremental, on a laptop.
+"""PNR and baselines on PACS, domain-incremental, on a laptop.
 
 photo, art_painting, cartoon, sketch: the domain-incremental scenario of the PNR paper
 (Cha et al., ICML 2024, Table 4, there on DomainNet) at a budget of two minutes a run on

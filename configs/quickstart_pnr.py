@@ -1,8 +1,8 @@
-"""Without labels: digits in three looks, MoCo v2+ with PNR against forgetting.
+"""Without labels: digits in three domains, MoCo v2+ with PNR against forgetting.
 
 scikit-learn's digits as they are, inverted, and a quarter turned: three domains, a task
 each, without labels. No download, about a minute on two CPU cores. Over five seeds PNR
-ends 1.6 points above fine-tuning (docs/results.md); of single seeds the order may
+ends 1.6 points above fine-tuning (docs/results.md); the order of single seeds may
 differ between processors. It is in no table of the PNR paper (Cha et al., ICML 2024).
 
   python -m jaxcl.main --config=configs/quickstart_pnr.py
@@ -11,7 +11,7 @@ differ between processors. It is in no table of the PNR paper (Cha et al., ICML 
   jaxcl compare runs/pnr_finetune runs/quickstart_pnr \
       --matrix=knn/domain_aware --out=runs/compare_pnr.png
 
-All looks at once, the line above them: --config.scenario.name=joint.
+All domains at once, the upper bound: --config.scenario.name=joint.
 """
 
 import functools

@@ -11,7 +11,7 @@ passes.
   python -m jaxcl.data.convert cifar100.npz data/cifar100
   python -m jaxcl.main --config=configs/survey_cifar100.py:er --config.seeds=5
 
-Rows: er (what the name of the file alone means), er_lwf, er_ace, derpp, mir. ER's
+Rows: er (the default), er_lwf, er_ace, derpp, mir. ER's
 published and measured values: docs/reproductions.md. `configs/survey_cifar100.py:debug`
 and, say, `configs/survey_cifar100.py:mir,debug` run in seconds, on digits.
 

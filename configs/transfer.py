@@ -1,11 +1,11 @@
-"""Downstream tasks: the frozen encoder of a run, judged on another data set.
+"""Downstream tasks: the frozen encoder of a run, evaluated on another data set.
 
 PNR (Cha et al., ICML 2024), Tables 6, 11, 12 and 17, of encoders trained on
 ImageNet-100. Paper, class-incremental, 5 tasks, MoCo + PNR: CIFAR-100 47.80, CIFAR-10
 71.26, STL-10 67.07, Clipart 38.86; + CaSSLe 44.52, 68.09, 63.23, 28.32.
-Ours: not run; ImageNet is not at hand where this was written.
+Ours: not run; ImageNet was not available.
 
-RUN is the directory of a run, finished or going on. Encoder, precision, mean and
+RUN is the directory of a run, finished or not. Encoder, precision, mean and
 standard deviation of the images are those of its config.json, the parameters those of
 its newest checkpoint. The probe is Table 17's; its learning rate, left out below, is
 the table's for the base that RUN trained with: MoCo and BYOL 3.0, SimCLR and SupCon
@@ -18,11 +18,11 @@ column has 3.0 for all bases with PNR, its scripts have those of the base:
   python -m jaxcl.main --config=configs/transfer.py:clipart --config.checkpoint=RUN \
       --config.data.path=data/domainnet --workdir=runs/clipart
 
-The sets: cifar10 (what the name of the file alone means), cifar100, stl10, clipart;
+The sets: cifar10 (the default), cifar100, stl10, clipart;
 `configs/transfer.py:debug` runs the same code in seconds on digits, for a RUN that was
 a debug one itself, and so does `configs/transfer.py:stl10,debug`.
 
-Departure: CIFAR is resized to 96 pixels where it is judged; the probe's random crops
+Departure: CIFAR is resized to 96 pixels for evaluation; the probe's random crops
 are cut from the 32 pixels and resized once, straight to 96.
 """
 

@@ -1,7 +1,7 @@
 """Contrastive and continual representation learning in JAX and Flax.
 
 `jaxcl.fit(images)` trains an encoder on images and returns it with what was measured;
-`jaxcl.Result(folder)` is the same of a run that is there already.
+`jaxcl.Result(folder)` opens a run that exists already.
 
 Losses, memories and metrics are functions of arrays, to be imported by themselves:
 
@@ -31,7 +31,7 @@ _WHERE = {
 
 
 def __getattr__(name):
-    """The public face, imported when it is asked for: `import jaxcl` takes no time."""
+    """Import a public name on its first use, so that `import jaxcl` is fast."""
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     if name == "__version__":

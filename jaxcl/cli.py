@@ -1,4 +1,4 @@
-"""The command `jaxcl`: each word is a command of its own, imported when used."""
+"""Run the command `jaxcl`; each subcommand is imported when used."""
 
 import difflib
 import importlib
@@ -12,19 +12,19 @@ from collections.abc import Sequence
 # word -> (module that `python -m` runs, what it does)
 _RUNS = {
     "train": ("jaxcl.main", "train a config, or continue a run that was stopped"),
-    "update": ("jaxcl.update", "teach a run's encoder new images, if it stays good"),
+    "update": ("jaxcl.update", "train a run's encoder on new images, within limits"),
     "import": ("jaxcl.weights.import_file", "read the weights of another library"),
     "export": ("jaxcl.weights.export", "write the encoder of a run to a folder"),
     "features": ("jaxcl.weights.embed", "embed a data set once, into one file"),
     "data": ("jaxcl.data.fetch", "download or draw a well-known set of images"),
     "report": ("jaxcl.report", "write one HTML page about any runs"),
-    "estimate": ("jaxcl.estimate", "memory and least time of a step, on any chip"),
+    "estimate": ("jaxcl.estimate", "estimate memory and time of a step, on any chip"),
 }
 # word -> (module with `main`, what it does)
 _TELLS = {
-    "compare": ("jaxcl.report.compare", "runs side by side, as a table and a picture"),
-    "list": ("jaxcl.api.list", "methods, bases, encoders, data, configs ..."),
-    "options": ("jaxcl.api.options", "every option of a config, and what it means"),
+    "compare": ("jaxcl.report.compare", "compare runs in a table and a plot"),
+    "list": ("jaxcl.api.list", "list methods, bases, encoders, data, configs ..."),
+    "options": ("jaxcl.api.options", "print the options of a config and their meaning"),
 }
 _GROUPS = {
     "Train": ("train", "update"),
@@ -36,7 +36,7 @@ _GROUPS = {
 _TAKES_A_CONFIG = ("train", "estimate", "options")
 _OWN_IMAGES = "own_images"
 _EXAMPLES = """
-`jaxcl WORD --help` has the options of each. For example:
+`jaxcl COMMAND --help` lists the options of a command. Examples:
   jaxcl train quickstart
   jaxcl train own_images:my_folder --config.epochs=50
   jaxcl options own_images:my_folder"""
@@ -53,7 +53,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; exit code 2 if there is no such word, else that of the word."""
+    """Run a command; return its exit code, or 2 if there is no such command."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _started(words)
@@ -75,7 +75,8 @@ def _started(words: list[str]) -> int:
         near = difflib.get_close_matches(word, [*_RUNS, *_TELLS], n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         known = ", ".join([*_RUNS, *_TELLS])
-        print(f"jaxcl: no command {word!r}: {hint}must be {known}", file=sys.stderr)
+        wrong = f"unknown command {word!r}: {hint}Choose: {known}"
+        print(f"jaxcl: {wrong}", file=sys.stderr)
         return 2
     page = _HELP / f"{word}.txt"
     if page.exists():
@@ -112,7 +113,7 @@ def _with_underscores(word: str) -> str:
 
 
 def _wrong_config(words: list[str]) -> str:
-    """Return a sentence about a config that cannot be meant; "" about any other."""
+    """Return an error about a config that cannot work; "" if there is none."""
     named = next((x.partition("=")[2] for x in words if x.startswith("--config=")), "")
     if not named:
         if "--config" in words or any(x.startswith("--flagfile") for x in words):

@@ -73,8 +73,8 @@ class Method(NamedTuple):
     """A method is pure functions over one TrainState.
 
     `begin_task`, `end_task`, `source` run on the host between steps;
-    `source` may read only what no step of the task changes, since a resumed
-    task asks for it again.
+    `source` may read only values that no step of the task changes, since a resumed task
+    calls it again.
     """
 
     init: Callable  # (key, batch) -> TrainState
@@ -195,7 +195,7 @@ def apply_gradients(state: TrainState, grads, tx, lr, shares=None) -> TrainState
     Args:
       state: the state before.
       grads: pytree like `params`.
-      tx: `Parts.tx`, which makes the direction of them.
+      tx: `Parts.tx`, which turns them into a direction.
       lr: f32[], learning rate.
       shares: name of an entry of `params` -> factor of its learning rate.
     """
@@ -225,7 +225,7 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
 
 
 def copy(tree: PyTree) -> PyTree:
-    """Copy the arrays into buffers of their own, so that both trees can be donated."""
+    """Copy the arrays into new buffers, so that both trees can be donated."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
 
 
@@ -280,7 +280,7 @@ def dot(a, b):
 
 
 def misfits(theirs: dict, ours: dict) -> list[tuple[str, str, str]]:
-    """Yield each name whose leaf differs in type or shape, and both in words.
+    """Yield each name whose leaf differs in type or shape, with a description of both.
 
     Args:
       theirs, ours: name -> array, or another object with `dtype` and `shape`.
@@ -305,7 +305,7 @@ def check_images(images: jax.Array) -> None:
 
 
 def check_views(views: jax.Array, count: int, method: str) -> None:
-    """Refuse views [B,V,...] of another number V than the method takes."""
+    """Refuse views [B,V,...] with a number V that the method does not take."""
     if views.shape[1] != count:
         raise ValueError(
             f"config.augment.views={views.shape[1]}: {method} takes {count}"

@@ -58,7 +58,7 @@ CHIPS = {k: Chip(**row) for k, row in json.loads(_TABLE.read_text()).items()}
 
 
 def chip_of(kind: str) -> Chip | None:
-    """Find the row of a `device_kind`; None if the table has none."""
+    """Find the chip of a `device_kind`; None if it is not in the table."""
     found = (x for x in CHIPS.values() if any(k.lower() in kind.lower() for k in x[0]))
     return next(found, None)
 
@@ -77,7 +77,7 @@ def parse_target(text: str) -> Target:
     TPUs: v5e:2x4, v5p:2x2x1; v5e is one chip. GPUs: h200:8; h200:2x8 are two machines.
 
     Raises:
-      ValueError: there is no such chip or slice; the message names those there are.
+      ValueError: there is no such chip or slice; the message lists those that exist.
     """
     name, _, sides = text.strip().partition(":")
     chip, counts = CHIPS.get(name), []
@@ -91,7 +91,7 @@ def parse_target(text: str) -> Target:
         machines, each = [1, *counts][-2:]
         return Target(chip, f"1x{machines}x{each}", whole)
     allowed = [f"{k}:{x.slice or 8}" for k, x in CHIPS.items() if x.slice or x.gpu]
-    raise ValueError(f"--target={text}: must be as {', '.join(allowed)}")
+    raise ValueError(f"--target={text}: must look like {', '.join(allowed)}")
 
 
 def compiler(target: Target) -> str:
@@ -142,10 +142,10 @@ class _Op(NamedTuple):
 
 
 def _executed(text: str) -> Iterator[tuple]:
-    """Yield (operation, all bodies, name of its body, times it runs, if that is known).
+    """Yield (operation, all bodies, name of its body, times it runs, if known).
 
     A loop counts as often as the text says, else once. A conditional counts by its
-    longest branch. A fusion is one operation; collectives inside it come besides.
+    longest branch. A fusion is one operation; collectives inside it are yielded, too.
     """
     bodies: dict[str, list[_Op]] = {}
     entry, current = "", []
@@ -238,7 +238,7 @@ def _shape_bytes(shape) -> int:
 
 
 def count_moved_bytes(text: str) -> int:
-    """Count bytes to and from memory by the text, for compilers that tell none.
+    """Count bytes to and from memory by the text, for compilers without a count.
 
     Each operation reads its operands and writes its results once. An array that it
     slices, gathers from or updates in place is left out, with the result of its shape.
@@ -276,7 +276,7 @@ def least_seconds(
 
     Returns:
       Seconds for "arithmetic", "memory" and "links", and "total", the largest of
-      them: all three can run beside each other.
+      them: all three can run at once.
     """
     found = {
         "arithmetic": flops / getattr(chip, precision),
@@ -339,7 +339,7 @@ def lower_step(work: job.Job) -> jax.stages.Lowered:
 def read_program(
     compiled: jax.stages.Compiled, work: job.Job, chip: Chip | None
 ) -> dict:
-    """Read what a compiled program says of one step on one device.
+    """Read the memory, FLOPs and messages of one step on one device.
 
     FLOPs are the compiler's count, or XLA's count of the step as it is written, shared
     among the devices, if that is more: the first counts loops once and calls of
@@ -397,15 +397,15 @@ def estimate(
     Args:
       config: what a config file's `get_config` made, overrides applied.
       target: the chips; None: the devices of this machine.
-      classes, rows: of the train split; None: as the config tells.
+      classes, rows: of the train split; None: as in the config.
 
     Returns:
-      `read_program`'s dict with what was compiled, and the figures of one device. Where
-      the compiler itself finds that the program does not fit, "fits" is False and
-      "error" holds its words.
+      `read_program`'s dict with what was compiled, and the figures of one device. If
+      the compiler itself reports that the program does not fit, "fits" is False and
+      "error" is its message.
 
     Raises:
-      ValueError: the config is wrong, or does not tell the classes of its data.
+      ValueError: the config is wrong, or does not state the classes of its data.
     """
     began = time.monotonic()
     sections = (config.get(name, {}) for name in ("data", "scenario", "augment"))
@@ -514,7 +514,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; 2: it or the config is wrong, or a compiler is missing."""
+    """Run the command; return 2 if its input is wrong or a compiler is missing."""
     values, target, by = flags.FLAGS, None, f"jax {jax.__version__}"
     if len(argv) > 1:
         return command.complain(f"unknown argument {argv[1]!r}; see --help")

@@ -37,8 +37,8 @@ def average_accuracy(matrix) -> float:
     """Compute A_T, the mean of the last row (PNR, section 5.1).
 
     Args:
-      matrix: f64[T, T]. In a run that is under way pass the rows and columns of
-        the tasks done, or take `average_accuracy_per_task`.
+      matrix: f64[T, T]. For an unfinished run pass the rows and columns of the finished
+        tasks, or take `average_accuracy_per_task`.
 
     Returns:
       float.
@@ -50,7 +50,7 @@ def average_accuracy(matrix) -> float:
 
 
 def average_accuracy_per_task(matrix) -> np.ndarray:
-    """Compute A_t after every task: the mean of row t over the tasks met by then.
+    """Compute A_t after every task: the mean of row t over the tasks so far.
 
     Args:
       matrix: f64[T, T].
@@ -91,7 +91,7 @@ def stability(matrix) -> float:
     """Compute S = 1/(T-1) sum_{j<T} max_t (matrix[t, j] - matrix[T, j]) (PNR B.1).
 
     Unlike `forgetting`, the maximum is over all rows, so it is never negative. Lower
-    is better. Cells that were not measured are passed over, save in the last row.
+    is better. Missing cells are skipped, except in the last row.
 
     Args:
       matrix: f64[T, T].
@@ -222,7 +222,7 @@ def inter_class_similarities(features, labels, num_classes):
       num_classes: C, a Python int.
 
     Returns:
-      f32[C] in [-1, 1], 0 for a class that does not occur or has no other beside it.
+      f32[C] in [-1, 1], 0 for a class that does not occur or is the only one.
 
     Source: DUEL (Choi et al., AAAI 2024), Fig. 9.
     """

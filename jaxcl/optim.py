@@ -4,8 +4,8 @@ An optimiser's `update(grads, opt_state, params, *, lr)` returns a direction d
 and the caller moves `params - lr * d` (`core.apply_gradients`), so a schedule
 can restart with every task, or be a learned controller, without recompiling.
 A schedule maps progress f32[] in [0, 1), the share of the task that is done, to
-a learning rate f32[]; `by_task` joins one for each task. Defaults are those of the
-released PNR and CaSSLe code, where nothing else is said.
+a learning rate f32[]; `by_task` joins one for each task. Defaults follow the released
+PNR and CaSSLe code unless noted.
 """
 
 import functools

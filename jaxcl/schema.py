@@ -5,10 +5,10 @@ The range of an option has one home, its annotation:
   def make(parts, *, temperature: schema.Temperature = 0.2,
            form: Literal["paper", "code"] = "paper", rows: schema.Count | None = None)
 
-`options` reads it for a config. `checked` reads it for whoever calls the function
-itself: each function that a config names has that decorator, rather than checks of its
-own, so a call from Python is refused with the same words and no function can forget it.
-Checks that relate two options, or need data, stay in the function.
+`options` checks a config by it, the decorator `checked` a call from Python. Every
+function that a config names has this decorator in place of own checks, so both refuse a
+value with the same message. Checks that relate two options, or need data, stay in the
+function.
 """
 
 import collections.abc
@@ -35,11 +35,11 @@ _LARGEST = {int: 2**31 - 1, float: float(np.finfo(np.float32).max)}
 
 
 class Refused(ValueError):
-    """A config that cannot be run, found after the run had begun."""
+    """Raised for a config that turns out wrong after the run began."""
 
 
 class Range(NamedTuple):
-    """Which numbers an option may be; nan and infinity are never among them.
+    """The numbers that an option may be; never nan or infinity.
 
     Whole numbers end at 2**31 - 1, unless `most` says otherwise.
     """
@@ -59,32 +59,32 @@ class Range(NamedTuple):
         return " and ".join(said)
 
     def refusal(self, value: float) -> str:
-        """Say what a value must be; "" where it is that."""
+        """Say what a number must be; "" if it is valid."""
         inside = self.least <= value <= self.most and self.above < value < self.below
         return "" if inside else self.words()
 
 
 class Entries(NamedTuple):
-    """How many entries a list may have, and whether one may be there twice."""
+    """The number of entries that a list may have, and whether one may occur twice."""
 
     least: int = 1
     once: bool = False
 
     def refusal(self, value: typing.Sized) -> str:
-        """Say what a list must be; "" where it is that."""
+        """Say what a list must be; "" if it is valid."""
         if len(value) < self.least:
             return f"a list of {self.least} or more"
         return "a list of entries that differ" if self.once and _repeats(value) else ""
 
 
 class Text(NamedTuple):
-    """Which texts an option may be."""
+    """The strings that an option may be."""
 
     pattern: str  # of the whole text
     words: str  # the same for messages
 
     def refusal(self, value: str) -> str:
-        """Say what a text must be; "" where it is that."""
+        """Say what a string must be; "" if it is valid."""
         return "" if re.fullmatch(self.pattern, value) else self.words
 
 
@@ -108,7 +108,7 @@ NONE = inspect.Parameter.empty  # no default, or no value
 
 
 class Option(NamedTuple):
-    """One option of a function: what it may be, and what a config makes of it."""
+    """One option of a function: its allowed values and the value from a config."""
 
     path: str  # "config.method.temperature"; of a signature its name
     function: Callable | None  # whose argument it is; None: there is no such option
@@ -190,7 +190,7 @@ def pick_options(function: Callable, options: Mapping[str, Any]) -> dict:
 
 
 def _places(function, name) -> list[str]:
-    """List what brings an option with it, as messages call it."""
+    """List the choices that have an option, as messages name them."""
     further = getattr(function, "further", None)
     places = {} if further is None or name in further.without else further.places()
     return [place for place, other in places.items() if name in option_of(other)]
@@ -203,7 +203,7 @@ def read_options(
     without: Container[str] = (),
     beside: Mapping[str, Option] = types.MappingProxyType({}),
 ) -> list[Option]:
-    """Read all options of a section with their values, and refuse nothing.
+    """Read all options of a section with their values, without checks.
 
     None for an option of a base that is not chosen counts as not set. An option
     that is set and does not exist has no function.
@@ -233,9 +233,9 @@ def read_options(
 
 
 def debug(**sizes: Any) -> Callable[[F], F]:
-    """Make a decorator that says with which options a function takes seconds.
+    """Make a decorator that sets the options with which a function takes seconds.
 
-    `config.shrink` sets them. They follow `checked`, if there is that decorator, too.
+    `config.shrink` applies them. Put it below `checked`.
     """
 
     def decorate(function):
@@ -248,7 +248,7 @@ def debug(**sizes: Any) -> Callable[[F], F]:
 def debug_sizes(function: Callable) -> dict[str, Any]:
     """Read the options with which a function takes seconds, see `debug`.
 
-    Those of all functions whose options it takes are among them.
+    They include those of all functions whose options it takes.
     """
     sizes = dict(getattr(function, "debug", {}))
     if further := getattr(function, "further", None):
@@ -261,7 +261,7 @@ def debug_sizes(function: Callable) -> dict[str, Any]:
 def fill_dependent(
     function: Callable, options: dict, replay: core.Replay | None = None
 ) -> dict:
-    """Find what the options that follow others come to, see `checked`."""
+    """Compute the options that depend on others, see `checked`."""
     filler = getattr(function, "fill", None)
     return {} if filler is None else filler(options, replay)
 
@@ -270,7 +270,7 @@ _WORDS = {
     dict: "a section",
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bool: "True or False",
     types.NoneType: "None",
     Any: "anything",
@@ -302,7 +302,7 @@ def check_arguments(function, values: Mapping[str, Any], field: str) -> None:
     Args:
       function: or a dataclass.
       values: by the name of the parameter; other names are passed over.
-      field: what they are under, for messages ("config.method").
+      field: their path, for messages ("config.method").
 
     Raises:
       ValueError: naming field, value and range.
@@ -326,11 +326,11 @@ def checked(
     `check_arguments`.
 
     Args:
-      field: what the keyword arguments are under, for messages ("config.method").
+      field: path of the keyword arguments, for messages ("config.method").
       further: options that depend on others.
-      fill: (all options, config.replay or None) -> those that follow others, with what
-        they come to; the function is called with these. So None may stand for the value
-        that a base has, and resolved.json says which.
+      fill: (all options, config.replay or None) -> the options that depend on others,
+        with their values; the function is called with these. So None may stand for a
+        base's own value, which resolved.json states.
     """
 
     def decorate(function):
@@ -399,7 +399,7 @@ _NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating)
 
 
 def _has_type(value, kind) -> bool:
-    """Tell whether a value is of a type, whatever the type's rules say of it."""
+    """Tell whether a value is of a type, apart from the type's rules."""
     plain, inner, _ = _split_type(kind)
     if plain is Literal:
         return type(value) in map(type, inner)
@@ -425,7 +425,7 @@ def _check_kind(value, kind, field) -> None:
 
 
 def _number_refusal(value, plain, allowed: Range) -> str:
-    """Say what a number must be; "" where a step can compute with it."""
+    """Say what a number must be; "" if it is valid."""
     largest = _LARGEST[plain]
     if plain is float and not abs(value) <= largest:  # so is nan
         return " and ".join(filter(None, (allowed.words(), "finite")))
@@ -567,7 +567,7 @@ def find_named(choices: Mapping[str, Any], name: str, field: str) -> Any:
 
 
 def check_made(found: Any, kind: type, name: str, field: str) -> Any:
-    """Return what a `make` returned, or refuse what is no record of that kind."""
+    """Return the result of a `make`; refuse a result that is not such a record."""
     if not isinstance(found, kind):
         raise ValueError(
             f"{field}={name!r}: `make` returns a {type(found).__name__}; must be a "

@@ -27,7 +27,7 @@ _SPLIT = {
 
 
 class _Elsewhere(NamedTuple):
-    """The target of programs that are made for other devices."""
+    """The devices that programs are compiled for, if not those of this machine."""
 
     devices: tuple  # descriptions; () where those of this machine stand in for them
     platform: str
@@ -62,7 +62,7 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
 
     Args:
       num_devices: how many; None: all.
-      model: among how many devices weights are split; above 1 the mesh has another
+      model: number of devices that weights are split over; above 1 the mesh has another
         axis for them.
 
     Raises:
@@ -104,8 +104,8 @@ _PLATFORMS = {"cuda": "gpu", "rocm": "gpu"}
 def platform() -> str:
     """Return the platform of programs: "cpu", "gpu", "tpu", or "any" accelerator.
 
-    It asks the devices that are here, or those of `for_elsewhere`. Ask while a program
-    is traced, not before.
+    These are the devices of this machine, or of `for_elsewhere`. Call it while a
+    program is traced, not before.
     """
     elsewhere = _ELSEWHERE.get()
     name = elsewhere.platform if elsewhere else jax.default_backend()
@@ -118,22 +118,19 @@ def on_cpu() -> bool:
 
 
 def multiplies_bfloat16() -> bool:
-    """Tell whether the devices multiply bfloat16: TPUs, and GPUs since Ampere.
-
-    It asks the devices that are here, or those of `for_elsewhere`.
-    """
+    """Tell whether the devices multiply bfloat16: TPUs, and GPUs since Ampere."""
     if platform() != "gpu":
         return not on_cpu()
     return (_cuda_generation() or 8) >= 8  # AMD's that JAX runs on have them, too
 
 
 def has_cudnn_attention() -> bool:
-    """Whether the devices are GPUs with cuDNN's attention: NVIDIA's since Ampere."""
+    """Tell whether the devices have cuDNN's attention: NVIDIA's GPUs since Ampere."""
     return platform() == "gpu" and (_cuda_generation() or 0) >= 8
 
 
 def _cuda_generation() -> int | None:
-    """First number of the compute capability; None where it is not known."""
+    """Return the first number of the compute capability; None if unknown."""
     elsewhere = _ELSEWHERE.get()
     described = elsewhere is not None and elsewhere.devices
     device = (described or jax.devices())[0]
@@ -144,12 +141,12 @@ def _cuda_generation() -> int | None:
 
 @contextlib.contextmanager
 def for_elsewhere(devices: tuple = (), platform: str = "any"):
-    """Enter a context in which programs are made as for accelerators, to be run there.
+    """Enter a context in which programs are compiled for other accelerators.
 
     Args:
-      devices: descriptions of them, of which `mesh` is then made; () leaves it to the
-        devices that are here, which stand in for them.
-      platform: theirs, where CPUs stand in for them: "gpu", "tpu" or "any".
+      devices: their descriptions, from which `mesh` is made; (): the devices of this
+        machine stand in for them.
+      platform: theirs, if CPUs stand in for them: "gpu", "tpu" or "any".
     """
     described = devices[0].platform if devices else "cpu"
     name = platform if described == "cpu" else described
@@ -224,8 +221,8 @@ def on_host():
 def describe(mesh: Mesh) -> dict:
     """Describe kind and number of the devices, and the peak bytes of the fullest.
 
-    The peak is since the process began, over this process's devices; None where
-    the backend does not tell (CPU).
+    The peak covers this process's devices since its start; None if the backend has no
+    count (CPU).
     """
     told = [device.memory_stats() or {} for device in mesh.local_devices]
     peaks = [stats.get("peak_bytes_in_use", 0) for stats in told]
@@ -265,7 +262,7 @@ def per_device(name: str, value: int, mesh: Mesh | None) -> int:
     """Return the part of a count that falls to each device; None: there is one.
 
     Raises:
-      ValueError: the devices cannot share it evenly; `name` is what it is called.
+      ValueError: the devices cannot share it evenly; `name` is for the message.
     """
     count = 1 if mesh is None else sharers(mesh)
     if value < 1 or value % count:
@@ -299,7 +296,7 @@ def placement(tree, mesh: Mesh):
 
 
 def _place_weight(path, leaf, mesh):
-    """Where a leaf lies that is part of no memory."""
+    """Return the sharding of a leaf that is not part of a memory."""
     if MODEL not in mesh.shape:
         return replicated(mesh)
     name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -319,7 +316,7 @@ def commit_placement(tree, mesh: Mesh):
 
 
 def _same(tree):
-    """Return the tree; a function made anew would be compiled after every task."""
+    """Return the tree; a new function would be compiled again after every task."""
     return tree
 
 
@@ -344,7 +341,7 @@ def check_batch(batch_size: int, mesh: Mesh) -> None:
 
 
 def spread(tree):
-    """Split, within a program, the rows of each leaf over the devices, as a batch's.
+    """Split the rows of each leaf over the devices, within a program, like a batch.
 
     Leaves whose rows do not divide by the devices stay as they are.
     """
@@ -409,7 +406,7 @@ def copy_to_host(tree):
 
 
 def barrier(name: str) -> None:
-    """Wait until every process is here."""
+    """Wait until every process gets here."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 

@@ -59,7 +59,7 @@ ROWS = {
     "less_forget": Row("Less-Forget, all weights", "less_forget", _WHOLE),
     "cassle": Row("CaSSLe, all weights", "cassle", _WHOLE),
     "pnr": Row("PNR, all weights", "pnr", _WHOLE),
-    "cassle_adapters": Row("CaSSLe, LoRA and the last block: the default", "cassle"),
+    "cassle_adapters": Row("CaSSLe, LoRA and the last block", "cassle"),
 }
 
 
@@ -110,8 +110,12 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("--old", required=True, help="what the encoder is made of")
-    made.add_argument("--new", required=True, nargs="+", help="what it is taught")
+    made.add_argument(
+        "--old", required=True, help="images that the encoder was trained on"
+    )
+    made.add_argument(
+        "--new", required=True, nargs="+", help="new images, one set per update"
+    )
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     made.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS, metavar="ROW")
     made.add_argument("--epochs", type=int, default=3, help="of an update")
@@ -123,9 +127,11 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         type=int,
         metavar="SEED",
-        help="seeds of encoders from all sets, or nothing; default: as --seeds",
+        help="seeds of new encoders on all sets; empty: none; default: as --seeds",
     )
-    made.add_argument("--root", default="runs/keep_fresh", help="of all directories")
+    made.add_argument(
+        "--root", default="runs/keep_fresh", help="folder of all run directories"
+    )
     made.add_argument("--dry-run", action="store_true", help="print the commands")
     made.add_argument("--python", default=sys.executable)
     return made
@@ -266,26 +272,45 @@ def finished(options) -> dict[str, dict[int | None, pathlib.Path]]:
 
 def draw(options, path: pathlib.Path) -> None:
     """Draw what each way has of the old and of the new, by nearest neighbours."""
-    figure = canvas.make_figure(6.5, 4.2)
-    axes = figure.add_subplot()
-    for number, (title, folders) in enumerate(finished(options).items()):
+    points = {}
+    for title, folders in finished(options).items():
         values = [accuracies(options, folder) for folder in folders.values()]
         old = seeds.mean_and_error(x[0] for x in values)
         new = seeds.mean_and_error(sum(x[2:-1]) / len(x[2:-1]) for x in values)
-        # Hollow where the colours begin anew.
-        fill = "full" if number < len(canvas.COLOURS) else "none"
+        points[title] = tuple(
+            100 * (x or 0.0)
+            for x in (old["mean"], old["error"], new["mean"], new["error"])
+        )
+    draw_points(points, path)
+
+
+def draw_points(points: dict[str, tuple], path: pathlib.Path) -> None:
+    """Draw title -> (mean and error on the old, mean and error on the new), percent.
+
+    The colour is the method's. A marker is full if all weights were trained, empty for
+    LoRA, half full for LoRA with the last block.
+    """
+    figure = canvas.make_figure(6.5, 4.2)
+    axes = figure.add_subplot()
+    unknown = iter(range(len(canvas.METHODS), 99))
+    for title, (old, old_error, new, new_error) in points.items():
+        number = canvas.find_method(title)
+        number = next(unknown) if number is None else number
+        fills = ("full", "none", "left")
         axes.errorbar(
-            100 * old["mean"],
-            100 * new["mean"],
-            xerr=100 * (old["error"] or 0.0),
-            yerr=100 * (new["error"] or 0.0),
+            old,
+            new,
+            xerr=old_error,
+            yerr=new_error,
             label=canvas.escape_dollars(title),
             linestyle="none",
-            fillstyle=fill,
+            markersize=8,
+            fillstyle=fills[("LoRA" in title) + ("last block" in title)],
             **canvas.choose_style(number),
         )
-    axes.set(xlabel="old images, nearest neighbours (%)")
-    axes.set(ylabel="new images, nearest neighbours (%)")
+    axes.set(xlabel="k-NN accuracy on the old images (%)")
+    axes.set(ylabel="k-NN accuracy on the new images (%)")
+    axes.set(title="up and to the right is better")
     axes.grid(color="0.9")
     canvas.show_legend(axes, title="mean, standard error")
     canvas.save_figure(figure, path)

@@ -297,6 +297,7 @@ def draw(groups: list[dict], path, *, baseline: str) -> None:
             1, color="0.5", linestyle=":", label=canvas.escape_dollars(baseline)
         )
         shown = [1.0]
+        styles = canvas.number_styles([*names])
         for number, name in enumerate(names):
             own = [group for group in groups if name in group["runs"]]
             ratios = [[*group["runs"][name][COLUMNS[title]].values()] for group in own]
@@ -304,7 +305,8 @@ def draw(groups: list[dict], path, *, baseline: str) -> None:
             x = [group["growth"] for group in own]
             x = np.add(x, gap * (number - (len(names) - 1) / 2))
             ends = np.nan_to_num([mean - low, high - mean])
-            style = canvas.choose_style(number) | {"label": canvas.escape_dollars(name)}
+            style = canvas.choose_style(styles[name])
+            style |= {"label": canvas.escape_dollars(name)}
             axes.errorbar(x, mean, ends, capsize=3, **style)
             shown += mean[np.isfinite(mean)].tolist()
         canvas.make_logarithmic(axes, "y", (1, 1.5, 2, 3, 5))

@@ -32,7 +32,7 @@ from jaxcl.update import plan as update_plan
 from jaxcl.weights import embed, export, import_file
 
 ROOT = pathlib.Path(__file__).parents[1]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted(ROOT.glob("benchmarks/*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
 option_tables = config_files.load(ROOT / "docs" / "options.py")
@@ -285,6 +285,12 @@ def test_links_lead_somewhere(path):
             assert anchor in slugs(there), f"{ids(path)}: {target}"
 
 
+@pytest.mark.parametrize("path", PAGES, ids=ids)
+def test_files_that_a_page_includes_are_there(path):
+    for line in re.findall(r"^ *(--8.*)$", path.read_text(), re.M):
+        assert (ROOT / re.fullmatch(r'--8<-- "(.+)"', line)[1]).exists()
+
+
 # Names
 
 
@@ -406,8 +412,10 @@ def test_the_readme_snippet_runs(changes, capsys, tmp_path, monkeypatch):
 
 
 def test_the_reference_names_what_there_is():
-    text = (ROOT / "docs/api.md").read_text()
-    for name in re.findall(r"^::: ([\w.]+)$", text, re.M):
+    text = "\n".join(path.read_text() for path in DOCS)
+    named = re.findall(r"^::: ([\w.]+)$", text, re.M)
+    assert {"jaxcl.fit", "jaxcl.losses.contrastive"} <= {*named}
+    for name in named:
         pkgutil.resolve_name(name)
 
 

@@ -78,12 +78,13 @@ SMALLER_STEPS |= {"nnclr": {"optimizer.lr": 0.03}}  # a last bit changes a neigh
 # One epoch, with small steps: rounding grows with the number and the size of them.
 JOINT = {"scenario": {"name": "joint"}, "epochs": 1, "optimizer.lr": 0.05}
 # With seed 0 an activation rounds to either side of a ReLU's zero: a start that differs
-# in the last bit ends 4e-3 apart on one device, too (simclr; barlow_twins 6e-4, supcon
-# 8e-4, simsiam 3e-4). With these seeds 1e-6 to 3e-6.
+# in the last bit ends 4e-3 apart on one device, too (simclr; barlow_twins 6e-4 and
+# 2e-3, supcon 8e-4, simsiam 3e-4). With these seeds 1e-6 to 3e-6.
 AWAY_FROM_KINKS = {
     ("simclr", "der"): {"seed": 1},
     ("barlow_twins", "finetune"): {"seed": 1},
     ("barlow_twins", "der"): {"seed": 1},
+    ("barlow_twins", "less_forget"): {"seed": 1},
     ("supcon", "cassle"): {"seed": 3},
     ("simsiam", "lump"): {"seed": 2},
 }

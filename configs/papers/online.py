@@ -8,8 +8,8 @@ import ml_collections
 AUGMENTED = {"replay": {"augment": "replay"}}
 JOINT = {"scenario": {"name": "joint", "num_tasks": 1}}
 # row -> its method, learning rate and other changes to the config. The ER-ACE paper
-# (Caccia et al., 2021) prints no learning rates; these are of its released code and,
-# for rivals that it quotes, of the codes they come from.
+# (Caccia et al., 2021) prints no learning rates; these are from its released code and,
+# for baselines that it quotes, of the codes they come from.
 ER_ACE = {
     # The masks of the released code give the paper's numbers with 20 and 100 images a
     # class; the paper's equations (form="paper") do with 20, see docs/results.md.

@@ -220,7 +220,7 @@ def set_regime(config):
     a task but the first; the probe has no momentum; and a head learns labels beside
     the network, whose test accuracy (`predict`) most likely is what the tables hold.
     That head LEAKS: its rows, of later tasks too, move the batch norm statistics that
-    the network is judged with. Numbers of the two regimes do not compare.
+    the network is evaluated with. Numbers of the two regimes do not compare.
     """
     config.regime = "library"  # or "released"
     regime, base = config.get_ref("regime"), config.method.get_ref("base")

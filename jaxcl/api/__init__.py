@@ -1,1 +1,1 @@
-"""The two ways in: `jaxcl.fit` for programs, the command `jaxcl` for terminals."""
+"""The two entry points: `jaxcl.fit` for programs, the command `jaxcl` for terminals."""

@@ -1,4 +1,4 @@
-"""Short tracebacks for what a caller can mend."""
+"""Shorten tracebacks of errors that a caller can fix."""
 
 import functools
 import traceback
@@ -10,9 +10,9 @@ _R = TypeVar("_R")
 
 
 def shortened(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Wrap a function so that its refusals come without the frames inside jaxcl.
+    """Wrap a function so that its own errors come without the frames inside jaxcl.
 
-    A refusal is a ValueError or OSError that jaxcl itself raised. Errors of other
+    These are ValueErrors and OSErrors that jaxcl itself raised. Errors of other
     packages keep all their frames: these may be bugs.
     """
 

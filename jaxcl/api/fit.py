@@ -1,7 +1,7 @@
 """`jaxcl.fit`: a run in one call.
 
-The config is that of configs/own_images.py, the loop that of `python -m jaxcl.main`,
-and what is left a run directory like any other.
+It uses the config of configs/own_images.py and the loop of `python -m jaxcl.main`, and
+leaves a normal run directory.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def fit(
         with or without class folders, an .npz file, or a directory that
         jaxcl.data.convert, TFDS or `datasets` wrote; the name of a source without
         required options, as "digits"; or a section like config.data.
-      labels: for arrays, N whole numbers or texts; -1 or None where unknown. They are
+      labels: for arrays, N whole numbers or strings; -1 or None where unknown. They are
         for evaluation and for cutting tasks; only base "supcon" trains with them.
       test: the evaluation images. A share of the labelled images of each class, by
         default a fifth, which is held out; or other labelled images: (images, labels),
@@ -78,7 +78,7 @@ def fit(
       batch_size: None: up to 256, with at least four batches an epoch.
       size: pixels of a side of the network's input; None: those of the images, at most
         224.
-      seed: of all random numbers.
+      seed: of all random draws.
       options: other values of the config, by name: {"method.temperature": 0.1}.
       name: of the run, and of the set if the images are arrays.
       out: run directory; None: runs/NAME-HASH, with a hash of the settings.
@@ -175,7 +175,7 @@ def _evaluate_on_validation(share) -> dict:
 def _check_config(config, begun) -> None:
     """Refuse several seeds, and a strategy that needs an earlier task without one.
 
-    `begun` says whether the encoder was trained before.
+    `begun`: whether the encoder was trained before.
     """
     if not begun:
         _check_strategy(config)
@@ -187,7 +187,7 @@ def _check_config(config, begun) -> None:
 
 
 def _check_strategy(config) -> None:
-    """Refuse a strategy that needs an earlier task where there is none."""
+    """Refuse a strategy that needs an earlier task if there is none."""
     name = config.method.strategy
     if config.scenario.name != "joint" or config.get("start"):
         return
@@ -202,7 +202,7 @@ def _check_strategy(config) -> None:
 
 
 def _hash_settings(config, start: dict[str, bytes]) -> str:
-    """Hash all that a run is of to eight digits: other runs, other directories.
+    """Hash the settings of a run to eight digits, for the name of its directory.
 
     Args:
       config: of the run, without the folder that is written for `start`.
@@ -231,7 +231,7 @@ def _write_encoder(card: dict, files: dict[str, bytes], where: epath.Path) -> st
 
 @contextlib.contextmanager
 def _silent(quiet: bool) -> Iterator[None]:
-    """Print nothing within this context, if so wished; errors are raised."""
+    """Optionally print nothing within this context; errors are raised."""
     if not quiet:
         yield
         return
@@ -241,7 +241,7 @@ def _silent(quiet: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopping() -> Iterator:
-    """Let Ctrl-C save the run within this context; yield what says that it came.
+    """Let Ctrl-C save the run within this context; yield a function that tells of it.
 
     Unlike `signals.watch_signals` it never ends the process, which may be a notebook's.
     Only the main thread hears signals; elsewhere nothing stops a run.

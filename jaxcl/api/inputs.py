@@ -1,4 +1,4 @@
-"""Images as a caller gives them: arrays, a path, a source, a section.
+"""Convert a caller's images to config.data: arrays, a path, a source, a section.
 
 A Dataset of Hugging Face's `datasets` is arrays, too; the library is not imported.
 """
@@ -20,7 +20,7 @@ Images = Any
 
 
 class ImageInput(NamedTuple):
-    """Images as config.data names them."""
+    """A section config.data, and the arrays that it names."""
 
     section: dict
     held: tuple[in_memory.StoredSet, ...] = ()  # to be kept while the section is read
@@ -43,13 +43,13 @@ def make_section(
         name of a source that needs no options, as "digits"; or a section like
         config.data.
       name: of arrays, for messages and run directories.
-      labels: of arrays, N whole numbers or texts; -1 or None where unknown.
-      domains: the same, one of each image.
+      labels: of arrays, N whole numbers or strings; -1 or None where unknown.
+      domains: likewise, one for each image.
       test: share of each class that is held out, for sources that draw one; None: that
         of the source, a fifth of the labelled images of arrays.
 
     Raises:
-      ValueError: the images are nothing of this, or labels come with what has its own.
+      ValueError: the images are none of these, or both they and `labels` have labels.
     """
     class_names = None
     if type(images).__module__.partition(".")[0] == "datasets":

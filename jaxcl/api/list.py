@@ -1,6 +1,6 @@
-"""`jaxcl list KIND`: what a config may name, a line each, from the code itself.
+"""List what a config may name, a line each: `jaxcl list KIND`.
 
-A kind is imported when it is asked for: all of them take two seconds.
+All lines come from the code. Only the kinds that are asked for are imported.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def _bases() -> dict[str, str]:
 
 
 def _strategies() -> dict[str, str]:
-    """Describe what later tasks train with."""
+    """Describe the strategies of two-view methods."""
     from jaxcl.methods.two_view import strategies
 
     return _functions(strategies.STRATEGIES)
@@ -110,7 +110,7 @@ def format_kind(kind: str, width: int = 88) -> str:
 
 
 def overview() -> str:
-    """Return the kinds, each with how many there are and one of them."""
+    """Return the kinds, each with its count and one example."""
     lines = []
     for kind, (_, find) in KINDS.items():
         found = find()
@@ -120,7 +120,7 @@ def overview() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the kinds that are asked for; without any, how many there are of each."""
+    """Print the kinds that are asked for; without any, an overview."""
     parser = argparse.ArgumentParser(prog="jaxcl list", description=__doc__)
     known = ", ".join(KINDS)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {known}")

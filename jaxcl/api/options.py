@@ -1,8 +1,7 @@
-"""`jaxcl options CONFIG`: options, their values, where these are from, what they mean.
+"""Print the options of a config: value, origin, range and meaning.
 
-Without --all these are the options that the config or the command sets. Meanings are
-those of the docstrings and comments beside the options, what is allowed that of their
-annotations.
+`jaxcl options CONFIG` prints options that the config or the command sets; `--all`
+prints all. Meanings come from docstrings and comments, ranges from annotations.
 """
 
 import functools
@@ -54,7 +53,7 @@ def meanings(function: Callable) -> dict[str, str]:
 
 
 def _from_docstring(text, known) -> dict[str, str]:
-    """Read "name, other: words" and the lines below that are indented more."""
+    """Read "name, other: words" and the more indented lines below."""
     found: dict[str, list[str]] = {}
     names: list[str] = []
     depth = 0
@@ -100,9 +99,9 @@ def read_command(argv: Sequence[str]) -> tuple[dict, set[str]]:
 
 
 def entries(raw: Mapping, given: set[str]) -> Iterator[OptionEntry]:
-    """Yield every option of a config, with where its value is from.
+    """Yield every option of a config, with the origin of its value.
 
-    What the encoder of config.start or config.checkpoint says is among them.
+    The encoder of config.start or config.checkpoint is one origin.
 
     Args:
       raw: the config.

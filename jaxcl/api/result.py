@@ -1,4 +1,4 @@
-"""A run that is over, for programs: its encoder, numbers and pictures."""
+"""Read a finished run: its encoder, numbers and pictures."""
 
 import errno
 import os
@@ -32,15 +32,14 @@ class Update(NamedTuple):
     folder: str  # run directory of the update
 
     def __str__(self) -> str:
-        """Say accuracy, index and verdict in sentences, as the command does."""
+        """Describe accuracy, index and verdict in sentences, like the command."""
         return update_verdict.write_sentences(self.verdict)
 
 
 class Result:
     """A run directory: `jaxcl.fit` returns one.
 
-    `jaxcl.Result("runs/mine")` is the same of any run, also of one that the command
-    made.
+    `jaxcl.Result("runs/mine")` opens any run, even one of the command line.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Result:
 
     @property
     def config(self) -> ml_collections.ConfigDict:
-        """Return what was asked: every option that the config set."""
+        """Return the config as given: every option that it set."""
         saved = storage.read_object(epath.Path(self.folder) / "config.json")
         return ml_collections.ConfigDict(saved)
 
@@ -90,12 +89,12 @@ class Result:
 
     @property
     def results(self) -> dict[str, Any]:
-        """Return what results.json holds: matrices, measures, scalars, cost."""
+        """Return the content of results.json: matrices, measures, scalars, cost."""
         return storage.read_object(epath.Path(self.folder) / results_lib.RESULTS)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Return what was logged, row by row: loss, learning rate, evaluations."""
+        """Return the logged rows: loss, learning rate, evaluations."""
         return rows_lib.read_rows(self.folder)
 
     @property
@@ -179,16 +178,16 @@ class Result:
     ) -> Update:
         """Teach the encoder new images, and keep it if it breaks no limit.
 
-        It is `jaxcl update`: the images are the next task of the run. A repeated call
-        resumes a stopped update, and returns a finished one.
+        It works like `jaxcl update`: the images are the next task of the run. A
+        repeated call resumes a stopped update, and returns a finished one.
 
         Args:
-          new_images: as of `jaxcl.fit`; labels are not used.
+          new_images: as for `jaxcl.fit`; labels are not used.
           test: labelled images for evaluation: (images, labels), or a path or section
-            as of `jaxcl.fit`. Of arrays and folders without a test part a fifth is
-            judged by the others.
-          old: images in the index that the encoder serves; their embeddings before and
-            after are compared. None: the run's own, if they are still there.
+            as for `jaxcl.fit`. In arrays and folders without a test part the neighbours
+            of a fifth are the other images.
+          old: images in the search index; their embeddings before and after are
+            compared. None: the run's own, if they are still there.
           limits: {"accuracy_drop": 0.02} and others, see docs/updating.md.
           epochs: on the new images; None: as many as of each task before.
           average: share of the new weights in an average with the old ones, or "auto".

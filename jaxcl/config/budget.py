@@ -1,4 +1,4 @@
-"""How many updates on a batch a budget of FLOPs pays for: config.replay.flops."""
+"""Count the updates on a batch that fit a budget of FLOPs: config.replay.flops."""
 
 from collections.abc import Callable
 

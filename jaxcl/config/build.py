@@ -20,8 +20,8 @@ def build(
 ) -> job.Job | transfer.Transfer | seeds.SeedRuns:
     """Make everything that a run needs; reads data, compiles nothing.
 
-    With config.seeds above 1, the runs of all; the first is built, so that what is
-    wrong is said, and so is each of the others when its turn comes.
+    With config.seeds above 1, return the runs of all seeds. The first is built at once,
+    to find errors; each of the others is built when its turn comes.
 
     Args:
       config: what a config file's get_config made, overrides applied.
@@ -30,7 +30,7 @@ def build(
     Raises:
       ValueError: a wrong key, type or value, naming it and its range; a
         run directory that belongs to another config, naming the fields.
-      OSError: data is not where the config says, or cannot be read; the run
+      OSError: data are missing or cannot be read; the run
         directory cannot be written.
     """
     raw = _fill_precision(config.to_dict(), workdir)
@@ -56,7 +56,7 @@ def build(
 
 
 def _note_choices(top: sections.TopLevel, made) -> dict:
-    """Note what this machine chose and results depend on, to be saved with the config.
+    """Note choices of this machine that change results, to save with the config.
 
     The decoder that "auto" took, and images that stay on the device, change the crops;
     devices that share a memory change what it holds.
@@ -71,10 +71,10 @@ def _note_choices(top: sections.TopLevel, made) -> dict:
 
 
 def fill_from_encoder(raw: dict) -> dict:
-    """Fill in what a config takes from the encoder of its checkpoint or start.
+    """Fill in values from the encoder of config.checkpoint or config.start.
 
     Raises:
-      ValueError: there is none, or it goes with no such config.
+      ValueError: there is none, or it does not fit the config.
     """
     if raw.get("checkpoint") is not None:
         raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
@@ -82,7 +82,7 @@ def fill_from_encoder(raw: dict) -> dict:
 
 
 def _list_options(plain, made) -> dict:
-    """Return the value of every option, those that data and devices decide included."""
+    """Return the value of every option; data and devices decide some."""
     if isinstance(made, transfer.Transfer):
         return options_lib.values(plain)
     own = {"devices": made.mesh.size, "steps_per_call": made.loop.steps_per_call}
@@ -132,7 +132,7 @@ def plan_job(
     *,
     one_step: bool = True,
 ) -> job.Job:
-    """Make the job of a config to compile and not to run: it has no evaluators.
+    """Make the job of a config for compilation only; it has no evaluators.
 
     Nothing is written. Within `sharding.for_elsewhere` the job is for other devices.
 
@@ -164,7 +164,7 @@ def restore_frozen(config: ml_collections.ConfigDict) -> jobs.Frozen:
     """Read config.data, and restore the encoder of config.checkpoint.
 
     Args:
-      config: as of a transfer run; evaluators do not matter.
+      config: like that of a transfer run; its evaluators are ignored.
 
     Raises:
       ValueError, OSError: as `build`.

@@ -1,4 +1,4 @@
-"""Refuse data that a config cannot use; warn of data that flatter accuracies."""
+"""Refuse data that a config cannot use; warn of data that inflate accuracies."""
 
 import os
 
@@ -17,7 +17,7 @@ _PROBES = {"knn", "linear", "logistic", "svm"}
 
 
 def check_path(top: sections.TopLevel) -> None:
-    """Refuse a path without data; say how to get the data or do without them."""
+    """Refuse a path without data; explain how to get the data or do without them."""
     path = top.data.get("path")
     if not isinstance(path, str) or storage.exists(path):
         return
@@ -28,7 +28,7 @@ def check_path(top: sections.TopLevel) -> None:
     if top.name in files.describe_configs():
         ways.append(f"try the config without its data: jaxcl train {top.name}:debug")
     raise ValueError(
-        f"config.data.path={path!r}: there is nothing at this path. You can "
+        f"config.data.path={path!r}: no such file or folder. You can "
         f"{'; or '.join(ways)}"
     )
 
@@ -36,10 +36,10 @@ def check_path(top: sections.TopLevel) -> None:
 def check_data(
     top: sections.TopLevel, tasks: stream.Stream, workdir
 ) -> identity.Identity:
-    """Refuse other data than a run began with; warn of data that flatter.
+    """Refuse other data than a run began with; warn of data that inflate accuracies.
 
-    Images that are there more than once flatter, see config.duplicates, and classes
-    that are evaluated and not trained on.
+    These are duplicate images, see config.duplicates, and classes that are evaluated
+    but not trained on.
 
     Returns:
       The identity of the rows of the data set.
@@ -102,13 +102,13 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
 
 
 def found_alone(run: str, plain: dict, method: core.Method) -> dict:
-    """Return FT_i that another run measured; refuse a run that would have others.
+    """Read FT_i from another run; refuse a run that does not fit.
 
     If the method trains a task alone with other options, only its base is compared.
 
     Args:
       plain: the config, as JSON.
-      method: what it trains with.
+      method: the method of this run.
     """
     field = f"config.plasticity_from={run!r}"
     same = ["seed", "data", "scenario", "batch_size", "epochs", "encoder", "augment"]

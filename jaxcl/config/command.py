@@ -28,12 +28,12 @@ FAILURES = (
 
 
 def parse_flags(argv, section="config", define=lambda: None):
-    """Parse, with one line on stderr where the command is wrong.
+    """Parse the flags of a command; if they are wrong, exit with one line on stderr.
 
     Args:
       argv: the command.
-      section: of a config that has the options of a run, for hints.
-      define: defines flags, first of all; that of a config may raise, too.
+      section: of the config that has the options of a run, for hints.
+      define: defines the flags; it is called first and may raise, too.
     """
     try:
         define()
@@ -50,7 +50,7 @@ def parse_flags(argv, section="config", define=lambda: None):
             message = before + refusal[1].strip()
         if "\nTypeError: get_config() takes 0 positional" in message:
             message = f"{before}the config takes no word behind its name and a colon"
-        message = _reword_int_error(message)
+        message = _reword_flag_error(message)
         if isinstance(error, flags.UnrecognizedFlagError):
             message += _suggest_option(error.flagname, section)
         sys.exit(complain(message.replace("\n", " ")))
@@ -58,8 +58,10 @@ def parse_flags(argv, section="config", define=lambda: None):
         sys.exit(complain(error))
 
 
-def _reword_int_error(message: str) -> str:
-    """Return a message about a number without the words of Python's `int`."""
+def _reword_flag_error(message: str) -> str:
+    """Return a message about a flag without the words of absl and of Python's `int`."""
+    missing = r"flag --(\w+)=None: Flag --\1 must have a value other than None\."
+    message = re.sub(missing, r"--\1 is required.", message)
     kinds = {"invalid literal for int": "a whole number"}
     kinds |= {"could not convert string to float": "a number"}
     for words, kind in kinds.items():
@@ -69,7 +71,7 @@ def _reword_int_error(message: str) -> str:
 
 
 def _suggest_option(flag: str, section: str) -> str:
-    """Suggest the option of a config that a flag which is not there may have meant."""
+    """Suggest the option of a config that an unknown flag may have meant."""
     options = [field.name for field in dataclasses.fields(sections.TopLevel)]
     first, dot, rest = flag.partition(".")
     near = difflib.get_close_matches(first, options, n=1)
@@ -84,7 +86,7 @@ def complain(message, code=2) -> int:
 
 
 def run_until_signal(make, work) -> int:
-    """Make what a run needs, and run it until its end or a signal.
+    """Prepare a run, and run it until its end or a signal.
 
     Args:
       make: () -> anything; its ValueError or OSError is the user's to mend, 2.

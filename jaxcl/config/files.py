@@ -23,7 +23,7 @@ def folder() -> pathlib.Path:
 
 
 def load_paper(name: str) -> types.ModuleType:
-    """Load configs/papers/NAME.py: what the configs of a paper share."""
+    """Load configs/papers/NAME.py, which the configs of a paper share."""
     path = folder() / "papers" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"papers_{name}", path)
     assert spec is not None and spec.loader is not None
@@ -45,8 +45,8 @@ def locate(name: str) -> str:
     """Find the path of a config: a file, or the name of one in `folder`.
 
     Args:
-      name: "mine.py", "configs/mine.py", "pnr_cifar100", each perhaps with a word
-        behind a colon, which stays.
+      name: "mine.py", "configs/mine.py", "pnr_cifar100", each optionally with a word
+        after a colon, which is kept.
 
     Raises:
       ValueError: there is no such file; the message has the nearest names.
@@ -62,7 +62,7 @@ def locate(name: str) -> str:
     if pathlib.Path(file).is_dir():
         hint = f" ({file} is a folder: did you mean own_images:{file}?)"
     raise ValueError(
-        f"--config={name}: there is no such file, nor a config of that name{hint}; "
+        f"--config={name}: no file or config has this name{hint}; "
         "`jaxcl list configs` has all"
     )
 

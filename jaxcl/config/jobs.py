@@ -33,7 +33,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
 
     Raises:
       ValueError: a wrong key, type or value, naming it and its range.
-      OSError: data cannot be read.
+      OSError: data are missing or cannot be read.
     """
     # Options
     mesh = sections.make_mesh(top)
@@ -116,7 +116,7 @@ def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
 
 
 def _make_method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method:
-    """Make the method, which must replay where config.replay says how."""
+    """Make the method; refuse config.replay for a method that replays nothing."""
     with sharding.use_mesh(mesh):
         method = sections.make_method(top, parts)
     if top.replay and not method.replays:
@@ -177,9 +177,9 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
 def _single_task_runs(
     top, plain, parts, data: job.Data, method, eval_parts, judging: job.Evaluation
 ) -> Callable | dict | None:
-    """Say how to train on one task alone, or what a run found that did.
+    """Describe how to train on one task alone, or read the results of a run that did.
 
-    None where FT_i is not asked for, or judged. The method is made when it is needed.
+    None if FT_i is not wanted or not evaluated. The method is made when it is needed.
     So are its evaluators, which put images on the devices.
     """
     if not top.plasticity or len(data.stream.tasks) == 1:
@@ -236,7 +236,7 @@ def _read_logging(top: sections.TopLevel) -> job.Logging:
 
 
 def _make_eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalParts:
-    """Make EvalParts; `method` is what is evaluated."""
+    """Make EvalParts for a method."""
     return core.EvalParts(
         **_pick_functions(method),
         stream=tasks,
@@ -252,7 +252,7 @@ def _make_eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalP
 
 
 def _pick_functions(method: core.Method) -> dict:
-    """Pick what evaluators read; they embed several splits, and trace `embed` once."""
+    """Pick the functions for evaluators, which share one trace of `embed`."""
     found = {name: getattr(method, name) for name in _EVALUATED}
     return found | {"embed": sharding.traced_once(method.embed)}
 

@@ -1,4 +1,4 @@
-"""Every option of a config with its value: what is set, defaults, what None means.
+"""List every option of a config with its value, defaults included.
 
 `iterate_options` yields them. A run leaves their values in resolved.json, `jaxcl
 options` prints them, and `run_config` compares them when a run resumes.
@@ -17,20 +17,20 @@ from jaxcl.nets import tuning
 
 RESOLVED = "resolved.json"
 # Options of a section that its function does not take.
-_NAME = "which of them, see `jaxcl list`"
+_NAME = "one of those that `jaxcl list` prints"
 _BESIDE = {
     "config.augment": (
         ("name", "images", '"images" or "graphs"'),
-        ("resize", None, "shorter side before the middle is cut, to evaluate"),
+        ("resize", None, "shorter side before the centre crop, for evaluation"),
     ),
     "config.optimizer": (
         ("name", schema.NONE, _NAME),
         ("lr", schema.NONE, "learning rate at its peak, see config.scale_lr"),
     ),
     "config.evaluators": (
-        ("name", schema.NONE, "of the evaluator, where it is not the key"),
-        ("last_only", False, "whether it runs after the last task alone"),
-        ("skip", False, "whether it never runs"),
+        ("name", schema.NONE, "of the evaluator, if it is not the key"),
+        ("last_only", False, "run after the last task only"),
+        ("skip", False, "never run"),
     ),
 }
 # Parameters that no config sets, by the path of the section.
@@ -49,7 +49,7 @@ def iterate_options(
 
     Args:
       raw: the config.
-      replay: what config.replay comes to, for options that follow it.
+      replay: the values of config.replay, for options that depend on it.
 
     Raises:
       ValueError: a section names a function that does not exist.
@@ -125,7 +125,7 @@ def _iterate_function(
 
 
 def _find_dependent(path, function, options, raw, replay) -> dict:
-    """Find the options of a section that follow others, with what they come to."""
+    """Find the options of a section that depend on others, with their values."""
     if path == "config" and options.get("precision") == "auto":
         return {"precision": sections.choose_precision(dict(raw))}
     if path == "config.encoder":
@@ -146,7 +146,7 @@ def values(raw: Mapping[str, Any], replay: core.Replay | None = None) -> dict:
 
     Args:
       raw: the config, which `build` takes.
-      replay: what config.replay comes to; None: nothing is replayed.
+      replay: the values of config.replay; None: nothing is replayed.
     """
     whole: dict = {"replay": None, "tuning": None, "mesh": None}
     for option in iterate_options(raw, replay):
@@ -159,7 +159,7 @@ def values(raw: Mapping[str, Any], replay: core.Replay | None = None) -> dict:
 
 
 def _section_at(section, path):
-    """Return the section at a path, and make those that are not there."""
+    """Return the section at a path; make missing ones."""
     for part in path:
         if isinstance(section, list):
             section = section[int(part)]
@@ -175,7 +175,7 @@ def to_json(value: Any, field: str | None = None) -> Any:
 
     Args:
       value: anything.
-      field: its path, for messages; None: other values become text.
+      field: its path, for messages; None: other values become strings.
 
     Raises:
       ValueError: JSON cannot hold it; the message names the field.

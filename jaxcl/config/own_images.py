@@ -1,4 +1,4 @@
-"""A config for images that no paper has: its values follow from the images.
+"""Make a config for a user's own images: its values follow from the images.
 
 `configs/own_images.py` and `jaxcl.fit` make their configs here. The learning rates of
 the bases are those of PNR's scripts for CIFAR; epochs, batch and the rest are our
@@ -73,7 +73,7 @@ def summarize(data: Mapping[str, Any]) -> Summary:
       data: config.data.
 
     Raises:
-      ValueError, OSError: as of the source; it is a set of graphs.
+      ValueError, OSError: from the source, or it is a set of graphs.
     """
     dataset = read_images(data)
     train = dataset.train
@@ -114,7 +114,7 @@ def read_images(data: Mapping[str, Any]) -> stream.Dataset:
 
 
 def _load_image(train, row) -> np.ndarray | None:
-    """Load an image; None of an unreadable file, which the run will name or skip."""
+    """Load an image; None for an unreadable file, which the run will report or skip."""
     if train.images is not None:
         return train.images[row]
     try:
@@ -124,7 +124,7 @@ def _load_image(train, row) -> np.ndarray | None:
 
 
 def _compute_moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute mean and deviation of each channel, every image counted alike."""
+    """Compute mean and deviation of each channel; every image has the same weight."""
     means, squares = [], []
     for image in images:
         pixels = image.reshape(-1, image.shape[-1]) / 255.0
@@ -155,18 +155,18 @@ def config(
     Its options may be overridden as those of any config.
 
     Args:
-      data: a section config.data; of sources that read files, `size` and `resident`
-        are set here unless they are there.
+      data: a section config.data; for sources that read files, `size` and `resident`
+        are filled in.
       encoder: a name in `ENCODERS`; a section config.encoder; or the folder of an
         encoder, with which training begins.
-      size: pixels of a side that the network is given; None: those of the images, at
-        most 224.
-      scenario: how a continual run is cut. None: classes one after another ("class")
-        where every train image has a label, else random slices ("data").
-      num_tasks: how many tasks it has; of domains there is one each. None: 5, or as
-        many as there are classes.
-      by_strategy: whether a run is continual if its strategy is not "finetune", and
-        joint if it is; else it is continual whatever the strategy.
+      size: pixels of a side of the network's input; None: those of the images, at most
+        224.
+      scenario: of a continual run. None: classes one after another ("class") if every
+        train image has a label, else random slices ("data").
+      num_tasks: number of tasks; each domain is one. None: 5, but at most one for each
+        class.
+      by_strategy: make the run joint if its strategy is "finetune", else continual.
+        False: always continual.
 
     Raises:
       ValueError, OSError: as of the source; an unknown encoder, or a folder that holds
@@ -249,7 +249,7 @@ def _choose_encoder(encoder) -> tuple[dict, str | None]:
 
 
 def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
-    """Have a set of small images in files decoded once, into memory.
+    """Set the options that decode small images in files once, into memory.
 
     Args:
       data: a section config.data.
@@ -266,8 +266,8 @@ def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
 def _fit_encoder(section, summary, size) -> tuple[dict, int]:
     """Fit an encoder and the side of its images, in pixels, to each other.
 
-    Sizes of a patch or a stem follow from the side, but in a section that has them. The
-    side is a multiple of a ViT's patch, unless `size` says what it is.
+    Patch and stem follow from the side, unless the section has them. The side is a
+    multiple of a ViT's patch, unless `size` is given.
     """
     side = min(summary.side, _LARGEST) if size is None else size
     # The user named it, and wrote no section.
@@ -290,7 +290,7 @@ def _fit_encoder(section, summary, size) -> tuple[dict, int]:
 def _choose_augmentation(summary, side, cut) -> dict:
     """Choose SimCLR's augmentation for photographs; small images are not blurred.
 
-    `cut` says whether `read_once` has the images cut to squares.
+    `cut`: whether `read_once` cuts the images to squares.
     """
     blur = (0.0, 0.0) if side < _SMALL else (1.0, 0.1)
     exact = cut or (summary.square and not summary.streams)
@@ -312,7 +312,7 @@ def _choose_augmentation(summary, side, cut) -> dict:
 def batch_size(rows: int) -> int:
     """Choose a power of two from 2 to 256 with at least four batches an epoch.
 
-    Of less than 8 rows it is 2, of which an epoch has fewer.
+    With less than 8 rows it is 2, and an epoch has fewer batches.
     """
     return 2 ** int(np.clip(np.log2(max(rows // 4, 2)), 1, 8))
 
@@ -342,7 +342,7 @@ def _task_sizes(summary, scenario, num_tasks) -> list[int]:
 
 
 def _set_optimizer(made) -> None:
-    """Set LARS by the base's rates; AdamW for a ViT or ConvNeXt, as is usual."""
+    """Set LARS with the base's rates, or AdamW for a ViT or ConvNeXt."""
     base = made.method.get_ref("base")
     if made.encoder.name in ("vit", "convnext"):
         made.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
@@ -356,7 +356,7 @@ def _set_optimizer(made) -> None:
 
 
 def _choose_evaluators(summary) -> dict:
-    """Choose neighbours where labels can judge; without, measures that need none."""
+    """Choose evaluators: nearest neighbours, or without labels label-free ones."""
     found: dict[str, dict] = {"collapse": {}, "uniformity": {}, "neighbours": {}}
     if not summary.judges:
         return found
@@ -374,8 +374,8 @@ def of_path(path: str) -> dict:
     """Return config.data of the images at a path, see `sources.section_of`.
 
     Raises:
-      ValueError: there is nothing; or as `from_huggingface.guess_options`.
+      ValueError: nothing is there, or from `from_huggingface.guess_options`.
     """
     if not storage.exists(path):
-        raise ValueError(f"{path!r}: there is nothing at this path")
+        raise ValueError(f"{path!r}: no such file or folder")
     return sources.section_of(path)

@@ -18,14 +18,14 @@ class _Operation(NamedTuple):
 
 
 def compute(function: Callable, *fields: Any, like: Any = None):
-    """Return the value of a function of other fields, once all overrides are read.
+    """Tie a field to a function of other fields, computed after all overrides.
 
     Setting the value itself, as in `--config.optimizer.lr=0.5`, cuts the tie.
 
     Args:
-      function: of what the fields hold.
-      fields: `config.section.get_ref(name)` each; with `like` a value may be one, too.
-      like: a value of its type; None: what the function returns now.
+      function: of the values of the fields.
+      fields: `config.section.get_ref(name)` each; with `like` also plain values.
+      like: a value of its type; None: the present result.
     """
     if like is None:
         like = function(*(field.get() for field in fields))
@@ -34,21 +34,20 @@ def compute(function: Callable, *fields: Any, like: Any = None):
 
 
 def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
-    """Look a value up by other fields, once all overrides are read, see `compute`.
+    """Tie a field to a table that other fields look up, see `compute`.
 
     `config.optimizer.lr = recipe.look_up({"byol": 1.0, "simclr": 0.6}, base)`, with
     `base = config.method.get_ref("base")`, makes `--config.method.base=byol` bring
     BYOL's learning rate with it.
 
     Args:
-      table: what the field holds (a tuple of what several hold) -> value. All values
-        have one type. The key "" stands for all that the table lacks.
+      table: value of the field, or a tuple for several fields, -> value. All values
+        have one type. The key "" stands for all missing keys.
       fields: `config.section.get_ref(name)` each.
-      default: the same as the key "", and may itself be of `look_up`.
+      default: the same as the key ""; may be a result of `look_up`.
 
     Raises:
-      ValueError: once the value is asked for, where the table has none for what the
-        fields hold: another field's value would train something else in silence.
+      ValueError: when the value is read, if the table has no entry for the fields.
     """
 
     # ml_collections returns None where an argument is None.
@@ -77,13 +76,13 @@ _CHOICES = ("base", "strategy", "regulariser")
 def set_where_taken(method: config_dict.ConfigDict, **values: Any) -> None:
     """Set options of config.method for those bases and strategies that have them.
 
-    Where the base and the strategy of the final config have no such option, it is None,
-    which is no error. So a config may hold sizes for every base that it may be given.
+    If the final base and strategy lack an option, it is None, which is no error. So a
+    config may hold sizes for every base.
 
     Args:
       method: config.method, with `name` and, if the method has them, `base` and
         `strategy` or `regulariser`.
-      values: name of an option -> its value, which may be of `look_up`.
+      values: name of an option -> its value, or a result of `look_up`.
     """
     make = schema.method(method.name).make
     chosen = {name: method.get_ref(name) for name in _CHOICES if name in method}
@@ -106,7 +105,8 @@ def warmup_epochs(epochs, usual: int | None = None) -> int:
 
     Args:
       epochs: of each task, as `config.epochs` has them.
-      usual: as many where that is fewer; None: a tenth of the epochs, at most ten.
+      usual: number of epochs, if tasks have more; None: a tenth of the epochs, at most
+        ten.
     """
     if not isinstance(epochs, int | tuple):
         return 0  # an override that the schema will refuse
@@ -116,15 +116,15 @@ def warmup_epochs(epochs, usual: int | None = None) -> int:
 
 
 def parse_words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
-    """Read the words behind the name of a config and a colon, with commas between.
+    """Read the words after the name of a config and a colon, separated by commas.
 
     With `row, small, debug = recipe.parse_words(arg, METHODS, ("", "small"))` the
     argument "mir,debug" is "mir", "" and "debug".
 
     Args:
-      arg: what `get_config` is given.
-      choices: words of which an argument may hold one; the first stands where it holds
-        none. "" is no word; a word that ends in "=N" holds a number from 1.
+      arg: the argument of `get_config`.
+      choices: words of which an argument may have one; without one the first holds. ""
+        means no word; a word that ends in "=N" takes a number from 1.
 
     Returns:
       The word of each choice, and "debug" or "".
@@ -156,8 +156,8 @@ def change(config: config_dict.ConfigDict, changes: Mapping[str, Any]) -> None:
     Args:
       config: its new options may have other types than the old ones.
       changes: path of an option ("method.temperature", with or without "config." before
-        it) -> its value. A dict takes the place of a whole section; a path leads into
-        one, which is made if it is not there.
+        it) -> its value. A dict replaces a whole section; a path leads into a section,
+        which is made if it is missing.
     """
     with config.unlocked(), config.ignore_type():
         for path, value in changes.items():

@@ -43,7 +43,7 @@ def write_or_check(workdir, config: dict, every_option: dict | None = None) -> N
 
     Args:
       workdir: the run directory.
-      config: what was asked, which a run that resumes must ask again.
+      config: the config as given, which a resumed run must repeat.
       every_option: the value of each option, defaults included, see `options.values`.
 
     Raises:
@@ -81,11 +81,11 @@ def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
 
     Args:
       workdir: the run directory.
-      config: what is asked now.
-      aside: fields that may differ, beside `MACHINE`.
+      config: the present config.
+      aside: further fields that may differ, besides `MACHINE`.
 
     Returns:
-      Whether there is a config in it.
+      Whether the directory has a config.
 
     Raises:
       Differs: its config is another one.

@@ -1,4 +1,4 @@
-"""Sections of a config and what they name: data, networks, optimisers, methods.
+"""Read the sections of a config: data, networks, optimisers, methods.
 
 Each names a function and gives its keyword arguments, so the signatures are the
 schema: a key that a function does not take, or a value of another type than its
@@ -80,53 +80,55 @@ class TopLevel:
     replay: dict | None = None  # options of methods.online.replay.settings
     # Options of nets.tuning.settings, or a name in its RECIPES; None: all trains
     tuning: dict | Literal["decay", "lora", "explora"] | None = None
-    name: _Name = "run"  # of the run; its directory is runs/NAME unless told
-    regime: str = ""  # a word that other values of the config follow; not read itself
-    seed: schema.Natural = 0  # the first
-    seeds: schema.Count = 1  # how many runs, of seeds that follow one another
-    batch_size: schema.Count = 256  # global
+    name: _Name = "run"  # of the run; its default directory is runs/NAME
+    regime: str = ""  # a word that other values of the config follow
+    seed: schema.Natural = 0  # of all random draws; the first one with `seeds`
+    seeds: schema.Count = 1  # number of runs, with consecutive seeds
+    batch_size: schema.Count = 256  # images in a step, over all devices
     # Pieces of a batch that pass the encoder in turn: less memory, a third more time
     accumulate: schema.Count = 1
-    epochs: _Epochs = 1  # per task; of several the last for all others
-    patience: schema.Natural = 0  # epochs without a lower loss end a task; 0: none
-    # Of the computation; parameters stay float32. "auto": see `choose_precision`
+    # Epochs of each task; in a list the last number serves all later tasks
+    epochs: _Epochs = 1
+    # A task ends after so many epochs without a lower loss; 0: never
+    patience: schema.Natural = 0
+    # Of the computation; parameters stay float32. "auto": bfloat16 on TPUs and recent
+    # GPUs
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     scale_lr: bool = True  # multiply optimizer.lr by batch_size / 256
-    devices: schema.Count | None = None  # how many; None: all
+    devices: schema.Count | None = None  # number of devices; None: all
     # Options of `read_sides`; None: each device has all weights
     mesh: dict | None = None
     # Steps of one call. "task": all up to the next save, evaluation or end of a task.
     # None: 1 on CPU; elsewhere "task" for methods that replay, 8 for others
     steps_per_call: schema.Count | Literal["task"] | None = None
-    # Folder of compiled programs that later runs take up, unless JAX has one already.
+    # Folder of compiled programs for later runs, unless JAX has one already.
     # "auto": in this user's cache folder; "": none
     compile_cache: str = "auto"
     device_bytes: _Bytes = 8 * 2**30  # sets up to this size live on the device
-    duplicates: bool | None = None  # count and tell them; None: where that is quick
+    duplicates: bool | None = None  # count duplicate images; None: if that is quick
     workers: Annotated[int, schema.Range(0, 1024)] = 4  # processes that decode images
-    log_every: schema.Count = 10  # steps
-    save_every: schema.Natural = 500  # steps; 0: after tasks only
-    eval_every: schema.Natural = 0  # steps; 0: after tasks only
-    eval_epochs: schema.Natural = 0  # the same in epochs
-    # Checkpoints; a damaged newest one has one before it.
+    log_every: schema.Count = 10  # steps between logged rows
+    save_every: schema.Natural = 500  # steps between saves; 0: after tasks only
+    eval_every: schema.Natural = 0  # steps between evaluations; 0: after tasks only
+    eval_epochs: schema.Natural = 0  # epochs between evaluations; 0: after tasks only
+    # Checkpoints to keep; the second newest serves if the newest is damaged
     keep: Annotated[int, schema.Range(least=2)] = 2
-    evaluate_untrained: bool = True  # also before the first step
+    evaluate_untrained: bool = True  # evaluate before the first step, too
     plasticity: bool = True  # also train on each task alone, for FT_i
     plasticity_from: str | None = None  # a run of the same base that measured FT_i
-    # A run that has done the first tasks, from which this one goes on; or the folder of
-    # an encoder, with which it begins.
+    # A run to continue with further tasks, or the folder of an encoder to begin with
     start: str | None = None
-    first_tasks: schema.Count | None = None  # how many tasks are trained; None: all
-    checkpoint: str | None = None  # a run whose encoder is judged; nothing is trained
-    tensorboard: bool = True  # leave events for it
-    loggers: str = ""  # modules of run.loggers, or your own, with commas between
+    first_tasks: schema.Count | None = None  # train only so many tasks; None: all
+    checkpoint: str | None = None  # evaluate the encoder of this run; train nothing
+    tensorboard: bool = True  # write TensorBoard events
+    loggers: str = ""  # modules of run.loggers, or your own, with commas
     plots: bool = True  # draw pictures
-    # A bar, none, or a bar on a terminal only
+    # Show a progress bar; "auto": only on a terminal or in a notebook
     progress: Literal["auto"] | bool = "auto"
 
 
 def choose_precision(raw: dict) -> str:
-    """Choose the precision of "auto": "bfloat16", but float32 on CPUs and for graphs.
+    """Choose the precision for "auto": "bfloat16", or float32 on CPUs and for graphs.
 
     GPUs before compute capability 8 (Ampere) have no arithmetic in it, either.
     """
@@ -136,7 +138,7 @@ def choose_precision(raw: dict) -> str:
 
 
 def read_top(raw: dict) -> TopLevel:
-    """Check the top level of a config; what "auto" means is put in its place."""
+    """Check the top level of a config, and replace "auto" by its meaning."""
     if raw.get("precision") == "auto":
         raw = raw | {"precision": choose_precision(raw)}
     judges = raw.get("checkpoint") is not None
@@ -159,7 +161,7 @@ def check_image(
 
 
 def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
-    """Refuse sections of which some are of graphs and others of images.
+    """Refuse a mix of sections for graphs and for images.
 
     Args:
       train: the examples, once they are read.
@@ -216,7 +218,7 @@ def find_function(path: str, section) -> Callable:
 def follows_seed(scenario: dict) -> bool:
     """Tell whether the run's seed cuts the tasks, since the scenario has none.
 
-    So it is with "growth", "permuted", "rotated", "recurring" and "blurry", and with
+    This holds for "growth", "permuted", "rotated", "recurring" and "blurry", and for
     "class" in the order "released".
     """
     name, order = scenario.get("name"), scenario.get("class_order")
@@ -225,7 +227,7 @@ def follows_seed(scenario: dict) -> bool:
 
 
 def scenario_seed(raw: Mapping) -> dict:
-    """Return the option `seed` of the scenario, where the run's seed stands for it."""
+    """Return the option `seed` of the scenario; the run's seed may stand for it."""
     return {"seed": raw.get("seed", 0)} if follows_seed(raw["scenario"]) else {}
 
 
@@ -258,8 +260,8 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], dict]:
     """Read the sections of `core.Parts`, before there are data.
 
     Returns:
-      A function that makes Parts of what the data tell, and a dict of what evaluators
-      and loaders must know of the images: size, mean, std, views, resize and crop.
+      A function from facts about the data to Parts, and a dict of facts about the
+      images for evaluators and loaders: size, mean, std, views, resize and crop.
 
     Raises:
       ValueError: an option of augment, encoder, tuning, optimizer or schedule is wrong.
@@ -366,7 +368,7 @@ def _split_batches(top: TopLevel, module):
 
 
 def _build_views(top: TopLevel):
-    """Make the views of Parts, and what is known of the images, if any."""
+    """Make the views of Parts, and the facts about the images, if any."""
     dtype, augment = PRECISIONS[top.precision], dict(top.augment)
     name = augment.pop("name", "images")
     core.check_choice("config.augment.name", name, ("images", "graphs"))
@@ -430,12 +432,12 @@ def _module(top: TopLevel):
 
 
 def wrap_tuned(module, section: dict | str | None, given=None):
-    """Wrap an encoder of which config.tuning names the part that is trained.
+    """Wrap an encoder so that only the part in config.tuning is trained.
 
     Args:
       module: of config.encoder.
       section: config.tuning.
-      given: what it begins with, see `tuning.TunedEncoder`.
+      given: its initial weights, see `tuning.TunedEncoder`.
     """
     if given is None and not section and not traits.read_traits(module).frozen:
         return module
@@ -447,12 +449,11 @@ def wrap_tuned(module, section: dict | str | None, given=None):
 def fill_from_start(raw: dict) -> dict:
     """Fill in a config that begins with the folder of an encoder.
 
-    That is the encoder, and the mean and standard deviation of its images. Where
-    config.encoder names the same network, its drop_path and remat are kept; the folder
-    says all else.
+    The folder sets the encoder, and the mean and standard deviation of its images. If
+    config.encoder names the same network, its drop_path and remat are kept.
 
     Raises:
-      ValueError: the folder cannot be read, or goes with no such config.
+      ValueError: the folder cannot be read, or does not fit the config.
     """
     if not folder.is_one(raw.get("start")):
         return raw

@@ -1,6 +1,6 @@
 """Shrink any config to seconds: the same code on digits, with a tiny network.
 
-Sizes of methods, networks and evaluators stand beside their functions, see
+Sizes of methods, networks and evaluators are declared at their functions, see
 `schema.debug`.
 """
 
@@ -12,11 +12,11 @@ from jaxcl.data import imbalance
 
 
 def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Make everything in a config small, in place; what it composes stays.
+    """Make everything in a config small, in place; its parts stay the same.
 
     Digits, resized to 16 colour pixels, stand in for the data set, and rings and trees
-    for a set of graphs, so that no data need be there; numbers mean nothing. Values
-    that follow another field (`recipe.look_up`) still do.
+    for a set of graphs, so no data are needed; the resulting numbers mean nothing.
+    Values that follow another field (`recipe.look_up`) still do.
     """
     config.name = f"{config.name}_debug"
     if config.augment.get("name") == "graphs":

@@ -22,7 +22,7 @@ from jaxcl.data import files, from_arrays, splits, storage, stream
 
 
 def write_arrays(dataset: stream.Dataset, directory: str) -> None:
-    """Write a dataset that lies in memory as a directory for `from_arrays.arrays`.
+    """Write a dataset in memory as a directory for `from_arrays.arrays`.
 
     Raises ValueError if the directory is not empty.
     """

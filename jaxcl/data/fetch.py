@@ -9,8 +9,8 @@ files with a folder for each domain. The archives are downloaded, or taken from
 `--from`, compared with the published SHA-256, and become directories for the source
 "arrays". CIFAR comes as flat bytes: its Python version is made of pickles.
 
-Sums and sizes: TFDS's tables of checksums; of tiny-imagenet-200, which is not in them,
-several public repositories agree.
+Sums and sizes: TFDS's tables of checksums; for tiny-imagenet-200, which they lack, from
+  several public repositories that agree.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Unreachable(OSError):
 
 
 class Archive(NamedTuple):
-    """A published file."""
+    """The name, size and SHA-256 of a published file."""
 
     urls: tuple[str, ...]  # tried one after another; the last part is its name
     size: int  # bytes
@@ -52,7 +52,7 @@ class Archive(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name on a disk."""
+        """The file's name on a disk."""
         return self.urls[0].rpartition("/")[2]
 
 
@@ -150,7 +150,7 @@ def _download(archive, folder) -> str:
 
 
 def _save(url, path, size) -> None:
-    """Save what a server sends, and show how far it is."""
+    """Save a download, and show its progress."""
     import tqdm  # only downloads pay for it
 
     request = urllib.request.Request(url, headers={"User-Agent": "jaxcl"})
@@ -166,7 +166,7 @@ def _save(url, path, size) -> None:
 
 @contextlib.contextmanager
 def _replace_folder(out) -> Iterator[str]:
-    """Give a new folder, which takes the place of `out` when all is written."""
+    """Give a new folder, which replaces `out` when all is written."""
     draft = f"{out}.{uuid.uuid4().hex}.part"
     try:
         yield draft
@@ -180,9 +180,9 @@ def _replace_folder(out) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _unpacked(path, beside) -> Iterator[str]:
-    """Unpack an archive next to a path, for a while, and give its one folder.
+    """Unpack an archive next to a path, temporarily, and give its one folder.
 
-    Its bytes are the published ones, see `_check_archive`, so it holds what it should.
+    `_check_archive` has compared its bytes, so its content needs no check.
     """
     where = os.path.dirname(os.path.abspath(beside))
     os.makedirs(where, exist_ok=True)
@@ -218,7 +218,7 @@ def _stl10(paths, folder, *, more=None) -> None:
 def _tiny_imagenet(paths, folder) -> None:
     """Write tiny-imagenet-200; its annotated val split is the test split.
 
-    Rows are sorted by class, then by file. Classes stand in the order of wnids.txt, as
+    Rows are sorted by class, then by file. Classes are in the order of wnids.txt, as
     in mammoth's arrays, which Co2L and CCLIS use. Grey images become RGB.
     """
     decode = files_lib.Decoding("pillow")

@@ -50,7 +50,7 @@ _DAMAGED = (
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Name a file in a ValueError, whatever a library raises of its bytes."""
+    """Turn errors of a library about a file's bytes into a ValueError."""
     try:
         yield
     except MemoryError as error:
@@ -106,8 +106,7 @@ class Decoding(NamedTuple):
 
         Grey, palette and CMYK images become RGB, or grey where `channels` is 1.
         Transparent pixels are composed on the grey level `background`. Of 16-bit greys
-        that use `bits` bits the upper eight of these are kept; None: as one image
-        tells.
+        the upper eight of `bits` bits are kept; None: as many as the image uses.
 
         Raises:
           Unreadable: floating pixels, whose range is not known; 16-bit ones that use
@@ -131,7 +130,7 @@ class Decoding(NamedTuple):
         return pixels.reshape(*pixels.shape[:2], self.channels)
 
     def check_size(self, name: str, height: int, width: int) -> None:
-        """Refuse an image by its header, before there is memory for it."""
+        """Refuse an image that its header shows to be too large."""
         if not 0 < height * width <= self.max_pixels:
             raise Unreadable(
                 f"{name} is {height} x {width} pixels: must be at least 1, and at most "
@@ -207,7 +206,7 @@ class Reader(NamedTuple):
         return self.decoding(found, self.name(row))
 
     def raw(self, row: int) -> bytes:
-        """Return bytes that tell an image from others: encoded, or its pixels."""
+        """Return bytes that identify an image: encoded, or its pixels."""
         found = self._fetched(row)
         return found if isinstance(found, bytes) else found.tobytes()
 
@@ -229,12 +228,12 @@ class Reader(NamedTuple):
         return f"{path} ({self.unit} {self.place[row]})" if self.unit else path
 
     def holders(self) -> tuple[list[str], np.ndarray]:
-        """Return all files, and which of them holds each row, i64[N]."""
+        """Return all files, and the number of the file of each row, i64[N]."""
         return [self.path(x) for x in range(len(self.files))], self.which
 
     @property
     def channels(self) -> int:
-        """C of the images."""
+        """The number of channels C of the images."""
         return self.decoding.channels
 
 
@@ -265,7 +264,7 @@ def _fetch_row(path, row) -> np.ndarray:
 
 
 def in_memory(images: np.ndarray, name: str) -> Reader:
-    """Read images in memory as if they were in files.
+    """Make a reader of images in memory.
 
     Args:
       name: of the set; the digest of the images is part of the file's name.
@@ -310,10 +309,10 @@ class Loader(NamedTuple):
     memory: Memory | None = None  # keeps every image, if they fit; None: they do not
 
     def __call__(self, row: int) -> np.ndarray:
-        """Read an image; warn and read another where it is unreadable.
+        """Read an image; if it is unreadable, warn and read another.
 
-        The substitute is the next readable row of the same class and domain, from the
-        first again after the last, so the label stays true.
+        The substitute is the next readable row of the same class and domain,
+        cyclically, so the label stays true.
         """
         try:
             return self._decode_image(row)
@@ -369,17 +368,17 @@ class Loader(NamedTuple):
         return self.read.name(int(self.rows[row]))
 
     def raw(self, row: int) -> bytes:
-        """Read bytes that tell an image from others, without decoding it."""
+        """Read bytes that identify an image, without decoding it."""
         return self.read.raw(int(self.rows[row]))
 
     def holders(self) -> tuple[Sequence[str], np.ndarray]:
-        """Return files, and which of them holds each row, i64[N]."""
+        """Return all files, and the number of the file of each row, i64[N]."""
         names, which = self.read.holders()
         return names, which[self.rows]
 
     @property
     def channels(self) -> int | None:
-        """C of the images, where it is known without reading one."""
+        """The number of channels C; None if only reading an image would tell."""
         return self.read.channels
 
 
@@ -395,7 +394,7 @@ def examples(
       reader: a `Reader` of all rows, or another record with its methods.
       label: i[N], -1 where unknown.
       domain: i[N]; None: one domain.
-      numbers: of `number_classes`, where some classes are left out; None: none is.
+      numbers: from `number_classes`, if some classes are left out; None: all are kept.
     """
     label = np.asarray(label, np.int32)
     domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)

@@ -90,17 +90,17 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
 
 
 def number_names(parts, field) -> tuple[str, ...]:
-    """Return names of labels or domains that have none: "0", "1", up to the largest."""
+    """Name labels or domains without names: "0", "1", up to the largest."""
     count = 1 + max(int(getattr(x, field).max(initial=-1)) for x in parts.values())
     return tuple(map(str, range(count)))
 
 
 def _check_domains(where, domains) -> None:
-    """Refuse domains of some splits alone: rows of the others would be of the first.
+    """Refuse domains in only some of the splits.
 
     Args:
       where: they come from, for messages.
-      domains: what there is of each split, or None.
+      domains: array of each split, or None.
     """
     without = [split for split, domain in domains.items() if domain is None]
     if 0 < len(without) < len(domains):
@@ -203,11 +203,11 @@ def examples(
 
 
 def with_numbers(where, images, label, domain, least: int = 0) -> stream.Examples:
-    """Make examples of checked images, and of the numbers that there are.
+    """Make examples of checked images, labels and domains.
 
     Args:
       where, images, label, domain: as in `examples`.
-      least: the lowest domain that there may be.
+      least: the lowest domain that is allowed.
     """
     label = np.full(len(images), -1) if label is None else label
     domain = np.zeros(len(images), int) if domain is None else domain

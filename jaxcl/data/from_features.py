@@ -1,9 +1,9 @@
-"""Files of features, .npz or .safetensors: `jaxcl features` writes them.
+"""Read and write files of features, .npz or .safetensors, as `jaxcl features` does.
 
 A file has train_x f32[N, D], and perhaps train_y i[N] and train_domain i[N]; the same
 of validation and test; and `about`, JSON: class_names, domain_names, and the card of
 the encoder. Rows reach a method as images of one pixel and D channels, f32[N, 1, 1, D],
-which config.encoder = {"name": "mlp", "widths": ()} hands on as they are.
+which config.encoder = {"name": "mlp", "widths": ()} passes on unchanged.
 """
 
 import json
@@ -22,7 +22,7 @@ _SUFFIXES = (".npz", ".safetensors")
 
 @splits.source
 def features(*, path: str) -> stream.Dataset:
-    """Features in a file, such as `jaxcl features` writes.
+    """Read features from a file, such as `jaxcl features` writes.
 
     path: the file, .npz or .safetensors; see `data.from_features` for what it holds.
     """
@@ -58,7 +58,7 @@ def check_suffix(path: str) -> None:
 
 
 def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read the arrays of a file, and what it says about them.
+    """Read the arrays of a file, and its description of them.
 
     Raises:
       ValueError: the file is damaged or of another kind.

@@ -40,7 +40,7 @@ def image_folder(
     classes: a text file that names the classes to keep, in that order.
     folders: "guess" refuses folders that look like splits of other names; "classes"
       takes each as a class; "none" reads all images below, without labels.
-    test: share of each class that is the test split, where no folder is.
+    test: share of each class that is the test split, if no folder is.
     test_seed: of that draw.
     """
     wanted = None if classes is None else files_lib.class_list(classes)
@@ -73,7 +73,7 @@ def image_folder(
 
 
 def is_mixed(path: str) -> bool:
-    """Return whether images lie beside folders of images, which are no classes."""
+    """Tell whether a folder holds both images and folders of images."""
     if not storage.is_folder(path) or storage.in_bucket(path):
         return False
     return bool(listing.folders(path) and _images_in(path))
@@ -103,7 +103,7 @@ def _relative(path, files) -> list[bytes]:
 
 
 def _check_splits(path, names) -> None:
-    """Refuse folders of which it is not clear whether they are splits or classes.
+    """Refuse folders that may be splits or classes.
 
     Args:
       names: of the classes that were found.
@@ -131,7 +131,7 @@ def _is_empty(path, name) -> bool:
 
 
 def _held_out(path, names) -> list[str]:
-    """List which of val/ and test/ are splits beside train/.
+    """List which of val/ and test/ are splits next to train/.
 
     Where train/ has class folders, they need class folders, too.
     """

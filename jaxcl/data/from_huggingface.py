@@ -72,7 +72,7 @@ def _column(file, key):
 
 @contextlib.contextmanager
 def _reading(file):
-    """Give the path of an ordinary file; what pyarrow raises is a ValueError."""
+    """Give the path of an ordinary file; errors of pyarrow become ValueErrors."""
     with files_lib.reading(file):
         try:
             yield storage.check_ordinary(file)
@@ -109,7 +109,7 @@ def huggingface(
     """Read a set of Hugging Face `datasets` on a disk: Arrow or Parquet files.
 
     path: what `save_to_disk` wrote, or a folder with Parquet files. The split of one
-      of these is its name up to the first "-", or, where that is a number, its folder.
+      of these is its name up to the first "-", or its folder, if that is a number.
     train_split, validation_split, test_split: name of a split; None: no such split.
     image_key, label_key: names of columns. Images are encoded bytes, or structs with
       such. Labels are whole numbers, -1 or missing where there is none, or text, whose
@@ -160,8 +160,8 @@ def huggingface(
 def is_dataset(path: str) -> bool:
     """Return whether a folder on a disk holds such a set, and not image files.
 
-    Of a folder with neither a state.json nor a dataset_dict.json the first of its
-    folders that has images or Parquet files decides.
+    In a folder without state.json and dataset_dict.json the first sub-folder with
+    images or Parquet files decides.
     """
     if storage.in_bucket(path) or not os.path.isdir(path):
         return False
@@ -176,7 +176,7 @@ def is_dataset(path: str) -> bool:
 
 
 def guess_options(path: str) -> dict:
-    """Guess options that read a set of which nothing but the path is known.
+    """Guess the options to read a set of which only the path is known.
 
     The train split is "train", or else the first. The evaluation split is "test" or
     else "validation", if it has labels; without these a fifth of the train images.
@@ -211,8 +211,8 @@ def choose_columns(
     Args:
       where: they are, for messages.
       names: of all columns.
-      shown: of those that may hold images. One is chosen by a usual name, or because
-        there is no other.
+      shown: of those that may hold images. One with a usual name is chosen, or the only
+        one.
       named: of those that name classes. "label" is chosen, or the only one of these.
 
     Raises:
@@ -232,7 +232,7 @@ def choose_columns(
 def split_files(path: str) -> dict[str, list[str]]:
     """Return files of each split of a folder, in their order.
 
-    Raises ValueError where it is no such folder, for a name that leads out of it, and
+    Raises ValueError for another kind of folder, a name that leads out of it, and
     for a split that lacks a part, or is in several folders.
     """
     if storage.in_bucket(path) or not os.path.isdir(path):
@@ -263,7 +263,7 @@ def split_files(path: str) -> dict[str, list[str]]:
 def _check_complete(path, split, files) -> None:
     """Refuse files of several folders, and all but SPLIT-00000-of-00003 and the like.
 
-    The folders are of several sets, or of train/ and test/ with files called alike.
+    Such folders are several sets, or train/ and test/ with files of the same names.
     """
     folders = {os.path.dirname(file) for file in files}
     counts = {x[1] for file in files if (x := re.search(r"-of-(\d+)\b", file))}

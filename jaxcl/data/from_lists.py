@@ -68,7 +68,7 @@ def _examples(path, option, where, limit, images) -> stream.Examples:
     """Return the images of one split.
 
     Args:
-      where: its lists, one of each domain.
+      where: its lists, one for each domain.
       limit: labels are below it.
     """
     lists = [_read_list(file, option, limit) for file in where]

@@ -1,7 +1,7 @@
 """Batches of graphs for training and evaluation, padded on the host.
 
 A batch is {"graph": graphs.Graphs, "label": i32[B], "index": i32[B]}. An empty slot has
-index -1 and label -1. A step may take P > 1 batches, its parts, side by side; then the
+index -1 and label -1. A step may take P > 1 batches, its parts, at once; then the
 leaves are [P, ...].
 """
 

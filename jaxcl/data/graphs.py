@@ -140,7 +140,8 @@ def buckets(
 
     Each size costs one compilation, when a batch first needs it. The last holds the
     `batch_size` graphs with the most nodes and those with the most edges; batches
-    hardly ever need it. The others hold nine tenths, and all, of 1,000 drawn batches.
+    hardly ever need it. The others hold nine tenths of 1,000 drawn batches, and all of
+    them.
 
     Args:
       graph_set: the set that batches are drawn from.

@@ -1,7 +1,7 @@
 """Tell whether a data set is still the one that a run or an update read.
 
-A row is known by its name (file, record or number), by its label, and by its bytes. Of
-sets with many files, size and time of change of the file stand for the bytes.
+A row is identified by its name (file, record or number), its label and its bytes. In
+sets with many files the size and time of change of the file stand for the bytes.
 """
 
 import concurrent.futures
@@ -32,7 +32,7 @@ class Identity(NamedTuple):
     by_bytes: np.ndarray  # bool[], whether marks are of bytes
 
     def digest(self) -> str:
-        """Return the sha256 of all that is known of the set."""
+        """Return the sha256 of the whole identity."""
         found = hashlib.sha256()
         for array in self:
             found.update(f"{array.dtype.kind}{array.shape}".encode())
@@ -50,7 +50,7 @@ class Identity(NamedTuple):
 
 
 class Changed(ValueError):
-    """The data of a run directory are not those that it began with."""
+    """Raised if the data are not those that a run directory began with."""
 
 
 def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
@@ -58,8 +58,8 @@ def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
 
     Args:
       dataset: from a source.
-      by_bytes: whether all bytes are read, also those of many files; None: of up to
-        `ROWS` files. Pixels in memory are always read.
+      by_bytes: read all bytes, even of many files; None: of up to `ROWS` files. Pixels
+        in memory are always read.
     """
     parts = stream.splits_of(dataset)
     if by_bytes is None:
@@ -84,7 +84,7 @@ def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
 
 
 def _open_reader(examples):
-    """Return the reader of a split, also where its pixels are in memory by now."""
+    """Return the reader of a split, even if its pixels are in memory now."""
     return examples.load if examples.origin is None else examples.origin
 
 
@@ -150,11 +150,11 @@ def size_and_time(path: str) -> tuple[int, int]:
 
 
 def check_data(workdir: epath.PathLike, known: Identity) -> None:
-    """Refuse data that are others than a run directory began with.
+    """Refuse data that differ from those that a run directory began with.
 
     Args:
       workdir: the run directory.
-      known: of the data now.
+      known: identity of the data now.
 
     Raises:
       Changed: the message says how many rows differ, and names some.
@@ -196,7 +196,7 @@ def read_identity(workdir: epath.PathLike) -> Identity | None:
 
 
 def describe_changes(before: Identity, now: Identity) -> str:
-    """Say how two sets differ: how many rows, and the first names; "": they do not.
+    """Say how many rows of two sets differ, and the first names; "": none.
 
     A changed row has other bytes, another label or domain, or is in another split.
     """
@@ -236,10 +236,10 @@ def common(test: Identity, train: Identity) -> list[str]:
 
 
 def describe_duplicates(known: Identity, name: str) -> str:
-    """Describe the images that occur more than once in one line; "": there are none.
+    """Describe in one line the images that occur more than once; "": none.
 
-    Images are the same where their bytes are: those of the file or record, or pixels in
-    memory. A row that cannot be read is no duplicate. Sets of graphs have no images.
+    Images are equal if their bytes are: those of the file or record, or pixels in
+      memory. A row that cannot be read is no duplicate. Sets of graphs have no images.
     """
     train, said = known.marks[known.rows("train")], []
     for split in known.splits():

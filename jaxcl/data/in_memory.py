@@ -1,7 +1,7 @@
-"""Arrays that a program hands over: a set that lies in its memory and in no file.
+"""Read a set that lies in the memory of the program and in no file.
 
-The config names the set and the sha256 of its bytes, so that a run which is started
-again goes on with the same images or not at all.
+The config names the set and the sha256 of its bytes, so that a resumed run continues
+with the same images or not at all.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jaxcl.data import from_arrays, listing, splits, stream
 
 @dataclasses.dataclass(eq=False)
 class StoredSet:
-    """A set under a name. The source finds it for as long as somebody keeps this."""
+    """A set under a name. The source finds it as long as this object exists."""
 
     name: str
     examples: stream.Examples
@@ -30,7 +30,7 @@ class StoredSet:
 
     @property
     def section(self) -> dict:
-        """The config section that reads it."""
+        """The section config.data that reads the set."""
         return {"name": "in_memory", "set": self.name, "sha256": self.sha256}
 
 
@@ -50,9 +50,9 @@ def store_set(
     Args:
       name: of the set, for messages and run directories.
       images: u8[N, H, W] or u8[N, H, W, C], C 1 or 3; not copied, so leave it alone.
-      labels: N whole numbers or texts, the classes in sorted order; -1 or None where
+      labels: N whole numbers or strings, the classes in sorted order; -1 or None where
         unknown.
-      domains: N whole numbers or texts, in sorted order, in which digits are numbers;
+      domains: N whole numbers or strings, sorted, digits in strings by value;
         None: one domain.
       class_names: of labels that are numbers, the name of each from 0; None: the
         number.
@@ -109,12 +109,12 @@ def _number_names(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
 
 
 def _is_known(label: str | int | None) -> bool:
-    """Return whether a label is a text, or a number from 0."""
+    """Return whether a label is a string, or a number from 0."""
     return isinstance(label, str) or (label is not None and label >= 0)
 
 
 def _digest(examples, class_names, domain_names) -> str:
-    """Return the sha256 of all that a run reads of a set."""
+    """Return the sha256 of everything that a run reads from a set."""
     found = hashlib.sha256(repr((class_names, domain_names)).encode())
     for array in (examples.images, examples.label, examples.domain):
         found.update(f"{array.dtype.str}{array.shape}".encode())
@@ -133,7 +133,7 @@ def in_memory(
     """Read arrays that this process holds, see `store_set`.
 
     set: its name.
-    sha256: of its bytes, as `Held.section` has it.
+    sha256: of its bytes, as in `StoredSet.section`.
     test: share of the labelled images of each class, drawn by `test_seed`, that is the
       test split.
     test_seed: of that draw.

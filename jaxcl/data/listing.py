@@ -51,7 +51,7 @@ def folders(path: storage.Path) -> list[str]:
 
 
 def images(path: storage.Path, left_out: LeftOut | None = None) -> list[str]:
-    """List the paths of all images below a folder, told by their endings."""
+    """List the paths of all images below a folder, by their endings."""
     return list_files(path, is_image, left_out)
 
 
@@ -67,9 +67,9 @@ def list_files(
 ) -> list[str]:
     """List the paths of all wanted files below a folder, sorted.
 
-    Links are followed, and each folder is read once, whatever ways lead to it. A link
-    to a folder above is not followed: it would lead round for ever, or through the
-    whole disk. Hidden names and the folders of systems are left out.
+    Links are followed, and each folder is read once, even if several links lead to it.
+    A link to a folder above is not followed: it would lead round for ever, or through
+    the whole disk. Hidden names and system folders are left out.
 
     Args:
       path: of the folder.
@@ -93,7 +93,7 @@ def list_files(
 
 
 def describe(left_out: LeftOut) -> str:
-    """Say which files were left out, the most frequent first; "": none."""
+    """Describe the files that were left out, the most frequent kind first; "": none."""
     shown = [
         f"{count:,} {ascii(kind)[1:-1]}" for kind, count in left_out.most_common(6)
     ]
@@ -102,7 +102,7 @@ def describe(left_out: LeftOut) -> str:
 
 
 def say_names(names: Sequence[str], most: int = 3) -> str:
-    """Say how many names there are, and the first of them."""
+    """Write the number of names, and the first ones."""
     more = ", ..." if len(names) > most else ""
     return f"{len(names):,} ({', '.join(map(str, names[:most]))}{more})"
 

@@ -1,4 +1,4 @@
-"""The images of a set in several looks: pixels in another order, or turned.
+"""Show the images of a set in several looks: permuted pixels, or rotated.
 
 Permuted MNIST is of Goodfellow et al., "An Empirical Investigation of Catastrophic
 Forgetting", ICLR 2014; Rotated MNIST of Lopez-Paz and Ranzato, "Gradient Episodic
@@ -23,15 +23,14 @@ def as_domains(
 ) -> stream.Dataset:
     """Show all images of a set in each of `count` looks; a look is a domain.
 
-    An image is in the same split in every look, and train and test images of a look
-    are changed alike.
+    An image is in the same split in every look. Train and test images of a look are
+    changed in the same way.
 
     Args:
       dataset: of one domain, its images in memory and of one size.
-      look: "permuted", where each look has an order of pixels of its own (the first,
-        too), drawn uniformly; "rotated", where it has an angle of its own, uniform
-        between 0 and 180 degrees: to the left, about the middle, by the nearest pixel,
-        with black where nothing was.
+      look: "permuted": each look, the first too, has its own order of pixels, drawn
+        uniformly. "rotated": each has its own angle, uniform between 0 and 180 degrees,
+        to the left about the centre, by the nearest pixel; corners become black.
       count: number of looks.
       seed: draws orders and angles; each look's follow from (seed, its number) alone.
 
@@ -82,7 +81,7 @@ def rotate_pixels(side: int, angle: float) -> np.ndarray:
       angle: degrees, to the left.
 
     Returns:
-      i64[side * side], numbers of pixels row by row; -1 for what was outside.
+      i64[side * side], numbers of pixels row by row; -1 for pixels from outside.
     """
     cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
     y, x = np.mgrid[:side, :side] + (1 - side) / 2  # from the middle

@@ -1,7 +1,7 @@
-"""Streams to be met once, whose classes fade into one another or come back.
+"""Make streams for one pass, whose classes fade into one another or recur.
 
-They need labels to be made; a learner is told none. Each image occurs once, except for
-the last incomplete batch of a task, which no stream keeps.
+The streams are made from labels, which the learner does not see. Each image occurs
+once, except for the last incomplete batch of a task, which no stream keeps.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def in_order(rng: np.random.Generator, rows: np.ndarray, batch_size: int) -> np.
 def weights(position: float, centres: np.ndarray, width: float) -> np.ndarray:
     """Return the probability of each class at a place of a blurry stream, f64[C].
 
-    p_j is in proportion to exp(-(t - mu_j)^2 / (2 s^2)). Source: the schedule of
+    p_j is proportional to exp(-(t - mu_j)^2 / (2 s^2)). Source: the schedule of
     Shanahan, Kaplanis and Mitrovic, "Encoders and Ensembles for Task-Free Continual
     Learning", 2021, who include each class by a coin of this probability.
 
@@ -58,7 +58,7 @@ def blurry(
     For each place of the stream a class is drawn by `weights` among those with rows
     left, then one of its rows that has not come yet. Places are counted in classes, as
     if these came one after another: with C equal classes in n rows, row t is at
-    t C / n. The centre of class j is j + 1/2, the width is `blur`. So a small one
+    t C / n. The centre of class j is j + 1/2, the width is `blur`. So a small `blur`
     leaves the classes in order, and a large one mixes all. The paper's setting is 1/2.
     Drawing without replacement, and classes of several sizes, are OURS.
 

@@ -23,10 +23,10 @@ def in_threads(
 ) -> Generator[Any, None, None]:
     """Yield function(item) of each item, in order, computed by `count` threads.
 
-    At most `count` + 2 results wait, unlike those of `ThreadPoolExecutor.map`.
+    At most `count` + 2 results wait, while `ThreadPoolExecutor.map` has no limit.
 
     Args:
-      count: None: as many as suit decoders, which release the GIL.
+      count: None: a number that suits image decoders, which release the GIL.
     """
     count = min(32, (os.cpu_count() or 1) + 2) if count is None else count
     pool = concurrent.futures.ThreadPoolExecutor(count)
@@ -44,8 +44,8 @@ def in_processes(
 ) -> Generator[Any, None, None]:
     """Yield function(item) of each item, in order, computed by `count` processes.
 
-    Processes are started once and stay for the next call. They end with this one, also
-    where it is killed. Errors of the function are raised here, in order.
+    Processes are started once and stay for the next call. They end with this one, even
+    if it is killed. Errors of the function are raised here, in order.
 
     Args:
       function: picklable, without JAX.
@@ -64,7 +64,7 @@ def in_processes(
 
 
 def _in_order(submit, items, ahead):
-    """Yield the results of items, of which `ahead` are under way.
+    """Yield the results of items in order, `ahead` of them in progress.
 
     Args:
       submit: item -> a function that waits for its result.
@@ -88,7 +88,7 @@ def _take_worker() -> "_Worker":
 
 
 class _Worker:
-    """A process that calls the function it was sent last."""
+    """A process that calls the function that it received last."""
 
     def __init__(self):
         context = multiprocessing.get_context("spawn")
@@ -145,7 +145,7 @@ def _serve_calls(connection) -> None:
 
 
 def _picklable(error) -> Exception:
-    """Return the error, or one that tells it where it cannot be sent."""
+    """Return the error, or one with its text if it cannot be pickled."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:
@@ -153,7 +153,7 @@ def _picklable(error) -> Exception:
 
 
 def may_start_processes() -> bool:
-    """Return whether the main script lets other processes begin.
+    """Tell whether the main script allows new processes.
 
     Each of them runs that script once more. Without `if __name__ == "__main__":` in it
     the whole run would start again, in every one.
@@ -170,7 +170,7 @@ def may_start_processes() -> bool:
 
 
 def _settle() -> None:
-    """Set up a process before it reads."""
+    """Set up a worker process."""
     # A terminal sends Ctrl-C to a whole process group. In a group of their own
     # processes live until the run has saved its state.
     if hasattr(os, "setpgrp"):

@@ -130,7 +130,7 @@ def _with_decoder(crop):
 
 
 def _own_places(batch_size: int, index: int, count: int) -> np.ndarray:
-    """Return places of every global batch that process `index` of `count` reads."""
+    """Return the positions in a global batch that process `index` of `count` reads."""
     if batch_size % count or not 0 <= index < count:
         raise ValueError(
             f"batch_size = {batch_size}: process {index} of {count} cannot take an "
@@ -157,7 +157,7 @@ class _TrainBatch(NamedTuple):
         return _stack_batch(self.examples, rows, images)
 
     def _make_views(self, step, place, row):
-        """Return the views of an image, or the image where nothing is cropped."""
+        """Return the views of an image, or the image if nothing is cropped."""
         image = _load_image(self.examples, row)
         if self.crop is None:
             return image
@@ -210,8 +210,8 @@ def _read_batches(
 ):
     """Yield the batches read(step), in order.
 
-    Processes read what they would decode again and again. Images that are in memory, or
-    will be once they are read, are read by threads: a process would get a copy.
+    Processes read images that are decoded in every epoch. Threads read images that are
+    in memory or will stay there, since a process would get a copy.
     """
     inside = examples.images is not None or stream.stays_in_memory(examples.load)
     if workers and not inside and parallel.may_start_processes():

@@ -19,7 +19,7 @@ ClassOrder = str | Sequence[schema.Natural | str]
 
 
 class TaskSplit(NamedTuple):
-    """A scenario's input: the set that becomes tasks."""
+    """The input of a scenario: the set to cut into tasks."""
 
     dataset: stream.Dataset
     judge: stream.Examples | None  # the split that tasks are judged on
@@ -37,7 +37,7 @@ def _functions(options: dict) -> tuple[Callable, ...]:
 
 
 def _places() -> dict[str, Callable]:
-    """List all functions, by what messages call them."""
+    """List all functions, by their names in messages."""
     found = {f"scenario {name!r}": own[0] for name, own in SCENARIOS.items()}
     found["all scenarios but 'after' and 'blurry'"] = imbalance.make_uneven
     found["all scenarios but 'after'"] = repeat_rows
@@ -60,11 +60,11 @@ def make(
 
     Args:
       dataset: what is cut; it is checked first.
-      name: of a scenario, see `SCENARIOS`.
+      name: the scenario, see `SCENARIOS`.
       num_tasks: may be left out for "joint", "domain", "blurry" and "growth".
       seed: draws "released", "shuffled", "recurring", "blurry", "permuted", "rotated",
-        "growth" and the rows of `per_class`; a config of these without one uses the
-        run's seed, except for "shuffled".
+        "growth" and the rows of `per_class`; without `seed` a config uses the run's
+        seed for these, except for "shuffled".
       evaluation: "test", "validation" or "none". A task is evaluated on the rows of its
         classes ("class"), of its domain ("domain"), or on all rows.
       classes, per_class: reduce the dataset to these classes, and to so many train
@@ -186,10 +186,10 @@ def by_class(
 
     If they do not divide evenly, the first tasks have one class more.
 
-    class_order: "sorted", "released" (that of the PNR experiments with this `seed`, see
-      `stream.released_permutation`), "cassle" (that of the CaSSLe experiments, the same
-      with seed 5 whatever `seed` is), "shuffled" (by `seed`) or a list of class numbers
-      or names that holds every class once.
+    class_order: "sorted", "released" (the order of the PNR experiments with this
+      `seed`, see `stream.released_permutation`), "cassle" (the order of the CaSSLe
+      experiments, the same with seed 5 for any `seed`), "shuffled" (by `seed`) or a
+      list of class numbers or names that holds every class once.
     """
     return _class_tasks(whole, "class", class_order, 0.0)
 
@@ -235,11 +235,11 @@ def blurry(
 ) -> list[stream.Task]:
     """Make tasks whose classes fade into one another, see `one_pass.blurry`.
 
-    One sequence in `num_tasks` equal slices (1 if left out), which tell when to
-    evaluate, on all rows, and nothing else.
+    One sequence in `num_tasks` equal slices (1 if left out). A slice only ends with an
+    evaluation, on all rows.
 
     class_order: as of "class".
-    blur: how far a class reaches, its width in classes.
+    blur: width of a class in the sequence, in classes.
     """
     if whole.dataset.train.graphs is not None:
         raise ValueError("scenario 'blurry' is of images; use 'class' or 'joint'")
@@ -262,7 +262,7 @@ def by_slice(
     """Cut the train rows at random into equal slices.
 
     Rows sorted by label are permuted with seed 42, whatever the run's seed, and cut.
-    Task 0 also takes the remainder (the first slice is that longer).
+    Task 0 also takes the remainder.
 
     class_order: changes nothing here; so a config of classes is run as this, too.
     """
@@ -338,10 +338,10 @@ def growth(
 
 
 def after(whole: TaskSplit) -> list[stream.Task]:
-    """Make the next task of a run that has done `num_tasks` - 1 on other data.
+    """Make the next task of a run that trained `num_tasks` - 1 tasks on other data.
 
-    It has all rows, or those of the last domain where there are several; rows of the
-    others count as earlier ones. See config.start.
+    The task has all rows of the set. If the set has several domains, the task has the
+    last one, and the others are its earlier rows. See config.start.
     """
     num_tasks, dataset = whole.num_tasks, whole.dataset
     if num_tasks is None or num_tasks < 2:
@@ -374,7 +374,7 @@ def repeat_rows(
 ) -> list[stream.Task]:
     """Repeat each row of tasks.
 
-    copies: how often each row comes, one after another, see `one_pass.Repeated`.
+    copies: times that each row is repeated, one after another, see `one_pass.Repeated`.
     """
     if copies == 1:
         return tasks

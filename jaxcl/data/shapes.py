@@ -50,7 +50,7 @@ def _heart_height(t: float) -> float:
 
 
 def _points(text: str) -> Polygon:
-    """Read a polygon as SVG writes it: "x,y x,y ..."."""
+    """Read a polygon in SVG's form: "x,y x,y ..."."""
     return [tuple(map(float, point.split(","))) for point in text.split()]
 
 
@@ -209,8 +209,8 @@ def shapes(
         crossing bars) and "night" (dark, low contrast), in the order that numbers them.
       train, test: images of each domain.
       size: pixels of a side.
-      noise: standard deviation of the pixel noise, of 255.
-      draw_seed: draws the images; another one gives another set of the same kind.
+      noise: standard deviation of the pixel noise, for pixels from 0 to 255.
+      draw_seed: draws the images; another seed gives another set of the same kind.
 
     Raises:
       ValueError: an option is out of its range.

@@ -137,7 +137,7 @@ def _class_names(datasets) -> tuple[str, ...]:
 
 
 def _merge_sets(field, datasets, name, parts) -> stream.Dataset:
-    """Return a set of splits from several sets, which must be read alike."""
+    """Merge several sets, which must be read in the same way."""
     decoders = {data.decoder for data in datasets} - {""}
     if len(decoders) > 1:
         raise ValueError(f"{field}: read by {sorted(decoders)}; must be one decoder")
@@ -223,14 +223,14 @@ def load(name: str, **options: Any) -> stream.Dataset:
 
 
 def without_test_split(section: dict) -> dict:
-    """Return options with which a source holds no train rows out."""
+    """Return options with which a source holds out no train rows."""
     make, options = schema.find_named_function(SOURCES, section, "config.data")
     known = schema.option_of(make, options)
     return {"test": 0.0} if {"test", "test_seed"} <= {*known} else {}
 
 
 def kind_of(path: str) -> str:
-    """Return the source that reads what lies at a path, told by its files.
+    """Guess the source that reads a path, by its files.
 
     "npz" for an .npz file, "arrays", "huggingface" or "tfds" for a directory that
     jaxcl.data.convert, `datasets` or TFDS wrote, else "image_folder".
@@ -247,7 +247,7 @@ def kind_of(path: str) -> str:
 
 
 def section_of(path: str) -> dict:
-    """Return the section config.data that reads what lies at a path, see `kind_of`."""
+    """Return the section config.data that reads a path, see `kind_of`."""
     kind = kind_of(path)
     more = from_huggingface.guess_options(str(path)) if kind == "huggingface" else {}
     return {"name": kind, "path": str(path), **more}

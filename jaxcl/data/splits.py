@@ -178,10 +178,7 @@ def cut_out(examples, mask) -> tuple[stream.Examples, stream.Examples | None]:
 def unknown_classes(
     dataset: stream.Dataset, judged: stream.Examples | None
 ) -> tuple[int, str] | None:
-    """Count the judged rows of classes that no train row has, and say which.
-
-    None where there are no such rows, or where no train row has a label.
-    """
+    """Describe evaluation rows whose class no train row has; None without such rows."""
     known = np.unique(dataset.train.label[dataset.train.label >= 0])
     if judged is None or judged.graphs is not None or not len(known):
         return None
@@ -213,7 +210,7 @@ class ImageOptions(NamedTuple):
 
     @property
     def decoding(self) -> files_lib.Decoding:
-        """How encoded images become pixels."""
+        """Settings to turn encoded images into pixels."""
         return files_lib.Decoding(
             *(getattr(self, field) for field in files_lib.Decoding._fields)
         )
@@ -239,11 +236,11 @@ def image_source(**defaults: Any) -> Callable[[Callable], Callable]:
     """Decorate a source that reads images from files.
 
     Its keyword `images` becomes the options of `ImageOptions`: keywords of the
-    decorated function, so that a config and the tables in the docs have them. The
-    source's dataset is then finished as they say.
+    decorated function, so that a config and the tables in the docs have them. They then
+    decide how the source's dataset is finished.
 
     Args:
-      defaults: of options whose default is another one here.
+      defaults: of options that have another default here.
     """
 
     def decorate(read):
@@ -259,7 +256,7 @@ def image_source(**defaults: Any) -> Callable[[Callable], Callable]:
 
 
 def _with_options(read, shared, finished) -> Callable[..., stream.Dataset]:
-    """Give a source the options of a record beside its own.
+    """Give a source the options of a record in addition to its own.
 
     Args:
       shared: the record, with its defaults.
@@ -298,8 +295,8 @@ def finish(
 ) -> stream.Dataset:
     """Check a dataset, cut out its validation split, wrap its loaders.
 
-    Every source ends with this. `dataset.validation` is there already only if the
-    source came with one.
+    Every source ends with this. `dataset.validation` exists already only if the set
+    comes with one.
     """
     stream.validate(dataset)
     _check_channels(dataset)
@@ -355,14 +352,14 @@ def _kept_bytes() -> int:
 
 
 def channels(examples: stream.Examples) -> int | None:
-    """Return C of a split's images; None: only reading one would tell."""
+    """Return the channels of a split's images; None if they are not known yet."""
     if examples.images is not None:
         return examples.images.shape[-1]
     return getattr(examples.load, "channels", None)
 
 
 def _check_channels(dataset):
-    """Refuse splits of grey and of colour images: one network reads them all."""
+    """Refuse grey and colour images in one set, since one network reads all splits."""
     found = {name: channels(x) for name, x in stream.splits_of(dataset).items()}
     if len({*found.values()} - {None}) > 1:
         said = ", ".join(f"{count} in {name}" for name, count in found.items())

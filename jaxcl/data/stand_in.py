@@ -1,4 +1,4 @@
-"""A set of blank images, to compile programs for a set that is not at hand."""
+"""Make a set of blank images, to compile programs without the real set."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -79,10 +79,10 @@ def make_for(
 
     Args:
       data, scenario, augment: sections of the config.
-      classes, rows: of the train split; None: as the sections tell.
+      classes, rows: of the train split; None: as the sections say.
 
     Returns:
-      The set; None if the one of the config needs no files.
+      The set; None if the config's own set needs no files.
 
     Raises:
       ValueError: a set of graphs, or an unknown number of classes.

@@ -26,10 +26,9 @@ def in_bucket(path: Path) -> bool:
 
 
 def check_ordinary(path: Path) -> Path:
-    """Refuse what is no ordinary file: opening a pipe would wait. Return the path.
+    """Return the path of an ordinary file; refuse others, such as a blocking pipe.
 
-    Raises:
-      OSError: it is not there, or a pipe, a socket, a device or a folder.
+    Raises: OSError: it is missing, or a pipe, a socket, a device or a folder.
     """
     if not in_bucket(path) and not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "must be an ordinary file", os.fspath(path))
@@ -128,7 +127,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def describe_room(path: Path, error: OSError) -> str:
-    """Say for a message how much a full disk has left; "" of other errors."""
+    """Describe the space left on a full disk for a message; "" for other errors."""
     if error.errno not in _FULL:
         return ""
     with contextlib.suppress(OSError, TypeError, ValueError):

@@ -142,7 +142,7 @@ def _epoch_rows(plan: Schedule, epoch: int) -> np.ndarray:
 
 
 def epochs_of_tasks(epochs: int | Sequence[int]) -> tuple[int, ...]:
-    """Return epochs by task; the last number is also that of later tasks."""
+    """Return the number of epochs by task; the last number also serves later tasks."""
     return (epochs,) if np.ndim(epochs) == 0 else tuple(epochs)
 
 
@@ -288,7 +288,7 @@ def numbers(
 
 
 def as_numbers(where: str, field: str, values: np.ndarray, least: int) -> np.ndarray:
-    """Return labels or domains as i32[N], in which larger ones would be other numbers.
+    """Return labels or domains as i32[N]; refuse numbers that would overflow.
 
     Raises:
       ValueError: no integers, or one below `least` or not below `LABELS`.
@@ -304,7 +304,7 @@ def as_numbers(where: str, field: str, values: np.ndarray, least: int) -> np.nda
 
 
 def validate(dataset: Dataset) -> None:
-    """Return raise ValueError if a split breaks the promises of its type."""
+    """Raise ValueError if a split breaks the promises of its type."""
     for field in ("class_names", "domain_names"):
         counts = collections.Counter(getattr(dataset, field))
         if twice := [name for name, count in counts.items() if count > 1]:

@@ -65,7 +65,7 @@ def digits_in_looks(
 ) -> stream.Dataset:
     """Read the images of `digits` once in each of three domains.
 
-    A digit is in one split in all domains.
+    A digit is in the same split in all domains.
 
     looks: some of "plain", "inverted" (black on white) and "rotated" (a quarter turn to
     the left), in the order of the domains.

@@ -2,8 +2,8 @@
 
 RankMe: Garrido et al., "RankMe: Assessing the Downstream Performance of Pretrained
 Self-Supervised Representations by Their Rank", ICML 2023. The spread of unit rows is
-that which Chen & He ("Exploring Simple Siamese Representation Learning", CVPR 2021,
-Fig. 2) watch.
+that of Chen & He, "Exploring Simple Siamese Representation Learning", CVPR 2021, Fig.
+2.
 
 Departures: RankMe is taken of up to `max_rows` embeddings of evaluation rows without
 augmentation; the paper has 25,600 of train images.
@@ -26,7 +26,8 @@ _ONE = 0.01
 def embedding_std(embeddings: np.ndarray) -> float:
     """Compute the standard deviation of unit rows, averaged over D dimensions.
 
-    It is multiplied by sqrt(D): 1 if the directions are isotropic, 0 if they are one.
+    It is multiplied by sqrt(D): 1 if all directions are equally frequent, 0 if all rows
+    are equal.
 
     Args:
       embeddings: f32[N, D]; rows of zeros stay.
@@ -63,7 +64,7 @@ def _warnings(scalars, references, share) -> list[str]:
     """Say which scalars are far below earlier ones, see `make`.
 
     Args:
-      references: when -> the scalars of then.
+      references: time of an earlier evaluation -> its scalars.
     """
     if not all(map(math.isfinite, scalars.values())):
         return ["embeddings are not finite"]
@@ -86,15 +87,14 @@ def make(
     max_rows: Annotated[int, schema.Range(least=2)] = 2048,
     share: schema.Share = 0.5,
 ) -> Callable:
-    """Build the evaluator of spread and rank, which warns where they fall.
+    """Build the evaluator of spread and rank, which warns if they fall.
 
     Args:
       parts: the parts of every evaluator; labels are not read.
-      max_rows: of the evaluation split, evenly spaced, or of the train split where
-        there is no other.
-      share: it warns where a measure is below this share of its first value, usually
-        that of the untrained network, or of its value at the evaluation before. Both
-        are those of this process, and begin again with each run.
+      max_rows: at most so many rows of the evaluation split, evenly spaced; without
+        one, of the train split.
+      share: warn if a measure is below this share of its first value, usually the
+        untrained network's, or of its previous value. A resumed process forgets both.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars: "embedding_std" and

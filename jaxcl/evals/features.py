@@ -29,12 +29,12 @@ def _finite(arrays):
 
 
 def all_finite(*arrays: jax.Array) -> bool:
-    """Tell whether all numbers of some arrays are finite, wherever the arrays lie."""
+    """Tell whether all numbers of some arrays are finite, on host or device."""
     return bool(sharding.copy_to_host(_finite(arrays)))
 
 
 def require(field: str, value: Any, good: bool, allowed: str) -> None:
-    """Refuse the value of an option, `config.evaluators.{field}`, unless it is good."""
+    """Raise an error about `config.evaluators.{field}` unless it is valid."""
     if not good:
         raise ValueError(f"config.evaluators.{field}={value!r}: must be {allowed}")
 
@@ -53,7 +53,7 @@ def check_labels(
     """Refuse a split that is missing, or that has rows without a label.
 
     Args:
-      parts: what the evaluator is given.
+      parts: the parts of every evaluator.
       name: the evaluator's name in the config.
       splits: by default the train split and the evaluation rows.
 
@@ -209,7 +209,7 @@ def blank_unseen(row: np.ndarray, train_on: str, task: int) -> np.ndarray:
 
 
 def place_images(parts: core.EvalParts, examples: stream.Examples) -> jax.Array | None:
-    """Place the images of a set in memory on every device; None if the set streams."""
+    """Put the images of a set in memory on every device; None if the set streams."""
     if examples.images is None:
         return None
     return sharding.replicate(examples.images, parts.mesh)
@@ -219,7 +219,7 @@ def find_scalars(rows: Sequence[dict], pattern: str) -> dict[str, dict]:
     """Find scalars in the rows of metrics.jsonl by a pattern of their names.
 
     Args:
-      pattern: of the name behind the key of the evaluator's entry.
+      pattern: of the name after the key of the evaluator's entry.
 
     Returns:
       key -> step -> groups of the pattern, numbers as int -> value.
@@ -353,7 +353,7 @@ def embed_batches(
 def _make_reader(
     parts, examples, rows, batch_size, images
 ) -> tuple[Callable, Callable]:
-    """Return batch -> the encoder's inputs, and count -> batches of so many rows."""
+    """Return two functions: batch -> the encoder's inputs, and count -> batches."""
     mesh = parts.mesh
 
     def first_of(batches, count):
@@ -493,9 +493,9 @@ def make_two_views_embedder(
 ) -> Callable:
     """Make a function that embeds two views of images in evaluation mode.
 
-    The views are those of `augment.images.make` by its defaults, whatever the run
-    trains with, so that runs with other augmentations compare. Their draws depend on
-    the seed and on the place of an image alone.
+    The views come from the defaults of `augment.images.make`, so that runs with
+    different augmentations compare. Their randomness depends only on the seed and on
+    the position of an image.
 
     Args:
       batch_size: rounded up to a multiple of the devices.

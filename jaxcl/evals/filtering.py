@@ -11,7 +11,7 @@ there. `evals/memory.py` measures a memory while its method trains.
 
 Departures: the paper does not say which network embeds the rows, or after how many
 steps. Here it is the network at the time of the evaluation, in evaluation mode, on
-images without augmentation. The memory starts empty, whatever the method keeps.
+images without augmentation. The memory starts empty and is not the method's own.
 """
 
 import functools
@@ -116,7 +116,7 @@ def _read_offered(reads, place, count, batch_size, task):
     """Read the first `count` rows that a task draws.
 
     Returns:
-      labels i32[n] of the distinct rows; i32[count], which of them come, in order; and
+      labels i32[n] of the distinct rows; i32[count], their order in the stream; and
       state -> f32[n, D], their features.
     """
     train = reads.stream.dataset.train

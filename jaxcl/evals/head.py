@@ -66,7 +66,7 @@ def probe_keys(
 def epoch_order(
     key: jax.Array, rows: jax.Array, count: jax.typing.ArrayLike
 ) -> jax.Array:
-    """Shuffle the first `count` of `rows`, i32[n]; the others stay behind."""
+    """Shuffle the first `count` of `rows`, i32[n]; the others stay at the end."""
     bits = jax.random.bits(key, rows.shape, jnp.uint32)
     return rows[jnp.lexsort((bits, jnp.arange(len(rows)) >= count))]
 

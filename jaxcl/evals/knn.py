@@ -146,9 +146,9 @@ def make(
       k: neighbours that vote.
       temperature: of the cosine weights.
       distance: "cosine" or "euclidean".
-      train_on: neighbours are "all" train rows after every task, those of the tasks
-        "seen", or those that are "labelled", where some are not; or the other rows of
-        the "evaluation" split, where no train row need have a label.
+      train_on: neighbours are "all" train rows, those of the tasks "seen" so far, those
+        that are "labelled", or the other rows of the "evaluation" split, which needs no
+        train labels.
       batch_size: test rows at a time; memory grows with batch_size x train rows.
 
     Returns:

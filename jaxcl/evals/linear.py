@@ -248,7 +248,7 @@ def _fit_and_judge(
 
 
 def _check_settings(parts, settings: ProbeSettings):
-    """Refuse options that do not go together, or with the data."""
+    """Refuse options that do not fit each other or the data."""
     if settings.train_on == "visible":
         what = "a method that says which rows it replayed, as cclis and co2l do"
         named = "linear.train_on='visible'"
@@ -307,7 +307,7 @@ def make(
       scale: share of the area that a crop has; None: from 0.2 for "cclis", else from
         0.08, to 1.
       blur: its probability, see `augment.make`; None: 0.
-      normalize_features: to length 1.
+      normalize_features: scale features to length 1.
       fraction: the share of the train rows that has labels (1.0: all), see
         `features.draw_stratified`; the probe trains on these alone. They do not depend
         on the run's seed or the task, and a larger share contains a smaller one.

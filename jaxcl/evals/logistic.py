@@ -1,7 +1,7 @@
 """Evaluate standardised frozen features by logistic regression.
 
 Source: the probe of Soutif-Cormerais et al., "A Comprehensive Empirical Evaluation on
-Online Continual Learning", ICCV-W 2023, as its released code has it
+Online Continual Learning", ICCV-W 2023, by its released code
 (AlbinSou/ocl_survey, commit 5fcaa39): the features of three augmented passes over the
 train rows, in evaluation mode; scikit-learn's regression with its defaults and at most
 200 iterations; evaluated on the test rows, among all classes.

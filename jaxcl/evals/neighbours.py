@@ -1,9 +1,8 @@
 """Draw images beside their nearest neighbours in feature space.
 
-They need no labels. Each neighbour stands under its cosine similarity, as in the
-figures of retrieved images with which self-supervised encoders are shown since Wu et
-al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", CVPR
-2018.
+No labels are needed. Each neighbour is drawn below its cosine similarity, as figures of
+retrieved images do since Wu et al., "Unsupervised Feature Learning via Non-Parametric
+Instance Discrimination", CVPR 2018.
 """
 
 import os
@@ -57,12 +56,12 @@ def make(
     Args:
       parts: the parts of every evaluator; labels are not read.
       directory: the folder for the pictures; process 0 makes it if it is missing.
-      queries: images whose neighbours are drawn, a row each: evenly spaced among those
-        of `max_rows`, the same after every task.
+      queries: number of images whose neighbours are drawn, a row each; evenly spaced,
+        and the same after every task.
       k: neighbours of each, the nearest first.
-      max_rows: images among which neighbours are sought, evenly spaced rows of the
-        evaluation split, or of the train split where there is no other. With fewer than
-        k + 1 images all others are drawn.
+      max_rows: number of images to search, evenly spaced rows of the evaluation split;
+        without one, of the train split. With fewer than k + 1 images all others are
+        drawn.
 
     Returns:
       evaluate(state, task) -> core.Result, which is empty.

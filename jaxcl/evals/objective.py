@@ -3,7 +3,7 @@
 Training losses of different methods cannot be compared: each trains on other rows, with
 another loss. This evaluator gives one number that can: the method's plain loss on all
 rows of the tasks so far, the present one included, in batches whose rows, random views
-and dropout never change. It tells when one way to train comes as low as another.
+and dropout never change. It shows when one method reaches the loss of another.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,8 @@ def make(
 
     Returns:
       evaluate(state, task) -> core.Result, without rows. Scalars: "loss", the mean over
-      full batches (over all rows where there is none) of the rows of all tasks up to
-      `task`, shuffled.
+      full batches of the shuffled rows of all tasks up to `task`; over all rows if they
+      are fewer than a batch.
 
     Raises:
       ValueError: an option is out of its range; the method has no such loss; images
@@ -86,7 +86,7 @@ def _check_rows(parts, batch_size, max_rows):
 
 
 def _choose_rows(parts, task, batch_size, max_rows) -> np.ndarray:
-    """Shuffle the rows of the tasks up to `task`; full batches, if there is one."""
+    """Shuffle the rows of the tasks up to `task` and cut them to full batches."""
     rng = np.random.default_rng([parts.seed, task])
     per_task = [
         rng.permutation(met.train.rows)[:max_rows]

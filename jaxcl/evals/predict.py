@@ -21,8 +21,8 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
 
     Args:
       parts: with `predict`.
-      met_only: evaluate only rows of the tasks met, up to the task of the evaluation
-        (task 0 before training). The classes to choose from stay the same.
+      met_only: evaluate only rows of the tasks so far, up to the present one (task 0
+        before training). The classes to choose from stay the same.
 
     Returns:
       evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without
@@ -31,7 +31,8 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
       on all evaluated rows.
 
     Raises:
-      ValueError: the method predicts nothing; no evaluation split; no labels.
+      ValueError: the method predicts nothing, or the evaluation split or labels are
+        missing.
     """
     what = "a method that predicts classes, as two_view with "
     what += "config.method.online_head=True; the encoder of config.checkpoint does not"

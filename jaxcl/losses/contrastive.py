@@ -8,9 +8,9 @@ A positive that is in the denominator is taken from the same matrix of logits, a
 subtracted row by row. So no rounding makes a loss negative at a low temperature, where
 the difference of two means, or a cosine computed twice, is wrong by 1e-7 / temperature.
 
-`logsumexp` of a loss is what computes log-sum-exps over products of rows, without the
-matrix of logits: `streaming.logsumexp`. The positive is then added to that of all
-others, which keeps the bound, too.
+The argument `logsumexp` of a loss may be `streaming.logsumexp`, which needs no matrix
+of logits. The positive is then added to the sum over all others, which keeps the bound,
+too.
 """
 
 from collections.abc import Callable

@@ -235,10 +235,10 @@ def pseudo_negative(
       "squared": sum_i |p_i - f_i|^2, Eq. 5 and 8 as they are written.
       "squared_mean": mean_i |p_i - f_i|^2, Eq. 12 as it is written.
     The first two are bounded, so they can be subtracted with any weight. The others
-    are not. Beside `w * cassle_mse` the loss stays bounded below if weight < w ("mse"),
-    w / D ("squared_mean") or w / (B D) ("squared"). Beside Barlow Twins or
-    `cassle_byol`, which ignore the length of p, the loss has no bound for any weight:
-    "squared" is for study, not for training.
+    are not. Together with `w * cassle_mse` the loss stays bounded below if weight < w
+    ("mse"), w / D ("squared_mean") or w / (B D) ("squared"). Together with Barlow Twins
+    or `cassle_byol`, which ignore the length of p, the loss has no bound for any
+    weight: "squared" is for study, not for training.
 
     Args:
       p1, p2: f32[B, D], predictions of both views.

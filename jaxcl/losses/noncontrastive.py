@@ -414,7 +414,7 @@ def koleo(h: jax.Array) -> jax.Array:
       h: f32[B, D], features of one view; B at least 2.
 
     Returns:
-      f32[]; 18.4 where all rows are one.
+      f32[]; 18.4 if all rows are equal.
 
     Example:
       >>> import jax.numpy as jnp

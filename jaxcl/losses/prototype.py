@@ -222,7 +222,7 @@ def proposal(
       z: f32[N, D], unit rows, or f32[R, N, D] of R views of each.
       labels: i32[N].
       prototypes: f32[C, D], taken as they are.
-      seen: bool[C], classes met so far.
+      seen: bool[C], classes so far.
       temperature: P's tau.
       example_mask: bool or f32[N], rows that exist; None for all.
       leftover: add a term that the released code adds by mistake: the last view's share

@@ -137,14 +137,15 @@ def er_ace(
         one class the incoming loss is 0.
       "code": C_in also has every unseen class and, by an off-by-one, the class seen
         last; C_re is all classes. The released code takes the largest seen index, so
-        that its classes must come in the order of their index; `task_of` frees them.
+        that its classes must come in the order of their index; `task_of` allows any
+        order.
 
     Args:
       incoming_logits: f32[B, C]; cosine logits in P.
       incoming_labels: i32[B].
       replay_logits: f32[R, C].
       replay_labels: i32[R].
-      seen: bool[C], classes met so far, those of the incoming rows included.
+      seen: bool[C], classes so far, including those of the incoming rows.
       replay_mask: bool or f32[R], rows that exist; None for all.
       incoming_mask: bool or f32[B]; the classes of masked rows do not compete.
       form: "paper" or "code".

@@ -187,7 +187,7 @@ def reselect(
       ridge: see `match_gradients`.
 
     Returns:
-      f32[N], weights times those of `choose_coreset`; 0: the row goes. At most
+      f32[N], weights times those of `choose_coreset`; 0: the row is dropped. At most
       `capacity` stay.
     """
     tasks, chosen = np.unique(task[filled]), np.zeros_like(weight)

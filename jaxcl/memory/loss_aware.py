@@ -23,13 +23,13 @@ def move_losses(old: jax.Array, new: jax.Array) -> jax.Array:
 def score_losses(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Array:
     """Score the worth of each stored row, f32[K]; infinity for an empty slot.
 
-    The loss, put between 0 and 1 by the least and the largest of the stored rows, less
-    half of the row's draws as a share of the most that a stored row has. Rows of low
-    loss that were drawn often have been learnt.
+    The loss, scaled to 0 to 1 over the stored rows, minus half of the row's draws
+    divided by the largest number of draws. Rows of low loss that were drawn often have
+    been learnt.
 
     Source: released code of CLA (giacomo-cgn/ocl-self-supervised,
     src/buffers/loss_aware_buffer.py). SOLAR (arXiv 2604.10586), whose memory prefers
-    rows of high loss, may have the same rule; no text that we have gives it.
+    rows of high loss, may have the same rule; its text does not say.
 
     Departure: a batch that does not fit takes the free slots, then replaces rows; the
     released code drops what is left of that batch.

@@ -215,10 +215,10 @@ def greedy_balanced(
 ) -> tuple[jax.Array, jax.Array]:
     """Keep an equal share of every class, first come, first kept (GDumb).
 
-    Rows come one after another; k is the capacity. A row is stored if its class never
-    was, or if fewer than floor(k / classes stored so far) rows of its class are. It
-    takes the first free slot, or else the slot of a random row of the largest class
-    (of several, the one met first).
+    Rows come one after another; k is the capacity. A row is stored if its class is new,
+    or if fewer than floor(k / classes stored so far) rows of its class are. It takes
+    the first free slot, or else the slot of a random row of the largest class (of
+    several, the one met first).
 
     The draw depends on the key and on the row's number in the stream alone, so the
     result does not depend on the batches, and one key serves the whole stream.
@@ -295,7 +295,7 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
 def duel(buffer: buffer_lib.Buffer, feature: jax.Array, mask: jax.Array) -> jax.Array:
     """Store every row in place of the one that is most similar to all others.
 
-    Rows of the batch that entered before may go, too. Source: Choi et al., "DUEL",
+    Earlier rows of the batch may be replaced, too. Source: Choi et al., "DUEL",
     AAAI 2024; see `duel.select`, here with the affine score.
 
     Args:
@@ -336,9 +336,9 @@ def gss(
 def replace_lowest(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     """Store every row in place of the row with the lowest score.
 
-    Scores are taken once, before the batch, so that no row of it goes. If a batch has
-    more than `capacity` rows, the first ones stay. Source: the insertion "fifo" of
-    `loss_aware.score_losses`.
+    Scores are computed once, before the batch, so that none of its rows is replaced. If
+    a batch has more than `capacity` rows, the first ones stay. Source: the insertion
+    "fifo" of `loss_aware.score_losses`.
 
     Args:
       buffer: Buffer, items with "loss" f32[capacity], the running loss, and "draws"
@@ -360,7 +360,7 @@ def replace_lowest(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
 def replace_in_reservoir(
     buffer: buffer_lib.Buffer, key: jax.Array, loss: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Store rows as a reservoir does, in place of the rows with the lowest scores.
+    """Admit rows as a reservoir does; each replaces the row with the lowest score.
 
     Rows come one after another: row n of the stream takes slot n while there are free
     ones, and enters with probability capacity / (n + 1) later, exactly where it would
@@ -475,7 +475,7 @@ def _upper_bits(a, b):
 class Policy(NamedTuple):
     """A replay policy as methods call it.
 
-    The functions above take what they read and no more, so that they serve without a
+    The functions above take only what they read, so that they work without a
     method. This record gives them one signature, with the items that each reads.
     """
 

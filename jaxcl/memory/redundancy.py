@@ -4,8 +4,8 @@ Purushwalkam, Morgado and Gupta, "The Challenges of Continuous Self-Supervised
 Learning", ECCV 2022, called MinRed, with the rules of its released code. A row is
 compared by a unit vector that moves with every use of the row, see `move_vectors`.
 
-Departure: here the memory has slots. Rows of a batch take free slots first; what the
-others replace is what the released code removes once it has appended them.
+Departure: here the memory has slots. Rows of a batch take free slots first; the others
+  replace the rows that the released code removes after appending them.
 """
 
 import chex
@@ -34,9 +34,9 @@ def move_vectors(old: jax.Array, new: jax.Array) -> jax.Array:
 def find_redundant(rows: jax.Array, competes: jax.Array, count: jax.Array) -> jax.Array:
     """Find the most redundant rows, one after another.
 
-    Each time it is argmax_i max_{j != i} cos(u_i, u_j) among those that compete and are
-    left, the first of several. The released code compares (1 + cos) / 2, which has the
-    same order. The cosines of all pairs are held at once, a matrix of K x K.
+    Each choice is argmax_i max_{j != i} cos(u_i, u_j) among the competing rows that are
+    left; of equal ones the first. The released code compares (1 + cos) / 2, which has
+    the same order. The cosines of all pairs are held at once, a matrix of K x K.
 
     Args:
       rows: f32[K, D], unit rows u.

@@ -29,7 +29,7 @@ def proposal(
     Args:
       similarity: f32[C,N], s_ij; values of unseen classes and masked rows are ignored.
       labels: i32[N], y_j.
-      seen: bool[C], classes met so far.
+      seen: bool[C], classes so far.
       mask: bool or f32 [N].
 
     Returns:

@@ -2,8 +2,8 @@
 
 Zhuang et al., "ACIL: Analytic Class-Incremental Learning with Absolute Memorization
 and Privacy Protection", NeurIPS 2022, Equations 9 and 10, batch by batch as in G-ACIL
-(2024). The weights after any number of batches are those of ridge regression on all
-rows met, in any order, except for rounding.
+(2024). After any number of batches the weights equal those of ridge regression on all
+rows so far, in any order, except for rounding.
 
 Departure: all is in float32; the released code computes in float64.
 """
@@ -33,12 +33,12 @@ def make(
     projections: schema.Count = 2048,
     ridge: Annotated[float, schema.Range(least=1e-6)] = 0.1,
 ) -> core.Method:
-    """Predict by least squares that each batch corrects.
+    """Predict by least squares, updated by each batch.
 
     Args:
-      projections: M, how many random features relu(f W) there are.
-      ridge: gamma, the weight of the squared norm. A small one takes float32 to its
-        limits: raise it if accuracies fall with more batches.
+      projections: M, number of random features relu(f W).
+      ridge: gamma, the weight of the squared norm. A small one exceeds the accuracy of
+        float32: raise it if accuracies fall with more batches.
     """
     return frozen.make_method(parts, make_rule(projections, ridge))
 

@@ -5,13 +5,14 @@ Value", AAAI 2021, as a baseline of Caccia et al., "Reducing Representation Drif
 Online Continual Learning", 2021 (its ASER_mu).
 
 Departures:
-- `form="paper"` steps as the other methods here: incoming and replayed rows pass
-  the network separately and have a mean each. `form="code"` is the released code: one
-  pass of both and one mean over all rows, which is half that gradient.
+- `form="paper"` steps like the other methods here: incoming and replayed rows pass
+  through the network separately, and each part has its own mean. `form="code"` is the
+  released code: one pass of both and one mean over all rows, which is half that
+  gradient.
 - Released code also sends both parts through the network before its step, which only
   moves the running statistics; not reproduced.
-- Where the memory has no row left beside the candidates, no row is helped, which
-  counts 0; released code would rank nan.
+- If all rows of the memory are candidates, they help no row, which counts 0; released
+  code would rank nan.
 - Equal values are in random order.
 """
 
@@ -37,20 +38,20 @@ def make(
 ) -> core.Method:
     """Replay rows that confuse incoming ones and help the memory; keep those that help.
 
-    Until the memory is full every row is stored and replay is random. Values are of
-    the encoder's features, in evaluation mode, of images without augmentation.
+    Until the memory is full every row is stored and replay is random. Values come from
+    features in evaluation mode, of images without augmentation.
 
     Args:
       head: "linear" or "cosine".
       form: "paper" or "code", see above.
       variant: "mean", "max_min" or "adversarial", see `shapley.aser_score`.
-      keep: "shapley" stores by value, "policy" as config.replay.policy says.
+      keep: "shapley" stores by value, "policy" by config.replay.policy.
       neighbours: K of the Shapley values.
-      per_class: candidates per class, and as many other rows that they may help:
-        classes with fewer than twice as many are replayed little. Released code has
-        9 for CIFAR-10, 2 for CIFAR-100 and 3 for MiniImageNet.
-      minority: when storing, help for incoming rows counts too if their class's share
-        of the memory is below u, drawn from 0 to 1/C: so new classes get in.
+      per_class: candidates per class, and the same number of other rows to compute
+        their help. Classes with fewer rows than both together are rarely replayed.
+        Released code has 9 for CIFAR-10, 2 for CIFAR-100 and 3 for MiniImageNet.
+      minority: when storing, help for incoming rows counts, too, if their class's share
+        of the memory is below a number drawn from 0 to 1/C. So new classes are stored.
 
     Raises:
       ValueError: naming field, value and range.

@@ -10,7 +10,7 @@ Departures:
   teacher's prototypes of new ones are random (`distill_over="seen"`).
 - The importance weights are P's; the code takes those of `scope="all_negatives"` for
   its CIFAR-100 and Tiny-ImageNet, by mistake. Neither P nor the code has "all".
-- P and the code weigh no uniform memory; `keep="uniform"` weighs as `scope` says.
+- P and the code do not weight a uniform memory; `keep="uniform"` does so by `scope`.
 - A batch holds stored rows in proportion to their number, as in the code; P says
   half (`share=0.5`). Incomplete last batches are dropped.
 - The prototypes' warm-up begins at the schedule's `start`, the code's at a tenth.
@@ -162,7 +162,7 @@ def _compute_loss(settings, state, batch, params, z, teacher_z):
 
 
 def _score_rows(parts, net, settings, state, key, images, label, mask):
-    """Return importance of rows, by which the memory is chosen, f32[N]."""
+    """Return the importance of rows for the choice of the memory, f32[N]."""
     z = embed_views(parts, net, state, key, images, settings.passes)
     return prototype.proposal(
         z,

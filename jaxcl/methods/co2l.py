@@ -1,4 +1,4 @@
-"""Co2L: supervised contrast for new classes; relations between rows are distilled.
+"""Co2L: supervised contrast for new classes, and distilled relations between rows.
 
 Cha, Lee, Shin, "Co2L: Contrastive Continual Learning", ICCV 2021.
 
@@ -24,7 +24,7 @@ _BASE_TEMPERATURE = 0.07  # of the released code of SupCon
 
 
 def _fill_options(options: dict, replay: core.Replay | None) -> dict:
-    """Return the factor of the contrastive loss, where it is None."""
+    """Fill in the factor of the contrastive loss if it is None."""
     scale = options["loss_scale"]
     usual = options["temperature"] / _BASE_TEMPERATURE
     return {"loss_scale": usual if scale is None else scale}

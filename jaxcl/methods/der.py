@@ -7,8 +7,8 @@ et al., "Reducing Representation Drift in Online Continual Learning", 2021 (Fig.
 Departures:
 - The mean over rows and classes of the squared differences, as in the released code;
   the paper's norm sums over classes.
-- No code of DER++ with ACE was released. We read `ace` so: the cross-entropy of the
-  incoming rows is over the classes of their batch; the rest stays as it is.
+- No code of DER++ with ACE was released. Our `ace` takes the cross-entropy of incoming
+  rows over the classes of their batch and changes nothing else.
 - `draws="disjoint"` is the code of Caccia et al., one draw cut in two; while the
   memory holds fewer rows, each part gets half of them.
 """
@@ -34,7 +34,7 @@ def make(
     ace: bool = False,
     draws: Literal["independent", "disjoint"] = "independent",
 ) -> core.Method:
-    """Learn incoming rows; keep the answers to replayed rows as they were stored.
+    """Learn incoming rows; keep logits of replayed rows near the stored ones.
 
     The memory stores images without augmentation, and their logits in the incoming
     pass, before the step; these are never refreshed.
@@ -104,7 +104,7 @@ def several(
       memory: what is drawn from, of at least `count` slots.
       key: threefry key.
       count: number of draws.
-      disjoint: no row is in two draws; each gets its share of the rows that exist.
+      disjoint: no row is in two draws; each draw gets its share of the existing rows.
     """
     if not disjoint or count == 1:
         keys = jax.random.split(key, count)

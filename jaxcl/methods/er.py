@@ -39,10 +39,10 @@ def make(
         released code).
       passes: "separate" passes incoming and replayed rows one after the other, and adds
         the means over each; "joint" passes them as one batch, with common statistics,
-        and takes one mean over all: with as many replayed as incoming rows and no batch
-        norm, half as much.
-      unseen: "compete": classes not met yet take part, in training and prediction;
-        "absent": they do not, as where the head grows with them.
+        and takes one mean over all: with equally many replayed and incoming rows and no
+          batch norm, half the gradient.
+      unseen: "compete": classes not seen yet take part in training and prediction;
+        "absent": they do not, as with a head that grows.
     """
     net = online.build_network(parts, head)
 
@@ -77,7 +77,7 @@ def joint_cross_entropy(
 
     Args:
       net: the network.
-      params, stats: of it.
+      params, stats: of the network.
       class_mask: bool[C], classes that compete; None: all.
       incoming, replayed: rows, see `online.join_rows`.
 

@@ -8,7 +8,7 @@ Departures:
 - Means over rows where the paper's equations have sums, as in the released code.
 - `form="code"` lets unseen classes, and the class seen last, compete with the incoming
   ones, and predicts among all. The released code takes the largest index for the class
-  seen last; here any order of the classes will do. Its first version also trained the
+  seen last; here classes may come in any order. Its first version also trained the
   first task without any mask or replay, which is not reproduced.
 """
 
@@ -22,7 +22,7 @@ from jaxcl.methods.online import teacher as teacher_lib
 def make(
     parts: core.Parts, *, head: online.Head = "cosine", form: online.Form = "paper"
 ) -> core.Method:
-    """Let incoming rows compete in their batch's classes, replayed ones in all seen.
+    """Mask the classes: the batch's for incoming rows, all seen for replayed ones.
 
     Args:
       head: "cosine" or "linear".

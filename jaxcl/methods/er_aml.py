@@ -8,12 +8,12 @@ all classes seen.
 Departures:
 - Means over rows where the paper's equations have sums, as in the released code.
 - `form="code"` is the released code's first version: Euclidean distances, the first
-  task with plain cross-entropy alone, replayed rows over all classes. Its test that a
-  negative of another batch exists, used or not, is not reproduced.
+  task with plain cross-entropy alone, replayed rows over all classes. Its test for a
+  negative from another batch is not reproduced.
 - `loss="sup_con"` is the released code's later version; without its weight gamma.
 - Incoming rows pass first, then positives and negatives, then replayed rows, as in the
   released code. In its later version the triplet loss passes positives and negatives
-  before the incoming rows. The order decides what running statistics are.
+  before the incoming rows. The order affects the running statistics.
 """
 
 import functools
@@ -45,8 +45,8 @@ def make(
       head: "cosine" or "linear".
       form: "paper" or "code", see above.
       loss: "triplet" or "sup_con".
-      negatives: "incoming" takes negatives of the classes of the incoming batch, which
-        leaves old representations where they are; "all" of any other class.
+      negatives: "incoming" takes negatives from the classes of the incoming batch,
+        which does not push away old classes; "all" from any other class.
       gamma: weight of the triplet loss.
       margin: of the triplet loss.
       temperature: of "sup_con".
@@ -125,7 +125,7 @@ def _split_pairs(pairs):
 
 
 def _rows_of(parts, key, picked, memory, incoming, task):
-    """Read the 2B picked rows; none for an anchor that lacks one of its two."""
+    """Read the 2B picked rows; anchors without both have masked rows."""
     count = len(incoming.label)
     raw = jnp.concatenate([memory.items["image"], incoming.raw])
     labels = jnp.append(memory.items["label"], incoming.label)

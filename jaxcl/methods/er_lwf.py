@@ -1,21 +1,21 @@
-"""ER with LwF: replay, while the last task's network tells what it said of old classes.
+"""ER with LwF: replay, and distillation of old classes from the last task's network.
 
 The row "ER + LwF" of the survey of Soutif-Cormerais et al., "A Comprehensive Empirical
 Evaluation on Online Continual Learning", ICCV-W 2023, by its released code. The
 distillation is that of Li and Hoiem, "Learning without Forgetting", ECCV 2016. Incoming
 and replayed rows pass as one batch, and the loss is a mean over all of them,
-  CE(z; classes met so far) + weight * KL(q || p),
+  CE(z; classes so far) + weight * KL(q || p),
 where q and p are the softmax over old classes of the teacher's logits and of z, both
-divided by the temperature. The teacher is the network as the present task found it.
+divided by the temperature. The teacher is the network at the start of the present task.
 
 Departures:
 - A class competes from its first row on. The released code adds all classes of a task
   as the task begins.
 - `form="paper"` distils the classes of earlier tasks, from a teacher in evaluation
-  mode. `form="code"` is what the released code does: it takes the classes of the task
-  that begins, not of the one that ended. So the first task's are never distilled, and
-  the present task's are, towards a head that no row of them has trained yet. Its
-  teacher normalises by the statistics of the batch.
+  mode. `form="code"` follows the released code, which takes the classes of the task
+  that begins in place of the one that ended. So the first task's classes are never
+  distilled. The present task's are, towards a head that has not been trained on them.
+  Its teacher normalises by the statistics of the batch.
 """
 
 import jax.numpy as jnp
@@ -40,10 +40,10 @@ def make(
 
     Args:
       head: "linear" or "cosine".
-      replay_from: as of `er`.
+      replay_from: as for `er`.
       form: "paper" or "code", see above.
       weight: of the distillation, the survey's alpha.
-      temperature: of the distillation; no square of it weighs the term.
+      temperature: of the distillation; the term is not multiplied by its square.
     """
     net, paper = online.build_network(parts, head), form == "paper"
 

@@ -5,8 +5,8 @@ Exemplar-Free Continual Learning", NeurIPS 2023: Tukey's transform (Equation 6),
 covariances (8), made correlations (9), one of each class or one of all.
 
 Departures:
-- Of a negative feature the power is that of its size, with its sign; the paper has
-  features of a ReLU alone.
+- The power of a negative feature is that of its absolute value, with its sign; the
+  paper's features come from a ReLU.
 - Features have unit length, as in the released code for Vision Transformers.
 """
 
@@ -22,7 +22,7 @@ _Power = Annotated[float, schema.Range(least=0.05, most=1.0)]
 
 
 class Moments(NamedTuple):
-    """Sums of each class; second moments may be of all classes."""
+    """Sums over the rows of each class; second moments may be shared by all classes."""
 
     total: jax.Array  # f32[C,D]
     counts: jax.Array  # f32[C]
@@ -45,8 +45,8 @@ def make(
 
     Args:
       power: lambda of Tukey's transform; 1 leaves features as they are.
-      diagonal, off_diagonal: gamma_1 and gamma_2, how many times the mean of the
-        diagonal, and of all else, is added to it.
+      diagonal, off_diagonal: gamma_1 and gamma_2: factors of the mean variance and of
+        the mean covariance that shrinkage adds.
       shared: one covariance for all classes.
     """
     return frozen.make_method(parts, make_rule(power, diagonal, off_diagonal, shared))
@@ -62,7 +62,7 @@ def transform(features: jax.Array, power: float) -> jax.Array:
 def make_rule(
     power: float, diagonal: float, off_diagonal: float, shared: bool
 ) -> frozen.Rule:
-    """Return the rule of FeCAM; arguments as of `make`."""
+    """Return the rule of FeCAM; arguments as for `make`."""
 
     def start(key, dim, classes):
         kept = 1 if shared else classes

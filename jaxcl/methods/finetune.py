@@ -1,8 +1,8 @@
 """Fine-tuning: cross-entropy of the incoming rows, and nothing against forgetting.
 
 In the joint scenario it is the "iid" of Caccia et al. (2021), with several epochs their
-"iid offline". With `double` it is their "iid++", which sees a second batch at each
-step, as methods that replay do, but drawn from the whole train split.
+"iid offline". With `double` it is their "iid++", which trains on a second batch in each
+step, drawn from the whole train split.
 """
 
 from jaxcl import core, schema

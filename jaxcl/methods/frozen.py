@@ -1,9 +1,8 @@
-"""Methods whose encoder stays as it is: a rule on its features learns.
+"""Methods with a frozen encoder: only a rule on its features learns.
 
 The encoder is what `config.start` names, the folder of an encoder; without it, a random
-network. A file of features needs none. A rule meets every train row once in an epoch,
-as evaluation sees it: nothing of config.augment but its size and normalisation is
-applied.
+network. A file of features needs none. A rule reads every train row once in an epoch,
+without augmentation, as in evaluation.
 """
 
 from collections.abc import Callable
@@ -38,7 +37,7 @@ class Rule(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What a frozen method keeps."""
+    """The state of a frozen method."""
 
     rule: core.PyTree  # state of its rule
     fitted: Any = None  # what `Rule.fit` returned, in an evaluation only
@@ -49,10 +48,10 @@ def make_method(parts: core.Parts, rule: Rule) -> core.Method:
 
     Args:
       parts: from the config.
-      rule: what learns.
+      rule: the classifier on the features.
 
     Raises:
-      ValueError: config.accumulate cuts batches, which saves memory in training alone.
+      ValueError: config.accumulate is set, which only training uses.
     """
     _check_encoder(parts)
     nets = chain.Chain({"encoder": parts.encoder})
@@ -138,5 +137,5 @@ def sum_products(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def known_only(scores: jax.Array, counts: jax.Array) -> jax.Array:
-    """Return scores f32[B,C] with -inf for classes of which no row was met."""
+    """Return scores f32[B,C] with -inf for classes without any row so far."""
     return jnp.where(counts > 0, scores, -jnp.inf)

@@ -5,7 +5,7 @@ Learning", CVPR 2022, without its optional contrastive term. The choice is algor
 `memory/coreset.py` chooses the rows of a class.
 
 Departures (the released code cannot run; this is from the formulas):
-- Rows of the two memories are mixed in proportion to the rows met, rounded at random;
+- Rows of the two memories are mixed in proportion to the rows seen, rounded at random;
   the released code rounds down.
 - Weights of earlier selections are multiplied by the new ones; the code forgets them.
 - A class whose share of the memory holds all its rows keeps them and their weights.
@@ -41,7 +41,7 @@ class Extra(NamedTuple):
 
 
 def _fill_options(options: dict, replay: core.Replay | None) -> dict:
-    """Fill in the rows of the memory where an option is None."""
+    """Fill in the number of candidates if it is None."""
     rows = options["candidates"]
     if rows is None and replay is not None:
         rows = replay.capacity
@@ -60,8 +60,8 @@ def make(
 ) -> core.Method:
     """Minimise CE(incoming) + alpha * MSE(logits) + beta * CE(replayed).
 
-    Means over replayed rows are weighted; the last two terms have a draw each. When a
-    task ends, each task so far gets an equal part of the memory, and each of its
+    Means over replayed rows are weighted; each of the last two terms has its own draw.
+    When a task ends, each task so far gets an equal part of the memory, and each of its
     classes a share of that, chosen by `coreset.match_gradients` so that the gradients
     of the last layer of beta * CE + alpha * MSE add up to those of all candidates.
 
@@ -69,8 +69,8 @@ def make(
       head: "linear" or "cosine".
       alpha: weight of the squared differences to stored logits.
       beta: weight of the cross-entropy of replayed rows.
-      ridge: of the selection; in the units of squared gradients, so that classes whose
-        gradients are small beside it get small weights.
+      ridge: of the selection, in units of squared gradients; classes with gradients
+        that are small compared with it get small weights.
       candidates: rows of the reservoir; None: config.replay.capacity.
 
     Raises:
@@ -146,10 +146,10 @@ def _write_candidates(state, key, batch, stored):
 
 
 def _selection(parts, net, *, alpha, beta, ridge) -> Callable:
-    """Return what chooses the memory at the end of a task: (state, task) -> state.
+    """Return the function that chooses the memory after a task: (state, task) -> state.
 
-    The rows of both memories pass the network once, in evaluation mode; the head's is
-    the only gradient. The host learns labels, tasks and weights alone.
+    The rows of both memories pass through the network once, in evaluation mode. Only
+    the head's gradient is computed. The host reads only labels, tasks and weights.
     """
     pool_of = jax.jit(functools.partial(_pool_of, parts, net))
     atoms_of = jax.jit(functools.partial(_atoms_of, net, alpha=alpha, beta=beta))
@@ -224,7 +224,7 @@ def gradients(
     """Return each row's gradient of w (beta * CE + alpha * MSE) in the head, f32[N, P].
 
     Args:
-      net: says what `head` makes of features.
+      net: maps features to logits by `head`.
       head: its parameters.
       features: f32[N,D].
       logits: f32[N,C], stored.

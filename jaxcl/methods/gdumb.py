@@ -4,8 +4,8 @@ Prabhu, Torr and Dokania, "GDumb: A Simple Approach that Questions Our Progress 
 Continual Learning", ECCV 2020. The fit follows the released code.
 
 Departures:
-- The network that is evaluated is that of the last pass; the released code reports the
-  pass that does best on the test data.
+- The network of the last pass is evaluated; the released code reports the pass that is
+  best on the test data.
 - Every evaluation fits a network; the released code does so once, after the stream.
 - Stored rows fill up the last batch of a pass; the loss does not count them.
 - Network, crop and flip are the config's: config.encoder, config.augment, and
@@ -55,13 +55,13 @@ def make(
 
     Args:
       head: "linear" or "cosine".
-      balanced: insist on config.replay.policy="greedy_balanced", which is the method's;
-        False lets the memory have any policy.
+      balanced: require config.replay.policy="greedy_balanced", the method's own; False
+        allows any policy.
       passes: over the memory, in a fit.
       batch_size: rows in a gradient step of the fit. All options below are of the fit.
-      lr: where the cosine begins, in passes 1, 2, 4, 8 ...; pass 0 has a tenth of it.
-      end_lr: where the cosine ends before each restart.
-      schedule: "restarts" is that cosine; "constant" is `lr` in every pass.
+      lr: start of the cosine, in passes 1, 2, 4, 8 ...; pass 0 has a tenth of it.
+      end_lr: end of the cosine before each restart.
+      schedule: "restarts" is this cosine; "constant" is `lr` in every pass.
       momentum, weight_decay: of SGD.
       clip: norm above which a gradient is scaled down.
       cutmix: probability that the images of a batch are mixed, see `cut_mix`.
@@ -116,7 +116,7 @@ def _only_count(state, incoming, key):
 
 
 class Recipe(NamedTuple):
-    """How a network is fitted; `make` says what each field is."""
+    """The options of a fit, see `make`."""
 
     passes: int
     batch_size: int
@@ -231,7 +231,7 @@ def pass_learning_rate(number: int, lr: float, end_lr: float) -> float:
 def shuffle(key: jax.Array, memory: buffer.Buffer) -> jax.Array:
     """Shuffle the slots of the memory, i32[capacity]; those that hold rows come first.
 
-    A pass has one order: sorting for every batch took half of its step.
+    A pass sorts once, since sorting for every batch took half of a step's time.
     """
     noise = jax.random.uniform(key, memory.filled.shape)
     return jnp.argsort(jnp.where(memory.filled, noise, 2))
@@ -270,11 +270,11 @@ def cut_mix(
       images: f32[B,H,W,C].
       label: i32[B].
       probability: that the batch is mixed at all.
-      alpha: the box has a share of 1 - Beta(alpha, alpha) of the area, less what
-        sticks out of the image, and rounded to whole pixels.
+      alpha: the box has a share of 1 - Beta(alpha, alpha) of the area, minus its part
+        outside the image, in whole pixels.
 
     Returns:
-      Images; i32[B], labels of what fills the boxes; f32[], share outside the box.
+      Images; i32[B], labels of the boxes' images; f32[], share outside the box.
     """
     k_any, k_share, k_rows, k_y, k_x = jax.random.split(key, 5)
     side = jnp.sqrt(1 - jax.random.beta(k_share, alpha, alpha, dtype=jnp.float32))

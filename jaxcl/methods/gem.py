@@ -1,14 +1,14 @@
 """GEM: a step that raises the loss of no past task, to first order.
 
 Lopez-Paz and Ranzato, "Gradient Episodic Memory for Continual Learning", NeurIPS
-2017. Each step takes the gradient of every past task's memory. It moves the gradient
-of the incoming rows to the nearest vector whose product with none of them is negative.
+2017. Each step takes the gradient of every past task's memory. It moves the gradient of
+the incoming rows to the nearest vector that has no negative product with any of them.
 
 Departures:
 - One head over all classes, in training and prediction; on CIFAR-100 each of the
   paper's tasks has its own.
-- `memory_rows` rows are drawn of each past task. The released code takes all that are
-  stored, as policy="task_ring" with memory_rows = capacity / number of tasks does.
+- `memory_rows` rows of each past task are drawn. The released code takes all stored
+  ones, as does policy="task_ring" with memory_rows = capacity / number of tasks.
 - The released code's margin bounds the dual variables; the paper adds it to them.
 - All passes are in training mode; running statistics follow the incoming pass, then
   those of past tasks in their order. The memory is written after the step.
@@ -27,7 +27,7 @@ from jaxcl.methods import online
 
 
 def _fill_options(options: dict, replay: core.Replay | None) -> dict:
-    """Fill in the form's margin and the rows of a draw where options are None."""
+    """Fill in the form's margin and the rows of a draw for options that are None."""
     margin, rows = options["margin"], options["memory_rows"]
     if margin is None:
         margin = 0.0 if options["form"] == "paper" else 0.5

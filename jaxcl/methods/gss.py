@@ -10,7 +10,7 @@ Departures:
 - `form="paper"` is algorithm 2, row by row, against gradients of single rows; all rows
   of a batch are scored against the memory before it. `form="code"` scores against
   gradients of whole draws and compares the score of the batch first.
-- Rows that come while the memory is empty have the code's score in both forms.
+- Rows that arrive while the memory is empty have the code's score in both forms.
 - `gradients="head"` takes gradients in the head's parameters alone.
 """
 
@@ -28,7 +28,7 @@ from jaxcl.methods import online
 
 
 def _fill_options(options: dict, replay: core.Replay | None) -> dict:
-    """Fill in the form's rows of a gradient where the option is None."""
+    """Fill in the form's rows of a gradient if the option is None."""
     rows = options["rows"]
     if rows is None and options["form"] == "paper":
         rows = 1
@@ -51,8 +51,8 @@ def make(
 
     Gradients are of the cross-entropy over all classes, in evaluation mode, after the
     update, of images without augmentation. A batch of B rows costs `vectors` passes
-    of `rows` rows and B passes of one row, forward and backward, and one pass of B
-    rows under "code", beside the two passes of experience replay.
+    of `rows` rows and B passes of one row, forward and backward, and one pass of B rows
+    under "code", besides the two passes of experience replay.
 
     Args:
       head: "linear" or "cosine".

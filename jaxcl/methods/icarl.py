@@ -7,13 +7,13 @@ in Online Continual Learning", 2021.
 Departures:
 - The policy of config.replay fills the memory during the task, and the items of the
   memory are the exemplars. The paper chooses exemplars by herding when a task is over;
-  in a stream that is read once, only the memory is left to choose from by then.
+  a stream is read once, so only the memory is left by then.
 - A step takes the incoming rows and config.replay.size rows of past tasks. Its loss is
   the sum of two means over rows of sums over classes; the paper trains on the union of
   the task and all exemplars.
-- `form="code"` is what the later released code of Caccia et al. intends: labels alone
-  on incoming rows, the teacher alone on replayed ones, both over all classes of the
-  stream, and means of features that are not normalised.
+- `form="code"` follows the intention of the later released code of Caccia et al.:
+  labels alone on incoming rows, the teacher alone on replayed ones, both over all
+  classes of the stream, and means of features that are not normalised.
 """
 
 from typing import NamedTuple
@@ -56,7 +56,7 @@ def make(
       form: "paper": the targets of every row are the teacher's answers for old classes
         and the labels for new ones, over the classes seen so far; means are taken of
         unit features and scaled to unit length. "code": see above.
-      distill_weight: of the terms with the teacher's targets.
+      distill_weight: weight of the terms with the teacher's targets.
       mirror: take the means over the items and their mirror images, as the released
         code of Rebuffi et al. does.
     """

@@ -4,7 +4,7 @@ Each batch makes `steps` descents on the cross-entropy of its rows and of as man
 from the memory. The memory is filled by reservoir sampling (Vitter, 1985). Without a
 memory it is sequential fine-tuning of a head, the control that forgets.
 
-Features are standardised by the mean and variance of all rows met so far (Chan et al.,
+Features are standardised by the mean and variance of all rows so far (Chan et al.,
 1983), and divided by the square root of their number: rows have a mean square length
 of 1, whatever the encoder.
 """
@@ -21,7 +21,7 @@ from jaxcl.methods import frozen
 
 
 class Moments(NamedTuple):
-    """Mean and scatter of the features met."""
+    """Mean and scatter of all features so far."""
 
     count: jax.Array  # f32[]
     mean: jax.Array  # f32[D]
@@ -29,7 +29,7 @@ class Moments(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What the head has learned, and the rows that it keeps."""
+    """The head, the moments of its features, and the stored rows."""
 
     layer: tuple[jax.Array, jax.Array]  # weights f32[D,C] and biases f32[C]
     moments: Moments
@@ -57,7 +57,7 @@ def make(
 
 
 def make_rule(memory_size: int, lr: float, steps: int) -> frozen.Rule:
-    """Return the rule of a linear head; arguments as of `make`."""
+    """Return the rule of a linear head; arguments as for `make`."""
 
     def start_learner(key, dim, classes):
         example = {"features": jnp.zeros((dim,)), "label": jnp.zeros((), jnp.int32)}
@@ -133,14 +133,14 @@ def descend(
     seen: jax.Array,
     lr: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Make one step down the mean cross-entropy over the classes met so far.
+    """Make one step down the mean cross-entropy over the classes so far.
 
     Args:
       layer: weights f32[D,C] and biases f32[C].
       features: f32[B,D].
       label: i32[B].
       mask: bool[B], rows that exist.
-      seen: bool[C], classes of which a row was met.
+      seen: bool[C], classes with at least one row so far.
       lr: length of the step.
     """
 

@@ -1,4 +1,4 @@
-"""NCM: name the class whose mean feature is nearest; the encoder stays as it is.
+"""NCM: predict the class with the nearest mean feature; the encoder is frozen.
 
 Mensink et al., "Distance-Based Image Classification", TPAMI 2013 (euclidean); SimpleCIL
 of Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models", 2023
@@ -29,7 +29,7 @@ def make(
 
     Args:
       distance: "cosine" is SimpleCIL's, the angle between a feature and a mean;
-        "euclidean" is that of NCM.
+        "euclidean" is NCM's.
     """
     return frozen.make_method(parts, make_rule(distance))
 

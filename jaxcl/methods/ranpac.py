@@ -4,9 +4,9 @@ McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continu
 Learning", NeurIPS 2023, Equations 4 to 6. The result does not depend on the order of
 the rows, except for rounding.
 
-Departure: the ridge is chosen on a fifth of all rows met so far, by a hash of their
-number in the train split; the released code takes the last fifth of the task. No test
-row is used by either. First-session adaptation is not part of it.
+Departure: the ridge is chosen on a fifth of all rows so far, by a hash of their number
+  in the train split; the released code takes the last fifth of the task. Neither uses
+  test rows. First-session adaptation is not part of it.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ _MIX = 2654435761  # Knuth's multiplicative hash: 2^32 over the golden ratio
 
 
 class Grams(NamedTuple):
-    """Sums over the rows met; [0] of those to fit, [1] of those to choose the ridge."""
+    """Sums over all rows so far; [0] to fit, [1] to choose the ridge."""
 
     projection: jax.Array  # f32[D,M], normal; it never changes
     inputs: jax.Array  # f32[2,M,M], sum of h h^T
@@ -38,7 +38,7 @@ def make(parts: core.Parts, *, projections: schema.Count = 10_000) -> core.Metho
     of 17 ridges, and their sum.
 
     Args:
-      projections: M, how many random features there are.
+      projections: M, number of random features.
     """
     return frozen.make_method(parts, make_rule(projections))
 
@@ -85,10 +85,10 @@ def make_rule(projections: int) -> frozen.Rule:
 
 
 def held_out(index: jax.Array) -> jax.Array:
-    """Tell which rows choose the ridge, bool[B]: a fifth, whatever order rows have.
+    """Mark the rows that choose the ridge, bool[B]: a fifth, in any order of the rows.
 
-    Every fifth row would be of the same classes, where a set goes through its classes
-    in turn.
+    Every fifth row might always be of the same classes, if a set repeats its classes in
+    turn.
     """
     return (index.astype(jnp.uint32) * jnp.uint32(_MIX) >> 16) % 5 == 4
 
@@ -99,7 +99,7 @@ def project(projection: jax.Array, features: jax.Array) -> jax.Array:
 
 
 def solve_ridge(inputs: jax.Array, targets: jax.Array, ridge: jax.Array) -> jax.Array:
-    """Return the weights (G + ridge I)^-1 Q, f32[M,C]; nan where float32 cannot tell.
+    """Return the weights (G + ridge I)^-1 Q, f32[M,C]; nan if float32 is too coarse.
 
     Args:
       inputs: G f32[M,M].
@@ -114,8 +114,8 @@ def choose_ridge(grams: Grams) -> jax.Array:
     """Return the ridge with the least squared error on the rows kept for that, f32[].
 
     For weights W that error is tr(W^T G W) - 2 tr(W^T Q) and a constant, with G and Q
-    of these rows, so that none of them need be kept. A ridge below the rounding of the
-    sums, relative to their trace, is not tried: no float32 factor would hold.
+    of these rows, so the rows need not be kept. A ridge below the rounding of the sums,
+    relative to their trace, is not tried, since float32 could not factor it.
     """
     rounding = jnp.finfo(jnp.float32).eps * jnp.trace(grams.inputs.sum(0))
 

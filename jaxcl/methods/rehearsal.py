@@ -4,8 +4,8 @@ ones.
 The memory names rows of the train split. `source` mixes them into the batches of the
 next task, so that a step sees one batch like any other. When a task ends, the rows to
 keep are chosen again, class by class, from the memory and from the task. If a class
-comes again (domains, slices of the data) its stored and its new rows compete alike, so
-that few rows of the earlier tasks stay.
+occurs in several tasks (domains, slices), its stored and its new rows compete equally,
+so few rows of earlier tasks stay.
 """
 
 import functools
@@ -25,7 +25,7 @@ _SELECT = 0xCC115  # keeps the selection's randomness apart from that of the nex
 
 
 class Memory(NamedTuple):
-    """Rows of the train split, those that exist first."""
+    """Rows of the train split, existing ones first."""
 
     row: jax.Array  # i32[K], -1 where there is none
     label: jax.Array  # i32[K]
@@ -34,7 +34,7 @@ class Memory(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """A rehearsing method's state beside the trained network."""
+    """The state of a rehearsal method apart from the trained network."""
 
     memory: Memory  # what the present task replays; after its end, what the next will
     replayed: Memory  # what the task that was trained last replayed
@@ -46,7 +46,7 @@ class Extra(NamedTuple):
 
     @property
     def seen(self) -> jax.Array:
-        """Mark the classes met so far, bool[C]."""
+        """Mark the classes seen so far, bool[C]."""
         return self.taught | self.current
 
     @property
@@ -56,7 +56,7 @@ class Extra(NamedTuple):
 
 
 class Network(NamedTuple):
-    """An encoder, a projector and, if wanted, a prototype for each class."""
+    """An encoder, a projector and, optionally, a prototype for each class."""
 
     nets: chain.Chain
     num_classes: int
@@ -116,8 +116,8 @@ def stratified(
 ) -> stream.Source:
     """Put an equal number of stored rows into every batch.
 
-    An epoch is one pass over the task. Stored rows are passed over as often as the
-    batches need, and shuffled before each pass.
+    An epoch is one pass over the task. Stored rows are repeated as often as the batches
+    need, and shuffled each time.
 
     Args:
       train: the rows of the task.

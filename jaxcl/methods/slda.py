@@ -1,4 +1,4 @@
-"""Streaming LDA on the features of an encoder that stays as it is.
+"""Streaming LDA on the features of a frozen encoder.
 
 Hayes and Kanan, "Lifelong Machine Learning with Deep Streaming Linear Discriminant
 Analysis", CVPR-W 2020: a running mean of each class and one covariance of all,
@@ -15,7 +15,7 @@ from jaxcl.methods import frozen
 
 
 class Moments(NamedTuple):
-    """Running sums over the stream."""
+    """Running means, covariance and counts over the stream."""
 
     total: jax.Array  # f32[C,D], sum of the features of each class
     counts: jax.Array  # f32[C]

@@ -34,13 +34,13 @@ def make(
     temperature: schema.Temperature = 2.0,
     distill: bool = True,
 ) -> core.Method:
-    """Learn old and new classes apart by cross-entropy, and distil.
+    """Learn old and new classes by separate cross-entropies, and distil.
 
     Args:
       head: "linear" or "cosine".
       form: "paper" or "code", see above.
       temperature: of the distillation.
-      distill: keep to the answers of the last task's network, see
+      distill: distil from the last task's network, see
         `losses.replay.task_distillation`.
     """
     net = online.build_network(parts, head)
@@ -88,7 +88,8 @@ def make(
 def rivals(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:
     """Mark the classes that each row competes over, bool[B,C].
 
-    A row of an old class competes over old classes met so far, another over new ones.
+    A row of an old class competes among the old classes so far, other rows among the
+    new ones.
     """
     old = task_of < task
     return (task_of >= 0) & (old[label][:, None] == old)

@@ -1,4 +1,4 @@
-"""Nearest neighbours in a bounded memory of features; the encoder stays as it is.
+"""Nearest neighbours in a bounded memory of features; the encoder is frozen.
 
 The memory is filled by reservoir sampling (Vitter, 1985). The vote is that of the
 evaluator `knn`: each of the k nearest adds exp(cosine / temperature) to its class.
@@ -15,7 +15,7 @@ from jaxcl.methods import frozen
 
 
 class Stored(NamedTuple):
-    """The memory and what fills it."""
+    """The memory, and the state of its reservoir."""
 
     memory: Any  # buffer.Buffer of "features" f32[D] and "label" i32
     key: jax.Array  # of the reservoir, one for the whole stream
@@ -44,7 +44,7 @@ def make(
 def make_rule(
     classes: int, memory_size: int, k: int, temperature: float
 ) -> frozen.Rule:
-    """Return the rule of a memory; arguments as of `make`."""
+    """Return the rule of a memory; arguments as for `make`."""
 
     def start(key, dim, classes):
         example = {"features": jnp.zeros((dim,)), "label": jnp.zeros((), jnp.int32)}

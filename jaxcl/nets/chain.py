@@ -16,8 +16,8 @@ class Chain:
     """A chain of networks, each of which feeds the next.
 
     Attributes:
-      nets: name -> flax module called as `(x, *, train, groups)`, in order. That of the
-        encoder is "encoder".
+      nets: name -> flax module called as `(x, *, train, groups)`, in order. The
+        encoder's name is "encoder".
     """
 
     nets: Mapping[str, Any]
@@ -56,11 +56,11 @@ class Chain:
         Args:
           params, stats: trees with an entry for each net; other entries are ignored.
           inputs: as in `init`.
-          train: with the statistics of the batch, which move the running ones.
+          train: normalise by the statistics of the batch, and move the running ones.
           groups: views per example, interleaved over the rows. Each view has its own
             batch statistics.
-          key: for an encoder that drops branches; without one it drops none.
-          hidden: for a Vision Transformer, see there.
+          key: for an encoder that drops branches; without a key it drops none.
+          hidden: for a Vision Transformer, see `vit.ViT`.
           between: also return the statistics after each view but the last, as tuples.
 
         Returns: f32[N, D], name -> stats, and if asked name -> stats between views ({}

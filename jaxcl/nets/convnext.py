@@ -124,7 +124,7 @@ class Block(nn.Module):
     Attributes:
       grn: whether the MLP has `ResponseNorm` before its last layer.
       layer_scale: where the factors of the branch begin; None: it has none.
-      drop: chance that a row goes without the branch, where a key is given.
+      drop: chance that a row skips the branch, if a key is given.
       dtype: of the computation.
     """
 
@@ -184,9 +184,9 @@ class ConvNeXt(nn.Module):
         Features are averaged over the last map, then normalised.
 
         Args:
-          images: of sides of 8 `patch` or more, where there are four stages.
+          images: with sides of at least 8 `patch` for four stages.
           train, groups: change nothing: there is no batch norm.
-          key: for `drop_path`; without one no branch is dropped.
+          key: for `drop_path`; without a key no branch is dropped.
 
         Raises:
           ValueError: a side is too short for all stages.
@@ -239,10 +239,10 @@ def convnext(
     """Build a ConvNeXt of a published size.
 
     Args:
-      size: what holds where one of the next two is None.
-      depths: blocks of each stage; usual are four stages.
+      size: a published size, which sets the next two options where they are None.
+      depths: blocks of each stage, usually of four stages.
       width: channels of the first stage, doubled by each further one.
-      patch: pixels of a side of what the stem makes one place of; each further stage
+      patch: side in pixels of the windows that the stem reads; each further stage
         halves the map. Images below 128 pixels want less than the papers' 4.
       layer_scale: where LayerScale's factors begin; None: there are none, as in V2.
       grn: V2's global response normalisation in the MLPs.

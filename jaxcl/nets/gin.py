@@ -83,7 +83,7 @@ class GIN(nn.Module):
           graphs: the batch; features of masked nodes are ignored.
           train: use and move batch statistics (collection "batch_stats" must be
             mutable).
-          key: not used, since nothing is drawn; encoders of graphs are given one.
+          key: not used, since nothing is random; all encoders of graphs take one.
         """
         del key
         mask = graphs.node_mask
@@ -106,7 +106,7 @@ def gin(
     momentum: schema.Share = 0.9,
     dtype: Any = jnp.float32,
 ) -> GIN:
-    """Build the graph encoder `GIN`, as the literature has it.
+    """Build the graph encoder `GIN`, as in the papers.
 
     Raises:
       ValueError: an option is out of its range; `dtype` is not float32, which sums over

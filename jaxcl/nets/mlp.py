@@ -26,7 +26,7 @@ class MLP(nn.Module):
       features: width of each layer; the last is that of the output.
       batch_norm: batch norm between each hidden Linear and its ReLU.
       last_norm: batch norm after the last Linear, without factor and offset.
-      activation: of the hidden layers; "gelu" in place of the ReLU is the exact one.
+      activation: of the hidden layers; "gelu" is the exact GELU, not its approximation.
       zero_bias: biases start at 0, not as PyTorch's.
       dtype: of the computation; parameters stay f32.
     """
@@ -110,7 +110,7 @@ def projector(
     """Build a projector [B, D] -> f32[B, output_dim]: hidden layers and a Linear.
 
     Args:
-      shape: what holds where an option is None.
+      shape: the values for options that are None.
       hidden_dim: width of the hidden layers.
       output_dim: of the projections.
       hidden_layers: how many; 0: a single Linear.
@@ -144,16 +144,16 @@ def predictor(
 class Perceptron(nn.Module):
     """An encoder of small images: flattened pixels, then Linear-(BN)-ReLU layers.
 
-    Dropout draws its own random numbers: its key lies among the running statistics, and
-    every pass in training leaves the next one there. So no method need hand it a key,
-    and a resumed run draws what it would have drawn.
+    Dropout keeps its random key among the running statistics and updates it in every
+    training pass. So methods need not pass a key, and a resumed run draws the same
+    numbers.
 
     Attributes:
       widths: of the layers; the last is the length of a feature vector. Without any
         the pixels are the features.
       dropout: chance that an output of a layer is 0 in training.
       batch_norm: batch norm between each Linear and its ReLU.
-      start: of its layers, and of a linear head behind it, see
+      start: initialisation of its layers and of a linear head after it, see
         `layers.linear_initializers`.
       dtype: of the computation; parameters stay f32.
     """

@@ -8,8 +8,8 @@ gradient of the whole batch.
 
 Departure: projectors and heads pass the whole batch at once, since they are small.
 
-The pieces are turns of a loop, in which a CPU takes long for gradients of convolutions.
-XLA's CPU backend would undo pieces that are written one after another.
+The pieces are iterations of a loop, in which gradients of convolutions are slow on a
+CPU. XLA's CPU backend would undo pieces that are written one after another.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class PiecewiseEncoder:
     """An encoder that trains on `count` pieces of a batch, one after another.
 
     A batch norm normalises each piece by itself and moves its running statistics once
-    for each. Other networks compute what they compute of the whole batch.
+    for each. Networks without batch norm give the same result as for the whole batch.
 
     Attributes:
       net: flax module, or an encoder like `tuning.TunedEncoder`.
@@ -54,7 +54,7 @@ class PiecewiseEncoder:
         """Apply the encoder, in training piece by piece.
 
         Raises:
-          ValueError: the rows of a batch do not make so many equal pieces.
+          ValueError: the rows of a batch do not divide into equal pieces.
         """
         how = {"train": train, "groups": groups}
         if not train:

@@ -32,10 +32,11 @@ def _conv_norm(x, net, name, filters, kernel, stride, pad, *, init, zero=False, 
     """Convolve and normalise.
 
     Args:
-      name: has the place of "conv" and "bn" in it.
+      name: a template in which "conv" or "bn" is filled in.
       pad: pixels on each side; "torch": so many that the map keeps its size; "same":
         XLA's SAME. It puts the odd pixel of a strided window at the end, and PyTorch
-        pads both sides alike: on maps with an even side the two read other pixels.
+        pads both sides equally, so on maps with an even side the two read different
+        pixels.
     """
     side = kernel // 2 if pad == "torch" else pad
     x = nn.Conv(
@@ -181,7 +182,7 @@ class ConvNet(nn.Module):
     """Three blocks of 3x3 conv, BN, ReLU, strides 1, 2, 2, for images of about 8x8.
 
     Attributes:
-      width: filters of the first block, doubled by each further one.
+      width: filters of the first block; each further block doubles them.
       dtype: of the computation; parameters and statistics stay f32.
     """
 
@@ -224,7 +225,7 @@ def resnet(
     """Build a ResNet of a published depth; options as in `ResNet`.
 
     Args:
-      depth: how many layers, the classifier of the paper counted.
+      depth: number of layers, including the paper's classifier.
 
     Raises:
       ValueError: `depth` is not 10, 18, 34, 50 or 101, or another option is unknown.

@@ -24,7 +24,7 @@ def read_traits(encoder: Any) -> Traits:
 
 
 def check_encoder(encoder: Any, field: str, name: str) -> None:
-    """Refuse what is no encoder; `field` and `name` are those of the config."""
+    """Refuse a module that is no encoder; `field` and `name` are for the message."""
     lacking = [x for x in ("apply", "init_with_output") if not hasattr(encoder, x)]
     lacking += ["dtype"] if read_traits(encoder).dtype is None else []
     if lacking:

@@ -6,14 +6,14 @@ stage of a ResNet or ConvNeXt. Heads and last norms come after the last.
 
 With `lora_rank` r, the matrices K [in, out] that are adapted compute with
 K + (alpha / r) A B, where A [in, r] and B [r, out] are trained and K is not (LoRA: Hu
-et al., ICLR 2022). With `open_layers` the last blocks are trained whole beside them
+et al., ICLR 2022). With `open_layers` the last blocks are trained whole, too
 (ExPLoRA: Khanna et al., ICML 2025).
 
 Departures:
 - The sum is formed before it is multiplied, so that one function serves training,
   evaluation and `merge_adapters`; the gradient of each adapted matrix is formed, too.
 - A slow network averages A and B, not their product.
-- Adapters have the optimiser's weight decay, which draws the network to where it began.
+- Weight decay also acts on adapters, which pulls the network towards its start.
 """
 
 import dataclasses
@@ -71,14 +71,14 @@ def settings(
     """Choose the parts of an encoder that train, and their learning rates.
 
     Args:
-      frozen_layers: this many of the first are not trained.
-      layer_decay: a layer's rate is this times that of the one after it.
-      lora_rank: of the adapters; 0: there are none, and all that is not frozen trains.
+      frozen_layers: number of first layers that are not trained.
+      layer_decay: factor of a layer's rate, relative to the layer after it.
+      lora_rank: of the adapters; 0: none, and every layer that is not frozen trains.
       lora_alpha: their factor is alpha / rank; None: alpha is the rank.
-      lora_on: which matrices have one: those of queries and values, all of the
-        attention, or those of the MLP, too.
-      open_layers: beside adapters, this many of the last blocks are trained whole.
-      norms: beside adapters, all norms are trained.
+      lora_on: matrices with adapters: those of queries and values, all of the
+        attention, or also those of the MLP.
+      open_layers: number of last blocks that are trained whole, besides adapters.
+      norms: train all norms, besides adapters.
 
     Raises:
       ValueError: an option is out of its range, or needs adapters and there are none.
@@ -124,7 +124,7 @@ def layer_of(name: str, layers: int) -> int:
 
     Args:
       name: its path, as "block_3/norm1/scale".
-      layers: of `count_layers`, the number of what comes after the last.
+      layers: from `count_layers`; heads and last norms get this number.
     """
     if found := re.match(r"block_(\d+)/", name):
         return int(found[1]) + 1
@@ -144,9 +144,9 @@ class TunedEncoder:
 
     Attributes:
       net: flax module.
-      chosen: what is trained.
-      given: () -> parameters and statistics that it begins with, as arrays of the host;
-        None: those of its own.
+      chosen: the parts that are trained.
+      given: () -> initial parameters and statistics, as arrays on the host; None: the
+        net's own.
     """
 
     net: Any
@@ -170,7 +170,7 @@ class TunedEncoder:
             )
 
     def __getattr__(self, name: str) -> Any:
-        """Take what is not here from the encoder, see `traits.Traits`."""
+        """Take any other attribute from the encoder, see `traits.Traits`."""
         if name not in traits.Traits._fields:
             raise AttributeError(name)
         return getattr(self.net, name)
@@ -215,8 +215,8 @@ class TunedEncoder:
     def _start_outputs(self, key, inputs, options):
         """Return outputs and variables of the given weights.
 
-        They come from the host while the program runs: as constants of the program
-        they would be compiled with it, gigabytes of a large network.
+        They come from the host while the program runs. Constants would be compiled into
+        the program, gigabytes for a large network.
         """
 
         def fresh(inputs):

@@ -86,7 +86,7 @@ class Attention(nn.Module):
 
     Attributes:
       heads: how many; they divide the width.
-      biased: names of those of query, key and value that have a bias.
+      biased: which of "query", "key" and "value" have a bias.
       program: "xla" or "cudnn".
       dtype: of the computation; the softmax is f32.
     """
@@ -149,7 +149,7 @@ class Block(nn.Module):
       heads, hidden, kind, biased, program: of `Attention` and `FeedForward`.
       epsilon: of the norms.
       layer_scale: where the factors of both branches begin; None: they have none.
-      drop: chance that a row goes without a branch, where a key is given.
+      drop: chance that a row skips a branch, if a key is given.
       dtype: of the computation.
     """
 
@@ -241,7 +241,7 @@ class ViT(nn.Module):
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """The entries of the parameters that no step moves."""
+        """The entries of the parameters that are not trained."""
         return ("patch",) if self.frozen_patch else ()
 
     @nn.compact
@@ -259,12 +259,12 @@ class ViT(nn.Module):
         Args:
           images: of any sides that are multiples of `patch`.
           train, groups: change nothing: there is no batch norm.
-          key: for `drop_path`; without one no branch is dropped.
-          hidden: bool[B, N], patches of which the position alone is shown; with it
-            features of all patches f32[B, N, D] are returned, too.
+          key: for `drop_path`; without a key no branch is dropped.
+          hidden: bool[B, N], patches whose pixels are hidden, not their position; if
+            given, the features of all patches f32[B, N, D] are returned, too.
 
         Raises:
-          ValueError: a side is no multiple of `patch`, or shorter.
+          ValueError: a side is not a multiple of `patch`.
         """
         grid = self._patch_grid(images)
         x = self._project_patches(images.astype(self.dtype), grid)
@@ -402,31 +402,31 @@ def vit(
     """Build a Vision Transformer of a published size.
 
     Args:
-      size: what holds where one of the next four is None.
+      size: a published size, which sets the next four options where they are None.
       width: D, of a token.
-      layers: how many blocks.
-      heads: of the attention; they divide the width.
+      layers: number of blocks.
+      heads: attention heads; the width must be a multiple of them.
       hidden: units of the MLP.
-      patch: pixels of its side.
-      image_size: pixels of a side of the images that learned positions are for; for
-        others they are resized.
-      registers: tokens beside the class token that are dropped at the end.
+      patch: side of a patch in pixels.
+      image_size: side in pixels of the images that learned positions are for; they are
+        resized for others.
+      registers: further tokens, which are dropped at the end.
       positions: "learned", the fixed "sin_cos", or "rotary" as in DINOv3.
       class_position: the class token has a learned position, too; DeiT III's has none.
       resize: how learned positions are resized, see `positions.Resize`.
       layer_scale: where LayerScale's factors begin; None: there are none.
       mlp: "gelu" or "swiglu".
       qkv_bias: "all" have one, "query_value" (DINOv3), or "none".
-      epsilon: of the norms; 1e-6 but for DINOv3 (1e-5) and transformers' ViT (1e-12).
+      epsilon: of the norms; 1e-6, but DINOv3 has 1e-5 and transformers' ViT 1e-12.
       features: the "class" token, the "mean" of the patches, or "both" side by side,
         after the last norm.
       drop_path: chance that the last block drops a branch of a row in training; it
         rises evenly from 0 in the first (stochastic depth).
-      frozen_patch: the patch projection stays as it began, as MoCo v3's.
+      frozen_patch: the patch projection is not trained, as in MoCo v3.
       remat: compute the activations of each block again in the backward pass: less
         memory for a third more time.
       attention: "xla", or "cudnn" on NVIDIA's GPUs since Ampere in bfloat16; elsewhere
-        XLA computes it, and one line says so.
+        XLA computes it, with a log line.
       dtype: of the computation; parameters, norms and softmax stay f32.
 
     Raises:

@@ -22,8 +22,8 @@ def parser() -> argparse.ArgumentParser:
         prog="jaxcl report", description=__doc__.splitlines()[0]
     )
     arguments.add_argument("runs", nargs="+", metavar="RUN", help="run directories")
-    arguments.add_argument("--out", default="report.html", help="the page")
-    arguments.add_argument("--title", default=None, help="default: names of the runs")
+    arguments.add_argument("--out", default="report.html", help="HTML file to write")
+    arguments.add_argument("--title", default=None, help="default: the runs' names")
     return arguments
 
 
@@ -34,7 +34,7 @@ def write_page(
 
     Args:
       workdirs: run directories, of one seed or of several.
-      out: where the page goes.
+      out: path of the page.
       title: None: the names of the runs.
 
     Raises:

@@ -44,9 +44,9 @@ def flatten(config: Mapping) -> dict[str, str]:
 def list_differences(runs: Mapping[str, Configs]) -> list[str]:
     """List the differences in how runs were evaluated, a text for each field.
 
-    Compared are the sections `data` and `scenario`, and those of evaluators that
-    several runs have; seeds are no difference. Options that are not set count by their
-    defaults where every run has a resolved.json.
+    The sections `data` and `scenario` are compared, and those of evaluators that
+    several runs have; seeds are ignored. If every run has a resolved.json, options that
+    are not set count by their defaults.
 
     Args:
       runs: name -> its configs; runs without any are passed over.

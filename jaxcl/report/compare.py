@@ -33,7 +33,7 @@ def mean_cost(run: RunGroup) -> dict[str, float | None]:
     """Average the cost of training over seeds; None where it is unknown.
 
     "milliseconds" and "flops" of a step; "per_image", FLOPs for each image of the
-    stream, however often a method passes it.
+    stream, including all its passes.
     """
     totals = runs_lib.total_costs(run)
     counted = [x for x in totals if x["flops"] is not None]
@@ -72,8 +72,8 @@ def mean_along_stream(run: RunGroup, name: str) -> dict:
     """Average all evaluations of each seed; return mean and standard error.
 
     With evaluations every so many steps (config.eval_every) it is the area under the
-    curve of i-Blurry (Koh et al., ICLR 2022), of the tasks met, each from its first
-    step on.
+    curve of i-Blurry (Koh et al., ICLR 2022), over the tasks so far, each from its
+    first step on.
 
     Args:
       run: from `runs.read_run`.
@@ -84,7 +84,7 @@ def mean_along_stream(run: RunGroup, name: str) -> dict:
 
 
 def _mean_by_step(rows, name) -> dict[int, float]:
-    """Map step -> a scalar, or the mean of a matrix's row over the tasks met."""
+    """Map step -> a scalar, or the mean of a matrix's row over the tasks so far."""
     points = {}
     for row in rows:
         value = row.get("eval", {}).get(name)
@@ -146,11 +146,12 @@ def parser() -> argparse.ArgumentParser:
         prog="jaxcl compare", description=__doc__.splitlines()[0]
     )
     add = arguments.add_argument
-    add("workdirs", nargs="+", help="run directories")
-    add("--matrix", default=None, help="default: the first's first")
-    add("--scalar", default=None, help="as memory/entropy")
-    add("--band", default="error", choices=["error", "std"])
-    add("--out", default=None, help="a .png, .svg or .pdf of it over time")
+    add("workdirs", nargs="+", metavar="RUN", help="run directories")
+    add("--matrix", default=None, help="accuracy, as knn/all; default: the first one")
+    add("--scalar", default=None, help="compare a scalar instead, as memory/entropy")
+    band = "of the plot: standard error or deviation over seeds"
+    add("--band", default="error", choices=["error", "std"], help=band)
+    add("--out", default=None, help="plot over time to write: .png, .svg or .pdf")
     return arguments
 
 

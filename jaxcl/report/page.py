@@ -128,7 +128,7 @@ def _time_of_results(run) -> float:
 
 
 def _summary_sentence(runs) -> str:
-    """Say in one sentence what the runs reached; "" without measurements."""
+    """Summarise the results in one sentence; "" without measurements."""
     names = _in_all_runs(runs, numbers.list_matrices)
     names = [name for name in names if not name.endswith("/task_aware")] or names
     names.sort(key=lambda name: not name.startswith("predict/"))
@@ -265,7 +265,7 @@ _SPENT = (
 
 
 def cost_table(runs: list[runs_lib.RunGroup]) -> Table:
-    """List the cost of each run, beside its accuracies."""
+    """List the cost of each run, with its accuracies."""
     names, rows = _in_all_runs(runs, numbers.list_matrices)[:_MOST_NAMES], []
     for run in runs:
         measured, spent = numbers.mean_measures(run), numbers.mean_cost(run)
@@ -292,7 +292,7 @@ def _encode_picture(data: bytes) -> str:
 
 
 def _draw_curves(runs, name, path) -> None:
-    """Draw accuracy over the tasks so far, for runs that were evaluated twice."""
+    """Draw accuracy over the tasks so far, for runs with at least two evaluations."""
     curves = {run.name: compare.mean_curve(run, name) for run in runs}
     curves = {key: found for key, found in curves.items() if len(found[0]) > 1}
     if curves:

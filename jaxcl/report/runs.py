@@ -127,7 +127,7 @@ def read_all(workdirs: Sequence[epath.PathLike]) -> list[RunGroup]:
 
 
 def are_comparable(run: RunGroup, first: RunGroup) -> bool:
-    """Tell whether both runs are finished, or both stand after the same task."""
+    """Tell whether both runs are finished, or have finished equally many tasks."""
     over = [r.finished_tasks == r.num_tasks for r in (run, first)]
     return all(over) or (not any(over) and run.finished_tasks == first.finished_tasks)
 
@@ -144,7 +144,7 @@ def measure_by_seed(run: RunGroup, name: str, measure: str) -> dict[int, float |
 
 
 def list_remarks(run: RunGroup) -> list[str]:
-    """List what a reader of the numbers must know about a run."""
+    """List remarks about a run that qualify its numbers."""
     lines = []
     if run.finished_tasks == 0:
         lines.append("no task is finished yet")

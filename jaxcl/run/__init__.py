@@ -1,1 +1,1 @@
-"""The training loop, and what a run feeds, judges, saves and writes."""
+"""The training loop, and the parts that feed, evaluate, save and record a run."""

@@ -1,10 +1,10 @@
-"""Checkpoints: save the state with a cursor beside it, and restore them.
+"""Save checkpoints, a state with a cursor, and restore them.
 
 Orbax writes a checkpoint under a temporary name and renames it once it is complete, so
 a save that was killed leaves nothing that looks like a checkpoint. Every leaf of the
 state has a checksum: if a file was damaged later, `restore` notices it and uses the
-checkpoint before. A checkpoint of another state, and storage that does not answer, are
-told as what they are: such a checkpoint is whole, and stays where it is.
+checkpoint before. A checkpoint of another state, or storage that does not answer, has
+its own error, since such a checkpoint is not damaged.
 
 All calls of Orbax are here.
 """
@@ -100,12 +100,12 @@ def _by_name(tree) -> dict:
 
 
 def differences(saved: Any, like: Any, *, most: int = 3) -> str:
-    """Say which leaves differ in name, shape or type; "" if none does.
+    """List the leaves that differ in name, shape or type; "" if none does.
 
     Args:
       saved: what `read_info` returns as the tree, or a part of it.
       like: the leaves that are wanted, in the same places.
-      most: so many are named, the others counted.
+      most: number of leaves to name; further ones are counted.
     """
     misfits = core.misfits(_by_name(saved), _by_name(like))
     said = [f"{name} is {a} in the checkpoint, {b} here" for name, a, b in misfits]
@@ -125,7 +125,7 @@ def checksum(tree: Any) -> jax.Array:
 
 
 def read_info(path: epath.PathLike) -> CheckpointInfo:
-    """Read all of a checkpoint but its arrays; raise what Orbax raises."""
+    """Read a checkpoint without its arrays; errors are those of Orbax."""
     metadata = ocp.metadata(path)
     if metadata.metadata is None:  # Orbax keeps the reason to itself; load raises it
         with warnings.catch_warnings(action="ignore"):  # no shardings are given
@@ -138,7 +138,7 @@ def read_info(path: epath.PathLike) -> CheckpointInfo:
 
 
 def _text_sum(cursor: dict) -> str:
-    """Return a checksum of JSON that is equal before it was written and after."""
+    """Return a checksum of JSON that survives writing and reading."""
     text = json.dumps(cursor, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -165,7 +165,7 @@ def load_leaves(path: epath.PathLike, like: Any, saved: CheckpointInfo) -> Any:
 
 
 def _checksums(tree) -> dict[str, int]:
-    """Name the checksum of each leaf."""
+    """Compute the checksum of each leaf, by name."""
     return dict(zip(_by_name(tree), np.asarray(checksum(tree)).tolist(), strict=True))
 
 
@@ -189,7 +189,7 @@ def newest(
 
     Args:
       folder: where the checkpoints are.
-      numbers: theirs, from the oldest; at least one.
+      numbers: numbers of the checkpoints, from the oldest; at least one.
       reader: path of a checkpoint -> anything; it may raise anything.
 
     Raises:
@@ -223,7 +223,7 @@ def _describe(error: Exception) -> str:
 
 @functools.cache
 def _mute_orbax() -> None:
-    """Let Orbax log no errors: it raises them too, and one line says them."""
+    """Mute Orbax's log of errors, which it raises, too."""
     logging.get_absl_logger().addFilter(
         lambda record: record.levelname != "ERROR" or "orbax" not in record.pathname
     )
@@ -256,7 +256,7 @@ class Checkpoints:
           cursor: JSON; `restore` returns it with the state.
 
         Raises:
-          CheckpointError: this or the previous save failed, e.g. a full disk.
+          CheckpointError: this or the previous save failed, such as on a full disk.
         """
         self.wait()
         self._bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))

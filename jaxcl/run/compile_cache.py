@@ -1,7 +1,7 @@
 """Keep compiled programs from run to run, so that the second run compiles nothing.
 
-JAX does the keeping, see docs.jax.dev/en/latest/persistent_compilation_cache.html. Here
-is where the programs lie, for how long, and who may have written them: they are loaded
+JAX stores them, see docs.jax.dev/en/latest/persistent_compilation_cache.html. This
+module chooses the folder, its size, and who may write to it, since programs are loaded
 as code.
 """
 
@@ -20,13 +20,13 @@ _SECONDS = 0.2  # programs that compile faster are not kept
 
 
 def use_cache(choice: str) -> str | None:
-    """Have JAX keep its programs in a folder, unless it has one already.
+    """Make JAX store its programs in a folder, unless it has one already.
 
-    A folder that JAX was given by the variable JAX_COMPILATION_CACHE_DIR, or by its
-    config, stays the one.
+    A folder from the variable JAX_COMPILATION_CACHE_DIR, or from JAX's config, is kept.
 
     Args:
-      choice: a folder; "auto": one of this user, for this kind of processor; "": none.
+      choice: a folder; "auto": a folder of this user for this kind of processor; "":
+        none.
 
     Returns:
       The folder that JAX uses now; None: there is none.
@@ -68,7 +68,7 @@ def _own_folder() -> pathlib.Path:
 
 
 def _processor() -> str:
-    """Describe what programs for this processor may use."""
+    """Describe the instructions that programs for this processor may use."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
@@ -78,7 +78,7 @@ def _processor() -> str:
 
 
 def _check_folder(folder: pathlib.Path, choice: str) -> None:
-    """Refuse a folder that others may write to: what is in it is run as code."""
+    """Refuse a folder that others may write to, since its files are run as code."""
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ValueError(

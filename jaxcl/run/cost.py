@@ -30,11 +30,11 @@ class Clock:
     """Seconds of the present task by activity; "rest" is all other time."""
 
     def __init__(self, spent: dict):
-        """Start from the seconds that the task took before, as `read` gave them."""
+        """Start from the seconds that the task took before, from `read`."""
         self._spent, self._name, self._since = dict(spent), "rest", time.monotonic()
 
     def _switch_to(self, name):
-        """Count the seconds so far, and go over to `name`; returns the name before."""
+        """Count the seconds so far, switch to `name`, and return the previous name."""
         now, before = time.monotonic(), self._name
         self._spent[before] = self._spent.get(before, 0.0) + now - self._since
         self._name, self._since = name, now
@@ -42,7 +42,7 @@ class Clock:
 
     @contextlib.contextmanager
     def count(self, name: str) -> Iterator[None]:
-        """Count the seconds inside as `name`, and not as the activity around it."""
+        """Count the seconds of this context as `name`."""
         before = self._switch_to(name)
         try:
             yield
@@ -89,9 +89,9 @@ def count_flops(
       step: (state, batch) -> (state, metrics), not jitted.
       state, batch: its arguments, as shapes.
       task: number of the task, from 0; all but the first share a program.
-      kept: the arguments as the run's own program has them, if the count of an earlier
-        run is to be read from the folder of compiled programs, or left there. Counting
-        takes as long as tracing and lowering the step once more.
+      kept: the arguments of the run's own program, to read the count of an earlier run
+        from the folder of compiled programs, or to leave it there. Counting takes as
+        long as tracing and lowering the step once more.
     """
     leaves, tree = jax.tree.flatten((state, batch))
     traced = tuple(jax.tree.leaves(kept))
@@ -104,7 +104,7 @@ def count_flops(
 
 @functools.lru_cache(maxsize=8)  # runs on single tasks share a step
 def _count_flops(step, tree, leaves, task, traced=()):
-    """Count the FLOPs of a step, whose arguments are flattened to be hashed."""
+    """Count the FLOPs of a step; its arguments are flattened, to be hashable."""
     folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     if traced and folder:
         # Of arguments that are placed alike the step has been traced already.
@@ -161,7 +161,7 @@ def add_task(cost: dict, task: int, spent: TaskCost) -> dict:
     Args:
       cost: from `empty_cost` or `add_task`; not changed.
       task: number of the task, from 0; replaced if it is there already.
-      spent: what the task took.
+      spent: the cost of the task.
     """
     per_step, seconds = spent.flops_per_step, spent.seconds
     entry = {
@@ -191,7 +191,7 @@ def add_task(cost: dict, task: int, spent: TaskCost) -> dict:
 def format_line(cost: dict) -> str:
     """Write the known cost of all tasks so far, in one line.
 
-    Tasks of a run that this one continues, as an update does, are among them.
+    They include tasks of a run that this one continues, as an update does.
     """
     total = cost["total"]
     if total is None:

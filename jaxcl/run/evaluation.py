@@ -71,7 +71,7 @@ def read_entry(key: str, section: Mapping) -> EvaluatorEntry:
     Args:
       key: the prefix of the names of its rows and scalars.
       section: options of the evaluator, and `name` (default: the key), `last_only`
-        (default: as its `core.Evaluator` says, or False) and `skip` (False).
+        (default: that of its `core.Evaluator`, or False) and `skip` (False).
 
     Raises:
       ValueError: a name, a key or a type is wrong; the message names the field.
@@ -145,7 +145,7 @@ def run_evaluators(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> core.Result | None:
-    """Run every evaluator that measures, and log what it measured.
+    """Run every evaluator that measures, and log the results.
 
     Args:
       judges: from `make`.
@@ -156,7 +156,7 @@ def run_evaluators(
 
     Returns:
       The rows and scalars of all, named KEY/NAME, and all warnings, which are also
-      logged, each behind its entry of the config. None if it was stopped: then nothing
+      logged, each with its entry of the config. None if it was stopped: then nothing
       is logged.
     """
     rows, scalars, spent, warnings = {}, {}, {}, []
@@ -189,7 +189,7 @@ def draw_pictures(
 
 
 def _log_warnings(warnings, key, state, task: int) -> list[str]:
-    """Log the warnings of an evaluator, each behind its entry of the config."""
+    """Log the warnings of an evaluator, each with its entry of the config."""
     said = [f"config.evaluators.{key}: {words}" for words in warnings]
     for words in said if jax.process_index() == 0 else ():
         logging.warning("task %d, step %d: %s", task + 1, int(state.step), words)
@@ -199,7 +199,7 @@ def _log_warnings(warnings, key, state, task: int) -> list[str]:
 def _warn_of_nan(result: core.Result) -> core.Result:
     """Add a warning for each scalar that is no number.
 
-    Nan in a row says that a task was not measured. Evaluators leave out a scalar that
+    Nan in a row means that a task was not measured. Evaluators leave out a scalar that
     they did not measure, so nan in its place is an error.
     """
     bad = {

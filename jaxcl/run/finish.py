@@ -32,17 +32,15 @@ def run_job(
 ) -> dict:
     """Describe the run, train it (or resume), and write results and plots.
 
-    FT_i is measured where the config asks for it.
+    FT_i is measured if the config asks for it.
 
     Args:
       work: a `job.Job` is trained, a `transfer.Transfer` only evaluated; of a
         `seeds.SeedRuns` every seed is run.
       workdir: the run directory.
       stop: as in `train.run_tasks`.
-      step: `job.compile_step(work)`, where several runs share the program.
-
-    Returns:
-      The results, see `results.empty_results`, with "finetune" where measured; for
+      step: `job.compile_step(work)`, if several runs share the program. Returns: The
+        results, see `results.empty_results`, with "finetune" if measured; for
       several seeds their `seeds.summary`.
     """
     workdir = epath.Path(workdir)
@@ -96,7 +94,7 @@ def _run_seeds(work, workdir, stop):
 
 
 def _identify_data(workdir) -> dict:
-    """Say which data a run read: rows of each split, and a digest of all of them."""
+    """Describe the data of a run: rows of each split, and a digest of all of them."""
     known = identity.read_identity(workdir)
     if known is None:
         return {}
@@ -183,7 +181,7 @@ def format_results(results: dict) -> str:
 def closing(
     work: job.Job | transfer.Transfer | seeds.SeedRuns, workdir: epath.PathLike
 ) -> str:
-    """Say where the files of a run lie, and which commands come next.
+    """List the files of a run, and the next commands.
 
     Args:
       work: what `run_job` carried out.
@@ -206,7 +204,7 @@ def closing(
 
 
 def draw_run(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
-    """Draw a run that is over, in `workdir/plots`.
+    """Draw a finished run, in `workdir/plots`.
 
     Accuracy matrices, training curves, the charts of its evaluators, and the metrics
     that its method wants drawn.
@@ -233,7 +231,7 @@ def draw_run(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
 
 
 def _draw_summary(work, results, path) -> None:
-    """Draw images of tasks that lie in memory, and accuracy over tasks below."""
+    """Draw images of the tasks, if they are in memory, above accuracy over tasks."""
     name, met = None, []
     for key in results["matrices"]:
         matrix = results_lib.matrix(results, key)

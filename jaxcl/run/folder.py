@@ -1,7 +1,7 @@
 """The folder of an encoder, as `jaxcl export` and `jaxcl import` write one.
 
-`card.json` says what the network is, `encoder.safetensors` has its parameters and
-statistics. Here both are read and checked; `weights.encoder` makes a network of them.
+`card.json` describes the network, `encoder.safetensors` has its parameters and
+statistics. This module reads and checks both; `weights.encoder` makes the network.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def read_card(folder: str | os.PathLike) -> dict:
 
     Raises:
       ValueError: it is missing, damaged, or of an unknown format.
-      OSError: it could not be read now, and may be whole.
+      OSError: it could not be read now, but may be undamaged.
     """
     path = epath.Path(folder) / CARD
     try:
@@ -99,7 +99,7 @@ def read_tensors(data: bytes, path: os.PathLike) -> dict[str, np.ndarray]:
     other and the file's. Other damage fails here as another error.
 
     Raises:
-      ValueError: it is no such file, or has arrays that NumPy does not know.
+      ValueError: it is no such file, or has types that NumPy lacks.
     """
     try:
         return tensors.load(data)

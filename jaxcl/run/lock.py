@@ -2,7 +2,7 @@
 
 Process 0 of a run holds the lock until the run ends. On a disk flock guards the file,
 and the system frees it when a process dies. In a bucket the file is created only if
-there is none. docs/reliability.md says whose lock is taken over.
+there is none. docs/reliability.md lists the locks that are taken over.
 """
 
 import contextlib
@@ -199,8 +199,7 @@ def _read_owner(path) -> dict:
 
 
 def _check_gone(path, mine, has_flock) -> None:
-    """Raise `LockHeldError` unless the owner of a lock that was found is known to be
-    gone."""
+    """Raise `LockHeldError` unless the owner of a found lock is known to be gone."""
     owner = _read_owner(path)
     if not owner:
         return
@@ -215,7 +214,7 @@ def _check_gone(path, mine, has_flock) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """Tell whether this machine has a process of a number."""
+    """Tell whether this machine has a process with this number."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -24,7 +24,7 @@ class Diverged(Exception):
 
 
 class MetricsMeter:
-    """Checks the metrics of every step of a task, and logs those of every `log_every`.
+    """Checks the metrics of every step of a task, and logs every `log_every`-th.
 
     Metrics are fetched while later steps are under way, so that the device never waits
     for the host. Call `flush` before a state is saved or evaluated.
@@ -34,7 +34,7 @@ class MetricsMeter:
       recorder: where rows go.
       task: number of the task, from 0.
       step: steps that the run has done.
-      epochs: takes the metrics of every step, too.
+      epochs: also gets the metrics of every step.
     """
 
     def __init__(self, work: job.Job, recorder, task: int, step: int, epochs: "Epochs"):
@@ -145,7 +145,7 @@ class Epochs:
         return self._patience > 0 and late
 
     def read(self) -> dict:
-        """Return the progress so far, as JSON, to go on from."""
+        """Return the progress so far, as JSON, to resume from."""
         return dict(self._progress)
 
     def summary(self) -> dict:
@@ -181,7 +181,7 @@ def check_state(state: Any, step: int) -> None:
 def sum_task_cost(
     work: job.Job, state: core.TrainState, task: int, clock: cost.Clock
 ) -> cost.TaskCost:
-    """Sum up what a task took, with the FLOPs of a step, once its steps are done."""
+    """Sum up the cost of a task, with the FLOPs of a step, after its steps."""
     steps, parts = int(state.step) - int(state.task_start), work.parts(task)
     shapes = job.shapes(work.method, work.data, parts)
     kept = job.placed_shapes(work.method, work.data, work.mesh, parts)

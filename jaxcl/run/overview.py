@@ -43,7 +43,7 @@ def _describe_training(work) -> str:
 
 
 def describe_set(tasks: stream.Stream) -> str:
-    """Say in one line which rows, classes and tasks of a set were read, in order."""
+    """Describe in one line the rows, classes and tasks of a set, in order."""
     data = tasks.dataset
     splits = {name: getattr(data, name) for name in ("train", "validation", "test")}
     rows = (
@@ -69,7 +69,7 @@ def _name_method(work) -> str:
 
 
 def _describe_data(work, done) -> str:
-    """Say how many examples of which size there are, in how many tasks."""
+    """Describe the number and size of the examples, and the number of tasks."""
     tasks, count = work.stream, len(work.stream.tasks)
     rows = np.unique(np.concatenate([task.train.rows for task in tasks.tasks]))
     side = work.config["augment"].get("size")
@@ -88,7 +88,7 @@ def _format_count(number, what) -> str:
 
 
 def _describe_work(work, done) -> str:
-    """Say which network is trained, for how many steps, on which devices."""
+    """Describe the network, the number of steps and the devices."""
     section = work.config["encoder"]
     params = job.shapes(work.method, work.data)[0].params
     sizes = [section[key] for key in ("depth", "size", "width") if section.get(key)]
@@ -116,7 +116,7 @@ def _count_numbers(params) -> int:
 
 
 def _describe_transfer(work) -> str:
-    """Say which encoder is evaluated, by which evaluators, on which data."""
+    """Describe the evaluated encoder, the evaluators and the data."""
     evaluators = ", ".join(work.evaluation.evaluators) or "nothing"
     source = work.source.get("path", "an encoder")
     return (

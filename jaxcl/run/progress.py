@@ -1,4 +1,4 @@
-"""Show how far a run is: a bar on a terminal or in a notebook, else a line at times."""
+"""Show a run's progress: a bar in a terminal or notebook, else a line now and then."""
 
 import datetime
 import math
@@ -37,7 +37,7 @@ class Progress:
             self._measured += "" if speed is None else f"  {speed:.0f} images/s"
 
     def advance(self, step: int, task: int, total_steps: int) -> None:
-        """Move on; call it after every step.
+        """Advance the progress; call it after every step.
 
         Args:
           step: optimiser steps done since the run began.
@@ -78,7 +78,7 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def print_text(self, text: str) -> None:
-        """Print to stdout, even if there is no progress to be seen; tear no bar."""
+        """Print to stdout without breaking the bar, even if there is none."""
         (print if self._bar is None else self._bar.write)(text, file=sys.stdout)
         sys.stdout.flush()
 

@@ -1,7 +1,7 @@
 """Record a run: rows go to metrics.jsonl, to the loggers and to the progress line.
 
-Whatever depends on the clock is under "time" in a row: two runs are the same if all
-else in their rows is.
+Values that depend on the clock are under "time" in a row: two runs are equal if all
+  other values are.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ class Recorder:
     Args:
       workdir: the run directory; made if missing.
       num_tasks: of the run.
-      rows: bytes of rows to keep, from `save` of the checkpoint to go on from.
-      write: False in all processes but the first, which then do nothing.
+      rows: bytes of rows to keep, from `save` at the checkpoint to resume from.
+      write: False in all processes except the first; they do nothing.
       tensorboard: whether to write events for TensorBoard.
       loggers: functions (directory, rows so far) -> logger, see `jaxcl.run.loggers`.
       progress, every: see `progress.Progress`, where `progress` is `mode`.
@@ -72,7 +72,7 @@ class Recorder:
         Args:
           step: optimiser steps done since the run began.
           task: number of the present task, from 0.
-          values: anything `results.to_json` takes.
+          values: values that `results.to_json` takes.
         """
         if not self._write:
             return
@@ -85,11 +85,11 @@ class Recorder:
         self._progress.show(row)
 
     def save(self) -> int:
-        """Bring all rows to the disk; return their bytes, to go on from."""
+        """Write all rows to the disk; return their bytes, to resume from."""
         return self._rows.save() if self._write else 0
 
     def advance(self, step: int, task: int, total_steps: int) -> None:
-        """Move the progress on, see `progress.Progress.advance`."""
+        """Advance the progress, see `progress.Progress.advance`."""
         if self._write:
             self._progress.advance(step, task, total_steps)
 
@@ -99,12 +99,12 @@ class Recorder:
             self._progress.show_phase(text)
 
     def print_text(self, text: str) -> None:
-        """Print to stdout without tearing the progress bar."""
+        """Print to stdout without breaking the progress bar."""
         if self._write:
             self._progress.print_text(text)
 
     def close(self) -> None:
-        """Save all that was logged; a second call does nothing.
+        """Save all logged rows; a second call does nothing.
 
         If a part cannot be closed, the others still are.
         """

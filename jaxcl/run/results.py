@@ -42,8 +42,8 @@ def latest_table(
 
     Args:
       matrices: name -> f[T, T] in [0, 1], nan where not measured.
-      task: number of the task, from 0; the columns are the tasks met so far, in
-        percent, and their average.
+      task: number of the task, from 0; the columns are the tasks so far, in percent,
+        and their average.
       columns: with more tasks than this the middle ones are left out.
     """
     head, size, half = f"after task {task + 1} (%)", task + 1, columns // 2
@@ -72,9 +72,9 @@ def empty_results(num_tasks: int, *, task_names: Sequence[str] | None = None) ->
       task_names: T strings; by default "task 1", "task 2", ...
 
     Returns:
-      A dict; "finetune" is to have matrix name -> f[T], the accuracy on each task of a
-      model trained on that task alone. Plasticity needs it. A finished run adds "data":
-      the rows of each split, and a digest of names, bytes and labels.
+      A dict. Its "finetune" is for matrix name -> f[T], the accuracy on each task of a
+      model trained on that task alone, which plasticity needs. A finished run adds
+      "data": the rows of each split, and a digest of names, bytes and labels.
     """
     names = task_names or [f"task {i + 1}" for i in range(num_tasks)]
     _check_length("task_names", names, num_tasks)
@@ -96,12 +96,11 @@ def _check_length(field, values, length):
 def add_task(
     results: dict, task: int, rows: dict, scalars: dict, seconds: float
 ) -> dict:
-    """Add what was measured after a task; returns new results.
+    """Return new results with the measurements after a task.
 
     Args:
       results: from `empty_results` or `add_task`; not changed.
-      task: number of the task, from 0; if it is there already, what was measured after
-        it is replaced.
+      task: number of the task, from 0; earlier measurements after it are replaced.
       rows: matrix name -> f[T], accuracy on each task, nan if not measured.
       scalars: name -> number.
       seconds: time spent on the task.
@@ -170,7 +169,7 @@ def has_results(folder: epath.PathLike) -> bool:
 
 
 def complete(folder: epath.PathLike) -> bool:
-    """Tell whether a run directory has the results of all tasks that it is to train."""
+    """Tell whether a run directory has the results of all its tasks."""
     folder = epath.Path(folder)
     if not has_results(folder):
         return False

@@ -1,7 +1,7 @@
 """Write and read `metrics.jsonl`, the rows that a run logs: one JSON object per line.
 
-Nan and infinity are null there, other floats come back bit for bit. A checkpoint says
-how far the rows went when it was saved: a run that goes on cuts off what follows.
+Nan and infinity are null there, other floats are exact. A checkpoint has the length of
+the rows when it was saved; a resumed run cuts off later rows.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ FILE = "metrics.jsonl"
 
 
 class Damaged(ValueError):
-    """A line of metrics.jsonl is no row."""
+    """Raised if a line of metrics.jsonl is not a row."""
 
 
 def read_rows(workdir: epath.PathLike) -> list[dict]:
@@ -45,10 +45,10 @@ class RowFile:
     """The open file; in memory for a bucket, where objects cannot grow."""
 
     def __init__(self, path: epath.Path, offset: int):
-        """Open the file and cut off what comes after the first `offset` bytes.
+        """Open the file and cut it after the first `offset` bytes.
 
-        Where rows before it are lost or damaged, the run goes on with the others: its
-        results are in the checkpoint. A copy of the file stays beside it.
+        If earlier rows are lost or damaged, the run continues with the others: its
+        results are in the checkpoint. A copy of the file is kept.
 
         Args:
           path: of the file; made if missing.
@@ -70,14 +70,14 @@ class RowFile:
         self.save()
 
     def append(self, row: dict) -> None:
-        """Write a row of plain JSON; it is visible at once to whoever follows."""
+        """Write a row of plain JSON, visible to other readers at once."""
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         with self._name_errors():
             self._file.write(line)
             self._file.flush()
 
     def save(self) -> int:
-        """Bring all rows to the disk or the bucket; return how many bytes they are."""
+        """Write all rows to the disk or the bucket; return their bytes."""
         with self._name_errors():
             if self._in_bucket:
                 self._path.write_bytes(self._file.getvalue())
@@ -87,7 +87,7 @@ class RowFile:
 
     @contextlib.contextmanager
     def _name_errors(self):
-        """Name the file in the error of a full disk, which does not."""
+        """Add the file's name to the error of a full disk."""
         try:
             yield
         except OSError as error:

@@ -1,8 +1,8 @@
 """Stop a run on a signal: the first is noted, the second ends the process at once.
 
-TERM, INT (Ctrl-C) and HUP are one: a run whose terminal closes saves, too, unless it
-was told to ignore HUP (nohup). A thread of its own waits for them, for Python's own
-handlers wait until the main thread comes back from a compilation or a program.
+TERM, INT (Ctrl-C) and HUP act alike: a run whose terminal closes saves, too, unless it
+ignores HUP (nohup). A separate thread waits for them, since Python's handlers wait
+until the main thread returns from a compilation or a program.
 """
 
 import contextlib
@@ -48,15 +48,15 @@ def watch_signals(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
 def hear_at_once(
     numbers: Sequence[int], hear: Callable[[int], None], handler: Callable
 ) -> Iterator[None]:
-    """Hear signals in a thread of its own, at once.
+    """Receive signals at once, in a separate thread.
 
     Only the main thread may enter it.
 
     Args:
       numbers: of the signals.
       hear: takes the number of each; that thread calls it.
-      handler: (number, frame); the main thread calls it once it comes back to Python,
-        for several signals perhaps once.
+      handler: (number, frame); the main thread calls it when it returns to Python,
+        perhaps once for several signals.
     """
     reads, writes = os.pipe()
     os.set_blocking(writes, False)

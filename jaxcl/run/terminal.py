@@ -1,4 +1,4 @@
-"""Colours, where the terminal has them."""
+"""Colour text, if the terminal has colours."""
 
 import os
 import sys
@@ -10,15 +10,14 @@ _CODES = {"good": 32, "bad": 31, "strong": 1}
 def style_text(
     text: str, style: Literal["good", "bad", "strong"], file: TextIO | None = None
 ) -> str:
-    """Return the text in green, red or bold, where `file` is a terminal with colours.
+    """Return the text in green, red or bold if `file` is a terminal with colours.
 
-    Elsewhere, and where the variable NO_COLOR is set (no-color.org), the text stays as
-    it is.
+    Otherwise, or if the variable NO_COLOR is set (no-color.org), the text is unchanged.
 
     Args:
       text: one line or more.
       style: "good", "bad" or "strong".
-      file: where it will be printed; None: stdout.
+      file: output of the text; None: stdout.
     """
     file = sys.stdout if file is None else file
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"

@@ -70,9 +70,9 @@ def run_tasks(
 
 
 class _TrainingRun:
-    """A run under way: its state and results, and where both are recorded.
+    """A run in progress: its state, its results and their records.
 
-    Methods that may be stopped return False then, with all that was done saved.
+    Methods that may be stopped return False if they were, with all progress saved.
     """
 
     def __init__(self, work: job.Job, workdir, stop, step, stack: contextlib.ExitStack):
@@ -124,7 +124,7 @@ class _TrainingRun:
         return not self._is_asked()
 
     def complete_task(self, task: stream.Task) -> bool:
-        """Do what is left of a task: train, end it, evaluate."""
+        """Finish a task: train, end it, evaluate."""
         work = self.job
         if self.phase == Phase.EVALUATED:
             self.state, self.progress = job.begin_task(work, self.state, task), {}
@@ -144,9 +144,9 @@ class _TrainingRun:
     def _train_task(self, task: stream.Task) -> bool:
         """Do the remaining steps of a task.
 
-        A checkpoint within a task is saved before what is due after its last step: the
-        end of an epoch, an evaluation. A run that resumes from it begins with that, so
-        that an evaluation which was cut is run again.
+        A checkpoint within a task is saved before the work that is due after its last
+        step: the end of an epoch, an evaluation. A resumed run begins with this work,
+        so an interrupted evaluation is run again.
         """
         work, begun = self.job, int(self.state.task_start)
         step, is_saved = int(self.state.step), True
@@ -268,7 +268,7 @@ class _TrainingRun:
             self.phase = phase
 
     def _is_asked(self) -> bool:
-        """Tell whether any process shall stop. All must ask together."""
+        """Tell whether any process should stop. All must call it together."""
         return sharding.any_process(self._stop())
 
     def _is_stopped(self, step: int, count: int) -> bool:
@@ -282,13 +282,13 @@ class _TrainingRun:
         return step // every > (step - count) // every and self._is_asked()
 
     def _say_phase(self, doing: str, names=()) -> None:
-        """Say what is done before the bar moves, or goes on."""
+        """Show the present phase while the bar stands still."""
         if not self.job.logging.quiet:
             self.recorder.show_phase(f"{doing}: {', '.join(names)}" if names else doing)
 
 
 def _restore(work, checkpoints):
-    """Return the state and the cursor to go on from, or those of a new run."""
+    """Return the state and the cursor to resume from, or those of a new run."""
     state, names = job.initial_state(work), work.data.task_names
     restored = checkpoints.restore(state)
     if restored is None and work.loop.start is not None:
@@ -304,7 +304,7 @@ def _restore(work, checkpoints):
 
 
 def _divides(every: int, steps: int) -> bool:
-    """Tell whether something is done after so many steps; `every` 0: never."""
+    """Tell whether `every` divides the number of steps; 0 never does."""
     return every > 0 and steps > 0 and steps % every == 0
 
 

@@ -1,4 +1,4 @@
-"""Transfer: evaluate the frozen encoder of another run on a dataset it never saw.
+"""Evaluate the frozen encoder of another run on another data set.
 
 Sources: the downstream tasks of PNR (Cha et al., ICML 2024, Tables 6, 11, 12, 17) and
 of CaSSLe (Fini et al., CVPR 2022). Only evaluators train, such as linear probes.
@@ -30,7 +30,7 @@ TRAINING = ("method", "optimizer", "schedule")  # sections of runs that train
 
 
 class Transfer(NamedTuple):
-    """All that a transfer run needs, made from a config that has a `checkpoint`."""
+    """A prepared transfer run, made from a config that has a `checkpoint`."""
 
     state: core.TrainState  # of the encoder alone
     source: dict  # path, number, step and checksum of the checkpoint, as JSON
@@ -44,10 +44,8 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
 
     Args:
       run: its directory, or the folder of an encoder.
-      field: what named the run, for messages.
-
-    Raises:
-      ValueError: there is no config, or it cannot be read.
+      field: option that names the run, for messages. Raises: ValueError: there is no
+        config, or it cannot be read.
     """
     where = f"{field}={run!r}"
     if folder.is_one(run):
@@ -68,10 +66,11 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
 
 
 def complete(raw: dict, run: dict) -> dict:
-    """Fill in what a transfer config takes from the run.
+    """Fill in the values that a transfer config takes from the run.
 
-    That is the encoder, the precision, mean and standard deviation of the images, and,
-    for linear probes without `lr`, the paper's rate for the base of the run's method.
+    These are the encoder, the precision, mean and standard deviation of the images,
+    and, for linear probes without `lr`, the paper's rate for the base of the run's
+    method.
 
     Args:
       raw: the transfer config, as a dict.
@@ -136,10 +135,8 @@ def find_checkpoints(run: str, *, field: str = "config.checkpoint") -> Checkpoin
 
     Args:
       run: its directory.
-      field: what named the run, for messages.
-
-    Raises:
-      ValueError: there are none.
+      field: option that names the run, for messages. Raises: ValueError: there are
+        none.
     """
     path = epath.Path(run)
     checkpoints = (path if storage.in_bucket(path) else path.resolve()) / "checkpoints"
@@ -153,7 +150,7 @@ def find_checkpoints(run: str, *, field: str = "config.checkpoint") -> Checkpoin
 def input_width(where: CheckpointPlace) -> int | None:
     """Count the channels of the images, or features of the nodes, of the encoder.
 
-    All checkpoints of a run agree, so the newest one that can be read is asked.
+    All checkpoints of a run agree, so the newest readable one is used.
 
     Returns:
       The width; None for an encoder of the user's own, whose parameters have other
@@ -186,7 +183,7 @@ def _encoder_of(params, path):
 
 
 def cursor(where: CheckpointPlace, number: int) -> dict:
-    """Read what a run saved with a checkpoint: its "phase", its "results" so far."""
+    """Read the values that a run saved with a checkpoint: "phase", "results" so far."""
     return checkpoint.read_info(where.folder / str(number)).cursor
 
 
@@ -198,7 +195,7 @@ def restore(
     *,
     field: str = "config.checkpoint",
 ) -> tuple[core.TrainState, dict]:
-    """Load the encoder of the newest undamaged checkpoint; and which one it is.
+    """Load the encoder of the newest undamaged checkpoint, and describe the checkpoint.
 
     Only the encoder is read, and the run directory does not change: the run may still
     be training.
@@ -284,7 +281,7 @@ def run_transfer(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict:
-    """Evaluate the encoder, or read the results that this checkpoint had before.
+    """Evaluate the encoder, or read the earlier results of this checkpoint.
 
     Args:
       work: from `build.build`.

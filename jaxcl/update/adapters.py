@@ -1,4 +1,4 @@
-"""Map new embeddings to the space of old ones, so that an old index serves on.
+"""Map new embeddings to the space of old ones, so that an old index stays usable.
 
 Vejendla, "Drift-Adapter: A Practical Approach to Near Zero-Downtime Embedding Model
 Upgrades in Vector Databases", EMNLP 2025 (arXiv 2509.23471): an orthogonal matrix, a
@@ -6,7 +6,7 @@ low-rank affine map or a residual MLP, fitted to embeddings of the same images b
 and after. Only directions count: rows are scaled to length 1 before and after the map.
 
 Departures: the affine map is a ridge regression of reduced rank in closed form, not
-trained; what the MLP adds to is the orthogonal map; outputs are not scaled one by one.
+trained; the MLP is added to the orthogonal map; outputs are not scaled one by one.
 """
 
 import functools
@@ -170,8 +170,8 @@ def map_to_index(run: str, features: np.ndarray) -> np.ndarray:
     """Map features of a run's encoder into the space of the index in use.
 
     Args:
-      run: a run directory, or the folder of an encoder. A file of an adapter in it says
-        that the index is still that of the encoder before.
+      run: a run directory, or the folder of an encoder. If it has an adapter's file,
+        the index is still that of the encoder before.
       features: f32[N, D].
     """
     path = epath.Path(run) / FILE

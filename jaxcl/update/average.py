@@ -1,12 +1,12 @@
 """Average the encoders before and after an update: WiSE-FT.
 
-Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022: weights
-(1 - share) old + share new lie between both in what they keep and what they learn.
+Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022: weights (1 -
+share) old + share new keep more of the old than the new ones, and learn less.
 
 Departures:
-- Heads stay those of after the update: the old ones may be of another method.
-- Running statistics of batch norm are averaged as weights are. Adapters are, too, each
-  of their factors by itself.
+- Heads are those after the update, since the old ones may be of another method.
+- Running statistics of batch norm are averaged like weights, and so are the factors of
+  adapters.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def save_average(work: job.Job, workdir: epath.PathLike, choose: Callable) -> di
     """Save the average as the newest checkpoint of a finished run, once.
 
     Args:
-      work: the run that trained, from the encoder of before.
+      work: the run that trained, from the earlier encoder.
       workdir: its directory.
       choose: (share -> params and stats of the encoder) -> {"share": float} and, as
         JSON, further fields of the record.

@@ -7,7 +7,7 @@ RUN/updates/0001 and so on, with an `update.json`; the next update continues fro
 last accepted one. RUN itself does not change.
 
 An update of a folder whose images have changed is a new update. Exit codes: 0 accepted,
-or nothing new, which one line says; 3 rolled back; 1, 2 and 75 as in `jaxcl.main`.
+or nothing new; 3 rolled back; 1, 2 and 75 as in `jaxcl.main`.
 """
 
 import json
@@ -66,7 +66,7 @@ def carry_out(
 
     Args:
       work: from `plan.make_plan`.
-      prepared: from `prepare`; None: it is done here.
+      prepared: from `prepare`; None: call it here.
       stop: as in `train.run_tasks`.
 
     Returns:
@@ -168,7 +168,7 @@ def measure_accuracies(
       stop: as in `train.run_tasks`.
 
     Raises:
-      schema.Refused: an evaluator gives no accuracy, so that no limit could be kept.
+      schema.Refused: an evaluator gives no accuracy, so limits could not be checked.
     """
     if judging is None:
         return {}
@@ -193,15 +193,15 @@ def define_flags(
     They are not defined on import, since other commands have a --config, too.
     """
     texts = {
-        "run": "Run directory, finished.",
-        "data": "New images: a path.",
-        "test": "Labelled images to judge by: a path.",
-        "old": "Images that are in the index: a path.",
+        "run": "Finished run directory.",
+        "data": "Path of the new images.",
+        "test": "Path of labelled images, for evaluation.",
+        "old": "Path of the images in the search index.",
         "average": "Share of the new weights in an average with the old; or auto.",
     }
     switches = {
-        "join": "Train on the run's data beside the new.",
-        "again": "Even if the same update is done.",
+        "join": "Also train on the run's data.",
+        "again": "Repeat an update that is done.",
         "verbose": "Print all measures.",
     }
     for name, words in texts.items():

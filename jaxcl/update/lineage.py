@@ -52,7 +52,7 @@ def read_config(run: str) -> dict:
 def make_recipe(theirs: dict) -> dict:
     """Make the config that trains an encoder without a run on new images.
 
-    SimCLR under CaSSLe, where the encoder as it came is the first teacher; of a Vision
+    SimCLR under CaSSLe; the encoder as it came is the first teacher. For a Vision
     Transformer adapters and the last block are trained (ExPLoRA).
 
     Args:
@@ -77,17 +77,16 @@ def make_section(
     """Make the config section that reads the images at a path.
 
     Without a `name` in `options` the source is guessed, see `sources.section_of`.
-    Images in files are read as the run's were, or else small ones once, into memory.
+    Images in files are read by the options of the run; without any, small images are
+    decoded once, into memory.
 
     Args:
       path: of the images; or a section that reads them, to which `options` are added.
-      options: of the source; they override what the run has.
+      options: of the source; they override those of the run.
       theirs: the run's config.
       field: of the section, for messages.
-      whole: whether all rows are train rows, since nothing judges by them.
-
-    Raises:
-      ValueError: there is nothing at the path.
+      whole: whether all rows are train rows, without a test part. Raises: ValueError:
+        there is nothing at the path.
     """
     options = dict(options)
     if isinstance(path, dict):
@@ -124,8 +123,8 @@ def make_next_config(parent: str, theirs: dict, data: dict, changes: dict) -> di
     """Make the config of a run that continues `parent` with one more task.
 
     Args:
-      parent: directory of a finished run, or the folder of an encoder, of which the new
-        task is the first.
+      parent: directory of a finished run, or the folder of an encoder, for which the
+        new task is the first.
       theirs: the parent's config.
       data: the config section of the new task's data.
       changes: to the parent's config, for the new task.
@@ -167,7 +166,7 @@ def _change_config(theirs, changes, kept) -> dict:
     """Change a config option by option; refuse options that it does not have.
 
     Args:
-      kept: sections that cannot change, beside those that are the update's own.
+      kept: sections that cannot change, besides those that the update sets.
     """
     changed = dict(theirs)
     for name, value in changes.items():
@@ -195,8 +194,8 @@ def list_updates(run: str) -> list[epath.Path]:
 def default_batch_size(run: str) -> int:
     """Return the default batch size of an update of a run.
 
-    It is the last that was asked for, of the run or of an accepted update. A smaller
-    one, which an update with few images took, is not handed on.
+    It is the last size that was set, for the run or an accepted update. A size that was
+    reduced for few images does not count.
     """
     for path in reversed(list_updates(run)):
         report = read_report(path) or {}
@@ -214,7 +213,7 @@ def choose_folder(run: str, asked: dict | None) -> epath.Path:
 
     Args:
       run: its directory.
-      asked: what the update is to do; None: a finished one is never the same.
+      asked: description of the update; None: no finished update is equal.
     """
     number, earlier = 1, list_updates(run)
     if earlier:
@@ -241,7 +240,7 @@ def write_report(
 
     Args:
       workdir: of the update.
-      report: what was measured and decided.
+      report: the measurements and the verdict.
       adapter: of the new encoder to the old index, or None.
 
     Returns:

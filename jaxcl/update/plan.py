@@ -18,9 +18,9 @@ from jaxcl.update import lineage
 class Limits:
     """The limits whose violation rolls an update back; None means no limit."""
 
-    # The most that any accuracy on --test may lose
+    # Most that an accuracy on --test may fall
     accuracy_drop: Annotated[float, schema.Range(-1, 1)] | None = 0.02
-    accuracy: schema.Share | None = None  # the least that any on --test may be
+    accuracy: schema.Share | None = None  # least accuracy on --test
     index: Literal["keep", "adapt"] | None = None  # worst verdict allowed
     overlap: schema.Share | None = None  # least share of neighbours kept in a new index
 
@@ -33,16 +33,16 @@ class Options:
     test: dict | None = None  # options of --test's source
     old: dict | None = None  # options of --old's source
     train: dict | None = None  # replace the run's options: epochs, batch_size, ...
-    evaluators: dict | None = None  # that judge on --test; None: kNN
+    evaluators: dict | None = None  # of --test; None: nearest neighbours
     limits: dict | None = None  # see Limits
     # Share of the new weights in an average with the old ones; "auto": the largest of
     # 1, 0.75, 0.5 and 0.25 that keeps the limits on --test; None: no average
     average: (
         Annotated[float, schema.Range(above=0, most=1)] | Literal["auto"] | None
     ) = None
-    # How many old images are embedded before and after
+    # Number of old images that are embedded before and after
     rows: Annotated[int, schema.Range(1, 2**20)] = 2048
-    # How many neighbours of each are compared
+    # Neighbours of each that are compared
     neighbours: Annotated[int, schema.Range(1, 1024)] = 10
     # Least share of neighbours kept for an old index to be usable
     index: schema.Share = 0.9
@@ -182,7 +182,7 @@ def make_plan(
 def _hash_images(run, new_set, judge) -> dict:
     """Hash the new images and the test images; warn of images in both.
 
-    Images are the same where their bytes are, see `identity`.
+    Images are equal if their bytes are, see `identity`.
     """
     new = identity.identify(new_set)
     if judge is None:
@@ -203,7 +203,7 @@ def _hash_images(run, new_set, judge) -> dict:
 
 
 def say_nothing_new(work: Plan) -> str:
-    """Say in one line that the update was done before."""
+    """Write in one line that the update was done before."""
     return (
         f"nothing new: {work.workdir} is this update, of these images; nothing was "
         "trained. --again (again=True in a program) makes another"

@@ -30,7 +30,7 @@ def decide_index(moved: dict | None, least: float) -> str:
 def compare_accuracies(
     before: dict[str, float], after: dict[str, float]
 ) -> dict[str, dict]:
-    """Put accuracies before and after side by side, by name."""
+    """Join the accuracies before and after, by name."""
     return {
         name: {BEFORE: value, AFTER: after[name], "change": after[name] - value}
         for name, value in before.items()

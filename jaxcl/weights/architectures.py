@@ -1,8 +1,8 @@
 """Find a published network, such as DINOv2, by the names and shapes of its tensors.
 
-Names say which library wrote a state dict, shapes most of the network. A row of
-architectures.json says the rest, where its source fixes it: heads of the attention by
-size, the epsilon of the norms, and how images are prepared.
+Names show which library wrote a state dict, shapes show most of the network. A row of
+architectures.json has the rest: attention heads by size, the epsilon of the norms, and
+the preparation of images.
 """
 
 import itertools
@@ -30,7 +30,7 @@ class Images(NamedTuple):
 
 
 class Architecture(NamedTuple):
-    """Facts about published networks that no tensor shows."""
+    """Facts about published networks that are not in the tensors."""
 
     kind: str  # of nets: "vit", "resnet" or "convnext"
     images: Images | None  # None: to be given
@@ -85,9 +85,7 @@ def pick_network(
 
     Args:
       tensors: of a whole file.
-      prefix: what the names of the network begin with; None: it is found.
-
-    Returns:
+      prefix: start of the network's names; None: it is found. Returns:
       The tensors by names without wrappers and prefix; the prefix; how many others.
 
     Raises:
@@ -202,10 +200,10 @@ def vit_section(
     Args:
       tensors: by the names of a library.
       scheme: a key of `names.SCHEMES`.
-      architecture: what the tensors do not say.
+      architecture: facts that the tensors do not show.
 
     Raises:
-      Refused: a tensor that says it is missing or of a wrong shape.
+      Refused: a needed tensor is missing or has a wrong shape.
     """
     found = _Tensors(tensors, scheme)
     for odd in ("dist_token", "fc_norm.weight", "cls_norm.weight"):
@@ -300,7 +298,7 @@ def resnet_section(tensors: Mapping[str, np.ndarray], stem_padding: int | None) 
 
     Args:
       tensors: by torchvision's names.
-      stem_padding: of a first convolution of 3 x 3; no tensor says it.
+      stem_padding: of a first convolution of 3 x 3; the tensors do not show it.
 
     Raises:
       Refused: it is no ResNet that is known here; the padding is not known.

@@ -4,7 +4,7 @@ FILE, .npz or .safetensors, then holds features, labels and domains of every spl
 names of classes and domains, and the card of the encoder. The source `features` reads
 it: `jaxcl train frozen_heads:features --config.data.path=FILE`.
 
-A command that was stopped goes on where it was, given again; its rows are in FILE.part.
+A stopped command resumes when it is given again; its rows are in FILE.part.
 """
 
 import argparse
@@ -146,7 +146,7 @@ def _embed_rows(work, splits, done, batch_size) -> Iterator[np.ndarray]:
 
 
 def _report_progress(batches, done, total) -> Iterator[np.ndarray]:
-    """Yield the batches, and report from time to time how many images are done."""
+    """Yield the batches, and report the progress from time to time."""
     first, began = done, time.monotonic()
     said = began
     for rows in batches:

@@ -144,7 +144,7 @@ class Encoder:
     def picture_features(self) -> np.ndarray:
         """Embed a fixed picture that needs no file, f32[D].
 
-        It has the size that images are resized to, so that no resizing takes part.
+        It has the network's size, so nothing is resized.
         """
         inputs = self.card["input"]
         side = inputs["resize"] or inputs["size"]
@@ -158,7 +158,7 @@ class Encoder:
 
         Args:
           tolerance: largest relative difference that passes. On a CPU it is about 1e-6;
-            GPUs that round float32 to TF32 come to 1e-3.
+            on GPUs that round float32 to TF32 about 1e-3.
 
         Returns:
           The relative difference.
@@ -192,7 +192,7 @@ def _apply_module(module, params, stats, inputs, *, train=False, key=None):
 def _list_images(card, images) -> tuple[Any, bool]:
     """Return images as one array or a sequence, and whether there was one image.
 
-    An array stays one where `_cut_images` takes it, so that it is resized on the
+    An array stays one array if `_cut_images` takes it, so that it is resized on the
     device.
     """
     channels, size, resize = (card["input"][k] for k in ("channels", "size", "resize"))
@@ -375,11 +375,11 @@ def load_encoder(
       folder: its path, which may be in a bucket.
       check: compute the features of a fixed picture, and compare them with the card's,
         see `Encoder.check`.
-      into: "old" maps what `Encoder.embed` returns to the space of the index before the
-        last update, by the folder's adapter.safetensors. Rows then have length 1.
+      into: "old" maps the features of `Encoder.embed` to the space of the index before
+        the last update, by the folder's adapter.safetensors. Rows then have length 1.
 
     Raises:
-      ValueError: a file is missing, damaged, or not what the card says; the message has
+      ValueError: a file is missing, damaged, or contradicts the card; the message has
         the first difference.
     """
     card = folder_lib.read_card(folder)

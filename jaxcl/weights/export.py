@@ -107,12 +107,12 @@ _LOOKS_LOCAL = re.compile(r"/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\w+://")
 
 
 def hash_path(path: str) -> str:
-    """Hash a path for a card: only a person who knows the path can recognise it."""
+    """Hash a path for a card, so that only a person who knows it recognises it."""
     return f"sha256:{hashlib.sha256(path.encode()).hexdigest()[:16]}"
 
 
 def _hide_paths(value, key=""):
-    """Replace paths by their `hash_path`, since exports are given away."""
+    """Replace paths by their `hash_path`, since exports are shared."""
     if isinstance(value, dict):
         return {k: _hide_paths(v, k) for k, v in value.items()}
     if isinstance(value, list):
@@ -185,7 +185,7 @@ def _describe_origin(config, source, cursor) -> dict:
 
     Args:
       source: path, number, step and checksum of the checkpoint.
-      cursor: where the run stood at the checkpoint, see `transfer.cursor`.
+      cursor: progress of the run at the checkpoint, see `transfer.cursor`.
     """
     options, data = dict(config["method"]), dict(config["data"])
     name, used = options.pop("name"), {"source": data.pop("name"), "options": data}

@@ -36,7 +36,7 @@ def read_tensors(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str,
       name -> array, floating ones in f32; name of each file -> its bytes' sha256.
 
     Raises:
-      ValueError: the file is damaged, or holds what is not read here.
+      ValueError: the file is damaged, or holds types that are not supported.
       OSError: it cannot be read.
     """
     path = epath.Path(path)
@@ -69,7 +69,7 @@ def _sha256(data) -> str:
 
 
 def _index_parts(path, data) -> list[str]:
-    """Name the files of an index; they lie beside the index."""
+    """Name the files of an index; they are in the same folder."""
     try:
         weights = json.loads(data)["weight_map"]
         names = sorted({*weights.values()})

@@ -1,8 +1,8 @@
 """Import weights of another library: `jaxcl import --from=FILE --architecture=NAME`.
 
-FILE is a safetensors file, or what PyTorch's `torch.save` wrote of a state dict, which
-PyTorch reads without running it. --out is then a folder as `jaxcl export` writes one,
-which `jaxcl.load_encoder` reads.
+FILE is a safetensors file, or a state dict that `torch.save` wrote; PyTorch reads it
+without running code. --out becomes a folder like that of `jaxcl export`, for
+`jaxcl.load_encoder`.
 """
 
 import argparse
@@ -55,12 +55,12 @@ def import_file(
       source: a file, see `files.read_tensors`; `side_files` reads the files beside it.
       architecture: a name in `architectures.ARCHITECTURES`.
       out: the folder; it must be missing, empty, or hold the same encoder.
-      prefix: of the names of its tensors, where the file holds several networks.
-      heads: of the attention; None: as the files beside it or the architecture say.
-      epsilon: of a ViT's norms; None: the same.
+      prefix: start of the tensors' names, if the file holds several networks.
+      heads: attention heads; None: from the files next to it, or the architecture.
+      epsilon: of a ViT's norms; None: likewise.
       features: of a ViT, as in `nets.vit.vit`; None: the class token.
-      stem_padding: of a ResNet whose first convolution is 3 x 3, which needs it.
-      size, resize, mean, std: how images are prepared; None: as `heads`.
+      stem_padding: required for a ResNet whose first convolution is 3 x 3.
+      size, resize, mean, std: preparation of images; None: as for `heads`.
       force: replace another encoder.
 
     Returns:
@@ -167,7 +167,7 @@ def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> 
 
 
 def find_number(name, given, facts, published, what) -> Any:
-    """Find a number that no tensor shows: by option, config.json or architecture.
+    """Find a number that the tensors lack, from option, config.json or architecture.
 
     Args:
       name: of the option, "heads" or "epsilon".
@@ -290,15 +290,15 @@ def parser() -> argparse.ArgumentParser:
     known = ", ".join(architectures.ARCHITECTURES)
     add("--architecture", required=True, help=f"one of {known}")
     add("--out", required=True, help="folder, new or of the same weights")
-    add("--prefix", help="of names, where a file holds several networks")
-    add("--heads", type=int, help="of the attention; no tensor says how many")
-    add("--epsilon", type=float, help="of a ViT's norms; no tensor says it")
+    add("--prefix", help="of the network's names, if the file has several")
+    add("--heads", type=int, help="attention heads; not in the weights")
+    add("--epsilon", type=float, help="of the norms; not in the weights")
     add("--features", choices=("class", "mean", "both"), help="of a ViT")
-    add("--stem-padding", type=int, help="of a ResNet's first convolution of 3 x 3")
-    add("--size", type=int, help="pixels of a side, as the network is given them")
-    add("--resize", type=int, help="the shorter side, before the middle is cut")
-    add("--mean", type=_read_numbers, help="of pixels from 0 to 1, as 0.5,0.5,0.5")
-    add("--std", type=_read_numbers, help="the same")
+    add("--stem-padding", type=int, help="of a ResNet's 3 x 3 stem")
+    add("--size", type=int, help="pixels of a side, for the network")
+    add("--resize", type=int, help="shorter side before the centre crop")
+    add("--mean", type=_read_numbers, help="of pixels in 0 to 1: 0.5,0.5,0.5")
+    add("--std", type=_read_numbers, help="standard deviation, likewise")
     add("--force", action="store_true", help="replace another encoder")
     return options
 

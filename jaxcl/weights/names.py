@@ -1,7 +1,7 @@
 """Translate between our names of parameters and those of PyTorch libraries.
 
-names.json has a `Scheme` for each library. Both directions read it: `read_array` makes
-our arrays of a library's tensors, `write_tensors` makes tensors of our arrays.
+names.json has a `Scheme` for each library. Both directions read it: `read_array`
+converts a library's tensors to our arrays, `write_tensors` converts back.
 """
 
 import json

@@ -12,8 +12,8 @@ from jaxcl.weights import encoder, names, writer
 def check_supported(section: dict) -> None:
     """Refuse a network that has no counterpart in PyTorch's libraries.
 
-    timm's ConvNeXt has four stages; with patches of 2 the first of them halves the map
-    once more, with patches of 8 or more the last does not halve it.
+    timm's ConvNeXt has four stages. With patches of 2 its first stage halves the map
+    once more; with patches of 8 or more its last stage does not halve it.
 
     Args:
       section: "encoder" of a card.
@@ -76,9 +76,9 @@ def torch_state(source: Any) -> dict[str, np.ndarray]:
 def _vit_state(section, size, arrays) -> dict[str, np.ndarray]:
     """Make the state dict of timm's ViT.
 
-    Timm's networks with registers, and those with fixed positions, add no position to
-    the class token: it is part of the token. Its one tensor of queries, keys and values
-    has a bias of all or of none.
+    In timm's networks with registers or fixed positions the class token includes its
+    position. The joint tensor of queries, keys and values has biases for all or for
+    none.
     """
     kind, biased = section["positions"], section["qkv_bias"]
     plain = kind == "learned" and not section["registers"]

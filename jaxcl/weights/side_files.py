@@ -1,4 +1,4 @@
-"""Read facts that no tensor shows from the files that libraries put beside weights.
+"""Read facts that are not in the tensors from the files next to the weights.
 
 transformers writes config.json and preprocessor_config.json, timm config.json with
 `pretrained_cfg`.
@@ -42,14 +42,14 @@ class SideFacts(NamedTuple):
 
 
 def read_folder(folder: epath.Path, scheme: str) -> SideFacts:
-    """Read the config files that lie beside a library's weights.
+    """Read the config files next to a library's weights.
 
     Args:
       folder: with the weights.
       scheme: a key of `names.SCHEMES`.
 
     Raises:
-      ValueError: a file is damaged, or asks for what no network here has.
+      ValueError: a file is damaged, or describes a network that is not supported.
     """
     config, processor = (
         storage.read_object(folder / name) if (folder / name).exists() else {}

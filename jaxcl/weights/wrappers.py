@@ -1,4 +1,4 @@
-"""Remove from tensor names what training code has wrapped around a network."""
+"""Remove the prefixes of training code from tensor names."""
 
 import re
 from collections.abc import Mapping
@@ -25,13 +25,14 @@ class RefusedTensors(ValueError):
 
 
 def strip_prefixes(tensors: Mapping[str, T]) -> dict[str, T]:
-    """Rename tensors as the bare network names them.
+    """Rename tensors to the names of the bare network.
 
-    Wrappers go wherever they stand in a name. Blocks in chunks (DINOv2) are counted
-    through; the layers of an `nn.Sequential` of torchvision's ResNet get their names.
+    Wrappers are removed anywhere in a name. Blocks in chunks (DINOv2) are numbered
+    consecutively; the layers of an `nn.Sequential` of torchvision's ResNet get their
+    names.
 
     Raises:
-      Refused: two tensors come to have one name; a ResNet has other layers than those
+      Refused: two tensors get one name; a ResNet has other layers than those
         known here.
     """
     bare = _rename(tensors, {name: strip_name(name) for name in tensors})
@@ -59,7 +60,8 @@ def _rename(tensors, names) -> dict:
 def _drop_model(names) -> dict[str, str]:
     """Rename `model.stages.0.layers...` to `stages.0.layers...`.
 
-    transformers puts a "model." before all of DINOv3's ConvNeXt but the last norm.
+    transformers puts "model." before all tensors of DINOv3's ConvNeXt except the last
+    norm.
     """
     matches = {name: m for name in names if (m := _MODEL.fullmatch(name))}
     return {
@@ -87,7 +89,7 @@ def _drop_chunks(names) -> dict[str, str]:
 
 
 def _number_blocks(pairs: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """Number the blocks of all chunks through, even if each chunk restarts at 0."""
+    """Number the blocks of all chunks consecutively; a chunk may restart at 0."""
     if len({block for _, block in pairs}) == len(pairs):
         return {pair: pair[1] for pair in pairs}
     chunks = max(chunk for chunk, _ in pairs) + 1
@@ -121,7 +123,7 @@ def _name_numbers(tensors) -> dict[str, str]:
 def _map_numbers(tensors, begin, first) -> dict[int, str]:
     """Map numbers in the `nn.Sequential` to torchvision's names.
 
-    Between batch norm and first stage there is a ReLU, behind 7 x 7 a max pool, too.
+    Between batch norm and first stage there is a ReLU, and after 7 x 7 a max pool.
     """
     stem = [
         at

@@ -80,7 +80,7 @@ def write_folder(
     Args:
       folder: it must be missing, empty, or hold the same encoder.
       files: by name.
-      card: what card.json says of them.
+      card: the content of card.json.
       force: replace another encoder.
 
     Returns:

@@ -31,7 +31,7 @@ def require(condition: bool, name: str, value: Any, allowed: str) -> None:
 
 
 def check_ranges(**ranges: Sequence[float]) -> None:
-    """Refuse a range (low, high) of config.augment that is not allowed."""
+    """Refuse an invalid range (low, high) of config.augment."""
     for name, value in ranges.items():
         top = 1.0 if name == "scale" else math.inf
         good = len(value) == 2 and 0 < value[0] <= value[1] <= top

@@ -60,12 +60,12 @@ def make(
       choice: draw a kind for each "graph" (the paper) or for the "batch" (released
         code).
       share: share of a graph's nodes that "drop" and "mask" change, in [0, 1).
-      keep: share of a graph's nodes that "subgraph" keeps beside the first, in [0, 1].
+      keep: share of a graph's nodes that "subgraph" keeps besides the first, in [0, 1].
       growth: "growing" draws from the neighbours of all nodes of the set, "one_hop"
         from those of the first node alone (released code).
       mean, std: of the features that "mask" draws.
-      remove_isolated: after any change, mask nodes without an edge; a graph that has
-        then lost all nodes stays as it was (released code).
+      remove_isolated: after any change, mask nodes without an edge; a graph without any
+        node left stays unchanged (released code).
 
     Raises:
       ValueError: an option is out of range.

@@ -216,18 +216,18 @@ def make(
 
     Args:
       size: pixels of a side of a view.
-      views: how many of each image.
+      views: number of views of each image.
       scale: share of the image's area that a crop has.
       ratio: least and most width over height of a crop.
-      interpolation: of its resizing.
+      interpolation: of the crop's resizing.
       jitter: strength of brightness, contrast, saturation and hue.
       jitter_probability: that a view is jittered at all.
       grayscale: probability.
       blur: probability, or one of each view.
-      sigma: least and most, of the blur, in pixels.
+      sigma: least and most sigma of the blur, in pixels.
       solarize: probability, or one of each view.
       flip: probability, left to right.
-      mean, std: of each channel from 0 to 1, by which views are normalised.
+      mean, std: of each channel, for pixels from 0 to 1; they normalise the views.
       crop: False takes the whole image.
       pad: pixels by which an image that is not cropped is shifted.
       dtype: of the views.
@@ -284,8 +284,8 @@ def make_local_crops(
 ) -> Callable:
     """Build `crop(key, images)`, u8[B,H,W,C] -> [B,views,size,size,C]: multi-crop.
 
-    Small crops of small parts, beside the two views (SwAV, Caron et al., NeurIPS 2020;
-    defaults are DINO's). Other options are those of the two views.
+    Small crops of small parts, in addition to the two views (SwAV, Caron et al.,
+    NeurIPS 2020; defaults are DINO's). Other options are those of the two views.
 
     Args:
       whole: the arguments of `make` for the two views.
@@ -358,7 +358,7 @@ def _probabilities(name, value, views) -> tuple[float, ...]:
 
 
 def _check_images(images, size, mean, views=None, mend=""):
-    """Refuse images of another type or shape; `mend` is what else helps."""
+    """Refuse images of another type or shape; `mend` is the message's advice."""
     shape, got = images.shape, f"{images.dtype}{list(images.shape)}"
     axes = {4: (), 5: (views,)}.get(len(shape))
     good = images.dtype == jnp.uint8 and shape[1:-3] == axes and shape[-1] in (1, 3)

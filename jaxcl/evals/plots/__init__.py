@@ -1,4 +1,4 @@
-"""Pictures of a run, as PNG, SVG or PDF; matplotlib without its global state."""
+"""Draw pictures of runs as PNG, SVG or PDF, without matplotlib's global state."""
 
 from jaxcl.evals.plots.canvas import FORMATS, read_format
 from jaxcl.evals.plots.classes import class_shares, class_spread

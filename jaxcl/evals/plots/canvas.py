@@ -1,16 +1,38 @@
 """Tools of all pictures: figures, formats, colours, axes."""
 
 import io
+import itertools
 import os
+import re
+from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
 
-# Told apart with any colour vision, and from white: a curve, class or run has the same
-# colour and marker in all pictures.
+# Colours that differ from each other with any colour vision, and from white.
 COLOURS = ("#0b5cad", "#a83200", "#00805c", "#b04a86", "#a98600", "#2f9bd0", "#3d4248")
 DASHES = ("-", "--", ":")  # with the colours again
 MARKERS = ("o", "s", "^", "D", "v")
+# A method's place here sets its colour and marker in all pictures of the project. The
+# names in one place are of one method.
+METHODS = (
+    ("er_ace",),
+    ("finetune", "fine_tuning"),
+    ("joint", "all_at_once", "a_new_encoder"),
+    ("pnr",),
+    ("untrained", "no_update"),
+    ("er",),
+    ("cassle",),
+    ("der",),
+    ("derpp",),
+    ("er_aml",),
+    ("er_lwf",),
+    ("mir",),
+    ("less_forget",),
+    ("agem",),
+    ("icarl",),
+    ("gdumb",),
+)
 MOST_NAMES = 20  # more classes or tasks than this are not written out
 LONGEST = 24  # letters of a name
 FORMATS = ("png", "svg", "pdf")
@@ -52,6 +74,40 @@ def choose_style(number: int) -> dict:
     """Return the colour and marker of a curve, class or run; 35 differ."""
     marker = MARKERS[number % len(MARKERS)]
     return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
+
+
+def find_method(name: str) -> int | None:
+    """Find the place in `METHODS` of the last method that a name mentions, or None.
+
+    Examples:
+      >>> from jaxcl.evals.plots import canvas
+      >>> [canvas.METHODS[canvas.find_method(x)][0] for x in ("ER-ACE", "pnr_finetune")]
+      ['er_ace', 'finetune']
+    """
+    words = "_".join(["", *re.findall(r"[a-z0-9]+", name.lower()), ""])
+    ends = [
+        (words.rindex(f"_{known}_") + len(known), len(known), place)
+        for place, names in enumerate(METHODS)
+        for known in names
+        if f"_{known}_" in words
+    ]
+    return max(ends)[2] if ends else None
+
+
+def number_styles(names: Sequence[str]) -> dict[str, int]:
+    """Number the style of each name, see `choose_style`; no number comes twice.
+
+    The first name of each known method gets the method's own number. Other names take
+    the free numbers in order.
+    """
+    known = {}
+    for name in names:
+        place = find_method(name)
+        if place is not None:
+            known.setdefault(place, name)
+    known = {name: place for place, name in known.items()}
+    free = (n for n in itertools.count() if n not in known.values())
+    return {name: known[name] if name in known else next(free) for name in names}
 
 
 def line_style(number: int) -> str:
@@ -110,7 +166,7 @@ def choose_axis_numbers(count: int) -> list[int]:
 
 
 def draw_mean_and_band(axes, number, x, mean, half, name) -> None:
-    """Draw a curve, and a band that is `half` as high to each side, or None."""
+    """Draw a curve, with a band of `half` to each side unless it is None."""
     style = choose_style(number)
     if half is not None:
         colour = style["color"]

@@ -53,9 +53,9 @@ def neighbours(queries, nearest, similarities, path, *, title) -> None:
             axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
             axes.set(xticks=[], yticks=[])
             if column:
-                axes.set_title(f"{similarities[row, column - 1]:.2f}", fontsize=8)
+                axes.set_title(f"{similarities[row, column - 1]:.2f}", fontsize=11)
             else:
                 axes.spines[:].set(linewidth=3, edgecolor=canvas.COLOURS[0])
-    panels[0, 0].set_title("image", fontsize=8)
+    panels[0, 0].set_title("image", fontsize=11)
     figure.tight_layout()
     canvas.save_figure(figure, path)

@@ -1,14 +1,9 @@
 """Draw methods side by side, over tasks."""
 
-import itertools
-from collections.abc import Sequence
-
 import numpy as np
 
 from jaxcl.evals.plots import canvas
 
-# Methods that have one colour and marker in all pictures of the project.
-_KNOWN = ("er_ace", "finetune", "joint", "pnr", "untrained", "er", "cassle", "der")
 _CALLED = {
     "er_ace": "ER-ACE",
     "finetune": "fine-tuning",
@@ -27,7 +22,7 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
     figure = canvas.make_figure(6.5, 4.2)
     axes = figure.add_subplot()
     note, longest = None, 1
-    for name, number in number_styles([*named_curves]).items():
+    for name, number in canvas.number_styles([*named_curves]).items():
         runs = named_curves[name]
         runs = 100 * np.atleast_2d(np.asarray(runs, np.float64))
         seeds, size = runs.shape
@@ -45,23 +40,13 @@ def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> N
     canvas.save_figure(figure, path)
 
 
-def number_styles(names: Sequence[str]) -> dict[str, int]:
-    """Number the style of each name, see `canvas.choose_style`.
-
-    A known method has its own; other names take the free ones in order.
-    """
-    free = (n for n in itertools.count() if n >= len(_KNOWN) or _KNOWN[n] not in names)
-    return {
-        name: _KNOWN.index(name) if name in _KNOWN else next(free) for name in names
-    }
-
-
 def summary(named_curves, strips, path, *, title, chance=None) -> None:
     """Draw a strip of images for each task, and accuracies over tasks below.
 
     Args:
-      named_curves: name -> f[seeds, T] or f[T] in [0, 1], on the tasks met; of one
-        value a line across. The band is one standard deviation over the seeds.
+      named_curves: name -> f[seeds, T] or f[T] in [0, 1], on the tasks so far; a single
+        value is drawn as a horizontal line. The band is one standard deviation over the
+        seeds.
       strips: images u8[H, W, C] of the first tasks, up to eight of each are drawn.
       path: of the picture.
       title: of the picture.
@@ -76,7 +61,7 @@ def summary(named_curves, strips, path, *, title, chance=None) -> None:
         _draw_strip(figure.add_subplot(grid[0, number]), images, f"task {number + 1}")
     axes = figure.add_subplot(grid[1, :])
     ends = []
-    for name, number in number_styles([*named_curves]).items():
+    for name, number in canvas.number_styles([*named_curves]).items():
         runs = 100 * np.atleast_2d(np.asarray(named_curves[name], np.float64))
         if runs.shape[1] == 1 and tasks > 1:
             runs = np.repeat(runs, tasks, axis=1)
@@ -89,7 +74,7 @@ def summary(named_curves, strips, path, *, title, chance=None) -> None:
     axes.set(ylim=(low - 2, 101), xlim=(0.9, tasks + 0.1))
     _label_ends(axes, ends, low)
     axes.set_xticks(canvas.choose_axis_numbers(tasks))
-    axes.set(xlabel="tasks learned", ylabel="accuracy on the tasks met (%)")
+    axes.set(xlabel="tasks learned", ylabel="accuracy on the tasks so far (%)")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.grid(color="0.9")
@@ -113,7 +98,7 @@ def _draw_strip(axes, images, name) -> None:
 
 
 def _label_ends(axes, ends, low) -> None:
-    """Write the name and last value of each line at its end, none over another."""
+    """Write the name and last value of each line at its end, without overlap."""
     apart = (101 - low) / 14
     height = -np.inf
     for value, name, number in sorted(ends):

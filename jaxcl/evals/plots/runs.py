@@ -28,8 +28,8 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
       matrix: f[T, T] in [0, 1], [i, j] = accuracy on task j after task i, nan
         (hatched) where not measured.
       path: of the picture.
-      task_names: T names of the columns, shortened where long and left out where
-        many; by default numbers from 1.
+      task_names: T names of the columns; long ones are shortened, and many are left
+        out. By default numbers from 1.
     """
     matrix = np.asarray(matrix, np.float64)
     side = float(np.clip(2.0 + 0.62 * len(matrix), 4.0, 14.0))
@@ -39,7 +39,7 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
 
 
 def _heat_range(matrix) -> tuple[float, float]:
-    """Choose the least and the most percent of the colours for accuracies in [0, 1].
+    """Choose the lowest and highest percentage of the colours.
 
     Round the measured range to whole tens, at least 20 wide: from 0 to 100 the
     accuracies of one run would often have one colour.
@@ -86,7 +86,7 @@ def _heat_map(figure, axes, matrix, title, task_names) -> None:
 
 
 def overview(results, rows, path=None):
-    """Draw a run in one figure: what it came to, and its loss.
+    """Draw a run in one figure: its accuracies and its loss.
 
     Args:
       results: of results.json.
@@ -107,8 +107,10 @@ def overview(results, rows, path=None):
         else:
             _before_and_after(panels[0], results, names)
     points = [(r["step"], r["loss"]) for r in rows if r.get("loss") is not None]
-    panels[-1].set(xlabel="step", ylabel="loss", title="training")
-    panels[-1].plot(*np.array(points).reshape(-1, 2).T, lw=1)
+    panels[-1].set(xlabel="optimiser step", ylabel="loss", title="training")
+    line = np.array(points).reshape(-1, 2).T
+    panels[-1].plot(*line, lw=1, color=canvas.COLOURS[0])
+    panels[-1].grid(color="0.9")
     panels[-1].xaxis.set_major_locator(canvas.whole_number_ticks())
     figure.tight_layout()
     if path is not None:
@@ -131,8 +133,11 @@ def _before_and_after(axes, results, names) -> None:
     after = [np.array(results["matrices"][name], float)[0, 0] for name in names]
     first = [results.get("untrained", {}).get(name, [None])[0] for name in names]
     before = [np.nan if value is None else value for value in first]
-    for shift, values, label in ((-0.2, before, "untrained"), (0.2, after, "trained")):
-        bars = axes.bar(places + shift, 100 * np.array(values), 0.38, label=label)
+    both = {"untrained": (-0.2, before), "trained": (0.2, after)}
+    for label, number in canvas.number_styles([*both]).items():
+        shift, values = both[label]
+        style = {"label": label, "color": canvas.choose_style(number)["color"]}
+        bars = axes.bar(places + shift, 100 * np.array(values), 0.38, **style)
         axes.bar_label(bars, fmt="%.1f")
     axes.set_xticks(places, [canvas.shorten_name(name) for name in names])
     axes.set(ylabel="accuracy (%)", ylim=(0, 110))

@@ -20,7 +20,8 @@ def anytime(
       scale: factor of the drawn values; 1.0 for values that are no shares.
     """
     figure, axes = _stream(task_ends)
-    for number, (name, (steps, mean, spread)) in enumerate(runs.items()):
+    for name, number in canvas.number_styles([*runs]).items():
+        steps, mean, spread = runs[name]
         mean = scale * np.asarray(mean, np.float64)
         half = None if spread is None else scale * np.asarray(spread, np.float64)
         canvas.draw_mean_and_band(
@@ -39,7 +40,8 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
       xlabel: the unit of the x axis, if not steps.
     """
     figure, axes = _stream(task_ends)
-    for number, (name, (steps, values)) in enumerate(runs.items()):
+    for name, number in canvas.number_styles([*runs]).items():
+        steps, values = runs[name]
         # Few points may be a single one, of which no line is seen.
         marker = "." if len(steps) < 100 else None
         style = {
@@ -57,7 +59,8 @@ def _stream(task_ends):
     figure = canvas.make_figure(7.5, 4.2)
     axes = figure.add_subplot()
     canvas.shade_tasks(axes, task_ends)
-    axes.set_xlim(0, [0, *task_ends][-1])
+    end = [0, *task_ends][-1]
+    axes.set_xlim(0, 1.02 * end)  # the last markers are whole
     return figure, axes
 
 

@@ -1,4 +1,4 @@
-"""DUEL: contrast against a memory that drops what it holds most of."""
+"""DUEL: contrast against a memory that drops its most frequent rows."""
 
 from jaxcl.methods.duel.step import make
 

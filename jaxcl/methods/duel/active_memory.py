@@ -13,7 +13,7 @@ Policy = Literal["duel", "fifo", "reservoir"]
 
 
 class Settings(NamedTuple):
-    """Which rows are kept, and which items of a row."""
+    """Options that decide which rows, and which items of a row, are kept."""
 
     policy: Policy
     size: int  # rows, K
@@ -35,7 +35,7 @@ def create(settings: Settings, batch: core.Batch) -> buffer.Buffer:
 
 
 def join_shards(memory: buffer.Buffer) -> buffer.Buffer:
-    """Return the memory as `buffer` and `duel` take it."""
+    """Return the memory in the form that `buffer` and `duel` read."""
     if not isinstance(memory.items, sharded.SplitRows):
         return memory
     filled: Any = memory.filled  # SplitRows, too
@@ -50,7 +50,7 @@ def update(
     features: jax.Array,
     after: core.PyTree,
 ):
-    """Offer a batch to the memory: the memory after it, the share that it took, f32[].
+    """Offer a batch to the memory; also return the share of rows stored, f32[].
 
     Args:
       settings: which rows are kept.
@@ -58,7 +58,7 @@ def update(
       key: threefry key, for the policy "reservoir".
       batch: the incoming rows.
       features: f32[B, D], unit rows. A row that is not finite is not stored.
-      after: what the step read of the memory, see `buffer.order_after`.
+      after: arrays that the step read from the memory, see `buffer.order_after`.
     """
     mask = jnp.isfinite(features).all(axis=1)
     features = jnp.where(mask[:, None], features, 0)
@@ -87,7 +87,7 @@ def refresh_rows(
 
 
 def _filter_rows(settings, memory, features, mask):
-    """Return slots of the rows that DUEL's policy lets in, of those that exist."""
+    """Return the slots of the existing rows that DUEL's policy admits."""
     # The filter is a loop; without this each iteration would send the split rows.
     both = memory.items["feature"], sharding.gather(features)
     mask = sharding.gather(mask)

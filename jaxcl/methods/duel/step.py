@@ -8,9 +8,9 @@ the SimCLR that the paper compares them with.
 Departures:
 - The paper trains from a full memory; here the stream fills it, and rows that do not
   exist yet are masked.
-- The policy compares the features that rows had when they came in, and those that the
-  step made of the batch: keys of the second view for D-MoCo. Algorithm 1 embeds all of
-  them with the network after the step, and Algorithm 3 the anchors' views:
+- The policy compares stored features, which rows had when they came in, with features
+  of the step: for D-MoCo the keys of the second view. Algorithm 1 embeds all of them
+  with the network after the step, and Algorithm 3 the anchors' views:
   `policy_features`. The paper's Table 3 leaves no time for another pass.
 - Algorithm 3 draws rows for MoCo, too; appendix E says how many for D-SimCLR alone.
 - Rows drawn from the memory are augmented like the batch and normalised by their own
@@ -38,7 +38,7 @@ _SHARE = 8  # of the memory one row in so many is drawn: 256 of 2048 (Appendix E
 
 
 class Extra(NamedTuple):
-    """DUEL's state beside the trained network."""
+    """DUEL's state apart from the trained network."""
 
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} for SimCLR
     momentum_stats: core.PyTree  # f32, its own running statistics
@@ -48,7 +48,7 @@ class Extra(NamedTuple):
 
 
 class StepSetup(NamedTuple):
-    """All that a step reads beside its state; for the options see `make`."""
+    """The constants of a step; for the options see `make`."""
 
     parts: core.Parts
     net: chain.Chain  # encoder and projector
@@ -77,7 +77,7 @@ class StepKeys(NamedTuple):
 
 
 def _check_setup(setup: StepSetup) -> None:
-    """Refuse options that do not go together."""
+    """Refuse options that do not fit each other."""
     draws, size = setup.negatives != "batch" or setup.refresh, setup.settings.size
     if draws and setup.drawn > size:
         raise ValueError(
@@ -131,7 +131,7 @@ def make(
       policy: "duel", "fifo" or "reservoir", which rows the memory keeps.
       negatives: "mixed" (from batch and memory), "memory" or "batch" (Table 4); with
         "batch" SimCLR keeps no memory.
-      positive_in_denominator: epsilon of Eq. 17 is 1, else 0.
+      positive_in_denominator: whether epsilon of Eq. 17 is 1 or 0.
       hml_weight: lambda of M-HML (Eq. 5), which is then the loss; None: InfoNCE.
       temperature: of the loss, and tau of the exponential score.
       memory_size: rows, K.
@@ -144,9 +144,9 @@ def make(
         (Algorithm 2).
       refresh: renew the stored features of the drawn rows at every step; MoCo then also
         keeps images, and its slow network embeds them.
-      policy_features: what the policy compares. "step": features as stored, and as the
-        step made them; "batch": after the step its network (MoCo: the slow one) embeds
-        the anchors' views (Algorithm 3); "all": those, and all stored images again
+      policy_features: features that the policy compares. "step": stored ones and those
+        of the step; "batch": after the step its network (MoCo: the slow one) embeds the
+        anchors' views (Algorithm 3); "all": those, and all stored images again
         (Algorithm 1). The last two cost another pass.
       fresh_memory: begin each task with an empty memory.
       keep_images: MoCo keeps images even if nothing reads them, so that a run that
@@ -260,7 +260,7 @@ def _make_moco_loss(setup, state, views, memory, draw):
     """Return the loss of a step and the memory it reads.
 
     Args:
-      draw: (network, memory) -> as of `_draw_rows`.
+      draw: (network, memory) -> the result of `_draw_rows`.
 
     Returns:
       A function of the parameters, and the memory. The function gives the loss and
@@ -327,7 +327,7 @@ def _draw_rows(setup, keys, embed, network, memory):
 
     Args:
       embed: as of `_embed_images`.
-      network: parameters and statistics of what embeds images.
+      network: parameters and statistics of the embedding network.
     """
     embeds = not setup.moco or setup.refresh
     if setup.negatives == "batch" and not setup.refresh:
@@ -356,8 +356,8 @@ def _embed_images(setup, cut, key, network, images):
     """Embed augmented stored images u8[R, H, W, C] as unit rows f32[R, D].
 
     Args:
-      cut: the memory holds one crop of each image, as sets that stream are stored;
-        `parts.augment` takes two, so it is given the same one twice.
+      cut: the memory holds one crop of each image, as for streamed sets.
+        `parts.augment` takes two, so it gets the same one twice.
       network: parameters and statistics.
     """
     images = sharding.spread(images)

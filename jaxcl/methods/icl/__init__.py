@@ -1,4 +1,4 @@
-"""ICL: what new data change of InfoNCE, learnt by meta-optimisation at learnt rates."""
+"""ICL: learn the change that new data make to InfoNCE, by meta-optimisation."""
 
 from jaxcl.methods.icl.method import STRATEGIES, VARIANTS, make
 

@@ -24,8 +24,8 @@ makes. So they run within a jitted step, are saved with the state, and work unde
       return (params, agent), (value, lr)
 
 An actor that has learnt nothing stays near a = 1/2. With the default range that is a
-rate of 0.05 on the linear scale, with which plain SGD trains, and of 3e-4 on the log
-scale, with which it hardly moves: give that one a `low` nearer to `high`.
+rate of 0.05 on the linear scale, at which plain SGD trains, and of 3e-4 on the log
+scale, at which it hardly moves: set a `low` nearer to `high` there.
 
 Departures. ICL states no range of rates and no constants of DDPG. The range, and its
 linear scale, are those of the released code. The constants are Lillicrap et al.'s,
@@ -107,7 +107,7 @@ class Transitions(NamedTuple):
 
 
 class AgentState(NamedTuple):
-    """All that changes while an agent lives."""
+    """The state of an agent."""
 
     actor: core.PyTree  # f32, parameters of mu
     critic: core.PyTree  # f32, of Q
@@ -181,7 +181,7 @@ class Critic(nn.Module):
 
 
 def init(key: jax.Array, options: Options) -> AgentState:
-    """Make an agent that has seen nothing.
+    """Make an agent without experience.
 
     Args:
       key: threefry key.
@@ -267,7 +267,7 @@ def scale_action(action: jax.Array, options: Options) -> jax.Array:
 def observe(
     agent: AgentState, key: jax.Array, loss: jax.Array, options: Options
 ) -> AgentState:
-    """Tell the agent the loss of a step, before the step is made; the agent learns.
+    """Show the agent the loss of a step, before the step is made; the agent learns.
 
     The loss is the state of the next action and decides the reward of the last one.
     The transition of the last action is stored now, over the oldest one if the memory
@@ -389,7 +389,7 @@ def _make_network_input(agent, losses, known, options):
 
 
 def _move_moments(agent, loss, usable, stored, rewards):
-    """Return the agent whose running moments know a loss and, if `stored`, its reward.
+    """Add a loss, and if `stored` its reward, to the agent's running moments.
 
     The newest of n values has the weight max(1 / n, 1e-3). A squared reward counts at
     most 25 times their mean, so that one outlier does not outweigh all others.

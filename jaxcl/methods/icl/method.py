@@ -31,11 +31,11 @@ Departures:
   IRD).
 - Graphs that serve as negatives of the other set are not augmented; images are.
 - An action is rewarded by the fall from its batch's loss to the next batch's. The last
-  of an inner loop has no next batch: it is rewarded by the fall of its own one's.
+  action of an inner loop has no next batch: its reward is the fall on its own batch.
 - Each pass has its own batch statistics. The inner loop leaves no trace in the running
   ones; these follow the passes at theta'.
-- Evaluations see the network at the end of a task, not that of its best epoch.
-- Each epoch shuffles the old items; the released code goes on where it stopped.
+- Evaluations use the network at the end of a task, not that of its best epoch.
+- Each epoch shuffles the old items; the released code continues where it stopped.
 """
 
 import functools
@@ -73,7 +73,7 @@ _INNER_LR = 0.03
 
 
 def _unread_options(options: dict) -> dict[str, str]:
-    """Find the options that these leave unread.
+    """Find the options that have no effect with the given ones.
 
     `agent` is never among them: it shapes the state that all strategies share.
 
@@ -81,7 +81,7 @@ def _unread_options(options: dict) -> dict[str, str]:
       options: those of `make`.
 
     Returns:
-      name of an option -> what would read it.
+      name of an option -> the option values that would read it.
     """
     icl, learnt = options["strategy"] == "icl", options["learnt_rate"]
     meta, trains = icl and options["meta"], options["strategy"] not in steps.CONTROLS
@@ -117,7 +117,7 @@ def _check_read(options: dict) -> None:
 
 
 def _check_options(parts: core.Parts, options: dict) -> None:
-    """Refuse options that nothing reads, or that do not go together."""
+    """Refuse options without effect, or that do not fit each other."""
     _check_read(options)
     projector, output_dim = options["projector"], options["output_dim"]
     if options["anchors"] == "original" and not passes_lib.reads_graphs(parts.encoder):
@@ -177,13 +177,12 @@ def make(
       temperature: divides the cosines.
       with_positive: NCE-I has the positive in its denominator; False is GraphCL's loss,
         not for "icl".
-      inner_steps: number of inner steps; None: `orders.inner_steps` of the growth, give
-        or take half a row.
+      inner_steps: number of inner steps; None: `orders.inner_steps` of the growth.
       fixed_lr: rate of plain SGD in the tasks after the first, in place of agents and
         of config.optimizer; "icl" needs learnt_rate=False. None: config.optimizer.
       inner_lr: rate of the inner steps without `learnt_rate`.
-      second_order: the outer gradient passes through the inner steps.
-      keep: weight of NCE-I on old anchors beside NCE-II; with 1 and whole sets their
+      second_order: pass the outer gradient through the inner steps.
+      keep: weight of NCE-I on old anchors, added to NCE-II; with 1 and whole sets their
         sum is the loss of retraining (P, Theorem 3).
       replay_share: share of the old rows that "replay" reads.
       distill_weight: weight of IRD in "distill".

@@ -1,4 +1,4 @@
-"""The rows that ICL reads: batches of old and of new items side by side."""
+"""Order the rows that ICL reads: batches of old and of new items together."""
 
 import functools
 import math
@@ -88,7 +88,7 @@ def alternating_epoch(
 ) -> np.ndarray:
     """Order an epoch of steps, i32[n, B]: old batches, then new ones.
 
-    Beside each batch is one of the other set, for its negatives.
+    Each batch comes with one of the other set, for its negatives.
     """
     size = batch_size // 2
     old, new = (
@@ -107,7 +107,7 @@ def _inner_order(plan, task):
 
 
 def batches_per_step(plan: OrderPlan, task: stream.Task) -> int:
-    """Number of batches that a step takes, see `core.Method.parts`.
+    """Count the batches that a step takes, see `core.Method.parts`.
 
     Raises:
       ValueError: the strategy reads rows of earlier tasks, and there are none.

@@ -1,4 +1,4 @@
-"""Passes of ICL through the network, of graphs or of images, and its losses."""
+"""Pass graphs or images through ICL's network, and compute its losses."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -16,7 +16,7 @@ CONTROLS = ("frozen", "random")  # no step after the first task changes the netw
 
 
 class StepSetup(NamedTuple):
-    """All that a step reads beside its state; for the options see `icl.make`."""
+    """The constants of a step; for the options see `icl.make`."""
 
     parts: core.Parts
     passes: passes_lib.Passes
@@ -31,7 +31,7 @@ class StepSetup(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """ICL's state beside the network, equal for all strategies."""
+    """ICL's state apart from the network, the same for all strategies."""
 
     growth: jax.Array  # f32[], new items over all items; 0 in the first task
     old_steps: jax.Array  # i32[], steps on old items in an epoch without meta
@@ -42,7 +42,7 @@ class Extra(NamedTuple):
 
 
 def step(setup: StepSetup, state: core.TrainState, batch: core.Batch):
-    """Take a step on a batch, or on the batches that `orders` put side by side."""
+    """Take a step on a batch, or on the batches that `orders` joined."""
     if batch["index"].ndim == 1:
         return _plain_step(setup, state, batch)
     return (_meta_step if setup.plan.meta else _turn_step)(setup, state, batch)

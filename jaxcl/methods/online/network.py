@@ -44,7 +44,7 @@ class Network:
     def init(self, key: jax.Array, images: jax.Array):
         """Return parameters and running statistics.
 
-        The head starts as the encoder says (`start`), else as PyTorch's.
+        The head starts by the encoder's `start`, else like PyTorch's.
         """
         k_encoder, k_weight, k_bias = jax.random.split(key, 3)
         params, stats = self._chain.init(k_encoder, images)
@@ -126,18 +126,18 @@ class Network:
     def tap_replayed(
         self, params: core.PyTree, outputs: Outputs, rows: Rows
     ) -> Outputs:
-        """Return the outputs of replayed rows, for a network that measures them."""
+        """Return the outputs of replayed rows; `probe.Measured` also measures them."""
         return outputs
 
     def gradient(self, state: core.TrainState, loss: Callable):
-        """Differentiate a loss that is made of passes of this network.
+        """Differentiate a loss that is computed by passes of this network.
 
         Args:
           state: where the gradient is taken.
           loss: params -> (f32[], anything).
 
         Returns:
-          (value, anything), the gradient of `state.params`, and its metrics, here none.
+          (value, anything), the gradient of `state.params`, and metrics, here none.
         """
         return *jax.value_and_grad(loss, has_aux=True)(state.params), {}
 

@@ -1,4 +1,4 @@
-"""How a step changes the representation of past tasks, measured beside the method.
+"""Measure how a step changes the representation of past tasks.
 
 Caccia et al., "Reducing Representation Drift in Online Continual Learning", 2021,
 called P: sections 3.3 and 4.5, Table 1, Figs 1, 3 and 9. No code of these was
@@ -12,8 +12,8 @@ released. Let f^n be the features of an image, scaled to length 1:
 Departures:
 - Drift is measured on rows drawn from the memory after the step.
 - Gradients are along the unit sphere: |f| times the part of dL/df at right angles to f.
-  That part of dL/df^n alone can move f^n. The length of f, which a linear head reads,
-  is left out.
+  Only that part of dL/df^n can move f^n. The length of f, which a linear head reads, is
+  left out.
 - A row that passes through the network several times in an update counts as often.
 """
 
@@ -38,21 +38,21 @@ def add_measures(
 ) -> core.Method:
     """Add the metrics of `parts.replay.measure` to a method.
 
-    The network it trains is the same, bit for bit. Metrics are 0 while there is no row
+    The trained network stays the same, bit for bit. Metrics are 0 while there is no row
     of a past task.
 
     Args:
       method: a method with a `memory`.
       parts: what the config builds.
-      rows: stored rows whose drift is measured, drawn again for each step with a key
-        of their own. The cost is two passes of these rows in evaluation mode.
+      rows: number of stored rows whose drift is measured, drawn for each step by a
+        separate key. The cost is two passes of these rows in evaluation mode.
 
     Returns:
       A method whose steps also give "drift", f32[]; "feature_gradient_norm" and
       "prototype_gradient_norm" are from `Measured`, the network that it trains.
 
     Raises:
-      ValueError: the method has no memory; when traced: it does not go by `gradient`.
+      ValueError: the method has no memory, or, when traced, does not use `gradient`.
     """
     measure = parts.replay.measure
     if method.memory is None:
@@ -92,7 +92,7 @@ def add_measures(
 
 
 def _metrics(measure: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names of the metrics that a step has."""
+    """Return the names of a step's metrics."""
     drift = ("drift",) if "drift" in measure else ()
     norms = "feature_gradient_norm", "prototype_gradient_norm"
     return drift + (norms if "gradients" in measure else ())
@@ -100,7 +100,7 @@ def _metrics(measure: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Measured(Network):
-    """A network that also measures how its loss pulls on the rows of past tasks."""
+    """A network that also measures the gradients of its loss in rows of past tasks."""
 
     num_tasks: int
 
@@ -119,7 +119,7 @@ class Measured(Network):
           "feature_gradient_norm" and "prototype_gradient_norm", f32[].
 
         Raises:
-          ValueError: the loss has no pass by `replay`.
+          ValueError: the loss has no measured pass of replayed rows.
         """
         memory = state.extra.memory
         params = {**state.params, _PROBE: jnp.zeros((self.num_tasks, 2))}
@@ -200,7 +200,7 @@ def _masked_mean(values, mask):
 
 
 def _check_used(loss, params):
-    """Refuse a loss that taps nothing: its zeros would look like a measurement."""
+    """Refuse a loss without measured rows, since its metrics would be 0."""
     names = [path[0].key for path, _ in jax.tree.leaves_with_path(params)]
     traced = jax.make_jaxpr(loss)(params).jaxpr
     probe = traced.invars[names.index(_PROBE)]

@@ -1,4 +1,4 @@
-"""The section config.replay: what an online method keeps and how it replays it."""
+"""The section config.replay: how an online method stores and replays rows."""
 
 from typing import Literal
 
@@ -31,19 +31,20 @@ def settings(
       per_class: slots of the memory per class of the whole stream; 20 if `capacity`
         is not set either. The policy decides which classes they hold.
       capacity: slots in total, in place of `per_class`.
-      policy: which incoming rows the memory keeps, a name in
+      policy: rule that chooses the rows to keep, a name in
         `memory.policies.POLICIES`, or the module of a policy of your own.
-      size: rows drawn for each update; None: as many as come in.
+      size: rows drawn for each update; None: as many as the batch has.
       updates: gradient steps on each incoming batch, each with a draw of its own; the
         memory is written once, after them.
-      flops: FLOPs that a step may take for each incoming image: there are as many
-        updates as they pay for, in place of `updates`.
-      augment: which rows config.augment changes, "none", "replay" (the drawn ones) or
+      flops: FLOPs that a step may take for each incoming image; as many updates are
+        made as fit, in place of `updates`.
+      augment: rows that config.augment changes, "none", "replay" (the drawn ones) or
         "all".
-      sharded: split a memory over the devices that one of them cannot hold, see
-        `memory.sharded`; capacity and size must be multiples of their number.
-      measure: what else to log of each step, "drift" and "gradients", see `probe.py`.
-      statistics: batch norm's in evaluations, the "running" ones of training or those
+      sharded: split the memory over the devices, see `memory.sharded`; capacity and
+        size must be multiples of their number.
+      measure: further values to log for each step, "drift" and "gradients", see
+        `probe.py`.
+      statistics: of batch norm in evaluations, the "running" ones of training or those
         of the "memory", see `statistics.py`.
 
     Raises:

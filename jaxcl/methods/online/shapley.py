@@ -1,4 +1,4 @@
-"""Which rows ASER replays and keeps: `memory.shapley` on a network's features."""
+"""Choose the rows that ASER replays and keeps, by `memory.shapley`."""
 
 import itertools
 from typing import NamedTuple
@@ -43,7 +43,7 @@ class AserSelector(NamedTuple):
     def retrieve(
         self, state: core.TrainState, incoming: online.Rows, key: jax.Array
     ) -> online.Rows:
-        """Choose rows to replay: the best of a draw; random ones until it is full."""
+        """Choose rows to replay: the best of a draw, or random ones at first."""
         k_random, k_pool, k_helped, k_ties, k_augment = jax.random.split(key, 5)
         memory = state.extra.memory
         pool, pool_mask, rest = self.balanced(k_pool, memory, memory.filled)
@@ -85,7 +85,7 @@ class AserSelector(NamedTuple):
     def write(
         self, state: core.TrainState, key: jax.Array, batch: core.Batch, stored: dict
     ) -> core.TrainState:
-        """Write incoming rows, and `stored` beside them, into the memory."""
+        """Write incoming rows, with the items `stored`, into the memory."""
         memory, items = state.extra.memory, online.stored_rows(state, batch, **stored)
         slots = self.places(state, key, items)
         memory = buffer.write(memory, slots, items)

@@ -20,7 +20,7 @@ _DRAWS = 0x57A7  # keeps these draws apart from those of the next step
 def use_memory_statistics(
     method: core.Method, replay: Callable, draw: Callable
 ) -> core.Method:
-    """Evaluate a method with the statistics of its memory; training is unchanged.
+    """Make a method evaluate with the statistics of its memory; training is unchanged.
 
     Args:
       method: its own `eval_state` sees the new statistics.

@@ -37,7 +37,7 @@ class Extra(NamedTuple):
 
 
 def _find_policy(parts: core.Parts, write) -> policies.Policy:
-    """Find the memory's policy; refuse what it or the method cannot do."""
+    """Find the memory's policy; refuse options that it or the method cannot use."""
     replay = parts.replay
     if write and replay.policy != "reservoir":
         raise ValueError(
@@ -90,7 +90,7 @@ def draw_rows(
       key: threefry key.
       size: number of rows; None: config.replay.size.
       allowed: bool[capacity], slots that may be drawn; None: all that are filled.
-      augment: False: images are not augmented, whatever config.replay.augment says.
+      augment: False: images are never augmented, despite config.replay.augment.
     """
     k_draw, k_augment = jax.random.split(key)
     size = min(size or parts.replay.size, memory.capacity)
@@ -180,9 +180,9 @@ def stored_rows(state: core.TrainState, batch: core.Batch, **more: jax.Array) ->
     """Return the rows of a batch as the memory stores them, name -> [B, ...].
 
     Args:
-      state: says which task it is.
+      state: has the number of the task.
       batch: the incoming rows.
-      more: what the memory stores beside image, label and task.
+      more: further items that the memory stores.
     """
     label = batch["label"]
     task = jnp.broadcast_to(state.task, label.shape)
@@ -232,14 +232,14 @@ def make_method(
       parts: what the config builds.
       net: the network.
       update: (state, incoming Rows, key) -> (state, metrics, {name: [B, ...]}); the
-        last is stored beside image, label and task.
+        last is stored, too, with image, label and task.
       items: (logits f32[C] of one example) -> {name: array}, the shapes of the above.
       extra: (Extra, params, stats) -> the method's own extra, which has the fields of
         Extra.
-      write: (state, key, batch, what `update` returned last) -> state, called after
-        the updates; None: a write under config.replay.policy.
+      write: (state, key, batch, last result of `update`) -> state, called after the
+        updates; None: a write under config.replay.policy.
       limit: predict among the classes seen so far only; before any, among all.
-      remembers: keep a memory at all.
+      remembers: whether to keep a memory.
       hooks: other fields of core.Method.
     """
     policy = _find_policy(parts, write) if remembers else None
@@ -276,7 +276,8 @@ def cross_entropy(
     Args:
       net: the network.
       params, stats: of it.
-      parts: rows; of several the first is incoming rows, which all exist.
+      parts: rows; if there are several, the first are the incoming ones, which all
+        exist.
       class_mask: bool[C], classes that compete; None: all.
 
     Returns:
@@ -337,7 +338,7 @@ def _read_incoming(parts, key, batch) -> Rows:
 
 
 def _write_batch(parts, policy, state, key, batch, stored):
-    """Write a batch to the memory where the policy says."""
+    """Write a batch to the slots that the policy chooses."""
     extra, items = state.extra, stored_rows(state, batch, **stored)
     exist = jnp.ones(len(batch["label"]), bool)
     slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
@@ -348,7 +349,7 @@ def _write_batch(parts, policy, state, key, batch, stored):
 
 
 def _predict(net, limit, state, images):
-    """Return logits; with `limit` of the classes seen alone."""
+    """Return logits; with `limit` only of the classes seen."""
     logits = net(state.params, state.stats, images, train=False)[0].logits
     if not limit:
         return logits

@@ -48,12 +48,12 @@ def begin_task(state: core.TrainState, task: stream.Task) -> core.TrainState:
 def ask_teacher(net: Any, teacher: Teacher, *parts: Any, train: bool = False) -> tuple:
     """Return the teacher's logits, f32[R,C] for each `Rows`; zeros without one.
 
-    Without gradient, and at no cost while there is no teacher.
+    There is no gradient, and no cost while there is no teacher.
 
     Args:
       net: the network.
       teacher: of the state.
-      parts: rows, whose logits are those of a pass of each by itself.
+      parts: rows; each part passes by itself.
       train: normalise each by its own batch, in place of the running statistics.
     """
 
@@ -79,8 +79,8 @@ def by_task(
     """Build a method from a gradient step that finds the task of each class.
 
     Args:
-      parts, net, update, limit: as of `online.make_method`; the state that `update` is
-        given has an `Extra`, whose `task_of` has the incoming classes, too.
+      parts, net, update, limit: as for `online.make_method`; the state that `update`
+        gets has an `Extra`, whose `task_of` includes the incoming classes.
       distill: False: there is no teacher.
     """
 

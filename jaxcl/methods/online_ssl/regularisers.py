@@ -1,4 +1,4 @@
-"""What online self-supervised learning adds to the loss of its base.
+"""Regularisers, which online self-supervised learning adds to the base's loss.
 
 See `step.py` for the papers. A regulariser is a function with options of config.method
 and a row of `REGULARISERS`.
@@ -16,7 +16,7 @@ Following = Literal["ema", "snapshot"]
 
 
 class Teacher(NamedTuple):
-    """How the frozen network follows the one that learns."""
+    """The rule by which the frozen network follows the one that learns."""
 
     ema: float  # share of the old average after each update
     snapshot_every: int | None  # batches between snapshots; None: it is an average
@@ -24,7 +24,7 @@ class Teacher(NamedTuple):
 
 
 class Regulariser(NamedTuple):
-    """What is added to the base's loss on the rows that are aligned."""
+    """A term that is added to the base's loss on the aligned rows."""
 
     align: Callable | None = None  # (Base, Features of these rows) -> f32[]
     weight: float = 1.0  # of `align`
@@ -58,7 +58,7 @@ def cassle(
     snapshot_every: schema.Count = 100,
     frozen_bn: records.Statistics = "batch",
 ) -> Regulariser:
-    """Distil from a frozen network that follows, as CaSSLe does.
+    """Distil from a frozen network that follows the trained one, as in CaSSLe.
 
     Args:
       weight: of the distillation; None: the base's.
@@ -116,7 +116,7 @@ def pnr(
     snapshot_every: schema.Count = 100,
     frozen_bn: records.Statistics = "batch",
 ) -> Regulariser:
-    """Add to the base's loss what PNR adds.
+    """Add the pseudo-negatives of PNR to the base's loss.
 
     Args:
       weight: of the distillation, for bases without negatives; None: the base's.

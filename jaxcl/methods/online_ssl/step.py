@@ -2,33 +2,32 @@
 
 Each incoming batch is trained on `config.replay.updates` times, beside rows that are
 drawn from a memory of earlier images; then its images, not augmented, enter the memory.
-The method is told no label and no boundary between tasks. It composes a base of
+The method knows no labels and no boundaries between tasks. It composes a base of
 `two_view/bases/`, a memory (config.replay) and a regulariser:
 - "none": the base's loss on replayed and incoming rows, L_SSL.
-- "cla_r": CLA-R of Cignoni et al., "Continual Latent Alignment", arXiv 2507.10434. To
-  L_SSL comes weight * mean of -cos(a(z), s) over the views of replayed rows, where s is
+- "cla_r": CLA-R of Cignoni et al., "Continual Latent Alignment", arXiv 2507.10434.
+  L_SSL plus weight * mean of -cos(a(z), s) over the views of replayed rows, where s is
   stored with the row and moves towards its z with every use, and a is a predictor.
 - "cassle": the distillation of CaSSLe (Fini et al., CVPR 2022) towards a frozen network
   that follows the one that learns. With SimSiam and `rows="replay"` it is CLA-E, whose
   -cos(a(z), f) is half of our 2 - 2 cos(a(z), f): our weight is half of CLA's.
 - "der": DER (Buzzega et al., NeurIPS 2020) on projections, as Madaan et al. (ICLR 2022)
-  apply it. To L_SSL comes weight * mean of (z - s)^2 over the views of replayed rows,
-  where s is stored with the row when it comes and stays. Like DER++, and unlike DER,
-  replayed rows are in L_SSL, too.
+  apply it. L_SSL plus weight * mean of (z - s)^2 over the views of replayed rows, where
+  s is stored with the row once and for all. Like DER++, and unlike DER, replayed rows
+  are in L_SSL, too.
 - "lump": LUMP (Madaan et al., ICLR 2022). L_SSL is of mixtures of incoming with
   replayed rows alone, see `stored_examples.mix_examples`.
-- "pnr": what PNR (Cha et al., ICML 2024) adds to the base's loss, with the features of
-  the same frozen network. This and what CLA does not name are OURS, of no paper.
+- "pnr": the terms of PNR (Cha et al., ICML 2024), with features of the same frozen
+  network. This, and all that CLA does not name, is OURS and in no paper.
 
-EWC is no regulariser here: it adds a penalty at the end of each task, where the weights
-fit the task, and the method is told of no end.
+EWC is not among them: it needs the end of each task, which the method does not know.
 
 Departures:
 - CLA's released code draws and passes nothing for replay until the memory holds more
-  than `size` rows. Here shapes are fixed: until then incoming rows repeat in the place
-  of replayed ones, for the batch statistics alone, and no loss counts them.
+  than `size` rows. Here shapes are fixed: until then incoming rows are repeated in
+  place of replayed ones, for the batch statistics alone, without a loss.
 - The frozen network and the slow one of BYOL and MoCo normalise by their batch; CLA's
-  text does not say how its EMA does. `frozen_bn="running"` takes averaged statistics.
+  text does not say what its EMA does. `frozen_bn="running"` takes averaged statistics.
 - The momentum of the slow network is constant, since there is no end to count towards.
 - The learning rate of all updates on a batch is that of the batch.
 - Labels and numbers of tasks are stored with the images, for evaluators; no step reads
@@ -54,7 +53,7 @@ QUEUE_SIZE = 2048  # default of config.method.queue_size here
 
 
 class Extra(NamedTuple):
-    """What the method keeps beside the network that learns."""
+    """The method's state apart from the network that learns."""
 
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} without one
     teacher: core.PyTree  # f32, the frozen network; {} without one
@@ -68,7 +67,7 @@ class Extra(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What `make` fixes: everything but arrays."""
+    """The constants that `make` sets; no arrays."""
 
     parts: core.Parts
     base: records.Base
@@ -111,12 +110,12 @@ def _find_base(name: str):
 
 
 def _choose_functions(options: dict) -> tuple:
-    """Find the functions of base and regulariser, whose options are the method's."""
+    """Find the functions of base and regulariser; the method has their options."""
     return _find_base(options["base"]), regularisers.find_make(options["regulariser"])
 
 
 def _list_functions() -> dict:
-    """List all bases and regularisers, by what messages call them."""
+    """List all bases and regularisers, by their names in messages."""
     found = {f"base {name!r}": make for name, make in list_bases().items()}
     return found | {
         f"regulariser {name!r}": make
@@ -125,7 +124,7 @@ def _list_functions() -> dict:
 
 
 def _fill_from_base(options: dict, replay: core.Replay | None = None) -> dict:
-    """Choose the base's values in place of None."""
+    """Fill in the base's values for options that are None."""
     make_base = _find_base(options["base"])
     base = make_base(**schema.pick_options(make_base, options))
     return networks.choose_sizes(base, options)
@@ -161,7 +160,7 @@ def make(
       base: the self-supervised loss, a name in `list_bases()` or a module of your own.
         Those that read labels, prototypes or random slices are refused.
       regulariser: a name in `regularisers.REGULARISERS`, see the head of `step.py`.
-      rows: which rows are aligned, "replay" or "all".
+      rows: rows that are aligned, "replay" or "all".
       remembers: keep a memory and replay from it; without one `rows` must be "all".
       momentum: of the slow network of BYOL and MoCo, after each update.
       hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
@@ -288,7 +287,7 @@ def _step(setup, state, batch):
 
 
 def _move_teacher(setup, state, keep):
-    """Move the teacher, and its statistics, where the share `keep` of it is old."""
+    """Move the teacher and its statistics; the share `keep` stays old."""
     extra, moved = state.extra, {}
     for name, tree in (("teacher", state.params), ("teacher_stats", state.stats)):
         old = getattr(extra, name)
@@ -401,7 +400,7 @@ def _read_rows(setup, extra, batch, keys) -> Rows:
 
 
 def _gather_features(setup, extra, images, rows, fixed) -> records.Features:
-    """Compute what the losses read beside the outputs of the network that learns."""
+    """Compute the other features that the losses read."""
     if extra.teacher and not setup.plan.teacher.batch:
         # It normalises by the running statistics that are averaged with it.
         copied = setup.networks.copied

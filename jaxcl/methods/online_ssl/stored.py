@@ -1,7 +1,7 @@
-"""What online self-supervised learning stores of its stream.
+"""Store rows of the stream for online self-supervised learning.
 
-Images as they came, and what a regulariser or the memory's policy reads beside them,
-which moves with every use. `setup` is that of `step.py`.
+A row has the image and the items that a regulariser or the memory's policy reads. These
+items change with every use. `setup` is that of `step.py`.
 """
 
 from typing import Any, NamedTuple
@@ -65,15 +65,16 @@ def check_replay(replay: core.Replay) -> None:
 
 
 def create(setup, batch):
-    """Make the memory as it is before the first batch.
+    """Make the memory before the first batch.
 
     Args:
       setup: of `step.py`.
-      batch: its images have the shape of those to come.
+      batch: an example; only the shapes of its images are read.
 
     Returns:
-      buffer of "image" u8, "label" and "task" i32, "projection" f32[D] where the
-      regulariser stores one, and what the policy reads; the counts of the policy.
+      buffer of "image" u8, "label" and "task" i32, "projection" f32[D] if the
+      regulariser stores one, and the items that the policy reads; the counts of the
+      policy.
     """
     parts, replay = setup.parts, setup.parts.replay
     scalar, vector = jnp.zeros((), jnp.int32), jnp.zeros((setup.dim,))
@@ -94,11 +95,11 @@ def _list_read_items(setup):
 
 
 def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats:
-    """Compute what the memory keeps of each row of an update, replayed rows first.
+    """Compute the items to store for each row of an update, replayed rows first.
 
     Scores compare the gradient of each row's own loss with that of the replayed rows
-    together, which are a draw from the memory; while nothing is replayed, as `active`
-    says, there is nothing to compare with.
+    together, which are a draw from the memory; if `active` is False, nothing is
+    replayed and there is nothing to compare with.
 
     Args:
       outputs: of the network that learns, with `z` and `o`.
@@ -118,10 +119,10 @@ def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats
 def pair_losses(query: jax.Array, target: jax.Array) -> jax.Array:
     """Compute the negative cosine of each image's positive pairs, f32[N].
 
-    The mean of both directions, as the base compares them: what its predictor says, or
-    the projection, of one view with the slow network's projection, or its own, of the
-    other. It is the whole loss of SimSiam and, but for a factor, of BYOL, and of other
-    bases the part that pulls.
+    The mean of both directions: the predictor's output (or the projection) of one view
+      with the slow network's projection (or the network's own) of the other. It is the
+      whole loss of SimSiam, that of BYOL up to a factor, and the attracting part of
+      other bases.
 
     Args:
       query, target: f32[N,2,D], of both views.
@@ -133,9 +134,9 @@ def pair_losses(query: jax.Array, target: jax.Array) -> jax.Array:
 def pair_slopes(query: jax.Array, target: jax.Array) -> jax.Array:
     """Compute the gradient of each image's loss with respect to a shift of its queries.
 
-    The sum of the gradients with respect to the query of either view. A bias of the
-    layer that makes the queries would have this gradient, and views that change places
-    leave it as it is.
+    The sum of the gradients with respect to the query of either view. It is the
+    gradient of a bias of the layer that makes the queries. It does not depend on the
+    order of the views.
 
     Args:
       query, target: f32[N,2,D], see `pair_losses`; no gradient reaches the target.
@@ -158,8 +159,8 @@ def update_stored(setup, memory, drawn, stats, active):
       active: bool[], the rows are of the memory; if False, nothing moves.
 
     Returns:
-      The buffer; of "projection", "feature", "used", "loss" and "draws" those that it
-      has are new where rows were drawn.
+      The buffer, with new values of "projection", "feature", "used", "loss" and "draws"
+      (those that it has) for the drawn rows.
     """
     items, _, slots = drawn
     z = stats.z

@@ -1,17 +1,17 @@
-"""A linear head that learns labels beside a method and, "apart", has no effect on it.
+"""A linear head that learns labels in addition to a method; "apart" does not affect it.
 
 Source: the online classifier of the released CIFAR-100 experiments of CaSSLe (Fini et
 al., CVPR 2022) and PNR (Cha et al., ICML 2024). At each step it sees a labelled batch,
 as large as the method's, of all classes, under the second view's augmentation.
 
-Departures of the form "apart", the default; "released" has none but the last two:
+Departures of the form "apart", the default; "released" has only the last two:
 - Features are in evaluation mode, with the running statistics. The released code
   sends these rows, some of which are of later tasks' classes, through the encoder in
   training mode, so that they move its running statistics.
 - Plain SGD and half a cosine over each task; the released head shares the network's
   LARS and schedule.
 - No second head on a slow network.
-- LARS leaves the bias as it is; in PNR's MoCo scripts it scales that, too.
+- LARS does not scale the bias; in PNR's MoCo scripts it does.
 
 So "released" has the LEAK of the released runs: each step the running statistics of the
 network move with rows of all classes, those of later tasks too. Every evaluation of the
@@ -45,7 +45,7 @@ _STREAM = 0x4EAD  # keeps the head's random numbers apart from the method's
 
 
 class Extra(NamedTuple):
-    """What a method with a head keeps."""
+    """The state of a method with a head."""
 
     method: core.PyTree  # `extra` of the method without its head
     layer: head_lib.LinearHead  # carried from task to task
@@ -53,7 +53,7 @@ class Extra(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What `add` fixes: everything but arrays."""
+    """The constants that `add` sets; no arrays."""
 
     method: core.Method  # without its head
     parts: core.Parts
@@ -72,7 +72,7 @@ def add(
 ) -> core.Method:
     """Add an online head to a method.
 
-    "apart": the network it trains is the same, bit for bit. The head reads the encoder
+    "apart": the trained network stays the same, bit for bit. The head reads the encoder
     through `embed` alone, so that neither gradients nor running statistics of its rows
     can reach the network. Its random numbers come from a key of its own.
     "released": its rows pass in training mode, and move the running statistics of the
@@ -81,7 +81,7 @@ def add(
     Args:
       method: its `embed` is in evaluation mode; with "released" its encoder is that of
         `parts`, and learns in `params`.
-      parts: what the method was made of; the head sees the last augmented view.
+      parts: the method's parts; the head sees the last augmented view.
       lr: learning rate at the start of each task, half a cosine to 0; with "released"
         the peak of the network's own schedule, with LARS.
       momentum: of SGD; there is no weight decay.
@@ -122,7 +122,7 @@ def add(
 
 
 def _without_head(state):
-    """Return the state as the method without its head knows it."""
+    """Return the state of the method without its head."""
     return state.replace(extra=state.extra.method)
 
 

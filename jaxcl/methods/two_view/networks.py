@@ -1,4 +1,4 @@
-"""The networks of two-view methods: how they start, and their passes.
+"""The networks of two-view methods: their start and their passes.
 
 Online self-supervised learning (`methods/online_ssl`) has the same networks.
 """
@@ -14,7 +14,7 @@ from jaxcl.nets import chain, mlp, traits
 
 
 class Networks(NamedTuple):
-    """The networks of a base; the slow network and the teacher are of `copied`."""
+    """The networks of a base; slow network and teacher copy those in `copied`."""
 
     base: records.Base
     copied: chain.Chain  # encoder and projector
@@ -27,7 +27,7 @@ class Networks(NamedTuple):
 
 
 class InitialNetworks(NamedTuple):
-    """Networks before the first step, and keys for what else there is."""
+    """Networks before the first step, and keys for the other parts of the state."""
 
     params: dict
     stats: dict
@@ -55,7 +55,7 @@ def choose_sizes(base: records.Base, options: dict) -> dict:
     """Give options that are None the base's own values.
 
     Args:
-      base: has defaults of the projector's shape and of the strategies' weights.
+      base: has the defaults of the projector's shape and of the strategies' weights.
       options: of the method, by name.
     """
     own = base.projector._asdict() | {"weight": base.weight}
@@ -122,7 +122,7 @@ def init_networks(
       networks: of `build_networks`.
       parts: what the config builds.
       key: of the run.
-      batch: its images have the shape of those to come.
+      batch: an example; only the shapes of its images are read.
     """
     keys = jax.random.split(key, 6)
     k_state, k_augment, k_networks, k_distiller, k_base, k_strategy = keys
@@ -141,7 +141,7 @@ def init_networks(
 
 
 def init_distiller(networks: Networks, key: jax.Array) -> tuple[dict, dict]:
-    """Initialise g, and the base's parameters beside it."""
+    """Initialise g, and the base's own parameters for distillation."""
     params, stats = networks.distiller.init(key, jnp.zeros((2, networks.dim)))
     if networks.base.init_params is not None:
         own = networks.base.init_params(key, networks.dim)
@@ -181,7 +181,7 @@ def forward(
       others: name -> parameters and running statistics of a network that does not
         learn.
       distilled: images that g reads, the first ones; None: all.
-      key: of an encoder that drops branches; None: it drops none.
+      key: for an encoder that drops branches; None: it drops none.
       local: f32[B,L,h,w,C], local crops, or None.
       replayed: f32[R,H,W,C] or None.
       stored_mask: bool[R], the replayed rows that exist.
@@ -235,7 +235,7 @@ def pass_copied(networks, params, stats, images, masks=None, **options):
 
     Args:
       networks, params, stats, images: as in `forward`.
-      masks: patches whose projections are asked for, and which of them are hidden.
+      masks: patches to project, and which of them are hidden.
       options: of `chain.Chain`.
 
     Returns:

@@ -1,8 +1,8 @@
-"""The records that bases and strategies fill in, and what their functions are given.
+"""The records that bases and strategies fill in, and the arguments of their functions.
 
 A base is a module with `make(*, ...) -> Base`, a strategy one with
 `make(*, ...) -> Strategy`. Their keyword arguments are options of `config.method`.
-Every field below but the first has a default: a base or strategy names what it has.
+Every field except the first has a default.
 """
 
 from collections.abc import Callable
@@ -150,7 +150,7 @@ class Base(NamedTuple):
 
 
 class Example(NamedTuple):
-    """What a strategy makes its state of."""
+    """The arrays from which a strategy makes its state."""
 
     key: jax.Array
     image: jax.Array  # u8[H,W,C]
@@ -161,7 +161,7 @@ class Example(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a strategy makes of a step's views and of its state."""
+    """The views and state after a strategy read them."""
 
     views: jax.Array  # f32[B,2,H,W,C], to train on
     replayed: jax.Array | None = None  # f32[R,H,W,C], images that pass by themselves
@@ -170,7 +170,7 @@ class Reading(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What is known after the pass of a step."""
+    """The results of a step's pass."""
 
     features: Features
     images: jax.Array  # u8[B,H,W,C], as they came
@@ -188,7 +188,7 @@ class Update(NamedTuple):
 
 
 class Strategy(NamedTuple):
-    """How the tasks after the first are trained."""
+    """The training of the tasks after the first."""
 
     # (Base, Features) -> f32[]; before there is a teacher, the base's own loss is taken
     loss: Callable = lambda base, features: base.loss(features)

@@ -1,8 +1,8 @@
 """Two-view self-supervised learning under a continual strategy.
 
-One step for every pair of a base and a strategy. A base (`bases/NAME.py`) is the loss
-of one task alone; a strategy (`strategies/NAME.py`) says what the later tasks train
-with. Each names its papers and its departures; `records.py` says what each may define.
+One step serves every pair of a base and a strategy. A base (`bases/NAME.py`) is the
+loss of one task alone; a strategy (`strategies/NAME.py`) defines the loss of later
+tasks. Each names its papers and its departures; `records.py` has the fields of both.
 
 Papers: Cha, Cho, Moon, "Regularizing with Pseudo-Negatives for Continual
 Self-Supervised Learning", ICML 2024 (PNR); Fini et al., "Self-Supervised
@@ -34,7 +34,7 @@ from jaxcl.nets import tuning, vit
 
 
 class Extra(NamedTuple):
-    """What two-view methods keep beside the network that learns."""
+    """The state of two-view methods apart from the network that learns."""
 
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} without one
     momentum_stats: core.PyTree  # f32, its own running statistics
@@ -45,7 +45,7 @@ class Extra(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What `make` fixes: everything but arrays."""
+    """The constants that `make` sets; no arrays."""
 
     parts: core.Parts
     base: records.Base
@@ -62,12 +62,12 @@ _MASKS = 0x1B07  # for hidden patches
 
 
 def _choose_functions(options: dict) -> tuple:
-    """Find the functions of base and strategy, whose options are the method's."""
+    """Find the functions of base and strategy; the method has their options."""
     return bases.find_make(options["base"]), strategies.find_make(options["strategy"])
 
 
 def _list_functions() -> dict:
-    """List all bases and strategies, by what messages call them."""
+    """List all bases and strategies, by their names in messages."""
     of_bases = {f"base {name!r}": make for name, make in bases.BASES.items()}
     return of_bases | {
         f"strategy {name!r}": make for name, make in strategies.STRATEGIES.items()
@@ -75,7 +75,7 @@ def _list_functions() -> dict:
 
 
 def _fill_from_base(options: dict, replay: core.Replay | None = None) -> dict:
-    """Choose the base's values in place of None."""
+    """Fill in the base's values for options that are None."""
     base = bases.make_base(options["base"], options)
     return networks.choose_sizes(base, options)
 
@@ -100,18 +100,18 @@ def make(
     head_form: head.Form = "apart",
     **options,
 ) -> core.Method:
-    """Make one base under one strategy, each with options of its own.
+    """Make one base under one strategy, each with its own options.
 
     Args:
       parts: what the config builds.
       base: a name in `bases.BASES`, or a module of your own, "mypackage.mybase".
       strategy: a name in `strategies.STRATEGIES`, or a module of your own.
       hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
-      head_steps: in so many first steps of the run only the projector, the predictors
-        and the prototypes train, for an encoder that comes without them.
+      head_steps: number of first steps of the run in which only the projector, the
+        predictors and the prototypes train, for an encoder that comes without them.
       online_head: train a linear head on labels of all classes, see `head.py`.
       head_lr: learning rate of that head.
-      head_form: "apart" or "released", whose rows move the network's statistics.
+      head_form: "apart", or "released", whose rows also move the network's statistics.
       options: of `make` of the base and of the strategy.
 
     Raises:
@@ -168,7 +168,7 @@ def _warn_unread(spec, online_head, of_head) -> None:
 def _check_data(parts, base, spec, strategy, plan):
     """Refuse batches and crops that the base or the strategy cannot read.
 
-    Warn of batches in which there is too little to compare.
+    Warn of batches with too few rows to compare.
     """
     net = tuning.bare_module(parts.encoder)
     if spec.masks and not (isinstance(net, vit.ViT) and net.features != "both"):
@@ -209,7 +209,7 @@ def _check_data(parts, base, spec, strategy, plan):
 
 
 def _count_rows(parts, asked: int) -> int:
-    """Choose how many rows a head has that knows each image by its number."""
+    """Choose the number of rows of a head that classifies each image by its number."""
     if asked and asked < parts.train_rows:
         raise ValueError(
             f"config.method.rows={asked}: each of the {parts.train_rows} train images "
@@ -269,7 +269,7 @@ def _begin_task(setup, state, task):
 
 
 def _renew_rows(setup, state, rows):
-    """Draw the rows of a task's images anew: another set may have had their numbers."""
+    """Draw new rows for a task's images, whose numbers another set may have had."""
     is_new = np.zeros(setup.networks.dim, bool)
     is_new[rows] = True
     last = f"linear{len(state.params['projector'])}"
@@ -342,8 +342,8 @@ def _step(setup, state, batch):
 def end_warm_up(setup, state):
     """Restart the optimiser when the encoder begins to train.
 
-    Moments and counts of the steps before would scale its first updates. A teacher that
-    came without heads gets the trained ones.
+    Moments and counts of the steps before would scale its first updates. A teacher
+    without heads gets the trained ones.
     """
     change = functools.partial(jnp.where, state.step == setup.head_steps)
     fresh, extra = setup.parts.tx.init(state.params), state.extra
@@ -368,7 +368,7 @@ def hold_encoder(setup, state, grads):
 
 
 def keep_encoder(setup, before, after):
-    """Undo what a step did to the encoder, in the first steps."""
+    """Undo a step's changes to the encoder, in the first steps."""
     waits = before.step < setup.head_steps
 
     def keep(old, new):
@@ -387,7 +387,7 @@ def keep_encoder(setup, before, after):
 
 
 def _gather_inputs(setup, state, key, batch, reading) -> dict:
-    """Gather the arguments of `networks.forward` but the parameters."""
+    """Gather the arguments of `networks.forward` except the parameters."""
     parts, extra, local = setup.parts, state.extra, None
     others = {}
     if setup.base.momentum:
@@ -409,7 +409,7 @@ def _gather_inputs(setup, state, key, batch, reading) -> dict:
 
 
 def _draw_masks(setup, key, views) -> records.Masks:
-    """Draw as many patches of each view; a share of the views hides them."""
+    """Draw the same number of patches in each view; a share of the views hides them."""
     rows, (height, width) = views.shape[0] * views.shape[1], views.shape[2:4]
     side = tuning.bare_module(setup.parts.encoder).patch
     patches = (height // side) * (width // side)
@@ -422,10 +422,10 @@ def _draw_masks(setup, key, views) -> records.Masks:
 
 
 def _gather_targets(setup, state, moment, batch, reading, inputs, first):
-    """Gather what the losses read that is known before the pass.
+    """Gather the inputs of the losses that are known before the pass.
 
-    In the first task there is no teacher, but for an encoder that was trained before:
-    it teaches as it came, with the projector that the run begins with.
+    The first task has no teacher, unless the encoder was trained before: then it is the
+    teacher, with the projector that the run begins with.
     """
     base, nets, extra = setup.base, setup.networks, state.extra
     views = inputs["views"]
@@ -483,7 +483,7 @@ def _update_extra(setup, extra, params, moment, done, own, moved) -> Extra:
 
     Args:
       params: after the step.
-      own: the strategy's state, as `change_gradients` left it.
+      own: the strategy's state after `change_gradients`.
       moved: running statistics after the pass, of networks that do not learn.
     """
     base, strategy = setup.base, setup.strategy

@@ -1,4 +1,4 @@
-"""Loggers of the rows of a run beside metrics.jsonl.
+"""Loggers of a run's rows, in addition to metrics.jsonl.
 
 A logger is a module with a function `make(directory, rows)`, which gives an object with
 `write(row)` and `close()`. `config.loggers` names those of this package and, with a
@@ -11,8 +11,8 @@ dot, the user's own:
 
     def make(directory, rows): return _Printer()
 
-`directory` is the run's, an `epath.Path`, and `rows` what a resumed run has logged
-before, so that a logger may show it again or leave it out. A row is as in
+`directory` is the run's, an `epath.Path`, and `rows` are those that a resumed run has
+logged, so that a logger may show them again or leave them out. A row is as in
 metrics.jsonl: {"step", "task", ..., "time": {"unix", ...}}. Only the first process of a
 run has loggers. A module may have `check()`, which raises ValueError before data are
 read where no logger can be made.
@@ -27,7 +27,7 @@ from jaxcl import schema
 def makers(names: str) -> tuple[Callable, ...]:
     """Find the `make` of every logger; names have commas between.
 
-    Raises ValueError for a name that is none, or as the `check` of the module does.
+    Raises ValueError for an unknown name, or from the `check` of the module.
     """
     listed = [name.strip() for name in names.split(",") if name.strip()]
     modules = [schema.module(__name__, name, "config.loggers") for name in listed]
@@ -38,7 +38,7 @@ def makers(names: str) -> tuple[Callable, ...]:
 
 
 def numbers(row: dict) -> Iterator[tuple[str, float]]:
-    """Yield (tag, number) of all that a row measures; train/NAME of a step."""
+    """Yield (tag, number) for every number of a row; train/NAME for a step."""
     for tag, value in _flatten(row):
         if tag not in ("step", "task", "time/unix"):
             yield tag if "/" in tag else f"train/{tag}", value

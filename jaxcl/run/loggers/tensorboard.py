@@ -31,7 +31,7 @@ class Events:
             self._writer.add_scalar(tag, value, row["step"], walltime=time)
 
     def close(self) -> None:
-        """Bring all events to the disk."""
+        """Write all events to the disk."""
         self._writer.close()
 
 

@@ -1,6 +1,7 @@
 """Weights & Biases: `pip install 'jaxcl[wandb]'`, then --config.loggers=wandb.
 
-Project, entity and mode are its own: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline.
+Project, entity and mode come from its variables: WANDB_PROJECT, WANDB_ENTITY,
+  WANDB_MODE=offline.
 `wandb.json` of the run keeps the id, under which a resumed run continues.
 """
 
@@ -37,7 +38,7 @@ class WandbRun:
 
 
 def check() -> None:
-    """Raise ValueError where wandb is not installed."""
+    """Raise ValueError if wandb is not installed."""
     try:
         import wandb  # noqa: F401
     except ModuleNotFoundError as error:
@@ -47,9 +48,9 @@ def check() -> None:
 
 
 def make(directory, rows) -> WandbRun:
-    """Begin a run named as its directory, or go on under its old id.
+    """Begin a run named after its directory, or continue under its old id.
 
-    Raises schema.Refused where wandb does not begin, such as without an account.
+    Raises schema.Refused if wandb cannot begin, such as without an account.
     """
     import wandb
 

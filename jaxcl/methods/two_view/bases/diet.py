@@ -1,4 +1,4 @@
-"""DIET: a linear head tells from an augmented image which image of the set it is.
+"""DIET: a linear head classifies an augmented image by its number in the set.
 
 Balestriero, "Unsupervised Learning on a DIET", arXiv 2302.10260; Rodas et al.,
 "DIET-CP", arXiv 2509.06990, for encoders that come without heads.
@@ -7,8 +7,8 @@ Departures:
 - The head has a bias.
 - With two views of each image the loss is the mean over both; config.augment.views=1 is
   the papers'.
-- Images of a later task get new rows of the head, also where another set, whose images
-  are counted from 0 again, gives them.
+- Images of a later task get new rows of the head, even if they come from another set,
+  which counts from 0 again.
 """
 
 from jaxcl import schema
@@ -23,8 +23,8 @@ def make(
     """Classify each image by its number: DIET-CP (Rodas et al., 2025).
 
     Args:
-      rows: of the head, at least one for each train image; None: as many as there are.
-        An update of a run has the head of the run.
+      rows: rows of the head, at least one for each train image; None: one each. An
+        update keeps the head of the run.
       smoothing: of the labels.
     """
 

@@ -4,8 +4,8 @@ Its forms under CaSSLe and PNR are ours, see docs/methods.md; the rate of probes
 of BYOL.
 
 Departures:
-- The temperature of the targets and the time in which prototypes stay are shares of the
-  first task, not numbers of epochs.
+- The warm-up of the target temperature and the time with frozen prototypes are shares
+  of the first task, not numbers of epochs.
 - No clipping of gradients by tensor, no schedule of the weight decay.
 - iBOT (Zhou et al., ICLR 2022): hidden patches are drawn one by one, not in blocks, and
   as many in each view; they show their position alone, no learned token; both losses
@@ -109,17 +109,18 @@ def make(
       temperature: of the network that learns.
       distill_temperature: of CaSSLe's term.
       momentum_start, momentum_end: of the slow network, over each task.
-      prototypes: how many there are.
+      prototypes: number of prototypes.
       balance: of the targets: "centre" subtracts a running mean, "sinkhorn" uses all
-        prototypes alike.
-      target_temperature, target_start, target_warmup: of the targets, which begins with
-        `target_start` and rises over that share of the first task.
+        prototypes equally.
+      target_temperature, target_start, target_warmup: temperature of the targets. It
+        starts at `target_start` and rises over the share `target_warmup` of the first
+        task.
       centre_momentum: of the running mean.
-      prototypes_held: share of the first task in which prototypes stay.
+      prototypes_held: share of the first task in which prototypes are frozen.
       ibot: weight of iBOT's loss of hidden patches, of Vision Transformers; DINOv2 has
         1. 0: none are hidden.
-      mask_share, mask_chance: share of the patches that a view hides, and of the views
-        that hide some.
+      mask_share, mask_chance: share of patches that a view hides; share of views that
+        hide any.
       koleo: weight of KoLeo, which spreads features of the encoder; DINOv2 has 0.1.
     """
     centred = balance == "centre"

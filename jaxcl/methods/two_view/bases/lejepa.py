@@ -1,7 +1,7 @@
 """LeJEPA: views agree, and embeddings are normally distributed.
 
 Its forms under CaSSLe and PNR are ours, see docs/methods.md; the rate of probes is that
-of VICReg. The mean view is that of the two views, whatever local crops there are.
+of VICReg. The mean view is that of the two views, without local crops.
 """
 
 import jax
@@ -30,7 +30,7 @@ def make(
     """Join views, make embeddings Gaussian: LeJEPA (Balestriero and LeCun, 2025).
 
     Args:
-      normality: lambda, of its SIGReg.
+      normality: lambda, the weight of SIGReg.
       slices: random directions of SIGReg in each step.
       form: "code" or "paper", see `noncontrastive.lejepa`; the paper's squared
         distances are sums over the features, also under CaSSLe and PNR.

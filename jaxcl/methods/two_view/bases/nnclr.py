@@ -3,8 +3,8 @@
 Departures:
 - Queries and keys are of the global batch.
 - Its forms under CaSSLe and PNR are ours. CaSSLe's is that of SimCLR. PNR subtracts a
-  cosine, as without negatives: anchors come from the queue and have no gradient, so
-  that frozen features among their negatives would move nothing.
+  cosine, as for bases without negatives. Anchors come from the queue without a
+  gradient, so frozen features among their negatives would have no effect.
 - The rate of probes is ours, that of SimCLR.
 """
 
@@ -29,7 +29,7 @@ def make(
     Args:
       temperature: of the loss.
       distill_temperature: of CaSSLe's term.
-      queue_size: projections of first views in which neighbours are looked for.
+      queue_size: projections of first views to search for neighbours.
       predictor_hidden_dim: hidden units of its predictor.
       form: "code" or "paper", of CaSSLe's term.
     """

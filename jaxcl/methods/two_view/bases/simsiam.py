@@ -1,7 +1,8 @@
 """SimSiam: a predictor of one view finds the same network's projection of the other.
 
 Its forms under CaSSLe and PNR are ours, see docs/methods.md; the rate of probes is that
-of BYOL. The paper keeps the predictor's learning rate constant; here it is that of all.
+of BYOL. The paper keeps the predictor's learning rate constant; here it follows the
+schedule.
 """
 
 from jaxcl import core, schema

@@ -19,8 +19,8 @@ def make(
     Args:
       temperature: of the loss.
       distill_temperature: of CaSSLe's term, and of PNR's second one.
-      pseudo_negatives: under PNR, rows of "all" classes, or of "other_classes" than the
-        anchor's; with two classes a task half of all rows are of its class.
+      pseudo_negatives: under PNR, rows of "all" classes, or only of "other_classes"
+        than the anchor's.
       form: "code" or "paper", of CaSSLe's term.
     """
 

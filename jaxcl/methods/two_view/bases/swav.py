@@ -7,7 +7,7 @@ Departures:
 - No queue of earlier features enlarges the batch of Sinkhorn-Knopp.
 - The released code gives prototypes unit length after each step; here they are compared
   by their direction.
-- The time in which prototypes stay is a share of the first task, not an epoch.
+- The time with frozen prototypes is a share of the first task, not an epoch.
 """
 
 import jax.numpy as jnp
@@ -33,10 +33,10 @@ def make(
     Args:
       temperature: of the predictions.
       distill_temperature: of CaSSLe's term.
-      prototypes: how many there are.
+      prototypes: number of prototypes.
       target_temperature: epsilon, of the assignments.
-      iterations: of Sinkhorn-Knopp, which uses all prototypes alike.
-      prototypes_held: share of the first task in which prototypes stay.
+      iterations: of Sinkhorn-Knopp, which uses all prototypes equally.
+      prototypes_held: share of the first task in which prototypes are frozen.
     """
 
     def loss(x):

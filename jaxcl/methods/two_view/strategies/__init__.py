@@ -1,10 +1,10 @@
-"""What two-view methods train with after the first task, a module and a row each.
+"""Strategies of two-view methods, a module and a row of `STRATEGIES` each.
 
 A module has `make(*, ...)`, whose keyword arguments are options of config.method, and
 which returns a `records.Strategy`. A name with a dot is a module of a user's own
 package. The losses of CaSSLe and PNR depend on the base and are defined there; the
-others are the same for every base. Where their papers speak of logits or likelihoods,
-projections and the loss of the base take their place.
+others are the same for every base. Projections and the loss of the base replace the
+logits and likelihoods of their papers.
 """
 
 from collections.abc import Callable, Mapping

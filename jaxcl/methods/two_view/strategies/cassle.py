@@ -1,4 +1,4 @@
-"""CaSSLe: a predictor of the projections finds those of the last task's network."""
+"""CaSSLe: a predictor maps the projections to those of the last task's network."""
 
 from jaxcl import schema
 from jaxcl.methods.two_view import records

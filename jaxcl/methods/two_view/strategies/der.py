@@ -1,4 +1,4 @@
-"""DER: stored examples keep the projections that they had when they were stored."""
+"""DER: stored examples keep the projections from the time they were stored."""
 
 from jaxcl import schema
 from jaxcl.losses import replay

@@ -1,11 +1,10 @@
-"""EWC: parameters that mattered to earlier tasks are held where they were.
+"""EWC: parameters that matter to earlier tasks are held in place.
 
 Departures:
 - The base loss takes the place of the negative log-likelihood.
 - The Fisher information is estimated during the last part of a task's training
   (`fisher_share`), not in a separate pass after it.
-- Where the penalty is so stiff that a step would jump over its minimum, the step ends
-  at the minimum.
+- If a step would jump over the penalty's minimum, it ends at the minimum.
 """
 
 from typing import Annotated

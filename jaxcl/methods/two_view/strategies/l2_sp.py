@@ -1,11 +1,10 @@
-"""L2-SP: the encoder's weights are pulled to where the task found them.
+"""L2-SP: the encoder's weights are pulled to their values at the start of the task.
 
 Departures:
 - The paper pulls to the pretrained weights. With several tasks each one pulls to the
   weights after the last, and the first task of a random start has no pull.
 - The heads have the optimiser's weight decay, in place of the paper's beta.
-- Where the penalty is so stiff that a step would jump over its minimum, the step ends
-  at the minimum.
+- If a step would jump over the penalty's minimum, it ends at the minimum.
 """
 
 from typing import NamedTuple

@@ -1,9 +1,9 @@
-"""Feature distillation: the encoder's features of new images stay what they were.
+"""Feature distillation: the encoder's features of new images stay near the old ones.
 
 Departures:
 - The paper halves the squared distance and averages it over rows. Here it is divided by
   the mean squared length of the old features, so that one weight fits every encoder.
-- The paper also freezes the classifier, which is not here.
+- The paper also freezes the classifier; here there is none.
 """
 
 from jaxcl import schema
@@ -18,8 +18,8 @@ def make(
 ) -> records.Strategy:
     """Keep features: Less-forgetful learning (Jung et al., AAAI 2018, Eq. 4).
 
-    No old images are stored. The loss is base + weight * |h - h'|^2 / |h'|^2, where h
-    are features of the encoder and h' those of the last task's encoder.
+    No old images are stored. The loss is base + weight * |h - h'|^2 / |h'|^2, with
+    features h of the encoder and h' of the last task's encoder.
 
     Args:
       weight: of the term that it adds.

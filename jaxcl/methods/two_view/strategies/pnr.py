@@ -1,4 +1,4 @@
-"""PNR: features of the last task's network are negatives, too; its loss is the base's.
+"""PNR: features of the last task's network are negatives, too.
 
 Cha, Cho, Moon, "Regularizing with Pseudo-Negatives for Continual Self-Supervised
 Learning", ICML 2024. Non-contrastive bases have no negatives; there it subtracts the
@@ -23,7 +23,7 @@ _UNBOUNDED = {
 
 
 def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
-    """Refuse a base that has no form under PNR; warn of a loss ruled by a distance.
+    """Refuse a base without a form under PNR; warn of a loss that a distance dominates.
 
     Either such a loss has no lower bound, or the distance that it subtracts weighs more
     than the distillation: it is far below 0 where the network has left the frozen one.

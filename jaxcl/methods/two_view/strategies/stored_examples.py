@@ -1,4 +1,4 @@
-"""A memory of examples, which DER and LUMP train on beside the task's own."""
+"""A memory of examples, for DER and LUMP."""
 
 from typing import Any
 
