@@ -2,7 +2,9 @@
 
 import importlib
 import inspect
+import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -198,18 +200,23 @@ def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
     pytest.importorskip("setuptools")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     skip = shutil.ignore_patterns("__pycache__")
     for name in ("jaxcl", "configs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=skip)
     build = "from setuptools import build_meta; build_meta.build_wheel('out')"
-    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True)
+    env = {**os.environ, "JAXCL_REPOSITORY": "https://example.org/jaxcl"}
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, env=env)
     (wheel,) = (tmp_path / "out").glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_path / "site")
     (entry,) = (tmp_path / "site").glob("*.dist-info/entry_points.txt")
     assert "jaxcl = jaxcl.cli:main" in entry.read_text()
+    about = entry.with_name("METADATA").read_text()
+    assert "Project-URL: Source, https://example.org/jaxcl\n" in about
+    links = re.findall(r"\]\(([^)]+)\)", about)
+    assert len(links) > 20 and all(re.match("https://|#", link) for link in links)
     (tmp_path / "empty").mkdir()
 
     def run(*words):

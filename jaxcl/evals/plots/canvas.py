@@ -34,6 +34,7 @@ METHODS = (
     ("gdumb",),
 )
 MOST_NAMES = 20  # more classes or tasks than this are not written out
+MOST_NAMED_TASKS = 9  # above the axes; each takes at least this part of the width
 LONGEST = 24  # letters of a name
 FORMATS = ("png", "svg", "pdf")
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -120,6 +121,17 @@ def shade_tasks(axes, task_ends, **options) -> None:
     ends = [0, *np.asarray(task_ends).tolist()]
     for first, last in list(zip(ends, ends[1:], strict=False))[1::2]:
         axes.axvspan(first, last, color="0.93", lw=0, zorder=0, **options)
+
+
+def name_tasks(axes, task_ends) -> None:
+    """Write the number of each task above the axes, if none is too short."""
+    ends = [0, *np.asarray(task_ends).tolist()]
+    if min(np.diff(ends), default=0) * MOST_NAMED_TASKS < ends[-1]:
+        return
+    place = axes.get_xaxis_transform()  # x in steps, y as a share of the axes
+    for number, (first, last) in enumerate(itertools.pairwise(ends)):
+        name, middle = f"task {number + 1}", (first + last) / 2
+        axes.text(middle, 1.02, name, transform=place, ha="center", color="0.3")
 
 
 def make_logarithmic(axes, which, parts) -> None:

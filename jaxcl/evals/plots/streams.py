@@ -4,7 +4,7 @@ import numpy as np
 
 from jaxcl.evals.plots import canvas
 
-_STEPS = "optimiser step (shaded: every other task)"
+_STEPS = "optimiser step"
 
 
 def anytime(
@@ -55,17 +55,19 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
 
 
 def _stream(task_ends):
-    """Make a figure over the steps of a stream, every other task shaded."""
+    """Make a figure over the steps of a stream, with tasks shaded and numbered."""
     figure = canvas.make_figure(7.5, 4.2)
     axes = figure.add_subplot()
     canvas.shade_tasks(axes, task_ends)
+    canvas.name_tasks(axes, task_ends)
     end = [0, *task_ends][-1]
     axes.set_xlim(0, 1.02 * end)  # the last markers are whole
     return figure, axes
 
 
 def _finish(figure, axes, path, *, title, ylabel, xlabel=_STEPS):
-    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_title(title, pad=20)  # above the names of the tasks
     axes.xaxis.set_major_locator(canvas.whole_number_ticks())
     axes.grid(color="0.85")
     canvas.show_legend(axes)
