@@ -99,6 +99,9 @@ ROWS = {
         "method": REPLAY,
     },
     "simclr": HALF | SMALL_HEAD | {"base": "simclr", "method": ALIKE},
+    "simclr_2048": HALF
+    | SMALL_HEAD
+    | {"base": "simclr", "method": ALIKE, "train": 2048},
     "moco": HALF | SMALL_HEAD | {"base": "mocov2plus", "method": QUEUED},
     "barlow_twins": HALF
     | WIDE_HEAD

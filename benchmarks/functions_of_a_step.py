@@ -4,7 +4,7 @@ A reader of the step reads these. A lambda counts with the function that holds i
   python benchmarks/functions_of_a_step.py pnr_cifar100 er_ace_cifar10
   python benchmarks/functions_of_a_step.py pnr_cifar100 --building
 
-With `--building` it lists those that build the job, up to the trace of its step.
+With `--building` it lists those that make the job from its config.
 """
 
 import argparse
@@ -14,12 +14,11 @@ import pathlib
 import runpy
 import sys
 import tempfile
-from unittest import mock
 
 import jax
 
 from jaxcl import sharding
-from jaxcl.config import build, files
+from jaxcl.config import build, files, jobs, sections
 from jaxcl.run import job
 
 ROOT = f"{pathlib.Path(sharding.__file__).parent}/"
@@ -53,9 +52,9 @@ def list_functions(config: str, building: bool = False) -> list[tuple[str, str]]
     made = runpy.run_path(files.locate(config))["get_config"]("debug")
     folder = pathlib.Path(tempfile.mkdtemp())
     if building:
-        with mock.patch.object(job, "trace_step", lambda work: work):
-            with list_entered() as found:
-                build.build(made, folder)
+        raw = made.to_dict()
+        with list_entered() as found:
+            jobs.make_job(sections.read_top(raw), raw, folder)
         return found
     work = build.build(made, folder)
     step = inspect.unwrap(work.method.step)  # of what `build` has traced, and kept

@@ -39,7 +39,7 @@ class Replay(NamedTuple):
     """How online methods store and replay the stream: config.replay."""
 
     capacity: int  # slots of the memory
-    policy: str = "reservoir"  # see memory.policy_table.look_up
+    policy: str = "reservoir"  # see memory.policies.look_up
     size: int | None = None  # rows drawn per update; None: as many as come in
     updates: int = 1  # gradient steps on each incoming batch
     flops: float | None = None  # budget for each image, from which `updates` came

@@ -258,13 +258,13 @@ def _is_split(node):
     return getattr(node, "over_devices", False)
 
 
-def per_device(name: str, value: int, mesh) -> int:
-    """Return the part of a count that falls to each device.
+def per_device(name: str, value: int, mesh: Mesh | None) -> int:
+    """Return the part of a count that falls to each device; None: there is one.
 
     Raises:
       ValueError: the devices cannot share it evenly; `name` is for the message.
     """
-    count = sharers(mesh)
+    count = 1 if mesh is None else sharers(mesh)
     if value < 1 or value % count:
         raise ValueError(
             f"{name}={value}: must be a positive multiple of the {count} devices "
@@ -345,7 +345,8 @@ def spread(tree):
 
     Leaves whose rows do not divide by the devices stay as they are.
     """
-    if (mesh := current()) is None:
+    mesh = current()
+    if mesh is None or mesh.size == 1:
         return tree
 
     def constrain(leaf):
@@ -362,7 +363,7 @@ def gather(tree):
     A loop that reads the rows in turn then gets them once, not in every turn.
     """
     mesh = current()
-    if mesh is None:
+    if mesh is None or mesh.size == 1:
         return tree
     return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 

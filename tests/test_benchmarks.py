@@ -32,6 +32,7 @@ RUNS = {
     "functions_of_a_step": "er_ace_cifar10",
     "experiments": "--tiny --rows replay_mnist --repeats=0",
     "growth": "--axes memory --points=1",
+    "keep_old": "--stream=same --seeds 0 --epochs=1 --rows average",
     "accelerator": "--rehearse --seconds=0.01 --rows er_ace",
 }
 
@@ -53,6 +54,9 @@ def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path, monkeypatch)
     words, script = RUNS[name].split(), load(name)
     if name == "accelerator":
         words.append(f"--out={tmp_path / 'page.md'}")
+    if name == "keep_old":
+        words.append(f"--out={tmp_path}")
+        monkeypatch.setattr(script, "BATCH", 128)  # a multiple of the devices
     if name == "icl":  # twelve variants compile for minutes
         monkeypatch.setattr(script, "VARIANTS", ("continue",))
         monkeypatch.setattr(script, "PAIRS", {})

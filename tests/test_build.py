@@ -123,7 +123,7 @@ def test_another_config_is_refused_naming_the_fields(tmp_path):
 
 
 def test_another_config_is_refused_before_data_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "_build_job", lambda *_: 1 / 0)
+    monkeypatch.setattr(build.jobs, "make_job", lambda *_: 1 / 0)
     begun = toy.config().to_dict() | {"resident": True, "decoder": "cv2"}
     (tmp_path / "config.json").write_text(json.dumps(begun))
     with pytest.raises(ZeroDivisionError):

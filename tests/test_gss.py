@@ -10,7 +10,7 @@ import pytest
 from helpers import gss_twin, twins
 from helpers import online_toy as toy
 from jaxcl import sharding
-from jaxcl.memory import buffer, diversity, policy_table
+from jaxcl.memory import buffer, diversity, policies
 from jaxcl.methods import gss, online
 from jaxcl.methods.online_ssl import stored
 
@@ -147,7 +147,7 @@ def test_the_policy_of_online_ssl_is_algorithm_two_row_by_row():
     """Batches with rows that do not exist fill a memory, then compete for it."""
     rng, entered = np.random.default_rng(3), 0
     memory = buffer.create({"score": np.zeros((), np.float32)}, 7)
-    offer = jax.jit(policy_table.POLICIES["gss"].choose)
+    offer = jax.jit(policies.POLICIES["gss"].choose)
     for turn in range(30):
         mask, key = rng.random(5) < 0.8, jax.random.key(turn)
         scores = rng.uniform(0.2, 1.4, 5).astype(np.float32)

@@ -67,7 +67,7 @@ def play(batches, slots_of):
 
 @pytest.mark.parametrize("size", [3, 5, 9])
 def test_every_row_enters_and_the_lowest_scores_go(size):
-    offer, gone_at_all = jax.jit(loss_aware.replace_lowest), []
+    offer, gone_at_all = jax.jit(policies.replace_lowest), []
 
     def slots_of(memory, items, mask, key):
         held = jax.tree.map(np.asarray, memory)
@@ -92,7 +92,7 @@ def test_every_row_enters_and_the_lowest_scores_go(size):
 
 @pytest.mark.parametrize("size", [3, 5, 9])
 def test_rows_enter_as_in_a_reservoir_and_the_lowest_score_goes(size):
-    offer, replaced = jax.jit(loss_aware.replace_in_reservoir), []
+    offer, replaced = jax.jit(policies.replace_in_reservoir), []
 
     def slots_of(memory, items, mask, key):
         held = jax.tree.map(np.asarray, memory)

@@ -10,7 +10,7 @@ import pytest
 
 from helpers import chance, toy
 from jaxcl import sharding
-from jaxcl.memory import buffer, policy_table
+from jaxcl.memory import buffer, policies
 
 CLASSES, TASKS, CAPACITY = 4, 3, 7
 # Of these the cut of the stream into batches decides what is kept.
@@ -18,7 +18,7 @@ BY_BATCH = {"batched_reservoir"}
 # The others compare features, see test_redundancy.py.
 NAMES = sorted(
     name
-    for name, policy in policy_table.POLICIES.items()
+    for name, policy in policies.POLICIES.items()
     if {*policy.reads} <= {"label", "task"}
 )
 
@@ -59,12 +59,12 @@ def empty(capacity=CAPACITY):
 
 
 def begin(name, classes=CLASSES, tasks=TASKS):
-    return policy_table.POLICIES[name].start(classes, tasks)
+    return policies.POLICIES[name].start(classes, tasks)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def offer(name, state, kept, key, rows, mask):
-    slots, kept = policy_table.POLICIES[name].choose(state, kept, key, rows, mask)
+    slots, kept = policies.POLICIES[name].choose(state, kept, key, rows, mask)
     return buffer.write(state, slots, rows, mask), kept, slots
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from helpers import chance, toy
 from jaxcl import core, sharding
-from jaxcl.memory import buffer, policy_table, sharded
+from jaxcl.memory import buffer, policies, sharded
 from jaxcl.methods import online
 from jaxcl.run import job, train
 
@@ -60,7 +60,7 @@ def step(asked, k, state, kept, keys, items, mask):
     k_draw, k_write = keys
     weights = -0.1 * state.items["label"].astype(jnp.float32)
     drawn = sharded.sample(state, k_draw, k, log_weights=weights)
-    backwards, policy = drawn[0]["label"], policy_table.look_up(asked.policy)
+    backwards, policy = drawn[0]["label"], policies.look_up(asked.policy)
     repeated = sharded.on_each_device(asked, lambda label: label[::-1], backwards)
     slots, kept = sharded.choose(policy, state, kept, k_write, items, mask)
     state = sharded.write_rows(state, buffer.order_after(slots, drawn), items, mask)
@@ -70,9 +70,7 @@ def step(asked, k, state, kept, keys, items, mask):
 def run(asked, *, k, keys, part=slice(None), place=lambda x: x):
     """Six batches of 16 rows, a few of them masked; a trace of all that came out."""
     state = sharded.create(EXAMPLE, asked)
-    kept = sharded.start_policy(
-        asked, policy_table.look_up(asked.policy), CLASSES, TASKS
-    )
+    kept = sharded.start_policy(asked, policies.look_up(asked.policy), CLASSES, TASKS)
     compiled = jax.jit(functools.partial(step, asked, k))
     trace = []
     for turn in range(6):
@@ -131,7 +129,7 @@ def test_each_device_has_a_buffer_of_its_own(policy):
 def test_every_row_is_kept_and_drawn_with_the_same_probability():
     n, capacity, k, total, trials = 4, 8, 4, 48, 2000
     batches = np.arange(total, dtype=np.int32).reshape(-1, 8)
-    policy, none = policy_table.look_up("reservoir"), sharded.ShardedPolicyState({})
+    policy, none = policies.look_up("reservoir"), sharded.ShardedPolicyState({})
 
     @jax.jit
     def one(key):
@@ -191,7 +189,7 @@ def compiled_text(function, *arguments, **options):
 def test_nothing_moves_between_devices():
     mesh = sharding.mesh(8)
     items, mask = sharding.shard_rows((rows(0), np.ones(16, bool)), mesh)
-    for policy in policy_table.POLICIES.values():
+    for policy in policies.POLICIES.values():
 
         def act(state, kept, key, items, mask, policy=policy):
             slots, kept = sharded.choose(policy, state, kept, key, items, mask)
@@ -281,7 +279,7 @@ def test_a_donated_memory_is_written_in_place():
     with sharding.use_mesh(mesh):
         state, kept = (
             sharded.create(example, asked),
-            sharded.start_policy(asked, policy_table.look_up(asked.policy), 2, 2),
+            sharded.start_policy(asked, policies.look_up(asked.policy), 2, 2),
         )
         jitted = jax.jit(functools.partial(step, asked, 4), donate_argnums=0)
         lowered = jitted.lower(state, kept, two_keys(0), items, mask)

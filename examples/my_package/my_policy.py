@@ -6,7 +6,7 @@ replays, with --config.replay.policy=my_package.my_policy.
 
 import jax.numpy as jnp
 
-from jaxcl.memory import policy_table
+from jaxcl.memory import policies
 
 EVERY = 4
 
@@ -30,6 +30,6 @@ def choose(buffer, state, key, items, mask):
     return jnp.where(enters, slots, buffer.capacity), state
 
 
-def make() -> policy_table.Policy:
+def make() -> policies.Policy:
     """Make the policy."""
-    return policy_table.Policy(choose)
+    return policies.Policy(choose)

@@ -33,21 +33,20 @@ def check_path(top: sections.TopLevel) -> None:
     )
 
 
-def check_data(top: sections.TopLevel, tasks: stream.Stream, workdir) -> stream.Stream:
+def check_data(
+    top: sections.TopLevel, tasks: stream.Stream, workdir
+) -> identity.Identity:
     """Refuse other data than a run began with; warn of data that inflate accuracies.
 
     These are duplicate images, see config.duplicates, and classes that are evaluated
-    but not trained on. Without `workdir` nothing is checked.
+    but not trained on.
 
     Returns:
-      The stream, its dataset with the identity of its rows.
+      The identity of the rows of the data set.
     """
-    if workdir is None:
-        return tasks
     dataset, is_first = tasks.dataset, jax.process_index() == 0
     known = identity.identify(dataset)
     identity.check_data(workdir, known)
-    tasks = tasks._replace(dataset=dataset._replace(known=known))
     judges = {
         section.get("name", key)
         for key, section in top.evaluators.items()
@@ -65,7 +64,7 @@ def check_data(top: sections.TopLevel, tasks: stream.Stream, workdir) -> stream.
         warnings.append(identity.describe_duplicates(whole, name))
     for words in filter(None, warnings if is_first else ()):
         logging.warning("%s", words)
-    return tasks
+    return known
 
 
 def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> None:

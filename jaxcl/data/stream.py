@@ -41,7 +41,6 @@ class Dataset(NamedTuple):
     test: Examples | None
     decoder: str = ""  # "cv2" or "pillow", "" if nothing is decoded
     notes: tuple[str, ...] = ()  # what was left out or converted, for one line
-    known: Any = None  # identity.Identity, where a run keeps it
 
 
 def epoch_order(

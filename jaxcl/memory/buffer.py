@@ -100,13 +100,16 @@ def write(
     # Without duplicates XLA uses plain stores; atomic stores of u8 are slow and have
     # no order.
     put = {"mode": "drop", "unique_indices": True}
-    return Buffer(
-        items=jax.tree.map(
-            lambda old, new: old.at[target].set(new, **put), buffer.items, items
-        ),
-        filled=buffer.filled.at[target].set(True, **put),
-        seen=_count_seen(buffer.seen, jnp.sum(mask, dtype=jnp.uint32), buffer.capacity),
+    items = jax.tree.map(
+        lambda old, new: old.at[target].set(new, **put), buffer.items, items
     )
+    filled = buffer.filled.at[target].set(True, **put)
+    more = jnp.sum(mask, dtype=jnp.uint32)
+    seen = buffer.seen.astype(jnp.uint32) + more
+    beyond = jnp.maximum(seen, _MOST) - _MOST
+    times = (beyond + (buffer.capacity - 1)) // buffer.capacity
+    seen = (seen - times * buffer.capacity).astype(jnp.int32)
+    return Buffer(items, filled, seen)
 
 
 def order_after(slots: jax.Array, arrays: core.PyTree) -> jax.Array:
@@ -217,14 +220,6 @@ def _last_writers(slots, mask, capacity):
     last = jnp.full((capacity,), -1, jnp.int32).at[slots].max(rows, mode="drop")
     stays = valid & (last.at[slots].get(mode="clip") == rows)
     return jnp.where(stays, slots, capacity + rows)
-
-
-def _count_seen(seen, more, capacity):
-    """Add `more` to `seen`, modulo the capacity above 2^31 - 1."""
-    total = seen.astype(jnp.uint32) + more
-    beyond = jnp.maximum(total, _MOST) - _MOST
-    times = (beyond + (capacity - 1)) // capacity
-    return (total - times * capacity).astype(jnp.int32)
 
 
 def _check_items(stored, items, count):

@@ -2,15 +2,20 @@
 
 A policy returns slots, i32[B], for `buffer.write`; `capacity` means drop. It numbers
 the unmasked rows of a stream from 0, by `buffer.seen`. So each batch must go through
-one policy and then through `write`, with the same mask.
+one policy and then through `write`, with the same mask. `POLICIES` lists those that
+config.replay.policy names, all of one signature.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 
+from jaxcl import schema
 from jaxcl.memory import buffer as buffer_lib
-from jaxcl.memory import diversity, redundancy
+from jaxcl.memory import diversity, loss_aware, redundancy
 from jaxcl.memory import duel as duel_lib
 
 _MOST = 2**31 - 1  # the largest number that a row gets
@@ -328,6 +333,69 @@ def gss(
     )
 
 
+def replace_lowest(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
+    """Store every row in place of the row with the lowest score.
+
+    Scores are computed once, before the batch, so that none of its rows is replaced. If
+    a batch has more than `capacity` rows, the first ones stay. Source: the insertion
+    "fifo" of `loss_aware.score_losses`.
+
+    Args:
+      buffer: Buffer, items with "loss" f32[capacity], the running loss, and "draws"
+        i32[capacity], how often the row was drawn.
+      mask: bool or f32 [B], rows that exist.
+
+    Returns:
+      i32[B], slots; none but `capacity` occurs twice.
+    """
+    mask = jnp.asarray(mask, bool)
+    chex.assert_rank(mask, 1)
+    held, stored = buffer.items, jnp.sum(buffer.filled, dtype=jnp.int32)
+    excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
+    value = loss_aware.score_losses(held["loss"], held["draws"], buffer.filled)
+    gone = buffer_lib.find_lowest(value, jnp.clip(excess, 0, stored))
+    return buffer_lib.free_slots(~buffer.filled | gone, mask)
+
+
+def replace_in_reservoir(
+    buffer: buffer_lib.Buffer, key: jax.Array, loss: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Admit rows as a reservoir does; each replaces the row with the lowest score.
+
+    Rows come one after another: row n of the stream takes slot n while there are free
+    ones, and enters with probability capacity / (n + 1) later, exactly where it would
+    in `reservoir` with this key. Scores count the rows of the batch that entered before
+    it. Source: see `loss_aware.score_losses`, there the insertion "random".
+
+    Args:
+      buffer: as for `replace_lowest`.
+      key: threefry key.
+      loss: f32[B], of the rows, which were not drawn yet.
+      mask: bool or f32 [B], rows that exist.
+
+    Returns:
+      i32[B], slots, for rows that are written one after another.
+    """
+    mask = jnp.asarray(mask, bool)
+    chex.assert_equal_shape([loss, mask])
+    capacity, held = buffer.capacity, buffer.items
+    admitted = reservoir(buffer, key, mask)
+
+    def place_row(carry, row):
+        losses, draws, filled = carry
+        slot, loss = row
+        worst = jnp.argmin(loss_aware.score_losses(losses, draws, filled))
+        slot = jnp.where((slot < capacity) & jnp.all(filled), worst, slot)
+        slot = slot.astype(jnp.int32)
+        losses = losses.at[slot].set(loss, mode="drop")
+        draws = draws.at[slot].set(0, mode="drop")
+        filled = filled.at[slot].set(True, mode="drop")
+        return (losses, draws, filled), slot
+
+    carry = held["loss"], held["draws"], buffer.filled
+    return jax.lax.scan(place_row, carry, (admitted, loss))[1]
+
+
 def _place_in_turn(buffer, kept, key, label, mask, place):
     """Place rows one after another; return their slots and the policy's state.
 
@@ -402,3 +470,102 @@ def _upper_bits(a, b):
     first = a1 * b0 + (a0 * b0 >> 16)  # no sum here reaches 2^32
     second = a0 * b1 + (first & 0xFFFF)
     return a1 * b1 + (first >> 16) + (second >> 16)
+
+
+class Policy(NamedTuple):
+    """A replay policy as methods call it.
+
+    The functions above take only what they read, so that they work without a
+    method. This record gives them one signature, with the items that each reads.
+    """
+
+    # (buffer, state, key, items, mask) -> (slots i32[B], state). `items` are those of
+    # the incoming rows, with the fields that `reads` names.
+    choose: Callable
+    # (num_classes, num_tasks) -> state before the first row, such as counts
+    start: Callable = lambda num_classes, num_tasks: {}
+    # (num_classes, num_tasks) -> smallest capacity
+    least: Callable = lambda num_classes, num_tasks: 1
+    # Items that the policy reads: "label" and "task" i32[], which every method stores,
+    # or those that its function names.
+    reads: tuple[str, ...] = ()
+
+
+def _adapt_policy(function, *takes, counts=(), reads=None, **fields) -> Policy:
+    """Wrap a function (buffer, *counts, *takes, mask) -> slots, *counts as a policy.
+
+    Args:
+      takes: "key", or names of items.
+      counts: names of what it counts.
+      reads: None: the items that it takes.
+      fields: of the record.
+    """
+
+    def choose(buffer, state, key, items, mask):
+        given = [state[name] for name in counts]
+        given += [key if name == "key" else items[name] for name in takes]
+        found = function(buffer, *given, mask)
+        slots, *after = found if counts else (found,)
+        return slots, dict(zip(counts, after, strict=True))
+
+    if reads is None:
+        reads = tuple(name for name in takes if name != "key")
+    return Policy(choose, reads=reads, **fields)
+
+
+def _adapt_ring(name, groups) -> Policy:
+    """Wrap a ring for each class or task as a policy; `groups` names the number."""
+
+    def start_state(*numbers):
+        return {"turn": jnp.zeros((groups(*numbers),), jnp.int32)}
+
+    return _adapt_policy(ring, name, counts=("turn",), start=start_state, least=groups)
+
+
+POLICIES = {
+    "reservoir": _adapt_policy(reservoir, "key"),
+    "batched_reservoir": _adapt_policy(batched_reservoir, "key"),
+    "fifo": _adapt_policy(fifo),
+    "class_balanced": _adapt_policy(
+        class_balanced,
+        "key",
+        "label",
+        counts=("met", "full"),
+        start=lambda num_classes, num_tasks: {
+            "met": jnp.zeros((num_classes,), jnp.int32),
+            "full": jnp.zeros((num_classes,), bool),
+        },
+    ),
+    "greedy_balanced": _adapt_policy(
+        greedy_balanced,
+        "key",
+        "label",
+        counts=("rank",),
+        start=lambda num_classes, num_tasks: {
+            "rank": jnp.full((num_classes,), num_classes, jnp.int32)
+        },
+    ),
+    "ring": _adapt_ring("label", lambda num_classes, num_tasks: num_classes),
+    "task_ring": _adapt_ring("task", lambda num_classes, num_tasks: num_tasks),
+    "min_redundancy": _adapt_policy(
+        min_redundancy, reads=("feature", "used", "number")
+    ),
+    "duel": _adapt_policy(duel, "feature"),
+    "loss_aware": _adapt_policy(replace_lowest, reads=("loss", "draws")),
+    "loss_aware_reservoir": _adapt_policy(
+        replace_in_reservoir, "key", "loss", reads=("loss", "draws")
+    ),
+    "gss": _adapt_policy(gss, "key", "score"),
+}
+
+
+def look_up(name: str) -> Policy:
+    """Look up a policy of `POLICIES`, or make one from the user's own module.
+
+    Raises:
+      ValueError: naming config.replay.policy and what is allowed.
+    """
+    field = "config.replay.policy"
+    found = schema.find_named(POLICIES, name, field)
+    made = found if name in POLICIES else found()
+    return schema.check_made(made, Policy, name, field)

@@ -24,10 +24,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from jaxcl import core, sharding
-from jaxcl.memory import buffer, policy_table
+from jaxcl.memory import buffer, policies
 
 
 class Shards(NamedTuple):
@@ -77,28 +76,28 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
     Args:
       example: as in `buffer.create`.
       replay: says whether it is split, and the slots of all devices.
-
-    Raises:
-      ValueError: the devices cannot share the slots evenly.
     """
+    whole = buffer.create(example, replay.capacity)
     if not replay.sharded:
-        return buffer.create(example, replay.capacity)
-    own = sharding.per_device("config.replay.capacity", replay.capacity, _memory_mesh())
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
-    return _join_results(lambda: _split_shards(buffer.create(example, own)))
+        return whole
+    seen = jnp.zeros((count_shards(replay),), jnp.int32)
+    return sharding.spread(Shards(whole.items, whole.filled, seen))
 
 
 def start_policy(
-    replay: core.Replay, policy: policy_table.Policy, num_classes: int, num_tasks: int
+    replay: core.Replay, policy: policies.Policy, num_classes: int, num_tasks: int
 ) -> core.PyTree:
     """Create the state of a policy, such as its counts."""
+    kept = policy.start(num_classes, num_tasks)
     if not replay.sharded:
-        return policy.start(num_classes, num_tasks)
-    return _join_results(lambda: _unwrap_state(policy.start(num_classes, num_tasks)))
+        return kept
+    count = count_shards(replay)
+    each = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), kept)
+    return sharding.spread(ShardedPolicyState(each))
 
 
 def choose(
-    policy: policy_table.Policy,
+    policy: policies.Policy,
     memory: buffer.Buffer | Shards,
     kept: core.PyTree,
     key: jax.Array,
@@ -122,16 +121,15 @@ def choose(
     """
     if isinstance(memory, buffer.Buffer):
         return policy.choose(memory, kept, key, items, mask)
-    sharding.per_device("rows", len(mask), _memory_mesh())
 
     def choose_on_device(memory, kept, items, mask, key):
+        memory, key = _read_shard(memory), _fold_device(key)
         own = jax.tree.map(lambda x: x[0], kept.each)
-        slots, own = policy.choose(
-            _join_shards(memory), own, _own_key(key), items, mask
-        )
-        return slots, _unwrap_state(own)
+        slots, own = policy.choose(memory, own, key, items, mask)
+        return slots, ShardedPolicyState(jax.tree.map(lambda x: x[None], own))
 
-    return _join_results(choose_on_device, memory, kept, items, mask, everywhere=(key,))
+    rows = memory, kept, items, mask
+    return sharding.on_each(choose_on_device, rows, (key,))
 
 
 def write_rows(
@@ -151,14 +149,12 @@ def write_rows(
     """
     if isinstance(memory, buffer.Buffer):
         return buffer.write(memory, slots, items, mask)
-    sharding.per_device("rows", len(slots), _memory_mesh())
-    slots = jnp.asarray(slots, jnp.int32)
-    mask = jnp.ones(slots.shape, bool) if mask is None else mask
 
-    def write_on_device(memory, slots, items, mask):
-        return _split_shards(buffer.write(_join_shards(memory), slots, items, mask))
+    def write_on_device(memory, *rows):
+        own = buffer.write(_read_shard(memory), *rows)
+        return Shards(own.items, own.filled, own.seen[None])
 
-    return _join_results(write_on_device, memory, slots, items, mask)
+    return sharding.on_each(write_on_device, (memory, slots, items, mask), ())
 
 
 def sample(
@@ -184,15 +180,15 @@ def sample(
     """
     if isinstance(memory, buffer.Buffer):
         return buffer.sample(memory, key, k, log_weights=log_weights)
-    count = sharding.per_device("k", k, _memory_mesh())
+    count = sharding.per_device("k", k, sharding.current())
     if k > memory.capacity:
         raise ValueError(f"k={k}: allowed are up to the capacity, {memory.capacity}")
 
     def sample_on_device(memory, log_weights, key):
-        own = _own_key(key)
-        return buffer.sample(_join_shards(memory), own, count, log_weights=log_weights)
+        memory, key = _read_shard(memory), _fold_device(key)
+        return buffer.sample(memory, key, count, log_weights=log_weights)
 
-    return _join_results(sample_on_device, memory, log_weights, everywhere=(key,))
+    return sharding.on_each(sample_on_device, (memory, log_weights), (key,))
 
 
 def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree):
@@ -203,44 +199,17 @@ def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree)
       function: (*trees) -> arrays with rows; it sends nothing.
       trees: pytrees of arrays whose axis 0 is split as the memory is.
     """
-    return _join_results(function, *trees) if replay.sharded else function(*trees)
+    return sharding.on_each(function, trees, ()) if replay.sharded else function(*trees)
 
 
-def _memory_mesh() -> jax.sharding.Mesh:
-    """Return the devices that share the memory, see `sharding.use_mesh`."""
-    return sharding.current() or sharding.mesh(1)
+def _read_shard(memory: Shards) -> buffer.Buffer:
+    """Return a device's own part of the memory, on that device."""
+    return buffer.Buffer(memory.items, memory.filled, memory.seen[0])
 
 
-def _join_results(function, *trees, everywhere=()):
-    """Join, on axis 0, a function's results for each device's own rows.
-
-    Args:
-      trees: pytrees of arrays whose axis 0 is split over the devices.
-      everywhere: further arguments, whole on each device.
-    """
-    own, whole = PartitionSpec(sharding.AXIS), PartitionSpec()
-    specs = (own,) * len(trees) + (whole,) * len(everywhere)
-    # The function sends nothing, so the check of what varies has no use.
-    local = jax.shard_map(
-        function, mesh=_memory_mesh(), in_specs=specs, out_specs=own, check_vma=False
-    )
-    return local(*trees, *everywhere)
-
-
-def _own_key(key):
+def _fold_device(key: jax.Array) -> jax.Array:
     """Return a key for each device; with one device the key itself."""
-    if _memory_mesh().size == 1:
+    mesh = sharding.current()
+    if mesh is None or sharding.sharers(mesh) == 1:
         return key
     return jax.random.fold_in(key, jax.lax.axis_index(sharding.AXIS))
-
-
-def _join_shards(shards: Shards) -> buffer.Buffer:
-    return buffer.Buffer(shards.items, shards.filled, shards.seen[0])
-
-
-def _split_shards(whole: buffer.Buffer) -> Shards:
-    return Shards(whole.items, whole.filled, whole.seen[None])
-
-
-def _unwrap_state(own) -> ShardedPolicyState:
-    return ShardedPolicyState(jax.tree.map(lambda x: x[None], own))

@@ -13,7 +13,7 @@ from etils import epath
 from jaxcl import core, schema
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features
-from jaxcl.run import record
+from jaxcl.run import job, record
 
 
 def _check_evaluation(parts):
@@ -36,14 +36,6 @@ class EvaluatorEntry(NamedTuple):
     last_only: bool | None  # runs only at the end of the last task; None: not told
     draws: bool  # draws pictures into a directory, and measures nothing
     skip: bool  # never runs
-
-
-class Evaluators(NamedTuple):
-    """The evaluators of a config, by their keys."""
-
-    judges: dict[str, Callable]  # measure: (state, task number) -> core.Result
-    pictures: dict[str, Callable]  # the same, but they only draw
-    charts: tuple[Callable, ...] = ()  # (rows of metrics.jsonl, folder), after the run
 
 
 class AtTheEnd(NamedTuple):
@@ -97,14 +89,21 @@ def read_entry(key: str, section: Mapping) -> EvaluatorEntry:
 
 
 def make(
-    evaluators: Mapping, parts: core.EvalParts, workdir: epath.PathLike
-) -> Evaluators:
+    evaluators: Mapping,
+    parts: core.EvalParts,
+    workdir: epath.PathLike | None,
+    *,
+    untrained: bool = False,
+    plots: bool = False,
+) -> job.Evaluation:
     """Make the evaluators of a config.
 
     Args:
       evaluators: config.evaluators.
       parts: what evaluators are made from.
       workdir: the run directory; pictures go to plots/, or plots/KEY.
+      untrained: evaluate before the first step, too.
+      plots: draw pictures.
 
     Raises:
       ValueError: an entry is wrong, or an evaluator refuses it; the message names the
@@ -135,7 +134,7 @@ def make(
         if evaluate.last_only if last_only is None else last_only:
             evaluate = AtTheEnd(evaluate.evaluate, len(parts.stream.tasks) - 1)
         (pictures if checked.draws else judges)[key] = evaluate
-    return Evaluators(judges, pictures, tuple(charts))
+    return job.Evaluation(judges, pictures if plots else {}, tuple(charts), untrained)
 
 
 def run_evaluators(

@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import schema
+from jaxcl.data import identity
 from jaxcl.evals import plots
 from jaxcl.run import (
     cost,
@@ -65,7 +66,7 @@ def _run_one(work, workdir, stop, step):
             results["finetune"] = results_lib.to_json(alone)
     else:
         results = transfer.run_transfer(work, workdir, stop=stop)
-    results |= _identify_data(work)
+    results |= _identify_data(workdir)
     if jax.process_index() == 0:
         results_lib.write_results(workdir, results)
         if told := format_results(results):
@@ -92,9 +93,9 @@ def _run_seeds(work, workdir, stop):
     return summary
 
 
-def _identify_data(work) -> dict:
+def _identify_data(workdir) -> dict:
     """Describe the data of a run: rows of each split, and a digest of all of them."""
-    known = work.stream.dataset.known
+    known = identity.read_identity(workdir)
     if known is None:
         return {}
     rows = {split: len(known.rows(split)) for split in known.splits()}

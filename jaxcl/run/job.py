@@ -61,12 +61,12 @@ class Evaluation(NamedTuple):
     """How a run is evaluated, and drawn."""
 
     evaluators: dict[str, Callable]  # name -> (state, task number) -> core.Result
-    pictures: dict[str, Callable]  # the same, for evaluators that only draw
-    charts: tuple[Callable, ...]  # (rows of metrics.jsonl, folder): evaluators' own
-    untrained: bool  # evaluate before the first step, too
+    pictures: dict[str, Callable] = {}  # the same, for evaluators that only draw
+    charts: tuple[Callable, ...] = ()  # (rows of metrics.jsonl, folder), after the run
+    untrained: bool = False  # evaluate before the first step, too
     # This job -> that which trains a task alone; or FT_i of another run, by matrix
     # name. None: FT_i is not measured.
-    alone: Callable | dict | None
+    alone: Callable | dict | None = None
 
 
 class Logging(NamedTuple):

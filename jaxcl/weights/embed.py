@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.config import build, command
+from jaxcl.config import build, command, jobs
 from jaxcl.data import from_features, identity, sources, stream
 from jaxcl.evals import features
 from jaxcl.run import folder, train
@@ -27,7 +27,7 @@ from jaxcl.update import lineage, plan
 _SECONDS = 10.0  # between two lines of progress
 
 
-def prepare_work(encoder: str, data: str | dict) -> build.Frozen:
+def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
     """Read the data and the encoder of a command.
 
     Args:
@@ -49,7 +49,7 @@ def prepare_work(encoder: str, data: str | dict) -> build.Frozen:
 
 
 def write_features(
-    work: build.Frozen,
+    work: jobs.Frozen,
     out: str,
     *,
     batch_size: int = 256,

@@ -90,7 +90,7 @@ _policies = [
         ),
     ),
     *fault.of(
-        "memory.policy_table.POLICIES",
+        "memory.policies.POLICIES",
         "test_policies.py::test_class_balanced_against_one_row_at_a_time",
         (
             "memory: a ring begins each batch where the last began",

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from jaxcl import core, schema
-from jaxcl.memory import policy_table
+from jaxcl.memory import policies
 
 
 @schema.checked("config.replay")
@@ -32,7 +32,7 @@ def settings(
         is not set either. The policy decides which classes they hold.
       capacity: slots in total, in place of `per_class`.
       policy: rule that chooses the rows to keep, a name in
-        `memory.policy_table.POLICIES`, or the module of a policy of your own.
+        `memory.policies.POLICIES`, or the module of a policy of your own.
       size: rows drawn for each update; None: as many as the batch has.
       updates: gradient steps on each incoming batch, each with a draw of its own; the
         memory is written once, after them.
@@ -50,7 +50,7 @@ def settings(
     Raises:
       ValueError: naming field, value and range.
     """
-    policy_table.look_up(policy)  # refuses a name that is none
+    policies.look_up(policy)  # refuses a name that is none
     if per_class is not None and capacity is not None:
         raise ValueError(
             f"config.replay.capacity={capacity}: set it or per_class={per_class}, "

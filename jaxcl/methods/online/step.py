@@ -19,7 +19,7 @@ import optax
 
 from jaxcl import core, sharding
 from jaxcl.losses import replay as losses
-from jaxcl.memory import buffer, policy_table, sharded
+from jaxcl.memory import buffer, policies, sharded
 from jaxcl.methods.online import probe, statistics
 from jaxcl.methods.online.network import Head, Network, Rows
 
@@ -36,7 +36,7 @@ class Extra(NamedTuple):
     kept: core.PyTree = {}  # what the memory's policy counts
 
 
-def _find_policy(parts: core.Parts, write) -> policy_table.Policy:
+def _find_policy(parts: core.Parts, write) -> policies.Policy:
     """Find the memory's policy; refuse options that it or the method cannot use."""
     replay = parts.replay
     if write and replay.policy != "reservoir":
@@ -44,7 +44,7 @@ def _find_policy(parts: core.Parts, write) -> policy_table.Policy:
             f"config.replay.policy={replay.policy!r}: config.method.name stores by a "
             "rule of its own; leave it out ('reservoir')"
         )
-    policy = policy_table.look_up(replay.policy)
+    policy = policies.look_up(replay.policy)
     if lacking := sorted({*policy.reads} - {"label", "task"}):
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)} of "

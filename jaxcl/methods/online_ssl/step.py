@@ -42,7 +42,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import core, optim, schema, sharding
-from jaxcl.memory import buffer, policy_table, queue, sharded
+from jaxcl.memory import buffer, policies, queue, sharded
 from jaxcl.methods.online import probe
 from jaxcl.methods.online_ssl import regularisers, stored
 from jaxcl.methods.two_view import bases, networks, records
@@ -238,10 +238,8 @@ def _check_mixtures(parts: core.Parts) -> None:
             "row with one replayed row; must be at most config.batch_size="
             f"{parts.batch_size}"
         )
-    if reads := policy_table.look_up(replay.policy).reads:
-        blank = [
-            name for name, policy in policy_table.POLICIES.items() if not policy.reads
-        ]
+    if reads := policies.look_up(replay.policy).reads:
+        blank = [name for name, policy in policies.POLICIES.items() if not policy.reads]
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(reads)} of "
             "single rows, and regulariser 'lump' passes mixtures alone; allowed are "

@@ -14,7 +14,7 @@ from jaxcl.memory import (
     buffer,
     diversity,
     loss_aware,
-    policy_table,
+    policies,
     redundancy,
     sharded,
 )
@@ -40,10 +40,8 @@ def check_replay(replay: core.Replay) -> None:
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    if lacking := sorted({*policy_table.look_up(replay.policy).reads} - {*_STORED}):
-        names = [
-            n for n, x in policy_table.POLICIES.items() if {*x.reads} <= {*_STORED}
-        ]
+    if lacking := sorted({*policies.look_up(replay.policy).reads} - {*_STORED}):
+        names = [n for n, x in policies.POLICIES.items() if {*x.reads} <= {*_STORED}]
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)}, "
             f"which online_ssl has none of; allowed are {', '.join(names)}"
@@ -86,14 +84,14 @@ def create(setup, batch):
     blank = {"feature": vector, "used": scalar > 0, "number": scalar}
     blank |= {"loss": jnp.zeros(()), "draws": scalar, "score": jnp.zeros(())}
     example |= {name: blank[name] for name in _list_read_items(setup)}
-    policy = policy_table.look_up(replay.policy)
+    policy = policies.look_up(replay.policy)
     kept = sharded.start_policy(replay, policy, parts.num_classes, parts.num_tasks)
     return sharded.create(example, replay), kept
 
 
 def _list_read_items(setup):
     """List the items that the memory's policy reads."""
-    return policy_table.look_up(setup.parts.replay.policy).reads
+    return policies.look_up(setup.parts.replay.policy).reads
 
 
 def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats:
@@ -221,7 +219,7 @@ def store_batch(setup, state, batch, stats, number, key):
     items |= {name: new[name] for name in _list_read_items(setup)}
     exist, policy = (
         jnp.ones(count, bool),
-        policy_table.look_up(setup.parts.replay.policy),
+        policies.look_up(setup.parts.replay.policy),
     )
     slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.

@@ -76,9 +76,8 @@ def _list_functions() -> dict:
 
 def _fill_from_base(options: dict, replay: core.Replay | None = None) -> dict:
     """Fill in the base's values for options that are None."""
-    name = options["base"]
-    picked = schema.pick_options(bases.find_make(name), options)
-    return networks.choose_sizes(bases.make_base(name, **picked), options)
+    base = bases.make_base(options["base"], options)
+    return networks.choose_sizes(base, options)
 
 
 @schema.checked(
@@ -118,11 +117,8 @@ def make(
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    make_base, make_strategy = bases.find_make(base), strategies.find_make(strategy)
-    spec = bases.make_base(base, **schema.pick_options(make_base, options))
-    plan = strategies.make_strategy(
-        strategy, **schema.pick_options(make_strategy, options)
-    )
+    spec = bases.make_base(base, options)
+    plan = strategies.make_strategy(strategy, options)
     if plan.check is not None:
         plan.check(base, spec)
     _check_data(parts, base, spec, strategy, plan)

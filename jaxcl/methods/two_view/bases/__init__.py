@@ -4,7 +4,7 @@ A module has `make(*, ...)`, whose keyword arguments are options of config.metho
 which returns a `records.Base`. A name with a dot is a module of a user's own package.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from jaxcl import schema
 from jaxcl.methods.two_view import records
@@ -44,7 +44,8 @@ def find_make(name: str) -> Callable[..., records.Base]:
     return schema.find_named(BASES, name, "config.method.base")
 
 
-def make_base(name: str, **options) -> records.Base:
-    """Make the base of that name; refuse a `make` that returns something else."""
-    made = find_make(name)(**options)
+def make_base(name: str, options: Mapping = {}) -> records.Base:
+    """Make the base of that name, with those of the options that it has."""
+    make = find_make(name)
+    made = make(**schema.pick_options(make, options))
     return schema.check_made(made, records.Base, name, "config.method.base")

@@ -7,7 +7,7 @@ others are the same for every base. Projections and the loss of the base replace
 logits and likelihoods of their papers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from jaxcl import schema
 from jaxcl.methods.two_view import records
@@ -41,7 +41,8 @@ def find_make(name: str) -> Callable[..., records.Strategy]:
     return schema.find_named(STRATEGIES, name, "config.method.strategy")
 
 
-def make_strategy(name: str, **options) -> records.Strategy:
-    """Make the strategy of that name; refuse a `make` that returns something else."""
-    made = find_make(name)(**options)
+def make_strategy(name: str, options: Mapping = {}) -> records.Strategy:
+    """Make the strategy of that name, with those of the options that it has."""
+    make = find_make(name)
+    made = make(**schema.pick_options(make, options))
     return schema.check_made(made, records.Strategy, name, "config.method.strategy")

@@ -1,0 +1,293 @@
+"""Make the records of a job from the sections of a config.
+
+Options are read first, so that a wrong one is refused before any data are read. Nothing
+is written and nothing is compiled.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxcl import core, schema, sharding
+from jaxcl.config import budget, checks, sections
+from jaxcl.data import stream
+from jaxcl.methods.online import replay as replay_lib
+from jaxcl.nets import chain
+from jaxcl.run import cost, evaluation, folder, job, loggers, transfer
+
+_MOST_STEPS = 2**31 - 1  # core.TrainState counts them in an i32
+# Functions of a method that evaluators may call, see `core.EvalParts`
+_EVALUATED = ("embed", "predict", "memory", "replayed", "project", "objective")
+
+
+def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job.Job:
+    """Make the job of a config that trains.
+
+    Args:
+      top: the config.
+      plain: the config as JSON.
+      workdir: the run directory, where pictures will be drawn; None: nothing is said.
+      stand_in: a `stream.Dataset` in place of config.data, which is then not read.
+
+    Raises:
+      ValueError: a wrong key, type or value, naming it and its range.
+      OSError: data are missing or cannot be read.
+    """
+    # Options
+    mesh = sections.make_mesh(top)
+    sections.check_graphs(top)
+    sharding.check_batch(top.batch_size, mesh)
+    make_stream = sections.read_tasks(top.data, top.scenario, top.seed, stand_in)
+    make_parts, image = sections.read_parts(top)
+    sections.find_method(top.method)
+    asked = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
+    if stand_in is None:
+        checks.check_path(top)
+
+    # Data
+    tasks = make_stream()
+    train, num_classes = tasks.dataset.train, max(len(tasks.dataset.class_names), 1)
+    sections.check_graphs(top, train)
+    crop = image["crop"]
+    data = job.Data(
+        stream=tasks,
+        task_names=tuple(task.name for task in tasks.tasks),
+        seed=top.seed,
+        batch_size=top.batch_size,
+        epochs=top.epochs,
+        resident=train.images is not None and train.images.nbytes <= top.device_bytes,
+        crop=crop and crop._replace(decoder=tasks.dataset.decoder or "auto"),
+        views=image["views"],
+        workers=top.workers,
+    )
+
+    # Method
+    replay = replay_lib.settings(num_classes, top.batch_size, **asked)
+    for name in ("capacity", "size") if replay.sharded else ():
+        sharding.per_device(f"config.replay.{name}", getattr(replay, name), mesh)
+    parts = make_parts(
+        num_classes=num_classes,
+        replay=replay,
+        num_tasks=len(tasks.tasks),
+        batch_size=top.batch_size,
+        train_rows=stream.count_rows(train),
+        starts_pretrained=folder.is_one(top.start),
+    )
+    if replay.flops is not None:
+        parts = parts._replace(replay=_choose_updates(top, parts, data, workdir, mesh))
+    method = _make_method(top, parts, mesh)
+    job.check_rows(method, data)
+
+    # Evaluation and loop
+    eval_parts = _make_eval_parts(top, method, tasks, image, mesh)
+    checks.check_start(top, plain, train)
+    judging = _make_evaluation(top, eval_parts, workdir)
+    loop = _choose_loop(top, data, method, parts)
+    alone = _single_task_runs(top, plain, parts, data, method, eval_parts, judging)
+    judging = judging._replace(alone=alone)
+    return job.Job(method, mesh, data, loop, judging, _read_logging(top), config=plain)
+
+
+def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
+    """Choose how long the run trains, and how many steps are one call."""
+    steps, tasks = job.steps_left(data, 0), len(data.stream.tasks)
+    if steps > _MOST_STEPS:
+        raise ValueError(
+            f"config.epochs={top.epochs}: makes {steps} steps of config.batch_size="
+            f"{top.batch_size}; must be at most {_MOST_STEPS} in all"
+        )
+    if top.first_tasks is not None and top.first_tasks > tasks:
+        raise ValueError(
+            f"config.first_tasks={top.first_tasks}: the scenario has only {tasks} tasks"
+        )
+    return job.Loop(
+        steps_per_call=_steps_per_call(top, data, method),
+        save_every=top.save_every,
+        eval_every=top.eval_every,
+        eval_epochs=top.eval_epochs,
+        patience=top.patience,
+        keep=top.keep,
+        start=None if parts.starts_pretrained else top.start,
+        first_tasks=top.first_tasks,
+        replay=parts.replay if method.replays else None,
+    )
+
+
+def _make_method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method:
+    """Make the method; refuse config.replay for a method that replays nothing."""
+    with sharding.use_mesh(mesh):
+        method = sections.make_method(top, parts)
+    if top.replay and not method.replays:
+        raise ValueError(
+            f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
+            "leave the section out"
+        )
+    return sharding.bind_to_mesh(method, mesh)
+
+
+def _choose_updates(
+    top, parts: core.Parts, data: job.Data, workdir, mesh
+) -> core.Replay:
+    """Choose as many updates as config.replay.flops pays for in the last task."""
+    last, replay = data.stream.tasks[-1], parts.replay
+
+    def flops(updates):
+        own = parts._replace(replay=replay._replace(updates=updates))
+        method = _make_method(top, own, mesh)
+        shapes = job.shapes(method, data, method.parts(last))
+        return cost.count_flops(method.step, *shapes, last.index)
+
+    found = budget.updates(replay.flops, top.batch_size, flops, top.method["name"])
+    if workdir is not None and jax.process_index() == 0:
+        print(f"config.replay.flops={replay.flops:g}: updates={found}", flush=True)
+    return replay._replace(updates=found)
+
+
+def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
+    """Choose how many steps one call makes; graphs differ in size, so they get one."""
+    asked = top.steps_per_call
+    if data.graphs:
+        if asked not in (None, 1):
+            raise ValueError(
+                f"config.steps_per_call={asked}: batches of graphs have several sizes; "
+                "must be None or 1"
+            )
+        return 1
+    if asked is None:
+        # Steps on ten rows are so short that a host cannot start them one by one.
+        short = method.replays and data.resident
+        asked = 1 if sharding.on_cpu() else "task" if short else 8
+    if asked != "task":
+        return asked
+    if not data.resident:
+        raise ValueError(
+            "config.steps_per_call='task': the images of a whole task would be in one "
+            "call; must be a number where they stream from the host"
+        )
+    # Up to a save, an evaluation, the end of a watched epoch or of the longest task
+    plans = job.plain_schedules(data)
+    ends = [max(map(len, plans)), top.save_every, top.eval_every]
+    if top.patience or top.eval_epochs:
+        ends.append(max(plan.steps_per_epoch for plan in plans))
+    return min(filter(None, ends))
+
+
+def _single_task_runs(
+    top, plain, parts, data: job.Data, method, eval_parts, judging: job.Evaluation
+) -> Callable | dict | None:
+    """Describe how to train on one task alone, or read the results of a run that did.
+
+    None if FT_i is not wanted or not evaluated. The method is made when it is needed.
+    So are its evaluators, which put images on the devices.
+    """
+    if not top.plasticity or len(data.stream.tasks) == 1:
+        return None
+    if top.plasticity_from is not None:
+        return checks.found_alone(top.plasticity_from, plain, method)
+    judges = {
+        key: evaluate
+        for key, evaluate in judging.evaluators.items()
+        if not isinstance(evaluate, evaluation.AtTheEnd)
+    }
+    if not judges:
+        return None
+    module, options = sections.find_method(top.method)
+    options = schema.defaults(module.make, options) | options
+    other = options | dict(method.alone)
+    # Options that go with those that change go with them.
+    known = schema.option_of(module.make, other)
+    other = {name: value for name, value in other.items() if name in known}
+
+    def make(work):
+        if other == options:
+            return work._replace(evaluation=job.Evaluation(judges))
+        with sharding.use_mesh(work.mesh):
+            own = sharding.bind_to_mesh(module.make(parts, **other), work.mesh)
+        own_parts = eval_parts._replace(**_pick_functions(own))
+        judged = evaluation.make(
+            {key: top.evaluators[key] for key in judges}, own_parts, None
+        )
+        job.check_rows(own, data)
+        return job.trace_step(work._replace(method=own, evaluation=judged))
+
+    return make
+
+
+def _make_evaluation(top, parts: core.EvalParts, workdir) -> job.Evaluation:
+    untrained, plots = top.evaluate_untrained, top.plots
+    return evaluation.make(
+        top.evaluators, parts, workdir, untrained=untrained, plots=plots
+    )
+
+
+def _read_logging(top: sections.TopLevel) -> job.Logging:
+    return job.Logging(
+        every=top.log_every,
+        record={
+            "tensorboard": top.tensorboard,
+            "loggers": loggers.makers(top.loggers),
+            "progress": top.progress,
+        },
+        plots=top.plots,
+        quiet=False,
+    )
+
+
+def _make_eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalParts:
+    """Make EvalParts for a method."""
+    return core.EvalParts(
+        **_pick_functions(method),
+        stream=tasks,
+        num_classes=max(len(tasks.dataset.class_names), 1),
+        size=image["size"],
+        mean=tuple(image["mean"]),
+        std=tuple(image["std"]),
+        resize=image["resize"],
+        seed=top.seed,
+        mesh=mesh,
+        workers=top.workers,
+    )
+
+
+def _pick_functions(method: core.Method) -> dict:
+    """Pick the functions for evaluators, which share one trace of `embed`."""
+    found = {name: getattr(method, name) for name in _EVALUATED}
+    return found | {"embed": sharding.traced_once(method.embed)}
+
+
+def make_transfer(top: sections.TopLevel, workdir) -> transfer.Transfer:
+    """Make what evaluates the encoder of config.checkpoint."""
+    state, source, eval_parts = restore_frozen(top)
+    judging = _make_evaluation(top, eval_parts, workdir)
+    return transfer.Transfer(
+        state, source, eval_parts.stream, judging, _read_logging(top)
+    )
+
+
+class Frozen(NamedTuple):
+    """The encoder of a run, and the images that it is to evaluate or embed."""
+
+    state: core.TrainState
+    source: dict
+    parts: core.EvalParts
+
+
+def restore_frozen(top: sections.TopLevel) -> Frozen:
+    """Read config.data, and restore the encoder of config.checkpoint."""
+    mesh = sections.make_mesh(top)
+    make_stream = sections.read_tasks(top.data, top.scenario)
+    core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
+    image = schema.options(sections.check_image, top.augment, "config.augment")
+    image = sections.check_image(**image)
+    encoder = sections.make_encoder(top)
+    checks.check_path(top)
+    tasks = make_stream()
+    train = tasks.dataset.train
+    first = train.load(0) if train.images is None else train.images[0]
+    blank = np.zeros((1, image["size"], image["size"], first.shape[-1]), np.float32)
+    state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
+    net = chain.Chain({"encoder": encoder})
+    judged = core.Method(net.init, net.embed, net.embed)  # only `embed` is called
+    return Frozen(state, source, _make_eval_parts(top, judged, tasks, image, mesh))
