@@ -191,8 +191,8 @@ def find_number(name, given, facts, published, what) -> Any:
         )
     if None not in (said, published) and said != published:
         raise wrappers.RefusedTensors(
-            f"{side_files.CONFIG} next to it says {name}={said}, but a published {what} "
-            f"has {published}; choose by --{name}"
+            f"{side_files.CONFIG} next to it says {name}={said}, but a published "
+            f"{what} has {published}; choose by --{name}"
         )
     return published if said is None else said
 
