@@ -110,7 +110,7 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
     mine = tmp_path / "runs" / "mine"
     results = results_lib.read_results(mine)
     assert len(results["task_names"]) == 1
-    judged = results_lib.read_results(tmp_path / "runs" / "judged")
+    judged = results_lib.read_results(tmp_path / "runs" / "outlines")
     accuracy = results_lib.summary(judged)["linear/class_incremental"][
         "average_accuracy"
     ]

@@ -313,7 +313,7 @@ def trace_step(work: Job) -> Job:
     """Trace the step once, so that shapes that do not fit are refused before a run.
 
     Returns:
-      The job, whose method has an init and a step that nothing need trace again.
+      The job, whose method has an init and a step that are traced already.
 
     Raises:
       ValueError: shapes do not fit the method; the message names them.
