@@ -611,8 +611,8 @@ def _import_module(path, name, field):
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
             raise
         raise ValueError(
-            f"{field}={name!r}: there is no module {error.name!r}; must be one that "
-            "Python finds where the command runs"
+            f"{field}={name!r}: no module {error.name!r}; Python must find it where "
+            "the command runs"
         ) from error
 
 

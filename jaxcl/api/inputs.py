@@ -107,7 +107,7 @@ def _read_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
     if kind == "DatasetDict":
         raise ValueError(
             f"{name}: a DatasetDict of {', '.join(dataset)}: give one of them, and in "
-            f"test= what judges, {saved}"
+            f"test= the evaluation images, {saved}"
         )
     if kind != "Dataset":
         raise ValueError(

@@ -104,7 +104,7 @@ def _fill_precision(raw: dict, workdir=None) -> dict:
 def _build_seeds(raw, workdir) -> seeds.SeedRuns:
     """Make the runs of several seeds, each with a directory and a config of its own."""
     if raw.get("checkpoint") is not None:
-        raise ValueError("config.seeds: a checkpoint is judged once; must be 1")
+        raise ValueError("config.seeds: a checkpoint is evaluated once; must be 1")
     whole, plain = sections.fill_from_start(raw), options_lib.to_json(raw, "config")
     top = sections.read_top(whole)
     run_config.check_config(workdir, plain)

@@ -80,8 +80,8 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
     start, is_after = top.start, top.scenario.get("name") == "after"
     if is_after and (start is None or folder.is_one(start)):
         raise ValueError(
-            "config.scenario.name='after': the tasks before are those of config.start; "
-            "set it to a run directory"
+            "config.scenario.name='after': set config.start to the run directory with "
+            "the earlier tasks"
         )
     if start is None:
         return

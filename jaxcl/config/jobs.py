@@ -163,8 +163,8 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
         return asked
     if not data.resident:
         raise ValueError(
-            "config.steps_per_call='task': the images of a whole task would be in one "
-            "call; must be a number where they stream from the host"
+            "config.steps_per_call='task': one call would need the images of a whole "
+            "task; must be a number if images stream from the host"
         )
     # Up to a save, an evaluation, the end of a watched epoch or of the longest task
     plans = job.plain_schedules(data)

@@ -179,8 +179,8 @@ def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
     )
     if right and wrong:
         raise ValueError(
-            f"{', '.join(wrong)}: must be of graphs, as {', '.join(right)} is: a set "
-            "of graphs goes with config.augment.name='graphs' and "
+            f"{', '.join(wrong)}: must be for graphs, as {', '.join(right)} is: a "
+            "set of graphs needs config.augment.name='graphs' and "
             f"config.encoder.name={' or '.join(map(repr, GRAPH_ENCODERS))}"
         )
 

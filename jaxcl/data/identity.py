@@ -163,7 +163,7 @@ def check_data(workdir: epath.PathLike, known: Identity) -> None:
     if before is not None and (changed := describe_changes(before, known)):
         raise Changed(
             f"{workdir}: its data have changed since it began: {changed}. Give another "
-            f"--workdir, or bring back the data; without {FILE} in it, it goes on with "
+            f"--workdir, or restore the data; without {FILE} in it, it continues with "
             "what there is now"
         )
 

@@ -187,7 +187,7 @@ def unknown_classes(
         return None
     names = [dataset.class_names[i] for i in np.unique(labels)]
     return len(labels), (
-        f"{len(labels):,} of {len(judged.label):,} images that judge are of classes "
+        f"{len(labels):,} of {len(judged.label):,} evaluation images are of classes "
         f"that no train image has: {listing.say_names(names)}"
     )
 

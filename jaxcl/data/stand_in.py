@@ -104,8 +104,8 @@ def make_for(
     classes = classes or count or len(names)
     if not classes:
         raise ValueError(
-            f"--classes: missing, and config.data.name={name!r} does not tell how many "
-            "there are"
+            f"--classes: missing, and config.data.name={name!r} does not state their "
+            "number"
         )
     domains = _first_name_list(data.get("domains"), data.get("domain_names"))
     domains = domains or _first_name_list(scenario.get("domain_order")) or ("all",)

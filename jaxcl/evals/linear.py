@@ -228,7 +228,7 @@ def _fit_and_judge(
         lr = lr if best is None else best
         if best is None:
             lrs = probe.settings.lrs
-            warnings.append(f"none of lrs={lrs} could be judged: lr={lr}")
+            warnings.append(f"none of lrs={lrs} could be evaluated: lr={lr}")
     head, loss = train(np.flatnonzero(mask), lr)
     (scores, finite), loss = probe.score(head, held), float(sharding.copy_to_host(loss))
     right = {name: row.astype(float) for name, row in probe.judge(scores).items()}

@@ -62,7 +62,7 @@ def read_card(folder: str | os.PathLike) -> dict:
     if card["checksum"] != now:
         raise ValueError(
             f"{path}: it was changed since it was written, or is damaged: its checksum "
-            f"is {card['checksum']}, that of its contents {now}"
+            f"is {card['checksum']}, but its contents have {now}"
         )
     return card
 

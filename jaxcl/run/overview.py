@@ -79,7 +79,7 @@ def _describe_data(work, done) -> str:
     )
     said += f", {done} of them done" if done else ""
     if tasks.evaluation is not None:
-        said += f", {stream.count_rows(tasks.evaluation):,} to judge"
+        said += f", {stream.count_rows(tasks.evaluation):,} for evaluation"
     return said
 
 
@@ -121,7 +121,7 @@ def _describe_transfer(work) -> str:
     source = work.source.get("path", "an encoder")
     return (
         f"the encoder of {source} ({_count_numbers(work.state.params):,} parameters) "
-        f"is judged by {evaluators} on {work.stream.dataset.name}: "
+        f"is evaluated by {evaluators} on {work.stream.dataset.name}: "
         f"{stream.count_rows(work.stream.dataset.train):,} rows to train probes\n"
         f"jaxcl: {describe_set(work.stream)}"
     )

@@ -85,8 +85,8 @@ def complete(raw: dict, run: dict) -> dict:
     for name in (*TRAINING, "encoder", "tuning"):
         if name in raw:
             raise ValueError(
-                f"config.{name}: config.checkpoint is set, so that the encoder is "
-                f"that of the run and nothing is trained; take config.{name} out"
+                f"config.{name}: with config.checkpoint the run gives the encoder "
+                f"and nothing is trained; remove config.{name}"
             )
     augment = {name: run["augment"][name] for name in ("mean", "std")}
     if run.get("tuning"):

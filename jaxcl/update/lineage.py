@@ -92,7 +92,7 @@ def make_section(
     if isinstance(path, dict):
         return path | options
     if not storage.exists(path):
-        raise ValueError(f"{field}: there is nothing at {path!r}")
+        raise ValueError(f"{field}={path!r}: no such file or folder")
     source = {"name": options.pop("name", None), "path": str(path)}
     if source["name"] is None:
         source = sources.section_of(path)

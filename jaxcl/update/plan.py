@@ -195,7 +195,7 @@ def _hash_images(run, new_set, judge) -> dict:
         if trained is not None and (common := identity.common(test, trained)):
             count = f"{len(common):,} of {len(test.rows('test')):,}"
             print(
-                f"config.test: {count} images that judge are trained on, too, among "
+                f"config.test: {count} evaluation images are trained on, too, among "
                 f"{what}, such as {common[0]}: their accuracy flatters",
                 flush=True,
             )

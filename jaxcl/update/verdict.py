@@ -111,5 +111,5 @@ def write_sentences(report: dict) -> str:
         lines.append(f"{done} The encoder is in {report['run']}")
     else:
         done = terminal.style_text("Rolled back.", "bad")
-        lines.append(f"{done} The encoder stays that of {report['parent']}")
+        lines.append(f"{done} The encoder is still that of {report['parent']}")
     return "\n".join(lines)

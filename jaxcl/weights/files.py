@@ -77,7 +77,7 @@ def _index_parts(path, data) -> list[str]:
         raise ValueError(f"{path}: it is no index of safetensors files") from error
     for name in names:
         if not isinstance(name, str) or "/" in name or "\\" in name or ".." in name:
-            raise ValueError(f"{path}: names {name!r}, which is not a file beside it")
+            raise ValueError(f"{path}: names {name!r}, which is not in the same folder")
     return names
 
 

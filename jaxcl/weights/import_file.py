@@ -154,8 +154,8 @@ def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> 
         usual = "silu" if gated and scheme != "transformers_dinov2" else "gelu"
         if (said := facts.network.get("activation", usual)) != usual:
             raise wrappers.RefusedTensors(
-                f"{side_files.CONFIG} beside it says activation={said!r}: no network "
-                f"here has it; must be {usual!r}"
+                f"{side_files.CONFIG} next to it says activation={said!r}, which "
+                f"is not supported; must be {usual!r}"
             )
     full = schema.defaults(_MAKERS[kind]) | options
     full.pop("dtype")
@@ -191,8 +191,8 @@ def find_number(name, given, facts, published, what) -> Any:
         )
     if None not in (said, published) and said != published:
         raise wrappers.RefusedTensors(
-            f"{side_files.CONFIG} beside it says {name}={said}, a published {what} has "
-            f"{published}; choose by --{name}"
+            f"{side_files.CONFIG} next to it says {name}={said}, but a published "
+            f"{what} has {published}; choose by --{name}"
         )
     return published if said is None else said
 

@@ -132,8 +132,8 @@ def _map_numbers(tensors, begin, first) -> dict[int, str]:
     ]
     if len(stem) != 1:
         raise RefusedTensors(
-            f"no first convolution known here stands before {begin}{first}: must be of "
-            "7 x 7 with a max pool behind, or of 3 x 3 without"
+            f"the first convolution before {begin}{first} is not supported: must be "
+            "7 x 7 with a max pool, or 3 x 3 without"
         )
     layers = {stem[0]: "conv1", stem[0] + 1: "bn1", first + 5: "fc"}
     return layers | {first + i: f"layer{i + 1}" for i in range(4)}

@@ -5,10 +5,13 @@ import numpy as np
 from jaxcl.evals.plots import canvas
 
 _CALLED = {
+    "cassle": "CaSSLe",
+    "der": "DER",
+    "er": "ER",
     "er_ace": "ER-ACE",
     "finetune": "fine-tuning",
     "joint": "all at once",
-    "untrained": "untrained",
+    "pnr": "PNR",
 }
 
 

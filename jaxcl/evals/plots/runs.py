@@ -97,7 +97,7 @@ def overview(results, rows, path=None):
       The matplotlib figure, which a notebook shows.
     """
     names = [name for name in results["matrices"] if name.endswith("_incremental")]
-    figure = canvas.make_figure(11, 4.4)
+    figure = canvas.make_figure(9, 3.8)
     panels = figure.subplots(1, 2 if names else 1, squeeze=False)[0]
     if names:
         matrix = np.array(results["matrices"][names[0]], np.float64)

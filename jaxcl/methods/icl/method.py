@@ -127,7 +127,7 @@ def _check_options(parts: core.Parts, options: dict) -> None:
         )
     if projector and output_dim:
         raise ValueError(
-            f"config.method.projector={projector}: must be 0 beside "
+            f"config.method.projector={projector}: must be 0 with "
             f"output_dim={output_dim}; only one network follows the encoder"
         )
     if options["strategy"] == "icl" and not options["with_positive"]:

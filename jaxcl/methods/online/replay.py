@@ -58,8 +58,8 @@ def settings(
         )
     if flops is not None and updates != 1:
         raise ValueError(
-            f"config.replay.updates={updates}: must be 1 where flops={flops:g} decide "
-            "it, or set these to None"
+            f"config.replay.updates={updates}: must be 1 with flops={flops:g}, which "
+            "decide it; or set flops to None"
         )
     if capacity is None:
         capacity = (20 if per_class is None else per_class) * num_classes

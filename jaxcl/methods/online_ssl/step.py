@@ -102,8 +102,8 @@ def _find_base(name: str):
     if not _trains_online(bases.make_base(name)):
         core.check_choice("config.method.base", name, tuple(list_bases()))
         raise ValueError(
-            f"config.method.base={name!r}: reads labels, numbers of images, or how far "
-            "a task is, which online_ssl is not told"
+            f"config.method.base={name!r}: reads labels, numbers of images, or the "
+            "progress of a task, which online_ssl does not know"
         )
     smaller = schema.pick_options(found, {"queue_size": QUEUE_SIZE})
     return functools.partial(found, **smaller)

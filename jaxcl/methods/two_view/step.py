@@ -162,7 +162,7 @@ def _warn_unread(spec, online_head, of_head) -> None:
     standard = schema.defaults(make)
     unread = [name for name, value in of_head.items() if value != standard[name]]
     for name in (*spec.unread, *(() if online_head else unread)):
-        logging.warning("config.method.%s changes nothing beside the others", name)
+        logging.warning("config.method.%s has no effect with the other options", name)
 
 
 def _check_data(parts, base, spec, strategy, plan):
