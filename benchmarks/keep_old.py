@@ -57,6 +57,14 @@ ROWS: dict[str, tuple[str, dict]] = {
     ),
     "average": ("WiSE-FT, 0.5", {"method.strategy": "finetune", "average": 0.5}),
     "diet": ("DIET", {"method.base": "diet", "method.strategy": "finetune"}),
+    "diet_slow": (
+        "DIET, rate 1e-4",
+        {
+            "method.base": "diet",
+            "method.strategy": "finetune",
+            "optimizer.lr": 1e-4,
+        },
+    ),
 }
 
 

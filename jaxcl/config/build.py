@@ -18,7 +18,7 @@ from jaxcl.run import compile_cache, folder, job, seeds, transfer
 def build(
     config: ml_collections.ConfigDict, workdir
 ) -> job.Job | transfer.Transfer | seeds.SeedRuns:
-    """Make everything that a run needs; reads data, compiles nothing.
+    """Claim a run directory for a config, and make what runs in it; compile nothing.
 
     With config.seeds above 1, return the runs of all seeds. The first is built at once,
     to find errors; each of the others is built when its turn comes.

@@ -28,7 +28,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     Args:
       top: the config.
       plain: the config as JSON.
-      workdir: the run directory, where pictures will be drawn; None: nothing is said.
+      workdir: the run directory, for pictures; None: the job is not run.
       stand_in: a `stream.Dataset` in place of config.data, which is then not read.
 
     Raises:
@@ -36,7 +36,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
       OSError: data are missing or cannot be read.
     """
     # Options
-    mesh = sections.make_mesh(top)
+    mesh, logging = sections.make_mesh(top), _read_logging(top)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     make_stream = sections.read_tasks(top.data, top.scenario, top.seed, stand_in)
@@ -87,7 +87,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     loop = _choose_loop(top, data, method, parts)
     alone = _single_task_runs(top, plain, parts, data, method, eval_parts, judging)
     judging = judging._replace(alone=alone)
-    return job.Job(method, mesh, data, loop, judging, _read_logging(top), config=plain)
+    return job.Job(method, mesh, data, loop, judging, logging, config=plain)
 
 
 def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
@@ -216,9 +216,12 @@ def _single_task_runs(
 
 
 def _make_evaluation(top, parts: core.EvalParts, workdir) -> job.Evaluation:
-    untrained, plots = top.evaluate_untrained, top.plots
     return evaluation.make(
-        top.evaluators, parts, workdir, untrained=untrained, plots=plots
+        top.evaluators,
+        parts,
+        workdir,
+        untrained=top.evaluate_untrained,
+        plots=top.plots,
     )
 
 
