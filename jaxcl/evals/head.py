@@ -263,10 +263,10 @@ def make_streamed_fit(
     begin = jax.jit(begin, static_argnums=1, out_shardings=whole)
     step = jax.jit(step, donate_argnums=1, out_shardings=whole)
 
-    def probe_keys(task, probe):
+    def split_keys(task, probe):
         return tuple(probe_keys(parts.seed, task, probe))
 
-    probe_keys = jax.jit(probe_keys, out_shardings=whole)
+    split_keys = jax.jit(split_keys, out_shardings=whole)
 
     def run_fit(state, data, rows, task, probe, lr):
         # A set smaller than a batch repeats its rows.
@@ -284,7 +284,7 @@ def make_streamed_fit(
             resident=False,
         )
         steps = np.int32(len(rows) // rule.batch_size)
-        k_start, k_epochs = probe_keys(np.int32(task), np.int32(probe))
+        k_start, k_epochs = split_keys(np.int32(task), np.int32(probe))
         carry, lr = begin(k_start, data), np.float32(lr)
         placed = prefetch.run_ahead(
             batches, lambda batch: sharding.shard_rows(batch, mesh)
