@@ -10,7 +10,7 @@ files with a folder for each domain. The archives are downloaded, or taken from
 "arrays". CIFAR comes as flat bytes: its Python version is made of pickles.
 
 Sums and sizes: TFDS's tables of checksums; for tiny-imagenet-200, which they lack, from
-  several public repositories that agree.
+several public repositories that agree.
 """
 
 import argparse

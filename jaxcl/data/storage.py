@@ -28,7 +28,8 @@ def in_bucket(path: Path) -> bool:
 def check_ordinary(path: Path) -> Path:
     """Return the path of an ordinary file; refuse others, such as a blocking pipe.
 
-    Raises: OSError: it is missing, or a pipe, a socket, a device or a folder.
+    Raises:
+      OSError: it is missing, or a pipe, a socket, a device or a folder.
     """
     if not in_bucket(path) and not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "must be an ordinary file", os.fspath(path))

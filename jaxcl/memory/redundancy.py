@@ -5,7 +5,7 @@ Learning", ECCV 2022, called MinRed, with the rules of its released code. A row 
 compared by a unit vector that moves with every use of the row, see `move_vectors`.
 
 Departure: here the memory has slots. Rows of a batch take free slots first; the others
-  replace the rows that the released code removes after appending them.
+replace the rows that the released code removes after appending them.
 """
 
 import chex

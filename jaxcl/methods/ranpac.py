@@ -5,8 +5,8 @@ Learning", NeurIPS 2023, Equations 4 to 6. The result does not depend on the ord
 the rows, except for rounding.
 
 Departure: the ridge is chosen on a fifth of all rows so far, by a hash of their number
-  in the train split; the released code takes the last fifth of the task. Neither uses
-  test rows. First-session adaptation is not part of it.
+in the train split; the released code takes the last fifth of the task. Neither uses
+test rows. First-session adaptation is not part of it.
 """
 
 from typing import NamedTuple

@@ -63,8 +63,9 @@ class Chain:
           hidden: for a Vision Transformer, see `vit.ViT`.
           between: also return the statistics after each view but the last, as tuples.
 
-        Returns: f32[N, D], name -> stats, and if asked name -> stats between views ({}
-          of a net whose batch norm is not `layers.BatchNorm`).
+        Returns:
+          f32[N, D], name -> stats, and if asked name -> stats between views ({} of a
+          net whose batch norm is not `layers.BatchNorm`).
         """
         outputs, after, moved = inputs, {}, {}
         for name, net in self.nets.items():

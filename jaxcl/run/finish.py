@@ -39,9 +39,11 @@ def run_job(
         `seeds.SeedRuns` every seed is run.
       workdir: the run directory.
       stop: as in `train.run_tasks`.
-      step: `job.compile_step(work)`, if several runs share the program. Returns: The
-        results, see `results.empty_results`, with "finetune" if measured; for
-      several seeds their `seeds.summary`.
+      step: `job.compile_step(work)`, if several runs share the program.
+
+    Returns:
+      The results, see `results.empty_results`, with "finetune" if measured; for several
+      seeds their `seeds.summary`.
     """
     workdir = epath.Path(workdir)
     with lock.hold_lock(workdir):

@@ -1,7 +1,7 @@
 """Record a run: rows go to metrics.jsonl, to the loggers and to the progress line.
 
 Values that depend on the clock are under "time" in a row: two runs are equal if all
-  other values are.
+other values are.
 """
 
 import contextlib

@@ -44,8 +44,10 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
 
     Args:
       run: its directory, or the folder of an encoder.
-      field: option that names the run, for messages. Raises: ValueError: there is no
-        config, or it cannot be read.
+      field: option that names the run, for messages.
+
+    Raises:
+      ValueError: there is no config, or it cannot be read.
     """
     where = f"{field}={run!r}"
     if folder.is_one(run):
@@ -135,8 +137,10 @@ def find_checkpoints(run: str, *, field: str = "config.checkpoint") -> Checkpoin
 
     Args:
       run: its directory.
-      field: option that names the run, for messages. Raises: ValueError: there are
-        none.
+      field: option that names the run, for messages.
+
+    Raises:
+      ValueError: there are none.
     """
     path = epath.Path(run)
     checkpoints = (path if storage.in_bucket(path) else path.resolve()) / "checkpoints"

@@ -85,8 +85,10 @@ def make_section(
       options: of the source; they override those of the run.
       theirs: the run's config.
       field: of the section, for messages.
-      whole: whether all rows are train rows, without a test part. Raises: ValueError:
-        there is nothing at the path.
+      whole: whether all rows are train rows, without a test part.
+
+    Raises:
+      ValueError: there is nothing at the path.
     """
     options = dict(options)
     if isinstance(path, dict):

@@ -85,7 +85,9 @@ def pick_network(
 
     Args:
       tensors: of a whole file.
-      prefix: start of the network's names; None: it is found. Returns:
+      prefix: start of the network's names; None: it is found.
+
+    Returns:
       The tensors by names without wrappers and prefix; the prefix; how many others.
 
     Raises:

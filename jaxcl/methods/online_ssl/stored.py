@@ -120,9 +120,9 @@ def pair_losses(query: jax.Array, target: jax.Array) -> jax.Array:
     """Compute the negative cosine of each image's positive pairs, f32[N].
 
     The mean of both directions: the predictor's output (or the projection) of one view
-      with the slow network's projection (or the network's own) of the other. It is the
-      whole loss of SimSiam, that of BYOL up to a factor, and the attracting part of
-      other bases.
+    with the slow network's projection (or the network's own) of the other. It is the
+    whole loss of SimSiam, that of BYOL up to a factor, and the attracting part of other
+    bases.
 
     Args:
       query, target: f32[N,2,D], of both views.
