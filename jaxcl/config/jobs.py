@@ -83,11 +83,13 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     # Evaluation and loop
     eval_parts = _make_eval_parts(top, method, tasks, image, mesh)
     checks.check_start(top, plain, train)
-    judging = _make_evaluation(top, eval_parts, workdir)
+    evaluations = _make_evaluation(top, eval_parts, workdir)
     loop = _choose_loop(top, data, method, parts)
-    alone = _single_task_runs(top, plain, parts, data, method, eval_parts, judging)
-    judging = judging._replace(alone=alone)
-    return job.Job(method, mesh, data, loop, judging, logging, config=plain)
+    alone = _single_task_runs(
+        top, plain, parts, data, method, eval_parts, evaluations.evaluators
+    )
+    evaluations = evaluations._replace(alone=alone)
+    return job.Job(method, mesh, data, loop, evaluations, logging, config=plain)
 
 
 def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
@@ -133,13 +135,13 @@ def _choose_updates(
     """Choose as many updates as config.replay.flops pays for in the last task."""
     last, replay = data.stream.tasks[-1], parts.replay
 
-    def flops(updates):
+    def count_step(updates):
         own = parts._replace(replay=replay._replace(updates=updates))
         method = _make_method(top, own, mesh)
         shapes = job.shapes(method, data, method.parts(last))
         return cost.count_flops(method.step, *shapes, last.index)
 
-    found = budget.updates(replay.flops, top.batch_size, flops, top.method["name"])
+    found = budget.updates(replay.flops, top.batch_size, count_step, top.method["name"])
     if workdir is not None and jax.process_index() == 0:
         print(f"config.replay.flops={replay.flops:g}: updates={found}", flush=True)
     return replay._replace(updates=found)
@@ -175,7 +177,7 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
 
 
 def _single_task_runs(
-    top, plain, parts, data: job.Data, method, eval_parts, judging: job.Evaluation
+    top, plain, parts, data: job.Data, method, eval_parts, evaluators: dict
 ) -> Callable | dict | None:
     """Describe how to train on one task alone, or read the results of a run that did.
 
@@ -186,12 +188,12 @@ def _single_task_runs(
         return None
     if top.plasticity_from is not None:
         return checks.found_alone(top.plasticity_from, plain, method)
-    judges = {
+    evaluators = {
         key: evaluate
-        for key, evaluate in judging.evaluators.items()
+        for key, evaluate in evaluators.items()
         if not isinstance(evaluate, evaluation.AtTheEnd)
     }
-    if not judges:
+    if not evaluators:
         return None
     module, options = sections.find_method(top.method)
     options = schema.defaults(module.make, options) | options
@@ -200,19 +202,19 @@ def _single_task_runs(
     known = schema.option_of(module.make, other)
     other = {name: value for name, value in other.items() if name in known}
 
-    def make(work):
+    def make_job_alone(work):
         if other == options:
-            return work._replace(evaluation=job.Evaluation(judges))
+            return work._replace(evaluation=job.Evaluation(evaluators))
         with sharding.use_mesh(work.mesh):
             own = sharding.bind_to_mesh(module.make(parts, **other), work.mesh)
         own_parts = eval_parts._replace(**_pick_functions(own))
-        judged = evaluation.make(
-            {key: top.evaluators[key] for key in judges}, own_parts, None
+        own_evaluation = evaluation.make(
+            {key: top.evaluators[key] for key in evaluators}, own_parts, None
         )
         job.check_rows(own, data)
-        return job.trace_step(work._replace(method=own, evaluation=judged))
+        return job.trace_step(work._replace(method=own, evaluation=own_evaluation))
 
-    return make
+    return make_job_alone
 
 
 def _make_evaluation(top, parts: core.EvalParts, workdir) -> job.Evaluation:
@@ -263,9 +265,9 @@ def _pick_functions(method: core.Method) -> dict:
 def make_transfer(top: sections.TopLevel, workdir) -> transfer.Transfer:
     """Make what evaluates the encoder of config.checkpoint."""
     state, source, eval_parts = restore_frozen(top)
-    judging = _make_evaluation(top, eval_parts, workdir)
+    evaluations = _make_evaluation(top, eval_parts, workdir)
     return transfer.Transfer(
-        state, source, eval_parts.stream, judging, _read_logging(top)
+        state, source, eval_parts.stream, evaluations, _read_logging(top)
     )
 
 
@@ -292,5 +294,5 @@ def restore_frozen(top: sections.TopLevel) -> Frozen:
     blank = np.zeros((1, image["size"], image["size"], first.shape[-1]), np.float32)
     state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
     net = chain.Chain({"encoder": encoder})
-    judged = core.Method(net.init, net.embed, net.embed)  # only `embed` is called
-    return Frozen(state, source, _make_eval_parts(top, judged, tasks, image, mesh))
+    method = core.Method(net.init, net.embed, net.embed)  # only `embed` is called
+    return Frozen(state, source, _make_eval_parts(top, method, tasks, image, mesh))
