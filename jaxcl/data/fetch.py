@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcl.data import convert, shapes, stream
+from jaxcl.data import convert, from_arrays, shapes, storage, stream
 from jaxcl.data import files as files_lib
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
@@ -83,8 +83,7 @@ def fetch_set(name: str, out: str, *, source: str | None = None) -> None:
     if name not in SETS:
         raise ValueError(f"set {name!r} is unknown; allowed are {(*SETS,)}")
     known, out = SETS[name], os.path.normpath(out)
-    if os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
-        raise ValueError(f"--out={out} is there already and not an empty folder")
+    storage.check_blank(out, f"--out={out}")
     downloads = f"{out}.download"
     try:
         paths = [
@@ -286,11 +285,7 @@ def _read_idx(path, axes) -> np.ndarray:
 def _write_splits(name, classes, parts, folder, decoder="") -> None:
     """Write (images, labels) of train and of test as plain arrays."""
     train, test = (
-        stream.Examples(
-            labels.astype(np.int32),
-            np.zeros(len(labels), np.int32),
-            np.ascontiguousarray(images),
-        )
+        from_arrays.examples(name, np.ascontiguousarray(images), labels, None)
         for images, labels in parts
     )
     data = stream.Dataset(name, classes, ("all",), train, None, test, decoder)
@@ -349,14 +344,11 @@ def parser() -> argparse.ArgumentParser:
         "  jaxcl data mnist --out=data/mnist --from=FOLDER",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("name", choices=[*SETS, "shapes"], help="which set")
-    made.add_argument("--out", required=True, help="new or empty folder to write")
-    made.add_argument(
-        "--from",
-        dest="source",
-        metavar="FILE_OR_FOLDER",
-        help="its archive, or a folder with its archives, downloaded by hand",
-    )
+    add = made.add_argument
+    add("name", choices=[*SETS, "shapes"], help="which set")
+    add("--out", required=True, help="new or empty folder to write")
+    by_hand = "its archive, or a folder with its archives, downloaded by hand"
+    add("--from", dest="source", metavar="FILE_OR_FOLDER", help=by_hand)
     return made
 
 
