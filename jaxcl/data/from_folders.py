@@ -17,7 +17,7 @@ _LIKE_SPLITS = {*_SPLITS, "training", "valid", "validation", "testing", "dev", "
 _BESIDE = "images beside the folders of classes"
 
 
-@splits.image_source()
+@splits.image_source
 def image_folder(
     *,
     path: str,
