@@ -2,7 +2,7 @@
 
 import sys
 
-from jaxcl.report import command
+from jaxcl.report import page
 
 if __name__ == "__main__":
-    sys.exit(command.main())
+    sys.exit(page.main())
