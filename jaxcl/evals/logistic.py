@@ -135,10 +135,7 @@ def make(
             return core.Result(blank, {}, (features_lib.NOT_FINITE,))
         machine = fit_regression(features, labels, **settings)
         right = judge(score_classes(machine, held, parts.num_classes))
-        rows = {
-            name: features_lib.average_per_task(parts, own)
-            for name, own in right.items()
-        }
+        rows = features_lib.average_rows(parts, right)
         accuracy = float(right["class_incremental"].mean())
         count = float(machine[-1].n_iter_.max())
         return core.Result(rows, {"accuracy": accuracy, "iterations": count})
