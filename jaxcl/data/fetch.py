@@ -86,12 +86,10 @@ def fetch_set(name: str, out: str, *, source: str | None = None) -> None:
     storage.check_blank(out, f"--out={out}")
     downloads = f"{out}.download"
     try:
-        paths = [
-            _download(archive, downloads)
-            if source is None
-            else _find_archive(archive, source, known)
-            for archive in known.archives
-        ]
+        if source is None:
+            paths = [_download(archive, downloads) for archive in known.archives]
+        else:
+            paths = [_find_archive(x, source, known) for x in known.archives]
     except Unreachable as error:
         files = "\n".join(f"  {x.urls[0]}  ({x.size:,} bytes)" for x in known.archives)
         raise Unreachable(
@@ -236,11 +234,10 @@ def _tiny_imagenet(paths, folder) -> None:
             for label, name in enumerate(names)
             for path in sorted((where / "train" / name / "images").iterdir())
         ]
-        lines = (where / "val" / "val_annotations.txt").read_text().splitlines()
+        val = where / "val"
+        lines = (val / "val_annotations.txt").read_text().splitlines()
         known = [line.split("\t")[:2] for line in lines]
-        test = sorted(
-            (names.index(wnid), where / "val" / "images" / file) for file, wnid in known
-        )
+        test = sorted((names.index(x), val / "images" / file) for file, x in known)
         parts = [read(train), read(test)]
     _write_splits("tiny_imagenet", names, parts, folder, decoder="pillow")
 
@@ -296,11 +293,8 @@ def _archives(name) -> tuple[Archive, ...]:
     """Read the archives of a set: lines of name, sha256, bytes and addresses."""
     table = pathlib.Path(__file__).with_name("archives.tsv").read_text()
     rows = [line.split("\t") for line in table.splitlines()]
-    return tuple(
-        Archive((*urls,), int(size), sha256)
-        for of, sha256, size, *urls in rows
-        if of == name
-    )
+    own = [row[1:] for row in rows if row[0] == name]
+    return tuple(Archive((*urls,), int(size), sha256) for sha256, size, *urls in own)
 
 
 _CIFAR10 = functools.partial(

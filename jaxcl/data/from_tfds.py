@@ -201,10 +201,8 @@ def _find_records(
         for number, part in enumerate(parts)
     ]
     table = RecordTable(*map(np.concatenate, zip(*tables, strict=True)))
-    most, names = (
-        table.label.max(initial=-1),
-        _class_names(info, label_key, "label_key"),
-    )
+    most = table.label.max(initial=-1)
+    names = _class_names(info, label_key, "label_key")
     if label_key is not None and most >= len(names):
         raise ValueError(f"split {split!r}: label {most} has no name")
     if index is not None:

@@ -381,6 +381,5 @@ def _resident(examples: stream.Examples) -> stream.Examples:
         images[row] = image
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        for _ in pool.map(read_row, range(len(images))):
-            pass
+        list(pool.map(read_row, range(len(images))))  # raises what a thread raised
     return examples._replace(images=images, load=None, origin=examples.load)
