@@ -72,9 +72,8 @@ class Encoder:
         Raises:
           ValueError: the images are of another type, size or number of channels.
         """
-        return _make_view(self.card, images)(
-            jnp.asarray(_cut_images(self.card, images))
-        )
+        view = _make_view(self.card, images)
+        return view(jnp.asarray(_cut_images(self.card, images)))
 
     def apply(
         self,
@@ -137,9 +136,9 @@ class Encoder:
 
     def _embed_prepared(self, inputs):
         rows = self._program(self.params, self.stats, inputs)
-        return (
-            rows if self.adapter is None else adapters.map_features(self.adapter, rows)
-        )
+        if self.adapter is None:
+            return rows
+        return adapters.map_features(self.adapter, rows)
 
     def picture_features(self) -> np.ndarray:
         """Embed a fixed picture that needs no file, f32[D].
@@ -330,9 +329,8 @@ def blank_inputs(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
 
 def flatten_leaves(params: core.PyTree, stats: core.PyTree) -> dict[str, np.ndarray]:
     """Name the arrays of a network as in the file, such as "params/conv1/kernel"."""
-    return {
-        n: np.ascontiguousarray(leaf) for n, leaf in _name_leaves(params, stats).items()
-    }
+    leaves = _name_leaves(params, stats).items()
+    return {name: np.ascontiguousarray(leaf) for name, leaf in leaves}
 
 
 def _name_leaves(params, stats) -> dict[str, Any]:
