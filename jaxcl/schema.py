@@ -49,8 +49,9 @@ class Range(NamedTuple):
     above: float = -math.inf
     below: float = math.inf
 
+    @property
     def words(self) -> str:
-        """Say what is allowed, for messages."""
+        """What is allowed, for messages."""
         if self.least > -math.inf and self.most < math.inf:
             return f"from {self.least} to {self.most}"
         bounds = {"at least": self.least, "above": self.above}
@@ -61,7 +62,7 @@ class Range(NamedTuple):
     def refusal(self, value: float) -> str:
         """Say what a number must be; "" if it is valid."""
         inside = self.least <= value <= self.most and self.above < value < self.below
-        return "" if inside else self.words()
+        return "" if inside else self.words
 
 
 class Entries(NamedTuple):
@@ -224,11 +225,9 @@ def read_options(
             own[name] = Option(name, None, Any, NONE)
     found = []
     for name, option in own.items():
-        value = section.get(name, option.default)
-        path, asked = f"{field}.{name}", name in section
-        found.append(
-            option._replace(path=path, value=value, stands_for=value, asked=asked)
-        )
+        value, asked = section.get(name, option.default), name in section
+        option = option._replace(path=f"{field}.{name}", value=value, asked=asked)
+        found.append(option._replace(stands_for=value))
     return found
 
 
@@ -290,9 +289,7 @@ def _describe_type(kind) -> str:
     if plain in _LISTS:
         each = dict.fromkeys(allowed(x) for x in inner if x is not Ellipsis)
         return f"a list of {', '.join(each)}" if each else "a list"
-    words = (
-        x.words() if isinstance(x, Range) else getattr(x, "words", "") for x in rules
-    )
+    words = (getattr(rule, "words", "") for rule in rules)
     return next(filter(None, words), "") or _WORDS.get(plain) or plain.__name__
 
 
@@ -428,7 +425,7 @@ def _number_refusal(value, plain, allowed: Range) -> str:
     """Say what a number must be; "" if it is valid."""
     largest = _LARGEST[plain]
     if plain is float and not abs(value) <= largest:  # so is nan
-        return " and ".join(filter(None, (allowed.words(), "finite")))
+        return " and ".join(filter(None, (allowed.words, "finite")))
     if wrong := allowed.refusal(value):
         return wrong
     if abs(value) <= largest or allowed.most < math.inf:
@@ -545,7 +542,7 @@ def module(package: str, name: str, field: str):
     there = isinstance(name, str) and name.isidentifier() and find_spec(path)
     found = importlib.import_module(path) if there else None
     if not hasattr(found, "make"):
-        core.check_choice(field, name, _with_make(package))  # refuses it
+        core.check_choice(field, name, tuple(modules(package)))  # refuses it
     return found
 
 
@@ -584,14 +581,12 @@ def _import_own_module(name, field):
     return found
 
 
-def _with_make(package) -> list[str]:
-    """List the modules of a package that have `make`. It imports all of them."""
+def modules(package: str) -> dict[str, types.ModuleType]:
+    """Import all modules of a package; return those that have `make`, by name."""
     folder = importlib.import_module(package)
-    return [
-        info.name
-        for info in pkgutil.iter_modules(folder.__path__)
-        if hasattr(importlib.import_module(f"{package}.{info.name}"), "make")
-    ]
+    names = [info.name for info in pkgutil.iter_modules(folder.__path__)]
+    found = {name: importlib.import_module(f"{package}.{name}") for name in names}
+    return {name: module for name, module in found.items() if hasattr(module, "make")}
 
 
 def _is_foreign(name) -> bool:
@@ -628,21 +623,20 @@ def flatten(config: Mapping, path: str = "config") -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     for key, value in config.items():
-        inside = isinstance(value, Mapping) and value
-        fields |= (
-            flatten(value, f"{path}.{key}") if inside else {f"{path}.{key}": value}
-        )
+        if isinstance(value, Mapping) and value:
+            fields |= flatten(value, f"{path}.{key}")
+        else:
+            fields[f"{path}.{key}"] = value
     return fields
 
 
 def differences(old: Mapping, new: Mapping) -> list[str]:
     """List the options in which two configs differ, as "path: old -> new"."""
     old, new = flatten(old), flatten(new)
-    pairs = {
-        path: (old.get(path, NONE), new.get(path, NONE)) for path in {**old, **new}
-    }
-    return [
-        f"{path}: {' -> '.join('absent' if x is NONE else repr(x) for x in pair)}"
-        for path, pair in sorted(pairs.items())
-        if pair[0] != pair[1]
-    ]
+    found = []
+    for path in sorted({**old, **new}):
+        pair = old.get(path, NONE), new.get(path, NONE)
+        if pair[0] != pair[1]:
+            said = ("absent" if value is NONE else repr(value) for value in pair)
+            found.append(f"{path}: {' -> '.join(said)}")
+    return found
