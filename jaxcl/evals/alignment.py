@@ -71,9 +71,9 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
         cosines, tasks = sharding.copy_to_host(program(state, embed(state), labels))
         measured = cosines != -np.inf  # not finite for another reason: it is told
         cosines, tasks = cosines[measured].astype(np.float64), tasks[measured]
-        scalars = {
-            f"task_{t + 1}": float(cosines[tasks == t].mean()) for t in np.unique(tasks)
-        }
+        scalars = {}
+        for t in np.unique(tasks):
+            scalars[f"task_{t + 1}"] = float(cosines[tasks == t].mean())
         if len(cosines):
             scalars["mean"] = float(cosines.mean())
         return core.Result({}, scalars)

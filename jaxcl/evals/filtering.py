@@ -71,7 +71,12 @@ def make(
     """
     if features is None:
         features = "embedding" if parts.project is None else "projection"
-    reads = _with_unit_rows(features_lib.select_features(parts, "filtering", features))
+    chosen = features_lib.select_features(parts, "filtering", features)
+
+    def embed_unit(state, images):
+        return features_lib.unit_rows(chosen.embed(state, images))
+
+    reads = chosen._replace(embed=embed_unit)
     train = parts.stream.dataset.train  # no other split is read
     features_lib.check_labels(parts, "filtering", train)
     # Placed once, and only when a task is evaluated.
@@ -112,19 +117,11 @@ def _read_offered(reads, place, count, batch_size, task):
       state -> f32[n, D], their features.
     """
     train = reads.stream.dataset.train
-    rows = features_lib.read_first_rows(
-        reads, reads.stream.tasks[task], count, batch_size
-    )
+    drawn = reads.stream.tasks[task]
+    rows = features_lib.read_first_rows(reads, drawn, count, batch_size)
     distinct, order = np.unique(rows, return_inverse=True)
     embed = features_lib.make_embedder(reads, train, rows=distinct, images=place())
     return train.label[distinct], order.astype(np.int32), embed
-
-
-def _with_unit_rows(parts):
-    """Return EvalParts whose `embed` gives unit rows."""
-    return parts._replace(
-        embed=lambda state, images: features_lib.unit_rows(parts.embed(state, images))
-    )
 
 
 def _make_offer(parts, **policy) -> Callable:

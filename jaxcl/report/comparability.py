@@ -57,11 +57,10 @@ def list_differences(runs: Mapping[str, Configs]) -> list[str]:
         name: (run.resolved if whole else run.asked) or {}
         for name, run in known.items()
     }
-    return [
-        text
-        for section in _shared_sections(configs)
-        for text in _differing_fields(*section)
-    ]
+    found: list[str] = []
+    for path, sections in _shared_sections(configs):
+        found += _differing_fields(path, sections)
+    return found
 
 
 def _shared_sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
