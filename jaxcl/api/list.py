@@ -47,7 +47,7 @@ KINDS = {
 
 def describe_kind(kind: str) -> dict[str, str]:
     """Describe everything of a kind in a line each, by name."""
-    from jaxcl import schema  # it imports JAX
+    from jaxcl import lookup  # it imports JAX
 
     _, place, table = KINDS[kind]
     if kind == "configs":
@@ -55,7 +55,7 @@ def describe_kind(kind: str) -> dict[str, str]:
     if table:
         made = getattr(importlib.import_module(place), table)
     else:
-        made = schema.modules(place)
+        made = lookup.list_modules(place)
     lines = {name: _first_line(found.__doc__) for name, found in made.items()}
     if kind == "encoders":
         from jaxcl.config import own_images

@@ -114,9 +114,9 @@ def entries(raw: Mapping, given: set[str]) -> Iterator[OptionEntry]:
     whole = dict(raw)
     if raw.get("checkpoint") != "":  # configs/transfer.py leaves it to the command
         whole = build.fill_from_encoder(whole)
-    asked = schema.flatten(raw)
+    asked = options_lib.flatten(raw)
     origins = {f"config.{name}": "command" for name in given}
-    for path, value in schema.flatten(whole).items():
+    for path, value in options_lib.flatten(whole).items():
         if asked.get(path) != value:
             origins[path] = "checkpoint" if raw.get("checkpoint") else "start"
     for option in options_lib.iterate_options(whole):

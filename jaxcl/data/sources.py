@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from jaxcl import core, schema
+from jaxcl import core, lookup, schema
 from jaxcl.data import (
     files,
     from_arrays,
@@ -113,7 +113,7 @@ def judged_by(*, train: dict, test: dict) -> stream.Dataset:
 
 def _read_source(field, section) -> stream.Dataset:
     """Read the dataset of a section below config.data."""
-    source, options = schema.find_named_function(SOURCES, dict(section), field)
+    source, options = lookup.find_function(SOURCES, dict(section), field)
     data = source(**schema.options(source, options, field))
     if data.train.graphs is not None:
         raise ValueError(f"{field}: graphs cannot be joined; must be images")
@@ -208,7 +208,7 @@ def load(name: str, **options: Any) -> stream.Dataset:
 
 def without_test_split(section: dict) -> dict:
     """Return options with which a source holds out no train rows."""
-    make, options = schema.find_named_function(SOURCES, section, "config.data")
+    make, options = lookup.find_function(SOURCES, section, "config.data")
     known = schema.option_of(make, options)
     return {"test": 0.0} if {"test", "test_seed"} <= {*known} else {}
 

@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from jaxcl import schema
+from jaxcl import lookup, schema
 from jaxcl.config import build, own_images, recipe, sections
 from jaxcl.data import identity, stream
 from jaxcl.update import lineage
@@ -221,7 +221,7 @@ def _shorten_warmup(config, changes) -> dict:
     asked = changes.get("schedule") or {}
     if not isinstance(epochs, int) or "warmup_epochs" in asked:
         return config
-    make = schema.find_named_function(sections.SCHEDULES, section, "config.schedule")[0]
+    make = lookup.find_function(sections.SCHEDULES, section, "config.schedule")[0]
     before = {**schema.defaults(make), **section}.get("warmup_epochs", 0)
     if not 1 <= epochs <= before:
         return config

@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from jaxcl import core, schema
+from jaxcl import core, lookup, schema
 from jaxcl.config import sections
 from jaxcl.data import files as files_lib
 from jaxcl.data import graphs as graphs_lib
@@ -306,7 +306,7 @@ def make_module(section: dict) -> nn.Module:
     section, field = dict(section), f"{folder_lib.CARD}: encoder"
     precision = section.pop("precision", "float32")
     core.check_choice(f"{field}.precision", precision, tuple(sections.PRECISIONS))
-    make, options = schema.find_named_function(sections.ENCODERS, section, field)
+    make, options = lookup.find_function(sections.ENCODERS, section, field)
     options = schema.options(make, options, field, given=("dtype",))
     return make(**options, dtype=sections.PRECISIONS[precision])
 

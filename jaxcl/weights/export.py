@@ -19,7 +19,7 @@ import typing
 
 from etils import epath
 
-from jaxcl import schema, sharding
+from jaxcl import lookup, schema, sharding
 from jaxcl.config import sections
 from jaxcl.data.augment import images as augment_images
 from jaxcl.nets import tuning
@@ -148,7 +148,7 @@ def _read_config(run):
 
 def _describe_architecture(config) -> dict:
     """Return config.encoder with all its defaults, and the precision."""
-    make, options = schema.find_named_function(
+    make, options = lookup.find_function(
         sections.ENCODERS, config["encoder"], "config.encoder"
     )
     full = schema.defaults(make) | options
@@ -186,7 +186,7 @@ def _describe_origin(config, source, cursor) -> dict:
       cursor: progress of the run at the checkpoint, see `transfer.cursor`.
     """
     method, data = config["method"], dict(config["data"])
-    defaults = schema.defaults(schema.method(method["name"]).make)
+    defaults = schema.defaults(lookup.find_method(method["name"]).make)
     checkpoint = {key: source[key] for key in ("number", "step", "checksum")}
     return {
         "method": {"name": method["name"], **defaults, **method},
