@@ -4,6 +4,7 @@ The convolutions are in a form that is fast on XLA's CPU backend.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -28,10 +29,35 @@ _TILE = 8  # places of a side; of 4 and of 16 depthwise convolutions are slower
 BETWEEN = "stats_between"
 
 Start = Literal["torch", "glorot"]
+
+
+def draw_matrix(initializer: Callable, fan: Literal["in", "out"] = "in") -> Callable:
+    """Make an initializer draw a kernel as a matrix, and shape it afterwards.
+
+    The values are the same. XLA's CPU backend compiles a draw of four axes in 1 to 2 s,
+    a matrix of as many numbers in 0.3 s.
+
+    Args:
+      initializer: (key, shape, dtype) -> array, for arrays of any shape.
+      fan: what the initializer reads off the shape, if anything.
+
+    Returns:
+      (key, shape, dtype=f32) -> array.
+    """
+
+    def draw(key, shape, dtype=jnp.float32):
+        size, outputs = math.prod(shape), shape[-1]
+        # With all but the inputs as columns, the fan out is the number of columns.
+        columns = outputs if fan == "in" else size // shape[-2]
+        return initializer(key, (size // columns, columns), dtype).reshape(shape)
+
+    return draw
+
+
 # For kernels of flax layers: flax reads the fan in off the shape. The variance of a
 # uniform number within 1 / sqrt(fan in) is 1 / (3 fan in). It differs from
 # `torch_uniform` in the last bit; both stay, since earlier results were made with them.
-torch_kernel = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+torch_kernel = draw_matrix(nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform"))
 
 
 def torch_uniform(fan_in: float) -> Callable:
@@ -44,7 +70,9 @@ def torch_uniform(fan_in: float) -> Callable:
       (key, shape, dtype=f32) -> array, uniform in +-1/sqrt(fan_in).
     """
     bound = fan_in**-0.5
-    return functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
+    return draw_matrix(
+        functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
+    )
 
 
 def linear_initializers(
