@@ -95,6 +95,84 @@ def linear_initializers(
     return torch_uniform((fan_in + fan_out) / 6), nn.initializers.zeros
 
 
+SMALL = nn.initializers.truncated_normal(0.02)  # of Vision Transformers and ConvNeXt
+
+
+def small_dense(width: int, dtype: Any, name: str, *, bias: bool = True) -> nn.Dense:
+    """Build a linear layer whose weights start as `SMALL`."""
+    return nn.Dense(width, use_bias=bias, dtype=dtype, kernel_init=SMALL, name=name)
+
+
+def layer_norm(epsilon: float, dtype: Any, name: str) -> nn.LayerNorm:
+    """Build a layer norm that is exact where the mean is large, as it is in DINOv2."""
+    return nn.LayerNorm(epsilon, dtype=dtype, use_fast_variance=False, name=name)
+
+
+def add_branch(
+    block: nn.Module,
+    x: jax.Array,
+    branch: jax.Array,
+    key: jax.Array | None,
+    *,
+    scale: str,
+) -> jax.Array:
+    """Add a residual branch to its input, with LayerScale and stochastic depth.
+
+    Args:
+      block: has `layer_scale`, where the factors of the branch begin, None: it has
+        none; and `drop`, the chance that a row skips the branch.
+      x: [B, ..., D], the input of the block.
+      branch: of the shape of x.
+      key: threefry key; None: no row skips the branch.
+      scale: name of the factors among the parameters of the block.
+    """
+    branch = branch.astype(jnp.float32)
+    if block.layer_scale is not None:
+        begin = nn.initializers.constant(block.layer_scale)
+        branch *= block.param(scale, begin, (x.shape[-1],), jnp.float32)
+    if key is not None and block.drop:
+        keep = 1.0 - block.drop
+        rows = (x.shape[0], *(1,) * (x.ndim - 1))
+        branch *= jax.random.bernoulli(key, keep, rows) / keep
+    return x + branch.astype(x.dtype)
+
+
+class Patches(nn.Module):
+    """A convolution whose windows touch and do not overlap: one matrix product.
+
+    Attributes:
+      side: pixels of a window; a rest of the image that is smaller is left out, as
+        PyTorch does.
+      width: channels that come out.
+      dtype: of the computation.
+      frozen: the projection is not trained; it starts as MoCo v3's, uniform within
+        sqrt(6 / (inputs + outputs)).
+    """
+
+    side: int
+    width: int
+    dtype: Any
+    frozen: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Project each window, [B, H, W, C] -> [B, H // side, W // side, width]."""
+        side, channels, begin = self.side, x.shape[-1], SMALL
+        if self.frozen:
+            begin = torch_uniform((side * side * channels + self.width) / 6)
+        shape, zeros = (side, side, channels, self.width), nn.initializers.zeros
+        kernel = self.param("kernel", begin, shape, jnp.float32)
+        bias = self.param("bias", zeros, (self.width,), jnp.float32)
+        if self.frozen:
+            kernel, bias = lax.stop_gradient((kernel, bias))
+        rows, columns = x.shape[1] // side, x.shape[2] // side
+        x = x[:, : rows * side, : columns * side]
+        x = x.reshape(-1, rows, side, columns, side, channels).swapaxes(2, 3)
+        x = x.reshape(-1, rows, columns, side * side * channels)
+        kernel = kernel.reshape(-1, self.width).astype(self.dtype)
+        return x @ kernel + bias.astype(self.dtype)
+
+
 class BatchNorm(nn.Module):
     """Batch normalisation over all axes but the last (Ioffe and Szegedy, 2015).
 
