@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import incremental
-from jaxcl.nets import chain, gcn, gin, mlp
+from jaxcl.nets import chain, gcn, mlp
 
 
 class Passes(NamedTuple):
@@ -211,7 +211,7 @@ class Passes(NamedTuple):
 
 def reads_graphs(encoder: Any) -> bool:
     """Tell whether an encoder is one of graphs; the others are of images."""
-    return isinstance(encoder, gcn.GCN | gin.GIN)
+    return isinstance(encoder, gcn.GraphEncoder)
 
 
 def make_passes(
