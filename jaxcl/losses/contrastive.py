@@ -72,25 +72,6 @@ def partner_rows(count: int) -> jax.Array:
     return jnp.arange(count) ^ 1
 
 
-def masked_mean(rows: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """Compute the mean over the rows that exist.
-
-    Args:
-      rows: f32[N], finite.
-      mask: bool or f32[N] of zeros and ones, or weights of any size, at least 0; None
-        for all.
-
-    Returns:
-      f32[], 0 if the mask is empty.
-    """
-    if mask is None:
-        return jnp.mean(rows)
-    chex.assert_equal_shape([rows, mask])
-    mask = mask.astype(rows.dtype)
-    total = jnp.sum(mask)
-    return jnp.sum(rows * mask) / jnp.where(total > 0, total, 1)
-
-
 def nt_xent(
     z1: jax.Array,
     z2: jax.Array,
@@ -399,4 +380,4 @@ def sup_con(
     if anchor_mask is not None:
         chex.assert_equal_shape([anchor_mask, labels])
         loss = loss * anchor_mask
-    return masked_mean(loss, example_mask)
+    return core.masked_mean(loss, example_mask)

@@ -327,14 +327,13 @@ def _update(setup, state, batch, key):
     images = rows.views.reshape((-1, *rows.views.shape[2:]))  # 2i, 2i+1: one example
 
     # Targets without gradient: networks that normalise by the batch pass beside
-    forward = functools.partial(
-        networks.forward,
-        setup.networks,
-        stats=state.stats,
-        images=images,
-        others=_list_fixed(setup, state),
+    inputs = networks.Inputs(
+        state.stats,
+        images,
+        _list_fixed(setup, state),
         distilled=None if setup.every_row else 2 * beside,
     )
+    forward = functools.partial(networks.forward, setup.networks, inputs)
     outputs, backward, (net_stats, fixed, _) = jax.vjp(
         forward, state.params, has_aux=True
     )
