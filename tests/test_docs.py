@@ -25,8 +25,8 @@ from jaxcl.data import convert, fetch, from_arrays, sources
 from jaxcl.evals import features
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
-from jaxcl.report import command as report_command
 from jaxcl.report import compare
+from jaxcl.report import page as report_page
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
 from jaxcl.weights import embed, export, import_file
@@ -142,7 +142,7 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
             "features": embed,
             "import": import_file,
             "data": fetch,
-            "report": report_command,
+            "report": report_page,
         }[words[0]]
         module.parser().parse_args(arguments)
     assert len(started) == 1

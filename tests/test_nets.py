@@ -301,6 +301,16 @@ def test_imagenet_stem(padding, pad):
     assert np.abs(want["torch"] - want["same"]).max() > 0.1
 
 
+@pytest.mark.parametrize("fan", ["in", "out"])
+@pytest.mark.parametrize("shape", [(3, 2, 5, 4), (6, 3), (7, 7, 1, 8)])
+def test_a_kernel_drawn_as_a_matrix_has_the_same_values(shape, fan):
+    key = jax.random.key(0)
+    for kind in ("normal", "uniform"):
+        plain = nn.initializers.variance_scaling(2.0, f"fan_{fan}", kind)
+        drawn = layers.draw_matrix(plain, fan)(key, shape)
+        np.testing.assert_array_equal(drawn, plain(key, shape))
+
+
 def test_kernels_are_kaiming_normal_over_fan_out():
     net = OneConv((64, 3, 1, "same"), "kaiming")
     kernel = variables(net, jnp.zeros((1, 4, 4, 16)))["params"]["conv1"]["kernel"]

@@ -110,8 +110,11 @@ def fit(
     set_here = {field: x for field, x in set_here.items() if x is not None}
     set_here |= {"name": name, "seed": seed}
     set_here |= {"method.base": base, "method.strategy": strategy or "finetune"}
-    set_here |= _evaluate_on_validation(validation) if validation else {}
-    set_here |= {"progress": False} if quiet else {}
+    if validation:
+        set_here |= {"data.validation": validation}
+        set_here |= {"scenario.evaluation": "validation"}
+    if quiet:
+        set_here |= {"progress": False}
     recipe.change(config, {**set_here, **options})
     _check_config(config, begun)
     start = _tensors(encoder) if begun else {}
@@ -165,11 +168,6 @@ def _config(section, *, encoder, size, tasks, scenario) -> ml_collections.Config
         num_tasks=count,
         by_strategy=False,
     )
-
-
-def _evaluate_on_validation(share) -> dict:
-    """Return the options that hold out a share of the train images to evaluate."""
-    return {"data.validation": share, "scenario.evaluation": "validation"}
 
 
 def _check_config(config, begun) -> None:

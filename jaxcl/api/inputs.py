@@ -174,10 +174,9 @@ def _stack_images(name, images) -> np.ndarray:
             f"{name}: {type(images).__name__}: must be an array uint8[N, H, W, C], a "
             "list of images, a path, the name of a source, or a section of a config"
         )
+    # Or the numbers of a palette would pass for grey.
     if all(hasattr(image, "convert") for image in images):
-        images = _decode_images(
-            name, images
-        )  # or a palette's numbers would pass for grey
+        images = _decode_images(name, images)
     arrays = [np.asarray(image) for image in images]
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:

@@ -386,7 +386,6 @@ def examples(
     reader: Any,
     label: np.ndarray,
     domain: np.ndarray | None = None,
-    numbers: np.ndarray | None = None,
 ) -> stream.Examples:
     """Make examples that are read row by row.
 
@@ -394,15 +393,10 @@ def examples(
       reader: a `Reader` of all rows, or another record with its methods.
       label: i[N], -1 where unknown.
       domain: i[N]; None: one domain.
-      numbers: from `number_classes`, if some classes are left out; None: all are kept.
     """
     label = np.asarray(label, np.int32)
     domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)
-    if numbers is not None:
-        label = np.where(label < 0, -1, numbers[label])
-        which, place = reader.which[label >= 0], reader.place[label >= 0]
-        reader = reader._replace(which=which, place=place)
-        label, domain = label[label >= 0], domain[label >= 0]
+
     return stream.Examples(label, domain, load=Loader(reader, np.arange(len(label))))
 
 
@@ -414,16 +408,6 @@ def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{option} = {file!r}: must hold at least one name, each once")
     return names
-
-
-def number_classes(wanted: tuple[str, ...], names: tuple[str, ...]) -> np.ndarray:
-    """Number the wanted classes in their order, i32[C]; -1: left out."""
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        raise ValueError(f"classes: {missing[:5]} not among the {len(names)} classes")
-    numbers = np.full(len(names), -1, np.int32)
-    numbers[[names.index(name) for name in wanted]] = np.arange(len(wanted))
-    return numbers
 
 
 def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:

@@ -13,11 +13,6 @@ from PIL import Image
 
 from jaxcl.data import parallel, stream
 
-INTERPOLATIONS = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-}
-
 Decoder = Literal["auto", "cv2", "pillow"]
 _RESIZED = 2**28  # pixels; a line of one pixel by millions grows by the square
 
@@ -49,9 +44,9 @@ def resize(
         return image
     if decoder == "pillow":
         flat = image[..., 0] if image.shape[2] == 1 else image
-        resized = Image.fromarray(np.ascontiguousarray(flat)).resize(
-            (width, height), INTERPOLATIONS[interpolation]
-        )
+        whole = Image.fromarray(np.ascontiguousarray(flat))
+        method = Image.Resampling[interpolation.upper()]
+        resized = whole.resize((width, height), method)
         return np.asarray(resized).reshape(height, width, -1)
     import cv2
 
@@ -131,10 +126,10 @@ def _with_decoder(crop):
 
 def _own_places(batch_size: int, index: int, count: int) -> np.ndarray:
     """Return the positions in a global batch that process `index` of `count` reads."""
-    if batch_size % count or not 0 <= index < count:
+    if batch_size < 1 or batch_size % count or not 0 <= index < count:
         raise ValueError(
             f"batch_size = {batch_size}: process {index} of {count} cannot take an "
-            "equal share; it must be a multiple of the number of processes"
+            "equal share; it must be at least 1 and a multiple of the processes"
         )
     size = batch_size // count
     return index * size + np.arange(size)
@@ -287,8 +282,6 @@ def evaluation_batches(
     A batch is {"image": u8[b,H,W,C], "label": i32[b], "index": i32[b], "mask": f32[b]};
     padding repeats the last row, with mask 0. `b` and `workers` are as in `batches`.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size}: must be at least 1")
     rows = np.asarray(rows, np.int32)
     places = _own_places(batch_size, process_index, process_count)
     read = _EvalBatch(examples, rows, places, batch_size, _with_decoder(crop))

@@ -143,14 +143,8 @@ def _make_task(
         if len(found) == 0 and (kind == "train" or whole.judge is not None):
             raise ValueError(f"task {index} ({name}) has no {kind} rows")
     order = stream.epoch_order if train.graphs is None else stream.filled_order
-    return stream.Task(
-        index=index,
-        name=name,
-        classes=np.asarray(classes, np.int32),
-        domain=domain,
-        train=stream.Source(train, rows, order),
-        test=np.asarray(test, np.int32),
-    )
+    source, test = stream.Source(train, rows, order), np.asarray(test, np.int32)
+    return stream.Task(index, name, np.asarray(classes, np.int32), domain, source, test)
 
 
 def _labelled_order(whole, scenario, class_order) -> np.ndarray:
@@ -273,10 +267,8 @@ def by_slice(
     shuffled = by_label[stream.released_permutation(count, seed=DATA_SEED)]
     length, remainder = divmod(count, num_tasks)
     cuts = [remainder + length * (index + 1) for index in range(num_tasks - 1)]
-    return [
-        _make_task(whole, index, f"slice {index}", part, test)
-        for index, part in enumerate(np.split(shuffled, cuts))
-    ]
+    parts = enumerate(np.split(shuffled, cuts))
+    return [_make_task(whole, i, f"slice {i}", part, test) for i, part in parts]
 
 
 def by_domain(
@@ -354,12 +346,8 @@ def after(whole: TaskSplit) -> list[stream.Task]:
     test = _every_row(whole.judge)
     names = [f"earlier {i + 1}" for i in range(num_tasks - 1)] + [dataset.name]
     # Only the last task is trained; the others stand for those of the earlier run.
-    return [
-        _make_task(whole, index, name, rows, test)._replace(
-            earlier=earlier.astype(np.int32)
-        )
-        for index, name in enumerate(names)
-    ]
+    tasks = [_make_task(whole, i, name, rows, test) for i, name in enumerate(names)]
+    return [task._replace(earlier=earlier.astype(np.int32)) for task in tasks]
 
 
 def _check_num_tasks(num_tasks, most, what):
@@ -378,12 +366,11 @@ def repeat_rows(
     """
     if copies == 1:
         return tasks
-    return [
-        task._replace(
-            train=task.train._replace(order=one_pass.Repeated(task.train.order, copies))
-        )
-        for task in tasks
-    ]
+    repeated = []
+    for task in tasks:
+        order = one_pass.Repeated(task.train.order, copies)
+        repeated.append(task._replace(train=task.train._replace(order=order)))
+    return repeated
 
 
 # name -> how it cuts, and what may change its tasks

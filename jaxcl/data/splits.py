@@ -19,7 +19,6 @@ TEST_SEED = 0  # draws the test split of sets that come without one
 
 # A file that cannot be decoded ends the run, or another of its class takes its place.
 OnCorrupt = Literal["error", "skip"]
-MaxPixels = Annotated[int, schema.Range(least=1)]
 Level = Annotated[int, schema.Range(0, 255)]
 # A set may come from anywhere: it names files of its own folder alone.
 Inside = Annotated[
@@ -68,9 +67,15 @@ def of_classes(
         return part._replace(label=renumbered[part.label])
 
     whole = dataset._replace(class_names=tuple(names[label] for label in kept))
-    return stream.map_splits(whole, keep_classes)._replace(
-        train=keep_classes(dataset.train, per_class)
-    )
+    whole = stream.map_splits(whole, keep_classes)
+    return whole._replace(train=keep_classes(dataset.train, per_class))
+
+
+def keep_listed_classes(dataset: stream.Dataset, file: str | None) -> stream.Dataset:
+    """Keep the classes that a text file names, one a line, in its order; None: all."""
+    if file is None:
+        return dataset
+    return of_classes(dataset, files_lib.class_list(file), None, 0)
 
 
 def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.Dataset:
@@ -105,16 +110,17 @@ def _renumber(field, wanted, names) -> tuple[list[int], np.ndarray]:
 
 def _rows_of(label, classes, most, rng) -> np.ndarray:
     """Return rows of some classes, increasing; `most` of each, drawn, None: all."""
+    if most is None:
+        return np.flatnonzero(np.isin(label, classes))
     by_class = [np.flatnonzero(label == number) for number in classes]
     fewest = min(map(len, by_class))
-    if most is not None and not 1 <= most <= fewest:
+    if not 1 <= most <= fewest:
         raise ValueError(
             f"per_class = {most}: must be from 1 to the {fewest} train rows of "
             "the smallest class"
         )
-    if most is not None:
-        by_class = [rng.permutation(rows)[:most] for rows in by_class]
-    return np.sort(np.concatenate(by_class))
+    drawn = [rng.permutation(rows)[:most] for rows in by_class]
+    return np.sort(np.concatenate(drawn))
 
 
 def draw_mask(
@@ -170,9 +176,8 @@ def cut_out(examples, mask) -> tuple[stream.Examples, stream.Examples | None]:
     """Return rows outside of a mask, and those inside, None if there are none."""
     if not mask.any():
         return examples, None
-    return take_rows(examples, np.flatnonzero(~mask)), take_rows(
-        examples, np.flatnonzero(mask)
-    )
+    outside, inside = np.flatnonzero(~mask), np.flatnonzero(mask)
+    return take_rows(examples, outside), take_rows(examples, inside)
 
 
 def unknown_classes(
@@ -201,7 +206,7 @@ class ImageOptions(NamedTuple):
     channels: files_lib.Channels = 3  # or 1: grey
     decoder: prefetch.Decoder = "auto"  # cv2 where it is installed, else pillow
     on_corrupt: OnCorrupt = "error"  # "skip" takes another image of the same class
-    max_pixels: MaxPixels = files_lib.PIXELS  # an image of more counts as corrupt
+    max_pixels: schema.Count = files_lib.PIXELS  # an image of more counts as corrupt
     background: Level = 255  # grey level behind transparent pixels
     # How many bits 16-bit greys use: the upper eight of these are kept.
     bits: Annotated[int, schema.Range(8, 16)] = 8
@@ -211,9 +216,8 @@ class ImageOptions(NamedTuple):
     @property
     def decoding(self) -> files_lib.Decoding:
         """Settings to turn encoded images into pixels."""
-        return files_lib.Decoding(
-            *(getattr(self, field) for field in files_lib.Decoding._fields)
-        )
+        fields = files_lib.Decoding._fields
+        return files_lib.Decoding(*(getattr(self, field) for field in fields))
 
 
 class DrawOptions(NamedTuple):
@@ -232,27 +236,21 @@ def source(read: Callable[..., stream.Dataset]) -> Callable[..., stream.Dataset]
     return _with_options(read, DrawOptions(), load_dataset)
 
 
-def image_source(**defaults: Any) -> Callable[[Callable], Callable]:
+def image_source(read: Callable[..., stream.Dataset]) -> Callable[..., stream.Dataset]:
     """Decorate a source that reads images from files.
 
     Its keyword `images` becomes the options of `ImageOptions`: keywords of the
     decorated function, so that a config and the tables in the docs have them. They then
     decide how the source's dataset is finished.
-
-    Args:
-      defaults: of options that have another default here.
     """
 
-    def decorate(read):
-        def load_dataset(options, images):
-            images = images._replace(decoder=prefetch.choose_decoder(images.decoder))
-            data = read(**options, images=images)._replace(decoder=images.decoder)
-            draw = {"validation": images.validation, "seed": images.seed}
-            return finish(data, **draw, images=images)
+    def load_dataset(options, images):
+        images = images._replace(decoder=prefetch.choose_decoder(images.decoder))
+        data = read(**options, images=images)._replace(decoder=images.decoder)
+        validation, seed = images.validation, images.seed
+        return finish(data, validation=validation, seed=seed, images=images)
 
-        return _with_options(read, ImageOptions(**defaults), load_dataset)
-
-    return decorate
+    return _with_options(read, ImageOptions(), load_dataset)
 
 
 def _with_options(read, shared, finished) -> Callable[..., stream.Dataset]:
@@ -262,10 +260,8 @@ def _with_options(read, shared, finished) -> Callable[..., stream.Dataset]:
       shared: the record, with its defaults.
       finished: (options of `read`, the record) -> a dataset.
     """
-    usual, types = (
-        shared._asdict(),
-        typing.get_type_hints(type(shared), include_extras=True),
-    )
+    usual = shared._asdict()
+    types = typing.get_type_hints(type(shared), include_extras=True)
 
     def call(**options):
         values = {name: options.pop(name, x) for name, x in usual.items()}
@@ -385,6 +381,5 @@ def _resident(examples: stream.Examples) -> stream.Examples:
         images[row] = image
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        for _ in pool.map(read_row, range(len(images))):
-            pass
+        list(pool.map(read_row, range(len(images))))  # raises what a thread raised
     return examples._replace(images=images, load=None, origin=examples.load)

@@ -53,7 +53,7 @@ class Depthwise(nn.Module):
         """Convolve each channel by itself, [B, H, W, C] -> [B, H, W, C]."""
         width = x.shape[-1]
         shape = (KERNEL, KERNEL, 1, width)
-        kernel = self.param("kernel", layers.SMALL, shape, jnp.float32)
+        kernel = self.param("kernel", layers.SMALL_WEIGHTS, shape, jnp.float32)
         bias = self.param("bias", _zeros, (width,), jnp.float32)
         rows = layers.depthwise(x, kernel.astype(self.dtype))
         return rows + bias.astype(self.dtype)

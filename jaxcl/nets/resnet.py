@@ -22,7 +22,9 @@ _EXPANSION = {"basic": 1, "bottleneck": 4}
 # name -> initialiser of convolutions: torchvision's ResNet has Kaiming normal over fan
 # out, PyTorch's layers by default uniform within 1 / sqrt(fan in).
 _INITS = {
-    "kaiming": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+    "kaiming": layers.draw_matrix(
+        nn.initializers.variance_scaling(2.0, "fan_out", "normal"), "out"
+    ),
     "torch": layers.torch_kernel,
 }
 

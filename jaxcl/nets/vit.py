@@ -305,14 +305,14 @@ class ViT(nn.Module):
         if self.positions == "learned":
             side = self.image_size // self.patch
             table = self.param(
-                "positions", layers_lib.SMALL, (side, side, width), jnp.float32
+                "positions", layers_lib.SMALL_WEIGHTS, (side, side, width), jnp.float32
             )
             x += self._flatten_table(
                 positions_lib.resize_table(table, grid, self.resize)
             )
             if self.class_position:
                 own = self.param(
-                    "class_position", layers_lib.SMALL, (width,), jnp.float32
+                    "class_position", layers_lib.SMALL_WEIGHTS, (width,), jnp.float32
                 )
                 first = first + own  # not in place: it may be an array of NumPy
         elif self.positions == "sin_cos":

@@ -103,24 +103,21 @@ def format_table(runs: list[RunGroup], name: str) -> str:
     first = mean_cost(runs[0])
     for run in runs:
         summary, spent = seeds.summary(run.results)[name], mean_cost(run)
-        shares = [
-            summary["average_accuracy"],
-            summary["anytime"],
-            mean_along_stream(run, name),
-        ]
-        shares.append(summary["forgetting"])
+        shares = [summary["average_accuracy"], summary["anytime"]]
+        shares += [mean_along_stream(run, name), summary["forgetting"]]
         time, flops, image = spent.values()
         cells = [str(len(run.results)), *map(seeds.percent, shares)]
         cells.append("-" if time is None else f"{time:.1f}")
         share = flops and first["flops"] and flops / first["flops"]
         cells.append(f"{share:.2f}x" if share else "-")
         cells.append("-" if image is None else cost_lib.format_count(image))
-        paired = "" if run is runs[0] else "-"
-        if paired and runs_lib.are_comparable(run, runs[0]):
-            paired = seeds.percent(
-                mean_difference(run, runs[0], name, "average_accuracy")
-            )
-        cells.append(paired)
+        if run is runs[0]:
+            cells.append("")
+        elif runs_lib.are_comparable(run, runs[0]):
+            difference = mean_difference(run, runs[0], name, "average_accuracy")
+            cells.append(seeds.percent(difference))
+        else:
+            cells.append("-")
         lines.append(run.name.ljust(width) + "".join(f"{c:>15}" for c in cells))
     return "\n".join(lines)
 

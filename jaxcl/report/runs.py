@@ -70,12 +70,8 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
     """
     path = epath.Path(workdir)
     found = seeds.folders(path) or {None: path}
-    folders = {
-        seed: folder
-        for seed, folder in found.items()
-        if (folder / results_lib.RESULTS).exists()
-    }
-    if not folders and (path / results_lib.RESULTS).exists():
+    folders = {seed: x for seed, x in found.items() if results_lib.has_results(x)}
+    if not folders and results_lib.has_results(path):
         folders = {None: path}
     if not folders:
         missing = "no run in it has finished a task" if path.is_dir() else "no such run"

@@ -109,10 +109,8 @@ def fit_mlp(
       lr: rate of AdamW.
       decay: its weight decay.
     """
-    fixed, wanted = (
-        fit_orthogonal(before, after),
-        core.l2_normalize(jnp.asarray(before)),
-    )
+    fixed = fit_orthogonal(before, after)
+    wanted = core.l2_normalize(jnp.asarray(before))
     inputs, outputs = after.shape[1], before.shape[1]
     down = jax.random.normal(jax.random.key(0), (inputs, hidden))
     # Inputs have length 1. Outputs of the layer start at 0, hidden units near 1.
@@ -132,11 +130,8 @@ def fit_mlp(
     return fixed | carried[0]
 
 
-KINDS = {
-    "orthogonal": fit_orthogonal,
-    "affine": fit_affine,
-    "mlp": fit_mlp,
-}  # the simplest first
+# The simplest first.
+KINDS = {"orthogonal": fit_orthogonal, "affine": fit_affine, "mlp": fit_mlp}
 
 
 def fit_adapters(
@@ -160,9 +155,8 @@ def fit_adapters(
     for kind, make in KINDS.items():
         adapter = make(before[::2], after[::2])
         mine = drift.find_neighbours(map_features(adapter, after[1::2]), before, k, odd)
-        found.append(
-            FittedAdapter(kind, float(drift.mean_overlap(mine, wanted)), adapter)
-        )
+        recall = float(drift.mean_overlap(mine, wanted))
+        found.append(FittedAdapter(kind, recall, adapter))
     return sorted(found, key=lambda one: -one.recall)
 
 

@@ -46,9 +46,8 @@ def save_average(work: job.Job, workdir: epath.PathLike, choose: Callable) -> di
       The record from `choose`, also if the average was saved before.
     """
     folder = epath.Path(workdir) / "checkpoints"
-    with contextlib.closing(
-        checkpoint.Checkpoints(folder, keep=work.loop.keep)
-    ) as checkpoints:
+    saved = checkpoint.Checkpoints(folder, keep=work.loop.keep)
+    with contextlib.closing(saved) as checkpoints:
         blank = job.initial_state(work)
         trained = checkpoints.restore(blank)
         assert trained is not None  # the run is over
@@ -57,14 +56,11 @@ def save_average(work: job.Job, workdir: epath.PathLike, choose: Callable) -> di
         before = _start_state(work, blank)
         after: core.TrainState = trained.state
 
+        old = before.params["encoder"], before.stats["encoder"]
+        new = after.params["encoder"], after.stats["encoder"]
+
         def average(share):
-            return tuple(
-                mix_weights(old["encoder"], new["encoder"], share)
-                for old, new in (
-                    (before.params, after.params),
-                    (before.stats, after.stats),
-                )
-            )
+            return mix_weights(old, new, share)
 
         chosen = choose(average)
         params, stats = average(chosen["share"])

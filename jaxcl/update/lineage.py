@@ -24,10 +24,10 @@ _READING += ("background", "bits")
 
 def find_current(run: str) -> str:
     """Find the directory of a run's last accepted update, or the run's own."""
-    accepted = [
-        path for path in list_updates(run) if (read_report(path) or {}).get("accepted")
-    ]
-    return str((accepted or [run])[-1])
+    for path in reversed(list_updates(run)):
+        if (read_report(path) or {}).get("accepted"):
+            return str(path)
+    return str(run)
 
 
 def read_config(run: str) -> dict:

@@ -164,12 +164,11 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="jaxcl features", description=__doc__.splitlines()[0]
     )
-    options.add_argument("--encoder", required=True, help="the folder of an encoder")
-    options.add_argument(
-        "--data", required=True, help="a path, or a section config.data as JSON"
-    )
-    options.add_argument("--out", required=True, help="FILE.npz or FILE.safetensors")
-    options.add_argument("--batch-size", type=int, default=256, help="images at a time")
+    add = options.add_argument
+    add("--encoder", required=True, help="the folder of an encoder")
+    add("--data", required=True, help="a path, or a section config.data as JSON")
+    add("--out", required=True, help="FILE.npz or FILE.safetensors")
+    add("--batch-size", type=int, default=256, help="images at a time")
     return options
 
 

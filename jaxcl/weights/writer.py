@@ -25,12 +25,7 @@ from jaxcl.weights import encoder
 # Files for PyTorch that an export may have: kind of network -> name.
 PYTORCH = {kind: f"{kind}_torch.safetensors" for kind in ("resnet", "vit", "convnext")}
 # All files of an export beside the weights and the card.
-_FURTHER = {
-    *PYTORCH.values(),
-    adapters.FILE,
-    "encoder.stablehlo",
-    "encoder.onnx",
-}
+_FURTHER = {*PYTORCH.values(), adapters.FILE, "encoder.stablehlo", "encoder.onnx"}
 
 
 def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
@@ -92,10 +87,9 @@ def write_folder(
     """
     card = card | {"checksum": folder_lib.checksum(card)}
     _check_folder(folder, card, force)
+    files = files | {folder_lib.CARD: storage.to_json(card)}
     with lock.hold_lock(folder):
-        _write_files(
-            folder, files | {folder_lib.CARD: storage.to_json(card)}, card, force
-        )
+        _write_files(folder, files, card, force)
     return card
 
 
@@ -151,8 +145,5 @@ def _check_folder(folder, card, force) -> None:
 
 def _is_cut_off(folder, names, card) -> bool:
     """Tell whether a folder without a card holds files of this export, cut off."""
-    return all(
-        hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        == card["files"].get(name)
-        for name in names
-    )
+    found = hash_files({name: (folder / name).read_bytes() for name in names})
+    return all(card["files"].get(name) == digest for name, digest in found.items())
