@@ -99,13 +99,9 @@ def fit(
     read = _make_data_section(images, labels, tasks, test, name)
     begun = isinstance(encoder, encoder_lib.Encoder)
     with _silent(quiet):
-        config = _config(
-            read.section,
-            encoder=folder.section(encoder.card)[0] if begun else encoder,
-            size=size,
-            tasks=tasks,
-            scenario=options.get("scenario.name"),
-        )
+        network = folder.section(encoder.card)[0] if begun else encoder
+        scenario = options.get("scenario.name")
+        config = _make_config(read.section, network, size, tasks, scenario)
     set_here = {"epochs": epochs, "batch_size": batch_size}
     set_here = {field: x for field, x in set_here.items() if x is not None}
     set_here |= {"name": name, "seed": seed}
@@ -116,7 +112,13 @@ def fit(
     if quiet:
         set_here |= {"progress": False}
     recipe.change(config, {**set_here, **options})
-    _check_config(config, begun)
+    if not begun:
+        _check_strategy(config)
+    if config.get("seeds", 1) != 1:
+        raise ValueError(
+            f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
+            "seed=1 and so on"
+        )
     start = _tensors(encoder) if begun else {}
     where = epath.Path(out or f"runs/{name}-{_hash_settings(config, start)}")
     if begun:
@@ -152,7 +154,7 @@ def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
     return inputs.ImageInput({"name": "judged_by", **sections}, held)
 
 
-def _config(section, *, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
+def _make_config(section, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
     """Make the config of configs/own_images.py, cut into tasks as the call says."""
     if not isinstance(tasks, int | np.integer):
         scenario, count = "domain", 1
@@ -168,20 +170,6 @@ def _config(section, *, encoder, size, tasks, scenario) -> ml_collections.Config
         num_tasks=count,
         by_strategy=False,
     )
-
-
-def _check_config(config, begun) -> None:
-    """Refuse several seeds, and a strategy that needs an earlier task without one.
-
-    `begun`: whether the encoder was trained before.
-    """
-    if not begun:
-        _check_strategy(config)
-    if config.get("seeds", 1) != 1:
-        raise ValueError(
-            f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
-            "seed=1 and so on"
-        )
 
 
 def _check_strategy(config) -> None:

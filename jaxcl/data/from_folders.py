@@ -1,6 +1,5 @@
 """Sets of image files in folders, a folder for each class."""
 
-import functools
 import os
 import re
 from collections.abc import Sequence
@@ -45,9 +44,13 @@ def image_folder(
     """
     wanted = None if classes is None else files_lib.class_list(classes)
     left_out, name = listing.LeftOut(), os.path.basename(os.path.abspath(path))
-    examples = functools.partial(_examples, path, images)
     names: tuple[str, ...] = ()
     held_out: list[str] = []
+
+    def examples(label, files):
+        reader = files_lib.of_files(path, files, images.decoding)
+        return files_lib.examples(reader, label)
+
     if folders == "none":
         files = _relative(path, listing.images(path, left_out))
         if not files:
@@ -136,11 +139,6 @@ def _list_held_out(path, names) -> list[str]:
     if not names:
         return there
     return [x for x in there if listing.folders(os.path.join(path, x))]
-
-
-def _examples(path, images, label, files) -> stream.Examples:
-    """Return examples of one domain that are read from `files`, relative to `path`."""
-    return files_lib.examples(files_lib.of_files(path, files, images.decoding), label)
 
 
 def scan_classes(

@@ -54,30 +54,13 @@ def graphs(
       ValueError: a file is missing, breaks these promises or lacks what `features`
         names.
     """
-    graph_set = read_graphs(path, features=features, std=std, normalise=normalise)
-    return dataset(graph_set)
-
-
-def dataset(graph_set: graphs_lib.GraphSet) -> stream.Dataset:
-    """Make a dataset in which all graphs of a set are for training."""
-    label, names = graph_set.label, graph_set.class_names
-    train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)
-    return stream.Dataset(graph_set.name, names, ("all",), train, None, None)
-
-
-def read_graphs(
-    path: str,
-    *,
-    features: Sequence[Feature] | None = None,
-    std: Std = "sample",
-    normalise: bool = True,
-) -> graphs_lib.GraphSet:
-    """Read a set of graphs, see `graphs`."""
     name, arrays = _read_npz(path) if path.endswith(".npz") else _read_text(path)
-    return make_set(path, name, arrays, features=features, std=std, normalise=normalise)
+    return make_dataset(
+        path, name, arrays, features=features, std=std, normalise=normalise
+    )
 
 
-def make_set(
+def make_dataset(
     where: str,
     name: str,
     arrays: dict,
@@ -85,8 +68,8 @@ def make_set(
     features: Sequence[Feature] | None,
     std: Std = "sample",
     normalise: bool,
-) -> graphs_lib.GraphSet:
-    """Make a set of graphs from arrays.
+) -> stream.Dataset:
+    """Make a dataset of graphs from arrays; all graphs are for training.
 
     Args:
       where: they come from, for messages.
@@ -100,12 +83,15 @@ def make_set(
     edges = _make_undirected(arrays["where"], arrays["pairs"], graph)
     graph_ptr = np.searchsorted(graph, np.arange(len(label) + 1))
     structure = (edges, graph_ptr, np.searchsorted(edges[0], graph_ptr), label)
-    return graphs_lib.GraphSet(
+    graph_set = graphs_lib.GraphSet(
         _features(where, arrays, edges, features, std, normalise),
         *(array.astype(np.int32) for array in structure),
         name,
         tuple(str(name) for name in arrays["class_names"]),
     )
+    label = graph_set.label
+    train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)
+    return stream.Dataset(name, graph_set.class_names, ("all",), train, None, None)
 
 
 def _read_npz(path) -> tuple[str, dict]:

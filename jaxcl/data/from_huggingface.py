@@ -60,14 +60,17 @@ def _column(file, key):
         if file.endswith(PARQUET):
             found = _import_arrow().parquet.ParquetFile(source).read(columns=[key])
         else:
-            with _import_arrow().ipc.open_stream(
-                _import_arrow().memory_map(source)
-            ) as reader:
-                found = reader.read_all()
+            found = _map_table(source)
         found = found.column(key)
         # Offsets that lead out of the file would end the process when they are read.
         found.validate(full=True)
         return found
+
+
+def _map_table(path):
+    """Map the table of an Arrow file without reading its rows."""
+    with _import_arrow().ipc.open_stream(_import_arrow().memory_map(path)) as reader:
+        return reader.read_all()
 
 
 @contextlib.contextmanager
@@ -86,10 +89,8 @@ def _header(file) -> tuple[Any, int]:
         if file.endswith(PARQUET):
             opened = _import_arrow().parquet.ParquetFile(source)
             return opened.schema_arrow, opened.metadata.num_rows
-        with _import_arrow().ipc.open_stream(
-            _import_arrow().memory_map(source)
-        ) as reader:
-            return reader.schema, sum(batch.num_rows for batch in reader)
+        table = _map_table(source)
+        return table.schema, table.num_rows
 
 
 @splits.image_source

@@ -32,7 +32,7 @@ def choose_decoder(decoder: Decoder = "auto") -> str:
 
 
 def resize(
-    image: np.ndarray, height: int, width: int, *, interpolation: str, decoder: str
+    image: np.ndarray, height: int, width: int, interpolation: str, decoder: str
 ) -> np.ndarray:
     """Resize u8[h,w,C] to u8[height,width,C], antialiased.
 
@@ -78,8 +78,7 @@ class CenterCrop(NamedTuple):
                 f"an image of {image.shape[0]} x {image.shape[1]} pixels would be "
                 f"resized to {h} x {w}: too long for its shorter side"
             )
-        how = {"interpolation": self.interpolation, "decoder": self.decoder}
-        image = resize(image, h, w, **how)
+        image = resize(image, h, w, self.interpolation, self.decoder)
         top, left = round((h - self.size) / 2), round((w - self.size) / 2)
         return image[top : top + self.size, left : left + self.size]
 
@@ -96,9 +95,8 @@ class RandomCrop(NamedTuple):
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Crop u8[h,w,C] to u8[size,size,C]."""
         top, left, h, w = self.box(image.shape[0], image.shape[1], rng)
-        how = {"interpolation": self.interpolation, "decoder": self.decoder}
         cut = image[top : top + h, left : left + w]
-        return resize(cut, self.size, self.size, **how)
+        return resize(cut, self.size, self.size, self.interpolation, self.decoder)
 
     def box(
         self, height: int, width: int, rng: np.random.Generator

@@ -5,7 +5,7 @@ import functools
 import inspect
 import os
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -133,20 +133,24 @@ def draw_mask(
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction = {fraction}: must be at least 0 and below 1")
-    label, domain = examples.label, examples.domain
-    mask = np.zeros(len(label), bool)
+    mask = np.zeros(len(examples.label), bool)
     if fraction == 0:
         return mask
-    order = np.lexsort((domain, label))
-    pairs = np.stack([label[order], domain[order]])
-    starts = np.flatnonzero((pairs[:, 1:] != pairs[:, :-1]).any(0)) + 1
-    for rows in np.split(order, starts):
+    for label, domain, rows in group_rows(examples):
         # A generator for each class, so its draw does not depend on the other classes.
-        tags = [int(label[rows[0]]) + 1, int(domain[rows[0]]) + 1]
-        rng = np.random.default_rng([*seed, *tags])
+        rng = np.random.default_rng([*seed, label + 1, domain + 1])
         count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
         mask[rng.permutation(rows)[:count]] = True
     return mask
+
+
+def group_rows(examples: stream.Examples) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Yield each class in each domain: label, domain, and its rows, increasing."""
+    label, domain = examples.label, examples.domain
+    order = np.lexsort((domain, label))
+    edges = (np.diff(label[order]) != 0) | (np.diff(domain[order]) != 0)
+    for rows in np.split(order, np.flatnonzero(edges) + 1):
+        yield int(label[rows[0]]), int(domain[rows[0]]), rows
 
 
 def draw_test(

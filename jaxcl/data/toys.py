@@ -128,7 +128,6 @@ def rings_and_trees(
         "label": numbers % 2,
         "class_names": ("rings", "trees"),
     }
-    graph_set = from_graphs.make_set(
+    return from_graphs.make_dataset(
         name, name, arrays, features=("ldp",), normalise=False
     )
-    return from_graphs.dataset(graph_set)

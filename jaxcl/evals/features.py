@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, sharding
-from jaxcl.data import graph_batches, prefetch, stream
+from jaxcl.data import graph_batches, prefetch, splits, stream
 from jaxcl.data.augment import images as augment_images
 
 # Features of the encoder, or the projections that the loss compares.
@@ -48,20 +48,20 @@ def refuse_unless(
 
 
 def check_labels(
-    parts: core.EvalParts, name: str, *splits: stream.Examples | None
+    parts: core.EvalParts, name: str, *needed: stream.Examples | None
 ) -> None:
     """Refuse a split that is missing, or that has rows without a label.
 
     Args:
       parts: the parts of every evaluator.
       name: the evaluator's name in the config.
-      splits: by default the train split and the evaluation rows.
+      needed: splits; by default the train split and the evaluation rows.
 
     Raises:
       ValueError: no evaluation rows, or rows without a label, naming the dataset.
     """
     dataset = parts.stream.dataset
-    for examples in splits or (dataset.train, parts.stream.evaluation):
+    for examples in needed or (dataset.train, parts.stream.evaluation):
         do = "set config.scenario.evaluation to 'test', or take the evaluator out"
         refuse_unless(examples is not None, name, "evaluation rows", do)
         unknown, count = int((examples.label < 0).sum()), stream.count_rows(examples)
@@ -140,12 +140,9 @@ def draw_stratified(
     the first rows of an order that depends on `seed`, the class and the domain alone,
     so a larger fraction contains all rows of a smaller one.
     """
-    label, domain = examples.label, examples.domain
-    chosen = np.zeros(len(label), bool)
-    order = np.lexsort((domain, label))
-    edges = (np.diff(label[order]) != 0) | (np.diff(domain[order]) != 0)
-    for rows in np.split(order, np.flatnonzero(edges) + 1):
-        rng = np.random.default_rng([seed, int(label[rows[0]]), int(domain[rows[0]])])
+    chosen = np.zeros(len(examples.label), bool)
+    for label, domain, rows in splits.group_rows(examples):
+        rng = np.random.default_rng([seed, label, domain])
         count = max(1, round(fraction * len(rows)))
         chosen[rng.permutation(rows)[:count]] = True
     return chosen

@@ -168,11 +168,10 @@ def _make_training(rule: ProbeSettings, num_classes: int) -> tuple[Callable, Cal
 
     The losses are those of the present epoch; `lr` is that of the first epoch.
     """
-    decay = {"weight_decay": rule.weight_decay}
     if rule.optimizer == "adam":
-        tx = optim.adam(**decay)
+        tx = optim.adam(weight_decay=rule.weight_decay)
     else:
-        tx = optim.sgd(momentum=rule.momentum, **decay)
+        tx = optim.sgd(momentum=rule.momentum, weight_decay=rule.weight_decay)
     milestones = np.array(rule.milestones, np.int32)
 
     def begin_training(key, dim):

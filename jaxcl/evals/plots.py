@@ -114,11 +114,6 @@ def number_styles(names: Sequence[str]) -> dict[str, int]:
     return {name: known[name] if name in known else next(free) for name in names}
 
 
-def line_style(number: int) -> str:
-    """Return the line style of a curve without markers; with the colours 21 differ."""
-    return DASHES[number // len(COLOURS) % len(DASHES)]
-
-
 def shade_tasks(axes, task_ends, **options) -> None:
     """Shade every other task; `task_ends` has the last step of each."""
     ends = itertools.pairwise([0, *np.asarray(task_ends).tolist()])
@@ -195,13 +190,14 @@ def anytime(
       task_ends: i[T], the last step of each task; every other task is shaded.
       scale: factor of the drawn values; 1.0 for values that are no shares.
     """
-    figure, axes = _stream(task_ends)
+    figure, axes = _make_stream(task_ends, title, ylabel)
     for name, number in number_styles([*runs]).items():
         steps, mean, spread = runs[name]
         mean = scale * np.asarray(mean, np.float64)
         half = None if spread is None else scale * np.asarray(spread, np.float64)
         draw_mean_and_band(axes, number, steps, mean, half, shorten_name(name))
-    _finish(figure, axes, path, title=title, ylabel=ylabel)
+    show_legend(axes)
+    save_figure(figure, path)
 
 
 def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) -> None:
@@ -213,39 +209,32 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
       task_ends: i[T], the last step of each task; every other task is shaded.
       xlabel: the unit of the x axis, if not steps.
     """
-    figure, axes = _stream(task_ends)
+    figure, axes = _make_stream(task_ends, title, ylabel, xlabel)
     for name, number in number_styles([*runs]).items():
         steps, values = runs[name]
         # Few points may be a single one, of which no line is seen.
         marker = "." if len(steps) < 100 else None
-        style = {
-            "color": choose_style(number)["color"],
-            "linestyle": line_style(number),
-        }
-        label = shorten_name(name)
-        axes.plot(steps, values, linewidth=1, marker=marker, label=label, **style)
+        (line,) = axes.plot(steps, values, linewidth=1, marker=marker)
+        dashes = DASHES[number // len(COLOURS) % len(DASHES)]  # 21 lines differ
+        line.set(label=shorten_name(name), linestyle=dashes)
+        line.set_color(choose_style(number)["color"])
     axes.set_ylim(bottom=0)
-    _finish(figure, axes, path, title=title, ylabel=ylabel, xlabel=xlabel)
+    show_legend(axes)
+    save_figure(figure, path)
 
 
-def _stream(task_ends):
+def _make_stream(task_ends, title, ylabel, xlabel=_STEPS):
     """Make a figure over the steps of a stream, with tasks shaded and numbered."""
     figure = make_figure(7.5, 4.2)
     axes = figure.add_subplot()
     shade_tasks(axes, task_ends)
     name_tasks(axes, task_ends)
-    end = [0, *task_ends][-1]
-    axes.set_xlim(0, 1.02 * end)  # the last markers are whole
-    return figure, axes
-
-
-def _finish(figure, axes, path, *, title, ylabel, xlabel=_STEPS):
+    axes.set_xlim(0, 1.02 * [0, *task_ends][-1])  # the last markers are whole
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_title(title, pad=20)  # above the names of the tasks
     axes.xaxis.set_major_locator(whole_number_ticks())
     axes.grid(color="0.85")
-    show_legend(axes)
-    save_figure(figure, path)
+    return figure, axes
 
 
 # Over the classes of a set

@@ -203,8 +203,8 @@ def _compare_scalar(runs, options) -> None:
         raise ValueError(f"--scalar={name}: not measured by {', '.join(lacking)}")
     print(format_scalar(curves, name, options.band))
     if options.out:
-        ends, drawn = list_task_ends(runs[0]), {"ylabel": name, "scale": 1.0}
-        plots.anytime(curves, options.out, task_ends=ends, **drawn)
+        ends = list_task_ends(runs[0])
+        plots.anytime(curves, options.out, ends, ylabel=name, scale=1.0)
 
 
 def list_task_ends(run: RunGroup) -> list[int]:

@@ -78,16 +78,13 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
         raise ValueError(f"{path}: {missing}")
     if None in folders:
         folders = {storage.read_object(path / "config.json").get("seed", 0): path}
-    results = {seed: results_lib.read_results(x) for seed, x in folders.items()}
-    try:  # empty values for keys that a file lacks
-        blank = {
-            s: results_lib.empty_results(len(x["task_names"]))
-            for s, x in results.items()
-        }
-        results = {seed: blank[seed] | own for seed, own in results.items()}
-        finished = {
-            seed: results_lib.count_finished(own) for seed, own in results.items()
-        }
+    results, finished = {}, {}
+    try:
+        for seed, folder in folders.items():
+            own = results_lib.read_results(folder)
+            # Empty values for keys that the file lacks.
+            own = results_lib.empty_results(len(own["task_names"])) | own
+            results[seed], finished[seed] = own, results_lib.count_finished(own)
     except (KeyError, TypeError, AttributeError) as error:
         file = results_lib.RESULTS
         raise ValueError(f"{path}: its {file} is damaged: {error!r}") from error

@@ -18,8 +18,7 @@ UPDATES, VERDICT = "updates", "update.json"
 _IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
 # Options for reading images, which new image files take over from the run's data.
-_READING = ("size", "channels", "decoder", "on_corrupt")
-_READING += ("background", "bits")
+_READING = ("size", "channels", "decoder", "on_corrupt", "background", "bits")
 
 
 def find_current(run: str) -> str:

@@ -216,14 +216,16 @@ def _list_images(card, images) -> tuple[Any, bool]:
 def _read_pixels(card, image):
     """Read an image as u8[h, w, C]; an array is checked later."""
     inputs = card["input"]
-    how = {"channels": inputs["channels"], "bits": inputs.get("bits")}
-    how["background"] = inputs.get("background", 255)
+    decoding = files_lib.Decoding(
+        prefetch.choose_decoder(inputs["decoder"] or "auto"),
+        channels=inputs["channels"],
+        background=inputs.get("background", 255),
+        bits=inputs.get("bits"),
+    )
     if isinstance(image, str | os.PathLike):
-        decoder = prefetch.choose_decoder(inputs["decoder"] or "auto")
-        data = epath.Path(image).read_bytes()
-        return files_lib.Decoding(decoder, **how)(data, str(image))
+        return decoding(epath.Path(image).read_bytes(), str(image))
     if isinstance(image, Image.Image):
-        return files_lib.Decoding("pillow", **how).convert(image, "images")
+        return decoding.convert(image, "images")
     return image[..., None] if getattr(image, "ndim", 0) == 2 else image
 
 

@@ -51,7 +51,11 @@ def read_tensors(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str,
         files |= {name: (path.parent / name).read_bytes() for name in parts}
     tensors: dict[str, np.ndarray] = {}
     for name in parts:
-        found = _read_any(path.parent / name, files[name])
+        data = files[name]
+        # The length that a safetensors file begins with may look like a pickle.
+        by_torch = data[:2] in (b"PK", b"\x80\x02") and data[8:9] != b"{"
+        read = _read_by_torch if by_torch else _read_safetensors
+        found = read(path.parent / name, data)
         if twice := sorted(tensors.keys() & found.keys()):
             raise ValueError(f"{path}: two of its parts hold {twice[0]!r}")
         tensors |= found
@@ -82,13 +86,6 @@ def _cast_finite(path, name, x) -> np.ndarray:
     if not np.isfinite(x).all():
         raise ValueError(f"{path}: {name} has numbers that are not finite")
     return x
-
-
-def _read_any(path, data) -> dict[str, np.ndarray]:
-    # A safetensors file begins with its header's length, which may look like a pickle.
-    if data[:2] in (b"PK", b"\x80\x02") and data[8:9] != b"{":
-        return _read_by_torch(path, data)
-    return _read_safetensors(path, data)
 
 
 def _read_by_torch(path, data) -> dict[str, np.ndarray]:

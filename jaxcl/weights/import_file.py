@@ -13,8 +13,7 @@ from etils import epath
 
 from jaxcl import schema
 from jaxcl.nets import convnext, resnet, vit
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import results as results_lib
+from jaxcl.run import folder, results
 from jaxcl.weights import (
     architectures,
     encoder,
@@ -91,7 +90,7 @@ def import_file(
         raise ValueError(f"--from={source}: {error}") from error
     card: dict[str, Any] = {"encoder": section, "input": inputs}
     network = encoder.make_from_leaves(card, leaves)
-    packed = {folder_lib.TENSORS: writer.pack_tensors(leaves, "flax")}
+    packed = {folder.TENSORS: writer.pack_tensors(leaves, "flax")}
     card |= writer.describe(network, packed) | {
         "imported": {
             "architecture": architecture,
@@ -104,7 +103,7 @@ def import_file(
         },
         "check": network.picture_features().tolist(),
     }
-    card = results_lib.to_json(card)
+    card = results.to_json(card)
     return writer.write_folder(epath.Path(out), packed, card, force)
 
 
