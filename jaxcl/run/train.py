@@ -220,7 +220,7 @@ class _TrainingRun:
         result, evaluated = self._evaluate(task)
         if result is None:
             return False
-        spent = metrics_log.sum_task_cost(work, self.state, task, self.clock)
+        spent = cost.sum_task_cost(work, self.state, task, self.clock)
         self.results = results_lib.add_task(
             self.results, task, result.rows, result.scalars, sum(spent.seconds.values())
         )
