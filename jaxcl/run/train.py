@@ -94,7 +94,9 @@ class _TrainingRun:
                     num_tasks=len(work.stream.tasks),
                     rows=cursor["rows"],
                     write=jax.process_index() == 0,
-                    **work.logging.record,
+                    tensorboard=work.logging.tensorboard,
+                    loggers=work.logging.loggers,
+                    progress=work.logging.progress,
                 )
             )
         )
