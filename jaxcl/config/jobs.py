@@ -226,13 +226,10 @@ def _single_task_runs(
 def _read_logging(top: sections.TopLevel) -> job.Logging:
     return job.Logging(
         every=top.log_every,
-        record={
-            "tensorboard": top.tensorboard,
-            "loggers": loggers.makers(top.loggers),
-            "progress": top.progress,
-        },
+        tensorboard=top.tensorboard,
+        loggers=loggers.makers(top.loggers),
+        progress=top.progress,
         plots=top.plots,
-        quiet=False,
     )
 
 

@@ -491,14 +491,21 @@ def _probabilities(name, value, views) -> tuple[float, ...]:
 
 def _check_images(images, size, mean, views=None, mend=""):
     """Refuse images of another type or shape; `mend` is the message's advice."""
-    shape, got = images.shape, f"{images.dtype}{list(images.shape)}"
+    shape = images.shape
     axes = {4: (), 5: (views,)}.get(len(shape))
-    good = images.dtype == jnp.uint8 and shape[1:-3] == axes and shape[-1] in (1, 3)
-    _require(good, "images", got, f"uint8[B,H,W,C] or [B,{views},H,W,C], C 1 or 3")
-    height, width = shape[-3:-1]
-    good = size is None or (height, width) == (size, size)
-    allowed = f"the side of the images, which are {height} x {width} pixels{mend}"
-    _require(good, "config.augment.size", size, allowed)
-    lengths = "1 or 3, images are in colour" if shape[-1] == 3 else "1, images are grey"
-    allowed = f"of length {lengths}"
-    _require(len(mean) in (1, shape[-1]), "config.augment.mean", mean, allowed)
+    if images.dtype != jnp.uint8 or shape[1:-3] != axes or shape[-1] not in (1, 3):
+        raise ValueError(
+            f"images='{images.dtype}{list(shape)}': must be uint8[B,H,W,C] or "
+            f"[B,{views},H,W,C], C 1 or 3"
+        )
+    height, width, channels = shape[-3:]
+    if size is not None and (height, width) != (size, size):
+        raise ValueError(
+            f"config.augment.size={size!r}: must be the side of the images, which are "
+            f"{height} x {width} pixels{mend}"
+        )
+    if len(mean) not in (1, channels):
+        allowed = (
+            "1, images are grey" if channels == 1 else "1 or 3, images are in colour"
+        )
+        raise ValueError(f"config.augment.mean={mean!r}: must be of length {allowed}")
