@@ -85,10 +85,11 @@ def two_views(asked, fit, *_) -> tuple[float, int]:
         },
     }
     options |= {f"method.{key}": value for key, value in asked["method"].items()}
+    encoder = {key: asked[key] for key in ("depth", "width", "conv_init")}
     result = fit(
         asked["data"],
         base=asked["base"],
-        encoder={"name": "resnet", "depth": asked["depth"], "width": asked["width"]},
+        encoder={"name": "resnet"} | encoder,
         epochs=asked["epochs"],
         batch_size=asked["batch"],
         seed=asked["seed"],
