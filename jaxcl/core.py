@@ -5,6 +5,7 @@ import importlib.metadata
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -256,6 +257,25 @@ def l2_normalize(x, *, eps=1e-12):
 def split_views(*arrays: jax.Array) -> list[jax.Array]:
     """Split arrays f32[B,2,D] by view: the first one's views, then the second one's."""
     return [x[:, view] for x in arrays for view in (0, 1)]
+
+
+def masked_mean(rows: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """Compute the mean over the rows that exist.
+
+    Args:
+      rows: f32[N], finite.
+      mask: bool or f32[N] of zeros and ones, or weights of any size, at least 0; None
+        for all.
+
+    Returns:
+      f32[], 0 if the mask is empty.
+    """
+    if mask is None:
+        return jnp.mean(rows)
+    chex.assert_equal_shape([rows, mask])
+    mask = mask.astype(rows.dtype)
+    total = jnp.sum(mask)
+    return jnp.sum(rows * mask) / jnp.where(total > 0, total, 1)
 
 
 def dot(a, b):

@@ -11,7 +11,6 @@ from matplotlib import colors
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 
-from jaxcl.data.augment import crops
 from jaxcl.data.augment import images as augment_images
 
 PLAIN = dict(mean=(0.0,), std=(1.0,))
@@ -91,13 +90,13 @@ def test_random_resized_crop_is_pillows_crop_then_resize(interpolation):
     image, size = unit(pixels(20, 28, 3)), 9
     many = keys(12)
     out = jax.vmap(
-        lambda key: crops.random_resized_crop(
+        lambda key: augment_images.random_resized_crop(
             key, image, size=size, interpolation=interpolation
         )
     )(many)
-    box = jax.vmap(lambda k: crops._draw_box(k, 20, 28, (0.08, 1.0), (3 / 4, 4 / 3)))(
-        many
-    )
+    box = jax.vmap(
+        lambda k: augment_images._draw_box(k, 20, 28, (0.08, 1.0), (3 / 4, 4 / 3))
+    )(many)
     top, left, h, w = np.asarray(box, np.int64)
     # Both directions are met: some boxes shrink, some grow.
     assert h.min() < size < h.max()
@@ -118,9 +117,9 @@ def test_random_resized_crop_is_pillows_crop_then_resize(interpolation):
 )
 def test_boxes_are_distributed_as_torchvisions(height, width, scale, ratio):
     n = 3000
-    box = jax.vmap(lambda key: crops._draw_box(key, height, width, scale, ratio))(
-        keys(n)
-    )
+    box = jax.vmap(
+        lambda key: augment_images._draw_box(key, height, width, scale, ratio)
+    )(keys(n))
     ours = np.asarray(box, np.int64).T
     rng = np.random.default_rng(0)
     theirs = [torchvision_box(rng, height, width, scale, ratio) for _ in range(n)]
@@ -141,15 +140,19 @@ def test_resize_and_center_crop_match_pillow():
     for shape, size, out in (((21, 33), 12, (12, 18)), ((30, 14), 20, (42, 20))):
         image = unit(pixels(*shape, 3))
         for interpolation in RESAMPLING:
-            ours = crops.resize(image, size=size, interpolation=interpolation)
+            ours = augment_images.resize_shorter_side(
+                image, size=size, interpolation=interpolation
+            )
             box = (0, 0, shape[1], shape[0])
             twin = pillow_resize(image, box, out[::-1], interpolation)
             np.testing.assert_allclose(ours, twin, atol=2e-5)
     image = jnp.arange(9 * 11.0).reshape(9, 11, 1)
     # Offsets 2.5 and 3.5 round half to even, as torchvision's int(round(x)) does.
-    np.testing.assert_array_equal(crops.center_crop(image, size=4), image[2:6, 4:8])
+    np.testing.assert_array_equal(
+        augment_images.center_crop(image, size=4), image[2:6, 4:8]
+    )
     with pytest.raises(ValueError, match="size=10"):
-        crops.center_crop(image, size=10)
+        augment_images.center_crop(image, size=10)
 
 
 def shifts(image, pad):
@@ -174,13 +177,15 @@ def offsets(images, twins):
 @pytest.mark.parametrize("pad", [1, 3])
 def test_shifts_are_uniform_over_all_offsets(pad):
     image, n = np.asarray(unit(pixels(5, 8, 3))) + 0.01, 4000  # nothing is black
-    out = jax.vmap(lambda key: crops.shift_image(key, image, pad=pad))(keys(n))
+    out = jax.vmap(lambda key: augment_images.shift_image(key, image, pad=pad))(keys(n))
     assert out.dtype == jnp.float32 and out.shape == (n, 5, 8, 3)
     found = offsets(out, shifts(image, pad))
     cells = [(y, x) for y in range(2 * pad + 1) for x in range(2 * pad + 1)]
     counts = [found.count(cell) for cell in cells]
     assert sum(counts) == n and stats.chisquare(counts).pvalue > 1e-3
-    np.testing.assert_array_equal(crops.shift_image(keys(1)[0], image, pad=0), image)
+    np.testing.assert_array_equal(
+        augment_images.shift_image(keys(1)[0], image, pad=0), image
+    )
 
 
 @pytest.mark.parametrize("factor", [0.3, 1.0, 1.7])
@@ -318,7 +323,9 @@ def test_keys_are_folded_from_position_then_view():
     for position, view in ((0, 0), (2, 0), (1, 1)):
         folded = jax.random.fold_in(jax.random.fold_in(key, position), view)
         k_crop = jax.random.split(folded, 3)[0]
-        twin = crops.random_resized_crop(k_crop, unit(images[position]), size=5)
+        twin = augment_images.random_resized_crop(
+            k_crop, unit(images[position]), size=5
+        )
         np.testing.assert_allclose(out[position, view], twin, atol=1e-6)
 
 
@@ -342,7 +349,7 @@ def test_padded_views_are_shifts_that_no_other_example_changes():
     for position, view in ((0, 0), (7, 1)):
         folded = jax.random.fold_in(jax.random.fold_in(key, position), view)
         k_crop = jax.random.split(folded, 3)[0]
-        twin = crops.shift_image(k_crop, unit(images[position]), pad=pad)
+        twin = augment_images.shift_image(k_crop, unit(images[position]), pad=pad)
         np.testing.assert_allclose(
             out[position, view], augment_images.normalize(twin, mean, std), atol=1e-6
         )

@@ -13,7 +13,7 @@ from flax import struct
 from helpers import toy
 from jaxcl import core, sharding
 from jaxcl.nets import resnet
-from jaxcl.run import checkpoint, cost, job, metrics_log, train
+from jaxcl.run import checkpoint, cost, job, train
 from jaxcl.run import results as results_lib
 
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_counted_is_null(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(sharding, "on_host", refuse)
     work = toy.job(tmp_path)
-    found = metrics_log.sum_task_cost(work, job.initial_state(work), 0, cost.Clock({}))
+    found = cost.sum_task_cost(work, job.initial_state(work), 0, cost.Clock({}))
     assert found.flops_per_step is None and found.steps == 0
     assert "no cpu here" in caplog.text
     made = cost.add_task(cost.empty_cost(1), 0, found)

@@ -263,8 +263,9 @@ class OneConv(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        how = {"init": self.start, "train": False, "groups": 1}
-        return resnet._conv_norm(x, self, "{}1", *self.shape, **how)
+        return resnet._conv_norm(
+            self.start, self.dtype, False, 1, x, "{}1", *self.shape
+        )
 
 
 @pytest.mark.parametrize("kernel", [3, 7])

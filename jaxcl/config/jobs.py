@@ -50,7 +50,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     tasks = make_stream()
     train, num_classes = tasks.dataset.train, max(len(tasks.dataset.class_names), 1)
     sections.check_graphs(top, train)
-    crop = image["crop"]
+    crop = image.crop
     data = job.Data(
         stream=tasks,
         task_names=tuple(task.name for task in tasks.tasks),
@@ -59,7 +59,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
         epochs=top.epochs,
         resident=train.images is not None and train.images.nbytes <= top.device_bytes,
         crop=crop and crop._replace(decoder=tasks.dataset.decoder or "auto"),
-        views=image["views"],
+        views=image.views,
         workers=top.workers,
     )
 
@@ -83,7 +83,13 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     # Evaluation and loop
     eval_parts = _make_eval_parts(top, method, tasks, image, mesh)
     checks.check_start(top, plain, train)
-    evaluations = _make_evaluation(top, eval_parts, workdir)
+    evaluations = evaluation.make(
+        top.evaluators,
+        eval_parts,
+        workdir,
+        untrained=top.evaluate_untrained,
+        plots=top.plots,
+    )
     loop = _choose_loop(top, data, method, parts)
     alone = _single_task_runs(
         top, plain, parts, data, method, eval_parts, evaluations.evaluators
@@ -217,26 +223,13 @@ def _single_task_runs(
     return make_job_alone
 
 
-def _make_evaluation(top, parts: core.EvalParts, workdir) -> job.Evaluation:
-    return evaluation.make(
-        top.evaluators,
-        parts,
-        workdir,
-        untrained=top.evaluate_untrained,
-        plots=top.plots,
-    )
-
-
 def _read_logging(top: sections.TopLevel) -> job.Logging:
     return job.Logging(
         every=top.log_every,
-        record={
-            "tensorboard": top.tensorboard,
-            "loggers": loggers.makers(top.loggers),
-            "progress": top.progress,
-        },
+        tensorboard=top.tensorboard,
+        loggers=loggers.makers(top.loggers),
+        progress=top.progress,
         plots=top.plots,
-        quiet=False,
     )
 
 
@@ -246,10 +239,10 @@ def _make_eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalP
         **_pick_functions(method),
         stream=tasks,
         num_classes=max(len(tasks.dataset.class_names), 1),
-        size=image["size"],
-        mean=tuple(image["mean"]),
-        std=tuple(image["std"]),
-        resize=image["resize"],
+        size=image.size,
+        mean=image.mean,
+        std=image.std,
+        resize=image.resize,
         seed=top.seed,
         mesh=mesh,
         workers=top.workers,
@@ -265,7 +258,7 @@ def _pick_functions(method: core.Method) -> dict:
 def make_transfer(top: sections.TopLevel, workdir) -> transfer.Transfer:
     """Make what evaluates the encoder of config.checkpoint."""
     state, source, eval_parts = restore_frozen(top)
-    evaluations = _make_evaluation(top, eval_parts, workdir)
+    evaluations = evaluation.make(top.evaluators, eval_parts, workdir, plots=top.plots)
     return transfer.Transfer(
         state, source, eval_parts.stream, evaluations, _read_logging(top)
     )
@@ -284,14 +277,14 @@ def restore_frozen(top: sections.TopLevel) -> Frozen:
     mesh = sections.make_mesh(top)
     make_stream = sections.read_tasks(top.data, top.scenario)
     core.check_choice("config.scenario.name", top.scenario.get("name"), ("joint",))
-    image = schema.options(sections.check_image, top.augment, "config.augment")
-    image = sections.check_image(**image)
+    augment = schema.options(sections.check_image, top.augment, "config.augment")
+    image = sections.check_image(**augment)
     encoder = sections.make_encoder(top)
     checks.check_path(top)
     tasks = make_stream()
     train = tasks.dataset.train
     first = train.load(0) if train.images is None else train.images[0]
-    blank = np.zeros((1, image["size"], image["size"], first.shape[-1]), np.float32)
+    blank = np.zeros((1, image.size, image.size, first.shape[-1]), np.float32)
     state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
     net = chain.Chain({"encoder": encoder})
     method = core.Method(net.init, net.embed, net.embed)  # only `embed` is called

@@ -137,7 +137,7 @@ def _find_dependent(path, function, options, raw, replay) -> dict:
     if path == "config.tuning":
         return function(**options)._asdict()
     if path == "config.scenario":
-        return sections.scenario_seed(raw)
+        return sections.scenario_seed(raw["scenario"], raw.get("seed", 0))
     return {}
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -149,15 +149,35 @@ def read_top(raw: dict) -> TopLevel:
     return top
 
 
+class ImageSettings(NamedTuple):
+    """The images that evaluators and loaders prepare for the encoder."""
+
+    size: int  # pixels of a side
+    mean: tuple[float, ...]  # of each channel, in [0, 1]
+    std: tuple[float, ...]
+    resize: int | None = None  # shorter side before the centre crop; None: no crop
+    views: int = 1  # crops of each image that streams
+    crop: prefetch.RandomCrop | None = None  # of images that stream
+
+
+class _Views(NamedTuple):
+    """The functions of `core.Parts` that make the encoder's input."""
+
+    augment: Callable
+    image: ImageSettings
+    plain: Callable | None = None
+    local: Callable | None = None
+
+
 def check_image(
     *,
     size: schema.Pixels,
     resize: schema.Pixels | None = None,
     mean: augment_images.Mean,
     std: augment_images.Std,
-) -> dict:
+) -> ImageSettings:
     """Check the augment section of a transfer run, which makes no views."""
-    return {"size": size, "resize": resize, "mean": mean, "std": std}
+    return ImageSettings(size, tuple(mean), tuple(std), resize)
 
 
 def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
@@ -215,20 +235,16 @@ def find_function(path: str, section) -> Callable:
     }[name]
 
 
-def follows_seed(scenario: dict) -> bool:
-    """Tell whether the run's seed cuts the tasks, since the scenario has none.
+def scenario_seed(scenario: Mapping, seed: int) -> dict:
+    """Return the option `seed` of a scenario that the run's seed cuts, else {}.
 
-    This holds for "growth", "permuted", "rotated", "recurring" and "blurry", and for
-    "class" in the order "released".
+    The run's seed stands for a missing one of "growth", "permuted", "rotated",
+    "recurring" and "blurry", and of "class" in the order "released".
     """
     name, order = scenario.get("name"), scenario.get("class_order")
     drawn = name in ("growth", "permuted", "rotated", "recurring", "blurry")
-    return (drawn or (name, order) == ("class", "released")) and "seed" not in scenario
-
-
-def scenario_seed(raw: Mapping) -> dict:
-    """Return the option `seed` of the scenario; the run's seed may stand for it."""
-    return {"seed": raw.get("seed", 0)} if follows_seed(raw["scenario"]) else {}
+    drawn = drawn or (name, order) == ("class", "released")
+    return {"seed": seed} if drawn and "seed" not in scenario else {}
 
 
 def read_tasks(data, scenario, seed=0, stand_in=None):
@@ -236,7 +252,7 @@ def read_tasks(data, scenario, seed=0, stand_in=None):
 
     Args:
       data, scenario: sections of a config.
-      seed: the run's, see `follows_seed`.
+      seed: the run's, see `scenario_seed`.
       stand_in: a dataset in place of what would be read.
 
     Returns:
@@ -247,24 +263,23 @@ def read_tasks(data, scenario, seed=0, stand_in=None):
     """
     source, data_options = lookup.find_function(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
-    scenario = ({"seed": seed} if follows_seed(scenario) else {}) | scenario
+    scenario = scenario_seed(scenario, seed) | scenario
     cut = schema.options(scenarios.make, scenario, "config.scenario")
     uneven = cut.get("imbalance"), cut.get("long_tail")
     imbalance.check_options(*uneven, field="config.scenario.")
     return lambda: scenarios.make(stand_in or source(**data_options), **cut)
 
 
-def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], dict]:
+def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]:
     """Read the sections of `core.Parts`, before there are data.
 
     Returns:
-      A function from facts about the data to Parts, and a dict of facts about the
-      images for evaluators and loaders: size, mean, std, views, resize and crop.
+      A function from facts about the data to Parts, and the images' settings.
 
     Raises:
       ValueError: an option of augment, encoder, tuning, optimizer or schedule is wrong.
     """
-    views, image = _build_views(top)
+    views = _build_views(top)
     optimize, optimizer = lookup.find_function(
         OPTIMIZERS, top.optimizer, "config.optimizer"
     )
@@ -276,12 +291,13 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], dict]:
     if top.scale_lr:
         field = f"config.optimizer.lr={lr!r} x config.batch_size={top.batch_size} / 256"
         schema.check_value(peak, schema.Positive, field)
-    each = [{}]
-    if "epochs" in inspect.signature(curve).parameters:
-        each = [{"epochs": n} for n in stream.epochs_of_tasks(top.epochs)]
+    has_epochs = "epochs" in inspect.signature(curve).parameters
 
     def rate_with_peak(peak):
-        return optim.by_task([curve(peak, **schedule, **own) for own in each])
+        if not has_epochs:
+            return optim.by_task([curve(peak, **schedule)])
+        epochs = stream.epochs_of_tasks(top.epochs)
+        return optim.by_task([curve(peak, epochs=n, **schedule) for n in epochs])
 
     module = make_encoder(top)
     tx = optimize(**schema.options(optimize, optimizer, "config.optimizer"))
@@ -294,12 +310,14 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], dict]:
     make_parts = functools.partial(
         core.Parts,
         encoder=module,
-        **views,
+        augment=views.augment,
+        plain=views.plain,
+        local=views.local,
         tx=tx,
         lr=rate_with_peak(peak),
         curve=rate_with_peak,
     )
-    return make_parts, image
+    return make_parts, views.image
 
 
 def make_mesh(top: TopLevel):
@@ -363,42 +381,51 @@ def _split_batches(top: TopLevel, module):
     return pieces.PiecewiseEncoder(module, top.accumulate)
 
 
-def _build_views(top: TopLevel):
-    """Make the views of Parts, and the facts about the images, if any."""
-    dtype, augment = PRECISIONS[top.precision], dict(top.augment)
+def _build_views(top: TopLevel) -> _Views:
+    """Make the views that a config asks for, of images or of graphs."""
+    augment = dict(top.augment)
     name = augment.pop("name", "images")
     core.check_choice("config.augment.name", name, ("images", "graphs"))
     if name == "graphs":
         given = schema.options(augment_graphs.make, augment, "config.augment")
         # Evaluators ask for these; graphs have no pixels, so the values mean nothing.
-        blank = dict(size=1, mean=(0.0,), std=(1.0,), views=1, resize=None, crop=None)
-        return {"augment": augment_graphs.make(**given)}, blank
+        return _Views(augment_graphs.make(**given), ImageSettings(1, (0.0,), (1.0,)))
     resize, local = augment.pop("resize", None), augment.pop("local", None)
     given = schema.options(
         augment_images.make, augment, "config.augment", given=("dtype",)
     )
-    moments = {"mean": given["mean"], "std": given["std"], "dtype": dtype}
-    views = {
-        "augment": augment_images.make(**given, dtype=dtype),
-        "plain": augment_images.make_eval(size=given["size"], resize=resize, **moments),
-    }
+    given = given | {"dtype": PRECISIONS[top.precision]}
+    full = schema.defaults(augment_images.make) | given
+    view = augment_images.make(**given)
+    plain = augment_images.make_eval(
+        size=full["size"],
+        resize=resize,
+        mean=full["mean"],
+        std=full["std"],
+        dtype=full["dtype"],
+    )
+    crop_locally = None
     if local is not None:
         schema.check_value(local, dict, "config.augment.local")
         own = schema.options(
             augment_images.make_local_crops, local, "config.augment.local"
         )
-        views["local"] = augment_images.make_local_crops(
-            {**given, "dtype": dtype}, **own
-        )
-    full = schema.defaults(augment_images.make) | given
+        crop_locally = augment_images.make_local_crops(given, **own)
     crop = prefetch.RandomCrop(
         size=full["size"],
         scale=tuple(full["scale"]),
         ratio=tuple(full["ratio"]),
         interpolation=full["interpolation"],
     )
-    image = {key: full[key] for key in ("size", "mean", "std", "views")}
-    return views, image | {"resize": resize, "crop": crop}
+    image = ImageSettings(
+        size=full["size"],
+        mean=tuple(full["mean"]),
+        std=tuple(full["std"]),
+        resize=resize,
+        views=full["views"],
+        crop=crop,
+    )
+    return _Views(view, image, plain, crop_locally)
 
 
 def make_encoder(top: TopLevel):

@@ -38,7 +38,6 @@ import numpy as np
 
 from jaxcl import core, schema, sharding
 from jaxcl.data import prefetch, splits, stream
-from jaxcl.data.augment import crops
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import head as head_lib
@@ -245,7 +244,7 @@ def make(
     momentum: schema.Momentum = 0.9,
     train_on: Literal["all", "seen", "visible"] | None = None,
     augment: bool | None = None,
-    scale: crops.Scale | None = None,
+    scale: augment_images.Scale | None = None,
     blur: schema.Share | None = None,
     normalize_features: bool = False,
     fraction: Annotated[float, schema.Range(above=0, most=1)] = 1.0,

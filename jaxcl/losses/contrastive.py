@@ -13,6 +13,7 @@ of logits. The positive is then added to the sum over all others, which keeps th
 too.
 """
 
+import functools
 from collections.abc import Callable
 
 import chex
@@ -70,25 +71,6 @@ def pick_entries(logits: jax.Array, columns: jax.Array) -> jax.Array:
 def partner_rows(count: int) -> jax.Array:
     """Return the row of the other view for each row of `interleave`, i32[count]."""
     return jnp.arange(count) ^ 1
-
-
-def masked_mean(rows: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """Compute the mean over the rows that exist.
-
-    Args:
-      rows: f32[N], finite.
-      mask: bool or f32[N] of zeros and ones, or weights of any size, at least 0; None
-        for all.
-
-    Returns:
-      f32[], 0 if the mask is empty.
-    """
-    if mask is None:
-        return jnp.mean(rows)
-    chex.assert_equal_shape([rows, mask])
-    mask = mask.astype(rows.dtype)
-    total = jnp.sum(mask)
-    return jnp.sum(rows * mask) / jnp.where(total > 0, total, 1)
 
 
 def nt_xent(
@@ -194,7 +176,7 @@ def info_nce(
         parts.append((negatives, negative_mask, None))
     if examples is not None:
         parts.append((positives, None, (examples, examples)))
-    denominator = None
+    totals = []
     for rows, exists, groups in parts:
         if logsumexp is None:
             logits = core.dot(anchors, rows) / temperature
@@ -202,13 +184,11 @@ def info_nce(
                 exists = examples[:, None] != examples[None, :]
             if exists is not None:
                 logits = jnp.where(exists, logits, _ABSENT)
-            total = jax.nn.logsumexp(logits, axis=-1)
+            totals.append(jax.nn.logsumexp(logits, axis=-1))
         else:
             scaled = anchors / temperature
-            total = logsumexp(scaled, rows, exists=exists, groups=groups)
-        denominator = (
-            total if denominator is None else jnp.logaddexp(denominator, total)
-        )
+            totals.append(logsumexp(scaled, rows, exists=exists, groups=groups))
+    denominator = functools.reduce(jnp.logaddexp, totals)
     lonely = denominator < _ABSENT / 2
     if positive_in_denominator:
         denominator = jnp.logaddexp(positive, denominator)
@@ -399,4 +379,4 @@ def sup_con(
     if anchor_mask is not None:
         chex.assert_equal_shape([anchor_mask, labels])
         loss = loss * anchor_mask
-    return masked_mean(loss, example_mask)
+    return core.masked_mean(loss, example_mask)

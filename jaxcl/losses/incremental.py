@@ -44,7 +44,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core
-from jaxcl.losses import contrastive
 
 # The logarithm of an empty mean: -inf would have no gradient.
 _ABSENT = -1e30
@@ -117,9 +116,9 @@ def nce_one(
     by_set = _log_odds(anchors, positives, sets, temperature, num_negatives, mask)
     odds = by_set[0][0] if more_negatives is None else _mixture(*by_set, growth)
     if with_positive:
-        return contrastive.masked_mean(jax.nn.softplus(odds), mask)
+        return core.masked_mean(jax.nn.softplus(odds), mask)
     known = odds > _ABSENT / 2
-    return contrastive.masked_mean(jnp.where(known, odds, 0.0), mask)
+    return core.masked_mean(jnp.where(known, odds, 0.0), mask)
 
 
 def change_ratio(
@@ -241,7 +240,7 @@ def nce_two(
     rows = jnp.logaddexp(jnp.log(growth) + ratio, jnp.log1p(-growth))
     # Without a change the two logarithms need not cancel to the last digit.
     rows = jnp.where(ratio == 0, growth * ratio, rows)
-    return contrastive.masked_mean(rows, mask)
+    return core.masked_mean(rows, mask)
 
 
 def others(size: int, count: int | None = None) -> jax.Array:

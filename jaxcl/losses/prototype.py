@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core
-from jaxcl.losses import contrastive
 from jaxcl.memory import selection
 
 Scope = Literal["old", "all_negatives", "all", "none"]
@@ -101,7 +100,7 @@ def sample_nce(
     total = jax.nn.logsumexp(candidates, axis=1, keepdims=True)
     loss = jnp.sum(jnp.where(own, total - similarity, 0), axis=0)
     loss = jnp.where(jnp.any(own, axis=0), loss, _IMPOSSIBLE)
-    return contrastive.masked_mean(loss, example_mask)
+    return core.masked_mean(loss, example_mask)
 
 
 def prd(
@@ -152,7 +151,7 @@ def prd(
     now = _products(prototypes, z, exists).T / temperature
     past = _products(*teacher, exists).T / teacher_temperature
     rows = _relation(now, past, classes)
-    return contrastive.masked_mean(rows, example_mask)
+    return core.masked_mean(rows, example_mask)
 
 
 def ird(
@@ -201,7 +200,7 @@ def ird(
         core.dot(past, past) / teacher_temperature,
         ~jnp.eye(len(z), dtype=bool) & exists,
     )
-    return contrastive.masked_mean(rows, example_mask)
+    return core.masked_mean(rows, example_mask)
 
 
 def proposal(

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core
-from jaxcl.losses import contrastive
 
 # A large, finite value replaces an infinite loss, as in the released code.
 _IMPOSSIBLE = 1e9
@@ -113,7 +112,7 @@ def cross_entropy(
     label = jnp.sum(jnp.where(own, logits, 0), axis=1)
     rows = jax.nn.logsumexp(logits, axis=1) - label
     rows = jnp.where(jnp.any(own, axis=1), rows, _IMPOSSIBLE)
-    return contrastive.masked_mean(rows, example_mask)
+    return core.masked_mean(rows, example_mask)
 
 
 def er_ace(
@@ -251,7 +250,7 @@ def triplet(
     )
     between = _DISTANCES[distance]
     rows = jax.nn.relu(between(a, p) - between(a, n) + margin)
-    return contrastive.masked_mean(rows, valid)
+    return core.masked_mean(rows, valid)
 
 
 def aml_sup_con(
@@ -311,7 +310,7 @@ def aml_sup_con(
     pairs = jax.nn.logsumexp(logits, axis=1, keepdims=True) - logits
     rows = jnp.sum(jnp.where(same, pairs, 0), axis=1)
     rows = rows / jnp.maximum(jnp.sum(same, axis=1), 1)
-    return temperature / base_temperature * contrastive.masked_mean(rows, valid)
+    return temperature / base_temperature * core.masked_mean(rows, valid)
 
 
 def der(
@@ -347,7 +346,7 @@ def der(
     stored_logits = jax.lax.stop_gradient(stored_logits)
     logits, stored_logits = map(core.at_least_float32, (logits, stored_logits))
     squares = jnp.square(_zero_masked_rows(logits - stored_logits, example_mask))
-    return contrastive.masked_mean(jnp.mean(squares, axis=-1), example_mask)
+    return core.masked_mean(jnp.mean(squares, axis=-1), example_mask)
 
 
 def icarl(
@@ -416,7 +415,7 @@ def icarl(
     rows = jnp.sum(columns, axis=1)
     if reduction == "mean":
         rows = rows / jnp.maximum(jnp.sum(classes), 1)
-    return contrastive.masked_mean(rows, example_mask)
+    return core.masked_mean(rows, example_mask)
 
 
 def task_distillation(
@@ -465,4 +464,4 @@ def task_distillation(
     now = log_softmax(logits)
     before = log_softmax(jax.lax.stop_gradient(teacher_logits))
     rows = jnp.sum(jnp.exp(before) * (before - now), axis=1)
-    return contrastive.masked_mean(rows, example_mask)
+    return core.masked_mean(rows, example_mask)

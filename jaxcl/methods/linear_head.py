@@ -143,7 +143,6 @@ def descend(
 
     def loss(layer):
         found = logits(layer, features)
-        how = {"class_mask": seen, "example_mask": mask}
-        return replay.cross_entropy(found, label, **how)
+        return replay.cross_entropy(found, label, class_mask=seen, example_mask=mask)
 
     return jax.tree.map(lambda x, d: x - lr * d, layer, jax.grad(loss)(layer))

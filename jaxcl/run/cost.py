@@ -20,8 +20,9 @@ import numpy as np
 from absl import logging
 from jaxlib import _jax
 
-from jaxcl import sharding
+from jaxcl import core, sharding
 from jaxcl.data import storage
+from jaxcl.run import job
 
 PHASES = ("first_task", "later_tasks")  # of which the steps are counted apart
 
@@ -94,35 +95,50 @@ def count_flops(
         long as tracing and lowering the step once more.
     """
     leaves, tree = jax.tree.flatten((state, batch))
-    traced = tuple(jax.tree.leaves(kept))
+    placed = tuple(jax.tree.leaves(kept))
     try:
-        return _count_flops(step, tree, tuple(leaves), min(task, 1), traced)
+        return _count_flops(step, tree, tuple(leaves), min(task, 1), placed)
     except Exception as error:  # a run does not stop for a missing number
         logging.warning("no FLOPs: %s: %s", type(error).__name__, str(error)[:200])
         return None
 
 
 @functools.lru_cache(maxsize=8)  # runs on single tasks share a step
-def _count_flops(step, tree, leaves, task, traced=()):
-    """Count the FLOPs of a step; its arguments are flattened, to be hashable."""
-    folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if traced and folder:
-        # Of arguments that are placed alike the step has been traced already.
-        printed = str(jax.make_jaxpr(step)(*jax.tree.unflatten(tree, traced)))
-        key = f"{jax.__version__} {task} {re.sub('0x[0-9a-f]+', '', printed)}"
-        file = os.path.join(folder, f"flops-{hashlib.sha256(key.encode()).hexdigest()}")
+def _count_flops(step, tree, leaves, task, kept):
+    """Count the FLOPs of a step, or read the count of an earlier run.
+
+    Its arguments are flattened, to be hashable; those of `kept` are placed.
+    """
+    file = _find_count(step, jax.tree.unflatten(tree, kept), task) if kept else None
+    if file is not None:
         with contextlib.suppress(OSError, ValueError):
             return int(storage.read_bytes(file))
-        found = _count_flops(step, tree, leaves, task)
+    found = _lower_and_count(step, *jax.tree.unflatten(tree, leaves), task)
+    if file is not None:
         with contextlib.suppress(OSError), storage.replacing(file) as out:
             out.write(str(found).encode())
-        return found
+    return found
+
+
+def _find_count(step, placed, task) -> str | None:
+    """Find where runs leave the count of a step; None without compiled programs."""
+    folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if not folder:
+        return None
+    # Of arguments that are placed alike the step has been traced already.
+    printed = str(jax.make_jaxpr(step)(*placed))
+    key = f"{jax.__version__} {task} {re.sub('0x[0-9a-f]+', '', printed)}"
+    return os.path.join(folder, f"flops-{hashlib.sha256(key.encode()).hexdigest()}")
+
+
+def _lower_and_count(step, state, batch, task) -> int:
+    """Lower a step of a task for CPU, as Python runs it, and count its FLOPs."""
 
     def step_of_task(state, batch):
         return step(state.replace(task=np.int32(task)), batch)
 
     with jax.disable_jit():  # Python runs loops, and branches that are known
-        traced = jax.jit(step_of_task).trace(*jax.tree.unflatten(tree, leaves))
+        traced = jax.jit(step_of_task).trace(state, batch)
     with sharding.on_host():
         lowered = traced.lower(lowering_platforms=("cpu",))
         counted = lowered.cost_analysis()
@@ -153,6 +169,18 @@ class TaskCost(NamedTuple):
     flops_per_step: int | None  # see `count_flops`
     seconds: dict  # see `Clock.read`
     machine: dict  # see `sharding.describe`
+
+
+def sum_task_cost(
+    work: job.Job, state: core.TrainState, task: int, clock: Clock
+) -> TaskCost:
+    """Sum up the cost of a task, with the FLOPs of a step, after its steps."""
+    steps, parts = int(state.step) - int(state.task_start), work.parts(task)
+    shapes = job.shapes(work.method, work.data, parts)
+    kept = job.placed_shapes(work.method, work.data, work.mesh, parts)
+    flops = count_flops(work.method.step, *shapes, task, kept=kept)
+    images, machine = steps * work.data.batch_size * parts, sharding.describe(work.mesh)
+    return TaskCost(steps, images, flops, clock.read(), machine)
 
 
 def add_task(cost: dict, task: int, spent: TaskCost) -> dict:

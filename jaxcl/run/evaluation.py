@@ -130,8 +130,10 @@ def make(
             evaluate = core.Evaluator(evaluate)
         if evaluate.chart and evaluate.chart not in charts:
             charts.append(evaluate.chart)
-        last_only, evaluate = checked.last_only, evaluate._replace(chart=None)
-        if evaluate.last_only if last_only is None else last_only:
+        last_only = checked.last_only
+        if last_only is None:
+            last_only = evaluate.last_only
+        if last_only:
             evaluate = AtTheEnd(evaluate.evaluate, len(parts.stream.tasks) - 1)
         (pictures if checked.draws else judges)[key] = evaluate
     return job.Evaluation(judges, pictures if plots else {}, tuple(charts), untrained)

@@ -145,14 +145,14 @@ def _train_single_task(single, step, i, task, workdir, stop):
         name: lambda state, _, judge=judge: judge(state, i)
         for name, judge in single.evaluation.evaluators.items()
     }
-    off = {"tensorboard": False, "loggers": (), "progress": False}
-    record = single.logging.record | off
     tasks = single.stream._replace(tasks=(task._replace(index=0),))
     only = single._replace(
         data=single.data._replace(stream=tasks),
         loop=single.loop._replace(start=None),  # not what another run has trained
         evaluation=single.evaluation._replace(evaluators=evaluators),
-        logging=single.logging._replace(quiet=True, record=record),
+        logging=single.logging._replace(
+            tensorboard=False, loggers=(), progress=False, quiet=True
+        ),
     )
     results = train.run_tasks(only, workdir / f"task_{i}", stop=stop, step=step)
     return {name: matrix[0][i] for name, matrix in results["matrices"].items()}

@@ -73,9 +73,11 @@ class Logging(NamedTuple):
     """Settings of logs, messages and pictures."""
 
     every: int  # steps
-    record: dict  # options of record.Recorder
+    tensorboard: bool
+    loggers: tuple[Callable, ...]  # makers, see run.loggers
+    progress: str | bool  # as config.progress
     plots: bool
-    quiet: bool  # print no tables: a run within a run
+    quiet: bool = False  # print no tables: a run within a run
 
 
 class Job(NamedTuple):

@@ -1,7 +1,6 @@
 """Metrics of the steps: fetch them from the device, check them and log them.
 
-A task ends once the mean loss of its epochs no longer falls. The cost of a task is
-counted here, too.
+A task ends once the mean loss of its epochs no longer falls.
 """
 
 import time
@@ -11,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, sharding
-from jaxcl.run import cost, job
+from jaxcl import sharding
+from jaxcl.run import job
 
 _MEND = (
     "the last good checkpoint is kept. Lower config.optimizer.lr, or look at the data"
@@ -176,15 +175,3 @@ def check_state(state: Any, step: int) -> None:
     for name, fine in zip(numbers, good, strict=True):
         if not fine:
             raise Diverged(f"{name} is not finite after step {step}; {_MEND}")
-
-
-def sum_task_cost(
-    work: job.Job, state: core.TrainState, task: int, clock: cost.Clock
-) -> cost.TaskCost:
-    """Sum up the cost of a task, with the FLOPs of a step, after its steps."""
-    steps, parts = int(state.step) - int(state.task_start), work.parts(task)
-    shapes = job.shapes(work.method, work.data, parts)
-    kept = job.placed_shapes(work.method, work.data, work.mesh, parts)
-    flops = cost.count_flops(work.method.step, *shapes, task, kept=kept)
-    images, machine = steps * work.data.batch_size * parts, sharding.describe(work.mesh)
-    return cost.TaskCost(steps, images, flops, clock.read(), machine)

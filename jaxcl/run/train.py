@@ -94,7 +94,9 @@ class _TrainingRun:
                     num_tasks=len(work.stream.tasks),
                     rows=cursor["rows"],
                     write=jax.process_index() == 0,
-                    **work.logging.record,
+                    tensorboard=work.logging.tensorboard,
+                    loggers=work.logging.loggers,
+                    progress=work.logging.progress,
                 )
             )
         )
@@ -220,7 +222,7 @@ class _TrainingRun:
         result, evaluated = self._evaluate(task)
         if result is None:
             return False
-        spent = metrics_log.sum_task_cost(work, self.state, task, self.clock)
+        spent = cost.sum_task_cost(work, self.state, task, self.clock)
         self.results = results_lib.add_task(
             self.results, task, result.rows, result.scalars, sum(spent.seconds.values())
         )

@@ -306,8 +306,14 @@ def run_transfer(
             return results
     names = [task.name for task in work.stream.tasks]
     began = time.monotonic()
-    options, judged = work.logging.record, work.evaluation
-    recorder = record.Recorder(workdir, write=jax.process_index() == 0, **options)
+    logging, judged = work.logging, work.evaluation
+    recorder = record.Recorder(
+        workdir,
+        write=jax.process_index() == 0,
+        tensorboard=logging.tensorboard,
+        loggers=logging.loggers,
+        progress=logging.progress,
+    )
     with contextlib.closing(recorder):
         result = evaluation.run_evaluators(
             judged.evaluators, work.state, 0, recorder, stop=stop

@@ -61,7 +61,7 @@ _contrastive = [
         ),
     ),
     *fault.of(
-        "losses.contrastive.masked_mean",
+        "core.masked_mean",
         _replay("er_ace_masked"),
         (
             "loss: a mean over masked rows divides by all rows",

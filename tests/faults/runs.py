@@ -140,7 +140,7 @@ _augmentation = [
         ("augment: grey is a mean", instead(lambda planes: sum(planes) / len(planes))),
     ),
     *fault.of(
-        "data.augment.crops.random_resized_crop",
+        "data.augment.images.random_resized_crop",
         "test_augment.py::test_random_resized_crop_is_pillows_crop_then_resize",
         (
             "augment: crops are whole images",

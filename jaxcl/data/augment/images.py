@@ -4,17 +4,17 @@ Operations take ONE image f32[H,W,C] in 0..1 (key first where random, options
 keyword-only); batch them with vmap. `make` and `make_eval` build the batched
 pipelines of training and evaluation.
 
-Crops and resampling are in `crops`. Sources: torchvision.transforms (ColorJitter,
-solarize), Pillow. Departures: pixels stay float between operations (Pillow rounds to
-u8 after each), and the blur is a true Gaussian (Pillow approximates it by box
-filters).
+Sources: torchvision.transforms (RandomResizedCrop, RandomCrop, ColorJitter, solarize),
+Pillow's resampling (antialiased, bicubic a = -0.5). Departures: pixels stay float
+between operations (Pillow rounds to u8 after each), and the blur is a true Gaussian
+(Pillow approximates it by box filters).
 """
 
 import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,12 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxcl import schema
-from jaxcl.data.augment import crops
 
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # RandomResizedCrop's defaults
+Interpolation = Literal["bicubic", "bilinear"]
+_Part = Annotated[float, schema.Range(above=0, most=1)]
+Scale = tuple[_Part, _Part]  # least and most share of the area
+_TRIES = 10  # boxes that torchvision draws before it falls back
 _ORDERS = np.array(list(itertools.permutations(range(4))))  # i32[24, 4]
 _JITTER = (0.4, 0.4, 0.2, 0.1)  # BYOL: brightness, contrast, saturation, hue
 
@@ -36,6 +40,26 @@ Std = Annotated[
 ]
 _Sigma = Annotated[float, schema.Range(above=0, most=100)]  # pixels
 Probability = schema.Share | tuple[schema.Share, ...]  # one, or one for each view
+
+
+def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
+    """Refuse an option unless the condition holds, naming it and its range."""
+    if not condition:
+        raise ValueError(f"{name}={value!r}: must be {allowed}")
+
+
+def _check_ranges(**ranges: Sequence[float]) -> None:
+    """Refuse an invalid range (low, high) of config.augment."""
+    for name, value in ranges.items():
+        top = 1.0 if name == "scale" else math.inf
+        good = len(value) == 2 and 0 < value[0] <= value[1] <= top
+        field = f"config.augment.{name}"
+        _require(good, field, value, f"(low, high) with 0 < low <= high <= {top}")
+
+
+# Full precision, since weights rounded to bf16 would no longer sum to one. The products
+# are small next to a network's.
+_dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 # Colour operations work on planes, a list of C arrays f32[H,W]. With one array
@@ -130,7 +154,7 @@ def gaussian_blur(image: jax.Array, sigma: ArrayLike, *, radius: int = 11) -> ja
     height, width, _ = image.shape
     rows = _blur_matrix(sigma, extent=height, radius=radius)
     columns = _blur_matrix(sigma, extent=width, radius=radius)
-    return crops.dot("ih,jch->ijc", rows, crops.dot("jw,hwc->jch", columns, image))
+    return _dot("ih,jch->ijc", rows, _dot("jw,hwc->jch", columns, image))
 
 
 def solarize(image: jax.Array, *, threshold: float = 128 / 255) -> jax.Array:
@@ -150,20 +174,121 @@ def normalize(
     return (image - np.float32(mean)) / np.float32(std)
 
 
+def _filter(x, interpolation):
+    """Return weights at distances x, in pixels."""
+    x = jnp.abs(x)
+    if interpolation == "bilinear":
+        return jnp.maximum(1.0 - x, 0.0)
+    near = (1.5 * x - 2.5) * x * x + 1.0
+    far = ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
+    return jnp.where(x < 1.0, near, jnp.where(x < 2.0, far, 0.0))
+
+
+def _resampling_matrix(start, length, *, extent, size, interpolation):
+    """Return the matrix f32[size, extent] that resizes a part of a line of pixels."""
+    scale = length / size
+    centre = start + (jnp.arange(size) + 0.5) * scale
+    pixel = jnp.arange(extent) + 0.5
+    # The filter is wider when shrinking (antialiasing), but not when enlarging.
+    distance = (pixel - centre[:, None]) / jnp.maximum(scale, 1.0)
+    inside = (pixel > start) & (pixel < start + length)
+    weights = jnp.where(inside, _filter(distance, interpolation), 0.0)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _resample(image, box, shape, interpolation):
+    """Resize a box (top, left, h, w) of f32[H,W,C] to f32[*shape,C]."""
+    top, left, h, w = box
+    weights = functools.partial(_resampling_matrix, interpolation=interpolation)
+    rows = weights(top, h, extent=image.shape[0], size=shape[0])
+    columns = weights(left, w, extent=image.shape[1], size=shape[1])
+    # With these orders of axes neither product needs a transpose.
+    planes = _dot("wci,jw->cij", _dot("hwc,ih->wci", image, rows), columns)
+    return jnp.moveaxis(jnp.clip(planes, 0.0, 1.0), 0, -1)  # bicubic overshoots
+
+
+def _draw_box(key, height, width, scale, ratio):
+    """Return torchvision's crop box (top, left, h, w), f32[] whole numbers."""
+    u = jax.random.uniform(key, (2 * _TRIES + 2,))
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * u[:_TRIES])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    aspect = jnp.exp(low + (high - low) * u[_TRIES:-2])
+    w = jnp.round(jnp.sqrt(area * aspect))
+    h = jnp.round(jnp.sqrt(area / aspect))
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = fits & (jnp.cumsum(fits) == 1)
+    # If no try fits, the largest central box within the allowed ratios.
+    whole_w = min(width, round(height * ratio[1]))
+    whole_h = min(height, round(width / ratio[0]))
+    any_fits = fits.any()
+    w = jnp.where(any_fits, jnp.sum(first * w), whole_w)
+    h = jnp.where(any_fits, jnp.sum(first * h), whole_h)
+    drawn_top = jnp.floor(u[-2] * (height - h + 1))
+    drawn_left = jnp.floor(u[-1] * (width - w + 1))
+    top = jnp.where(any_fits, drawn_top, (height - whole_h) // 2)
+    left = jnp.where(any_fits, drawn_left, (width - whole_w) // 2)
+    return top, left, h, w
+
+
+def random_resized_crop(
+    key: jax.Array,
+    image: jax.Array,
+    *,
+    size: int,
+    scale: tuple[float, float] = SCALE,
+    ratio: tuple[float, float] = RATIO,
+    interpolation: str = "bicubic",
+) -> jax.Array:
+    """Resize a random box: f32[H,W,C] -> f32[size,size,C] (RandomResizedCrop).
+
+    `scale` bounds the box's share of the area, `ratio` its width / height.
+    """
+    box = _draw_box(key, *image.shape[:2], scale, ratio)
+    return _resample(image, box, (size, size), interpolation)
+
+
+def resize_shorter_side(
+    image: jax.Array, *, size: int, interpolation: str = "bicubic"
+) -> jax.Array:
+    """Resize so that the shorter side is `size`: f32[H,W,C] -> f32[h,w,C]."""
+    sides = image.shape[:2]
+    shape = [size * side // min(sides) for side in sides]
+    return _resample(image, (0, 0, *sides), shape, interpolation)
+
+
+def center_crop(image: jax.Array, *, size: int) -> jax.Array:
+    """Cut the central f32[size,size,C]. Raises ValueError if the image is smaller."""
+    height, width, _ = image.shape
+    _require(size <= min(height, width), "size", size, f"at most {min(height, width)}")
+    top, left = round((height - size) / 2), round((width - size) / 2)
+    return image[top : top + size, left : left + size]
+
+
+def shift_image(key: jax.Array, image: jax.Array, *, pad: int) -> jax.Array:
+    """Move the image by up to `pad` pixels in each direction; the rest is black.
+
+    Rows and columns move by whole numbers from -pad to pad, drawn uniformly and
+    independently: RandomCrop with `padding=pad` and the image's own size.
+    """
+    _require(pad >= 0, "pad", pad, "at least 0")
+    start = jax.random.randint(key, (2,), 0, 2 * pad + 1)
+    padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)))
+    return jax.lax.dynamic_slice(padded, (*start, 0), image.shape)
+
+
 def _make_view(
-    key, image, *, box, pad, strength, jitter, gray, blur, sigma, solarized, flip
+    key, image, *, cut, strength, jitter, gray, blur, sigma, solarized, flip
 ):
     """Change one image, u8[H,W,C] -> f32[h,w,C], by `make`'s options of a view.
 
-    Operations of probability 0 are not compiled.
+    `cut` crops or shifts it, (key, f32[H,W,C]) -> f32[h,w,C]; None: neither. Operations
+    of probability 0 are not compiled.
     """
-    k_crop, k_jitter, k_rest = jax.random.split(key, 3)
+    k_cut, k_jitter, k_rest = jax.random.split(key, 3)
     drawn = jax.random.uniform(k_rest, (6,))
     image = image.astype(jnp.float32) / 255.0
-    if box:
-        image = crops.random_resized_crop(k_crop, image, **box)
-    elif pad:
-        image = crops.shift_image(k_crop, image, pad=pad)
+    if cut is not None:
+        image = cut(k_cut, image)
     planes = jnp.unstack(image, axis=-1)
     if jitter and any(strength):
         planes = _jitter(k_jitter, planes, strength, drawn[0] < jitter)
@@ -185,9 +310,9 @@ def make(
     *,
     size: schema.Pixels,
     views: Annotated[int, schema.Range(1, 64)] = 2,
-    scale: crops.Scale = crops.SCALE,
-    ratio: tuple[schema.Positive, schema.Positive] = crops.RATIO,
-    interpolation: crops.Interpolation = "bicubic",
+    scale: Scale = SCALE,
+    ratio: tuple[schema.Positive, schema.Positive] = RATIO,
+    interpolation: Interpolation = "bicubic",
     jitter: Jitter = _JITTER,
     jitter_probability: schema.Share = 0.8,
     grayscale: schema.Share = 0.2,
@@ -206,7 +331,7 @@ def make(
     Images are u8[B,H,W,C], of which each view is a random crop (`crop=False`: the whole
     image, which must be size x size); or they are crops already, u8[B,views,size,size,
     C]. With C = 1, hue, saturation and grayscale do nothing. `pad` shifts images that
-    are not cropped, see `crops.shift_image`.
+    are not cropped, see `shift_image`.
 
     Order: crop or shift, jitter (brightness, contrast, saturation, hue), grayscale,
     blur, solarise, flip, normalise. `blur` and `solarize` are one probability, or one
@@ -234,37 +359,42 @@ def make(
 
     Raises ValueError for values out of range, here or when first called.
     """
-    box = dict(size=size, scale=scale, ratio=ratio, interpolation=interpolation)
-    crops.check_ranges(scale=scale, ratio=ratio, sigma=sigma)
+    _check_ranges(scale=scale, ratio=ratio, sigma=sigma)
     _check_moments(mean, std)
-    crops.require(pad < size, "config.augment.pad", pad, f"from 0 to {size - 1}")
-    crops.require(not (pad and crop), "config.augment.pad", pad, "0 where crop=True")
-    change = functools.partial(
-        _make_view,
-        pad=pad,
-        strength=jitter,
-        jitter=jitter_probability,
-        gray=grayscale,
-        sigma=sigma,
-        flip=flip,
+    _require(pad < size, "config.augment.pad", pad, f"from 0 to {size - 1}")
+    _require(not (pad and crop), "config.augment.pad", pad, "0 where crop=True")
+    blurs = _probabilities("blur", blur, views)
+    solarizations = _probabilities("solarize", solarize, views)
+    crop_box = functools.partial(
+        random_resized_crop,
+        size=size,
+        scale=scale,
+        ratio=ratio,
+        interpolation=interpolation,
     )
-    chances = zip(
-        _probabilities("blur", blur, views),
-        _probabilities("solarize", solarize, views),
-        strict=True,
-    )
-    changes = [functools.partial(change, blur=x, solarized=y) for x, y in chances]
+    shift = functools.partial(shift_image, pad=pad) if pad else None
 
     def augment(key, images):
-        cut = images.ndim == 4 and crop
-        mend = "; or config.augment.crop=True" if images.ndim == 4 else ""
-        _check_images(images, None if cut else size, mean, views, mend=mend)
+        whole = images.ndim == 4
+        crops = whole and crop
+        mend = "; or config.augment.crop=True" if whole else ""
+        _check_images(images, None if crops else size, mean, views, mend=mend)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)))
         out = []
-        for view, change in enumerate(changes):
+        for view in range(views):
+            change = functools.partial(
+                _make_view,
+                cut=crop_box if crops else shift,
+                strength=jitter,
+                jitter=jitter_probability,
+                gray=grayscale,
+                blur=blurs[view],
+                sigma=sigma,
+                solarized=solarizations[view],
+                flip=flip,
+            )
             view_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, view)
-            image = images if images.ndim == 4 else images[:, view]
-            change = functools.partial(change, box=box if cut else None)
+            image = images if whole else images[:, view]
             out.append(jax.vmap(change)(view_keys, image))
         return normalize(jnp.stack(out, axis=1), mean, std).astype(dtype)
 
@@ -278,7 +408,7 @@ def make_local_crops(
     *,
     views: Annotated[int, schema.Range(1, 64)],
     size: schema.Pixels,
-    scale: crops.Scale = (0.05, 0.4),
+    scale: Scale = (0.05, 0.4),
     blur: Probability = 0.5,
     solarize: Probability = 0.0,
 ) -> Callable:
@@ -314,7 +444,7 @@ def make_eval(
     *,
     size: schema.Pixels,
     resize: schema.Pixels | None = None,
-    interpolation: crops.Interpolation = "bicubic",
+    interpolation: Interpolation = "bicubic",
     mean: Mean,
     std: Std,
     dtype: Any = jnp.float32,
@@ -327,8 +457,10 @@ def make_eval(
     """
     _check_moments(mean, std)
     enough = resize is None or resize >= size
-    crops.require(enough, "config.augment.resize", resize, f"None or >= {size}")
-    shrink = functools.partial(crops.resize, size=resize, interpolation=interpolation)
+    _require(enough, "config.augment.resize", resize, f"None or >= {size}")
+    shrink = functools.partial(
+        resize_shorter_side, size=resize, interpolation=interpolation
+    )
 
     def prepare(images):
         if images.dtype == jnp.float32:  # of the source `features`
@@ -337,7 +469,7 @@ def make_eval(
         _check_images(images, None if resize else size, mean, mend=mend)
         images = images.astype(jnp.float32) / 255.0
         if resize:
-            images = jax.vmap(lambda x: crops.center_crop(shrink(x), size=size))(images)
+            images = jax.vmap(lambda x: center_crop(shrink(x), size=size))(images)
         return normalize(images, mean, std).astype(dtype)
 
     return prepare
@@ -345,7 +477,7 @@ def make_eval(
 
 def _check_moments(mean, std):
     good = len(std) == len(mean)
-    crops.require(good, "config.augment.std", std, f"as long as mean {mean!r}")
+    _require(good, "config.augment.std", std, f"as long as mean {mean!r}")
 
 
 def _probabilities(name, value, views) -> tuple[float, ...]:
@@ -353,20 +485,27 @@ def _probabilities(name, value, views) -> tuple[float, ...]:
     by_view = (value,) * views if np.ndim(value) == 0 else tuple(value)
     good = len(by_view) == views
     allowed = f"one number, or one for each of {views} views"
-    crops.require(good, f"config.augment.{name}", value, allowed)
+    _require(good, f"config.augment.{name}", value, allowed)
     return by_view
 
 
 def _check_images(images, size, mean, views=None, mend=""):
     """Refuse images of another type or shape; `mend` is the message's advice."""
-    shape, got = images.shape, f"{images.dtype}{list(images.shape)}"
+    shape = images.shape
     axes = {4: (), 5: (views,)}.get(len(shape))
-    good = images.dtype == jnp.uint8 and shape[1:-3] == axes and shape[-1] in (1, 3)
-    crops.require(good, "images", got, f"uint8[B,H,W,C] or [B,{views},H,W,C], C 1 or 3")
-    height, width = shape[-3:-1]
-    good = size is None or (height, width) == (size, size)
-    allowed = f"the side of the images, which are {height} x {width} pixels{mend}"
-    crops.require(good, "config.augment.size", size, allowed)
-    lengths = "1 or 3, images are in colour" if shape[-1] == 3 else "1, images are grey"
-    allowed = f"of length {lengths}"
-    crops.require(len(mean) in (1, shape[-1]), "config.augment.mean", mean, allowed)
+    if images.dtype != jnp.uint8 or shape[1:-3] != axes or shape[-1] not in (1, 3):
+        raise ValueError(
+            f"images='{images.dtype}{list(shape)}': must be uint8[B,H,W,C] or "
+            f"[B,{views},H,W,C], C 1 or 3"
+        )
+    height, width, channels = shape[-3:]
+    if size is not None and (height, width) != (size, size):
+        raise ValueError(
+            f"config.augment.size={size!r}: must be the side of the images, which are "
+            f"{height} x {width} pixels{mend}"
+        )
+    if len(mean) not in (1, channels):
+        allowed = (
+            "1, images are grey" if channels == 1 else "1 or 3, images are in colour"
+        )
+        raise ValueError(f"config.augment.mean={mean!r}: must be of length {allowed}")

@@ -101,11 +101,7 @@ class Network:
         new, *old = (Outputs(x, self.logits(params, x)) for x in features)
         for rows, after in zip(draws, along, strict=True):
             stats = _if_any(rows, after, stats)
-        watched = [
-            self.tap_replayed(params, outputs, rows)
-            for outputs, rows in zip(old, draws, strict=True)
-        ]
-        return (new, *watched), stats
+        return (new, *old), stats
 
     def compute_logits(
         self, params: core.PyTree, stats: core.PyTree, *parts: Rows, train: bool
@@ -121,13 +117,7 @@ class Network:
     def pass_replayed(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
         """Pass replayed rows; if none exists the statistics do not change."""
         outputs, after = self(params, stats, rows.images, train=True)
-        return self.tap_replayed(params, outputs, rows), _if_any(rows, after, stats)
-
-    def tap_replayed(
-        self, params: core.PyTree, outputs: Outputs, rows: Rows
-    ) -> Outputs:
-        """Return the outputs of replayed rows; `probe.Measured` also measures them."""
-        return outputs
+        return outputs, _if_any(rows, after, stats)
 
     def gradient(self, state: core.TrainState, loss: Callable):
         """Differentiate a loss that is computed by passes of this network.

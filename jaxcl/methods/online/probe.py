@@ -104,10 +104,24 @@ class Measured(Network):
 
     num_tasks: int
 
-    def tap_replayed(
-        self, params: core.PyTree, outputs: Outputs, rows: Rows
-    ) -> Outputs:
-        """Pass replayed rows; `gradient` gets the norms of the features' gradients."""
+    def pass_together(
+        self, params: core.PyTree, stats: core.PyTree, incoming: Rows, *draws: Rows
+    ):
+        """Pass incoming and replayed rows; the latter are measured."""
+        (new, *old), stats = super().pass_together(params, stats, incoming, *draws)
+        measured = (
+            self._measure(params, outputs, rows)
+            for outputs, rows in zip(old, draws, strict=True)
+        )
+        return (new, *measured), stats
+
+    def pass_replayed(self, params: core.PyTree, stats: core.PyTree, rows: Rows):
+        """Pass replayed rows, which are measured."""
+        outputs, stats = super().pass_replayed(params, stats, rows)
+        return self._measure(params, outputs, rows), stats
+
+    def _measure(self, params, outputs, rows) -> Outputs:
+        """Return the outputs; `gradient` gets the norms of the features' gradients."""
         features = tap_gradients(params, outputs.features, tasks_of(rows))
         return Outputs(features, self.logits(params, features))
 

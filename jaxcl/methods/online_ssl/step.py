@@ -78,11 +78,6 @@ class Setup(NamedTuple):
     every_row: bool  # incoming rows are aligned, too
     momentum: float  # of the slow network
 
-    @property
-    def dim(self) -> int:
-        """Count the features of a projection."""
-        return self.networks.dim
-
 
 def _trains_online(base: records.Base) -> bool:
     """Tell whether a base reads no labels, numbers of images or progress of a task."""
@@ -254,9 +249,11 @@ def _init(setup, key, batch):
     params, stats = start.copied
     frozen_queue = of_base = None
     if base.init_state is not None:
-        of_base = base.init_state(start.base_key, setup.dim)
+        of_base = base.init_state(start.base_key, setup.networks.dim)
     if base.queue_size and setup.plan.queues:
-        frozen_queue = queue.start_queue(start.strategy_key, base.queue_size, setup.dim)
+        frozen_queue = queue.start_queue(
+            start.strategy_key, base.queue_size, setup.networks.dim
+        )
     memory, kept = stored.create(setup, batch) if setup.size else (None, {})
     extra = Extra(
         momentum=core.copy(params) if base.momentum else {},
@@ -327,14 +324,13 @@ def _update(setup, state, batch, key):
     images = rows.views.reshape((-1, *rows.views.shape[2:]))  # 2i, 2i+1: one example
 
     # Targets without gradient: networks that normalise by the batch pass beside
-    forward = functools.partial(
-        networks.forward,
-        setup.networks,
-        stats=state.stats,
-        images=images,
-        others=_list_fixed(setup, state),
+    inputs = networks.Inputs(
+        state.stats,
+        images,
+        _list_fixed(setup, state),
         distilled=None if setup.every_row else 2 * beside,
     )
+    forward = functools.partial(networks.forward, setup.networks, inputs)
     outputs, backward, (net_stats, fixed, _) = jax.vjp(
         forward, state.params, has_aux=True
     )
@@ -405,7 +401,7 @@ def _gather_features(setup, extra, images, rows, fixed) -> records.Features:
         # It normalises by the running statistics that are averaged with it.
         copied = setup.networks.copied
         own, _ = copied(extra.teacher, extra.teacher_stats, images, train=False)
-        fixed = fixed | {"f": own.reshape(-1, 2, setup.dim)}
+        fixed = fixed | {"f": own.reshape(-1, 2, setup.networks.dim)}
     held = extra.frozen_queue
     return records.Features(
         None,

@@ -37,6 +37,24 @@ class InitialNetworks(NamedTuple):
     strategy_key: jax.Array  # of the strategy's state
 
 
+class Inputs(NamedTuple):
+    """The images of a step, and all that their pass needs besides the parameters."""
+
+    stats: core.PyTree  # running statistics of the networks that learn
+    images: jax.Array  # f32[VB,H,W,C], the V views of an example one after another
+    # Name -> parameters and running statistics of a network that does not learn, and
+    # uses batch statistics
+    others: dict[str, tuple[core.PyTree, core.PyTree]]
+    views: int = 2  # V
+    distilled: int | None = None  # images that g reads, the first ones; None: all
+    key: jax.Array | None = None  # for an encoder that drops branches; None: drops none
+    local: jax.Array | None = None  # f32[B,L,h,w,C], local crops
+    replayed: jax.Array | None = None  # f32[R,H,W,C], images that pass by themselves
+    stored_mask: jax.Array | None = None  # bool[R], the replayed rows that exist
+    # Patches that the network that learns does not see; None: it sees all
+    masks: records.Masks | None = None
+
+
 class Outputs(NamedTuple):
     """Outputs of the network that learns; fields as in `records.Features`."""
 
@@ -155,51 +173,28 @@ def copy_names(networks: Networks, tree: dict) -> dict:
     return {name: tree[name] for name in names if name in tree}
 
 
-def forward(
-    networks: Networks,
-    params: core.PyTree,
-    stats: core.PyTree,
-    images: jax.Array,
-    *,
-    views: int = 2,
-    others: dict[str, tuple[core.PyTree, core.PyTree]],
-    distilled: int | None = None,
-    key: jax.Array | None = None,
-    local: jax.Array | None = None,
-    replayed: jax.Array | None = None,
-    stored_mask: jax.Array | None = None,
-    masks: records.Masks | None = None,
-):
+def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
     """Pass images through the network that learns and others that use batch statistics.
 
     Args:
       networks: of `build_networks`.
+      inputs: of the step.
       params: of all networks that learn.
-      stats: their running statistics.
-      images: f32[2B,H,W,C], rows 2i and 2i + 1 are of one example.
-      views: of an example.
-      others: name -> parameters and running statistics of a network that does not
-        learn.
-      distilled: images that g reads, the first ones; None: all.
-      key: for an encoder that drops branches; None: it drops none.
-      local: f32[B,L,h,w,C], local crops, or None.
-      replayed: f32[R,H,W,C] or None.
-      stored_mask: bool[R], the replayed rows that exist.
-      masks: patches that the network that learns does not see; None: it sees all.
 
     Returns:
       Outputs of the network that learns, and its statistics after the pass; name ->
-      projections f32[B,2,D] of the others, and name -> their statistics after it.
+      projections f32[B,V,D] of the others, and name -> their statistics after it.
     """
-    options = {"train": True, "groups": views}
+    images, views, stats = inputs.images, inputs.views, inputs.stats
+    masks, key = inputs.masks, inputs.key
     features, rows, after, patches = pass_copied(
-        networks, params, stats, images, masks, key=key, **options
+        networks, params, stats, images, masks, train=True, groups=views, key=key
     )
     fixed, moved = {}, {}
-    for name, own in others.items():
+    for name, own in inputs.others.items():
         seen = None if masks is None else masks._replace(hides=0 * masks.hides)
         _, passed, moved[name], targets = pass_copied(
-            networks, *own, images, seen, **options
+            networks, *own, images, seen, train=True, groups=views
         )
         fixed[name] = passed.reshape(-1, views, networks.dim)
         if masks is not None:
@@ -210,15 +205,15 @@ def forward(
         o, after = o.reshape(-1, views, networks.dim), after | new
     if networks.distiller.nets:
         # Rows that are not aligned do not enter the statistics of g.
-        read = rows if distilled is None else rows[:distilled]
+        read = rows[: inputs.distilled]
         queries = networks.base.distiller_input(read)
         p, new = networks.distiller(params, stats, queries, train=True, groups=views)
         p, after = p.reshape(-1, views, networks.dim), after | new
-    if local is not None:
-        near, new = _pass_local(networks, params, after, local, key)
+    if inputs.local is not None:
+        near, new = _pass_local(networks, params, after, inputs.local, key)
         after = after | new
-    if replayed is not None:
-        r, new = _pass_replayed(networks, params, after, replayed, stored_mask, key)
+    if inputs.replayed is not None:
+        r, new = _pass_replayed(networks, params, after, inputs)
         after = after | new
     own = {name: params[name] for name in networks.own}
     distil = {name: params[f"distil_{name}"] for name in own if networks.distiller.nets}
@@ -230,13 +225,17 @@ def forward(
     return outputs, (after, fixed, moved)
 
 
-def pass_copied(networks, params, stats, images, masks=None, **options):
+def pass_copied(
+    networks, params, stats, images, masks=None, *, train, groups, key=None
+):
     """Pass images through encoder and projector.
 
     Args:
-      networks, params, stats, images: as in `forward`.
+      networks: of `build_networks`.
+      params, stats: of encoder and projector, and maybe others.
+      images: f32[N,H,W,C].
       masks: patches to project, and which of them are hidden.
-      options: of `chain.Chain`.
+      train, groups, key: as in `chain.Chain`.
 
     Returns:
       Features of the encoder f32[N,H], projections f32[N,D], statistics after the pass,
@@ -246,16 +245,18 @@ def pass_copied(networks, params, stats, images, masks=None, **options):
         chain.Chain({name: net}) for name, net in networks.copied.nets.items()
     )
     hidden = None if masks is None else _mark_hidden(masks)
-    h, after = encoder(params, stats, images, hidden=hidden, **options)
+    h, after = encoder(
+        params, stats, images, train=train, groups=groups, key=key, hidden=hidden
+    )
     patches = None
     if masks is not None:
         h, tokens = h
         chosen = jnp.take_along_axis(tokens, masks.places[..., None], axis=1)
         rows, _ = projector(
-            params, stats, chosen.reshape(-1, chosen.shape[-1]), train=options["train"]
+            params, stats, chosen.reshape(-1, chosen.shape[-1]), train=train
         )
         patches = rows.reshape(*masks.places.shape, networks.dim)
-    z, more = projector(params, stats, h, **options)
+    z, more = projector(params, stats, h, train=train, groups=groups)
     return h, z, after | more, patches
 
 
@@ -275,12 +276,12 @@ def _pass_local(networks, params, stats, local, key):
     return near.reshape(-1, count, networks.dim), moved
 
 
-def _pass_replayed(networks, params, stats, images, mask, key):
+def _pass_replayed(networks, params, stats, inputs):
     """Project replayed images, f32[R,D]; return the moved statistics, too."""
-    own = None if key is None else jax.random.fold_in(key, 1)
-    rows, moved = networks.copied(params, stats, images, train=True, key=own)
+    own = None if inputs.key is None else jax.random.fold_in(inputs.key, 1)
+    rows, moved = networks.copied(params, stats, inputs.replayed, train=True, key=own)
     # In the first step of a run nothing is stored, and the images are blank.
-    some = jnp.any(mask)
+    some = jnp.any(inputs.stored_mask)
     return rows, {
         name: jax.tree.map(lambda a, b: jnp.where(some, a, b), new, stats[name])
         for name, new in moved.items()

@@ -311,7 +311,7 @@ def _step(setup, state, batch):
     # Targets without gradient; the slow network passes beside the one that learns
     first = (state.task == 0) & (not parts.starts_pretrained)  # there is no teacher yet
     features = _gather_targets(setup, state, moment, batch, reading, inputs, first)
-    forward = functools.partial(networks.forward, setup.networks, **inputs)
+    forward = functools.partial(networks.forward, setup.networks, inputs)
 
     # Loss and gradients
     outputs, backward, (stats, fixed, moved) = jax.vjp(
@@ -386,26 +386,24 @@ def keep_encoder(setup, before, after):
     return after.replace(**kept)
 
 
-def _gather_inputs(setup, state, key, batch, reading) -> dict:
-    """Gather the arguments of `networks.forward` except the parameters."""
-    parts, extra, local = setup.parts, state.extra, None
-    others = {}
+def _gather_inputs(setup, state, key, batch, reading) -> networks.Inputs:
+    """Gather what the pass of `networks.forward` needs besides the parameters."""
+    parts, extra, local, others = setup.parts, state.extra, None, {}
     if setup.base.momentum:
         others["k"] = extra.momentum, extra.momentum_stats
     if parts.local is not None:
         local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
-    return {
-        "stats": state.stats,
-        # Rows 2i and 2i + 1 are of one example.
-        "images": reading.views.reshape((-1, *reading.views.shape[2:])),
-        "views": reading.views.shape[1],
-        "others": others,
-        "key": jax.random.fold_in(key, _BRANCHES) if setup.networks.drops else None,
-        "local": local,
-        "replayed": reading.replayed,
-        "stored_mask": reading.features.get("stored_mask"),
-        "masks": _draw_masks(setup, key, reading.views) if setup.base.masks else None,
-    }
+    return networks.Inputs(
+        state.stats,
+        reading.views.reshape((-1, *reading.views.shape[2:])),
+        others,
+        views=reading.views.shape[1],
+        key=jax.random.fold_in(key, _BRANCHES) if setup.networks.drops else None,
+        local=local,
+        replayed=reading.replayed,
+        stored_mask=reading.features.get("stored_mask"),
+        masks=_draw_masks(setup, key, reading.views) if setup.base.masks else None,
+    )
 
 
 def _draw_masks(setup, key, views) -> records.Masks:
@@ -428,7 +426,7 @@ def _gather_targets(setup, state, moment, batch, reading, inputs, first):
     teacher, with the projector that the run begins with.
     """
     base, nets, extra = setup.base, setup.networks, state.extra
-    views = inputs["views"]
+    views = inputs.views
     taught: dict = {}
     if setup.strategy.teacher:
 
@@ -437,7 +435,7 @@ def _gather_targets(setup, state, moment, batch, reading, inputs, first):
                 nets,
                 extra.teacher,
                 extra.teacher_stats,
-                inputs["images"],
+                inputs.images,
                 train=setup.strategy.teacher == "batch",
                 groups=views,
             )
@@ -453,7 +451,7 @@ def _gather_targets(setup, state, moment, batch, reading, inputs, first):
         None,
         batch["label"],
         index=batch["index"] if base.indexed else None,
-        hides=None if inputs["masks"] is None else inputs["masks"].hides,
+        hides=None if inputs.masks is None else inputs.masks.hides,
         **taught,
         slow_params=extra.momentum,
         frozen_params=extra.teacher,
