@@ -151,14 +151,12 @@ def _save(url, path, size) -> None:
     import tqdm  # only downloads pay for it
 
     request = urllib.request.Request(url, headers={"User-Agent": "jaxcl"})
-    bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, disable=None)
-    with bar, urllib.request.urlopen(request, timeout=SECONDS) as answer:
-        with open(path, "wb") as file:
-            while block := answer.read(1 << 20):
-                file.write(block)
-                bar.update(len(block))
-            if file.tell() != size:
-                raise OSError(f"{file.tell():,} bytes came, not {size:,}")
+    answer = urllib.request.urlopen(request, timeout=SECONDS)
+    with answer, open(path, "wb") as file:
+        with tqdm.tqdm.wrapattr(file, "write", total=size, disable=None) as shown:
+            shutil.copyfileobj(answer, shown)
+        if file.tell() != size:
+            raise OSError(f"{file.tell():,} bytes came, not {size:,}")
 
 
 @contextlib.contextmanager

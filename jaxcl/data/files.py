@@ -121,7 +121,7 @@ class Decoding(NamedTuple):
                 f"{name}: has floating pixels from {low} to {high}; must be of 8 or 16 "
                 "bits"
             )
-        elif is_transparent(image):
+        elif image.has_transparency_data:
             image = image.convert("RGBA")
             ground = (self.background,) * 3 + (255,)
             ground = Image.new("RGBA", image.size, ground)
@@ -136,13 +136,6 @@ class Decoding(NamedTuple):
                 f"{name} is {height} x {width} pixels: must be at least 1, and at most "
                 f"config.data.max_pixels={self.max_pixels} in all"
             )
-
-
-def is_transparent(image: Image.Image) -> bool:
-    """Return whether a PIL image may have transparent pixels."""
-    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or (
-        "transparency" in image.info
-    )
 
 
 def _eight_bits(pixels, name, bits) -> np.ndarray:
@@ -182,7 +175,8 @@ def _is_plain(data: bytes, opened: Image.Image) -> bool:
     """
     if data[:2] == _JPEG:
         return b"\xff\xd9" in data[-64:]
-    plain = data[:8] == _PNG and data[24] <= 8 and not is_transparent(opened)
+    opaque = not opened.has_transparency_data
+    plain = data[:8] == _PNG and data[24] <= 8 and opaque
     return plain and opened.mode != "LA" and b"IEND" in data[-64:]
 
 

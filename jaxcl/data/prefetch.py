@@ -220,7 +220,6 @@ def batches(
     epochs: int,
     batch_size: int,
     start: int = 0,
-    steps: int | None = None,
     workers: int = 0,
     process_index: int = 0,
     process_count: int = 1,
@@ -228,7 +227,7 @@ def batches(
     views: int = 1,
     resident: bool = True,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield host batches of a task's steps `start` to `steps` (None: its last).
+    """Yield host batches of a task's steps from `start` on.
 
     With `resident` a batch is {"index": i32[b]}, rows of `source.examples`, whose
     pixels are on the device already. Otherwise it is {"image", "label": i32[b],
@@ -247,11 +246,10 @@ def batches(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size
     )
     places = _own_places(batch_size, process_index, process_count)
-    stop = len(plan) if steps is None else steps
-    if not 0 <= start <= stop <= len(plan):
+    steps = range(start, len(plan))
+    if not 0 <= start <= len(plan):
         raise ValueError(
-            f"start = {start}, steps = {stop}: must be 0 <= start <= steps <= "
-            f"{len(plan)}, the steps of task {task}"
+            f"start = {start}: must be from 0 to {len(plan)}, the steps of task {task}"
         )
     if workers < 0 or views < 1:
         raise ValueError(f"workers = {workers}, views = {views}: at least 0 and 1")
@@ -260,9 +258,9 @@ def batches(
     if resident:
         if source.examples.images is None:
             raise ValueError("resident = True: this set is read row by row; set False")
-        return ({"index": plan[step][places]} for step in range(start, stop))
+        return ({"index": plan[step][places]} for step in steps)
     read = _TrainBatch(source.examples, plan, places, _with_decoder(crop), views)
-    return _read_batches(read, range(start, stop), source.examples, workers)
+    return _read_batches(read, steps, source.examples, workers)
 
 
 def evaluation_batches(

@@ -143,8 +143,14 @@ def _make_task(
         if len(found) == 0 and (kind == "train" or whole.judge is not None):
             raise ValueError(f"task {index} ({name}) has no {kind} rows")
     order = stream.epoch_order if train.graphs is None else stream.filled_order
-    source, test = stream.Source(train, rows, order), np.asarray(test, np.int32)
-    return stream.Task(index, name, np.asarray(classes, np.int32), domain, source, test)
+    return stream.Task(
+        index=index,
+        name=name,
+        classes=np.asarray(classes, np.int32),
+        domain=domain,
+        train=stream.Source(train, rows, order),
+        test=np.asarray(test, np.int32),
+    )
 
 
 def _labelled_order(whole, scenario, class_order) -> np.ndarray:

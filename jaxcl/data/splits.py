@@ -58,17 +58,20 @@ def of_classes(
     Raises:
       ValueError: an unknown class, a class given twice, no class, or too few rows.
     """
-    names = dataset.class_names
-    kept, renumbered = _renumber("classes", classes, names)
-    rng = np.random.default_rng([seed, len(kept)])
-
-    def keep_classes(examples, most=None):
-        part = take_rows(examples, _rows_of(examples.label, kept, most, rng))
-        return part._replace(label=renumbered[part.label])
-
-    whole = dataset._replace(class_names=tuple(names[label] for label in kept))
-    whole = stream.map_splits(whole, keep_classes)
-    return whole._replace(train=keep_classes(dataset.train, per_class))
+    whole = _keep_named(dataset, "label", "classes", classes)
+    if per_class is None:
+        return whole
+    label, count = whole.train.label, len(whole.class_names)
+    by_class = [np.flatnonzero(label == number) for number in range(count)]
+    fewest = min(map(len, by_class))
+    if not 1 <= per_class <= fewest:
+        raise ValueError(
+            f"per_class = {per_class}: must be from 1 to the {fewest} train rows of "
+            "the smallest class"
+        )
+    rng = np.random.default_rng([seed, count])
+    rows = np.concatenate([rng.permutation(own)[:per_class] for own in by_class])
+    return whole._replace(train=take_rows(whole.train, np.sort(rows)))
 
 
 def keep_listed_classes(dataset: stream.Dataset, file: str | None) -> stream.Dataset:
@@ -87,40 +90,32 @@ def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.
     Raises:
       ValueError: an unknown domain, a domain given twice, or no domain.
     """
-    names = dataset.domain_names
-    kept, renumbered = _renumber("domains", domains, names)
-
-    def keep_domains(examples):
-        part = take_rows(examples, np.flatnonzero(renumbered[examples.domain] >= 0))
-        return part._replace(domain=renumbered[part.domain])
-
-    whole = dataset._replace(domain_names=tuple(names[i] for i in kept))
-    return stream.map_splits(whole, keep_domains)
+    return _keep_named(dataset, "domain", "domains", domains)
 
 
-def _renumber(field, wanted, names) -> tuple[list[int], np.ndarray]:
-    """Return numbers of the wanted names; and i32[C], new numbers or -1."""
-    kept = stream.numbers(names if wanted is None else wanted, names, field)
+def _keep_named(dataset, kind, option, wanted) -> stream.Dataset:
+    """Keep the rows whose label or domain is wanted, renumbered from 0 in that order.
+
+    Args:
+      kind: "label" or "domain".
+      option: that names what is wanted, for messages.
+      wanted: numbers or names; None: all.
+    """
+    field = "class_names" if kind == "label" else "domain_names"
+    names = getattr(dataset, field)
+    kept = stream.numbers(names if wanted is None else wanted, names, option)
     if not kept:
-        raise ValueError(f"{field} = {wanted!r}: must name at least one")
-    renumbered = np.full(len(names) + 1, -1, np.int32)
+        raise ValueError(f"{option} = {wanted!r}: must name at least one")
+    renumbered = np.full(len(names) + 1, -1, np.int32)  # the last: of number -1
     renumbered[kept] = np.arange(len(kept))
-    return kept, renumbered
 
+    def keep_rows(examples):
+        numbers = renumbered[getattr(examples, kind)]
+        part = take_rows(examples, np.flatnonzero(numbers >= 0))
+        return part._replace(**{kind: numbers[numbers >= 0]})
 
-def _rows_of(label, classes, most, rng) -> np.ndarray:
-    """Return rows of some classes, increasing; `most` of each, drawn, None: all."""
-    if most is None:
-        return np.flatnonzero(np.isin(label, classes))
-    by_class = [np.flatnonzero(label == number) for number in classes]
-    fewest = min(map(len, by_class))
-    if not 1 <= most <= fewest:
-        raise ValueError(
-            f"per_class = {most}: must be from 1 to the {fewest} train rows of "
-            "the smallest class"
-        )
-    drawn = [rng.permutation(rows)[:most] for rows in by_class]
-    return np.sort(np.concatenate(drawn))
+    whole = stream.map_splits(dataset, keep_rows)
+    return whole._replace(**{field: tuple(names[number] for number in kept)})
 
 
 def draw_mask(

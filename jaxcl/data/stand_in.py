@@ -83,7 +83,9 @@ def make_for(
     pixels = data.get("size") or side or augment["size"]
     shape = (pixels, pixels, len(augment["mean"]))
     resident = data.get("resident")
-    if name in sources.IN_MEMORY if resident is None else resident:
+    if resident is None:
+        resident = name in sources.IN_MEMORY
+    if resident:
         # A broadcast zero takes no memory.
         images = np.broadcast_to(np.uint8(0), (rows, *shape))
         split = stream.Examples(label, domain, images)

@@ -43,11 +43,11 @@ FORMATS = ("png", "svg", "pdf")
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
-def make_figure(width, height, **options):
+def make_figure(width, height):
     """Make an empty figure of a size in inches."""
     from matplotlib.figure import Figure  # half a second, for runs that draw alone
 
-    return Figure(figsize=(width, height), **options)
+    return Figure(figsize=(width, height))
 
 
 def save_figure(figure, path, *, dpi: int = 120) -> None:
@@ -114,11 +114,11 @@ def number_styles(names: Sequence[str]) -> dict[str, int]:
     return {name: known[name] if name in known else next(free) for name in names}
 
 
-def shade_tasks(axes, task_ends, **options) -> None:
+def shade_tasks(axes, task_ends) -> None:
     """Shade every other task; `task_ends` has the last step of each."""
     ends = itertools.pairwise([0, *np.asarray(task_ends).tolist()])
     for first, last in itertools.islice(ends, 1, None, 2):
-        axes.axvspan(first, last, color="0.93", lw=0, zorder=0, **options)
+        axes.axvspan(first, last, color="0.93", lw=0, zorder=0)
 
 
 def name_tasks(axes, task_ends) -> None:
@@ -132,10 +132,10 @@ def name_tasks(axes, task_ends) -> None:
         axes.text(middle, 1.02, name, transform=place, ha="center", color="0.3")
 
 
-def show_legend(axes, *entries, **options) -> None:
+def show_legend(axes, **options) -> None:
     """Show the legend to the right of the axes."""
     place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
-    axes.legend(*entries, **place, **options)
+    axes.legend(**place, **options)
 
 
 def escape_dollars(text: str) -> str:

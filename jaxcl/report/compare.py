@@ -35,7 +35,8 @@ def mean_cost(run: RunGroup) -> dict[str, float | None]:
     "milliseconds" and "flops" of a step; "per_image", FLOPs for each image of the
     stream, including all its passes.
     """
-    totals = runs_lib.total_costs(run)
+    totals = [results["cost"]["total"] for results in run.results.values()]
+    totals = [total for total in totals if total and total["steps"]]
     counted = [x for x in totals if x["flops"] is not None]
     found = {
         "milliseconds": [1000 * x["train_seconds"] / x["steps"] for x in totals],

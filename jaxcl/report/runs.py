@@ -150,9 +150,3 @@ def list_remarks(run: RunGroup) -> list[str]:
         behind = (f"seed {s} ({n} of {run.num_tasks})" for s, n in run.behind.items())
         lines.append(f"left out, since others have come further: {', '.join(behind)}")
     return [f"{run.name}: {line}" for line in lines]
-
-
-def total_costs(run: RunGroup) -> list[dict]:
-    """List the total cost of training, for each seed whose cost is known."""
-    totals = [results["cost"]["total"] for results in run.results.values()]
-    return [total for total in totals if total and total["steps"]]
