@@ -478,9 +478,8 @@ def shapes_of(net):
 )
 def test_projector_layers(base, layers):
     assert shapes_of(mlp.projector(bases.make_base(base).projector)) == layers
-    small = mlp.projector(
-        bases.make_base(base).projector, hidden_dim=5, output_dim=3, dtype=jnp.bfloat16
-    )
+    shape = bases.make_base(base).projector._replace(hidden_dim=5, output_dim=3)
+    small = mlp.projector(shape, dtype=jnp.bfloat16)
     assert small.features == (5,) * (len(small.features) - 1) + (3,)
     assert small.dtype == jnp.bfloat16
 

@@ -14,7 +14,6 @@ Departures:
 from typing import Literal
 
 from jaxcl import core, schema
-from jaxcl.losses import replay as losses
 from jaxcl.methods import online
 
 
@@ -48,21 +47,15 @@ def make(
         allowed = online.replayable(replay_from, state, incoming)
         replayed = online.draw_rows(parts, state.extra.memory, key, allowed=allowed)
         seen = state.extra.seen if unseen == "absent" else None
+        rows = incoming, replayed
+        if passes == "joint":
+            rows = (online.join_rows(*rows),)
 
-        def separate_loss(params):
+        def loss(params):
             return online.cross_entropy(
-                net, params, state.stats, incoming, replayed, class_mask=seen
+                net, params, state.stats, *rows, class_mask=seen
             )
 
-        def joint_loss(params):
-            rows = online.join_rows(incoming, replayed)
-            out, stats = net(params, state.stats, rows.images, train=True)
-            value = losses.cross_entropy(
-                out.logits, rows.label, class_mask=seen, example_mask=rows.mask
-            )
-            return value, stats
-
-        loss = joint_loss if passes == "joint" else separate_loss
         return *online.descend(parts, net, state, loss), {}
 
     return online.make_method(parts, net, update, limit=unseen == "absent")

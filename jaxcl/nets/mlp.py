@@ -76,7 +76,7 @@ class MLP(nn.Module):
 class ProjectorShape(NamedTuple):
     """The layers of a paper's projector; options of a config replace them."""
 
-    hidden_layers: int
+    hidden_layers: int  # 0: a single Linear
     batch_norm: bool  # after each hidden layer
     hidden_dim: int
     output_dim: int
@@ -85,8 +85,6 @@ class ProjectorShape(NamedTuple):
     zero_bias: bool = False  # biases start at 0
 
 
-# Fields of `ProjectorShape` that a config may set.
-SIZES = ("hidden_dim", "output_dim", "hidden_layers")
 CONTRASTIVE = ProjectorShape(1, False, 2048, 128)
 PREDICTED = ProjectorShape(1, True, 4096, 256)  # BYOL's
 DECORRELATED = ProjectorShape(2, True, 2048, 2048)
@@ -99,26 +97,9 @@ ASSIGNED = ProjectorShape(1, True, 2048, 128)  # SwAV's, below its prototypes
 NEIGHBOURED = ProjectorShape(2, True, 2048, 256, last_norm=True)  # NNCLR's
 
 
-def projector(
-    shape: ProjectorShape,
-    *,
-    hidden_dim: int | None = None,
-    output_dim: int | None = None,
-    hidden_layers: int | None = None,
-    dtype: Any = jnp.float32,
-) -> MLP:
-    """Build a projector [B, D] -> f32[B, output_dim]: hidden layers and a Linear.
-
-    Args:
-      shape: the values for options that are None.
-      hidden_dim: width of the hidden layers.
-      output_dim: of the projections.
-      hidden_layers: how many; 0: a single Linear.
-    """
-    hidden = shape.hidden_dim if hidden_dim is None else hidden_dim
-    output = shape.output_dim if output_dim is None else output_dim
-    layers = shape.hidden_layers if hidden_layers is None else hidden_layers
-    features = (hidden,) * layers + (output,)
+def projector(shape: ProjectorShape, *, dtype: Any = jnp.float32) -> MLP:
+    """Build a projector [B, D] -> f32[B, output_dim]: hidden layers and a Linear."""
+    features = (shape.hidden_dim,) * shape.hidden_layers + (shape.output_dim,)
     return MLP(
         features,
         batch_norm=shape.batch_norm,

@@ -171,6 +171,9 @@ def make(
         plan.check(base, spec)
     _check_options(parts, regulariser, plan, rows, remembers)
     size = parts.replay.size if remembers else 0
+    shape = spec.projector._replace(
+        hidden_dim=hidden_dim, output_dim=output_dim, hidden_layers=hidden_layers
+    )
     setup = Setup(
         parts=parts,
         base=spec,
@@ -178,10 +181,8 @@ def make(
         networks=networks.build_networks(
             parts,
             spec,
+            shape,
             distiller_hidden_dim=plan.distiller_hidden_dim,
-            hidden_dim=hidden_dim,
-            output_dim=output_dim,
-            hidden_layers=hidden_layers,
         ),
         size=size,
         beside=0 if plan.mix else size,

@@ -85,31 +85,22 @@ def choose_sizes(base: records.Base, options: dict) -> dict:
 def build_networks(
     parts: core.Parts,
     base: records.Base,
+    shape: mlp.ProjectorShape,
     *,
     distiller_hidden_dim: int | None,
     features: bool = False,
-    hidden_dim: int | None,
-    output_dim: int | None,
-    hidden_layers: int | None,
 ) -> Networks:
     """Build the networks of a base.
 
     Args:
       parts: what the config builds.
-      base: has the projector's shape, and says whether there is a predictor.
+      base: says whether there is a predictor, and has parameters of its own.
+      shape: of the projector.
       distiller_hidden_dim: hidden units of g; None: there is none.
       features: whether the loss of the strategy reads features of the encoder.
-      hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
     """
-    dtype = parts.encoder.dtype
-    projector = mlp.projector(
-        base.projector,
-        hidden_dim=hidden_dim,
-        output_dim=output_dim,
-        hidden_layers=hidden_layers,
-        dtype=dtype,
-    )
-    dim = projector.features[-1]
+    dtype, dim = parts.encoder.dtype, shape.output_dim
+    projector = mlp.projector(shape, dtype=dtype)
 
     def predictor(name, width):
         if width is None:

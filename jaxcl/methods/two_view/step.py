@@ -122,8 +122,11 @@ def make(
     if plan.check is not None:
         plan.check(base, spec)
     _check_data(parts, base, spec, strategy, plan)
+    shape = spec.projector._replace(
+        hidden_dim=hidden_dim, output_dim=output_dim, hidden_layers=hidden_layers
+    )
     if spec.indexed:
-        output_dim = _count_rows(parts, output_dim or spec.projector.output_dim)
+        shape = shape._replace(output_dim=_count_rows(parts, shape.output_dim))
     _warn_unread(spec, online_head, {"head_lr": head_lr, "head_form": head_form})
     setup = Setup(
         parts=parts,
@@ -132,11 +135,9 @@ def make(
         networks=networks.build_networks(
             parts,
             spec,
+            shape,
             distiller_hidden_dim=plan.distiller_hidden_dim,
             features=plan.features or spec.features,
-            hidden_dim=hidden_dim,
-            output_dim=output_dim,
-            hidden_layers=hidden_layers,
         ),
         head_steps=head_steps,
     )
