@@ -83,15 +83,9 @@ def create(setup, batch):
         example["projection"] = vector
     blank = {"feature": vector, "used": scalar > 0, "number": scalar}
     blank |= {"loss": jnp.zeros(()), "draws": scalar, "score": jnp.zeros(())}
-    example |= {name: blank[name] for name in _list_read_items(setup)}
-    policy = policies.look_up(replay.policy)
-    kept = sharded.start_policy(replay, policy, parts.num_classes, parts.num_tasks)
+    example |= {name: blank[name] for name in setup.policy.reads}
+    kept = setup.policy.start(parts.num_classes, parts.num_tasks)
     return sharded.create(example, replay), kept
-
-
-def _list_read_items(setup):
-    """List the items that the memory's policy reads."""
-    return policies.look_up(setup.parts.replay.policy).reads
 
 
 def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats:
@@ -109,7 +103,7 @@ def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats
     query = outputs.z if outputs.o is None else outputs.o
     target = outputs.z if features.k is None else features.k
     score = None
-    if setup.size and "score" in _list_read_items(setup):
+    if setup.size and "score" in setup.policy.reads:
         slopes = pair_slopes(query, target)
         past = jnp.sum(slopes[: setup.size], axis=0, keepdims=True)
         score = diversity.similarity_score(slopes, past, active[None])
@@ -216,12 +210,9 @@ def store_batch(setup, state, batch, stats, number, key):
         "draws": jnp.zeros(count, jnp.int32),
         "score": stats.score,
     }
-    items |= {name: new[name] for name in _list_read_items(setup)}
-    exist, policy = (
-        jnp.ones(count, bool),
-        policies.look_up(setup.parts.replay.policy),
-    )
-    slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
+    items |= {name: new[name] for name in setup.policy.reads}
+    exist = jnp.ones(count, bool)
+    slots, kept = setup.policy.choose(extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
     slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
     memory = sharded.write_rows(extra.memory, slots, items)
