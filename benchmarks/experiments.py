@@ -44,9 +44,10 @@ VIEWS = CIFAR10 | {
     "lr": 0.03,
     "depth": 18,
     "width": 64,
+    "conv_init": "kaiming",
     "neighbours": 20,
 }
-HALF = VIEWS | {"width": 32}
+HALF = VIEWS | {"width": 32, "conv_init": "torch"}  # as lightly's network
 ALIKE = {"temperature": 0.2}
 SMALL_HEAD = {"hidden": 2048, "out": 128}
 WIDE_HEAD = {"hidden": 2048, "out": 2048}

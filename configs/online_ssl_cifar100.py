@@ -19,10 +19,9 @@ where it has none, guesses.
 Departures: those of `online_ssl`; our linear probe in place of theirs.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-
+online_ssl = files.load_paper("online_ssl")
 # row -> options of the method, of the memory, of the scenario. Our weight of "cassle"
 # is half of CLA's, whose code has 0.1.
 ROWS = {
@@ -45,9 +44,7 @@ ROWS = {
 def get_config(arg=None):
     row, debug = recipe.parse_words(arg, ROWS)
     method, replay, scenario = ROWS[row]
-    config = ml_collections.ConfigDict()
-    config.name = f"online_ssl_{row}_cifar100"
-    config.seed = 0  # draws the order of the classes, too
+    config = online_ssl.start(f"online_ssl_{row}_cifar100")
     config.batch_size = 138 if row == "iid" else 10
     config.epochs = 42 if row == "iid" else 1
     config.data = {"name": "arrays", "path": "data/cifar100", "validation": 0.1}
@@ -73,28 +70,8 @@ def get_config(arg=None):
     }
     config.replay = {"capacity": 2000, "size": 128, "updates": 3} | replay
     config.method = {"name": "online_ssl", "base": "simsiam"} | method
-    config.scale_lr = False
-    config.optimizer = {
-        "name": "sgd",
-        "lr": 0.03,
-        "momentum": 0.9,
-        "weight_decay": 1e-4,
-    }
-    config.schedule = {"name": "constant"}
-    config.evaluators = {
-        "collapse": {},
-        "linear": {
-            "epochs": 100,
-            "lr": 1.0,
-            "lrs": (),  # rates to choose from instead
-            "batch_size": 512,
-            "train_on": "all",
-            "augment": False,
-            "normalize_features": True,
-        },
-        "knn": {"k": 50},
-    }
+    config.evaluators.linear.update(epochs=100, train_on="all")
+    config.evaluators.knn.k = 50
     config.devices = 1  # ten rows do not share out over many
-    config.plasticity = False
     config.save_every = 1000
     return shrink.shrink(config) if debug else config

@@ -19,10 +19,9 @@ domain after another (`--config.data.path`, see configs/pnr_pacs.py).
 on digits.
 """
 
-import ml_collections
+from jaxcl.config import files, recipe, shrink
 
-from jaxcl.config import recipe, shrink
-
+online_ssl = files.load_paper("online_ssl")
 # base -> learning rate; these are guesses
 RATES = {
     "simsiam": 0.03,
@@ -36,11 +35,8 @@ RATES = {
 
 def get_config(arg=None):
     dataset, debug = recipe.parse_words(arg, ("", "cifar100", "pacs"))
-    config = ml_collections.ConfigDict()
-    config.name = "online_ssl_small"
-    config.seed = 0
+    config = online_ssl.start("online_ssl_small")
     config.batch_size = 20
-    config.epochs = 1
     config.data = {"name": "arrays", "path": "data/cifar10"}
     config.scenario = {"name": "class", "num_tasks": 5, "per_class": 1000}
     config.augment = {
@@ -65,28 +61,8 @@ def get_config(arg=None):
     recipe.set_where_taken(
         config.method, weight=0.5, predictor_hidden_dim=64, distill_hidden_dim=128
     )
-    config.scale_lr = False
-    rate = recipe.look_up(RATES, config.method.get_ref("base"))
-    config.optimizer = {
-        "name": "sgd",
-        "lr": rate,
-        "momentum": 0.9,
-        "weight_decay": 1e-4,
-    }
-    config.schedule = {"name": "constant"}
-    config.evaluators = {
-        "collapse": {},
-        "linear": {
-            "epochs": 15,
-            "lr": 1.0,
-            "lrs": (),  # rates to choose from instead
-            "batch_size": 512,
-            "augment": False,
-            "normalize_features": True,
-        },
-        "knn": {"k": 20},
-    }
-    config.plasticity = False
+    config.optimizer.lr = recipe.look_up(RATES, config.method.get_ref("base"))
+    config.evaluators.linear.epochs = 15
     config.save_every = 0
     if dataset == "cifar100":
         config.name = "online_ssl_small_cifar100"

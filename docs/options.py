@@ -17,7 +17,7 @@ import pathlib
 import re
 import sys
 
-from jaxcl.api.list import KINDS
+from jaxcl.api.list import describe_kind
 from jaxcl.api.options import meanings
 
 MARKER = re.compile(r"^<!-- options: ([\w.]+)(?: except ([\w ]+))? -->$", re.M)
@@ -51,7 +51,7 @@ def table(path: str, without=()) -> str:
 
 def list_kind(kind: str) -> str:
     """Return the table of a kind of `jaxcl list`."""
-    found = KINDS[kind][1]().items()
+    found = describe_kind(kind).items()
     escaped = {name: words.replace("|", r"\|") for name, words in found}
     rows = [f"| `{name}` | {words} |" for name, words in escaped.items()]
     return "\n".join(["| name | description |", "|---|---|", *rows])

@@ -9,22 +9,20 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-# word -> (module that `python -m` runs, what it does)
-_RUNS = {
+# word -> (module, what it does). A module has `main`, which takes the words behind the
+# command; one with flags of absl is run as `python -m` does.
+_COMMANDS = {
     "train": ("jaxcl.main", "train a config, or continue a run that was stopped"),
     "update": ("jaxcl.update", "train a run's encoder on new images, within limits"),
     "import": ("jaxcl.weights.import_file", "read the weights of another library"),
     "export": ("jaxcl.weights.export", "write the encoder of a run to a folder"),
     "features": ("jaxcl.weights.embed", "embed a data set once, into one file"),
     "data": ("jaxcl.data.fetch", "download or draw a well-known set of images"),
-    "report": ("jaxcl.report", "write one HTML page about any runs"),
-    "estimate": ("jaxcl.estimate", "estimate memory and time of a step, on any chip"),
-}
-# word -> (module with `main`, what it does)
-_TELLS = {
+    "report": ("jaxcl.report.page", "write one HTML page about any runs"),
     "compare": ("jaxcl.report.compare", "compare runs in a table and a plot"),
     "list": ("jaxcl.api.list", "list methods, bases, encoders, data, configs ..."),
     "options": ("jaxcl.api.options", "print the options of a config and their meaning"),
+    "estimate": ("jaxcl.estimate", "estimate memory and time of a step, on any chip"),
 }
 _GROUPS = {
     "Train": ("train", "update"),
@@ -45,10 +43,9 @@ _HELP = pathlib.Path(__file__).with_name("help")  # WORD.txt where absl would li
 
 def usage() -> str:
     """Return the overview of all commands."""
-    both = _RUNS | _TELLS
     lines = ["Contrastive and continual representation learning in JAX.", ""]
     for group, words in _GROUPS.items():
-        lines += [group, *(f"  jaxcl {word:11} {both[word][1]}" for word in words)]
+        lines += [group, *(f"  jaxcl {word:11} {_COMMANDS[word][1]}" for word in words)]
     return "\n".join([*lines, _EXAMPLES])
 
 
@@ -71,11 +68,10 @@ def _start_command(words: list[str]) -> int:
     if word == "--version":
         print(_version())
         return 0
-    if word not in _RUNS | _TELLS:
-        near = difflib.get_close_matches(word, [*_RUNS, *_TELLS], n=1)
+    if word not in _COMMANDS:
+        near = difflib.get_close_matches(word, _COMMANDS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        known = ", ".join([*_RUNS, *_TELLS])
-        wrong = f"unknown command {word!r}: {hint}Choose: {known}"
+        wrong = f"unknown command {word!r}: {hint}Choose: {', '.join(_COMMANDS)}"
         print(f"jaxcl: {wrong}", file=sys.stderr)
         return 2
     page = _HELP / f"{word}.txt"
@@ -89,10 +85,11 @@ def _start_command(words: list[str]) -> int:
     if word == "train" and (wrong := _wrong_config(rest)):
         print(f"jaxcl train: {wrong}", file=sys.stderr)
         return 2
-    if word in _TELLS:
-        return importlib.import_module(_TELLS[word][0]).main(rest)
+    module, _ = _COMMANDS[word]
+    if not page.exists():
+        return importlib.import_module(module).main(rest)
     sys.argv = [f"jaxcl {word}", *rest]
-    runpy.run_module(_RUNS[word][0], run_name="__main__", alter_sys=True)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0
 
 

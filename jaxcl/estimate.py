@@ -59,8 +59,10 @@ CHIPS = {k: Chip(**row) for k, row in json.loads(_TABLE.read_text()).items()}
 
 def chip_of(kind: str) -> Chip | None:
     """Find the chip of a `device_kind`; None if it is not in the table."""
-    found = (x for x in CHIPS.values() if any(k.lower() in kind.lower() for k in x[0]))
-    return next(found, None)
+    for chip in CHIPS.values():
+        if any(part.lower() in kind.lower() for part in chip.kinds):
+            return chip
+    return None
 
 
 class Target(NamedTuple):

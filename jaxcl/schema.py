@@ -14,15 +14,12 @@ function.
 import collections.abc
 import difflib
 import functools
-import importlib
 import inspect
 import math
-import pkgutil
 import re
 import types
 import typing
 from collections.abc import Callable, Container, Mapping
-from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -49,8 +46,9 @@ class Range(NamedTuple):
     above: float = -math.inf
     below: float = math.inf
 
+    @property
     def words(self) -> str:
-        """Say what is allowed, for messages."""
+        """What is allowed, for messages."""
         if self.least > -math.inf and self.most < math.inf:
             return f"from {self.least} to {self.most}"
         bounds = {"at least": self.least, "above": self.above}
@@ -61,7 +59,7 @@ class Range(NamedTuple):
     def refusal(self, value: float) -> str:
         """Say what a number must be; "" if it is valid."""
         inside = self.least <= value <= self.most and self.above < value < self.below
-        return "" if inside else self.words()
+        return "" if inside else self.words
 
 
 class Entries(NamedTuple):
@@ -224,11 +222,9 @@ def read_options(
             own[name] = Option(name, None, Any, NONE)
     found = []
     for name, option in own.items():
-        value = section.get(name, option.default)
-        path, asked = f"{field}.{name}", name in section
-        found.append(
-            option._replace(path=path, value=value, stands_for=value, asked=asked)
-        )
+        value, asked = section.get(name, option.default), name in section
+        option = option._replace(path=f"{field}.{name}", value=value, asked=asked)
+        found.append(option._replace(stands_for=value))
     return found
 
 
@@ -290,9 +286,7 @@ def _describe_type(kind) -> str:
     if plain in _LISTS:
         each = dict.fromkeys(allowed(x) for x in inner if x is not Ellipsis)
         return f"a list of {', '.join(each)}" if each else "a list"
-    words = (
-        x.words() if isinstance(x, Range) else getattr(x, "words", "") for x in rules
-    )
+    words = (getattr(rule, "words", "") for rule in rules)
     return next(filter(None, words), "") or _WORDS.get(plain) or plain.__name__
 
 
@@ -428,7 +422,7 @@ def _number_refusal(value, plain, allowed: Range) -> str:
     """Say what a number must be; "" if it is valid."""
     largest = _LARGEST[plain]
     if plain is float and not abs(value) <= largest:  # so is nan
-        return " and ".join(filter(None, (allowed.words(), "finite")))
+        return " and ".join(filter(None, (allowed.words, "finite")))
     if wrong := allowed.refusal(value):
         return wrong
     if abs(value) <= largest or allowed.most < math.inf:
@@ -498,151 +492,3 @@ def defaults(
     """Return the defaults of all options that have one; see `option_of`."""
     options = option_of(function, given).items()
     return {name: x.default for name, x in options if x.default is not NONE}
-
-
-def find_named_function(choices: dict, section, field: str):
-    """Find the function that a section's `name` picks; return the other keys, too.
-
-    Args:
-      choices: name -> function. A name with a dot is a function of the user's own
-        package: "mypackage.mymodule.function".
-      section: ConfigDict or dict.
-      field: its path, for messages ("config.encoder").
-
-    Raises:
-      ValueError: there is no such function.
-    """
-    section = dict(section)
-    name, field = section.pop("name", None), f"{field}.name"
-    if not _is_foreign(name):
-        core.check_choice(field, name, tuple(choices))
-        return choices[name], section
-    package, _, function = name.rpartition(".")
-    found = getattr(_import_module(package, name, field), function, None)
-    if not callable(found):
-        raise ValueError(
-            f"{field}={name!r}: {package} has no function {function!r}; must be "
-            f"package.module.function, or one of {', '.join(choices)}"
-        )
-    return found, section
-
-
-def module(package: str, name: str, field: str):
-    """Find the module `package.name`, or that of the user's own package.
-
-    Args:
-      package: "jaxcl.methods" or "jaxcl.evals".
-      name: of one of its modules, or with a dot "mypackage.mymodule"; the module has a
-        function `make`.
-      field: for messages.
-
-    Raises:
-      ValueError: there is none, or it has no `make`.
-    """
-    if _is_foreign(name):
-        return _import_own_module(name, field)
-    path = f"{package}.{name}"
-    there = isinstance(name, str) and name.isidentifier() and find_spec(path)
-    found = importlib.import_module(path) if there else None
-    if not hasattr(found, "make"):
-        core.check_choice(field, name, _with_make(package))  # refuses it
-    return found
-
-
-def find_named(choices: Mapping[str, Any], name: str, field: str) -> Any:
-    """Find an entry of a table, or the `make` of a module of the user's own package.
-
-    Args:
-      choices: name -> entry.
-      name: a key of `choices`, or with a dot a module, "mypackage.mymodule".
-      field: its path, for messages ("config.method.base").
-
-    Raises:
-      ValueError: there is neither; the message has the nearest names.
-    """
-    if _is_foreign(name):
-        return _import_own_module(name, field).make
-    core.check_choice(field, name, tuple(choices))
-    return choices[name]
-
-
-def check_made(found: Any, kind: type, name: str, field: str) -> Any:
-    """Return the result of a `make`; refuse a result that is not such a record."""
-    if not isinstance(found, kind):
-        raise ValueError(
-            f"{field}={name!r}: `make` returns a {type(found).__name__}; must be a "
-            f"{kind.__module__}.{kind.__name__}"
-        )
-    return found
-
-
-def _import_own_module(name, field):
-    """Import a module of the user's own package that has `make`."""
-    found = _import_module(name, name, field)
-    if not hasattr(found, "make"):
-        raise ValueError(f"{field}={name!r}: the module has no function `make`")
-    return found
-
-
-def _with_make(package) -> list[str]:
-    """List the modules of a package that have `make`. It imports all of them."""
-    folder = importlib.import_module(package)
-    return [
-        info.name
-        for info in pkgutil.iter_modules(folder.__path__)
-        if hasattr(importlib.import_module(f"{package}.{info.name}"), "make")
-    ]
-
-
-def _is_foreign(name) -> bool:
-    """Tell whether a name is a dotted path into the user's own package."""
-    parts = name.split(".") if isinstance(name, str) else ()
-    return len(parts) > 1 and all(part.isidentifier() for part in parts)
-
-
-def _import_module(path, name, field):
-    """Import a module; refuse `name` if there is none.
-
-    An import that fails inside the module is the module's own error, and is raised.
-    """
-    try:
-        return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise
-        raise ValueError(
-            f"{field}={name!r}: no module {error.name!r}; Python must find it where "
-            "the command runs"
-        ) from error
-
-
-def method(name: str):
-    """Find the module that config.method.name names."""
-    return module("jaxcl.methods", name, "config.method.name")
-
-
-def flatten(config: Mapping, path: str = "config") -> dict[str, Any]:
-    """Flatten a config: path of each option -> its value.
-
-    An empty section counts as a value, and so does a list.
-    """
-    fields: dict[str, Any] = {}
-    for key, value in config.items():
-        inside = isinstance(value, Mapping) and value
-        fields |= (
-            flatten(value, f"{path}.{key}") if inside else {f"{path}.{key}": value}
-        )
-    return fields
-
-
-def differences(old: Mapping, new: Mapping) -> list[str]:
-    """List the options in which two configs differ, as "path: old -> new"."""
-    old, new = flatten(old), flatten(new)
-    pairs = {
-        path: (old.get(path, NONE), new.get(path, NONE)) for path in {**old, **new}
-    }
-    return [
-        f"{path}: {' -> '.join('absent' if x is NONE else repr(x) for x in pair)}"
-        for path, pair in sorted(pairs.items())
-        if pair[0] != pair[1]
-    ]

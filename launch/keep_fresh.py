@@ -24,7 +24,7 @@ from typing import NamedTuple
 import sweep
 
 from jaxcl.data import storage
-from jaxcl.evals.plots import canvas
+from jaxcl.evals import plots
 from jaxcl.report import numbers
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
@@ -290,11 +290,11 @@ def draw_points(points: dict[str, tuple], path: pathlib.Path) -> None:
     The colour is the method's. A marker is full if all weights were trained, empty for
     LoRA, half full for LoRA with the last block.
     """
-    figure = canvas.make_figure(6.5, 4.2)
+    figure = plots.make_figure(6.5, 4.2)
     axes = figure.add_subplot()
-    unknown = iter(range(len(canvas.METHODS), 99))
+    unknown = iter(range(len(plots.METHODS), 99))
     for title, (old, old_error, new, new_error) in points.items():
-        number = canvas.find_method(title)
+        number = plots.find_method(title)
         number = next(unknown) if number is None else number
         fills = ("full", "none", "left")
         axes.errorbar(
@@ -302,18 +302,18 @@ def draw_points(points: dict[str, tuple], path: pathlib.Path) -> None:
             new,
             xerr=old_error,
             yerr=new_error,
-            label=canvas.escape_dollars(title),
+            label=plots.escape_dollars(title),
             linestyle="none",
             markersize=8,
             fillstyle=fills[("LoRA" in title) + ("last block" in title)],
-            **canvas.choose_style(number),
+            **plots.choose_style(number),
         )
     axes.set(xlabel="k-NN accuracy on the old images (%)")
     axes.set(ylabel="k-NN accuracy on the new images (%)")
     axes.set(title="up and to the right is better")
     axes.grid(color="0.9")
-    canvas.show_legend(axes, title="mean, standard error")
-    canvas.save_figure(figure, path)
+    plots.show_legend(axes, title="mean, standard error")
+    plots.save_figure(figure, path)
 
 
 def accuracies(options, folder: pathlib.Path) -> list[float]:

@@ -22,7 +22,7 @@ from etils import epath
 
 from jaxcl import schema
 from jaxcl.data import scenarios, storage
-from jaxcl.evals.plots import canvas
+from jaxcl.evals import plots
 from jaxcl.report import numbers as numbers_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
@@ -285,7 +285,7 @@ def draw(groups: list[dict], path, *, baseline: str) -> None:
       path: of the picture.
       baseline: as given to `compared`.
     """
-    figure = canvas.make_figure(4.5 * len(RATIOS), 4.2)
+    figure = plots.make_figure(4.5 * len(RATIOS), 4.2)
     panels = figure.subplots(1, len(RATIOS))
     growths = [group["growth"] for group in groups]
     names = dict.fromkeys(n for group in groups for n in group["runs"] if n != baseline)
@@ -294,10 +294,10 @@ def draw(groups: list[dict], path, *, baseline: str) -> None:
     gap = min(gaps, default=0.1) / 2 / max(len(names), 1)
     for title, axes in zip(RATIOS, panels, strict=True):
         axes.axhline(
-            1, color="0.5", linestyle=":", label=canvas.escape_dollars(baseline)
+            1, color="0.5", linestyle=":", label=plots.escape_dollars(baseline)
         )
         shown = [1.0]
-        styles = canvas.number_styles([*names])
+        styles = plots.number_styles([*names])
         for number, name in enumerate(names):
             own = [group for group in groups if name in group["runs"]]
             ratios = [[*group["runs"][name][COLUMNS[title]].values()] for group in own]
@@ -305,18 +305,28 @@ def draw(groups: list[dict], path, *, baseline: str) -> None:
             x = [group["growth"] for group in own]
             x = np.add(x, gap * (number - (len(names) - 1) / 2))
             ends = np.nan_to_num([mean - low, high - mean])
-            style = canvas.choose_style(styles[name])
-            style |= {"label": canvas.escape_dollars(name)}
+            style = plots.choose_style(styles[name])
+            style |= {"label": plots.escape_dollars(name)}
             axes.errorbar(x, mean, ends, capsize=3, **style)
             shown += mean[np.isfinite(mean)].tolist()
-        canvas.make_logarithmic(axes, "y", (1, 1.5, 2, 3, 5))
+        _make_logarithmic(axes)
         # Wide intervals of two seeds are cut off, or all ratios would look alike.
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, min(shown) / 4), min(high, max(shown) * 4))
         axes.set_xticks(growths, [f"{growth:g}" for growth in growths])
         axes.set(xlabel="growth", ylabel="speed-up", title=title)
-    canvas.show_legend(panels[-1], title="95 % intervals")
-    canvas.save_figure(figure, path)
+    plots.show_legend(panels[-1], title="95 % intervals")
+    plots.save_figure(figure, path)
+
+
+def _make_logarithmic(axes) -> None:
+    """Make the y axis logarithmic, with a few ticks at each power of 10."""
+    from matplotlib import ticker
+
+    axes.set(yscale="log")
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5)))
+    axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
 
 
 def parser() -> argparse.ArgumentParser:
@@ -348,7 +358,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(options) -> None:
     """Read the runs, compare them, and print, write and draw the numbers."""
     if options.plot:
-        canvas.read_format(options.plot)
+        plots.read_format(options.plot)
     runs = []
     for argument in options.runs:
         name, _, workdir = argument.partition("=")

@@ -19,7 +19,7 @@ import pytest  # noqa: E402
 pytest.register_assert_rewrite("helpers")  # what they assert is shown in full
 
 from helpers import pictures  # noqa: E402
-from jaxcl.evals.plots import canvas  # noqa: E402
+from jaxcl.evals import plots  # noqa: E402
 
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
 LAST_SLOW_RUN = pathlib.Path(__file__).with_name("last_slow_run.json")
@@ -215,12 +215,12 @@ _DONE = pytest.StashKey[int]()
 @pytest.fixture
 def figures(monkeypatch):
     """Every figure that is saved; nothing of it may be cut off."""
-    found, save = [], canvas.save_figure
+    found, save = [], plots.save_figure
 
     def keep(figure, path):
         save(figure, path)
         pictures.check_whole(path)
         found.append(figure)
 
-    monkeypatch.setattr(canvas, "save_figure", keep)
+    monkeypatch.setattr(plots, "save_figure", keep)
     return found

@@ -25,8 +25,8 @@ from jaxcl.data import convert, fetch, from_arrays, sources
 from jaxcl.evals import features
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
-from jaxcl.report import command as report_command
 from jaxcl.report import compare
+from jaxcl.report import page as report_page
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
 from jaxcl.weights import embed, export, import_file
@@ -110,8 +110,16 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         cli.runpy, "run_module", lambda module, **_: started.append(module)
     )
     monkeypatch.setattr(sys, "argv", ["jaxcl"])
-    if words[0] == "compare":
-        compare.parser().parse_args(words[1:])
+    parsed = {
+        "compare": compare,
+        "export": export,
+        "features": embed,
+        "import": import_file,
+        "data": fetch,
+        "report": report_page,
+    }
+    if words[0] in parsed:
+        parsed[words[0]].parser().parse_args(words[1:])
         return
     assert cli.main(words) == 0
     if words[0] in ("list", "options"):
@@ -131,20 +139,12 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         assert changed <= {
             f"--config.{f}" for f in inspect.signature(sections.TopLevel).parameters
         }
-    elif words[0] == "estimate":
+    else:
+        assert words[0] == "estimate"
         given = dict(word.removeprefix("--").split("=") for word in arguments)
         assert set(given) <= {"config", "target", "json", "classes", "rows"}
         assert files.locate(given["config"])
         assert estimate.parse_target(given.get("target", "v5e")).chips
-    else:
-        module = {
-            "export": export,
-            "features": embed,
-            "import": import_file,
-            "data": fetch,
-            "report": report_command,
-        }[words[0]]
-        module.parser().parse_args(arguments)
     assert len(started) == 1
 
 

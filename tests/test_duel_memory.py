@@ -23,7 +23,9 @@ def select64(memory, incoming, **options):
     with jax.enable_x64(True):
         arrays = {k: options[k] for k in ("filled", "incoming_mask") if k in options}
         fixed = {k: v for k, v in options.items() if k not in arrays}
-        chosen = _jitted(tuple(fixed.items()), duel._CANDIDATES, duel._play_windows)
+        chosen = _jitted(
+            tuple(fixed.items()), duel._CANDIDATES, duel._select_by_windows
+        )
         return np.asarray(chosen(jnp.asarray(memory), jnp.asarray(incoming), **arrays))
 
 
@@ -33,7 +35,7 @@ def _jitted(options, *_):
 
 
 # As a CPU plays the rounds, and as accelerators do.
-FORMS = {"windows": duel._play_windows, "all": duel._play_all}
+FORMS = {"windows": duel._select_by_windows, "all": duel._select_over_all}
 
 
 @pytest.fixture(params=FORMS)
@@ -42,7 +44,7 @@ def narrow(monkeypatch, request):
     monkeypatch.setattr(duel, "_CANDIDATES", (4, 0.0))
     monkeypatch.setattr(duel, "_ROUNDS", 5)
     monkeypatch.setattr(duel, "_BLOCK", 7)
-    monkeypatch.setattr(duel, "_play_windows", FORMS[request.param])
+    monkeypatch.setattr(duel, "_select_by_windows", FORMS[request.param])
 
 
 # The same shapes and arguments throughout, so that a form is compiled once.
@@ -186,7 +188,7 @@ def test_rows_that_are_left_out_win_no_near_tie(dim, monkeypatch):
     stays = kept[0][:, 5]  # the mirrored row, where j goes
     assert 0.05 < stays.mean() < 0.95
     # Of two that tie any form may take either, and nothing else.
-    monkeypatch.setattr(duel, "_play_windows", FORMS["all"])
+    monkeypatch.setattr(duel, "_select_by_windows", FORMS["all"])
     other = np.asarray(jax.jit(jax.vmap(duel.select))(memory, incoming))
     apart = kept[0] != other
     assert set(apart.sum(axis=1)) <= {0, 2} and not (apart.any(1) ^ apart[:, 5]).any()

@@ -15,7 +15,7 @@ import pytest
 import jaxcl
 import test_methods
 from helpers import config_files, processes, toy, twins
-from jaxcl import schema
+from jaxcl import lookup
 from jaxcl.config import build
 from jaxcl.memory import buffer as buffer_lib
 from jaxcl.methods.two_view import records
@@ -262,14 +262,14 @@ def test_field_and_value_are_named(changes, field, value, tmp_path):
 
 def test_what_a_module_lacks_itself_is_no_wrong_name():
     with pytest.raises(ModuleNotFoundError, match="a_library_that_is_not_there"):
-        schema.method("wrong.broken")
+        lookup.find_method("wrong.broken")
 
 
 def test_looking_one_method_up_imports_no_other():
     code = """
 import sys
-from jaxcl import schema
-schema.method("er"), schema.module("jaxcl.evals", "knn", "config.evaluators")
+from jaxcl import lookup
+lookup.find_method("er"), lookup.find_module("jaxcl.evals", "knn", "config.evaluators")
 print(*(x for x in sys.modules if x.startswith(("jaxcl.methods.", "jaxcl.evals."))))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -44,6 +44,11 @@ LABELS = [0, 2, 0, 1, 2, 2, 0]
 ATTRIBUTES = [[0.5], [3.0], [0.0], [1.0], [-2.0], [0.25], [7.0]]
 
 
+def read_graphs(path, **options):
+    """The graphs of a source, all of which are for training."""
+    return from_graphs.graphs(path=str(path), **options).train.graphs
+
+
 def write(path, **arrays):
     arrays = {k: v for k, v in (FILE | arrays).items() if v is not None}
     np.savez(path, **{k: np.asarray(v) for k, v in arrays.items()})
@@ -52,7 +57,7 @@ def write(path, **arrays):
 
 def test_npz_is_read_as_written(tmp_path):
     path = write(tmp_path / "small.npz", node_label=LABELS, node_attr=ATTRIBUTES)
-    made = from_graphs.read_graphs(path, normalise=False)
+    made = read_graphs(path, normalise=False)
     for field in ("edges", "graph_ptr", "edge_ptr", "label"):
         np.testing.assert_array_equal(getattr(made, field), FILE[field])
         assert getattr(made, field).dtype == np.int32
@@ -61,13 +66,13 @@ def test_npz_is_read_as_written(tmp_path):
     assert made.features.dtype == np.float32
     assert (made.name, made.class_names) == ("small", ("0", "1"))
     path = write(tmp_path / "named.npz", class_names=["enzyme", "none"])
-    assert from_graphs.read_graphs(path).class_names == ("enzyme", "none")
+    assert read_graphs(path).class_names == ("enzyme", "none")
 
 
 def test_rows_are_divided_by_their_sum_if_it_is_above_one(tmp_path):
     sizes = np.abs(ATTRIBUTES)
     path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=sizes)
-    made = from_graphs.read_graphs(path).features
+    made = read_graphs(path).features
     rows = np.concatenate([sizes, np.eye(3)[LABELS]], axis=1)
     # Sums are 1.5, 4, 1, 2, 3, 1.25, 8: the third stays.
     want = rows / np.array([1.5, 4, 1, 2, 3, 1.25, 8])[:, None]
@@ -77,11 +82,11 @@ def test_rows_are_divided_by_their_sum_if_it_is_above_one(tmp_path):
 def test_negative_attributes_are_not_divided_by_a_sum(tmp_path):
     path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=ATTRIBUTES)
     with pytest.raises(ValueError) as refused:
-        from_graphs.read_graphs(path)
+        read_graphs(path)
     assert "config.data.normalise=True" in str(refused.value)
     assert "-2" in str(refused.value)
-    assert from_graphs.read_graphs(path, normalise=False).features.min() == -2
-    labels = from_graphs.read_graphs(path, features=("labels",)).features
+    assert read_graphs(path, normalise=False).features.min() == -2
+    labels = read_graphs(path, features=("labels",)).features
     np.testing.assert_array_equal(labels, np.eye(3)[LABELS])
 
 
@@ -99,7 +104,7 @@ def test_negative_attributes_are_not_divided_by_a_sum(tmp_path):
 )
 def test_features_are_those_asked_for(tmp_path, given, features, width):
     path = write(tmp_path / "a.npz", **given)
-    made = from_graphs.read_graphs(path, features=features, normalise=False).features
+    made = read_graphs(path, features=features, normalise=False).features
     assert made.shape == (7, width)
     if features == ("labels", "ldp"):
         np.testing.assert_array_equal(made[:, :3], np.eye(3)[LABELS])
@@ -127,7 +132,7 @@ def changed(field, at, value):
 def test_npz_refuses_what_breaks_its_promises(tmp_path, wrong, message):
     path = write(tmp_path / "wrong.npz", **wrong)
     with pytest.raises(ValueError, match="wrong.npz.*" + message):
-        from_graphs.read_graphs(path)
+        read_graphs(path)
 
 
 # The graphs of FILE: one direction of an edge missing, one line twice, a node with an
@@ -150,9 +155,9 @@ def write_text(folder, name="TOY", **files):
 
 
 def test_tu_text_gives_what_npz_gives(tmp_path):
-    made = from_graphs.read_graphs(write_text(tmp_path / "toy"), normalise=False)
+    made = read_graphs(write_text(tmp_path / "toy"), normalise=False)
     path = write(tmp_path / "a.npz", node_label=LABELS, node_attr=ATTRIBUTES)
-    want = from_graphs.read_graphs(path, normalise=False)
+    want = read_graphs(path, normalise=False)
     for field in ("features", "edges", "graph_ptr", "edge_ptr", "label"):
         np.testing.assert_array_equal(getattr(made, field), getattr(want, field))
         assert getattr(made, field).dtype == getattr(want, field).dtype
@@ -161,14 +166,14 @@ def test_tu_text_gives_what_npz_gives(tmp_path):
 
 def test_tu_text_without_node_files_or_edges(tmp_path):
     folder = write_text(tmp_path / "x", node_labels=None, node_attributes=None)
-    made = from_graphs.read_graphs(folder, features=("ldp",), normalise=False)
+    made = read_graphs(folder, features=("ldp",), normalise=False)
     np.testing.assert_array_equal(made.features[:, 0], [1, 2, 1, 0, 2, 2, 2])
     folder = write_text(tmp_path / "y", A="")
-    made = from_graphs.read_graphs(folder, normalise=False)
+    made = read_graphs(folder, normalise=False)
     assert made.edges.shape == (2, 0) and made.edge_ptr.tolist() == [0] * 4
     write_text(tmp_path / "y", name="OTHER", graph_labels="0\n0\n0\n")
     with pytest.raises(ValueError, match="OTHER_A.txt.*TOY_A.txt"):
-        from_graphs.read_graphs(folder)
+        read_graphs(folder)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +189,9 @@ def test_tu_text_without_node_files_or_edges(tmp_path):
 )
 def test_tu_text_refuses_what_does_not_fit(tmp_path, files, message):
     with pytest.raises(ValueError, match=message):
-        from_graphs.read_graphs(write_text(tmp_path / "toy", **files))
+        read_graphs(write_text(tmp_path / "toy", **files))
     with pytest.raises(ValueError, match="path = 'nowhere'"):
-        from_graphs.read_graphs("nowhere")
+        read_graphs("nowhere")
 
 
 @pytest.mark.parametrize("std", ["sample", "population"])

@@ -88,7 +88,7 @@ def test_the_first_task_has_labels_alone_and_replays_nothing(form):
 def test_the_teacher_is_the_network_at_the_begin_of_the_task_and_stays():
     method = icarl.make(toy.parts())
     state = toy.begin(method, toy.fresh(method), 0)
-    assert not state.extra.teacher.exists and not state.extra.old.any()
+    assert not state.extra.teacher.exists
     state, _ = toy.step(method, state, FIRST)
     assert not state.extra.teacher.exists
     params, stats = jax.tree.map(np.array, (state.params, state.stats))
@@ -99,13 +99,12 @@ def test_the_teacher_is_the_network_at_the_begin_of_the_task_and_stays():
     teacher = state.extra.teacher
     assert bool(teacher.exists)
     jax.tree.map(np.testing.assert_array_equal, teacher[:2], (params, stats))
-    np.testing.assert_array_equal(state.extra.old, [True] * 2 + [False] * 3)
+    np.testing.assert_array_equal(state.extra.task_of, [0, 0, 1, 1, -1])
     np.testing.assert_array_equal(state.extra.seen, [True] * 4 + [False])
     for now, then in ((state.params, params), (state.stats, stats)):
         same = jax.tree.map(lambda a, b: bool((a == b).all()), now, then)
         assert not any(jax.tree.leaves(same))
     later = toy.begin(method, state, 2)
-    np.testing.assert_array_equal(later.extra.old, [True] * 4 + [False])
     jax.tree.map(np.testing.assert_array_equal, later.extra.teacher[0], later.params)
 
 

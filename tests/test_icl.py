@@ -92,16 +92,21 @@ def fresh(normed=False, output_dim=0):
     if not normed and not output_dim:
         method = make(agent=RATES)
         return jax.jit(method.init)(jax.random.key(0), batch(0))
-    passes = passes_lib.make_passes(
-        parts(normed=normed),
+    passes = passes_of(parts(normed=normed), "augmented", output_dim, keep=0.0)
+    return begun(passes, batch(0))
+
+
+def passes_of(made, anchors, output_dim, *, keep):
+    return passes_lib.Passes(
+        encoder=made.encoder,
+        head=passes_lib.build_head(output_dim, projector=0),
+        judged=True,
+        augment=made.augment,
         temperature=TAU,
         with_positive=True,
-        keep=0.0,
-        anchors="augmented",
-        output_dim=output_dim,
-        projector=0,
+        keep=keep,
+        anchors=anchors,
     )
-    return begun(passes, batch(0))
 
 
 def begun(passes, given):
@@ -849,15 +854,7 @@ def test_a_step_of_graphs(name):
 @functools.cache
 def graph_passes(anchors, output_dim=2, dropout=0.0):
     made = graph_parts(dropout=dropout)
-    return passes_lib.make_passes(
-        made,
-        temperature=TAU,
-        with_positive=True,
-        keep=0.3,
-        anchors=anchors,
-        output_dim=output_dim,
-        projector=0,
-    )
+    return passes_of(made, anchors, output_dim, keep=0.3)
 
 
 def graph_part(rows):

@@ -22,7 +22,7 @@ ROWS = (
     ("methods", "evals"),
     ("nets", "data"),
     ("losses", "memory"),
-    ("sharding", "optim", "metrics", "schema", "core"),
+    ("sharding", "optim", "metrics", "schema", "lookup", "core"),
 )
 RANK = {
     name: (row, at) for row, names in enumerate(ROWS) for at, name in enumerate(names)

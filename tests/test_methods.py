@@ -294,7 +294,7 @@ ONLINE = {
         toy.ONLINE | {"method": {"name": "icarl"}},
         idle={
             "extra.seen": "a batch of the toy has every class of its task, and the "
-            "earlier ones are in `extra.old`"
+            "earlier ones are in `extra.task_of`"
         },
     ),
     "ss_il": Row(toy.ONLINE | {"method": {"name": "ss_il"}}, idle=PREDICTED),

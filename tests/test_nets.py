@@ -263,8 +263,9 @@ class OneConv(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        how = {"init": self.start, "train": False, "groups": 1}
-        return resnet._conv_norm(x, self, "{}1", *self.shape, **how)
+        return resnet._conv_norm(
+            self.start, self.dtype, False, 1, x, "{}1", *self.shape
+        )
 
 
 @pytest.mark.parametrize("kernel", [3, 7])
@@ -298,6 +299,16 @@ def test_imagenet_stem(padding, pad):
     want = {k: np_max_pool(y, w) for k, w in (("torch", (1, 1)), ("same", (0, 1)))}
     np.testing.assert_allclose(got, want[padding].mean((1, 2)), rtol=1e-4, atol=1e-5)
     assert np.abs(want["torch"] - want["same"]).max() > 0.1
+
+
+@pytest.mark.parametrize("fan", ["in", "out"])
+@pytest.mark.parametrize("shape", [(3, 2, 5, 4), (6, 3), (7, 7, 1, 8)])
+def test_a_kernel_drawn_as_a_matrix_has_the_same_values(shape, fan):
+    key = jax.random.key(0)
+    for kind in ("normal", "uniform"):
+        plain = nn.initializers.variance_scaling(2.0, f"fan_{fan}", kind)
+        drawn = layers.draw_matrix(plain, fan)(key, shape)
+        np.testing.assert_array_equal(drawn, plain(key, shape))
 
 
 def test_kernels_are_kaiming_normal_over_fan_out():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from helpers import toy
-from jaxcl import schema
+from jaxcl import lookup, schema
 from jaxcl.api import options as shown
 from jaxcl.config import build, files, options, run_config, sections
 from jaxcl.data import sources
@@ -38,9 +38,9 @@ def test_every_option_of_every_config_has_a_value(name):
         if key in raw:
             check(choices[raw[key]["name"]], values[key])
     if "method" in raw:
-        check(schema.method(raw["method"]["name"]).make, values["method"])
+        check(lookup.find_method(raw["method"]["name"]).make, values["method"])
     for key, section in raw.get("evaluators", {}).items():
-        make = schema.module("jaxcl.evals", section.get("name", key), "").make
+        make = lookup.find_module("jaxcl.evals", section.get("name", key), "").make
         check(make, values["evaluators"][key], "directory")
     names = {section.get("name", key) for key, section in raw["evaluators"].items()}
     assert "collapse" in names  # which every config logs

@@ -10,7 +10,6 @@ from PIL import Image
 from helpers import toy
 from jaxcl.config import build
 from jaxcl.evals import plots
-from jaxcl.evals.plots import canvas
 from jaxcl.run import finish
 
 MATRIX = np.where(np.tri(3) > 0, np.linspace(0, 1, 9).reshape(3, 3), np.nan)
@@ -54,10 +53,10 @@ def test_a_notebook_shows_the_picture_of_a_run():
 
 
 def test_a_method_has_one_style_in_every_picture():
-    first = canvas.number_styles(["runs/mine", "er_ace_cifar10", "er_cifar10", "b"])
-    second = canvas.number_styles(["ER", "ER-ACE", "pnr_finetune", "fine-tuning, LoRA"])
+    first = plots.number_styles(["runs/mine", "er_ace_cifar10", "er_cifar10", "b"])
+    second = plots.number_styles(["ER", "ER-ACE", "pnr_finetune", "fine-tuning, LoRA"])
     assert first["er_ace_cifar10"] == second["ER-ACE"]
     assert first["er_cifar10"] == second["ER"] != second["ER-ACE"]
-    assert second["pnr_finetune"] == canvas.number_styles(["finetune"])["finetune"]
+    assert second["pnr_finetune"] == plots.number_styles(["finetune"])["finetune"]
     for numbers in (first, second):  # two names of one method differ, too
         assert len({*numbers.values()}) == 4

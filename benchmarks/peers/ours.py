@@ -43,8 +43,8 @@ def main() -> None:
     for name in ("wait", "close"):
         own = getattr(checkpoint.Checkpoints, name)
         setattr(checkpoint.Checkpoints, name, _method(stages, "save", own))
-    build_fit = gdumb.build_fit
-    gdumb.build_fit = lambda *args: stages.during("train", build_fit(*args))
+    build_fit = gdumb._build_fit
+    gdumb._build_fit = lambda *args: stages.during("train", build_fit(*args))
     finish.run_job = stages.during("rest", finish.run_job)
     stages.turn("read")
     run_one = two_views if "base" in asked else stream
@@ -85,10 +85,11 @@ def two_views(asked, fit, *_) -> tuple[float, int]:
         },
     }
     options |= {f"method.{key}": value for key, value in asked["method"].items()}
+    encoder = {key: asked[key] for key in ("depth", "width", "conv_init")}
     result = fit(
         asked["data"],
         base=asked["base"],
-        encoder={"name": "resnet", "depth": asked["depth"], "width": asked["width"]},
+        encoder={"name": "resnet"} | encoder,
         epochs=asked["epochs"],
         batch_size=asked["batch"],
         seed=asked["seed"],

@@ -99,21 +99,26 @@ def fit(
     read = _make_data_section(images, labels, tasks, test, name)
     begun = isinstance(encoder, encoder_lib.Encoder)
     with _silent(quiet):
-        config = _config(
-            read.section,
-            encoder=folder.section(encoder.card)[0] if begun else encoder,
-            size=size,
-            tasks=tasks,
-            scenario=options.get("scenario.name"),
-        )
+        network = folder.section(encoder.card)[0] if begun else encoder
+        scenario = options.get("scenario.name")
+        config = _make_config(read.section, network, size, tasks, scenario)
     set_here = {"epochs": epochs, "batch_size": batch_size}
     set_here = {field: x for field, x in set_here.items() if x is not None}
     set_here |= {"name": name, "seed": seed}
     set_here |= {"method.base": base, "method.strategy": strategy or "finetune"}
-    set_here |= _evaluate_on_validation(validation) if validation else {}
-    set_here |= {"progress": False} if quiet else {}
+    if validation:
+        set_here |= {"data.validation": validation}
+        set_here |= {"scenario.evaluation": "validation"}
+    if quiet:
+        set_here |= {"progress": False}
     recipe.change(config, {**set_here, **options})
-    _check_config(config, begun)
+    if not begun:
+        _check_strategy(config)
+    if config.get("seeds", 1) != 1:
+        raise ValueError(
+            f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
+            "seed=1 and so on"
+        )
     start = _tensors(encoder) if begun else {}
     where = epath.Path(out or f"runs/{name}-{_hash_settings(config, start)}")
     if begun:
@@ -149,7 +154,7 @@ def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
     return inputs.ImageInput({"name": "judged_by", **sections}, held)
 
 
-def _config(section, *, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
+def _make_config(section, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
     """Make the config of configs/own_images.py, cut into tasks as the call says."""
     if not isinstance(tasks, int | np.integer):
         scenario, count = "domain", 1
@@ -165,25 +170,6 @@ def _config(section, *, encoder, size, tasks, scenario) -> ml_collections.Config
         num_tasks=count,
         by_strategy=False,
     )
-
-
-def _evaluate_on_validation(share) -> dict:
-    """Return the options that hold out a share of the train images to evaluate."""
-    return {"data.validation": share, "scenario.evaluation": "validation"}
-
-
-def _check_config(config, begun) -> None:
-    """Refuse several seeds, and a strategy that needs an earlier task without one.
-
-    `begun`: whether the encoder was trained before.
-    """
-    if not begun:
-        _check_strategy(config)
-    if config.get("seeds", 1) != 1:
-        raise ValueError(
-            f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
-            "seed=1 and so on"
-        )
 
 
 def _check_strategy(config) -> None:

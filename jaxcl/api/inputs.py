@@ -12,8 +12,7 @@ import numpy as np
 from PIL import Image
 
 from jaxcl.config import own_images
-from jaxcl.data import files as files_lib
-from jaxcl.data import from_huggingface, in_memory, sources, storage
+from jaxcl.data import files, from_huggingface, in_memory, sources, storage
 
 # Arrays, a sequence of images, a Dataset, a path, the name or section of a source.
 Images = Any
@@ -70,7 +69,10 @@ def make_section(
     if isinstance(images, Mapping):
         return ImageInput(dict(images) | share)
     if text:
-        return ImageInput(_section_of_text(os.fspath(images)) | share)
+        path = os.fspath(images)
+        if path in sources.SOURCES and not storage.exists(path):
+            return ImageInput({"name": path} | share)
+        return ImageInput(own_images.of_path(path) | share)
     held = in_memory.store_set(
         name,
         _stack_images(name, images),
@@ -89,13 +91,6 @@ def split_pair(test: Any) -> tuple:
     if len(pair) != 2:
         raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
     return pair
-
-
-def _section_of_text(text: str) -> dict:
-    """Make the section of a path, or of the name of a source."""
-    if text in sources.SOURCES and not storage.exists(text):
-        return {"name": text}
-    return own_images.of_path(text)
 
 
 def _read_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
@@ -160,7 +155,7 @@ def _decode_images(name, images) -> list[np.ndarray]:
             "see Image.convert of PIL"
         )
     grey = modes <= {"1", "L", "LA"}
-    decoding = files_lib.Decoding("pillow", channels=1 if grey else 3)
+    decoding = files.Decoding("pillow", channels=1 if grey else 3)
     arrays = [decoding.convert(image, name) for image in images]
     return [array[..., 0] for array in arrays] if grey else arrays
 
@@ -174,10 +169,9 @@ def _stack_images(name, images) -> np.ndarray:
             f"{name}: {type(images).__name__}: must be an array uint8[N, H, W, C], a "
             "list of images, a path, the name of a source, or a section of a config"
         )
+    # Or the numbers of a palette would pass for grey.
     if all(hasattr(image, "convert") for image in images):
-        images = _decode_images(
-            name, images
-        )  # or a palette's numbers would pass for grey
+        images = _decode_images(name, images)
     arrays = [np.asarray(image) for image in images]
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:

@@ -6,11 +6,11 @@ All lines come from the code. Only the kinds that are asked for are imported.
 import argparse
 import importlib
 import inspect
-import pkgutil
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 
 def _first_line(text: str | None) -> str:
@@ -19,77 +19,50 @@ def _first_line(text: str | None) -> str:
     return re.split(r"\. (?=[A-Z])", " ".join(whole.split()))[0].rstrip(".")
 
 
-def _modules(package: str) -> Iterator[tuple[str, str]]:
-    """Yield the modules of a package that have `make`, and their first lines."""
-    for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        module = importlib.import_module(f"{package}.{found.name}")
-        if hasattr(module, "make") and found.name != "features":  # it is no evaluator
-            yield found.name, _first_line(module.__doc__)
+class Kind(NamedTuple):
+    """A kind of thing that a config may name."""
+
+    use: str  # what to type
+    place: str  # module or package that has all of the kind
+    table: str = ""  # functions by name in a module; "": a package with a module each
 
 
-def _functions(choices: dict[str, Callable]) -> dict[str, str]:
-    return {name: _first_line(made.__doc__) for name, made in choices.items()}
-
-
-def _describe_bases() -> dict[str, str]:
-    """Describe the base losses of two-view methods."""
-    from jaxcl.methods.two_view import bases
-
-    return _functions(bases.BASES)
-
-
-def _describe_strategies() -> dict[str, str]:
-    """Describe the strategies of two-view methods."""
-    from jaxcl.methods.two_view import strategies
-
-    return _functions(strategies.STRATEGIES)
-
-
-def _describe_encoders() -> dict[str, str]:
-    """Describe the names of config.encoder.name, and those for own images."""
-    from jaxcl.config import own_images, sections
-
-    short = ", ".join(own_images.ENCODERS)
-    takers = f"and jaxcl.fit take {short}"
-    return _functions(sections.ENCODERS) | {"own_images": takers}
-
-
-def _describe_data() -> dict[str, str]:
-    """Describe the sources of images and graphs."""
-    from jaxcl.data import sources
-
-    return _functions(sources.SOURCES)
-
-
-def _describe_configs() -> dict[str, str]:
-    """Describe the configs that come with the library."""
-    from jaxcl.config import files
-
-    return files.describe_configs()
-
-
-# Kind -> what to type, and the function that finds all of that kind
-KINDS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
-    "methods": (
-        "--config.method.name=NAME",
-        lambda: dict(_modules("jaxcl.methods")),
+_TWO_VIEW = "jaxcl.methods.two_view"
+KINDS = {
+    "methods": Kind("--config.method.name=NAME", "jaxcl.methods"),
+    "bases": Kind(
+        "jaxcl train CONFIG --config.method.base=NAME", f"{_TWO_VIEW}.bases", "BASES"
     ),
-    "bases": (
-        "jaxcl train CONFIG --config.method.base=NAME",
-        _describe_bases,
-    ),
-    "strategies": (
+    "strategies": Kind(
         "jaxcl train CONFIG --config.method.strategy=NAME",
-        _describe_strategies,
+        f"{_TWO_VIEW}.strategies",
+        "STRATEGIES",
     ),
-    "encoders": ("--config.encoder.name=NAME", _describe_encoders),
-    "data": ("--config.data.name=NAME", _describe_data),
-    "evaluators": (
-        'in a config: config.evaluators = {"NAME": {}}',
-        lambda: dict(_modules("jaxcl.evals")),
-    ),
-    "configs": ("jaxcl train NAME", _describe_configs),
+    "encoders": Kind("--config.encoder.name=NAME", "jaxcl.config.sections", "ENCODERS"),
+    "data": Kind("--config.data.name=NAME", "jaxcl.data.sources", "SOURCES"),
+    "evaluators": Kind('in a config: config.evaluators = {"NAME": {}}', "jaxcl.evals"),
+    "configs": Kind("jaxcl train NAME", "jaxcl.config.files"),
 }
+
+
+def describe_kind(kind: str) -> dict[str, str]:
+    """Describe everything of a kind in a line each, by name."""
+    from jaxcl import lookup  # it imports JAX
+
+    _, place, table = KINDS[kind]
+    if kind == "configs":
+        return importlib.import_module(place).describe_configs()
+    if table:
+        made = getattr(importlib.import_module(place), table)
+    else:
+        made = lookup.list_modules(place)
+    lines = {name: _first_line(found.__doc__) for name, found in made.items()}
+    if kind == "encoders":
+        from jaxcl.config import own_images
+
+        short = ", ".join(own_images.ENCODERS)
+        lines["own_images"] = f"and jaxcl.fit take {short}"
+    return lines
 
 
 def format_kind(kind: str, width: int = 88) -> str:
@@ -99,9 +72,8 @@ def format_kind(kind: str, width: int = 88) -> str:
       kind: a key of `KINDS`.
       width: of a line.
     """
-    where, find = KINDS[kind]
-    found = find()
-    column, lines = max(map(len, found)) + 2, [f"{kind}. Use: {where}"]
+    found = describe_kind(kind)
+    column, lines = max(map(len, found)) + 2, [f"{kind}. Use: {KINDS[kind].use}"]
     for name, words in found.items():
         wrapped = textwrap.wrap(words or "-", max(width - column, 30))
         heads = [name, *[""] * len(wrapped)]
@@ -112,8 +84,8 @@ def format_kind(kind: str, width: int = 88) -> str:
 def overview() -> str:
     """Return the kinds, each with its count and one example."""
     lines = []
-    for kind, (_, find) in KINDS.items():
-        found = find()
+    for kind in KINDS:
+        found = describe_kind(kind)
         example = "quickstart" if kind == "configs" else next(iter(found))
         lines.append(f"{kind:12} {len(found):3}   such as {example}")
     return "\n".join([*lines, "", "All of a kind: jaxcl list KIND"])

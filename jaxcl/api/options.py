@@ -111,25 +111,21 @@ def entries(raw: Mapping, given: set[str]) -> Iterator[OptionEntry]:
       ValueError: a section names a function that does not exist, or there is no encoder
         where the config says.
     """
-    # configs/transfer.py leaves the checkpoint to the command
-    whole = (
-        dict(raw) if raw.get("checkpoint") == "" else build.fill_from_encoder(dict(raw))
-    )
-    asked, other = (
-        schema.flatten(raw),
-        "checkpoint" if raw.get("checkpoint") else "start",
-    )
+    whole = dict(raw)
+    if raw.get("checkpoint") != "":  # configs/transfer.py leaves it to the command
+        whole = build.fill_from_encoder(whole)
+    asked = options_lib.flatten(raw)
     origins = {f"config.{name}": "command" for name in given}
-    for path, value in schema.flatten(whole).items():
+    for path, value in options_lib.flatten(whole).items():
         if asked.get(path) != value:
-            origins[path] = other
+            origins[path] = "checkpoint" if raw.get("checkpoint") else "start"
     for option in options_lib.iterate_options(whole):
         origin = origins.get(option.path, "config") if option.asked else "default"
-        told = meanings(option.function) if option.function else {}
-        meaning = option.meaning or told.get(option.name, "")
-        yield OptionEntry(
-            option, origin, meaning if option.function else "no such option"
-        )
+        meaning = "no such option"
+        if option.function:
+            told = meanings(option.function)
+            meaning = option.meaning or told.get(option.name, "")
+        yield OptionEntry(option, origin, meaning)
 
 
 def format_options(shown: Sequence[OptionEntry], width: int = 100) -> str:

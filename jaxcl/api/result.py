@@ -155,11 +155,11 @@ class Result:
         Returns:
           The path.
         """
-        from jaxcl.report import command as report_command
+        from jaxcl.report import page as report_page
 
         path = os.path.join(self.folder, "report.html") if path is None else path
         epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
-        report_command.write_page([self.folder], os.fspath(path))
+        report_page.write_page([self.folder], os.fspath(path))
         return os.fspath(path)
 
     @errors.shortened
@@ -213,9 +213,9 @@ class Result:
         new, judge = self._data_section("new", new_images, None, whole=True), None
         if test is not None:
             judge = self._data_section("judge", *inputs.split_pair(test))
-        index = (
-            None if old is None else self._data_section("old", old, None, whole=True)
-        )
+        index = None
+        if old is not None:
+            index = self._data_section("old", old, None, whole=True)
         work = update_plan.make_plan(
             self.folder,
             new,
@@ -239,6 +239,6 @@ class Result:
         name = f"{self.config.name}_{what}"
         read = inputs.make_section(images, name=name, labels=labels)
         self._held += read.held
-        return read.section | (
-            sources.without_test_split(read.section) if whole else {}
-        )
+        if not whole:
+            return read.section
+        return read.section | sources.without_test_split(read.section)

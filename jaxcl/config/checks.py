@@ -6,8 +6,8 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxcl import core, schema
-from jaxcl.config import files, sections
+from jaxcl import core
+from jaxcl.config import files, options, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.run import folder
 from jaxcl.run import results as results_lib
@@ -129,7 +129,7 @@ def _check_same(field, run, plain, same) -> None:
     configs = (storage.read_object(path), plain)
     configs = (x | {"base": x.get("method", {}).get("base")} for x in configs)
     pair = [{name: x[name] for name in same if name in x} for x in configs]
-    if changed := schema.differences(*pair):
+    if changed := options.differences(*pair):
         raise ValueError(
             f"{field}: a run of another config; they differ in {'; '.join(changed)}"
         )

@@ -198,3 +198,29 @@ def to_json(value: Any, field: str | None = None) -> Any:
         f"{field}={value!r}: must be a number, a text, a bool, None, or a list or "
         "section of these"
     )
+
+
+def flatten(config: Mapping, path: str = "config") -> dict[str, Any]:
+    """Flatten a config: path of each option -> its value.
+
+    An empty section counts as a value, and so does a list.
+    """
+    fields: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            fields |= flatten(value, f"{path}.{key}")
+        else:
+            fields[f"{path}.{key}"] = value
+    return fields
+
+
+def differences(old: Mapping, new: Mapping) -> list[str]:
+    """List the options in which two configs differ, as "path: old -> new"."""
+    old, new = flatten(old), flatten(new)
+    found = []
+    for path in sorted({**old, **new}):
+        pair = old.get(path, schema.NONE), new.get(path, schema.NONE)
+        if pair[0] != pair[1]:
+            said = ("absent" if value is schema.NONE else repr(value) for value in pair)
+            found.append(f"{path}: {' -> '.join(said)}")
+    return found

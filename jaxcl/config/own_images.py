@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from jaxcl import core, schema
+from jaxcl import core, lookup, schema
 from jaxcl.config import recipe
 from jaxcl.data import files, sources, storage, stream
 from jaxcl.run import folder
@@ -109,7 +109,7 @@ def read_images(data: Mapping[str, Any]) -> stream.Dataset:
     Raises:
       ValueError, OSError: as of the source.
     """
-    make, options = schema.find_named_function(sources.SOURCES, data, "config.data")
+    make, options = lookup.find_function(sources.SOURCES, data, "config.data")
     return make(**schema.options(make, options, "config.data"))
 
 
@@ -255,7 +255,7 @@ def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
       data: a section config.data.
       summary: of `summarize`.
     """
-    make, options = schema.find_named_function(sources.SOURCES, data, "config.data")
+    make, options = lookup.find_function(sources.SOURCES, data, "config.data")
     takes = {"size", "resident"} <= set(schema.defaults(make))
     small = summary.side <= _SMALL and summary.rows * summary.side**2 * 3 <= _RESIDENT
     if not (summary.streams and takes and small) or {"size", "resident"} & set(options):

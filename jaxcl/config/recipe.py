@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
-from jaxcl import schema
+from jaxcl import lookup, schema
 from jaxcl.data import stream
 
 
@@ -84,7 +84,7 @@ def set_where_taken(method: config_dict.ConfigDict, **values: Any) -> None:
         `strategy` or `regulariser`.
       values: name of an option -> its value, or a result of `look_up`.
     """
-    make = schema.method(method.name).make
+    make = lookup.find_method(method.name).make
     chosen = {name: method.get_ref(name) for name in _CHOICES if name in method}
 
     def pick(name, value, *held):

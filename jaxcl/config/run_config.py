@@ -3,7 +3,7 @@
 import jax
 from etils import epath
 
-from jaxcl import schema, sharding
+from jaxcl import sharding
 from jaxcl.config import options
 from jaxcl.data import storage
 from jaxcl.run import lock
@@ -95,7 +95,7 @@ def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     if not path.exists():
         return False
     pair = (without(x, MACHINE + aside) for x in (read_config(path), config))
-    if changed := schema.differences(*pair):
+    if changed := options.differences(*pair):
         raise Differs(
             f"{workdir} holds a run of another config; they differ in "
             f"{'; '.join(changed)}. Give another --workdir, or the same config"

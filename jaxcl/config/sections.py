@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, optim, schema, sharding
+from jaxcl import core, lookup, optim, schema, sharding
 from jaxcl.data import (
     imbalance,
     prefetch,
@@ -217,12 +217,12 @@ def find_function(path: str, section) -> Callable:
     """
     _, name, *inside = path.split(".")
     if name in CHOICES:
-        return schema.find_named_function(CHOICES[name], section, path)[0]
+        return lookup.find_function(CHOICES[name], section, path)[0]
     if name == "method":
-        return schema.method(section.get("name")).make
+        return lookup.find_method(section.get("name")).make
     if name == "evaluators":
         kind = section.get("name", inside[0])
-        return schema.module("jaxcl.evals", kind, f"{path}.name").make
+        return lookup.find_module("jaxcl.evals", kind, f"{path}.name").make
     if name == "augment" and inside:
         return augment_images.make_local_crops
     graphs = section.get("name") == "graphs"
@@ -261,9 +261,7 @@ def read_tasks(data, scenario, seed=0, stand_in=None):
     Raises:
       ValueError: naming field, value and range.
     """
-    source, data_options = schema.find_named_function(
-        sources.SOURCES, data, "config.data"
-    )
+    source, data_options = lookup.find_function(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
     scenario = scenario_seed(scenario, seed) | scenario
     cut = schema.options(scenarios.make, scenario, "config.scenario")
@@ -282,14 +280,12 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]
       ValueError: an option of augment, encoder, tuning, optimizer or schedule is wrong.
     """
     views = _build_views(top)
-    optimize, optimizer = schema.find_named_function(
+    optimize, optimizer = lookup.find_function(
         OPTIMIZERS, top.optimizer, "config.optimizer"
     )
     lr = optimizer.pop("lr", None)
     schema.check_value(lr, schema.Positive, "config.optimizer.lr")
-    curve, schedule = schema.find_named_function(
-        SCHEDULES, top.schedule, "config.schedule"
-    )
+    curve, schedule = lookup.find_function(SCHEDULES, top.schedule, "config.schedule")
     schedule = schema.options(curve, schedule, "config.schedule", given=("epochs",))
     peak = lr * (top.batch_size / 256 if top.scale_lr else 1.0)
     if top.scale_lr:
@@ -451,7 +447,7 @@ def make_encoder(top: TopLevel):
 
 
 def _module(top: TopLevel):
-    make, section = schema.find_named_function(ENCODERS, top.encoder, "config.encoder")
+    make, section = lookup.find_function(ENCODERS, top.encoder, "config.encoder")
     section = schema.options(make, section, "config.encoder", given=("dtype",))
     module = make(**section, dtype=PRECISIONS[top.precision])
     traits.check_encoder(module, "config.encoder.name", top.encoder["name"])
@@ -502,7 +498,7 @@ def fill_from_start(raw: dict) -> dict:
 def find_method(section):
     """Find the module of a method, and check the options of its make."""
     section = dict(section)
-    module = schema.method(section.pop("name", None))
+    module = lookup.find_method(section.pop("name", None))
     return module, schema.options(module.make, section, "config.method")
 
 

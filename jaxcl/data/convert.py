@@ -26,9 +26,8 @@ def write_arrays(dataset: stream.Dataset, directory: str) -> None:
 
     Raises ValueError if the directory is not empty.
     """
+    storage.check_blank(directory, directory)
     out = pathlib.Path(directory)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is there already and not an empty directory")
     out.mkdir(parents=True, exist_ok=True)
     try:
         _write_splits(dataset, out)
@@ -65,12 +64,8 @@ def _write_splits(dataset, out) -> None:
 
 def mean_std(images: np.ndarray) -> tuple[list[float], list[float]]:
     """Measure mean and deviation of each channel of u8[N,H,W,C], in [0, 1]."""
-    counts = np.stack(
-        [
-            np.bincount(images[..., c].ravel(), minlength=256)
-            for c in range(images.shape[-1])
-        ]
-    )
+    planes = np.moveaxis(images, -1, 0)
+    counts = np.stack([np.bincount(x.ravel(), minlength=256) for x in planes])
     levels = np.arange(256) / 255
     share = counts / counts.sum(1, keepdims=True)
     mean = share @ levels

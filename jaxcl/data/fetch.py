@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcl.data import convert, shapes, stream
+from jaxcl.data import convert, from_arrays, shapes, storage, stream
 from jaxcl.data import files as files_lib
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
@@ -83,16 +83,13 @@ def fetch_set(name: str, out: str, *, source: str | None = None) -> None:
     if name not in SETS:
         raise ValueError(f"set {name!r} is unknown; allowed are {(*SETS,)}")
     known, out = SETS[name], os.path.normpath(out)
-    if os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
-        raise ValueError(f"--out={out} is there already and not an empty folder")
+    storage.check_blank(out, f"--out={out}")
     downloads = f"{out}.download"
     try:
-        paths = [
-            _download(archive, downloads)
-            if source is None
-            else _find_archive(archive, source, known)
-            for archive in known.archives
-        ]
+        if source is None:
+            paths = [_download(archive, downloads) for archive in known.archives]
+        else:
+            paths = [_find_archive(x, source, known) for x in known.archives]
     except Unreachable as error:
         files = "\n".join(f"  {x.urls[0]}  ({x.size:,} bytes)" for x in known.archives)
         raise Unreachable(
@@ -154,14 +151,12 @@ def _save(url, path, size) -> None:
     import tqdm  # only downloads pay for it
 
     request = urllib.request.Request(url, headers={"User-Agent": "jaxcl"})
-    bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, disable=None)
-    with bar, urllib.request.urlopen(request, timeout=SECONDS) as answer:
-        with open(path, "wb") as file:
-            while block := answer.read(1 << 20):
-                file.write(block)
-                bar.update(len(block))
-            if file.tell() != size:
-                raise OSError(f"{file.tell():,} bytes came, not {size:,}")
+    answer = urllib.request.urlopen(request, timeout=SECONDS)
+    with answer, open(path, "wb") as file:
+        with tqdm.tqdm.wrapattr(file, "write", total=size, disable=None) as shown:
+            shutil.copyfileobj(answer, shown)
+        if file.tell() != size:
+            raise OSError(f"{file.tell():,} bytes came, not {size:,}")
 
 
 @contextlib.contextmanager
@@ -237,11 +232,10 @@ def _tiny_imagenet(paths, folder) -> None:
             for label, name in enumerate(names)
             for path in sorted((where / "train" / name / "images").iterdir())
         ]
-        lines = (where / "val" / "val_annotations.txt").read_text().splitlines()
+        val = where / "val"
+        lines = (val / "val_annotations.txt").read_text().splitlines()
         known = [line.split("\t")[:2] for line in lines]
-        test = sorted(
-            (names.index(wnid), where / "val" / "images" / file) for file, wnid in known
-        )
+        test = sorted((names.index(x), val / "images" / file) for file, x in known)
         parts = [read(train), read(test)]
     _write_splits("tiny_imagenet", names, parts, folder, decoder="pillow")
 
@@ -286,11 +280,7 @@ def _read_idx(path, axes) -> np.ndarray:
 def _write_splits(name, classes, parts, folder, decoder="") -> None:
     """Write (images, labels) of train and of test as plain arrays."""
     train, test = (
-        stream.Examples(
-            labels.astype(np.int32),
-            np.zeros(len(labels), np.int32),
-            np.ascontiguousarray(images),
-        )
+        from_arrays.examples(name, np.ascontiguousarray(images), labels, None)
         for images, labels in parts
     )
     data = stream.Dataset(name, classes, ("all",), train, None, test, decoder)
@@ -301,11 +291,8 @@ def _archives(name) -> tuple[Archive, ...]:
     """Read the archives of a set: lines of name, sha256, bytes and addresses."""
     table = pathlib.Path(__file__).with_name("archives.tsv").read_text()
     rows = [line.split("\t") for line in table.splitlines()]
-    return tuple(
-        Archive((*urls,), int(size), sha256)
-        for of, sha256, size, *urls in rows
-        if of == name
-    )
+    own = [row[1:] for row in rows if row[0] == name]
+    return tuple(Archive((*urls,), int(size), sha256) for sha256, size, *urls in own)
 
 
 _CIFAR10 = functools.partial(
@@ -349,14 +336,11 @@ def parser() -> argparse.ArgumentParser:
         "  jaxcl data mnist --out=data/mnist --from=FOLDER",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("name", choices=[*SETS, "shapes"], help="which set")
-    made.add_argument("--out", required=True, help="new or empty folder to write")
-    made.add_argument(
-        "--from",
-        dest="source",
-        metavar="FILE_OR_FOLDER",
-        help="its archive, or a folder with its archives, downloaded by hand",
-    )
+    add = made.add_argument
+    add("name", choices=[*SETS, "shapes"], help="which set")
+    add("--out", required=True, help="new or empty folder to write")
+    by_hand = "its archive, or a folder with its archives, downloaded by hand"
+    add("--from", dest="source", metavar="FILE_OR_FOLDER", help=by_hand)
     return made
 
 

@@ -121,7 +121,7 @@ class Decoding(NamedTuple):
                 f"{name}: has floating pixels from {low} to {high}; must be of 8 or 16 "
                 "bits"
             )
-        elif is_transparent(image):
+        elif image.has_transparency_data:
             image = image.convert("RGBA")
             ground = (self.background,) * 3 + (255,)
             ground = Image.new("RGBA", image.size, ground)
@@ -136,13 +136,6 @@ class Decoding(NamedTuple):
                 f"{name} is {height} x {width} pixels: must be at least 1, and at most "
                 f"config.data.max_pixels={self.max_pixels} in all"
             )
-
-
-def is_transparent(image: Image.Image) -> bool:
-    """Return whether a PIL image may have transparent pixels."""
-    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or (
-        "transparency" in image.info
-    )
 
 
 def _eight_bits(pixels, name, bits) -> np.ndarray:
@@ -182,7 +175,8 @@ def _is_plain(data: bytes, opened: Image.Image) -> bool:
     """
     if data[:2] == _JPEG:
         return b"\xff\xd9" in data[-64:]
-    plain = data[:8] == _PNG and data[24] <= 8 and not is_transparent(opened)
+    opaque = not opened.has_transparency_data
+    plain = data[:8] == _PNG and data[24] <= 8 and opaque
     return plain and opened.mode != "LA" and b"IEND" in data[-64:]
 
 
@@ -386,7 +380,6 @@ def examples(
     reader: Any,
     label: np.ndarray,
     domain: np.ndarray | None = None,
-    numbers: np.ndarray | None = None,
 ) -> stream.Examples:
     """Make examples that are read row by row.
 
@@ -394,15 +387,10 @@ def examples(
       reader: a `Reader` of all rows, or another record with its methods.
       label: i[N], -1 where unknown.
       domain: i[N]; None: one domain.
-      numbers: from `number_classes`, if some classes are left out; None: all are kept.
     """
     label = np.asarray(label, np.int32)
     domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)
-    if numbers is not None:
-        label = np.where(label < 0, -1, numbers[label])
-        which, place = reader.which[label >= 0], reader.place[label >= 0]
-        reader = reader._replace(which=which, place=place)
-        label, domain = label[label >= 0], domain[label >= 0]
+
     return stream.Examples(label, domain, load=Loader(reader, np.arange(len(label))))
 
 
@@ -414,16 +402,6 @@ def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{option} = {file!r}: must hold at least one name, each once")
     return names
-
-
-def number_classes(wanted: tuple[str, ...], names: tuple[str, ...]) -> np.ndarray:
-    """Number the wanted classes in their order, i32[C]; -1: left out."""
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        raise ValueError(f"classes: {missing[:5]} not among the {len(names)} classes")
-    numbers = np.full(len(names), -1, np.int32)
-    numbers[[names.index(name) for name in wanted]] = np.arange(len(wanted))
-    return numbers
 
 
 def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:

@@ -10,7 +10,8 @@ from jaxcl import schema
 from jaxcl.data import files, splits, storage, stream
 
 MAPPED_BYTES = 4 << 30  # larger image files are mapped, not read
-_PARTS = ("train", "val", "test")  # what keys of an .npz file begin with
+# What keys of an .npz file begin with -> the split.
+_PARTS = {"train": "train", "val": "validation", "test": "test"}
 
 
 @splits.source
@@ -29,11 +30,11 @@ def npz(*, path: str) -> stream.Dataset:
     data = files.read_npz(path, (*split_keys, *keys))
     parts = {}
     if "train_x" in data:
-        for split in _PARTS:
-            if f"{split}_x" in data:
-                values = [data.get(f"{split}_{key}") for key in ("x", "y", "domain")]
-                parts[split] = examples(f"{path}: {split}", *values)
-        _check_domains(path, {split: data.get(f"{split}_domain") for split in parts})
+        begins = [begin for begin in _PARTS if f"{begin}_x" in data]
+        for begin in begins:
+            values = [data.get(f"{begin}_{key}") for key in ("x", "y", "domain")]
+            parts[_PARTS[begin]] = examples(f"{path}: {begin}", *values)
+        _check_domains(path, {begin: data.get(f"{begin}_domain") for begin in begins})
     elif "x" in data:
         values = [data.get(key) for key in ("x", "y", "domain")]
         whole = examples(path, *values)
@@ -46,21 +47,36 @@ def npz(*, path: str) -> stream.Dataset:
         has = sorted(files.read_npz(path))[:10]
         raise ValueError(f"{path}: has neither train_x nor x, but {has}")
     names = {}
-    for field, key in (("label", "class_names"), ("domain", "domain_names")):
-        given = data.get(key, np.array(number_names(parts, field)))
+    for key in {"class_names", "domain_names"} & {*data}:
+        given = data[key]
         if given.ndim != 1:
             raise ValueError(f"{path}: {key} has shape {list(given.shape)}, not [C]")
         if given.dtype.kind == "S":
             given = [name.decode(errors="replace") for name in given]
         names[key] = tuple(map(str, given))
     name = os.path.splitext(os.path.basename(path))[0]
-    return stream.Dataset(
-        name,
-        **names,
-        train=parts["train"],
-        validation=parts.get("val"),
-        test=parts.get("test"),
-    )
+    return dataset(name, parts, **names)
+
+
+def dataset(
+    name: str,
+    parts: dict[str, stream.Examples],
+    class_names: Sequence[str] | None = None,
+    domain_names: Sequence[str] | None = None,
+) -> stream.Dataset:
+    """Make a dataset of some splits.
+
+    Args:
+      name: of the set.
+      parts: split -> its examples.
+      class_names, domain_names: None: the numbers, see `number_names`.
+    """
+    if class_names is None:
+        class_names = number_names(parts, "label")
+    if domain_names is None:
+        domain_names = number_names(parts, "domain")
+    splits = dict.fromkeys(stream.SPLITS) | parts
+    return stream.Dataset(name, tuple(class_names), tuple(domain_names), **splits)
 
 
 @splits.source
@@ -76,17 +92,12 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
     entries = meta["splits"]
     _check_domains(path, {split: x.get("domain") for split, x in entries.items()})
     parts = {split: _array_split(path, x, resident) for split, x in entries.items()}
-    numbered = number_names(parts, "domain")
-    return stream.Dataset(
-        name=meta.get("name", os.path.basename(os.path.normpath(path))),
-        class_names=tuple(meta.get("class_names", ())) or number_names(parts, "label"),
-        domain_names=tuple(meta.get("domain_names", ()))
-        or (numbered if len(numbered) > 1 else ("all",)),
-        train=parts["train"],
-        validation=parts.get("validation"),
-        test=parts.get("test"),
-        decoder=meta.get("decoder", ""),
-    )
+    name = meta.get("name", os.path.basename(os.path.normpath(path)))
+    domain_names = meta.get("domain_names")
+    if not domain_names and len(number_names(parts, "domain")) == 1:
+        domain_names = ("all",)
+    data = dataset(name, parts, meta.get("class_names") or None, domain_names or None)
+    return data._replace(decoder=meta.get("decoder", ""))
 
 
 def number_names(parts, field) -> tuple[str, ...]:

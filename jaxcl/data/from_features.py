@@ -34,13 +34,9 @@ def features(*, path: str) -> stream.Dataset:
             parts[split] = _examples(f"{path}: {split}", *values)
     if "train" not in parts:
         raise ValueError(f"{path}: has no train_x, but {sorted(arrays)[:10]}")
-    names = {
-        key: tuple(about.get(key) or from_arrays.number_names(parts, field))
-        for key, field in (("class_names", "label"), ("domain_names", "domain"))
-    }
     name = os.path.splitext(os.path.basename(path))[0]
-    blank = dict.fromkeys(stream.SPLITS)
-    return stream.Dataset(name, **names, **blank | parts)
+    names = [about.get(key) or None for key in ("class_names", "domain_names")]
+    return from_arrays.dataset(name, parts, *names)
 
 
 def _examples(where, rows, label, domain) -> stream.Examples:

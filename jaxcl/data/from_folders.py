@@ -1,6 +1,5 @@
 """Sets of image files in folders, a folder for each class."""
 
-import functools
 import os
 import re
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ _LIKE_SPLITS = {*_SPLITS, "training", "valid", "validation", "testing", "dev", "
 _BESIDE = "images beside the folders of classes"
 
 
-@splits.image_source()
+@splits.image_source
 def image_folder(
     *,
     path: str,
@@ -45,31 +44,37 @@ def image_folder(
     """
     wanted = None if classes is None else files_lib.class_list(classes)
     left_out, name = listing.LeftOut(), os.path.basename(os.path.abspath(path))
-    examples = functools.partial(_examples, path, images)
+    names: tuple[str, ...] = ()
+    held_out: list[str] = []
+
+    def examples(label, files):
+        reader = files_lib.of_files(path, files, images.decoding)
+        return files_lib.examples(reader, label)
+
     if folders == "none":
         files = _relative(path, listing.images(path, left_out))
         if not files:
             raise ValueError(f"{path}: no images{_describe_left_out(left_out)}")
-        data = splits.draw_test(name, (), examples([-1] * len(files), files), 0.0, 0)
-        return data._replace(notes=_list_left_out(left_out))
-    inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
-    inner = "" if folders == "classes" else inner
-    names, *scanned = scan_classes(path, inner, wanted, left_out=left_out)
-    if folders == "guess":
-        _check_splits(path, names)
-    held_out = _list_held_out(path, names) if inner else []
-    whole = examples(*scanned)
-    if not held_out:
-        share = test if names else 0.0
-        data = splits.draw_test(name, names, whole, share, test_seed)
-        return data._replace(notes=_list_left_out(left_out))
-    parts = [
-        examples(*scan_classes(path, x, names, wanted is None, left_out)[1:])
-        for x in held_out
-    ]
-    validation = parts[0] if len(parts) == 2 else None
-    data = stream.Dataset(name, names, ("all",), whole, validation, parts[-1])
-    return data._replace(notes=_list_left_out(left_out))
+        label = [-1] * len(files)
+    else:
+        inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
+        inner = "" if folders == "classes" else inner
+        names, label, files = scan_classes(path, inner, wanted, left_out=left_out)
+        if folders == "guess":
+            _check_splits(path, names)
+        held_out = _list_held_out(path, names) if inner else []
+    data = stream.Dataset(name, names, ("all",), examples(label, files), None, None)
+    if held_out:
+        parts = [
+            examples(*scan_classes(path, x, names, wanted is None, left_out)[1:])
+            for x in held_out
+        ]
+        validation = parts[0] if len(parts) == 2 else None
+        data = data._replace(validation=validation, test=parts[-1])
+    elif names:
+        data = splits.draw_test(name, names, data.train, test, test_seed)
+    said = listing.describe(left_out)
+    return data._replace(notes=(f"left out: {said}",) if said else ())
 
 
 def is_mixed(path: str) -> bool:
@@ -83,11 +88,6 @@ def _images_in(folder) -> list[str]:
     """List the images in a folder, none of those below."""
     names = (name for name in os.listdir(folder) if not name.startswith("."))
     return [name for name in names if listing.is_image(name)]
-
-
-def _list_left_out(left_out) -> tuple[str, ...]:
-    said = listing.describe(left_out)
-    return (f"left out: {said}",) if said else ()
 
 
 def _describe_left_out(left_out) -> str:
@@ -139,11 +139,6 @@ def _list_held_out(path, names) -> list[str]:
     if not names:
         return there
     return [x for x in there if listing.folders(os.path.join(path, x))]
-
-
-def _examples(path, images, label, files) -> stream.Examples:
-    """Return examples of one domain that are read from `files`, relative to `path`."""
-    return files_lib.examples(files_lib.of_files(path, files, images.decoding), label)
 
 
 def scan_classes(

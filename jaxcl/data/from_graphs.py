@@ -54,31 +54,44 @@ def graphs(
       ValueError: a file is missing, breaks these promises or lacks what `features`
         names.
     """
-    graph_set = read_graphs(path, features=features, std=std, normalise=normalise)
-    label, names = graph_set.label, graph_set.class_names
-    train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)
-    return stream.Dataset(graph_set.name, names, ("all",), train, None, None)
-
-
-def read_graphs(
-    path: str,
-    *,
-    features: Sequence[Feature] | None = None,
-    std: Std = "sample",
-    normalise: bool = True,
-) -> graphs_lib.GraphSet:
-    """Read a set of graphs, see `graphs`."""
     name, arrays = _read_npz(path) if path.endswith(".npz") else _read_text(path)
+    return make_dataset(
+        path, name, arrays, features=features, std=std, normalise=normalise
+    )
+
+
+def make_dataset(
+    where: str,
+    name: str,
+    arrays: dict,
+    *,
+    features: Sequence[Feature] | None,
+    std: Std = "sample",
+    normalise: bool,
+) -> stream.Dataset:
+    """Make a dataset of graphs from arrays; all graphs are for training.
+
+    Args:
+      where: they come from, for messages.
+      name: of the set.
+      arrays: "where" the pairs come from; "pairs" of nodes i64[2,P], in any order;
+        "graph" i64[N], the graph of each node, rising; "label" i[G]; "class_names";
+        perhaps "node_label" and "node_attr".
+      features, std, normalise: see `graphs`.
+    """
     graph, label = arrays["graph"], arrays["label"]
     edges = _make_undirected(arrays["where"], arrays["pairs"], graph)
     graph_ptr = np.searchsorted(graph, np.arange(len(label) + 1))
     structure = (edges, graph_ptr, np.searchsorted(edges[0], graph_ptr), label)
-    return graphs_lib.GraphSet(
-        _features(path, arrays, edges, features, std, normalise),
+    graph_set = graphs_lib.GraphSet(
+        _features(where, arrays, edges, features, std, normalise),
         *(array.astype(np.int32) for array in structure),
         name,
         tuple(str(name) for name in arrays["class_names"]),
     )
+    label = graph_set.label
+    train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)
+    return stream.Dataset(name, graph_set.class_names, ("all",), train, None, None)
 
 
 def _read_npz(path) -> tuple[str, dict]:

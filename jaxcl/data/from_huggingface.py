@@ -60,14 +60,17 @@ def _column(file, key):
         if file.endswith(PARQUET):
             found = _import_arrow().parquet.ParquetFile(source).read(columns=[key])
         else:
-            with _import_arrow().ipc.open_stream(
-                _import_arrow().memory_map(source)
-            ) as reader:
-                found = reader.read_all()
+            found = _map_table(source)
         found = found.column(key)
         # Offsets that lead out of the file would end the process when they are read.
         found.validate(full=True)
         return found
+
+
+def _map_table(path):
+    """Map the table of an Arrow file without reading its rows."""
+    with _import_arrow().ipc.open_stream(_import_arrow().memory_map(path)) as reader:
+        return reader.read_all()
 
 
 @contextlib.contextmanager
@@ -86,13 +89,11 @@ def _header(file) -> tuple[Any, int]:
         if file.endswith(PARQUET):
             opened = _import_arrow().parquet.ParquetFile(source)
             return opened.schema_arrow, opened.metadata.num_rows
-        with _import_arrow().ipc.open_stream(
-            _import_arrow().memory_map(source)
-        ) as reader:
-            return reader.schema, sum(batch.num_rows for batch in reader)
+        table = _map_table(source)
+        return table.schema, table.num_rows
 
 
-@splits.image_source()
+@splits.image_source
 def huggingface(
     *,
     path: str,
@@ -136,25 +137,23 @@ def huggingface(
             _check_columns(file, image_key, label_key) for file in found[name]
         ]
     names, numbers = _number_labels(labels, chosen, label_key)
-    wanted = names if classes is None else files_lib.class_list(classes)
-    kept = None if classes is None else files_lib.number_classes(wanted, names)
-    parts = {}
+    fetch, parts = functools.partial(_fetch_image, image_key), {}
     for split, label in numbers.items():
         sizes = [len(x) for x in labels[split]]
         which = np.repeat(np.arange(len(sizes)), sizes)
         place = np.concatenate([np.arange(size) for size in sizes])
+        files = (*chosen[split],)
         reader = files_lib.Reader(
-            (*chosen[split],),
-            which,
-            place,
-            functools.partial(_fetch_image, image_key),
-            images.decoding,
-            unit="row",
+            files, which, place, fetch, images.decoding, unit="row"
         )
-        parts[split] = files_lib.examples(reader, label, numbers=kept)
-    name, share = os.path.basename(os.path.abspath(path)), 0.0 if test_split else test
-    data = splits.draw_test(name, wanted, parts.pop("train"), share, test_seed)
-    return data._replace(**parts)
+        parts[split] = files_lib.examples(reader, label)
+    name = os.path.basename(os.path.abspath(path))
+    data = stream.Dataset(name, names, ("all",), **dict.fromkeys(stream.SPLITS) | parts)
+    data = splits.keep_listed_classes(data, classes)
+    if test_split is None:
+        drawn = splits.draw_test(name, data.class_names, data.train, test, test_seed)
+        data = data._replace(train=drawn.train, test=drawn.test)
+    return data
 
 
 def is_dataset(path: str) -> bool:

@@ -14,7 +14,7 @@ from jaxcl.data import splits, storage, stream
 MARK = b"\xef\xbb\xbf"  # some editors put it before utf-8
 
 
-@splits.image_source()
+@splits.image_source
 def image_lists(
     *,
     path: str,

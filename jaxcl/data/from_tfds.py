@@ -69,7 +69,7 @@ def _parse_record(features, raw: bytes | None, **options) -> dict:
         raise files_lib.Unreadable(f"is no such example: {error!r}") from error
 
 
-@splits.image_source()
+@splits.image_source
 def tfds(
     *,
     path: str,
@@ -102,27 +102,21 @@ def tfds(
     info = _read_info(path)
     _feature(info, image_key, _library().features.Image, "image_key")
     names = _class_names(info, label_key, "label_key")
-    wanted = names if classes is None else files_lib.class_list(classes)
-    keep = None if classes is None else files_lib.number_classes(wanted, names)
+    domains = _class_names(info, domain_key, "domain_key") or ("all",)
+    fetch = functools.partial(_fetch_image, _features(info, image_key), image_key)
 
     def part(split):
         if split is None:
             return None
         files, table = _find_records(info, split, label_key, domain_key, index)
-        fetch = functools.partial(_fetch_image, _features(info, image_key), image_key)
         reader = files_lib.Reader(
             files, table.file, table.place, fetch, images.decoding, unit="place"
         )
-        return files_lib.examples(reader, table.label, table.domain, keep)
+        return files_lib.examples(reader, table.label, table.domain)
 
-    return stream.Dataset(
-        name=info.name,
-        class_names=wanted,
-        domain_names=_class_names(info, domain_key, "domain_key") or ("all",),
-        train=part(train_split),
-        validation=part(validation_split),
-        test=part(test_split),
-    )
+    parts = [part(split) for split in (train_split, validation_split, test_split)]
+    data = stream.Dataset(info.name, names, domains, *parts)
+    return splits.keep_listed_classes(data, classes)
 
 
 def _read_info(path):
@@ -187,9 +181,9 @@ def _find_records(
     # A set may be prepared again in the same directory, with other labels alone.
     prepared = os.path.join(info.data_dir, "dataset_info.json")
     found = identity.sizes_and_times([prepared, *files]).tolist()
-    if lost := [
-        file for file, (size, _) in zip(files, found[1:], strict=True) if size < 0
-    ]:
+    sizes = [size for size, _ in found[1:]]
+    lost = [file for file, size in zip(files, sizes, strict=True) if size < 0]
+    if lost:
         raise ValueError(
             f"split {split!r}: lacks {len(lost)} of its {len(files)} files: {lost[:3]}"
         )
@@ -197,9 +191,8 @@ def _find_records(
     stamp = np.array([str(label_key), str(domain_key), *map(str, found), *ranges])
     known = {} if index is None else _read_index(index)
     if np.array_equal(known.get(f"{split}/stamp"), stamp):
-        columns = [
-            known.get(f"{split}/{field}", stamp) for field in RecordTable._fields
-        ]
+        fields = RecordTable._fields
+        columns = [known.get(f"{split}/{field}", stamp) for field in fields]
         if any(x.dtype.kind != "i" or x.shape != columns[0].shape for x in columns):
             raise ValueError(f"index = {index!r}: it is damaged; delete it")
         return files, RecordTable(*columns)
@@ -207,13 +200,10 @@ def _find_records(
         _scan_file(info, number, part, label_key, domain_key)
         for number, part in enumerate(parts)
     ]
-    table = RecordTable(
-        *(np.concatenate(column) for column in zip(*tables, strict=True))
-    )
+    table = RecordTable(*map(np.concatenate, zip(*tables, strict=True)))
     most = table.label.max(initial=-1)
-    if label_key is not None and most >= len(
-        _class_names(info, label_key, "label_key")
-    ):
+    names = _class_names(info, label_key, "label_key")
+    if label_key is not None and most >= len(names):
         raise ValueError(f"split {split!r}: label {most} has no name")
     if index is not None:
         fresh = {f"{split}/{key}": value for key, value in table._asdict().items()}

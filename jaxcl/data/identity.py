@@ -65,21 +65,11 @@ def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
     if by_bytes is None:
         read = [x for x in parts.values() if _open_reader(x) is not None]
         by_bytes = sum(len(x.label) for x in read) <= ROWS
-    known = [
-        _identify_split(name, examples, by_bytes) for name, examples in parts.items()
-    ]
-    names, marks = (np.concatenate(x) for x in zip(*known, strict=True))
-    sizes = [len(x) for x, _ in known]
+    known = [_identify_split(name, x, by_bytes) for name, x in parts.items()]
+    names, marks, label, domain = map(np.concatenate, zip(*known, strict=True))
     numbers = np.array([stream.SPLITS.index(name) for name in parts], np.uint8)
-    graphs = any(x.graphs is not None for x in parts.values())
-    label, domain = (
-        np.zeros(len(names), np.int32)
-        if graphs
-        else np.concatenate([getattr(x, field) for x in parts.values()])
-        for field in ("label", "domain")
-    )
+    split = np.repeat(numbers, [len(x) for x, *_ in known])
     class_names = np.array([os.fsencode(name) for name in dataset.class_names], bytes)
-    split = np.repeat(numbers, sizes)
     return Identity(names, marks, split, label, domain, class_names, np.array(by_bytes))
 
 
@@ -88,13 +78,14 @@ def _open_reader(examples):
     return examples.load if examples.origin is None else examples.origin
 
 
-def _identify_split(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return names and marks of a split."""
+def _identify_split(split, examples, by_bytes) -> tuple[np.ndarray, ...]:
+    """Return names, marks, labels and domains of a split; graphs are one row."""
     if examples.graphs is not None:
         arrays = [np.asarray(x) for x in examples.graphs if x is not None]
         arrays += [examples.label, examples.domain]
-        whole = "".join(map(files_lib.sha256, arrays)).encode()
-        return np.array([split.encode()]), np.array([_digest(whole)], np.uint64)
+        whole = _digest("".join(map(files_lib.sha256, arrays)).encode())
+        zero = np.zeros(1, np.int32)
+        return np.array([split.encode()]), np.array([whole], np.uint64), zero, zero
     load, rows = _open_reader(examples), range(len(examples.label))
     if hasattr(load, "name"):
         names = [os.fsencode(load.name(row)) for row in rows]
@@ -111,7 +102,8 @@ def _identify_split(split, examples, by_bytes) -> tuple[np.ndarray, np.ndarray]:
         pairs = zip(files, sizes_and_times(files).tolist(), strict=True)
         marks = np.array([_digest(repr(pair).encode()) for pair in pairs], np.uint64)
         found = marks[which]
-    return np.array(names, bytes), np.fromiter(found, np.uint64, len(rows))
+    marks = np.fromiter(found, np.uint64, len(rows))
+    return np.array(names, bytes), marks, examples.label, examples.domain
 
 
 def _digest(data) -> int:
@@ -230,11 +222,9 @@ def common(test: Identity, train: Identity) -> list[str]:
     """Name the rows of a test split whose images a train split has."""
     if not (test.by_bytes and train.by_bytes):
         return []
-    known = {*train.marks[train.rows("train")].tolist()} - {0}
-    rows = test.rows("test")
-    return [
-        os.fsdecode(test.names[row]) for row in rows if int(test.marks[row]) in known
-    ]
+    known, rows = train.marks[train.rows("train")], test.rows("test")
+    twice = np.isin(test.marks[rows], known[known > 0])
+    return [os.fsdecode(name) for name in test.names[rows[twice]]]
 
 
 def describe_duplicates(known: Identity, name: str) -> str:

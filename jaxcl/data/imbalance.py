@@ -179,9 +179,10 @@ def long_tail(
     return kept
 
 
-def _restrict_tasks(tasks, label, kept) -> list[stream.Task]:
-    """Return the tasks without the train rows that are not kept."""
-    restricted = []
+def _cut_tail(dataset, tasks, section) -> list[stream.Task]:
+    """Return the tasks without the train rows that `long_tail` leaves out."""
+    restricted, label = [], dataset.train.label
+    kept = long_tail(label, dataset.class_names, **section)
     for task in tasks:
         rows = task.train.rows[kept[task.train.rows]]
         if len(rows) == 0:
@@ -223,18 +224,10 @@ def make_uneven(
                 f"of {dataset.name} have none"
             )
     if tail is not None:
-        tasks = _with_tail(dataset, tasks, tail)
+        tasks = _cut_tail(dataset, tasks, tail)
     if imbalance is not None:
         tasks = dominated(tasks, dataset.class_names, **imbalance)
     return tasks
-
-
-def _with_tail(dataset, tasks, section):
-    """Keep the rows of tasks that `long_tail` keeps."""
-    label = dataset.train.label
-    return _restrict_tasks(
-        tasks, label, long_tail(label, dataset.class_names, **section)
-    )
 
 
 def check_options(
@@ -249,12 +242,8 @@ def check_options(
     Raises:
       ValueError: an option is unknown, missing, or out of its range.
     """
-    checked = []
-    for name, function, section in (
-        ("imbalance", dominated, imbalance),
-        ("long_tail", long_tail, tail),
-    ):
-        if section is not None:
-            section = schema.options(function, section, field + name)
-        checked.append(section)
-    return tuple(checked)
+    if imbalance is not None:
+        imbalance = schema.options(dominated, imbalance, f"{field}imbalance")
+    if tail is not None:
+        tail = schema.options(long_tail, tail, f"{field}long_tail")
+    return imbalance, tail

@@ -31,9 +31,8 @@ def in_threads(
     count = min(32, (os.cpu_count() or 1) + 2) if count is None else count
     pool = concurrent.futures.ThreadPoolExecutor(count)
     try:
-        ahead = count + 2
         yield from _in_order(
-            lambda item: pool.submit(function, item).result, items, ahead
+            lambda item: pool.submit(function, item).result, items, count + 2
         )
     finally:
         pool.shutdown(cancel_futures=True)

@@ -13,11 +13,6 @@ from PIL import Image
 
 from jaxcl.data import parallel, stream
 
-INTERPOLATIONS = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-}
-
 Decoder = Literal["auto", "cv2", "pillow"]
 _RESIZED = 2**28  # pixels; a line of one pixel by millions grows by the square
 
@@ -37,7 +32,7 @@ def choose_decoder(decoder: Decoder = "auto") -> str:
 
 
 def resize(
-    image: np.ndarray, height: int, width: int, *, interpolation: str, decoder: str
+    image: np.ndarray, height: int, width: int, interpolation: str, decoder: str
 ) -> np.ndarray:
     """Resize u8[h,w,C] to u8[height,width,C], antialiased.
 
@@ -49,9 +44,9 @@ def resize(
         return image
     if decoder == "pillow":
         flat = image[..., 0] if image.shape[2] == 1 else image
-        resized = Image.fromarray(np.ascontiguousarray(flat)).resize(
-            (width, height), INTERPOLATIONS[interpolation]
-        )
+        whole = Image.fromarray(np.ascontiguousarray(flat))
+        method = Image.Resampling[interpolation.upper()]
+        resized = whole.resize((width, height), method)
         return np.asarray(resized).reshape(height, width, -1)
     import cv2
 
@@ -83,8 +78,7 @@ class CenterCrop(NamedTuple):
                 f"an image of {image.shape[0]} x {image.shape[1]} pixels would be "
                 f"resized to {h} x {w}: too long for its shorter side"
             )
-        how = {"interpolation": self.interpolation, "decoder": self.decoder}
-        image = resize(image, h, w, **how)
+        image = resize(image, h, w, self.interpolation, self.decoder)
         top, left = round((h - self.size) / 2), round((w - self.size) / 2)
         return image[top : top + self.size, left : left + self.size]
 
@@ -101,9 +95,8 @@ class RandomCrop(NamedTuple):
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Crop u8[h,w,C] to u8[size,size,C]."""
         top, left, h, w = self.box(image.shape[0], image.shape[1], rng)
-        how = {"interpolation": self.interpolation, "decoder": self.decoder}
         cut = image[top : top + h, left : left + w]
-        return resize(cut, self.size, self.size, **how)
+        return resize(cut, self.size, self.size, self.interpolation, self.decoder)
 
     def box(
         self, height: int, width: int, rng: np.random.Generator
@@ -131,10 +124,10 @@ def _with_decoder(crop):
 
 def _own_places(batch_size: int, index: int, count: int) -> np.ndarray:
     """Return the positions in a global batch that process `index` of `count` reads."""
-    if batch_size % count or not 0 <= index < count:
+    if batch_size < 1 or batch_size % count or not 0 <= index < count:
         raise ValueError(
             f"batch_size = {batch_size}: process {index} of {count} cannot take an "
-            "equal share; it must be a multiple of the number of processes"
+            "equal share; it must be at least 1 and a multiple of the processes"
         )
     size = batch_size // count
     return index * size + np.arange(size)
@@ -227,7 +220,6 @@ def batches(
     epochs: int,
     batch_size: int,
     start: int = 0,
-    steps: int | None = None,
     workers: int = 0,
     process_index: int = 0,
     process_count: int = 1,
@@ -235,7 +227,7 @@ def batches(
     views: int = 1,
     resident: bool = True,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield host batches of a task's steps `start` to `steps` (None: its last).
+    """Yield host batches of a task's steps from `start` on.
 
     With `resident` a batch is {"index": i32[b]}, rows of `source.examples`, whose
     pixels are on the device already. Otherwise it is {"image", "label": i32[b],
@@ -254,11 +246,10 @@ def batches(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size
     )
     places = _own_places(batch_size, process_index, process_count)
-    stop = len(plan) if steps is None else steps
-    if not 0 <= start <= stop <= len(plan):
+    steps = range(start, len(plan))
+    if not 0 <= start <= len(plan):
         raise ValueError(
-            f"start = {start}, steps = {stop}: must be 0 <= start <= steps <= "
-            f"{len(plan)}, the steps of task {task}"
+            f"start = {start}: must be from 0 to {len(plan)}, the steps of task {task}"
         )
     if workers < 0 or views < 1:
         raise ValueError(f"workers = {workers}, views = {views}: at least 0 and 1")
@@ -267,9 +258,9 @@ def batches(
     if resident:
         if source.examples.images is None:
             raise ValueError("resident = True: this set is read row by row; set False")
-        return ({"index": plan[step][places]} for step in range(start, stop))
+        return ({"index": plan[step][places]} for step in steps)
     read = _TrainBatch(source.examples, plan, places, _with_decoder(crop), views)
-    return _read_batches(read, range(start, stop), source.examples, workers)
+    return _read_batches(read, steps, source.examples, workers)
 
 
 def evaluation_batches(
@@ -287,8 +278,6 @@ def evaluation_batches(
     A batch is {"image": u8[b,H,W,C], "label": i32[b], "index": i32[b], "mask": f32[b]};
     padding repeats the last row, with mask 0. `b` and `workers` are as in `batches`.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size}: must be at least 1")
     rows = np.asarray(rows, np.int32)
     places = _own_places(batch_size, process_index, process_count)
     read = _EvalBatch(examples, rows, places, batch_size, _with_decoder(crop))

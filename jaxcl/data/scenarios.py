@@ -273,10 +273,8 @@ def by_slice(
     shuffled = by_label[stream.released_permutation(count, seed=DATA_SEED)]
     length, remainder = divmod(count, num_tasks)
     cuts = [remainder + length * (index + 1) for index in range(num_tasks - 1)]
-    return [
-        _make_task(whole, index, f"slice {index}", part, test)
-        for index, part in enumerate(np.split(shuffled, cuts))
-    ]
+    parts = enumerate(np.split(shuffled, cuts))
+    return [_make_task(whole, i, f"slice {i}", part, test) for i, part in parts]
 
 
 def by_domain(
@@ -354,12 +352,8 @@ def after(whole: TaskSplit) -> list[stream.Task]:
     test = _every_row(whole.judge)
     names = [f"earlier {i + 1}" for i in range(num_tasks - 1)] + [dataset.name]
     # Only the last task is trained; the others stand for those of the earlier run.
-    return [
-        _make_task(whole, index, name, rows, test)._replace(
-            earlier=earlier.astype(np.int32)
-        )
-        for index, name in enumerate(names)
-    ]
+    tasks = [_make_task(whole, i, name, rows, test) for i, name in enumerate(names)]
+    return [task._replace(earlier=earlier.astype(np.int32)) for task in tasks]
 
 
 def _check_num_tasks(num_tasks, most, what):
@@ -378,12 +372,11 @@ def repeat_rows(
     """
     if copies == 1:
         return tasks
-    return [
-        task._replace(
-            train=task.train._replace(order=one_pass.Repeated(task.train.order, copies))
-        )
-        for task in tasks
-    ]
+    repeated = []
+    for task in tasks:
+        order = one_pass.Repeated(task.train.order, copies)
+        repeated.append(task._replace(train=task.train._replace(order=order)))
+    return repeated
 
 
 # name -> how it cuts, and what may change its tasks

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from jaxcl import schema
-from jaxcl.data import splits, stream
+from jaxcl.data import splits, storage, stream
 
 Point = tuple[float, float]
 Polygon = list[Point]
@@ -249,14 +249,12 @@ def write_folders(data: stream.Dataset, out: str) -> None:
     Raises:
       ValueError: the folder holds something.
     """
-    folder = pathlib.Path(out)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"--out={out} is there already and not an empty folder")
+    storage.check_blank(out, f"--out={out}")
     for split in ("train", "test"):
         part = getattr(data, split)
         for row, image in enumerate(part.images):
             domain = data.domain_names[part.domain[row]]
             kind = data.class_names[part.label[row]]
-            path = folder / domain / split / kind / f"{row:05d}.png"
+            path = pathlib.Path(out) / domain / split / kind / f"{row:05d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(path)

@@ -4,13 +4,12 @@ Every source takes `validation`, the share of each class (and domain) that `seed
 from the train split. The test split never depends on the run's seed.
 """
 
-import difflib
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from jaxcl import schema
+from jaxcl import core, lookup, schema
 from jaxcl.data import (
     files,
     from_arrays,
@@ -61,10 +60,7 @@ class _Joined(NamedTuple):
 
 
 @splits.source
-def joined(
-    *,
-    sets: Annotated[Sequence[dict], schema.Entries()],
-) -> stream.Dataset:
+def joined(*, sets: Annotated[Sequence[dict], schema.Entries()]) -> stream.Dataset:
     """Read several sources, one after another; each is a domain.
 
     Classes of the same name are one class. The joined set is in memory if all its parts
@@ -82,20 +78,14 @@ def joined(
         for i, section in enumerate(sets)
     ]
     names = _class_names(datasets)
-    splits_of = ("train", "validation", "test")
-    parts = {name: _join_splits(datasets, name, names) for name in splits_of}
+    parts = {name: _join_splits(datasets, name, names) for name in stream.SPLITS}
     data = _merge_sets("sets", datasets, datasets[-1].name, parts)
     domains = tuple(f"{i}: {data.name}" for i, data in enumerate(datasets))
-    data = data._replace(domain_names=domains)
-    return data
+    return data._replace(domain_names=domains)
 
 
 @splits.source
-def judged_by(
-    *,
-    train: dict,
-    test: dict,
-) -> stream.Dataset:
+def judged_by(*, train: dict, test: dict) -> stream.Dataset:
     """Read the train split of one source, evaluated on that of another.
 
     Classes of the same name are one class. If the first has no labels, take `knn` with
@@ -118,13 +108,12 @@ def judged_by(
         "validation": None,
         "test": judge._replace(domain=np.full_like(judge.domain, -1)),
     }
-    data = _merge_sets("test", datasets, datasets[0].name, parts)
-    return data
+    return _merge_sets("test", datasets, datasets[0].name, parts)
 
 
 def _read_source(field, section) -> stream.Dataset:
     """Read the dataset of a section below config.data."""
-    source, options = schema.find_named_function(SOURCES, dict(section), field)
+    source, options = lookup.find_function(SOURCES, dict(section), field)
     data = source(**schema.options(source, options, field))
     if data.train.graphs is not None:
         raise ValueError(f"{field}: graphs cannot be joined; must be images")
@@ -177,9 +166,8 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
             "must be of one number, see `channels` of their sources"
         )
     starts = np.cumsum([0] + [len(part.label) for *_, part in found[:-1]])
-    reader = _Joined(
-        (*(origins if inside else readers),), starts, min(channels, default=None)
-    )
+    loads = tuple(origins if inside else readers)
+    reader = _Joined(loads, starts, min(channels, default=None))
     examples = files.examples(reader, label, domain)
     if not inside:
         return examples
@@ -214,17 +202,13 @@ IN_MEMORY = ("npz", "arrays")  # unless config.data.resident is False
 
 def load(name: str, **options: Any) -> stream.Dataset:
     """Read the dataset of a source by its name; ValueError: it is unknown."""
-    if name not in SOURCES:
-        near = difflib.get_close_matches(name, SOURCES, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"source {name!r} is unknown, did you mean {near!r}? All: {(*SOURCES,)}"
-        )
+    core.check_choice("source", name, tuple(SOURCES))
     return SOURCES[name](**options)
 
 
 def without_test_split(section: dict) -> dict:
     """Return options with which a source holds out no train rows."""
-    make, options = schema.find_named_function(SOURCES, section, "config.data")
+    make, options = lookup.find_function(SOURCES, section, "config.data")
     known = schema.option_of(make, options)
     return {"test": 0.0} if {"test", "test_seed"} <= {*known} else {}
 

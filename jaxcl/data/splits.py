@@ -5,7 +5,7 @@ import functools
 import inspect
 import os
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,7 +19,6 @@ TEST_SEED = 0  # draws the test split of sets that come without one
 
 # A file that cannot be decoded ends the run, or another of its class takes its place.
 OnCorrupt = Literal["error", "skip"]
-MaxPixels = Annotated[int, schema.Range(least=1)]
 Level = Annotated[int, schema.Range(0, 255)]
 # A set may come from anywhere: it names files of its own folder alone.
 Inside = Annotated[
@@ -59,18 +58,27 @@ def of_classes(
     Raises:
       ValueError: an unknown class, a class given twice, no class, or too few rows.
     """
-    names = dataset.class_names
-    kept, renumbered = _renumber("classes", classes, names)
-    rng = np.random.default_rng([seed, len(kept)])
+    whole = _keep_named(dataset, "label", "classes", classes)
+    if per_class is None:
+        return whole
+    label, count = whole.train.label, len(whole.class_names)
+    by_class = [np.flatnonzero(label == number) for number in range(count)]
+    fewest = min(map(len, by_class))
+    if not 1 <= per_class <= fewest:
+        raise ValueError(
+            f"per_class = {per_class}: must be from 1 to the {fewest} train rows of "
+            "the smallest class"
+        )
+    rng = np.random.default_rng([seed, count])
+    rows = np.concatenate([rng.permutation(own)[:per_class] for own in by_class])
+    return whole._replace(train=take_rows(whole.train, np.sort(rows)))
 
-    def keep_classes(examples, most=None):
-        part = take_rows(examples, _rows_of(examples.label, kept, most, rng))
-        return part._replace(label=renumbered[part.label])
 
-    whole = dataset._replace(class_names=tuple(names[label] for label in kept))
-    return stream.map_splits(whole, keep_classes)._replace(
-        train=keep_classes(dataset.train, per_class)
-    )
+def keep_listed_classes(dataset: stream.Dataset, file: str | None) -> stream.Dataset:
+    """Keep the classes that a text file names, one a line, in its order; None: all."""
+    if file is None:
+        return dataset
+    return of_classes(dataset, files_lib.class_list(file), None, 0)
 
 
 def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.Dataset:
@@ -82,39 +90,32 @@ def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.
     Raises:
       ValueError: an unknown domain, a domain given twice, or no domain.
     """
-    names = dataset.domain_names
-    kept, renumbered = _renumber("domains", domains, names)
-
-    def keep_domains(examples):
-        part = take_rows(examples, np.flatnonzero(renumbered[examples.domain] >= 0))
-        return part._replace(domain=renumbered[part.domain])
-
-    whole = dataset._replace(domain_names=tuple(names[i] for i in kept))
-    return stream.map_splits(whole, keep_domains)
+    return _keep_named(dataset, "domain", "domains", domains)
 
 
-def _renumber(field, wanted, names) -> tuple[list[int], np.ndarray]:
-    """Return numbers of the wanted names; and i32[C], new numbers or -1."""
-    kept = stream.numbers(names if wanted is None else wanted, names, field)
+def _keep_named(dataset, kind, option, wanted) -> stream.Dataset:
+    """Keep the rows whose label or domain is wanted, renumbered from 0 in that order.
+
+    Args:
+      kind: "label" or "domain".
+      option: that names what is wanted, for messages.
+      wanted: numbers or names; None: all.
+    """
+    field = "class_names" if kind == "label" else "domain_names"
+    names = getattr(dataset, field)
+    kept = stream.numbers(names if wanted is None else wanted, names, option)
     if not kept:
-        raise ValueError(f"{field} = {wanted!r}: must name at least one")
-    renumbered = np.full(len(names) + 1, -1, np.int32)
+        raise ValueError(f"{option} = {wanted!r}: must name at least one")
+    renumbered = np.full(len(names) + 1, -1, np.int32)  # the last: of number -1
     renumbered[kept] = np.arange(len(kept))
-    return kept, renumbered
 
+    def keep_rows(examples):
+        numbers = renumbered[getattr(examples, kind)]
+        part = take_rows(examples, np.flatnonzero(numbers >= 0))
+        return part._replace(**{kind: numbers[numbers >= 0]})
 
-def _rows_of(label, classes, most, rng) -> np.ndarray:
-    """Return rows of some classes, increasing; `most` of each, drawn, None: all."""
-    by_class = [np.flatnonzero(label == number) for number in classes]
-    fewest = min(map(len, by_class))
-    if most is not None and not 1 <= most <= fewest:
-        raise ValueError(
-            f"per_class = {most}: must be from 1 to the {fewest} train rows of "
-            "the smallest class"
-        )
-    if most is not None:
-        by_class = [rng.permutation(rows)[:most] for rows in by_class]
-    return np.sort(np.concatenate(by_class))
+    whole = stream.map_splits(dataset, keep_rows)
+    return whole._replace(**{field: tuple(names[number] for number in kept)})
 
 
 def draw_mask(
@@ -127,20 +128,24 @@ def draw_mask(
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction = {fraction}: must be at least 0 and below 1")
-    label, domain = examples.label, examples.domain
-    mask = np.zeros(len(label), bool)
+    mask = np.zeros(len(examples.label), bool)
     if fraction == 0:
         return mask
-    order = np.lexsort((domain, label))
-    pairs = np.stack([label[order], domain[order]])
-    starts = np.flatnonzero((pairs[:, 1:] != pairs[:, :-1]).any(0)) + 1
-    for rows in np.split(order, starts):
+    for label, domain, rows in group_rows(examples):
         # A generator for each class, so its draw does not depend on the other classes.
-        tags = [int(label[rows[0]]) + 1, int(domain[rows[0]]) + 1]
-        rng = np.random.default_rng([*seed, *tags])
+        rng = np.random.default_rng([*seed, label + 1, domain + 1])
         count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
         mask[rng.permutation(rows)[:count]] = True
     return mask
+
+
+def group_rows(examples: stream.Examples) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Yield each class in each domain: label, domain, and its rows, increasing."""
+    label, domain = examples.label, examples.domain
+    order = np.lexsort((domain, label))
+    edges = (np.diff(label[order]) != 0) | (np.diff(domain[order]) != 0)
+    for rows in np.split(order, np.flatnonzero(edges) + 1):
+        yield int(label[rows[0]]), int(domain[rows[0]]), rows
 
 
 def draw_test(
@@ -170,9 +175,8 @@ def cut_out(examples, mask) -> tuple[stream.Examples, stream.Examples | None]:
     """Return rows outside of a mask, and those inside, None if there are none."""
     if not mask.any():
         return examples, None
-    return take_rows(examples, np.flatnonzero(~mask)), take_rows(
-        examples, np.flatnonzero(mask)
-    )
+    outside, inside = np.flatnonzero(~mask), np.flatnonzero(mask)
+    return take_rows(examples, outside), take_rows(examples, inside)
 
 
 def unknown_classes(
@@ -201,7 +205,7 @@ class ImageOptions(NamedTuple):
     channels: files_lib.Channels = 3  # or 1: grey
     decoder: prefetch.Decoder = "auto"  # cv2 where it is installed, else pillow
     on_corrupt: OnCorrupt = "error"  # "skip" takes another image of the same class
-    max_pixels: MaxPixels = files_lib.PIXELS  # an image of more counts as corrupt
+    max_pixels: schema.Count = files_lib.PIXELS  # an image of more counts as corrupt
     background: Level = 255  # grey level behind transparent pixels
     # How many bits 16-bit greys use: the upper eight of these are kept.
     bits: Annotated[int, schema.Range(8, 16)] = 8
@@ -211,9 +215,8 @@ class ImageOptions(NamedTuple):
     @property
     def decoding(self) -> files_lib.Decoding:
         """Settings to turn encoded images into pixels."""
-        return files_lib.Decoding(
-            *(getattr(self, field) for field in files_lib.Decoding._fields)
-        )
+        fields = files_lib.Decoding._fields
+        return files_lib.Decoding(*(getattr(self, field) for field in fields))
 
 
 class DrawOptions(NamedTuple):
@@ -232,27 +235,21 @@ def source(read: Callable[..., stream.Dataset]) -> Callable[..., stream.Dataset]
     return _with_options(read, DrawOptions(), load_dataset)
 
 
-def image_source(**defaults: Any) -> Callable[[Callable], Callable]:
+def image_source(read: Callable[..., stream.Dataset]) -> Callable[..., stream.Dataset]:
     """Decorate a source that reads images from files.
 
     Its keyword `images` becomes the options of `ImageOptions`: keywords of the
     decorated function, so that a config and the tables in the docs have them. They then
     decide how the source's dataset is finished.
-
-    Args:
-      defaults: of options that have another default here.
     """
 
-    def decorate(read):
-        def load_dataset(options, images):
-            images = images._replace(decoder=prefetch.choose_decoder(images.decoder))
-            data = read(**options, images=images)._replace(decoder=images.decoder)
-            draw = {"validation": images.validation, "seed": images.seed}
-            return finish(data, **draw, images=images)
+    def load_dataset(options, images):
+        images = images._replace(decoder=prefetch.choose_decoder(images.decoder))
+        data = read(**options, images=images)._replace(decoder=images.decoder)
+        validation, seed = images.validation, images.seed
+        return finish(data, validation=validation, seed=seed, images=images)
 
-        return _with_options(read, ImageOptions(**defaults), load_dataset)
-
-    return decorate
+    return _with_options(read, ImageOptions(), load_dataset)
 
 
 def _with_options(read, shared, finished) -> Callable[..., stream.Dataset]:
@@ -262,10 +259,8 @@ def _with_options(read, shared, finished) -> Callable[..., stream.Dataset]:
       shared: the record, with its defaults.
       finished: (options of `read`, the record) -> a dataset.
     """
-    usual, types = (
-        shared._asdict(),
-        typing.get_type_hints(type(shared), include_extras=True),
-    )
+    usual = shared._asdict()
+    types = typing.get_type_hints(type(shared), include_extras=True)
 
     def call(**options):
         values = {name: options.pop(name, x) for name, x in usual.items()}
@@ -385,6 +380,5 @@ def _resident(examples: stream.Examples) -> stream.Examples:
         images[row] = image
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        for _ in pool.map(read_row, range(len(images))):
-            pass
+        list(pool.map(read_row, range(len(images))))  # raises what a thread raised
     return examples._replace(images=images, load=None, origin=examples.load)

@@ -1,6 +1,6 @@
 """Make a set of blank images, to compile programs without the real set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -27,46 +27,6 @@ class _BlankImages(NamedTuple):
         return np.zeros(self.shape, np.uint8)
 
 
-def make(
-    *,
-    classes: int,
-    rows: int,
-    pixels: int,
-    channels: int = 3,
-    class_names: Sequence[str] = (),
-    domain_names: Sequence[str] = ("all",),
-    in_memory: bool = False,
-) -> stream.Dataset:
-    """Make a set whose splits are `rows` blank images each.
-
-    Args:
-      pixels: side of the (square) images.
-      class_names: of the first classes; the others are named by their numbers.
-      in_memory: the images are one array (a broadcast zero, which takes no memory).
-
-    Raises:
-      ValueError: too few rows for one of each class in each domain.
-    """
-    domains = len(domain_names)
-    if rows < classes * domains:
-        raise ValueError(
-            f"--rows={rows}: must be at least {classes * domains}, one of each of "
-            f"{classes} classes in each of {domains} domains"
-        )
-    row = np.arange(rows)
-    label = (row % classes).astype(np.int32)
-    domain = (row // classes % domains).astype(np.int32)
-    shape = (pixels, pixels, channels)
-    if in_memory:
-        images = np.broadcast_to(np.uint8(0), (rows, *shape))
-        split = stream.Examples(label, domain, images)
-    else:
-        split = stream.Examples(label, domain, load=_BlankImages(shape))
-    others = [f"class {i}" for i in range(len(class_names), classes)]
-    names = (*class_names, *others)
-    return stream.Dataset("stand-in", names, tuple(domain_names), split, split, split)
-
-
 def make_for(
     data: Mapping,
     scenario: Mapping,
@@ -82,10 +42,12 @@ def make_for(
       classes, rows: of the train split; None: as the sections say.
 
     Returns:
-      The set; None if the config's own set needs no files.
+      The set, in which every split has as many rows; None if the config's own set needs
+      no files. Classes without a name are named by their numbers.
 
     Raises:
-      ValueError: a set of graphs, or an unknown number of classes.
+      ValueError: a set of graphs, an unknown number of classes, or too few rows for one
+        of each class in each domain.
     """
     name = data.get("name")
     if name in sources.MADE:
@@ -109,16 +71,29 @@ def make_for(
         )
     domains = _first_name_list(data.get("domains"), data.get("domain_names"))
     domains = domains or _first_name_list(scenario.get("domain_order")) or ("all",)
-    inside = data.get("resident")
-    return make(
-        classes=classes,
-        rows=rows or known_rows or ROWS_PER_CLASS * classes * len(domains),
-        pixels=data.get("size") or side or augment["size"],
-        channels=len(augment["mean"]),
-        class_names=names[:classes],
-        domain_names=domains,
-        in_memory=name in sources.IN_MEMORY if inside is None else inside,
-    )
+    rows = rows or known_rows or ROWS_PER_CLASS * classes * len(domains)
+    if rows < classes * len(domains):
+        raise ValueError(
+            f"--rows={rows}: must be at least {classes * len(domains)}, one of each of "
+            f"{classes} classes in each of {len(domains)} domains"
+        )
+    row = np.arange(rows)
+    label = (row % classes).astype(np.int32)
+    domain = (row // classes % len(domains)).astype(np.int32)
+    pixels = data.get("size") or side or augment["size"]
+    shape = (pixels, pixels, len(augment["mean"]))
+    resident = data.get("resident")
+    if resident is None:
+        resident = name in sources.IN_MEMORY
+    if resident:
+        # A broadcast zero takes no memory.
+        images = np.broadcast_to(np.uint8(0), (rows, *shape))
+        split = stream.Examples(label, domain, images)
+    else:
+        split = stream.Examples(label, domain, load=_BlankImages(shape))
+    others = [f"class {i}" for i in range(len(names), classes)]
+    names = (*names[:classes], *others)
+    return stream.Dataset("stand-in", names, domains, split, split, split)
 
 
 def _first_name_list(*options) -> tuple[str, ...]:

@@ -147,6 +147,17 @@ def exists(path: Path) -> bool:
     return epath.Path(path).exists()
 
 
+def check_blank(path: Path, what: str) -> None:
+    """Refuse a path that is there already, unless it is an empty folder on a disk.
+
+    Args:
+      path: to be written.
+      what: the path as a message names it, "--out=FOLDER".
+    """
+    if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise ValueError(f"{what} is there already and not an empty folder")
+
+
 def is_folder(path: Path) -> bool:
     """Return whether a path is a folder; in a bucket, if any name begins with it."""
     return epath.Path(path).is_dir()

@@ -6,9 +6,8 @@ import numpy as np
 from PIL import Image
 
 from jaxcl import schema
-from jaxcl.data import files, from_graphs, graphs, splits, stream
+from jaxcl.data import files, from_graphs, splits, stream
 
-_NAMES = ("rings", "trees")
 Look = Literal["plain", "inverted", "rotated"]
 _LOOKS = {
     "plain": lambda images: images,
@@ -20,11 +19,9 @@ _Nodes = Annotated[int, schema.Range(4, 10**6)]
 _Side = Annotated[int, schema.Range(1, 256)]  # pixels; all digits are in memory
 
 
-@schema.checked("config.data")
+@splits.source
 def digits(
     *,
-    validation: schema.Fraction = 0.0,
-    seed: schema.Natural = 0,
     size: _Side | None = None,
     interpolation: Literal["nearest", "bicubic"] = "bicubic",
     channels: files.Channels = 1,
@@ -49,8 +46,7 @@ def digits(
     label = raw.target.astype(np.int32)
     whole = stream.Examples(label, np.zeros_like(label), images)
     names = tuple(str(digit) for digit in range(10))
-    data = splits.draw_test("digits", names, whole, 0.2, splits.TEST_SEED)
-    return splits.finish(data, validation=validation, seed=seed)
+    return splits.draw_test("digits", names, whole, 0.2, splits.TEST_SEED)
 
 
 @schema.checked("config.data")
@@ -124,18 +120,14 @@ def rings_and_trees(
             edges = [(i, (i + 1) % size) for i in numbers]
             edges += [(i, (i + size // 2) % size) for i in rng.choice(size, 2)]
         pairs.append(np.array(edges) + starts[graph])
-    ends = np.concatenate(pairs).T
-    both = np.unique(np.concatenate([ends, ends[::-1]], axis=1), axis=1)
-    graph_ptr = np.concatenate([[0], np.cumsum(sizes)])
-    graph_set = graphs.GraphSet(
-        from_graphs.degree_profile(both, graph_ptr[-1]).astype(np.float32),
-        both.astype(np.int32),
-        graph_ptr.astype(np.int32),
-        np.searchsorted(both[0], graph_ptr).astype(np.int32),
-        (np.arange(count) % 2).astype(np.int32),
-        "rings_and_trees",
-        _NAMES,
+    name, numbers = "rings_and_trees", np.arange(count)
+    arrays = {
+        "where": name,
+        "pairs": np.concatenate(pairs).T,
+        "graph": np.repeat(numbers, sizes),
+        "label": numbers % 2,
+        "class_names": ("rings", "trees"),
+    }
+    return from_graphs.make_dataset(
+        name, name, arrays, features=("ldp",), normalise=False
     )
-    label = graph_set.label
-    train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)
-    return stream.Dataset(graph_set.name, _NAMES, ("all",), train, None, None)

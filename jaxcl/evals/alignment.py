@@ -57,9 +57,7 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     Raises:
       ValueError: the method keeps no memory, or held-out rows or labels are missing.
     """
-    what = (
-        "a method with a memory of images and the task of each, as er and er_ace have"
-    )
+    what = "a method with a memory of images and the task of each, as er and er_ace do"
     features_lib.refuse_unless(parts.memory is not None, "alignment", what)
     examples = parts.stream.dataset.validation
     if examples is None:
@@ -73,9 +71,9 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
         cosines, tasks = sharding.copy_to_host(program(state, embed(state), labels))
         measured = cosines != -np.inf  # not finite for another reason: it is told
         cosines, tasks = cosines[measured].astype(np.float64), tasks[measured]
-        scalars = {
-            f"task_{t + 1}": float(cosines[tasks == t].mean()) for t in np.unique(tasks)
-        }
+        scalars = {}
+        for t in np.unique(tasks):
+            scalars[f"task_{t + 1}"] = float(cosines[tasks == t].mean())
         if len(cosines):
             scalars["mean"] = float(cosines.mean())
         return core.Result({}, scalars)
@@ -104,9 +102,8 @@ def _compile_measure(parts, batch_size):
         slots = jnp.arange(steps * size).reshape(steps, size) % memory.capacity
 
         def of_slots(at):
-            at = jax.lax.with_sharding_constraint(
-                at, sharding.split_sharding(parts.mesh)
-            )
+            split = sharding.split_sharding(parts.mesh)
+            at = jax.lax.with_sharding_constraint(at, split)
             images, labels = memory.items["image"][at], memory.items["label"][at]
             stored = parts.embed(state, view(images))
             cosines = nearest_cosines(stored, labels, held, held_labels)

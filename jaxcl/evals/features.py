@@ -4,7 +4,7 @@ import contextlib
 import contextvars
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, sharding
-from jaxcl.data import graph_batches, prefetch, stream
+from jaxcl.data import graph_batches, prefetch, splits, stream
 from jaxcl.data.augment import images as augment_images
 
 # Features of the encoder, or the projections that the loss compares.
@@ -48,31 +48,26 @@ def refuse_unless(
 
 
 def check_labels(
-    parts: core.EvalParts, name: str, *splits: stream.Examples | None
+    parts: core.EvalParts, name: str, *needed: stream.Examples | None
 ) -> None:
     """Refuse a split that is missing, or that has rows without a label.
 
     Args:
       parts: the parts of every evaluator.
       name: the evaluator's name in the config.
-      splits: by default the train split and the evaluation rows.
+      needed: splits; by default the train split and the evaluation rows.
 
     Raises:
       ValueError: no evaluation rows, or rows without a label, naming the dataset.
     """
     dataset = parts.stream.dataset
-    for examples in splits or (dataset.train, parts.stream.evaluation):
-        need_rows(examples, name)
+    for examples in needed or (dataset.train, parts.stream.evaluation):
+        do = "set config.scenario.evaluation to 'test', or take the evaluator out"
+        refuse_unless(examples is not None, name, "evaluation rows", do)
         unknown, count = int((examples.label < 0).sum()), stream.count_rows(examples)
         kind = "train" if examples is dataset.train else "evaluation"
         what = f"a label for every row: {unknown} of {count} {kind} rows of "
         refuse_unless(not unknown, name, f"{what}{dataset.name} have none (-1)")
-
-
-def need_rows(examples: stream.Examples | None, name: str) -> None:
-    """Refuse a missing evaluation split."""
-    do = "set config.scenario.evaluation to 'test', or take the evaluator out"
-    refuse_unless(examples is not None, name, "evaluation rows", do)
 
 
 def select_features(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
@@ -145,12 +140,9 @@ def draw_stratified(
     the first rows of an order that depends on `seed`, the class and the domain alone,
     so a larger fraction contains all rows of a smaller one.
     """
-    label, domain = examples.label, examples.domain
-    chosen = np.zeros(len(label), bool)
-    order = np.lexsort((domain, label))
-    edges = (np.diff(label[order]) != 0) | (np.diff(domain[order]) != 0)
-    for rows in np.split(order, np.flatnonzero(edges) + 1):
-        rng = np.random.default_rng([seed, int(label[rows[0]]), int(domain[rows[0]])])
+    chosen = np.zeros(len(examples.label), bool)
+    for label, domain, rows in splits.group_rows(examples):
+        rng = np.random.default_rng([seed, label, domain])
         count = max(1, round(fraction * len(rows)))
         chosen[rng.permutation(rows)[:count]] = True
     return chosen
@@ -164,6 +156,11 @@ def average_per_task(parts: core.EvalParts, correct: np.ndarray) -> np.ndarray:
     """
     tests = [task.test for task in parts.stream.tasks]
     return np.array([correct[r].mean() if len(r) else np.nan for r in tests])
+
+
+def average_rows(parts: core.EvalParts, right: Mapping) -> dict[str, np.ndarray]:
+    """Average each array of correct predictions, see `average_per_task`."""
+    return {name: average_per_task(parts, row) for name, row in right.items()}
 
 
 def make_judge(
@@ -186,9 +183,8 @@ def make_judge(
     rows = slice(None) if rows is None else rows
     # Row -1, for rows of no task, allows every class.
     allowed = np.concatenate([groups.classes, np.ones((1, parts.num_classes), bool)])
-    truth = sharding.replicate(
-        (examples.label[rows], allowed, groups.test_task[rows]), parts.mesh
-    )
+    truth = examples.label[rows], allowed, groups.test_task[rows]
+    truth = sharding.replicate(truth, parts.mesh)
 
     def judge_rows(scores, labels, allowed, task):
         right = {"class_incremental": scores.argmax(axis=1) == labels}
@@ -384,9 +380,8 @@ def _make_reader(
 
     def resident(batch):
         images, at = batch
-        return view(
-            images[jax.lax.with_sharding_constraint(at, sharding.split_sharding(mesh))]
-        )
+        at = jax.lax.with_sharding_constraint(at, sharding.split_sharding(mesh))
+        return view(images[at])
 
     return resident, functools.partial(first_of, [(images, at) for at in padded])
 
@@ -486,25 +481,6 @@ def read_images(
         workers=parts.workers,
     )
     return np.concatenate([batch["image"] for batch in batches])[: len(rows)]
-
-
-def make_two_views_embedder(
-    parts: core.EvalParts, *, batch_size: int = 128
-) -> Callable:
-    """Make a function that embeds two views of images in evaluation mode.
-
-    The views come from the defaults of `augment.images.make`, so that runs with
-    different augmentations compare. Their randomness depends only on the seed and on
-    the position of an image.
-
-    Args:
-      batch_size: rounded up to a multiple of the devices.
-
-    Returns:
-      (state, images u8[n,H,W,C]) -> embeddings f32[n, D] of either view, on the host.
-    """
-    augment = augment_images.make(size=parts.size, mean=parts.mean, std=parts.std)
-    return make_views_embedder(parts, augment, 2, batch_size=batch_size)
 
 
 def make_views_embedder(

@@ -16,7 +16,6 @@ images without augmentation. The memory starts empty and is not the method's own
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +26,6 @@ from jaxcl import core, metrics, schema, sharding
 from jaxcl.evals import features as features_lib
 from jaxcl.evals import plots
 from jaxcl.memory import duel
-
-
-class FilteringCourse(NamedTuple):
-    """The measurements after M, 2 M, ..., n M rows."""
-
-    shares: np.ndarray  # f64[n, C], of each class in the memory
-    entropy: np.ndarray  # f64[n], of these shares, nats
-    fifo: np.ndarray  # f64[n], entropy of a memory that keeps the last M rows
 
 
 @schema.checked("config.evaluators.filtering")
@@ -80,13 +71,19 @@ def make(
     """
     if features is None:
         features = "embedding" if parts.project is None else "projection"
-    reads = _with_unit_rows(features_lib.select_features(parts, "filtering", features))
+    chosen = features_lib.select_features(parts, "filtering", features)
+
+    def embed_unit(state, images):
+        return features_lib.unit_rows(chosen.embed(state, images))
+
+    reads = chosen._replace(embed=embed_unit)
     train = parts.stream.dataset.train  # no other split is read
     features_lib.check_labels(parts, "filtering", train)
     # Placed once, and only when a task is evaluated.
     place = functools.cache(functools.partial(features_lib.place_images, parts, train))
+    count = size * times
     offered_in = functools.cache(
-        functools.partial(_read_offered, reads, place, size * times, batch_size)
+        functools.partial(_read_offered, reads, place, count, batch_size)
     )
     offer = _make_offer(
         parts, score=score, temperature=temperature, newcomer_competes=newcomer_competes
@@ -120,19 +117,11 @@ def _read_offered(reads, place, count, batch_size, task):
       state -> f32[n, D], their features.
     """
     train = reads.stream.dataset.train
-    rows = features_lib.read_first_rows(
-        reads, reads.stream.tasks[task], count, batch_size
-    )
+    drawn = reads.stream.tasks[task]
+    rows = features_lib.read_first_rows(reads, drawn, count, batch_size)
     distinct, order = np.unique(rows, return_inverse=True)
     embed = features_lib.make_embedder(reads, train, rows=distinct, images=place())
     return train.label[distinct], order.astype(np.int32), embed
-
-
-def _with_unit_rows(parts):
-    """Return EvalParts whose `embed` gives unit rows."""
-    return parts._replace(
-        embed=lambda state, images: features_lib.unit_rows(parts.embed(state, images))
-    )
 
 
 def _make_offer(parts, **policy) -> Callable:
@@ -159,27 +148,6 @@ def _class_scalars(parts, entropy, share, labels) -> dict[str, float]:
     return {entropy: _class_entropy(parts, labels), **by_class}
 
 
-def read_courses(rows: Sequence[dict]) -> dict[str, FilteringCourse]:
-    """Read the last results of this module's evaluators from rows of metrics.jsonl.
-
-    Returns:
-      key of the evaluator's entry in the config -> its results.
-    """
-    found, pattern = {}, r"(entropy|fifo_entropy|class)_(\d+)(?:_(\d+))?"
-    for key, by_step in features_lib.find_scalars(rows, pattern).items():
-        measured = [x for x in by_step.values() if ("fifo_entropy", 1, None) in x]
-        if measured:
-            values = measured[-1]
-            times = sorted(i for kind, i, _ in values if kind == "fifo_entropy")
-            classes = sorted(c for kind, c, i in values if (kind, i) == ("class", 1))
-            found[key] = FilteringCourse(
-                np.array([[values["class", c, i] for c in classes] for i in times]),
-                np.array([values["entropy", i, None] for i in times]),
-                np.array([values["fifo_entropy", i, None] for i in times]),
-            )
-    return found
-
-
 def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw the last evaluation: KEY_classes.png and KEY_entropy.png.
 
@@ -187,14 +155,23 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
       rows: of metrics.jsonl, see `rows.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
-    for key, course in read_courses(rows).items():
-        times = np.arange(1, 1 + len(course.shares))
+    pattern = r"(entropy|fifo_entropy|class)_(\d+)(?:_(\d+))?"
+    for key, by_step in features_lib.find_scalars(rows, pattern).items():
+        measured = [x for x in by_step.values() if ("fifo_entropy", 1, None) in x]
+        if not measured:  # of another evaluator
+            continue
+        last = measured[-1]
+        times = sorted(i for kind, i, _ in last if kind == "fifo_entropy")
+        classes = sorted(c for kind, c, i in last if (kind, i) == ("class", 1))
+        shares = np.array([[last["class", c, i] for c in classes] for i in times])
         path = folder / f"{key.replace('/', '_')}_classes.png"
-        plots.class_shares(times, course.shares, path, title=key, time="{}M")
-        curves = {
-            "DUEL": (times, course.entropy),
-            "first in, first out": (times, course.fifo),
-        }
+        plots.class_shares(times, shares, path, title=key, time="{}M")
+        curves = {}
+        for name, kind in (
+            ("DUEL", "entropy"),
+            ("first in, first out", "fifo_entropy"),
+        ):
+            curves[name] = times, [last[kind, i, None] for i in times]
         path = folder / f"{key.replace('/', '_')}_entropy.png"
         plots.per_step(
             curves,

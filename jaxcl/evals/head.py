@@ -31,17 +31,31 @@ class LinearHead(NamedTuple):
 Optimizer = Literal["sgd", "adam"]
 
 
-class TrainingRule(NamedTuple):
-    """The options by which a head is trained."""
+class ProbeSettings(NamedTuple):
+    """The options of a probe; the defaults are the preset "cassle" of `linear`."""
 
-    epochs: int
-    batch_size: int
-    lr: float
-    momentum: float  # for SGD only
-    weight_decay: float
-    milestones: tuple[int, ...]
-    factor: float
+    epochs: int = 100
+    batch_size: int = 256
+    lr: float = 0.1
+    lrs: tuple[float, ...] = ()  # to choose from on a cut; (): `lr` is fixed
+    held_out: float = 0.1  # share of the labelled train rows in that cut
+    momentum: float = 0.9  # of SGD
+    weight_decay: float = 0.0  # joins the gradient
+    milestones: tuple[int, ...] = (60, 80)  # epochs, from 0, that multiply the rate
+    factor: float = 0.1  # by this
     optimizer: Optimizer = "sgd"
+    train_on: str = "all"
+    augment: bool = True
+    scale: tuple[float, float] = (0.08, 1.0)  # share of the area of a crop
+    flip: float = 0.5
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
+    jitter_probability: float = 0.0
+    grayscale: float = 0.0
+    blur: float = 0.0
+    balanced: bool = False  # draw with replacement, by `class_uniform`
+    normalize_features: bool = False
+    fraction: float = 1.0
+    fraction_seed: int = 0  # of the draws of `fraction` and of the cut
 
 
 def score_features(head: LinearHead, features: jax.Array) -> jax.Array:
@@ -149,16 +163,15 @@ def take_step(
     return head, opt_state, loss, scores
 
 
-def _make_training(rule: TrainingRule, num_classes: int) -> tuple[Callable, Callable]:
+def _make_training(rule: ProbeSettings, num_classes: int) -> tuple[Callable, Callable]:
     """Make the start and the step of a rule; both return (head, state, sum of losses).
 
     The losses are those of the present epoch; `lr` is that of the first epoch.
     """
-    decay = {"weight_decay": rule.weight_decay}
     if rule.optimizer == "adam":
-        tx = optim.adam(**decay)
+        tx = optim.adam(weight_decay=rule.weight_decay)
     else:
-        tx = optim.sgd(momentum=rule.momentum, **decay)
+        tx = optim.sgd(momentum=rule.momentum, weight_decay=rule.weight_decay)
     milestones = np.array(rule.milestones, np.int32)
 
     def begin_training(key, dim):
@@ -176,19 +189,16 @@ def _make_training(rule: TrainingRule, num_classes: int) -> tuple[Callable, Call
 
 
 def make_resident_fit(
-    rule: TrainingRule,
+    rule: ProbeSettings,
     parts: core.EvalParts,
     labels: jax.Array,
     read: Callable,
-    *,
-    balanced: bool = False,
 ) -> Callable:
     """Make a function that fits a head in one program for all epochs.
 
     Args:
       labels: i32[N] on the device.
       read: (state, data, rows i32[B], key) -> f32[B, D], features of a batch.
-      balanced: an epoch draws its rows by `class_uniform`; False: it has each row once.
 
     Returns:
       (state, data, rows i32[count], task, probe, lr) -> (Head, loss of the last epoch).
@@ -202,7 +212,7 @@ def make_resident_fit(
         sample = jax.eval_shape(read, state, data, rows[:batch_size], k_epochs)
         steps = jnp.maximum(count // batch_size, 1)
         order_of = functools.partial(epoch_order, rows=rows, count=count)
-        if balanced:
+        if rule.balanced:
             order_of = class_uniform(rows, count, labels, parts.num_classes)
 
         def run_epoch(number, carry):
@@ -235,7 +245,7 @@ def make_resident_fit(
 
 
 def make_streamed_fit(
-    rule: TrainingRule,
+    rule: ProbeSettings,
     parts: core.EvalParts,
     crop: prefetch.RandomCrop,
     embed: Callable,
@@ -251,7 +261,6 @@ def make_streamed_fit(
     """
     train = parts.stream.dataset.train
     whole, mesh = sharding.replicated(parts.mesh), parts.mesh
-
     begin, update = _make_training(rule, parts.num_classes)
 
     def step(state, carry, batch, number, steps, k_epochs, lr):

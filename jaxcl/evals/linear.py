@@ -30,7 +30,7 @@ needs.
 import functools
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,33 +44,6 @@ from jaxcl.evals import head as head_lib
 
 _RATIO = (3 / 4, 4 / 3)
 _CUT = 4  # keeps the draw of the cut apart from those of `splits` and `imbalance`
-
-
-class ProbeSettings(NamedTuple):
-    """The options of a probe; the defaults are the preset "cassle"."""
-
-    epochs: int = 100
-    batch_size: int = 256
-    lr: float = 0.1
-    lrs: tuple[float, ...] = ()  # to choose from on a cut; (): `lr` is fixed
-    held_out: float = 0.1  # share of the labelled train rows in that cut
-    momentum: float = 0.9  # of SGD
-    weight_decay: float = 0.0  # joins the gradient
-    milestones: tuple[int, ...] = (60, 80)  # epochs, from 0, that multiply the rate
-    factor: float = 0.1  # by this
-    optimizer: head_lib.Optimizer = "sgd"
-    train_on: str = "all"
-    augment: bool = True
-    scale: tuple[float, float] = (0.08, 1.0)  # share of the area of a crop
-    flip: float = 0.5
-    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
-    jitter_probability: float = 0.0
-    grayscale: float = 0.0
-    blur: float = 0.0
-    balanced: bool = False  # draw with replacement, by `head.class_uniform`
-    normalize_features: bool = False
-    fraction: float = 1.0
-    fraction_seed: int = 0  # of the draws of `fraction` and of the cut
 
 
 _DUEL = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 1e-6, "augment": False}
@@ -122,7 +95,7 @@ def _embed_plain(parts, examples, normalize, rows=None):
     return lambda state: unit(embed(state)) if normalize else embed(state)
 
 
-def _make_fit(parts, rule, settings) -> tuple[Callable, Callable]:
+def _make_fit(parts, settings) -> tuple[Callable, Callable]:
     """Fit a probe to features, or to new views in each epoch.
 
     Returns:
@@ -130,9 +103,7 @@ def _make_fit(parts, rule, settings) -> tuple[Callable, Callable]:
     """
     train, unit = parts.stream.dataset.train, settings.normalize_features
     labels = sharding.replicate(train.label, parts.mesh)
-    resident = functools.partial(
-        head_lib.make_resident_fit, rule, parts, labels, balanced=settings.balanced
-    )
+    resident = functools.partial(head_lib.make_resident_fit, settings, parts, labels)
     if not settings.augment:
         embed_train = _embed_plain(parts, train, unit)
         fit = resident(lambda state, features, at, key: features[at])
@@ -146,11 +117,10 @@ def _make_fit(parts, rule, settings) -> tuple[Callable, Callable]:
             interpolation="bilinear",
             decoder=parts.stream.dataset.decoder or "auto",
         )
-        return head_lib.make_streamed_fit(
-            rule, parts, crop, embed
-        ), lambda state, dim: dim
+        fit = head_lib.make_streamed_fit(settings, parts, crop, embed)
+        return fit, lambda state, dim: dim
     images = features_lib.place_images(parts, train)
-    even = rule.batch_size % parts.mesh.size == 0
+    even = settings.batch_size % parts.mesh.size == 0
     rows = (sharding.split_sharding if even else sharding.replicated)(parts.mesh)
 
     def read_features(state, images, at, key):
@@ -177,76 +147,71 @@ def _usable_rows(parts, train_on, groups) -> Callable:
     return visible
 
 
-class _CompiledProbe(NamedTuple):
-    """The compiled functions of a linear probe."""
-
-    settings: ProbeSettings
-    groups: features_lib.TaskMembership
-    labelled: np.ndarray  # bool[N], train rows that have labels
-    cut: np.ndarray  # bool[N], those that choose the learning rate; none: it is fixed
-    embed_cut: Callable | None  # state -> f32[K, D], features of these rows
-    embed_test: Callable  # state -> f32[M, D]
-    usable: Callable  # (state, task) -> bool[N]
-    fit: Callable  # see `head.make_resident_fit`
-    data_of: Callable  # (state, D) -> what `fit` reads the train rows from
-    score: Callable  # (head, f32[n, D]) -> f32[n, C], and whether all are finite
-    judge: Callable  # f32[M, C] -> dict of bool[M], see `features.make_judge`
-
-
-def _best_lr(parts, probe, train, of_cut, mask) -> float | None:
-    """Choose the learning rate whose head is best on held-out rows, or the first.
-
-    None if the cut has none of these rows, or if no fit is finite.
-    """
-    accuracy, judges = {}, mask[probe.cut]
-    label = parts.stream.dataset.train.label[probe.cut][judges]
-    rows = np.flatnonzero(mask & ~probe.cut)
-    for lr in probe.settings.lrs if judges.any() else ():
-        scores, finite = sharding.copy_to_host(probe.score(train(rows, lr)[0], of_cut))
-        if finite:
-            accuracy[lr] = (scores[judges].argmax(axis=1) == label).mean()
-    return max(accuracy, key=accuracy.get) if accuracy else None
-
-
-def _fit_and_judge(
-    parts, probe, train, features, mask
-) -> tuple[dict, float, float, list]:
-    """Fit a probe to the rows `mask`, and evaluate it.
+def _make_trial(parts, settings, cut, groups) -> Callable:
+    """Make the function that fits a probe to some train rows, and evaluates it.
 
     Args:
-      train: (rows, learning rate) -> head and loss.
-      features: of the evaluation rows, and of the cut or None.
+      cut: bool[N], train rows that choose the learning rate; none: it is fixed.
 
     Returns:
-      name -> f64[M], 1 where the prediction is right, nan without one; the loss; the
-      learning rate; warnings.
+      (train_head, held, of_cut, mask bool[N]) -> name -> f64[M], 1 where the prediction
+      is right, nan without one; the loss; the learning rate; warnings. `train_head` is
+      (rows, learning rate) -> head and loss. `held` and `of_cut` are features of the
+      evaluation rows and of the rows `cut`, or None.
     """
-    lr, warnings, (held, of_cut) = probe.settings.lr, [], features
-    if probe.settings.lrs:
-        best = _best_lr(parts, probe, train, of_cut, mask)
-        lr = lr if best is None else best
-        if best is None:
-            lrs = probe.settings.lrs
-            warnings.append(f"none of lrs={lrs} could be evaluated: lr={lr}")
-    head, loss = train(np.flatnonzero(mask), lr)
-    (scores, finite), loss = probe.score(head, held), float(sharding.copy_to_host(loss))
-    right = {name: row.astype(float) for name, row in probe.judge(scores).items()}
-    most = math.log(parts.num_classes)
-    if not (math.isfinite(loss) and sharding.copy_to_host(finite)):
-        # Scores of nan would predict class 0 for every row.
-        right = {name: row + np.nan for name, row in right.items()}
-        warnings.append(
-            f"the fit with lr={lr} is not finite, so that it has no accuracy"
-        )
-    elif loss > most:
-        warnings.append(
-            f"the fit with lr={lr} ends at a loss of {loss:.3g}, above the {most:.3g} "
-            "of a head that knows nothing: take a lower lr, or let lrs choose one"
-        )
-    return right, loss, lr, warnings
+    judge = features_lib.make_judge(parts, groups, parts.stream.evaluation)
+    cut_labels = parts.stream.dataset.train.label[cut]
+    of_chance = math.log(parts.num_classes)
+
+    @jax.jit
+    def score(head, features):
+        scores = head_lib.score_features(head, features)
+        return scores, jnp.isfinite(scores).all()
+
+    def find_best_lr(train_head, of_cut, mask) -> float | None:
+        """Choose the rate whose head is best on the cut, or the first.
+
+        None if the cut has none of these rows, or if no fit is finite.
+        """
+        accuracy, judges, rows = {}, mask[cut], np.flatnonzero(mask & ~cut)
+        for lr in settings.lrs if judges.any() else ():
+            head, _ = train_head(rows, lr)
+            scores, finite = sharding.copy_to_host(score(head, of_cut))
+            if finite:
+                guesses = scores[judges].argmax(axis=1)
+                accuracy[lr] = (guesses == cut_labels[judges]).mean()
+        return max(accuracy, key=accuracy.get) if accuracy else None
+
+    def run_trial(train_head, held, of_cut, mask):
+        lr, warnings = settings.lr, []
+        if settings.lrs:
+            best = find_best_lr(train_head, of_cut, mask)
+            if best is None:
+                lrs = settings.lrs
+                warnings.append(f"none of lrs={lrs} could be evaluated: lr={lr}")
+            else:
+                lr = best
+        head, loss = train_head(np.flatnonzero(mask), lr)
+        (scores, finite), loss = score(head, held), float(sharding.copy_to_host(loss))
+        right = {name: row.astype(float) for name, row in judge(scores).items()}
+        if not (math.isfinite(loss) and sharding.copy_to_host(finite)):
+            # Scores of nan would predict class 0 for every row.
+            right = {name: row + np.nan for name, row in right.items()}
+            warnings.append(
+                f"the fit with lr={lr} is not finite, so that it has no accuracy"
+            )
+        elif loss > of_chance:
+            warnings.append(
+                f"the fit with lr={lr} ends at a loss of {loss:.3g}, above the "
+                f"{of_chance:.3g} of a head that knows nothing: take a lower lr, or "
+                "let lrs choose one"
+            )
+        return right, loss, lr, warnings
+
+    return run_trial
 
 
-def _check_settings(parts, settings: ProbeSettings):
+def _check_settings(parts, settings: head_lib.ProbeSettings):
     """Refuse options that do not fit each other or the data."""
     if settings.train_on == "visible":
         what = "a method that says which rows it replayed, as cclis and co2l do"
@@ -323,7 +288,7 @@ def make(
     chosen = PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
     shares = chosen["milestones"]
     chosen |= {"milestones": tuple(round(share * epochs) for share in shares)}
-    settings = ProbeSettings(
+    settings = head_lib.ProbeSettings(
         epochs=epochs,
         batch_size=batch_size,
         lrs=tuple(lrs),
@@ -335,7 +300,7 @@ def make(
     return make_evaluator(parts, settings)
 
 
-def make_evaluator(parts: core.EvalParts, settings: ProbeSettings) -> Callable:
+def make_evaluator(parts: core.EvalParts, settings: head_lib.ProbeSettings) -> Callable:
     """Build the evaluator of a probe's settings.
 
     Returns:
@@ -350,9 +315,6 @@ def make_evaluator(parts: core.EvalParts, settings: ProbeSettings) -> Callable:
       train loss above log C.
     """
     _check_settings(parts, settings)
-    rule = head_lib.TrainingRule(
-        **{x: getattr(settings, x) for x in head_lib.TrainingRule._fields}
-    )
     unit, seed = settings.normalize_features, settings.fraction_seed
     train, groups = parts.stream.dataset.train, features_lib.assign_tasks(parts)
     labelled = features_lib.draw_stratified(
@@ -365,60 +327,42 @@ def make_evaluator(parts: core.EvalParts, settings: ProbeSettings) -> Callable:
         cut[at] = splits.draw_mask(rows, settings.held_out, [seed, _CUT])
         allowed = "() where every class has one labelled row"
         features_lib.require("linear.lrs", settings.lrs, cut.any(), allowed)
-    fit, data_of = _make_fit(parts, rule, settings)
-    embed_cut = (
-        _embed_plain(parts, train, unit, np.flatnonzero(cut)) if cut.any() else None
-    )
+    fit, data_of = _make_fit(parts, settings)
+    run_trial = _make_trial(parts, settings, cut, groups)
+    usable = _usable_rows(parts, settings.train_on, groups)
+    embed_test = _embed_plain(parts, parts.stream.evaluation, unit)
+    embed_cut = None
+    if cut.any():
+        embed_cut = _embed_plain(parts, train, unit, np.flatnonzero(cut))
 
-    def score_head(head, features):
-        scores = head_lib.score_features(head, features)
-        return scores, jnp.isfinite(scores).all()
+    def evaluate(state, task: int) -> core.Result:
+        held, of_cut = embed_test(state), embed_cut and embed_cut(state)
+        data = data_of(state, held.shape[1])
 
-    probe = _CompiledProbe(
-        settings=settings,
-        groups=groups,
-        labelled=labelled,
-        cut=cut,
-        embed_cut=embed_cut,
-        embed_test=_embed_plain(parts, parts.stream.evaluation, unit),
-        usable=_usable_rows(parts, settings.train_on, groups),
-        fit=fit,
-        data_of=data_of,
-        score=jax.jit(score_head),
-        judge=features_lib.make_judge(parts, groups, parts.stream.evaluation),
-    )
-    return functools.partial(_evaluate, parts, probe)
+        def fit_to(mask, number):
+            def train_head(rows, lr):
+                return fit(state, data, rows, task, number, lr)
 
+            return run_trial(train_head, held, of_cut, mask)
 
-def _evaluate(parts, probe: _CompiledProbe, state, task: int) -> core.Result:
-    """Fit the probe to the features of a state, and evaluate it."""
-    held, groups = probe.embed_test(state), probe.groups
-    features = held, probe.embed_cut and probe.embed_cut(state)
-    data = probe.data_of(state, held.shape[1])
+        mask = labelled & usable(state, task)
+        right, loss, lr, warnings = fit_to(mask, 0)
+        rows = features_lib.average_rows(parts, right)
+        if "task_aware" in rows:
+            rows["task_aware"] = features_lib.blank_unseen(
+                rows["task_aware"], settings.train_on, task
+            )
+        elif groups.aware == "domain_aware":  # a probe of its own for each domain
+            rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
+            for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
+                own, _, _, said = fit_to(mask & (groups.train_task == t), t + 1)
+                row = features_lib.average_per_task(parts, own["class_incremental"])
+                rows["domain_aware"][t] = row[t]
+                name = parts.stream.tasks[t].name
+                warnings += [f"domain {name}: {words}" for words in said]
+        accuracy = float(right["class_incremental"].mean())
+        scalars = {"accuracy": accuracy, "train_loss": loss}
+        scalars |= {"lr": lr} if settings.lrs else {}
+        return core.Result(rows, scalars, tuple(warnings))
 
-    def fit_on_rows(mask, number):
-        def train_head(rows, lr):
-            return probe.fit(state, data, rows, task, number, lr)
-
-        return _fit_and_judge(parts, probe, train_head, features, mask)
-
-    mask = probe.labelled & probe.usable(state, task)
-    right, loss, lr, warnings = fit_on_rows(mask, 0)
-    rows = {
-        name: features_lib.average_per_task(parts, row) for name, row in right.items()
-    }
-    if "task_aware" in rows:
-        known = rows["task_aware"], probe.settings.train_on, task
-        rows["task_aware"] = features_lib.blank_unseen(*known)
-    elif groups.aware == "domain_aware":  # a probe of its own for each domain
-        rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
-        for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
-            own, _, _, said = fit_on_rows(mask & (groups.train_task == t), t + 1)
-            row = features_lib.average_per_task(parts, own["class_incremental"])
-            rows["domain_aware"][t] = row[t]
-            name = parts.stream.tasks[t].name
-            warnings += [f"domain {name}: {words}" for words in said]
-    accuracy = float(right["class_incremental"].mean())
-    scalars = {"accuracy": accuracy, "train_loss": loss}
-    scalars |= {"lr": lr} if probe.settings.lrs else {}
-    return core.Result(rows, scalars, tuple(warnings))
+    return evaluate

@@ -109,17 +109,12 @@ def make(
     """
     features_lib.check_labels(parts, "logistic")
     train, evaluation = parts.stream.dataset.train, parts.stream.evaluation
-    features_lib.require(
-        "logistic", "", len(np.unique(train.label)) > 1, "left out of data of one class"
-    )
+    several = len(np.unique(train.label)) > 1
+    features_lib.require("logistic", "", several, "left out of data of one class")
     shape = () if train.images is None else train.images.shape[1:3]
     whole = shape == (parts.size, parts.size) and parts.resize is None
-    features_lib.require(
-        "logistic.passes",
-        passes,
-        not passes or whole,
-        "0 for images that stream or are of another size than config.augment.size",
-    )
+    allowed = "0 for images that stream or are of another size than config.augment.size"
+    features_lib.require("logistic.passes", passes, not passes or whole, allowed)
     embed_train = _embed_augmented(parts, passes, pad, flip, batch_size)
     embed_test = features_lib.make_embedder(parts, evaluation, batch_size=batch_size)
     groups = features_lib.assign_tasks(parts)
@@ -135,10 +130,7 @@ def make(
             return core.Result(blank, {}, (features_lib.NOT_FINITE,))
         machine = fit_regression(features, labels, **settings)
         right = judge(score_classes(machine, held, parts.num_classes))
-        rows = {
-            name: features_lib.average_per_task(parts, own)
-            for name, own in right.items()
-        }
+        rows = features_lib.average_rows(parts, right)
         accuracy = float(right["class_incremental"].mean())
         count = float(machine[-1].n_iter_.max())
         return core.Result(rows, {"accuracy": accuracy, "iterations": count})

@@ -12,7 +12,6 @@ Departures: the paper's figures count time in rows offered, from one memory size
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +25,6 @@ from jaxcl.evals import plots
 # Rows of a batch when the stream's entropy is measured. An order may fix the number of
 # steps of an epoch, so this decides how many rows are drawn, not how their classes mix.
 _BATCH = 16
-
-
-class MemoryHistory(NamedTuple):
-    """The measurements of one run over time."""
-
-    steps: np.ndarray  # i64[n], at which the memory held labelled rows
-    shares: np.ndarray  # f64[n, C], of each class
-    entropy: np.ndarray  # f64[n], nats
-    stream: np.ndarray  # f64[n], entropy of the task's stream; nan: no labels
 
 
 def make(parts: core.EvalParts) -> Callable:
@@ -99,34 +89,6 @@ def _stream_entropy(parts, task) -> float | None:
     return float(metrics.class_entropy(jnp.asarray(labels), parts.num_classes))
 
 
-def read_histories(rows: Sequence[dict]) -> dict[str, MemoryHistory]:
-    """Read the results of this module's evaluators from the rows of metrics.jsonl.
-
-    Returns:
-      key of the evaluator's entry in the config -> its results, if it has any.
-    """
-    found, pattern = {}, r"(class|entropy|stream_entropy)_?(\d*)"
-    for key, by_step in features_lib.find_scalars(rows, pattern).items():
-        points = {step: x for step, x in sorted(by_step.items()) if ("class", 0) in x}
-        if points:
-            classes = sorted(
-                c for kind, c in next(iter(points.values())) if kind == "class"
-            )
-            shares, entropy, stream = (
-                np.array(
-                    [[x.get(name) for name in names] for x in points.values()], float
-                )
-                for names in (
-                    [("class", c) for c in classes],
-                    [("entropy", "")],
-                    [("stream_entropy", "")],
-                )
-            )
-            steps = np.array([*points])
-            found[key] = MemoryHistory(steps, shares, entropy[:, 0], stream[:, 0])
-    return found
-
-
 def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw a memory's classes and entropy: KEY_classes.png and KEY_entropy.png.
 
@@ -135,12 +97,22 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
       folder: an existing folder, which gets the pictures.
     """
     ends = {row["task"]: row["step"] for row in rows}  # last step of each task
-    for key, history in read_histories(rows).items():
+    pattern = r"(class|entropy|stream_entropy)_?(\d*)"
+    for key, by_step in features_lib.find_scalars(rows, pattern).items():
+        # Without labelled rows in the memory an evaluation has no classes.
+        points = {step: x for step, x in sorted(by_step.items()) if ("class", 0) in x}
+        if not points:
+            continue
+        steps, first = np.array([*points]), next(iter(points.values()))
+        classes = sorted(name for name in first if name[0] == "class")
+        shares = [[x[name] for name in classes] for x in points.values()]
         path = folder / f"{key.replace('/', '_')}_classes.png"
-        plots.class_shares(history.steps, history.shares, path, title=key)
-        curves = {"memory": (history.steps, history.entropy)}
-        if np.isfinite(history.stream).any():
-            curves["stream"] = history.steps, history.stream
+        plots.class_shares(steps, shares, path, title=key)
+        curves = {}
+        for name, kind in (("memory", "entropy"), ("stream", "stream_entropy")):
+            values = np.array([x.get((kind, "")) for x in points.values()], float)
+            if np.isfinite(values).any():
+                curves[name] = steps, values
         path = folder / f"{key.replace('/', '_')}_entropy.png"
         label = "class entropy (nats)"
         plots.per_step(curves, path, list(ends.values()), title=key, ylabel=label)

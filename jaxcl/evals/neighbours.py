@@ -70,9 +70,8 @@ def make(
       ValueError: an option out of its range; a set of graphs; fewer than 2 images.
     """
     examples, rows = features_lib.sample_rows(parts, "neighbours", max_rows, least=2)
-    features_lib.refuse_unless(
-        examples.graphs is None, "neighbours", "images, not graphs"
-    )
+    is_images = examples.graphs is None
+    features_lib.refuse_unless(is_images, "neighbours", "images, not graphs")
     images = features_lib.read_images(parts, examples, rows)
     asked = features_lib.pick_evenly(np.arange(len(rows)), queries)
     embed = features_lib.make_embedder(parts, examples, rows=rows)

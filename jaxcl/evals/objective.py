@@ -43,16 +43,11 @@ def make(
         that do not fit in memory.
     """
     _check_rows(parts, batch_size, max_rows)
-    examples, tasks = parts.stream.dataset.train, range(len(parts.stream.tasks))
-    batches = [
-        _batches(
-            parts, examples, _choose_rows(parts, t, batch_size, max_rows), batch_size
-        )
-        for t in tasks
-    ]
-    images = (
-        features_lib.place_images(parts, examples) if examples.graphs is None else None
-    )
+    batches = []
+    for task in range(len(parts.stream.tasks)):
+        rows = _choose_rows(parts, task, batch_size, max_rows)
+        batches.append(_make_batches(parts, rows, batch_size))
+    images = features_lib.place_images(parts, parts.stream.dataset.train)
     # An argument of the program: as a constant, each seed would compile its own.
     key = sharding.replicate(np.asarray([parts.seed, 0], np.uint32), parts.mesh)
 
@@ -88,16 +83,15 @@ def _check_rows(parts, batch_size, max_rows):
 def _choose_rows(parts, task, batch_size, max_rows) -> np.ndarray:
     """Shuffle the rows of the tasks up to `task` and cut them to full batches."""
     rng = np.random.default_rng([parts.seed, task])
-    per_task = [
-        rng.permutation(met.train.rows)[:max_rows]
-        for met in parts.stream.tasks[: task + 1]
-    ]
+    met = parts.stream.tasks[: task + 1]
+    per_task = [rng.permutation(x.train.rows)[:max_rows] for x in met]
     rows = rng.permutation(np.concatenate(per_task))
     return rows[: max(len(rows) // batch_size, 1) * batch_size].astype(np.int32)
 
 
-def _batches(parts, examples, rows, batch_size):
-    """Return batches of rows in order, on the devices."""
+def _make_batches(parts, rows, batch_size):
+    """Make batches of rows in order, on the devices."""
+    examples = parts.stream.dataset.train
     if examples.graphs is not None:
         batches = graph_batches.evaluation_batches(examples, rows, batch_size)
     else:

@@ -76,24 +76,6 @@ def make(
     return core.Evaluator(evaluate, chart=draw_last)
 
 
-def read_by_class(rows: Sequence[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Read the last results of this module's evaluators from rows of metrics.jsonl.
-
-    Returns:
-      key of the evaluator's entry in the config -> (variances f64[C], similarities
-      f64[C]), nan for a class that does not occur.
-    """
-    measures = {}
-    for key, by_step in features_lib.find_scalars(rows, r"(intra|inter)_(\d+)").items():
-        last = {name: x for values in by_step.values() for name, x in values.items()}
-        classes = range(1 + max(label for _, label in last))
-        measures[key] = tuple(
-            np.array([last.get((kind, c)) for c in classes], np.float64)
-            for kind in ("intra", "inter")
-        )
-    return measures
-
-
 def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw each class at the last evaluation: KEY_by_class.png.
 
@@ -101,6 +83,12 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
       rows: of metrics.jsonl, see `rows.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
-    for key, measures in read_by_class(rows).items():
+    for key, by_step in features_lib.find_scalars(rows, r"(intra|inter)_(\d+)").items():
+        last = {name: x for values in by_step.values() for name, x in values.items()}
+        classes = range(1 + max(label for _, label in last))
+        measures = [
+            np.array([last.get((kind, c)) for c in classes], np.float64)  # None: nan
+            for kind in ("intra", "inter")
+        ]
         path = folder / f"{key.replace('/', '_')}_by_class.png"
         plots.class_spread({key: measures}, path, title=key)

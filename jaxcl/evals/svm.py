@@ -25,9 +25,8 @@ from jaxcl.evals import tsne
 
 _Folds = Annotated[int, schema.Range(least=2)]
 _Penalties = Annotated[tuple[schema.Positive, ...], schema.Entries()]
-_Subsets = Annotated[
-    tuple[Literal["all", "old", "new"], ...], schema.Entries(once=True)
-]
+_Subset = Literal["all", "old", "new"]
+_Subsets = Annotated[tuple[_Subset, ...], schema.Entries(once=True)]
 
 
 @schema.checked("config.evaluators.svm")
@@ -67,18 +66,15 @@ def make(
         few rows for the folds; nothing to measure in any task.
     """
     enough = max_rows is None or max_rows >= folds
-    features_lib.require(
-        "svm.max_rows", max_rows, enough, f"at least {folds} (folds), or None"
-    )
+    allowed = f"at least {folds} (folds), or None"
+    features_lib.require("svm.max_rows", max_rows, enough, allowed)
     dataset, tasks = parts.stream.dataset, range(len(parts.stream.tasks))
-    _check_labels(dataset, _task_rows(parts, tasks))
+    _check_labels(dataset, _join_rows(task.train.rows for task in parts.stream.tasks))
     settings = {"folds": folds, "inner_folds": inner_folds}
     chosen = [
         _choose_rows(parts, subsets, max_rows, task, **settings) for task in tasks
     ]
-    used = np.unique(
-        _join_rows(rows for of_task in chosen for rows in of_task.values())
-    )
+    used = _join_rows(rows for of_task in chosen for rows in of_task.values())
     allowed = f"of rows of two classes; none of {len(tasks)} tasks has such"
     features_lib.require("svm.subsets", subsets, len(used), allowed)
     embed = features_lib.make_embedder(
@@ -93,9 +89,8 @@ def make(
         for name, rows in chosen[task].items():
             mine = features[np.searchsorted(used, rows)]
             if np.isfinite(mine).all():
-                scalars[name] = nested_accuracy(
-                    mine, dataset.train.label[rows], **settings
-                )
+                labels = dataset.train.label[rows]
+                scalars[name] = nested_accuracy(mine, labels, **settings)
             else:
                 warnings.append(f"{name}: {features_lib.NOT_FINITE}")
         return core.Result({}, scalars, tuple(warnings))
@@ -135,12 +130,8 @@ def nested_accuracy(
 
 
 def _join_rows(rows: Iterable[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.int64), *rows])
-
-
-def _task_rows(parts, tasks) -> np.ndarray:
-    """List the train rows of several tasks, each once, increasing."""
-    return np.unique(_join_rows(parts.stream.tasks[t].train.rows for t in tasks))
+    """List the rows of several arrays, each once, increasing."""
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *rows]))
 
 
 def _choose_rows(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarray]:
@@ -149,7 +140,7 @@ def _choose_rows(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarra
     tasks = {"all": range(task + 1), "old": range(task), "new": [task]}
     chosen = {}
     for name in subsets if task else {"all"} & {*subsets}:
-        rows = _task_rows(parts, tasks[name])
+        rows = _join_rows(parts.stream.tasks[t].train.rows for t in tasks[name])
         classes = np.unique(label[rows])
         if len(classes) < 2:
             continue

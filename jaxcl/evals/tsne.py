@@ -56,10 +56,9 @@ def make(
     """
     examples, name = parts.stream.evaluation, parts.stream.dataset.name
     features_lib.check_labels(parts, "tsne", examples)  # no other is drawn
-    what = (
-        f"at least {_FEWEST} evaluation rows; {name} has {stream.count_rows(examples)}"
-    )
-    features_lib.refuse_unless(stream.count_rows(examples) >= _FEWEST, "tsne", what)
+    count = stream.count_rows(examples)
+    what = f"at least {_FEWEST} evaluation rows; {name} has {count}"
+    features_lib.refuse_unless(count >= _FEWEST, "tsne", what)
     chosen = draw_rows(examples.label, max_points, parts.seed)
     embed = features_lib.make_embedder(parts, examples, rows=chosen)
 

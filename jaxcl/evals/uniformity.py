@@ -4,7 +4,8 @@ Wang & Isola, "Understanding Contrastive Representation Learning through Alignme
 Uniformity on the Hypersphere", ICML 2020, with alpha = 2 and t = 2. It reads no labels.
 
 Departures: embeddings are the encoder's, in evaluation mode, of unit length. The views
-are those of `features.make_two_views_embedder`.
+come from the defaults of `augment.images.make`, so that runs with different
+augmentations compare; they depend on the seed and on the place of an image alone.
 """
 
 import math
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
+from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features as features_lib
 
 _EXACT = jax.lax.Precision.HIGHEST  # TF32 would blur distances between near rows
@@ -67,7 +69,8 @@ def make(
     """
     examples, rows = features_lib.sample_rows(parts, "uniformity", max_rows, least=2)
     images = features_lib.read_images(parts, examples, rows)
-    embed = features_lib.make_two_views_embedder(parts)
+    augment = augment_images.make(size=parts.size, mean=parts.mean, std=parts.std)
+    embed = features_lib.make_views_embedder(parts, augment, 2)
 
     def evaluate(state, task: int) -> core.Result:
         first, second = embed(state, images)

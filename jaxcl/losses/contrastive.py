@@ -13,6 +13,7 @@ of logits. The positive is then added to the sum over all others, which keeps th
 too.
 """
 
+import functools
 from collections.abc import Callable
 
 import chex
@@ -175,7 +176,7 @@ def info_nce(
         parts.append((negatives, negative_mask, None))
     if examples is not None:
         parts.append((positives, None, (examples, examples)))
-    denominator = None
+    totals = []
     for rows, exists, groups in parts:
         if logsumexp is None:
             logits = core.dot(anchors, rows) / temperature
@@ -183,13 +184,11 @@ def info_nce(
                 exists = examples[:, None] != examples[None, :]
             if exists is not None:
                 logits = jnp.where(exists, logits, _ABSENT)
-            total = jax.nn.logsumexp(logits, axis=-1)
+            totals.append(jax.nn.logsumexp(logits, axis=-1))
         else:
             scaled = anchors / temperature
-            total = logsumexp(scaled, rows, exists=exists, groups=groups)
-        denominator = (
-            total if denominator is None else jnp.logaddexp(denominator, total)
-        )
+            totals.append(logsumexp(scaled, rows, exists=exists, groups=groups))
+    denominator = functools.reduce(jnp.logaddexp, totals)
     lonely = denominator < _ABSENT / 2
     if positive_in_denominator:
         denominator = jnp.logaddexp(positive, denominator)

@@ -550,17 +550,15 @@ def _logsumexp_of_others(anchors, sets, temperature, logsumexp=None):
       temperature: divides the cosines.
       logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
     """
-    if logsumexp is not None:
-        row = jnp.arange(len(anchors))
-        terms = (
-            logsumexp(anchors / temperature, rows, groups=(row, row)) for rows in sets
-        )
-        return functools.reduce(jnp.logaddexp, terms)
-    terms = (
-        contrastive.logsumexp_of_others(core.dot(anchors, rows) / temperature)
-        for rows in sets
-    )
-    return functools.reduce(jnp.logaddexp, terms)
+    row = jnp.arange(len(anchors))
+
+    def sum_others(rows):
+        if logsumexp is not None:
+            return logsumexp(anchors / temperature, rows, groups=(row, row))
+        logits = core.dot(anchors, rows) / temperature
+        return contrastive.logsumexp_of_others(logits)
+
+    return functools.reduce(jnp.logaddexp, map(sum_others, sets))
 
 
 def _queue_logsumexp(a, b, queue, logsumexp=None):

@@ -225,13 +225,16 @@ def select(
     ahead = int(newcomer_competes)
     joined = jnp.arange(len(incoming)) < room + ahead
     present = jnp.concatenate([filled, joined])
-    options = dict(ahead=ahead, score=score, temperature=temperature)
-    played = functools.partial(_play_windows, **options)
-    if not (sharding.on_cpu() or split):
-        over_all = functools.partial(_play_all, **options)
+    rows = memory, incoming, present, room, count
+    by_windows = functools.partial(_select_by_windows, ahead=ahead)
+    if score == "exponential":
+        keep = _select_exponential(*rows, ahead=ahead, temperature=temperature)
+    elif sharding.on_cpu() or split:
+        keep = by_windows(*rows)
+    else:
+        over_all = functools.partial(_select_over_all, ahead=ahead)
         forms = dict.fromkeys(("cuda", "rocm", "tpu"), over_all)
-        played = functools.partial(jax.lax.platform_dependent, default=played, **forms)
-    keep = played(memory, incoming, present, room, count)
+        keep = jax.lax.platform_dependent(*rows, default=by_windows, **forms)
     if incoming_mask is None:
         return keep
     stays, comes = keep[: len(memory)], keep[len(memory) :]
@@ -239,30 +242,14 @@ def select(
     return jnp.concatenate([stays, jnp.zeros_like(comes).at[order].set(comes)])
 
 
-def _play_windows(memory, incoming, present, room, count, *, ahead, score, temperature):
-    """Play the rounds as on a CPU, with arrays no larger than the rows."""
-    limits = room, count, ahead
-    if score == "affine":
-        return _select_affine(memory, incoming, present, limits)
-    return _select_exponential(memory, incoming, present, limits, temperature)
-
-
-def _play_all(memory, incoming, present, room, count, *, ahead, score, temperature):
-    """Play the rounds over all rows, one for each incoming row."""
-    limits = room, count, ahead
-    if score == "affine":
-        return _play_affine(memory, incoming, present, limits)
-    return _select_exponential(memory, incoming, present, limits, temperature)
-
-
-def _play_affine(memory, incoming, present, limits):
-    """Play the rounds with the affine score, each over all rows.
+def _select_over_all(memory, incoming, present, room, count, *, ahead):
+    """Play the rounds from `room` to `count` with the affine score, over all rows.
 
     A GPU's host reads back whether a loop of unknown length goes on, so their number is
     known. Scores are computed again in every round: no rounding piles up in them.
     """
     rows = jnp.concatenate([memory, incoming])
-    capacity, (first, end, ahead) = len(memory), limits
+    capacity = len(memory)
 
     def drop_one(round, carry):
         present, total = carry
@@ -273,7 +260,7 @@ def _play_affine(memory, incoming, present, limits):
         gain = rows[jnp.minimum(joins, len(rows) - 1)] - rows[worst]
         order = jnp.arange(len(rows))
         after = (present & (order != worst)) | (order == joins)
-        plays = (first <= round) & (round < end)
+        plays = (room <= round) & (round < count)
         return jnp.where(plays, after, present), jnp.where(plays, total + gain, total)
 
     total = jnp.sum(jnp.where(present[:, None], rows, 0), axis=0)
@@ -281,7 +268,7 @@ def _play_affine(memory, incoming, present, limits):
 
 
 def _exact_products(a, b):
-    """Multiply in full float32; `slack` in `_select_affine` bounds the rounding.
+    """Multiply in full float32; `slack` in `_select_by_windows` bounds the rounding.
 
     The defaults are coarser, one pass of bfloat16 on a TPU and TF32 on a GPU. Products
     with a vector are bound by reading the memory, so that precision costs nothing.
@@ -310,8 +297,9 @@ def _sum_rows(memory, incoming, present):
     )
 
 
-def _select_affine(memory, incoming, present, limits):
-    capacity, (room, count, ahead) = len(memory), limits
+def _select_by_windows(memory, incoming, present, room, count, *, ahead):
+    """Play the rounds from `room` to `count` with the affine score, see `select`."""
+    capacity = len(memory)
     least, share = _CANDIDATES
     looked_at = min(max(least, int(share * capacity)), capacity)
     rounds = min(_ROUNDS, len(incoming))
@@ -374,8 +362,9 @@ def _select_affine(memory, incoming, present, limits):
     return carry[0]
 
 
-def _select_exponential(memory, incoming, present, limits, temperature):
-    capacity, (room, count, ahead) = len(memory), limits
+def _select_exponential(memory, incoming, present, room, count, *, ahead, temperature):
+    """Play the rounds from `room` to `count` with the exponential score."""
+    capacity = len(memory)
 
     def similarity_to_all(row):
         return similarity(

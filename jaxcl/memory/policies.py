@@ -13,7 +13,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxcl import schema
+from jaxcl import lookup
 from jaxcl.memory import buffer as buffer_lib
 from jaxcl.memory import diversity, loss_aware, redundancy
 from jaxcl.memory import duel as duel_lib
@@ -566,6 +566,6 @@ def look_up(name: str) -> Policy:
       ValueError: naming config.replay.policy and what is allowed.
     """
     field = "config.replay.policy"
-    found = schema.find_named(POLICIES, name, field)
+    found = lookup.find_entry(POLICIES, name, field)
     made = found if name in POLICIES else found()
-    return schema.check_made(made, Policy, name, field)
+    return lookup.check_made(made, Policy, name, field)

@@ -72,12 +72,9 @@ def make_rule(projections: int, ridge: float) -> frozen.Rule:
                 state.counts + own.sum(0),
             )
 
-    def fit(state):
-        return state
-
     def scores(state, features):
         hidden = ranpac.project(state.projection, features)
         found = jnp.matmul(hidden, state.weights, precision="highest")
         return frozen.known_only(found, state.counts)
 
-    return frozen.Rule(start, add, fit, scores)
+    return frozen.Rule(start, add, scores)

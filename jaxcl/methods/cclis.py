@@ -17,7 +17,7 @@ Departures:
 """
 
 import functools
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -71,108 +71,82 @@ def make(
     Raises:
       ValueError: naming field, value and range.
     """
-    settings = _Settings(
-        temperature=temperature,
-        weight=weight,
-        distill_temperature=distill_temperature,
-        past_temperature=past_temperature,
-        distill_over=distill_over,
-        scope=scope,
-        passes=passes,
-        leftover=leftover,
-        prototype_rate=prototype_rate,
-    )
     net = rehearsal.network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=True
     )
-    score = functools.partial(_score_rows, parts, net, settings)
+
+    def contrast(state, batch, z, prototypes):
+        return prototype.sample_nce(
+            z,
+            batch["label"],
+            prototypes,
+            rehearsal.weights(state.extra, batch),
+            state.extra.old,
+            temperature=temperature,
+            scope=scope,
+        )
+
+    def relations(state, z, teacher_z, prototypes):
+        extra, classes = state.extra, state.extra.taught
+        if distill_over == "seen":
+            classes = extra.seen & (state.task > 0)
+        return prototype.prd(
+            z,
+            teacher_z,
+            prototypes,
+            extra.teacher["prototypes"],
+            classes,
+            temperature=distill_temperature,
+            teacher_temperature=past_temperature,
+        )
+
+    def step(state, batch):
+        state = state.replace(params=_on_the_sphere(state.params))
+        images = parts.augment(core.step_key(state), batch["image"])
+        core.check_views(images, 1, "cclis")
+        images = images[:, 0]
+        teacher_z = None
+        if weight:
+            teacher_z = rehearsal.teacher_rows(net, state, images, train=False)
+
+        def loss(params):
+            z, stats = net(params, state.stats, images, train=True)
+            value = contrast(state, batch, z, params["prototypes"])
+            if weight:
+                value += weight * relations(state, z, teacher_z, params["prototypes"])
+            return value, stats
+
+        rates = parts.curve(prototype_rate), parts.lr
+        own, lr = (rate(core.progress(state), state.task) for rate in rates)
+        shares = {"prototypes": own / jnp.where(lr > 0, lr, 1)}
+        state, stats, metrics = core.descend(parts, state, loss, shares)
+        return state.replace(stats=stats), metrics
+
+    def score_rows(state, key, images, label, mask):
+        """Compute the importance of rows for the choice of the memory, f32[N]."""
+        return prototype.proposal(
+            embed_views(parts, net, state, key, images, passes),
+            label,
+            state.params["prototypes"],
+            state.extra.seen,
+            temperature=temperature,
+            example_mask=mask,
+            leftover=leftover,
+        )
+
     return rehearsal.method(
         parts,
         net,
-        functools.partial(_step, parts, net, settings),
+        step,
         memory_size=memory_size,
         mixed=functools.partial(rehearsal.stratified, share=share),
-        score=score if keep == "importance" else None,
+        score=score_rows if keep == "importance" else None,
     )
-
-
-class _Settings(NamedTuple):
-    """The options that a step and a score read, see `make`."""
-
-    temperature: float
-    weight: float
-    distill_temperature: float
-    past_temperature: float
-    distill_over: str
-    scope: str
-    passes: int
-    leftover: bool
-    prototype_rate: float
-
-
-def _step(parts, net, settings, state, batch):
-    state = state.replace(params=_on_the_sphere(state.params))
-    images = parts.augment(core.step_key(state), batch["image"])
-    core.check_views(images, 1, "cclis")
-    images = images[:, 0]
-    teacher_z = None
-    if settings.weight:
-        teacher_z = rehearsal.teacher_rows(net, state, images, train=False)
-
-    def loss(params):
-        z, stats = net(params, state.stats, images, train=True)
-        return _compute_loss(settings, state, batch, params, z, teacher_z), stats
-
-    rates = parts.curve(settings.prototype_rate), parts.lr
-    own, lr = (rate(core.progress(state), state.task) for rate in rates)
-    shares = {"prototypes": own / jnp.where(lr > 0, lr, 1)}
-    state, stats, metrics = core.descend(parts, state, loss, shares)
-    return state.replace(stats=stats), metrics
 
 
 def _on_the_sphere(params):
     """Scale prototypes to unit length; outside of the gradient."""
     return params | {"prototypes": core.l2_normalize(params["prototypes"])}
-
-
-def _compute_loss(settings, state, batch, params, z, teacher_z):
-    """Compute sample-NCE and PRD of the rows z, f32[]."""
-    extra, prototypes = state.extra, params["prototypes"]
-    value = prototype.sample_nce(
-        z,
-        batch["label"],
-        prototypes,
-        rehearsal.weights(extra, batch),
-        extra.old,
-        temperature=settings.temperature,
-        scope=settings.scope,
-    )
-    if not settings.weight:
-        return value
-    over_seen = settings.distill_over == "seen"
-    return value + settings.weight * prototype.prd(
-        z,
-        teacher_z,
-        prototypes,
-        extra.teacher["prototypes"],
-        extra.seen & (state.task > 0) if over_seen else extra.taught,
-        temperature=settings.distill_temperature,
-        teacher_temperature=settings.past_temperature,
-    )
-
-
-def _score_rows(parts, net, settings, state, key, images, label, mask):
-    """Return the importance of rows for the choice of the memory, f32[N]."""
-    z = embed_views(parts, net, state, key, images, settings.passes)
-    return prototype.proposal(
-        z,
-        label,
-        state.params["prototypes"],
-        state.extra.seen,
-        temperature=settings.temperature,
-        example_mask=mask,
-        leftover=settings.leftover,
-    )
 
 
 def embed_views(

@@ -13,10 +13,7 @@ Departures:
 
 from typing import Literal
 
-import jax
-
 from jaxcl import core, schema
-from jaxcl.losses import replay as losses
 from jaxcl.methods import online
 
 
@@ -46,47 +43,19 @@ def make(
     """
     net = online.build_network(parts, head)
 
-    def loss_of(state, incoming, replayed):
-        seen = state.extra.seen if unseen == "absent" else None
-        if passes == "joint":
-            return lambda params: joint_cross_entropy(
-                net, params, state.stats, seen, incoming, replayed
-            )
-        return lambda params: online.cross_entropy(
-            net, params, state.stats, incoming, replayed, class_mask=seen
-        )
-
     def update(state, incoming, key):
         allowed = online.replayable(replay_from, state, incoming)
         replayed = online.draw_rows(parts, state.extra.memory, key, allowed=allowed)
-        loss = loss_of(state, incoming, replayed)
+        seen = state.extra.seen if unseen == "absent" else None
+        rows = incoming, replayed
+        if passes == "joint":
+            rows = (online.join_rows(*rows),)
+
+        def loss(params):
+            return online.cross_entropy(
+                net, params, state.stats, *rows, class_mask=seen
+            )
+
         return *online.descend(parts, net, state, loss), {}
 
     return online.make_method(parts, net, update, limit=unseen == "absent")
-
-
-def joint_cross_entropy(
-    net: online.Network,
-    params: core.PyTree,
-    stats: core.PyTree,
-    class_mask: jax.Array | None,
-    incoming: online.Rows,
-    replayed: online.Rows,
-) -> tuple[jax.Array, core.PyTree]:
-    """Return the mean cross-entropy over incoming and replayed rows as one batch.
-
-    Args:
-      net: the network.
-      params, stats: of the network.
-      class_mask: bool[C], classes that compete; None: all.
-      incoming, replayed: rows, see `online.join_rows`.
-
-    Returns:
-      f32[], and the statistics after the pass.
-    """
-    rows = online.join_rows(incoming, replayed)
-    out, stats = net(params, stats, rows.images, train=True)
-    value = losses.cross_entropy(
-        out.logits, rows.label, class_mask=class_mask, example_mask=rows.mask
-    )
-    return value, stats

@@ -52,13 +52,29 @@ def make(
       temperature: of "sup_con".
     """
     net = online.build_network(parts, head)
-    if loss == "triplet":
-        distance = "cosine" if form == "paper" else "euclidean"
-        metric = functools.partial(
-            _triplet, gamma=gamma, margin=margin, distance=distance
+
+    def metric(anchors, pairs, labels, picked):
+        """Compute the metric loss; `pairs` are f32[2B,D], the rows of `picked`."""
+        pairs = pairs.reshape(-1, 2, pairs.shape[1])
+        near, far = pairs[:, 0], pairs[:, 1]
+        if loss == "sup_con":
+            return losses.aml_sup_con(
+                anchors,
+                near,
+                far,
+                labels,
+                picked.negative_label,
+                temperature=temperature,
+                valid=picked.valid,
+            )
+        return gamma * losses.triplet(
+            anchors,
+            near,
+            far,
+            margin=margin,
+            distance="cosine" if form == "paper" else "euclidean",
+            valid=picked.valid,
         )
-    else:
-        metric = functools.partial(_sup_con, temperature=temperature)
 
     def update(state, incoming, key):
         k_draw, k_pick, k_augment = jax.random.split(key, 3)
@@ -93,35 +109,6 @@ def make(
         return *online.descend(parts, net, state, value_of), {}
 
     return online.make_method(parts, net, update, limit=form == "paper")
-
-
-def _triplet(anchors, pairs, labels, picked, *, gamma, margin, distance):
-    positives, negatives = _split_pairs(pairs)
-    return gamma * losses.triplet(
-        anchors,
-        positives,
-        negatives,
-        margin=margin,
-        distance=distance,
-        valid=picked.valid,
-    )
-
-
-def _sup_con(anchors, pairs, labels, picked, *, temperature):
-    return losses.aml_sup_con(
-        anchors,
-        *_split_pairs(pairs),
-        labels,
-        picked.negative_label,
-        temperature=temperature,
-        valid=picked.valid,
-    )
-
-
-def _split_pairs(pairs):
-    """Split f32[2B,D] into positives and negatives f32[B,D] of each anchor."""
-    pairs = pairs.reshape(-1, 2, pairs.shape[1])
-    return pairs[:, 0], pairs[:, 1]
 
 
 def _rows_of(parts, key, picked, memory, incoming, task):

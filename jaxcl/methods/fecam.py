@@ -110,7 +110,7 @@ def make_rule(
         found = jax.lax.map(lambda pair: distance(*pair), (means, whole))
         return frozen.known_only(-found.T, counts)
 
-    return frozen.Rule(start, add, fit, scores)
+    return frozen.Rule(start, add, scores, fit)
 
 
 def shrink(covariance: jax.Array, diagonal: float, off_diagonal: float) -> jax.Array:

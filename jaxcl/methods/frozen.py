@@ -32,8 +32,9 @@ class Rule(NamedTuple):
 
     start: Callable  # (key, D, C) -> state, a tree of arrays
     add: Callable  # (state, Rows) -> state that has met these rows, too
-    fit: Callable  # state -> what `scores` reads; once for each evaluation
     scores: Callable  # (what `fit` returned, f32[B,D]) -> f32[B,C]
+    # state -> what `scores` reads, once for each evaluation; by default the state
+    fit: Callable = lambda state: state
 
 
 class Extra(NamedTuple):

@@ -152,8 +152,20 @@ def _selection(parts, net, *, alpha, beta, ridge) -> Callable:
     the head's gradient is computed. The host reads only labels, tasks and weights.
     """
     pool_of = jax.jit(functools.partial(_pool_of, parts, net))
-    atoms_of = jax.jit(functools.partial(_atoms_of, net, alpha=alpha, beta=beta))
     rebuilt = jax.jit(_rebuild_memory)
+
+    @jax.jit
+    def atoms_of(head, items, features, rows):
+        return gradients(
+            net,
+            head,
+            features[rows],
+            items["logits"][rows],
+            items["label"][rows],
+            items["weight"][rows],
+            alpha=alpha,
+            beta=beta,
+        )
 
     def end_task(state, task):
         items, filled, features = pool_of(state)
@@ -186,19 +198,6 @@ def _pool_of(parts, net, state):
         return net(state.params, state.stats, images, train=False)[0].features[0]
 
     return items, filled, jax.lax.map(features, items["image"], batch_size=256)
-
-
-def _atoms_of(net, head, items, features, rows, *, alpha, beta):
-    return gradients(
-        net,
-        head,
-        features[rows],
-        items["logits"][rows],
-        items["label"][rows],
-        items["weight"][rows],
-        alpha=alpha,
-        beta=beta,
-    )
 
 
 def _rebuild_memory(state, items, rows, weight, filled):

@@ -70,21 +70,21 @@ def make(
     Raises:
       ValueError: naming field, value and range.
     """
-    recipe = Recipe(
-        passes=passes,
+    _check_replay(parts.replay, balanced)
+    net = online.build_network(parts, head)
+    sgd = optim.sgd(momentum=momentum, weight_decay=weight_decay)
+    fit = _Fit(
+        parts=parts,
+        net=net,
+        tx=optax.chain(optax.clip_by_global_norm(clip), sgd),
         batch_size=batch_size,
-        lr=lr,
-        end_lr=end_lr,
-        schedule=schedule,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        clip=clip,
         cutmix=cutmix,
         cutmix_alpha=cutmix_alpha,
     )
-    _check_replay(parts.replay, balanced)
-    net = online.build_network(parts, head)
-    fit_memory = build_fit(parts, net, recipe)
+    rates = [lr] * passes
+    if schedule == "restarts":
+        rates = [pass_learning_rate(number, lr, end_lr) for number in range(passes)]
+    fit_memory = _build_fit(fit, rates)
 
     def eval_state(state):
         memory = state.extra.memory
@@ -115,62 +115,45 @@ def _only_count(state, incoming, key):
     return state.replace(step=state.step + 1), {"loss": zero, "lr": zero}, {}
 
 
-class Recipe(NamedTuple):
-    """The options of a fit, see `make`."""
+class _Fit(NamedTuple):
+    """The constants of a fit's steps, see `make`."""
 
-    passes: int
+    parts: core.Parts
+    net: online.Network
+    tx: optax.GradientTransformationExtraArgs
     batch_size: int
-    lr: float
-    end_lr: float
-    schedule: str
-    momentum: float
-    weight_decay: float
-    clip: float
     cutmix: float
     cutmix_alpha: float
 
 
-class _FitSetup(NamedTuple):
-    """The constants of a fit."""
+def _build_fit(fit: _Fit, rates: list[float]) -> Callable:
+    """Build (key, memory, rows in it) -> (parameters, running statistics).
 
-    parts: core.Parts
-    net: online.Network
-    recipe: Recipe
-    tx: optax.GradientTransformationExtraArgs
-
-
-def build_fit(parts: core.Parts, net: online.Network, recipe: Recipe) -> Callable:
-    """Build the fit: (key, memory, rows in it) -> (parameters, running statistics)."""
-    sgd = optim.sgd(momentum=recipe.momentum, weight_decay=recipe.weight_decay)
-    tx = optax.chain(optax.clip_by_global_norm(recipe.clip), sgd)
-    setup = _FitSetup(parts, net, recipe, tx)
-    start = jax.jit(functools.partial(_start_network, setup))
+    Args:
+      fit: the constants.
+      rates: learning rate of each pass.
+    """
+    start = jax.jit(functools.partial(_start_network, fit))
     order_of = jax.jit(_order_pass)
-    descend = jax.jit(functools.partial(_descend_span, setup), donate_argnums=0)
+    descend = jax.jit(functools.partial(_descend_span, fit), donate_argnums=0)
 
     def fit_memory(key, memory, count: int):
         state = start(key, memory.items["image"])
-        batches = -(-count // recipe.batch_size)
+        batches = -(-count // fit.batch_size)
         stride = 1 if sharding.on_cpu() else batches
-        for number in range(recipe.passes):
-            constant = recipe.schedule == "constant"
-            lr = (
-                recipe.lr
-                if constant
-                else pass_learning_rate(number, recipe.lr, recipe.end_lr)
-            )
-            lr, order = np.float32(lr), order_of(key, memory, np.int32(number))
+        for number, lr in enumerate(rates):
+            order = order_of(key, memory, np.int32(number))
             for first in range(0, batches, stride):
                 span = np.int32([number, first, first + stride])
-                state = descend(state, memory, order, key, *span, lr)
+                state = descend(state, memory, order, key, *span, np.float32(lr))
         return state[:2]
 
     return fit_memory
 
 
-def _start_network(setup, key, images):
-    params, stats = setup.net.init(key, setup.parts.plain(images[:1]))
-    return params, stats, setup.tx.init(params)
+def _start_network(fit, key, images):
+    params, stats = fit.net.init(key, fit.parts.plain(images[:1]))
+    return params, stats, fit.tx.init(params)
 
 
 def _order_pass(key, memory, number):
@@ -178,43 +161,43 @@ def _order_pass(key, memory, number):
     return shuffle(jax.random.split(jax.random.fold_in(key, number))[0], memory)
 
 
-def _descend_span(setup, state, memory, order, key, number, first, end, lr):
+def _descend_span(fit, state, memory, order, key, number, first, end, lr):
     """Take the steps on batches `first` to `end` of pass `number`."""
     key = jax.random.split(jax.random.fold_in(key, number))[1]
 
     def step(i, state):
-        return _descend(setup, state, memory, order, jax.random.fold_in(key, i), i, lr)
+        return _descend(fit, state, memory, order, jax.random.fold_in(key, i), i, lr)
 
     if sharding.on_cpu():  # the span is one batch
         return step(first, state)
     return jax.lax.fori_loop(first, end, step, state)
 
 
-def _descend(setup, state, memory, order, key, number, lr):
+def _descend(fit, state, memory, order, key, number, lr):
     """Take the step on batch `number` of a pass."""
-    parts, net, recipe, tx = setup
+    parts = fit.parts
     k_augment, k_mix = jax.random.split(key)
-    raw, label, mask = batch_of(order, memory, number, recipe.batch_size)
+    raw, label, mask = batch_of(order, memory, number, fit.batch_size)
     images = online.prepare_images(
         parts, k_augment, raw, parts.replay.augment != "none"
     )
     terms = ((1.0, label),)
-    if recipe.cutmix:
+    if fit.cutmix:
         images, other_label, share = cut_mix(
-            k_mix, images, label, probability=recipe.cutmix, alpha=recipe.cutmix_alpha
+            k_mix, images, label, probability=fit.cutmix, alpha=fit.cutmix_alpha
         )
         terms = (share, label), (1 - share, other_label)
     params, stats, opt_state = state
 
     def loss(params):
-        outputs, new_stats = net(params, stats, images, train=True)
+        outputs, new_stats = fit.net(params, stats, images, train=True)
         return sum(
             weight * losses.cross_entropy(outputs.logits, y, example_mask=mask)
             for weight, y in terms
         ), new_stats
 
     grads, stats = jax.grad(loss, has_aux=True)(params)
-    direction, opt_state = tx.update(grads, opt_state, params)
+    direction, opt_state = fit.tx.update(grads, opt_state, params)
     params = jax.tree.map(lambda p, d: p - lr * d, params, direction)
     return params, stats, opt_state
 

@@ -101,17 +101,9 @@ def _compute_past_gradients(parts, slope, state, stats, key, size):
         return jax.lax.cond(jnp.any(rows.mask), descend, lambda s: (s, zero), stats)
 
     past = parts.num_tasks - 1
-    loop = _unrolled_scan if sharding.on_cpu() else jax.lax.scan
-    return loop(gradient_of, stats, (jnp.arange(past), jax.random.split(key, past)))
-
-
-def _unrolled_scan(body, carry, rows):
-    """Run `jax.lax.scan` without a loop in the compiled program."""
-    outputs = []
-    for row in zip(*rows, strict=True):
-        carry, output = body(carry, row)
-        outputs.append(output)
-    return carry, jnp.stack(outputs)
+    each = jnp.arange(past), jax.random.split(key, past)
+    # On a CPU the gradients of convolutions are slow in a loop.
+    return jax.lax.scan(gradient_of, stats, each, unroll=sharding.on_cpu())
 
 
 def project(

@@ -78,20 +78,32 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    def write_batch(state, key, batch, _):
-        size = min(rows, state.extra.memory.capacity)
+    def choose_slots(state, key, batch):
+        """Return scores f32[B] of incoming rows, and their slots i32[B]."""
+        k_draw, k_choose = jax.random.split(key)
+        memory = state.extra.memory
         gradients_of = functools.partial(group_gradients, parts, net, state, gradients)
-        scores, slots = _choose(
-            parts,
-            gradients_of,
-            state,
-            key,
-            batch,
-            form=form,
-            vectors=vectors,
-            size=size,
-        )
-        return _write_scored(state, slots, batch, scores)
+        size = min(rows, memory.capacity)
+        count = min(vectors, memory.capacity // size)
+        past = _references(parts, gradients_of, memory, k_draw, count, size)
+        images, label = parts.plain(batch["image"]), batch["label"]
+        ones = jnp.ones(label.shape, bool)
+
+        own = gradients_of(images[:, None], label[:, None], ones[:, None])
+        scores = diversity.similarity_score(own, *past)
+        stored = memory.items["score"], memory.filled
+        if form == "paper":
+            return scores, diversity.choose_in_turn(k_choose, *stored, scores)
+        whole = gradients_of(images[None], label[None], ones[None])
+        batch_score = diversity.similarity_score(whole, *past)[0]
+        return scores, diversity.choose_at_once(k_choose, *stored, scores, batch_score)
+
+    def write_batch(state, key, batch, _):
+        scores, slots = choose_slots(state, key, batch)
+        items = online.stored_rows(state, batch, score=scores)
+        slots = buffer.order_after(slots, (scores, state.params))
+        memory = buffer.write(state.extra.memory, slots, items)
+        return state.replace(extra=state.extra._replace(memory=memory))
 
     return online.make_method(
         parts,
@@ -103,25 +115,6 @@ def make(
     )
 
 
-def _choose(parts, gradients_of, state, key, batch, *, form, vectors, size):
-    """Return scores f32[B] of incoming rows, and their slots i32[B]."""
-    k_draw, k_choose = jax.random.split(key)
-    memory = state.extra.memory
-    count = min(vectors, memory.capacity // size)
-    past = _references(parts, gradients_of, memory, k_draw, count, size)
-    images, label = parts.plain(batch["image"]), batch["label"]
-    ones = jnp.ones(label.shape, bool)
-
-    own = gradients_of(images[:, None], label[:, None], ones[:, None])
-    scores = diversity.similarity_score(own, *past)
-    stored = memory.items["score"], memory.filled
-    if form == "paper":
-        return scores, diversity.choose_in_turn(k_choose, *stored, scores)
-    whole = gradients_of(images[None], label[None], ones[None])
-    batch_score = diversity.similarity_score(whole, *past)[0]
-    return scores, diversity.choose_at_once(k_choose, *stored, scores, batch_score)
-
-
 def _references(parts, gradients_of, memory, key, count, size):
     """Return gradients of `count` disjoint draws of `size` rows, and which count."""
     drawn = online.draw_rows(parts, memory, key, size=count * size, augment=False)
@@ -129,17 +122,8 @@ def _references(parts, gradients_of, memory, key, count, size):
     def cut_draw(x):
         return x.reshape(count, size, *x.shape[1:])
 
-    mask = cut_draw(drawn.mask)
-    return gradients_of(cut_draw(drawn.images), cut_draw(drawn.label), mask), complete(
-        mask
-    )
-
-
-def _write_scored(state, slots, batch, scores):
-    items = online.stored_rows(state, batch, score=scores)
-    slots = buffer.order_after(slots, (scores, state.params))
-    memory = buffer.write(state.extra.memory, slots, items)
-    return state.replace(extra=state.extra._replace(memory=memory))
+    images, label, mask = map(cut_draw, (drawn.images, drawn.label, drawn.mask))
+    return gradients_of(images, label, mask), complete(mask)
 
 
 def complete(mask: jax.Array) -> jax.Array:

@@ -16,28 +16,13 @@ Departures:
   classes of the stream, and means of features that are not normalised.
 """
 
-from typing import NamedTuple
-
-import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
-from jaxcl.memory import buffer
 from jaxcl.methods import online
 from jaxcl.methods.online import means as means_lib
 from jaxcl.methods.online import teacher as teacher_lib
-
-
-class Extra(NamedTuple):
-    """The state of iCaRL."""
-
-    memory: buffer.Buffer
-    seen: jax.Array  # bool[C], classes met so far
-    kept: core.PyTree  # what the memory's policy counts
-    teacher: teacher_lib.Teacher
-    old: jax.Array  # bool[C], classes met before the present task
-    means: means_lib.ClassMeans | None = None  # while a state is evaluated
 
 
 @schema.checked("config.method")
@@ -64,7 +49,8 @@ def make(
     loss_of = _paper_terms if paper else _code_terms
 
     def update(state, incoming, key):
-        extra = state.extra
+        extra, task_of = state.extra, state.extra.task_of
+        old = (task_of >= 0) & (task_of < state.task)
         past = online.past_tasks(state)
         replayed = online.draw_rows(parts, extra.memory, key, allowed=past)
         rows = incoming, replayed
@@ -73,31 +59,13 @@ def make(
 
         def loss(params):
             outputs, stats = net.pass_together(params, state.stats, *rows)
-            labels, teacher = loss_of(outputs, rows, teacher_logits, extra)
+            labels, teacher = loss_of(outputs, rows, teacher_logits, old, extra.seen)
             return labels + distill_weight * teacher, stats
 
         return *online.descend(parts, net, state, loss), {}
 
-    def extra(base, params, stats):
-        old = jnp.zeros(parts.num_classes, bool)
-        return Extra(*base, teacher_lib.create_teacher(params, stats), old)
-
     nearest = means_lib.Nearest(parts, net, unit=paper, mirror=mirror)
-    return online.make_method(
-        parts,
-        net,
-        update,
-        extra=extra,
-        begin_task=_begin_task,
-        **nearest.make_hooks(),
-    )
-
-
-def _begin_task(state, task):
-    if task.index > 0:
-        old = core.copy(state.extra.seen)
-        state = state.replace(extra=state.extra._replace(old=old))
-    return teacher_lib.begin_task(state, task)
+    return teacher_lib.by_task(parts, net, update, **nearest.make_hooks())
 
 
 def _binary_cross_entropy(outputs, rows, teacher_logits, old, classes):
@@ -112,25 +80,27 @@ def _binary_cross_entropy(outputs, rows, teacher_logits, old, classes):
     )
 
 
-def _paper_terms(outputs, rows, teacher_logits, extra):
+def _paper_terms(outputs, rows, teacher_logits, old, seen):
     """Return the terms of labels (new classes) and teacher (old), of all rows."""
-    new = extra.seen & ~extra.old
+    new = seen & ~old
     terms = [
         (
-            _binary_cross_entropy(*side, extra.old, new),
-            _binary_cross_entropy(*side, extra.old, extra.old),
+            _binary_cross_entropy(*side, old, new),
+            _binary_cross_entropy(*side, old, old),
         )
         for side in zip(outputs, rows, teacher_logits, strict=True)
     ]
     return tuple(map(sum, zip(*terms, strict=True)))
 
 
-def _code_terms(outputs, rows, teacher_logits, extra):
+def _code_terms(outputs, rows, teacher_logits, old, seen):
     """Return the terms of labels (incoming rows) and of the teacher (replayed rows)."""
-    (new, old), (incoming, replayed) = outputs, rows
-    all_classes = jnp.ones_like(extra.old)
+    (new, past), (incoming, replayed) = outputs, rows
+    all_classes = jnp.ones_like(old)
     return (
         # No class is old, so the teacher's logits, here any, are not read.
         _binary_cross_entropy(new, incoming, new.logits, ~all_classes, all_classes),
-        _binary_cross_entropy(old, replayed, *teacher_logits, all_classes, all_classes),
+        _binary_cross_entropy(
+            past, replayed, *teacher_logits, all_classes, all_classes
+        ),
     )

@@ -89,14 +89,11 @@ def make_rule(memory_size: int, lr: float, steps: int) -> frozen.Rule:
             memory = buffer.write(memory, slots, own, rows.mask)
         return Learner(layer, moments, counts, memory, learner.key)
 
-    def fit_layer(learner):
-        return learner
-
     def scores(learner, features):
         found = logits(learner.layer, standardise(learner.moments, features))
         return frozen.known_only(found, learner.counts)
 
-    return frozen.Rule(start_learner, add_rows, fit_layer, scores)
+    return frozen.Rule(start_learner, add_rows, scores)
 
 
 def observe(moments: Moments, rows: frozen.Rows) -> Moments:
@@ -146,7 +143,6 @@ def descend(
 
     def loss(layer):
         found = logits(layer, features)
-        how = {"class_mask": seen, "example_mask": mask}
-        return replay.cross_entropy(found, label, **how)
+        return replay.cross_entropy(found, label, class_mask=seen, example_mask=mask)
 
     return jax.tree.map(lambda x, d: x - lr * d, layer, jax.grad(loss)(layer))

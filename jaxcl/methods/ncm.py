@@ -60,4 +60,4 @@ def make_rule(distance: str) -> frozen.Rule:
             found = -jnp.sum(gaps * gaps, axis=2)
         return frozen.known_only(found, counts)
 
-    return frozen.Rule(start, add, fit, scores)
+    return frozen.Rule(start, add, scores, fit)

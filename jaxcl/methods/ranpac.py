@@ -81,7 +81,7 @@ def make_rule(projections: int) -> frozen.Rule:
         found = jnp.matmul(hidden, weights, precision="highest")
         return frozen.known_only(found, counts)
 
-    return frozen.Rule(start, add, fit, scores)
+    return frozen.Rule(start, add, scores, fit)
 
 
 def held_out(index: jax.Array) -> jax.Array:

@@ -72,4 +72,4 @@ def make_rule(shrinkage: float) -> frozen.Rule:
         found = jnp.matmul(features, weights, precision="highest") - offset
         return frozen.known_only(found, counts)
 
-    return frozen.Rule(start, add, fit, scores)
+    return frozen.Rule(start, add, scores, fit)

@@ -57,10 +57,8 @@ def make_rule(
         memory = buffer.write(stored.memory, slots, items, rows.mask)
         return stored._replace(memory=memory)
 
-    def fit(stored):
-        return stored.memory
-
-    def scores(memory, features):
+    def scores(stored, features):
+        memory = stored.memory
         cosines = core.dot(core.l2_normalize(features), memory.items["features"])
         cosines = jnp.where(memory.filled, cosines, -jnp.inf)
         nearest, slots = jax.lax.top_k(cosines, min(k, memory_size))
@@ -68,4 +66,4 @@ def make_rule(
         found = jnp.sum(votes * jnp.exp(nearest / temperature)[..., None], axis=1)
         return jnp.where(found > 0, jnp.log(found), -jnp.inf)
 
-    return frozen.Rule(start, add, fit, scores)
+    return frozen.Rule(start, add, scores)

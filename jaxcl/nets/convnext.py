@@ -7,6 +7,7 @@ A block is x + s * fc2(gelu(fc1(norm(depthwise(x))))), with a depthwise convolut
 7 x 7. There is no batch norm: no row depends on another.
 """
 
+import functools
 from typing import Annotated, Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -33,47 +34,9 @@ SIZES = {
     "base": Size((3, 3, 27, 3), 128),
     "large": Size((3, 3, 27, 3), 192),
 }
-_small = nn.initializers.truncated_normal(0.02)
 _zeros = nn.initializers.zeros
 _EPSILON = 1e-6  # of the norms
-
-
-def _layer_norm(dtype, name):
-    # The fast variance loses digits where the mean is large, see `nets.vit`.
-    return nn.LayerNorm(_EPSILON, dtype=dtype, use_fast_variance=False, name=name)
-
-
-def _dense_layer(width, dtype, name):
-    return nn.Dense(width, dtype=dtype, kernel_init=_small, name=name)
-
-
-class Patches(nn.Module):
-    """A convolution whose windows touch and do not overlap: one matrix product.
-
-    Attributes:
-      side: pixels of a window; a rest of the image that is smaller is left out, as
-        PyTorch does.
-      width: channels that come out.
-      dtype: of the computation.
-    """
-
-    side: int
-    width: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Project each window, [B, H, W, C] -> [B, H // side, W // side, width]."""
-        side, channels = self.side, x.shape[-1]
-        shape = (side, side, channels, self.width)
-        kernel = self.param("kernel", _small, shape, jnp.float32)
-        bias = self.param("bias", _zeros, (self.width,), jnp.float32)
-        rows, columns = x.shape[1] // side, x.shape[2] // side
-        x = x[:, : rows * side, : columns * side]
-        x = x.reshape(-1, rows, side, columns, side, channels).swapaxes(2, 3)
-        x = x.reshape(-1, rows, columns, side * side * channels)
-        kernel = kernel.reshape(-1, self.width).astype(self.dtype)
-        return x @ kernel + bias.astype(self.dtype)
+_layer_norm = functools.partial(layers.layer_norm, _EPSILON)
 
 
 class Depthwise(nn.Module):
@@ -90,7 +53,7 @@ class Depthwise(nn.Module):
         """Convolve each channel by itself, [B, H, W, C] -> [B, H, W, C]."""
         width = x.shape[-1]
         shape = (KERNEL, KERNEL, 1, width)
-        kernel = self.param("kernel", _small, shape, jnp.float32)
+        kernel = self.param("kernel", layers.SMALL_WEIGHTS, shape, jnp.float32)
         bias = self.param("bias", _zeros, (width,), jnp.float32)
         rows = layers.depthwise(x, kernel.astype(self.dtype))
         return rows + bias.astype(self.dtype)
@@ -140,18 +103,12 @@ class Block(nn.Module):
         width = x.shape[-1]
         branch = Depthwise(self.dtype, name="depthwise")(x)
         branch = _layer_norm(self.dtype, "norm")(branch)
-        branch = _dense_layer(4 * width, self.dtype, "fc1")(branch)
+        branch = layers.small_dense(4 * width, self.dtype, "fc1")(branch)
         branch = nn.gelu(branch, approximate=False)
         if self.grn:
             branch = ResponseNorm(name="grn")(branch)
-        branch = _dense_layer(width, self.dtype, "fc2")(branch).astype(jnp.float32)
-        if self.layer_scale is not None:
-            begin = nn.initializers.constant(self.layer_scale)
-            branch *= self.param("scale", begin, (width,), jnp.float32)
-        if key is not None and self.drop:
-            keep = 1.0 - self.drop
-            branch *= jax.random.bernoulli(key, keep, (x.shape[0], 1, 1, 1)) / keep
-        return x + branch.astype(x.dtype)
+        branch = layers.small_dense(width, self.dtype, "fc2")(branch)
+        return layers.add_branch(self, x, branch, key, scale="scale")
 
 
 class ConvNeXt(nn.Module):
@@ -199,7 +156,7 @@ class ConvNeXt(nn.Module):
                 f"(config.augment.size): sides must be at least {least}, for "
                 f"{len(self.depths)} stages with config.encoder.patch={self.patch}"
             )
-        x = Patches(self.patch, self.width, self.dtype, name="stem")(
+        x = layers.Patches(self.patch, self.width, self.dtype, name="stem")(
             images.astype(self.dtype)
         )
         x = _layer_norm(self.dtype, "stem_norm")(x)
@@ -208,7 +165,7 @@ class ConvNeXt(nn.Module):
             if stage:
                 x = _layer_norm(self.dtype, f"stage{stage + 1}_norm")(x)
                 width, name = self.width * 2**stage, f"stage{stage + 1}_down"
-                x = Patches(2, width, self.dtype, name=name)(x)
+                x = layers.Patches(2, width, self.dtype, name=name)(x)
             for i in range(depth):
                 block = Block(
                     grn=self.grn,

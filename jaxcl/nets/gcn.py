@@ -126,24 +126,21 @@ class MaskedBatchNorm(nn.Module):
         return y
 
 
-class GCN(nn.Module):
-    """Layers of GCNConv, batch norm, LeakyReLU(0.01) and dropout.
+class GraphEncoder(nn.Module):
+    """Layers over the nodes of graphs, and the readouts of all layers side by side.
 
-    The output concatenates the readouts of all layers (ICL, section 5.1; its released
-    code has two layers of 32).
+    Each kind of encoder adds `apply_layer`, which maps node features f[n,F] to
+    f[n,width]; its arguments are the features, the graphs, the number of the layer from
+    1 on, and `train` and `key` as in `__call__`.
 
     Attributes:
       width: of each layer.
       layers: number of layers.
-      dropout: rate after each layer, in training.
-      affine: batch norm learns a factor and an offset.
       momentum: of batch norm, weight of the OLD running value.
     """
 
     width: int = 32
     layers: int = 2
-    dropout: float = 0.5
-    affine: bool = False
     momentum: float = 0.9
 
     @property
@@ -168,30 +165,48 @@ class GCN(nn.Module):
 
         Args:
           graphs: the batch; features of masked nodes are ignored.
-          train: apply dropout, and use and move batch statistics (collection
-            "batch_stats" must be mutable).
-          key: of the dropout; needed in training unless the dropout is 0.
+          train: apply dropout if there is any, and use and move batch statistics
+            (collection "batch_stats" must be mutable).
+          key: of the dropout; an encoder with dropout needs it in training.
 
         Raises:
           ValueError: the key is missing.
         """
+        # Zeros, since a masked number that is not finite would reach W's gradient.
+        x, outputs = jnp.where(graphs.node_mask[:, None], graphs.features, 0.0), []
+        for layer in range(1, self.layers + 1):
+            x = self.apply_layer(x, graphs, layer, train=train, key=key)
+            outputs.append(readout(x, graphs))
+        return jnp.concatenate(outputs, axis=-1)
+
+
+class GCN(GraphEncoder):
+    """Layers of GCNConv, batch norm, LeakyReLU(0.01) and dropout.
+
+    ICL, section 5.1; its released code has two layers of 32.
+
+    Attributes:
+      dropout: rate after each layer, in training.
+      affine: batch norm learns a factor and an offset.
+    """
+
+    dropout: float = 0.5
+    affine: bool = False
+
+    def apply_layer(self, x, graphs, layer, *, train, key):
+        """Apply layer number `layer`, see `GraphEncoder`."""
         drops = train and self.dropout > 0
         if drops and key is None:
             raise ValueError(
                 f"key=None: dropout={self.dropout} in training needs a key"
             )
-        mask = graphs.node_mask
-        # Zeros, since a masked number that is not finite would reach W's gradient.
-        x, outputs = jnp.where(mask[:, None], graphs.features, 0.0), []
-        for layer in range(1, self.layers + 1):
-            x = GCNConv(self.width, name=f"conv{layer}")(x, graphs)
-            bn = MaskedBatchNorm(self.momentum, affine=self.affine, name=f"bn{layer}")
-            x = nn.leaky_relu(bn(x, mask, train=train), 0.01)
-            if drops:
-                layer_key = jax.random.fold_in(key, layer)
-                x = dropout(layer_key, x, graphs, rate=self.dropout)
-            outputs.append(readout(x, graphs))
-        return jnp.concatenate(outputs, axis=-1)
+        x = GCNConv(self.width, name=f"conv{layer}")(x, graphs)
+        bn = MaskedBatchNorm(self.momentum, affine=self.affine, name=f"bn{layer}")
+        x = nn.leaky_relu(bn(x, graphs.node_mask, train=train), 0.01)
+        if drops:
+            layer_key = jax.random.fold_in(key, layer)
+            x = dropout(layer_key, x, graphs, rate=self.dropout)
+        return x
 
 
 @schema.checked("config.encoder")
@@ -211,7 +226,7 @@ def gcn(
         many nodes need.
     """
     check_dtype(dtype)
-    return GCN(width, layers, dropout, affine, momentum)
+    return GCN(width, layers, momentum, dropout, affine)
 
 
 def check_dtype(dtype: Any) -> None:

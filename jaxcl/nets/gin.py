@@ -42,59 +42,23 @@ class GINConv(nn.Module):
         return nn.Dense(self.features, kernel_init=start, name="linear2")(x)
 
 
-class GIN(nn.Module):
+class GIN(gcn.GraphEncoder):
     """Layers of GINConv, ReLU and then batch norm with a factor and an offset.
 
-    The output concatenates the sums over nodes of all layers.
+    Nothing is random: the key is not used.
 
     Attributes:
-      width: of each layer.
-      layers: number of layers.
       eps: see `GINConv`.
-      momentum: of batch norm, weight of the OLD running value.
     """
 
-    width: int = 32
     layers: int = 3
     eps: float = 0.0
-    momentum: float = 0.9
 
-    @property
-    def dtype(self):
-        """The type of the arithmetic: float32 alone."""
-        return jnp.float32
-
-    @property
-    def num_features(self) -> int:
-        """The length of a graph's embedding."""
-        return self.width * self.layers
-
-    @nn.compact
-    def __call__(
-        self,
-        graphs: graphs_lib.Graphs,
-        *,
-        train: bool = False,
-        key: jax.Array | None = None,
-    ) -> jax.Array:
-        """Embed a batch of graphs as f32[B, layers * width]; empty slots are zero.
-
-        Args:
-          graphs: the batch; features of masked nodes are ignored.
-          train: use and move batch statistics (collection "batch_stats" must be
-            mutable).
-          key: not used, since nothing is random; all encoders of graphs take one.
-        """
-        del key
-        mask = graphs.node_mask
-        # Zeros, since a masked number that is not finite would reach W's gradient.
-        x, outputs = jnp.where(mask[:, None], graphs.features, 0.0), []
-        for layer in range(1, self.layers + 1):
-            x = nn.relu(GINConv(self.width, self.eps, name=f"conv{layer}")(x, graphs))
-            bn = gcn.MaskedBatchNorm(self.momentum, affine=True, name=f"bn{layer}")
-            x = bn(x, mask, train=train)
-            outputs.append(gcn.readout(x, graphs))
-        return jnp.concatenate(outputs, axis=-1)
+    def apply_layer(self, x, graphs, layer, *, train, key):
+        """Apply layer number `layer`, see `gcn.GraphEncoder`."""
+        x = nn.relu(GINConv(self.width, self.eps, name=f"conv{layer}")(x, graphs))
+        bn = gcn.MaskedBatchNorm(self.momentum, affine=True, name=f"bn{layer}")
+        return bn(x, graphs.node_mask, train=train)
 
 
 @schema.checked("config.encoder")
@@ -113,4 +77,4 @@ def gin(
         many nodes need.
     """
     gcn.check_dtype(dtype)
-    return GIN(width, layers, eps, momentum)
+    return GIN(width, layers, momentum, eps)

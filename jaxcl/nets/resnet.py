@@ -1,5 +1,6 @@
 """Residual networks as in torchvision, and a small one for tiny images."""
 
+import functools
 from typing import Annotated, Any, Literal
 
 import flax.linen as nn
@@ -18,20 +19,24 @@ DEPTHS = {
     101: ((3, 4, 23, 3), "bottleneck"),
 }
 _EXPANSION = {"basic": 1, "bottleneck": 4}
-
-
 # name -> initialiser of convolutions: torchvision's ResNet has Kaiming normal over fan
 # out, PyTorch's layers by default uniform within 1 / sqrt(fan in).
 _INITS = {
-    "kaiming": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+    "kaiming": layers.draw_matrix(
+        nn.initializers.variance_scaling(2.0, "fan_out", "normal"), "out"
+    ),
     "torch": layers.torch_kernel,
 }
 
 
-def _conv_norm(x, net, name, filters, kernel, stride, pad, *, init, zero=False, **how):
-    """Convolve and normalise.
+def _conv_norm(
+    init, dtype, train, groups, x, name, filters, kernel, stride, pad, zero=False
+):
+    """Convolve and normalise, in layers of the module that calls.
 
     Args:
+      init: of the convolution, a key of `_INITS`.
+      dtype, train, groups: of `layers.BatchNorm`.
       name: a template in which "conv" or "bn" is filled in.
       pad: pixels on each side; "torch": so many that the map keeps its size; "same":
         XLA's SAME. It puts the odd pixel of a strided window at the end, and PyTorch
@@ -45,14 +50,14 @@ def _conv_norm(x, net, name, filters, kernel, stride, pad, *, init, zero=False, 
         strides=stride,
         padding="SAME" if pad == "same" else ((side, side),) * 2,
         use_bias=False,
-        dtype=net.dtype,
+        dtype=dtype,
         kernel_init=_INITS[init],
         conv_general_dilated=layers.conv,
         name=name.format("conv"),
     )(x)
     scale = nn.initializers.zeros if zero else nn.initializers.ones
-    bn = layers.BatchNorm(dtype=net.dtype, scale_init=scale, name=name.format("bn"))
-    return bn(x, **how)
+    bn = layers.BatchNorm(dtype=dtype, scale_init=scale, name=name.format("bn"))
+    return bn(x, train=train, groups=groups)
 
 
 class Residual(nn.Module):
@@ -75,16 +80,17 @@ class Residual(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, groups: int) -> jax.Array:
         """Apply the block, [B, H, W, C] -> [B, H / stride, W / stride, D]."""
+        conv_norm = functools.partial(
+            _conv_norm, self.conv_init, self.dtype, train, groups
+        )
         y, total_stride, size = x, 1, len(self.convs)
-        how = {"init": self.conv_init, "train": train, "groups": groups}
         for i, (filters, kernel, stride) in enumerate(self.convs, start=1):
-            zero, shape = self.zero_init and i == size, (filters, kernel, stride)
-            y = _conv_norm(y, self, f"{{}}{i}", *shape, self.padding, zero=zero, **how)
+            zero = self.zero_init and i == size
+            y = conv_norm(y, f"{{}}{i}", filters, kernel, stride, self.padding, zero)
             y = y if i == size else nn.relu(y)
             total_stride *= stride
         if total_stride != 1 or x.shape[-1] != filters:
-            shape = filters, 1, total_stride, 0
-            x = _conv_norm(x, self, "downsample_{}", *shape, **how)
+            x = conv_norm(x, "downsample_{}", filters, 1, total_stride, 0)
         return nn.relu(y + x)
 
 
@@ -137,12 +143,14 @@ class ResNet(nn.Module):
         `train` and `groups` as in `layers.BatchNorm`.
         """
         core.check_images(images)
-        how = {"init": self.conv_init, "train": train, "groups": groups}
+        conv_norm = functools.partial(
+            _conv_norm, self.conv_init, self.dtype, train, groups
+        )
+        x = images.astype(self.dtype)
         if self.stem == "cifar":
-            shape = self.width, 3, 1, self.stem_padding
+            x = conv_norm(x, "{}1", self.width, 3, 1, self.stem_padding)
         else:
-            shape = self.width, 7, 2, self.padding
-        x = _conv_norm(images.astype(self.dtype), self, "{}1", *shape, **how)
+            x = conv_norm(x, "{}1", self.width, 7, 2, self.padding)
         x = nn.relu(x)
         if self.stem == "imagenet":
             pad = "SAME" if self.padding == "same" else ((1, 1), (1, 1))
@@ -200,11 +208,11 @@ class ConvNet(nn.Module):
     ) -> jax.Array:
         """Embed normalised images [B, H, W, C] as f32[B, D], averaged over the map."""
         core.check_images(images)
+        conv_norm = functools.partial(_conv_norm, "kaiming", self.dtype, train, groups)
         x = images.astype(self.dtype)
         for i, stride in enumerate((1, 2, 2), start=1):
-            shape = self.width * 2 ** (i - 1), 3, stride, "torch"
-            how = {"init": "kaiming", "train": train, "groups": groups}
-            x = nn.relu(_conv_norm(x, self, f"{{}}{i}", *shape, **how))
+            filters = self.width * 2 ** (i - 1)
+            x = nn.relu(conv_norm(x, f"{{}}{i}", filters, 3, stride, "torch"))
         return jnp.mean(x.astype(jnp.float32), axis=(1, 2))
 
 

@@ -230,29 +230,22 @@ class TunedEncoder:
 
     def _start_adapters(self, key, params):
         """Start adapters: A [in, r] as PyTorch's layers, B [r, out] at 0."""
-        chosen, layers = (
-            self.chosen,
-            count_layers(self.net) if self.chosen.lora_rank else 0,
-        )
-        found: dict[str, dict] = {}
+        chosen, found = self.chosen, {}
+        if not chosen.lora_rank:
+            return found
         # Frozen and fully trained blocks have no adapters.
-        for number in range(max(chosen.frozen_layers, 1), layers - chosen.open_layers):
+        first, end = chosen.frozen_layers, count_layers(self.net) - chosen.open_layers
+        for number in range(max(first, 1), end):
             block = f"block_{number - 1}"
-            names = [f"{part}/{own}" for part in _PARTS for own in params[block][part]]
-            for name in names:
-                if not re.fullmatch(_TARGETS[chosen.lora_on], name):
-                    continue
-                part, own = name.split("/")
-                shape = params[block][part][own]["kernel"].shape
-                key = jax.random.fold_in(key, 1)
-                pair = self._start_pair(key, *shape)
-                found.setdefault(block, {}).setdefault(part, {})[own] = pair
+            names = [(part, own) for part in _PARTS for own in params[block][part]]
+            for part, own in names:
+                if re.fullmatch(_TARGETS[chosen.lora_on], f"{part}/{own}"):
+                    rows, columns = params[block][part][own]["kernel"].shape
+                    key = jax.random.fold_in(key, 1)
+                    a = layers_lib.torch_uniform(rows)(key, (rows, chosen.lora_rank))
+                    pair = {"a": a, "b": jnp.zeros((chosen.lora_rank, columns))}
+                    found.setdefault(block, {}).setdefault(part, {})[own] = pair
         return found
-
-    def _start_pair(self, key, rows, columns):
-        shape = rows, self.chosen.lora_rank
-        first = layers_lib.torch_uniform(rows)(key, shape)
-        return {"a": first, "b": jnp.zeros((self.chosen.lora_rank, columns))}
 
     def merge_adapters(self, params: core.PyTree) -> core.PyTree:
         """Merge the adapters into the weights: parameters of the plain encoder, f32."""

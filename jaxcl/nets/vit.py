@@ -45,17 +45,7 @@ _BIASED = {  # which of query, key and value have a bias
     "query_value": ("query", "value"),
     "none": (),
 }
-_small = nn.initializers.truncated_normal(0.02)
 _tiny = nn.initializers.normal(1e-6)
-
-
-def _dense_layer(width, dtype, name, *, bias=True):
-    return nn.Dense(width, use_bias=bias, dtype=dtype, kernel_init=_small, name=name)
-
-
-def _layer_norm(epsilon, dtype, name):
-    # The fast variance loses digits where the mean is large, as it is in DINOv2.
-    return nn.LayerNorm(epsilon, dtype=dtype, use_fast_variance=False, name=name)
 
 
 def _attend(query, key, value, program):
@@ -102,7 +92,9 @@ class Attention(nn.Module):
         width = x.shape[-1]
 
         def project_heads(name):
-            rows = _dense_layer(width, self.dtype, name, bias=name in self.biased)(x)
+            rows = layers_lib.small_dense(
+                width, self.dtype, name, bias=name in self.biased
+            )(x)
             return rows.reshape(*x.shape[:2], self.heads, -1)
 
         query, key, value = map(project_heads, ("query", "key", "value"))
@@ -111,7 +103,7 @@ class Attention(nn.Module):
                 positions_lib.rotate(rows, turns, skip) for rows in (query, key)
             )
         rows = _attend(query, key, value, self.program)
-        return _dense_layer(width, self.dtype, "out")(rows.reshape(x.shape))
+        return layers_lib.small_dense(width, self.dtype, "out")(rows.reshape(x.shape))
 
 
 class FeedForward(nn.Module):
@@ -133,12 +125,13 @@ class FeedForward(nn.Module):
         width = x.shape[-1]
         if self.kind == "gelu":
             x = nn.gelu(
-                _dense_layer(self.hidden, self.dtype, "fc1")(x), approximate=False
+                layers_lib.small_dense(self.hidden, self.dtype, "fc1")(x),
+                approximate=False,
             )
-            return _dense_layer(width, self.dtype, "fc2")(x)
-        gate = nn.silu(_dense_layer(self.hidden, self.dtype, "gate")(x))
-        return _dense_layer(width, self.dtype, "down")(
-            gate * _dense_layer(self.hidden, self.dtype, "up")(x)
+            return layers_lib.small_dense(width, self.dtype, "fc2")(x)
+        gate = nn.silu(layers_lib.small_dense(self.hidden, self.dtype, "gate")(x))
+        return layers_lib.small_dense(width, self.dtype, "down")(
+            gate * layers_lib.small_dense(self.hidden, self.dtype, "up")(x)
         )
 
 
@@ -173,26 +166,18 @@ class Block(nn.Module):
     ) -> jax.Array:
         """Apply the block, [B, T, D] -> [B, T, D]; rows drop branches only with a
         key."""
-        rows = _layer_norm(self.epsilon, self.dtype, "norm1")(x)
+        rows = layers_lib.layer_norm(self.epsilon, self.dtype, "norm1")(x)
         attention = Attention(
             self.heads, self.biased, self.program, self.dtype, name="attention"
         )
         x = self._add_branch(x, attention(rows, turns, skip), 1, key)
-        rows = _layer_norm(self.epsilon, self.dtype, "norm2")(x)
+        rows = layers_lib.layer_norm(self.epsilon, self.dtype, "norm2")(x)
         mlp = FeedForward(self.hidden, self.kind, self.dtype, name="mlp")
         return self._add_branch(x, mlp(rows), 2, key)
 
     def _add_branch(self, x, branch, number, key):
-        branch = branch.astype(jnp.float32)
-        if self.layer_scale is not None:
-            begin = nn.initializers.constant(self.layer_scale)
-            branch *= self.param(f"scale{number}", begin, (x.shape[-1],), jnp.float32)
-        if key is not None and self.drop:
-            keep = 1.0 - self.drop
-            own = jax.random.fold_in(key, number)
-            kept = jax.random.bernoulli(own, keep, (x.shape[0], 1, 1))
-            branch *= kept / keep
-        return x + branch.astype(x.dtype)
+        own = None if key is None else jax.random.fold_in(key, number)
+        return layers_lib.add_branch(self, x, branch, own, scale=f"scale{number}")
 
 
 class ViT(nn.Module):
@@ -267,7 +252,11 @@ class ViT(nn.Module):
           ValueError: a side is not a multiple of `patch`.
         """
         grid = self._patch_grid(images)
-        x = self._project_patches(images.astype(self.dtype), grid)
+        patches = layers_lib.Patches(
+            self.patch, self.width, self.dtype, self.frozen_patch, name="patch"
+        )
+        x = patches(images.astype(self.dtype))
+        x = x.reshape(x.shape[0], -1, self.width)
         if hidden is not None:
             x = jnp.where(hidden[..., None], 0, x)
         x, skip = self._join_tokens(x, grid)
@@ -293,7 +282,7 @@ class ViT(nn.Module):
             )
             own = None if key is None else jax.random.fold_in(key, number)
             x = layer(x, turns, skip, own)
-        x = _layer_norm(self.epsilon, jnp.float32, "norm")(x)
+        x = layers_lib.layer_norm(self.epsilon, jnp.float32, "norm")(x)
         features = self._pool_tokens(x, skip)
         return features if hidden is None else (features, x[:, skip:])
 
@@ -308,21 +297,6 @@ class ViT(nn.Module):
             )
         return height // self.patch, width // self.patch
 
-    def _project_patches(self, images, grid):
-        """Project each patch, [B, N, D]: a convolution without overlap."""
-        (rows, columns), side, channels = grid, self.patch, images.shape[-1]
-        shape = (side, side, channels, self.width)
-        begin = _small
-        if self.frozen_patch:  # MoCo v3's: uniform within sqrt(6 / (inputs + outputs))
-            begin = layers_lib.torch_uniform((side * side * channels + self.width) / 6)
-        kernel, bias = _PatchProjection(shape, begin, name="patch")()
-        if self.frozen_patch:
-            kernel, bias = jax.lax.stop_gradient((kernel, bias))
-        x = images.reshape(-1, rows, side, columns, side, channels).swapaxes(2, 3)
-        x = x.reshape(-1, rows * columns, side * side * channels)
-        kernel = kernel.reshape(-1, self.width).astype(self.dtype)
-        return x @ kernel + bias.astype(self.dtype)
-
     def _join_tokens(self, x, grid):
         """Join class token, registers and patches; count the tokens before the
         patches."""
@@ -330,12 +304,16 @@ class ViT(nn.Module):
         first = self.param("class", _tiny, (width,), jnp.float32)
         if self.positions == "learned":
             side = self.image_size // self.patch
-            table = self.param("positions", _small, (side, side, width), jnp.float32)
+            table = self.param(
+                "positions", layers_lib.SMALL_WEIGHTS, (side, side, width), jnp.float32
+            )
             x += self._flatten_table(
                 positions_lib.resize_table(table, grid, self.resize)
             )
             if self.class_position:
-                own = self.param("class_position", _small, (width,), jnp.float32)
+                own = self.param(
+                    "class_position", layers_lib.SMALL_WEIGHTS, (width,), jnp.float32
+                )
                 first = first + own  # not in place: it may be an array of NumPy
         elif self.positions == "sin_cos":
             x += self._flatten_table(
@@ -358,19 +336,6 @@ class ViT(nn.Module):
         parts = {"class": x[:, 0], "mean": jnp.mean(x[:, skip:], axis=1)}
         wanted = ("class", "mean") if self.features == "both" else (self.features,)
         return jnp.concatenate([parts[name] for name in wanted], axis=-1)
-
-
-class _PatchProjection(nn.Module):
-    """The kernel f32[P, P, C, D] and the bias f32[D] of the projection."""
-
-    shape: tuple[int, ...]
-    begin: Any
-
-    @nn.compact
-    def __call__(self):
-        kernel = self.param("kernel", self.begin, self.shape, jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, self.shape[-1:], jnp.float32)
-        return kernel, bias
 
 
 @schema.checked("config.encoder")

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from etils import epath
 
-from jaxcl import schema
 from jaxcl.config import options
 from jaxcl.data import storage
 
@@ -37,7 +36,7 @@ def read_config(folders: Iterable[epath.Path]) -> Configs:
 
 def flatten(config: Mapping) -> dict[str, str]:
     """Flatten a config into path -> JSON of the value."""
-    values = schema.flatten(config, "").items()
+    values = options.flatten(config, "").items()
     return {path[1:]: json.dumps(value, sort_keys=True) for path, value in values}
 
 
@@ -57,11 +56,10 @@ def list_differences(runs: Mapping[str, Configs]) -> list[str]:
         name: (run.resolved if whole else run.asked) or {}
         for name, run in known.items()
     }
-    return [
-        text
-        for section in _shared_sections(configs)
-        for text in _differing_fields(*section)
-    ]
+    found: list[str] = []
+    for path, sections in _shared_sections(configs):
+        found += _differing_fields(path, sections)
+    return found
 
 
 def _shared_sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:

@@ -35,7 +35,8 @@ def mean_cost(run: RunGroup) -> dict[str, float | None]:
     "milliseconds" and "flops" of a step; "per_image", FLOPs for each image of the
     stream, including all its passes.
     """
-    totals = runs_lib.total_costs(run)
+    totals = [results["cost"]["total"] for results in run.results.values()]
+    totals = [total for total in totals if total and total["steps"]]
     counted = [x for x in totals if x["flops"] is not None]
     found = {
         "milliseconds": [1000 * x["train_seconds"] / x["steps"] for x in totals],
@@ -103,24 +104,21 @@ def format_table(runs: list[RunGroup], name: str) -> str:
     first = mean_cost(runs[0])
     for run in runs:
         summary, spent = seeds.summary(run.results)[name], mean_cost(run)
-        shares = [
-            summary["average_accuracy"],
-            summary["anytime"],
-            mean_along_stream(run, name),
-        ]
-        shares.append(summary["forgetting"])
+        shares = [summary["average_accuracy"], summary["anytime"]]
+        shares += [mean_along_stream(run, name), summary["forgetting"]]
         time, flops, image = spent.values()
         cells = [str(len(run.results)), *map(seeds.percent, shares)]
         cells.append("-" if time is None else f"{time:.1f}")
         share = flops and first["flops"] and flops / first["flops"]
         cells.append(f"{share:.2f}x" if share else "-")
         cells.append("-" if image is None else cost_lib.format_count(image))
-        paired = "" if run is runs[0] else "-"
-        if paired and runs_lib.are_comparable(run, runs[0]):
-            paired = seeds.percent(
-                mean_difference(run, runs[0], name, "average_accuracy")
-            )
-        cells.append(paired)
+        if run is runs[0]:
+            cells.append("")
+        elif runs_lib.are_comparable(run, runs[0]):
+            difference = mean_difference(run, runs[0], name, "average_accuracy")
+            cells.append(seeds.percent(difference))
+        else:
+            cells.append("-")
         lines.append(run.name.ljust(width) + "".join(f"{c:>15}" for c in cells))
     return "\n".join(lines)
 
@@ -206,8 +204,8 @@ def _compare_scalar(runs, options) -> None:
         raise ValueError(f"--scalar={name}: not measured by {', '.join(lacking)}")
     print(format_scalar(curves, name, options.band))
     if options.out:
-        ends, drawn = list_task_ends(runs[0]), {"ylabel": name, "scale": 1.0}
-        plots.anytime(curves, options.out, task_ends=ends, **drawn)
+        ends = list_task_ends(runs[0])
+        plots.anytime(curves, options.out, ends, ylabel=name, scale=1.0)
 
 
 def list_task_ends(run: RunGroup) -> list[int]:

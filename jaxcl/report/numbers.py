@@ -54,11 +54,11 @@ def mean_measures(run: RunGroup) -> dict[str, dict[str, Estimate]]:
     """Average each measure of each matrix over the seeds that have it."""
     estimates = {}
     for name in list_names(run.measures.values()):
-        values = {
-            key: runs_lib.measure_by_seed(run, name, key).values() for key in MEASURES
-        }
-        shown = [key for key in MEASURES if key != "plasticity" or any(values[key])]
-        estimates[name] = {key: estimate_mean(values[key]) for key in shown}
+        estimates[name] = {}
+        for key in MEASURES:
+            values = runs_lib.measure_by_seed(run, name, key).values()
+            if key != "plasticity" or any(values):
+                estimates[name][key] = estimate_mean(values)
     return estimates
 
 
@@ -71,31 +71,32 @@ def mean_difference(
 
 
 def _paired_difference(run, first, mine, theirs) -> Estimate:
-    paired = runs_lib.are_comparable(run, first)
-    return (
-        estimate_mean(runs_lib.paired_differences(mine, theirs)) if paired else UNKNOWN
-    )
+    if not runs_lib.are_comparable(run, first):
+        return UNKNOWN
+    return estimate_mean(runs_lib.paired_differences(mine, theirs))
 
 
 def mean_scalars(
     run: RunGroup, first: RunGroup
 ) -> dict[str, tuple[Estimate, Estimate]]:
     """Average the last task's scalars, and their differences to the first run."""
-    mine, theirs = (
-        {
-            seed: own["scalars"][r.finished_tasks - 1] if r.finished_tasks else {}
-            for seed, own in r.results.items()
-        }
-        for r in (run, first)
-    )
     estimates = {}
-    for name in list_names(mine.values()):
-        pair = [
-            {seed: x.get(name) for seed, x in own.items()} for own in (mine, theirs)
-        ]
-        delta = _paired_difference(run, first, *pair)
-        estimates[name] = estimate_mean(pair[0].values()), delta
+    for name in list_names(_last_scalars(run).values()):
+        mine, theirs = (
+            {seed: scalars.get(name) for seed, scalars in _last_scalars(r).items()}
+            for r in (run, first)
+        )
+        delta = _paired_difference(run, first, mine, theirs)
+        estimates[name] = estimate_mean(mine.values()), delta
     return estimates
+
+
+def _last_scalars(run) -> dict[int, dict]:
+    """Map seed -> the scalars after the last finished task; {} before it."""
+    if not run.finished_tasks:
+        return dict.fromkeys(run.results, {})
+    last = run.finished_tasks - 1
+    return {seed: own["scalars"][last] for seed, own in run.results.items()}
 
 
 def mean_cost(run: RunGroup) -> dict[str, float | None]:
@@ -127,9 +128,8 @@ def mean_matrix(run: RunGroup, name: str) -> np.ndarray:
       f64[done, T], nan where no seed has the cell.
     """
     results = [own for own in run.results.values() if name in own["matrices"]]
-    return _mean_of_known(
-        [results_lib.matrix(own, name)[: run.finished_tasks] for own in results]
-    )
+    done = run.finished_tasks
+    return _mean_of_known([results_lib.matrix(own, name)[:done] for own in results])
 
 
 def mean_row(run: RunGroup, key: str, name: str) -> np.ndarray | None:

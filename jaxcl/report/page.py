@@ -1,20 +1,29 @@
-"""Lay out a page about runs: tables and pictures for the template."""
+"""Write one page about runs: `jaxcl report runs/er runs/er_ace --out=report.html`.
 
+Each directory is a run, or holds the runs of several seeds (config.seeds). The page is
+one file that loads nothing else. It shows measures with intervals over seeds,
+differences to the first run, cost, accuracy matrices, curves, and how the configs
+differ.
+"""
+
+import argparse
 import base64
 import datetime
 import json
 import pathlib
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jinja2
 import numpy as np
+from etils import epath
 
 from jaxcl import core
 from jaxcl.evals import plots
-from jaxcl.report import comparability, compare, formats, numbers
+from jaxcl.report import comparability, compare, numbers
 from jaxcl.report import runs as runs_lib
-from jaxcl.report.formats import Cell, Table
 from jaxcl.run import cost as cost_lib
 from jaxcl.run import results as results_lib
 
@@ -40,10 +49,7 @@ def make_page(runs: list[runs_lib.RunGroup], *, title: str) -> str:
         title=title,
         runs=[run.name for run in runs],
         header=describe_runs(runs),
-        matrices=[
-            _lay_out_matrix(name, runs)
-            for name in _in_all_runs(runs, numbers.list_matrices)
-        ],
+        matrices=[_lay_out_matrix(name, runs) for name in _list_matrices(runs)],
         loss=_draw_picture(_draw_loss, runs),
         pictures=[(run.name, *found) for run in runs for found in _read_pictures(run)],
         cost=cost_table(runs),
@@ -59,8 +65,96 @@ def make_page(runs: list[runs_lib.RunGroup], *, title: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _in_all_runs(runs, names: Callable) -> list[str]:
-    return numbers.list_names(names(run) for run in runs)
+def _list_matrices(runs) -> list[str]:
+    """Name the matrices that at least one run has."""
+    return numbers.list_names(numbers.list_matrices(run) for run in runs)
+
+
+# Cells
+
+
+MINUS = "\u2212"
+
+
+class Cell(NamedTuple):
+    """A cell of a table."""
+
+    text: str
+    interval: str = ""  # below it, of 95 %
+    difference: str = ""  # to the first run, below that
+    share: int | None = None  # percent of the colour behind it
+
+
+class Table(NamedTuple):
+    """A table whose first column holds the heads of the rows."""
+
+    columns: list[str]
+    rows: list[tuple[str, list[Cell]]]  # head, cells
+
+
+def _format_signed(text: str, plus: bool) -> str:
+    text = text.replace("-", MINUS)
+    return f"+{text}" if plus and not text.startswith(MINUS) else text
+
+
+def format_percent(value: float | None, *, plus: bool = False) -> str:
+    """Write a share in percent with one decimal; "-" for None or nan."""
+    if value is None or value != value:
+        return "-"
+    return _format_signed(f"{100 * value:.1f}", plus)
+
+
+def format_number(value: float | None, *, plus: bool = False) -> str:
+    """Write a number in four digits; "-" for None or nan."""
+    if value is None or value != value:
+        return "-"
+    large = 10_000 <= abs(value) < 1e12
+    if large or (value == round(value) and abs(value) < 1e12):
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:#.4g}"  # zeros at the end say how exact it is
+    return _format_signed(text.rstrip("."), plus)
+
+
+def format_seconds(value: float | None) -> str:
+    """Write seconds, with a decimal below 100; "-" for None."""
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def format_flops(value: float | None) -> str:
+    """Write a number of FLOPs; "-" for None."""
+    return "-" if value is None else cost_lib.format_count(value).strip()
+
+
+def _format_estimate(run, value, form, delta=None) -> Cell:
+    """Write a mean over the seeds of a run with its interval.
+
+    Args:
+      run: if the mean is over fewer seeds, the cell says how many.
+      value: the `numbers.Estimate`.
+      form: `format_percent` or `format_number`.
+      delta: the difference to the first run; None: not shown.
+    """
+
+    def write_interval(estimate, **options):
+        ends = "-"
+        if estimate.low is not None:
+            ends = (
+                f"[{form(estimate.low, **options)}, {form(estimate.high, **options)}]"
+            )
+        fewer = estimate.seeds != len(run.results)
+        return f"{ends} n = {estimate.seeds}" if fewer else ends
+
+    interval = "" if value.mean is None else write_interval(value)
+    if delta is None:
+        return Cell(form(value.mean), interval)
+    difference = "\u0394 -"
+    if delta.mean is not None:
+        ends = write_interval(delta, plus=True)
+        difference = f"\u0394 {form(delta.mean, plus=True)} {ends}"
+    return Cell(form(value.mean), interval, difference)
 
 
 # Header
@@ -73,21 +167,15 @@ def describe_runs(runs: list[runs_lib.RunGroup]) -> dict:
     columns = ["run", "directory", "seeds", "tasks", "results of", "device", "jax"]
     rows = []
     for run, date in zip(runs, dates, strict=True):
-        spent, source = (
-            run.first_results["cost"],
-            run.first_results.get("checkpoint") or {},
-        )
-        device = (
-            f"{spent['num_devices']} x {spent['device']}" if spent["device"] else "-"
-        )
-        come = f"{run.finished_tasks} of {len(run.first_results['task_names'])}"
-        seeds = f"{len(run.results)}: {', '.join(map(str, run.results))}"
+        spent = run.first_results["cost"]
+        source = run.first_results.get("checkpoint") or {}
+        device = f"{spent['num_devices']} x {spent['device']}"
         texts = [
             run.workdir,
-            seeds,
-            come,
+            f"{len(run.results)}: {', '.join(map(str, run.results))}",
+            f"{run.finished_tasks} of {run.num_tasks}",
             _format_time(date),
-            device,
+            device if spent["device"] else "-",
             spent.get("jax") or "-",
         ]
         judged = f"{source.get('path', '-')} (step {source.get('step', '-')})"
@@ -129,7 +217,7 @@ def _time_of_results(run) -> float:
 
 def _summary_sentence(runs) -> str:
     """Summarise the results in one sentence; "" without measurements."""
-    names = _in_all_runs(runs, numbers.list_matrices)
+    names = _list_matrices(runs)
     names = [name for name in names if not name.endswith("/task_aware")] or names
     names.sort(key=lambda name: not name.startswith("predict/"))
     for name in names:
@@ -137,12 +225,10 @@ def _summary_sentence(runs) -> str:
         for run in runs:
             measured = numbers.mean_measures(run).get(name, {}).get("average_accuracy")
             if measured is not None and measured.mean is not None:
-                before = numbers.untrained_accuracy(run, name).mean
-                beside = (
-                    f" (untrained {formats.format_percent(before)} %)" if before else ""
-                )
-                whole = f"{formats.format_percent(measured.mean)} %{beside}"
-                reached.append(f"{run.name} reaches {whole}")
+                text = f"{run.name} reaches {format_percent(measured.mean)} %"
+                if before := numbers.untrained_accuracy(run, name).mean:
+                    text += f" (untrained {format_percent(before)} %)"
+                reached.append(text)
         if reached:
             tasks = max(run.finished_tasks for run in runs)
             over = f"the average over {tasks} tasks" if tasks > 1 else "accuracy"
@@ -173,22 +259,16 @@ def _list_measures(name, runs, having) -> Table:
     shows_before = any(estimate.mean is not None for estimate in before)
     rows = []
     for run, own, first in zip(having, measured, before, strict=True):
-        cells, count = [], len(run.results)
+        cells = [Cell(str(len(run.results)))]
         for key in keys:
             delta = None
             if key in own and run is not runs[0] and runs[0] in having:
                 delta = numbers.mean_difference(run, runs[0], name, key)
             value = own.get(key, numbers.UNKNOWN)
-            cells.append(
-                formats.format_estimate(
-                    value, formats.format_percent, expected=count, delta=delta
-                )
-            )
+            cells.append(_format_estimate(run, value, format_percent, delta))
         if shows_before:
-            cells.append(
-                formats.format_estimate(first, formats.format_percent, expected=count)
-            )
-        rows.append((run.name, [Cell(str(count)), *cells]))
+            cells.append(_format_estimate(run, first, format_percent))
+        rows.append((run.name, cells))
     titles = [key.replace("_", " ") for key in keys] + ["untrained"] * shows_before
     return Table(["run", "seeds", *titles], rows)
 
@@ -200,30 +280,26 @@ def _lay_out_heatmap(run, name) -> dict:
         drawn = _draw_picture(plots.accuracy_matrix, matrix, title=label)
         return {"label": label, "picture": drawn}
     rows = [(f"after {i + 1}", row, row[: i + 1]) for i, row in enumerate(matrix)]
-    for head, key, at in (("untrained", "untrained", 0), ("alone", "finetune", None)):
-        if (row := numbers.mean_row(run, key, name)) is not None:
-            rows.insert(len(rows) if at is None else at, (head, row, row))
+    if (row := numbers.mean_row(run, "untrained", name)) is not None:
+        rows.insert(0, ("untrained", row, row))
+    if (row := numbers.mean_row(run, "finetune", name)) is not None:
+        rows.append(("alone", row, row))
     cells = [
         (head, [*map(_format_share, row), _mean_cell(met)]) for head, row, met in rows
     ]
     columns = [str(task + 1) for task in range(matrix.shape[1])]
-    return {
-        "label": label,
-        "picture": None,
-        "table": Table(["", *columns, "mean"], cells),
-    }
+    table = Table(["", *columns, "mean"], cells)
+    return {"label": label, "picture": None, "table": table}
 
 
 def _format_share(value) -> Cell:
-    known = np.isfinite(value)
-    return Cell(
-        formats.format_percent(value), share=round(60 * value) if known else None
-    )
+    share = round(60 * value) if np.isfinite(value) else None
+    return Cell(format_percent(value), share=share)
 
 
 def _mean_cell(row) -> Cell:
     known = row[np.isfinite(row)]
-    return Cell(formats.format_percent(float(known.mean()) if len(known) else None))
+    return Cell(format_percent(float(known.mean()) if len(known) else None))
 
 
 def list_scalars(runs: list[runs_lib.RunGroup]) -> Table:
@@ -235,12 +311,7 @@ def list_scalars(runs: list[runs_lib.RunGroup]) -> Table:
         for run, own in zip(runs, lasts, strict=True):
             last, delta = own.get(name, (numbers.UNKNOWN, None))
             delta = delta if run is not runs[0] and name in lasts[0] else None
-            count = len(run.results)
-            cells.append(
-                formats.format_estimate(
-                    last, formats.format_number, expected=count, delta=delta
-                )
-            )
+            cells.append(_format_estimate(run, last, format_number, delta))
         rows.append((name, cells))
     return Table(["scalar", *(run.name for run in runs)], rows)
 
@@ -248,29 +319,25 @@ def list_scalars(runs: list[runs_lib.RunGroup]) -> Table:
 # Cost
 
 _SPENT = (
-    ("training (s)", "train", formats.format_seconds),
-    ("compiling (s)", "compile", formats.format_seconds),
-    ("evaluation (s)", "evaluation", formats.format_seconds),
-    ("rest (s)", "rest", formats.format_seconds),
-    ("steps", "steps", formats.format_number),
-    ("images", "images", formats.format_number),
-    (
-        "FLOPs",
-        "flops",
-        lambda x: "-" if x is None else cost_lib.format_count(x).strip(),
-    ),
-    ("ms/step", "milliseconds", formats.format_number),
+    ("training (s)", "train", format_seconds),
+    ("compiling (s)", "compile", format_seconds),
+    ("evaluation (s)", "evaluation", format_seconds),
+    ("rest (s)", "rest", format_seconds),
+    ("steps", "steps", format_number),
+    ("images", "images", format_number),
+    ("FLOPs", "flops", format_flops),
+    ("ms/step", "milliseconds", format_number),
     ("memory (GB)", "peak_bytes", lambda x: "-" if x is None else f"{x / 1e9:.2f}"),
 )
 
 
 def cost_table(runs: list[runs_lib.RunGroup]) -> Table:
     """List the cost of each run, with its accuracies."""
-    names, rows = _in_all_runs(runs, numbers.list_matrices)[:_MOST_NAMES], []
+    names, rows = _list_matrices(runs)[:_MOST_NAMES], []
     for run in runs:
         measured, spent = numbers.mean_measures(run), numbers.mean_cost(run)
         means = (measured.get(x, {}).get("average_accuracy") for x in names)
-        cells = [formats.format_percent(mean and mean.mean) for mean in means]
+        cells = [format_percent(mean and mean.mean) for mean in means]
         cells += [form(spent[key]) for _, key, form in _SPENT]
         rows.append((run.name, [*map(Cell, cells)]))
     return Table(["run", *names, *(title for title, *_ in _SPENT)], rows)
@@ -318,12 +385,9 @@ def _read_pictures(run) -> list[tuple[str, str]]:
     """
     seed, folder = next(iter(run.folders.items()))
     drawn = {name.replace("/", "_") for name in run.results[seed]["matrices"]}
-    files = [
-        file
-        for pattern in ("*.png", "*/*.png")
-        for file in sorted((folder / "plots").glob(pattern))
-        if file.stem not in (*drawn, "curves")
-    ]
+    pictures = folder / "plots"
+    files = [*sorted(pictures.glob("*.png")), *sorted(pictures.glob("*/*.png"))]
+    files = [file for file in files if file.stem not in (*drawn, "curves")]
     files.sort(key=lambda file: file.stem != "summary")
     found, left = [], _PICTURE_BYTES
     for file in files:
@@ -347,3 +411,52 @@ def _list_differences(runs) -> Table:
         if len({own.get(path) for own in flats}) > 1
     ]
     return Table(["field", *(run.name for run in having)], rows)
+
+
+# The command
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the parser of the command's options."""
+    arguments = argparse.ArgumentParser(
+        prog="jaxcl report", description=__doc__.splitlines()[0]
+    )
+    add = arguments.add_argument
+    add("runs", nargs="+", metavar="RUN", help="run directories")
+    add("--out", default="report.html", help="HTML file to write")
+    add("--title", default=None, help="default: the runs' names")
+    return arguments
+
+
+def write_page(
+    workdirs: Sequence[epath.PathLike], out: epath.PathLike, title: str | None = None
+) -> str:
+    """Write the page of some runs, and return it.
+
+    Args:
+      workdirs: run directories, of one seed or of several.
+      out: path of the page.
+      title: None: the names of the runs.
+
+    Raises:
+      ValueError, OSError: a directory holds no run, or the page cannot be written.
+    """
+    runs = runs_lib.read_all(workdirs)
+    title = title or ", ".join(run.name for run in runs)
+    page = make_page(runs, title=title)
+    epath.Path(out).write_text(page)
+    return page
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `jaxcl report`; return 2 if a directory holds no run."""
+    options = parser().parse_args(argv)
+    try:
+        page = write_page(options.runs, options.out, options.title)
+    except (ValueError, OSError) as error:
+        print(f"jaxcl: {error}", file=sys.stderr)
+        return 2
+    size = len(page.encode()) / 1000
+    count = f"{len(options.runs)} runs" if len(options.runs) > 1 else "1 run"
+    print(f"{options.out}: {count}, {size:,.0f} kB")
+    return 0

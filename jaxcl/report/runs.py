@@ -70,28 +70,21 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
     """
     path = epath.Path(workdir)
     found = seeds.folders(path) or {None: path}
-    folders = {
-        seed: folder
-        for seed, folder in found.items()
-        if (folder / results_lib.RESULTS).exists()
-    }
-    if not folders and (path / results_lib.RESULTS).exists():
+    folders = {seed: x for seed, x in found.items() if results_lib.has_results(x)}
+    if not folders and results_lib.has_results(path):
         folders = {None: path}
     if not folders:
         missing = "no run in it has finished a task" if path.is_dir() else "no such run"
         raise ValueError(f"{path}: {missing}")
     if None in folders:
         folders = {storage.read_object(path / "config.json").get("seed", 0): path}
-    results = {seed: results_lib.read_results(x) for seed, x in folders.items()}
-    try:  # empty values for keys that a file lacks
-        blank = {
-            s: results_lib.empty_results(len(x["task_names"]))
-            for s, x in results.items()
-        }
-        results = {seed: blank[seed] | own for seed, own in results.items()}
-        finished = {
-            seed: results_lib.count_finished(own) for seed, own in results.items()
-        }
+    results, finished = {}, {}
+    try:
+        for seed, folder in folders.items():
+            own = results_lib.read_results(folder)
+            # Empty values for keys that the file lacks.
+            own = results_lib.empty_results(len(own["task_names"])) | own
+            results[seed], finished[seed] = own, results_lib.count_finished(own)
     except (KeyError, TypeError, AttributeError) as error:
         file = results_lib.RESULTS
         raise ValueError(f"{path}: its {file} is damaged: {error!r}") from error
@@ -157,9 +150,3 @@ def list_remarks(run: RunGroup) -> list[str]:
         behind = (f"seed {s} ({n} of {run.num_tasks})" for s, n in run.behind.items())
         lines.append(f"left out, since others have come further: {', '.join(behind)}")
     return [f"{run.name}: {line}" for line in lines]
-
-
-def total_costs(run: RunGroup) -> list[dict]:
-    """List the total cost of training, for each seed whose cost is known."""
-    totals = [results["cost"]["total"] for results in run.results.values()]
-    return [total for total in totals if total and total["steps"]]

@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl import core, schema
+from jaxcl import core, lookup, schema
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features
 from jaxcl.run import job, record
@@ -79,7 +79,7 @@ def read_entry(key: str, section: Mapping) -> EvaluatorEntry:
     field, section = f"config.evaluators.{key}", dict(section)
     where = f"{field}.name" if "name" in section else "config.evaluators"
     name = section.pop("name", key)
-    module = schema.module("jaxcl.evals", name, where)
+    module = lookup.find_module("jaxcl.evals", name, where)
     last_only, skip = section.pop("last_only", None), section.pop("skip", False)
     schema.check_value(last_only, bool | None, f"{field}.last_only")
     schema.check_value(skip, bool, f"{field}.skip")

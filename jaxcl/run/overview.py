@@ -6,7 +6,7 @@ import os
 import jax
 import numpy as np
 
-from jaxcl import schema, sharding
+from jaxcl import lookup, schema, sharding
 from jaxcl.data import listing, stream
 from jaxcl.run import job, seeds, transfer
 from jaxcl.run import results as results_lib
@@ -62,7 +62,7 @@ def describe_set(tasks: stream.Stream) -> str:
 def _name_method(work) -> str:
     """Name the method, and the options that choose its parts."""
     section = work.config["method"]
-    options = schema.defaults(schema.method(section["name"]).make) | section
+    options = schema.defaults(lookup.find_method(section["name"]).make) | section
     kinds = [options.get(key) for key in ("base", "strategy", "regulariser", "policy")]
     named = ", ".join(str(kind) for kind in kinds if kind)
     return f"{section['name']} ({named})" if named else section["name"]

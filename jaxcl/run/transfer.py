@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, schema, sharding
+from jaxcl import core, lookup, sharding
 from jaxcl.data import storage, stream
 from jaxcl.methods.two_view import bases
 from jaxcl.run import checkpoint, evaluation, folder, job, record, train
@@ -114,7 +114,7 @@ def _linear_lr(run, key):
     base = method.get("base")
     if base is None:
         with contextlib.suppress(ValueError, KeyError):  # a method without bases
-            module = schema.method(method.get("name"))
+            module = lookup.find_method(method.get("name"))
             base = inspect.signature(module.make).parameters["base"].default
     rate = bases.make_base(base).linear_lr if base in bases.BASES else None
     if rate is None:

@@ -9,7 +9,6 @@ Departures: the affine map is a ridge regression of reduced rank in closed form,
 trained; the MLP is added to the orthogonal map; outputs are not scaled one by one.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -89,36 +88,27 @@ def fit_affine(
     return {"down": down, "up": up, "shift": shift}
 
 
-@functools.partial(jax.jit, static_argnames=("hidden", "steps"))
-def fit_mlp(
-    before: jax.Array,
-    after: jax.Array,
-    *,
-    hidden: int = 256,
-    steps: int = 500,
-    lr: float = 1e-3,
-    decay: float = 1e-2,
-) -> Adapter:
+_HIDDEN, _STEPS = 256, 500
+
+
+@jax.jit
+def fit_mlp(before: jax.Array, after: jax.Array) -> Adapter:
     """Fit the orthogonal map and a residual layer, by AdamW on the mean cosine.
+
+    The layer has 256 hidden units. All rows take part in each of 500 steps.
 
     Args:
       before: f32[N, E], old embeddings.
       after: f32[N, D], new embeddings of the same images.
-      hidden: width of the layer.
-      steps: all rows take part in each.
-      lr: rate of AdamW.
-      decay: its weight decay.
     """
-    fixed, wanted = (
-        fit_orthogonal(before, after),
-        core.l2_normalize(jnp.asarray(before)),
-    )
+    fixed = fit_orthogonal(before, after)
+    wanted = core.l2_normalize(jnp.asarray(before))
     inputs, outputs = after.shape[1], before.shape[1]
-    down = jax.random.normal(jax.random.key(0), (inputs, hidden))
+    down = jax.random.normal(jax.random.key(0), (inputs, _HIDDEN))
     # Inputs have length 1. Outputs of the layer start at 0, hidden units near 1.
-    begin = {"down": down, "offset": jnp.zeros(hidden)}
-    begin |= {"up": jnp.zeros((hidden, outputs)), "shift": jnp.zeros(outputs)}
-    optimizer = optax.adamw(lr, weight_decay=decay)
+    begin = {"down": down, "offset": jnp.zeros(_HIDDEN)}
+    begin |= {"up": jnp.zeros((_HIDDEN, outputs)), "shift": jnp.zeros(outputs)}
+    optimizer = optax.adamw(1e-3, weight_decay=1e-2)
 
     def loss(layer):
         return -jnp.mean(jnp.sum(map_features(fixed | layer, after) * wanted, axis=1))
@@ -128,15 +118,12 @@ def fit_mlp(
         updates, state = optimizer.update(jax.grad(loss)(layer), state, layer)
         return optax.apply_updates(layer, updates), state
 
-    carried = jax.lax.fori_loop(0, steps, step, (begin, optimizer.init(begin)))
+    carried = jax.lax.fori_loop(0, _STEPS, step, (begin, optimizer.init(begin)))
     return fixed | carried[0]
 
 
-KINDS = {
-    "orthogonal": fit_orthogonal,
-    "affine": fit_affine,
-    "mlp": fit_mlp,
-}  # the simplest first
+# The simplest first.
+KINDS = {"orthogonal": fit_orthogonal, "affine": fit_affine, "mlp": fit_mlp}
 
 
 def fit_adapters(
@@ -160,9 +147,8 @@ def fit_adapters(
     for kind, make in KINDS.items():
         adapter = make(before[::2], after[::2])
         mine = drift.find_neighbours(map_features(adapter, after[1::2]), before, k, odd)
-        found.append(
-            FittedAdapter(kind, float(drift.mean_overlap(mine, wanted)), adapter)
-        )
+        recall = float(drift.mean_overlap(mine, wanted))
+        found.append(FittedAdapter(kind, recall, adapter))
     return sorted(found, key=lambda one: -one.recall)
 
 

@@ -46,25 +46,24 @@ def save_average(work: job.Job, workdir: epath.PathLike, choose: Callable) -> di
       The record from `choose`, also if the average was saved before.
     """
     folder = epath.Path(workdir) / "checkpoints"
-    with contextlib.closing(
-        checkpoint.Checkpoints(folder, keep=work.loop.keep)
-    ) as checkpoints:
+    saved = checkpoint.Checkpoints(folder, keep=work.loop.keep)
+    with contextlib.closing(saved) as checkpoints:
         blank = job.initial_state(work)
         trained = checkpoints.restore(blank)
         assert trained is not None  # the run is over
         if "average" in trained.cursor:
             return trained.cursor["average"]
-        before = _start_state(work, blank)
+        before, start = blank, work.loop.start
+        if start is not None:
+            names, keep = work.data.task_names, work.loop.keep
+            before = checkpoint.restore_start(start, blank, names, keep=keep).state
         after: core.TrainState = trained.state
 
+        old = before.params["encoder"], before.stats["encoder"]
+        new = after.params["encoder"], after.stats["encoder"]
+
         def average(share):
-            return tuple(
-                mix_weights(old["encoder"], new["encoder"], share)
-                for old, new in (
-                    (before.params, after.params),
-                    (before.stats, after.stats),
-                )
-            )
+            return mix_weights(old, new, share)
 
         chosen = choose(average)
         params, stats = average(chosen["share"])
@@ -75,12 +74,3 @@ def save_average(work: job.Job, workdir: epath.PathLike, choose: Callable) -> di
         cursor = trained.cursor | {"average": chosen}
         checkpoints.save(trained.number + 1, state, cursor)
     return chosen
-
-
-def _start_state(work: job.Job, blank: core.TrainState) -> core.TrainState:
-    """Return the state that the run started from."""
-    if work.loop.start is None:
-        return blank
-    return checkpoint.restore_start(
-        work.loop.start, blank, work.data.task_names, keep=work.loop.keep
-    ).state

@@ -92,9 +92,8 @@ def _carry_out(work, prepared, stop) -> dict:
         report["average"] = average.save_average(
             prepared.job, folder, lambda mix: _choose_share(work, before, mix, stop)
         )
-    after = measure_accuracies(
-        work, _prepare_evaluation(work, folder, AFTER), AFTER, stop
-    )
+    judging = _prepare_evaluation(work, folder, AFTER)
+    after = measure_accuracies(work, judging, AFTER, stop)
     report["accuracy"] = verdict.compare_accuracies(before, after)
     report["drift"], fitted = None, []
     if old is not None:
@@ -253,21 +252,18 @@ def main(argv: list[str]) -> int:
         planned, prepared = made
         with lock.hold_lock(planned.workdir.parent):
             asked = None if options.again else planned.asked
-            now = (
-                lineage.find_current(options.run),
-                lineage.choose_folder(options.run, asked),
-            )
-            if now != (planned.parent, planned.workdir):
+            parent = lineage.find_current(options.run)
+            workdir = lineage.choose_folder(options.run, asked)
+            if (parent, workdir) != (planned.parent, planned.workdir):
                 raise lock.LockHeldError(
                     f"{options.run}: another update ended meanwhile; run the "
                     "same command again to continue from that update"
                 )
-            done = lineage.read_report(planned.workdir)
+            report = done = lineage.read_report(planned.workdir)
             if done is None:
                 report = carry_out(planned, prepared, stop=stop)
             else:
-                report = done
-                lineage.remove_checkpoints(planned.workdir, report)
+                lineage.remove_checkpoints(planned.workdir, done)
                 print(plan.say_nothing_new(planned), flush=True)
         if options.verbose:
             print(json.dumps(report, indent=2), flush=True)

@@ -47,9 +47,8 @@ def find_rotation(before: jax.Array, after: jax.Array) -> jax.Array:
     Orthogonal Procrustes (Schönemann, 1966), of unit rows: with U S V' the singular
     value decomposition of after' before, Q = U V'.
     """
-    left, _, right = jnp.linalg.svd(
-        _row_products(_unit(after).T, _unit(before).T), full_matrices=False
-    )
+    products = _row_products(_unit(after).T, _unit(before).T)
+    left, _, right = jnp.linalg.svd(products, full_matrices=False)
     return jnp.dot(left, right, precision=_EXACT)
 
 

@@ -18,16 +18,15 @@ UPDATES, VERDICT = "updates", "update.json"
 _IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
 # Options for reading images, which new image files take over from the run's data.
-_READING = ("size", "channels", "decoder", "on_corrupt")
-_READING += ("background", "bits")
+_READING = ("size", "channels", "decoder", "on_corrupt", "background", "bits")
 
 
 def find_current(run: str) -> str:
     """Find the directory of a run's last accepted update, or the run's own."""
-    accepted = [
-        path for path in list_updates(run) if (read_report(path) or {}).get("accepted")
-    ]
-    return str((accepted or [run])[-1])
+    for path in reversed(list_updates(run)):
+        if (read_report(path) or {}).get("accepted"):
+            return str(path)
+    return str(run)
 
 
 def read_config(run: str) -> dict:

@@ -8,10 +8,12 @@ import ml_collections
 import numpy as np
 from etils import epath
 
-from jaxcl import schema
+from jaxcl import lookup, schema
 from jaxcl.config import build, own_images, recipe, sections
 from jaxcl.data import identity, stream
 from jaxcl.update import lineage
+
+_Share = Annotated[float, schema.Range(above=0, most=1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,9 +39,7 @@ class Options:
     limits: dict | None = None  # see Limits
     # Share of the new weights in an average with the old ones; "auto": the largest of
     # 1, 0.75, 0.5 and 0.25 that keeps the limits on --test; None: no average
-    average: (
-        Annotated[float, schema.Range(above=0, most=1)] | Literal["auto"] | None
-    ) = None
+    average: _Share | Literal["auto"] | None = None
     # Number of old images that are embedded before and after
     rows: Annotated[int, schema.Range(1, 2**20)] = 2048
     # Neighbours of each that are compared
@@ -170,10 +170,8 @@ def make_plan(
     own = _shorten_warmup(own, changes)
     asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
     asked["images"] = _hash_images(run, new_set, judge)
-    asked |= {
-        name: getattr(options, name)
-        for name in ("rows", "neighbours", "index", "average")
-    }
+    kept = ("rows", "neighbours", "index", "average")
+    asked |= {name: getattr(options, name) for name in kept}
     asked = json.loads(json.dumps(asked | {"limits": vars(limits)}))
     workdir = lineage.choose_folder(run, None if again else asked)
     return Plan(parent, workdir, own, judge, old_config, sample, options, limits, asked)
@@ -187,10 +185,8 @@ def _hash_images(run, new_set, judge) -> dict:
     new = identity.identify(new_set)
     if judge is None:
         return {"data": new.digest()}
-    test, before = (
-        identity.identify(own_images.read_images(judge["data"])),
-        identity.read_identity(run),
-    )
+    test = identity.identify(own_images.read_images(judge["data"]))
+    before = identity.read_identity(run)
     for trained, what in ((new, "the new ones"), (before, "those of the run")):
         if trained is not None and (common := identity.common(test, trained)):
             count = f"{len(common):,} of {len(test.rows('test')):,}"
@@ -225,7 +221,7 @@ def _shorten_warmup(config, changes) -> dict:
     asked = changes.get("schedule") or {}
     if not isinstance(epochs, int) or "warmup_epochs" in asked:
         return config
-    make = schema.find_named_function(sections.SCHEDULES, section, "config.schedule")[0]
+    make = lookup.find_function(sections.SCHEDULES, section, "config.schedule")[0]
     before = {**schema.defaults(make), **section}.get("warmup_epochs", 0)
     if not 1 <= epochs <= before:
         return config
@@ -240,19 +236,17 @@ def _tell_replaced(option, value, before, why) -> None:
 
 def _make_evaluation_config(test, options, limits, parent_config) -> dict | None:
     """Make a transfer config that evaluates on `test`; None without it."""
-    if test is None and limits.accuracy is not None:
-        raise ValueError(
-            f"config.limits.accuracy={limits.accuracy}: nothing measures it without "
-            "--test, labelled images"
-        )
     if test is None:
+        if limits.accuracy is not None:
+            raise ValueError(
+                f"config.limits.accuracy={limits.accuracy}: nothing measures it "
+                "without --test, labelled images"
+            )
         return None
     own = options.test or {}
     section = lineage.make_section(test, own, parent_config, "config.test")
-    evaluators = options.evaluators or {"knn": {}}
-    return make_transfer_config(section, "test", parent_config) | {
-        "evaluators": evaluators
-    }
+    config = make_transfer_config(section, "test", parent_config)
+    return config | {"evaluators": options.evaluators or {"knn": {}}}
 
 
 def make_transfer_config(section: dict, evaluation: str, parent_config: dict) -> dict:

@@ -18,22 +18,17 @@ from jaxcl import core
 from jaxcl.nets import resnet
 from jaxcl.weights import names, wrappers
 
-
-class Images(NamedTuple):
-    """The preparation of images: resize the shorter side, cut the middle, normalise."""
-
-    size: int
-    resize: int
-    interpolation: str
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # of ImageNet
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+# Mean and deviation of ImageNet, unless a row of architectures.json has others.
+_MOMENTS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 class Architecture(NamedTuple):
     """Facts about published networks that are not in the tensors."""
 
     kind: str  # of nets: "vit", "resnet" or "convnext"
-    images: Images | None  # None: to be given
+    # How images are prepared: resize the shorter side, cut the middle, normalise.
+    # "size", "resize", "interpolation", "mean", "std"; None: to be given
+    images: dict[str, Any] | None
     epsilon: float | None = None  # of a ViT's norms; None: to be given
     heads: Mapping[tuple[int, int], int] = {}  # (width, blocks) -> heads
     licence: str = ""  # of the weights, where all of a kind have one
@@ -43,7 +38,7 @@ def _load_architectures() -> dict[str, Architecture]:
     """Read architectures.json; heads are there by "WIDTHxBLOCKS"."""
     path, found = pathlib.Path(__file__).with_name("architectures.json"), {}
     for name, row in json.loads(path.read_text()).items():
-        images = Images(**row["images"]) if "images" in row else None
+        images = _MOMENTS | row["images"] if "images" in row else None
         heads = row.get("heads", {}).items()
         heads = {tuple(map(int, size.split("x"))): count for size, count in heads}
         found[name] = Architecture(**row | {"images": images, "heads": heads})
@@ -51,18 +46,6 @@ def _load_architectures() -> dict[str, Architecture]:
 
 
 ARCHITECTURES = _load_architectures()
-# A tensor that each network of a kind has exactly once, and a second one if the name of
-# the first is too common.
-_STEMS = {
-    "patch_embed.proj.weight": None,
-    "embeddings.patch_embeddings.projection.weight": None,
-    "embeddings.patch_embeddings.weight": None,
-    "conv1.weight": "layer1.0.conv1.weight",
-    "stem.0.weight": "stages.0.blocks.0.conv_dw.weight",
-    "downsample_layers.0.0.weight": None,
-    "features.0.0.weight": "features.1.0.layer_scale",
-    "stages.0.downsample_layers.0.weight": "layer_norm.weight",
-}
 # Tensors that are no weights.
 COUNTERS = (
     ".num_batches_tracked",
@@ -94,7 +77,7 @@ def pick_network(
       Refused: there is no network known here, or there are several.
     """
     tensors, found = wrappers.strip_prefixes(tensors), []
-    for stem, beside in _STEMS.items():
+    for stem, beside in names.STEMS.items():
         for name in tensors:
             begin = name[: len(name) - len(stem)]
             inner = beside is None or f"{begin}{beside}" in tensors
@@ -125,31 +108,7 @@ def pick_network(
 
 def find_scheme(found: Mapping[str, Any]) -> str:
     """Find the library that named a network's tensors, a key of `names.SCHEMES`."""
-    for scheme, *signs in _SIGNS:
-        if all(name in found for name in signs):
-            return scheme
-    return "torchvision"
-
-
-_PATCHES, _THEIR_PATCHES = "patch_embed.proj.weight", "embeddings.patch_embeddings"
-# Schemes with a tensor that no scheme further down has.
-_SIGNS = (
-    ("timm_convnext", "stem.0.weight"),
-    ("meta_convnext", "downsample_layers.0.0.weight"),
-    ("torchvision_convnext", "features.0.0.weight"),
-    ("transformers_dinov3_convnext", "stages.0.downsample_layers.0.weight"),
-    ("transformers_convnext", "encoder.stages.0.layers.0.dwconv.weight"),
-    ("dinov3", "storage_tokens"),
-    ("transformers_dinov3", f"{_THEIR_PATCHES}.weight"),
-    ("transformers_dinov2", "encoder.layer.0.layer_scale1.lambda1"),
-    ("transformers", f"{_THEIR_PATCHES}.projection.weight"),
-    ("timm", _PATCHES, "mask_token", "decoder_embed.weight"),
-    ("dinov2", _PATCHES, "register_tokens"),
-    ("dinov2", _PATCHES, "mask_token"),
-    ("deit3", _PATCHES, "blocks.0.gamma_1", "pos_embed"),
-    ("timm_dinov3", _PATCHES, "blocks.0.gamma_1"),
-    ("timm", _PATCHES),
-)
+    return next(scheme for scheme, *signs in names.SIGNS if {*signs} <= found.keys())
 
 
 class _Tensors:
@@ -227,7 +186,7 @@ def vit_section(
         "layers": layers,
         **_mlp_kind(found),
         "patch": patch,
-        "image_size": side * patch if side else architecture.images.size,
+        "image_size": side * patch if side else architecture.images["size"],
         "registers": 0 if registers is None else registers.size // width,
         "positions": "learned" if side else "rotary",
         "class_position": rows == side * side + 1,
@@ -242,12 +201,13 @@ def _count_blocks(found) -> int:
     begin, _, end = found.name("block_7/norm1/scale").partition("7")
     pattern = re.compile(f"{re.escape(begin)}(\\d+){re.escape(end[0])}")
     numbers = {int(m[1]) for name in found.tensors if (m := pattern.match(name))}
-    absent = sorted({*range(max(numbers, default=0) + 1)} - numbers)
+    count = max(numbers, default=0) + 1
+    absent = sorted({*range(count)} - numbers)
     if absent:
         raise wrappers.RefusedTensors(
-            f"it has no {begin}{absent[0]}.*, of {max(numbers, default=0) + 1} blocks"
+            f"it has no {begin}{absent[0]}.*, of {count} blocks"
         )
-    return len(numbers)
+    return count
 
 
 def _position_grid(found, width) -> tuple[int, int]:

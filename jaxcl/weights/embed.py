@@ -11,11 +11,11 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import tqdm
 
 from jaxcl import schema
 from jaxcl.config import build, command, jobs
@@ -23,8 +23,6 @@ from jaxcl.data import from_features, identity, sources, stream
 from jaxcl.evals import features
 from jaxcl.run import folder, train
 from jaxcl.update import lineage, plan
-
-_SECONDS = 10.0  # between two lines of progress
 
 
 def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
@@ -95,12 +93,14 @@ def write_features(
         written = (file.seek(0, os.SEEK_END) - begin) // (4 * width)
         done = _count_whole_batches(written, sizes, batch_size)
         file.truncate(file.seek(begin + 4 * width * done))
-        batches = _embed_rows(work, parts.values(), done, batch_size)
-        for rows in _report_progress(batches, done, sum(sizes)):
-            file.write(rows.astype("<f4").tobytes())
-            file.flush()
-            if stop():
-                raise train.Interrupted(f"stopped; the rows so far are in {draft}")
+        bar = tqdm.tqdm(total=sum(sizes), initial=done, unit=" images", mininterval=10)
+        with bar:
+            for rows in _embed_rows(work, parts.values(), done, batch_size):
+                file.write(rows.astype("<f4").tobytes())
+                file.flush()
+                bar.update(len(rows))
+                if stop():
+                    raise train.Interrupted(f"stopped; the rows so far are in {draft}")
     whole = np.memmap(draft, "<f4", "r", offset=begin, shape=(sum(sizes), width))
     arrays, pieces = {}, np.split(whole, np.cumsum(sizes)[:-1])
     for (name, x), rows in zip(parts.items(), pieces, strict=True):
@@ -140,23 +140,10 @@ def _embed_rows(work, splits, done, batch_size) -> Iterator[np.ndarray]:
     """Yield the features of all splits but the first `done`, batch by batch."""
     for examples in splits:
         if done < stream.count_rows(examples):
-            how = {"first": done, "batch_size": batch_size}
-            yield from features.embed_batches(work.parts, examples, work.state, **how)
+            yield from features.embed_batches(
+                work.parts, examples, work.state, first=done, batch_size=batch_size
+            )
         done = max(done - stream.count_rows(examples), 0)
-
-
-def _report_progress(batches, done, total) -> Iterator[np.ndarray]:
-    """Yield the batches, and report the progress from time to time."""
-    first, began = done, time.monotonic()
-    said = began
-    for rows in batches:
-        done, now = done + len(rows), time.monotonic()
-        yield rows
-        if now - said >= _SECONDS or done == total:
-            speed = (done - first) / max(now - began, 1e-9)
-            text = f"{done:,} of {total:,} images, {speed:.0f} a second"
-            print(text, file=sys.stderr, flush=True)
-            said = now
 
 
 def parser() -> argparse.ArgumentParser:
@@ -164,12 +151,11 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="jaxcl features", description=__doc__.splitlines()[0]
     )
-    options.add_argument("--encoder", required=True, help="the folder of an encoder")
-    options.add_argument(
-        "--data", required=True, help="a path, or a section config.data as JSON"
-    )
-    options.add_argument("--out", required=True, help="FILE.npz or FILE.safetensors")
-    options.add_argument("--batch-size", type=int, default=256, help="images at a time")
+    add = options.add_argument
+    add("--encoder", required=True, help="the folder of an encoder")
+    add("--data", required=True, help="a path, or a section config.data as JSON")
+    add("--out", required=True, help="FILE.npz or FILE.safetensors")
+    add("--batch-size", type=int, default=256, help="images at a time")
     return options
 
 

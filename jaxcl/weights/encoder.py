@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from jaxcl import core, schema
+from jaxcl import core, lookup, schema
 from jaxcl.config import sections
 from jaxcl.data import files as files_lib
 from jaxcl.data import graphs as graphs_lib
@@ -72,9 +72,8 @@ class Encoder:
         Raises:
           ValueError: the images are of another type, size or number of channels.
         """
-        return _make_view(self.card, images)(
-            jnp.asarray(_cut_images(self.card, images))
-        )
+        view = _make_view(self.card, images)
+        return view(jnp.asarray(_cut_images(self.card, images)))
 
     def apply(
         self,
@@ -137,9 +136,9 @@ class Encoder:
 
     def _embed_prepared(self, inputs):
         rows = self._program(self.params, self.stats, inputs)
-        return (
-            rows if self.adapter is None else adapters.map_features(self.adapter, rows)
-        )
+        if self.adapter is None:
+            return rows
+        return adapters.map_features(self.adapter, rows)
 
     def picture_features(self) -> np.ndarray:
         """Embed a fixed picture that needs no file, f32[D].
@@ -217,14 +216,16 @@ def _list_images(card, images) -> tuple[Any, bool]:
 def _read_pixels(card, image):
     """Read an image as u8[h, w, C]; an array is checked later."""
     inputs = card["input"]
-    how = {"channels": inputs["channels"], "bits": inputs.get("bits")}
-    how["background"] = inputs.get("background", 255)
+    decoding = files_lib.Decoding(
+        prefetch.choose_decoder(inputs["decoder"] or "auto"),
+        channels=inputs["channels"],
+        background=inputs.get("background", 255),
+        bits=inputs.get("bits"),
+    )
     if isinstance(image, str | os.PathLike):
-        decoder = prefetch.choose_decoder(inputs["decoder"] or "auto")
-        data = epath.Path(image).read_bytes()
-        return files_lib.Decoding(decoder, **how)(data, str(image))
+        return decoding(epath.Path(image).read_bytes(), str(image))
     if isinstance(image, Image.Image):
-        return files_lib.Decoding("pillow", **how).convert(image, "images")
+        return decoding.convert(image, "images")
     return image[..., None] if getattr(image, "ndim", 0) == 2 else image
 
 
@@ -307,7 +308,7 @@ def make_module(section: dict) -> nn.Module:
     section, field = dict(section), f"{folder_lib.CARD}: encoder"
     precision = section.pop("precision", "float32")
     core.check_choice(f"{field}.precision", precision, tuple(sections.PRECISIONS))
-    make, options = schema.find_named_function(sections.ENCODERS, section, field)
+    make, options = lookup.find_function(sections.ENCODERS, section, field)
     options = schema.options(make, options, field, given=("dtype",))
     return make(**options, dtype=sections.PRECISIONS[precision])
 
@@ -330,9 +331,8 @@ def blank_inputs(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
 
 def flatten_leaves(params: core.PyTree, stats: core.PyTree) -> dict[str, np.ndarray]:
     """Name the arrays of a network as in the file, such as "params/conv1/kernel"."""
-    return {
-        n: np.ascontiguousarray(leaf) for n, leaf in _name_leaves(params, stats).items()
-    }
+    leaves = _name_leaves(params, stats).items()
+    return {name: np.ascontiguousarray(leaf) for name, leaf in leaves}
 
 
 def _name_leaves(params, stats) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import typing
 
 from etils import epath
 
-from jaxcl import schema, sharding
+from jaxcl import lookup, schema, sharding
 from jaxcl.config import sections
 from jaxcl.data.augment import images as augment_images
 from jaxcl.nets import tuning
@@ -72,14 +72,12 @@ def export(
     state, source = transfer.restore(
         run, module, blank, sharding.mesh(1), field="--run"
     )
-    trees = [tree["encoder"] for tree in (state.params, state.stats)]
-    if isinstance(
-        module, tuning.TunedEncoder
-    ):  # adapters become part of what they adapt
-        trees[0] = module.merge_adapters(trees[0])
-    exported = encoder.make_encoder(
-        {"encoder": section, "input": inputs}, *map(sharding.copy_to_host, trees)
-    )
+    params, stats = state.params["encoder"], state.stats["encoder"]
+    if isinstance(module, tuning.TunedEncoder):
+        params = module.merge_adapters(params)  # they become part of what they adapt
+    params, stats = sharding.copy_to_host((params, stats))
+    card = {"encoder": section, "input": inputs}
+    exported = encoder.make_encoder(card, params, stats)
     leaves = encoder.flatten_leaves(exported.params, exported.stats)
     files = {folder_lib.TENSORS: writer.pack_tensors(leaves, "flax")}
     if torch:
@@ -88,13 +86,13 @@ def export(
     adapter = epath.Path(run) / adapters.FILE
     if adapter.exists():
         files[adapters.FILE] = adapter.read_bytes()
-    told = {}
     if stablehlo is not None:
         files[program.FILE] = program.pack_program(exported, stablehlo)
-        told = {"stablehlo": program.describe(exported, stablehlo)}
     cursor = transfer.cursor(where, source["number"])
-    card = exported.card | writer.describe(exported, files)
-    card |= told | _describe_origin(config, source, cursor) | {"config": config}
+    card = card | writer.describe(exported, files)
+    if stablehlo is not None:
+        card["stablehlo"] = program.describe(exported, stablehlo)
+    card |= _describe_origin(config, source, cursor) | {"config": config}
     card = results_lib.to_json(card)
     card |= {key: _hide_paths(card[key]) for key in ("data", "checkpoint", "config")}
     return writer.write_folder(epath.Path(out), files, card, force)
@@ -150,7 +148,7 @@ def _read_config(run):
 
 def _describe_architecture(config) -> dict:
     """Return config.encoder with all its defaults, and the precision."""
-    make, options = schema.find_named_function(
+    make, options = lookup.find_function(
         sections.ENCODERS, config["encoder"], "config.encoder"
     )
     full = schema.defaults(make) | options
@@ -187,17 +185,17 @@ def _describe_origin(config, source, cursor) -> dict:
       source: path, number, step and checksum of the checkpoint.
       cursor: progress of the run at the checkpoint, see `transfer.cursor`.
     """
-    options, data = dict(config["method"]), dict(config["data"])
-    name, used = options.pop("name"), {"source": data.pop("name"), "options": data}
+    method, data = config["method"], dict(config["data"])
+    defaults = schema.defaults(lookup.find_method(method["name"]).make)
     checkpoint = {key: source[key] for key in ("number", "step", "checksum")}
     return {
-        "method": {
-            "name": name,
-            **schema.defaults(schema.method(name).make),
-            **options,
-        },
+        "method": {"name": method["name"], **defaults, **method},
         "training": _describe_training(config, cursor),
-        "data": used | {"scenario": config["scenario"]},
+        "data": {
+            "source": data.pop("name"),
+            "options": data,
+            "scenario": config["scenario"],
+        },
         "checkpoint": {"run": source["path"], **checkpoint},
         "results": _read_results(config, cursor),
     }
@@ -252,21 +250,18 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="jaxcl export", description=__doc__.splitlines()[0]
     )
-    options.add_argument("--run", required=True, help="a run directory")
-    options.add_argument(
-        "--out", required=True, help="folder, new or of the same export"
-    )
-    options.add_argument("--torch", action="store_true", help="also for PyTorch")
-    options.add_argument(
+    add = options.add_argument
+    add("--run", required=True, help="a run directory")
+    add("--out", required=True, help="folder, new or of the same export")
+    add("--torch", action="store_true", help="also for PyTorch")
+    add(
         "--stablehlo",
         nargs="?",
         const="uint8",
         choices=typing.get_args(program.Pixels),
         help="also a program that takes pixels (uint8) or normalised images (float32)",
     )
-    options.add_argument(
-        "--force", action="store_true", help="replace an export of another checkpoint"
-    )
+    add("--force", action="store_true", help="replace an export of another checkpoint")
     return options
 
 

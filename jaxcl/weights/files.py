@@ -45,27 +45,24 @@ def read_tensors(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str,
         inside = f"; in it there is {', '.join(inner[:5])}" if inner else ""
         raise ValueError(f"{path}: it is a folder; must be a file of weights{inside}")
     files = {path.name: path.read_bytes()}
+    parts = [path.name]
     if path.name.endswith(_INDEX):
-        for name in _index_parts(path, files[path.name]):
-            files[name] = (path.parent / name).read_bytes()
-        read_now = {name: x for name, x in files.items() if name != path.name}
-    else:
-        read_now = files
+        parts = _index_parts(path, files[path.name])
+        files |= {name: (path.parent / name).read_bytes() for name in parts}
     tensors: dict[str, np.ndarray] = {}
-    for name, data in read_now.items():
-        found = _read_any(path.parent / name, data)
+    for name in parts:
+        data = files[name]
+        # The length that a safetensors file begins with may look like a pickle.
+        by_torch = data[:2] in (b"PK", b"\x80\x02") and data[8:9] != b"{"
+        read = _read_by_torch if by_torch else _read_safetensors
+        found = read(path.parent / name, data)
         if twice := sorted(tensors.keys() & found.keys()):
             raise ValueError(f"{path}: two of its parts hold {twice[0]!r}")
         tensors |= found
     if not tensors:
         raise ValueError(f"{path}: there is no tensor in it")
-    return {name: _cast_finite(path, name, x) for name, x in tensors.items()}, {
-        name: _sha256(data) for name, data in files.items()
-    }
-
-
-def _sha256(data) -> str:
-    return hashlib.sha256(data).hexdigest()
+    cast = {name: _cast_finite(path, name, x) for name, x in tensors.items()}
+    return cast, {n: hashlib.sha256(data).hexdigest() for n, data in files.items()}
 
 
 def _index_parts(path, data) -> list[str]:
@@ -89,13 +86,6 @@ def _cast_finite(path, name, x) -> np.ndarray:
     if not np.isfinite(x).all():
         raise ValueError(f"{path}: {name} has numbers that are not finite")
     return x
-
-
-def _read_any(path, data) -> dict[str, np.ndarray]:
-    # A safetensors file begins with its header's length, which may look like a pickle.
-    if data[:2] in (b"PK", b"\x80\x02") and data[8:9] != b"{":
-        return _read_by_torch(path, data)
-    return _read_safetensors(path, data)
 
 
 def _read_by_torch(path, data) -> dict[str, np.ndarray]:

@@ -7,15 +7,13 @@ without running code. --out becomes a folder like that of `jaxcl export`, for
 
 import argparse
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from etils import epath
 
 from jaxcl import schema
 from jaxcl.nets import convnext, resnet, vit
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import results as results_lib
+from jaxcl.run import folder, results
 from jaxcl.weights import (
     architectures,
     encoder,
@@ -26,11 +24,7 @@ from jaxcl.weights import (
     writer,
 )
 
-_MAKERS: dict[str, Callable] = {
-    "vit": vit.vit,
-    "resnet": resnet.resnet,
-    "convnext": convnext.convnext,
-}
+_MAKERS = {"vit": vit.vit, "resnet": resnet.resnet, "convnext": convnext.convnext}
 
 
 def import_file(
@@ -81,8 +75,7 @@ def import_file(
         given = {name: value for name, value in given.items() if value is not None}
         section = _make_section(own, scheme, architecture, facts, given, stem_padding)
         channels = architectures.channels(own, scheme)
-        usual = known.images._asdict() if known.images else {}
-        prepared = usual | facts.images
+        prepared = (known.images or {}) | facts.images
         inputs = {
             "kind": "images",
             "dtype": "uint8",
@@ -97,7 +90,7 @@ def import_file(
         raise ValueError(f"--from={source}: {error}") from error
     card: dict[str, Any] = {"encoder": section, "input": inputs}
     network = encoder.make_from_leaves(card, leaves)
-    packed = {folder_lib.TENSORS: writer.pack_tensors(leaves, "flax")}
+    packed = {folder.TENSORS: writer.pack_tensors(leaves, "flax")}
     card |= writer.describe(network, packed) | {
         "imported": {
             "architecture": architecture,
@@ -110,9 +103,8 @@ def import_file(
         },
         "check": network.picture_features().tolist(),
     }
-    return writer.write_folder(
-        epath.Path(out), packed, results_lib.to_json(card), force
-    )
+    card = results.to_json(card)
+    return writer.write_folder(epath.Path(out), packed, card, force)
 
 
 def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
@@ -148,7 +140,8 @@ def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> 
         if scheme == "transformers" and epsilon is not None:
             epsilon = 1e-12  # of its ViT, whatever it was converted from
         options["epsilon"] = find_number("epsilon", given, facts, epsilon, architecture)
-        options |= {n: given[n] for n in ("features",) if n in given}
+        if "features" in given:
+            options["features"] = given["features"]
         # transformers' DINOv2 has SiLU in its gates, whatever config.json says.
         gated = options["mlp"] == "swiglu"
         usual = "silu" if gated and scheme != "transformers_dinov2" else "gelu"
@@ -182,7 +175,8 @@ def find_number(name, given, facts, published, what) -> Any:
     """
     said = facts.network.get(name)
     if name in given:
-        schema.check_value(given[name], schema.option_of(vit.vit)[name][0], f"--{name}")
+        option = schema.option_of(vit.vit)[name]
+        schema.check_value(given[name], option.annotation, f"--{name}")
         return given[name]
     if said is None and published is None:
         raise wrappers.RefusedTensors(
@@ -227,10 +221,9 @@ def _find_moments(prepared, channels, mean, std) -> dict:
                 f"--{name}={value}: must be one number, or one for each of its "
                 f"{channels} channels"
             )
-        most = schema.Range(0, 1) if name == "mean" else schema.Range(above=0)
+        kind = schema.Share if name == "mean" else schema.Positive
         for number in value:
-            if wrong := most.refusal(number):
-                raise ValueError(f"--{name}={number}: must be {wrong}")
+            schema.check_value(number, kind, f"--{name}")
         found[name] = [*value] * (channels if len(value) == 1 else 1)
     return found
 

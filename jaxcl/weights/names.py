@@ -1,7 +1,8 @@
 """Translate between our names of parameters and those of PyTorch libraries.
 
-names.json has a `Scheme` for each library. Both directions read it: `read_array`
-converts a library's tensors to our arrays, `write_tensors` converts back.
+names.json has a `Scheme` for each library, and the tensors by which a library and a
+network are known. Both directions read it: `read_array` converts a library's tensors to
+our arrays, `write_tensors` converts back.
 """
 
 import json
@@ -25,12 +26,12 @@ class Scheme(NamedTuple):
 
 
 _BLOCKS = {"vit": "block_#/", "convnext": "stage#_#/", "resnet": "layer#_#/"}
+_TABLES = json.loads(pathlib.Path(__file__).with_name("names.json").read_text())
 
 
 def _load_schemes() -> dict[str, Scheme]:
-    """Read names.json; a library that is "like" another inherits its names."""
-    rows = json.loads(pathlib.Path(__file__).with_name("names.json").read_text())
-    schemes = {}
+    """Read the schemes; a library that is "like" another inherits its names."""
+    rows, schemes = _TABLES["schemes"], {}
     for name, row in rows.items():
         if "like" in row:
             base = rows[row["like"]]
@@ -44,12 +45,17 @@ def _load_schemes() -> dict[str, Scheme]:
 
 
 SCHEMES = _load_schemes()
+# A tensor that each network of a kind has exactly once -> a second one if the name of
+# the first is too common.
+STEMS: dict[str, str | None] = _TABLES["stems"]
+# Scheme and tensors that show it, none of which a scheme further down has.
+SIGNS: list[list[str]] = _TABLES["signs"]
 # The last part of our name -> theirs.
 _LAST = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 _LAST |= {"mean": "running_mean", "var": "running_var"}
 _NUMBERS = re.compile(r"^(block_|stage|layer)(\d+)(?:_(\d+))?(?=[/_])")
-_TABLE = ("class_position", "positions")
-_TOKENS = {"class", "registers", *_TABLE}  # [1, N, D] in every library
+_POSITIONS = ("class_position", "positions")  # in one tensor
+_TOKENS = {"class", "registers", *_POSITIONS}  # [1, N, D] in every library
 
 
 class TensorPlace(NamedTuple):
@@ -98,7 +104,7 @@ def read_array(
     rows, last = np.asarray(tensor), ours.rpartition("/")[2]
     fits = rows.ndim > 0 and len(rows) % leaf.parts == 0
     rows = np.split(rows, leaf.parts)[leaf.part] if fits else rows
-    if ours in _TABLE and rows.ndim == 3:  # the class token's row comes first
+    if ours in _POSITIONS and rows.ndim == 3:  # the class token's row comes first
         patches = rows[0, -math.prod(shape[:-1]) :]
         rows = rows[0, 0] if ours == "class_position" else patches
         rows = rows.reshape(shape) if rows.size == math.prod(shape) else rows

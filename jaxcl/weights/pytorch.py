@@ -84,15 +84,11 @@ def _vit_state(section, size, arrays) -> dict[str, np.ndarray]:
     plain = kind == "learned" and not section["registers"]
     if "class_position" in arrays and not plain:
         arrays["class"] = arrays["class"] + arrays.pop("class_position")
-    side = size // section["patch"]
+    grid = (size // section["patch"],) * 2
     if kind == "sin_cos":
-        arrays["positions"] = positions.sin_cos_table(
-            (side, side), len(arrays["class"])
-        )
+        arrays["positions"] = positions.sin_cos_table(grid, len(arrays["class"]))
     elif kind == "learned":  # timm resizes by one rule, we by several
-        table = positions.resize_table(
-            arrays["positions"], (side, side), section["resize"]
-        )
+        table = positions.resize_table(arrays["positions"], grid, section["resize"])
         arrays["positions"] = np.asarray(table)
     if kind != "rotary" and biased == "query_value":
         for name in [x for x in arrays if x.endswith("attention/query/bias")]:

@@ -64,11 +64,8 @@ def _drop_model(names) -> dict[str, str]:
     norm.
     """
     matches = {name: m for name in names if (m := _MODEL.fullmatch(name))}
-    return {
-        name: m[1] + m[2]
-        for name, m in matches.items()
-        if f"{m[1]}layer_norm.weight" in names
-    }
+    ours = [name for name, m in matches.items() if f"{m[1]}layer_norm.weight" in names]
+    return {name: matches[name][1] + matches[name][2] for name in ours}
 
 
 def _drop_chunks(names) -> dict[str, str]:

@@ -25,12 +25,7 @@ from jaxcl.weights import encoder
 # Files for PyTorch that an export may have: kind of network -> name.
 PYTORCH = {kind: f"{kind}_torch.safetensors" for kind in ("resnet", "vit", "convnext")}
 # All files of an export beside the weights and the card.
-_FURTHER = {
-    *PYTORCH.values(),
-    adapters.FILE,
-    "encoder.stablehlo",
-    "encoder.onnx",
-}
+_FURTHER = {*PYTORCH.values(), adapters.FILE, "encoder.stablehlo", "encoder.onnx"}
 
 
 def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
@@ -93,14 +88,13 @@ def write_folder(
     card = card | {"checksum": folder_lib.checksum(card)}
     _check_folder(folder, card, force)
     with lock.hold_lock(folder):
-        _write_files(
-            folder, files | {folder_lib.CARD: storage.to_json(card)}, card, force
-        )
+        _check_folder(folder, card, force)  # again: another process may have been first
+        _write_files(folder, files | {folder_lib.CARD: storage.to_json(card)})
     return card
 
 
-def _write_files(folder, files, card, force):
-    _check_folder(folder, card, force)  # again: another process may have been first
+def _write_files(folder, files) -> None:
+    """Write all files; on a disk none takes its place before all are written."""
     if storage.in_bucket(folder):  # buckets replace each object as a whole
         for name, data in files.items():
             (folder / name).write_bytes(data)
@@ -135,24 +129,16 @@ def _check_folder(folder, card, force) -> None:
         )
     if not names or force:
         return
-    name = folder_lib.TENSORS
-    if folder_lib.CARD not in names and _is_cut_off(folder, names, card):
-        return
+    if folder_lib.CARD not in names:  # cut off, if all files are of this export
+        found = hash_files({name: (folder / name).read_bytes() for name in names})
+        if found.items() <= card["files"].items():
+            return
     try:
         before = folder_lib.read_card(folder)
     except ValueError as error:
         raise ValueError(f"--out: {error}; --force replaces it") from error
-    if before["files"].get(name) != card["files"][name]:
+    if before["files"].get(folder_lib.TENSORS) != card["files"][folder_lib.TENSORS]:
         raise ValueError(
             f"--out={folder}: holds another export, of step "
             f"{before.get('checkpoint', {}).get('step')}; --force replaces it"
         )
-
-
-def _is_cut_off(folder, names, card) -> bool:
-    """Tell whether a folder without a card holds files of this export, cut off."""
-    return all(
-        hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        == card["files"].get(name)
-        for name in names
-    )

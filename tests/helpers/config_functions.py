@@ -1,6 +1,6 @@
 """Every function whose keyword-only arguments are options of a config, by name."""
 
-from jaxcl import schema
+from jaxcl import lookup
 from jaxcl.config import sections
 from jaxcl.data import imbalance, scenarios, sources
 from jaxcl.data.augment import graphs as augment_graphs
@@ -13,9 +13,7 @@ from jaxcl.methods.two_view import bases, strategies
 
 def modules(package):
     """The `make` of every module of a package, by name."""
-    # `evals.features.make_embedder` is what evaluators share.
-    names = [x for x in schema._with_make(package) if x != "features"]
-    return {f"{package}.{x}": schema.module(package, x, "name").make for x in names}
+    return {f"{package}.{x}": y.make for x, y in lookup.list_modules(package).items()}
 
 
 FUNCTIONS = {

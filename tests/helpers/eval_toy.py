@@ -138,7 +138,7 @@ def accuracies(parts, guess):
 
 def probe(parts, **settings):
     """A linear probe with these settings, whether an option sets them or a preset."""
-    return linear.make_evaluator(parts, linear.ProbeSettings(**settings))
+    return linear.make_evaluator(parts, head_lib.ProbeSettings(**settings))
 
 
 OPTIONS = dict(epochs=7, batch_size=16, lr=0.3, weight_decay=0.01, milestones=(3, 5))

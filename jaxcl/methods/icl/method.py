@@ -200,14 +200,15 @@ def make(
     """
     _check_options(parts, locals())
     chosen = schema.options(ddpg.Options, agent or {}, "config.method.agent")
-    passes = passes_lib.make_passes(
-        parts,
+    passes = passes_lib.Passes(
+        encoder=parts.encoder,
+        head=passes_lib.build_head(output_dim, projector),
+        judged=not projector,
+        augment=parts.augment,
         temperature=temperature,
         with_positive=with_positive,
         keep=keep,
         anchors=anchors,
-        output_dim=output_dim,
-        projector=projector,
     )
     plan = orders.OrderPlan(strategy, meta, inner_steps, replay_share)
     setup = steps.StepSetup(
@@ -220,7 +221,7 @@ def make(
         second_order=second_order,
         distill_weight=distill_weight,
         agent=ddpg.Options(**chosen),
-        unroll=sharding.on_cpu() and not passes_lib.reads_graphs(parts.encoder),
+        unroll=sharding.on_cpu() and not passes.graphs,
     )
     return core.Method(
         init=functools.partial(_init_state, setup),

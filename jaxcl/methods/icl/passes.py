@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxcl import core
 from jaxcl.losses import incremental
-from jaxcl.nets import chain, gcn, gin, mlp
+from jaxcl.nets import chain, gcn, mlp
 
 
 class Passes(NamedTuple):
@@ -18,11 +18,15 @@ class Passes(NamedTuple):
     head: chain.Chain  # the network after it; of no nets without one
     judged: bool  # evaluators see the rows of the head, not those of the encoder
     augment: Callable
-    graphs: bool
     temperature: float
     with_positive: bool
     keep: float
     anchors: str
+
+    @property
+    def graphs(self) -> bool:
+        """Tell whether the inputs are graphs; the others are images."""
+        return reads_graphs(self.encoder)
 
     @property
     def net(self) -> chain.Chain:
@@ -210,33 +214,13 @@ class Passes(NamedTuple):
 
 
 def reads_graphs(encoder: Any) -> bool:
-    """Tell whether an encoder is one of graphs; the others are of images."""
-    return isinstance(encoder, gcn.GCN | gin.GIN)
+    """Tell whether an encoder reads graphs; the others read images."""
+    return isinstance(encoder, gcn.GraphEncoder)
 
 
-def make_passes(
-    parts: core.Parts,
-    *,
-    temperature: float,
-    with_positive: bool,
-    keep: float,
-    anchors: str,
-    output_dim: int,
-    projector: int,
-) -> Passes:
-    """Return the passes of an encoder; for the options see `icl.make`."""
-    graphs = reads_graphs(parts.encoder)
-    head, widths = {}, (projector, projector) if projector else (output_dim,)
-    if projector or output_dim:
-        head = {"head": mlp.MLP(widths, dtype=jnp.float32)}
-    return Passes(
-        encoder=parts.encoder,
-        head=chain.Chain(head),
-        judged=not projector,
-        augment=parts.augment,
-        graphs=graphs,
-        temperature=temperature,
-        with_positive=with_positive,
-        keep=keep,
-        anchors=anchors,
-    )
+def build_head(output_dim: int, projector: int) -> chain.Chain:
+    """Build the network after the encoder; for the options see `icl.make`."""
+    if not (output_dim or projector):
+        return chain.Chain({})
+    widths = (projector, projector) if projector else (output_dim,)
+    return chain.Chain({"head": mlp.MLP(widths, dtype=jnp.float32)})

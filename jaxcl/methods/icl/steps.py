@@ -112,17 +112,9 @@ def _take_inner_steps(setup, state, params, key, old, new):
     keys = jax.random.split(key, steps + 1)
     batches, k_reward = (keys[:-1], old, new), keys[-1]
     carry = params, state.stats, state.extra.agents["old"]
-    if setup.unroll:
-        outputs = []
-        for i in range(steps):
-            carry, output = inner_step(
-                carry, jax.tree.map(lambda x, i=i: x[i], batches)
-            )
-            outputs.append(output)
-        losses_and_rates = jax.tree.map(lambda *x: jnp.stack(x), *outputs)
-    else:
-        carry, losses_and_rates = jax.lax.scan(inner_step, carry, batches)
-    params, stats, agent = carry
+    (params, stats, agent), losses_and_rates = jax.lax.scan(
+        inner_step, carry, batches, unroll=setup.unroll
+    )
     if setup.learnt_rate:
         # The next inner loop begins at other weights, so that its first loss is no
         # reward of the last action: the last batch, seen once more, gives it.

@@ -18,3 +18,4 @@ from jaxcl.methods.online.step import past_tasks as past_tasks
 from jaxcl.methods.online.step import prepare_images as prepare_images
 from jaxcl.methods.online.step import replayable as replayable
 from jaxcl.methods.online.step import stored_rows as stored_rows
+from jaxcl.methods.online.step import write_batch as write_batch

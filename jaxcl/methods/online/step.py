@@ -243,7 +243,7 @@ def make_method(
     """
     policy = _find_policy(parts, write) if remembers else None
     if remembers and write is None:
-        write = functools.partial(_write_batch, parts, policy)
+        write = functools.partial(write_batch, policy)
     online_method = core.Method(
         init=functools.partial(_init_state, parts, net, policy, items, extra),
         step=functools.partial(_step, parts, update, write if remembers else None),
@@ -336,8 +336,14 @@ def _read_incoming(parts, key, batch) -> Rows:
     return Rows(augmented, label, exist, images, labelled=labelled)
 
 
-def _write_batch(parts, policy, state, key, batch, stored):
-    """Write a batch to the slots that the policy chooses."""
+def write_batch(
+    policy: policies.Policy,
+    state: core.TrainState,
+    key: jax.Array,
+    batch: core.Batch,
+    stored: dict,
+) -> core.TrainState:
+    """Write a batch, with the items `stored`, to the slots that the policy chooses."""
     extra, items = state.extra, stored_rows(state, batch, **stored)
     exist = jnp.ones(len(batch["label"]), bool)
     slots, kept = policy.choose(extra.memory, extra.kept, key, items, exist)

@@ -28,6 +28,8 @@ class Extra(NamedTuple):
     kept: core.PyTree  # what the memory's policy counts
     teacher: Teacher | None  # None: the method does not distill
     task_of: jax.Array  # i32[C], task in which the class came first; -1: not yet
+    # `means.ClassMeans` in an evaluation of a method that predicts by them
+    means: core.PyTree = None
 
 
 def create_teacher(params: core.PyTree, stats: core.PyTree) -> Teacher:
@@ -75,12 +77,13 @@ def by_task(
     *,
     distill: bool = True,
     limit: bool = True,
+    **hooks: Callable,
 ) -> core.Method:
     """Build a method from a gradient step that finds the task of each class.
 
     Args:
-      parts, net, update, limit: as for `online.make_method`; the state that `update`
-        gets has an `Extra`, whose `task_of` includes the incoming classes.
+      parts, net, update, limit, hooks: as for `online.make_method`; the state that
+        `update` gets has an `Extra`, whose `task_of` includes the incoming classes.
       distill: False: there is no teacher.
     """
 
@@ -93,7 +96,8 @@ def by_task(
         task_of = jnp.full(parts.num_classes, -1, jnp.int32)
         return Extra(*base, create_teacher(params, stats) if distill else None, task_of)
 
-    hooks = {"begin_task": begin_task} if distill else {}
+    if distill:
+        hooks["begin_task"] = begin_task
     return online.make_method(
         parts, net, with_classes, extra=extra, limit=limit, **hooks
     )

@@ -79,11 +79,6 @@ class Setup(NamedTuple):
     every_row: bool  # incoming rows are aligned, too
     momentum: float  # of the slow network
 
-    @property
-    def dim(self) -> int:
-        """Count the features of a projection."""
-        return self.networks.dim
-
 
 def _trains_online(base: records.Base) -> bool:
     """Tell whether a base reads no labels, numbers of images or progress of a task."""
@@ -257,9 +252,11 @@ def _init(setup, key, batch):
     params, stats = start.copied
     frozen_queue = of_base = None
     if base.init_state is not None:
-        of_base = base.init_state(start.base_key, setup.dim)
+        of_base = base.init_state(start.base_key, setup.networks.dim)
     if base.queue_size and setup.plan.queues:
-        frozen_queue = queue.start_queue(start.strategy_key, base.queue_size, setup.dim)
+        frozen_queue = queue.start_queue(
+            start.strategy_key, base.queue_size, setup.networks.dim
+        )
     memory, kept = stored.create(setup, batch) if setup.size else (None, {})
     extra = Extra(
         momentum=core.copy(params) if base.momentum else {},
@@ -407,7 +404,7 @@ def _gather_features(setup, extra, images, rows, fixed) -> records.Features:
         # It normalises by the running statistics that are averaged with it.
         copied = setup.networks.copied
         own, _ = copied(extra.teacher, extra.teacher_stats, images, train=False)
-        fixed = fixed | {"f": own.reshape(-1, 2, setup.dim)}
+        fixed = fixed | {"f": own.reshape(-1, 2, setup.networks.dim)}
     held = extra.frozen_queue
     return records.Features(
         None,

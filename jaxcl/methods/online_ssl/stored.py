@@ -10,14 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim
-from jaxcl.memory import (
-    buffer,
-    diversity,
-    loss_aware,
-    policies,
-    redundancy,
-    sharded,
-)
+from jaxcl.memory import diversity, loss_aware, policies, redundancy, sharded
 from jaxcl.methods import online
 
 # What the memory can hold for its policy to read.
@@ -77,7 +70,7 @@ def create(setup, batch):
       policy.
     """
     parts, replay = setup.parts, setup.parts.replay
-    scalar, vector = jnp.zeros((), jnp.int32), jnp.zeros((setup.dim,))
+    scalar, vector = jnp.zeros((), jnp.int32), jnp.zeros((setup.networks.dim,))
     example = {"image": batch["image"][0], "label": scalar, "task": scalar}
     if setup.plan.stores:
         example["projection"] = vector
@@ -198,22 +191,16 @@ def store_batch(setup, state, batch, stats, number, key):
       stats: `RowStats` of the last update on the batch.
       number: i32[], of the batch in the stream.
     """
-    extra, count, z = state.extra, len(batch["label"]), stats.z
-    items = online.stored_rows(state, batch)
-    if setup.plan.stores:
-        items["projection"] = jnp.mean(z, axis=1)
+    count = len(batch["label"])
     new = {
-        "feature": _feature(z),
+        "feature": _feature(stats.z),
         "used": jnp.zeros(count, bool),
         "number": number * count + jnp.arange(count, dtype=jnp.int32),
         "loss": stats.loss,
         "draws": jnp.zeros(count, jnp.int32),
         "score": stats.score,
     }
-    items |= {name: new[name] for name in setup.policy.reads}
-    exist = jnp.ones(count, bool)
-    slots, kept = setup.policy.choose(extra.memory, extra.kept, key, items, exist)
-    # The parameters depend on all that was read of the memory.
-    slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
-    memory = sharded.write_rows(extra.memory, slots, items)
-    return state.replace(extra=extra._replace(memory=memory, kept=kept))
+    items = {name: new[name] for name in setup.policy.reads}
+    if setup.plan.stores:
+        items["projection"] = jnp.mean(stats.z, axis=1)
+    return online.write_batch(setup.policy, state, key, batch, items)

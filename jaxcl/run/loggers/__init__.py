@@ -21,7 +21,7 @@ read where no logger can be made.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxcl import schema
+from jaxcl import lookup
 
 
 def makers(names: str) -> tuple[Callable, ...]:
@@ -30,7 +30,7 @@ def makers(names: str) -> tuple[Callable, ...]:
     Raises ValueError for an unknown name, or from the `check` of the module.
     """
     listed = [name.strip() for name in names.split(",") if name.strip()]
-    modules = [schema.module(__name__, name, "config.loggers") for name in listed]
+    modules = [lookup.find_module(__name__, name, "config.loggers") for name in listed]
     for module in modules:
         if hasattr(module, "check"):
             module.check()

@@ -6,7 +6,7 @@ which returns a `records.Base`. A name with a dot is a module of a user's own pa
 
 from collections.abc import Callable, Mapping
 
-from jaxcl import schema
+from jaxcl import lookup, schema
 from jaxcl.methods.two_view import records
 from jaxcl.methods.two_view.bases import (
     barlow_twins,
@@ -41,11 +41,11 @@ BASES: dict[str, Callable[..., records.Base]] = {
 
 def find_make(name: str) -> Callable[..., records.Base]:
     """Find the `make` of a base, or raise a ValueError with the nearest names."""
-    return schema.find_named(BASES, name, "config.method.base")
+    return lookup.find_entry(BASES, name, "config.method.base")
 
 
 def make_base(name: str, options: Mapping = {}) -> records.Base:
     """Make the base of that name, with those of the options that it has."""
     make = find_make(name)
     made = make(**schema.pick_options(make, options))
-    return schema.check_made(made, records.Base, name, "config.method.base")
+    return lookup.check_made(made, records.Base, name, "config.method.base")

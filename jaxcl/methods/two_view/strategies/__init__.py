@@ -9,7 +9,7 @@ logits and likelihoods of their papers.
 
 from collections.abc import Callable, Mapping
 
-from jaxcl import schema
+from jaxcl import lookup, schema
 from jaxcl.methods.two_view import records
 from jaxcl.methods.two_view.strategies import (
     cassle,
@@ -38,11 +38,11 @@ STRATEGIES: dict[str, Callable[..., records.Strategy]] = {
 
 def find_make(name: str) -> Callable[..., records.Strategy]:
     """Find the `make` of a strategy, or raise a ValueError with the nearest names."""
-    return schema.find_named(STRATEGIES, name, "config.method.strategy")
+    return lookup.find_entry(STRATEGIES, name, "config.method.strategy")
 
 
 def make_strategy(name: str, options: Mapping = {}) -> records.Strategy:
     """Make the strategy of that name, with those of the options that it has."""
     make = find_make(name)
     made = make(**schema.pick_options(make, options))
-    return schema.check_made(made, records.Strategy, name, "config.method.strategy")
+    return lookup.check_made(made, records.Strategy, name, "config.method.strategy")

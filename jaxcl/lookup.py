@@ -1,0 +1,132 @@
+"""Find the functions and modules that a config names.
+
+A name with a dot is of the user's own package, which Python must find.
+"""
+
+import importlib
+import pkgutil
+import types
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from jaxcl import core
+
+
+def find_function(choices: dict, section, field: str):
+    """Find the function that a section's `name` picks; return the other keys, too.
+
+    Args:
+      choices: name -> function. A name with a dot is a function of the user's own
+        package: "mypackage.mymodule.function".
+      section: ConfigDict or dict.
+      field: its path, for messages ("config.encoder").
+
+    Raises:
+      ValueError: there is no such function.
+    """
+    section = dict(section)
+    name, field = section.pop("name", None), f"{field}.name"
+    if not _is_foreign(name):
+        core.check_choice(field, name, tuple(choices))
+        return choices[name], section
+    package, _, function = name.rpartition(".")
+    found = getattr(_import_module(package, name, field), function, None)
+    if not callable(found):
+        raise ValueError(
+            f"{field}={name!r}: {package} has no function {function!r}; must be "
+            f"package.module.function, or one of {', '.join(choices)}"
+        )
+    return found, section
+
+
+def find_module(package: str, name: str, field: str):
+    """Find the module `package.name`, or that of the user's own package.
+
+    Args:
+      package: "jaxcl.methods" or "jaxcl.evals".
+      name: of one of its modules, or with a dot "mypackage.mymodule"; the module has a
+        function `make`.
+      field: for messages.
+
+    Raises:
+      ValueError: there is none, or it has no `make`.
+    """
+    if _is_foreign(name):
+        return _import_own_module(name, field)
+    path = f"{package}.{name}"
+    there = isinstance(name, str) and name.isidentifier() and find_spec(path)
+    found = importlib.import_module(path) if there else None
+    if not hasattr(found, "make"):
+        core.check_choice(field, name, tuple(list_modules(package)))  # refuses it
+    return found
+
+
+def find_entry(choices: Mapping[str, Any], name: str, field: str) -> Any:
+    """Find an entry of a table, or the `make` of a module of the user's own package.
+
+    Args:
+      choices: name -> entry.
+      name: a key of `choices`, or with a dot a module, "mypackage.mymodule".
+      field: its path, for messages ("config.method.base").
+
+    Raises:
+      ValueError: there is neither; the message has the nearest names.
+    """
+    if _is_foreign(name):
+        return _import_own_module(name, field).make
+    core.check_choice(field, name, tuple(choices))
+    return choices[name]
+
+
+def check_made(found: Any, kind: type, name: str, field: str) -> Any:
+    """Return the result of a `make`; refuse a result that is not such a record."""
+    if not isinstance(found, kind):
+        raise ValueError(
+            f"{field}={name!r}: `make` returns a {type(found).__name__}; must be a "
+            f"{kind.__module__}.{kind.__name__}"
+        )
+    return found
+
+
+def _import_own_module(name, field):
+    """Import a module of the user's own package that has `make`."""
+    found = _import_module(name, name, field)
+    if not hasattr(found, "make"):
+        raise ValueError(f"{field}={name!r}: the module has no function `make`")
+    return found
+
+
+def list_modules(package: str) -> dict[str, types.ModuleType]:
+    """Import all modules of a package; return those that have `make`, by name."""
+    folder = importlib.import_module(package)
+    names = [info.name for info in pkgutil.iter_modules(folder.__path__)]
+    found = {name: importlib.import_module(f"{package}.{name}") for name in names}
+    return {name: module for name, module in found.items() if hasattr(module, "make")}
+
+
+def _is_foreign(name) -> bool:
+    """Tell whether a name is a dotted path into the user's own package."""
+    parts = name.split(".") if isinstance(name, str) else ()
+    return len(parts) > 1 and all(part.isidentifier() for part in parts)
+
+
+def _import_module(path, name, field):
+    """Import a module; refuse `name` if there is none.
+
+    An import that fails inside the module is the module's own error, and is raised.
+    """
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"{field}={name!r}: no module {error.name!r}; Python must find it where "
+            "the command runs"
+        ) from error
+
+
+def find_method(name: str):
+    """Find the module that config.method.name names."""
+    return find_module("jaxcl.methods", name, "config.method.name")
