@@ -60,9 +60,9 @@ def step(asked, k, state, kept, keys, items, mask):
     k_draw, k_write = keys
     weights = -0.1 * state.items["label"].astype(jnp.float32)
     drawn = sharded.sample(state, k_draw, k, log_weights=weights)
-    backwards, policy = drawn[0]["label"], policies.look_up(asked.policy)
+    backwards, policy = drawn[0]["label"], sharded.find_policy(asked)
     repeated = sharded.on_each_device(asked, lambda label: label[::-1], backwards)
-    slots, kept = sharded.choose(policy, state, kept, k_write, items, mask)
+    slots, kept = policy.choose(state, kept, k_write, items, mask)
     state = sharded.write_rows(state, buffer.order_after(slots, drawn), items, mask)
     return state, kept, (drawn, slots, repeated)
 
@@ -70,7 +70,7 @@ def step(asked, k, state, kept, keys, items, mask):
 def run(asked, *, k, keys, part=slice(None), place=lambda x: x):
     """Six batches of 16 rows, a few of them masked; a trace of all that came out."""
     state = sharded.create(EXAMPLE, asked)
-    kept = sharded.start_policy(asked, policies.look_up(asked.policy), CLASSES, TASKS)
+    kept = sharded.find_policy(asked).start(CLASSES, TASKS)
     compiled = jax.jit(functools.partial(step, asked, k))
     trace = []
     for turn in range(6):
@@ -129,14 +129,14 @@ def test_each_device_has_a_buffer_of_its_own(policy):
 def test_every_row_is_kept_and_drawn_with_the_same_probability():
     n, capacity, k, total, trials = 4, 8, 4, 48, 2000
     batches = np.arange(total, dtype=np.int32).reshape(-1, 8)
-    policy, none = policies.look_up("reservoir"), sharded.ShardedPolicyState({})
+    policy, none = sharded.find_policy(replay()), sharded.ShardedPolicyState({})
 
     @jax.jit
     def one(key):
         state = sharded.create(np.zeros((), np.int32), replay(capacity=capacity))
         for turn, numbers in enumerate(batches):
             use, mask = jax.random.fold_in(key, turn), np.ones(8, bool)
-            slots, _ = sharded.choose(policy, state, none, use, numbers, mask)
+            slots, _ = policy.choose(state, none, use, numbers, mask)
             state = sharded.write_rows(state, slots, numbers)
         return state.items, sharded.sample(state, jax.random.fold_in(key, 99), k)[0]
 
@@ -189,18 +189,19 @@ def compiled_text(function, *arguments, **options):
 def test_nothing_moves_between_devices():
     mesh = sharding.mesh(8)
     items, mask = sharding.shard_rows((rows(0), np.ones(16, bool)), mesh)
-    for policy in policies.POLICIES.values():
+    for name in policies.POLICIES:
+        policy = sharded.find_policy(replay(name))
 
         def act(state, kept, key, items, mask, policy=policy):
-            slots, kept = sharded.choose(policy, state, kept, key, items, mask)
+            slots, kept = policy.choose(state, kept, key, items, mask)
             drawn = sharded.sample(state, key, 16)
             return sharded.write_rows(state, slots, items, mask), kept, drawn
 
         with sharding.use_mesh(mesh):
             state = sharded.create(EXAMPLE, replay(capacity=64))
-            kept = sharded.start_policy(replay(), policy, CLASSES, TASKS)
+            kept = policy.start(CLASSES, TASKS)
             text = compiled_text(act, state, kept, jax.random.key(0), items, mask)
-        assert not MOVES.findall(text), policy
+        assert not MOVES.findall(text), name
     # The control: one buffer, its slots split in the same way.
     split = sharding.split_sharding(mesh)
     whole = buffer.Buffer(state.items, state.filled, jnp.int32(0))
@@ -279,7 +280,7 @@ def test_a_donated_memory_is_written_in_place():
     with sharding.use_mesh(mesh):
         state, kept = (
             sharded.create(example, asked),
-            sharded.start_policy(asked, policies.look_up(asked.policy), 2, 2),
+            sharded.find_policy(asked).start(2, 2),
         )
         jitted = jax.jit(functools.partial(step, asked, 4), donate_argnums=0)
         lowered = jitted.lower(state, kept, two_keys(0), items, mask)

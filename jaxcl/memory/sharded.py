@@ -1,9 +1,10 @@
 """Store the memory of config.replay whole on each device, or split over the devices.
 
-Every function takes both. A memory that is split is for images that are too many for
-one device: each device keeps, writes and draws its own rows. Each of n devices has
-capacity / n slots, offers its own share of every batch (axis 0 split) to its own
-policy, and draws k / n of k rows. No item ever moves between devices.
+Functions take both; `find_policy` makes a policy for one. A memory that is split is for
+images that are too many for one device: each device keeps, writes and draws its own
+rows. Each of n devices has capacity / n slots, offers its own share of every batch
+(axis 0 split) to its own policy, and draws k / n of k rows. No item ever moves between
+devices.
 
 A reservoir stays uniform. Every device is offered the same number of rows, s of the
 S = n s rows of the stream, and keeps each of them with probability
@@ -84,43 +85,23 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
     return sharding.spread(Shards(whole.items, whole.filled, seen))
 
 
-def start_policy(
-    replay: core.Replay, policy: policies.Policy, num_classes: int, num_tasks: int
-) -> core.PyTree:
-    """Create the state of a policy, such as its counts."""
-    kept = policy.start(num_classes, num_tasks)
-    if not replay.sharded:
-        return kept
-    count = count_shards(replay)
-    each = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), kept)
-    return sharding.spread(ShardedPolicyState(each))
+def find_policy(replay: core.Replay) -> policies.Policy:
+    """Find the policy of config.replay, for a memory of `create`.
 
-
-def choose(
-    policy: policies.Policy,
-    memory: buffer.Buffer | Shards,
-    kept: core.PyTree,
-    key: jax.Array,
-    items: core.PyTree,
-    mask: jax.Array,
-) -> tuple[jax.Array, core.PyTree]:
-    """Choose a slot for each row on its own device, see `policies.Policy`.
-
-    Args:
-      kept: the policy's state, of `start_policy`.
-      items: pytree of [B, ...], B a multiple of the number of devices.
-      mask: bool or f32 [B], rows that exist. A draw is uniform over the memory only
-        if each device's share of the stream has as many of them.
-
-    Returns:
-      slots: i32[B], local, split over the devices.
-      kept: after the batch.
+    If the memory is split, the policy runs on each device by itself: slots are local,
+    and its state has a part for each device. A draw is uniform over the memory only if
+    each device's share of the stream has as many rows that exist.
 
     Raises:
-      ValueError: the devices cannot share the rows evenly.
+      ValueError: there is no such policy; or, when it chooses, the devices cannot share
+        the rows evenly.
     """
-    if isinstance(memory, buffer.Buffer):
-        return policy.choose(memory, kept, key, items, mask)
+    policy = policies.look_up(replay.policy)
+    if not replay.sharded:
+        return policy
+
+    def choose(memory, kept, key, items, mask):
+        return sharding.on_each(choose_on_device, (memory, kept, items, mask), (key,))
 
     def choose_on_device(memory, kept, items, mask, key):
         memory, key = _read_shard(memory), _fold_device(key)
@@ -128,8 +109,15 @@ def choose(
         slots, own = policy.choose(memory, own, key, items, mask)
         return slots, ShardedPolicyState(jax.tree.map(lambda x: x[None], own))
 
-    rows = memory, kept, items, mask
-    return sharding.on_each(choose_on_device, rows, (key,))
+    def start(num_classes, num_tasks):
+        own, count = policy.start(num_classes, num_tasks), count_shards(replay)
+        each = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), own)
+        return sharding.spread(ShardedPolicyState(each))
+
+    def least(num_classes, num_tasks):
+        return policy.least(num_classes, num_tasks) * count_shards(replay)
+
+    return policy._replace(choose=choose, start=start, least=least)
 
 
 def write_rows(

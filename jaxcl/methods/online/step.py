@@ -44,14 +44,13 @@ def _find_policy(parts: core.Parts, write) -> policies.Policy:
             f"config.replay.policy={replay.policy!r}: config.method.name stores by a "
             "rule of its own; leave it out ('reservoir')"
         )
-    policy = policies.look_up(replay.policy)
+    policy = sharded.find_policy(replay)
     if lacking := sorted({*policy.reads} - {"label", "task"}):
         raise ValueError(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)} of "
             "stored rows, which config.method.name stores none of; 'online_ssl' does"
         )
     least = policy.least(parts.num_classes, parts.num_tasks)
-    least *= sharded.count_shards(replay)
     if replay.capacity < least:
         raise ValueError(
             f"config.replay.capacity={replay.capacity}: policy={replay.policy!r} needs "
@@ -306,7 +305,7 @@ def _init_state(parts, net, policy, items, extra, key, batch):
         example = {"image": batch["image"][0], "label": scalar, "task": scalar}
         example |= items(jnp.zeros((classes,)))
         memory = sharded.create(example, parts.replay)
-        kept = sharded.start_policy(parts.replay, policy, classes, parts.num_tasks)
+        kept = policy.start(classes, parts.num_tasks)
     base = Extra(memory, jnp.zeros((classes,), bool), kept)
     return core.new_state(k_state, params, stats, parts.tx, extra(base, params, stats))
 
@@ -347,7 +346,7 @@ def write_batch(
     """Write a batch, with the items `stored`, to the slots that the policy chooses."""
     extra, items = state.extra, stored_rows(state, batch, **stored)
     exist = jnp.ones(len(batch["label"]), bool)
-    slots, kept = sharded.choose(policy, extra.memory, extra.kept, key, items, exist)
+    slots, kept = policy.choose(extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
     slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
     memory = sharded.write_rows(extra.memory, slots, items)

@@ -73,6 +73,7 @@ class Setup(NamedTuple):
     base: records.Base
     plan: regularisers.Regulariser
     networks: networks.Networks
+    policy: policies.Policy | None  # of the memory
     size: int  # rows that an update draws; 0: there is no memory
     beside: int  # of these, rows that pass beside the incoming ones; LUMP: 0
     every_row: bool  # incoming rows are aligned, too
@@ -184,6 +185,7 @@ def make(
             shape,
             distiller_hidden_dim=plan.distiller_hidden_dim,
         ),
+        policy=sharded.find_policy(parts.replay) if remembers else None,
         size=size,
         beside=0 if plan.mix else size,
         every_row=rows == "all",

@@ -76,15 +76,9 @@ def create(setup, batch):
         example["projection"] = vector
     blank = {"feature": vector, "used": scalar > 0, "number": scalar}
     blank |= {"loss": jnp.zeros(()), "draws": scalar, "score": jnp.zeros(())}
-    example |= {name: blank[name] for name in _list_read_items(setup)}
-    policy = policies.look_up(replay.policy)
-    kept = sharded.start_policy(replay, policy, parts.num_classes, parts.num_tasks)
+    example |= {name: blank[name] for name in setup.policy.reads}
+    kept = setup.policy.start(parts.num_classes, parts.num_tasks)
     return sharded.create(example, replay), kept
-
-
-def _list_read_items(setup):
-    """List the items that the memory's policy reads."""
-    return policies.look_up(setup.parts.replay.policy).reads
 
 
 def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats:
@@ -102,7 +96,7 @@ def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats
     query = outputs.z if outputs.o is None else outputs.o
     target = outputs.z if features.k is None else features.k
     score = None
-    if setup.size and "score" in _list_read_items(setup):
+    if setup.size and "score" in setup.policy.reads:
         slopes = pair_slopes(query, target)
         past = jnp.sum(slopes[: setup.size], axis=0, keepdims=True)
         score = diversity.similarity_score(slopes, past, active[None])
@@ -206,8 +200,7 @@ def store_batch(setup, state, batch, stats, number, key):
         "draws": jnp.zeros(count, jnp.int32),
         "score": stats.score,
     }
-    items = {name: new[name] for name in _list_read_items(setup)}
+    items = {name: new[name] for name in setup.policy.reads}
     if setup.plan.stores:
         items["projection"] = jnp.mean(stats.z, axis=1)
-    policy = policies.look_up(setup.parts.replay.policy)
-    return online.write_batch(policy, state, key, batch, items)
+    return online.write_batch(setup.policy, state, key, batch, items)
