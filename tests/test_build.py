@@ -348,9 +348,6 @@ def test_the_step_is_traced_once(devices, steps_per_call, tmp_path, monkeypatch)
     assert counts == [1] and len(traced) <= 2  # a count may be kept
 
 
-# Precision
-
-
 def test_auto_is_what_the_devices_want_and_a_run_keeps_it(tmp_path):
     def began(folder, **changes):
         made = run_directories.untried(tmp_path / folder, **changes)

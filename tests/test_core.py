@@ -33,9 +33,6 @@ def parts_of(tx, *rates):
     return types.SimpleNamespace(tx=tx, lr=optim.by_task(rates))
 
 
-# Time
-
-
 @pytest.mark.parametrize("steps", [1, 7, 3000])
 @pytest.mark.parametrize("start", [0, 12, 123_456])
 def test_progress_is_the_share_of_the_task_that_is_done(start, steps):
@@ -66,9 +63,6 @@ def test_every_step_of_every_task_has_a_key_of_its_own():
     assert len(met) == 12
     other = state_of(step=3).replace(key=jax.random.key(8))
     assert words(other) not in met
-
-
-# Rates
 
 
 def test_each_task_has_its_rates_and_later_ones_the_last():
@@ -146,9 +140,6 @@ def test_a_step_down_a_loss_is_that_of_its_gradient():
     assert after.step == 6
 
 
-# Buffers
-
-
 def pointers(tree):
     arrays = [jax.random.key_data(x) if x is tree.key else x for x in leaves(tree)]
     return [x.unsafe_buffer_pointer() for x in arrays]
@@ -185,9 +176,6 @@ def test_a_copy_has_buffers_of_its_own():
     ).all()
 
 
-# Where a task begins
-
-
 def test_a_task_begins_where_the_run_stands():
     """Its steps are those of all its epochs, of what the method reads."""
     images = np.zeros((20, 2, 2, 1), np.uint8)
@@ -219,9 +207,6 @@ def test_a_task_begins_where_the_run_stands():
     assert (state.step, state.task, state.task_start) == (31, 2, 31)
     assert state.task_steps == 15 and core.progress(state) == 0
     np.testing.assert_array_equal(state.stats["mean"], [3.0, 3.0])
-
-
-# What is refused
 
 
 def test_the_leaves_that_do_not_fit_are_named():

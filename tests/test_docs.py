@@ -291,9 +291,6 @@ def test_files_that_a_page_includes_are_there(path):
         assert (ROOT / re.fullmatch(r'--8<-- "(.+)"', line)[1]).exists()
 
 
-# Names
-
-
 def test_public_names_are_as_written():
     text = (ROOT / "docs" / "public_names.txt").read_text()
     module = None

@@ -442,10 +442,8 @@ def circle(*degrees):
 
 def test_a_ring_and_a_reservoir_are_those_of_policies():
     rng = np.random.default_rng(0)
-    memory, rows = (
-        held(twins.unit(rng.normal(size=(K, D)))),
-        twins.unit(rng.normal(size=(5, D))),
-    )
+    memory = held(twins.unit(rng.normal(size=(K, D))))
+    rows = twins.unit(rng.normal(size=(5, D)))
     memory = memory._replace(seen=jnp.int32(12))
     mask = jnp.ones(5, bool)
     for seed in range(6):

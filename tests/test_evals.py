@@ -201,10 +201,8 @@ def test_probe_of_seen_tasks_knows_only_their_classes():
     parts = eval_toy.parts_of(data=eval_toy.dataset(noise=5))
     options = dict(epochs=20, batch_size=8, milestones=(), augment=False)
     evaluate = eval_toy.probe(parts, train_on="seen", **options)
-    first, last = (
-        evaluate(eval_toy.state_of(0), 0).rows,
-        evaluate(eval_toy.state_of(0), 2).rows,
-    )
+    first = evaluate(eval_toy.state_of(0), 0).rows
+    last = evaluate(eval_toy.state_of(0), 2).rows
     np.testing.assert_allclose(first["class_incremental"], [1, 0, 0])
     assert np.isnan(first["task_aware"][1:]).all() and first["task_aware"][0] == 1
     assert (last["class_incremental"] > 0.8).all()
@@ -309,10 +307,8 @@ def test_neighbours_are_those_of_brute_force(distance, scenario):
     parts, state = eval_toy.parts_of(scenario), eval_toy.state_of(1)
     train, test = parts.stream.dataset.train, parts.stream.evaluation
     groups = features.assign_tasks(parts)
-    x, bank = (
-        eval_toy.embedded(state, test.images),
-        eval_toy.embedded(state, train.images),
-    )
+    x = eval_toy.embedded(state, test.images)
+    bank = eval_toy.embedded(state, train.images)
     for train_on, met in (("all", 3), ("seen", 2)):
         options = dict(k=9, temperature=0.2, distance=distance, train_on=train_on)
         rows = knn.make(parts, batch_size=8, **options)(state, 1).rows

@@ -597,9 +597,6 @@ def test_networks_that_pytorch_has_not_are_refused(trained, tmp_path, capsys):
         pytorch.torch_state(tmp_path / "out")
 
 
-# The page
-
-
 def test_the_commands_and_the_code_of_the_page(
     trained, residual, tmp_path, monkeypatch, capsys
 ):

@@ -92,9 +92,6 @@ def test_scalars_are_those_of_the_plain_loop(options, streams, devices):
         assert any(scalars[a] != scalars[b] for a, b in pairs)
 
 
-# Projections
-
-
 def test_spread_is_of_the_features_asked_for():
     parts, state = eval_toy.parts_of("joint"), eval_toy.state_of(0)
     with pytest.raises(ValueError, match=r"spread\.features='projection'"):

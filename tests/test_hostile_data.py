@@ -340,9 +340,6 @@ def test_classes_of_one_name(tmp_path):
         sources.load("npz", path=str(tmp_path / "x.npz"))
 
 
-# meta.json
-
-
 @pytest.mark.parametrize(
     "meta, said",
     [

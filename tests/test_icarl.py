@@ -108,9 +108,6 @@ def test_the_teacher_is_the_network_at_the_begin_of_the_task_and_stays():
     jax.tree.map(np.testing.assert_array_equal, later.extra.teacher[0], later.params)
 
 
-# Prediction
-
-
 def nearest(state, images, form, mirror=False):
     """Minus the squared distances, item by item."""
 

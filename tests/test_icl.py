@@ -221,9 +221,6 @@ def fell(before, after, rate=LR):
 close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=3e-5)
 
 
-# The meta steps
-
-
 @pytest.mark.parametrize(
     "steps, second_order, unroll",
     [
@@ -293,9 +290,6 @@ def test_a_meta_step_takes_the_statistics_of_its_outer_pass():
     for rows in (*both, sent(part(given, -1), 0)):
         mean = 0.9 * mean + 0.1 * rows.mean(axis=0)
     np.testing.assert_allclose(after.stats["encoder"]["norm"]["mean"], mean, rtol=1e-4)
-
-
-# The steps without meta
 
 
 def test_old_and_new_anchors_take_turns():
@@ -646,11 +640,9 @@ def test_what_is_evaluated():
     images = twins.views_of(np.float64(given["image"]))[:, 0]
     tree = jax.tree.map(np.float64, (state.params, state.stats["encoder"]["norm"]))
     params, kept = tree
-    layer, bn, head = (
-        params["encoder"]["linear"],
-        params["encoder"]["norm"],
-        params["head"]["linear1"],
-    )
+    layer = params["encoder"]["linear"]
+    bn = params["encoder"]["norm"]
+    head = params["head"]["linear1"]
     x = images.reshape(B, -1) @ layer["kernel"] + layer["bias"]
     x = (x - kept["mean"]) / np.sqrt(kept["var"] + 1e-5) * bn["scale"] + bn["bias"]
     wanted = x @ head["kernel"] + head["bias"]
@@ -898,9 +890,6 @@ def test_empty_slots_are_no_anchors_and_no_negatives():
     # Three passes of batch norm.
     before, after = stats["encoder"]["bn1"]["mean"], found[3]["encoder"]["bn1"]["mean"]
     assert np.abs(before - after).max() > 1e-4
-
-
-# Options
 
 
 UNREAD = [

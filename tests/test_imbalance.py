@@ -38,9 +38,6 @@ def drawn(task, **options):
     return np.stack([plan[step] for step in range(len(plan))])
 
 
-# --- one class dominates
-
-
 @pytest.mark.parametrize(
     ("rho_max", "rho_min"), [(0.1, 0.1), (0.25, 1 / 12), (0.5, 1 / 18), (0.75, 1 / 36)]
 )
@@ -162,9 +159,6 @@ def test_imbalance_errors_of_tasks():
             made(blind, **option)
 
 
-# --- long tails
-
-
 @pytest.mark.parametrize(
     ("largest", "classes", "factor", "total", "some"),
     [  # what papers on CIFAR-10-LT and CIFAR-100-LT print
@@ -242,9 +236,6 @@ def test_scenarios_cut_a_long_tailed_set():
             left = {*data.train.label[kept].tolist()}
             assert two.classes.tolist() == [c for c in one.classes if c in left]
             assert two.test.tolist() == one.test.tolist()
-
-
-# --- through a config
 
 
 def test_a_run_trains_on_the_stream_and_remembers_it(tmp_path):

@@ -381,14 +381,9 @@ def test_files_beside_the_weights_are_believed_before_the_architecture(tmp_path)
     assert card["input"]["size"] == 12 and card["input"]["mean"] == [0.1] * 3
 
 
-# The features in the card
-
-
 def test_the_features_in_the_card_are_checked_when_asked(tmp_path):
-    source, out = (
-        write(tmp_path / "f.safetensors", foreign("timm")[0]),
-        tmp_path / "out",
-    )
+    source = write(tmp_path / "f.safetensors", foreign("timm")[0])
+    out = tmp_path / "out"
     import_file.import_file(source, "deit", str(out), **PREPARED)
     made = jaxcl.load_encoder(out, check=True)
     assert made.check() < 1e-5

@@ -72,8 +72,6 @@ def check(made, model, images, tolerance=1e-4):
     np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-# timm
-
 TIMM = {
     "vit": ("deit", {}),
     "deit3": ("deit3", {"init_values": 1.0, "no_embed_class": True}),
@@ -265,8 +263,6 @@ def test_heads_are_those_of_the_published_sizes(architecture):
         assert block.norm1.eps == architectures.look_up(architecture).epsilon
 
 
-# transformers
-
 SHAPE = dict(hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS)
 SHAPE |= dict(intermediate_size=80, patch_size=8)
 TRANSFORMERS = {
@@ -305,9 +301,6 @@ def test_networks_of_transformers(name, tmp_path):
     check(made, features, images_of(16, 40))
 
 
-# torchvision
-
-
 @pytest.mark.parametrize("depth", [18, 34, 50, 101])
 def test_resnets_of_torchvision(depth, tmp_path):
     torchvision = torch_peers.library("torchvision")
@@ -320,8 +313,6 @@ def test_resnets_of_torchvision(depth, tmp_path):
     model.fc = torch.nn.Identity()
     check(made, model, images_of(64, 64))
 
-
-# timm's ResNet, and what has its names
 
 # library -> what its names begin with, and what else its files hold
 RESNETS = {
@@ -359,8 +350,6 @@ def test_resnets_of_timm_and_of_its_names(tmp_path):
         theirs = model(given).numpy()
     np.testing.assert_allclose(plain.embed(pixels), theirs, rtol=1e-4, atol=1e-4)
 
-
-# ConvNeXts
 
 CONVNEXT = dict(depths=(1, 2, 1, 1), dims=(8, 16, 32, 64))
 KINDS = {
@@ -442,9 +431,6 @@ def test_convnexts_of_transformers(kind, tmp_path):
     )
     made = jaxcl.load_encoder(out)
     check(made, lambda x: model(x).pooler_output, images_of(64, 64))
-
-
-# Positions
 
 
 @pytest.mark.parametrize("old, new", [(37, 16), (16, 37), (14, 24), (24, 14), (1, 3)])

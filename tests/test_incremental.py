@@ -493,9 +493,6 @@ def test_masked_rows_change_nothing_whatever_they_hold(name, shape):
         assert abs(all_rows - same) > 0.01
 
 
-# The released code's negatives
-
-
 def test_others_known_by_hand():
     for size in (1, 2, 5):
         np.testing.assert_array_equal(incremental.others(size), 1 - np.eye(size))

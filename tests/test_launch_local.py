@@ -122,9 +122,6 @@ def test_a_signal_stops_and_saves(fake):
     assert len(starts(home, 0)) == 1
 
 
-# Real processes
-
-
 def real(workdir):
     paths = os.pathsep.join([str(processes.TESTS.parent), str(processes.TESTS)])
     env = {"PYTHON": sys.executable, "PYTHONPATH": paths, "JAX_NUM_CPU_DEVICES": "1"}

@@ -72,8 +72,6 @@ def test_without_a_meaning_of_folders_all_images_are_read(tmp_path):
     assert data.train.label.tolist() == [-1] * 4 and data.class_names == ()
 
 
-# Random trees
-
 JUNK = ("Thumbs.db", ".hidden.png", "@eaDir/0.png", "notes.TXT", "un.known")
 
 

@@ -206,9 +206,6 @@ def test_paths_that_lead_out(tmp_path, name):
         read(tmp_path / "in", **options)
 
 
-# --- ImageNet-LT
-
-
 WNIDS = ("n01440764", "n01443537", "n03888257")
 
 

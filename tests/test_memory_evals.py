@@ -48,9 +48,6 @@ def of_stream(parts, task, order=stream.epoch_order):
     return eval_toy.entropy(np.bincount(label, minlength=CLASSES))
 
 
-# The memory
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 def test_shares_and_entropy_of_a_memory(devices):
     parts = parts_of(devices=devices)
@@ -110,9 +107,6 @@ def test_the_stream_is_what_its_order_draws():
         want = None if task == 2 else of_stream(parts, task)
         assert scalars.get("stream_entropy") == (want and pytest.approx(want, rel=1e-6))
     assert asked == [(18, 16), (16, 16), (16, 16)]
-
-
-# The spread
 
 
 @pytest.mark.parametrize("split, devices", [("evaluation", 2), ("train", 1)])

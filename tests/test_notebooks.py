@@ -54,9 +54,6 @@ def commands(word):
     return found
 
 
-# The files
-
-
 @each
 def test_the_file_is_valid_and_small_and_holds_its_outputs(path):
     book = read(path)
@@ -75,20 +72,11 @@ def test_cells_are_python(path):
         compile(plain(source), f"{path.name}, code cell {i + 1}", "exec")
 
 
-# Commands
-
-
 @pytest.mark.parametrize("arguments", commands("train"))
 def test_runs_have_the_options_there_are(arguments):
     name, *rest = arguments
     words = [f"--config={files.locate(name)}", *rest]
     config_files.check_options(config_files.parse(words))
-
-
-# The first cell
-
-
-# From top to bottom
 
 
 def path_with_python():

@@ -65,9 +65,6 @@ def test_recurrence_at_its_ends(recurrence, classes):
     assert [len(np.unique(LABEL[rows])) for rows in parts] == classes
 
 
-# as scenarios
-
-
 def made(name, **options):
     return scenarios.make(toys.digits(), name=name, **options)
 

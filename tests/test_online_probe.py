@@ -260,9 +260,6 @@ def test_gradients_are_along_the_sphere_and_of_past_tasks_alone():
     assert [float(first[name]) for name in GRADIENTS] == [0.0, 0.0]
 
 
-# What is refused
-
-
 def test_a_loss_that_taps_nothing_is_refused():
     """Or its zeros would pass for a measurement."""
     params = {"head": {"weight": jnp.ones((7, 2))}}

@@ -208,11 +208,9 @@ class Twin:
 
     def update(self, incoming, key):
         size, active = self.size, self.filled.sum() > self.drawn
-        views, replayed, share = (
-            twins.views_of(np.float64(incoming["image"])),
-            None,
-            0.0,
-        )
+        views = twins.views_of(np.float64(incoming["image"]))
+        replayed = None
+        share = 0.0
         slots = np.zeros(0, int)
         if self.remembers:
             held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(0))
@@ -554,9 +552,6 @@ def test_no_two_uses_share_a_key(monkeypatch):
     used = key_uses.of_steps(monkeypatch, lambda x: make(augment=x), states, batch(0))
     # For each update a draw, and views of incoming and of replayed rows.
     assert len(used[0]) == 3 * UPDATES and len({*used[0], *used[1]}) == 6 * UPDATES
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,6 @@ def kept_rows(name, items, size, key, capacity=CAPACITY, seed=0):
     return np.where(state.filled, state.items["row"], -1).tolist(), kept
 
 
-# all policies
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_masked_rows_have_no_slot_and_do_not_count(name):
     items, key = stream("even"), jax.random.key(1)
@@ -131,9 +128,6 @@ def test_devices_agree_in_one_compilation(name):
     jax.tree.map(np.testing.assert_array_equal, results[1], results[8])
 
 
-# batched_reservoir
-
-
 def batched_twin(batches, draw):
     """Slots of a stream: free ones first, then by the rows before the batch."""
     memory, seen = [None] * CAPACITY, 0
@@ -153,9 +147,6 @@ def test_batched_reservoir_against_one_row_at_a_time(size):
     items, key = stream("even"), jax.random.key(3)
     twin = batched_twin(cut(items, size), chance.drawers(key, range(60)))
     assert kept_rows("batched_reservoir", items, size, key)[0] == twin
-
-
-# class_balanced
 
 
 def class_balanced_twin(labels, draw, capacity=CAPACITY):
@@ -201,9 +192,6 @@ def test_class_balanced_against_one_row_at_a_time(kind, seed):
     assert found | {*np.flatnonzero(sizes == sizes.max()).tolist()} == full
 
 
-# greedy_balanced
-
-
 def greedy_twin(labels, draw, capacity=CAPACITY):
     """GDumb's sampler; `sizes` has the classes in the order they were met."""
     memory, sizes = [], {}
@@ -237,9 +225,6 @@ def test_greedy_balanced_against_one_row_at_a_time(kind, seed, capacity):
     assert (np.delete(kept["rank"], met) == CLASSES).all()
 
 
-# ring and task_ring
-
-
 @pytest.mark.parametrize("size", [1, 16, 64])
 @pytest.mark.parametrize("name", ["ring", "task_ring"])
 def test_rings_against_queues(name, size):
@@ -259,9 +244,6 @@ def test_rings_against_queues(name, size):
         assert turn == count % share and (count < share or own[turn] == queue[0])
         start += share
     assert start == capacity
-
-
-# as config.replay.policy
 
 
 def er(**changes):

@@ -343,9 +343,6 @@ def test_a_crash_in_write_results_leaves_the_old(tmp_path, monkeypatch):
     assert len(results_lib.read_results(tmp_path)["task_names"]) == 3
 
 
-# Pictures
-
-
 @pytest.fixture
 def draw(tmp_path, figures):
     """draw(function, ...) -> pixels u8[H, W, 3] and the figure they came from."""

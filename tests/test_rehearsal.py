@@ -26,9 +26,6 @@ def make(name, memory_size=12, **options):
     return MADE[name](memory_size=memory_size, **toy.WIDTHS, **options)
 
 
-# Batches
-
-
 def mixed(fresh, stored, share=None):
     """A source whose stored rows are those from 100,000 on."""
     train = stream.Source(toy.EXAMPLES, np.arange(fresh, dtype=np.int32))
@@ -93,9 +90,6 @@ def test_together_is_one_shuffle_of_all():
     assert len({len(x) for x in split(epoch)[0]}) > 1
 
 
-# Weights
-
-
 def test_weights_of_stored_rows_and_of_others():
     state = toy.fresh(make("cclis"))
     memory = rehearsal.Memory(
@@ -112,9 +106,6 @@ def test_weights_of_stored_rows_and_of_others():
     found = jax.jit(rehearsal.weights)(extra, batch)
     # Of a class that the task lacks, a row outside of the memory counts 1.
     np.testing.assert_allclose(found, [0.5, 1 / 4, 0.25, 0.1, 0, 0.25, 1, 0.1])
-
-
-# The life of a memory
 
 
 def rows_of(memory):
@@ -212,9 +203,6 @@ def test_a_class_of_both_the_memory_and_the_task_is_one_pool():
     np.testing.assert_allclose(sums, 1, rtol=1e-5)
 
 
-# What is kept, and its weights
-
-
 def proposal(state, rows, temperature, leftover=False, passes=5):
     """Eq. 11-12 of all rows, each divided by its class's sum; row -> g."""
     net = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)
@@ -258,9 +246,6 @@ def test_weights_are_those_of_the_proposal(size, options):
         assert np.abs(weight / uniform - 1).max() > 0.1
 
 
-# The teacher
-
-
 def test_the_first_task_has_no_teacher():
     net = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)
     state = toy.in_task(make("cclis"), toy.rows_of(0)[:2])
@@ -270,9 +255,6 @@ def test_the_first_task_has_no_teacher():
     np.testing.assert_allclose(teach(state, images), expected, rtol=1e-4, atol=1e-6)
     first = state.replace(task=jnp.int32(0))
     np.testing.assert_array_equal(teach(first, images), np.zeros((4, 4)))
-
-
-# Images that are read row by row
 
 
 def test_only_scores_need_all_images():
@@ -286,9 +268,6 @@ def test_only_scores_need_all_images():
         method = make(name)
         state = toy.begin(method, toy.fresh(method), task)
         assert len(rows_of(method.end_task(state, task).extra.memory)) == 12
-
-
-# The network
 
 
 def test_the_network():

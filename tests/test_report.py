@@ -194,9 +194,6 @@ def measures_of(matrix):
     }
 
 
-# Numbers
-
-
 def test_means_intervals_and_paired_differences(runs):
     found = table(page(runs / "er", runs / "ace", runs / "one"), f"measures of {KNN}")
     each = {"er": [*map(measures_of, ER)], "ace": [*map(measures_of, ACE)]}
@@ -252,9 +249,6 @@ def test_accuracy_matrices_are_means_over_seeds(runs):
     assert rows["after 2"]["1"] == ["40.0"] and rows["after 2"]["2"] == ["50.0"]
 
 
-# Which seeds and tasks count
-
-
 def test_a_run_that_goes_on_is_not_set_against_one_that_is_over(runs):
     leave(runs / "part", [[0.9, 0.1]], size=2)
     leave(runs / "same", [[0.7, 0.1]], size=2)
@@ -265,12 +259,6 @@ def test_a_run_that_goes_on_is_not_set_against_one_that_is_over(runs):
     assert found["forgetting"] == ["-"] or found["forgetting"][0] == "-"
     found = table(page(runs / "part", runs / "same"), f"measures of {KNN}")["same"]
     assert found["average accuracy"] == ["70.0", "-", "Δ −20.0 -"]
-
-
-# Pictures
-
-
-# Safety
 
 
 ALLOWED = set(

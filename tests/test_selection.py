@@ -31,9 +31,6 @@ def keys(seed, trials=TRIALS):
     return jax.random.split(jax.random.key(seed), trials)
 
 
-# proposal, own, within_class
-
-
 def scene(seed, classes=5, rows=23, scale=3.0):
     """Padded rows, rows of no class, an unseen class: nan where nobody may look.
 
@@ -108,9 +105,6 @@ def test_weights_within_a_class():
     for dtype in (bool, np.float32):
         found = WITHIN(weights, labels, mask.astype(dtype), 4)
         np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-# quotas
 
 
 PAIRS = list(itertools.combinations(range(5), 2))
@@ -215,8 +209,6 @@ def test_small_pools_against_one_row_at_a_time():
                 given_back += 1
     assert given_back > 40
 
-
-# choose
 
 # Three pools, of 5, 4 and 3 rows, among rows that do not exist and have large weights.
 LABELS = np.array([0, 1, 0, 2, 0, 1, -1, 1, 2, 0, 1, 2, 0, 0, 9, 2])

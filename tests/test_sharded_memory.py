@@ -179,9 +179,6 @@ def test_a_share_with_few_rows_is_masked_at_its_end():
     ]
 
 
-# what moves between devices
-
-
 def compiled_text(function, *arguments, **options):
     return jax.jit(function, **options).lower(*arguments).compile().as_text()
 
@@ -208,9 +205,6 @@ def test_nothing_moves_between_devices():
     slots = jax.device_put(np.arange(16, dtype=np.int32), split)
     text = compiled_text(buffer.write, whole, slots, items)
     assert any("u8" in moved for moved in MOVES.findall(text))
-
-
-# in a run
 
 
 def er(**changes):
@@ -261,9 +255,6 @@ def test_a_run_stays_split_and_resumes_bitwise(tmp_path, caplog):
         toy.job(tmp_path / "cut", tasks=2, devices=4, **changes)
 
 
-# what is refused
-
-
 def test_what_needs_the_memory_whole_is_refused():
     parts = core.Parts(None, None, None, None, 3, replay=core.Replay(4, sharded=True))
     net, update = online.Network(None, "linear", 3), lambda state, incoming, key: None
@@ -278,10 +269,8 @@ def test_a_donated_memory_is_written_in_place():
     items = rows(0, 4) | {"image": np.zeros((4, 64, 64), np.uint8)}
     items, mask = sharding.shard_rows((items, np.ones(4, bool)), mesh)
     with sharding.use_mesh(mesh):
-        state, kept = (
-            sharded.create(example, asked),
-            sharded.find_policy(asked).start(2, 2),
-        )
+        state = sharded.create(example, asked)
+        kept = sharded.find_policy(asked).start(2, 2)
         jitted = jax.jit(functools.partial(step, asked, 4), donate_argnums=0)
         lowered = jitted.lower(state, kept, two_keys(0), items, mask)
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 128 * 64 * 64 / 4

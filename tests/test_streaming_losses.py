@@ -73,8 +73,6 @@ def test_an_anchor_that_no_row_is_left_for_has_no_gradient():
     np.testing.assert_allclose(slopes[1], np.full((3, 4), 1 / 3), rtol=1e-5)
 
 
-# The losses
-
 ROWS, THERE = (3, 4), jnp.array([True, False, True, True, False])
 OF = jnp.array([0, 0, 1, 2])
 LOSSES = {
@@ -133,9 +131,6 @@ def test_a_loss_and_its_gradients_are_those_of_its_matrix(name):
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-10), *found
     )
-
-
-# Several devices
 
 
 def test_devices_share_the_anchors():

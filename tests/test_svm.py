@@ -42,9 +42,6 @@ def blobs(seed, classes=2, count=60, dim=3, gap=0.8, shift=0.0):
     return x.astype(np.float32), y
 
 
-# Against loops
-
-
 def nested_loops(x, y, folds, inner_folds, penalties, seed):
     """The same by hand: a kernel of squared distances, and every fold in a loop."""
 
@@ -75,9 +72,6 @@ def test_accuracy_is_that_of_nested_folds(seed, classes):
     found = svm.nested_accuracy(x, y, **options)
     want = nested_loops(x, y, **options)
     assert 0.3 < found < 1 and found == pytest.approx(want, abs=1e-12)
-
-
-# Subsets of a stream
 
 
 def dataset(label, images):
@@ -196,9 +190,6 @@ def test_what_has_no_accuracy_is_left_out():
     assert judged(evaluate(blank, 2)) == {}
 
 
-# What is refused
-
-
 @pytest.mark.filterwarnings("error")  # scikit-learn warns of a fold without a class
 @pytest.mark.parametrize(
     "folds, inner_folds, least", [(5, 5, 7), (2, 2, 4), (4, 2, 4), (3, 5, 8)]
@@ -223,9 +214,6 @@ def test_every_class_has_rows_for_every_fold(folds, inner_folds, least):
     # A class that the draw of rows leaves out altogether is missed, too.
     with pytest.raises(ValueError, match=message + "0 .*class 1"):
         made(least, total=200, max_rows=12)
-
-
-# A run
 
 
 def test_a_run_without_evaluation_rows_is_judged(tmp_path):

@@ -319,10 +319,8 @@ def test_other_methods_begin_with_the_encoder(name, tmp_path):
     params = leave(tmp_path / "enc", sections.ENCODERS["conv_net"](width=4), section)
     work = build.build(begun(tmp_path / "enc", **OTHERS[name]), tmp_path / "run")
     state = job.begin_task(work, job.initial_state(work), work.stream.tasks[0])
-    shape, kept = (
-        jax.tree.structure(params),
-        [x for x in state.extra if type(x) is dict],
-    )
+    shape = jax.tree.structure(params)
+    kept = [x for x in state.extra if type(x) is dict]
     copies = [x for x in kept if jax.tree.structure(x.get("encoder")) == shape]
     assert len(copies) == {"cclis": 1, "duel": 1}.get(name, 0)
     for tree in (state.params, *copies):

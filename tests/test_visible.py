@@ -23,9 +23,6 @@ def visible_twin(parts, task):
     return sorted({*parts.stream.tasks[task].train.rows} | {*memory_toy.REPLAYED[task]})
 
 
-# The probe
-
-
 @pytest.mark.parametrize("reading", ["features", "augmented", "streamed"])
 def test_probe_trains_on_the_task_and_what_it_replayed(reading):
     plain = eval_toy.dataset()
@@ -50,9 +47,6 @@ def check_probe(evaluate, parts, images, task, streams):
     want = eval_toy.accuracies(parts, scores.argmax(1))
     np.testing.assert_allclose(result.rows["class_incremental"], want)
     assert np.isnan(result.rows["task_aware"]).tolist() == [t > task for t in range(3)]
-
-
-# The balanced draw
 
 
 def unequal():
@@ -134,8 +128,6 @@ def test_balanced_probe_descends_on_its_draws(augmented, counts):
         np.testing.assert_allclose(result.rows["class_incremental"], want)
 
 
-# What the probe sees
-
 COLOURS = dict(jitter_probability=0.8, grayscale=0.2, blur=0.5)
 
 
@@ -192,8 +184,6 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
     )
     np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
 
-
-# A run
 
 ENTRY = {"name": "linear", "train_on": "visible", "epochs": 1, "augment": False}
 
