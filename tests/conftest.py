@@ -212,6 +212,13 @@ def _programs_fit_into_the_process(request):
 _DONE = pytest.StashKey[int]()
 
 
+@pytest.fixture(params=["pillow", "cv2"])
+def decoder(request):
+    if request.param == "cv2":
+        pytest.importorskip("cv2")
+    return request.param
+
+
 @pytest.fixture
 def figures(monkeypatch):
     """Every figure that is saved; nothing of it may be cut off."""

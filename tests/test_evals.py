@@ -17,29 +17,6 @@ from jaxcl.nets import resnet
 from jaxcl.run import evaluation
 
 
-def adam_twin(x, y, head, order_of, batch):
-    """PyTorch's Adam on a linear layer, from its documentation, with OPTIONS."""
-    p = [np.asarray(leaf, np.float64) for leaf in head]
-    m, v, t = [np.zeros_like(leaf) for leaf in p], [0.0, 0.0], 0
-    for epoch in range(7):
-        order, losses = order_of(epoch), []
-        rate = 0.3 * 0.1 ** sum(s <= epoch for s in (3, 5))
-        for step in range(max(len(order) // batch, 1)):
-            at, t = order[step * batch : (step + 1) * batch], t + 1
-            scores = x[at] @ p[0] + p[1]
-            scores -= scores.max(1, keepdims=True)
-            share = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-            losses.append(-np.log(share[np.arange(len(at)), y[at]]).mean())
-            gap = (share - np.eye(eval_toy.CLASSES)[y[at]]) / len(at)
-            for i, slope in enumerate((x[at].T @ gap, gap.sum(0))):
-                slope = slope + 0.01 * p[i]
-                m[i] = 0.9 * m[i] + 0.1 * slope
-                v[i] = 0.999 * v[i] + 0.001 * slope**2
-                first, second = m[i] / (1 - 0.9**t), v[i] / (1 - 0.999**t)
-                p[i] = p[i] - rate * first / (np.sqrt(second) + 1e-8)
-    return *p, np.mean(losses)
-
-
 @pytest.mark.parametrize(
     "reading, batch_size, optimizer",
     [
@@ -60,7 +37,8 @@ def test_probe_is_the_sgd_of_the_equations(reading, batch_size, optimizer):
     options |= dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
     twin = eval_toy.probe_twin
     if optimizer == "adam":  # which has no momentum to be told
-        twin, options = adam_twin, options | dict(optimizer="adam", momentum=0.123)
+        twin = functools.partial(twin, optimizer=eval_toy.adam_twin)
+        options |= dict(optimizer="adam", momentum=0.123)
     result = eval_toy.probe(parts, **options)(state, 1)
     data = eval_toy.dataset()
     images = data.train.images

@@ -19,7 +19,6 @@ from safetensors import numpy as tensors
 import jaxcl
 import test_methods
 from helpers import config_files, pages, run_directories, toy
-from jaxcl import core, sharding
 from jaxcl.config import checks
 from jaxcl.data import graphs, stream, toys
 from jaxcl.data.augment import images as augment_images
@@ -31,23 +30,6 @@ from jaxcl.weights import encoder, export, pytorch, writer
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "export.md").read_text()
 RUN = {"method.strategy": "finetune", "scenario.num_tasks": 5, "epochs": 1}
-
-
-def eval_parts(work, **changes):
-    """What an evaluator of the run is given."""
-    made = core.EvalParts(
-        embed=work.method.embed,
-        stream=work.stream,
-        num_classes=10,
-        size=8,
-        mean=(0.3,),
-        std=(0.4,),
-        resize=None,
-        seed=0,
-        mesh=sharding.mesh(1),
-        workers=0,
-    )
-    return made._replace(**changes)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +58,7 @@ def test_embeds_as_an_evaluation_of_the_run_does(trained, tmp_path):
     workdir, out, _ = trained
     work = run_directories.untried(tmp_path / "like", tasks=1, **RUN)
     state = toy.saved(work, workdir).state
-    parts = eval_parts(work)
+    parts = run_directories.eval_parts(work)
     want = features.make_embedder(parts, work.stream.evaluation, batch_size=100)(state)
     made = jaxcl.load_encoder(out)
     images = work.stream.evaluation.images
@@ -191,7 +173,9 @@ def of_graphs(tmp_path_factory):
 def test_graphs(of_graphs):
     work, state, card, made = of_graphs
     rows, examples = np.arange(11), work.stream.dataset.train
-    want = features.make_embedder(eval_parts(work), examples, rows=rows)(state)
+    want = features.make_embedder(
+        run_directories.eval_parts(work), examples, rows=rows
+    )(state)
     batch = graphs.pad_batch(examples.graphs, rows, nodes=400, edges=900, graphs=16)
     found = made.embed(batch)
     np.testing.assert_allclose(found[:11], want, rtol=1e-4, atol=1e-5)
@@ -232,7 +216,7 @@ def test_a_list_is_resized_as_a_set_that_streams(trained, tmp_path, resize):
     examples = stream.Examples(label, label, load=images.__getitem__)
     work = run_directories.untried(tmp_path, tasks=1, **RUN)
     state = toy.saved(work, trained[0]).state
-    parts = eval_parts(work, resize=resize)
+    parts = run_directories.eval_parts(work)._replace(resize=resize)
     streamed = work.stream.dataset._replace(decoder="pillow")
     parts = parts._replace(stream=work.stream._replace(dataset=streamed))
     want = features.make_embedder(parts, examples)(state)
@@ -419,11 +403,7 @@ def test_another_export_gives_way_to_force(trained, residual, tmp_path, capsys):
 
 def change(out, name, value):
     card = json.loads((out / "card.json").read_text())
-    *sections, last = name.split(".")
-    place = card
-    for section in sections:
-        place = place[section]
-    place[last] = value
+    toy.put(card, {name: value})
     card["checksum"] = folder_lib.checksum(card)
     (out / "card.json").write_text(json.dumps(card))
 

@@ -25,13 +25,6 @@ from jaxcl.data import (
 )
 
 
-@pytest.fixture(params=["pillow", "cv2"])
-def decoder(request):
-    if request.param == "cv2":
-        pytest.importorskip("cv2")
-    return request.param
-
-
 def image(path, value=0, size=(4, 4)):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((*size, 3), value, np.uint8)).save(path)

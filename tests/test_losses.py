@@ -10,7 +10,7 @@ import pytest
 
 from helpers import loss_twins as f64
 from helpers import twins
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.losses import contrastive, distill, incremental, prototype, replay
 
 
@@ -355,11 +355,7 @@ def test_sup_con_does_not_see_what_rows_that_do_not_exist_hold():
 
 
 def test_a_batch_split_over_devices_gives_the_loss_of_the_whole_batch():
-    devices = jax.devices()[:2]
-    mesh = jax.make_mesh(
-        (2,), ("data",), devices=devices, axis_types=(jax.sharding.AxisType.Auto,)
-    )
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    split = sharding.split_sharding(sharding.mesh(2))
     arrays = [jnp.asarray(a, jnp.float32) for a in draw(*[(4, 4)] * 6, seed=6)]
     step = jax.jit(jax.value_and_grad(distill.pnr_simclr))
     value, gradient = step(*arrays)

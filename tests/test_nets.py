@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcl import estimate
+from helpers import twins
+from jaxcl import estimate, sharding
 from jaxcl.methods import online
 from jaxcl.methods.two_view import bases
 from jaxcl.nets import layers, mlp, resnet
@@ -192,11 +193,9 @@ def test_batch_norm_survives_a_large_mean(mean, known, rtol):
 
 
 def test_batch_norm_sends_one_message_forward():
-    axes = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((2,), ("data",), axis_types=axes, devices=jax.devices()[:2])
     x, net = jnp.zeros((8, 4, 4, 3)), layers.BatchNorm()
     tree = variables(net, x, train=True)
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    split = sharding.split_sharding(sharding.mesh(2))
 
     def forward(x):
         return net.apply(tree, x, train=True, groups=2, mutable=["batch_stats"])
@@ -219,27 +218,19 @@ def test_batch_norm_gradient_equals_finite_differences():
         tree = {"params": params, "batch_stats": stats}
         return jnp.sum(weight.astype("f4") * train_apply(net, tree, x, 2)[0])
 
-    def twin(x, params):
+    def twin(*leaves):
+        x, params = structure.unflatten(leaves)
         return np.sum(weight * np_sequential(x, params, stats, 2)[0])
 
     gradient = jax.grad(loss, argnums=(0, 1))(jnp.asarray(x, "f4"), tree["params"])
     leaves, structure = jax.tree.flatten((x, params))
-    for leaf, got in zip(leaves, jax.tree.leaves(gradient), strict=True):
-        want = np.zeros(leaf.shape)
-        for at in np.ndindex(leaf.shape):
-            kept, ends = leaf[at], []
-            for h in (1e-5, -1e-5):
-                leaf[at] = kept + h
-                ends.append(twin(*jax.tree.unflatten(structure, leaves)))
-            leaf[at] = kept
-            want[at] = (ends[0] - ends[1]) / 2e-5
+    for i, got in enumerate(jax.tree.leaves(gradient)):
+        want = twins.central_difference(twin, leaves, i)
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=2e-5)
 
 
 def test_statistics_are_of_the_whole_batch_on_two_devices():
-    axes = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((2,), ("data",), axis_types=axes, devices=jax.devices()[:2])
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    rows = sharding.split_sharding(sharding.mesh(2))
     x = np.random.default_rng(4).normal(size=(8, 4, 4, 1)).astype("f4")
     x[:4] += 3.0  # device 0's rows differ: local statistics would show
     net = resnet.ConvNet(width=2)
@@ -412,22 +403,27 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
 # --- heads --------------------------------------------------------------------
 
 
+def np_hidden(x, tree, count):
+    """The hidden layers of a perceptron, two groups of rows one after the other."""
+    y, params = x.astype(np.float64).reshape(len(x), -1), tree["params"]
+    for i in range(1, count + 1):
+        y = y @ params[f"linear{i}"]["kernel"] + params[f"linear{i}"]["bias"]
+        if "batch_stats" in tree:
+            stats = tree["batch_stats"][f"bn{i}"]
+            y, _ = np_sequential(y, params[f"bn{i}"], stats, 2)
+        y = np.maximum(y, 0)
+    return y
+
+
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_mlp_equals_numpy(batch_norm):
     net = mlp.MLP((5, 4, 3), batch_norm=batch_norm)
     x = np.random.default_rng(12).normal(size=(6, 7)).astype("f4")
     x[1::2] += 2.0
     tree = randomised(variables(net, x))
-    params = tree["params"]
     got, _ = train_apply(net, tree, x, groups=2)
-    y = x.astype(np.float64)
-    for i in (1, 2, 3):
-        y = y @ params[f"linear{i}"]["kernel"] + params[f"linear{i}"]["bias"]
-        if i < 3:
-            if batch_norm:
-                s = tree["batch_stats"][f"bn{i}"]
-                y, _ = np_sequential(y, params[f"bn{i}"], s, 2)
-            y = np.maximum(y, 0)
+    y = np_hidden(x, tree, 2)
+    y = y @ tree["params"]["linear3"]["kernel"] + tree["params"]["linear3"]["bias"]
     np.testing.assert_allclose(got, y, rtol=1e-4, atol=1e-5)
     assert ("batch_stats" in tree) == batch_norm
 
@@ -492,16 +488,8 @@ def test_perceptron_equals_numpy(batch_norm):
     net = mlp.perceptron(widths=(5, 4), batch_norm=batch_norm)
     x = np.random.default_rng(12).normal(size=(6, 3, 2, 1)).astype("f4")
     tree = randomised(variables(net, x))
-    params = tree["params"]
     got, _ = train_apply(net, tree, x, groups=2)
-    y = x.astype(np.float64).reshape(6, 6)
-    for i in (1, 2):
-        y = y @ params[f"linear{i}"]["kernel"] + params[f"linear{i}"]["bias"]
-        if batch_norm:
-            s = tree["batch_stats"][f"bn{i}"]
-            y, _ = np_sequential(y, params[f"bn{i}"], s, 2)
-        y = np.maximum(y, 0)
-    np.testing.assert_allclose(got, y, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got, np_hidden(x, tree, 2), rtol=1e-4, atol=1e-5)
     assert got.shape[1] == net.num_features == 4
     assert ("batch_stats" in tree) == batch_norm
 

@@ -124,11 +124,7 @@ def test_looks_of_digits_are_domains_of_the_same_split():
 # --- decoding
 
 
-@pytest.mark.parametrize("decoder", ["cv2", "pillow"])
 def test_decoding_of_every_kind_of_image(decoder):
-    if decoder == "cv2":
-        pytest.importorskip("cv2")
-
     def decode(data, channels=3, **how):
         how |= {"decoder": decoder, "channels": channels}
         return files_lib.Decoding(**how)(data, "x.img")
@@ -170,10 +166,7 @@ def test_decoding_of_every_kind_of_image(decoder):
             decode(bad)
 
 
-@pytest.mark.parametrize("decoder", ["cv2", "pillow"])
 def test_pixels_of_an_unknown_range_are_refused_and_not_cut_off(decoder):
-    if decoder == "cv2":
-        pytest.importorskip("cv2")
     grey = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
     for pixels, words in (
         (grey.astype(np.int32) * 2570, "has pixels from 0 to 565400"),

@@ -7,7 +7,6 @@ import ml_collections
 import pytest
 
 from helpers import run_directories, toy
-from jaxcl import core, sharding
 from jaxcl.config import build
 from jaxcl.data import scenarios, toys
 from jaxcl.evals import knn, linear
@@ -43,12 +42,7 @@ def config(run, **changes):
             "progress": False,
         }
     )
-    for path, value in changes.items():
-        *sections, last = path.split(".")
-        section = made
-        for name in sections:
-            section = section[name]
-        section[last] = value
+    toy.put(made, changes)
     return made
 
 
@@ -71,19 +65,9 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
     assert run_directories.contents(run) == before
     work = toy.job(tmp_path / "like", tasks=1, **STRATEGY)
     saved = toy.saved(work, run)
+    parts = run_directories.eval_parts(work)
     cut = scenarios.make(toys.digits(validation=0.3), name="joint", num_tasks=None)
-    parts = core.EvalParts(
-        embed=work.method.embed,
-        stream=cut,
-        num_classes=10,
-        size=8,
-        mean=(0.3,),
-        std=(0.4,),
-        resize=None,
-        seed=3,
-        mesh=sharding.mesh(1),
-        workers=0,
-    )
+    parts = parts._replace(stream=cut, seed=3)
     want = {
         "linear": linear.make(parts, lr=3.0, **PROBE)(saved.state, 0),
         "knn": knn.make(parts, k=5)(saved.state, 0),

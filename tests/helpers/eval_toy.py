@@ -98,10 +98,35 @@ def device_orders(n, batch, count, k_epochs):
     return order_of
 
 
-def probe_twin(x, y, head, order_of, batch, lr=0.3):
-    """PyTorch's SGD on a linear layer, from the equations, with OPTIONS."""
+def momentum_twin():
+    """PyTorch's SGD with momentum 0.9: the move of a leaf, at its place in the head."""
+    velocity = [0.0, 0.0]
+
+    def move(i, slope):
+        velocity[i] = 0.9 * velocity[i] + slope
+        return velocity[i]
+
+    return move
+
+
+def adam_twin():
+    """PyTorch's Adam, from its documentation, as `momentum_twin`."""
+    m, v, steps = [0.0, 0.0], [0.0, 0.0], [0, 0]
+
+    def move(i, slope):
+        steps[i] += 1
+        m[i] = 0.9 * m[i] + 0.1 * slope
+        v[i] = 0.999 * v[i] + 0.001 * slope**2
+        first, second = m[i] / (1 - 0.9 ** steps[i]), v[i] / (1 - 0.999 ** steps[i])
+        return first / (np.sqrt(second) + 1e-8)
+
+    return move
+
+
+def probe_twin(x, y, head, order_of, batch, lr=0.3, optimizer=momentum_twin):
+    """A linear layer that is trained from the equations, with OPTIONS."""
     w, b = (np.asarray(leaf, np.float64) for leaf in head)
-    vw, vb = np.zeros_like(w), np.zeros_like(b)
+    move = optimizer()
     for epoch in range(7):
         order, losses = order_of(epoch), []
         rate = lr * 0.1 ** sum(m <= epoch for m in (3, 5))
@@ -112,9 +137,8 @@ def probe_twin(x, y, head, order_of, batch, lr=0.3):
             p /= p.sum(1, keepdims=True)
             losses.append(-np.log(p[np.arange(len(at)), y[at]]).mean())
             gap = (p - np.eye(CLASSES)[y[at]]) / len(at)
-            vw = 0.9 * vw + x[at].T @ gap + 0.01 * w
-            vb = 0.9 * vb + gap.sum(0) + 0.01 * b
-            w, b = w - rate * vw, b - rate * vb
+            w = w - rate * move(0, x[at].T @ gap + 0.01 * w)
+            b = b - rate * move(1, gap.sum(0) + 0.01 * b)
     return w, b, np.mean(losses)
 
 

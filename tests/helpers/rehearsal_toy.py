@@ -173,8 +173,11 @@ def check_step(method, net, state, incoming, images, twin, prototype_rate=None):
 
 def check_teacher_is_not_read(method, state, incoming, new):
     """The step to `new` is the same whatever the teacher is."""
-    wild = jax.tree.map(lambda x: x + jnp.nan, state.extra.teacher)
-    extra = state.extra._replace(teacher=wild)
+    extra = state.extra
+    wild, stats = jax.tree.map(
+        lambda x: x + jnp.nan, (extra.teacher, extra.teacher_stats)
+    )
+    extra = extra._replace(teacher=wild, teacher_stats=stats)
     other, _ = step(method, state.replace(extra=extra), incoming)
     chex.assert_trees_all_equal(other.params, new.params)
 

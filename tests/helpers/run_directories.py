@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers import toy
+from jaxcl import core, sharding
 from jaxcl.run import checkpoint, cost, job
 from jaxcl.run import results as results_lib
 
@@ -141,6 +142,22 @@ def run_of(workdir, **changes):
     state = random_state(work)
     save(work, workdir, state)
     return work, state
+
+
+def eval_parts(work):
+    """What an evaluator of the toy's run is given."""
+    return core.EvalParts(
+        embed=work.method.embed,
+        stream=work.stream,
+        num_classes=10,
+        size=8,
+        mean=(0.3,),
+        std=(0.4,),
+        resize=None,
+        seed=0,
+        mesh=sharding.mesh(1),
+        workers=0,
+    )
 
 
 def contents(folder):

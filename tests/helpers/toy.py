@@ -74,15 +74,20 @@ def config(**changes):
         }
     )
     with made.unlocked(), made.ignore_type():
-        for path, value in changes.items():
-            *sections, last = path.replace("__", ".").split(".")
-            section = made
-            for name in sections:
-                section = section[name]
-            section[last] = value
+        put(made, changes)
         if made.method.get("name") in ("two_view", "online_ssl"):
             _drop_sizes(made.method, changes)
     return made
+
+
+def put(made, changes):
+    """Set values in sections inside sections, by paths such as "method.base"."""
+    for path, value in changes.items():
+        *sections, last = path.replace("__", ".").split(".")
+        section = made
+        for name in sections:
+            section = section[name]
+        section[last] = value
 
 
 def _drop_sizes(method, changes):
