@@ -220,7 +220,7 @@ def calls_of(tmp_path, **changes):
         return compiled(state, resident, batches, count)
 
     train.run_tasks(work, tmp_path, step=step)
-    state = toy.leaves(toy.saved(work, tmp_path).state)
+    state = toy.saved(work, tmp_path).state
     return counts, state, [row for row in rows_lib.read_rows(tmp_path) if "loss" in row]
 
 
@@ -229,15 +229,13 @@ def test_a_whole_task_is_one_call(tmp_path):
     short, ends, rows = calls_of(tmp_path / "2", steps_per_call=2)
     whole, state, logged = calls_of(tmp_path / "task", steps_per_call="task")
     assert len(whole) == 2 and sum(whole) == sum(short) > 500
-    for ours, theirs in zip(state, ends, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    toy.check_same_bits(state, ends)
     assert [row["loss"] for row in logged] == [row["loss"] for row in rows]
     # The steps of a call come together: none took no time, so none is infinitely fast.
     assert len({row["time"]["images_per_second"] for row in logged}) == 2
     cut, state, _ = calls_of(tmp_path / "cut", steps_per_call="task", save_every=100)
     assert max(cut) == 100 and sum(cut) == sum(whole)
-    for ours, theirs in zip(state, ends, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    toy.check_same_bits(state, ends)
 
 
 @pytest.mark.parametrize(
@@ -263,9 +261,8 @@ def test_evaluating_every_few_steps_changes_nothing_but_the_rows(tmp_path):
         changes = {"eval_every": every, "evaluators": {"knn": {"k": 5}}}
         work = toy.job(tmp_path / str(every), tasks=1, **changes)
         train.run_tasks(work, tmp_path / str(every))
-        ends.append(toy.leaves(toy.saved(work, tmp_path / str(every)).state))
-    for ours, theirs in zip(*ends, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        ends.append(toy.saved(work, tmp_path / str(every)).state)
+    toy.check_same_bits(*ends)
     rows = rows_lib.read_rows(tmp_path / "5")
     assert [row["step"] for row in rows if "eval" in row] == [5, 10, 12]
     losses = [row["step"] for row in rows if "loss" in row]

@@ -15,16 +15,14 @@ from jaxcl.run import seeds
 
 @pytest.fixture
 def runs(tmp_path):
-    run_directories.leave(tmp_path / "er" / "seed_0", [[0.8, None], [0.4, 0.6]], seed=0)
-    run_directories.leave(tmp_path / "er" / "seed_1", [[0.9, None], [0.2, 0.6]], seed=1)
-    run_directories.leave(tmp_path / "er" / "seed_2", [[0.9, None], [0.9, 0.9]], seed=2)
-    run_directories.leave(
-        tmp_path / "ace" / "seed_0", [[0.8, None], [0.6, 0.8]], seed=0, milliseconds=20
-    )
-    run_directories.leave(
-        tmp_path / "ace" / "seed_1", [[0.8, None], [0.6, 0.6]], seed=1, flops=300
-    )
-    run_directories.leave(tmp_path / "one", [[1.0, None], [0.5, 0.5]], seed=1)
+    leave = run_directories.leave
+    leave(tmp_path / "er" / "seed_0", [[0.8, None], [0.4, 0.6]], seed=0)
+    leave(tmp_path / "er" / "seed_1", [[0.9, None], [0.2, 0.6]], seed=1)
+    leave(tmp_path / "er" / "seed_2", [[0.9, None], [0.9, 0.9]], seed=2)
+    ace = tmp_path / "ace"
+    leave(ace / "seed_0", [[0.8, None], [0.6, 0.8]], seed=0, milliseconds=20)
+    leave(ace / "seed_1", [[0.8, None], [0.6, 0.6]], seed=1, flops=300)
+    leave(tmp_path / "one", [[1.0, None], [0.5, 0.5]], seed=1)
     return tmp_path
 
 

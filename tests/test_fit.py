@@ -194,25 +194,22 @@ def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
     )
     assert not refused.accepted and "Rolled back" in str(refused)
     np.testing.assert_array_equal(run.encoder.embed(IMAGES[:2]), before)
-    kept = run.update(
-        PIXELS[200:264],
-        test=judge,
-        limits={"accuracy_drop": 1.0},
-        epochs=1,
-        options={"rows": 64},
-    )
+
+    def accept():
+        return run.update(
+            PIXELS[200:264],
+            test=judge,
+            limits={"accuracy_drop": 1.0},
+            epochs=1,
+            options={"rows": 64},
+        )
+
+    kept = accept()
     assert kept.accepted and kept.verdict["drift"]["rows"] == 64
     assert kept.folder != refused.folder
     moved = run.encoder.embed(IMAGES[:2])
     assert (moved != before).any()
-    again = run.update(
-        PIXELS[200:264],
-        test=judge,
-        limits={"accuracy_drop": 1.0},
-        epochs=1,
-        options={"rows": 64},
-    )
-    assert again.folder == kept.folder  # it is done already
+    assert accept().folder == kept.folder  # it is done already
     saved = json.loads((pathlib.Path(kept.folder) / "config.json").read_text())
     assert saved["data"]["set"] == "images_new"
     # The index may hold other images than those of the run.

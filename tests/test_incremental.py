@@ -275,22 +275,17 @@ CASES = {
 }
 
 
-def draw(shapes, seed=0):
-    rng = np.random.default_rng(seed)
-    return [rng.normal(size=shape) for shape in shapes]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_equal_the_equation(name):
     loss, twin, shapes = CASES[name]
     # No gradient is stopped: those of all arrays are compared.
-    twins.check(loss, twin, draw(shapes), range(len(shapes)))
+    twins.check(loss, twin, twins.draw(shapes), range(len(shapes)))
 
 
 @pytest.mark.parametrize("name", ["one", "one_mixture", "ratio", "two"])
 def test_bfloat16_is_computed_in_float32(name):
     loss, twin, shapes = CASES[name]
-    twins.check_bfloat16(loss, twin, draw(shapes, seed=1), rtol=1e-5)
+    twins.check_bfloat16(loss, twin, twins.draw(shapes, seed=1), rtol=1e-5)
 
 
 # Theorem 3
@@ -303,7 +298,7 @@ def each(loss):
 
 def theorem(old, new, tau, k, growth, exclude):
     """L^{I,X'} - L^{I,X} - L^{II} of every old anchor, over the whole sets."""
-    a, p, n = draw([(old, 3), (old, 3), (new, 3)], seed=old + new)
+    a, p, n = twins.draw([(old, 3), (old, 3), (new, 3)], seed=old + new)
     options = {"temperature": tau, "num_negatives": k}
     with jax.enable_x64(True):
         a, p, n = map(jnp.asarray, (a, p, n))
@@ -350,7 +345,7 @@ def test_nce_one_of_old_plus_nce_two_is_nce_one_of_all(old, new, tau, k, exclude
 def test_a_new_anchor_that_is_no_negative_of_its_own_has_its_share_too():
     old, new = 5, 4
     with jax.enable_x64(True):
-        x, a, p = map(jnp.asarray, draw([(old, 3), (new, 3), (new, 3)], seed=3))
+        x, a, p = map(jnp.asarray, twins.draw([(old, 3), (new, 3), (new, 3)], seed=3))
         own = incremental.others(new)
         everywhere = jnp.concatenate([jnp.ones((new, old), bool), own], axis=1)
         grown = one(a, p, jnp.concatenate([x, p]), negative_mask=everywhere)
@@ -364,7 +359,7 @@ def test_a_new_anchor_that_is_no_negative_of_its_own_has_its_share_too():
 
 
 def test_nothing_new_is_no_loss_and_no_gradient():
-    arrays = [jnp.float32(a) for a in draw([A, A, SHARED, MORE], seed=5)]
+    arrays = [jnp.float32(a) for a in twins.draw([A, A, SHARED, MORE], seed=5)]
     grad = jax.jit(jax.value_and_grad(two, argnums=range(4)))
     value, gradients = grad(*arrays, growth=0.0)
     assert value == 0 and not any(np.any(np.asarray(g)) for g in gradients)
@@ -460,7 +455,7 @@ MASKED = {
 )
 def test_masked_rows_change_nothing_whatever_they_hold(name, shape):
     loss = MASKED[name]
-    arrays = [jnp.float32(a) for a in draw([A, A, shape, MORE], seed=6)]
+    arrays = [jnp.float32(a) for a in twins.draw([A, A, shape, MORE], seed=6)]
     step = jax.jit(jax.value_and_grad(loss, argnums=range(2, 6)))
     mask = TWO_OF_THREE.astype(jnp.float32)
     value, gradients = step(mask, FLOATS, *arrays)
@@ -520,7 +515,7 @@ def test_numbers_of_the_split():
 def test_the_released_codes_loss_of_new_anchors():
     """Plain sums over its draw: K is the number of rows, and so the mean's weight."""
     size, growth = 6, 0.4
-    a, p, x = draw([(size, 4), (size, 4), (size, 4)], seed=9)
+    a, p, x = twins.draw([(size, 4), (size, 4), (size, 4)], seed=9)
     old, new = incremental.split_negatives(size - 1, growth)
     assert (old, new) == (3, 2)
     total = 0.0
@@ -544,8 +539,8 @@ def test_the_released_codes_loss_of_new_anchors():
 
 def test_second_derivatives_are_those_of_the_gradient():
     """MAML may differentiate through a step; masked rows hold nothing but nan."""
-    arrays = draw([A, A, SHARED, A], seed=11)
-    direction = draw([A], seed=12)[0]
+    arrays = twins.draw([A, A, SHARED, A], seed=11)
+    direction = twins.draw([A], seed=12)[0]
     spoilt = [arrays[0], arrays[1], arrays[2].copy(), arrays[3]]
     spoilt[2][[0, 2]] = np.nan
     masks = {"old_mask": FLOATS, "new_mask": table(NONE_OF_ONE, 3)}
@@ -563,7 +558,7 @@ def test_second_derivatives_are_those_of_the_gradient():
 
 
 def test_a_padded_batch_is_the_batch_without_padding():
-    a, p, n = (jnp.float32(x) for x in draw([(4, 3), (4, 3), (6, 3)], seed=8))
+    a, p, n = (jnp.float32(x) for x in twins.draw([(4, 3), (4, 3), (6, 3)], seed=8))
     padded = [jnp.concatenate([x, jnp.full((3, 3), jnp.nan)]) for x in (a, p)]
     exists = jnp.arange(7) < 4
     own, others = incremental.others(4), incremental.others(7) & exists

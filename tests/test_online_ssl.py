@@ -249,14 +249,8 @@ class Twin:
         value, terms, slopes = self.differentiated(outputs, fixed, active)
         grads = backward(slopes)
         norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(grads)))
-        self.velocity = jax.tree.map(
-            lambda v, g, p: MOMENTUM * v + g + DECAY * p,
-            self.velocity,
-            grads,
-            self.params,
-        )
-        self.params = jax.tree.map(
-            lambda p, v: p - RATE * v, self.params, self.velocity
+        self.velocity, self.params = twins.momentum_step(
+            self.params, self.velocity, grads, rate=RATE, momentum=MOMENTUM, decay=DECAY
         )
         self.keep_up(fixed, active)
         z = outputs["z"].reshape(-1, 2, D)

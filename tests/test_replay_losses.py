@@ -286,27 +286,16 @@ CASES = {
 }
 
 
-def draw(shapes, seed=6):
-    rng = np.random.default_rng(seed)
-    return [rng.normal(size=shape) for shape in shapes]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_equal_the_equation(name):
     loss, twin, shapes, moving = CASES[name]
-    twins.check(loss, twin, draw(shapes), moving)
+    twins.check(loss, twin, twins.draw(shapes, seed=6), moving)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "default" in name])
 def test_bfloat16_is_computed_in_float32(name):
     loss, twin, shapes, _ = CASES[name]
-    arrays = [jnp.asarray(a, jnp.bfloat16) for a in draw(shapes, seed=3)]
-    if name.startswith("cosine"):  # this sums in the test, not in the loss
-        arrays[2] = arrays[2].astype(jnp.float32)
-    value, gradient = jax.jit(jax.value_and_grad(loss))(*arrays)
-    assert value.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
-    exact = twin(*[np.asarray(a, np.float64) for a in arrays])
-    np.testing.assert_allclose(value, exact, rtol=2e-5, atol=1e-6)
+    twins.check_bfloat16(loss, twin, twins.draw(shapes, seed=3), rtol=2e-5, atol=1e-6)
 
 
 # name: the loss of a mask and the arrays, the shapes, how many rows the mask has
@@ -332,7 +321,7 @@ MASKED = {
 @pytest.mark.parametrize("name", MASKED)
 def test_masked_rows_change_nothing_whatever_they_hold(name):
     loss, shapes = MASKED[name]
-    arrays = [jnp.float32(a) for a in draw(shapes, seed=1)]
+    arrays = [jnp.float32(a) for a in twins.draw(shapes, seed=1)]
     rows = shapes[0][0]
     step = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(1, 1 + len(shapes)))))
     mask = of({0, 1}, rows).astype(jnp.float32)
@@ -358,7 +347,7 @@ def test_masked_rows_change_nothing_whatever_they_hold(name):
 
 
 def test_masked_classes_change_nothing_whatever_they_hold():
-    z, labels = jnp.float32(draw([INCOMING])[0]), jnp.array(IN_LABELS)
+    z, labels = jnp.float32(twins.draw([INCOMING])[0]), jnp.array(IN_LABELS)
     mask = of({0, 1, 3}, 5).astype(jnp.float32)
     plain = partial(replay.cross_entropy, labels=labels, class_mask=mask)
     binary = partial(
@@ -399,7 +388,7 @@ def test_only_the_shares_of_weights_count(scale):
 
 
 def test_rows_without_a_class_are_left_out_and_lost_labels_are_seen():
-    z = jnp.float32(draw([(2, 3)])[0])
+    z = jnp.float32(twins.draw([(2, 3)])[0])
     labels = jnp.array([0, 1])
     step = jax.jit(
         jax.value_and_grad(
@@ -420,19 +409,17 @@ def test_rows_without_a_class_are_left_out_and_lost_labels_are_seen():
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
 def test_equal_and_empty_rows_have_finite_gradients(distance):
-    rows = jnp.float32(draw([(3, 4)])[0])
+    rows = jnp.float32(twins.draw([(3, 4)])[0])
     zero = jnp.zeros_like(rows)
     loss = partial(replay.triplet, distance=distance)
-    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
-    for inputs in ((rows, rows, rows), (rows, rows, zero), (zero, rows, rows)):
-        leaves = jax.tree.leaves(step(*inputs))
-        assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
+    inputs = [(rows, rows, rows), (rows, rows, zero), (zero, rows, rows)]
+    twins.check_finite(loss, inputs)
     # d is the same for positive and negative.
-    np.testing.assert_allclose(step(rows, rows, rows)[0], 0.2, rtol=1e-5)
+    np.testing.assert_allclose(loss(rows, rows, rows), 0.2, rtol=1e-5)
 
 
 def test_empty_rows_of_the_cosine_head_give_zeros_and_get_no_gradient():
-    f, w = (jnp.float32(a).at[0].set(0.0) for a in draw([(3, 4), (5, 4)]))
+    f, w = (jnp.float32(a).at[0].set(0.0) for a in twins.draw([(3, 4), (5, 4)]))
     logits = replay.cosine_logits(f, w)
     assert not logits[0].any() and not logits[:, 0].any() and logits[1:, 1:].all()
     gradients = jax.jit(jax.grad(cosine_mixed, (0, 1)))(f, w, jnp.ones((3, 5)))

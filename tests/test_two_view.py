@@ -522,13 +522,9 @@ class Twin:
         if self.strategy == "l2_sp" and self.anchor is not None:
             grads = plus(grads, {"encoder": self.pull(lr)})
         norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(grads)))
-        self.velocity = jax.tree.map(
-            lambda v, g, p: MOMENTUM * v + g + DECAY * p,
-            self.velocity,
-            grads,
-            self.params,
+        self.velocity, self.params = twins.momentum_step(
+            self.params, self.velocity, grads, rate=lr, momentum=MOMENTUM, decay=DECAY
         )
-        self.params = jax.tree.map(lambda p, v: p - lr * v, self.params, self.velocity)
         if waits:
             self.params["encoder"], self.stats["encoder"] = before
         self.step_number += 1

@@ -26,6 +26,28 @@ def velocity(state):
     return trace.trace
 
 
+def momentum_step(params, velocity, grads, *, rate, momentum, decay):
+    """Velocity and parameters after a step of SGD with momentum and weight decay."""
+    velocity = jax.tree.map(
+        lambda v, g, p: momentum * v + g + decay * p, velocity, grads, params
+    )
+    return velocity, jax.tree.map(lambda p, v: p - rate * v, params, velocity)
+
+
+def draw(shapes, seed=0):
+    """Arrays of normal numbers."""
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape) for shape in shapes]
+
+
+def check_finite(loss, inputs):
+    """Value and gradients are finite for each of the tuples of arrays."""
+    step = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(len(inputs[0])))))
+    for arrays in inputs:
+        leaves = jax.tree.leaves(step(*arrays))
+        assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
+
+
 def draw_inputs(net, shape):
     """Draw all parameters of a network, none 0 or 1, and images of this shape."""
     images = np.random.default_rng(0).normal(size=shape).astype(np.float32)
