@@ -66,11 +66,7 @@ def batch(seed, first=0, count=B):
 INCOMING = batch(1, first=50)
 
 
-def moved(tree, seed, low=-0.5):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda x: x + rng.uniform(low, 0.5, x.shape).astype(np.float32), tree
-    )
+moved = functools.partial(twins.moved, low=-0.5, high=0.5)
 
 
 @functools.cache

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import toy
+from helpers import toy, twins
 from jaxcl.methods import (
     acil,
     fecam,
@@ -66,12 +66,8 @@ def class_means(x, y):
     return np.stack([x[y == c].mean(0) for c in range(CLASSES - 1)])
 
 
-def unit(x):
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-
 def twin_ncm(x, y, q, state):
-    return unit(q) @ unit(class_means(x, y)).T
+    return twins.unit(q) @ twins.unit(class_means(x, y)).T
 
 
 def twin_ncm_euclidean(x, y, q, state):
@@ -120,7 +116,7 @@ def twin_acil(x, y, q, state):
 
 
 def twin_fecam(x, y, q, state, shared=False):
-    x, q = (unit(np.sqrt(rows)) for rows in (x, q))
+    x, q = (twins.unit(np.sqrt(rows)) for rows in (x, q))
     means = class_means(x, y)
     found = []
     for c, mean in enumerate(means):
@@ -141,7 +137,7 @@ def twin_fecam_shared(x, y, q, state):
 
 def twin_stored_knn(x, y, q, state):
     """The memory holds all rows."""
-    cosines = unit(q) @ unit(x).T
+    cosines = twins.unit(q) @ twins.unit(x).T
     votes = np.zeros((len(q), CLASSES - 1))
     for row, near in enumerate(np.argsort(-cosines, axis=1)[:, :5]):
         for i in near:

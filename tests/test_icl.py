@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import flatten_util
+from scipy import special
 
 from helpers import twins
 from jaxcl import core, optim, sharding
@@ -117,11 +118,7 @@ def begun(passes, given):
     return fresh().replace(params=params, stats=stats, extra=extra)
 
 
-def moved(tree, seed):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda x: x + rng.uniform(0.1, 0.6, x.shape).astype(np.float32), tree
-    )
+moved = functools.partial(twins.moved, low=0.1, high=0.6)
 
 
 def under_way(method, the_task=None, normed=False):
@@ -567,11 +564,6 @@ def test_controls_learn_the_first_task_alone(strategy):
             assert np.array_equal(old, new) == (index > 0)
 
 
-def log_softmax(x):
-    x = x - x.max()
-    return x - np.log(np.exp(x).sum())
-
-
 def ird(theta, past, given):
     """Co2L's distillation, kappa 0.2 and of the teacher 0.01."""
 
@@ -583,8 +575,8 @@ def ird(theta, past, given):
     now, then, total = cosines(theta), cosines(past), 0.0
     for i in range(len(now)):
         others = [k for k in range(len(now)) if k != i]
-        q = np.exp(log_softmax(then[i, others] / 0.01))
-        total -= np.sum(q * log_softmax(now[i, others] / 0.2))
+        q = special.softmax(then[i, others] / 0.01)
+        total -= np.sum(q * special.log_softmax(now[i, others] / 0.2))
     return total / len(now)
 
 

@@ -169,18 +169,6 @@ def test_equal_scores_do_not_favour_low_slots():
 # policies
 
 
-def cut(total, size, rng, masked=0.3):
-    """Batches of `size` rows that hold 0..total-1 in order among masked rows."""
-    start = 0
-    while start < total:
-        mask = rng.random(size) >= masked
-        mask[np.cumsum(mask) > total - start] = False
-        rows = np.full(size, 999, np.int32)
-        rows[mask] = np.arange(start, start + mask.sum())
-        start += int(mask.sum())
-        yield rows, mask
-
-
 def reservoir_twin(key, capacity, rows):
     """Slots of the rows with these numbers, with integers of any size."""
     draws = zip(rows, chance.drawers(key, rows), strict=True)
@@ -196,7 +184,7 @@ def test_reservoir_against_one_row_at_a_time(size):
     for n, slot in enumerate(reservoir_twin(key, capacity, range(total))):
         twin[slot] = n
     policy, state = jax.jit(policies.reservoir), numbers(capacity)
-    for rows, mask in cut(total, size, np.random.default_rng(size)):
+    for rows, mask in chance.cut(total, size, np.random.default_rng(size)):
         state = WRITE(state, policy(state, key, mask), rows, mask)
     np.testing.assert_array_equal(state.items, twin[:capacity])
     assert int(state.seen) == total and max(twin[:capacity]) > 40  # late rows enter
@@ -213,7 +201,7 @@ def test_masked_rows_have_no_slot():
 @pytest.mark.parametrize("size", [1, 5, 12])
 def test_every_row_of_the_stream_stays_with_the_same_probability(size):
     capacity, total, trials = 7, 36, 4000
-    batches = list(cut(total, size, np.random.default_rng(0), 0.3 * (size > 1)))
+    batches = list(chance.cut(total, size, np.random.default_rng(0), 0.3 * (size > 1)))
 
     @jax.jit
     def survivors(key):
@@ -252,7 +240,7 @@ def test_fifo_against_a_queue(size):
     rng, capacity = np.random.default_rng(size), 5
     twin, state = collections.deque(maxlen=capacity), numbers(capacity)
     policy = jax.jit(policies.fifo)
-    for rows, mask in cut(40, size, rng):
+    for rows, mask in chance.cut(40, size, rng):
         slots = policy(state, mask)
         used = [slot for slot in slots.tolist() if slot < capacity]
         assert len(set(used)) == len(used) == min(int(mask.sum()), capacity)
@@ -294,7 +282,7 @@ def step(state, key, rows, mask):
 
 def batches(capacity, size=16):
     rng = np.random.default_rng(5)
-    for turn, (rows, mask) in enumerate(cut(4 * capacity, size, rng)):
+    for turn, (rows, mask) in enumerate(chance.cut(4 * capacity, size, rng)):
         yield jax.random.fold_in(jax.random.key(2), turn), examples(rows), mask
 
 

@@ -41,15 +41,11 @@ KINDS = ("by class", "uneven", "even")
 
 def cut(items, size, seed=0, masked=0.3):
     """Batches of `size` rows, in order among masked rows of another label."""
-    rng, start, total = np.random.default_rng(seed), 0, len(items["row"])
-    while start < total:
-        mask = rng.random(size) >= masked
-        mask[np.cumsum(mask) > total - start] = False
+    rng = np.random.default_rng(seed)
+    for numbers, mask in chance.cut(len(items["row"]), size, rng, masked):
         rows = {name: np.full(size, 1, np.int32) for name in items}
-        count = int(mask.sum())
         for name, values in items.items():
-            rows[name][mask] = values[start : start + count]
-        start += count
+            rows[name][mask] = values[numbers[mask]]
         yield rows, mask
 
 

@@ -10,17 +10,12 @@ from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import uniformity
 
 
-def unit(x):
-    x = np.asarray(x, np.float64)
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
-
-
 def alignment_twin(first, second):
-    return np.mean(np.sum((unit(first) - unit(second)) ** 2, axis=1))
+    return np.mean(np.sum((twins.unit(first) - twins.unit(second)) ** 2, axis=1))
 
 
 def uniformity_twin(rows):
-    rows = unit(rows)
+    rows = twins.unit(rows)
     pairs = [
         np.exp(-2 * np.sum((a - b) ** 2))
         for i, a in enumerate(rows)

@@ -24,3 +24,15 @@ def drawers(key, rows):
     """Per row a function n -> whole number below n, of the row's 64 random bits."""
     words = _words(key, np.asarray(rows, np.uint32)).tolist()
     return [lambda n, w=high << 32 | low: w * n >> 64 for high, low in words]
+
+
+def cut(total, size, rng, masked=0.3):
+    """Batches of `size` rows that hold 0..total-1 in order among masked rows."""
+    start = 0
+    while start < total:
+        mask = rng.random(size) >= masked
+        mask[np.cumsum(mask) > total - start] = False
+        rows = np.full(size, 999, np.int32)
+        rows[mask] = np.arange(start, start + mask.sum())
+        start += int(mask.sum())
+        yield rows, mask

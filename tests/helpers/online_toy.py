@@ -68,14 +68,8 @@ def begin(method, state, index):
 def shaken(state, seed=3):
     """The state elsewhere: parameters and statistics moved at random."""
     rng = np.random.default_rng(seed)
-
-    def moved(tree, low, high):
-        return jax.tree.map(
-            lambda x: jnp.asarray(x + np.float32(rng.uniform(low, high, x.shape))),
-            jax.device_get(tree),
-        )
-
-    params, stats = moved(state.params, -0.3, 0.3), moved(state.stats, 0, 0.3)
+    params = twins.moved(state.params, rng, low=-0.3, high=0.3)
+    stats = twins.moved(state.stats, rng, low=0, high=0.3)
     return state.replace(params=params, stats=stats)
 
 

@@ -34,6 +34,15 @@ def momentum_step(params, velocity, grads, *, rate, momentum, decay):
     return velocity, jax.tree.map(lambda p, v: p - rate * v, params, velocity)
 
 
+def moved(tree, seed, *, low, high):
+    """Add uniform noise to every number; `seed` may be a generator that goes on."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: jnp.asarray(x + np.float32(rng.uniform(low, high, x.shape))),
+        jax.device_get(tree),
+    )
+
+
 def draw(shapes, seed=0):
     """Arrays of normal numbers."""
     rng = np.random.default_rng(seed)

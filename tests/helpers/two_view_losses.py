@@ -6,6 +6,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import special
 
 from helpers import loss_twins as f64
 from helpers import twins
@@ -221,11 +222,6 @@ def lejepa(x, o):
     return f64.lejepa(_all_views(x), x.slices, o.normality, o.form)
 
 
-def _softmax(logits):
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
-
-
 def _balanced(logits):
     """Sinkhorn-Knopp, three times: prototypes to B / K, examples to 1."""
     q, (rows, count) = np.exp(logits - logits.max()), logits.shape
@@ -244,7 +240,7 @@ def dino(x, o):
     if o.balance == "sinkhorn":
         q = np.stack([_balanced(slow[:, g] / tau) for g in (0, 1)], axis=1)
     else:
-        q = _softmax((slow - x.centre) / tau)
+        q = special.softmax((slow - x.centre) / tau, axis=-1)
     total = f64.dino(_over(_all_views(x), x.prototypes), q, o.temperature)
     if o.ibot:
         total += o.ibot * ibot(x, o)
@@ -260,7 +256,7 @@ def ibot(x, o):
     if o.balance == "sinkhorn":
         q = _balanced(slow.reshape(-1, slow.shape[-1]) / tau).reshape(slow.shape)
     else:
-        q = _softmax((slow - x.patch_centre) / tau)
+        q = special.softmax((slow - x.patch_centre) / tau, axis=-1)
     return f64.ibot(_over(x.patches, x.prototypes), q, x.hides, o.temperature)
 
 
@@ -295,7 +291,7 @@ def diet(x, o):
         for logits in row:
             wanted = np.full(len(logits), o.smoothing / len(logits))
             wanted[index] += 1 - o.smoothing
-            total -= np.sum(wanted * np.log(_softmax(logits)))
+            total -= np.sum(wanted * special.log_softmax(logits))
     return total / (len(x.z) * x.z.shape[1])
 
 
