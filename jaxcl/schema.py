@@ -458,14 +458,12 @@ def options(function, section, field: str, given=()) -> dict:
         does not allow, or a missing key that has no default.
     """
     section = dict(section.items())
-    if getattr(function, "further", None) is not None:
-        _check_each(_signature(function), section, field)  # others follow from these
+    check_arguments(function, section, field)
     options = read_options(function, section, field, without=given)
     known = [option.name for option in options if option.function]
     for option in options:
         if option.function is None:
             _refuse_unknown(function, option, known, field)
-    check_arguments(function, section, field)
     for option in options:
         if option.value is NONE:
             raise ValueError(f"{option.path}: missing, and it has no default")

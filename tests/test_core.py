@@ -2,6 +2,7 @@
 
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -245,3 +246,22 @@ def test_a_state_is_settled_by_one_program(monkeypatch):
     for _ in range(3):
         tree = sharding.commit_placement(tree, mesh)
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_unrolled_scan_has_no_loop(count):
+    rows = {"x": jnp.arange(1.0, count + 1), "y": jnp.ones((count, 2))}
+
+    def body(carry, row):
+        carry = carry * row["x"] + row["y"].sum()
+        return carry, (carry, row["y"])
+
+    def run(scan):
+        return jax.jit(lambda start: scan(body, start, rows)).lower(jnp.float32(2.0))
+
+    found, expected = run(core.scan_unrolled), run(jax.lax.scan)
+    assert "stablehlo.while" not in found.as_text()
+    assert "stablehlo.while" in expected.as_text()  # the search finds a loop
+    chex.assert_trees_all_close(
+        found.compile()(jnp.float32(2.0)), expected.compile()(jnp.float32(2.0))
+    )

@@ -47,8 +47,8 @@ def meanings(function: Callable) -> dict[str, str]:
     made = signature.return_annotation
     if made is stream.Dataset:
         told = _from_comments(inspect.getsource(splits.ImageOptions), known) | told
-    if inspect.isclass(made):  # the network that is made
-        told = _from_docstring(inspect.getdoc(made) or "", known) | told
+    for kind in made.__mro__ if inspect.isclass(made) else ():  # a network, its bases
+        told = _from_docstring(inspect.cleandoc(kind.__doc__ or ""), known) | told
     return told
 
 

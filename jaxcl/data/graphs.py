@@ -88,29 +88,27 @@ def pad_batch(
     if not good or (rows.size and not -1 <= rows.min() <= rows.max() < count):
         raise ValueError(f"rows = {rows}: must be integers below {count}, or -1")
     slots = np.flatnonzero(rows >= 0)
-    chosen = rows[slots]
-    size, links = (x[chosen] for x in _graph_sizes(graph_set))
+    taken = take_graphs(graph_set, rows[slots])
     for name, need, have in (
         ("graphs", max(len(rows), 1), graphs),
-        ("nodes", max(size.sum(), 1), nodes),
-        ("edges", links.sum(), edges),
+        ("nodes", max(len(taken.features), 1), nodes),
+        ("edges", taken.edges.shape[1], edges),
     ):
         if need > have:
             raise ValueError(f"{name} = {have}: the rows need at least {need}")
-    first, new = graph_set.graph_ptr[chosen], np.cumsum(size) - size
     features = np.zeros((nodes, graph_set.features.shape[1]), np.float32)
-    features[: size.sum()] = graph_set.features[_consecutive_runs(first, size)]
-    pairs = graph_set.edges[:, _consecutive_runs(graph_set.edge_ptr[chosen], links)]
-    pairs = pairs + np.repeat(new - first, links)
+    features[: len(taken.features)] = taken.features
+    node_slots = np.repeat(slots, np.diff(taken.graph_ptr))
     # The set is sorted by source. Each edge has its reverse, so swapping the ends gives
     # the same edges, sorted by receiver.
+    receivers, senders = taken.edges
     return Graphs(
         features=features,
-        node_graph=_fill_up(np.repeat(slots, size), nodes, graphs - 1),
-        node_mask=np.arange(nodes) < size.sum(),
-        senders=_fill_up(pairs[1], edges, nodes - 1),
-        receivers=_fill_up(pairs[0], edges, nodes - 1),
-        edge_mask=np.arange(edges) < links.sum(),
+        node_graph=_fill_up(node_slots, nodes, graphs - 1),
+        node_mask=np.arange(nodes) < len(taken.features),
+        senders=_fill_up(senders, edges, nodes - 1),
+        receivers=_fill_up(receivers, edges, nodes - 1),
+        edge_mask=np.arange(edges) < len(senders),
         graph_mask=np.isin(np.arange(graphs), slots),
     )
 
@@ -181,7 +179,15 @@ def budget_of(
     if no budget is large enough.
     """
     rows = np.atleast_2d(rows)
-    return budgets[_choose_budgets(graph_set, rows, budgets).max()]
+    need = _batch_sizes(np.stack(_graph_sizes(graph_set), axis=-1), rows)
+    for budget in budgets:
+        if rows.shape[1] <= budget.graphs and (need <= budget[:2]).all():
+            return budget
+    nodes, edges = need.max(axis=0)
+    raise ValueError(
+        f"{rows.shape[1]} rows with {nodes} nodes and {edges} edges fit none of "
+        f"{budgets}"
+    )
 
 
 def pad_parts(
@@ -192,20 +198,6 @@ def pad_parts(
     budget = budget_of(graph_set, rows, budgets)._asdict()
     batches = [pad_batch(graph_set, part, **budget) for part in rows]
     return Graphs(*(np.stack(leaves) for leaves in zip(*batches, strict=True)))
-
-
-def _choose_budgets(graph_set, order, budgets) -> np.ndarray:
-    """Return the number of the first budget that holds each batch, i64[steps]."""
-    need = _batch_sizes(np.stack(_graph_sizes(graph_set), axis=-1), order)
-    have = np.array([budget[:2] for budget in budgets])
-    fits = (need[:, None] <= have).all(axis=-1)
-    fits &= np.array([b.graphs for b in budgets]) >= order.shape[1]
-    for step in np.flatnonzero(~fits.any(axis=1))[:1]:
-        raise ValueError(
-            f"{order.shape[1]} rows with {need[step, 0]} nodes and {need[step, 1]} "
-            f"edges fit none of {budgets}"
-        )
-    return fits.argmax(axis=1)
 
 
 def first_nodes(graphs: Graphs) -> jax.Array:

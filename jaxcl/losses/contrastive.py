@@ -169,25 +169,26 @@ def info_nce(
         raise ValueError("negatives=None, examples=None: one of them must be given")
     anchors, positives = core.l2_normalize(anchors), core.l2_normalize(positives)
     positive = jnp.sum(anchors * positives, axis=-1) / temperature
-    parts = []
+
+    def sum_over(rows, exists=None, groups=None):
+        """Compute log-sum-exps over rows that exist and are of other groups, f32[N]."""
+        if logsumexp is not None:
+            scaled = anchors / temperature
+            return logsumexp(scaled, rows, exists=exists, groups=groups)
+        logits = core.dot(anchors, rows) / temperature
+        if groups is not None:
+            exists = groups[0][:, None] != groups[1]
+        if exists is not None:
+            logits = jnp.where(exists, logits, _ABSENT)
+        return jax.nn.logsumexp(logits, axis=-1)
+
+    totals = []
     if negatives is not None:
         chex.assert_rank(negatives, 2)
         negatives = negatives if unit_negatives else core.l2_normalize(negatives)
-        parts.append((negatives, negative_mask, None))
+        totals.append(sum_over(negatives, exists=negative_mask))
     if examples is not None:
-        parts.append((positives, None, (examples, examples)))
-    totals = []
-    for rows, exists, groups in parts:
-        if logsumexp is None:
-            logits = core.dot(anchors, rows) / temperature
-            if groups is not None:
-                exists = examples[:, None] != examples[None, :]
-            if exists is not None:
-                logits = jnp.where(exists, logits, _ABSENT)
-            totals.append(jax.nn.logsumexp(logits, axis=-1))
-        else:
-            scaled = anchors / temperature
-            totals.append(logsumexp(scaled, rows, exists=exists, groups=groups))
+        totals.append(sum_over(positives, groups=(examples, examples)))
     denominator = functools.reduce(jnp.logaddexp, totals)
     lonely = denominator < _ABSENT / 2
     if positive_in_denominator:

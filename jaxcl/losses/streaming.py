@@ -48,10 +48,9 @@ def logsumexp(
       1.313
     """
     chex.assert_rank([anchors, rows], 2)
-    own, others = groups or (
-        jnp.ones(len(anchors), jnp.int32),
-        jnp.zeros(len(rows), jnp.int32),
-    )
+    own, others = jnp.ones(len(anchors), jnp.int32), jnp.zeros(len(rows), jnp.int32)
+    if groups is not None:
+        own, others = groups
     others = jnp.asarray(others, jnp.int32)
     if exists is not None:
         others = jnp.where(exists, others, _NOBODY)

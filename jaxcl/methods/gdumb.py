@@ -84,7 +84,7 @@ def make(
     rates = [lr] * passes
     if schedule == "restarts":
         rates = [pass_learning_rate(number, lr, end_lr) for number in range(passes)]
-    fit_memory = _build_fit(fit, rates)
+    fit_memory = build_fit(fit, rates)
 
     def eval_state(state):
         memory = state.extra.memory
@@ -126,7 +126,7 @@ class _Fit(NamedTuple):
     cutmix_alpha: float
 
 
-def _build_fit(fit: _Fit, rates: list[float]) -> Callable:
+def build_fit(fit: _Fit, rates: list[float]) -> Callable:
     """Build (key, memory, rows in it) -> (parameters, running statistics).
 
     Args:

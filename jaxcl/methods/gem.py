@@ -102,8 +102,8 @@ def _compute_past_gradients(parts, slope, state, stats, key, size):
 
     past = parts.num_tasks - 1
     each = jnp.arange(past), jax.random.split(key, past)
-    # On a CPU the gradients of convolutions are slow in a loop.
-    return jax.lax.scan(gradient_of, stats, each, unroll=sharding.on_cpu())
+    loop = core.scan_unrolled if sharding.on_cpu() else jax.lax.scan
+    return loop(gradient_of, stats, each)
 
 
 def project(

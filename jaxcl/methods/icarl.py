@@ -82,15 +82,9 @@ def _binary_cross_entropy(outputs, rows, teacher_logits, old, classes):
 
 def _paper_terms(outputs, rows, teacher_logits, old, seen):
     """Return the terms of labels (new classes) and teacher (old), of all rows."""
-    new = seen & ~old
-    terms = [
-        (
-            _binary_cross_entropy(*side, old, new),
-            _binary_cross_entropy(*side, old, old),
-        )
-        for side in zip(outputs, rows, teacher_logits, strict=True)
-    ]
-    return tuple(map(sum, zip(*terms, strict=True)))
+    sides = [*zip(outputs, rows, teacher_logits, strict=True)]
+    labels = sum(_binary_cross_entropy(*side, old, seen & ~old) for side in sides)
+    return labels, sum(_binary_cross_entropy(*side, old, old) for side in sides)
 
 
 def _code_terms(outputs, rows, teacher_logits, old, seen):

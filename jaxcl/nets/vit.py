@@ -205,8 +205,7 @@ class ViT(nn.Module):
     dtype: Any = jnp.float32
 
     def __post_init__(self):
-        parts = {"sin_cos": 4 * self.heads, "rotary": 4 * self.heads}
-        parts = parts.get(self.positions, self.heads)
+        parts = self.heads if self.positions == "learned" else 4 * self.heads
         if self.width % parts:
             raise ValueError(
                 f"config.encoder.width={self.width}: must be a multiple of {parts}, "

@@ -112,9 +112,8 @@ def _take_inner_steps(setup, state, params, key, old, new):
     keys = jax.random.split(key, steps + 1)
     batches, k_reward = (keys[:-1], old, new), keys[-1]
     carry = params, state.stats, state.extra.agents["old"]
-    (params, stats, agent), losses_and_rates = jax.lax.scan(
-        inner_step, carry, batches, unroll=setup.unroll
-    )
+    loop = core.scan_unrolled if setup.unroll else jax.lax.scan
+    (params, stats, agent), losses_and_rates = loop(inner_step, carry, batches)
     if setup.learnt_rate:
         # The next inner loop begins at other weights, so that its first loss is no
         # reward of the last action: the last batch, seen once more, gives it.
