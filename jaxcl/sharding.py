@@ -176,7 +176,7 @@ def current() -> Mesh | None:
 
 
 def bind_to_mesh(record, mesh: Mesh):
-    """Make each function of a NamedTuple run within `use(mesh)`."""
+    """Make each function of a NamedTuple run within `use_mesh`."""
 
     def within(function):
         @functools.wraps(function)

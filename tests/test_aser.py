@@ -13,7 +13,6 @@ from helpers import tiny, twins
 from jaxcl import core
 from jaxcl.memory import shapley
 from jaxcl.methods import aser, er, online
-from jaxcl.methods.online import shapley as shapley_lib
 
 CLASSES = tiny.CLASSES
 VALUES = jax.jit(shapley.shapley_values, static_argnames="neighbours")
@@ -207,7 +206,7 @@ def features(state, images):
 def retrieve(options, *, size):
     """(state, batch) -> what is replayed; incoming images as trained on are blank."""
     made = tiny.make_parts(size=size, augment="replay")
-    judge = shapley_lib.AserSelector(
+    judge = aser.Selector(
         made, online.build_network(made, "linear"), **options, minority=True
     )
 

@@ -46,12 +46,8 @@ def make(
       weight: of the distance to the teacher.
       hidden_dim, output_dim: of the projector.
     """
-    projector = mlp.projector(
-        mlp.CONTRASTIVE,
-        hidden_dim=hidden_dim,
-        output_dim=output_dim,
-        dtype=parts.encoder.dtype,
-    )
+    shape = mlp.CONTRASTIVE._replace(hidden_dim=hidden_dim, output_dim=output_dim)
+    projector = mlp.projector(shape, dtype=parts.encoder.dtype)
     nets = chain.Chain({"encoder": parts.encoder, "projector": projector})
 
     def init(key, batch):

@@ -42,14 +42,25 @@ def meanings(function: Callable) -> dict[str, str]:
     signature = inspect.signature(function)
     function, known = inspect.unwrap(function), set(signature.parameters)
     if inspect.isclass(function):
-        return _from_comments(inspect.getsource(function), known)
+        return _from_comments(_read_class(function), known)
     told = _from_docstring(inspect.getdoc(function) or "", known)
     made = signature.return_annotation
     if made is stream.Dataset:
-        told = _from_comments(inspect.getsource(splits.ImageOptions), known) | told
+        told = _from_comments(_read_class(splits.ImageOptions), known) | told
     for kind in made.__mro__ if inspect.isclass(made) else ():  # a network, its bases
         told = _from_docstring(inspect.cleandoc(kind.__doc__ or ""), known) | told
     return told
+
+
+def _read_class(kind: type) -> str:
+    """Read the source of a class that stands at the top of a module.
+
+    For a class, `inspect.getsource` parses the module, at which Python 3.11 fails once
+    in some thousand times (SystemError: AST constructor recursion depth mismatch).
+    """
+    whole = inspect.getsource(sys.modules[kind.__module__])
+    found = re.search(rf"^class {kind.__name__}\b.*?(?=^\S|\Z)", whole, re.M | re.S)
+    return found[0] if found else ""
 
 
 def _from_docstring(text, known) -> dict[str, str]:

@@ -23,7 +23,7 @@ Workers crop images that stream with NumPy's random numbers, so an augmented pro
 the same set in memory sees other crops in another order.
 The accuracy is that of the last epoch (the released code of CCLIS and Co2L also
 reports the best epoch on the test set, and keeps the incomplete last batch). Their
-blur at 64 pixels has 7 taps; that of `augment.make` has as many as its widest sigma
+blur at 64 pixels has 7 taps; that of `images.make` has as many as its widest sigma
 needs.
 """
 
@@ -270,7 +270,7 @@ def make(
         for "duel" and "duel_longtail", else True.
       scale: share of the area that a crop has; None: from 0.2 for "cclis", else from
         0.08, to 1.
-      blur: its probability, see `augment.make`; None: 0.
+      blur: its probability, see `images.make`; None: 0.
       normalize_features: scale features to length 1.
       fraction: the share of the train rows that has labels (1.0: all), see
         `features.draw_stratified`; the probe trains on these alone. They do not depend

@@ -38,7 +38,7 @@ class Phase(enum.StrEnum):
 
     TRAINING = "training"  # a part of a task
     TRAINED = "trained"  # a task, with the method's `end_task`
-    EVALUATED = "evaluated"  # and judged it
+    EVALUATED = "evaluated"  # a task, with its evaluation
 
 
 class Restored(NamedTuple):
@@ -88,7 +88,7 @@ def _leaf_bits(leaf) -> jax.Array:
 
 
 def _describe_leaves(tree) -> dict:
-    """Name the shape and type of each leaf, of a state or of `Saved.tree`."""
+    """Name the shape and type of each leaf, of a state or of `CheckpointInfo.tree`."""
     leaves = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         # Orbax has dicts where the state has fields; keys are saved as two words.

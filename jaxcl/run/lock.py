@@ -69,7 +69,7 @@ def acquire(folder: epath.PathLike) -> Lock:
     """Take the lock of a directory for this process, or count it once more.
 
     Raises:
-      Held: another process has the lock.
+      LockHeldError: another process has the lock.
       OSError: the directory cannot be written.
     """
     place = _locate(folder)
