@@ -153,11 +153,8 @@ def test_config_values_replace_defaults(tmp_path):
         return schema.fill_dependent(two_view.make, {"output_dim": None} | options)
 
     pnr = {"base": "vicreg", "strategy": "pnr", "weight": None, "negative_weight": None}
-    assert filled(**pnr) == {
-        "output_dim": 2048,
-        "weight": 25.0,
-        "negative_weight": 23.0,
-    }
+    defaults = {"output_dim": 2048, "weight": 25.0, "negative_weight": 23.0}
+    assert filled(**pnr) == defaults
     assert filled(**pnr | {"weight": 0.0, "negative_weight": 0.0}) == {
         "output_dim": 2048
     }

@@ -72,11 +72,8 @@ def test_a_run_in_a_bucket_is_stopped_and_goes_on(server, tmp_path):
     same = [leaves(path), leaves(local)]
     assert all(map(np.array_equal, *same))
     names = {name.split("/")[2] for _, name in server.objects if "runs/a/" in name}
-    assert names == {"config.json", "resolved.json", "metrics.jsonl", "data.npz"} | {
-        "results.json",
-        "checkpoints",
-        "plots",
-    }
+    files = {"config.json", "resolved.json", "metrics.jsonl", "data.npz"}
+    assert names == files | {"results.json", "checkpoints", "plots"}
     # Whoever goes on from it, judges or exports it reads it there.
     assert transfer.config_of(workdir)["name"] == "toy"
     with pytest.raises(ValueError, match=r"config\.batch_size"):

@@ -227,10 +227,8 @@ def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
         words = ["-m", "jaxcl", *words]
         return processes.run(words, tmp_path / "empty", packages=tmp_path / "site")
 
-    assert {line.split()[0] for line in run("list", "configs").splitlines()} > {
-        "pnr_cifar100",
-        "own_images",
-    }
+    listed = {line.split()[0] for line in run("list", "configs").splitlines()}
+    assert listed > {"pnr_cifar100", "own_images"}
     told = run("options", "pnr_imagenet100")
     assert f"{tmp_path}/site/jaxcl/configs/imagenet100.txt" in told
     run("train", "pnr_pacs:debug", "--config.plots=False")

@@ -78,20 +78,13 @@ def toy_job(folder, **changes):
         "scenario": {"name": "growth", "growth": 0.5, "seed": 3},
         "batch_size": 140,
         "method": {"name": "icl", "strategy": "finetune"},
+        "epochs": 6,
+        "eval_epochs": 2,
+        "patience": 2,
+        "evaluators": EVALUATORS,
         **changes,
     }
-    made = build.build(
-        toy.config(
-            **{
-                "epochs": 6,
-                "eval_epochs": 2,
-                "patience": 2,
-                "evaluators": EVALUATORS,
-                **changes,
-            }
-        ),
-        folder,
-    )
+    made = build.build(toy.config(**changes), folder)
     told = np.array([LOSSES[0], LOSSES[1]], np.float32)
 
     def step(state, batch):

@@ -42,10 +42,8 @@ def critic_twin(params, losses, known, action):
             np.where(np.arange(len(row)) < len(row) - there, 0, row), 2 * a - 1
         )
         for layer in "123":
-            x = (
-                x @ params["linear" + layer]["kernel"]
-                + params["linear" + layer]["bias"]
-            )
+            linear = params["linear" + layer]
+            x = x @ linear["kernel"] + linear["bias"]
             x = x if layer == "3" else np.where(x > 0, x, 0.01 * x)
         out.append(x[0])
     return np.array(out)

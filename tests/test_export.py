@@ -180,10 +180,8 @@ def test_graphs(of_graphs):
     found = made.embed(batch)
     np.testing.assert_allclose(found[:11], want, rtol=1e-4, atol=1e-5)
     assert found.shape == (16, card["num_features"]) == (16, 8)
-    assert card["input"] == {
-        "kind": "graphs",
-        "features": examples.graphs.features.shape[1],
-    }
+    width = examples.graphs.features.shape[1]
+    assert card["input"] == {"kind": "graphs", "features": width}
     other, _ = made.apply(
         made.params, made.stats, batch, train=True, key=jax.random.key(0)
     )

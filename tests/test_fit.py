@@ -67,11 +67,8 @@ def test_it_leaves_a_run_directory_and_says_what_came_out(fitted):
     config = fitted.config
     assert isinstance(config, ml_collections.ConfigDict)
     assert (config.method.base, config.method.strategy) == ("simclr", "pnr")
-    assert config.scenario.to_dict() == {
-        "name": "class",
-        "num_tasks": 2,
-        "evaluation": "test",
-    }
+    scenario = config.scenario.to_dict()
+    assert scenario == {"name": "class", "num_tasks": 2, "evaluation": "test"}
     assert config.data.name == "in_memory" and config.data.test == 0.2
     assert "strategy: pnr" in str(config)
     assert "temperature" not in config.method

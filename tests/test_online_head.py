@@ -402,10 +402,8 @@ def test_a_run_is_judged_by_its_head_alone_tasks_too(tmp_path):
     # With the tasks met alone: nothing above the diagonal, and so no plasticity.
     met = np.array(results["matrices"]["met/class_incremental"], float)
     np.testing.assert_array_equal(met, np.where([[1, 0], [1, 1]], matrix, np.nan))
-    np.testing.assert_array_equal(
-        np.array(results["untrained"]["met/class_incremental"], float),
-        [untrained[0], np.nan],
-    )
+    met = np.array(results["untrained"]["met/class_incremental"], float)
+    np.testing.assert_array_equal(met, [untrained[0], np.nan])
     assert results["finetune"]["met/class_incremental"] == alone
     found = results_lib.summary(results)
     assert found["met/class_incremental"]["plasticity"] is None

@@ -70,12 +70,8 @@ def test_images_are_brought_to_a_square(height, width, size, want):
 )
 def test_a_transformer_has_patches_that_divide_its_images(side, patch, size):
     config = config_of(hold(8, side), encoder="vit_tiny")
-    assert config.encoder.to_dict() == {
-        "name": "vit",
-        "size": "tiny",
-        "patch": patch,
-        "image_size": size,
-    }
+    made = config.encoder.to_dict()
+    assert made == {"name": "vit", "size": "tiny", "patch": patch, "image_size": size}
     assert config.augment.size == size and config.optimizer.name == "adam"
     section = {"name": "vit", "size": "tiny", "patch": 14, "image_size": 224}
     assert config_of(hold(8, side), encoder=section).augment.size % 14 == 0
@@ -92,11 +88,8 @@ def test_epochs_and_batch_follow_the_number_of_images(rows, epochs, batch, joint
     config = config_of(held)
     assert (config.epochs, config.batch_size) == (epochs, joint)
     config.method.strategy = "pnr"
-    assert config.scenario.to_dict() == {
-        "name": "data",
-        "num_tasks": 5,
-        "evaluation": "none",
-    }
+    scenario = config.scenario.to_dict()
+    assert scenario == {"name": "data", "num_tasks": 5, "evaluation": "none"}
     assert config.batch_size == batch
     assert 4 * batch <= max(rows // 5, 8)
     assert (config.method.queue_size or batch) >= batch

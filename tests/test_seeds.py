@@ -103,9 +103,6 @@ def test_more_seeds_may_follow_and_wrong_ones_are_refused(apart):
 
 def test_spread():
     assert seeds.mean_and_error([0.5]) == {"mean": 0.5, "error": None, "seeds": 1}
-    assert seeds.mean_and_error([None, 1.0, 3.0]) == {
-        "mean": 2.0,
-        "error": 1.0,
-        "seeds": 2,
-    }
+    found = seeds.mean_and_error([None, 1.0, 3.0])
+    assert found == {"mean": 2.0, "error": 1.0, "seeds": 2}
     assert seeds.percent(seeds.mean_and_error([None])) == "-"

@@ -559,11 +559,8 @@ def test_numbers_are_not_given_again(tmp_path):
         folder.mkdir(parents=True)
         verdict = {"accepted": number != "10000", "asked": {"data": number}}
         (folder / "update.json").write_text(json.dumps(verdict))
-    assert [path.name for path in lineage.list_updates(tmp_path)] == [
-        "0002",
-        "9999",
-        "10000",
-    ]
+    names = [path.name for path in lineage.list_updates(tmp_path)]
+    assert names == ["0002", "9999", "10000"]
     assert lineage.find_current(tmp_path).endswith("9999")
     assert lineage.choose_folder(tmp_path, {"data": "new"}).name == "10001"
     assert lineage.choose_folder(tmp_path, {"data": "10000"}).name == "10000"
