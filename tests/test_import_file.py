@@ -416,11 +416,8 @@ def test_parts_of_a_file_and_sixteen_bits(tmp_path):
     parts = {"a": "one.safetensors", "b": "two.safetensors", "n": "two.safetensors"}
     index.write_text(json.dumps({"weight_map": parts}))
     found, hashes = files.read_tensors(index)
-    assert {n: x.dtype.name for n, x in found.items()} == {
-        "a": "float32",
-        "b": "float32",
-        "n": "int64",
-    }
+    types = {n: x.dtype.name for n, x in found.items()}
+    assert types == {"a": "float32", "b": "float32", "n": "int64"}
     np.testing.assert_allclose(found["a"], x, atol=4e-3)
     np.testing.assert_allclose(found["b"], x, atol=4e-4)
     assert sorted(hashes) == [index.name, "one.safetensors", "two.safetensors"]

@@ -75,10 +75,8 @@ def test_one_task_and_missing_cells_give_nan_without_warnings():
     for function in (metrics.average_accuracy, metrics.forgetting, metrics.stability):
         assert math.isnan(function(running))
         assert not math.isnan(function(running[:3, :3]))
-    assert np.isnan(metrics.average_accuracy_per_task(running)).tolist() == [
-        *[False] * 3,
-        *[True] * 2,
-    ]
+    missing = np.isnan(metrics.average_accuracy_per_task(running))
+    assert missing.tolist() == [False] * 3 + [True] * 2
     assert math.isnan(metrics.forgetting(np.full((3, 3), np.nan)))
     unmet = [[np.nan, np.nan], [0.5, 0.6]]  # task 0 has no accuracy to fall from
     assert math.isnan(metrics.forgetting(unmet))

@@ -78,10 +78,8 @@ def test_another_strategy_takes_it_from_there_and_trains_nothing(root, first):
     found = finish.run_job(work, here)
     assert found["finetune"] == first["finetune"]
     assert not (here / "single").exists()
-    assert (
-        finish.run_job(work_of(root / "fresh"), root / "fresh")["finetune"]
-        == (first["finetune"])
-    )
+    again = finish.run_job(work_of(root / "fresh"), root / "fresh")
+    assert again["finetune"] == first["finetune"]
 
 
 @pytest.mark.parametrize(

@@ -734,7 +734,5 @@ def test_images_beside_the_folders_of_classes_are_counted(inner, tmp_path, caplo
     with caplog.at_level("WARNING"):
         again = sources.load("image_folder", path=str(tmp_path), test=0.0)
     assert len(again.train.label) == len(data.train.label) == 5
-    assert [r.getMessage() for r in caplog.records] == [
-        f"path = {str(tmp_path / inner)!r}: 4 images beside the folders of classes are "
-        "left out"
-    ]
+    (said,) = caplog.messages
+    assert said.startswith(f"path = {str(tmp_path / inner)!r}: 4 images ")
