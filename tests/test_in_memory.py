@@ -51,8 +51,8 @@ def test_labels_are_numbered_in_sorted_order_and_may_be_unknown():
 
 def test_a_set_is_found_by_its_bytes_and_other_ones_are_refused_by_name():
     held = in_memory.store_set("mine", IMAGES, labels=LABELS)
-    again = in_memory.store_set("mine", IMAGES.copy(), labels=LABELS)
-    assert again.section == held.section
+    section = in_memory.store_set("mine", IMAGES.copy(), labels=LABELS).section
+    assert section == held.section
     changed = IMAGES.copy()
     changed[3, 2, 1, 0] ^= 1
     for other in (
