@@ -43,8 +43,8 @@ def main() -> None:
     for name in ("wait", "close"):
         own = getattr(checkpoint.Checkpoints, name)
         setattr(checkpoint.Checkpoints, name, _method(stages, "save", own))
-    build_fit = gdumb._build_fit
-    gdumb._build_fit = lambda *args: stages.during("train", build_fit(*args))
+    build_fit = gdumb.build_fit
+    gdumb.build_fit = lambda *args: stages.during("train", build_fit(*args))
     finish.run_job = stages.during("rest", finish.run_job)
     stages.turn("read")
     run_one = two_views if "base" in asked else stream
