@@ -304,7 +304,7 @@ def _classes(order):
     """Make a figure over classes that stand in the order i[C].
 
     Returns:
-      Make figure and axes; return the classes of each place, and its meaning.
+      Figure and axes; the classes of each place, and what a place stands for.
     """
     figure = make_figure(7.5, 4.2)
     axes = figure.add_subplot()
