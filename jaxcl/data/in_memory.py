@@ -89,13 +89,16 @@ def _number_names(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
     values = np.asarray(values)
     if values.ndim != 1:
         raise ValueError(f"{where} have shape {list(values.shape)}, expected [N]")
-    entries = values if values.dtype.kind == "O" else ()
-    fits = all(isinstance(x, str | int | np.integer | None) for x in entries)
-    if values.dtype.kind not in "iuUO" or not fits:
-        raise ValueError(f"{where} are {values.dtype}, expected integers or texts")
-    known = np.array([_is_known(x) for x in values], bool)
-    if len({isinstance(x, str) for x in values[known]}) > 1:
-        raise ValueError(f"{where} are texts and numbers; must be of one kind")
+    if values.dtype.kind in "iu":
+        known = values >= 0  # of millions of labels, without a loop in Python
+    else:
+        entries = values if values.dtype.kind == "O" else ()
+        fits = all(isinstance(x, str | int | np.integer | None) for x in entries)
+        if values.dtype.kind not in "UO" or not fits:
+            raise ValueError(f"{where} are {values.dtype}, expected integers or texts")
+        known = np.array([_is_known(x) for x in values], bool)
+        if len({isinstance(x, str) for x in values[known]}) > 1:
+            raise ValueError(f"{where} are texts and numbers; must be of one kind")
     names = sorted({*values[known].tolist()}, key=lambda x: listing.natural_key(str(x)))
     number = {name: i for i, name in enumerate(names)}
     numbers = np.full(len(values), -1, np.int32)
