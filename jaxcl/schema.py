@@ -48,7 +48,7 @@ class Range(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What is allowed, for messages."""
+        """Return the allowed values in words, for messages."""
         if self.least > -math.inf and self.most < math.inf:
             return f"from {self.least} to {self.most}"
         bounds = {"at least": self.least, "above": self.above}
