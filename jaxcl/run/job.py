@@ -176,7 +176,7 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Ite
 
 
 def _labelled(job, source, task, read) -> Iterator:
-    """Yield labelled batches of the whole train split, one for each step."""
+    """Yield labelled batches of the whole train split, one for each step or more."""
     train, size = job.stream.dataset.train, job.data.batch_size
     whole = stream.Source(train, np.arange(stream.count_rows(train)))
     steps = len(schedule(job, source, task))
@@ -184,15 +184,18 @@ def _labelled(job, source, task, read) -> Iterator:
     epochs = -(-steps // max(len(whole.rows) // size, 1))
     # NumPy reads a seed as 32-bit words: this one has a word more than the task's.
     seed = job.data.seed + (_LABELLED << 32)
-    return read(whole, seed=seed, epochs=epochs, steps=steps, batch_size=size)
+    return read(whole, seed=seed, epochs=epochs, batch_size=size)
 
 
 def _combine_readers(readers, combine):
-    """Combine the batches of several readers, which are closed at the end."""
+    """Combine the batches of several readers; the first one says how many.
+
+    All are closed at the end.
+    """
     with contextlib.ExitStack() as stack:
         for reader in readers:
             stack.enter_context(contextlib.closing(reader))
-        for batches in zip(*readers, strict=True):
+        for batches in zip(*readers, strict=False):
             yield combine(*batches)
 
 
