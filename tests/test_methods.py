@@ -538,6 +538,30 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
             assert other(state, 1) == ("kept", 1), field
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [row.changes for row in ONE_ROW_EACH.values()]
+    + [METHODS["mocov2plus-pnr-head"].changes],
+    ids=[*ONE_ROW_EACH, "head"],
+)
+def test_a_call_takes_the_batches_that_are_fed(changes, tmp_path):
+    """Python runs all of a call of each method; nothing is compiled."""
+    work = run_directories.untried(tmp_path, tasks=2, **changes)
+    state, _ = job.shapes(work.method, work.data)
+    images = jax.eval_shape(lambda: job.resident(work))
+    step = job.compile_step(work)
+    for task in work.stream.tasks:
+        fed = job.feed_batches(work, task.train, task.index, 0)
+        with contextlib.closing(fed):
+            _, batches, count = next(fed)
+        after, _ = jax.eval_shape(step, state, images, batches, count)
+        chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+    for read in (work.method.embed, work.method.project, work.method.predict):
+        if read is not None and not work.data.graphs:
+            rows = jax.eval_shape(read, state, jnp.zeros((3, 8, 8, 1)))
+            assert rows.shape[0] == 3
+
+
 def rows_where(wanted):
     """The rows for which `wanted` holds, as parameters of a test."""
     return [
