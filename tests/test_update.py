@@ -350,7 +350,7 @@ def test_images_that_judge_and_are_trained_on_are_counted(copy, capsys):
     assert "are trained on" not in capsys.readouterr().out
     np.savez(copy / "new.npz", train_x=PIXELS[690:930])
     plan(copy)
-    assert "10 of 200 images" in capsys.readouterr().out
+    assert "10 of 200" in capsys.readouterr().out
 
 
 def test_every_row_of_the_new_images_is_trained_on(tmp_path):
