@@ -118,10 +118,18 @@ def test_a_step_on_an_accelerator_is_counted(monkeypatch):
     assert found == pytest.approx(3 * PRODUCT, rel=0.02)
 
 
-def test_a_count_is_kept_with_the_compiled_programs(tmp_path, monkeypatch):
+@pytest.fixture
+def programs(tmp_path):
+    """A folder of compiled programs, in which no earlier run left a count."""
+    folder, own = jax.config.jax_compilation_cache_dir, tmp_path / "programs"
+    own.mkdir()
+    jax.config.update("jax_compilation_cache_dir", str(own))
+    yield own
+    jax.config.update("jax_compilation_cache_dir", folder)
+
+
+def test_a_count_is_kept_with_the_compiled_programs(programs):
     given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
-    folder = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
 
     def count(step, task=1):
         cost._count_flops.cache_clear()
@@ -133,18 +141,15 @@ def test_a_count_is_kept_with_the_compiled_programs(tmp_path, monkeypatch):
     def twice(state, x):
         return state, {"x": square(square(x))}
 
-    try:
-        found = count(once)
-        assert found == pytest.approx(PRODUCT, rel=0.02)
-        (file,) = tmp_path.iterdir()
-        file.write_text("12")
-        assert count(lambda *given: once(*given)) == 12  # the same, traced anew
-        assert count(once, task=0) == found  # another count, of the same value
-        assert count(twice) == pytest.approx(2 * PRODUCT, rel=0.02)
-        file.write_text("damaged")
-        assert count(once) == found and file.read_text() == str(found)
-    finally:
-        jax.config.update("jax_compilation_cache_dir", folder)
+    found = count(once)
+    assert found == pytest.approx(PRODUCT, rel=0.02)
+    (file,) = programs.glob("*flops*")
+    file.write_text("12")
+    assert count(lambda *given: once(*given)) == 12  # the same, traced anew
+    assert count(once, task=0) == found  # another count, of the same value
+    assert count(twice) == pytest.approx(2 * PRODUCT, rel=0.02)
+    file.write_text("damaged")
+    assert count(once) == found and file.read_text() == str(found)
 
 
 @pytest.mark.parametrize("jitted", [False, True])
@@ -219,7 +224,7 @@ def test_a_residual_network_costs_what_the_compiler_says():
     assert 0.94 * compiled < ours <= 1.02 * compiled
 
 
-def test_what_cannot_be_counted_is_null(tmp_path, monkeypatch, caplog):
+def test_what_cannot_be_counted_is_null(programs, tmp_path, monkeypatch, caplog):
     def refuse():
         raise RuntimeError("no cpu here")
 

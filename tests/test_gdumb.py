@@ -136,7 +136,7 @@ def test_the_fit_is_the_equation(mixing, schedule, monkeypatch):
         "momentum": 0.8,
         "weight_decay": 0.1,
         "clip": 0.5,
-        "cutmix": 0.0,
+        "cutmix": float(mixing),
         "schedule": schedule,
     }
     state = stored()
