@@ -87,11 +87,12 @@ def _turn_hue(planes, turn):
     r, g, b = planes
     top = jnp.maximum(jnp.maximum(r, g), b)
     chroma = top - jnp.minimum(jnp.minimum(r, g), b)
-    is_r, is_g = top == r, top == g
-    ramp = jnp.where(is_r, g - b, jnp.where(is_g, b - r, r - g))
-    start = jnp.where(is_r, 0.0, jnp.where(is_g, 2.0, 4.0))
-    # The hue, in sixths of a turn. For a gray pixel (chroma 0) any value will do.
-    hue = ramp / jnp.where(chroma == 0.0, 1.0, chroma) + start + 6.0 * turn
+    scale = 1.0 / jnp.where(chroma == 0.0, 1.0, chroma)
+    # The hue, in sixths of a turn; for a gray pixel (chroma 0) any value will do. XLA
+    # may compute a channel twice, rounded apart. So no channel is asked whether it is
+    # the largest, and each comparison chooses once: near a tie both answers are right.
+    green_or_blue = jnp.where(g >= b, (b - r) * scale + 2.0, (r - g) * scale + 4.0)
+    hue = jnp.where((r >= g) & (r >= b), (g - b) * scale, green_or_blue) + 6.0 * turn
     hue = hue - 6.0 * jnp.floor(hue / 6.0)
     far_r, far_g, far_b = [jnp.abs(hue - c) for c in (3.0, 2.0, 4.0)]
     shares = (far_r - 1.0, 2.0 - far_g, 2.0 - far_b)
