@@ -606,14 +606,3 @@ def test_what_carries_over_between_tasks():
     assert any(np.any(x) for x in jax.tree.leaves(state.opt_state))
     assert not any(np.any(x) for x in jax.tree.leaves(after.opt_state))
     chex.assert_trees_all_equal(after.replace(opt_state=state.opt_state), state)
-
-
-def test_features_are_renewed_where_rows_were_drawn():
-    memory = held(circle(0, 20, 40, 60))
-    features = jnp.float32(circle(100, 120, 140))
-    exists = jnp.array([True, False, True])
-    new = active_memory.refresh_rows(memory, jnp.array([2, 4, 0]), features, exists)
-    want = memory.items["feature"].at[2].set(features[0]).at[0].set(features[2])
-    np.testing.assert_array_equal(new.items["feature"], want)
-    new = active_memory.refresh_rows(memory, jnp.array([2, 1, 0]), features, exists)
-    np.testing.assert_array_equal(new.items["feature"], want)

@@ -126,20 +126,6 @@ def test_the_cut_chooses_the_rate(monkeypatch, seed):
     )
 
 
-def test_the_test_split_chooses_no_rate():
-    """With test labels that are all wrong the same rate is chosen."""
-    parts, options = eval_toy.parts_of("class"), eval_toy.OPTIONS | {"augment": False}
-    judge = parts.stream.evaluation
-    other = judge._replace(label=(judge.label + 1) % eval_toy.CLASSES)
-    lied = parts._replace(stream=parts.stream._replace(evaluation=other))
-    rates = [
-        eval_toy.probe(given, **options, lrs=(1e-4, 0.3))(eval_toy.state_of(0), 1)
-        for given in (parts, lied)
-    ]
-    assert rates[0].scalars["lr"] == rates[1].scalars["lr"]
-    assert rates[0].scalars["accuracy"] != rates[1].scalars["accuracy"]
-
-
 @pytest.mark.parametrize("scenario", ["class", "domain"])
 def test_a_fit_that_is_not_finite_has_no_accuracy(scenario):
     """A head of nan named class 0 for every row, and had its share as accuracy."""

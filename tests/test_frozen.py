@@ -223,17 +223,6 @@ def test_a_step_of_the_linear_head_has_the_stored_rows_in_its_mean(data):
         np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_linear_head_forgets_without_its_memory(data):
-    features, label = data
-    order = np.argsort(label, kind="stable")
-    right = {}
-    for size in (0, 40):
-        rule = linear_head.make_rule(size, 3.0, 32)
-        found = scores(rule, learn(rule, features, label, order), features)
-        right[size] = (found.argmax(1) == label)[label != label.max()].mean()
-    assert right[40] > right[0] + 0.05
-
-
 def test_few_rows_of_large_features_give_finite_scores(data):
     """Fewer rows than features, and a covariance far above the shrinkage."""
     features, label = data

@@ -30,7 +30,7 @@ def _with_pairs_of_itself(value, of):
 
 
 _brute = "test_evals.py::test_neighbours_are_those_of_brute_force"
-_known = "test_collapse.py::test_measures_at_points_known_by_hand"
+_measures = "test_collapse.py::test_measures_are_the_equations"
 
 FAULTS = [
     *fault.of(
@@ -104,7 +104,7 @@ FAULTS = [
     ),
     *fault.of(
         "evals.collapse.embedding_std",
-        _known,
+        _measures,
         (
             "evaluators: the spread is not that of unit rows",
             gives(lambda value, of: value * np.linalg.norm(of["embeddings"][0])),
@@ -112,12 +112,12 @@ FAULTS = [
     ),
     *fault.of(
         "evals.collapse.rankme",
-        _known,
+        _measures,
         ("evaluators: RankMe is the entropy", gives(lambda rank: np.log(rank))),
     ),
     *fault.of(
         "evals.uniformity.alignment",
-        "test_uniformity.py::test_known_values",
+        "test_uniformity.py::test_they_are_their_twins",
         ("evaluators: alignment is no square", gives(jnp.sqrt)),
     ),
     *fault.of(
