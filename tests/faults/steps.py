@@ -209,7 +209,7 @@ def _always_projected(_):
 
 
 _masks = "test_online.py::test_er_ace_masks_each_part_by_itself[paper]"
-_gem = "test_gem.py::test_projection_by_hand"
+_gem = "test_gem.py::test_projection_is_the_general_solver_s[7-options1]"
 _teacher = (
     "test_icarl.py::test_the_teacher_is_the_network_at_the_begin_of_the_task_and_stays"
 )
