@@ -14,17 +14,6 @@ from jaxcl import core, sharding
 from jaxcl.losses import contrastive, distill, incremental, prototype, replay
 
 
-def m_hml_twin(a, p, memory, weight=1.0, temperature=0.5):
-    """DUEL, Eq. 5, with q = exp((cos - 1) / tau)."""
-
-    def q(x, y):
-        return math.exp((twins.cosine(x, y) - 1) / temperature)
-
-    hebbian = -sum(math.log(q(*pair)) for pair in zip(a, p, strict=True)) / len(a)
-    means = [sum(q(x, m) for m in memory) / len(memory) for x in a]
-    return weight * hebbian + sum(map(math.log, means)) / len(a)
-
-
 def draw(*shapes, seed=0):
     rng = np.random.default_rng(seed)
     return [rng.normal(size=s) * rng.uniform(0.5, 2.0) for s in shapes]
@@ -48,7 +37,7 @@ def case(loss, twin, shapes, moving, of_loss=None, of_twin=None, **options):
 
 nt_xent = functools.partial(case, contrastive.nt_xent, f64.nt_xent)
 info_nce = functools.partial(case, contrastive.info_nce, f64.info_nce)
-m_hml = functools.partial(case, contrastive.m_hml, m_hml_twin)
+m_hml = functools.partial(case, contrastive.m_hml, f64.m_hml)
 cassle = functools.partial(
     case, distill.cassle_contrastive, f64.cassle, [ROWS] * 4, (0, 1)
 )
@@ -103,14 +92,14 @@ CASES = {
     "m_hml": m_hml([ROWS, ROWS, FIVE], (0, 1, 2), weight=0.4, temperature=0.3),
     "m_hml_masked": case(
         contrastive.m_hml,
-        lambda a, p, m: m_hml_twin(a, p, m[THERE]),
+        lambda a, p, m: f64.m_hml(a, p, m[THERE]),
         [ROWS, ROWS, FIVE],
         (0, 1, 2),
         {"mask": THERE},
     ),
     "m_hml_of_nothing": case(
         functools.partial(contrastive.m_hml, weight=0.4, temperature=0.3),
-        lambda a, p, m: m_hml_twin(a, p, a, 0.4, 0.3) - m_hml_twin(a, p, a, 0, 0.3),
+        lambda a, p, m: f64.m_hml(a, p, a, 0.4, 0.3) - f64.m_hml(a, p, a, 0, 0.3),
         [ROWS, ROWS, FIVE],
         (0, 1),
         NOBODY,

@@ -37,6 +37,17 @@ def info_nce(
     return total / len(a)
 
 
+def m_hml(a, p, memory, weight=1.0, temperature=0.5):
+    """DUEL, Eq. 5, with q = exp((cos - 1) / tau)."""
+
+    def q(x, y):
+        return math.exp((twins.cosine(x, y) - 1) / temperature)
+
+    hebbian = -sum(math.log(q(*pair)) for pair in zip(a, p, strict=True)) / len(a)
+    means = [sum(q(x, m) for m in memory) / len(memory) for x in a]
+    return weight * hebbian + sum(map(math.log, means)) / len(a)
+
+
 def sup_con(z, labels, temperature=0.1, mask=None):
     total = 0.0
     for i in range(len(z)):
