@@ -1,7 +1,6 @@
 """Losses of CCLIS and Co2L against float64 twins that loop over classes and rows."""
 
 import functools
-import math
 from typing import get_args
 
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import loss_twins as f64
 from helpers import twins
 from jaxcl import core
 from jaxcl.losses import prototype
@@ -27,55 +27,7 @@ def of(chosen, size):
     return jnp.array([i in chosen for i in range(size)])
 
 
-def mean(values):
-    values = list(values)
-    return sum(values) / len(values)
-
-
-def nce_twin(s, g, rows=EVERY, scope="old", old=OLD):
-    """Eq. 10, class by class."""
-    members = {m: [k for k in rows if LABELS[k] == m] for m in range(CLASSES)}
-
-    def partition(i):
-        total = 0.0
-        for m, pool in members.items():
-            estimated = {
-                "old": i in old and m in old and m != i,
-                "all_negatives": m != i,
-                "all": True,
-                "none": False,
-            }[scope]
-            for k in pool:
-                term = math.exp(s[i, k])
-                total += term / (g[k] * len(pool)) if estimated else term
-        return total
-
-    return mean(math.log(partition(LABELS[j])) - s[LABELS[j], j] for j in rows)
-
-
-def relation(now, past):
-    """-sum q log p of two lists of logits."""
-    q, p = ([math.exp(v) for v in logits] for logits in (past, now))
-    return -sum(a / sum(q) * math.log(b / sum(p)) for a, b in zip(q, p, strict=True))
-
-
-def prd_twin(s, teacher, classes, rows=EVERY, past=0.1, now=0.2):
-    return mean(
-        relation(
-            [s[i, j] / now for i in classes], [teacher[i, j] / past for i in classes]
-        )
-        for j in rows
-    )
-
-
-def ird_twin(z, teacher, rows=range(6), past=0.01, now=0.2):
-    return mean(
-        relation(
-            [twins.cosine(z[i], z[k]) / now for k in rows if k != i],
-            [twins.cosine(teacher[i], teacher[k]) / past for k in rows if k != i],
-        )
-        for i in rows
-    )
+nce_twin = partial(f64.sample_nce, labels=LABELS, old=OLD)
 
 
 # With unit vectors as prototypes a row's products are its own entries.
@@ -132,15 +84,15 @@ CASES = {
     ),
     "prd_default": (
         prd({0, 1, 3}),
-        partial(prd_twin, classes=[0, 1, 3]),
+        partial(f64.prd, classes=[0, 1, 3]),
         [SIMILARITY] * 2,
     ),
     "prd_masked": (
         prd({1, 4}, teacher_temperature=0.5, temperature=0.3, example_mask=of(KEPT, 9)),
-        partial(prd_twin, classes=[1, 4], rows=KEPT, past=0.5, now=0.3),
+        partial(f64.prd, classes=[1, 4], rows=KEPT, past=0.5, now=0.3),
         [SIMILARITY] * 2,
     ),
-    "ird_default": (ird, ird_twin, ROWS),
+    "ird_default": (ird, f64.ird, ROWS),
     "ird_masked": (
         partial(
             ird,
@@ -148,7 +100,7 @@ CASES = {
             temperature=0.5,
             example_mask=of({0, 2, 3, 5}, 6),
         ),
-        partial(ird_twin, rows=[0, 2, 3, 5], past=0.3, now=0.5),
+        partial(f64.ird, rows=[0, 2, 3, 5], past=0.3, now=0.5),
         ROWS,
     ),
 }
@@ -292,7 +244,7 @@ def test_temperatures_divide_and_gradients_reach_rows_and_prototypes():
     )
     similarity = np.float64(c @ z.T)
     expected = nce_twin(similarity / 0.5, np.float64(weights))
-    expected += 0.6 * prd_twin(similarity, np.float64(before @ told.T), sorted(OLD))
+    expected += 0.6 * f64.prd(similarity, np.float64(before @ told.T), sorted(OLD))
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     for gradient in gradients[:2]:
         assert np.all(np.abs(gradient).max(axis=1) > 1e-3)

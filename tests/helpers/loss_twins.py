@@ -252,3 +252,47 @@ def pnr_supcon(*arrays, labels, tau=0.1, tau_d=0.2, pn1=True, pn2=True, others=F
         columns = frozen + ([z[j] for j in apart] if pn2 else [])
         total += twins.nce(p[i], f[i], columns, tau_d)
     return total / n
+
+
+def relation(now, past):
+    """-sum q log p of two lists of logits."""
+    now, past = (np.asarray(x) - np.max(x) for x in (now, past))
+    q = np.exp(past) / np.exp(past).sum()
+    return -np.sum(q * (now - np.log(np.exp(now).sum())))
+
+
+def sample_nce(s, g, labels, rows=None, scope="old", old=()):
+    """CCLIS, Eq. 10, class by class; `s`: logits [C,N], `g`: the chances of rows."""
+    rows = range(len(labels)) if rows is None else rows
+
+    def partition(i):
+        total = 0.0
+        for m in range(len(s)):
+            pool = [k for k in rows if labels[k] == m]
+            estimated = {
+                "old": i in old and m in old and m != i,
+                "all_negatives": m != i,
+                "all": True,
+                "none": False,
+            }[scope]
+            for k in pool:
+                term = math.exp(s[i, k])
+                total += term / (g[k] * len(pool)) if estimated else term
+        return total
+
+    return np.mean([math.log(partition(labels[j])) - s[labels[j], j] for j in rows])
+
+
+def prd(s, teacher, classes, rows=None, past=0.1, now=0.2):
+    """CCLIS, Eq. 13, of similarities [C,N]; the mean over rows."""
+    rows, classes = range(s.shape[1]) if rows is None else rows, list(classes)
+    each = [relation(s[classes, j] / now, teacher[classes, j] / past) for j in rows]
+    return np.mean(each)
+
+
+def ird(z, teacher, rows=None, past=0.01, now=0.2):
+    """Co2L: the mean over rows of the relations of their cosines to the others."""
+    rows = list(range(len(z)) if rows is None else rows)
+    s, before = (twins.unit(x[rows]) @ twins.unit(x[rows]).T for x in (z, teacher))
+    pairs = [(others(s[i], i), others(before[i], i)) for i in range(len(rows))]
+    return np.mean([relation(np.divide(a, now), np.divide(b, past)) for a, b in pairs])
