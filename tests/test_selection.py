@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import chance
+from helpers import loss_twins as f64
 from jaxcl.memory import selection
 
 PROPOSAL, OWN = jax.jit(selection.proposal), jax.jit(selection.own_class_term)
@@ -48,26 +49,13 @@ def scene(seed, classes=5, rows=23, scale=3.0):
     return (similarity.astype(np.float32), labels.astype(np.int32), seen, mask), counts
 
 
-def proposal_twin(similarity, labels, seen, mask):
-    """Eq. 12 one entry at a time; then what it leaves out."""
-    s = similarity.astype(np.float64)
-    anchors, rows = np.flatnonzero(seen), np.flatnonzero(mask)
-    g, left = np.zeros(len(labels)), np.zeros(len(labels))
-    for i in anchors:
-        top = max(s[i, k] for k in rows)
-        total = sum(np.exp(s[i, k] - top) for k in rows)
-        for j in rows:
-            into = left if labels[j] == i else g
-            into[j] += np.exp(s[i, j] - top) / total / (len(anchors) - 1)
-    return g, left
-
-
 @pytest.mark.parametrize("scale", [0.5, 3.0, 300.0])
 @pytest.mark.parametrize("dtype", [bool, np.float32])
 def test_proposal_against_loops(scale, dtype):
     for seed in range(3):
         (similarity, labels, seen, mask), counts = scene(seed, scale=scale)
-        g, left = proposal_twin(similarity, labels, seen, counts)
+        chosen = (np.flatnonzero(x) for x in (seen, counts))
+        g, left = f64.proposal(similarity.astype(np.float64), labels, *chosen)
         arrays = similarity, labels, seen, mask.astype(dtype)
         found, also = PROPOSAL(*arrays), OWN(*arrays)
         assert found.dtype == also.dtype == jnp.float32

@@ -296,3 +296,21 @@ def ird(z, teacher, rows=None, past=0.01, now=0.2):
     s, before = (twins.unit(x[rows]) @ twins.unit(x[rows]).T for x in (z, teacher))
     pairs = [(others(s[i], i), others(before[i], i)) for i in range(len(rows))]
     return np.mean([relation(np.divide(a, now), np.divide(b, past)) for a, b in pairs])
+
+
+def proposal(s, labels, seen, rows):
+    """CCLIS, Eq. 12 one entry at a time, f64[N]; then what it leaves out."""
+    g, left = np.zeros(len(labels)), np.zeros(len(labels))
+    for i in seen:
+        top = max(s[i, k] for k in rows)
+        total = sum(np.exp(s[i, k] - top) for k in rows)
+        for j in rows:
+            into = left if labels[j] == i else g
+            into[j] += np.exp(s[i, j] - top) / total / (len(seen) - 1)
+    return g, left
+
+
+def shares_by_class(g, labels, rows):
+    """Divide each row's number by the sum of its class; other rows have 0."""
+    sums = np.bincount(np.asarray(labels)[rows], np.asarray(g)[rows])
+    return np.array([g[j] / sums[labels[j]] if j in rows else 0 for j in range(len(g))])
