@@ -32,24 +32,15 @@ from jaxcl.run import evaluation
 def test_probe_is_the_sgd_of_the_equations(reading, batch_size, optimizer):
     data = eval_toy.dataset(streams=reading == "streamed")
     parts, state = eval_toy.parts_of(data=data), eval_toy.state_of(0)
-    options = eval_toy.OPTIONS | {"batch_size": batch_size}
-    # Crops that are the whole image, always flipped: nothing is left to chance.
-    options |= dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
+    options = eval_toy.options_of(reading, batch_size=batch_size)
     twin = eval_toy.probe_twin
     if optimizer == "adam":  # which has no momentum to be told
         twin = functools.partial(twin, optimizer=eval_toy.adam_twin)
         options |= dict(optimizer="adam", momentum=0.123)
     result = eval_toy.probe(parts, **options)(state, 1)
-    data = eval_toy.dataset()
-    images = data.train.images
-    images = images if reading == "features" else images[:, :, ::-1]
-    x, y = eval_toy.embedded(state, images), data.train.label
-    how = {"streams": reading == "streamed", "twin": twin}
-    w, b, loss = eval_toy.fitted(x, y, 1, batch_size, **how)
-    scores = eval_toy.embedded(state, data.test.images) @ w + b
-    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
-    want = eval_toy.accuracies(parts, scores.argmax(1))
-    np.testing.assert_allclose(result.rows["class_incremental"], want)
+    scores = eval_toy.check_probe(
+        result, parts, state, np.arange(50), batch_size, reading=reading, twin=twin
+    )
     right = (scores.argmax(1) == data.test.label).mean()
     assert result.scalars["accuracy"] == pytest.approx(right)
     # Task-aware: the best class among those of the row's task.
@@ -231,22 +222,15 @@ def test_semi_supervised_probe_trains_on_its_share_alone(reading, train_on):
     parts = eval_toy.parts_of(
         data=eval_toy.dataset(streams=reading == "streamed"), seed=3
     )
-    options = eval_toy.OPTIONS | dict(batch_size=4, fraction=0.3, train_on=train_on)
-    options |= dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
-    result = eval_toy.probe(parts, **options)(eval_toy.state_of(0), 1)
+    more = dict(batch_size=4, fraction=0.3, train_on=train_on)
+    evaluate = eval_toy.probe(parts, **eval_toy.options_of(reading, **more))
     # 50 rows in 6 classes and 3 domains: about a third, at least one of each pair.
     at = eval_toy.share_twin(plain.train.label, plain.train.domain, 0.3, 0)
     if train_on == "seen":
         met = [c for task in parts.stream.tasks[:2] for c in task.classes]
         at = [row for row in at if plain.train.label[row] in met]
-    images = plain.train.images
-    images = images if reading == "features" else images[:, :, ::-1]
-    x, y = eval_toy.embedded(eval_toy.state_of(0), images[at]), plain.train.label[at]
-    w, b, loss = eval_toy.fitted(x, y, 1, 4, streams=reading == "streamed")
-    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
-    scores = eval_toy.embedded(eval_toy.state_of(0), plain.test.images) @ w + b
-    want = eval_toy.accuracies(parts, scores.argmax(1))
-    np.testing.assert_allclose(result.rows["class_incremental"], want)
+    state = eval_toy.state_of(0)
+    eval_toy.check_probe(evaluate(state, 1), parts, state, at, 4, reading=reading)
 
 
 def knn_twin(x, y, bank, labels, mask, k, temperature, distance):
