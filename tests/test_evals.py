@@ -11,7 +11,19 @@ import pytest
 from helpers import eval_toy
 from jaxcl import core, sharding
 from jaxcl.data import splits, stream
-from jaxcl.evals import collapse, features, knn, linear, objective, predict, svm, tsne
+from jaxcl.evals import (
+    collapse,
+    features,
+    knn,
+    linear,
+    logistic,
+    neighbours,
+    objective,
+    predict,
+    svm,
+    tsne,
+    uniformity,
+)
 from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
 from jaxcl.run import evaluation
@@ -148,8 +160,13 @@ def test_features_that_are_not_finite_give_no_result_and_a_warning(tmp_path):
 
     found = svm.make(parts, folds=2, inner_folds=2, penalties=(1.0,))(wild, 0)
     assert not found.scalars and "not finite" in found.warnings[0]
-    drawn = tsne.make(parts, directory=tmp_path)(wild, 0)
-    assert drawn.warnings and not [*tmp_path.iterdir()]
+    found = logistic.make(parts, passes=0)(wild, 0)
+    assert np.isnan(found.rows["class_incremental"]).all() and not found.scalars
+    assert "not finite" in found.warnings[0]
+    for picture in (tsne, neighbours):
+        drawn = picture.make(parts, directory=tmp_path)(wild, 0)
+        assert drawn.warnings and not [*tmp_path.iterdir()]
+    assert uniformity.make(parts)(wild, 0).warnings
 
 
 def test_probe_of_seen_tasks_knows_only_their_classes():

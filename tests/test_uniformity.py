@@ -55,10 +55,3 @@ def test_the_evaluator_measures_views_of_evaluation_rows(streams):
     assert result.scalars["uniformity"] == pytest.approx(
         uniformity_twin(first), rel=1e-4
     )
-
-
-def test_a_network_that_is_not_finite_has_a_warning():
-    state = eval_toy.state_of(1)
-    wild = eval_toy.State({"w": state.params["w"] * np.inf})
-    result = uniformity.make(eval_toy.parts_of("joint"))(wild, 0)
-    assert result.warnings

@@ -124,7 +124,7 @@ _two_view = [
     ),
     *fault.of(
         "methods.two_view.step.keep_encoder",
-        "test_two_view.py::test_the_encoder_waits_for_its_heads",
+        _tasks("pnr-heads"),
         ("two_view: weight decay moves a waiting encoder", _passes_on),
     ),
     *fault.of(
@@ -139,8 +139,7 @@ _two_view = [
     ),
     *fault.of(
         "memory.importance.observe",
-        "test_importance.py::test_the_method_observes_late_steps_and_consolidates"
-        "[0.01-1]",
+        _tasks("ewc"),
         ("two_view: ewc observes every step", takes(active=_always(True))),
     ),
     *fault.of(
