@@ -418,48 +418,6 @@ def test_rows_beyond_the_first_are_left_out(streams, devices, caplog):
         assert found.shape == whole.shape and not found[there:].any()
 
 
-def test_predictions_of_rows_of_no_task_count_only_if_asked():
-    """The last classes are of no task: met_only leaves out their rows, and later ones.
-
-    Without it all rows count in the accuracy, as a row of no task may be any class.
-    """
-    parts = eval_toy.parts_of(
-        predict=lambda state, images: eval_toy.embed(state, images) @ layer
-    )
-    layer = np.float32(
-        np.random.default_rng(5).normal(size=(eval_toy.DIM, eval_toy.CLASSES))
-    )
-    tasks = parts.stream.tasks[:2]
-    parts = parts._replace(stream=parts.stream._replace(tasks=tasks))
-    state, test = eval_toy.state_of(3), parts.stream.evaluation
-    scores = eval_toy.embedded(state, test.images) @ layer
-    right = scores.argmax(axis=1) == test.label
-    told = right.copy()
-    for task in tasks:
-        best = task.classes[scores[task.test][:, task.classes].argmax(axis=1)]
-        told[task.test] = best == test.label[task.test]
-    assert 0 < sum(len(task.test) for task in tasks) < len(right)
-    shares = [
-        [verdict[task.test].mean() for task in tasks] for verdict in (right, told)
-    ]
-    met = tasks[0].test, np.concatenate([task.test for task in tasks])
-    for done in (0, 1):
-        for options, rows in (
-            ({}, met[done]),
-            ({"met_only": True}, met[done]),
-            ({"met_only": False}, np.arange(len(right))),
-        ):
-            result = predict.make(parts, **options)(state, done)
-            accuracy = right[rows].mean()
-            np.testing.assert_allclose(result.scalars["accuracy"], accuracy)
-            shown = 2 if len(rows) == len(right) else done + 1
-            for row, share in zip(result.rows.values(), shares, strict=True):
-                want = share[:shown] + [np.nan] * (2 - shown)
-                np.testing.assert_allclose(row, want)
-    accuracies_differ = {right[rows].mean() for rows in (*met, np.arange(len(right)))}
-    assert len(accuracies_differ) == 3
-
-
 @pytest.mark.parametrize("out", [-np.inf, np.inf, np.nan])
 def test_a_class_at_minus_infinity_is_left_out_and_no_mistake(out):
     """So methods predict among the classes that they have met."""

@@ -342,7 +342,7 @@ class Noted(eval_toy.Load):
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("scenario", ["class", "domain", "data"])
 def test_predict_judges_the_rows_of_the_tasks_met(scenario, streams):
-    """And reads no others; the last task has no test rows of its own."""
+    """And reads no others, unless it is asked to; the last task has no test rows."""
     data = eval_toy.dataset(streams=streams)
     images, labels = eval_toy.dataset().test.images, data.test.label
     load = Noted(images)
@@ -359,8 +359,15 @@ def test_predict_judges_the_rows_of_the_tasks_met(scenario, streams):
     for task in tasks:
         best = found[task.test][:, task.classes].argmax(axis=1)
         told[task.test] = task.classes[best] == labels[task.test]
-    evaluate = predict.make(parts)
+    evaluate, of_all = predict.make(parts), predict.make(parts, met_only=False)
     for t in range(3):
+        result = of_all(state, t)
+        # A row of no task may be any class.
+        np.testing.assert_allclose(result.scalars["accuracy"], np.mean(right))
+        for name, row in result.rows.items():
+            verdict = told if name == "task_aware" else right
+            want = [np.mean(verdict[task.test]) for task in tasks[:2]]
+            np.testing.assert_allclose(row[:2], want)
         load.read.clear()
         result = evaluate(state, t)
         met = sorted({int(row) for task in tasks[: t + 1] for row in task.test})

@@ -99,7 +99,7 @@ FAULTS = [
     ),
     *fault.of(
         "evals.predict.make",
-        "test_evals.py::test_predictions_of_rows_of_no_task_count_only_if_asked",
+        "test_online_head.py::test_predict_judges_the_rows_of_the_tasks_met[class-False]",
         ("evaluators: met_only is ignored", takes(met_only=_always(False))),
     ),
     *fault.of(
