@@ -4,11 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from faults import fault
-from faults.fault import gives, instead, takes
-
-
-def _always(value):
-    return lambda _: value
+from faults.fault import always, gives, instead, takes
 
 
 def _itself_among_neighbours(nearest):
@@ -36,28 +32,28 @@ FAULTS = [
     *fault.of(
         "evals.knn.count_votes",
         "test_evals.py::test_votes_weigh_by_distance",
-        ("evaluators: kNN has no temperature", takes(temperature=_always(1.0))),
+        ("evaluators: kNN has no temperature", takes(temperature=always(1.0))),
         ("evaluators: kNN asks rows that it may not", takes(mask=jnp.ones_like)),
         (
             "evaluators: kNN's distances are always cosines",
-            takes(distance=_always("cosine")),
+            takes(distance=always("cosine")),
             f"{_brute}[class-euclidean]",
         ),
     ),
     *fault.of(
         "evals.features.train_mask",
         "test_evals.py::test_probe_of_seen_tasks_knows_only_their_classes",
-        ("evaluators: probes train on tasks to come", takes(train_on=_always("all"))),
+        ("evaluators: probes train on tasks to come", takes(train_on=always("all"))),
     ),
     *fault.of(
         "evals.features.blank_unseen",
         f"{_brute}[class-cosine]",
-        ("evaluators: tasks to come have accuracies", takes(train_on=_always("all"))),
+        ("evaluators: tasks to come have accuracies", takes(train_on=always("all"))),
     ),
     *fault.of(
         "evals.features.draw_stratified",
         "test_evals.py::test_a_share_of_the_labels_is_stratified_nested_and_seeded",
-        ("evaluators: a share of labels ignores the seed", takes(seed=_always(0))),
+        ("evaluators: a share of labels ignores the seed", takes(seed=always(0))),
     ),
     *fault.of(
         "evals.features.pick_evenly",
@@ -86,7 +82,7 @@ FAULTS = [
     *fault.of(
         "optim.sgd",
         "test_evals.py::test_probe_is_the_sgd_of_the_equations[features-16]",
-        ("evaluators: a probe has no momentum", takes(momentum=_always(0.0))),
+        ("evaluators: a probe has no momentum", takes(momentum=always(0.0))),
     ),
     *fault.of(
         "evals.linear.make_evaluator",
@@ -100,7 +96,7 @@ FAULTS = [
     *fault.of(
         "evals.predict.make",
         "test_online_head.py::test_predict_judges_the_rows_of_the_tasks_met[class-False]",
-        ("evaluators: met_only is ignored", takes(met_only=_always(False))),
+        ("evaluators: met_only is ignored", takes(met_only=always(False))),
     ),
     *fault.of(
         "evals.collapse.embedding_std",

@@ -102,10 +102,6 @@ _policies = [
             _forgets("class_balanced", "met"),
         ),
         (
-            "memory: class_balanced forgets which classes were full",
-            _forgets("class_balanced", "full"),
-        ),
-        (
             "memory: gdumb's sampler forgets which classes it has met",
             _forgets("greedy_balanced", "rank"),
             "test_policies.py::test_greedy_balanced_against_one_row_at_a_time",

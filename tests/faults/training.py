@@ -217,7 +217,6 @@ _machines = [
         "nets.pieces.PiecewiseEncoder",
         "test_pieces.py::test_pieces_pass_in_turn_and_rows_keep_their_order",
         ("pieces: a batch passes whole", takes(count=lambda _: 1)),
-        ("pieces: one too many", takes(count=lambda count: 2 * count)),
     ),
     *fault.of(
         "sharding.placement",
