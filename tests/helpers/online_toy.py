@@ -105,6 +105,17 @@ def programs(net):
     return jax.jit(passes), jax.jit(slopes), jax.jit(evaluated)
 
 
+def slope(net, params, stats, images, terms):
+    """Value, statistics and gradient of the sum of share * mean cross-entropy."""
+
+    def loss(params):
+        out, after = net(params, stats, images, train=True)
+        logs, rows = jax.nn.log_softmax(out.logits), jnp.arange(len(images))
+        return -sum(share * jnp.mean(logs[rows, y]) for share, y in terms), after
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
+
+
 def check_step(method, net, state, incoming, images, twin):
     """The step descends `twin`, whose value and slopes are taken in float64.
 
