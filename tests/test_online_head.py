@@ -130,9 +130,7 @@ def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
     train_set = work.stream.dataset.train
     images, labels = train_set.images, train_set.label
     for task in work.stream.tasks:
-        numbers = {"task": task.index, "task_start": int(state.step), "task_steps": 12}
-        numbers = {name: jnp.asarray(n, jnp.int32) for name, n in numbers.items()}
-        state = work.method.begin_task(state.replace(**numbers), task)
+        state = job.begin_task(work, state, task)
         velocity = [np.zeros_like(x) for x in layer]
         for i, batch in enumerate(host(work, task.index)[:4]):
             rows = batch["labelled"]["index"]
@@ -180,9 +178,7 @@ def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_pat
     passed = jax.jit(functools.partial(encoder, train=True))
     step, alone = job.compile_step(work), jax.jit(plain.method.step)
     state, resident = job.initial_state(work), job.resident(work)
-    numbers = {"task": 0, "task_start": 0, "task_steps": 12}
-    numbers = {name: jnp.asarray(n, jnp.int32) for name, n in numbers.items()}
-    state = work.method.begin_task(state.replace(**numbers), work.stream.tasks[0])
+    state = job.begin_task(work, state, work.stream.tasks[0])
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
     velocity = [np.zeros_like(x) for x in layer]
     rate_of, clipped = parts.curve(0.7), set()

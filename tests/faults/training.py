@@ -124,7 +124,7 @@ _schedules = [
     ),
     *fault.of(
         "optim.by_task",
-        "test_optim.py::test_tasks_have_schedules_of_their_own",
+        "test_core.py::test_each_task_has_its_rates_and_later_ones_the_last",
         (
             "optim: a task has the schedule of the next",
             takes(schedules=lambda all_of: [*all_of[1:], all_of[-1]]),
