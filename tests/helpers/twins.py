@@ -119,6 +119,31 @@ def check(loss, twin, arrays, moving):
         np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-8)
 
 
+def check_masked(loss, mask, arrays, hidden):
+    """What a mask hides changes nothing, whatever it holds.
+
+    Args:
+      loss: of a mask f32[...] and the arrays.
+      hidden: of each array what the mask hides of it, an index; None: nothing.
+
+    Returns:
+      Value and gradients where the mask hides all.
+    """
+    step = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(1, 1 + len(arrays)))))
+    value, gradients = step(mask, *arrays)
+    assert abs(value) > 0.01 and np.abs(gradients[0]).max() > 1e-3
+    for bad in (np.nan, np.inf, 0.0):
+        pairs = zip(arrays, hidden, strict=True)
+        spoilt = [a if at is None else a.at[at].set(bad) for a, at in pairs]
+        again, others = step(mask, *spoilt)
+        assert again == value
+        for was, now, at in zip(gradients, others, hidden, strict=True):
+            np.testing.assert_array_equal(was, now)
+            assert at is None or not np.any(np.asarray(now[at]))
+    np.testing.assert_allclose(loss(mask.astype(bool), *arrays), value, rtol=1e-6)
+    return step(jnp.zeros_like(mask), *spoilt)
+
+
 def check_bfloat16(loss, twin, arrays, *, rtol, atol=0.0):
     """Of bfloat16 arrays the value is computed in float32, the gradient not."""
     arrays = [jnp.asarray(a, jnp.bfloat16) for a in arrays]
