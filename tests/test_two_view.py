@@ -31,22 +31,11 @@ B, K, M, D, W, L, SIDE, STEPS = 5, 12, 7, 3, 4, 2, 3, 3
 IMAGES = 9  # of the train split, for DIET
 MOMENTUM, DECAY = 0.5, 0.01  # of the optimiser
 RATES = (0.06, 0.03, 0.04)  # of the tasks; in the first one it falls to 0
-OPTIONS = {
-    "hidden_dim": 4,
-    "output_dim": D,
-    "predictor_hidden_dim": 4,
-    "distill_hidden_dim": 4,
+OPTIONS = dense_net.OPTIONS | {
     "queue_size": K,
     "memory_size": M,
-    "temperature": 0.4,
-    "distill_temperature": 0.6,
-    "weight": 0.7,
-    "negative_weight": 0.4,
     "momentum_start": 0.6,
     "momentum_end": 0.9,
-    "invariance": 2.0,
-    "variance": 1.5,
-    "covariance": 0.5,
     "prototypes": W,
     "target_temperature": 0.5,
     "target_start": 0.2,
@@ -326,19 +315,13 @@ class Twin:
         h, after, back_encoder = run(COPIED[:1], *of_nets, images, groups=2)
         rows, more, back_projector = run(COPIED[1:], *of_nets, h, groups=2)
         outputs = {"z": rows} | ({"h": h} if self.plan.features else {})
-        stats = self.stats | after | more
-        if self.spec.predictor_hidden_dim:
-            outputs["o"], more, back_own = run(
-                ("predictor",), self.params, stats, rows, groups=2
-            )
-            stats = stats | more
-        normalised = self.base == "mocov2plus"  # before g
-        if self.plan.distiller_hidden_dim:
-            read = twins.unit(rows) if normalised else rows
-            outputs["p"], more, back_g = run(
-                ("distiller",), self.params, stats, read, groups=2
-            )
-            stats = stats | more
+        heads = ["predictor"] * bool(self.spec.predictor_hidden_dim)
+        heads += ["distiller"] * bool(self.plan.distiller_hidden_dim)
+        found, own, back_heads = dense_net.apply_heads(
+            heads, *of_nets, rows, unit=self.base == "mocov2plus"
+        )
+        outputs |= found
+        stats = self.stats | after | more | own
         for learnt in {"prototypes", "distil_prototypes"} & set(self.params):
             outputs[learnt] = self.params[learnt]
         if local is not None:
@@ -354,17 +337,8 @@ class Twin:
                 stats = stats | more
 
         def backward(slopes):
-            down, grads = slopes["z"], []
-            if "o" in slopes:
-                more, own = back_own(slopes["o"])
-                down, grads = down + more, [*grads, own]
-            if "p" in slopes:
-                more, own = back_g(slopes["p"])
-                if normalised:
-                    length = np.linalg.norm(rows, axis=1, keepdims=True)
-                    along = np.sum(more * read, axis=1, keepdims=True) * read
-                    more = (more - along) / length
-                down, grads = down + more, [*grads, own]
+            down, own = back_heads(slopes)
+            grads = [own]
             down, own = back_projector(down)
             grads.append(own)
             grads.append(back_encoder(down + slopes.get("h", 0.0))[1])
