@@ -8,7 +8,6 @@ tests check, with the keys of the step.
 """
 
 import functools
-import types
 
 import chex
 import jax
@@ -29,10 +28,8 @@ from helpers import (
 )
 from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, policies
-from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import online_ssl
-from jaxcl.methods.online_ssl import step as step_lib
-from jaxcl.methods.two_view import bases, records
+from jaxcl.methods.two_view import bases
 from jaxcl.run import train
 
 # Rows of a batch, replayed ones (no multiple), of the memory, of a queue bank; features
@@ -579,20 +576,6 @@ def test_batches_of_one_row_and_of_one_view_are_refused():
     method = made("simsiam", "none", augment=lambda key, x: twins.views_of(x)[:, :1])
     with pytest.raises(ValueError, match="augment.views=1"):
         jax.eval_shape(method.init, jax.random.key(0), batch(0))
-
-
-def test_a_queue_keeps_the_newest_rows_where_draws_and_batches_differ():
-    """Of 8 rows; the pointer of draws of 2 and batches of 4 is no multiple of 4."""
-    setup = types.SimpleNamespace(beside=2)
-    held, active = queue_lib.Queue(jnp.zeros((2, 8, D)), jnp.int32(0)), jnp.array(True)
-    update = bases.make_base("mocov2plus").update
-    keys = jax.random.normal(jax.random.key(0), (3, 6, 2, D))
-    for k in keys:
-        features = records.Features(k, None, k=k)
-        held = step_lib._update_by_rows(setup, update, held, features, active)
-    newest = np.swapaxes(core.l2_normalize(keys).reshape(18, 2, D)[-8:], 0, 1)
-    rows = np.roll(held.rows, -18 % 8, axis=1)
-    np.testing.assert_allclose(rows, newest, rtol=1e-6)
 
 
 def test_a_memory_over_devices_holds_what_came(tmp_path):

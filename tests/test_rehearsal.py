@@ -241,17 +241,6 @@ def test_weights_are_those_of_the_proposal(size, options):
         assert np.abs(weight / uniform - 1).max() > 0.1
 
 
-def test_the_first_task_has_no_teacher():
-    net = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)
-    state = toy.in_task(make("cclis"), toy.rows_of(0)[:2])
-    images = toy.parts().plain(toy.EXAMPLES.images[:4])
-    teach = jax.jit(functools.partial(rehearsal.teacher_rows, net, train=False))
-    expected = toy.told(net, state, images)
-    np.testing.assert_allclose(teach(state, images), expected, rtol=1e-4, atol=1e-6)
-    first = state.replace(task=jnp.int32(0))
-    np.testing.assert_array_equal(teach(first, images), np.zeros((4, 4)))
-
-
 def test_only_scores_need_all_images():
     without = toy.EXAMPLES._replace(images=None, load=lambda row: None)
     task = toy.TASKS[0]

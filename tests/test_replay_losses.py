@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import loss_twins as f64
 from helpers import twins
 from jaxcl.losses import replay
 
@@ -88,36 +89,6 @@ def sup_con_twin(a, p, n, rows=None, t=0.2, base=0.07):
 def der_twin(logits, stored, rows=None):
     rows = range(len(logits)) if rows is None else rows
     return mean((logits[i, c] - stored[i, c]) ** 2 for i in rows for c in range(5))
-
-
-def sigma(z):
-    return 1 / (1 + math.exp(-z))
-
-
-def icarl_twin(logits, teacher, old, classes=range(5), rows=range(4), summed=False):
-    per_row = []
-    for i in rows:
-        terms = []
-        for c in classes:
-            t = sigma(teacher[i, c]) if c in old else float(c == IN_LABELS[i])
-            q = sigma(logits[i, c])
-            terms.append(-t * math.log(q) - (1 - t) * math.log(1 - q))
-        per_row.append(sum(terms) if summed else mean(terms))
-    return mean(per_row)
-
-
-def task_twin(logits, teacher, groups, rows=range(4), t=2.0):
-    def shares(z, group):
-        total = sum(math.exp(z[c] / t) for c in group)
-        return [math.exp(z[c] / t) / total for c in group]
-
-    def apart(q, p):
-        return sum(a * math.log(a / b) for a, b in zip(q, p, strict=True))
-
-    return mean(
-        sum(apart(shares(teacher[i], g), shares(logits[i], g)) for g in groups)
-        for i in rows
-    )
 
 
 def of(members, size):
@@ -249,7 +220,7 @@ CASES = {
     # Labels are 3, 1 and 0: of new and of old classes; 2 and 4 are nobody's.
     "icarl_default": (
         icarl({0, 1}),
-        partial(icarl_twin, old={0, 1}),
+        partial(f64.icarl, labels=IN_LABELS, old={0, 1}),
         [INCOMING] * 2,
         (0,),
     ),
@@ -260,26 +231,33 @@ CASES = {
             class_mask=of({0, 1, 3}, 5),
             example_mask=of({1, 2}, 4),
         ),
-        partial(icarl_twin, old={0, 1}, classes=[0, 1, 3], rows=[1, 2], summed=True),
+        partial(
+            f64.icarl,
+            labels=IN_LABELS,
+            old={0, 1},
+            classes=[0, 1, 3],
+            rows=[1, 2],
+            summed=True,
+        ),
         [INCOMING] * 2,
         (0,),
     ),
     "icarl_masked_mean": (
         icarl({0, 1}, class_mask=of({0, 1, 3}, 5)),
-        partial(icarl_twin, old={0, 1}, classes=[0, 1, 3]),
+        partial(f64.icarl, labels=IN_LABELS, old={0, 1}, classes=[0, 1, 3]),
         [INCOMING] * 2,
         (0,),
     ),
     "tasks_default": (
         tasks([1, 0, 1, 0, 1]),
-        partial(task_twin, groups=[[1, 3], [0, 2, 4]]),
+        partial(f64.task_distillation, groups=[[1, 3], [0, 2, 4]]),
         [INCOMING] * 2,
         (0,),
     ),
     # Class 1 is a task of its own, 3 and 4 are of none.
     "tasks_masked": (
         tasks([7, 2, 7, -1, -1], temperature=0.7, example_mask=of({0, 2, 3}, 4)),
-        partial(task_twin, groups=[[0, 2], [1]], rows=[0, 2, 3], t=0.7),
+        partial(f64.task_distillation, groups=[[0, 2], [1]], rows=[0, 2, 3], t=0.7),
         [INCOMING] * 2,
         (0,),
     ),

@@ -314,3 +314,33 @@ def shares_by_class(g, labels, rows):
     """Divide each row's number by the sum of its class; other rows have 0."""
     sums = np.bincount(np.asarray(labels)[rows], np.asarray(g)[rows])
     return np.array([g[j] / sums[labels[j]] if j in rows else 0 for j in range(len(g))])
+
+
+def sigma(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def icarl(logits, teacher, labels, old=(), classes=range(5), rows=None, summed=False):
+    """Binary cross-entropies; of the classes `old` the teacher has the targets."""
+    per_row = []
+    for i in range(len(logits)) if rows is None else rows:
+        terms = []
+        for c in classes:
+            t = sigma(teacher[i, c]) if c in old else float(c == labels[i])
+            q = sigma(logits[i, c])
+            terms.append(-t * math.log(q) - (1 - t) * math.log(1 - q))
+        per_row.append(np.sum(terms) if summed else np.mean(terms))
+    return np.mean(per_row)
+
+
+def task_distillation(logits, teacher, groups, rows=None, t=2.0):
+    """Mean over rows of the sum over groups of KL(teacher || now) within each."""
+    per_row = []
+    for i in range(len(logits)) if rows is None else rows:
+        total = 0.0
+        for group in groups:
+            q, p = (np.exp(z[i, group] / t) for z in (teacher, logits))
+            q, p = q / q.sum(), p / p.sum()
+            total += np.sum(q * np.log(q / p))
+        per_row.append(total)
+    return np.mean(per_row)
