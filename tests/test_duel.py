@@ -560,3 +560,13 @@ def test_what_carries_over_between_tasks():
     assert any(np.any(x) for x in jax.tree.leaves(state.opt_state))
     assert not any(np.any(x) for x in jax.tree.leaves(after.opt_state))
     chex.assert_trees_all_equal(after.replace(opt_state=state.opt_state), state)
+
+
+def test_evaluators_read_the_encoder_and_the_projector_in_evaluation_mode():
+    method, state = make(), under_way()
+    images = np.float32(twins.views_of(np.asarray(INCOMING["image"]))[:, 0])
+    nets = ("encoder", "projector")
+    for read, names in ((method.embed, nets[:1]), (method.project, nets)):
+        params, stats = twins.to64((state.params, state.stats))
+        want, *_ = dense_net.apply(names, params, stats, images, train=False)
+        np.testing.assert_allclose(read(state, images), want, rtol=1e-4, atol=1e-5)
