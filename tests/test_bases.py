@@ -171,9 +171,7 @@ def test_config_values_replace_defaults(tmp_path):
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"method.base": "byoll"}, "config.method.base='byoll'"),
         ({"method.strategy": "casle"}, "config.method.strategy='casle'"),
-        ({"method.temperature": 0.0}, "config.method.temperature=0.0"),
         ({"method.base": "dino", "method.ibot": 1.0}, "config.method.ibot"),
         ({"method.base": "diet", "method.rows": 99}, "config.method.rows=99"),
         (

@@ -162,14 +162,6 @@ def test_one_row_has_none_to_be_compared_with(base):
             two_view.make(one, base=base)
 
 
-def test_other_than_two_views_are_refused():
-    one_view = parts(lambda key, images: twins.views_of(images)[:, :1])
-    options = taken("simclr", "finetune", OPTIONS)
-    method = two_view.make(one_view, base="simclr", **options)
-    with pytest.raises(ValueError, match=r"config\.augment\.views=1"):
-        jax.eval_shape(method.init, jax.random.key(0), batch(0))
-
-
 def batch(seed):
     rng = np.random.default_rng(seed)
     return {
