@@ -195,17 +195,6 @@ def test_the_order_of_the_rows_changes_nothing(name, data):
         np.testing.assert_allclose(other, first, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", ["slda", "stored_knn"])
-def test_one_row_at_a_time_gives_what_batches_give(name, data):
-    """Also of the rules that follow the order of the rows."""
-    features, label = data
-    found = [
-        scores(RULES[name], learn(RULES[name], features, label, batch=size), features)
-        for size in (1, 16)
-    ]
-    np.testing.assert_allclose(*found, rtol=2e-3, atol=2e-3)
-
-
 def test_a_step_of_the_linear_head_has_the_stored_rows_in_its_mean(data):
     """The memory is smaller than a batch, so that all of it is drawn."""
     features, label = data

@@ -41,21 +41,13 @@ def cosine_mixed(features, weights, mix, **options):
     return jnp.sum(jax.lax.stop_gradient(mix) * logits)
 
 
-def cross_twin(logits, labels, classes=None, rows=None):
-    """`classes`: a list of sets, one per row; `rows`: those that count."""
-    rows = range(len(logits)) if rows is None else rows
-    everything = set(range(logits.shape[1]))
-    per_row = {i: everything if classes is None else classes[i] for i in rows}
-    return mean(
-        logsumexp(logits[i, c] for c in chosen) - logits[i, labels[i]]
-        for i, chosen in per_row.items()
-        if chosen
-    )
-
-
 def ace_twin(incoming, replayed, incoming_classes, replay_classes, rows, old_rows):
-    first = cross_twin(incoming, IN_LABELS, [incoming_classes] * len(incoming), rows)
-    second = cross_twin(replayed, RE_LABELS, [replay_classes] * len(replayed), old_rows)
+    first = f64.labelled_cross_entropy(
+        incoming, IN_LABELS, [incoming_classes] * len(incoming), rows
+    )
+    second = f64.labelled_cross_entropy(
+        replayed, RE_LABELS, [replay_classes] * len(replayed), old_rows
+    )
     return first + second
 
 
@@ -146,16 +138,21 @@ CASES = {
         [(3, 4), (5, 4), (3, 5)],
         (0, 1),
     ),
-    "cross_entropy": (cross(), lambda z: cross_twin(z, IN_LABELS), [INCOMING], (0,)),
+    "cross_entropy": (
+        cross(),
+        lambda z: f64.labelled_cross_entropy(z, IN_LABELS),
+        [INCOMING],
+        (0,),
+    ),
     "cross_entropy_classes": (
         cross(class_mask=of({0, 1, 3}, 5), example_mask=of({0, 1, 3}, 4)),
-        lambda z: cross_twin(z, IN_LABELS, [{0, 1, 3}] * 4, [0, 1, 3]),
+        lambda z: f64.labelled_cross_entropy(z, IN_LABELS, [{0, 1, 3}] * 4, [0, 1, 3]),
         [INCOMING],
         (0,),
     ),
     "cross_entropy_classes_per_row": (
         cross(class_mask=MASKS, example_mask=of({0, 1, 2}, 4)),
-        lambda z: cross_twin(z, IN_LABELS, PER_ROW, [0, 1, 2]),
+        lambda z: f64.labelled_cross_entropy(z, IN_LABELS, PER_ROW, [0, 1, 2]),
         [INCOMING],
         (0,),
     ),
@@ -362,7 +359,9 @@ def test_rows_without_a_class_are_left_out_and_lost_labels_are_seen():
     value, gradient = step(z, jnp.zeros(3, bool), labels)
     assert value == 0 and not np.any(np.asarray(gradient))
     value, gradient = step(z, jnp.array([[1, 1, 0], [0, 0, 0]], bool), labels)
-    np.testing.assert_allclose(value, cross_twin(z, [0], [{0, 1}], [0]), rtol=1e-5)
+    np.testing.assert_allclose(
+        value, f64.labelled_cross_entropy(z, [0], [{0, 1}], [0]), rtol=1e-5
+    )
     assert np.abs(gradient[0]).max() > 1e-3 and not np.any(np.asarray(gradient[1]))
     # No probability for the label, or no such label: an infinite loss, said finitely.
     for labels in ([0, 2], [0, -1], [0, 3]):

@@ -316,6 +316,18 @@ def shares_by_class(g, labels, rows):
     return np.array([g[j] / sums[labels[j]] if j in rows else 0 for j in range(len(g))])
 
 
+def labelled_cross_entropy(logits, labels, classes=None, rows=None):
+    """Mean over rows; `classes`: a list for all of them, or a set or list for each."""
+    labels, values = np.asarray(labels), []
+    for i in range(len(logits)) if rows is None else rows:
+        chosen = range(logits.shape[1]) if classes is None else classes
+        chosen = chosen[i] if isinstance(chosen[0], list | set) else chosen
+        if chosen:
+            z = logits[i, [*chosen]] - logits[i, labels[i]]
+            values.append(z.max() + np.log(np.exp(z - z.max()).sum()))
+    return np.mean(values) if values else 0.0
+
+
 def sigma(z):
     return 1 / (1 + np.exp(-z))
 
