@@ -21,11 +21,6 @@ def trained(at, images):
     return np.asarray(logits, np.float64), stats
 
 
-def third_task(method):
-    """In the third task, which brings classes of the second one again."""
-    return toy.shaken(toy.begin(method, toy.second_task(method), 2), seed=8)
-
-
 @pytest.mark.parametrize(
     ("form", "held", "weight", "temperature"),
     [("paper", [0, 1, 2, 3], 0.7, 1.3), ("code", [2, 3, 4], 2.0, 0.8)],
@@ -35,7 +30,8 @@ def test_a_step_is_one_mean_over_all_rows(form, held, weight, temperature):
     method = er_lwf.make(
         toy.parts(size=12), form=form, weight=weight, temperature=temperature
     )
-    state = third_task(method)
+    # In the third task, which brings classes of the second one again.
+    state = toy.shaken(toy.begin(method, toy.second_task(method), 2), seed=8)
     teacher = state.extra.teacher
     images = jnp.concatenate([THIRD["image"], PAST["image"]])
     labels = np.concatenate([THIRD["label"], PAST["label"]])

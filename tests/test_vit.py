@@ -282,14 +282,7 @@ def test_chips_that_have_cudnn_attention(platform, capability, there, monkeypatc
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
-    net, params, images = made("offset")
-    rough = net.clone(dtype=jnp.bfloat16)
-    shapes = jax.eval_shape(rough.init, jax.random.key(0), images)
-    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {np.dtype("f4")}
-    found, want = run(rough, params, images), run(net, params, images)
-    assert found.dtype == jnp.float32
-    gap = np.abs(found - want).max() / np.abs(want).max()
-    assert 1e-4 < gap < 5e-2, gap
+    twins.check_bfloat16_network(*made("offset"), run)
 
 
 def test_a_frozen_patch_projection_is_never_moved():

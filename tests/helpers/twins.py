@@ -68,6 +68,18 @@ def draw_inputs(net, shape):
     return params, images
 
 
+def check_bfloat16_network(net, tree, images, run):
+    """A network told bfloat16 keeps float32 outside and computes in it inside."""
+    half = net.clone(dtype=jnp.bfloat16)
+    made = jax.eval_shape(half.init, jax.random.key(0), images)
+    found, want = run(half, tree, images), run(net, tree, images)
+    leaves = jax.tree.leaves((made, found))
+    assert {leaf.dtype for leaf in leaves} == {np.dtype("f4")}
+    for one, other in zip(*map(jax.tree.leaves, (found, want)), strict=True):
+        gap = np.abs(one - other).max() / np.abs(other).max()
+        assert 1e-4 < gap < 5e-2, gap  # rounded to 8 bits on the way, and no worse
+
+
 def layer_norm(x, p, epsilon=1e-6):
     spread = np.sqrt(x.var(-1, keepdims=True) + epsilon)
     return (x - x.mean(-1, keepdims=True)) / spread * p["scale"] + p["bias"]
