@@ -96,7 +96,7 @@ def commands():
 
 @pytest.mark.parametrize("name, words", list(commands()))
 def test_commands_of_the_readme_parse(load, name, words):
-    load(name).parser().parse_args(words)
+    assert vars(load(name).parser().parse_args(words))
 
 
 @pytest.mark.parametrize(

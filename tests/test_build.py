@@ -25,7 +25,7 @@ from jaxcl.run import rows as rows_lib
 CONFIGS = sorted(pathlib.Path(__file__).parents[1].joinpath("configs").glob("*.py"))
 
 
-def refused(tmp_path, match, **changes):
+def check_refused(tmp_path, match, **changes):
     with pytest.raises((ValueError, OSError), match=match):
         build.build(toy.config(**changes), tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
@@ -58,7 +58,7 @@ def refused(tmp_path, match, **changes):
     ],
 )
 def test_refuses_and_names_the_field(tmp_path, changes, match):
-    refused(tmp_path, match, **changes)
+    check_refused(tmp_path, match, **changes)
 
 
 def test_first_task_has_a_schedule_of_its_own():
@@ -107,11 +107,11 @@ def test_bad_images_are_named(tmp_path):
     data.pop("size")
     odd = tmp_path / "data" / "train" / "class1" / "3.png"
     Image.fromarray(np.zeros((5, 7, 3), np.uint8)).save(odd)
-    refused(tmp_path, r"class1/3\.png.*7", data=data)
+    check_refused(tmp_path, r"class1/3\.png.*7", data=data)
     odd.write_bytes(b"not an image")
-    refused(tmp_path, r"class1/3\.png", data=data | {"size": 8})
+    check_refused(tmp_path, r"class1/3\.png", data=data | {"size": 8})
     (tmp_path / "data" / "train" / "nothing").mkdir()
-    refused(tmp_path, r"nothing", data=data | {"size": 8})
+    check_refused(tmp_path, r"nothing", data=data | {"size": 8})
 
 
 def test_another_config_is_refused_naming_the_fields(tmp_path):
@@ -364,7 +364,7 @@ def test_auto_is_what_the_devices_want_and_a_run_keeps_it(tmp_path):
 def test_missing_data_directory_is_named(tmp_path):
     for name in ("npz", "arrays", "image_folder", "tfds"):
         where = str(tmp_path / "nowhere")
-        refused(tmp_path, "nowhere", data={"name": name, "path": where})
+        check_refused(tmp_path, "nowhere", data={"name": name, "path": where})
 
 
 def test_unwritable_run_directory(tmp_path):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import loss_twins as f64
 from helpers import rehearsal_toy as toy
 from jaxcl.methods import cclis, rehearsal
 
@@ -43,34 +44,12 @@ def chance(row, current=(4, 5)):
 
 
 def nce(z, c, old=(0, 1, 2, 3), scope="old", tau=0.5, rows=ROWS):
-    """Eq. 10 row by row, the mean over them."""
-    label = LABEL[rows]
-    losses = []
-    for j, anchor in enumerate(label):
-        partition = 0.0
-        for k, m in enumerate(label):
-            estimated = {
-                "old": m != anchor and m in old and anchor in old,
-                "all_negatives": m != anchor,
-                "all": True,
-                "none": False,
-            }[scope]
-            term = np.exp(c[anchor] @ z[k] / tau)
-            weight = chance(rows[k]) * np.sum(label == m) if estimated else 1.0
-            partition += term / weight
-        losses.append(np.log(partition) - c[anchor] @ z[j] / tau)
-    return np.mean(losses)
+    chances = [chance(row) for row in rows]
+    return f64.sample_nce(c @ z.T / tau, chances, LABEL[rows], scope=scope, old=old)
 
 
-def prd(z, c, teacher, past_c, classes=(0, 1, 2, 3), now=0.2, past=0.1):
-    """Eq. 13, the mean over rows."""
-    classes = list(classes)
-    return np.mean(
-        [
-            toy.relation(c[classes] @ one / now, past_c[classes] @ before / past)
-            for one, before in zip(z, teacher, strict=True)
-        ]
-    )
+def prd(z, c, teacher, past_c, classes=(0, 1, 2, 3), **temperatures):
+    return f64.prd(c @ z.T, past_c @ teacher.T, classes, **temperatures)
 
 
 def memory(state):

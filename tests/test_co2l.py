@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import loss_twins as f64
 from helpers import rehearsal_toy as toy
 from jaxcl.methods import co2l, rehearsal
 
@@ -42,31 +43,10 @@ def in_task(*classes):
     return toy.in_task(DEFAULT, STORED, task=task)
 
 
-def cosines(z):
-    z = z / np.sqrt((z * z).sum(axis=1, keepdims=True))
-    return z @ z.T
-
-
 def contrast(z, current=(4, 5), tau=0.5, rows=ROWS):
-    """Anchor by anchor; the mean over all rows, of which old ones count 0."""
-    label, s, total = np.repeat(LABEL[rows], 2), cosines(z) / tau, 0.0
-    for i, anchor in enumerate(label):
-        others = np.arange(len(z)) != i
-        if anchor in current:
-            partition = np.log(np.exp(s[i, others]).sum())
-            total += np.mean(partition - s[i, others & (label == anchor)])
-    return total / len(z)
-
-
-def ird(z, teacher, now=0.2, past=0.01):
-    """The mean over rows of the cross-entropy of their relations to the others."""
-    s, before = cosines(z) / now, cosines(teacher) / past
-    return np.mean(
-        [
-            toy.relation(*(np.delete(x[i], i) for x in (s, before)))
-            for i in range(len(z))
-        ]
-    )
+    """The mean over all rows, of which old ones count 0."""
+    label = np.repeat(LABEL[rows], 2)
+    return f64.sup_con(z, label, tau, mask=np.isin(label, current))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +77,7 @@ def test_a_later_step_is_the_equation(options, scale, tau, weight, of_ird, train
     assert np.abs(teacher - other).max() > 0.05
 
     def twin(z):
-        return scale * contrast(z, tau=tau) + weight * ird(z, teacher, **of_ird)
+        return scale * contrast(z, tau=tau) + weight * f64.ird(z, teacher, **of_ird)
 
     toy.check_step(make(**options), NET, state, INCOMING, IMAGES, twin)
 
@@ -134,7 +114,7 @@ def test_rows_of_the_memory_are_anchors_where_their_class_is_current():
     teacher = toy.told(NET, state, IMAGES, train=True)
 
     def twin(z):
-        return 0.5 / 0.07 * contrast(z, current=(1, 4, 5)) + ird(z, teacher)
+        return 0.5 / 0.07 * contrast(z, current=(1, 4, 5)) + f64.ird(z, teacher)
 
     toy.check_step(DEFAULT, NET, state, INCOMING, IMAGES, twin)
 
@@ -145,6 +125,6 @@ def test_a_batch_without_current_classes_distils_alone():
     teacher = toy.told(NET, state, images, train=True)
 
     def twin(z):
-        return ird(z, teacher)
+        return f64.ird(z, teacher)
 
     toy.check_step(DEFAULT, NET, state, incoming, images, twin)

@@ -50,19 +50,8 @@ def test_measures_are_the_equations(shape):
         )
         np.testing.assert_allclose(collapse.embedding_std(x), std_twin(x), rtol=1e-9)
         np.testing.assert_allclose(collapse.rankme(x), rankme_twin(x), rtol=1e-4)
-
-
-def test_measures_at_points_known_by_hand():
-    rng = np.random.default_rng(2)
-    isotropic = rng.normal(size=(20_000, 8))
-    assert abs(collapse.embedding_std(isotropic) - 1) < 0.01
-    assert abs(collapse.rankme(isotropic) - 8) < 0.1
-    one = np.tile(rng.normal(size=(1, 8)), (50, 1)) * rng.uniform(1, 2, (50, 1))
-    assert collapse.embedding_std(one) < 1e-9
-    assert abs(collapse.rankme(one) - 1) < 1e-3
-    assert abs(collapse.rankme(np.eye(5)) - 5) < 1e-3
-    assert abs(collapse.rankme(np.diag([2.0, 1.0, 1.0])) - 2 * np.sqrt(2)) < 1e-3
-    assert collapse.rankme(np.zeros((4, 3))) == collapse.embedding_std(one * 0) == 0
+    zeros = np.zeros(shape)
+    assert collapse.rankme(zeros) == collapse.embedding_std(zeros) == 0
 
 
 def test_it_measures_rows_evenly_spaced():

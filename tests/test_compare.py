@@ -65,9 +65,9 @@ def test_along_the_stream_every_evaluation_counts(runs):
 def test_the_command_of_a_scalar(runs, capsys, monkeypatch):
     calls, anytime = [], plots.anytime
 
-    def keep(*given, **options):
-        calls.append(options)
-        anytime(*given, **options)
+    def keep(runs, path, task_ends, **options):
+        calls.append(([*task_ends], options["ylabel"], options["scale"]))
+        anytime(runs, path, task_ends, **options)
 
     monkeypatch.setattr(plots, "anytime", keep)
     figure, folders = runs / "x.png", [str(runs / "er"), str(runs / "one")]
@@ -77,8 +77,7 @@ def test_the_command_of_a_scalar(runs, capsys, monkeypatch):
     assert "memory/entropy" in head
     assert er.split() == "er 2.0000 +- 0.0000 step 10".split()
     assert one.split()[0] == "one" and figure.stat().st_size > 5000
-    ((ends, label, scale),) = [(x["task_ends"], x["ylabel"], x["scale"]) for x in calls]
-    assert (ends, label, scale) == ([5, 10], "memory/entropy", 1.0)
+    assert calls == [([5, 10], "memory/entropy", 1.0)]
     assert compare.main([*folders, "--scalar=memory/x"]) == 2
     assert "--scalar=memory/x" in capsys.readouterr().err
 

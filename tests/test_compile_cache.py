@@ -23,17 +23,12 @@ def no_folder(monkeypatch):
     compilation_cache.reset_cache()
 
 
-def compile_another(number):
-    """Compile a program that no other test has."""
-    return jax.jit(lambda x: jnp.tanh(x) * number + 17.25)(jnp.ones(3))
-
-
 def test_the_folder_of_the_user_gets_programs(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = compile_cache.use_cache("auto")
     assert folder.startswith(str(tmp_path / "jaxcl"))
     assert os.stat(folder).st_mode & 0o777 == 0o700
-    compile_another(3)
+    jax.jit(lambda x: jnp.tanh(x) * 3 + 17.25)(jnp.ones(3))  # no other test has it
     assert os.listdir(folder)
     assert compile_cache.use_cache("elsewhere") == folder  # JAX has one already
 

@@ -21,11 +21,8 @@ _CIFAR = {
     "byol": (1.0, 1e-5, True, 3.0),
     "vicreg": (0.3, 1e-4, True, 0.3),
 }
-_IMAGENET = {
-    "mocov2plus": (0.6, 1e-4, False, 3.0),
+_IMAGENET = _CIFAR | {
     "simclr": (0.4, 1e-4, True, 1.0),
-    "supcon": (0.4, 1e-4, True, 1.0),
-    "barlow_twins": (0.4, 1e-4, True, 0.1),
     "byol": (0.6, 1e-5, True, 3.0),
     "vicreg": (0.4, 1e-4, True, 0.3),
 }

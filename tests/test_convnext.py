@@ -132,11 +132,7 @@ def test_branches_are_dropped_by_row_and_weighed_up():
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
-    net, params, images = made("v1")
-    low = convnext.convnext(**NETS["v1"], dtype=jnp.bfloat16)
-    shapes = jax.eval_shape(low.init, jax.random.key(0), images)["params"]
-    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
-    found = jax.jit(low.apply)({"params": params}, images)
-    assert found.dtype == jnp.float32
-    want = jax.jit(net.apply)({"params": params}, images)
-    assert 1e-6 < np.abs(found - want).max() < 0.2
+    def run(net, params, images):
+        return jax.jit(net.apply)({"params": params}, images)
+
+    twins.check_bfloat16_network(*made("v1"), run)

@@ -73,16 +73,11 @@ def test_of_several_updates_the_last_pass_is_stored():
     )
 
 
-def memory_of(made, stored):
-    """A memory of 12 slots, the first of which are filled."""
-    memory = toy.fresh(der.make(made)).extra.memory
-    return memory._replace(filled=jnp.arange(12) < stored)
-
-
 def drawn(disjoint, stored, size=4, draws=300):
     """Slots and masks of many pairs of draws, [draws, size] each."""
     made = toy.parts(size=size)
-    memory = memory_of(made, stored)
+    memory = toy.fresh(der.make(made)).extra.memory
+    memory = memory._replace(filled=jnp.arange(12) < stored)  # of its 12 slots
 
     def one(key):
         rows = der.several(made, memory, key, 2, disjoint=disjoint)

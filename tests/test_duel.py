@@ -1,7 +1,7 @@
 """D-MoCo and D-SimCLR: whole steps in float64 from the equations, and what they keep.
 
-The network is a linear layer, batch norm and a linear projector, which numpy does, too;
-the second view is the first one mirrored and squared, so that nothing is chance.
+The networks are those of `helpers/dense_net.py`; the second view is the first one
+mirrored and squared, so that nothing is chance.
 """
 
 import functools
@@ -10,19 +10,18 @@ import types
 import typing
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import duel_twin, key_uses, twins
+from helpers import dense_net, duel_twin, key_uses, twins
+from helpers import loss_twins as f64
 from jaxcl import core, estimate, optim, sharding
 from jaxcl.data.augment import images as augment_images
 from jaxcl.memory import buffer, duel, policies
 from jaxcl.methods import duel as method_lib
 from jaxcl.methods.duel import active_memory
-from jaxcl.nets import layers
 
 K, B, D, SIDE, LR = 8, 6, 3, 4, 0.1
 STORED = np.array([True, True, False, True, True, False, True, False])
@@ -30,18 +29,9 @@ STORED = np.array([True, True, False, True, True, False, True, False])
 OPTIONS = {"memory_size": K, "drawn": K, "output_dim": D, "temperature": 0.3}
 
 
-class Flat(nn.Module):
-    dtype: object = jnp.float32
-
-    @nn.compact
-    def __call__(self, x, *, train, groups=1):
-        x = nn.Dense(5, name="linear")(x.reshape(len(x), -1))
-        return layers.BatchNorm(name="norm")(x, train=train, groups=groups)
-
-
 def parts(augment=lambda key, images: twins.views_of(images)):
     return core.Parts(
-        encoder=Flat(),
+        encoder=dense_net.Flat(),
         augment=augment,
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
@@ -118,59 +108,23 @@ def step(method, state, incoming=INCOMING):
 
 def forward(params, stats, views, groups=1):
     """Projections and the running statistics after; rows of a group are every V-th."""
-    layer, bn = params["encoder"]["linear"], params["encoder"]["norm"]
-    x = views.reshape(len(views), -1) @ layer["kernel"] + layer["bias"]
-    kept, y = stats["encoder"]["norm"], np.empty_like(x)
-    for v in range(groups):
-        rows = x[v::groups]
-        scaled = (rows - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-5)
-        y[v::groups] = scaled * bn["scale"] + bn["bias"]
-        now = {"mean": rows.mean(0), "var": rows.var(0, ddof=1)}
-        kept = {name: 0.9 * kept[name] + 0.1 * now[name] for name in now}
-    last = params["projector"]["linear1"]
-    stats = {"encoder": {"norm": kept}, "projector": {}}
-    return y @ last["kernel"] + last["bias"], stats
-
-
-def info_nce(anchors, positives, negatives, tau, inside):
-    """Eq. 17; `negatives`: those of each anchor."""
-    total = 0.0
-    for a, p, others in zip(
-        twins.unit(anchors), twins.unit(positives), negatives, strict=True
-    ):
-        right = np.exp(a @ p / tau)
-        wrong = sum(np.exp(a @ n / tau) for n in others)
-        total -= np.log(right / (inside * right + wrong))
-    return total / len(anchors)
-
-
-def m_hml(anchors, positives, memory, tau, weight):
-    """Eq. 5: lambda I_h - I_d, with q = exp((s - 1) / tau)."""
-
-    def q(a, b):
-        return np.exp((a @ b - 1) / tau)
-
-    pairs = list(zip(twins.unit(anchors), twins.unit(positives), strict=True))
-    hebbian = np.mean([-np.log(q(a, p)) for a, p in pairs])
-    distinct = np.mean([-np.log(np.mean([q(a, m) for m in memory])) for a, _ in pairs])
-    return weight * hebbian - distinct
+    nets = ("encoder", "projector")
+    return dense_net.apply(nets, params, stats, views, train=True, groups=groups)[:2]
 
 
 def loss_of(z, positives, example, rows, options):
     """The loss of anchors z against the rows of the memory that exist."""
     tau, negatives = options["temperature"], options.get("negatives", "mixed")
     if options.get("hml_weight") is not None:
-        return m_hml(z, positives, rows, tau, options["hml_weight"])
-    columns = twins.unit(positives)
-    each = []
-    for i in range(len(z)):
-        others = [c for c, e in zip(columns, example, strict=True) if e != example[i]]
-        each.append(
-            (others if negatives != "memory" else [])
-            + (list(rows) if negatives != "batch" else [])
-        )
-    inside = options.get("positive_in_denominator", True)
-    return info_nce(z, positives, each, tau, inside)
+        return f64.m_hml(z, positives, rows, options["hml_weight"], tau)
+    return f64.info_nce(
+        z,
+        positives,
+        rows if negatives != "batch" else (),
+        example if negatives != "memory" else None,
+        tau,
+        options.get("positive_in_denominator", True),
+    )
 
 
 class Twin:
@@ -608,12 +562,11 @@ def test_what_carries_over_between_tasks():
     chex.assert_trees_all_equal(after.replace(opt_state=state.opt_state), state)
 
 
-def test_features_are_renewed_where_rows_were_drawn():
-    memory = held(circle(0, 20, 40, 60))
-    features = jnp.float32(circle(100, 120, 140))
-    exists = jnp.array([True, False, True])
-    new = active_memory.refresh_rows(memory, jnp.array([2, 4, 0]), features, exists)
-    want = memory.items["feature"].at[2].set(features[0]).at[0].set(features[2])
-    np.testing.assert_array_equal(new.items["feature"], want)
-    new = active_memory.refresh_rows(memory, jnp.array([2, 1, 0]), features, exists)
-    np.testing.assert_array_equal(new.items["feature"], want)
+def test_evaluators_read_the_encoder_and_the_projector_in_evaluation_mode():
+    method, state = make(), under_way()
+    images = np.float32(twins.views_of(np.asarray(INCOMING["image"]))[:, 0])
+    nets = ("encoder", "projector")
+    for read, names in ((method.embed, nets[:1]), (method.project, nets)):
+        params, stats = twins.to64((state.params, state.stats))
+        want, *_ = dense_net.apply(names, params, stats, images, train=False)
+        np.testing.assert_allclose(read(state, images), want, rtol=1e-4, atol=1e-5)

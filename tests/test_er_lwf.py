@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import flatten_util
 
+from helpers import loss_twins as f64
 from helpers import online_toy as toy
 from jaxcl.methods import er_lwf, online
 
@@ -14,25 +15,10 @@ PAST = jax.tree.map(lambda *x: jnp.concatenate(x), FIRST, SECOND)
 NET = online.build_network(toy.parts(), "linear")
 
 
-def kl(logits, teacher, classes, temperature):
-    """Mean over rows of KL(teacher || now) of the softmax over some classes."""
-    rows = []
-    for z, t in zip(logits, teacher, strict=True):
-        z, t = (np.exp(x[classes] / temperature) for x in (z, t))
-        p, q = z / z.sum(), t / t.sum()
-        rows.append(sum(a * np.log(a / b) for a, b in zip(q, p, strict=True)))
-    return np.mean(rows)
-
-
 def trained(at, images):
     """Logits of a pass in training mode, f64[B,C], and the statistics after it."""
     (logits,), stats = toy.programs(NET)[0](at.params, at.stats, [images])
     return np.asarray(logits, np.float64), stats
-
-
-def third_task(method):
-    """In the third task, which brings classes of the second one again."""
-    return toy.shaken(toy.begin(method, toy.second_task(method), 2), seed=8)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +30,8 @@ def test_a_step_is_one_mean_over_all_rows(form, held, weight, temperature):
     method = er_lwf.make(
         toy.parts(size=12), form=form, weight=weight, temperature=temperature
     )
-    state = third_task(method)
+    # In the third task, which brings classes of the second one again.
+    state = toy.shaken(toy.begin(method, toy.second_task(method), 2), seed=8)
     teacher = state.extra.teacher
     images = jnp.concatenate([THIRD["image"], PAST["image"]])
     labels = np.concatenate([THIRD["label"], PAST["label"]])
@@ -54,10 +41,12 @@ def test_a_step_is_one_mean_over_all_rows(form, held, weight, temperature):
 
     def twin(logits):
         value = toy.cross_entropy(logits, labels)
-        return value + weight * kl(logits, told, held, temperature)
+        return value + weight * f64.task_distillation(
+            logits, told, [held], t=temperature
+        )
 
     new, (logits,) = toy.check_step(method, NET, state, THIRD, [images], twin)
-    assert kl(logits, told, held, temperature) > 0.01
+    assert f64.task_distillation(logits, told, [held], t=temperature) > 0.01
     np.testing.assert_array_equal(new.extra.task_of, [0, 0, 1, 1, 2])
     for kept, before in zip(new.extra.teacher, teacher, strict=True):
         jax.tree.map(np.testing.assert_array_equal, kept, before)
@@ -90,7 +79,7 @@ def test_rows_that_do_not_exist_are_not_held_either():
 
     def twin(logits):
         value = toy.cross_entropy(logits[:6], SECOND["label"], [0, 1, 2, 3])
-        return value + kl(logits[:6], told, [0, 1], 2.0)
+        return value + f64.task_distillation(logits[:6], told, [[0, 1]])
 
     images = jnp.concatenate([SECOND["image"], SECOND["image"]])
     new, metrics = toy.step(method, state, SECOND)

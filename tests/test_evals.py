@@ -11,7 +11,19 @@ import pytest
 from helpers import eval_toy
 from jaxcl import core, sharding
 from jaxcl.data import splits, stream
-from jaxcl.evals import collapse, features, knn, linear, objective, predict, svm, tsne
+from jaxcl.evals import (
+    collapse,
+    features,
+    knn,
+    linear,
+    logistic,
+    neighbours,
+    objective,
+    predict,
+    svm,
+    tsne,
+    uniformity,
+)
 from jaxcl.evals import head as head_lib
 from jaxcl.nets import resnet
 from jaxcl.run import evaluation
@@ -32,24 +44,15 @@ from jaxcl.run import evaluation
 def test_probe_is_the_sgd_of_the_equations(reading, batch_size, optimizer):
     data = eval_toy.dataset(streams=reading == "streamed")
     parts, state = eval_toy.parts_of(data=data), eval_toy.state_of(0)
-    options = eval_toy.OPTIONS | {"batch_size": batch_size}
-    # Crops that are the whole image, always flipped: nothing is left to chance.
-    options |= dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
+    options = eval_toy.options_of(reading, batch_size=batch_size)
     twin = eval_toy.probe_twin
     if optimizer == "adam":  # which has no momentum to be told
         twin = functools.partial(twin, optimizer=eval_toy.adam_twin)
         options |= dict(optimizer="adam", momentum=0.123)
     result = eval_toy.probe(parts, **options)(state, 1)
-    data = eval_toy.dataset()
-    images = data.train.images
-    images = images if reading == "features" else images[:, :, ::-1]
-    x, y = eval_toy.embedded(state, images), data.train.label
-    how = {"streams": reading == "streamed", "twin": twin}
-    w, b, loss = eval_toy.fitted(x, y, 1, batch_size, **how)
-    scores = eval_toy.embedded(state, data.test.images) @ w + b
-    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
-    want = eval_toy.accuracies(parts, scores.argmax(1))
-    np.testing.assert_allclose(result.rows["class_incremental"], want)
+    scores = eval_toy.check_probe(
+        result, parts, state, np.arange(50), batch_size, reading=reading, twin=twin
+    )
     right = (scores.argmax(1) == data.test.label).mean()
     assert result.scalars["accuracy"] == pytest.approx(right)
     # Task-aware: the best class among those of the row's task.
@@ -126,20 +129,6 @@ def test_the_cut_chooses_the_rate(monkeypatch, seed):
     )
 
 
-def test_the_test_split_chooses_no_rate():
-    """With test labels that are all wrong the same rate is chosen."""
-    parts, options = eval_toy.parts_of("class"), eval_toy.OPTIONS | {"augment": False}
-    judge = parts.stream.evaluation
-    other = judge._replace(label=(judge.label + 1) % eval_toy.CLASSES)
-    lied = parts._replace(stream=parts.stream._replace(evaluation=other))
-    rates = [
-        eval_toy.probe(given, **options, lrs=(1e-4, 0.3))(eval_toy.state_of(0), 1)
-        for given in (parts, lied)
-    ]
-    assert rates[0].scalars["lr"] == rates[1].scalars["lr"]
-    assert rates[0].scalars["accuracy"] != rates[1].scalars["accuracy"]
-
-
 @pytest.mark.parametrize("scenario", ["class", "domain"])
 def test_a_fit_that_is_not_finite_has_no_accuracy(scenario):
     """A head of nan named class 0 for every row, and had its share as accuracy."""
@@ -171,8 +160,13 @@ def test_features_that_are_not_finite_give_no_result_and_a_warning(tmp_path):
 
     found = svm.make(parts, folds=2, inner_folds=2, penalties=(1.0,))(wild, 0)
     assert not found.scalars and "not finite" in found.warnings[0]
-    drawn = tsne.make(parts, directory=tmp_path)(wild, 0)
-    assert drawn.warnings and not [*tmp_path.iterdir()]
+    found = logistic.make(parts, passes=0)(wild, 0)
+    assert np.isnan(found.rows["class_incremental"]).all() and not found.scalars
+    assert "not finite" in found.warnings[0]
+    for picture in (tsne, neighbours):
+        drawn = picture.make(parts, directory=tmp_path)(wild, 0)
+        assert drawn.warnings and not [*tmp_path.iterdir()]
+    assert uniformity.make(parts)(wild, 0).warnings
 
 
 def test_probe_of_seen_tasks_knows_only_their_classes():
@@ -245,22 +239,15 @@ def test_semi_supervised_probe_trains_on_its_share_alone(reading, train_on):
     parts = eval_toy.parts_of(
         data=eval_toy.dataset(streams=reading == "streamed"), seed=3
     )
-    options = eval_toy.OPTIONS | dict(batch_size=4, fraction=0.3, train_on=train_on)
-    options |= dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
-    result = eval_toy.probe(parts, **options)(eval_toy.state_of(0), 1)
+    more = dict(batch_size=4, fraction=0.3, train_on=train_on)
+    evaluate = eval_toy.probe(parts, **eval_toy.options_of(reading, **more))
     # 50 rows in 6 classes and 3 domains: about a third, at least one of each pair.
     at = eval_toy.share_twin(plain.train.label, plain.train.domain, 0.3, 0)
     if train_on == "seen":
         met = [c for task in parts.stream.tasks[:2] for c in task.classes]
         at = [row for row in at if plain.train.label[row] in met]
-    images = plain.train.images
-    images = images if reading == "features" else images[:, :, ::-1]
-    x, y = eval_toy.embedded(eval_toy.state_of(0), images[at]), plain.train.label[at]
-    w, b, loss = eval_toy.fitted(x, y, 1, 4, streams=reading == "streamed")
-    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
-    scores = eval_toy.embedded(eval_toy.state_of(0), plain.test.images) @ w + b
-    want = eval_toy.accuracies(parts, scores.argmax(1))
-    np.testing.assert_allclose(result.rows["class_incremental"], want)
+    state = eval_toy.state_of(0)
+    eval_toy.check_probe(evaluate(state, 1), parts, state, at, 4, reading=reading)
 
 
 def knn_twin(x, y, bank, labels, mask, k, temperature, distance):
@@ -429,48 +416,6 @@ def test_rows_beyond_the_first_are_left_out(streams, devices, caplog):
         at = first if streams else there  # the last batch of a reader is padded
         np.testing.assert_array_equal(found[:at], whole[:at])
         assert found.shape == whole.shape and not found[there:].any()
-
-
-def test_predictions_of_rows_of_no_task_count_only_if_asked():
-    """The last classes are of no task: met_only leaves out their rows, and later ones.
-
-    Without it all rows count in the accuracy, as a row of no task may be any class.
-    """
-    parts = eval_toy.parts_of(
-        predict=lambda state, images: eval_toy.embed(state, images) @ layer
-    )
-    layer = np.float32(
-        np.random.default_rng(5).normal(size=(eval_toy.DIM, eval_toy.CLASSES))
-    )
-    tasks = parts.stream.tasks[:2]
-    parts = parts._replace(stream=parts.stream._replace(tasks=tasks))
-    state, test = eval_toy.state_of(3), parts.stream.evaluation
-    scores = eval_toy.embedded(state, test.images) @ layer
-    right = scores.argmax(axis=1) == test.label
-    told = right.copy()
-    for task in tasks:
-        best = task.classes[scores[task.test][:, task.classes].argmax(axis=1)]
-        told[task.test] = best == test.label[task.test]
-    assert 0 < sum(len(task.test) for task in tasks) < len(right)
-    shares = [
-        [verdict[task.test].mean() for task in tasks] for verdict in (right, told)
-    ]
-    met = tasks[0].test, np.concatenate([task.test for task in tasks])
-    for done in (0, 1):
-        for options, rows in (
-            ({}, met[done]),
-            ({"met_only": True}, met[done]),
-            ({"met_only": False}, np.arange(len(right))),
-        ):
-            result = predict.make(parts, **options)(state, done)
-            accuracy = right[rows].mean()
-            np.testing.assert_allclose(result.scalars["accuracy"], accuracy)
-            shown = 2 if len(rows) == len(right) else done + 1
-            for row, share in zip(result.rows.values(), shares, strict=True):
-                want = share[:shown] + [np.nan] * (2 - shown)
-                np.testing.assert_allclose(row, want)
-    accuracies_differ = {right[rows].mean() for rows in (*met, np.arange(len(right)))}
-    assert len(accuracies_differ) == 3
 
 
 @pytest.mark.parametrize("out", [-np.inf, np.inf, np.nan])

@@ -147,7 +147,7 @@ def test_icl_leaves_its_head_behind_and_says_so(tmp_path):
 
 def test_gdumb_has_nothing_to_export(tmp_path, capsys):
     run_directories.run_of(tmp_path / "run", **test_methods.METHODS["gdumb"].changes)
-    refused(
+    check_refused(
         r"config\.method\.name='gdumb' trains a network at each",
         tmp_path / "run",
         tmp_path / "out",
@@ -339,7 +339,7 @@ def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):
 # What is refused
 
 
-def refused(match, run, out, capsys, *options):
+def check_refused(match, run, out, capsys, *options):
     assert export.main([f"--run={run}", f"--out={out}", *options]) == 2
     said = capsys.readouterr().err
     assert re.search(f"^jaxcl: .*{match}", said, re.M), said
@@ -348,21 +348,23 @@ def refused(match, run, out, capsys, *options):
 
 def test_what_is_wrong_with_the_run_is_one_line(trained, tmp_path, capsys):
     out = tmp_path / "out"
-    refused(r"--run='.*nowhere': no such", tmp_path / "nowhere", out, capsys)
+    check_refused(r"--run='.*nowhere': no such", tmp_path / "nowhere", out, capsys)
     copy = shutil.copytree(trained[0], tmp_path / "copy")
     there = json.loads((copy / "config.json").read_text())
     there["encoder"]["width"] = 8
     (copy / "config.json").write_text(json.dumps(there))
     match = r"does not fit the encoder .*\['bn1'\]\['bias'\] is float32\[4\] in"
-    refused(match, copy, out, capsys)
+    check_refused(match, copy, out, capsys)
     there["checkpoint"] = "runs/a"
     (copy / "config.json").write_text(json.dumps(there))
-    refused(r"--run=.*the encoder of runs/a; ", copy, out, capsys)
+    check_refused(r"--run=.*the encoder of runs/a; ", copy, out, capsys)
     shutil.copy(trained[0] / "config.json", copy)
     shutil.rmtree(copy / "checkpoints")
-    refused(r"--run='.*copy': there is no checkpoint in it yet", copy, out, capsys)
+    check_refused(
+        r"--run='.*copy': there is no checkpoint in it yet", copy, out, capsys
+    )
     (copy / "checkpoints" / "3").mkdir(parents=True)
-    refused(r"every checkpoint in .* is damaged \(\[3\]\)", copy, out, capsys)
+    check_refused(r"every checkpoint in .* is damaged \(\[3\]\)", copy, out, capsys)
     assert not out.exists()
 
 
@@ -380,20 +382,22 @@ def test_a_folder_of_something_else_is_refused(trained, tmp_path, capsys):
     before = run_directories.contents(out)
     match = r"holds notes\.txt, which is no part of an export"
     for options in ([], ["--force"]):
-        refused(match, trained[0], out, capsys, *options)
+        check_refused(match, trained[0], out, capsys, *options)
     assert run_directories.contents(out) == before
-    refused("is a file", trained[0], out / "notes.txt", capsys)
+    check_refused("is a file", trained[0], out / "notes.txt", capsys)
 
 
 def test_another_export_gives_way_to_force(trained, residual, tmp_path, capsys):
     out = shutil.copytree(residual[1], tmp_path / "out")
-    refused("holds another export, of step 7; --force", trained[0], out, capsys)
+    check_refused("holds another export, of step 7; --force", trained[0], out, capsys)
     assert run_directories.contents(out) == run_directories.contents(residual[1])
     assert export.main([f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
     assert jaxcl.load_encoder(out).num_features == 16
     assert {p.name for p in out.iterdir()} == {"card.json", "encoder.safetensors"}
     (out / "card.json").write_text("{")
-    refused(r"card\.json: it is damaged.*--force replaces it", trained[0], out, capsys)
+    check_refused(
+        r"card\.json: it is damaged.*--force replaces it", trained[0], out, capsys
+    )
     assert export.main([f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
     said = capsys.readouterr().out
     assert f"{trained[2]['parameters']:,}" in said and "1 of 5 tasks" in said
@@ -563,12 +567,12 @@ def test_the_state_dict_by_hand(residual):
 
 def test_networks_that_pytorch_has_not_are_refused(trained, tmp_path, capsys):
     match = r"--torch: config\.encoder\.name='conv_net'"
-    refused(match, trained[0], tmp_path / "out", capsys, "--torch")
+    check_refused(match, trained[0], tmp_path / "out", capsys, "--torch")
     run_directories.run_of(
         tmp_path / "run", encoder=run_directories.RESNET | {"padding": "same"}
     )
     match = r"--torch: config\.encoder\.padding='same'"
-    refused(match, tmp_path / "run", tmp_path / "out", capsys, "--torch")
+    check_refused(match, tmp_path / "run", tmp_path / "out", capsys, "--torch")
     assert not (tmp_path / "out").exists()
     export.export(str(tmp_path / "run"), str(tmp_path / "out"))
     with pytest.raises(ValueError, match=r"padding='same'"):

@@ -1,17 +1,13 @@
 """What DUEL's policy keeps of a stream, against a plain loop; projections."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from helpers import duel_twin, eval_toy
-from jaxcl import core, optim, sharding
+from jaxcl import sharding
 from jaxcl.data import stream
 from jaxcl.evals import filtering, spread
-from jaxcl.methods import duel, two_view
-from jaxcl.methods.two_view import head as head_lib
-from jaxcl.nets import resnet
 
 CLASSES = eval_toy.CLASSES
 
@@ -109,52 +105,3 @@ def test_spread_is_of_the_features_asked_for():
             np.testing.assert_allclose(got, pair, rtol=1e-4)
         default = features == "embedding"
         assert (spread.make(parts)(state, 0).scalars["inter_0"] == got[1]) <= default
-
-
-def parts_of_method():
-    return core.Parts(
-        encoder=resnet.conv_net(width=4),
-        augment=lambda key, images: jnp.stack([images / 255.0] * 2, axis=1),
-        tx=optim.sgd(),
-        lr=optim.by_task([optim.constant(0.1)]),
-        num_classes=4,
-        plain=lambda images: images / 255.0,
-    )
-
-
-NARROW = {
-    two_view: {"base": "simclr", "hidden_dim": 6, "output_dim": 5},
-    duel: {"hidden_layers": 1, "hidden_dim": 6, "output_dim": 5}
-    | {"memory_size": 8, "drawn": 8},
-}
-
-
-@pytest.mark.parametrize("head", [False, True])
-@pytest.mark.parametrize("module", NARROW, ids=["two_view", "duel"])
-def test_projections_are_the_projector_on_the_embeddings(module, head):
-    given = parts_of_method()
-    method = module.make(given, **NARROW[module])
-    rng = np.random.default_rng(0)
-    batch = {
-        "image": rng.integers(0, 256, (8, 8, 8, 1)).astype(np.uint8),
-        "label": np.zeros(8, np.int32),
-        "index": np.arange(8, dtype=np.int32),
-    }
-    if head:
-        method = head_lib.add(method, given, lr=0.1)
-        batch["labelled"] = batch.copy()
-    state = method.init(jax.random.key(0), batch)
-    shift = lambda x: x + rng.uniform(0.1, 0.5, x.shape).astype(np.float32)  # noqa: E731
-    state = state.replace(stats=jax.tree.map(shift, state.stats))
-    images = rng.normal(size=(3, 8, 8, 1)).astype(np.float32)
-    x = np.asarray(method.embed(state, images), np.float64)
-    layers, stats = state.params["projector"], state.stats["projector"]
-    x = x @ layers["linear1"]["kernel"] + layers["linear1"]["bias"]
-    if stats:
-        mean, var = stats["bn1"]["mean"], stats["bn1"]["var"]
-        x = (x - mean) / np.sqrt(var + 1e-5)
-        x = x * layers["bn1"]["scale"] + layers["bn1"]["bias"]
-    x = np.maximum(x, 0) @ layers["linear2"]["kernel"] + layers["linear2"]["bias"]
-    found = method.project(state, images)
-    assert found.shape == (3, 5)
-    np.testing.assert_allclose(found, x, rtol=1e-4, atol=1e-5)

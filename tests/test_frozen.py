@@ -195,17 +195,6 @@ def test_the_order_of_the_rows_changes_nothing(name, data):
         np.testing.assert_allclose(other, first, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", ["slda", "stored_knn"])
-def test_one_row_at_a_time_gives_what_batches_give(name, data):
-    """Also of the rules that follow the order of the rows."""
-    features, label = data
-    found = [
-        scores(RULES[name], learn(RULES[name], features, label, batch=size), features)
-        for size in (1, 16)
-    ]
-    np.testing.assert_allclose(*found, rtol=2e-3, atol=2e-3)
-
-
 def test_a_step_of_the_linear_head_has_the_stored_rows_in_its_mean(data):
     """The memory is smaller than a batch, so that all of it is drawn."""
     features, label = data
@@ -221,17 +210,6 @@ def test_a_step_of_the_linear_head_has_the_stored_rows_in_its_mean(data):
     want = descend(layer, x, y, np.asarray(after.counts) > 0, 2.0)
     for found, value in zip(after.layer, want, strict=True):
         np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-6)
-
-
-def test_a_linear_head_forgets_without_its_memory(data):
-    features, label = data
-    order = np.argsort(label, kind="stable")
-    right = {}
-    for size in (0, 40):
-        rule = linear_head.make_rule(size, 3.0, 32)
-        found = scores(rule, learn(rule, features, label, order), features)
-        right[size] = (found.argmax(1) == label)[label != label.max()].mean()
-    assert right[40] > right[0] + 0.05
 
 
 def test_few_rows_of_large_features_give_finite_scores(data):

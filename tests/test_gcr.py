@@ -123,16 +123,16 @@ def test_reselect_gives_every_task_an_equal_part():
         asked.append(rows)
         return jnp.asarray(vectors[rows] * weight[rows][:, None])
 
-    found = coreset.reselect(
+    reselect = functools.partial(
+        coreset.reselect,
         jax.random.key(0),
         atoms_of,
         weight=weight,
         task=task,
         label=label,
         filled=filled,
-        capacity=14,
-        ridge=0.5,
     )
+    found = reselect(capacity=14, ridge=0.5)
     kept = {c: int((found[label == c] > 0).sum()) for c in range(6)}
     # Parts of 4, 4 and 6; of 6 to 7 rows 3 and 3, of 2 to 6 rows 1 and 3.
     assert kept == {0: 2, 1: 2, 2: 1, 3: 3, 4: 3, 5: 3} and not found[27]
@@ -145,15 +145,7 @@ def test_reselect_gives_every_task_an_equal_part():
             np.testing.assert_allclose(
                 found[rows], weight[rows] * twin, rtol=1e-3, atol=1e-5
             )
-    whole = coreset.reselect(
-        jax.random.key(0),
-        atoms_of,
-        weight=weight,
-        task=task,
-        label=label,
-        filled=filled,
-        capacity=60,
-    )
+    whole = reselect(capacity=60)
     np.testing.assert_array_equal(whole, np.where(filled, weight, 0))
 
 

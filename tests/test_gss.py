@@ -53,7 +53,7 @@ def outcomes(choose, count=40000):
     return {tuple(map(int, f)): t / count for f, t in zip(found, times, strict=True)}
 
 
-def agree(found, expected, count=40000):
+def check_agree(found, expected, count=40000):
     assert set(found) == {k for k, p in expected.items() if p > 1e-9}
     for slots, p in expected.items():
         bound = 4.5 * np.sqrt(p * (1 - p) / count)
@@ -87,7 +87,7 @@ def test_in_turn_is_algorithm_two(scores):
         diversity.choose_in_turn, stored=FULL, filled=ALL, scores=jnp.array(scores)
     )
     expected = in_turn_twin([float(x) for x in FULL], scores)
-    agree(outcomes(lambda key: choose(key)), expected)
+    check_agree(outcomes(lambda key: choose(key)), expected)
 
 
 def test_in_turn_fills_first_whatever_rows_score():
@@ -98,7 +98,7 @@ def test_in_turn_fills_first_whatever_rows_score():
     )
     # The third row meets a full memory, with the scores of the two before it.
     third = in_turn_twin([*map(float, FULL[:2]), 1.9, 1.3], [0.5])
-    agree(found, {(2, 3, *slot): p for slot, p in third.items()})
+    check_agree(found, {(2, 3, *slot): p for slot, p in third.items()})
 
 
 def at_once_twin(stored, scores, left=None):
@@ -125,7 +125,7 @@ def test_at_once_is_the_code(scores):
     rows = jnp.array(scores)
     choose = functools.partial(diversity.choose_at_once, batch_score=jnp.float32(0.99))
     found = outcomes(lambda key: choose(key, FULL, ALL, rows))
-    agree(found, at_once_twin([float(x) for x in FULL], scores))
+    check_agree(found, at_once_twin([float(x) for x in FULL], scores))
 
 
 def test_at_once_asks_the_batch_first_and_drops_what_does_not_fit():

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import flatten_util
-from scipy import special
 
+from helpers import loss_twins as f64
 from helpers import twins
 from jaxcl import core, optim, sharding
 from jaxcl.data import graph_batches, graphs, scenarios, stream, toys
@@ -564,20 +564,8 @@ def test_controls_learn_the_first_task_alone(strategy):
             assert np.array_equal(old, new) == (index > 0)
 
 
-def ird(theta, past, given):
-    """Co2L's distillation, kappa 0.2 and of the teacher 0.01."""
-
-    def cosines(theta):
-        z = np.concatenate([rows_of(theta, given, view) for view in (0, 1)])
-        z /= np.linalg.norm(z, axis=1, keepdims=True)
-        return z @ z.T
-
-    now, then, total = cosines(theta), cosines(past), 0.0
-    for i in range(len(now)):
-        others = [k for k in range(len(now)) if k != i]
-        q = special.softmax(then[i, others] / 0.01)
-        total -= np.sum(q * special.log_softmax(now[i, others] / 0.2))
-    return total / len(now)
+def both_views(theta, given):
+    return np.concatenate([rows_of(theta, given, view) for view in (0, 1)])
 
 
 def test_distillation_holds_to_the_task_before():
@@ -589,8 +577,8 @@ def test_distillation_holds_to_the_task_before():
         state = state.replace(params=moved(state.params, 4))
 
         def loss(theta, index=index, past=past):
-            held = 0.6 * ird(theta, past, given) if index else 0.0
-            return nce_one(theta, given) + held
+            now, then = (both_views(x, given) for x in (theta, past))
+            return nce_one(theta, given) + (0.6 * f64.ird(now, then) if index else 0.0)
 
         after, metrics = step(method, state, given)
         theta = numbers(state.params)

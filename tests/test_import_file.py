@@ -111,7 +111,7 @@ def test_the_padding_of_a_small_stem_is_asked_for(tmp_path):
     assert (made["stem"], made["stem_padding"]) == ("cifar", 2)
 
 
-def refused(match, source, architecture="deit", **options):
+def check_refused(match, source, architecture="deit", **options):
     out = os.path.join(os.path.dirname(source), "out")
     with pytest.raises(ValueError, match=match):
         import_file.import_file(source, architecture, out, **(PREPARED | options))
@@ -161,7 +161,7 @@ def without(tensors, name):
 )
 def test_a_wrong_or_partial_state_dict_names_what_does_not_fit(change, match, tmp_path):
     theirs, _ = foreign("timm")
-    refused(match, write(tmp_path / "file.safetensors", change(theirs)))
+    check_refused(match, write(tmp_path / "file.safetensors", change(theirs)))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_wrong_or_partial_state_dict_names_what_does_not_fit(change, match, tm
 )
 def test_wrong_options_are_refused(options, match, tmp_path):
     theirs, _ = foreign("timm")
-    refused(match, write(tmp_path / "file.safetensors", theirs), **options)
+    check_refused(match, write(tmp_path / "file.safetensors", theirs), **options)
 
 
 def test_one_of_two_networks_is_chosen_by_its_prefix(tmp_path):
@@ -364,7 +364,7 @@ def test_numbers_that_contradict_each_other_are_refused(config, match, tmp_path)
     source = write(tmp_path / "file.safetensors", theirs)
     good = {"num_attention_heads": 2, "layer_norm_eps": 1e-12, "num_hidden_layers": 3}
     (tmp_path / "config.json").write_text(json.dumps(good | config))
-    refused(match, source, "augreg")
+    check_refused(match, source, "augreg")
 
 
 def test_files_beside_the_weights_are_believed_before_the_architecture(tmp_path):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from helpers import toy, twins
-from jaxcl import core
 from jaxcl.memory import importance
-from jaxcl.run import job, train
+from jaxcl.run import train
 
 RNG = np.random.default_rng(0)
 SHAPES = {"w": (3, 2), "b": (2,)}
@@ -75,40 +74,6 @@ def test_a_step_never_jumps_over_the_minimum(tasks, weight):
         assert stiff.all() == (weight > 1)
         expected = np.where(stiff, (params[name] - minimum) / lr, plain[name])
         np.testing.assert_allclose(found[name], expected, rtol=1e-9)
-
-
-@pytest.mark.parametrize("share, late", [(0.25, 3), (0.01, 1)])
-def test_the_method_observes_late_steps_and_consolidates(tmp_path, share, late):
-    """Of 12 steps the last quarter, three steps, counts; and the last one always."""
-    changes = {"method.strategy": "ewc", "method.base": "simclr"}
-    changes["method.fisher_share"] = share
-    work = toy.job(tmp_path, tasks=2, **changes)
-    state, step = job.initial_state(work), job.compile_step(work)
-    resident, counted = job.resident(work), []
-    for task in work.stream.tasks:
-        start = int(state.step)
-        state = work.method.begin_task(state, task)
-        state = state.replace(
-            task=jnp.int32(task.index),
-            task_start=jnp.int32(start),
-            task_steps=jnp.int32(12),
-        )
-        for _, batches, number in job.feed_batches(work, task.train, task.index, 0):
-            before = toy.leaves(core.copy(state.extra.strategy.squares))
-            state, _ = step(state, resident, batches, number)
-            after = toy.leaves(state.extra.strategy.squares)
-            pairs = zip(before, after, strict=True)
-            counted.append(any(not np.array_equal(a, b) for a, b in pairs))
-        before = state.params
-        state = work.method.end_task(state, task)
-        held = state.extra.strategy
-        if task.index == 0:
-            zero = importance.gradient(held, before)
-            size = jax.tree.map(lambda a: np.abs(a).max(), held.anchor)
-            for a, b in zip(*map(jax.tree.leaves, (zero, size)), strict=True):
-                assert np.abs(a).max() <= 1e-6 * b + 1e-12  # at the anchor
-            assert max(jax.tree.leaves(size)) > 0
-    assert counted == 2 * ([False] * (12 - late) + [True] * late)
 
 
 def test_a_run_consolidates_at_the_end_of_each_task(tmp_path):

@@ -125,7 +125,8 @@ def test_a_lock_is_taken_over_if_its_process_is_gone(
 def test_a_damaged_lock_that_no_process_holds_is_taken(tmp_path, text):
     """Zeros are what a power cut may leave."""
     (tmp_path / lock.FILE).write_bytes(text)
-    lock.acquire(tmp_path).release()
+    with lock.hold_lock(tmp_path):
+        assert owner_of(tmp_path)["pid"] == os.getpid()
 
 
 def test_without_locks_of_the_file_system_the_words_count(tmp_path, monkeypatch):

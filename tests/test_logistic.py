@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 from scipy import special
@@ -117,11 +116,3 @@ def test_each_pass_shifts_and_flips_anew(monkeypatch):
     # The same draws whatever the state.
     logistic.make(parts, passes=3, pad=1, batch_size=16)(state, 0)
     np.testing.assert_array_equal(seen[1][0], features)
-
-
-def test_features_that_are_not_finite_have_no_accuracy():
-    parts = eval_toy.parts_of()
-    state = jax.tree.map(lambda x: x * np.nan, eval_toy.state_of(0))
-    found = logistic.make(parts, passes=0)(state, 0)
-    assert np.isnan(found.rows["class_incremental"]).all() and not found.scalars
-    assert "not finite" in found.warnings[0]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from helpers import loss_aware_twin as twin
+from helpers import redundancy_twin
 from jaxcl.memory import buffer, loss_aware, policies
 
 
@@ -78,10 +79,7 @@ def test_every_row_enters_and_the_lowest_scores_go(size):
             score = twin.scores(held.items["loss"], held.items["draws"], filled)
             gone = twin.lowest(score, min(excess, int(filled.sum())))
         gone_at_all.extend(gone)
-        free = [s for s in range(capacity) if not filled[s] or s in gone]
-        want = np.full(size, capacity)
-        for row, slot in zip(np.flatnonzero(mask), free, strict=False):
-            want[row] = slot
+        want = redundancy_twin.slots(filled, gone, mask)
         slots = offer(memory, mask)
         np.testing.assert_array_equal(slots, want)
         return slots

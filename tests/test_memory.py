@@ -12,7 +12,6 @@ import pytest
 from helpers import chance
 from jaxcl import sharding
 from jaxcl.memory import buffer, policies
-from jaxcl.run import checkpoint
 
 EXAMPLE = {
     "image": jax.ShapeDtypeStruct((2, 3), np.uint8),
@@ -190,14 +189,6 @@ def test_reservoir_against_one_row_at_a_time(size):
     assert int(state.seen) == total and max(twin[:capacity]) > 40  # late rows enter
 
 
-def test_masked_rows_have_no_slot():
-    mask = np.array([1, 0, 1, 0], np.float32)
-    state = labelled([4, None, None, None, None])
-    slots = policies.reservoir(state, jax.random.key(0), mask)
-    assert slots.tolist() == [1, 5, 2, 5] and slots.dtype == jnp.int32
-    assert policies.fifo(state, mask).tolist() == [1, 5, 2, 5]
-
-
 @pytest.mark.parametrize("size", [1, 5, 12])
 def test_every_row_of_the_stream_stays_with_the_same_probability(size):
     capacity, total, trials = 7, 36, 4000
@@ -328,15 +319,3 @@ def test_a_step_does_not_copy_a_donated_buffer(devices, monkeypatch):
     assert not copy.search(compiled().as_text())
     monkeypatch.setattr(buffer, "order_after", lambda slots, arrays: slots)
     assert copy.search(compiled().as_text())
-
-
-def test_a_buffer_is_restored_bitwise(tmp_path):
-    place = functools.partial(sharding.replicate, mesh=sharding.mesh(2))
-    state = buffer.create(EXAMPLE, 6)
-    saved = place(buffer.write(state, jnp.array([4, 1]), examples([300, 7])))
-    saver = checkpoint.Checkpoints(tmp_path)
-    saver.save(1, saved, {})
-    saver.close()
-    restored = checkpoint.Checkpoints(tmp_path).restore(place(state)).state
-    assert isinstance(restored, buffer.Buffer)
-    jax.tree.map(np.testing.assert_array_equal, restored, saved)

@@ -98,10 +98,3 @@ def test_few_images_are_each_others_neighbours(tmp_path):
     with Image.open(tmp_path / "neighbours_task1.png") as picture:
         width, height = picture.size  # three rows of three images
     assert 0.7 < width / height < 1.4
-
-
-def test_nothing_is_drawn_of_what_is_not_finite(tmp_path):
-    wild = eval_toy.State({"w": eval_toy.state_of(1).params["w"] * np.inf})
-    parts = eval_toy.parts_of("joint")
-    result = neighbours.make(parts, directory=tmp_path)(wild, 0)
-    assert result.warnings and not [*tmp_path.iterdir()]

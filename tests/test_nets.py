@@ -388,16 +388,8 @@ def test_groups_reach_every_layer():
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
     images = np.random.default_rng(11).normal(size=(4, 8, 8, 3)).astype("f4")
-    full = resnet.ResNet((1, 1), width=4)
-    half = resnet.ResNet((1, 1), width=4, dtype=jnp.bfloat16)
-    tree = variables(half, images)
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(tree))
-    out, stats = train_apply(half, tree, images)
-    want, _ = train_apply(full, tree, images)
-    leaves = jax.tree.leaves((out, stats))
-    assert all(leaf.dtype == jnp.float32 for leaf in leaves)
-    error = np.abs(out - want).max()
-    assert 1e-5 < error < 0.1  # rounded to 8 bits on the way, and no worse
+    net = resnet.ResNet((1, 1), width=4)
+    twins.check_bfloat16_network(net, variables(net, images), images, train_apply)
 
 
 # --- heads --------------------------------------------------------------------

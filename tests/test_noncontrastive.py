@@ -224,30 +224,6 @@ def test_a_large_mean_does_not_spoil_the_variance(loss, twin):
     np.testing.assert_allclose(value, twin(*arrays), rtol=1e-4)
 
 
-# Numbers in the paper's terms, worked out by hand or by the closed form of T.
-
-
-@pytest.mark.parametrize(
-    "logits, iterations, want",
-    [
-        ([[1, 0], [1, 0]], 3, [[0.5, 0.5], [0.5, 0.5]]),
-        ([[1, 0], [0, 1]], 3, [[0.7310585786, 0.2689414214]] * 2),
-        ([[2, 0], [1, 0]], 1, [[0.593845485, 0.406154515], [0.3497554091] * 2]),
-        ([[2, 0], [1, 0]], 3, [[0.6223578796, 0.3776421204], [0.3774392279] * 2]),
-    ],
-)
-def test_sinkhorn_at_points_known_by_hand(logits, iterations, want):
-    found = noncontrastive.sinkhorn(
-        jnp.float32(logits), temperature=1.0, iterations=iterations
-    )
-    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
-    np.testing.assert_allclose(found[0], want[0], rtol=1e-5)
-    if logits[1] == [0, 1]:
-        np.testing.assert_allclose(found[1], want[1][::-1], rtol=1e-5)
-    else:
-        np.testing.assert_allclose(found[1, 0], want[1][0], rtol=1e-5)
-
-
 def test_sinkhorn_uses_all_prototypes_alike():
     logits = np.random.default_rng(3).normal(size=(6, 4))
     balanced = functools.partial(

@@ -8,19 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import online_toy, tiny
+from helpers import online_toy as toy
+from helpers import tiny
 from jaxcl import core, sharding
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
 
-CLASSES, LR = online_toy.CLASSES, online_toy.LR
-FIRST, SECOND, parts = online_toy.FIRST, online_toy.SECOND, online_toy.parts
-LABELS, _compiled = (2, 3, 2, 2, 3, 3), online_toy.compiled
+FIRST, SECOND, parts = toy.FIRST, toy.SECOND, toy.parts
+LINEAR, COSINE = (online.build_network(parts(), head) for head in ("linear", "cosine"))
 
 
 def started(method, task=1):
     """A state whose memory holds FIRST, of task 0, at the start of `task`."""
-    init, step = _compiled(method)
-    state, _ = step(init(jax.random.key(0), FIRST), FIRST)
+    state, _ = toy.step(method, toy.fresh(method), FIRST)
     return state.replace(task=jnp.int32(task))
 
 
@@ -28,32 +27,6 @@ def started(method, task=1):
 def plain_er():
     """One method, and its programs, for all that ask for a memory alone."""
     return er.make(parts())
-
-
-def nll(logits, label, classes=None):
-    """Mean cross-entropy by hand, over a set of classes."""
-    classes = list(range(CLASSES)) if classes is None else classes
-    own = np.array([classes.index(x) for x in label])
-    chosen = logits[:, jnp.array(classes)]
-    chosen = chosen - chosen.max(axis=1, keepdims=True)
-    share = jnp.exp(chosen) / jnp.exp(chosen).sum(axis=1, keepdims=True)
-    return -jnp.log(share[jnp.arange(len(own)), own]).mean()
-
-
-def moved(method, state, incoming, loss):
-    """The step's parameters, and those of plain descent on `loss(params)`."""
-    new, _ = _compiled(method)[1](core.copy(state), incoming)
-    grads = jax.jit(jax.grad(loss))(state.params)
-    params, grads = jax.device_get((state.params, grads))
-    return new, jax.tree.map(lambda p, g: p - LR * g, params, grads)
-
-
-def all_rows(state, made, raw=None):
-    """All that the memory holds: where as many are drawn, order does not matter."""
-    items = state.extra.memory.items
-    count = int(state.extra.memory.filled.sum())
-    images = items["image"][:count] if raw is None else raw
-    return made.plain(images), np.array(items["label"][:count])
 
 
 def rows_of(images, labels, mask):
@@ -137,59 +110,38 @@ def test_draws_repeat_rows_that_exist_and_take_allowed_ones():
 
 
 def test_er_is_the_sum_of_two_means():
-    made, method = parts(), plain_er()
-    net = online.build_network(made, "linear")
-    state = started(method)
-    images, labels = all_rows(state, made)
+    def twin(new, old):
+        value = toy.cross_entropy(new, SECOND["label"])
+        return value + toy.cross_entropy(old, FIRST["label"])
 
-    def loss(params):
-        new, _ = net(params, state.stats, made.plain(SECOND["image"]), train=True)
-        old, _ = net(params, state.stats, images, train=True)
-        return nll(new.logits, LABELS) + nll(old.logits, labels)
-
-    new, expected = moved(method, state, SECOND, loss)
-    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
-    assert int(new.step) == 2
+    images = SECOND["image"], FIRST["image"]
+    toy.check_step(plain_er(), LINEAR, started(plain_er()), SECOND, images, twin)
 
 
 @pytest.mark.parametrize("unseen", ["compete", "absent"])
 def test_joint_er_is_one_mean_over_one_pass(unseen):
-    made = parts()
-    method = er.make(made, passes="joint", unseen=unseen, replay_from="all")
-    net = online.build_network(made, "linear")
-    state = started(method)
-    images, labels = all_rows(state, made)
+    method = er.make(parts(), passes="joint", unseen=unseen, replay_from="all")
+    rows = jax.tree.map(lambda *x: jnp.concatenate(x), SECOND, FIRST)
     classes = None if unseen == "compete" else [0, 1, 2, 3]
 
-    def loss(params):
-        rows = jnp.concatenate([made.plain(SECOND["image"]), images])
-        out, _ = net(params, state.stats, rows, train=True)
-        return nll(out.logits, [*LABELS, *labels], classes)
+    def twin(logits):
+        return toy.cross_entropy(logits, rows["label"], classes)
 
-    new, expected = moved(method, state, SECOND, loss)
-    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
-    unmet = np.isinf(jax.jit(method.predict)(new, made.plain(SECOND["image"])))[0]
+    images = [rows["image"]]
+    new, _ = toy.check_step(method, LINEAR, started(method), SECOND, images, twin)
+    unmet = np.isinf(jax.jit(method.predict)(new, parts().plain(SECOND["image"])))[0]
     np.testing.assert_array_equal(unmet, [False] * 4 + [unseen == "absent"])
 
 
 def test_joint_er_is_fine_tuning_while_the_memory_is_empty():
     """Nothing that fills the shape counts, in the loss or in the statistics."""
-    made = parts()
-    method = er.make(made, passes="joint", replay_from="past_tasks")
-    net = online.build_network(made, "linear")
-    state = started(method, task=0)
-    images = made.plain(SECOND["image"])
+    method = er.make(parts(), passes="joint", replay_from="past_tasks")
 
-    def loss(params):
-        out, _ = net(params, state.stats, images, train=True)
-        return nll(out.logits, LABELS)
+    def twin(logits):
+        return toy.cross_entropy(logits[:6], SECOND["label"])
 
-    new, expected = moved(method, state, SECOND, loss)
-    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
-    twice = jnp.tile(images, (2, 1, 1, 1))
-    one_pass = jax.jit(functools.partial(net, train=True))
-    _, moved_stats = one_pass(state.params, state.stats, twice)
-    chex.assert_trees_all_close(new.stats, moved_stats, rtol=1e-5, atol=1e-6)
+    images = [jnp.tile(SECOND["image"], (2, 1, 1, 1))]
+    toy.check_step(method, LINEAR, started(method, task=0), SECOND, images, twin)
 
 
 @pytest.mark.parametrize("replay_from", ["past_tasks", "all", "other_classes"])
@@ -215,57 +167,44 @@ def test_er_replays_what_it_may(replay_from):
 
 @pytest.mark.parametrize("form", ["paper", "code"])
 def test_er_ace_masks_each_part_by_itself(form):
-    made = parts()
-    method = er_ace.make(made, form=form)
-    net = online.build_network(made, "cosine")
-    state = started(method)
-    images, labels = all_rows(state, made)
+    method = er_ace.make(parts(), form=form)
     present, seen = ([2, 3], [0, 1, 2, 3]) if form == "paper" else ([2, 3, 4], None)
 
-    def loss(params):
-        new, _ = net(params, state.stats, made.plain(SECOND["image"]), train=True)
-        old, _ = net(params, state.stats, images, train=True)
-        value = nll(new.logits, LABELS, present)
-        return value + nll(old.logits, labels, seen)
+    def twin(new, old):
+        value = toy.cross_entropy(new, SECOND["label"], present)
+        return value + toy.cross_entropy(old, FIRST["label"], seen)
 
-    new, expected = moved(method, state, SECOND, loss)
-    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
+    images = SECOND["image"], FIRST["image"]
+    new, _ = toy.check_step(method, COSINE, started(method), SECOND, images, twin)
     np.testing.assert_array_equal(new.extra.seen, [True] * 4 + [False])
-    logits = jax.jit(method.predict)(new, images)
+    logits = jax.jit(method.predict)(new, parts().plain(FIRST["image"]))
     unseen = np.isneginf(np.array(logits)).all(axis=0)
     np.testing.assert_array_equal(unseen, [False] * 4 + [form == "paper"])
 
 
 def test_er_ace_finds_the_class_seen_last_in_any_order():
     """Tasks {3, 4}, {0, 1}: in the second class 1 competes, 4 no longer does."""
-    made = parts()
-    method = er_ace.make(made, form="code")
-    net = online.build_network(made, "cosine")
-    init, step = _compiled(method)
-    state = init(jax.random.key(0), FIRST)
-    for task, batch in enumerate((FIRST, SECOND)):
-        labels = [[3, 4, 4, 3, 3, 4], [0, 1, 0, 0, 1, 1]][task]
-        batch = batch | {"label": jnp.array(labels)}
+    method = er_ace.make(parts(), form="code")
+    state, labels = toy.fresh(method), [[3, 4, 4, 3, 3, 4], [0, 1, 0, 0, 1, 1]]
+    for task, rows in enumerate((FIRST, SECOND)):
+        rows = rows | {"label": jnp.array(labels[task])}
         memory = state.extra.memory  # in the end that of one batch, all of it drawn
-        state, _ = step(core.copy(state.replace(task=jnp.int32(task))), batch)
+        state, _ = toy.step(method, state.replace(task=jnp.int32(task)), rows)
     state = state.replace(extra=state.extra._replace(memory=memory))
     np.testing.assert_array_equal(state.extra.task_of, [1, 1, -1, 0, 0])
     incoming = SECOND | {"label": jnp.zeros(6, jnp.int32)}
-    images, labels = all_rows(state, made)
 
-    def loss(params):
-        new, _ = net(params, state.stats, made.plain(incoming["image"]), train=True)
-        old, _ = net(params, state.stats, images, train=True)
-        value = nll(new.logits, [0] * 6, [0, 1, 2])
-        return value + nll(old.logits, labels, None)
+    def twin(new, old):
+        value = toy.cross_entropy(new, incoming["label"], [0, 1, 2])
+        return value + toy.cross_entropy(old, labels[0])
 
-    new, expected = moved(method, state, incoming, loss)
-    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
+    images = SECOND["image"], FIRST["image"]
+    toy.check_step(method, COSINE, state, incoming, images, twin)
 
 
 def test_a_batch_is_written_after_its_updates():
     method = er_ace.make(parts(updates=2))
-    init, step = _compiled(method)
+    init, step = toy.compiled(method)
     state, metrics = step(init(jax.random.key(0), FIRST), FIRST)
     memory = state.extra.memory
     assert int(memory.seen) == 6 and int(memory.filled.sum()) == 6
@@ -279,32 +218,28 @@ def test_a_batch_is_written_after_its_updates():
 def test_updates_descend_again_on_the_same_batch():
     """Fine-tuning has no draws: two updates are two steps on the batch."""
     once, twice = (finetune.make(parts(updates=n)) for n in (1, 2))
-    init, step = _compiled(once)
+    init, step = toy.compiled(once)
     state = init(jax.random.key(0), FIRST)
     expected = core.copy(state)
     for _ in range(2):
         expected, _ = step(expected, FIRST)
-    found, _ = _compiled(twice)[1](state, FIRST)
+    found, _ = toy.compiled(twice)[1](state, FIRST)
     chex.assert_trees_all_close(found.params, expected.params, rtol=1e-5, atol=1e-7)
     assert int(found.step) == 1 and state.extra.memory is None
 
 
 def test_iidpp_adds_the_mean_of_a_second_batch():
-    made = parts()
-    method = finetune.make(made, double=True)
-    net = online.build_network(made, "linear")
+    method = finetune.make(parts(), double=True)
     both = FIRST | {"labelled": SECOND}
     state = jax.jit(method.init)(jax.random.key(0), both)
 
-    def loss(params):
-        one, _ = net(params, state.stats, made.plain(FIRST["image"]), train=True)
-        two, _ = net(params, state.stats, made.plain(SECOND["image"]), train=True)
-        return nll(one.logits, [0, 1, 1, 0, 0, 1]) + nll(two.logits, LABELS)
+    def twin(one, two):
+        value = toy.cross_entropy(one, FIRST["label"])
+        return value + toy.cross_entropy(two, SECOND["label"])
 
-    _, expected = moved(method, state, both, loss)
-    new, _ = jax.jit(method.step)(state, both)
-    chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
-    assert method.labelled and not finetune.make(made).labelled
+    images = FIRST["image"], SECOND["image"]
+    toy.check_step(method, LINEAR, state, both, images, twin)
+    assert method.labelled and not finetune.make(parts()).labelled
 
 
 def drawn_pairs(labels, memory_labels, filled, negatives, draws=4000):
@@ -349,7 +284,6 @@ def test_er_aml_pulls_pairs_and_replays_all_classes_seen(form):
     method = er_aml.make(made, form=form)
     net = online.build_network(made, "cosine")
     state = started(method)
-    images, labels = all_rows(state, made)
     # The same draws as the step's.
     k_write, k_batch = jax.random.split(core.step_key(state), 2)
     _, k_update = jax.random.split(k_batch)
@@ -364,7 +298,7 @@ def test_er_aml_pulls_pairs_and_replays_all_classes_seen(form):
     def loss(params):
         new, stats = net(params, state.stats, made.plain(SECOND["image"]), train=True)
         pair, stats = net(params, stats, pairs, train=True)
-        old, stats = net(params, stats, images, train=True)
+        old, stats = net(params, stats, made.plain(FIRST["image"]), train=True)
         a, p, n = (
             x / jnp.linalg.norm(x, axis=1, keepdims=True)
             for x in (new.features, pair.features[::2], pair.features[1::2])
@@ -376,13 +310,14 @@ def test_er_aml_pulls_pairs_and_replays_all_classes_seen(form):
             for x in (p, n)
         )
         pull = jnp.maximum(near - far + 0.2, 0).mean()
-        classes = [0, 1, 2, 3] if form == "paper" else None
-        return 2 * pull + nll(old.logits, labels, classes), stats
+        met = old.logits[:, : 4 if form == "paper" else 5]
+        chances = jax.nn.log_softmax(met)[jnp.arange(6), FIRST["label"]]
+        return 2 * pull - chances.mean(), stats
 
-    new, _ = _compiled(method)[1](core.copy(state), SECOND)
+    new, _ = toy.compiled(method)[1](core.copy(state), SECOND)
     grads, stats = jax.jit(jax.grad(loss, has_aux=True))(state.params)
     params, grads = jax.device_get((state.params, grads))
-    expected = jax.tree.map(lambda p, g: p - LR * g, params, grads)
+    expected = jax.tree.map(lambda p, g: p - toy.LR * g, params, grads)
     chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)
     chex.assert_trees_all_close(new.stats, stats, rtol=1e-5, atol=1e-6)
 
@@ -390,12 +325,4 @@ def test_er_aml_pulls_pairs_and_replays_all_classes_seen(form):
 def test_er_aml_code_learns_the_first_task_plainly():
     """Of incoming rows alone, the running statistics too, whatever is stored."""
     method = er_aml.make(tiny.make_parts(), form="code", head="linear")
-    state, incoming = tiny.start(3, [0, 1, 2, 3, 2], task=0), tiny.incoming(3)
-    params, rows = tiny.arrays(state.params), tiny.raw(incoming["image"])
-    after, _ = jax.jit(method.step)(core.copy(state), incoming)
-    expected = tiny.descended(params, tiny.slope(params, rows, np.array(tiny.NEW)))
-    for one, other in zip(tiny.arrays(after.params), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
-    stats = tiny.after_pass(tiny.running(state), params[0], rows)
-    for one, other in zip(tiny.running(after), stats, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4)
+    tiny.check_descent(method, tiny.start(3, [0, 1, 2, 3, 2], task=0), tiny.incoming(3))

@@ -130,9 +130,7 @@ def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
     train_set = work.stream.dataset.train
     images, labels = train_set.images, train_set.label
     for task in work.stream.tasks:
-        numbers = {"task": task.index, "task_start": int(state.step), "task_steps": 12}
-        numbers = {name: jnp.asarray(n, jnp.int32) for name, n in numbers.items()}
-        state = work.method.begin_task(state.replace(**numbers), task)
+        state = job.begin_task(work, state, task)
         velocity = [np.zeros_like(x) for x in layer]
         for i, batch in enumerate(host(work, task.index)[:4]):
             rows = batch["labelled"]["index"]
@@ -180,9 +178,7 @@ def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_pat
     passed = jax.jit(functools.partial(encoder, train=True))
     step, alone = job.compile_step(work), jax.jit(plain.method.step)
     state, resident = job.initial_state(work), job.resident(work)
-    numbers = {"task": 0, "task_start": 0, "task_steps": 12}
-    numbers = {name: jnp.asarray(n, jnp.int32) for name, n in numbers.items()}
-    state = work.method.begin_task(state.replace(**numbers), work.stream.tasks[0])
+    state = job.begin_task(work, state, work.stream.tasks[0])
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
     velocity = [np.zeros_like(x) for x in layer]
     rate_of, clipped = parts.curve(0.7), set()
@@ -342,7 +338,7 @@ class Noted(eval_toy.Load):
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("scenario", ["class", "domain", "data"])
 def test_predict_judges_the_rows_of_the_tasks_met(scenario, streams):
-    """And reads no others; the last task has no test rows of its own."""
+    """And reads no others, unless it is asked to; the last task has no test rows."""
     data = eval_toy.dataset(streams=streams)
     images, labels = eval_toy.dataset().test.images, data.test.label
     load = Noted(images)
@@ -359,8 +355,15 @@ def test_predict_judges_the_rows_of_the_tasks_met(scenario, streams):
     for task in tasks:
         best = found[task.test][:, task.classes].argmax(axis=1)
         told[task.test] = task.classes[best] == labels[task.test]
-    evaluate = predict.make(parts)
+    evaluate, of_all = predict.make(parts), predict.make(parts, met_only=False)
     for t in range(3):
+        result = of_all(state, t)
+        # A row of no task may be any class.
+        np.testing.assert_allclose(result.scalars["accuracy"], np.mean(right))
+        for name, row in result.rows.items():
+            verdict = told if name == "task_aware" else right
+            want = [np.mean(verdict[task.test]) for task in tasks[:2]]
+            np.testing.assert_allclose(row[:2], want)
         load.read.clear()
         result = evaluate(state, t)
         met = sorted({int(row) for task in tasks[: t + 1] for row in task.test})

@@ -50,9 +50,7 @@ def played(measure=BOTH):
     step, resident = job.compile_step(work), job.resident(work)
     state, found = job.initial_state(work), []
     for task in work.stream.tasks:
-        numbers = {"task": task.index, "task_start": int(state.step), "task_steps": 12}
-        numbers = {name: jnp.asarray(n, jnp.int32) for name, n in numbers.items()}
-        state = work.method.begin_task(state.replace(**numbers), task)
+        state = job.begin_task(work, state, task)
         for _, batches, number in job.feed_batches(work, task.train, task.index, 0):
             before = core.copy(state)
             state, metrics = step(state, resident, batches, number)

@@ -8,7 +8,6 @@ tests check, with the keys of the step.
 """
 
 import functools
-import types
 
 import chex
 import jax
@@ -29,10 +28,8 @@ from helpers import (
 )
 from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, policies
-from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import online_ssl
-from jaxcl.methods.online_ssl import step as step_lib
-from jaxcl.methods.two_view import bases, records
+from jaxcl.methods.two_view import bases
 from jaxcl.run import train
 
 # Rows of a batch, replayed ones (no multiple), of the memory, of a queue bank; features
@@ -43,24 +40,13 @@ ALPHA, TAU, SLOW, EVERY = 0.3, 0.8, 0.9, 3
 MIXED, MIX = 3, 0.7  # rows that LUMP draws; of the distribution of its mixtures
 ALIGNED = ("cassle", "cla_r", "pnr")  # through the predictor a
 COPIED = ("encoder", "projector")
-OPTIONS = {
-    "hidden_dim": 4,
-    "output_dim": D,
-    "predictor_hidden_dim": 4,
-    "distill_hidden_dim": 4,
+OPTIONS = dense_net.OPTIONS | {
     "queue_size": K,
-    "temperature": 0.4,
-    "distill_temperature": 0.6,
-    "weight": 0.7,
-    "negative_weight": 0.4,
     "teacher_ema": TAU,
     "snapshot_every": EVERY,
     "stored_momentum": ALPHA,
     "momentum": SLOW,
     "mix": MIX,
-    "invariance": 2.0,
-    "variance": 1.5,
-    "covariance": 0.5,
 }
 # name -> base, regulariser, policy, other options
 CASES = {
@@ -160,6 +146,8 @@ class Twin:
         self.snapshot = self.options.get("teacher") == "snapshot"
         self.averaged = self.options.get("frozen_bn") == "running"
         self.mixes = self.regulariser == "lump"
+        self.heads = ["predictor"] * bool(self.spec.predictor_hidden_dim)
+        self.heads += ["distiller"] * (self.regulariser in ALIGNED)
         self.drawn = MIXED if self.mixes else R
         self.remembers = self.options.get("remembers", True)
         self.size = R if self.remembers and not self.mixes else 0  # in the batch
@@ -281,36 +269,21 @@ class Twin:
         return [gss_twin.score(slope, past) for slope in slopes]
 
     def forward(self, images):
-        run = functools.partial(dense_net.apply, train=True, groups=2)
-        rows, stats, back = run(COPIED, self.params, self.stats, images)
-        outputs, backs, stats = {"z": rows}, {}, self.stats | stats
-        if self.spec.predictor_hidden_dim:
-            outputs["o"], more, backs["o"] = run(
-                ("predictor",), self.params, stats, rows
-            )
-            stats = stats | more
-        normalised = self.base == "mocov2plus"  # before a
-        if self.regulariser in ALIGNED:
-            count = len(rows) if self.every else 2 * R
-            read = twins.unit(rows[:count]) if normalised else rows[:count]
-            outputs["p"], more, backs["p"] = run(
-                ("distiller",), self.params, stats, read
-            )
-            stats = stats | more
+        nets = self.params, self.stats
+        rows, stats, back = dense_net.apply(COPIED, *nets, images, train=True, groups=2)
+        outputs, more, back_heads = dense_net.apply_heads(
+            self.heads,
+            *nets,
+            rows,
+            count=None if self.every else 2 * R,
+            unit=self.base == "mocov2plus",
+        )
 
         def backward(slopes):
-            down, grads = slopes["z"].copy(), {}
-            for name, through in backs.items():
-                more, own = through(slopes[name])
-                if name == "p" and normalised:
-                    length = np.linalg.norm(rows[:count], axis=1, keepdims=True)
-                    along = np.sum(more * read, axis=1, keepdims=True) * read
-                    more = (more - along) / length
-                down[: len(more)] += more
-                grads |= own
+            down, grads = back_heads(slopes)
             return grads | back(down)[1]
 
-        return outputs, stats, backward
+        return {"z": rows} | outputs, self.stats | stats | more, backward
 
     def differentiated(self, outputs, fixed, active):
         """The loss, its terms, and the slopes of the outputs by differences."""
@@ -603,20 +576,6 @@ def test_batches_of_one_row_and_of_one_view_are_refused():
     method = made("simsiam", "none", augment=lambda key, x: twins.views_of(x)[:, :1])
     with pytest.raises(ValueError, match="augment.views=1"):
         jax.eval_shape(method.init, jax.random.key(0), batch(0))
-
-
-def test_a_queue_keeps_the_newest_rows_where_draws_and_batches_differ():
-    """Of 8 rows; the pointer of draws of 2 and batches of 4 is no multiple of 4."""
-    setup = types.SimpleNamespace(beside=2)
-    held, active = queue_lib.Queue(jnp.zeros((2, 8, D)), jnp.int32(0)), jnp.array(True)
-    update = bases.make_base("mocov2plus").update
-    keys = jax.random.normal(jax.random.key(0), (3, 6, 2, D))
-    for k in keys:
-        features = records.Features(k, None, k=k)
-        held = step_lib._update_by_rows(setup, update, held, features, active)
-    newest = np.swapaxes(core.l2_normalize(keys).reshape(18, 2, D)[-8:], 0, 1)
-    rows = np.roll(held.rows, -18 % 8, axis=1)
-    np.testing.assert_allclose(rows, newest, rtol=1e-6)
 
 
 def test_a_memory_over_devices_holds_what_came(tmp_path):

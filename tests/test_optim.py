@@ -243,9 +243,3 @@ def test_ramped_cosine(epochs, warmup):
     np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-8)
     with pytest.raises(ValueError, match=f"warmup_epochs=13.*{epochs}"):
         optim.ramped_cosine(0.8, epochs=epochs, warmup_epochs=13)
-
-
-def test_tasks_have_schedules_of_their_own():
-    made = optim.by_task([optim.cosine(1.0, epochs=2), optim.cosine(1.0, epochs=4)])
-    rates = [float(made(jnp.float32(0.3), jnp.int32(task))) for task in (0, 1, 5)]
-    np.testing.assert_allclose(rates, [1, 0.5 + 0.25 * 2**0.5, 0.5 + 0.25 * 2**0.5])

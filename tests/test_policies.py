@@ -242,13 +242,9 @@ def test_rings_against_queues(name, size):
     assert start == capacity
 
 
-def er(**changes):
-    return toy.ONLINE | {"method": {"name": "er"}, "devices": 1} | changes
-
-
 @pytest.mark.parametrize(("name", "least"), [("ring", 10), ("task_ring", 8)])
 def test_a_memory_too_small_for_its_policy_is_refused(tmp_path, name, least):
     replay = {"capacity": least - 1, "policy": name}
     wanted = f"config.replay.capacity={least - 1}: policy='{name}' needs {least}"
     with pytest.raises(ValueError, match=wanted):
-        toy.job(tmp_path, **er(replay=replay))
+        toy.job(tmp_path, **toy.ONLINE | {"method": {"name": "er"}, "replay": replay})

@@ -54,7 +54,7 @@ PLAN = {"seed": 3, "task": 1, "epochs": 3, "batch_size": 4}
 CROP = prefetch.RandomCrop(8)
 
 
-def equal(one, two):
+def check_equal(one, two):
     one, two = list(one), list(two)
     assert len(one) == len(two) > 0
     for a, b in zip(one, two, strict=True):
@@ -70,7 +70,7 @@ def test_resident_batches_are_the_schedule():
     plan = stream.schedule(data, **PLAN)
     assert [b["index"].tolist() for b in got] == [plan[i].tolist() for i in range(15)]
     assert [*got[0]] == ["index"] and got[0]["index"].dtype == np.int32
-    equal(prefetch.batches(data, **PLAN, start=4), got[4:])
+    check_equal(prefetch.batches(data, **PLAN, start=4), got[4:])
     for start in (-1, 16):
         with pytest.raises(ValueError, match=f"start = {start}"):
             prefetch.batches(data, **PLAN, start=start)
@@ -106,10 +106,10 @@ def test_streamed_crops_restart_and_processes():
     whole = list(prefetch.batches(data, **options))
     assert whole[0]["image"].shape == (4, 2, 8, 8, 3)
     crop = CROP._replace(decoder=prefetch.choose_decoder())
-    equal(whole, expected_crops(data, crop, 2))
+    check_equal(whole, expected_crops(data, crop, 2))
     # Views and epochs differ, restarts do not.
     assert (whole[0]["image"][:, 0] != whole[0]["image"][:, 1]).any()
-    equal(prefetch.batches(data, **options, start=7), whole[7:])
+    check_equal(prefetch.batches(data, **options, start=7), whole[7:])
     parts = [
         prefetch.batches(data, **options, process_index=i, process_count=2)
         for i in (0, 1)
@@ -118,7 +118,7 @@ def test_streamed_crops_restart_and_processes():
         {key: np.concatenate([a[key], b[key]]) for key in a}
         for a, b in zip(*parts, strict=True)
     ]
-    equal(joined, whole)
+    check_equal(joined, whole)
 
 
 @pytest.mark.slow
@@ -127,11 +127,11 @@ def test_workers_change_nothing(workers):
     data = source(lazy())
     options = {**PLAN, "resident": False, "crop": CROP, "views": 2}
     whole = list(prefetch.batches(data, **options))
-    equal(prefetch.batches(data, **options, workers=workers), whole)
-    equal(prefetch.batches(data, **options, workers=workers, start=7), whole[7:])
+    check_equal(prefetch.batches(data, **options, workers=workers), whole)
+    check_equal(prefetch.batches(data, **options, workers=workers, start=7), whole[7:])
     examples, rows = data.examples, data.rows[:10]
     crop = prefetch.CenterCrop(8, 10)
-    equal(
+    check_equal(
         prefetch.evaluation_batches(examples, rows, 4, crop=crop, workers=workers),
         prefetch.evaluation_batches(examples, rows, 4, crop=crop),
     )
@@ -349,7 +349,7 @@ def test_images_that_stay_in_memory_are_decoded_once_and_in_this_process(tmp_pat
     options = {**PLAN, "resident": False, "workers": 2, "crop": CROP}
     whole = list(prefetch.batches(data, **options))
     shutil.rmtree(tmp_path / "class0")  # nothing is read again
-    equal(prefetch.batches(data, **options), whole)
+    check_equal(prefetch.batches(data, **options), whole)
     load = data.examples.load
     assert len(load.memory) == 8
     assert len(pickle.dumps(load)) < 2000  # another process gets no pixels

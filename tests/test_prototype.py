@@ -1,7 +1,6 @@
 """Losses of CCLIS and Co2L against float64 twins that loop over classes and rows."""
 
 import functools
-import math
 from typing import get_args
 
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import loss_twins as f64
 from helpers import twins
 from jaxcl import core
 from jaxcl.losses import prototype
@@ -27,55 +27,7 @@ def of(chosen, size):
     return jnp.array([i in chosen for i in range(size)])
 
 
-def mean(values):
-    values = list(values)
-    return sum(values) / len(values)
-
-
-def nce_twin(s, g, rows=EVERY, scope="old", old=OLD):
-    """Eq. 10, class by class."""
-    members = {m: [k for k in rows if LABELS[k] == m] for m in range(CLASSES)}
-
-    def partition(i):
-        total = 0.0
-        for m, pool in members.items():
-            estimated = {
-                "old": i in old and m in old and m != i,
-                "all_negatives": m != i,
-                "all": True,
-                "none": False,
-            }[scope]
-            for k in pool:
-                term = math.exp(s[i, k])
-                total += term / (g[k] * len(pool)) if estimated else term
-        return total
-
-    return mean(math.log(partition(LABELS[j])) - s[LABELS[j], j] for j in rows)
-
-
-def relation(now, past):
-    """-sum q log p of two lists of logits."""
-    q, p = ([math.exp(v) for v in logits] for logits in (past, now))
-    return -sum(a / sum(q) * math.log(b / sum(p)) for a, b in zip(q, p, strict=True))
-
-
-def prd_twin(s, teacher, classes, rows=EVERY, past=0.1, now=0.2):
-    return mean(
-        relation(
-            [s[i, j] / now for i in classes], [teacher[i, j] / past for i in classes]
-        )
-        for j in rows
-    )
-
-
-def ird_twin(z, teacher, rows=range(6), past=0.01, now=0.2):
-    return mean(
-        relation(
-            [twins.cosine(z[i], z[k]) / now for k in rows if k != i],
-            [twins.cosine(teacher[i], teacher[k]) / past for k in rows if k != i],
-        )
-        for i in rows
-    )
+nce_twin = partial(f64.sample_nce, labels=LABELS, old=OLD)
 
 
 # With unit vectors as prototypes a row's products are its own entries.
@@ -132,15 +84,15 @@ CASES = {
     ),
     "prd_default": (
         prd({0, 1, 3}),
-        partial(prd_twin, classes=[0, 1, 3]),
+        partial(f64.prd, classes=[0, 1, 3]),
         [SIMILARITY] * 2,
     ),
     "prd_masked": (
         prd({1, 4}, teacher_temperature=0.5, temperature=0.3, example_mask=of(KEPT, 9)),
-        partial(prd_twin, classes=[1, 4], rows=KEPT, past=0.5, now=0.3),
+        partial(f64.prd, classes=[1, 4], rows=KEPT, past=0.5, now=0.3),
         [SIMILARITY] * 2,
     ),
-    "ird_default": (ird, ird_twin, ROWS),
+    "ird_default": (ird, f64.ird, ROWS),
     "ird_masked": (
         partial(
             ird,
@@ -148,7 +100,7 @@ CASES = {
             temperature=0.5,
             example_mask=of({0, 2, 3, 5}, 6),
         ),
-        partial(ird_twin, rows=[0, 2, 3, 5], past=0.3, now=0.5),
+        partial(f64.ird, rows=[0, 2, 3, 5], past=0.3, now=0.5),
         ROWS,
     ),
 }
@@ -191,25 +143,12 @@ MASKED = {
 def test_masked_rows_change_nothing_whatever_they_hold(name):
     loss, shapes = MASKED[name]
     arrays = [jnp.float32(a) for a in draw(shapes, seed=4)]
-    step = jax.jit(jax.value_and_grad(loss, argnums=(1, 2)))
     mask = of(KEPT, 9).astype(jnp.float32)
     out = jnp.array([i for i in EVERY if i not in KEPT])
-    value, gradients = step(mask, *arrays)
     # Rows are the last axis, but for those of IRD.
     where = (out,) if name == "ird" else (..., out)
-    assert value > 0.01 and np.abs(gradients[0]).max() > 1e-3
-    assert not np.any(np.asarray(gradients[0][where]))
-    for bad in (np.nan, np.inf, 0.0):
-        spoilt = [a.at[where].set(bad) for a in arrays]
-        again, others = step(mask, *spoilt)
-        assert again == value
-        np.testing.assert_array_equal(gradients[0], others[0])
-        assert not np.any(np.asarray(others[1]))
-        # Of nothing: 0 and no gradient.
-        none, others = step(jnp.zeros(9), *spoilt)
-        assert none == 0 and not np.any(np.asarray(others[0]))
-    # A bool mask is the same mask, and no mask one of all rows.
-    np.testing.assert_allclose(loss(mask.astype(bool), *arrays), value, rtol=1e-6)
+    value, gradients = twins.check_masked(loss, mask, arrays, [where] * 2)
+    assert value == 0 and not np.any(np.asarray(gradients[0]))
     np.testing.assert_allclose(
         loss(None, *arrays), loss(jnp.ones(9), *arrays), rtol=1e-6
     )
@@ -292,7 +231,7 @@ def test_temperatures_divide_and_gradients_reach_rows_and_prototypes():
     )
     similarity = np.float64(c @ z.T)
     expected = nce_twin(similarity / 0.5, np.float64(weights))
-    expected += 0.6 * prd_twin(similarity, np.float64(before @ told.T), sorted(OLD))
+    expected += 0.6 * f64.prd(similarity, np.float64(before @ told.T), sorted(OLD))
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     for gradient in gradients[:2]:
         assert np.all(np.abs(gradient).max(axis=1) > 1e-3)
@@ -300,23 +239,12 @@ def test_temperatures_divide_and_gradients_reach_rows_and_prototypes():
         assert not np.any(np.asarray(gradient))
 
 
-def proposal_twin(z, c, mask, seen, temperature, leftover=False):
-    """Eq. 11 and 12, view by view, row by row."""
-    rows = [j for j in range(len(LABELS)) if mask[j]]
-    g = np.zeros(len(LABELS))
-    for number, view in enumerate(z):
-        s = np.exp(c @ view.T / temperature)
-        for j in rows:
-            for i in seen:
-                share = s[i, j] / sum(s[i, k] for k in rows)
-                last = leftover and number == len(z) - 1
-                if i != LABELS[j] or last:
-                    g[j] += share / len(z) / (len(seen) - 1)
-    for m in range(CLASSES):
-        pool = [j for j in rows if LABELS[j] == m]
-        if pool:
-            g[pool] /= g[pool].sum()
-    return g
+def proposal_twin(z, c, seen, temperature, leftover=False):
+    """Eq. 11 and 12, view by view."""
+    views = [f64.proposal(c @ view.T / temperature, LABELS, seen, KEPT) for view in z]
+    g = np.mean([g for g, _ in views], axis=0)
+    g += views[-1][1] / len(z) if leftover else 0
+    return f64.shares_by_class(g, LABELS, KEPT)
 
 
 @pytest.mark.parametrize("leftover", [False, True])
@@ -336,49 +264,7 @@ def test_proposal_is_the_mean_over_views_within_each_class(views, leftover):
         leftover=leftover,
     )
     arrays = np.float64(z), np.float64(c)
-    expected = proposal_twin(*arrays, mask, [0, 1, 2], 0.3, leftover)
+    expected = proposal_twin(*arrays, [0, 1, 2], 0.3, leftover)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     spread = [expected[[j for j in KEPT if LABELS[j] == m]].std() for m in (1, 2)]
     assert min(spread) > 1e-3
-
-
-def test_weights_of_every_row_estimate_the_loss_over_whole_pools():
-    """Eq. 7 by batches: of each old class 2 of 240 rows, of each new one 10 of 100.
-
-    An anchor is pushed from the mean of all rows under its softmax. Its squared error
-    is least with one scale for all rows; the paper's form has two.
-    """
-    rng, tau = np.random.default_rng(0), 0.5
-    centres = rng.normal(size=(4, 16))
-    label = np.repeat(np.arange(4), (240, 240, 100, 100))
-    rows = centres[label] + 0.6 * rng.normal(size=(len(label), 16))
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    c = centres / np.linalg.norm(centres, axis=1, keepdims=True)
-    pools = [np.flatnonzero(label == m) for m in range(4)]
-    chance = np.array([1 / len(pools[m]) for m in label])
-    mass = np.exp(c @ rows.T / tau)
-    wanted = (mass @ rows / mass.sum(axis=1, keepdims=True))[:2]
-
-    @partial(jax.jit, static_argnames="scope")
-    def push(z, y, g, scope):
-        gradient = jax.grad(
-            lambda c: prototype.sample_nce(
-                z, y, c, g, of({0, 1}, 4), temperature=tau, scope=scope
-            )
-        )(jnp.float32(c))
-        own = y == jnp.arange(2)[:, None]
-        pull = own @ z / own.sum(axis=1, keepdims=True)
-        return gradient[:2] * tau * len(y) / own.sum(axis=1, keepdims=True) + pull
-
-    scopes = get_args(prototype.Scope)
-    error = dict.fromkeys(scopes, 0.0)
-    for _ in range(100):
-        drawn = [
-            rng.choice(pool, 2 if m < 2 else 10, replace=False)
-            for m, pool in enumerate(pools)
-        ]
-        at = np.concatenate(drawn)
-        batch = jnp.float32(rows[at]), jnp.array(label[at]), jnp.float32(chance[at])
-        for scope in scopes:
-            error[scope] += np.sum((push(*batch, scope) - wanted) ** 2)
-    assert error["all"] < 0.7 * error["none"] < 0.7 * error["old"]

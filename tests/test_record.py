@@ -326,23 +326,6 @@ def test_results_and_added_keys_survive_the_file(tmp_path):
     assert results_lib.summary(results)["x"]["plasticity"] == -0.25
 
 
-def test_a_crash_in_write_results_leaves_the_old(tmp_path, monkeypatch):
-    results_lib.write_results(tmp_path, results_lib.empty_results(2))
-    old = (tmp_path / "results.json").read_bytes()
-
-    def crash(*_):
-        raise OSError("power cut")
-
-    for call in ("fsync", "replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, crash)
-            with pytest.raises(OSError):
-                results_lib.write_results(tmp_path, results_lib.empty_results(3))
-        assert (tmp_path / "results.json").read_bytes() == old
-    results_lib.write_results(tmp_path, results_lib.empty_results(3))
-    assert len(results_lib.read_results(tmp_path)["task_names"]) == 3
-
-
 @pytest.fixture
 def draw(tmp_path, figures):
     """draw(function, ...) -> pixels u8[H, W, 3] and the figure they came from."""

@@ -62,10 +62,7 @@ def test_a_stream_against_one_row_at_a_time(size, capacity):
             gone = redundancy_twin.removed(*columns, filled, count)
             used = int((filled & held.items["used"]).sum())
             rules.add("redundant" if used >= 2 * count else "oldest")
-        free = [s for s in range(capacity) if not filled[s] or s in gone]
-        want = np.full(size, capacity)
-        for row, slot in zip(np.flatnonzero(mask), free, strict=False):
-            want[row] = slot
+        want = redundancy_twin.slots(filled, gone, mask)
         slots = offer(memory, mask)
         np.testing.assert_array_equal(slots, want)
         memory = buffer.write(memory, slots, items, mask)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import loss_twins as f64
 from helpers import rehearsal_toy as toy
 from jaxcl.data import stream
 from jaxcl.methods import cclis, co2l, rehearsal
@@ -209,15 +210,9 @@ def proposal(state, rows, temperature, leftover=False, passes=5):
     images = toy.parts().plain(toy.EXAMPLES.images[rows])[:, :, ::-1]
     z, _ = net(state.params, state.stats, images, train=False)
     z, c = (np.asarray(x, np.float64) for x in (z, state.params["prototypes"]))
-    label, seen = LABEL[rows], np.flatnonzero(state.extra.seen)
-    g = np.zeros(len(rows))
-    for i in seen:
-        p = np.exp(c[i] @ z.T / temperature)
-        p /= p.sum()
-        own = 1 / passes if leftover else 0.0
-        g += np.where(label == i, own, 1.0) * p / (len(seen) - 1)
-    for m in np.unique(label):
-        g[label == m] /= g[label == m].sum()
+    every, seen = range(len(rows)), np.flatnonzero(state.extra.seen)
+    g, left = f64.proposal(c @ z.T / temperature, LABEL[rows], seen, every)
+    g = f64.shares_by_class(g + left / passes * leftover, LABEL[rows], every)
     return dict(zip(rows.tolist(), g, strict=True))
 
 
@@ -244,17 +239,6 @@ def test_weights_are_those_of_the_proposal(size, options):
         np.testing.assert_allclose(weight, [expected[r] for r in there], rtol=1e-4)
         uniform = 1 / np.bincount(LABEL[rows])[LABEL[there]]
         assert np.abs(weight / uniform - 1).max() > 0.1
-
-
-def test_the_first_task_has_no_teacher():
-    net = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)
-    state = toy.in_task(make("cclis"), toy.rows_of(0)[:2])
-    images = toy.parts().plain(toy.EXAMPLES.images[:4])
-    teach = jax.jit(functools.partial(rehearsal.teacher_rows, net, train=False))
-    expected = toy.told(net, state, images)
-    np.testing.assert_allclose(teach(state, images), expected, rtol=1e-4, atol=1e-6)
-    first = state.replace(task=jnp.int32(0))
-    np.testing.assert_array_equal(teach(first, images), np.zeros((4, 4)))
 
 
 def test_only_scores_need_all_images():

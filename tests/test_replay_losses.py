@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import loss_twins as f64
 from helpers import twins
 from jaxcl.losses import replay
 
@@ -40,21 +41,13 @@ def cosine_mixed(features, weights, mix, **options):
     return jnp.sum(jax.lax.stop_gradient(mix) * logits)
 
 
-def cross_twin(logits, labels, classes=None, rows=None):
-    """`classes`: a list of sets, one per row; `rows`: those that count."""
-    rows = range(len(logits)) if rows is None else rows
-    everything = set(range(logits.shape[1]))
-    per_row = {i: everything if classes is None else classes[i] for i in rows}
-    return mean(
-        logsumexp(logits[i, c] for c in chosen) - logits[i, labels[i]]
-        for i, chosen in per_row.items()
-        if chosen
-    )
-
-
 def ace_twin(incoming, replayed, incoming_classes, replay_classes, rows, old_rows):
-    first = cross_twin(incoming, IN_LABELS, [incoming_classes] * len(incoming), rows)
-    second = cross_twin(replayed, RE_LABELS, [replay_classes] * len(replayed), old_rows)
+    first = f64.labelled_cross_entropy(
+        incoming, IN_LABELS, [incoming_classes] * len(incoming), rows
+    )
+    second = f64.labelled_cross_entropy(
+        replayed, RE_LABELS, [replay_classes] * len(replayed), old_rows
+    )
     return first + second
 
 
@@ -88,36 +81,6 @@ def sup_con_twin(a, p, n, rows=None, t=0.2, base=0.07):
 def der_twin(logits, stored, rows=None):
     rows = range(len(logits)) if rows is None else rows
     return mean((logits[i, c] - stored[i, c]) ** 2 for i in rows for c in range(5))
-
-
-def sigma(z):
-    return 1 / (1 + math.exp(-z))
-
-
-def icarl_twin(logits, teacher, old, classes=range(5), rows=range(4), summed=False):
-    per_row = []
-    for i in rows:
-        terms = []
-        for c in classes:
-            t = sigma(teacher[i, c]) if c in old else float(c == IN_LABELS[i])
-            q = sigma(logits[i, c])
-            terms.append(-t * math.log(q) - (1 - t) * math.log(1 - q))
-        per_row.append(sum(terms) if summed else mean(terms))
-    return mean(per_row)
-
-
-def task_twin(logits, teacher, groups, rows=range(4), t=2.0):
-    def shares(z, group):
-        total = sum(math.exp(z[c] / t) for c in group)
-        return [math.exp(z[c] / t) / total for c in group]
-
-    def apart(q, p):
-        return sum(a * math.log(a / b) for a, b in zip(q, p, strict=True))
-
-    return mean(
-        sum(apart(shares(teacher[i], g), shares(logits[i], g)) for g in groups)
-        for i in rows
-    )
 
 
 def of(members, size):
@@ -175,16 +138,21 @@ CASES = {
         [(3, 4), (5, 4), (3, 5)],
         (0, 1),
     ),
-    "cross_entropy": (cross(), lambda z: cross_twin(z, IN_LABELS), [INCOMING], (0,)),
+    "cross_entropy": (
+        cross(),
+        lambda z: f64.labelled_cross_entropy(z, IN_LABELS),
+        [INCOMING],
+        (0,),
+    ),
     "cross_entropy_classes": (
         cross(class_mask=of({0, 1, 3}, 5), example_mask=of({0, 1, 3}, 4)),
-        lambda z: cross_twin(z, IN_LABELS, [{0, 1, 3}] * 4, [0, 1, 3]),
+        lambda z: f64.labelled_cross_entropy(z, IN_LABELS, [{0, 1, 3}] * 4, [0, 1, 3]),
         [INCOMING],
         (0,),
     ),
     "cross_entropy_classes_per_row": (
         cross(class_mask=MASKS, example_mask=of({0, 1, 2}, 4)),
-        lambda z: cross_twin(z, IN_LABELS, PER_ROW, [0, 1, 2]),
+        lambda z: f64.labelled_cross_entropy(z, IN_LABELS, PER_ROW, [0, 1, 2]),
         [INCOMING],
         (0,),
     ),
@@ -249,7 +217,7 @@ CASES = {
     # Labels are 3, 1 and 0: of new and of old classes; 2 and 4 are nobody's.
     "icarl_default": (
         icarl({0, 1}),
-        partial(icarl_twin, old={0, 1}),
+        partial(f64.icarl, labels=IN_LABELS, old={0, 1}),
         [INCOMING] * 2,
         (0,),
     ),
@@ -260,26 +228,33 @@ CASES = {
             class_mask=of({0, 1, 3}, 5),
             example_mask=of({1, 2}, 4),
         ),
-        partial(icarl_twin, old={0, 1}, classes=[0, 1, 3], rows=[1, 2], summed=True),
+        partial(
+            f64.icarl,
+            labels=IN_LABELS,
+            old={0, 1},
+            classes=[0, 1, 3],
+            rows=[1, 2],
+            summed=True,
+        ),
         [INCOMING] * 2,
         (0,),
     ),
     "icarl_masked_mean": (
         icarl({0, 1}, class_mask=of({0, 1, 3}, 5)),
-        partial(icarl_twin, old={0, 1}, classes=[0, 1, 3]),
+        partial(f64.icarl, labels=IN_LABELS, old={0, 1}, classes=[0, 1, 3]),
         [INCOMING] * 2,
         (0,),
     ),
     "tasks_default": (
         tasks([1, 0, 1, 0, 1]),
-        partial(task_twin, groups=[[1, 3], [0, 2, 4]]),
+        partial(f64.task_distillation, groups=[[1, 3], [0, 2, 4]]),
         [INCOMING] * 2,
         (0,),
     ),
     # Class 1 is a task of its own, 3 and 4 are of none.
     "tasks_masked": (
         tasks([7, 2, 7, -1, -1], temperature=0.7, example_mask=of({0, 2, 3}, 4)),
-        partial(task_twin, groups=[[0, 2], [1]], rows=[0, 2, 3], t=0.7),
+        partial(f64.task_distillation, groups=[[0, 2], [1]], rows=[0, 2, 3], t=0.7),
         [INCOMING] * 2,
         (0,),
     ),
@@ -323,27 +298,13 @@ def test_masked_rows_change_nothing_whatever_they_hold(name):
     loss, shapes = MASKED[name]
     arrays = [jnp.float32(a) for a in twins.draw(shapes, seed=1)]
     rows = shapes[0][0]
-    step = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(1, 1 + len(shapes)))))
     mask = of({0, 1}, rows).astype(jnp.float32)
-    value, gradients = step(mask, *arrays)
     # All arrays of as many rows are masked; the other part of ER-ACE is not.
-    masked = [len(a) == rows for a in arrays]
-    assert value > 0.01 and np.abs(gradients[0]).max() > 1e-3
-    for bad in (np.nan, np.inf, 0.0):
-        spoilt = [
-            a.at[2:].set(bad) if m else a for a, m in zip(arrays, masked, strict=True)
-        ]
-        assert step(mask, *spoilt)[0] == value
-        for was, now, m in zip(gradients, step(mask, *spoilt)[1], masked, strict=True):
-            np.testing.assert_array_equal(was, now)
-            assert not m or not np.any(np.asarray(now[2:]))
+    hidden = [slice(2, None) if len(a) == rows else None for a in arrays]
+    value, gradients = twins.check_masked(loss, mask, arrays, hidden)
     # Of nothing: 0 and no gradient, but for the part of ER-ACE that is left.
-    value, gradients = step(jnp.zeros_like(mask), *spoilt)
     assert np.isfinite(value) and not np.any(np.asarray(gradients[0]))
     assert value == 0 or name in ("replay", "incoming")
-    # A bool mask is the same mask.
-    same = loss(mask.astype(bool), *arrays)
-    np.testing.assert_allclose(same, loss(mask, *arrays), rtol=1e-6)
 
 
 def test_masked_classes_change_nothing_whatever_they_hold():
@@ -398,7 +359,9 @@ def test_rows_without_a_class_are_left_out_and_lost_labels_are_seen():
     value, gradient = step(z, jnp.zeros(3, bool), labels)
     assert value == 0 and not np.any(np.asarray(gradient))
     value, gradient = step(z, jnp.array([[1, 1, 0], [0, 0, 0]], bool), labels)
-    np.testing.assert_allclose(value, cross_twin(z, [0], [{0, 1}], [0]), rtol=1e-5)
+    np.testing.assert_allclose(
+        value, f64.labelled_cross_entropy(z, [0], [{0, 1}], [0]), rtol=1e-5
+    )
     assert np.abs(gradient[0]).max() > 1e-3 and not np.any(np.asarray(gradient[1]))
     # No probability for the label, or no such label: an infinite loss, said finitely.
     for labels in ([0, 2], [0, -1], [0, 3]):

@@ -3,7 +3,6 @@
 import base64
 import html.parser
 import io
-import json
 import pathlib
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from helpers import toy
+from helpers import run_directories, toy
 from jaxcl.report import page as report_page
 from jaxcl.run import cost, finish
 from jaxcl.run import results as results_lib
@@ -35,50 +34,30 @@ def leave(
     name=KNN,
     config=None,
     rows=None,
-    lengths=None,
-    size=None,
     scalars=None,
-    seconds=10.0,
-    flops=100,
     names=None,
     **more,
 ):
     """A run after as many tasks as the matrix has rows; `more` goes to its results."""
-    folder.mkdir(parents=True)
-    size = size or (len(matrix[0]) if matrix else 2)
-    lengths = lengths or [5] * len(matrix)
-    results, logged, step = results_lib.empty_results(size, task_names=names), [], 0
+    results = results_lib.empty_results(len(matrix[0]), task_names=names)
+    spent = {"train": 10.0, "compile": 1.0, "evaluation": 2.0}
+    machine = {"device": "cpu", "num_devices": 2, "peak_bytes": None}
+    entry, logged = cost.TaskCost(5, 50, 100, spent, machine), []
     for task, row in enumerate(matrix):
-        found = (scalars or {}).get(task, {})
-        whole = seconds + 1.0 + 2.0 + 0.5
-        results = results_lib.add_task(results, task, {name: row}, found, whole)
-        spent = {"train": seconds, "compile": 1.0, "evaluation": 2.0}
-        machine = {"device": "cpu", "num_devices": 2, "peak_bytes": None}
-        entry = cost.TaskCost(lengths[task], 50, flops, spent, machine)
+        results = results_lib.add_task(results, task, {name: row}, scalars or {}, 13.5)
         results["cost"] = cost.add_task(results["cost"], task, entry)
-        step += lengths[task]
-        logged.append({"step": step, "task": task, "eval": {name: row, **found}})
-    rows = logged if rows is None else rows
-    for row in rows:
-        row.setdefault("time", {"unix": UNIX + row["step"]})
-    if rows:
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / "metrics.jsonl").write_text(text)
-    whole = {"seed": seed, "name": "x", **(config or {})}
-    (folder / "config.json").write_text(json.dumps(whole))
-    results_lib.write_results(folder, {**results, **more})
+        logged.append({"step": 5 * task + 5, "task": task, "eval": {name: row}})
+    rows = [{"time": {"unix": UNIX + row["step"]}} | row for row in rows or logged]
+    config = {"seed": seed, "name": "x", **(config or {})}
+    run_directories.write(folder, config, rows, {**results, **more})
     return folder
 
 
 @pytest.fixture
 def runs(tmp_path):
-    for seed, matrix in enumerate(ER):
-        more = {"lengths": [5, 5], "scalars": {1: {"memory/entropy": 1.0 + seed}}}
-        leave(tmp_path / "er" / f"seed_{seed}", matrix, seed=seed, **more)
-    for seed, matrix in enumerate(ACE):
-        more = {"seconds": 20.0, "flops": 300, "config": {"lr": 0.5}}
-        more["scalars"] = {1: {"memory/entropy": 3.0 + 2 * seed}}
-        leave(tmp_path / "ace" / f"seed_{seed}", matrix, seed=seed, **more)
+    for name, matrices in (("er", ER), ("ace", ACE)):
+        for seed, matrix in enumerate(matrices):
+            leave(tmp_path / name / f"seed_{seed}", matrix, seed=seed)
     leave(tmp_path / "one", [[1.0, 0.0], [0.5, 0.5]], seed=1)
     return tmp_path
 
@@ -180,10 +159,6 @@ def interval(values, *, scale=100.0, form="{:.1f}"):
     return form.format(mean).replace("-", "−"), ends
 
 
-def title_of(root):
-    return root.one("head").one("title").text()
-
-
 def measures_of(matrix):
     a = np.array(matrix, float)
     return {
@@ -250,8 +225,8 @@ def test_accuracy_matrices_are_means_over_seeds(runs):
 
 
 def test_a_run_that_goes_on_is_not_set_against_one_that_is_over(runs):
-    leave(runs / "part", [[0.9, 0.1]], size=2)
-    leave(runs / "same", [[0.7, 0.1]], size=2)
+    leave(runs / "part", [[0.9, 0.1]])
+    leave(runs / "same", [[0.7, 0.1]])
     root = page(runs / "er", runs / "part")
     assert "part: 1 of 2 tasks" in root.text()
     found = table(root, f"measures of {KNN}")["part"]
@@ -303,7 +278,7 @@ def evil(tmp_path):
             name=EVIL,
             rows=rows,
             names=[EVIL, "\ud800"],
-            scalars={1: {EVIL: 1.0}},
+            scalars={EVIL: 1.0},
             config={EVIL: {EVIL: f"{EVIL}{number}"}},
             **more,
         )
@@ -317,7 +292,7 @@ def evil(tmp_path):
 def test_nothing_that_comes_from_files_becomes_markup(tmp_path):
     path = made(*evil(tmp_path), out=tmp_path / "page.html", title=EVIL)
     root = check_harmless(path)
-    assert root.one("h1").text() == title_of(root) == EVIL
+    assert root.one("h1").text() == root.one("head").one("title").text() == EVIL
     assert root.text().count("<script>alert('x')</script>") > 20
     assert f"measures of {EVIL}" in {
         n.attributes.get("aria-label") for n in root.all("div")

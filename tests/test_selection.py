@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import chance
+from helpers import loss_twins as f64
 from jaxcl.memory import selection
 
 PROPOSAL, OWN = jax.jit(selection.proposal), jax.jit(selection.own_class_term)
@@ -16,7 +17,7 @@ WITHIN = jax.jit(selection.within_class, static_argnums=3)
 TRIALS = 4000
 
 
-def close(counts, probability):
+def check_counts(counts, probability):
     chance.check_frequencies(counts, probability, TRIALS)
 
 
@@ -48,26 +49,13 @@ def scene(seed, classes=5, rows=23, scale=3.0):
     return (similarity.astype(np.float32), labels.astype(np.int32), seen, mask), counts
 
 
-def proposal_twin(similarity, labels, seen, mask):
-    """Eq. 12 one entry at a time; then what it leaves out."""
-    s = similarity.astype(np.float64)
-    anchors, rows = np.flatnonzero(seen), np.flatnonzero(mask)
-    g, left = np.zeros(len(labels)), np.zeros(len(labels))
-    for i in anchors:
-        top = max(s[i, k] for k in rows)
-        total = sum(np.exp(s[i, k] - top) for k in rows)
-        for j in rows:
-            into = left if labels[j] == i else g
-            into[j] += np.exp(s[i, j] - top) / total / (len(anchors) - 1)
-    return g, left
-
-
 @pytest.mark.parametrize("scale", [0.5, 3.0, 300.0])
 @pytest.mark.parametrize("dtype", [bool, np.float32])
 def test_proposal_against_loops(scale, dtype):
     for seed in range(3):
         (similarity, labels, seen, mask), counts = scene(seed, scale=scale)
-        g, left = proposal_twin(similarity, labels, seen, counts)
+        chosen = (np.flatnonzero(x) for x in (seen, counts))
+        g, left = f64.proposal(similarity.astype(np.float64), labels, *chosen)
         arrays = similarity, labels, seen, mask.astype(dtype)
         found, also = PROPOSAL(*arrays), OWN(*arrays)
         assert found.dtype == also.dtype == jnp.float32
@@ -161,7 +149,7 @@ def test_who_is_rounded_up_is_uniform_among_classes():
     old, new = classes(0, 5)
     counts = np.full(12, 99, np.int32)
     up = np.asarray(quotas(keys(2), counts, old, new, 13, 1)) == 3
-    close([np.sum(up[:, i] & up[:, j]) for i, j in PAIRS], 0.3)
+    check_counts([np.sum(up[:, i] & up[:, j]) for i, j in PAIRS], 0.3)
     # 5 old and 5 new classes, 26/3 rows for the old: 9 in 2 cases of 3.
     old, new = classes(5, 5)
     found = np.asarray(quotas(keys(2), counts, old, new, 13, 3))
@@ -169,7 +157,7 @@ def test_who_is_rounded_up_is_uniform_among_classes():
     up_old, up_new = found[:, :5] == 2, found[:, 5:10] == 1
     for case, p_old, p_new, share in [(nine, 0.8, 0.8, 2 / 3), (~nine, 0.6, 1, 1 / 3)]:
         both = up_old[:, :, None] & up_new[:, None, :] & case[:, None, None]
-        close(both.sum(axis=0), share * p_old * p_new)
+        check_counts(both.sum(axis=0), share * p_old * p_new)
 
 
 def level_twin(amount, room):
@@ -250,12 +238,12 @@ def test_rows_are_drawn_by_successive_sampling(weighted):
         weights = WEIGHTS[rows] if weighted else np.ones(len(rows))
         law = successive(weights, QUOTA[label])
         drawn = [frozenset(np.flatnonzero(row)) for row in found[:, rows]]
-        close([drawn.count(s) for s in law], list(law.values()))
+        check_counts([drawn.count(s) for s in law], list(law.values()))
         inclusion = [sum(p for s, p in law.items() if r in s) for r in range(len(rows))]
-        close(found[:, rows].sum(axis=0), inclusion)
+        check_counts(found[:, rows].sum(axis=0), inclusion)
         sets[label] = found[:, rows[0]], inclusion[0]
         if not weighted:
-            close(found[:, rows].sum(axis=0), QUOTA[label] / len(rows))
+            check_counts(found[:, rows].sum(axis=0), QUOTA[label] / len(rows))
             continue
         # The tests above can tell this law from others: with replacement, in
         # proportion to the weight, by the inverse weight.
@@ -268,9 +256,9 @@ def test_rows_are_drawn_by_successive_sampling(weighted):
         )
         for other in others:
             with pytest.raises(AssertionError):
-                close(found[:, rows].sum(axis=0), other)
+                check_counts(found[:, rows].sum(axis=0), other)
     both = sets[0][0] & sets[1][0]
-    close(both.sum(), sets[0][1] * sets[1][1])
+    check_counts(both.sum(), sets[0][1] * sets[1][1])
     assert not np.any(found[:, (LABELS < 0) | (LABELS > 2)])
 
 
@@ -287,7 +275,7 @@ def test_rows_of_weight_0_come_last():
         )(keys(7))
     )
     assert found[:, [9, 12]].all()
-    close(found[:, [0, 2, 4]].sum(axis=0), 1 / 3)
-    close(found[:, [3, 8, 11]].sum(axis=0), 1 / 3)
+    check_counts(found[:, [0, 2, 4]].sum(axis=0), 1 / 3)
+    check_counts(found[:, [3, 8, 11]].sum(axis=0), 1 / 3)
     p = weights[[1, 5, 7, 10]]
-    close(found[:, [1, 5, 7, 10]].sum(axis=0), p / p.sum())
+    check_counts(found[:, [1, 5, 7, 10]].sum(axis=0), p / p.sum())

@@ -487,6 +487,28 @@ def test_classes_and_splits_are_not_taken_for_each_other(folders, words, tmp_pat
         sources.load("image_folder", path=str(tmp_path))
 
 
+def test_formats_of_a_folder_are_options_of_its_source(tmp_path):
+    """One scale for all greys of 16 bits, and what shows through."""
+    grey = np.arange(16, dtype=np.uint16).reshape(4, 4) * 256
+    drawing = np.zeros((4, 4, 4), np.uint8)  # black, and black behind nothing
+    drawing[2, 2, 3] = 255
+    for name, image in {"a": grey, "b": drawing}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").write_bytes(encoded(Image.fromarray(image)))
+    options = {"path": str(tmp_path), "test": 0.0, "channels": 1}
+
+    def load(**more):
+        return pixels(sources.load("image_folder", **options, **more).train)[..., 0]
+
+    for bits, ground in ((12, 255), (16, 0)):
+        deep, drawn = load(bits=bits, background=ground)
+        np.testing.assert_array_equal(deep, grey >> (bits - 8))
+        assert drawn[2, 2] == 0 and drawn[0, 0] == ground
+    for more in ({}, {"bits": 10}):
+        with pytest.raises(ValueError, match="png.*config.data.bits"):
+            load(**more)
+
+
 def test_folder_resident_and_sized(tmp_path):
     folder(tmp_path, {"a": 3, "b": 2}, shape=(8, 6))
     path = str(tmp_path)

@@ -1,31 +1,18 @@
 """SS-IL: its steps against the equation, its teacher, and who competes with whom."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import loss_twins as f64
 from helpers import online_toy as toy
 from jaxcl.methods import online, ss_il
 from jaxcl.methods.online import teacher
 
 FIRST, SECOND, THIRD = toy.FIRST, toy.SECOND, toy.batch(2, [4, 4, 4, 2, 3, 4])
+TASKS = [[0, 1], [2, 3]]  # their classes
 NET = online.build_network(toy.parts(), "linear")
-
-
-def kl(logits, teacher, tasks, temperature):
-    """Mean over rows of the sum over tasks of KL(teacher || now) within each."""
-    rows = []
-    for z, t in zip(logits / temperature, teacher / temperature, strict=True):
-        value = 0.0
-        for group in tasks:
-            q = np.exp(t[group]) / np.exp(t[group]).sum()
-            p = np.exp(z[group]) / np.exp(z[group]).sum()
-            value += sum(a * math.log(a / b) for a, b in zip(q, p, strict=True))
-        rows.append(value)
-    return np.mean(rows)
 
 
 def taught(state, images):
@@ -54,7 +41,7 @@ def test_each_side_competes_by_itself_and_old_tasks_are_held(
         value = toy.cross_entropy(new, THIRD["label"], sides)
         value += toy.cross_entropy(old, past["label"], [0, 1, 2, 3])
         for z, said in zip((old, new), told, strict=False):
-            value += weight * kl(z, said, [[0, 1], [2, 3]], temperature)
+            value += weight * f64.task_distillation(z, said, TASKS, t=temperature)
         return value
 
     images = THIRD["image"], past["image"]

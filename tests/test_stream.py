@@ -48,20 +48,6 @@ def test_released_permutation_of_other_seeds(seed):
     assert found.tolist() == DRAWN_IN_TORCH[seed]
 
 
-def test_class_scenario_released_order_in_tens():
-    data = small_sets.dataset(
-        small_sets.examples(np.arange(100)),
-        small_sets.examples(np.arange(100)),
-        classes=100,
-    )
-    want = np.array(RELEASED.split(), int).reshape(10, 10)
-    for order, seed in (("released", 5), ("cassle", 5), ("cassle", 6)):
-        made = scenarios.make(
-            data, name="class", num_tasks=10, class_order=order, seed=seed
-        )
-        np.testing.assert_array_equal([t.classes for t in made.tasks], want)
-
-
 @pytest.mark.parametrize(
     ("order", "want"),
     [

@@ -102,7 +102,7 @@ def test_again_is_harmless_and_a_newer_checkpoint_is_judged_anew(run, tmp_path):
     assert len(rows_lib.read_rows(here)) == 1
 
 
-def refused(match, run, workdir, **changes):
+def check_refused(match, run, workdir, **changes):
     with pytest.raises(ValueError, match=match) as error:
         build.build(config(run, **changes), workdir)
     assert "\n" not in str(error.value)
@@ -111,21 +111,21 @@ def refused(match, run, workdir, **changes):
 
 def test_what_is_wrong_with_the_directory_is_one_line(run, tmp_path):
     here = tmp_path / "here"
-    refused(
+    check_refused(
         r"config\.checkpoint='.*nowhere': no such folder", tmp_path / "nowhere", here
     )
-    refused(r"config\.checkpoint='': it has no config", "", here)
+    check_refused(r"config\.checkpoint='': it has no config", "", here)
     copy = copy_of(run, tmp_path)
     (copy / "config.json").write_text('{"name": "x"}')
-    refused(r"config\.json lacks \['augment', 'encoder'\]", copy, here)
+    check_refused(r"config\.json lacks \['augment', 'encoder'\]", copy, here)
     (copy / "config.json").write_text('{"name": ')
-    refused(r"config\.json: it is damaged", copy, here)
+    check_refused(r"config\.json: it is damaged", copy, here)
     shutil.copy(run / "config.json", copy)
     shutil.rmtree(copy / "checkpoints")
-    refused(r"there is no checkpoint in it yet", copy, here)
+    check_refused(r"there is no checkpoint in it yet", copy, here)
     (copy / "checkpoints").mkdir()
     (copy / "checkpoints" / "9.orbax-checkpoint-tmp").mkdir()
-    refused(r"there is no checkpoint in it yet", copy, here)
+    check_refused(r"there is no checkpoint in it yet", copy, here)
 
 
 def numbers(run):
@@ -148,7 +148,7 @@ def test_damaged_checkpoints_are_passed_over_and_stay(run, tmp_path, caplog):
     assert f"checkpoint {newest}" in caplog.text
     assert run_directories.contents(copy) == before
     truncate(copy, older)
-    refused(
+    check_refused(
         rf"every checkpoint in .* is damaged \(\[{older}, {newest}\]\)",
         copy,
         tmp_path / "other",
@@ -161,14 +161,14 @@ def test_another_encoder_is_refused(run, tmp_path):
     there["encoder"]["width"] = 8
     (copy / "config.json").write_text(json.dumps(there))
     match = r"\['params'\]\['encoder'\]\['bn1'\]\['bias'\] is float32\[4\] in the "
-    refused(match + r"checkpoint, float32\[8\] here", copy, here)
+    check_refused(match + r"checkpoint, float32\[8\] here", copy, here)
     there["encoder"] = {"name": "resnet", "depth": 10, "width": 4}
     (copy / "config.json").write_text(json.dumps(there))
-    refused(r"is absent in the checkpoint|absent here", copy, here)
+    check_refused(r"is absent in the checkpoint|absent here", copy, here)
     # Images with three channels for an encoder of one.
     colour = {"data": {"name": "digits", "channels": 3}}
     match = r"conv1'\]\['kernel'\] is float32\[3, 3, 1, 4\] .* float32\[3, 3, 3, 4\]"
-    refused(match, run, here, **colour)
+    check_refused(match, run, here, **colour)
 
 
 def run_config(**method):

@@ -24,14 +24,6 @@ def uniformity_twin(rows):
     return np.log(np.mean(pairs))
 
 
-def test_known_values():
-    rows = np.array([[1.0, 0], [-3, 0]], np.float32)
-    assert uniformity.uniformity(rows) == pytest.approx(-8)  # two opposite points
-    assert uniformity.uniformity(rows[[0, 0, 0]]) == pytest.approx(0)  # collapsed
-    assert uniformity.alignment(rows, 5 * rows) == pytest.approx(0)
-    assert uniformity.alignment(rows, -rows) == pytest.approx(4)
-
-
 def test_they_are_their_twins():
     rng = np.random.default_rng(0)
     first, second = rng.normal(size=(2, 17, 5)).astype(np.float32)
@@ -63,10 +55,3 @@ def test_the_evaluator_measures_views_of_evaluation_rows(streams):
     assert result.scalars["uniformity"] == pytest.approx(
         uniformity_twin(first), rel=1e-4
     )
-
-
-def test_a_network_that_is_not_finite_has_a_warning():
-    state = eval_toy.state_of(1)
-    wild = eval_toy.State({"w": state.params["w"] * np.inf})
-    result = uniformity.make(eval_toy.parts_of("joint"))(wild, 0)
-    assert result.warnings

@@ -25,28 +25,16 @@ def visible_twin(parts, task):
 
 @pytest.mark.parametrize("reading", ["features", "augmented", "streamed"])
 def test_probe_trains_on_the_task_and_what_it_replayed(reading):
-    plain = eval_toy.dataset()
     parts = memory_toy.parts_of(data=eval_toy.dataset(streams=reading == "streamed"))
-    options = OPTIONS | dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
-    evaluate = eval_toy.probe(parts, **options)
-    images = plain.train.images
-    images = images if reading == "features" else images[:, :, ::-1]
+    more = dict(batch_size=4, train_on="visible")
+    evaluate = eval_toy.probe(parts, **eval_toy.options_of(reading, **more))
     for task in (0, 1, 2):
-        check_probe(evaluate, parts, images, task, reading == "streamed")
-
-
-def check_probe(evaluate, parts, images, task, streams):
-    result, plain = evaluate(memory_toy.state_of(task), task), eval_toy.dataset()
-    at = visible_twin(parts, task)
-    assert len(at) == len(parts.stream.tasks[task].train.rows) + [0, 2, 4][task]
-    x = eval_toy.embedded(memory_toy.state_of(), images[at])
-    labels = plain.train.label[at]
-    w, b, loss = eval_toy.fitted(x, labels, task, 4, streams=streams)
-    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
-    scores = eval_toy.embedded(memory_toy.state_of(), plain.test.images) @ w + b
-    want = eval_toy.accuracies(parts, scores.argmax(1))
-    np.testing.assert_allclose(result.rows["class_incremental"], want)
-    assert np.isnan(result.rows["task_aware"]).tolist() == [t > task for t in range(3)]
+        state, at = memory_toy.state_of(task), visible_twin(parts, task)
+        assert len(at) == len(parts.stream.tasks[task].train.rows) + [0, 2, 4][task]
+        result, how = evaluate(state, task), {"reading": reading, "task": task}
+        eval_toy.check_probe(result, parts, state, at, 4, **how)
+        aware = np.isnan(result.rows["task_aware"]).tolist()
+        assert aware == [t > task for t in range(3)]
 
 
 def unequal():

@@ -217,23 +217,6 @@ def test_branches_are_dropped_by_row_and_weighed_up():
     whole = run(plain, params, images)
     np.testing.assert_array_equal(run(net, params, images, train=True), whole)
 
-    # One branch alone: a row has all of it, weighed up by the chance, or nothing.
-    alone = jax.tree.map(jnp.asarray, params["block_0"])
-    alone["mlp"]["fc2"] = jax.tree.map(jnp.zeros_like, alone["mlp"]["fc2"])
-    x = jnp.asarray(
-        np.tile(np.random.default_rng(0).normal(size=(1, 1, 16)), (4000, 1, 1))
-    )
-    biased = ("query", "key", "value")
-
-    def branch(drop, key):
-        layer = vit.Block(2, 24, "gelu", biased, "xla", 1e-6, None, drop, jnp.float32)
-        return np.asarray(layer.apply({"params": alone}, x, None, 0, key) - x)
-
-    full, dropped = branch(0.0, None), branch(0.4, jax.random.key(2))
-    kept = np.any(dropped, axis=(1, 2))
-    assert abs(kept.mean() - 0.6) < 0.03
-    np.testing.assert_allclose(dropped[kept], full[kept] / 0.6, rtol=1e-4, atol=1e-5)
-
 
 def test_remat_changes_no_gradient():
     net, params, images = made("rotary")
@@ -299,14 +282,7 @@ def test_chips_that_have_cudnn_attention(platform, capability, there, monkeypatc
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
-    net, params, images = made("offset")
-    rough = net.clone(dtype=jnp.bfloat16)
-    shapes = jax.eval_shape(rough.init, jax.random.key(0), images)
-    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {np.dtype("f4")}
-    found, want = run(rough, params, images), run(net, params, images)
-    assert found.dtype == jnp.float32
-    gap = np.abs(found - want).max() / np.abs(want).max()
-    assert 1e-4 < gap < 5e-2, gap
+    twins.check_bfloat16_network(*made("offset"), run)
 
 
 def test_a_frozen_patch_projection_is_never_moved():

@@ -4,11 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from faults import fault
-from faults.fault import gives, instead, takes
-
-
-def _always(value):
-    return lambda _: value
+from faults.fault import always, gives, instead, takes
 
 
 def _itself_among_neighbours(nearest):
@@ -30,34 +26,34 @@ def _with_pairs_of_itself(value, of):
 
 
 _brute = "test_evals.py::test_neighbours_are_those_of_brute_force"
-_known = "test_collapse.py::test_measures_at_points_known_by_hand"
+_measures = "test_collapse.py::test_measures_are_the_equations"
 
 FAULTS = [
     *fault.of(
         "evals.knn.count_votes",
         "test_evals.py::test_votes_weigh_by_distance",
-        ("evaluators: kNN has no temperature", takes(temperature=_always(1.0))),
+        ("evaluators: kNN has no temperature", takes(temperature=always(1.0))),
         ("evaluators: kNN asks rows that it may not", takes(mask=jnp.ones_like)),
         (
             "evaluators: kNN's distances are always cosines",
-            takes(distance=_always("cosine")),
+            takes(distance=always("cosine")),
             f"{_brute}[class-euclidean]",
         ),
     ),
     *fault.of(
         "evals.features.train_mask",
         "test_evals.py::test_probe_of_seen_tasks_knows_only_their_classes",
-        ("evaluators: probes train on tasks to come", takes(train_on=_always("all"))),
+        ("evaluators: probes train on tasks to come", takes(train_on=always("all"))),
     ),
     *fault.of(
         "evals.features.blank_unseen",
         f"{_brute}[class-cosine]",
-        ("evaluators: tasks to come have accuracies", takes(train_on=_always("all"))),
+        ("evaluators: tasks to come have accuracies", takes(train_on=always("all"))),
     ),
     *fault.of(
         "evals.features.draw_stratified",
         "test_evals.py::test_a_share_of_the_labels_is_stratified_nested_and_seeded",
-        ("evaluators: a share of labels ignores the seed", takes(seed=_always(0))),
+        ("evaluators: a share of labels ignores the seed", takes(seed=always(0))),
     ),
     *fault.of(
         "evals.features.pick_evenly",
@@ -86,7 +82,7 @@ FAULTS = [
     *fault.of(
         "optim.sgd",
         "test_evals.py::test_probe_is_the_sgd_of_the_equations[features-16]",
-        ("evaluators: a probe has no momentum", takes(momentum=_always(0.0))),
+        ("evaluators: a probe has no momentum", takes(momentum=always(0.0))),
     ),
     *fault.of(
         "evals.linear.make_evaluator",
@@ -99,12 +95,12 @@ FAULTS = [
     ),
     *fault.of(
         "evals.predict.make",
-        "test_evals.py::test_predictions_of_rows_of_no_task_count_only_if_asked",
-        ("evaluators: met_only is ignored", takes(met_only=_always(False))),
+        "test_online_head.py::test_predict_judges_the_rows_of_the_tasks_met[class-False]",
+        ("evaluators: met_only is ignored", takes(met_only=always(False))),
     ),
     *fault.of(
         "evals.collapse.embedding_std",
-        _known,
+        _measures,
         (
             "evaluators: the spread is not that of unit rows",
             gives(lambda value, of: value * np.linalg.norm(of["embeddings"][0])),
@@ -112,12 +108,12 @@ FAULTS = [
     ),
     *fault.of(
         "evals.collapse.rankme",
-        _known,
+        _measures,
         ("evaluators: RankMe is the entropy", gives(lambda rank: np.log(rank))),
     ),
     *fault.of(
         "evals.uniformity.alignment",
-        "test_uniformity.py::test_known_values",
+        "test_uniformity.py::test_they_are_their_twins",
         ("evaluators: alignment is no square", gives(jnp.sqrt)),
     ),
     *fault.of(

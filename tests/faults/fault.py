@@ -29,8 +29,13 @@ def of(target: str, tests: str, *rows: tuple) -> list[Fault]:
     ]
 
 
-def takes(**changes: Callable) -> Callable:
-    """Patch: change arguments on their way in, `takes(labels=lambda x: 0 * x)`."""
+def always(value) -> Callable:
+    """Answer this value, whatever is given."""
+    return lambda _: value
+
+
+def _changes(change: Callable) -> Callable:
+    """Patch: `change` the arguments, which it gets by name, on their way in."""
 
     def patch(function):
         signature = inspect.signature(function)
@@ -39,32 +44,31 @@ def takes(**changes: Callable) -> Callable:
         def wrong(*given, **named):
             call = signature.bind(*given, **named)
             call.apply_defaults()
-            for name, change in changes.items():
-                call.arguments[name] = change(call.arguments[name])
+            change(call.arguments)
             return function(*call.args, **call.kwargs)
 
         return wrong
 
     return patch
+
+
+def takes(**changes: Callable) -> Callable:
+    """Patch: change arguments on their way in, `takes(labels=lambda x: 0 * x)`."""
+
+    def change(arguments):
+        for name, function in changes.items():
+            arguments[name] = function(arguments[name])
+
+    return _changes(change)
 
 
 def swaps(one: str, other: str) -> Callable:
     """Patch: exchange two arguments."""
 
-    def patch(function):
-        signature = inspect.signature(function)
+    def change(both):
+        both[one], both[other] = both[other], both[one]
 
-        @functools.wraps(function)
-        def wrong(*given, **named):
-            call = signature.bind(*given, **named)
-            call.apply_defaults()
-            both = call.arguments
-            both[one], both[other] = both[other], both[one]
-            return function(*call.args, **call.kwargs)
-
-        return wrong
-
-    return patch
+    return _changes(change)
 
 
 def gives(change: Callable) -> Callable:

@@ -120,7 +120,6 @@ _without_negatives = [
         "losses.noncontrastive.simsiam",
         _noncontrastive("simsiam"),
         ("loss: simsiam compares a prediction with its own view", swaps("z1", "z2")),
-        ("loss: simsiam sends a gradient to its targets", _leaks("z1")),
     ),
     *fault.of(
         "losses.noncontrastive.vicreg",
@@ -139,11 +138,10 @@ _without_negatives = [
             "loss: dino compares a view with itself",
             takes(targets=lambda targets: targets[:, ::-1]),
         ),
-        ("loss: dino sends a gradient to its targets", _leaks("targets")),
     ),
     *fault.of(
         "losses.noncontrastive.sinkhorn",
-        "test_noncontrastive.py::test_sinkhorn_at_points_known_by_hand",
+        "test_bases.py::test_local_crops_are_further_views[swav-two]",
         ("loss: sinkhorn stops one turn early", takes(iterations=lambda n: n - 1)),
     ),
 ]
@@ -153,7 +151,6 @@ _of_distillation = [
         "losses.distill.cassle_contrastive",
         _losses("cassle"),
         ("loss: cassle swaps the frozen views", swaps("f1", "f2")),
-        ("loss: cassle sends a gradient to frozen features", _leaks("f1")),
     ),
     *fault.of(
         "losses.distill.cassle_barlow",
@@ -161,29 +158,14 @@ _of_distillation = [
         ("loss: cassle's barlow swaps the frozen views", swaps("f1", "f2")),
     ),
     *fault.of(
-        "losses.distill.cassle_prototypes",
-        _noncontrastive("cassle_prototypes"),
-        ("loss: cassle moves the frozen prototypes", _leaks("frozen_prototypes")),
-    ),
-    *fault.of(
         "losses.distill.pseudo_negative",
         _noncontrastive("pseudo_negative_byol"),
         ("loss: a pseudo-negative is of its own view", swaps("f1", "f2")),
     ),
     *fault.of(
-        "losses.distill.less_forget",
-        _noncontrastive("less_forget"),
-        ("loss: less_forget moves the frozen features", _leaks("f1")),
-    ),
-    *fault.of(
         "losses.noncontrastive.ibot",
         _noncontrastive("ibot"),
         ("loss: ibot counts views that hide nothing", takes(hides=lambda x: 0 * x + 1)),
-    ),
-    *fault.of(
-        "losses.distill.relative_squared",
-        _noncontrastive("relative_squared"),
-        ("loss: kept features move the frozen ones", _leaks("frozen")),
     ),
     *fault.of(
         "losses.distill.pnr_simclr",
@@ -227,7 +209,6 @@ _of_prototypes = [
             "loss: prd swaps the temperatures of both networks",
             swaps("temperature", "teacher_temperature"),
         ),
-        ("loss: prd sends a gradient to the teacher", _leaks("teacher_z")),
         ("loss: prd compares with all classes", takes(class_mask=jnp.ones_like)),
     ),
     *fault.of(

@@ -78,7 +78,7 @@ _policies = [
         (
             "memory: the reservoir stores rows that do not exist",
             takes(mask=_all),
-            "test_memory.py::test_masked_rows_have_no_slot",
+            "test_memory.py::test_reservoir_against_one_row_at_a_time[17]",
         ),
     ),
     *fault.of(
@@ -100,10 +100,6 @@ _policies = [
         (
             "memory: class_balanced forgets how many rows of a class came",
             _forgets("class_balanced", "met"),
-        ),
-        (
-            "memory: class_balanced forgets which classes were full",
-            _forgets("class_balanced", "full"),
         ),
         (
             "memory: gdumb's sampler forgets which classes it has met",

@@ -5,11 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from faults import fault
-from faults.fault import gives, instead, takes
-
-
-def _always(value):
-    return lambda _: value
+from faults.fault import always, gives, instead, takes
 
 
 def _of_tasks(change):
@@ -64,8 +60,7 @@ _data = [
     *fault.of(
         "data.stream.schedule",
         _schedule,
-        ("data: every seed has the same order", takes(seed=_always(0))),
-        ("data: every task has the same order", takes(task=_always(0))),
+        ("data: every seed has the same order", takes(seed=always(0))),
     ),
     *fault.of(
         "data.stream.epochs_of_tasks",
@@ -75,7 +70,7 @@ _data = [
     *fault.of(
         "data.stream.released_permutation",
         "test_stream.py::test_released_permutation_of_other_seeds",
-        ("data: the released order is that of seed 5", takes(seed=_always(5))),
+        ("data: the released order is that of seed 5", takes(seed=always(5))),
     ),
     *fault.of(
         "data.scenarios.make",
@@ -108,7 +103,7 @@ _data = [
     *fault.of(
         "data.one_pass.recurring",
         "test_one_pass.py::test_recurrence_at_its_ends",
-        ("data: no class comes back", takes(recurrence=_always(0.0))),
+        ("data: no class comes back", takes(recurrence=always(0.0))),
     ),
     *fault.of(
         "data.looks.rotate_pixels",
@@ -144,7 +139,7 @@ _augmentation = [
         "test_augment.py::test_random_resized_crop_is_pillows_crop_then_resize",
         (
             "augment: crops are whole images",
-            takes(scale=_always((1.0, 1.0)), ratio=_always((1.0, 1.0))),
+            takes(scale=always((1.0, 1.0)), ratio=always((1.0, 1.0))),
         ),
     ),
 ]
@@ -167,7 +162,7 @@ _checkpoints = [
     *fault.of(
         "run.job.feed_batches",
         _whole,
-        ("run: a resumed task begins with its first batch", takes(start=_always(0))),
+        ("run: a resumed task begins with its first batch", takes(start=always(0))),
     ),
     *fault.of(
         "run.job.begin_task",

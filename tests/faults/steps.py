@@ -3,11 +3,7 @@
 import jax.numpy as jnp
 
 from faults import fault
-from faults.fault import gives, instead, keeps, makes, swaps, takes
-
-
-def _always(value):
-    return lambda _: value
+from faults.fault import always, gives, instead, keeps, makes, swaps, takes
 
 
 def _step(name):
@@ -78,16 +74,7 @@ _two_view = [
         "methods.two_view.make",
         _step("pnr"),
         ("two_view: the slow network never moves", makes(step=keeps("extra.momentum"))),
-        (
-            "two_view: the slow network keeps its statistics",
-            makes(step=keeps("extra.momentum_stats")),
-        ),
-        ("two_view: running statistics never move", makes(step=keeps("stats"))),
         ("two_view: no keys are queued", makes(step=keeps("extra.base"))),
-        (
-            "two_view: no frozen features are queued",
-            makes(step=keeps("extra.strategy")),
-        ),
         ("two_view: both views are one", takes(parts=_one_view)),
         ("two_view: every task has the rates of the first", takes(parts=_first_rates)),
         (
@@ -124,7 +111,7 @@ _two_view = [
     ),
     *fault.of(
         "methods.two_view.step.keep_encoder",
-        "test_two_view.py::test_the_encoder_waits_for_its_heads",
+        _tasks("pnr-heads"),
         ("two_view: weight decay moves a waiting encoder", _passes_on),
     ),
     *fault.of(
@@ -139,9 +126,8 @@ _two_view = [
     ),
     *fault.of(
         "memory.importance.observe",
-        "test_importance.py::test_the_method_observes_late_steps_and_consolidates"
-        "[0.01-1]",
-        ("two_view: ewc observes every step", takes(active=_always(True))),
+        _tasks("ewc"),
+        ("two_view: ewc observes every step", takes(active=always(True))),
     ),
     *fault.of(
         "methods.two_view.strategies.stored_examples.mix_examples",
@@ -154,11 +140,6 @@ _two_view = [
         (
             "two_view: moco compares a query with the key of its own view",
             _found("mocov2plus", makes(loss=_own_keys)),
-        ),
-        (
-            "two_view: byol predicts its own view",
-            _found("byol", makes(loss=_own_keys)),
-            "test_bases.py::test_a_base_is_its_equations[byol-code]",
         ),
         (
             "two_view: the momentum falls over a task",
@@ -176,7 +157,7 @@ _two_view = [
         _step("pnr"),
         (
             "two_view: the teacher normalises by its batch unasked",
-            _found("pnr", takes(frozen_bn=_always("batch"))),
+            _found("pnr", takes(frozen_bn=always("batch"))),
         ),
         (
             "two_view: the teacher's views are swapped",
@@ -184,7 +165,7 @@ _two_view = [
         ),
         (
             "two_view: cassle leaves its weight out",
-            _found("cassle", takes(weight=_always(1.0))),
+            _found("cassle", takes(weight=always(1.0))),
             "test_bases.py::test_a_base_is_its_equations[simclr-code]",
         ),
     ),
@@ -209,7 +190,7 @@ def _always_projected(_):
 
 
 _masks = "test_online.py::test_er_ace_masks_each_part_by_itself[paper]"
-_gem = "test_gem.py::test_projection_by_hand"
+_gem = "test_gem.py::test_projection_is_the_general_solver_s[7-options1]"
 _teacher = (
     "test_icarl.py::test_the_teacher_is_the_network_at_the_begin_of_the_task_and_stays"
 )
@@ -256,18 +237,18 @@ _online = [
         "test_online.py::test_joint_er_is_one_mean_over_one_pass[absent]",
         (
             "online: unseen classes compete in joint er",
-            takes(unseen=_always("compete")),
+            takes(unseen=always("compete")),
         ),
     ),
     *fault.of(
         "methods.er_aml.make",
         "test_online.py::test_er_aml_pulls_pairs_and_replays_all_classes_seen[paper]",
-        ("online: er_aml leaves gamma out", takes(gamma=_always(1.0))),
+        ("online: er_aml leaves gamma out", takes(gamma=always(1.0))),
     ),
     *fault.of(
         "methods.er_lwf.make",
         "test_er_lwf.py::test_a_step_is_one_mean_over_all_rows[paper]",
-        ("online: er_lwf distils at temperature 2", takes(temperature=_always(2.0))),
+        ("online: er_lwf distils at temperature 2", takes(temperature=always(2.0))),
     ),
     *fault.of(
         "methods.mir.interference",
@@ -280,7 +261,7 @@ _online = [
     *fault.of(
         "methods.gem.project",
         _gem,
-        ("online: gem leaves its margin out", takes(margin=_always(0.0))),
+        ("online: gem leaves its margin out", takes(margin=always(0.0))),
     ),
     *fault.of(
         "methods.agem.project",
@@ -307,18 +288,13 @@ _online_ssl = [
         "methods.online_ssl.make",
         _stream("byol-cassle"),
         ("online_ssl: the teacher never moves", makes(step=keeps("extra.teacher"))),
-        (
-            "online_ssl: the slow network never moves",
-            makes(step=keeps("extra.momentum")),
-            _stream("byol-cassle"),
-        ),
     ),
     *fault.of(
         "methods.online_ssl.regularisers.find_make",
         _stream("byol-cassle"),
         (
             "online_ssl: the weight is left out",
-            _found("cassle", takes(weight=_always(1.0))),
+            _found("cassle", takes(weight=always(1.0))),
         ),
         (
             "online_ssl: stored projections move by the other share",
@@ -334,28 +310,27 @@ _duel = [
         "methods.duel.make",
         _duel_step,
         ("duel: both views are one", takes(parts=_one_view)),
-        ("duel: the slow network never moves", makes(step=keeps("extra.momentum"))),
         ("duel: nothing enters the memory", makes(step=keeps("extra.memory"))),
         (
             "duel: the whole memory is negatives",
-            takes(drawn=_always(8)),
+            takes(drawn=always(8)),
             "test_duel.py::test_rows_are_drawn_at_random_of_those_that_are_there[moco]",
         ),
         (
             "duel: the policy compares old features",
-            takes(policy_features=_always("step")),
+            takes(policy_features=always("step")),
             "test_duel.py::test_a_step_is_the_equation[moco-all]",
         ),
         (
             "duel: a task's memory is never fresh",
-            takes(fresh_memory=_always(False)),
+            takes(fresh_memory=always(False)),
             "test_duel.py::test_a_task_may_begin_with_an_empty_memory",
         ),
     ),
     *fault.of(
         "losses.contrastive.info_nce",
         _duel_step,
-        ("duel: empty slots are negatives", takes(negative_mask=_always(None))),
+        ("duel: empty slots are negatives", takes(negative_mask=always(None))),
     ),
 ]
 
@@ -399,13 +374,13 @@ _rehearsal = [
         f"test_cclis.py{_default}",
         (
             "cclis: prototypes move a hundred times too fast",
-            takes(prototype_rate=_always(1.0)),
+            takes(prototype_rate=always(1.0)),
         ),
     ),
     *fault.of(
         "methods.rehearsal.teacher_rows",
         f"test_cclis.py{_default}",
-        ("cclis: the teacher normalises by its batch", takes(train=_always(True))),
+        ("cclis: the teacher normalises by its batch", takes(train=always(True))),
     ),
     *fault.of(
         "methods.rehearsal.weights",
@@ -422,7 +397,7 @@ _rehearsal = [
     *fault.of(
         "losses.contrastive.sup_con",
         f"test_co2l.py{_default}",
-        ("co2l: stored rows are anchors", takes(anchor_mask=_always(None))),
+        ("co2l: stored rows are anchors", takes(anchor_mask=always(None))),
     ),
     *fault.of(
         "methods.co2l.make",

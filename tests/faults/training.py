@@ -124,7 +124,7 @@ _schedules = [
     ),
     *fault.of(
         "optim.by_task",
-        "test_optim.py::test_tasks_have_schedules_of_their_own",
+        "test_core.py::test_each_task_has_its_rates_and_later_ones_the_last",
         (
             "optim: a task has the schedule of the next",
             takes(schedules=lambda all_of: [*all_of[1:], all_of[-1]]),
@@ -217,7 +217,6 @@ _machines = [
         "nets.pieces.PiecewiseEncoder",
         "test_pieces.py::test_pieces_pass_in_turn_and_rows_keep_their_order",
         ("pieces: a batch passes whole", takes(count=lambda _: 1)),
-        ("pieces: one too many", takes(count=lambda count: 2 * count)),
     ),
     *fault.of(
         "sharding.placement",

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
+from helpers import twins
 from jaxcl.nets import layers
 
 
@@ -137,3 +138,55 @@ def apply(nets, params, stats, x, *, train, groups=1, smooth=()):
         return slope, grads
 
     return x, after, backward
+
+
+# Of toy methods, where their base, strategy or regulariser has them.
+OPTIONS = {
+    "hidden_dim": 4,
+    "output_dim": 3,
+    "predictor_hidden_dim": 4,
+    "distill_hidden_dim": 4,
+    "temperature": 0.4,
+    "distill_temperature": 0.6,
+    "weight": 0.7,
+    "negative_weight": 0.4,
+    "invariance": 2.0,
+    "variance": 1.5,
+    "covariance": 0.5,
+}
+
+
+def apply_heads(names, params, stats, rows, *, count=None, unit=False):
+    """Predictor "o" and distiller "p" behind projections, in training mode.
+
+    Args:
+      names: those that there are.
+      count: rows that the distiller reads, from the first on; None: all.
+      unit: whether it reads them at length 1.
+
+    Returns:
+      Outputs by letter, statistics after, and slopes by letter, with that of the
+      projections as "z" -> (slope of `rows`, gradients by net).
+    """
+    read = (twins.unit(rows) if unit else rows)[:count]
+    outputs, after, backs = {}, {}, {}
+    for letter, name, given in (("o", "predictor", rows), ("p", "distiller", read)):
+        if name in names:
+            outputs[letter], more, backs[letter] = apply(
+                (name,), params, stats, given, train=True, groups=2
+            )
+            after |= more
+
+    def backward(slopes):
+        down, grads = slopes["z"].copy(), {}
+        for letter, back in backs.items():
+            more, own = back(slopes[letter])
+            if letter == "p" and unit:
+                length = np.linalg.norm(rows[:count], axis=1, keepdims=True)
+                along = np.sum(more * read, axis=1, keepdims=True) * read
+                more = (more - along) / length
+            down[: len(more)] += more
+            grads |= own
+        return down, grads
+
+    return outputs, after, backward

@@ -168,6 +168,26 @@ def probe(parts, **settings):
 OPTIONS = dict(epochs=7, batch_size=16, lr=0.3, weight_decay=0.01, milestones=(3, 5))
 
 
+def options_of(reading, **more):
+    """Crops are the whole image, always flipped: nothing is left to chance."""
+    whole = dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
+    return OPTIONS | whole | more
+
+
+def check_probe(result, parts, state, at, batch, *, reading, task=1, twin=probe_twin):
+    """The probe is what `twin` makes of rows `at` of the train split; return scores."""
+    data = dataset()
+    images = data.train.images[at]
+    x = embedded(state, images if reading == "features" else images[:, :, ::-1])
+    how = {"streams": reading == "streamed", "twin": twin}
+    w, b, loss = fitted(x, data.train.label[at], task, batch, **how)
+    np.testing.assert_allclose(result.scalars["train_loss"], loss, rtol=1e-4)
+    scores = embedded(state, data.test.images) @ w + b
+    want = accuracies(parts, scores.argmax(1))
+    np.testing.assert_allclose(result.rows["class_incremental"], want)
+    return scores
+
+
 def share_twin(label, domain, fraction, seed):
     """Rows of a semi-supervised probe, class by class."""
     rows = []

@@ -37,6 +37,17 @@ def info_nce(
     return total / len(a)
 
 
+def m_hml(a, p, memory, weight=1.0, temperature=0.5):
+    """DUEL, Eq. 5, with q = exp((cos - 1) / tau)."""
+
+    def q(x, y):
+        return math.exp((twins.cosine(x, y) - 1) / temperature)
+
+    hebbian = -sum(math.log(q(*pair)) for pair in zip(a, p, strict=True)) / len(a)
+    means = [sum(q(x, m) for m in memory) / len(memory) for x in a]
+    return weight * hebbian + sum(map(math.log, means)) / len(a)
+
+
 def sup_con(z, labels, temperature=0.1, mask=None):
     total = 0.0
     for i in range(len(z)):
@@ -241,3 +252,107 @@ def pnr_supcon(*arrays, labels, tau=0.1, tau_d=0.2, pn1=True, pn2=True, others=F
         columns = frozen + ([z[j] for j in apart] if pn2 else [])
         total += twins.nce(p[i], f[i], columns, tau_d)
     return total / n
+
+
+def relation(now, past):
+    """-sum q log p of two lists of logits."""
+    now, past = (np.asarray(x) - np.max(x) for x in (now, past))
+    q = np.exp(past) / np.exp(past).sum()
+    return -np.sum(q * (now - np.log(np.exp(now).sum())))
+
+
+def sample_nce(s, g, labels, rows=None, scope="old", old=()):
+    """CCLIS, Eq. 10, class by class; `s`: logits [C,N], `g`: the chances of rows."""
+    rows = range(len(labels)) if rows is None else rows
+
+    def partition(i):
+        total = 0.0
+        for m in range(len(s)):
+            pool = [k for k in rows if labels[k] == m]
+            estimated = {
+                "old": i in old and m in old and m != i,
+                "all_negatives": m != i,
+                "all": True,
+                "none": False,
+            }[scope]
+            for k in pool:
+                term = math.exp(s[i, k])
+                total += term / (g[k] * len(pool)) if estimated else term
+        return total
+
+    return np.mean([math.log(partition(labels[j])) - s[labels[j], j] for j in rows])
+
+
+def prd(s, teacher, classes, rows=None, past=0.1, now=0.2):
+    """CCLIS, Eq. 13, of similarities [C,N]; the mean over rows."""
+    rows, classes = range(s.shape[1]) if rows is None else rows, list(classes)
+    each = [relation(s[classes, j] / now, teacher[classes, j] / past) for j in rows]
+    return np.mean(each)
+
+
+def ird(z, teacher, rows=None, past=0.01, now=0.2):
+    """Co2L: the mean over rows of the relations of their cosines to the others."""
+    rows = list(range(len(z)) if rows is None else rows)
+    s, before = (twins.unit(x[rows]) @ twins.unit(x[rows]).T for x in (z, teacher))
+    pairs = [(others(s[i], i), others(before[i], i)) for i in range(len(rows))]
+    return np.mean([relation(np.divide(a, now), np.divide(b, past)) for a, b in pairs])
+
+
+def proposal(s, labels, seen, rows):
+    """CCLIS, Eq. 12 one entry at a time, f64[N]; then what it leaves out."""
+    g, left = np.zeros(len(labels)), np.zeros(len(labels))
+    for i in seen:
+        top = max(s[i, k] for k in rows)
+        total = sum(np.exp(s[i, k] - top) for k in rows)
+        for j in rows:
+            into = left if labels[j] == i else g
+            into[j] += np.exp(s[i, j] - top) / total / (len(seen) - 1)
+    return g, left
+
+
+def shares_by_class(g, labels, rows):
+    """Divide each row's number by the sum of its class; other rows have 0."""
+    sums = np.bincount(np.asarray(labels)[rows], np.asarray(g)[rows])
+    return np.array([g[j] / sums[labels[j]] if j in rows else 0 for j in range(len(g))])
+
+
+def labelled_cross_entropy(logits, labels, classes=None, rows=None):
+    """Mean over rows; `classes`: a list for all of them, or a set or list for each."""
+    labels, values = np.asarray(labels), []
+    for i in range(len(logits)) if rows is None else rows:
+        chosen = range(logits.shape[1]) if classes is None else classes
+        chosen = chosen[i] if isinstance(chosen[0], list | set) else chosen
+        if chosen:
+            z = logits[i, [*chosen]] - logits[i, labels[i]]
+            values.append(z.max() + np.log(np.exp(z - z.max()).sum()))
+    return np.mean(values) if values else 0.0
+
+
+def sigma(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def icarl(logits, teacher, labels, old=(), classes=range(5), rows=None, summed=False):
+    """Binary cross-entropies; of the classes `old` the teacher has the targets."""
+    per_row = []
+    for i in range(len(logits)) if rows is None else rows:
+        terms = []
+        for c in classes:
+            t = sigma(teacher[i, c]) if c in old else float(c == labels[i])
+            q = sigma(logits[i, c])
+            terms.append(-t * math.log(q) - (1 - t) * math.log(1 - q))
+        per_row.append(np.sum(terms) if summed else np.mean(terms))
+    return np.mean(per_row)
+
+
+def task_distillation(logits, teacher, groups, rows=None, t=2.0):
+    """Mean over rows of the sum over groups of KL(teacher || now) within each."""
+    per_row = []
+    for i in range(len(logits)) if rows is None else rows:
+        total = 0.0
+        for group in groups:
+            q, p = (np.exp(z[i, group] / t) for z in (teacher, logits))
+            q, p = q / q.sum(), p / p.sum()
+            total += np.sum(q * np.log(q / p))
+        per_row.append(total)
+    return np.mean(per_row)

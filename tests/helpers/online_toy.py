@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from helpers import twins
+from helpers import loss_twins, twins
 from jaxcl import core, optim
 from jaxcl.data.augment import images as augment_images
 from jaxcl.methods.online import replay as replay_lib
@@ -44,6 +44,9 @@ def batch(seed, labels):
 
 # The classes of two tasks; class 4 never comes.
 FIRST, SECOND = batch(0, [0, 1, 1, 0, 0, 1]), batch(1, [2, 3, 2, 2, 3, 3])
+
+
+cross_entropy = loss_twins.labelled_cross_entropy
 
 
 @functools.cache
@@ -105,6 +108,17 @@ def programs(net):
     return jax.jit(passes), jax.jit(slopes), jax.jit(evaluated)
 
 
+def slope(net, params, stats, images, terms):
+    """Value, statistics and gradient of the sum of share * mean cross-entropy."""
+
+    def loss(params):
+        out, after = net(params, stats, images, train=True)
+        logs, rows = jax.nn.log_softmax(out.logits), jnp.arange(len(images))
+        return -sum(share * jnp.mean(logs[rows, y]) for share, y in terms), after
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
+
+
 def check_step(method, net, state, incoming, images, twin):
     """The step descends `twin`, whose value and slopes are taken in float64.
 
@@ -136,13 +150,3 @@ def check_step(method, net, state, incoming, images, twin):
 def answers(net, params, stats, images):
     """Logits in eval mode, f64[B,C]."""
     return np.asarray(programs(net)[2](params, stats, images), np.float64)
-
-
-def cross_entropy(logits, label, classes=None):
-    """Mean over rows; `classes`: a list for all of them, or one for each."""
-    rows = []
-    for i, (row, own) in enumerate(zip(logits, np.asarray(label), strict=True)):
-        some = range(CLASSES) if classes is None else classes
-        some = some[i] if isinstance(some[0], list) else some
-        rows.append(np.log(sum(np.exp(row[c]) for c in some)) - row[own])
-    return np.mean(rows)

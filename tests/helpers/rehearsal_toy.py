@@ -186,10 +186,3 @@ def convolutions(method, state, incoming):
     """How many a step has."""
     traced = jax.make_jaxpr(method.step)(state, incoming)
     return str(traced).count("conv_general_dilated[")
-
-
-def relation(now, past):
-    """-sum q log p of two lists of logits."""
-    now, past = (np.asarray(x) - np.max(x) for x in (now, past))
-    q = np.exp(past) / np.exp(past).sum()
-    return -np.sum(q * (now - np.log(np.exp(now).sum())))

@@ -17,6 +17,15 @@ from jaxcl.run import results as results_lib
 NAME = "predict/class_incremental"
 
 
+def write(folder, config, rows, results):
+    """Write the files of a run."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
+    results_lib.write_results(folder, results)
+
+
 def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAME):
     """A finished run of two tasks, with an evaluation in the middle of the second."""
     results = results_lib.empty_results(2)
@@ -26,20 +35,16 @@ def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAM
         machine = {"device": "cpu", "num_devices": 1, "peak_bytes": None}
         spent = cost.TaskCost(5, 50, flops, seconds, machine)
         results["cost"] = cost.add_task(results["cost"], task, spent)
-    folder.mkdir(parents=True)
     first = {"memory/entropy": 0.9 + 0.1 * seed}
     last = {"memory/entropy": 2.0, "spread/intra_0": 0.1 + 0.1 * seed}
     last |= {"spread/intra_1": 0.4, "spread/inter_0": 0.1, "spread/inter_1": 0.3}
-    (folder / "config.json").write_text(json.dumps({"seed": seed}))
     rows = [
         {"step": 5, "task": 0, "eval": {matrix_name: matrix[0]} | first},
         {"step": 7, "task": 1, "loss": 1.0},
         {"step": 8, "task": 1, "eval": {matrix_name: [0.5, 0.1]}},
         {"step": 10, "task": 1, "eval": {matrix_name: matrix[1]} | last},
     ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "metrics.jsonl").write_text(text)
-    results_lib.write_results(folder, results)
+    write(folder, {"seed": seed}, rows, results)
 
 
 def leave_epochs(
@@ -50,10 +55,8 @@ def leave_epochs(
     The loss of task 0's end, 0.01, is below every target; so are those of steps that
     end no epoch.
     """
-    folder.mkdir(parents=True)
     scenario = {"name": "growth", "growth": growth}
     told = {"seed": seed, "patience": 2, "scenario": scenario, "plasticity": False}
-    (folder / "config.json").write_text(json.dumps(told))
     rows = [
         {
             "step": 10,
@@ -74,8 +77,6 @@ def leave_epochs(
         rows.append({"step": step, "task": 1, "epoch": epoch, "time": {"train": now}})
         found = {"objective/loss": value, "knn/class_incremental": [0.5, 0.5]}
         rows.append({"step": step, "task": 1, "eval": found})
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "metrics.jsonl").write_text(text)
     results = results_lib.add_task(
         results_lib.empty_results(2), 0, {}, {"objective/loss": 0.01}, 1.0
     )
@@ -84,7 +85,7 @@ def leave_epochs(
     pair = {"best": epochs[best - 1], "last": epochs[-1]}
     zero = {"number": 1, "loss": 9.0, "seconds": 0.5, "passes": 7.0}
     results["convergence"] = {"0": {"best": zero, "last": zero}, "1": pair}
-    results_lib.write_results(folder, results)
+    write(folder, told, rows, results)
 
 
 RESNET = {"name": "resnet", "depth": 10, "width": 4, "stem_padding": 2}

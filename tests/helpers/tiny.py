@@ -141,3 +141,15 @@ def after_pass(stats, layer, x):
     return [
         MOMENTUM * o + (1 - MOMENTUM) * n for o, n in zip(stats, batch, strict=True)
     ]
+
+
+def check_descent(method, state, batch):
+    """The step goes down the mean loss of the incoming rows, seen in one pass."""
+    params, rows = arrays(state.params), raw(batch["image"])
+    after, _ = jax.jit(method.step)(core.copy(state), batch)
+    expected = descended(params, slope(params, rows, np.array(batch["label"])))
+    for one, other in zip(arrays(after.params), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+    stats = after_pass(running(state), params[0], rows)
+    for one, other in zip(running(after), stats, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4)

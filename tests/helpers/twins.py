@@ -68,6 +68,18 @@ def draw_inputs(net, shape):
     return params, images
 
 
+def check_bfloat16_network(net, tree, images, run):
+    """A network told bfloat16 keeps float32 outside and computes in it inside."""
+    half = net.clone(dtype=jnp.bfloat16)
+    made = jax.eval_shape(half.init, jax.random.key(0), images)
+    found, want = run(half, tree, images), run(net, tree, images)
+    leaves = jax.tree.leaves((made, found))
+    assert {leaf.dtype for leaf in leaves} == {np.dtype("f4")}
+    pairs = zip(*map(jax.tree.leaves, (found, want)), strict=True)
+    gaps = [np.abs(one - other).max() / np.abs(other).max() for one, other in pairs]
+    assert 1e-4 < max(gaps) < 5e-2, gaps  # rounded to 8 bits on the way, and no worse
+
+
 def layer_norm(x, p, epsilon=1e-6):
     spread = np.sqrt(x.var(-1, keepdims=True) + epsilon)
     return (x - x.mean(-1, keepdims=True)) / spread * p["scale"] + p["bias"]
@@ -117,6 +129,31 @@ def check(loss, twin, arrays, moving):
         # Nothing would be compared, but for a loss that is 0 whatever it is given.
         assert np.any(np.abs(expected) > 1e-3) or abs(value) < 1e-12, i
         np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-8)
+
+
+def check_masked(loss, mask, arrays, hidden):
+    """What a mask hides changes nothing, whatever it holds.
+
+    Args:
+      loss: of a mask f32[...] and the arrays.
+      hidden: of each array what the mask hides of it, an index; None: nothing.
+
+    Returns:
+      Value and gradients where the mask hides all.
+    """
+    step = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(1, 1 + len(arrays)))))
+    value, gradients = step(mask, *arrays)
+    assert abs(value) > 0.01 and np.abs(gradients[0]).max() > 1e-3
+    for bad in (np.nan, np.inf, 0.0):
+        pairs = zip(arrays, hidden, strict=True)
+        spoilt = [a if at is None else a.at[at].set(bad) for a, at in pairs]
+        again, others = step(mask, *spoilt)
+        assert again == value
+        for was, now, at in zip(gradients, others, hidden, strict=True):
+            np.testing.assert_array_equal(was, now)
+            assert at is None or not np.any(np.asarray(now[at]))
+    np.testing.assert_allclose(loss(mask.astype(bool), *arrays), value, rtol=1e-6)
+    return step(jnp.zeros_like(mask), *spoilt)
 
 
 def check_bfloat16(loss, twin, arrays, *, rtol, atol=0.0):
