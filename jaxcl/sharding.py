@@ -332,11 +332,11 @@ def shard_rows(batch, mesh: Mesh, axis: int = 0):
 def check_batch(batch_size: int, mesh: Mesh) -> None:
     """Refuse a global batch that the devices cannot share evenly."""
     if batch_size % (count := sharers(mesh)):
+        below = batch_size // count * count
+        near = " or ".join(str(x) for x in (below, below + count) if x)
         raise ValueError(
-            f"config.batch_size={batch_size}: must be a multiple of the "
-            f"{count} devices of the run; near: "
-            f"{batch_size // count * count or count}, "
-            f"{(batch_size // count + 1) * count}"
+            f"config.batch_size={batch_size}: must be a multiple of the {count} "
+            f"devices of the run, such as {near}; config.devices takes fewer devices"
         )
 
 
