@@ -188,15 +188,16 @@ def _labelled(job, source, task, read) -> Iterator:
 
 
 def _combine_readers(readers, combine):
-    """Combine the batches of several readers; the first one says how many.
+    """Combine the batches of several readers, as many as the first one has.
 
-    All are closed at the end.
+    The others must not end before it: that is an error. All are closed at the end.
     """
     with contextlib.ExitStack() as stack:
         for reader in readers:
             stack.enter_context(contextlib.closing(reader))
-        for batches in zip(*readers, strict=False):
-            yield combine(*batches)
+        first, *others = readers
+        for batch in first:
+            yield combine(batch, *[next(other) for other in others])
 
 
 def _side_by_side(batch, parts):

@@ -89,8 +89,8 @@ def _turn_hue(planes, turn):
     chroma = top - jnp.minimum(jnp.minimum(r, g), b)
     scale = 1.0 / jnp.where(chroma == 0.0, 1.0, chroma)
     # The hue, in sixths of a turn; for a gray pixel (chroma 0) any value will do. XLA
-    # may compute a channel twice, rounded apart. So no channel is asked whether it is
-    # the largest, and each comparison chooses once: near a tie both answers are right.
+    # may compute a channel twice and round it apart, so that none equals `top`. So each
+    # pair of channels is compared, and once: near a tie both answers are right.
     green_or_blue = jnp.where(g >= b, (b - r) * scale + 2.0, (r - g) * scale + 4.0)
     hue = jnp.where((r >= g) & (r >= b), (g - b) * scale, green_or_blue) + 6.0 * turn
     hue = hue - 6.0 * jnp.floor(hue / 6.0)
