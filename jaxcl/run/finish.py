@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import schema
+from jaxcl import numerics, schema
 from jaxcl.data import identity
 from jaxcl.evals import plots
 from jaxcl.run import (
@@ -23,6 +23,7 @@ from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
 
 
+@numerics.pinned()
 def run_job(
     work: job.Job | transfer.Transfer | seeds.SeedRuns,
     workdir: epath.PathLike,
