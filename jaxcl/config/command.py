@@ -7,7 +7,7 @@ import sys
 
 from absl import flags, logging
 
-from jaxcl import schema
+from jaxcl import numerics, schema
 from jaxcl.config import files, sections
 from jaxcl.data import files as files_lib
 from jaxcl.data import storage
@@ -97,7 +97,11 @@ def run_until_signal(make, work) -> int:
     """
     logging.set_verbosity(logging.WARNING)
     # After the distributed runtime has started, which would take SIGTERM for itself.
-    with signals.watch_signals(complain) as stop:
+    with (
+        terminal.outlive_terminal(),
+        signals.watch_signals(complain) as stop,
+        numerics.pinned(),
+    ):
         return _run_made(make, work, stop)
 
 
