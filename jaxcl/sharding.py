@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcl import numerics
+from jaxcl.errors import Refused
 
 AXIS = "data"  # of a mesh; rows of a batch are split over it
 MODEL = "model"  # its other axis; weights of a Vision Transformer are split over it
@@ -69,7 +70,7 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
         axis for them.
 
     Raises:
-      ValueError: `num_devices` is not between 1 and the number of devices.
+      Refused: `num_devices` is not between 1 and the number of devices.
     """
     elsewhere = _ELSEWHERE.get()
     described = elsewhere is not None and elsewhere.devices
@@ -79,12 +80,12 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
         devices = _share_devices(devices, count)
     if not 1 <= count <= len(devices):
         field = "config.devices" if model == 1 else "config.mesh: data * model"
-        raise ValueError(
+        raise Refused(
             f"{field}={count}: allowed are 1 to {len(devices)} "
             f"({devices[0].platform}) or None for all"
         )
     if model > 1 and jax.process_count() > 1:
-        raise ValueError(
+        raise Refused(
             f"config.mesh: model={model} splits weights among the devices of one "
             f"process, and there are {jax.process_count()}; must be 1"
         )
@@ -101,7 +102,7 @@ def _share_devices(devices: list, count: int) -> list:
     """Choose as many devices of each process; refuse a count that leaves one out."""
     processes = jax.process_count()
     if count % processes:
-        raise ValueError(
+        raise Refused(
             f"config.devices={count}: the {processes} processes of this run need as "
             f"many devices each: must be a multiple of {processes}, such as "
             f"--config.devices={-(-count // processes) * processes}, or None for all"
@@ -285,11 +286,11 @@ def per_device(name: str, value: int, mesh: Mesh | None) -> int:
     """Return the part of a count that falls to each device; None: there is one.
 
     Raises:
-      ValueError: the devices cannot share it evenly; `name` is for the message.
+      Refused: the devices cannot share it evenly; `name` is for the message.
     """
     count = 1 if mesh is None else sharers(mesh)
     if value < 1 or value % count:
-        raise ValueError(
+        raise Refused(
             f"{name}={value}: must be a positive multiple of the {count} devices "
             "that share the memory"
         )
@@ -305,7 +306,7 @@ def placement(tree, mesh: Mesh):
       tree: arrays or their shapes.
 
     Raises:
-      ValueError: the devices cannot share the rows of a memory evenly.
+      Refused: the devices cannot share the rows of a memory evenly.
     """
 
     def leaf_sharding(path, node):
@@ -357,7 +358,7 @@ def check_batch(batch_size: int, mesh: Mesh) -> None:
     if batch_size % (count := sharers(mesh)):
         below = batch_size // count * count
         near = " or ".join(str(x) for x in (below, below + count) if x)
-        raise ValueError(
+        raise Refused(
             f"config.batch_size={batch_size}: must be a multiple of the {count} "
             f"devices of the run, such as {near}; config.devices takes fewer devices"
         )
@@ -405,7 +406,7 @@ def on_each(function, rows: tuple, whole: tuple):
       The function's result, split like `rows`, or whole without rows.
 
     Raises:
-      ValueError: the devices cannot share the rows evenly.
+      Refused: the devices cannot share the rows evenly.
     """
     mesh = current()
     if mesh is None or sharers(mesh) == 1:

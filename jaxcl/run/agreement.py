@@ -16,7 +16,8 @@ from typing import Any
 
 import jax
 
-from jaxcl import numerics, schema, sharding
+from jaxcl import numerics, sharding
+from jaxcl.errors import Refused
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "jaxcl")
 _MOST = 5  # differences that a message has
@@ -30,7 +31,7 @@ def check(facts: Mapping[str, Any], advice: str) -> None:
       advice: what to do about a difference.
 
     Raises:
-      schema.Refused: in all processes; the message names each fact that differs, and
+      Refused: in all processes; the message names each fact that differs, and
         its value in each process.
     """
     if jax.process_count() == 1:
@@ -45,7 +46,7 @@ def check(facts: Mapping[str, Any], advice: str) -> None:
             said.append(f"{name}: {', '.join(each)}")
     if said:
         more = f"; and {len(said) - _MOST} more" if len(said) > _MOST else ""
-        raise schema.Refused(
+        raise Refused(
             f"the processes of this run disagree: {'; '.join(said[:_MOST])}{more}. "
             f"{advice}"
         )
@@ -85,7 +86,7 @@ def failing_together() -> Iterator[None]:
     Within the context no process may wait for another.
 
     Raises:
-      schema.Refused: another process failed; the message has its number and its error.
+      Refused: another process failed; the message has its number and its error.
     """
     if jax.process_count() == 1:
         yield
@@ -101,4 +102,4 @@ def failing_together() -> Iterator[None]:
         raise failure
     for number, error in enumerate(errors):
         if error:
-            raise schema.Refused(f"process {number} of this run failed: {error}")
+            raise Refused(f"process {number} of this run failed: {error}")
