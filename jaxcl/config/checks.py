@@ -6,11 +6,11 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.config import files, options, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.errors import Refused
-from jaxcl.run import folder
+from jaxcl.run import agreement, folder
 from jaxcl.run import results as results_lib
 
 # Evaluators that learn from train images before they judge the others.
@@ -66,6 +66,31 @@ def check_data(
     for words in filter(None, warnings if is_first else ()):
         logging.warning("%s", words)
     return known
+
+
+def compare_data(dataset: stream.Dataset, known: identity.Identity) -> None:
+    """Refuse processes that read other data. All processes must call it.
+
+    Args:
+      dataset: the data set.
+      known: its identity.
+
+    Raises:
+      Refused: in all of them; the message names some rows that differ.
+    """
+    if jax.process_count() == 1:
+        return
+    shared = identity.without_times(dataset, known)
+    if len({*sharding.gather_bytes(shared.digest().encode())}) == 1:
+        return
+    is_first = jax.process_index() == 0
+    first = sharding.gather_bytes(identity.pack(shared) if is_first else b"")[0]
+    changes = identity.describe_changes(identity.unpack(first), shared)
+    told = f"compared with process 0: {changes}" if changes else "as in process 0"
+    agreement.check(
+        {f"config.data: {dataset.name}": told},
+        "All must read the same images",
+    )
 
 
 def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> None:
