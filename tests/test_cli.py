@@ -23,7 +23,6 @@ from jaxcl.api import options
 from jaxcl.config import files, sections
 from jaxcl.data import sources
 from jaxcl.methods.two_view import bases, strategies
-from jaxcl.nets import tuning
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -129,13 +128,12 @@ def test_training_without_a_config_says_what_to_type(
     assert told in line and not started
 
 
-ALL = FUNCTIONS | {"mesh": sections.read_sides, "tuning": tuning.settings}
 NOT_OF_USERS = {"augment images of evaluation"}
 
 
-@pytest.mark.parametrize("name", sorted(ALL.keys() - NOT_OF_USERS))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - NOT_OF_USERS))
 def test_every_option_says_what_it_means_and_may_be(name):
-    function = ALL[name]
+    function = FUNCTIONS[name]
     told = options.meanings(function)
     hidden = {"dtype", "directory"}
     # Functions of bases and strategies say what theirs mean.
