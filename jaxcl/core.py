@@ -129,7 +129,7 @@ class EvalParts(NamedTuple):
     resize: int | None  # shorter side before the centre crop; None: no crop
     seed: int
     mesh: Any  # jax.sharding.Mesh
-    workers: int  # processes that decode images which do not fit in memory
+    workers: int  # threads that decode images; 0: one for each core
     predict: Callable | None = None  # (state, normalised images) -> logits f32[B, C]
     memory: Callable | None = None  # the method's, see `Method.memory`
     replayed: Callable | None = None  # the method's, see `Method.replayed`
