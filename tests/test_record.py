@@ -383,6 +383,8 @@ def test_a_result_below_the_untrained_network_is_said(after, below):
         "task_names": ["a", "b"],
         "matrices": {"knn/all": [[0.9, None], [after, after]]},
         "untrained": {"knn/all": [0.5, 0.54]},
+        "scalars": [{}, {}],
+        "finetune": {},
         "cost": {"total": None},
     }
     assert (results_lib.below_untrained(results) == ["knn/all"]) == below
