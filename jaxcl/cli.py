@@ -53,6 +53,10 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code, or 2 if there is no such command."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # As with `python -m`, a user's package in the current folder is found; it comes last,
+    # so that no folder hides an installed package.
+    if not {"", os.getcwd()} & {*sys.path}:
+        sys.path.append(os.getcwd())
     try:
         return _start_command(words)
     except BrokenPipeError:  # whoever read it has seen enough, as `| head`

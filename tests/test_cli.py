@@ -201,6 +201,17 @@ def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     assert found[4].endswith("configs/pnr_pacs.py:debug")
 
 
+def test_a_package_in_the_current_folder_is_found(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mylab").mkdir()
+    source = (ROOT / "jaxcl" / "methods" / "er_ace.py").read_text()
+    (tmp_path / "mylab" / "margin_ace.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [x for x in sys.path if x])
+    method = "--config.method.name=mylab.margin_ace"
+    assert cli.main(["options", "quickstart", method]) == 0
+    assert "mylab.margin_ace" in capsys.readouterr().out
+
+
 def install(checkout, site, kind="wheel"):
     """Copy what a build reads into `checkout`, build it and unpack it into `site`."""
     pytest.importorskip("setuptools", minversion="77", reason="jaxcl[release] has it")
