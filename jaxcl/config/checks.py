@@ -34,6 +34,18 @@ def check_path(top: sections.TopLevel) -> None:
     )
 
 
+def _describe_small_view(augment: dict) -> str:
+    """Warn of an evaluation that sees less than half of each image; "" if none does."""
+    size, resize = augment.get("size"), augment.get("resize")
+    share = 1.0 if None in (size, resize) else (size / resize) ** 2
+    if share >= 0.5:
+        return ""
+    return (
+        f"config.augment.resize={resize}: evaluation sees the middle {share:.0%} of an "
+        f"image, since size={size}; try --config.augment.resize={round(size * 8 / 7)}"
+    )
+
+
 def check_data(
     top: sections.TopLevel, tasks: stream.Stream, workdir
 ) -> identity.Identity:
@@ -63,6 +75,7 @@ def check_data(
         whole = known if known.by_bytes else identity.identify(dataset, True)
         name = f"config.data: {dataset.name}"
         warnings.append(identity.describe_duplicates(whole, name))
+    warnings.append(_describe_small_view(top.augment))
     for words in filter(None, warnings if is_first else ()):
         logging.warning("%s", words)
     return known
