@@ -28,7 +28,7 @@ class TrainState(flax.struct.PyTreeNode):
     """
 
     key: jax.Array  # threefry key of the run
-    # i32[], batches trained on since the run began. A method that replays moves `params`
+    # i32[], batches trained on since the run began. A method that replays moves params
     # `Replay.updates` times on each; the optimizer's own count is in `opt_state`.
     step: jax.Array
     task: jax.Array  # i32[], number of the present task, from 0
