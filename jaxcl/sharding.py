@@ -1,5 +1,6 @@
 """Devices and hosts: the only file that knows how many there are."""
 
+import collections
 import contextlib
 import contextvars
 import functools
@@ -12,6 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxcl import numerics
 from jaxcl.errors import Refused
 
 AXIS = "data"  # of a mesh; rows of a batch are split over it
@@ -76,6 +78,8 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
     described = elsewhere is not None and elsewhere.devices
     devices = list(described) if described else jax.devices()
     count = len(devices) if num_devices is None else num_devices
+    if not described and jax.process_count() > 1 and 1 <= count <= len(devices):
+        devices = _share_devices(devices, count)
     if not 1 <= count <= len(devices):
         field = "config.devices" if model == 1 else "config.mesh: data * model"
         raise Refused(
@@ -94,6 +98,24 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
     if described:  # no order of theirs is better known than the compiler's
         return Mesh(np.array(devices[:count]).reshape(shape), names, axis_types=types)
     return jax.make_mesh(shape, names, types, devices=devices[:count])
+
+
+def _share_devices(devices: list, count: int) -> list:
+    """Choose as many devices of each process; refuse a count that leaves one out."""
+    processes = jax.process_count()
+    if count % processes:
+        raise Refused(
+            f"config.devices={count}: the {processes} processes of this run need as "
+            f"many devices each: must be a multiple of {processes}, such as "
+            f"--config.devices={-(-count // processes) * processes}, or None for all"
+        )
+    ranks: collections.Counter = collections.Counter()
+    chosen = []
+    for device in devices:
+        if ranks[device.process_index] < count // processes:
+            chosen.append(device)
+        ranks[device.process_index] += 1
+    return chosen
 
 
 def sharers(mesh: Mesh) -> int:
@@ -185,7 +207,7 @@ def bind_to_mesh(record, mesh: Mesh):
     def within(function):
         @functools.wraps(function)
         def call(*arguments, **options):
-            with use_mesh(mesh):
+            with use_mesh(mesh), numerics.pinned():
                 return function(*arguments, **options)
 
         return call
@@ -441,3 +463,14 @@ def any_process(flag: bool) -> bool:
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
+
+
+def gather_bytes(data: bytes) -> list[bytes]:
+    """Return the bytes that each process gave, in the order of the processes."""
+    if jax.process_count() == 1:
+        return [data]
+    sizes = multihost_utils.process_allgather(np.asarray(len(data), np.int32))
+    filled = np.zeros(max(int(sizes.max()), 1), np.uint8)
+    filled[: len(data)] = np.frombuffer(data, np.uint8)
+    rows = multihost_utils.process_allgather(filled)
+    return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]

@@ -8,6 +8,7 @@ import traceback
 
 from absl import flags, logging
 
+from jaxcl import numerics
 from jaxcl.config import files, sections
 from jaxcl.data import files as images
 from jaxcl.errors import Refused
@@ -106,7 +107,11 @@ def run_until_signal(make, work) -> int:
     logging.set_verbosity(logging.WARNING)
     images.lift_pillow_limit()
     # After the distributed runtime has started, which would take SIGTERM for itself.
-    with signals.watch_signals(complain) as stop:
+    with (
+        terminal.outlive_terminal(),
+        signals.watch_signals(complain) as stop,
+        numerics.pinned(),
+    ):
         try:
             return _run_made(make, work, stop)
         except Exception:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from PIL import Image
 
+from jaxcl import numerics
 from jaxcl.data import stream
 from jaxcl.errors import Refused
 
@@ -310,8 +311,9 @@ def _yield_ahead(iterator, place, depth):
     end = object()
 
     def prepare_next():
-        batch = next(iterator, end)
-        return batch if batch is end else place(batch)
+        with numerics.pinned():  # flags are of a thread
+            batch = next(iterator, end)
+            return batch if batch is end else place(batch)
 
     pool = concurrent.futures.ThreadPoolExecutor(1)
     try:
