@@ -56,7 +56,7 @@ def iterate_options(
       Refused: a section names a function that does not exist.
     """
     fields = {field.name: field for field in dataclasses.fields(sections.TopLevel)}
-    inner = {name for name, field in fields.items() if "dict" in str(field.type)}
+    inner = sections.names_of_sections()
     top = {name: value for name, value in raw.items() if name not in inner}
     yield from _iterate_function("config", sections.TopLevel, top, raw, replay, inner)
     for name in fields:

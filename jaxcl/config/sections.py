@@ -8,6 +8,7 @@ default, is an error before anything is read. Only `build` calls these.
 import dataclasses
 import functools
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, NamedTuple
 
@@ -235,6 +236,20 @@ def find_function(path: str, section) -> Callable:
         "tuning": tuning.settings,
         "mesh": read_sides,
     }[name]
+
+
+def names_of_sections(top: type = TopLevel) -> set[str]:
+    """Return the options of the top level that hold a section, by their types."""
+
+    def is_mapping(kind):
+        kind = typing.get_origin(kind) or kind
+        return isinstance(kind, type) and issubclass(kind, Mapping)
+
+    return {
+        name
+        for name, kind in typing.get_type_hints(top).items()
+        if any(map(is_mapping, (kind, *typing.get_args(kind))))
+    }
 
 
 def scenario_seed(scenario: Mapping, seed: int) -> dict:
