@@ -606,3 +606,15 @@ def test_the_commands_and_the_code_of_the_page(residual, tmp_path, monkeypatch, 
         exec(compile(text, "export.md", "exec"), {})
     first, last, *_ = capsys.readouterr().out.splitlines()[2].split()
     assert float(last) < 0.9 * float(first)
+
+
+def test_a_run_directory_is_loaded_as_its_export(tmp_path):
+    """Without a further command; an export of images can be checked."""
+    run_directories.run_of(tmp_path / "run")
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), np.uint8)
+    of_run = jaxcl.load_encoder(tmp_path / "run", check=True)
+    of_export = jaxcl.load_encoder(tmp_path / "run" / "encoder")
+    np.testing.assert_array_equal(of_run.embed(images), of_export.embed(images))
+    card = of_export.card | {"check": [1.0] * of_export.num_features}
+    with pytest.raises(errors.Refused, match="check"):
+        dataclasses.replace(of_export, card=card).check()

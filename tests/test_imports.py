@@ -22,7 +22,8 @@ ROWS = (
     ("methods", "evals"),
     ("nets", "data"),
     ("losses", "memory"),
-    ("sharding", "optim", "metrics", "schema", "lookup", "core", "errors"),
+    ("sharding", "optim", "metrics", "schema", "lookup", "core")
+    + ("numerics", "errors"),
 )
 RANK = {
     name: (row, at) for row, names in enumerate(ROWS) for at, name in enumerate(names)
