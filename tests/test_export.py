@@ -19,6 +19,7 @@ from safetensors import numpy as tensors
 import jaxcl
 import test_methods
 from helpers import config_files, pages, run_directories, toy
+from jaxcl import errors
 from jaxcl.config import build, checks
 from jaxcl.data import graphs, stream, toys
 from jaxcl.data.augment import images as augment_images
@@ -563,6 +564,22 @@ def test_the_state_dict_by_hand(residual):
     counters = [name for name in saved if name.endswith("num_batches_tracked")]
     leaves = encoder.flatten_leaves(made.params, made.stats)
     assert len(saved) == len(leaves) + len(counters)
+
+
+@pytest.mark.parametrize("kind", ["learned", "sin_cos"])
+def test_positions_are_for_the_images_trained_on(kind):
+    """Images of 24 pixels have 36 patches of 4; the learned table is for 16."""
+    options = {"name": "vit", "width": 8, "layers": 1, "heads": 2, "hidden": 8}
+    options |= {"patch": 4, "image_size": 16, "positions": kind}
+    section = export._describe_architecture({"encoder": options})
+    card = {"encoder": section, "input": {"size": 24}}
+    module, images = encoder.make_module(section), np.zeros((1, 24, 24, 3), "f4")
+    like = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype("f4"), like)
+    network = encoder.Encoder(module, 8, card, params, {}, None)
+    found = pytorch.torch_state(network)
+    assert found["pos_embed"].shape == (1, 36 + (kind == "learned"), 8)
 
 
 def test_networks_that_pytorch_has_not_are_refused(trained, tmp_path, capsys):
