@@ -626,6 +626,68 @@ def test_no_two_draws_share_a_key(name, tmp_path):
     )
 
 
+CLASSES_OF_TASK = {"extra.replayed", "extra.taught", "extra.current", "extra.count"}
+TEACHER = {"extra.teacher", "extra.teacher_stats"}
+FRESH = {"opt_state", "extra.teacher", "extra.growth"} | set(TURNS)
+ANEW = {"params.encoder", "params.head", "stats.encoder"}
+# row -> what is another when the first task begins, and when a later one does; of rows
+# that are not here nothing.
+BEGINS = {
+    "cclis-vit": (CLASSES_OF_TASK, CLASSES_OF_TASK | {"extra.teacher"}),
+    **dict.fromkeys(("er_lwf", "icarl", "ss_il"), ((), {"extra.teacher"})),
+    **dict.fromkeys(
+        ("cclis", "cclis-uniform", "co2l"),
+        (CLASSES_OF_TASK, CLASSES_OF_TASK | TEACHER),
+    ),
+    **dict.fromkeys(("icl", "icl-no_meta"), (FRESH, FRESH)),
+    "icl-retrain": (FRESH, FRESH | ANEW),
+    **dict.fromkeys(
+        ("duel-moco", "duel-moco-sharded", "duel-simclr"),
+        ({"opt_state"}, {"opt_state"}),
+    ),
+}
+
+
+def randomised(state):
+    """A state of random numbers from shapes; whole ones are from 50 to 90."""
+    rng = np.random.default_rng(0)
+
+    def number(x):
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.split(jax.random.key(0), x.shape) if x.shape else KEY
+        if x.dtype == bool:
+            return jnp.asarray(rng.random(x.shape) < 0.5)
+        low, high = (50, 90) if x.dtype.kind in "iu" else (0.1, 0.9)
+        return jnp.asarray(rng.uniform(low, high, x.shape).astype(x.dtype))
+
+    return jax.tree.map(number, state)
+
+
+KEY = jax.random.key(5)
+
+
+# Of two-view methods see test_two_view.py.
+@pytest.mark.parametrize(
+    "name", [*BEGINS, "er", "gcr", "gdumb", "ncm", "online_ssl-pnr"]
+)
+def test_a_task_begins_with_what_the_method_says(name, tmp_path):
+    """Copies are of the network as it is now, and what was copied may be donated."""
+    work = run_directories.untried(tmp_path, tasks=2, **METHODS[name].changes)
+    state = randomised(job.shapes(work.method, work.data)[0])
+    begins = BEGINS.get(name, ((), ()))
+    for task, expected in zip(work.stream.tasks, begins, strict=True):
+        after = work.method.begin_task(state, task)
+        assert set(moved(state, after)) == set(expected), task.index
+        if "extra.teacher" in expected:
+            copied = after.params, after.stats
+            taught = jax.tree.leaves(after.extra.teacher)
+            if hasattr(after.extra, "teacher_stats"):
+                taught += jax.tree.leaves(after.extra.teacher_stats)
+            for one, other in zip(jax.tree.leaves(copied), taught, strict=False):
+                np.testing.assert_array_equal(one, other)
+                assert one is not other
+
+
 def rows_where(wanted):
     """The rows for which `wanted` holds, as parameters of a test."""
     return [
