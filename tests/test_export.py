@@ -19,7 +19,6 @@ from safetensors import numpy as tensors
 import jaxcl
 import test_methods
 from helpers import config_files, pages, run_directories, toy
-from jaxcl import errors
 from jaxcl.config import build, checks
 from jaxcl.data import graphs, stream, toys
 from jaxcl.data.augment import images as augment_images
