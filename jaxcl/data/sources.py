@@ -151,7 +151,7 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
         renumbered = [class_names.index(name) for name in data.class_names]
         label.append(np.array([*renumbered, -1], np.int32)[part.label])
         domain.append(np.full(len(part.label), number, np.int32))
-        reader = part.load or files.in_memory(part.images, data.name)
+        reader: Any = part.load or files.in_memory(part.images, data.name)
         if stream.stays_in_memory(reader):  # the joined set has its own, if it fits
             reader = reader._replace(memory=None)
         readers.append(reader)
