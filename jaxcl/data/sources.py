@@ -196,9 +196,16 @@ SOURCES = {
         in_memory.in_memory,
     )
 }
-# These need no files, nor anything else.
-MADE = ("digits", "rings_and_trees", "digits_in_looks", "shapes")
-IN_MEMORY = ("npz", "arrays")  # unless config.data.resident is False
+# One array each, unless config.data.resident is False.
+IN_MEMORY = (from_arrays.npz.__name__, from_arrays.arrays.__name__)
+
+
+def needs_nothing(name: str) -> bool:
+    """Tell whether a source reads no files: each of its options has a default."""
+    if name not in SOURCES:
+        return False
+    found = schema.option_of(SOURCES[name]).values()
+    return all(option.default is not schema.NONE for option in found)
 
 
 def load(name: str, **options: Any) -> stream.Dataset:
