@@ -369,7 +369,7 @@ def read_program(
     memory["held"] = sum(memory.values()) - 2 * memory["aliased"]
     counted, task = compiled.cost_analysis() or {}, _later_task(work)
     shapes = job.shapes(work.method, work.data, work.parts(task))
-    written = cost.count_flops(work.method.step, *shapes, task)
+    written = cost.count_flops(work.method.step, *shapes, task=task)
     flops = max(counted.get("flops", 0.0), (written or 0) / work.mesh.size)
     # A GPU's compiler tells no bytes of a chip that is absent, nor of libraries' calls.
     gpu = work.mesh.devices.flat[0].platform == "gpu"
