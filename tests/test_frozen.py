@@ -163,8 +163,8 @@ def test_every_row_of_a_task_counts_once():
     counts = np.bincount(label[label >= 0], minlength=CLASSES)
     np.testing.assert_array_equal(state.extra.rule.counts, counts)
     features = np.asarray(method.embed(state, plain(images)))
-    sums = [features[label == c].sum(0) for c in range(CLASSES)]
-    np.testing.assert_allclose(state.extra.rule.total, sums, rtol=1e-5, atol=1e-5)
+    means = [features[label == c].mean(0) for c in range(CLASSES)]
+    np.testing.assert_allclose(state.extra.rule.mean, means, rtol=1e-5, atol=1e-5)
 
 
 def test_few_rows_of_large_features_give_finite_scores(data):
