@@ -35,8 +35,17 @@ def __getattr__(name):
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     if name == "__version__":
-        return importlib.import_module("jaxcl.core").library_version()
+        return _read_version()
     raise AttributeError(f"module 'jaxcl' has no attribute {name!r}")
+
+
+def _read_version() -> str:
+    """Return the version of jaxcl, "unknown" where it is not installed."""
+    metadata = importlib.import_module("importlib.metadata")
+    try:
+        return metadata.version("jaxcl")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def __dir__():

@@ -42,6 +42,8 @@ _ELSEWHERE = contextvars.ContextVar("elsewhere", default=None)
 # Devices that share the rows of a program that is traced, see `use_mesh`; None: one has
 # all.
 _MESH = contextvars.ContextVar("mesh", default=None)
+# True: one CPU does the work of all devices, see `on_host`.
+_ON_HOST = contextvars.ContextVar("on_host", default=False)
 
 
 def initialize(coordinator=None, num_processes=None, process_id=None, timeout=300):
@@ -233,13 +235,22 @@ def traced_once(function):
     return traced
 
 
+@contextlib.contextmanager
 def on_host():
-    """Enter a context in which JAX computes and lowers for a CPU of this machine.
+    """Enter a context in which JAX traces and lowers for one CPU of this machine.
+
+    In programs of several devices that CPU does the work of all: `spread`, `gather` and
+    `on_each` place nothing.
 
     Raises:
       RuntimeError: JAX was told to use other devices only (`JAX_PLATFORMS`).
     """
-    return jax.default_device(jax.local_devices(backend="cpu")[0])
+    before = _ON_HOST.set(True)
+    try:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            yield
+    finally:
+        _ON_HOST.reset(before)
 
 
 def describe(mesh: Mesh) -> dict:
@@ -370,7 +381,7 @@ def spread(tree):
     Leaves whose rows do not divide by the devices stay as they are.
     """
     mesh = current()
-    if mesh is None or mesh.size == 1:
+    if mesh is None or mesh.size == 1 or _ON_HOST.get():
         return tree
 
     def constrain(leaf):
@@ -387,7 +398,7 @@ def gather(tree):
     A loop that reads the rows in turn then gets them once, not in every turn.
     """
     mesh = current()
-    if mesh is None or mesh.size == 1:
+    if mesh is None or mesh.size == 1 or _ON_HOST.get():
         return tree
     return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
@@ -413,6 +424,8 @@ def on_each(function, rows: tuple, whole: tuple):
         return function(*rows, *whole)
     for leaf in jax.tree.leaves(rows):
         per_device("rows", len(leaf), mesh)
+    if _ON_HOST.get():
+        return _on_each_in_turn(function, rows, whole, sharers(mesh))
     own, everywhere = PartitionSpec(AXIS), PartitionSpec()
     local = jax.shard_map(
         function,
@@ -422,6 +435,16 @@ def on_each(function, rows: tuple, whole: tuple):
         check_vma=False,
     )
     return local(*rows, *whole)
+
+
+def _on_each_in_turn(function, rows, whole, count):
+    """Do the work of `on_each` on one device."""
+    if not rows:
+        return function(*whole)
+    shares = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), rows)
+    each = jax.vmap(lambda share: function(*share, *whole), axis_name=AXIS)
+    outputs = each(shares)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 
 
 def copy_to_host(tree):

@@ -13,9 +13,6 @@ from jaxcl.errors import Refused
 from jaxcl.run import agreement, folder
 from jaxcl.run import results as results_lib
 
-# Evaluators that learn from train images before they judge the others.
-_PROBES = {"knn", "linear", "logistic", "svm"}
-
 
 def check_path(top: sections.TopLevel) -> None:
     """Refuse a path without data; explain how to get the data or do without them."""
@@ -34,6 +31,18 @@ def check_path(top: sections.TopLevel) -> None:
     )
 
 
+def _describe_small_view(augment: dict) -> str:
+    """Warn of an evaluation that sees less than half of each image; "" if none does."""
+    size, resize = augment.get("size"), augment.get("resize")
+    share = 1.0 if None in (size, resize) else (size / resize) ** 2
+    if share >= 0.5:
+        return ""
+    return (
+        f"config.augment.resize={resize}: evaluation sees the middle {share:.0%} of an "
+        f"image, since size={size}; try --config.augment.resize={round(size * 8 / 7)}"
+    )
+
+
 def check_data(
     top: sections.TopLevel, tasks: stream.Stream, workdir
 ) -> identity.Identity:
@@ -48,21 +57,14 @@ def check_data(
     dataset, is_first = tasks.dataset, jax.process_index() == 0
     known = identity.identify(dataset)
     identity.check_data(workdir, known)
-    judges = {
-        section.get("name", key)
-        for key, section in top.evaluators.items()
-        if section.get("train_on") != "evaluation"
-    }
     warnings = []
     if odd := splits.unknown_classes(dataset, tasks.evaluation):
-        rows, words = odd
-        if rows == stream.count_rows(tasks.evaluation) and judges & _PROBES:
-            raise Refused(f"config.data: {words}: nothing could be measured")
-        warnings.append(f"config.data: {words}")
+        warnings.append(f"config.data: {odd[1]}")
     if is_first and (known.by_bytes if top.duplicates is None else top.duplicates):
         whole = known if known.by_bytes else identity.identify(dataset, True)
         name = f"config.data: {dataset.name}"
         warnings.append(identity.describe_duplicates(whole, name))
+    warnings.append(_describe_small_view(top.augment))
     for words in filter(None, warnings if is_first else ()):
         logging.warning("%s", words)
     return known

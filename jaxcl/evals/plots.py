@@ -211,7 +211,7 @@ def draw_mean_and_band(axes, number, x, mean, half, name) -> None:
 # Over the steps of a stream of tasks
 
 
-_STEPS = "optimiser step"
+_STEPS = "step (one batch)"
 
 
 @_in_default_style
@@ -656,7 +656,7 @@ def overview(results, rows, path=None):
         else:
             _before_and_after(panels[0], results, names)
     points = [(r["step"], r["loss"]) for r in rows if r.get("loss") is not None]
-    panels[-1].set(xlabel="optimiser step", ylabel="loss", title="training")
+    panels[-1].set(xlabel=_STEPS, ylabel="loss", title="training")
     line = np.array(points).reshape(-1, 2).T
     panels[-1].plot(*line, lw=1, color=COLOURS[0])
     panels[-1].grid(color="0.9")
@@ -725,6 +725,6 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
         for of_task in zip(*parts, strict=True):
             axes.plot(*of_task, color=colour, linewidth=1, marker=marker)
         axes.grid(color="0.9")
-    panels[-1].set_xlabel("optimiser step (dotted: a task begins)")
+    panels[-1].set_xlabel(f"{_STEPS}; dotted: a task begins")
     figure.align_ylabels(panels)
     save_figure(figure, path)

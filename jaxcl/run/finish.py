@@ -181,6 +181,11 @@ def format_results(results: dict) -> str:
         lines.insert(0, f"{'after the last task (%)':28}" + "".join(heads))
     if results["cost"]["total"] is not None:
         lines.append(cost.format_line(results["cost"]))
+    if worse := results_lib.below_untrained(results):
+        text = f"{', '.join(worse)}: below the untrained network. Look at the pictures "
+        text += "of plots/: do they show whole objects? Try more epochs, a smaller "
+        text += "optimizer.lr, or an encoder that is trained already (config.start)"
+        lines.append(terminal.style_text(text, "bad"))
     return "\n".join(lines)
 
 

@@ -75,4 +75,6 @@ def describe(network: encoder.Encoder, pixels: Pixels) -> dict:
         "input": {"dtype": pixels, "shape": ["batch", *shape]},
         "output": {"dtype": "float32", "shape": ["batch", network.num_features]},
         "platforms": list(PLATFORMS),
+        "jax": jax.__version__,
+        "readable": "by versions of JAX released up to six months after this one",
     }
