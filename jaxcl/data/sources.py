@@ -230,6 +230,12 @@ def kind_of(path: str) -> str:
     path = str(path)
     if path.endswith(".npz"):
         return "npz"
+    if path.endswith(".npy") and not storage.is_folder(path):
+        raise Refused(
+            f"path = {path!r}: an .npy file has no labels: give jaxcl.fit its array, "
+            f"np.load({path!r}), or write an .npz file: np.savez('set.npz', x=images, "
+            "y=labels)"
+        )
     if storage.exists(f"{path}/meta.json"):
         return "arrays"
     if from_huggingface.is_dataset(path):
