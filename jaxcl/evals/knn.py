@@ -4,6 +4,8 @@ Sources: Wu et al. (CVPR 2018), cosine similarity with weights exp(similarity /
 temperature); and the online kNN of CaSSLe's code (Fini et al., CVPR 2022), with weights
 1 / (Euclidean distance + 1e-5). Neighbours are exact; on equal votes the class with the
 smaller number wins.
+
+Departure: 20 rows vote by default; Wu et al. have 200.
 """
 
 from collections.abc import Callable
