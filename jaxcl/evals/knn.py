@@ -161,9 +161,11 @@ def make(
       "accuracy" on all evaluation rows.
 
     Raises:
-      ValueError: an option out of its range; no evaluation split; no labels.
+      Refused: an option out of its range; no evaluation split; no labels.
     """
     others, dataset = train_on == "evaluation", parts.stream.dataset
+    if not others:
+        features_lib.check_learnable(parts.stream)
     judged_alone = train_on in ("labelled", "evaluation")
     judged = (parts.stream.evaluation,)
     features_lib.check_labels(parts, "knn", *(judged if judged_alone else ()))
@@ -177,8 +179,12 @@ def make(
     groups = features_lib.assign_tasks(parts)
     embed_test = features_lib.make_embedder(parts, parts.stream.evaluation)
     embed_bank = embed_test if others else features_lib.make_embedder(parts, bank)
-    options = {"num_classes": parts.num_classes, "k": k}
-    options |= {"temperature": temperature, "distance": distance}
+    options = {
+        "num_classes": parts.num_classes,
+        "k": k,
+        "temperature": temperature,
+        "distance": distance,
+    }
     judge = _make_judge(parts, groups, batch_size, options, others=others)
 
     def evaluate(state, task: int) -> core.Result:

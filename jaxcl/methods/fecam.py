@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg
 
 from jaxcl import core, schema
+from jaxcl.errors import Refused
 from jaxcl.methods import frozen
 
 _Power = Annotated[float, schema.Range(least=0.05, most=1.0)]
@@ -64,10 +65,10 @@ def make(
       form: "paper", or the released "code" for ResNets.
 
     Raises:
-      ValueError: off_diagonal is above diagonal.
+      Refused: off_diagonal is above diagonal.
     """
     if off_diagonal > diagonal:
-        raise ValueError(
+        raise Refused(
             f"config.method.off_diagonal={off_diagonal}: must be at most "
             f"config.method.diagonal={diagonal}, or distances may be negative"
         )
