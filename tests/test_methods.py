@@ -592,6 +592,8 @@ def test_no_two_draws_share_a_key(name, tmp_path):
     changes = small | METHODS[name].changes
     if "augment.local" in changes:  # two sizes of images
         del changes["encoder"]
+    if name == "duel-simclr":  # views of stored rows, too
+        changes |= {"method.policy_features": "all"}
     if "replay" in changes and name != "gdumb":
         changes = changes | {"replay.updates": 2}
     work = run_directories.untried(tmp_path, tasks=2, **changes)
