@@ -1,5 +1,6 @@
 """Devices and hosts: the only file that knows how many there are."""
 
+import collections
 import contextlib
 import contextvars
 import functools
@@ -11,6 +12,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxcl import numerics
+from jaxcl.errors import Refused
 
 AXIS = "data"  # of a mesh; rows of a batch are split over it
 MODEL = "model"  # its other axis; weights of a Vision Transformer are split over it
@@ -38,6 +42,8 @@ _ELSEWHERE = contextvars.ContextVar("elsewhere", default=None)
 # Devices that share the rows of a program that is traced, see `use_mesh`; None: one has
 # all.
 _MESH = contextvars.ContextVar("mesh", default=None)
+# True: one CPU does the work of all devices, see `on_host`.
+_ON_HOST = contextvars.ContextVar("on_host", default=False)
 
 
 def initialize(coordinator=None, num_processes=None, process_id=None, timeout=300):
@@ -66,20 +72,22 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
         axis for them.
 
     Raises:
-      ValueError: `num_devices` is not between 1 and the number of devices.
+      Refused: `num_devices` is not between 1 and the number of devices.
     """
     elsewhere = _ELSEWHERE.get()
-    described = elsewhere is not None and elsewhere.devices
-    devices = list(described) if described else jax.devices()
+    described = () if elsewhere is None else elsewhere.devices
+    devices = list(described or jax.devices())
     count = len(devices) if num_devices is None else num_devices
+    if not described and jax.process_count() > 1 and 1 <= count <= len(devices):
+        devices = _share_devices(devices, count)
     if not 1 <= count <= len(devices):
         field = "config.devices" if model == 1 else "config.mesh: data * model"
-        raise ValueError(
+        raise Refused(
             f"{field}={count}: allowed are 1 to {len(devices)} "
             f"({devices[0].platform}) or None for all"
         )
     if model > 1 and jax.process_count() > 1:
-        raise ValueError(
+        raise Refused(
             f"config.mesh: model={model} splits weights among the devices of one "
             f"process, and there are {jax.process_count()}; must be 1"
         )
@@ -90,6 +98,24 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
     if described:  # no order of theirs is better known than the compiler's
         return Mesh(np.array(devices[:count]).reshape(shape), names, axis_types=types)
     return jax.make_mesh(shape, names, types, devices=devices[:count])
+
+
+def _share_devices(devices: list, count: int) -> list:
+    """Choose as many devices of each process; refuse a count that leaves one out."""
+    processes = jax.process_count()
+    if count % processes:
+        raise Refused(
+            f"config.devices={count}: the {processes} processes of this run need as "
+            f"many devices each: must be a multiple of {processes}, such as "
+            f"--config.devices={-(-count // processes) * processes}, or None for all"
+        )
+    ranks: collections.Counter = collections.Counter()
+    chosen = []
+    for device in devices:
+        if ranks[device.process_index] < count // processes:
+            chosen.append(device)
+        ranks[device.process_index] += 1
+    return chosen
 
 
 def sharers(mesh: Mesh) -> int:
@@ -132,7 +158,7 @@ def has_cudnn_attention() -> bool:
 def _cuda_generation() -> int | None:
     """Return the first number of the compute capability; None if unknown."""
     elsewhere = _ELSEWHERE.get()
-    described = elsewhere is not None and elsewhere.devices
+    described = () if elsewhere is None else elsewhere.devices
     device = (described or jax.devices())[0]
     # AMD's are named otherwise ("gfx90a").
     first = str(getattr(device, "compute_capability", "")).partition(".")[0]
@@ -181,7 +207,7 @@ def bind_to_mesh(record, mesh: Mesh):
     def within(function):
         @functools.wraps(function)
         def call(*arguments, **options):
-            with use_mesh(mesh):
+            with use_mesh(mesh), numerics.pinned():
                 return function(*arguments, **options)
 
         return call
@@ -209,13 +235,22 @@ def traced_once(function):
     return traced
 
 
+@contextlib.contextmanager
 def on_host():
-    """Enter a context in which JAX computes and lowers for a CPU of this machine.
+    """Enter a context in which JAX traces and lowers for one CPU of this machine.
+
+    In programs of several devices that CPU does the work of all: `spread`, `gather` and
+    `on_each` place nothing.
 
     Raises:
       RuntimeError: JAX was told to use other devices only (`JAX_PLATFORMS`).
     """
-    return jax.default_device(jax.local_devices(backend="cpu")[0])
+    before = _ON_HOST.set(True)
+    try:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            yield
+    finally:
+        _ON_HOST.reset(before)
 
 
 def describe(mesh: Mesh) -> dict:
@@ -262,11 +297,11 @@ def per_device(name: str, value: int, mesh: Mesh | None) -> int:
     """Return the part of a count that falls to each device; None: there is one.
 
     Raises:
-      ValueError: the devices cannot share it evenly; `name` is for the message.
+      Refused: the devices cannot share it evenly; `name` is for the message.
     """
     count = 1 if mesh is None else sharers(mesh)
     if value < 1 or value % count:
-        raise ValueError(
+        raise Refused(
             f"{name}={value}: must be a positive multiple of the {count} devices "
             "that share the memory"
         )
@@ -282,7 +317,7 @@ def placement(tree, mesh: Mesh):
       tree: arrays or their shapes.
 
     Raises:
-      ValueError: the devices cannot share the rows of a memory evenly.
+      Refused: the devices cannot share the rows of a memory evenly.
     """
 
     def leaf_sharding(path, node):
@@ -334,7 +369,7 @@ def check_batch(batch_size: int, mesh: Mesh) -> None:
     if batch_size % (count := sharers(mesh)):
         below = batch_size // count * count
         near = " or ".join(str(x) for x in (below, below + count) if x)
-        raise ValueError(
+        raise Refused(
             f"config.batch_size={batch_size}: must be a multiple of the {count} "
             f"devices of the run, such as {near}; config.devices takes fewer devices"
         )
@@ -346,7 +381,7 @@ def spread(tree):
     Leaves whose rows do not divide by the devices stay as they are.
     """
     mesh = current()
-    if mesh is None or mesh.size == 1:
+    if mesh is None or mesh.size == 1 or _ON_HOST.get():
         return tree
 
     def constrain(leaf):
@@ -363,7 +398,7 @@ def gather(tree):
     A loop that reads the rows in turn then gets them once, not in every turn.
     """
     mesh = current()
-    if mesh is None or mesh.size == 1:
+    if mesh is None or mesh.size == 1 or _ON_HOST.get():
         return tree
     return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
@@ -382,13 +417,15 @@ def on_each(function, rows: tuple, whole: tuple):
       The function's result, split like `rows`, or whole without rows.
 
     Raises:
-      ValueError: the devices cannot share the rows evenly.
+      Refused: the devices cannot share the rows evenly.
     """
     mesh = current()
     if mesh is None or sharers(mesh) == 1:
         return function(*rows, *whole)
     for leaf in jax.tree.leaves(rows):
         per_device("rows", len(leaf), mesh)
+    if _ON_HOST.get():
+        return _on_each_in_turn(function, rows, whole, sharers(mesh))
     own, everywhere = PartitionSpec(AXIS), PartitionSpec()
     local = jax.shard_map(
         function,
@@ -398,6 +435,16 @@ def on_each(function, rows: tuple, whole: tuple):
         check_vma=False,
     )
     return local(*rows, *whole)
+
+
+def _on_each_in_turn(function, rows, whole, count):
+    """Do the work of `on_each` on one device."""
+    if not rows:
+        return function(*whole)
+    shares = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), rows)
+    each = jax.vmap(lambda share: function(*share, *whole), axis_name=AXIS)
+    outputs = each(shares)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 
 
 def copy_to_host(tree):
@@ -416,3 +463,14 @@ def any_process(flag: bool) -> bool:
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
+
+
+def gather_bytes(data: bytes) -> list[bytes]:
+    """Return the bytes that each process gave, in the order of the processes."""
+    if jax.process_count() == 1:
+        return [data]
+    sizes = multihost_utils.process_allgather(np.asarray(len(data), np.int32))
+    filled = np.zeros(max(int(sizes.max()), 1), np.uint8)
+    filled[: len(data)] = np.frombuffer(data, np.uint8)
+    rows = multihost_utils.process_allgather(filled)
+    return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]

@@ -1,17 +1,17 @@
 """Read a finished run: its encoder, numbers and pictures."""
 
-import errno
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
 from etils import epath
 
-from jaxcl.api import errors, inputs
+from jaxcl import errors
+from jaxcl.api import inputs, load
 from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
+from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
@@ -19,9 +19,6 @@ from jaxcl.update import lineage
 from jaxcl.update import verdict as update_verdict
 from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import export as export_lib
-
-# Errors of a directory that one may only read
-_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Update(NamedTuple):
@@ -52,14 +49,14 @@ class Result:
           held: arrays that its config names, see `in_memory.store_set`.
 
         Raises:
-          ValueError: it holds no run that has finished a task.
+          Refused: it holds no run that has finished a task.
         """
         self.folder = os.fspath(folder)
         self._held = list(held)
         self._encoder: tuple[str, encoder_lib.Encoder] | None = None
         where = epath.Path(self.folder) / results_lib.RESULTS
         if not where.exists():
-            raise ValueError(f"{self.folder}: no run in it has finished a task")
+            raise Refused(f"{self.folder}: no run in it has finished a task")
 
     def __repr__(self) -> str:
         """Name the directory, and average accuracies, also those before training."""
@@ -105,16 +102,7 @@ class Result:
         """
         now = lineage.find_current(self.folder)
         if self._encoder is None or self._encoder[0] != now:
-            with tempfile.TemporaryDirectory() as elsewhere:
-                place = f"{now}/encoder"
-                try:
-                    export_lib.export(self.folder, place, force=True)
-                except OSError as error:
-                    if error.errno not in _READ_ONLY:
-                        raise
-                    place = f"{elsewhere}/encoder"
-                    export_lib.export(self.folder, place)
-                self._encoder = now, encoder_lib.load_encoder(place)
+            self._encoder = now, load.load_encoder(self.folder)
         return self._encoder[1]
 
     def plot(self, path: str | os.PathLike | None = None) -> Any:
@@ -142,7 +130,7 @@ class Result:
           Its card: the network, its inputs, where it comes from.
 
         Raises:
-          ValueError: the folder holds something else.
+          Refused: the folder holds something else.
         """
         return export_lib.export(self.folder, os.fspath(folder), torch=torch)
 
@@ -199,7 +187,7 @@ class Result:
           The verdict. `encoder` is then the new one, if it was accepted.
 
         Raises:
-          ValueError: an argument is wrong; the run is not finished.
+          Refused: an argument is wrong; the run is not finished.
           jaxcl.run.lock.LockHeldError: another update of the run is going on.
         """
         from jaxcl.update import command as update_command

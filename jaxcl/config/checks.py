@@ -6,14 +6,12 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.config import files, options, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
-from jaxcl.run import folder
+from jaxcl.errors import Refused
+from jaxcl.run import agreement, folder
 from jaxcl.run import results as results_lib
-
-# Evaluators that learn from train images before they judge the others.
-_PROBES = {"knn", "linear", "logistic", "svm"}
 
 
 def check_path(top: sections.TopLevel) -> None:
@@ -27,9 +25,21 @@ def check_path(top: sections.TopLevel) -> None:
     ways.append("say where it is: --config.data.path=FOLDER")
     if top.name in files.describe_configs():
         ways.append(f"try the config without its data: jaxcl train {top.name}:debug")
-    raise ValueError(
+    raise Refused(
         f"config.data.path={path!r}: no such file or folder. You can "
         f"{'; or '.join(ways)}"
+    )
+
+
+def _describe_small_view(augment: dict) -> str:
+    """Warn of an evaluation that sees less than half of each image; "" if none does."""
+    size, resize = augment.get("size"), augment.get("resize")
+    share = 1.0 if None in (size, resize) else (size / resize) ** 2
+    if share >= 0.5:
+        return ""
+    return (
+        f"config.augment.resize={resize}: evaluation sees the middle {share:.0%} of an "
+        f"image, since size={size}; try --config.augment.resize={round(size * 8 / 7)}"
     )
 
 
@@ -47,24 +57,42 @@ def check_data(
     dataset, is_first = tasks.dataset, jax.process_index() == 0
     known = identity.identify(dataset)
     identity.check_data(workdir, known)
-    judges = {
-        section.get("name", key)
-        for key, section in top.evaluators.items()
-        if section.get("train_on") != "evaluation"
-    }
     warnings = []
     if odd := splits.unknown_classes(dataset, tasks.evaluation):
-        rows, words = odd
-        if rows == stream.count_rows(tasks.evaluation) and judges & _PROBES:
-            raise ValueError(f"config.data: {words}: nothing could be measured")
-        warnings.append(f"config.data: {words}")
+        warnings.append(f"config.data: {odd[1]}")
     if is_first and (known.by_bytes if top.duplicates is None else top.duplicates):
         whole = known if known.by_bytes else identity.identify(dataset, True)
         name = f"config.data: {dataset.name}"
         warnings.append(identity.describe_duplicates(whole, name))
+    warnings.append(_describe_small_view(top.augment))
     for words in filter(None, warnings if is_first else ()):
         logging.warning("%s", words)
     return known
+
+
+def compare_data(dataset: stream.Dataset, known: identity.Identity) -> None:
+    """Refuse processes that read other data. All processes must call it.
+
+    Args:
+      dataset: the data set.
+      known: its identity.
+
+    Raises:
+      Refused: in all of them; the message names some rows that differ.
+    """
+    if jax.process_count() == 1:
+        return
+    shared = identity.without_times(dataset, known)
+    if len({*sharding.gather_bytes(shared.digest().encode())}) == 1:
+        return
+    is_first = jax.process_index() == 0
+    first = sharding.gather_bytes(identity.pack(shared) if is_first else b"")[0]
+    changes = identity.describe_changes(identity.unpack(first), shared)
+    told = f"compared with process 0: {changes}" if changes else "as in process 0"
+    agreement.check(
+        {f"config.data: {dataset.name}": told},
+        "All must read the same images",
+    )
 
 
 def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> None:
@@ -79,7 +107,7 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
     """
     start, is_after = top.start, top.scenario.get("name") == "after"
     if is_after and (start is None or folder.is_one(start)):
-        raise ValueError(
+        raise Refused(
             "config.scenario.name='after': set config.start to the run directory with "
             "the earlier tasks"
         )
@@ -87,11 +115,11 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
         return
     if folder.is_one(start):
         if train.graphs is not None:
-            raise ValueError(f"config.start={start!r}: it is an encoder of images")
+            raise Refused(f"config.start={start!r}: it is an encoder of images")
         want = folder.read_card(start)["input"]["channels"]
         first = train.load(0) if train.images is None else train.images[0]
         if first.shape[-1] != want:
-            raise ValueError(
+            raise Refused(
                 f"config.start={start!r}: its images have {want} channels, those of "
                 f"config.data have {first.shape[-1]}"
             )
@@ -117,7 +145,7 @@ def found_alone(run: str, plain: dict, method: core.Method) -> dict:
     _check_same(field, run, plain, same)
     found = results_lib.read_results(run) if results_lib.has_results(run) else {}
     if "finetune" not in found:
-        raise ValueError(f"{field}: it has not measured FT_i, or not yet")
+        raise Refused(f"{field}: it has not measured FT_i, or not yet")
     return found["finetune"]
 
 
@@ -125,11 +153,11 @@ def _check_same(field, run, plain, same) -> None:
     """Refuse a run whose config differs from this one in options of these names."""
     path = epath.Path(run) / "config.json"
     if not path.exists():
-        raise ValueError(f"{field}: there is no run in it")
+        raise Refused(f"{field}: there is no run in it")
     configs = (storage.read_object(path), plain)
     configs = (x | {"base": x.get("method", {}).get("base")} for x in configs)
     pair = [{name: x[name] for name in same if name in x} for x in configs]
     if changed := options.differences(*pair):
-        raise ValueError(
+        raise Refused(
             f"{field}: a run of another config; they differ in {'; '.join(changed)}"
         )

@@ -13,6 +13,8 @@ import numpy as np
 
 from jaxcl import core, schema
 from jaxcl.config import sections
+from jaxcl.data import scenarios
+from jaxcl.errors import Refused
 from jaxcl.nets import tuning
 
 RESOLVED = "resolved.json"
@@ -52,10 +54,10 @@ def iterate_options(
       replay: the values of config.replay, for options that depend on it.
 
     Raises:
-      ValueError: a section names a function that does not exist.
+      Refused: a section names a function that does not exist.
     """
     fields = {field.name: field for field in dataclasses.fields(sections.TopLevel)}
-    inner = {name for name, field in fields.items() if "dict" in str(field.type)}
+    inner = sections.names_of_sections()
     top = {name: value for name, value in raw.items() if name not in inner}
     yield from _iterate_function("config", sections.TopLevel, top, raw, replay, inner)
     for name in fields:
@@ -137,7 +139,7 @@ def _find_dependent(path, function, options, raw, replay) -> dict:
     if path == "config.tuning":
         return function(**options)._asdict()
     if path == "config.scenario":
-        return sections.scenario_seed(raw["scenario"], raw.get("seed", 0))
+        return scenarios.run_seed(raw["scenario"], raw.get("seed", 0))
     return {}
 
 
@@ -178,7 +180,7 @@ def to_json(value: Any, field: str | None = None) -> Any:
       field: its path, for messages; None: other values become strings.
 
     Raises:
-      ValueError: JSON cannot hold it; the message names the field.
+      Refused: JSON cannot hold it; the message names the field.
     """
 
     def inside(key, value):
@@ -194,7 +196,7 @@ def to_json(value: Any, field: str | None = None) -> Any:
         return value
     if field is None:
         return repr(value)
-    raise ValueError(
+    raise Refused(
         f"{field}={value!r}: must be a number, a text, a bool, None, or a list or "
         "section of these"
     )

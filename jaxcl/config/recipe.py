@@ -1,13 +1,14 @@
 """Tools of config files: values that follow other fields, words of the argument."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
 from jaxcl import lookup, schema
 from jaxcl.data import stream
+from jaxcl.errors import Refused
 
 
 class _Operation(NamedTuple):
@@ -47,7 +48,7 @@ def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
       default: the same as the key ""; may be a result of `look_up`.
 
     Raises:
-      ValueError: when the value is read, if the table has no entry for the fields.
+      Refused: when the value is read, if the table has no entry for the fields.
     """
 
     # ml_collections returns None where an argument is None.
@@ -60,7 +61,7 @@ def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
             return table[key]
         if not otherwise and "" not in table:
             known = ", ".join(map(repr, table))
-            raise ValueError(
+            raise Refused(
                 f"{key!r}: the config has no value for it, only for {known}; set the "
                 "value itself"
             )
@@ -90,7 +91,7 @@ def set_where_taken(method: config_dict.ConfigDict, **values: Any) -> None:
     def pick(name, value, *held):
         try:
             known = schema.option_of(make, dict(zip(chosen, held, strict=True)))
-        except ValueError:  # `build` says what there is
+        except Refused:  # `build` says what there is
             return value
         return value if name in known else None
 
@@ -130,7 +131,7 @@ def parse_words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
       The word of each choice, and "debug" or "".
 
     Raises:
-      ValueError: naming the argument, what is wrong with it and what is allowed.
+      Refused: naming the argument, what is wrong with it and what is allowed.
     """
     asked = {word for word in (arg or "").split(",") if word}
     tables = [list(choice) for choice in (*choices, ("", "debug"))]
@@ -144,10 +145,21 @@ def parse_words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
     if wrong:
         named = [", ".join(filter(None, table)) for table in tables]
         allowed = "; ".join(f"one of {x}" if "," in x else x for x in named)
-        raise ValueError(
+        raise Refused(
             f"{arg!r}: {wrong[0]}; allowed are, with commas between, {allowed}"
         )
     return tuple((own or table)[0] for own, table in zip(said, tables, strict=True))
+
+
+def split_words(text: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Split "PATH,NAME=VALUE,..." into the path and the values by name.
+
+    Args:
+      text: argument of a config; the path may hold commas and equals signs.
+      names: the names that may follow the path.
+    """
+    path, *pairs = re.split(rf"(?:^|,)({'|'.join(names)})=", text)
+    return path, dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 def change(config: config_dict.ConfigDict, changes: Mapping[str, Any]) -> None:

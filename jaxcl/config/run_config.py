@@ -3,9 +3,10 @@
 import jax
 from etils import epath
 
-from jaxcl import sharding
+from jaxcl import numerics, sharding
 from jaxcl.config import options
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 from jaxcl.run import lock
 
 # Where and how a run computes, not what: these may change when it resumes.
@@ -21,11 +22,14 @@ MACHINE = (
     "duplicates",
     "seeds",
 )
+# These may differ between the processes of a run: results do not depend on them.
+_OF_A_PROCESS = ("compile_cache", "workers", "progress", "loggers", "duplicates")
+FLAGS = "jax"  # section of resolved.json: `numerics.run_flags`
 # What `build` adds to a config.json, once it has read the data.
 NOTED = ("decoder", "resident", "memory_shards")
 
 
-class Differs(ValueError):
+class Differs(Refused):
     """A directory holds a run of another config; the message has each difference."""
 
 
@@ -36,6 +40,11 @@ def without(config: dict, fields) -> dict:
         if inner and section in kept:
             kept[section] = without(kept[section], (inner,))
     return kept
+
+
+def shared_options(config: dict) -> dict:
+    """Return the options that all processes of a run must share, by their paths."""
+    return options.flatten(without(config, _OF_A_PROCESS))
 
 
 def write_or_check(workdir, config: dict, every_option: dict | None = None) -> None:
@@ -55,7 +64,9 @@ def write_or_check(workdir, config: dict, every_option: dict | None = None) -> N
         sharding.barrier("the config is read")
         if not resumes:
             if jax.process_index() == 0:
-                if every_option:  # first: a run has begun once there is a config.json
+                if (
+                    every_option is not None
+                ):  # first: a run has begun once there is a config.json
                     storage.write_json(path.parent / options.RESOLVED, every_option)
                 storage.write_json(path, config)
             sharding.barrier("the config is written")
@@ -64,12 +75,12 @@ def write_or_check(workdir, config: dict, every_option: dict | None = None) -> N
 def read_config(path) -> dict:
     """Read the config.json of a run directory.
 
-    Raises ValueError if the file is damaged.
+    Raises Refused if the file is damaged.
     """
     try:
         return storage.read_object(path)
     except storage.NotJson as error:
-        raise ValueError(
+        raise Refused(
             f"{error}. The rest of the run may be whole: put a copy of the file back, "
             "or run the same command with a new --workdir until it has begun, and take "
             "the config.json that it writes there"
@@ -89,7 +100,7 @@ def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
 
     Raises:
       Differs: its config is another one.
-      ValueError: its config is damaged.
+      Refused: its config is damaged.
     """
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
@@ -100,4 +111,20 @@ def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
             f"{workdir} holds a run of another config; they differ in "
             f"{'; '.join(changed)}. Give another --workdir, or the same config"
         )
+    _check_flags(workdir)
     return True
+
+
+def _check_flags(workdir) -> None:
+    """Refuse flags of JAX other than those that a run began with."""
+    path = epath.Path(workdir) / options.RESOLVED
+    if not path.exists():
+        return
+    before = storage.read_object(path).get(FLAGS, {})
+    for name, value in numerics.run_flags().items():
+        if before.get(name, value) != value:
+            raise Differs(
+                f"{workdir}: its run began with {name}={before[name]!r}, and here it "
+                f"is {value!r}: set the variable {name.upper()} as it was, or give "
+                "another --workdir"
+            )

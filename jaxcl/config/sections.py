@@ -8,6 +8,7 @@ default, is an error before anything is read. Only `build` calls these.
 import dataclasses
 import functools
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, NamedTuple
 
@@ -25,6 +26,7 @@ from jaxcl.data import (
 )
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
+from jaxcl.errors import Refused
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, traits, tuning, vit
 from jaxcl.run import folder, transfer
@@ -106,7 +108,8 @@ class TopLevel:
     compile_cache: str = "auto"
     device_bytes: _Bytes = 8 * 2**30  # sets up to this size live on the device
     duplicates: bool | None = None  # count duplicate images; None: if that is quick
-    workers: Annotated[int, schema.Range(0, 1024)] = 4  # processes that decode images
+    # Threads that decode images; 0: one for each core, 32 at most
+    workers: Annotated[int, schema.Range(0, 1024)] = 0
     log_every: schema.Count = 10  # steps between logged rows
     save_every: schema.Natural = 500  # steps between saves; 0: after tasks only
     eval_every: schema.Natural = 0  # steps between evaluations; 0: after tasks only
@@ -198,7 +201,7 @@ def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
         for graphs in (True, False)
     )
     if right and wrong:
-        raise ValueError(
+        raise Refused(
             f"{', '.join(wrong)}: must be for graphs, as {', '.join(right)} is: a "
             "set of graphs needs config.augment.name='graphs' and "
             f"config.encoder.name={' or '.join(map(repr, GRAPH_ENCODERS))}"
@@ -213,7 +216,7 @@ def find_function(path: str, section) -> Callable:
       section: ConfigDict or dict.
 
     Raises:
-      ValueError: the section names a function that does not exist.
+      Refused: the section names a function that does not exist.
     """
     _, name, *inside = path.split(".")
     if name in CHOICES:
@@ -235,16 +238,18 @@ def find_function(path: str, section) -> Callable:
     }[name]
 
 
-def scenario_seed(scenario: Mapping, seed: int) -> dict:
-    """Return the option `seed` of a scenario that the run's seed cuts, else {}.
+def names_of_sections(top: type = TopLevel) -> set[str]:
+    """Return the options of the top level that hold a section, by their types."""
 
-    The run's seed stands for a missing one of "growth", "permuted", "rotated",
-    "recurring" and "blurry", and of "class" in the order "released".
-    """
-    name, order = scenario.get("name"), scenario.get("class_order")
-    drawn = name in ("growth", "permuted", "rotated", "recurring", "blurry")
-    drawn = drawn or (name, order) == ("class", "released")
-    return {"seed": seed} if drawn and "seed" not in scenario else {}
+    def is_mapping(kind):
+        kind = typing.get_origin(kind) or kind
+        return isinstance(kind, type) and issubclass(kind, Mapping)
+
+    return {
+        name
+        for name, kind in typing.get_type_hints(top).items()
+        if any(map(is_mapping, (kind, *typing.get_args(kind))))
+    }
 
 
 def read_tasks(data, scenario, seed=0, stand_in=None):
@@ -252,18 +257,18 @@ def read_tasks(data, scenario, seed=0, stand_in=None):
 
     Args:
       data, scenario: sections of a config.
-      seed: the run's, see `scenario_seed`.
+      seed: the run's, see `scenarios.run_seed`.
       stand_in: a dataset in place of what would be read.
 
     Returns:
       () -> stream.Stream, which reads the data and cuts the tasks.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     source, data_options = lookup.find_function(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
-    scenario = scenario_seed(scenario, seed) | scenario
+    scenario = scenarios.run_seed(scenario, seed) | scenario
     cut = schema.options(scenarios.make, scenario, "config.scenario")
     uneven = cut.get("imbalance"), cut.get("long_tail")
     imbalance.check_options(*uneven, field="config.scenario.")
@@ -277,7 +282,7 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]
       A function from facts about the data to Parts, and the images' settings.
 
     Raises:
-      ValueError: an option of augment, encoder, tuning, optimizer or schedule is wrong.
+      Refused: an option of augment, encoder, tuning, optimizer or schedule is wrong.
     """
     views = _build_views(top)
     optimize, optimizer = lookup.find_function(
@@ -324,14 +329,14 @@ def make_mesh(top: TopLevel):
     """Make the devices' mesh, of config.devices or of config.mesh.
 
     Raises:
-      ValueError: an option is wrong, both are given, or there are fewer devices; the
+      Refused: an option is wrong, both are given, or there are fewer devices; the
         weights of the encoder cannot be split.
     """
     if top.mesh is None:
         return sharding.mesh(top.devices)
     options = schema.options(read_sides, top.mesh, "config.mesh")
     if top.devices is not None:
-        raise ValueError(
+        raise Refused(
             f"config.devices={top.devices}: config.mesh says how many; must be None"
         )
     data, model = read_sides(**options)
@@ -344,13 +349,13 @@ def _check_split(top: TopLevel, model: int) -> None:
     """Refuse an encoder whose weights so many devices cannot share."""
     net = _module(top)
     if not isinstance(net, vit.ViT):
-        raise ValueError(
+        raise Refused(
             f"config.mesh: model={model} splits weights of config.encoder.name='vit' "
             f"alone; must be 1 for {top.encoder['name']!r}"
         )
     for name, count in (("heads", net.heads), ("hidden", net.hidden)):
         if count % model:
-            raise ValueError(
+            raise Refused(
                 f"config.mesh: model={model}: must divide {name}={count} of "
                 "config.encoder"
             )
@@ -369,12 +374,12 @@ def read_sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int
 def _split_batches(top: TopLevel, module):
     """Make the encoder pass its batches in the pieces of config.accumulate."""
     if top.augment.get("name") == "graphs":
-        raise ValueError(
+        raise Refused(
             f"config.accumulate={top.accumulate}: batches of graphs are not cut; must "
             "be 1"
         )
     if top.batch_size % top.accumulate:
-        raise ValueError(
+        raise Refused(
             f"config.accumulate={top.accumulate}: must divide config.batch_size="
             f"{top.batch_size}"
         )
@@ -432,7 +437,7 @@ def make_encoder(top: TopLevel):
     """Make the module of config.encoder.
 
     Raises:
-      ValueError: an option is wrong; the folder of config.start is damaged, or of
+      Refused: an option is wrong; the folder of config.start is damaged, or of
         another network.
     """
     module, given = _module(top), None
@@ -476,12 +481,12 @@ def fill_from_start(raw: dict) -> dict:
     config.encoder names the same network, its drop_path and remat are kept.
 
     Raises:
-      ValueError: the folder cannot be read, or does not fit the config.
+      Refused: the folder cannot be read, or does not fit the config.
     """
     if not folder.is_one(raw.get("start")):
         return raw
     if raw.get("augment", {}).get("name") == "graphs":
-        raise ValueError(
+        raise Refused(
             f"config.start={raw['start']!r}: the folder of an encoder is a start for "
             "images, and config.augment.name is 'graphs'; leave it out"
         )
@@ -506,24 +511,24 @@ def make_method(top: TopLevel, parts: core.Parts) -> core.Method:
     """Make the method of config.method.
 
     Raises:
-      ValueError: an option is wrong, or the method reads no such data.
+      Refused: an option is wrong, or the method reads no such data.
     """
     module, options = find_method(top.method)
     made = module.make(parts, **options)
     name = top.method["name"]
     if top.augment.get("name") == "graphs" and not made.takes_graphs:
-        raise ValueError(
+        raise Refused(
             f"config.method.name={name!r}: reads images alone; for graphs there is "
             "'icl'"
         )
     if parts.local is not None and not made.takes_local:
-        raise ValueError(
+        raise Refused(
             f"config.augment.local: config.method.name={name!r} takes no local crops; "
             "leave the section out; 'two_view' does with base 'dino' or 'lejepa'"
         )
     rate = traits.read_traits(parts.encoder).drop_path
     if rate and not made.drops_branches:
-        raise ValueError(
+        raise Refused(
             f"config.encoder.drop_path={rate}: must be 0 for config.method.name="
             f"{name!r}, which gives its encoder no random numbers; 'two_view' does"
         )

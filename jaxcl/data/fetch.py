@@ -35,6 +35,7 @@ import numpy as np
 
 from jaxcl.data import convert, from_arrays, shapes, storage, stream
 from jaxcl.data import files as files_lib
+from jaxcl.errors import Refused
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
 
@@ -75,13 +76,13 @@ def fetch_set(name: str, out: str, *, source: str | None = None) -> None:
       source: the archive, or a folder with the archives; None: download them.
 
     Raises:
-      ValueError: an unknown name, a folder with something in it, an archive that is
+      Refused: an unknown name, a folder with something in it, an archive that is
         missing in `source` or is not the published one.
       Unreachable: no server gave an archive.
       OSError: a file cannot be read or written.
     """
     if name not in SETS:
-        raise ValueError(f"set {name!r} is unknown; allowed are {(*SETS,)}")
+        raise Refused(f"set {name!r} is unknown; allowed are {(*SETS,)}")
     known, out = SETS[name], os.path.normpath(out)
     storage.check_blank(out, f"--out={out}")
     downloads = f"{out}.download"
@@ -110,7 +111,7 @@ def _find_archive(archive, source, known) -> str:
     inside = os.path.join(source, archive.name)
     path = inside if os.path.isdir(source) or len(known.archives) > 1 else source
     if not os.path.isfile(path):
-        raise ValueError(f"--from={source}: lacks {archive.name}")
+        raise Refused(f"--from={source}: lacks {archive.name}")
     return path
 
 
@@ -123,7 +124,7 @@ def _check_archive(archive, path, *, remove) -> None:
         return
     if remove:  # the next call starts anew
         os.unlink(path)
-    raise ValueError(
+    raise Refused(
         f"{path}: {size:,} bytes with sha256 {found}; published are {archive.size:,} "
         f"with {archive.sha256}. It is damaged or another file"
     )
@@ -205,7 +206,8 @@ def _stl10(paths, folder, *, more=None) -> None:
         labels[: len(known)] = known.astype(int) - 1
         return images, labels
 
-    with _unpack(*paths, folder) as inner:
+    (archive,) = paths
+    with _unpack(archive, folder) as inner:
         parts = [read(inner, split) for split in ("train", "test")]
     _write_splits("stl10", _STL10, parts, folder)
 
@@ -224,7 +226,8 @@ def _tiny_imagenet(paths, folder) -> None:
             images = pool.map(lambda x: decode(x.read_bytes(), str(x)), paths)
             return np.stack([*images]), np.array(labels)
 
-    with _unpack(*paths, folder) as inner:
+    (archive,) = paths
+    with _unpack(archive, folder) as inner:
         where = pathlib.Path(inner)
         names = tuple((where / "wnids.txt").read_text().split())
         train = [
@@ -251,11 +254,12 @@ def _write_cifar(paths, folder, *, name, train, test, label_bytes, names) -> Non
 
     def read_records(inner, files):
         raw = [np.fromfile(os.path.join(inner, file), np.uint8) for file in files]
-        raw = np.concatenate(raw).reshape(-1, label_bytes + 3 * 32 * 32)
-        images = raw[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        return images, raw[:, label_bytes - 1]
+        records = np.concatenate(raw).reshape(-1, label_bytes + 3 * 32 * 32)
+        images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return images, records[:, label_bytes - 1]
 
-    with _unpack(*paths, folder) as inner:
+    (archive,) = paths
+    with _unpack(archive, folder) as inner:
         with open(os.path.join(inner, names)) as file:
             classes = tuple(file.read().split())
         parts = [read_records(inner, files) for files in (train, test)]
@@ -351,7 +355,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.name == "shapes":
             return _draw_shapes(arguments.out, arguments.source)
         fetch_set(arguments.name, arguments.out, source=arguments.source)
-    except (OSError, ValueError) as error:
+    except (OSError, Refused) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     print(
@@ -364,7 +368,7 @@ def main(argv: list[str] | None = None) -> int:
 def _draw_shapes(out: str, source: str | None) -> int:
     """Write the set `shapes` as PNG files, and print how to read a domain."""
     if source is not None:
-        raise ValueError(f"--from={source}: shapes is drawn; leave --from out")
+        raise Refused(f"--from={source}: shapes is drawn; leave --from out")
     shapes.write_folders(shapes.shapes(), out)
     first, *_, last = shapes.DOMAINS
     print(

@@ -18,9 +18,10 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from jaxcl.data import storage, stream
+from jaxcl.errors import Refused
 
 
-class Unreadable(ValueError):
+class Unreadable(Refused):
     """An image that cannot be read or decoded; the message names it."""
 
 
@@ -50,13 +51,21 @@ _DAMAGED = (
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Turn errors of a library about a file's bytes into a ValueError."""
+    """Turn errors of a library about a file's bytes into Refused."""
     try:
         yield
     except MemoryError as error:
-        raise ValueError(f"{path} cannot be read: too large for the memory") from error
+        raise Refused(f"{path} cannot be read: too large for the memory") from error
     except _DAMAGED as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        raise Refused(f"{path} cannot be read: {error}") from error
+
+
+def lift_pillow_limit() -> None:
+    """Leave the number of pixels to config.data.max_pixels; for commands alone.
+
+    Pillow's limit holds for the whole process, which a caller of the library owns.
+    """
+    Image.MAX_IMAGE_PIXELS = None
 
 
 class Decoding(NamedTuple):
@@ -77,8 +86,6 @@ class Decoding(NamedTuple):
           Unreadable: the bytes are no image, are truncated, or say that they are an
             image of more than `max_pixels`; the message has `name`.
         """
-        if Image.MAX_IMAGE_PIXELS is not None:  # beyond which Pillow refuses by itself
-            Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, self.max_pixels)
         try:
             with Image.open(io.BytesIO(data)) as opened:  # reads the header alone
                 self.check_size(name, *opened.size[::-1])
@@ -92,6 +99,7 @@ class Decoding(NamedTuple):
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise Unreadable(
                 f"{name}: {error}; allowed are config.data.max_pixels={self.max_pixels}"
+                f" and PIL.Image.MAX_IMAGE_PIXELS={Image.MAX_IMAGE_PIXELS}"
             ) from error
         except Exception as error:  # of damaged bytes Pillow's plugins raise anything
             unknown = isinstance(error, UnidentifiedImageError)
@@ -186,7 +194,7 @@ class Reader(NamedTuple):
     files: Sequence[str | bytes] | np.ndarray  # paths, relative to root
     which: np.ndarray  # i[N], number of each row's file
     place: np.ndarray  # i64[N], where it is in there
-    # (path, place) -> an encoded image, or u8[h,w,C]; picklable
+    # (path, place) -> an encoded image, or u8[h,w,C]
     fetch: Callable[[str, int], Any]
     decoding: Decoding
     unit: str = ""  # of a place, for messages; "": a file is one image
@@ -244,10 +252,7 @@ def _fetch_file(path, place) -> bytes:
 
 
 def of_array(path: str) -> Reader:
-    """Read rows of an .npy file that is never read as a whole.
-
-    Only its path is kept: a pickled memmap would send its pixels to other processes.
-    """
+    """Read rows of an .npy file that is never read as a whole."""
     rows, channels = np.arange(len(mapped(path))), mapped(path).shape[-1]
     which, pixels = np.zeros_like(rows), Decoding("", channels)
     return Reader((path,), which, rows, _fetch_row, pixels, "row")
@@ -275,20 +280,13 @@ def _fetch_held(images, path, row) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def mapped(path: str) -> np.ndarray:
-    """Map an .npy file without reading it; each process opens it once."""
+    """Map an .npy file without reading it; it is opened once."""
     with reading(path):
         file = storage.check_ordinary(path)
         return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 _SAMPLED = 8  # images from which the size of all is estimated
-
-
-class Memory(dict):
-    """Images that were decoded, by row; a copy for another process begins empty."""
-
-    def __reduce__(self):
-        return Memory, ()
 
 
 class Loader(NamedTuple):
@@ -300,7 +298,7 @@ class Loader(NamedTuple):
     # Classes and domains, if unreadable images are to be replaced; else None.
     label: np.ndarray | None = None
     domain: np.ndarray | None = None
-    memory: Memory | None = None  # keeps every image, if they fit; None: they do not
+    memory: dict[int, np.ndarray] | None = None  # keeps every image; None: too many
 
     def __call__(self, row: int) -> np.ndarray:
         """Read an image; if it is unreadable, warn and read another.
@@ -397,10 +395,10 @@ def examples(
 def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     """Read class names from a text file, one a line."""
     with reading(f"{option} = {file!r}"):
-        lines = storage.read_bytes(file).decode().split("\n")
+        lines = storage.read_bytes(file).decode("utf-8-sig").split("\n")
     names = tuple(line.strip() for line in lines if line.strip())
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"{option} = {file!r}: must hold at least one name, each once")
+        raise Refused(f"{option} = {file!r}: must hold at least one name, each once")
     return names
 
 
@@ -416,7 +414,7 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
     with reading(path), storage.open_seekable(path) as file:
         known = np.load(file, allow_pickle=False)
         if not isinstance(known, np.lib.npyio.NpzFile):
-            raise ValueError("it is no .npz file")
+            raise Refused("it is no .npz file")
         keys = known.files if keys is None else keys
         plain = {key: known[key] for key in keys if key in known}
         packed = [key for key in keys if f"{key}__strips" in known]
@@ -426,28 +424,28 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
 def _unpack(file: Mapping[str, np.ndarray], key: str) -> np.ndarray:
     shape = file[key + "__shape"]
     if shape.shape != (4,) or shape.min() < 1:
-        raise ValueError(f"{key}__shape is {shape.tolist()}, expected N, H, W and C")
+        raise Refused(f"{key}__shape is {shape.tolist()}, expected N, H, W and C")
     n, h, w, c = (int(x) for x in shape)
     raw, pointers = file[key + "__strips"], file[key + "__ptr"]
     if raw.ndim != 1 or raw.dtype != np.uint8 or pointers.ndim != 1:
-        raise ValueError(f"{key}__strips must be uint8[B], and {key}__ptr i64[S+1]")
+        raise Refused(f"{key}__strips must be uint8[B], and {key}__ptr i64[S+1]")
     if c not in (1, 3) or n * h * w > PIXELS * len(pointers):
-        raise ValueError(f"{key}__shape is {shape.tolist()}: more than its strips hold")
+        raise Refused(f"{key}__shape is {shape.tolist()}: more than its strips hold")
     images, row, lossless = np.empty((n, h, w, c), np.uint8), 0, True
     for i, (start, end) in enumerate(zip(pointers[:-1], pointers[1:], strict=True)):
         data = raw[start:end].tobytes()
         strip = Decoding("pillow", c)(data, f"{key} strip {i}")
         if strip.size % (h * w * c) or row + strip.size // (h * w * c) > n:
-            raise ValueError(f"{key} strip {i} is {list(strip.shape)}, not {h} x {w}")
+            raise Refused(f"{key} strip {i} is {list(strip.shape)}, not {h} x {w}")
         strip = strip.reshape(-1, h, w, c)
         images[row : row + len(strip)] = strip
         row += len(strip)
         lossless = lossless and data[:2] != _JPEG
     if row != n:
-        raise ValueError(f"{key}: strips hold {row} images, {key}__shape says {n}")
+        raise Refused(f"{key}: strips hold {row} images, {key}__shape says {n}")
     # JPEG decoders differ by a level or two; every other format must match.
     if lossless and sha256(images) != str(file[key + "__sha256"]):
-        raise ValueError(f"{key}: decoded pixels do not match {key}__sha256")
+        raise Refused(f"{key}: decoded pixels do not match {key}__sha256")
     return images
 
 
@@ -463,5 +461,5 @@ def read_entry(directory: str, entry: dict) -> np.ndarray:
     with reading(path), storage.open_seekable(path) as file:
         array = np.load(file, allow_pickle=False)
     if "sha256" in entry and sha256(array) != entry["sha256"]:
-        raise ValueError(f"{path}: its bytes do not match the sha256 in meta.json")
+        raise Refused(f"{path}: its bytes do not match the sha256 in meta.json")
     return array

@@ -1,8 +1,9 @@
 """Reading TFDS directories, array_record or tfrecord, without TensorFlow.
 
 TFDS gives the metadata and parses the features; this module reads the records, in any
-order. A tfrecord file is a sequence of records: length u64, crc u32, bytes, crc u32,
-little endian. The checksums are not compared.
+order. A tfrecord file is a sequence of records: length u64, checksum u32, bytes,
+checksum u32, little endian. A checksum is a masked CRC-32C, and is compared whenever a
+record is read.
 """
 
 import functools
@@ -10,6 +11,7 @@ import os
 import struct
 from typing import Any, NamedTuple
 
+import google_crc32c
 import numpy as np
 from array_record.python import array_record_module
 from etils import epath
@@ -17,8 +19,10 @@ from google.protobuf import message
 
 from jaxcl.data import files as files_lib
 from jaxcl.data import identity, splits, storage, stream
+from jaxcl.errors import Refused
 
 FORMATS = ("array_record", "tfrecord")
+_FRAME = 16  # bytes of a record besides its own: length and checksums
 CHUNK = 256  # array_record entries read at once when scanning
 
 
@@ -43,7 +47,7 @@ def _fetch_image(features: Any, key: str, file: str, place: int) -> bytes:
     if ".tfrecord" in os.path.basename(file):
         with epath.Path(file).open("rb") as opened:
             opened.seek(place)
-            raw = _next_record(opened, storage.file_size(file) - place)
+            raw = _next_record(opened, storage.file_size(file) - place, "the record")
     else:
         raw = _reader(file).read([place])[0]
     skip = {key: _library().decode.SkipDecoding()}
@@ -95,7 +99,7 @@ def tfds(
       records, so without it every start reads the whole set once.
     Images must be u8 Image features.
 
-    Raises ValueError for a missing directory, split or feature, another file format,
+    Raises Refused for a missing directory, split or feature, another file format,
     and damaged records.
     """
     _reader.cache_clear()  # the set may have been written anew
@@ -127,13 +131,13 @@ def _read_info(path):
             storage.read_json(epath.Path(path) / name)
         info = _library().builder_from_directory(path).info
     except Exception as error:  # of damaged files the library raises anything
-        raise ValueError(
+        raise Refused(
             f"{where}: must be a prepared TFDS directory, with dataset_info.json, "
             f"features.json and record files: {type(error).__name__}: {error}"
         ) from error
     kind = info.file_format.value if info.file_format else None
     if kind not in FORMATS:
-        raise ValueError(f"{where}: its files are {kind}, readable are {FORMATS}")
+        raise Refused(f"{where}: its files are {kind}, readable are {FORMATS}")
     return info
 
 
@@ -142,12 +146,12 @@ def _feature(info, key, kind, option):
     feature = info.features[key] if key in info.features else None
     if not isinstance(feature, kind):
         fit = sorted(k for k, f in info.features.items() if isinstance(f, kind))
-        raise ValueError(
+        raise Refused(
             f"{option} = {key!r}: {info.name} has no such {kind.__name__} feature; it "
             f"has {fit}"
         )
     if kind is _library().features.Image and feature.np_dtype != np.uint8:
-        raise ValueError(f"{option} = {key!r}: {feature.np_dtype}, must be uint8")
+        raise Refused(f"{option} = {key!r}: {feature.np_dtype}, must be uint8")
     return feature
 
 
@@ -158,8 +162,9 @@ def _class_names(info, key, option) -> tuple[str, ...]:
     feature = _feature(info, key, _library().features.ClassLabel, option)
     count = feature.num_classes or 0
     if not 0 < count <= stream.LABELS:
-        raise ValueError(f"{option} = {key!r}: {count} classes")
-    return tuple(feature.names)
+        raise Refused(f"{option} = {key!r}: {count} classes")
+    # Some editors put a mark before the first name of a file.
+    return tuple(name.removeprefix("\ufeff") for name in feature.names)
 
 
 def _find_records(
@@ -169,14 +174,14 @@ def _find_records(
     try:
         parts = info.splits[split].file_instructions
     except (KeyError, ValueError, AssertionError) as error:
-        raise ValueError(
+        raise Refused(
             f"split {split!r}: {info.name} has {sorted(info.splits)}; {info.data_dir}: "
             f"{error}"
         ) from error
     parts = [part for part in parts if part.take > 0]
     if not parts:
         has = {name: part.num_examples for name, part in info.splits.items()}
-        raise ValueError(f"split {split!r}: has no examples; {info.name} has {has}")
+        raise Refused(f"split {split!r}: has no examples; {info.name} has {has}")
     files = tuple(str(part.filename) for part in parts)
     # A set may be prepared again in the same directory, with other labels alone.
     prepared = os.path.join(info.data_dir, "dataset_info.json")
@@ -184,7 +189,7 @@ def _find_records(
     sizes = [size for size, _ in found[1:]]
     lost = [file for file, size in zip(files, sizes, strict=True) if size < 0]
     if lost:
-        raise ValueError(
+        raise Refused(
             f"split {split!r}: lacks {len(lost)} of its {len(files)} files: {lost[:3]}"
         )
     ranges = [f"{x.filename}:{x.skip}:{x.take}" for x in parts]
@@ -194,7 +199,7 @@ def _find_records(
         fields = RecordTable._fields
         columns = [known.get(f"{split}/{field}", stamp) for field in fields]
         if any(x.dtype.kind != "i" or x.shape != columns[0].shape for x in columns):
-            raise ValueError(f"index = {index!r}: it is damaged; delete it")
+            raise Refused(f"index = {index!r}: it is damaged; delete it")
         return files, RecordTable(*columns)
     tables = [
         _scan_file(info, number, part, label_key, domain_key)
@@ -204,7 +209,7 @@ def _find_records(
     most = table.label.max(initial=-1)
     names = _class_names(info, label_key, "label_key")
     if label_key is not None and most >= len(names):
-        raise ValueError(f"split {split!r}: label {most} has no name")
+        raise Refused(f"split {split!r}: label {most} has no name")
     if index is not None:
         fresh = {f"{split}/{key}": value for key, value in table._asdict().items()}
         with storage.replacing(index) as file:  # other processes may be reading it
@@ -219,24 +224,26 @@ def _read_index(index) -> dict[str, np.ndarray]:
     try:
         return files_lib.read_npz(index)
     except ValueError as error:
-        raise ValueError(f"index = {index!r}: {error}; delete it") from error
+        raise Refused(f"index = {index!r}: {error}; delete it") from error
 
 
 def _scan_file(info, number, part, label_key, domain_key) -> RecordTable:
     """Return places and labels of the records of one file."""
     keys = [key for key in (label_key, domain_key) if key is not None]
     features = _features(info, *keys)
-    name, stop = str(part.filename), part.skip + part.take
+    name, wanted = str(part.filename), range(part.skip, part.skip + part.take)
     walk = _walk_tfrecord if ".tfrecord" in os.path.basename(name) else _walk_array
-    rows = []
+    rows, count = [], 0
     with files_lib.reading(name):
-        for place, raw in walk(name, part.skip, stop):
-            example = _parse_record(features, raw) if keys else {}
-            label, domain = example.get(label_key, -1), example.get(domain_key, 0)
-            rows.append((number, place, label, domain))
-    if len(rows) != part.take:
-        raise ValueError(
-            f"{name}: {part.skip + len(rows)} records, dataset_info.json says {stop}"
+        for place, raw in walk(name, wanted):
+            count += 1
+            if raw is not None:
+                example = _parse_record(features, raw) if keys else {}
+                label, domain = example.get(label_key, -1), example.get(domain_key, 0)
+                rows.append((number, place, label, domain))
+    if count != part.examples_in_shard:
+        raise Refused(
+            f"{name}: {count} records, dataset_info.json says {part.examples_in_shard}"
         )
     table = np.array(rows, np.int64).reshape(-1, 4).T
     label = stream.as_numbers(name, "labels", table[2], -1)
@@ -244,33 +251,70 @@ def _scan_file(info, number, part, label_key, domain_key) -> RecordTable:
     return RecordTable(table[0].astype(np.int32), table[1], label, numbers)
 
 
-def _walk_tfrecord(name, skip, stop):
-    """Yield (place, bytes) of records `skip` to `stop`, fewer if damaged."""
+def _walk_tfrecord(name, wanted: range):
+    """Yield (place, bytes) of each record; None for the bytes of unwanted ones."""
     size = storage.file_size(storage.check_ordinary(name))
     with epath.Path(name).open("rb") as file:
-        for record in range(stop):
-            place = file.tell()
-            if (raw := _next_record(file, size - place)) is None:
-                return
-            if record >= skip:
-                yield place, raw
+        place = record = 0
+        while place < size:
+            where = f"record {record}"
+            if record in wanted:
+                raw = _next_record(file, size - place, where)
+                length = None if raw is None else len(raw)
+            else:
+                raw, length = None, _next_length(file, size - place, where)
+            if length is None:
+                raise files_lib.Unreadable(f"{where} is cut off")
+            yield place, raw
+            place, record = place + length + _FRAME, record + 1
+            file.seek(place)
 
 
-def _next_record(file, left) -> bytes | None:
-    """Return the next record of a tfrecord file, of which `left` bytes are left."""
+def _next_record(file, left, where) -> bytes | None:
+    """Return the next record of a tfrecord file, of which `left` bytes are left.
+
+    None: it is cut off. Raises Unreadable if a checksum does not match.
+    """
+    length = _next_length(file, left, where)
+    if length is None:
+        return None
+    data = file.read(length + 4)
+    _compare_checksum(data[:length], data[length:], where)
+    return data[:length]
+
+
+def _next_length(file, left, where) -> int | None:
+    """Return the length of the next record; None: it is cut off."""
     header = file.read(12)
     if len(header) < 12:
         return None
+    _compare_checksum(header[:8], header[8:], where)
     (length,) = struct.unpack("<Q", header[:8])
-    if length + 16 > left:  # memory for it would be taken first
-        return None
-    return file.read(length + 4)[:length]
+    # Else memory for it would be taken first
+    return length if length + _FRAME <= left else None
 
 
-def _walk_array(name, skip, stop):
-    """Yield records of array_record, whose places are numbers."""
+def _compare_checksum(data: bytes, stored: bytes, where: str) -> None:
+    """Raise Unreadable unless a masked CRC-32C is that of the bytes."""
+    crc = google_crc32c.value(data)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    if stored != struct.pack("<I", masked):
+        raise files_lib.Unreadable(
+            f"{where} is damaged: its checksum (CRC-32C) does not match its bytes; "
+            "copy the file again, or prepare the set again"
+        )
+
+
+def _walk_array(name, wanted: range):
+    """Yield as `_walk_tfrecord` the records of array_record; places are numbers."""
     reader = array_record_module.ArrayRecordReader(str(storage.check_ordinary(name)))
-    for start in range(skip, min(stop, reader.num_records()), CHUNK):
-        end = min(start + CHUNK, stop, reader.num_records())
-        yield from enumerate(reader.read(start, end), start)
+    count = reader.num_records()
+    for start in range(0, count, CHUNK):
+        chunk = range(start, min(start + CHUNK, count))
+        if chunk.stop <= wanted.start or chunk.start >= wanted.stop:
+            yield from ((place, None) for place in chunk)
+            continue
+        read = reader.read(chunk.start, chunk.stop)
+        for place, raw in zip(chunk, read, strict=True):
+            yield place, raw if place in wanted else None
     reader.close()

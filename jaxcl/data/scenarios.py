@@ -4,13 +4,14 @@
 scenario is a function with the options that it alone has.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
 from jaxcl import core, schema
 from jaxcl.data import imbalance, looks, one_pass, splits, stream
+from jaxcl.errors import Refused
 
 # The released PNR and CaSSLe experiments draw the slices of "data" with this seed.
 DATA_SEED = 42
@@ -33,12 +34,12 @@ def _functions(options: dict) -> tuple[Callable, ...]:
     if name is schema.NONE:
         return ()
     core.check_choice("config.scenario.name", name, tuple(SCENARIOS))
-    return SCENARIOS[name]
+    return SCENARIOS[name].functions
 
 
 def _places() -> dict[str, Callable]:
     """List all functions, by their names in messages."""
-    found = {f"scenario {name!r}": own[0] for name, own in SCENARIOS.items()}
+    found = {f"scenario {name!r}": own.functions[0] for name, own in SCENARIOS.items()}
     found["all scenarios but 'after' and 'blurry'"] = imbalance.make_uneven
     found["all scenarios but 'after'"] = repeat_rows
     return found
@@ -75,7 +76,7 @@ def make(
       The dataset, reduced or in its looks, with its tasks and the evaluation split.
 
     Raises:
-      ValueError: an unknown option, more tasks than there are classes, rows or
+      Refused: an unknown option, more tasks than there are classes, rows or
         domains, an order that repeats or lacks an entry, unlabelled rows under "class",
         "recurring" and "blurry", and a task without train or evaluation rows.
     """
@@ -86,7 +87,7 @@ def make(
     if name in looks.LOOKS:
         dataset = looks.as_domains(dataset, name, num_tasks, seed)
     judge = _evaluation_split(dataset, evaluation)
-    cut, *changes = SCENARIOS[name]
+    cut, *changes = SCENARIOS[name].functions
     whole = TaskSplit(dataset, judge, num_tasks, seed)
     tasks = cut(whole, **schema.pick_options(cut, options))
     for change in changes:
@@ -100,7 +101,7 @@ def _check_copies(copies, section) -> None:
     """Refuse an epoch of a number of steps where each row comes several times."""
     steps = (section or {}).get("epoch_steps")
     if copies > 1 and steps is not None:
-        raise ValueError(
+        raise Refused(
             f"config.scenario.imbalance.epoch_steps={steps!r}: must be None where "
             f"copies={copies!r}"
         )
@@ -110,7 +111,7 @@ def _evaluation_split(dataset, evaluation) -> stream.Examples | None:
     """Return the split that tasks are evaluated on, None for "none"."""
     judge = stream.splits_of(dataset).get(evaluation)
     if judge is None and evaluation != "none":
-        raise ValueError(
+        raise Refused(
             f"evaluation = {evaluation!r}: {dataset.name} has no such split; give the "
             "source a validation fraction, or use evaluation = 'none'"
         )
@@ -141,7 +142,7 @@ def _make_task(
         classes = classes[classes >= 0]
     for kind, found in (("train", rows), ("evaluation", test)):
         if len(found) == 0 and (kind == "train" or whole.judge is not None):
-            raise ValueError(f"task {index} ({name}) has no {kind} rows")
+            raise Refused(f"task {index} ({name}) has no {kind} rows")
     order = stream.epoch_order if train.graphs is None else stream.filled_order
     return stream.Task(
         index=index,
@@ -157,14 +158,14 @@ def _labelled_order(whole, scenario, class_order) -> np.ndarray:
     """Order all classes; refuse a set without labels, or without rows of one."""
     names, label = whole.dataset.class_names, whole.dataset.train.label
     if (label < 0).any():
-        raise ValueError(
+        raise Refused(
             f"scenario {scenario!r} needs labels: {(label < 0).sum()} of {len(label)} "
             f"train rows of {whole.dataset.name} have none"
         )
     order = stream.order_of_classes(names, class_order, whole.seed)
     counts = np.bincount(label, minlength=len(names))
     if (counts == 0).any():
-        raise ValueError(f"class {names[int(np.argmin(counts))]!r} has no train rows")
+        raise Refused(f"class {names[int(np.argmin(counts))]!r} has no train rows")
     return order
 
 
@@ -174,7 +175,7 @@ def joint(whole: TaskSplit, *, class_order: ClassOrder = "sorted") -> list[strea
     class_order: changes nothing here; so a config of classes is run as this, too.
     """
     if whole.num_tasks not in (None, 1):
-        raise ValueError(f"num_tasks = {whole.num_tasks}: scenario 'joint' has 1")
+        raise Refused(f"num_tasks = {whole.num_tasks}: scenario 'joint' has 1")
     rows = np.arange(stream.count_rows(whole.dataset.train))
     return [_make_task(whole, 0, "joint", rows, _every_row(whole.judge))]
 
@@ -242,7 +243,7 @@ def blurry(
     blur: width of a class in the sequence, in classes.
     """
     if whole.dataset.train.graphs is not None:
-        raise ValueError("scenario 'blurry' is of images; use 'class' or 'joint'")
+        raise Refused("scenario 'blurry' is of images; use 'class' or 'joint'")
     order, count = _labelled_order(whole, "blurry", class_order), whole.num_tasks or 1
     label, test = whole.dataset.train.label, _every_row(whole.judge)
     _check_num_tasks(count, len(label), "train rows")
@@ -289,7 +290,7 @@ def by_domain(
     order = range(len(names)) if domain_order is None else domain_order
     order = stream.numbers(order, names, "domain_order")
     if num_tasks not in (None, len(order)):
-        raise ValueError(
+        raise Refused(
             f"num_tasks = {num_tasks}: scenario 'domain' has one task for each of "
             f"{[names[d] for d in order]}; name the wanted ones in domain_order"
         )
@@ -323,12 +324,12 @@ def growth(
     growth: the share of the rows that is new, ICL's alpha.
     """
     if whole.num_tasks not in (None, 2):
-        raise ValueError(f"num_tasks = {whole.num_tasks}: scenario 'growth' has 2")
+        raise Refused(f"num_tasks = {whole.num_tasks}: scenario 'growth' has 2")
     count = stream.count_rows(whole.dataset.train)
     rows = np.random.default_rng(whole.seed).permutation(count)
     old, test = round((1 - growth) * count), _every_row(whole.judge)
     if not 0 < old < count:
-        raise ValueError(f"growth = {growth}: must leave old and new of {count} rows")
+        raise Refused(f"growth = {growth}: must leave old and new of {count} rows")
     return [
         _make_task(whole, 0, "old", rows[:old], test),
         _make_task(whole, 1, "new", rows[old:], test),
@@ -343,7 +344,7 @@ def after(whole: TaskSplit) -> list[stream.Task]:
     """
     num_tasks, dataset = whole.num_tasks, whole.dataset
     if num_tasks is None or num_tasks < 2:
-        raise ValueError(
+        raise Refused(
             f"num_tasks = {num_tasks!r}: scenario 'after' has one more than the run "
             "before it, at least 2"
         )
@@ -358,7 +359,7 @@ def after(whole: TaskSplit) -> list[stream.Task]:
 
 def _check_num_tasks(num_tasks, most, what):
     if num_tasks is None or num_tasks > most:
-        raise ValueError(
+        raise Refused(
             f"num_tasks = {num_tasks!r}: must be an integer from 1 to the {most} {what}"
         )
 
@@ -380,15 +381,39 @@ def repeat_rows(
 
 
 # name -> how it cuts, and what may change its tasks
-SCENARIOS: dict[str, tuple[Callable, ...]] = {
-    "joint": (joint, imbalance.make_uneven, repeat_rows),
-    "class": (by_class, imbalance.make_uneven, repeat_rows),
-    "recurring": (recurring, imbalance.make_uneven, repeat_rows),
-    "blurry": (blurry, repeat_rows),
-    "data": (by_slice, imbalance.make_uneven, repeat_rows),
-    "domain": (by_domain, imbalance.make_uneven, repeat_rows),
-    "permuted": (by_look, imbalance.make_uneven, repeat_rows),
-    "rotated": (by_look, imbalance.make_uneven, repeat_rows),
-    "growth": (growth, imbalance.make_uneven, repeat_rows),
-    "after": (after,),
+class Scenario(NamedTuple):
+    """A scenario, as a config names it."""
+
+    # Functions that have its options, the one that cuts the tasks first
+    functions: tuple[Callable, ...]
+    # The seed draws it: always, or for this value of `class_order`
+    drawn: bool | str = False
+
+
+_UNEVEN = (imbalance.make_uneven, repeat_rows)
+SCENARIOS: dict[str, Scenario] = {
+    "joint": Scenario((joint, *_UNEVEN)),
+    "class": Scenario((by_class, *_UNEVEN), drawn="released"),
+    "recurring": Scenario((recurring, *_UNEVEN), drawn=True),
+    "blurry": Scenario((blurry, repeat_rows), drawn=True),
+    "data": Scenario((by_slice, *_UNEVEN)),
+    "domain": Scenario((by_domain, *_UNEVEN)),
+    "permuted": Scenario((by_look, *_UNEVEN), drawn=True),
+    "rotated": Scenario((by_look, *_UNEVEN), drawn=True),
+    "growth": Scenario((growth, *_UNEVEN), drawn=True),
+    "after": Scenario((after,)),
 }
+
+
+def run_seed(scenario: Mapping, seed: int) -> dict:
+    """Return the option `seed` of a scenario that the run's seed draws, else {}.
+
+    Args:
+      scenario: section of a config; its own `seed` comes first.
+      seed: seed of the run.
+    """
+    known = SCENARIOS.get(scenario.get("name", ""))
+    drawn = known is not None and known.drawn
+    if isinstance(drawn, str):
+        drawn = scenario.get("class_order") == drawn
+    return {"seed": seed} if drawn and "seed" not in scenario else {}

@@ -26,10 +26,11 @@ from jaxcl.data import (
     stream,
     toys,
 )
+from jaxcl.errors import Refused
 
 
 class _Joined(NamedTuple):
-    """Reads rows of several sets, one after another; picklable if each of them is."""
+    """Reads rows of several sets, one after another."""
 
     loads: tuple[Any, ...]  # a files.Loader or files.Reader of each
     starts: np.ndarray  # i64[sets], first row of each
@@ -70,7 +71,7 @@ def joined(*, sets: Annotated[Sequence[dict], schema.Entries()]) -> stream.Datas
       sets: sections like config.data, each with the name of a source and its options.
 
     Raises:
-      ValueError: no sets, a set of graphs, or an option that a source refuses; the
+      Refused: no sets, a set of graphs, or an option that a source refuses; the
         message has the number of the set.
     """
     datasets = [
@@ -97,7 +98,7 @@ def judged_by(*, train: dict, test: dict) -> stream.Dataset:
         all of them.
 
     Raises:
-      ValueError: a set of graphs, or an option that a source refuses.
+      Refused: a set of graphs, or an option that a source refuses.
     """
     sections = {"train": train, "test": test}
     datasets = [_read_source(f"config.data.{name}", x) for name, x in sections.items()]
@@ -116,7 +117,7 @@ def _read_source(field, section) -> stream.Dataset:
     source, options = lookup.find_function(SOURCES, dict(section), field)
     data = source(**schema.options(source, options, field))
     if data.train.graphs is not None:
-        raise ValueError(f"{field}: graphs cannot be joined; must be images")
+        raise Refused(f"{field}: graphs cannot be joined; must be images")
     return data
 
 
@@ -129,7 +130,7 @@ def _merge_sets(field, datasets, name, parts) -> stream.Dataset:
     """Merge several sets, which must be read in the same way."""
     decoders = {data.decoder for data in datasets} - {""}
     if len(decoders) > 1:
-        raise ValueError(f"{field}: read by {sorted(decoders)}; must be one decoder")
+        raise Refused(f"{field}: read by {sorted(decoders)}; must be one decoder")
     return datasets[0]._replace(
         name=name,
         class_names=_class_names(datasets),
@@ -150,7 +151,7 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
         renumbered = [class_names.index(name) for name in data.class_names]
         label.append(np.array([*renumbered, -1], np.int32)[part.label])
         domain.append(np.full(len(part.label), number, np.int32))
-        reader = part.load or files.in_memory(part.images, data.name)
+        reader: Any = part.load or files.in_memory(part.images, data.name)
         if stream.stays_in_memory(reader):  # the joined set has its own, if it fits
             reader = reader._replace(memory=None)
         readers.append(reader)
@@ -159,9 +160,10 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
     images = [part.images for *_, part in found]
     inside = all(x is not None for x in images)
     inside = inside and len({x.shape[1:] for x in images}) == 1
-    channels = {splits.channels(part) for *_, part in found} - {None}
+    known = [splits.channels(part) for *_, part in found]
+    channels = {number for number in known if number is not None}
     if len(channels) > 1:
-        raise ValueError(
+        raise Refused(
             f"sets: images of {' and of '.join(map(str, sorted(channels)))} channels; "
             "must be of one number, see `channels` of their sources"
         )
@@ -195,13 +197,20 @@ SOURCES = {
         in_memory.in_memory,
     )
 }
-# These need no files, nor anything else.
-MADE = ("digits", "rings_and_trees", "digits_in_looks", "shapes")
-IN_MEMORY = ("npz", "arrays")  # unless config.data.resident is False
+# One array each, unless config.data.resident is False.
+IN_MEMORY = (from_arrays.npz.__name__, from_arrays.arrays.__name__)
+
+
+def needs_nothing(name: str) -> bool:
+    """Tell whether a source reads no files: each of its options has a default."""
+    if name not in SOURCES:
+        return False
+    found = schema.option_of(SOURCES[name]).values()
+    return all(option.default is not schema.NONE for option in found)
 
 
 def load(name: str, **options: Any) -> stream.Dataset:
-    """Read the dataset of a source by its name; ValueError: it is unknown."""
+    """Read the dataset of a source by its name; Refused: it is unknown."""
     core.check_choice("source", name, tuple(SOURCES))
     return SOURCES[name](**options)
 
@@ -222,6 +231,12 @@ def kind_of(path: str) -> str:
     path = str(path)
     if path.endswith(".npz"):
         return "npz"
+    if path.endswith(".npy") and not storage.is_folder(path):
+        raise Refused(
+            f"path = {path!r}: an .npy file has no labels: give jaxcl.fit its array, "
+            f"np.load({path!r}), or write an .npz file: np.savez('set.npz', x=images, "
+            "y=labels)"
+        )
     if storage.exists(f"{path}/meta.json"):
         return "arrays"
     if from_huggingface.is_dataset(path):

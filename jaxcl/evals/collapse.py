@@ -5,8 +5,9 @@ Self-Supervised Representations by Their Rank", ICML 2023. The spread of unit ro
 that of Chen & He, "Exploring Simple Siamese Representation Learning", CVPR 2021, Fig.
 2.
 
-Departures: RankMe is taken of up to `max_rows` embeddings of evaluation rows without
-augmentation; the paper has 25,600 of train images.
+Departures: RankMe is taken of up to `max_rows` features of the encoder, of evaluation
+rows without augmentation; the paper has 25,600 train images, and reads its embeddings
+as the projector's outputs.
 """
 
 import math
@@ -101,7 +102,7 @@ def make(
       "rankme", see these functions.
 
     Raises:
-      ValueError: an option out of its range.
+      Refused: an option out of its range.
     """
     examples, rows = features_lib.sample_rows(parts, "collapse", max_rows)
     embed = features_lib.make_embedder(parts, examples, rows=rows)

@@ -40,7 +40,7 @@ def make(
     temperature: schema.Temperature = 0.5,
     features: features_lib.Features | None = None,
     newcomer_competes: bool = False,
-) -> Callable:
+) -> core.Evaluator:
     """Build the evaluator that fills a memory by DUEL's policy.
 
     It is offered the first `times` x `size` rows of the present task's order, from
@@ -66,7 +66,7 @@ def make(
       DUEL's memory. Besides "stream_entropy" and "stream_class_c", of all offered rows.
 
     Raises:
-      ValueError: an option out of its range; a method without a projection; rows
+      Refused: an option out of its range; a method without a projection; rows
         without a label.
     """
     if features is None:

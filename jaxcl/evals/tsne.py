@@ -1,7 +1,6 @@
 """Draw a t-SNE of test rows (van der Maaten and Hinton, JMLR 2008)."""
 
 import os
-from collections.abc import Callable
 from typing import Annotated
 
 import jax
@@ -37,7 +36,7 @@ def make(
     directory: str | os.PathLike,
     max_points: Annotated[int, schema.Range(least=_FEWEST)] = 1000,
     perplexity: schema.Positive = 30.0,
-) -> Callable:
+) -> core.Evaluator:
     """Build the evaluator that draws a t-SNE of test rows, `tsne_task{t}.png`.
 
     Args:
@@ -51,7 +50,7 @@ def make(
       evaluate(state, task) -> core.Result, which is empty.
 
     Raises:
-      ValueError: an option out of its range; no labels; no evaluation split, or fewer
+      Refused: an option out of its range; no labels; no evaluation split, or fewer
         than 5 rows in it.
     """
     examples, name = parts.stream.evaluation, parts.stream.dataset.name

@@ -37,13 +37,12 @@ effect on values and gradients, even if it is nan. All work in float32 at least
 (bfloat16 is cast first), with logarithms, so that low temperatures cause no overflow.
 """
 
-import math
-
 import chex
 import jax
 import jax.numpy as jnp
 
 from jaxcl import core
+from jaxcl.errors import Refused
 
 # The logarithm of an empty mean: -inf would have no gradient.
 _ABSENT = -1e30
@@ -70,7 +69,7 @@ def nce_one(
       with `growth`: (1 - growth) E_negatives + growth E_more, the mean over the grown
         set for any numbers of rows drawn from the two parts;
       without: the mean over the rows of both, as if concatenated. This is the released
-        code if the numbers are those of `split_negatives`.
+        code if of K negatives floor((1 - growth) K) are old.
     If one of the two sets has no row, E is the mean over the other.
 
     Args:
@@ -94,7 +93,7 @@ def nce_one(
       without any negative counts 0.
 
     Raises:
-      ValueError: a number is out of its range, or `growth` or `more_mask` is given
+      Refused: a number is out of its range, or `growth` or `more_mask` is given
         without `more_negatives`.
 
     Example:
@@ -109,12 +108,12 @@ def nce_one(
     if more_negatives is not None:
         sets.append((more_negatives, more_mask))
     elif growth is not None or more_mask is not None:
-        raise ValueError(
+        raise Refused(
             f"more_negatives=None: must be given with growth={growth}, "
             f"more_mask={'None' if more_mask is None else 'an array'}"
         )
     by_set = _log_odds(anchors, positives, sets, temperature, num_negatives, mask)
-    odds = by_set[0][0] if more_negatives is None else _mixture(*by_set, growth)
+    odds = by_set[0][0] if more_negatives is None else _mixture(*by_set, growth=growth)
     if with_positive:
         return core.masked_mean(jax.nn.softplus(odds), mask)
     known = odds > _ABSENT / 2
@@ -156,7 +155,7 @@ def change_ratio(
       since nothing is known of their change.
 
     Raises:
-      ValueError: a number is out of its range.
+      Refused: a number is out of its range.
 
     Example:
       >>> import jax.numpy as jnp
@@ -213,7 +212,7 @@ def nce_two(
       without a negative in one of the sets counts 0.
 
     Raises:
-      ValueError: a number is out of its range.
+      Refused: a number is out of its range.
 
     Example:
       >>> import jax.numpy as jnp
@@ -251,13 +250,13 @@ def others(size: int, count: int | None = None) -> jax.Array:
 
     Args:
       size: rows of the batch.
-      count: negatives of each row; None: size - 1. See `split_negatives` for fewer.
+      count: negatives of each row; None: size - 1.
 
     Returns:
       bool[size, size], True at [i, j] if row j is a negative of row i.
 
     Raises:
-      ValueError: the batch has fewer than `count` other rows.
+      Refused: the batch has fewer than `count` other rows.
 
     Example:
       >>> from jaxcl.losses import incremental
@@ -266,38 +265,10 @@ def others(size: int, count: int | None = None) -> jax.Array:
     """
     count = size - 1 if count is None else count
     if not 0 <= count < size:
-        raise ValueError(
-            f"count={count}: must be in [0, {size}), the size of the batch"
-        )
+        raise Refused(f"count={count}: must be in [0, {size}), the size of the batch")
     row = jnp.arange(size)[:, None]
     column = jnp.arange(size)[None, :]
     return (column < count + (row < count)) & (row != column)
-
-
-def split_negatives(num_negatives: int, growth: float) -> tuple[int, int]:
-    """Count a new anchor's old and new negatives in ICL's released code.
-
-    The old number is rounded down: of 31 at growth 0.1, 4 are new, a share of 0.129.
-
-    Args:
-      num_negatives: old and new ones together, the size of the batch less one.
-      growth: in [0, 1), new items over all items.
-
-    Returns:
-      Two ints.
-
-    Raises:
-      ValueError: `growth` is out of its range.
-
-    Example:
-      >>> from jaxcl.losses import incremental
-      >>> incremental.split_negatives(31, growth=0.1)
-      (27, 4)
-    """
-    _check_numbers(growth=growth)
-    # (1 - 0.9) * 30 is 3 minus a rounding error.
-    old = math.floor((1 - growth) * num_negatives + 1e-9)
-    return old, num_negatives - old
 
 
 def _check_numbers(temperature=1.0, num_negatives=1, growth=None):
@@ -307,11 +278,9 @@ def _check_numbers(temperature=1.0, num_negatives=1, growth=None):
         ("num_negatives", num_negatives),
     ]:
         if isinstance(value, int | float) and not value > 0:
-            raise ValueError(f"{field}={value}: must be above 0")
+            raise Refused(f"{field}={value}: must be above 0")
     if isinstance(growth, int | float) and not 0 <= growth < 1:
-        raise ValueError(
-            f"growth={growth}: must be in [0, 1), new items over all items"
-        )
+        raise Refused(f"growth={growth}: must be in [0, 1), new items over all items")
 
 
 def _log_odds(anchors, positives, sets, temperature, num_negatives, mask):

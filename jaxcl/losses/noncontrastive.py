@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core
+from jaxcl.errors import Refused
 
 
 def mse(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -144,7 +145,7 @@ def epps_pulley(x: jax.Array, *, form: str = "code") -> jax.Array:
       f32[...], one statistic for each column.
 
     Raises:
-      ValueError: if `form` is neither.
+      Refused: if `form` is neither.
 
     Example:
       >>> import jax.numpy as jnp
@@ -346,7 +347,7 @@ def dino(
       f32[], in nats; log K where all logits are equal.
 
     Raises:
-      ValueError: V is 1, and a view has no other.
+      Refused: V is 1, and a view has no other.
 
     Example:
       >>> import jax.numpy as jnp
@@ -359,7 +360,7 @@ def dino(
     (rows, views, count), shown = logits.shape, targets.shape[1]
     chex.assert_shape(targets, (rows, min(shown, views), count))
     if views < 2:
-        raise ValueError(f"logits has V={views} views: allowed are 2 and more")
+        raise Refused(f"logits has V={views} views: allowed are 2 and more")
     targets = jax.lax.stop_gradient(targets)
     logs = jax.nn.log_softmax(core.at_least_float32(logits) / temperature, axis=-1)
     high = jax.lax.Precision.HIGH  # a TPU's default is too coarse, see core.dot
@@ -378,12 +379,13 @@ def ibot(
     """Compute iBOT, cross-entropy of hidden patches (Zhou et al., ICLR 2022, Eq. 2).
 
     With p = softmax(logits / temperature) and q the targets of the same patches, the
-    mean of -sum_k q_k log p_k over the views that hide patches, and over their patches.
+    mean of -sum_k q_k log p_k over the patches of a view, then over all N views. A view
+    that hides no patch counts as 0, as in the released code and in DINOv2's.
 
     Args:
       logits: f32[N, M, K], of M patches of each view, by the network that learns.
       targets: f32[N, M, K], probabilities, by a network that sees them; no gradient.
-      hides: i32[N], 1 where the view hides them; others do not count.
+      hides: i32[N], 1 where the view hides them, else 0.
       temperature: of the network that learns.
 
     Returns:
@@ -402,7 +404,7 @@ def ibot(
     targets = jax.lax.stop_gradient(targets)
     logs = jax.nn.log_softmax(core.at_least_float32(logits) / temperature, axis=-1)
     by_view = -jnp.mean(jnp.sum(targets * logs, axis=-1), axis=1)
-    return jnp.sum(by_view * hides) / jnp.maximum(jnp.sum(hides), 1)
+    return jnp.mean(by_view * hides)
 
 
 def koleo(h: jax.Array) -> jax.Array:
@@ -458,7 +460,7 @@ def vicreg(
       f32[].
 
     Raises:
-      ValueError: B is 1, and one row has no variance.
+      Refused: B is 1, and one row has no variance.
 
     Example:
       >>> import jax.numpy as jnp
@@ -470,7 +472,7 @@ def vicreg(
     chex.assert_rank(z1, 2)
     chex.assert_equal_shape([z1, z2])
     if z1.shape[0] < 2:
-        raise ValueError(f"z1 has B={z1.shape[0]} rows: allowed are 2 and more")
+        raise Refused(f"z1 has B={z1.shape[0]} rows: allowed are 2 and more")
     (hinge1, redundancy1), (hinge2, redundancy2) = map(_moment_terms, (z1, z2))
     return (
         invariance * mse(z1, z2)

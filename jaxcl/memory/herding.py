@@ -11,6 +11,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxcl.errors import Refused
+
 
 def herding(features: jax.Array, k: int, mask: jax.Array | None = None) -> jax.Array:
     """Pick k rows by herding, in the order of the choice.
@@ -32,21 +34,22 @@ def herding(features: jax.Array, k: int, mask: jax.Array | None = None) -> jax.A
       i32[k], indices of rows; N once all rows that exist are chosen.
 
     Raises:
-      ValueError: k < 1.
+      Refused: k < 1.
     """
     if k < 1:
-        raise ValueError(f"k={k}: must be 1 or more")
+        raise Refused(f"k={k}: must be 1 or more")
     chex.assert_rank(features, 2)
     count = len(features)
     mask = jnp.ones((count,), bool) if mask is None else jnp.asarray(mask, bool)
     chex.assert_shape(mask, (count,))
     features = jnp.where(mask[:, None], features.astype(jnp.float32), 0.0)
     mean = jnp.sum(features, axis=0) / jnp.maximum(jnp.sum(mask), 1)
+    features = features - mean  # sums of j rows far from 0 would round
 
     def choose(j, carry):
         chosen, total, left = carry
         # j times the distance of the equation; expanding the square would round.
-        distance = jnp.sum(jnp.square((j + 1) * mean - total - features), axis=1)
+        distance = jnp.sum(jnp.square(total + features), axis=1)
         row = jnp.argmin(jnp.where(left, distance, jnp.inf)).astype(jnp.int32)
         some = jnp.any(left)
         chosen = chosen.at[j].set(jnp.where(some, row, count))

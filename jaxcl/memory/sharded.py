@@ -27,15 +27,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
+from jaxcl.errors import Refused
 from jaxcl.memory import buffer, policies
 
 
 class Shards(NamedTuple):
     """A buffer in n shards; the fields are those of `buffer.Buffer`."""
 
-    over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
-
-    items: object  # pytree of [capacity, ...], split over the devices
+    items: core.PyTree  # pytree of [capacity, ...], split over the devices
     filled: jax.Array  # bool[capacity], split
     seen: jax.Array  # i32[n], examples offered to each device
 
@@ -44,13 +43,21 @@ class Shards(NamedTuple):
         """The number of slots of all devices."""
         return self.filled.shape[0]
 
+    @property
+    def over_devices(self) -> bool:
+        """Tell that every leaf is split on axis 0, see `sharding.placement`."""
+        return True
+
 
 class ShardedPolicyState(NamedTuple):
     """A policy's state, with a part for each device."""
 
-    over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
+    each: core.PyTree  # pytree of [n, ...], split over the devices
 
-    each: object  # pytree of [n, ...], split over the devices
+    @property
+    def over_devices(self) -> bool:
+        """Tell that every leaf is split on axis 0, see `sharding.placement`."""
+        return True
 
 
 class SplitRows(NamedTuple):
@@ -60,9 +67,12 @@ class SplitRows(NamedTuple):
     number of devices.
     """
 
-    over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
+    rows: core.PyTree  # pytree of [capacity, ...], split over the devices
 
-    rows: object  # pytree of [capacity, ...], split over the devices
+    @property
+    def over_devices(self) -> bool:
+        """Tell that every leaf is split on axis 0, see `sharding.placement`."""
+        return True
 
 
 def count_shards(replay: core.Replay) -> int:
@@ -93,7 +103,7 @@ def find_policy(replay: core.Replay) -> policies.Policy:
     each device's share of the stream has as many rows that exist.
 
     Raises:
-      ValueError: there is no such policy; or, when it chooses, the devices cannot share
+      Refused: there is no such policy; or, when it chooses, the devices cannot share
         the rows evenly.
     """
     policy = policies.look_up(replay.policy)
@@ -132,7 +142,7 @@ def write_rows(
       slots: i32[B], local; B a multiple of the number of devices.
 
     Raises:
-      ValueError: `items` does not match the example of `create`, or the devices
+      Refused: `items` does not match the example of `create`, or the devices
         cannot share the rows evenly.
     """
     if isinstance(memory, buffer.Buffer):
@@ -164,13 +174,13 @@ def sample(
       slots: i32[k], local.
 
     Raises:
-      ValueError: k is above the capacity or no multiple of the number of devices.
+      Refused: k is above the capacity or no multiple of the number of devices.
     """
     if isinstance(memory, buffer.Buffer):
         return buffer.sample(memory, key, k, log_weights=log_weights)
     count = sharding.per_device("k", k, sharding.current())
     if k > memory.capacity:
-        raise ValueError(f"k={k}: allowed are up to the capacity, {memory.capacity}")
+        raise Refused(f"k={k}: allowed are up to the capacity, {memory.capacity}")
 
     def sample_on_device(memory, log_weights, key):
         memory, key = _read_shard(memory), _fold_device(key)

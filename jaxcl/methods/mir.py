@@ -13,13 +13,14 @@ Departures:
 """
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxcl import core, schema
+from jaxcl.errors import Refused
 from jaxcl.memory import sharded
 from jaxcl.methods import online
 
@@ -49,7 +50,7 @@ def make(
       moves_statistics: scoring at theta moves the running statistics of batch norm.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     _check_candidates(parts, candidates)
     net = online.build_network(parts, head)
@@ -89,13 +90,13 @@ def make(
 def _check_candidates(parts, candidates):
     least = parts.replay.size
     if candidates < least:
-        raise ValueError(
+        raise Refused(
             f"config.method.candidates={candidates}: must be at least {least}, the "
             "rows to be replayed (config.replay.size)"
         )
     shards = sharded.count_shards(parts.replay)
     if candidates % shards:
-        raise ValueError(
+        raise Refused(
             f"config.method.candidates={candidates}: must be a multiple of {shards}, "
             "the devices that share the memory (config.replay.sharded)"
         )
@@ -129,7 +130,8 @@ def pick_highest(
     parts: core.Parts, key: jax.Array, scores: jax.Array, pool: online.Rows
 ) -> online.Rows:
     """Pick the config.replay.size rows of the pool with the largest scores."""
-    size = min(parts.replay.size, len(scores))
+    wanted: Any = parts.replay.size  # which the config has settled
+    size = min(wanted, len(scores))
     # A row that does not exist repeats one that does, and must not be taken for it.
     _, best = jax.lax.top_k(jnp.where(pool.mask, scores, -jnp.inf), size)
     items, mask, slots = jax.tree.map(

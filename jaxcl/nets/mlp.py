@@ -12,7 +12,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, schema
+from jaxcl import core, numerics, schema
+from jaxcl.errors import Refused
 from jaxcl.nets import layers
 
 Activation = Literal["relu", "gelu"]
@@ -44,7 +45,7 @@ class MLP(nn.Module):
     ) -> jax.Array:
         """Apply the layers, [B, D] -> f32[B, features[-1]]."""
         if not self.features or min(self.features) < 1:
-            raise ValueError(
+            raise Refused(
                 f"features={self.features}: must name at least one layer, each at "
                 f"least 1 wide"
             )
@@ -189,7 +190,8 @@ class Perceptron(nn.Module):
         if not train:
             return None
         keys = jax.random.split(
-            jax.random.wrap_key_data(kept.value), 1 + len(self.widths)
+            jax.random.wrap_key_data(kept.value, impl=numerics.GENERATOR),
+            1 + len(self.widths),
         )
         if not self.is_initializing():
             kept.value = jax.random.key_data(keys[0])
@@ -208,6 +210,6 @@ def perceptron(
     """Build a multi-layer perceptron without a classifier, see `Perceptron`.
 
     Raises:
-      ValueError: an option is out of its range.
+      Refused: an option is out of its range.
     """
     return Perceptron(tuple(widths), dropout, batch_norm, start, dtype)

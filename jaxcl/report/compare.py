@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.report import comparability
 from jaxcl.report import runs as runs_lib
@@ -23,14 +24,14 @@ from jaxcl.run import seeds
 MEASURES = ("average_accuracy", "anytime", "forgetting")
 
 
-def mean_difference(run: RunGroup, other: RunGroup, name: str, measure: str) -> dict:
+def paired_difference(run: RunGroup, other: RunGroup, name: str, measure: str) -> dict:
     """Compute mean and error of `run` minus `other` over the seeds that both have."""
     pair = (runs_lib.measure_by_seed(r, name, measure) for r in (run, other))
     return seeds.mean_and_error(runs_lib.paired_differences(*pair))
 
 
-def mean_cost(run: RunGroup) -> dict[str, float | None]:
-    """Average the cost of training over seeds; None where it is unknown.
+def mean_step_cost(run: RunGroup) -> dict[str, float | None]:
+    """Average the cost of a training step over seeds; None where it is unknown.
 
     "milliseconds" and "flops" of a step; "per_image", FLOPs for each image of the
     stream, including all its passes.
@@ -101,9 +102,9 @@ def format_table(runs: list[RunGroup], name: str) -> str:
     head += ("ms/step", "FLOPs", "FLOP/image", "- first")
     width = max(24, *(len(run.name) + 2 for run in runs))
     lines = [f"{name} (%)".ljust(width) + "".join(f"{h:>15}" for h in head)]
-    first = mean_cost(runs[0])
+    first = mean_step_cost(runs[0])
     for run in runs:
-        summary, spent = seeds.summary(run.results)[name], mean_cost(run)
+        summary, spent = seeds.summary(run.results)[name], mean_step_cost(run)
         shares = [summary["average_accuracy"], summary["anytime"]]
         shares += [mean_along_stream(run, name), summary["forgetting"]]
         time, flops, image = spent.values()
@@ -115,7 +116,7 @@ def format_table(runs: list[RunGroup], name: str) -> str:
         if run is runs[0]:
             cells.append("")
         elif runs_lib.are_comparable(run, runs[0]):
-            difference = mean_difference(run, runs[0], name, "average_accuracy")
+            difference = paired_difference(run, runs[0], name, "average_accuracy")
             cells.append(seeds.percent(difference))
         else:
             cells.append("-")
@@ -157,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `jaxcl compare`; return 2 if a directory or a name is wrong."""
     try:
         _compare(parser().parse_args(argv))
-    except (ValueError, OSError) as error:
+    except (Refused, OSError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     return 0
@@ -185,7 +186,7 @@ def _compare_matrix(runs, options) -> None:
     name = options.matrix or next(iter(runs[0].first_results["matrices"]), None)
     if name is None or not all(name in seed_names for seed_names in names):
         common = sorted(set.intersection(*names))
-        raise ValueError(
+        raise Refused(
             f"--matrix={name}: allowed are what all runs have, "
             f"{', '.join(common) or 'nothing'}"
         )
@@ -201,7 +202,7 @@ def _compare_scalar(runs, options) -> None:
     curves = {run.name: mean_curve(run, name, band=options.band) for run in runs}
     lacking = [run for run, (steps, *_) in curves.items() if not len(steps)]
     if lacking:
-        raise ValueError(f"--scalar={name}: not measured by {', '.join(lacking)}")
+        raise Refused(f"--scalar={name}: not measured by {', '.join(lacking)}")
     print(format_scalar(curves, name, options.band))
     if options.out:
         ends = list_task_ends(runs[0])

@@ -20,7 +20,8 @@ import jinja2
 import numpy as np
 from etils import epath
 
-from jaxcl import core
+import jaxcl
+from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.report import comparability, compare, numbers
 from jaxcl.report import runs as runs_lib
@@ -181,7 +182,7 @@ def describe_runs(runs: list[runs_lib.RunGroup]) -> dict:
         judged = f"{source.get('path', '-')} (step {source.get('step', '-')})"
         rows.append((run.name, [*map(Cell, texts + [judged] * judges)]))
     count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    made = f"made by jaxcl {core.library_version()}"
+    made = f"made by jaxcl {jaxcl.__version__}"
     return {
         "lead": _summary_sentence(runs),
         "about": f"{count}, results of {_format_time(max(dates))}, {made}",
@@ -335,7 +336,7 @@ def cost_table(runs: list[runs_lib.RunGroup]) -> Table:
     """List the cost of each run, with its accuracies."""
     names, rows = _list_matrices(runs)[:_MOST_NAMES], []
     for run in runs:
-        measured, spent = numbers.mean_measures(run), numbers.mean_cost(run)
+        measured, spent = numbers.mean_measures(run), numbers.mean_run_cost(run)
         means = (measured.get(x, {}).get("average_accuracy") for x in names)
         cells = [format_percent(mean and mean.mean) for mean in means]
         cells += [form(spent[key]) for _, key, form in _SPENT]
@@ -439,7 +440,7 @@ def write_page(
       title: None: the names of the runs.
 
     Raises:
-      ValueError, OSError: a directory holds no run, or the page cannot be written.
+      Refused, OSError: a directory holds no run, or the page cannot be written.
     """
     runs = runs_lib.read_all(workdirs)
     title = title or ", ".join(run.name for run in runs)
@@ -453,7 +454,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
         page = write_page(options.runs, options.out, options.title)
-    except (ValueError, OSError) as error:
+    except (Refused, OSError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     size = len(page.encode()) / 1000

@@ -4,15 +4,16 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, sharding
+from jaxcl import core, numerics, sharding
 from jaxcl.data import graph_batches, prefetch, stream
+from jaxcl.errors import Refused
 
 # Added to the seed of labelled batches, so that their order is not that of the task's.
 _LABELLED = 0x1ABE1
@@ -115,7 +116,7 @@ def plain_schedules(data: Data) -> list[stream.Schedule]:
     A method may read other rows, or several batches per step, see `schedule`.
 
     Raises:
-      ValueError: a task has too few rows for a batch.
+      Refused: a task has too few rows for a batch.
     """
     options = dict(seed=data.seed, epochs=data.epochs, batch_size=data.batch_size)
     tasks = data.stream.tasks
@@ -139,7 +140,7 @@ def begin_task(job: Job, state: core.TrainState, task: stream.Task) -> core.Trai
     return sharding.commit_placement(job.method.begin_task(state, task), job.mesh)
 
 
-def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
+def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Generator:
     """Yield this process's share of a task's batches, from its step `start` on."""
     data, parts = job.data, job.parts(task)
     if data.graphs:  # every process reads all rows, see `feed_batches`
@@ -261,7 +262,7 @@ def initial_state(job: Job) -> core.TrainState:
     """Make the state before the first task, on all devices."""
     placement = sharding.placement(shapes(job.method, job.data)[0], job.mesh)
     init = jax.jit(job.method.init, out_shardings=placement)
-    return init(jax.random.key(job.data.seed), _example(job.method, job.data))
+    return init(numerics.make_key(job.data.seed), _example(job.method, job.data))
 
 
 def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
@@ -280,7 +281,7 @@ def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
             data.stream.dataset.train, data.batch_size, parts
         )
         batch = jax.eval_shape(lambda: batch)
-    key = jax.random.key(data.seed)
+    key = numerics.make_key(data.seed)
     return jax.eval_shape(method.init, key, example), batch
 
 
@@ -303,13 +304,13 @@ def check_rows(method: core.Method, data: Data) -> None:
         mend = "take a method that reads no labels"
         if method.labelled:
             mend = "turn off its online head (config.method.online_head)"
-        raise ValueError(
+        raise Refused(
             f"config.method: needs a label for every train row, but {unknown} of "
             f"{stream.count_rows(train)} of {data.stream.dataset.name} have none (-1); "
             f"label them, or {mend}"
         )
     if method.replays and not data.resident:
-        raise ValueError(
+        raise Refused(
             "config.method: replays images as they are, which must fit on the device: "
             "give config.data resident=True and size, or raise config.device_bytes"
         )
@@ -322,7 +323,7 @@ def trace_step(work: Job) -> Job:
       The job, whose method has an init and a step that are traced already.
 
     Raises:
-      ValueError: shapes do not fit the method; the message names them.
+      Refused: shapes do not fit the method; the message names them.
     """
     method, data = work.method, work.data
     method = method._replace(
@@ -397,7 +398,7 @@ def stacked(batches: list):
     return jax.tree.map(lambda *x: np.stack(x), *batches)
 
 
-def feed_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
+def feed_batches(job: Job, source: stream.Source, task: int, start: int) -> Generator:
     """Yield the batches of a task from its step `start` on, put on devices in advance.
 
     Yields:

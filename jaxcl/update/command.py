@@ -21,9 +21,10 @@ from absl import flags
 from etils import epath
 from ml_collections import config_flags
 
-from jaxcl import schema
+from jaxcl import numerics
 from jaxcl.config import build, command, run_config
 from jaxcl.data import identity
+from jaxcl.errors import Refused
 from jaxcl.run import finish, job, lock, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import adapters, average, drift, lineage, plan, verdict
@@ -39,16 +40,17 @@ class PreparedUpdate(NamedTuple):
     judging: transfer.Transfer | None  # of the encoder before, on --test
 
 
+@numerics.pinned()
 def prepare(work: plan.Plan) -> PreparedUpdate:
     """Read the data and check the options that `carry_out` needs.
 
     Raises:
-      ValueError, OSError: as `build.build`.
+      Refused, OSError: as `build.build`.
     """
     try:
         made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
     except (run_config.Differs, identity.Changed) as error:
-        raise ValueError(
+        raise Refused(
             f"{work.workdir}: is a stopped update; finish it by the same command "
             "with the same images, or remove the folder. "
             f"{error}"
@@ -56,6 +58,7 @@ def prepare(work: plan.Plan) -> PreparedUpdate:
     return PreparedUpdate(made, _prepare_evaluation(work, work.parent, BEFORE))
 
 
+@numerics.pinned()
 def carry_out(
     work: plan.Plan,
     prepared: PreparedUpdate | None = None,
@@ -117,7 +120,9 @@ def _prepare_evaluation(
     """Prepare to evaluate the encoder of a run on --test; None without --test."""
     if work.judge is None:
         return None
-    return build.build(plan.add_checkpoint(work.judge, run), work.workdir / name)
+    made = build.build(plan.add_checkpoint(work.judge, run), work.workdir / name)
+    assert isinstance(made, transfer.Transfer)  # since the config names a checkpoint
+    return made
 
 
 def _choose_share(work, before, mix, stop) -> dict:
@@ -167,7 +172,7 @@ def measure_accuracies(
       stop: as in `train.run_tasks`.
 
     Raises:
-      schema.Refused: an evaluator gives no accuracy, so limits could not be checked.
+      Refused: an evaluator gives no accuracy, so limits could not be checked.
     """
     if judging is None:
         return {}
@@ -177,7 +182,7 @@ def measure_accuracies(
     measured = results_lib.summary(results).items()
     found = {matrix: measures["average_accuracy"] for matrix, measures in measured}
     if not found or None in found.values():
-        raise schema.Refused(
+        raise Refused(
             "config.evaluators: must measure an accuracy on --test, and gave "
             f"{found or 'none'}; see {folder}"
         )

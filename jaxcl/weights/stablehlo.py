@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from jaxcl import sharding
+from jaxcl import numerics, sharding
 from jaxcl.data.augment import images as augment_images
+from jaxcl.errors import Refused
 from jaxcl.update import adapters
 from jaxcl.weights import encoder
 
@@ -33,11 +34,11 @@ def make_program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tu
       The function, [B, S, S, C] -> f32[B, D], and (S, S, C).
 
     Raises:
-      ValueError: it is an encoder of graphs.
+      Refused: it is an encoder of graphs.
     """
     inputs = network.card["input"]
     if inputs["kind"] != "images":
-        raise ValueError(
+        raise Refused(
             f"an encoder of {inputs['kind']} cannot be written as a program; must be "
             "of images"
         )
@@ -54,6 +55,7 @@ def make_program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tu
     return embed_images, (inputs["size"], inputs["size"], inputs["channels"])
 
 
+@numerics.pinned()
 def pack_program(network: encoder.Encoder, pixels: Pixels) -> bytes:
     """Serialise the program of an encoder as bytes, see `make_program`."""
     embed, shape = make_program(network, pixels)
@@ -65,6 +67,7 @@ def pack_program(network: encoder.Encoder, pixels: Pixels) -> bytes:
     return bytes(exported.serialize())
 
 
+@numerics.pinned()
 def describe(network: encoder.Encoder, pixels: Pixels) -> dict:
     """Describe the program for the card."""
     shape = make_program(network, pixels)[1]
@@ -72,4 +75,6 @@ def describe(network: encoder.Encoder, pixels: Pixels) -> dict:
         "input": {"dtype": pixels, "shape": ["batch", *shape]},
         "output": {"dtype": "float32", "shape": ["batch", network.num_features]},
         "platforms": list(PLATFORMS),
+        "jax": jax.__version__,
+        "readable": "by versions of JAX released up to six months after this one",
     }

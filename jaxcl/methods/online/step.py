@@ -11,13 +11,14 @@ released code. On a CPU they are a pass each; elsewhere one, where they are as m
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxcl import core, sharding
+from jaxcl.errors import Refused
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, policies, sharded
 from jaxcl.methods.online import probe, statistics
@@ -40,24 +41,24 @@ def _find_policy(parts: core.Parts, write) -> policies.Policy:
     """Find the memory's policy; refuse options that it or the method cannot use."""
     replay = parts.replay
     if write and replay.policy != "reservoir":
-        raise ValueError(
+        raise Refused(
             f"config.replay.policy={replay.policy!r}: config.method.name stores by a "
             "rule of its own; leave it out ('reservoir')"
         )
     policy = sharded.find_policy(replay)
     if lacking := sorted({*policy.reads} - {"label", "task"}):
-        raise ValueError(
+        raise Refused(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)} of "
             "stored rows, which config.method.name stores none of; 'online_ssl' does"
         )
     least = policy.least(parts.num_classes, parts.num_tasks)
     if replay.capacity < least:
-        raise ValueError(
+        raise Refused(
             f"config.replay.capacity={replay.capacity}: policy={replay.policy!r} needs "
             f"{least} or more"
         )
     if replay.sharded and write:
-        raise ValueError(
+        raise Refused(
             "config.replay.sharded=True: the method writes its memory by a rule of its "
             "own, which needs it whole; must be False"
         )
@@ -92,7 +93,8 @@ def draw_rows(
       augment: False: images are never augmented, despite config.replay.augment.
     """
     k_draw, k_augment = jax.random.split(key)
-    size = min(size or parts.replay.size, memory.capacity)
+    wanted: Any = size or parts.replay.size  # which the config has settled
+    size = min(wanted, memory.capacity)
     weights = None if allowed is None else buffer.log_weights(allowed)
     drawn = sharded.sample(memory, k_draw, size, log_weights=weights)
     return augment_drawn(parts, k_augment, *drawn, augment=augment)

@@ -29,6 +29,7 @@ import optax
 from absl import logging
 
 from jaxcl import core, optim, schema
+from jaxcl.errors import Refused
 from jaxcl.methods.two_view import bases, head, networks, records, strategies
 from jaxcl.nets import tuning, vit
 
@@ -115,7 +116,7 @@ def make(
       options: of `make` of the base and of the strategy.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      Refused: naming the field, the value and what is allowed.
     """
     spec = bases.make_base(base, options)
     plan = strategies.make_strategy(strategy, options)
@@ -173,7 +174,7 @@ def _check_data(parts, base, spec, strategy, plan):
     """
     net = tuning.bare_module(parts.encoder)
     if spec.masks and not (isinstance(net, vit.ViT) and net.features != "both"):
-        raise ValueError(
+        raise Refused(
             "config.method.ibot: hides patches of a Vision Transformer; must be 0, or "
             "config.encoder.name 'vit' with features 'class' or 'mean', and "
             "config.accumulate 1"
@@ -181,7 +182,7 @@ def _check_data(parts, base, spec, strategy, plan):
     if spec.strategies is not None:
         core.check_choice("config.method.strategy", strategy, spec.strategies)
     if parts.batch_size == 1 and not spec.one_row:
-        raise ValueError(
+        raise Refused(
             f"config.batch_size=1: base {base!r} compares rows of a batch; must be at "
             "least 2"
         )
@@ -198,12 +199,12 @@ def _check_data(parts, base, spec, strategy, plan):
         return
     if not spec.local:
         takes = ", ".join(name for name in bases.BASES if bases.make_base(name).local)
-        raise ValueError(
+        raise Refused(
             f"config.augment.local: base {base!r} takes no local crops; "
             f"leave the section out, or set config.method.base to one of {takes}"
         )
     if not plan.local:
-        raise ValueError(
+        raise Refused(
             f"config.augment.local: strategy {strategy!r} reads two views alone; "
             "leave the section out"
         )
@@ -212,7 +213,7 @@ def _check_data(parts, base, spec, strategy, plan):
 def _count_rows(parts, asked: int) -> int:
     """Choose the number of rows of a head that classifies each image by its number."""
     if asked and asked < parts.train_rows:
-        raise ValueError(
+        raise Refused(
             f"config.method.rows={asked}: each of the {parts.train_rows} train images "
             f"has a row; must be at least {parts.train_rows}"
         )
