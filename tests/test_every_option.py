@@ -488,7 +488,7 @@ def sets() -> pathlib.Path:
 
 
 STORED = in_memory.store_set(
-    "stored", np.zeros((12, 4, 4), np.uint8), labels=[0, 1, 2] * 4
+    "stored", np.arange(192, dtype=np.uint8).reshape(12, 4, 4), labels=[0, 1, 2] * 4
 )
 
 
@@ -642,7 +642,7 @@ VALUES = {
     "source graphs": {"features": ("ldp",)},
     "mesh": {"data": 4, "model": 2},
     "jaxcl.evals.linear": {"lrs": (0.1, 0.2), "scale": (0.5, 1.0)},
-    "jaxcl.evals.svm": {"max_rows": 16},
+    "jaxcl.evals.svm": {"max_rows": 26},
     "jaxcl.evals.objective": {"max_rows": 3},
     "source joined": {"sets": [{"name": "digits"}]},
     "source judged_by": dict.fromkeys(
@@ -807,6 +807,7 @@ BESIDE = {
         "plasticity_from": {"evaluators": {"knn": {}}, "plasticity": True},
     },
     "jaxcl.evals.objective": {"max_rows": {"batch_size": 2}},
+    "source in_memory": {"test_seed": {"test": 0.3}},
     "source huggingface": dict.fromkeys(
         ("test", "test_seed"), {"test_split": None, "test": 0.3}
     ),
@@ -934,12 +935,17 @@ class Seen:
     """Observations, made when they are asked for and kept."""
 
     def __init__(self, observations):
-        self.left, self.made = iter(observations), []
+        self.left, self.made, self.failed = iter(observations), [], None
 
     def __iter__(self):
         for place in itertools.count():
             if place == len(self.made):
-                one = next(self.left, None)
+                try:
+                    one = next(self.left, None)
+                except Exception as error:  # a generator that failed ends silently
+                    self.failed = error
+                if self.failed:
+                    raise RuntimeError("the usual options fail") from self.failed
                 if one is None:
                     return
                 self.made.append(one)
