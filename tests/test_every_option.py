@@ -300,7 +300,8 @@ def dry_runs(calls):
 def of_encoder(make, options):
     """Parameters, and the program of a pass that trains."""
     net, key = make(**options), jax.random.key(0)
-    rows = np.zeros((2, 8, 8, 3), np.float32)
+    side = 16 if "depth" in options else 8  # halved three times
+    rows = np.zeros((2, side, side, 3), np.float32)
     if make in sections.GRAPH_ENCODERS.values():
         rows = graph_batches.blank_batch(graphs(), BATCH)["graph"]
 
@@ -627,8 +628,9 @@ UNSEEN = {
 VALUES = {
     "jaxcl.methods.mir": {"candidates": 7},
     "jaxcl.methods.online_ssl": {"base": "byol", "regulariser": "cassle"},
-    "jaxcl.methods.icl": {"agent": {"low": 1e-5}},
+    "jaxcl.methods.icl": {"agent": {"low": 1e-5}, "inner_steps": 2},
     "jaxcl.methods.two_view": {"base": "nnclr", "strategy": "cassle"},
+    "encoder resnet": {"pool": 1},
     "base diet": {"rows": 30},
     "augment graphs": {"kinds": ("drop",)},
     "scenario": {"name": "data", "classes": (0, 1, 2)},
@@ -693,6 +695,7 @@ VALUES = {
 ALWAYS = {
     "jaxcl.methods.aser": {"per_class": 1, "parts": {"replay": {"capacity": 16}}},
     "jaxcl.methods.cclis": {"parts": {"views": 1}},
+    "jaxcl.methods.icl": {"inner_steps": 1},  # a step has as many, written out
     "jaxcl.methods.gdumb": {
         "passes": 4,
         "parts": {"replay": {"policy": "greedy_balanced"}},
@@ -761,11 +764,13 @@ BESIDE = {
         "hml_weight": {"negatives": "memory"},
     },
     "jaxcl.methods.icl": {
-        "with_positive": {"strategy": "retrain"},
+        "strategy": {"inner_steps": None},
+        "meta": {"inner_steps": None},
+        "with_positive": {"strategy": "retrain", "inner_steps": None},
         "fixed_lr": {"learnt_rate": False},
         "inner_lr": {"learnt_rate": False},
-        "replay_share": {"strategy": "replay"},
-        "distill_weight": {"strategy": "distill"},
+        "replay_share": {"strategy": "replay", "inner_steps": None},
+        "distill_weight": {"strategy": "distill", "inner_steps": None},
         "projector": {"output_dim": 0},
         "anchors": {"parts": {"net": "gin", "views": "graphs"}},
     },
