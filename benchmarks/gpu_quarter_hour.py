@@ -344,7 +344,8 @@ def main(argv=None) -> dict[str, dict]:
         return note(args.out, args.one, measure(args, args.one))
     if args.data and not pathlib.Path(args.data).exists():
         parser().error(f"--data={args.data}: there is no such file or folder")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # and stop the stage first
+    if __name__ == "__main__":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # and stops the stage
     args.out.mkdir(parents=True, exist_ok=True)
     notes = read_notes(args.out)
     if "start" not in notes:
@@ -393,8 +394,8 @@ def page(notes: dict[str, dict]) -> str:
     parts.append(_table((*heads, "PyTorch ms", "PyTorch"), rows))
     profiles = {x: notes[x]["profile"] for x in steps if "profile" in notes[x]}
     kinds = dict.fromkeys(kind for x in profiles.values() for kind in x["ms"])
-    rows = [(kind, *(x["ms"].get(kind) for x in profiles.values())) for kind in kinds]
-    parts.append(_table(("ms of a step", *profiles), rows))
+    rows = [[kind, *(_share(notes[x], kind) for x in profiles)] for kind in kinds]
+    parts.append(_table(("ms of a step, share", *profiles), rows))
     for name, profile in profiles.items():
         keys = ("name", "kind", "ms", "count", "from")
         rows = [[x[key] for key in keys] for x in profile["kernels"]]
@@ -423,6 +424,11 @@ def _step_cells(step: dict, other: dict) -> tuple:
     cells = (step["examples"], step["compile_seconds"], program["memory"]["held"] / 1e9)
     cells += (f"{step['ms']:.3g} {spread}", least)
     return (*cells, other.get("ms"), other.get("peer"))
+
+
+def _share(step: dict, kind: str) -> str | None:
+    ms = step["profile"]["ms"].get(kind)
+    return None if ms is None else f"{ms:.3g} ({100 * ms / step['ms']:.0f} %)"
 
 
 def _table(heads: Iterable[str], rows: Iterable) -> str:

@@ -71,8 +71,7 @@ def read(trace: jax.profiler.ProfileData, text: str) -> list[Kernel]:
       text: the compiled program.
     """
     places, rows = read_places(text), []
-    for name, stats, start, duration in _events(trace):
-        op = str(stats.get("hlo_op", ""))
+    for name, op, start, duration in _events(trace):
         place = places.get(_plain(name)) or places.get(_plain(op))
         if place is None:
             kind = "convolutions" if _CONVOLUTION.search(name) else "other"
@@ -83,8 +82,9 @@ def read(trace: jax.profiler.ProfileData, text: str) -> list[Kernel]:
     return rows
 
 
-def _events(trace) -> Iterator[tuple]:
-    """Yield (name, statistics, start, duration) of what a chip, or else a CPU, did."""
+def _events(trace) -> list[tuple]:
+    """List (name, hlo_op, start, duration) of what a chip, or else a CPU, did."""
+    found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of the reader's types
         planes = list(trace.planes)
@@ -93,11 +93,13 @@ def _events(trace) -> Iterator[tuple]:
             lines = list(plane.lines)
             streams = [x for x in lines if x.name.startswith("Stream")]
             operations = [x for x in lines if x.name == "XLA Ops"]
-            for line in (streams or operations) if chips else lines:
+            for line in (streams or operations or lines) if chips else lines:
                 for event in line.events:
-                    stats = {key: value for key, value in event.stats if key}
-                    if chips or "hlo_op" in stats:
-                        yield event.name, stats, event.start_ns, event.duration_ns
+                    op = dict(event.stats).get("hlo_op")
+                    if chips or op is not None:
+                        times = event.start_ns, event.duration_ns
+                        found.append((event.name, str(op or ""), *times))
+    return found
 
 
 def _plain(name: str) -> str:
@@ -133,10 +135,11 @@ def read_places(text: str) -> dict[str, Place]:
         if kind == "other" and code.startswith(("copy", "transpose")):
             kind = "copies"
         called = re.search(r"calls=%?([\w.-]+)", rest) if code == "fusion" else None
-        if called and (inner := [place(*x).kind for x in bodies[called[1]]]):
-            votes = collections.Counter(x for x in inner if x != "other")
+        if called and (inner := [place(*x) for x in bodies[called[1]]]):
+            votes = collections.Counter(x.kind for x in inner if x.kind != "other")
             kind = votes.most_common(1)[0][0] if votes else kind
-            kind = "convolutions" if "convolutions" in inner else kind
+            kind = "convolutions" if "convolutions" in votes else kind
+            op = op or next((x.name for x in inner if x.kind == kind), "")
         return Place(kind, code, op)
 
     return {_plain(x[0]): place(*x) for body in bodies.values() for x in body}
