@@ -265,8 +265,10 @@ def read_notes(out: pathlib.Path) -> dict[str, dict]:
 
 def is_done(notes: dict, stage: str) -> bool:
     """Tell whether a stage needs no further call; a failed one does not, either."""
-    row = notes.get(stage, {})
-    return bool(row) and (stage not in STEPS or "profile" in row or "not_done" in row)
+    row = notes.get(stage, {"not_done": LATE})
+    if "not_done" in row:
+        return row["not_done"] != LATE
+    return stage not in STEPS or "profile" in row
 
 
 def carry_out(words: list[str], log: pathlib.Path, seconds: float, env: dict):
@@ -350,27 +352,26 @@ def main(argv=None) -> dict[str, dict]:
     notes = read_notes(args.out)
     if "start" not in notes:
         notes = note(args.out, "start", {"minutes": args.minutes, "tiny": args.tiny})
+    if notes["start"]["tiny"] != args.tiny:
+        parser().error(f"--out={args.out}: its --tiny was {not args.tiny}")
     for stage in args.stages:
+        if notes.get("about", {}).get("platform") == "cpu" and not args.tiny:
+            parser().error("there is no chip; --tiny rehearses on a CPU")
         if is_done(notes, stage):
             continue
-        last = notes["start"]["time"] + 60 * args.minutes * STAGES[stage]
-        end = min(last, begun + 60 * (args.call or args.minutes))
+        end = notes["start"]["time"] + 60 * args.minutes * STAGES[stage]
+        end = min(end, begun + 60 * (args.call or args.minutes))
         seconds = end - time.time()
         if seconds < SAVING:
             print(f"{stage}: no time is left", flush=True)
             continue
         print(f"{stage}: {seconds:.0f} s at most", flush=True)
         result = do_stage(stage, args, seconds, notes)
-        if end < last and result.get("not_done") == LATE:
-            break  # the next call does it
         notes = read_notes(args.out)
         if "time" not in result or "not_done" in result:  # not noted by the stage
             notes = note(args.out, stage, {**result, "time": time.time()})
-        print(
-            {k: v for k, v in notes[stage].items() if k not in ("program", "profile")}
-        )
-        if stage == "about" and result.get("platform") == "cpu" and not args.tiny:
-            parser().error("there is no chip; --tiny rehearses on a CPU")
+        row = notes[stage].items()
+        print({k: v for k, v in row if k not in ("program", "profile")}, flush=True)
     return notes
 
 
