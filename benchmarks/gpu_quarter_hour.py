@@ -381,9 +381,8 @@ def main(argv=None) -> dict[str, dict]:
 def page(notes: dict[str, dict]) -> str:
     """Write all results as one Markdown page."""
     here, planned = notes.get("about", {}), notes.get("plan", {})
-    parts = [
-        ", ".join(f"{k} {here.get(k)}" for k in ("device", "cores", "jax", "torch"))
-    ]
+    heads = ("device", "cores", "jax", "torch")
+    parts = [", ".join(f"{name} {here.get(name)}" for name in heads)]
     if notes["start"]["tiny"]:
         parts.append("**A rehearsal on a CPU: no number means anything.**")
     if "stand_in" in here.get("data", {}).get("path", ""):
@@ -401,14 +400,12 @@ def page(notes: dict[str, dict]) -> str:
         keys = ("name", "kind", "ms", "count", "from")
         rows = [[x[key] for key in keys] for x in profile["kernels"]]
         parts.append(_table((f"longest of {name}", *keys[1:3], "a step", "from"), rows))
-    rows = [
-        (x["threads"], x["images"]) for x in notes.get("input", {}).get("threads", ())
-    ]
+    threads = notes.get("input", {}).get("threads", ())
+    rows = [(x["threads"], x["images"]) for x in threads]
     parts.append(_table(("threads", "images/s"), rows))
     if "epochs" in planned:
-        parts.append(
-            f"{planned['epochs']} epochs a task, planned: {planned['seconds']}"
-        )
+        parts.append(f"Planned: {planned['epochs']} epochs a task; seconds of a run: ")
+        parts[-1] += ", ".join(f"{k} {v:.0f}" for k, v in planned["seconds"].items())
     rows = [
         (stage, run["tasks"], name, *(x and 100 * x for x in row.values()))
         for stage, run in notes.items()

@@ -59,8 +59,10 @@ def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path, monkeypatch)
     if name == "icl":  # twelve variants compile for minutes
         monkeypatch.setattr(script, "VARIANTS", ("continue",))
         monkeypatch.setattr(script, "PAIRS", {})
-    found = numbers(script.main(words))
+    told = script.main(words)
+    found = numbers(told)
     assert found and np.isfinite(found).all()
+    assert "not_done" not in json.dumps(told)
 
 
 def test_each_second_of_an_experiment_belongs_to_one_stage(monkeypatch):
@@ -140,6 +142,14 @@ def test_kernels_of_a_gpu_belong_to_the_parts_of_a_step(load):
     kinds = {"norms": 2, "convolutions": 5, "optimizer": 1, "copies": 1}
     assert us == pytest.approx(kinds | {"busy": 7, "gaps": 2, "gaps untraced": 3})
     assert found["kernels"][0]["name"] == "sm90_xmma_fprop_f32"
+
+
+def test_epochs_of_two_runs_take_nine_tenths_of_the_time_left(load):
+    step = {"ms": 16.8, "first_task_flops": 3.0, "program": {"flops": 4.0}}
+    notes = {"pnr": step | {"compile_seconds": 71}, "about": {"rows": 50_000}}
+    # 39 steps an epoch; tasks of PNR cost 4.75, of fine-tuning 3.75 later ones.
+    made = load("gpu_quarter_hour").plan(notes, 600.0, tiny=False)
+    assert made["epochs"] == int(0.9 * (600 - 2 * (90 + 71)) / (39 * 0.0168 * 8.5))
 
 
 def commands():
