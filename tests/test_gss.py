@@ -13,6 +13,7 @@ from jaxcl import sharding
 from jaxcl.memory import buffer, diversity, policies
 from jaxcl.methods import gss, online
 from jaxcl.methods.online_ssl import stored
+from jaxcl.nets import resnet
 
 FIRST, SECOND = toy.FIRST, toy.SECOND
 NET = online.build_network(toy.parts(), "linear")
@@ -261,7 +262,8 @@ def test_rows_are_scored_after_the_update(form, gradients, monkeypatch):
 
 @functools.cache
 def small(form):
-    return gss.make(toy.parts(capacity=2), form=form, gradients="head", rows=2)
+    made = toy.parts(encoder=resnet.conv_net(width=2), capacity=2)
+    return gss.make(made, form=form, gradients="head", rows=2)
 
 
 def opposed(method):
