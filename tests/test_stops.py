@@ -61,6 +61,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(made, whole, tmp_path):
 def test_each_task_has_its_own_seconds(made, tmp_path, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(cost, "time", types.SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(cost, "count_flops", lambda *_, **__: None)
     work = toy.job(tmp_path, **FEW | {"tasks": 2})
 
     def evaluate(state, task):
