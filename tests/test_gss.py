@@ -260,6 +260,20 @@ def test_rows_are_scored_after_the_update(form, gradients, monkeypatch):
         assert min(np.abs(np.array(expected) - whole)) > 0.01
 
 
+def test_references_are_disjoint_draws_of_images_as_they_are():
+    made = toy.parts(augment="all")  # a mirror
+    rows = {**FIRST, "task": jnp.zeros(6, jnp.int32)}
+    memory = buffer.create(jax.tree.map(lambda x: x[0], rows), 7)
+    memory = buffer.write(memory, jnp.arange(6), rows)
+    images, counts = gss._references(
+        made, lambda images, *_: images, memory, jax.random.key(0), 3, 2
+    )
+    assert counts.all() and images.shape[:2] == (3, 2)
+    found = np.sort(np.reshape(images, (6, -1)), axis=0)
+    want = np.sort(np.reshape(made.plain(FIRST["image"]), (6, -1)), axis=0)
+    np.testing.assert_array_equal(found, want)
+
+
 @functools.cache
 def small(form):
     made = toy.parts(encoder=resnet.conv_net(width=2), capacity=2)
