@@ -46,8 +46,8 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     Held-out rows are the validation split if there is one, else the evaluation rows.
 
     Args:
-      parts: with `memory`.
-      batch_size: stored rows at a time; rounded up to a multiple of the devices.
+      parts: core.EvalParts with `memory`.
+      batch_size: stored rows at a time, rounded up to a multiple of the devices.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. It measures the stored rows

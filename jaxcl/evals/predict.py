@@ -20,9 +20,9 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
     """Build the evaluator of a method's own predictions after a task.
 
     Args:
-      parts: with `predict`.
-      met_only: evaluate only rows of the tasks so far, up to the present one (task 0
-        before training). The classes to choose from stay the same.
+      parts: core.EvalParts with `predict`.
+      met_only: whether to evaluate only rows of the tasks so far, up to the present one
+        (task 0 before training). The classes to choose from stay the same.
 
     Returns:
       evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without
