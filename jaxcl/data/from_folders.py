@@ -176,7 +176,7 @@ def _describe_left_out(left_out) -> str:
 
 
 def _relative(path, files) -> list[bytes]:
-    """Make paths relative; os.path.relpath would change those of a bucket."""
+    """Make paths relative; os.path.relpath would change a bucket's."""
     start = path if storage.in_bucket(path) else os.path.normpath(path)
     return [os.fsencode(file[len(start) :].lstrip("/")) for file in files]
 

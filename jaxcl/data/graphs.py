@@ -37,7 +37,7 @@ class Graphs(NamedTuple):
     """A batch of B graphs with room for n nodes and e edges: a pytree.
 
     Nodes are sorted by graph, edges by receiver; padding comes last. Code that removes
-    nodes unsets their masks and those of their edges, and moves nothing.
+    nodes unsets the masks of nodes and edges, and moves nothing.
     """
 
     features: jax.Array  # f32[n,F]
@@ -77,7 +77,7 @@ def pad_batch(
     """Return the graphs of some rows as one batch of this size, in NumPy arrays.
 
     Args:
-      graph_set: set of which `rows` are numbers.
+      graph_set: set that `rows` index.
       rows: i[b], b <= graphs. The graph of rows[i] takes slot i; -1 leaves it empty.
       nodes, edges, graphs: sizes n, e and B of the batch.
 
@@ -176,7 +176,7 @@ def budget_of(
 ) -> Budget:
     """Return the first of `budgets` that holds the graphs of some rows; -1 is no graph.
 
-    Rows are i[b], or i[P, b] for P batches, each of which must fit. Raises Refused
+    Rows are i[b], or i[P, b] for P batches, which must all fit. Raises Refused
     if no budget is large enough.
     """
     rows = np.atleast_2d(rows)

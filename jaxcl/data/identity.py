@@ -259,7 +259,7 @@ def common(test: Identity, train: Identity) -> list[str]:
 def describe_duplicates(known: Identity, name: str) -> str:
     """Describe in one line the images that occur more than once; "": none.
 
-    Images are equal if their bytes are: those of the file or record, or pixels in
+    Images are equal if their bytes are: bytes of the file or record, or pixels in
     memory. A row that cannot be read is no duplicate. Sets of graphs have no images.
     """
     train, said = known.marks[known.rows("train")], []

@@ -69,7 +69,7 @@ def probe_keys(
     """Make the keys of a probe, for the layer's start and for its epochs.
 
     Args:
-      probe: 0 for the probe over all classes, t + 1 for that of domain t alone.
+      probe: number, 0 for the probe over all classes, t + 1 for the probe of domain t.
     """
     key = numerics.make_key(seed)
     for number in (_STREAM, task, probe):

@@ -2,7 +2,7 @@
 
 Source: the accuracy that the released code of PNR (Cha et al., ICML 2024) and CaSSLe
 (Fini et al., CVPR 2022) logs on CIFAR-100 for a linear head, which learns all classes
-while the network learns those of the present task.
+while the network learns the present task's.
 """
 
 from collections.abc import Callable

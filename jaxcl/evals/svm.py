@@ -2,7 +2,7 @@
 
 Source: Ji et al., "Unbiased and Efficient Self-Supervised Incremental Contrastive
 Learning" (ICL), WSDM 2023, section 5, after GraphCL (You et al., NeurIPS 2020). The
-paper names the classifier alone; kernel, folds and penalties are those of the released
+paper names the classifier alone; kernel, folds and penalties come from the released
 code: nested cross-validation with 5 outer folds (GraphCL reports 10) and 5 inner ones.
 
 A machine is trained and tested on rows of the same subset of the train split, with the

@@ -5,12 +5,12 @@ that are too many for one device: each device keeps, writes and draws its own ro
 of n devices has capacity / n slots, offers its own share of every batch (axis 0 split)
 to its own policy, and draws k / n of k rows. No item ever moves between devices.
 
-A reservoir stays uniform. Every device is offered the same number of rows, s of the
-S = n s rows of the stream, and keeps each of them with probability
-(capacity / n) / s = capacity / S. So all devices store the same number of rows, and
-each stored row is drawn with probability (k / n) / (rows stored / n), that of a uniform
-draw. The draw is stratified: the number of rows from each device is fixed. With
-weights, a row is drawn in proportion among the rows of its own device.
+A reservoir stays uniform. Every device is offered the same number of rows, s of the S =
+n s rows of the stream, and keeps each of them with probability (capacity / n) / s =
+capacity / S. So all devices store the same number of rows, and each stored row is drawn
+with probability (k / n) / (rows stored / n), as in a uniform draw. The draw is
+stratified: the number of rows from each device is fixed. With weights, a row is drawn
+in proportion among the rows of its own device.
 
 Other policies apply to each device's share of the stream, not to the whole stream: a
 ring keeps the last rows of each share, classes are balanced within each share.
@@ -31,7 +31,7 @@ from jaxcl.memory import buffer, policies
 
 
 class Shards(NamedTuple):
-    """A buffer in n shards; the fields are those of `buffer.Buffer`."""
+    """A buffer in n shards, with the fields of `buffer.Buffer`."""
 
     items: core.PyTree  # pytree of [capacity, ...], split over the devices
     filled: jax.Array  # bool[capacity], split

@@ -178,7 +178,7 @@ def add_task(cost: dict, task: int, spent: TaskCost) -> dict:
 def format_line(cost: dict) -> str:
     """Write the known cost of all tasks so far, in one line.
 
-    The tasks include those of a run that this one continues, as an update does.
+    Tasks of a run that this one continues count, too, such as before an update.
     """
     total = cost["total"]
     if total is None:

@@ -262,7 +262,7 @@ def _compile_view(size, resize, interpolation, mean, std):
 
 
 def _cut_images(card, images) -> np.ndarray:
-    """Make the images one checked array u8[N, H, W, C]; crop those of a sequence."""
+    """Make the images one checked array u8[N, H, W, C]; crop images of a sequence."""
     inputs = card["input"]
     size, resize, channels = (inputs[k] for k in ("size", "resize", "channels"))
     if _is_one_array(images):
@@ -386,8 +386,8 @@ def load_encoder(
       folder: path of the folder, which may be in a bucket.
       check: whether to compare the features of a fixed picture with the card's, see
         `Encoder.check`.
-      into: space of the features. "old": that of the index before the last update, by
-        the folder's adapter.safetensors; rows then have length 1.
+      into: space of the features. "old": the space of the index before the last update,
+        by the folder's adapter.safetensors; rows then have length 1.
 
     Raises:
       Refused: a file is missing, damaged, or contradicts the card; the message has

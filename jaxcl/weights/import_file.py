@@ -1,7 +1,7 @@
 """Import weights from another library: `jaxcl import --from=FILE --architecture=NAME`.
 
 FILE is a safetensors file, or a state dict that `torch.save` wrote; PyTorch reads it
-without running code. --out becomes a folder like that of `jaxcl export`, for
+without running code. --out becomes a folder as from `jaxcl export`, for
 `jaxcl.load_encoder`.
 """
 
@@ -231,7 +231,7 @@ def _find_moments(prepared, channels, mean, std) -> dict:
 
 
 def _option_or_known(prepared, name, value) -> Any:
-    """Return the option's value, else that of the files or the architecture."""
+    """Return the option's value, else the files' or the architecture's."""
     value = prepared.get(name) if value is None else value
     if value is None:
         raise Refused(

@@ -1,4 +1,4 @@
-"""Translate between our names of parameters and those of PyTorch libraries.
+"""Translate between our names of parameters and PyTorch libraries' names.
 
 names.json has a `Scheme` for each library, and the tensors by which a library and a
 network are known. Both directions read it: `read_array` converts a library's tensors to

@@ -17,7 +17,7 @@ are options here. It also has changes of edges, which it never draws; they are l
 
 The set does not grow by single draws, which would be slow, but by rounds over all
 edges, with the same distribution. Let a clock at each neighbour ring after an
-exponential time: the next clock to ring is that of any neighbour with equal
+exponential time: the next clock to ring belongs to each neighbour with equal
 probability. So the times at which nodes first ring are lengths of shortest paths (first
 passage percolation). The number of draws that add no node between two of these times is
 geometric.

@@ -419,7 +419,7 @@ def make_local_crops(
     """Build `crop(key, images)`, u8[B,H,W,C] -> [B,views,size,size,C]: multi-crop.
 
     They are small crops of small parts, in addition to the two views (SwAV, Caron et
-    al., NeurIPS 2020; defaults are DINO's). Other options equal those of the two views.
+    al., NeurIPS 2020; defaults are DINO's). Other options are as for the two views.
 
     Args:
       whole: arguments of `make` for the two views.
