@@ -238,8 +238,8 @@ def blurry(
 ) -> list[stream.Task]:
     """Make tasks whose classes fade into one another, see `one_pass.blurry`.
 
-    The sequence has `num_tasks` equal slices (1 if left out). A slice only means an
-    evaluation at its end, on all rows.
+    The sequence is cut into `num_tasks` equal slices (1 if left out). The slices only
+    set the times of evaluation, which is on all rows.
 
     class_order: order, as of "class".
     blur: width of a class in the sequence, in classes.

@@ -195,7 +195,7 @@ def splits_of(dataset: Dataset) -> dict[str, Examples]:
 
 
 def map_splits(dataset: Dataset, change: Callable[[Examples], Examples]) -> Dataset:
-    """Change each split of a dataset."""
+    """Apply `change` to each split of a dataset."""
     return dataset._replace(**{k: change(x) for k, x in splits_of(dataset).items()})
 
 

@@ -66,7 +66,7 @@ def _in_default_style(draw: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @contextlib.contextmanager
 def optional(name: str) -> Iterator[None]:
-    """Enter a context whose errors are one warning: results need no picture.
+    """Enter a context that turns an error into a warning: results need no picture.
 
     Args:
       name: name of the picture, for the warning.

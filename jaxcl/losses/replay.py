@@ -35,9 +35,9 @@ def cosine_logits(
 ) -> jax.Array:
     """Compute the logits of the cosine head of ER-ACE and ER-AML (Eq. 2 and 4).
 
-    z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P states neither number; both
-    are from its released code. A row of zeros gives zeros and receives no gradient (by
-    the formula 1 / eps, which would ruin the step).
+    z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P states neither scale nor
+    eps; both are from its released code. A row of zeros gives zeros and no gradient.
+    The formula's gradient there is 1 / eps, which would ruin the step.
 
     Args:
       features: f32[B, D].

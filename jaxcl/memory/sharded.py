@@ -95,15 +95,15 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
 
 
 def find_policy(replay: core.Replay) -> policies.Policy:
-    """Find the policy of config.replay, for a memory of `create`.
+    """Find the policy of config.replay, for a memory that `create` made.
 
     If the memory is split, the policy runs on each device by itself: slots are local,
     and its state has a part for each device. A draw is uniform over the memory only if
-    each device's share of the stream has as many rows that exist.
+    all devices are offered equally many unmasked rows.
 
     Raises:
-      Refused: there is no such policy; or, when it chooses, the devices cannot share
-        the rows evenly.
+      Refused: there is no such policy. Its `choose` refuses a batch that the devices
+        cannot share evenly.
     """
     policy = policies.look_up(replay.policy)
     if not replay.sharded:

@@ -58,8 +58,8 @@ def mean_curve(
       band: name of the band: "error", the standard error of the mean, or "std".
 
     Returns:
-      (steps i64[n], mean f64[n], band f64[n], 0 for one seed), at the steps after the
-      first that every seed has.
+      (steps i64[n], mean f64[n], band f64[n], 0 for one seed). The steps are those at
+      which every seed was evaluated, except step 0.
     """
     of_seeds = [_mean_by_step(own, name) for own in run.logged_rows.values()] or [{}]
     steps = sorted(set.intersection(*(set(points) for points in of_seeds)))
