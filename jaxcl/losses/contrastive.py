@@ -133,7 +133,7 @@ def info_nce(
 
     The mean over rows of -s(a, p) + log(e exp s(a, p) + sum_k exp s(a, n_k)),
     with s the cosine over the temperature, and e 1 or 0. Gradients flow to all
-    inputs: the caller stops those of keys and queues.
+    inputs: the caller stops them for keys and queues.
 
     Args:
       anchors: f32[N, D].

@@ -1,10 +1,10 @@
 """Losses of replay methods: over incoming rows, replayed rows, or both.
 
-ER, ER-ACE and ER-AML (Caccia et al., "Reducing Representation Drift in Online
-Continual Learning", 2021, called P below), iCaRL (Rebuffi et al., CVPR 2017) and
-DER (Buzzega et al., NeurIPS 2020). P writes sums over rows; its released code
-takes means, and so do these functions. ER is `cross_entropy` of the incoming rows plus
-that of the replayed rows, two means and not one over both.
+ER, ER-ACE and ER-AML (Caccia et al., "Reducing Representation Drift in Online Continual
+Learning", 2021, called P below), iCaRL (Rebuffi et al., CVPR 2017) and DER (Buzzega et
+al., NeurIPS 2020). P writes sums over rows; its released code takes means, and so do
+these functions. ER is the sum of two means: `cross_entropy` of the incoming and of the
+replayed rows.
 
 Masks are bool or f32 of zeros and ones; an `example_mask` may also hold weights of
 rows, at least 0, for a weighted mean. A masked row or class has no effect on values and
@@ -35,9 +35,9 @@ def cosine_logits(
 ) -> jax.Array:
     """Compute the logits of the cosine head of ER-ACE and ER-AML (Eq. 2 and 4).
 
-    z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P states neither number; both
-    are from its released code. A row of zeros gives zeros and receives no gradient (by
-    the formula 1 / eps, which would ruin the step).
+    z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P states neither scale nor
+    eps; both are from its released code. A row of zeros gives zeros and no gradient.
+    The formula's gradient there is 1 / eps, which would ruin the step.
 
     Args:
       features: f32[B, D].
@@ -144,7 +144,7 @@ def er_ace(
       incoming_labels: i32[B].
       replay_logits: f32[R, C].
       replay_labels: i32[R].
-      seen: bool[C], classes so far, including those of the incoming rows.
+      seen: bool[C], classes so far, the incoming rows' included.
       replay_mask: bool or f32[R], rows that exist; None for all.
       incoming_mask: bool or f32[B]; the classes of masked rows do not compete.
       form: "paper" or "code".

@@ -3,8 +3,8 @@
 A contrastive loss needs one number for each anchor, but its logits are N anchors by K
 rows. Here the logits are formed tile by tile in a loop, which keeps the maximum and the
 sum so far (Milakov and Gimelshein, 2018); the backward pass forms the tiles again.
-Memory grows with N + K, not with N x K. Value and gradients are those of the matrix up
-to rounding.
+Memory grows with N + K, not with N x K. Value and gradients equal the matrix's up to
+rounding.
 """
 
 import chex

@@ -71,7 +71,7 @@ def write(
 ) -> Buffer:
     """Put row i of `items` into slot `slots[i]`.
 
-    The result is that of writing one row after another: if several rows name the same
+    The result is as if rows were written one after another: if several name the same
     slot, the last unmasked one stays. `seen` grows by the number of unmasked rows,
     dropped ones included. Near 2^31 it stops growing: multiples of the capacity are
     subtracted, so that it stays within one capacity of 2^31 and `fifo`, which counts

@@ -83,8 +83,9 @@ def quotas(
       1. Old classes: (t-1)/t * capacity / #old, at most the rows of the class.
       2. New classes: the rest / #new. If a class has fewer, other new ones get more.
       3. Old classes with more rows share the remaining slots equally.
-    So many random new classes with enough rows are rounded up that the total is exact.
-    Old classes likewise, after their total has been rounded.
+    Classes to round up are drawn at random, among new ones with enough rows, and as
+    many as make the total exact. Old classes follow the same rule, for their rounded
+    total.
 
     Departure: the authors' code rounds each old class separately. The distribution of a
     quota is the same, but the total of the old classes varies there and may exceed the

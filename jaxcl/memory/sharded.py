@@ -5,12 +5,12 @@ that are too many for one device: each device keeps, writes and draws its own ro
 of n devices has capacity / n slots, offers its own share of every batch (axis 0 split)
 to its own policy, and draws k / n of k rows. No item ever moves between devices.
 
-A reservoir stays uniform. Every device is offered the same number of rows, s of the
-S = n s rows of the stream, and keeps each of them with probability
-(capacity / n) / s = capacity / S. So all devices store the same number of rows, and
-each stored row is drawn with probability (k / n) / (rows stored / n), that of a uniform
-draw. The draw is stratified: the number of rows from each device is fixed. With
-weights, a row is drawn in proportion among the rows of its own device.
+A reservoir stays uniform. Every device is offered the same number of rows, s of the S =
+n s rows of the stream, and keeps each of them with probability (capacity / n) / s =
+capacity / S. So all devices store the same number of rows, and each stored row is drawn
+with probability (k / n) / (rows stored / n), as in a uniform draw. The draw is
+stratified: the number of rows from each device is fixed. With weights, a row is drawn
+in proportion among the rows of its own device.
 
 Other policies apply to each device's share of the stream, not to the whole stream: a
 ring keeps the last rows of each share, classes are balanced within each share.
@@ -31,7 +31,7 @@ from jaxcl.memory import buffer, policies
 
 
 class Shards(NamedTuple):
-    """A buffer in n shards; the fields are those of `buffer.Buffer`."""
+    """A buffer in n shards, with the fields of `buffer.Buffer`."""
 
     items: core.PyTree  # pytree of [capacity, ...], split over the devices
     filled: jax.Array  # bool[capacity], split
@@ -95,15 +95,15 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
 
 
 def find_policy(replay: core.Replay) -> policies.Policy:
-    """Find the policy of config.replay, for a memory of `create`.
+    """Find the policy of config.replay, for a memory that `create` made.
 
     If the memory is split, the policy runs on each device by itself: slots are local,
     and its state has a part for each device. A draw is uniform over the memory only if
-    each device's share of the stream has as many rows that exist.
+    all devices are offered equally many unmasked rows.
 
     Raises:
-      Refused: there is no such policy; or, when it chooses, the devices cannot share
-        the rows evenly.
+      Refused: there is no such policy. Its `choose` refuses a batch that the devices
+        cannot share evenly.
     """
     policy = policies.look_up(replay.policy)
     if not replay.sharded:

@@ -13,7 +13,7 @@ from jaxcl.nets import layers
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """A chain of networks, each of which feeds the next.
+    """A chain of networks; each feeds the next.
 
     Attributes:
       nets: name -> flax module called as `(x, *, train, groups)`, in order. The

@@ -279,7 +279,7 @@ def conv(
     padding: str | Sequence[tuple[int, int]],
     **options: Any,
 ) -> jax.Array:
-    """Convolve as `lax.conv_general_dilated`, but faster on CPUs; for `flax.linen.Conv`.
+    """Convolve as `lax.conv_general_dilated`, faster on CPUs; for `flax.linen.Conv`.
 
     Results agree up to rounding. On a CPU two things differ:
     - Images of fewer than 4 channels are padded with zero channels: with three, XLA's

@@ -1,8 +1,8 @@
 """Multi-layer perceptrons: projectors and predictors, and an encoder of small images.
 
 Projectors and predictors are shaped as in CaSSLe (Fini et al., CVPR 2022) and PNR (Cha
-et al., ICML 2024); those of SimSiam, DINO, LeJEPA, SwAV and NNCLR as in their papers.
-Every Linear has a bias, also before a batch norm, which removes the bias.
+et al., ICML 2024); for SimSiam, DINO, LeJEPA, SwAV and NNCLR as in their papers. Every
+Linear has a bias, also before a batch norm, which removes the bias.
 """
 
 import functools

@@ -239,7 +239,7 @@ class Checkpoints:
     """The numbered checkpoints of a run directory, newest last."""
 
     def __init__(self, directory: epath.PathLike, *, keep: int = 2):
-        """Open the checkpoints of a directory, of which the newest `keep` are kept."""
+        """Open the checkpoints of a directory, which keeps the newest `keep`."""
         _mute_orbax()
         path = epath.Path(directory)
         # Orbax wants an absolute path; an address in a bucket is one.

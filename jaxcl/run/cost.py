@@ -178,7 +178,8 @@ def add_task(cost: dict, task: int, spent: TaskCost) -> dict:
 def format_line(cost: dict) -> str:
     """Write the known cost of all tasks so far, in one line.
 
-    The tasks include those of a run that this one continues, as an update does.
+    The sums include the earlier run's tasks if this run continues one, as an update
+    does.
     """
     total = cost["total"]
     if total is None:

@@ -160,8 +160,9 @@ def _finite(leaves):
 def check_state(state: Any, step: int) -> None:
     """Refuse to save or evaluate a state in which a number is not finite.
 
-    The loss of step `step` may be finite while its update is not, and so may the
-    parameters while a moment of the optimiser or a statistic of batch norm is not.
+    A finite loss does not suffice: its update may be infinite. Nor do finite
+    parameters: a moment of the optimiser or a statistic of batch norm may be infinite
+    or nan.
 
     Raises:
       Diverged: a number is not finite; the message names its place.

@@ -25,7 +25,7 @@ class Recorder:
       write: whether anything is written: True in the first process alone.
       tensorboard: whether to write events for TensorBoard.
       loggers: functions (directory, rows so far) -> logger, see `jaxcl.run.loggers`.
-      progress, every: see `progress.Progress`, where `progress` is `mode`.
+      progress, every: arguments `mode` and `every` of `progress.Progress`.
 
     Raises:
       Refused: `progress` or `every` is not allowed.

@@ -140,7 +140,7 @@ def make_room(results: dict, task_names: Sequence[str]) -> dict:
     """Make room for the tasks of the run that continues another one.
 
     Args:
-      results: of the earlier run.
+      results: results of the earlier run.
       task_names: names of all tasks; tasks in `results` keep theirs.
 
     Returns:

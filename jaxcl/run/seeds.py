@@ -21,7 +21,7 @@ class SeedRuns(NamedTuple):
 
 
 def folder(seed: int) -> str:
-    """Name a seed's run directory, inside that of all seeds."""
+    """Return a seed's run directory, inside the directory of all seeds."""
     return f"{_PREFIX}{seed}"
 
 

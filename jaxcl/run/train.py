@@ -118,7 +118,7 @@ class _TrainingRun:
                 self.recorder.print_text(f"resumed at step {step}: {self.workdir}")
         elif judged.untrained:
             due = evaluation.due_evaluators(judged.evaluators, self.state, 0)
-            self._say_phase("judging the untrained network", due)
+            self._say_phase("evaluating the untrained network", due)
             result, _ = self._evaluate(0)
             if result is None:
                 return False
