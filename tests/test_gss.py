@@ -13,6 +13,7 @@ from jaxcl import sharding
 from jaxcl.memory import buffer, diversity, policies
 from jaxcl.methods import gss, online
 from jaxcl.methods.online_ssl import stored
+from jaxcl.nets import resnet
 
 FIRST, SECOND = toy.FIRST, toy.SECOND
 NET = online.build_network(toy.parts(), "linear")
@@ -275,7 +276,8 @@ def test_references_are_disjoint_draws_of_images_as_they_are():
 
 @functools.cache
 def small(form):
-    return gss.make(toy.parts(capacity=2), form=form, gradients="head", rows=2)
+    made = toy.parts(encoder=resnet.conv_net(width=2), capacity=2)
+    return gss.make(made, form=form, gradients="head", rows=2)
 
 
 def opposed(method):
