@@ -24,9 +24,10 @@ from ml_collections import config_flags
 from jaxcl.config import build, command, run_config
 from jaxcl.data import identity
 from jaxcl.errors import Refused
+from jaxcl.index import drift, maps
 from jaxcl.run import finish, job, lock, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.update import adapters, average, drift, lineage, plan, verdict
+from jaxcl.update import average, lineage, plan, verdict
 from jaxcl.update.verdict import AFTER, BEFORE
 
 ROLLED_BACK = 3
@@ -86,7 +87,7 @@ def _carry_out(work, prepared, stop) -> dict:
     report = {"parent": work.parent, "asked": work.asked}
     before = measure_accuracies(work, prepared.judging, BEFORE, stop)
     rows, embed = work.sample or (None, None)
-    old = None if embed is None else adapters.map_to_index(work.parent, embed(rows))
+    old = None if embed is None else maps.map_to_index(work.parent, embed(rows))
     results = finish.run_job(prepared.job, folder, stop=stop)
     if work.options.average is not None:
         report["average"] = average.save_average(

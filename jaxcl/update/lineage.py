@@ -11,9 +11,9 @@ from etils import epath
 from jaxcl.config import own_images, run_config, sections
 from jaxcl.data import from_folders, sources, storage
 from jaxcl.errors import Refused
+from jaxcl.index import maps
 from jaxcl.run import folder, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.update import adapters
 
 UPDATES, VERDICT = "updates", "update.json"
 _IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
@@ -233,7 +233,7 @@ def read_report(workdir: epath.PathLike) -> dict | None:
 
 
 def write_report(
-    workdir: epath.PathLike, report: dict, adapter: adapters.Adapter | None
+    workdir: epath.PathLike, report: dict, adapter: maps.Map | None
 ) -> dict:
     """Write update.json, which ends the update; see `find_current`.
 
@@ -251,8 +251,8 @@ def write_report(
     workdir = epath.Path(workdir)
     report = report | {"run": str(workdir)}
     if adapter is not None and report["accepted"]:
-        with storage.replacing(workdir / adapters.FILE) as file:
-            file.write(adapters.pack_adapter(adapter))
+        with storage.replacing(workdir / maps.FILE) as file:
+            file.write(maps.pack_map(adapter))
     results_lib.write_json(workdir / VERDICT, report)
     remove_checkpoints(workdir, report)
     return report
