@@ -146,8 +146,8 @@ def test_the_ridge_serves_as_few_pairs_as_dimensions(dims):
 
 
 def test_pairs_that_cannot_fit_a_map_are_refused():
-    with pytest.raises(Refused, match="pairs=40: .*at least 48"):
-        maps.fit_all(NEW[:40], NEW[:40], mapped="vectors")
+    with pytest.raises(Refused, match="pairs=15: .*at least 16"):
+        maps.fit_all(NEW[:15], NEW[:15], mapped="vectors")
     with pytest.raises(Refused, match="400 and 399"):
         maps.fit_all(NEW, NEW[1:], mapped="vectors")
     broken = NEW.copy()

@@ -1,4 +1,4 @@
-"""Canaries: queries and the ids that they should find, to check an index every night."""
+"""Canaries: queries and the ids that they should find, to check an index by."""
 
 import json
 from typing import Any, NamedTuple

@@ -77,8 +77,8 @@ def describe(fitted: maps.FittedMap) -> dict:
     last = arrays["up"] if "up" in arrays else arrays["matrix"]
     return {
         "format": 1,
-        "formula": "x / |x| -> x matrix + f(x down + offset) up + shift, length 1; f is "
-        "gelu with tanh if there is an offset; absent arrays are left out",
+        "formula": "y = x matrix + f(x down + offset) up + shift; x and y are scaled "
+        "to length 1; f is gelu (tanh) if there is an offset; arrays may be absent",
         "kind": fitted.kind,
         "options": fitted.options,
         "recall": fitted.recall,

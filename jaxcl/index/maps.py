@@ -235,8 +235,9 @@ def fit_all(
     Raises:
       Refused: there are too few pairs to fit and to choose.
     """
-    source, target = check_pairs(source, target, k)
+    source, target = check_pairs(source, target)
     held = np.arange(len(source)) % 4 == 3
+    k = min(k, held.sum() - 1)
     pairs = source[~held], target[~held]
 
     def recall(arrays):
@@ -268,7 +269,10 @@ def _by_recall(trial: FittedMap) -> float:
     return trial.recall
 
 
-def check_pairs(source: Any, target: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
+_LEAST = 16  # pairs; of these 12 fit a map and 4 choose it
+
+
+def check_pairs(source: Any, target: Any) -> tuple[np.ndarray, np.ndarray]:
     """Check the pairs of a fit; return them as f32.
 
     Raises:
@@ -279,12 +283,11 @@ def check_pairs(source: Any, target: Any, k: int) -> tuple[np.ndarray, np.ndarra
         raise Refused(
             "pairs", f"{len(source)} and {len(target)} rows", "must be of equal images"
         )
-    least = 4 * (k + 2)
-    if len(source) < least:
+    if len(source) < _LEAST:
         raise Refused(
             "pairs",
             len(source),
-            f"must be at least {least}, four times {k} neighbours and 2",
+            f"must be at least {_LEAST}",
             "embed more images by both encoders (--old, config.rows)",
         )
     bad = ~(np.isfinite(source).all(axis=1) & np.isfinite(target).all(axis=1))

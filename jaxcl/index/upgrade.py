@@ -173,7 +173,7 @@ def upgrade(
             results.append(vectors.Version(target, origin, "+".join(names)))
         else:
             raise Refused(
-                f"--vectors={table.path}: vectors are of the encoder {version.encoder}; "
+                f"--vectors={table.path}: vectors are of encoder {version.encoder}; "
                 f"there are maps from {', '.join(routes) or 'none'} to {target}"
             )
     width = _common_width(table, steps)

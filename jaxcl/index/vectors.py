@@ -249,8 +249,8 @@ def _open_parquet(path):
         lists = ["vector"]
     if len(lists) != 1:
         raise Refused(
-            f"{path}: has the columns {schema.names}; must have one of lists of floats, "
-            "or one that is named vector"
+            f"{path}: has the columns {schema.names}; must have one of lists of "
+            "floats, or one that is named vector"
         )
     (column,) = lists
     dtype = np.dtype(schema.field(column).type.value_type.to_pandas_dtype())

@@ -49,7 +49,7 @@ def measure_ways(
       For each way the share of new neighbours found and the precision, each a mean over
       queries with its 95 % interval. "old" is the old encoder with its index.
     """
-    before, after = maps.check_pairs(before, after, k)
+    before, after = maps.check_pairs(before, after)
     fit, test = slice(0, None, 2), slice(1, None, 2)
     back = maps.fit_all(after[fit], before[fit], mapped="queries", k=k)
     forward = maps.fit_all(before[fit], after[fit], mapped="vectors", k=k)[0]
@@ -102,8 +102,7 @@ def list_usable(ways: dict[str, dict], least: float) -> list[str]:
     """List the ways that serve well enough, the cheapest first.
 
     A way serves if the low end of its interval reaches a share of what all vectors
-    embedded again give: of the precision where there are labels, else of the new
-    neighbours.
+    embedded again give: of the precision if it was measured, else of the neighbours.
 
     Args:
       ways: of `Measured`.

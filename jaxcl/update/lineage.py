@@ -232,9 +232,7 @@ def read_report(workdir: epath.PathLike) -> dict | None:
     return storage.read_object(path) if path.exists() else None
 
 
-def write_report(
-    workdir: epath.PathLike, report: dict, adapter: maps.Map | None
-) -> dict:
+def write_report(workdir: epath.PathLike, report: dict, adapter: bytes | None) -> dict:
     """Write update.json, which ends the update; see `find_current`.
 
     The checkpoints of an update that was rolled back are removed, so that nobody uses
@@ -243,7 +241,7 @@ def write_report(
     Args:
       workdir: of the update.
       report: the measurements and the verdict.
-      adapter: of the new encoder to the old index, or None.
+      adapter: file of a map of new queries to the old index, or None.
 
     Returns:
       `report`, with the directory as "run".
@@ -252,7 +250,7 @@ def write_report(
     report = report | {"run": str(workdir)}
     if adapter is not None and report["accepted"]:
         with storage.replacing(workdir / maps.FILE) as file:
-            file.write(maps.pack_map(adapter))
+            file.write(adapter)
     results_lib.write_json(workdir / VERDICT, report)
     remove_checkpoints(workdir, report)
     return report
