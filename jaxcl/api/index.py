@@ -11,6 +11,7 @@ RUN has accepted updates, which compared old images before and after. Vectors ar
 """
 
 import argparse
+import contextlib
 import csv
 import os
 import sys
@@ -21,7 +22,7 @@ from etils import epath
 from jaxcl.config import build, command
 from jaxcl.data import storage
 from jaxcl.errors import Refused
-from jaxcl.index import canary, kit, maps, order, upgrade, vectors
+from jaxcl.index import canary, kit, maps, onnx_file, order, upgrade, vectors
 from jaxcl.run import folder, train
 from jaxcl.update import lineage, plan, served
 
@@ -247,11 +248,11 @@ def refresh_file(
         draft = vectors.Draft(
             f"{out}.embedded.npy", len(rows), last.after.shape[1], np.float32, about
         )
-        for start in range(draft.done, len(rows), 1024):
-            draft.append(embedder.embed(numbers[start : start + 1024]))
-            if stop():
-                raise train.Interrupted(f"stopped; embeddings are in {draft.path}")
-        draft.file.close()
+        with contextlib.closing(draft):
+            for start in range(draft.done, len(rows), 1024):
+                draft.append(embedder.embed(numbers[start : start + 1024]))
+                if stop():
+                    raise train.Interrupted(f"stopped; embeddings are in {draft.path}")
         fresh = np.memmap(draft.path, np.float32, "r", len(draft.header), draft.shape)
         upgrade.replace(
             table, out, last.target, rows, fresh, source=last.target, stop=stop
@@ -291,6 +292,26 @@ def check_file(
     return canary.check_index(table, singing, encoder=name, least=least)
 
 
+def write_map(run: str, out: str) -> str:
+    """Write the map of a run's last update to a file of its own; describe the map.
+
+    Args:
+      run: a run directory with updates.
+      out: new file, .safetensors with a card in its metadata, or .onnx.
+    """
+    fitted = read_kits(run)[-1].fitted
+    if out.endswith(".safetensors"):
+        _, card = maps.read_map(epath.Path(lineage.find_current(run)) / kit.MAP)
+        data = maps.pack_map(fitted.arrays, card)
+    elif out.endswith(".onnx"):
+        data = onnx_file.pack_onnx(fitted.arrays)
+    else:
+        raise Refused(f"--out={out}: must end in .safetensors or .onnx")
+    with storage.replacing(out) as file:
+        file.write(data)
+    return f"{fitted.kind} map, recall {100 * fitted.recall:.0f} %: {out}"
+
+
 def parser() -> argparse.ArgumentParser:
     """Make the parser of the command's options."""
     options = argparse.ArgumentParser(
@@ -301,14 +322,16 @@ def parser() -> argparse.ArgumentParser:
     words = options.add_subparsers(dest="word", required=True)
     texts = {
         "upgrade": "map all vectors to the newest encoder",
+        "map": "write the map to a file: .safetensors or .onnx",
         "plan": "write the order in which images should be embedded again",
         "refresh": "embed the first of a plan again, and replace their vectors",
         "check": "say whether an index and a canary belong together: exit code 0 or 1",
     }
     for word, text in texts.items():
         one = words.add_parser(word, help=text, description=text)
-        one.add_argument("--vectors", required=True, help="file of stored vectors")
-        one.add_argument("--ids", help="text file with an id on each line")
+        if word != "map":
+            one.add_argument("--vectors", required=True, help="file of stored vectors")
+            one.add_argument("--ids", help="text file with an id on each line")
         if word != "check":
             one.add_argument("--run", required=True, help="run with accepted updates")
             one.add_argument("--out", required=True, help="new file")
@@ -344,6 +367,9 @@ def main(argv: list[str] | None = None) -> int:
                 given.out,
                 ids=given.ids,
             )
+        if given.word == "map":
+            print(write_map(given.run, given.out))
+            return None
         if given.word == "plan":
             curve = plan_file(given.run, given.vectors, given.out, ids=given.ids)
             shown = (f"{x:.0f} %: {100 * y:.0f} %" for x, y in curve.items())

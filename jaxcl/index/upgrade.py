@@ -4,6 +4,7 @@ The input is never changed. A command that was killed continues: rows that were 
 stay in OUT.part.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -244,14 +245,17 @@ def rewrite(
     about = about | {"rows": table.rows, "width": width, "from": _fingerprint(table)}
     draft = vectors.Draft(out, table.rows, width, dtype, about)
     first = draft.done
-    for block in table.read(first) if first < table.rows else ():
-        block = np.asarray(block, np.float32)
-        _check_rows(table, block, first)
-        draft.append(change(block, first))
-        first += len(block)
-        if stop():
-            raise train.Interrupted(f"stopped; {first:,} vectors are in {draft.path}")
-    draft.finish(table, versions, codes)
+    with contextlib.closing(draft):
+        for block in table.read(first) if first < table.rows else ():
+            block = np.asarray(block, np.float32)
+            _check_rows(table, block, first)
+            draft.append(change(block, first))
+            first += len(block)
+            if stop():
+                raise train.Interrupted(
+                    f"stopped; {first:,} vectors are in {draft.path}"
+                )
+        draft.finish(table, versions, codes)
 
 
 def _fingerprint(table) -> list:

@@ -328,7 +328,7 @@ class Draft:
         self.header = _HEADERS[suffix](self.shape, self.dtype)
         self.bytes = width * self.dtype.itemsize
         self.done = self._begin()
-        self.file = open(self.path, "r+b")
+        self.file = open(self.path, "r+b", buffering=0)  # nothing is left to flush
         self.file.truncate(self.file.seek(len(self.header) + self.done * self.bytes))
 
     def _begin(self) -> int:
@@ -361,20 +361,24 @@ class Draft:
           OSError: the disk is full, or the like; the rows before stay.
         """
         try:
-            self.file.write(memoryview(np.ascontiguousarray(block, self.dtype)))
-            self.file.flush()
+            rest = memoryview(np.ascontiguousarray(block, self.dtype)).cast("B")
+            while rest:
+                rest = rest[self.file.write(rest) :]
         except OSError as error:
             reason = (error.strerror or "") + storage.describe_room(self.path, error)
             reason += "; the same command continues"
             raise OSError(error.errno, reason, self.path) from error
 
+    def close(self) -> None:
+        """Close the draft; it stays where it is."""
+        self.file.close()
+
     def finish(self, table: Table, versions: list[Version], codes: np.ndarray) -> None:
         """Write versions behind the rows, and give the file its name."""
         if self.out.endswith(".safetensors"):
             self.file.write(np.ascontiguousarray(codes, np.uint16).tobytes())
-        self.file.flush()
         os.fsync(self.file.fileno())
-        self.file.close()
+        self.close()
         names = [str(x) for x in versions]
         if self.out.endswith(".parquet"):
             _write_parquet(self, table, names, codes)
