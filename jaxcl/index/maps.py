@@ -176,7 +176,7 @@ def _train_layer(inputs, wanted, linear, dots, squares):
     """Train the layer; everything is given along the main axes of its two sides."""
     width, outputs, count = inputs.shape[1], wanted.shape[1], len(inputs)
     # Inputs have about length 1. Outputs of the layer start at 0, hidden units near 1.
-    layer = {"down": jax.random.normal(jax.random.key(0), (width, _HIDDEN))}
+    layer = {"down": jax.random.normal(numerics.make_key(0), (width, _HIDDEN))}
     layer |= {"offset": jnp.zeros(_HIDDEN), "up": jnp.zeros((_HIDDEN, outputs))}
     layer |= {"shift": jnp.zeros(outputs)}
     optimizer = optax.adamw(1e-3, weight_decay=1e-2)
@@ -190,7 +190,7 @@ def _train_layer(inputs, wanted, linear, dots, squares):
 
     def step(number, carried):
         layer, state = carried
-        key = jax.random.fold_in(jax.random.key(1), number)
+        key = jax.random.fold_in(numerics.make_key(1), number)
         batch = jax.random.randint(key, (min(_BATCH, count),), 0, count)
         gradient = jax.grad(loss)(layer, batch)
         updates, state = optimizer.update(gradient, state, layer)
