@@ -23,6 +23,7 @@ import optax
 from etils import epath
 from safetensors import numpy as tensors
 
+from jaxcl import numerics
 from jaxcl.errors import Refused
 from jaxcl.index import drift
 from jaxcl.run import folder
