@@ -224,3 +224,8 @@ def test_a_stream_by_classes_ends_as_all_classes_at_once(tmp_path):
     by_class, joint = found["class"][-1].mean(), found["joint"][-1].mean()
     assert abs(by_class - joint) < 0.02  # tasks have as many test images, to a few
     assert by_class > 0.5  # a random network's features, chance 0.1
+
+
+def test_shrinkage_that_may_leave_no_covariance_is_refused():
+    with pytest.raises(ValueError, match="config.method.off_diagonal=2"):
+        fecam.make(None, diagonal=1.0, off_diagonal=2.0)
