@@ -17,7 +17,7 @@ from etils import epath
 from pyarrow import parquet as pq
 from safetensors import numpy as tensors
 
-from helpers import twins
+from helpers import pages, twins
 from jaxcl import cli
 from jaxcl.api import index as command
 from jaxcl.data import sources
@@ -499,3 +499,97 @@ def test_canaries_are_read_only_from_canaries(tmp_path):
     tensors.save_file({"a": np.zeros(1)}, path)
     with pytest.raises(Refused, match="x.safetensors"):
         canary.read_canary(path)
+
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "index_upgrade.md"
+
+
+def leave_faiss(rows):
+    faiss = pytest.importorskip("faiss")
+    index = faiss.IndexFlatIP(rows.shape[1])
+    index.add(rows)
+    faiss.write_index(index, "old.faiss")
+    os.symlink("old.faiss", "current.faiss")
+
+
+def search_faiss(queries):
+    import faiss
+
+    return faiss.read_index("current.faiss").search(queries, 5)[1]
+
+
+def leave_hnswlib(rows):
+    hnswlib = pytest.importorskip("hnswlib")
+    index = hnswlib.Index(space="cosine", dim=rows.shape[1])
+    index.init_index(len(rows))
+    index.add_items(rows, 7 * np.arange(len(rows))[::-1])
+    index.save_index("old.hnsw")
+
+
+def search_hnswlib(queries):
+    import hnswlib
+
+    index = hnswlib.Index(space="cosine", dim=queries.shape[1])
+    index.load_index("new.hnsw")
+    index.set_ef(ROWS)
+    return ROWS - 1 - index.knn_query(queries, 5)[0].astype(int) // 7
+
+
+def leave_qdrant_client(rows):
+    client_lib = pytest.importorskip("qdrant_client")
+    client, models = client_lib.QdrantClient(path="qdrant"), client_lib.models
+    params = models.VectorParams(size=rows.shape[1], distance=models.Distance.COSINE)
+    client.create_collection("blue", vectors_config=params)
+    points = [
+        models.PointStruct(id=i, vector=row, payload={"price": i})
+        for i, row in enumerate(rows.tolist())
+    ]
+    client.upsert("blue", points)
+    client.close()
+
+
+def search_qdrant_client(queries):
+    import qdrant_client
+
+    client = qdrant_client.QdrantClient(path="qdrant")
+    found = [
+        client.query_points("images", query=row, limit=5).points
+        for row in queries.tolist()
+    ]
+    one = found[0][0]
+    assert one.payload["price"] == one.id and " from old by " in one.payload["version"]
+    client.close()
+    return np.array([[point.id for point in points] for points in found])
+
+
+@pytest.mark.parametrize("store", ["faiss", "hnswlib", "qdrant_client"])
+def test_the_page_upgrades_a_store(root, tmp_path, monkeypatch, store):
+    monkeypatch.chdir(tmp_path)
+    before, after = np.load(root / "old.npy"), np.load(root / "after.npy")
+    globals()[f"leave_{store}"](before)
+    os.makedirs("runs")
+    os.symlink(root / "run", "runs/mine")
+    (code,) = (
+        x for x in pages.blocks(PAGE.read_text(), "python") if f"import {store}" in x
+        or f"from {store} import" in x
+    )  # fmt: skip
+    exec(compile(code, store, "exec"), {})
+    queries = twins.unit(after[:40]).astype(np.float32)
+    arrays = kit.read_kit(root / "run/updates/0001").fitted.arrays
+    want = np.argsort(-(queries @ maps.map_features(arrays, before).T), axis=1)[:, :5]
+    found = globals()[f"search_{store}"](queries)
+    assert maps.share_found(found, want).mean() > 0.98  # neighbours may tie
+
+
+@pytest.mark.parametrize("kind", [*maps.KINDS, "rank"])
+def test_the_page_maps_by_numpy_alone(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    rows = np.float32(np.random.default_rng(0).normal(size=(90, 6)))
+    options = {"rank": 2 if kind == "rank" else None, "ridge": 0.1}
+    arrays = maps.fit(rows, rows[:, ::-1] ** 2, kind.replace("rank", "affine"), options)
+    pathlib.Path("map.safetensors").write_bytes(maps.pack_map(arrays))
+    np.save("old.npy", rows)
+    (code,) = (x for x in pages.blocks(PAGE.read_text(), "python") if "load_file" in x)
+    exec(compile(code, "numpy", "exec"), {})
+    want = maps.map_features(arrays, rows)
+    np.testing.assert_allclose(np.load("mapped.npy"), want, atol=1e-5)
