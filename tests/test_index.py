@@ -188,6 +188,7 @@ def test_a_killed_upgrade_goes_on_where_it_stopped(
 
     monkeypatch.setattr(maps, "map_features", count)
     command.upgrade_file(*words)(lambda: False)
+    os.unlink(f"{words[2]}.canary.safetensors")
     monkeypatch.undo()
     assert sum(counts) == ROWS - 3 * (4096 // (4 * OLD_WIDTH))
     whole = tmp_path / f"whole{suffix}"
@@ -196,6 +197,13 @@ def test_a_killed_upgrade_goes_on_where_it_stopped(
         == 0
     )
     np.testing.assert_allclose(read_rows(words[2]), read_rows(str(whole)), atol=1e-6)
+    # One that was killed after the last vector writes the canary that is missing.
+    song = pathlib.Path(f"{words[2]}.canary.safetensors")
+    assert not song.exists()
+    command.upgrade_file(*words)(lambda: False)
+    assert song.exists()
+    with pytest.raises(Refused, match="exists"):
+        command.upgrade_file(*words)
     # Another command's draft is refused.
     part.write_bytes(b"")
     pathlib.Path(f"{part}.json").write_text("{}")
@@ -429,7 +437,14 @@ def test_a_chain_of_updates_is_composed_or_mapped_at_once(tmp_path):
     # A file with vectors of both, and of the last itself.
     leave_update(tmp_path / "run", apart)
     mixed = vectors.Table(
-        "here", 3, 8, np.dtype("f4"), vectors.Ids(None, 3, ""), [], None, lambda _: []
+        "here",
+        3,
+        8,
+        np.dtype("f4"),
+        vectors.Ids(None, 3, ""),
+        [],
+        np.zeros(3, "u2"),
+        lambda _: [],
     )
     assert upgrade.list_versions(mixed, "first")[0] == [vectors.Version("first")]
     path = tmp_path / "old.npy"

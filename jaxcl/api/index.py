@@ -15,6 +15,7 @@ import contextlib
 import csv
 import os
 import sys
+from collections.abc import Callable
 
 import numpy as np
 from etils import epath
@@ -27,6 +28,7 @@ from jaxcl.run import folder, train
 from jaxcl.update import lineage, plan, served
 
 _CANARY = ".canary.safetensors"
+Work = Callable[[upgrade.Stop], list[str]]  # returns lines to print
 
 
 def read_kits(run: str) -> list[kit.Kit]:
@@ -53,8 +55,8 @@ def read_kits(run: str) -> list[kit.Kit]:
 
 def upgrade_file(
     run: str, path: str, out: str, *, ids: str | None = None, source: str | None = None
-) -> upgrade.Stop:
-    """Return what upgrades a file once its inputs are checked: stop -> lines to print.
+) -> Work:
+    """Check inputs, and return the work that upgrades a file.
 
     Args:
       run: a run directory with updates.
@@ -67,8 +69,8 @@ def upgrade_file(
     kits = read_kits(run)
     table = vectors.open_table(path, ids=ids)
     vectors.check_suffix(out, "--out")
-    if os.path.exists(out):
-        raise Refused(f"--out={out}: exists; give another path, or remove it")
+    if _lacks_canary(out):
+        return lambda stop: [_write_canary(run, out, ids)]
     routes = upgrade.make_routes(kits)
     source = source or kits[-1].source
     if source not in routes:
@@ -79,12 +81,12 @@ def upgrade_file(
     target = kits[-1].target
 
     def work(stop):
-        versions = upgrade.upgrade(table, out, target, routes, source=source, stop=stop)
+        upgrade.upgrade(table, out, target, routes, source=source, stop=stop)
         lines = [f"{table.rows:,} vectors are in {out}, now of encoder {target}"]
         before = {x.encoder for x in table.versions} or {source}
         lines += [_say_route(routes[x]) for x in sorted(before - {target})]
         lines.append(_write_canary(run, out, ids))
-        return lines, versions
+        return lines
 
     return work
 
@@ -98,6 +100,15 @@ def _say_route(route: upgrade.Route) -> str:
         f"from {route.source}: by {how}; of the new neighbours composed maps find "
         f"{100 * route.composed:.0f} %, one map of its own {100 * route.direct:.0f} %"
     )
+
+
+def _lacks_canary(out) -> bool:
+    """Return whether a command was killed before it wrote the canary of a new file."""
+    if not os.path.exists(out):
+        return False
+    if os.path.exists(out + _CANARY) or not os.path.exists(f"{out}.json"):
+        raise Refused(f"--out={out}: exists; give another path, or remove it")
+    return True
 
 
 def _write_canary(run, out, ids) -> str:
@@ -198,8 +209,8 @@ def refresh_file(
     out: str,
     *,
     ids: str | None = None,
-):
-    """Return what embeds planned images again once its inputs are checked.
+) -> Work:
+    """Check inputs, and return the work that embeds planned images again.
 
     Args:
       run: a run directory with updates.
@@ -212,8 +223,8 @@ def refresh_file(
     """
     last = read_kits(run)[-1]
     table = vectors.open_table(path, ids=ids)
-    if os.path.exists(out):
-        raise Refused(f"--out={out}: exists; give another path, or remove it")
+    if _lacks_canary(out):
+        return lambda stop: [_write_canary(run, out, ids)]
     if any(version.encoder != last.target for version in table.versions) or (
         not table.versions and table.width != last.after.shape[1]
     ):
@@ -393,9 +404,7 @@ def main(argv: list[str] | None = None) -> int:
         if given.word == "check":
             return int(bool(made.wrong))
         if made is not None:
-            result = made(stop)
-            lines = result[0] if isinstance(result, tuple) else result
-            print("\n".join(lines), flush=True)
+            print("\n".join(made(stop)), flush=True)
         return 0
 
     return command.run_until_signal(make, work)

@@ -214,9 +214,7 @@ def list_versions(
     table: vectors.Table, source: str
 ) -> tuple[list[vectors.Version], np.ndarray]:
     """Return the versions of a table and each row's; without any all are `source`'s."""
-    if table.versions:
-        return table.versions, table.codes
-    return [vectors.Version(source)], np.zeros(table.rows, np.uint16)
+    return table.versions or [vectors.Version(source)], table.codes
 
 
 def rewrite(

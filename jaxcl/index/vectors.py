@@ -85,7 +85,7 @@ class Table(NamedTuple):
     dtype: np.dtype
     ids: Ids
     versions: list[Version]  # those that occur; [] where the file has none
-    codes: np.ndarray | None  # u16[rows], numbers of versions
+    codes: np.ndarray  # u16[rows], numbers of versions; zeros without any
     read: Callable[[int], Iterator[np.ndarray]]  # first row -> blocks from there on
     column: str = ""  # of Parquet
 
@@ -306,7 +306,7 @@ def _read_versions(path, rows, column):
         codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.uint16)
         return [read_version(x) for x in coded.dictionary.to_pylist()], codes
     if not os.path.exists(f"{path}.json"):
-        return [], None
+        return [], np.zeros(rows, np.uint16)
     about = storage.read_object(f"{path}.json")
     if column is None and os.path.exists(f"{path}.version.npy"):
         column = np.load(f"{path}.version.npy", allow_pickle=False)
@@ -380,16 +380,18 @@ class Draft:
         os.fsync(self.file.fileno())
         self.close()
         names = [str(x) for x in versions]
+        whole = self.path
         if self.out.endswith(".parquet"):
-            _write_parquet(self, table, names, codes)
-            os.unlink(self.path)
-        else:
-            if self.out.endswith(".npy"):
-                with storage.replacing(f"{self.out}.version.npy") as file:
-                    np.save(file, np.asarray(codes, np.uint16))
-            os.replace(self.path, self.out)
+            whole = f"{self.out}.tmp"
+            _write_parquet(self, whole, table, names, codes)
+        elif self.out.endswith(".npy"):
+            with storage.replacing(f"{self.out}.version.npy") as file:
+                np.save(file, np.asarray(codes, np.uint16))
         storage.write_json(f"{self.out}.json", self.about | {"versions": names})
-        os.unlink(f"{self.path}.json")
+        os.replace(whole, self.out)  # last: a file with this name has all its parts
+        for path in (self.path, f"{self.path}.json"):
+            if os.path.exists(path):
+                os.unlink(path)
 
 
 def _npy_header(shape, dtype) -> bytes:
@@ -425,13 +427,13 @@ _HEADERS = {
 }
 
 
-def _write_parquet(draft, table, names, codes) -> None:
+def _write_parquet(draft, target, table, names, codes) -> None:
     """Write the rows of a draft as Parquet, with all other columns of the source."""
     rows, width = draft.shape
     size = max(BLOCK // draft.bytes, 1)
     blocks = _raw_blocks(draft.path, 0, draft.shape, draft.dtype)(0)
     source = _other_columns(table, size)
-    target, begin, writer = f"{draft.out}.tmp", 0, None
+    begin, writer = 0, None
     labels = pa.array(names, pa.string())
     for block in blocks:
         columns = next(source)
@@ -446,7 +448,6 @@ def _write_parquet(draft, table, names, codes) -> None:
         writer.write_table(batch)
         begin += len(block)
     writer.close()
-    os.replace(target, draft.out)
 
 
 def _other_columns(table, size) -> Iterator[dict]:
