@@ -95,7 +95,7 @@ def interval(values: np.ndarray) -> list[float]:
     """Return the mean of values of independent queries and its 95 % interval."""
     mean = float(np.mean(values))
     half = 1.96 * float(np.std(values, ddof=1)) / np.sqrt(len(values))
-    return [mean, mean - half, mean + half]
+    return [mean, float(mean - half), float(mean + half)]
 
 
 def list_usable(ways: dict[str, dict], least: float) -> list[str]:

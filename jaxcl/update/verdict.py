@@ -98,9 +98,12 @@ def _say_ways(ways: dict) -> list[str]:
         name = ways_lib.WAYS.get(way, "old encoder, old index")
         shown.append(f"{name} {mean:.0f} % ({low:.0f} to {high:.0f})")
     lines = [f"Of the nearest images are {what[measure]}: {'; '.join(shown)}."]
-    forward, others = ways["forward"][measure][0], ("leave", "back")
-    best = max(ways[way][measure][0] for way in others if way in ways)
-    if forward > best:
+    value = {way: values[measure][0] for way, values in ways.items()}
+    if measure == "precision" and value["old"] > value["all"]:
+        lines.append(
+            "On the images in the index the old encoder is better than the new one."
+        )
+    if value["forward"] > max(value[x] for x in ("leave", "back") if x in value):
         lines.append(
             "Until the images are embedded again, the best index is that of "
             "jaxcl index upgrade."
