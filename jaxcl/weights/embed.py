@@ -39,7 +39,7 @@ def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
     theirs = folder.as_config(encoder)
     if isinstance(data, str) and data.startswith("{"):
         data = json.loads(data)
-    elif sources.needs_nothing(data):
+    elif isinstance(data, str) and sources.needs_nothing(data):
         data = {"name": data}
     section = lineage.make_section(data, {}, theirs, "--data")
     config = plan.make_transfer_config(section, "none", theirs)
