@@ -91,13 +91,18 @@ def _say_recall(moved) -> str:
 def _say_ways(ways: dict) -> list[str]:
     """Say what each way to go on with the index gives, and what to do until then."""
     measure = "precision" if "precision" in ways["all"] else "neighbours"
-    what = {"precision": "of the query's class", "neighbours": "of a new index's"}
-    shown = []
-    for way, values in ways.items():
-        mean, low, high = (100 * x for x in values[measure])
-        name = ways_lib.WAYS.get(way, "old encoder, old index")
-        shown.append(f"{name} {mean:.0f} % ({low:.0f} to {high:.0f})")
-    lines = [f"Of the nearest images are {what[measure]}: {'; '.join(shown)}."]
+    what = "of the query's class" if measure == "precision" else "found"
+    percent = {way: 100 * values[measure][0] for way, values in ways.items()}
+    half = max(100 * (x[measure][0] - x[measure][1]) for x in ways.values())
+    names = {"old": "old encoder and index", "leave": "index as it is"}
+    names |= {"back": "queries mapped back", "forward": "vectors mapped forward"}
+    shown = [f"{name} {percent[x]:.0f}" for x, name in names.items() if x in percent]
+    again = " / ".join(f"{percent[way]:.0f}" for way in ways_lib.SHARES)
+    shown += [f"then 10 / 25 / 50 % embedded again {again}"]
+    if measure == "precision":
+        shown.append(f"all {percent['all']:.0f}")
+    kind = "Nearest images" if measure == "precision" else "A new index's neighbours"
+    lines = [f"{kind} {what}, in percent ± {half:.0f}: {', '.join(shown)}."]
     value = {way: values[measure][0] for way, values in ways.items()}
     if measure == "precision" and value["old"] > value["all"]:
         lines.append(
