@@ -185,7 +185,7 @@ def draw(found, path) -> None:
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(
-        1, len(found), figsize=(3.2 * len(found), 3), squeeze=False
+        1, len(found), figsize=(max(3.2 * len(found), 7), 3.8), squeeze=False
     )
     for panel, (name, seeds) in zip(panels[0], found.items(), strict=True):
         value = {way: np.mean([x[way][0] for x in seeds]) for way in seeds[0]}
@@ -204,9 +204,9 @@ def draw(found, path) -> None:
         for way, colour in flat.items():
             panel.axhline(value[way], color=colour, linestyle="--", label=way)
         panel.set(title=name, xlabel="embedded again, %")
-    panels[0, 0].set_ylabel("nearest 10 of the query's class, %")
+    panels[0, 0].set_ylabel("of the query's class, %")
     labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(*labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(*labels, loc="outside lower center", ncols=2, frameon=False)
     figure.set_layout_engine("constrained")
     figure.savefig(path, dpi=110)
 

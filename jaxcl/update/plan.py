@@ -46,7 +46,7 @@ class Options:
     rows: Annotated[int, schema.Range(1, 2**20)] = 2048
     # Neighbours of each that are compared
     neighbours: Annotated[int, schema.Range(1, 1024)] = 10
-    # Least share of neighbours kept for an old index to be usable
+    # Share of what a new index gives from which a cheaper way is good enough
     index: schema.Share = 0.9
 
 
