@@ -24,7 +24,7 @@ from jaxcl.data import graphs, stream, toys
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features
 from jaxcl.nets import positions
-from jaxcl.run import finish, train
+from jaxcl.run import checkpoint, finish, train
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.weights import encoder, export, pytorch, writer
@@ -285,6 +285,26 @@ def test_precision_and_pooled_windows_are_kept(tmp_path):
     want = jax.jit(work.method.embed)(state, view(images))
     np.testing.assert_allclose(found.embed(images), want, rtol=2e-2, atol=1e-3)
     assert found.module.dtype == jnp.bfloat16
+
+
+def test_a_card_has_the_results_of_its_own_network_alone():
+    """Not those of the task before, if the run has trained since."""
+    none = results_lib.empty_results(2)
+    one = results_lib.add_task(none, 0, {"knn/x": np.array([0.4, 0.1])}, {"a": 1}, 1.0)
+    two = results_lib.add_task(one, 1, {"knn/x": np.array([0.3, 0.9])}, {"a": 2}, 1.0)
+    for results, row, average in (
+        (none, None, None),
+        (one, [0.4, 0.1], 0.4),
+        (two, [0.3, 0.9], 0.6),
+    ):
+        for phase in checkpoint.Phase:
+            cursor = {"phase": phase, "results": results}
+            found = export._read_results({"method": {"name": "er"}}, cursor)
+            if phase != "evaluated" or row is None:
+                assert found is None
+                continue
+            want = {"accuracy": row, "average": pytest.approx(average)}
+            assert found["matrices"] == {"knn/x": want} and found["of"] == "encoder"
 
 
 def test_how_far_the_run_had_come(tmp_path):

@@ -12,7 +12,7 @@ from helpers import twins
 from jaxcl import estimate, sharding
 from jaxcl.methods import online
 from jaxcl.methods.two_view import bases
-from jaxcl.nets import layers, mlp, resnet
+from jaxcl.nets import convnext, layers, mlp, resnet, vit
 
 EPS = 1e-5
 
@@ -548,3 +548,25 @@ def test_dropout_draws_anew_in_every_pass_of_training_alone():
     # Another run has another key.
     seed = variables(net, x, seed=1)["batch_stats"]["key"]
     assert seed.tolist() != keys[0]
+
+
+@pytest.mark.parametrize(
+    "net, branches",
+    [
+        (vit.vit(width=8, layers=4, heads=2, hidden=8, patch=4, drop_path=0.3), 2),
+        (convnext.convnext(depths=(1, 2, 1), width=4, patch=1, drop_path=0.3), 1),
+    ],
+)
+def test_the_chance_to_skip_a_branch_rises_to_that_of_the_last_block(
+    net, branches, monkeypatch
+):
+    chances = []
+
+    def record(block, x, branch, key, *, scale):
+        chances.append(block.drop)
+        return x + branch
+
+    monkeypatch.setattr(layers, "add_branch", record)
+    images = jax.ShapeDtypeStruct((1, 8, 8, 1), jnp.float32)
+    jax.eval_shape(net.init, jax.random.key(0), images)
+    np.testing.assert_allclose(chances, np.repeat([0, 0.1, 0.2, 0.3], branches))

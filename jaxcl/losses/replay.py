@@ -42,8 +42,8 @@ def cosine_logits(
     Args:
       features: f32[B, D].
       weights: f32[C, D], a row per class; no bias.
-      scale: tau of P, multiplies the cosines.
-      eps: added to the lengths.
+      scale: factor of the cosines, tau of P.
+      eps: number added to the lengths.
 
     Returns:
       f32[B, C] in [-scale, scale].
@@ -275,10 +275,10 @@ def aml_sup_con(
       anchors: f32[B, D], features of incoming rows.
       positives: f32[B, D], row i has the class of anchor i.
       negatives: f32[B, D], row i has another class than anchor i.
-      labels: i32[B], of anchors and positives.
+      labels: i32[B], classes of anchors and positives.
       negative_labels: i32[B].
-      temperature: divides the cosines.
-      base_temperature: divides the temperature in the weight.
+      temperature: divisor of the cosines.
+      base_temperature: divisor of the temperature in the weight.
       valid: bool or f32[B], anchors with both a positive and a negative; the rows of
         others are not in Z. None for all.
 
@@ -328,7 +328,7 @@ def der(
     Args:
       logits: f32[R, C], present logits of replayed examples, or projections if there
         are no classes.
-      stored_logits: f32[R, C], the same when the examples were stored; no gradient.
+      stored_logits: f32[R, C], logits when the examples were stored; no gradient.
       example_mask: bool or f32[R], None for all rows.
 
     Returns:
@@ -371,9 +371,9 @@ def icarl(
     with "sum".
 
     Args:
-      logits: f32[B, C], of new and replayed rows alike.
+      logits: f32[B, C], new and replayed rows alike.
       labels: i32[B].
-      teacher_logits: f32[B, C], of the network after the last task; no gradient.
+      teacher_logits: f32[B, C], from the network after the last task; no gradient.
       old_classes: bool[C], classes of earlier tasks.
       class_mask: bool or f32[C], classes that count (in the paper those seen so far, in
         its code all); None for all.
@@ -434,9 +434,9 @@ def task_distillation(
 
     Args:
       logits: f32[B, C].
-      teacher_logits: f32[B, C], of the network after the last task; no gradient.
+      teacher_logits: f32[B, C], from the network after the last task; no gradient.
       tasks: i32[C], task of each class; below 0: the class is left out.
-      temperature: divides the logits.
+      temperature: divisor of the logits.
       example_mask: bool or f32[B], None for all rows.
 
     Returns:

@@ -1,10 +1,9 @@
 """Store the memory of config.replay whole on each device, or split over the devices.
 
-Functions take both; `find_policy` makes a policy for one. A memory that is split is for
-images that are too many for one device: each device keeps, writes and draws its own
-rows. Each of n devices has capacity / n slots, offers its own share of every batch
-(axis 0 split) to its own policy, and draws k / n of k rows. No item ever moves between
-devices.
+Functions take both; `find_policy` makes a policy for one. A split memory holds images
+that are too many for one device: each device keeps, writes and draws its own rows. Each
+of n devices has capacity / n slots, offers its own share of every batch (axis 0 split)
+to its own policy, and draws k / n of k rows. No item ever moves between devices.
 
 A reservoir stays uniform. Every device is offered the same number of rows, s of the
 S = n s rows of the stream, and keeps each of them with probability
@@ -82,11 +81,11 @@ def count_shards(replay: core.Replay) -> int:
 
 
 def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
-    """Make an empty memory, see `buffer.create`.
+    """Make an empty memory: `Shards` if `replay.sharded`, else a `buffer.Buffer`.
 
     Args:
-      example: as in `buffer.create`.
-      replay: says whether it is split, and the slots of all devices.
+      example: one item, as in `buffer.create`.
+      replay: core.Replay, with the slots of all devices and whether they are split.
     """
     whole = buffer.create(example, replay.capacity)
     if not replay.sharded:
@@ -193,8 +192,8 @@ def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree)
     """Call a function on the memory's rows, on each device if the rows are split.
 
     Args:
-      replay: says whether it is split.
-      function: (*trees) -> arrays with rows; it sends nothing.
+      replay: core.Replay, which says whether the rows are split.
+      function: function (*trees) -> arrays with rows; it sends nothing.
       trees: pytrees of arrays whose axis 0 is split as the memory is.
     """
     return sharding.on_each(function, trees, ()) if replay.sharded else function(*trees)

@@ -71,9 +71,9 @@ def rotate(x: jax.Array, turns: jax.Array, skip: int) -> jax.Array:
     """Rotate queries or keys [B, T, H, Dh] by the angles of their patches.
 
     Args:
-      x: of any floating type, which it keeps; turned in float32.
-      turns: f32[T - skip, Dh], of `rotary_angles`.
-      skip: tokens before the patches, which have no place.
+      x: array of any floating type, which it keeps; it is rotated in float32.
+      turns: f32[T - skip, Dh], angles from `rotary_angles`.
+      skip: number of tokens before the patches, which have no position.
     """
     first, rest = x[:, :skip], x[:, skip:].astype(jnp.float32)
     one, two = jnp.split(rest, 2, axis=-1)
