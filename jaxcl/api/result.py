@@ -177,6 +177,9 @@ class Result:
         options: Mapping[str, Any] | None = None,
         join: bool = False,
         again: bool = False,
+        select: tuple | str | os.PathLike | Mapping[str, Any] | None = None,
+        reference: str | os.PathLike | None = None,
+        accept_as_reference: bool = False,
     ) -> Update:
         """Teach the encoder new images, and keep it if it breaks no limit.
 
@@ -196,6 +199,11 @@ class Result:
           options: other values of the update's config: {"train.batch_size": 64}.
           join: also train on the run's images, for methods that read both.
           again: make another update even if the same one is done already.
+          select: labelled images that choose the average, as `test`; None: a third of
+            `test`.
+          reference: run directory or encoder's folder that losses count from; None: the
+            encoder before the first update.
+          accept_as_reference: count later losses from this update, if it is accepted.
 
         Returns:
           The verdict. `encoder` is then the new one, if it was accepted.
@@ -212,9 +220,11 @@ class Result:
         changes |= {} if epochs is None else {"train.epochs": epochs}
         changes |= {} if average is None else {"average": average}
         recipe.change(config, changes | dict(options or {}))
-        new, judge = self._data_section("new", new_images, None, whole=True), None
-        if test is not None:
-            judge = self._data_section("judge", *inputs.split_pair(test))
+        new = self._data_section("new", new_images, None, whole=True)
+        judge, chooser = (
+            None if x is None else self._data_section(what, *inputs.split_pair(x))
+            for what, x in (("judge", test), ("select", select))
+        )
         index = None
         if old is not None:
             index = self._data_section("old", old, None, whole=True)
@@ -226,6 +236,9 @@ class Result:
             old=index,
             join=join,
             again=again,
+            select=chooser,
+            reference=None if reference is None else os.fspath(reference),
+            becomes_reference=accept_as_reference,
         )
         verdict = lineage.read_report(work.workdir)
         if verdict is None:
