@@ -38,6 +38,20 @@ class Update(NamedTuple):
         return update_verdict.write_sentences(self.verdict)
 
 
+class Check(NamedTuple):
+    """The outcome of a check: whether an update is due."""
+
+    advice: str  # "wait", "update" or "look at the data"
+    report: dict  # what check.json says
+    folder: str  # with check.json and the picture of the images that differ most
+
+    def __str__(self) -> str:
+        """Describe the check in sentences, like the command."""
+        from jaxcl.update import check as check_lib
+
+        return check_lib.write_sentences(self.report)
+
+
 class Result:
     """A run directory: `jaxcl.fit` returns one.
 
@@ -246,6 +260,37 @@ class Result:
         else:
             print(update_plan.say_nothing_new(work), flush=True)
         return Update(verdict["accepted"], verdict, str(work.workdir))
+
+    @errors.shortened
+    def check(
+        self,
+        new_images: inputs.Images,
+        *,
+        test: tuple | str | os.PathLike | Mapping[str, Any] | None = None,
+        rows: int = 1000,
+        limit: float = 0.02,
+    ) -> Check:
+        """Check whether an update is due; nothing is trained. It is `jaxcl check`.
+
+        Args:
+          new_images: as for `jaxcl.fit`; labels are not used.
+          test: labelled images, as for `update`: has the accuracy fallen?
+          rows: most images of each sample.
+          limit: most that the accuracy may have fallen.
+
+        Returns:
+          The advice and its reasons.
+
+        Raises:
+          Refused: an argument is wrong; the run is not finished.
+        """
+        from jaxcl.update import check as check_lib
+
+        new, judge = self._data_section("new", new_images, None, whole=True), None
+        if test is not None:
+            judge = self._data_section("judge", *inputs.split_pair(test))
+        found = check_lib.check(self.folder, new, test=judge, rows=rows, limit=limit)
+        return Check(found["advice"], found, found["folder"])
 
     def _data_section(self, what, images, labels, whole=False) -> str | dict:
         """Return a path as it is, anything else as a section; keep its arrays."""

@@ -350,8 +350,8 @@ def compare_answers(
         first, now = reference[name][there], after[name][plan.rows]
         pairs = gate.count_pairs(first, now)
         matrices[name] = {
-            "reference": _describe_pairs(first, now, confidence),
-            "parent": _describe_pairs(before[name][plan.rows], now, confidence),
+            "reference": describe_pairs(first, now, confidence),
+            "parent": describe_pairs(before[name][plan.rows], now, confidence),
             "changed": (pairs.lost + pairs.gained) / pairs.total,
         }
         if limit is not None and plan.share.error > 0:
@@ -372,7 +372,8 @@ def compare_answers(
     }
 
 
-def _describe_pairs(first, now, confidence) -> dict:
+def describe_pairs(first: np.ndarray, now: np.ndarray, confidence: float) -> dict:
+    """Describe the pairs of answers of two encoders, as JSON."""
     pairs = gate.count_pairs(first, now)
     low, high = gate.interval(pairs, confidence)
     counts = {"lost": pairs.lost, "gained": pairs.gained}

@@ -1,0 +1,527 @@
+"""Which gate keeps its promise over twenty updates, and what does it cost?
+
+  python benchmarks/guarantee.py answers --out=runs/guarantee
+  python benchmarks/guarantee.py simulate --out=runs/guarantee
+  python benchmarks/guarantee.py chain --out=runs/guarantee
+
+`answers` trains small encoders on digits and on silhouettes, updates each eight times,
+and saves the margin of the nearest-neighbour vote for every labelled image.
+
+`simulate` draws histories of twenty updates. An update adds the change of margins of a
+real update, drawn at random, to the parent's margins; a shift of all margins sets its
+true loss, that over all images. A judge is a sample of the images. A history that ever
+accepts an encoder beyond the limit is broken. It prints two tables and draws the power.
+
+`chain` makes twenty real updates of silhouettes, one of them harmful, by each rule.
+"""
+
+import argparse
+import functools
+import json
+import math
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from jaxcl.update import gate
+
+LIMIT, LIFE, UPDATES = 0.02, 0.05, 20
+SIZES = (300, 1000, 3000)
+SETS = ("digits", "silhouettes")
+
+
+# Tests: (pairs, error) -> whether the loss is shown to be within the limit
+
+
+def by_pieces(pairs: gate.Pairs, error: float) -> bool:
+    """Bound lost and gained pairs apart, by Clopper and Pearson, with half the error."""
+    n, lost, gained = pairs
+    most = 1.0 if lost == n else stats.beta.isf(error / 2, lost + 1, n - lost)
+    least = stats.beta.ppf(error / 2, gained, n - gained + 1) if gained else 0.0
+    return most - least <= LIMIT
+
+
+def by_bets(pairs: gate.Pairs, error: float) -> bool:
+    """Bet against a loss beyond the limit; reject if the capital reaches 1 / error.
+
+    The capital of a fixed bet is a product over the pairs, and that of a mixture of
+    bets a mean (Waudby-Smith and Ramdas, 2024).
+    """
+    n, lost, gained = pairs
+    bets = np.geomspace(0.003, 0.95 / (1 - LIMIT), 40)
+    log = lost * np.log1p(bets * (LIMIT - 1)) + gained * np.log1p(bets * (LIMIT + 1))
+    log += (n - lost - gained) * np.log1p(bets * LIMIT)
+    return np.logaddexp.reduce(log) - math.log(len(bets)) >= -math.log(error)
+
+
+def by_score(pairs: gate.Pairs, error: float) -> bool:
+    """Take Tango's score to be normal."""
+    z = gate.score(np.array(pairs.lost), np.array(pairs.gained), pairs.total, LIMIT)
+    return float(z) <= stats.norm.ppf(error)
+
+
+def by_newcombe(pairs: gate.Pairs, error: float) -> bool:
+    """Square and add the ends of two score intervals, correlated (Newcombe, method 10).
+
+    The cells of the right and the wrong pairs are taken to be equal, since only their
+    sum is in `pairs`.
+    """
+    n, lost, gained = pairs
+    same, z = (n - lost - gained) / 2, stats.norm.isf(error)
+    first, now = (same + lost) / n, (same + gained) / n
+
+    def wilson(p):
+        middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        return middle - half, middle + half
+
+    (_, high), (low, _) = wilson(first), wilson(now)
+    sizes = (same + lost) * (same + gained) * (n - same - lost) * (n - same - gained)
+    phi = (same * same - lost * gained) / math.sqrt(sizes) if sizes else 0.0
+    up, down = high - first, now - low
+    half = math.sqrt(max(up * up - 2 * phi * up * down + down * down, 0))
+    return (lost - gained) / n + half <= LIMIT
+
+
+@functools.cache
+def by_exact(pairs: gate.Pairs, error: float) -> bool:
+    """Use the test of the library: Tango's score, exact (Berger and Boos)."""
+    n, lost, gained = pairs
+    z = float(gate.score(np.array(lost), np.array(gained), n, LIMIT))
+    if z > 0.8 * stats.norm.ppf(error):  # far from a rejection: not computed
+        return False
+    return gate.loss_p_value(pairs, LIMIT, error) <= error
+
+
+TESTS = {
+    "exact, in pieces": by_pieces,
+    "bets": by_bets,
+    "score, normal": by_score,
+    "Newcombe 10, normal": by_newcombe,
+    "exact score": by_exact,
+}
+
+
+# Budgets: outcomes so far, True for a proven update -> error of the next one
+
+
+def by_series(outcomes) -> float:
+    """Spend 6 / (pi t)^2 of the budget at update t."""
+    return LIFE * 6 / (math.pi * (len(outcomes) + 1)) ** 2
+
+
+def by_flat_series(outcomes) -> float:
+    """Spend 20 / ((t + 19) (t + 20)) of the budget at update t."""
+    t = len(outcomes) + 1
+    return LIFE * 20 / ((t + 19) * (t + 20))
+
+
+def by_fallback(outcomes) -> float:
+    """Add the share of a proven update to the next one (Tian and Ramdas, 2021)."""
+    error = 0.0
+    for t in range(len(outcomes) + 1):
+        proven = t > 0 and outcomes[t - 1]
+        error = by_flat_series(outcomes[:t]) + (error if proven else 0.0)
+    return error
+
+
+@functools.cache
+def by_words(outcomes) -> float:
+    """Use the budget of the library: the probability of the outcomes so far."""
+    words = {True: gate.ACCEPTED, False: gate.ROLLED_BACK}
+    past = [gate.PastUpdate(words[x], False) for x in outcomes]
+    return gate.share_budget(past, LIFE).error
+
+
+BUDGETS = {
+    "6 / (pi t)^2": by_series,
+    "flat series": by_flat_series,
+    "fallback": by_fallback,
+    "outcomes": by_words,
+}
+
+
+# Histories
+
+
+class Pool(NamedTuple):
+    """Real margins of votes: above 0 the answer is right."""
+
+    first: np.ndarray  # f64[N], of an encoder
+    changes: np.ndarray  # f64[U, N], by real updates
+
+
+class Rule(NamedTuple):
+    """A gate."""
+
+    test: Callable | None  # None: the observed loss is compared with the limit
+    budget: Callable = by_words
+    to_parent: bool = False  # count the loss from the parent
+    accepts_undecided: bool = False
+
+
+RULES = {
+    "today: observed loss to the parent": Rule(None, to_parent=True),
+    "observed loss to the reference": Rule(None),
+    **{
+        f"{test}; {budget}": Rule(TESTS[test], BUDGETS[budget])
+        for test, budget in (
+            ("exact, in pieces", "6 / (pi t)^2"),
+            ("bets", "6 / (pi t)^2"),
+            ("Newcombe 10, normal", "6 / (pi t)^2"),
+            ("score, normal", "6 / (pi t)^2"),
+            ("exact score", "6 / (pi t)^2"),
+            ("exact score", "flat series"),
+            ("exact score", "fallback"),
+            ("exact score", "outcomes"),
+        )
+    },
+}
+
+
+class Counts(NamedTuple):
+    """What a rule did in one history."""
+
+    broken: bool  # accepted an encoder beyond the limit
+    harmless: int  # updates that kept the true loss within the limit
+    accepted: int  # of them
+    rejected: int  # of them, shown to be harmful
+    best: float  # of them, accepted on average by the best test with the same errors
+
+
+def load_pool(out: pathlib.Path, name: str) -> Pool:
+    """Read the margins of a set; ties are broken at random."""
+    margins = np.load(out / f"margins_{name}.npy").astype(float)
+    noise = np.random.default_rng(0).uniform(-1e-6, 1e-6, margins.shape)
+    margins = margins + noise
+    return Pool(margins[0], np.diff(margins, axis=0))
+
+
+def shift_margins(margins: np.ndarray, accuracy: float) -> np.ndarray:
+    """Shift all margins so that a share of them is above 0."""
+    return margins - np.quantile(margins, 1 - accuracy) + 1e-12
+
+
+def draw_history(
+    pool: Pool, rule: Rule, size: int, losses: np.ndarray, seed: int
+) -> Counts:
+    """Draw one history.
+
+    Args:
+      pool: of real margins.
+      rule: decides.
+      size: of the judge.
+      losses: of each update against its parent, shares; nan: of the real update.
+      seed: of the judge and the updates, the same for all rules.
+    """
+    rng = np.random.default_rng(seed)
+    judge = rng.integers(0, len(pool.first), size)
+    reference = pool.first > 0
+    parent, outcomes = pool.first, ()
+    broken, harmless, accepted, rejected, best = False, 0, 0, 0, 0.0
+    for loss in losses:
+        change = pool.changes[rng.integers(len(pool.changes))]
+        change = change * rng.choice([-1, 1])
+        # A change of another image with the same answer, so that updates differ.
+        after = parent + _shuffle_alike(change, parent, rng)
+        if not np.isnan(loss):
+            after = shift_margins(after, (parent > 0).mean() - loss)
+        lost = reference & (after <= 0)
+        gained = ~reference & (after > 0)
+        true = lost.mean() - gained.mean()
+        base = (parent > 0) if rule.to_parent else reference
+        pairs = gate.count_pairs(base[judge], after[judge] > 0)
+        if rule.test is None:
+            accept, error = pairs.loss <= LIMIT, None
+        else:
+            error = rule.budget(outcomes)
+            accept = rule.test(pairs, error)
+        if true <= LIMIT:
+            harmless += 1
+            accepted += accept
+            rejected += pairs.loss > LIMIT
+            if error is not None:
+                spread = math.sqrt(max(lost.mean() + gained.mean() - true**2, 1e-12))
+                z = (LIMIT - true) * math.sqrt(size) / spread
+                best += stats.norm.cdf(z - stats.norm.isf(error))
+        outcomes += (bool(accept),)
+        if accept:
+            broken |= true > LIMIT + 1e-9
+            parent = after
+    return Counts(broken, harmless, accepted, rejected, best)
+
+
+def _shuffle_alike(change, parent, rng) -> np.ndarray:
+    """Give each image the change of another one with a near margin."""
+    order = np.argsort(parent + rng.normal(0, 0.05, len(parent)))
+    place = np.empty_like(order)
+    place[order] = np.roll(order, int(rng.integers(1, 20)))
+    return change[place]
+
+
+def make_losses(kind: str, seed: int) -> np.ndarray:
+    """Draw the true losses of the updates of a history."""
+    rng = np.random.default_rng([seed, 1])
+    if kind == "harmless":
+        return np.zeros(UPDATES)
+    if kind == "leak":
+        return np.full(UPDATES, 0.01)
+    if kind == "edge":  # the first accepted one is just beyond the limit
+        return np.full(UPDATES, LIMIT + 0.001)
+    if kind == "mixed":
+        return np.where(rng.random(UPDATES) < 0.2, rng.uniform(0.025, 0.06, UPDATES), 0)
+    return np.full(UPDATES, np.nan)
+
+
+KINDS = {
+    "harmless": "lose nothing",
+    "leak": "lose 1 point each",
+    "edge": "lose 2.1 points each",
+    "mixed": "a fifth lose 2.5 to 6 points",
+    "real": "as real updates are",
+}
+
+
+def simulate(args) -> None:
+    """Print the tables of drawn histories, and draw the power."""
+    pools = [load_pool(args.out, name) for name in SETS]
+    lines = []
+    for kind, meaning in KINDS.items():
+        for name, rule in RULES.items():
+            cells = [simulate_rule(pools, rule, kind, n, args.histories) for n in SIZES]
+            row = f"| {meaning} | {name} | " + " | ".join(cells) + " |"
+            print(row, flush=True)
+            lines.append(row)
+    (args.out / "histories.md").write_text("\n".join(lines) + "\n")
+
+
+def simulate_rule(pools, rule, kind, size, histories) -> str:
+    """Describe what a rule does in many histories, half of them of each pool."""
+    counts = []
+    for seed in range(histories):
+        losses = make_losses(kind, seed)
+        counts.append(draw_history(pools[seed % 2], rule, size, losses, seed))
+    table = np.array(counts, float)
+    broken, (harmless, accepted, rejected, best) = table[:, 0], table[:, 1:].sum(axis=0)
+    text = f"{100 * broken.mean():.1f}"
+    if harmless:
+        parts = (accepted, rejected, harmless - accepted - rejected, best)
+        shown = [f"{100 * x / harmless:.0f}" for x in parts]
+        if rule.test is None:
+            shown[2:] = ["0", "-"]
+        text += f" ({' / '.join(shown)})"
+    return text
+
+
+def draw_power(args) -> None:
+    """Draw how often one update is proven harmless, by its true loss."""
+    from matplotlib import pyplot as plt
+
+    losses, error, change = np.linspace(-0.02, 0.03, 21), by_words(()), 0.1
+    rng = np.random.default_rng(0)
+    figure, axes = plt.subplots(figsize=(6, 3.6))
+    for number, size in enumerate(SIZES):
+        for name, test in TESTS.items():
+            if name in ("score, normal", "Newcombe 10, normal"):
+                continue  # they promise nothing for so small an error
+            shares = []
+            for loss in losses:
+                cells = [(change + loss) / 2, (change - loss) / 2, 1 - change]
+                drawn = rng.multinomial(size, cells, args.histories)
+                pairs = (gate.Pairs(size, int(a), int(b)) for a, b, _ in drawn)
+                shares.append(np.mean([test(x, error) for x in pairs]))
+            style = {"exact score": "-", "bets": "--", "exact, in pieces": ":"}[name]
+            axes.plot(
+                100 * losses,
+                100 * np.array(shares),
+                style,
+                color=f"C{number}",
+                label=f"{size:,} images" if style == "-" else None,
+            )
+        spread = np.sqrt(change - losses**2)
+        z = (LIMIT - losses) * math.sqrt(size) / spread - stats.norm.isf(error)
+        axes.plot(
+            100 * losses, 100 * stats.norm.cdf(z), color=f"C{number}", alpha=0.25, lw=5
+        )
+    axes.axvline(100 * LIMIT, color="0.5", lw=1)
+    axes.set(xlabel="true loss, points", ylabel="proven harmless, %")
+    axes.set_title(
+        "Solid: exact score; dashed: bets; dotted: pieces; wide: the best", size=9
+    )
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(args.out / "power.png", dpi=110)
+
+
+# Real encoders
+
+
+SMALL = {
+    "encoder.width": 16,
+    "optimizer.name": "adam",
+    "optimizer.lr": 2e-3,
+    "schedule.warmup_epochs": 1,
+    "evaluators": {},
+    "evaluate_untrained": False,
+    "plots": False,
+    "tensorboard": False,
+}
+HARMFUL = 13  # the update of the chain that is trained wrongly
+WRONG = {"train.optimizer.lr": 0.1, "train.augment.scale": (0.02, 0.05)}
+
+
+class Images(NamedTuple):
+    """Images of an experiment, none of them in two parts."""
+
+    first: np.ndarray  # that the encoder learns before the updates
+    labels: np.ndarray
+    new: list[np.ndarray]  # for each update
+    judge: tuple[np.ndarray, np.ndarray]  # images and labels, of --test
+    others: tuple[np.ndarray, np.ndarray]  # that tell the true loss
+
+
+def make_images(name: str, updates: int) -> Images:
+    """Read digits, or draw silhouettes."""
+    from jaxcl.data import shapes, sources
+
+    if name == "digits":
+        data = sources.load(name="digits", size=16)
+        both = data.train, data.test
+        images = np.concatenate([part.images for part in both])
+        labels = np.concatenate([part.label for part in both])
+        order = np.random.default_rng(0).permutation(len(labels))
+        cuts = [500, 980, 980]
+        images, rest, judge, others = np.split(images[order], cuts)
+        known, _, judged, hidden = np.split(labels[order], cuts)
+        new = np.array_split(rest, updates)
+        return Images(images, known, new, (judge, judged), (others, hidden))
+    first = shapes.shapes(domains=("plain",), train=800, test=4000, size=16)
+    looks = ("busy", "night")
+    more = shapes.shapes(
+        domains=looks, train=30 * updates, test=10, size=16, draw_seed=1
+    )
+    parts = more.train.images.reshape(2, updates, 30, 16, 16, 3)
+    new = list(np.concatenate([*parts], axis=1))
+    judge, others = (
+        (first.test.images[rows], first.test.label[rows])
+        for rows in (slice(1000), slice(1000, None))
+    )
+    return Images(first.train.images, first.train.label, new, judge, others)
+
+
+def start_run(images: Images, folder: pathlib.Path):
+    """Train the first encoder, or open it."""
+    import jaxcl
+
+    return jaxcl.fit(
+        images.first,
+        encoder="conv_net",
+        epochs=20,
+        batch_size=64,
+        options=SMALL,
+        quiet=True,
+        out=folder,
+    )
+
+
+def measure_margins(images: Images, encoder) -> np.ndarray:
+    """Measure by how much the votes for the right class lead, f64[N]."""
+    from jaxcl.evals import knn
+
+    bank, queries = (encoder.embed(x) for x in (images.first, images.others[0]))
+    everyone, labels = np.ones(len(bank), bool), images.others[1]
+    votes = knn.count_votes(queries, bank, images.labels, everyone, num_classes=10)
+    votes = np.array(votes) / np.sum(votes, axis=1, keepdims=True)
+    rows = np.arange(len(labels))
+    right = votes[rows, labels].copy()
+    votes[rows, labels] = -1
+    return right - votes.max(axis=1)
+
+
+def save_answers(args) -> None:
+    """Train and update encoders; save the margins of all of them."""
+    for name in SETS:
+        images = make_images(name, 8)
+        run = start_run(images, args.out / name)
+        margins = [measure_margins(images, run.encoder)]
+        for number, new in enumerate(images.new):
+            lr = (1e-4, 3e-4, 1e-3, 3e-3)[number % 4]
+            options = {"train.optimizer.lr": lr, "rows": 100}
+            run.update(new, limits={"accuracy_drop": None}, epochs=3, options=options)
+            margins.append(measure_margins(images, run.encoder))
+            now, before, first = (x > 0 for x in (margins[-1], margins[-2], margins[0]))
+            print(
+                f"{name}, update {number + 1}: accuracy {now.mean():.3f}, changed "
+                f"{(now != before).mean():.3f}, since the first {(now != first).mean():.3f}",
+                flush=True,
+            )
+        np.save(args.out / f"margins_{name}.npy", np.array(margins))
+
+
+def update_chain(args) -> None:
+    """Make twenty real updates, one of them harmful, and say what was decided."""
+    images, folder = (
+        make_images("silhouettes", UPDATES),
+        args.out / f"chain_{args.undecided}",
+    )
+    run = start_run(images, folder / "run")
+    test = folder / "test.npz"
+    np.savez(
+        test,
+        train_x=images.first,
+        train_y=images.labels,
+        test_x=images.judge[0],
+        test_y=images.judge[1],
+    )
+    undecided = {"accept": "accept", "keep": "keep the old"}[args.undecided]
+    margins = [measure_margins(images, run.encoder)]
+    for number, new in enumerate(images.new, 1):
+        options = {"train.optimizer.lr": args.lr, "rows": 100}
+        options |= WRONG if number == HARMFUL else {}
+        update = run.update(
+            new,
+            test=str(test),
+            epochs=3,
+            limits={"undecided": undecided},
+            options=options,
+        )
+        verdict = update.verdict
+        ((_, accuracy),) = verdict["accuracy"].items()
+        ((_, found),) = verdict["gate"]["matrices"].items()
+        row = {"update": number, "accepted": update.accepted}
+        row |= {"verdict": found["verdict"], "error": verdict["gate"]["error"]}
+        row |= {key: found["reference"][key] for key in ("loss", "low", "high")}
+        row |= {"most": found["most"], "changed": found["changed"]}
+        row |= {"today": -accuracy["change"] <= LIMIT}
+        if update.accepted:
+            margins.append(measure_margins(images, run.encoder))
+            row["true loss"] = float((margins[0] > 0).mean() - (margins[-1] > 0).mean())
+        print(json.dumps(row), flush=True)
+    np.save(folder / "margins.npy", np.array(margins))
+
+
+def main(argv=None) -> None:
+    """Run one part."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = {"answers": [save_answers], "simulate": [simulate, draw_power]}
+    parts |= {"power": [draw_power], "chain": [update_chain]}
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("--out", type=pathlib.Path, default="runs/guarantee")
+    parser.add_argument("--histories", type=int, default=1000)
+    parser.add_argument("--undecided", default="accept", choices=("accept", "keep"))
+    parser.add_argument(
+        "--lr", type=float, default=3e-4, help="of updates of the chain"
+    )
+    args = parser.parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for part in parts[args.part]:
+        part(args)
+
+
+if __name__ == "__main__":
+    main()
