@@ -28,10 +28,12 @@ class TrainState(flax.struct.PyTreeNode):
     """
 
     key: jax.Array  # threefry key of the run
-    step: jax.Array  # i32[], optimiser steps since the run began
+    # i32[], batches trained on since the run began. A method that replays moves params
+    # `Replay.updates` times on each; the optimizer's own count is in `opt_state`.
+    step: jax.Array
     task: jax.Array  # i32[], number of the present task, from 0
     task_start: jax.Array  # i32[], value of `step` when the task began
-    task_steps: jax.Array  # i32[], how many steps the task has
+    task_steps: jax.Array  # i32[], how many batches the task trains on
     params: PyTree  # f32, what the optimiser moves
     stats: PyTree  # f32, running statistics of batch norm
     opt_state: PyTree
@@ -44,7 +46,7 @@ class Replay(NamedTuple):
     capacity: int  # slots of the memory
     policy: str = "reservoir"  # see memory.policies.look_up
     size: int | None = None  # rows drawn per update; None: as many as come in
-    updates: int = 1  # gradient steps on each incoming batch
+    updates: int = 1  # optimizer steps on each incoming batch, which is one `step`
     flops: float | None = None  # budget for each image, from which `updates` came
     augment: str = "none"  # which rows: "none", "replay" or "all"
     sharded: bool = False  # the memory is split over the devices
@@ -131,7 +133,7 @@ class EvalParts(NamedTuple):
     resize: int | None  # shorter side before the centre crop; None: no crop
     seed: int
     mesh: Any  # jax.sharding.Mesh
-    workers: int  # processes that decode images which do not fit in memory
+    workers: int  # threads that decode images; 0: one for each core
     predict: Callable | None = None  # (state, normalised images) -> logits f32[B, C]
     memory: Callable | None = None  # the method's, see `Method.memory`
     replayed: Callable | None = None  # the method's, see `Method.replayed`
@@ -195,7 +197,7 @@ def rate(parts: Parts, state: TrainState) -> jax.Array:
 
 
 def apply_gradients(state: TrainState, grads, tx, lr, shares=None) -> TrainState:
-    """Move `params` by `-lr * direction` and count the step.
+    """Move `params` by `-lr * direction` and add 1 to `step`.
 
     Args:
       state: the state before.

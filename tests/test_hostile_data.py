@@ -426,6 +426,20 @@ def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
     assert len(told) == 2 and told[0] == told[1] and "1 rows of test" in told[0]
 
 
+@pytest.mark.parametrize("resize, share", [(122, "7%"), (37, None), (None, None)])
+def test_an_evaluation_of_the_middle_of_images_is_said(tmp_path, caplog, resize, share):
+    section = {"name": "digits"}
+    config = toy.config(data=section, evaluators={})
+    config.augment = {"size": 32, "resize": resize}
+    top = build.sections.read_top(config.to_dict())
+    tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
+    with caplog.at_level("WARNING"):
+        checks.check_data(top, tasks, tmp_path)
+    told = " ".join(record.getMessage() for record in caplog.records)
+    assert (f"config.augment.resize={resize}" in told) == (share is not None)
+    assert (share or "") in told
+
+
 def test_grey_train_and_coloured_test_images(tmp_path):
     grey, coloured = (np.zeros((2, 4, 4, c), np.uint8) for c in (1, 3))
     np.savez(tmp_path / "x.npz", train_x=grey, test_x=coloured)

@@ -106,6 +106,16 @@ def modules_imported(path):
             yield (node.module or "").partition(".")[0]
 
 
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"jaxcl"}))
+def test_nothing_is_pickled_and_nothing_private_is_imported(name):
+    pickling = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+    unwanted = {*pickling, "multiprocessing", "jaxlib"}
+    assert unwanted.isdisjoint(modules_imported(MODULES[name]))
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert node.value.value is False
+
+
 # Below `config` functions take arguments; the schema knows sections as mappings.
 READS_CONFIG = ("main", "config", "update", "estimate", "api")
 

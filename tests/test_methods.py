@@ -31,9 +31,10 @@ import pytest
 from jax import flatten_util
 
 from helpers import run_directories, toy
-from jaxcl import core, schema, sharding
+from jaxcl import core, lookup, schema, sharding
 from jaxcl.config import sections
 from jaxcl.memory import queue as queue_lib
+from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, head, strategies
 from jaxcl.run import checkpoint, job, train
 
@@ -511,6 +512,23 @@ ONE_ROW_EACH = {
     row.changes.get("method", {"name": "two_view"})["name"]: row
     for row in reversed(METHODS.values())
 }
+
+
+def test_every_method_base_and_strategy_has_a_row():
+    """A module without a row is held by no column."""
+    assert {*ONE_ROW_EACH} == {*lookup.list_modules("jaxcl.methods")}
+    for option, package, table in (
+        ("base", bases, bases.BASES),
+        ("strategy", strategies, strategies.STRATEGIES),
+    ):
+        modules = lookup.list_modules(package.__name__)
+        assert table == {name: module.make for name, module in modules.items()}
+        rows = {row.changes.get(f"method.{option}") for row in TWO_VIEW.values()}
+        assert rows - {None} == {*table}
+    regularised = {
+        row.changes["method"].get("regulariser") for row in ONLINE_SSL.values()
+    }
+    assert regularised - {None} | {"none"} == {*regularisers.REGULARISERS}
 
 
 @pytest.mark.parametrize("name", ONE_ROW_EACH)

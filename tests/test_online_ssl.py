@@ -362,8 +362,9 @@ class Twin:
                 held, now = self.items["projection"], (z1 + z2) / 2
                 held[slot] = ALPHA * held[slot] + (1 - ALPHA) * now
             if "feature" in self.items:
-                held = self.items["feature"]
-                held[slot] = twins.unit((held[slot] + twins.unit(z1 + z2)) / 2)
+                held, now = self.items["feature"], twins.unit(z1 + z2)
+                first = "used" in self.items and not self.items["used"][slot]
+                held[slot] = now if first else twins.unit((held[slot] + now) / 2)
             if "used" in self.items:
                 self.items["used"][slot] = True
 

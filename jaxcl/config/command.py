@@ -8,6 +8,7 @@ import traceback
 
 from absl import flags, logging
 
+from jaxcl import numerics
 from jaxcl.config import files, sections
 from jaxcl.errors import Refused
 from jaxcl.run import checkpoint, lock, metrics_log, signals, terminal, train
@@ -103,7 +104,11 @@ def run_until_signal(make, work) -> int:
     """
     logging.set_verbosity(logging.WARNING)
     # After the distributed runtime has started, which would take SIGTERM for itself.
-    with signals.watch_signals(complain) as stop:
+    with (
+        terminal.outlive_terminal(),
+        signals.watch_signals(complain) as stop,
+        numerics.pinned(),
+    ):
         try:
             return _run_made(make, work, stop)
         except Exception:

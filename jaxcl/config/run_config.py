@@ -22,6 +22,8 @@ MACHINE = (
     "duplicates",
     "seeds",
 )
+# These may differ between the processes of a run: results do not depend on them.
+_OF_A_PROCESS = ("compile_cache", "workers", "progress", "loggers", "duplicates")
 # What `build` adds to a config.json, once it has read the data.
 NOTED = ("decoder", "resident", "memory_shards")
 
@@ -37,6 +39,11 @@ def without(config: dict, fields) -> dict:
         if inner and section in kept:
             kept[section] = without(kept[section], (inner,))
     return kept
+
+
+def shared_options(config: dict) -> dict:
+    """Return the options that all processes of a run must share, by their paths."""
+    return options.flatten(without(config, _OF_A_PROCESS))
 
 
 def write_or_check(workdir, config: dict, every_option: dict | None = None) -> None:

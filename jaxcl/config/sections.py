@@ -107,7 +107,8 @@ class TopLevel:
     compile_cache: str = "auto"
     device_bytes: _Bytes = 8 * 2**30  # sets up to this size live on the device
     duplicates: bool | None = None  # count duplicate images; None: if that is quick
-    workers: Annotated[int, schema.Range(0, 1024)] = 4  # processes that decode images
+    # Threads that decode images; 0: one for each core, 32 at most
+    workers: Annotated[int, schema.Range(0, 1024)] = 0
     log_every: schema.Count = 10  # steps between logged rows
     save_every: schema.Natural = 500  # steps between saves; 0: after tasks only
     eval_every: schema.Natural = 0  # steps between evaluations; 0: after tasks only

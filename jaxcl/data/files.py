@@ -187,7 +187,7 @@ class Reader(NamedTuple):
     files: Sequence[str | bytes] | np.ndarray  # paths, relative to root
     which: np.ndarray  # i[N], number of each row's file
     place: np.ndarray  # i64[N], where it is in there
-    # (path, place) -> an encoded image, or u8[h,w,C]; picklable
+    # (path, place) -> an encoded image, or u8[h,w,C]
     fetch: Callable[[str, int], Any]
     decoding: Decoding
     unit: str = ""  # of a place, for messages; "": a file is one image
@@ -245,10 +245,7 @@ def _fetch_file(path, place) -> bytes:
 
 
 def of_array(path: str) -> Reader:
-    """Read rows of an .npy file that is never read as a whole.
-
-    Only its path is kept: a pickled memmap would send its pixels to other processes.
-    """
+    """Read rows of an .npy file that is never read as a whole."""
     rows, channels = np.arange(len(mapped(path))), mapped(path).shape[-1]
     which, pixels = np.zeros_like(rows), Decoding("", channels)
     return Reader((path,), which, rows, _fetch_row, pixels, "row")
@@ -276,20 +273,13 @@ def _fetch_held(images, path, row) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def mapped(path: str) -> np.ndarray:
-    """Map an .npy file without reading it; each process opens it once."""
+    """Map an .npy file without reading it; it is opened once."""
     with reading(path):
         file = storage.check_ordinary(path)
         return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 _SAMPLED = 8  # images from which the size of all is estimated
-
-
-class Memory(dict):
-    """Images that were decoded, by row; a copy for another process begins empty."""
-
-    def __reduce__(self):
-        return Memory, ()
 
 
 class Loader(NamedTuple):
@@ -301,7 +291,7 @@ class Loader(NamedTuple):
     # Classes and domains, if unreadable images are to be replaced; else None.
     label: np.ndarray | None = None
     domain: np.ndarray | None = None
-    memory: Memory | None = None  # keeps every image, if they fit; None: they do not
+    memory: dict[int, np.ndarray] | None = None  # keeps every image; None: too many
 
     def __call__(self, row: int) -> np.ndarray:
         """Read an image; if it is unreadable, warn and read another.

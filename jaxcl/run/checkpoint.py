@@ -288,7 +288,7 @@ class Checkpoints:
 
     def _failed(self, error: Exception) -> CheckpointError:
         self._broken = True
-        good = [c.step for c in self._checkpointer.checkpoints]
+        good = self.numbers()
         # Not every error of a full disk says of itself that it is one.
         left = storage.describe_room(self._directory, OSError(errno.ENOSPC, ""))
         return CheckpointError(
@@ -297,6 +297,10 @@ class Checkpoints:
             f"{good or 'none'}. Make room or give another --workdir, then run "
             "the same command again: it continues from the newest whole one"
         )
+
+    def numbers(self) -> list[int]:
+        """List the numbers of all checkpoints, oldest first."""
+        return [c.step for c in self._checkpointer.checkpoints]
 
     def restore(self, like: Any) -> Restored | None:
         """Read the newest checkpoint that is not damaged; None if there is none at all.
@@ -309,7 +313,7 @@ class Checkpoints:
           CheckpointError: there are checkpoints, but every one is damaged, or the
             storage did not answer.
         """
-        numbers = [c.step for c in self._checkpointer.checkpoints]
+        numbers = self.numbers()
         if not numbers:
             return None
 

@@ -16,7 +16,7 @@ from etils import epath
 from safetensors import SafetensorError
 from safetensors import numpy as tensors
 
-from jaxcl import core
+from jaxcl import core, numerics
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 
@@ -122,7 +122,7 @@ def fill_trees(
     Raises:
       Refused: they are not those of the network; it names the first difference.
     """
-    shapes = jax.eval_shape(module.init, jax.random.key(0), inputs)
+    shapes = jax.eval_shape(module.init, numerics.make_key(0), inputs)
     shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
     by_path, tree = jax.tree_util.tree_flatten_with_path(shapes)
     want = {"/".join(entry.key for entry in path): leaf for path, leaf in by_path}

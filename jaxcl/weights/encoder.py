@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from jaxcl import core, lookup, schema
+from jaxcl import core, lookup, numerics, schema
 from jaxcl.config import sections
 from jaxcl.data import files as files_lib
 from jaxcl.data import graphs as graphs_lib
@@ -345,7 +345,7 @@ def _name_leaves(params, stats) -> dict[str, Any]:
 def array_shapes(card: dict) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a network's arrays by their names in the file."""
     module, inputs = make_module(card["encoder"]), blank_inputs(card["input"])
-    found = jax.eval_shape(module.init, jax.random.key(0), inputs)
+    found = jax.eval_shape(module.init, numerics.make_key(0), inputs)
     leaves = _name_leaves(found["params"], found.get("batch_stats", {}))
     return {name: leaf.shape for name, leaf in leaves.items()}
 
