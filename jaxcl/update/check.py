@@ -201,16 +201,22 @@ def _describe_weights(current) -> dict:
 def _count_duplicates(run, dataset) -> dict:
     """Count new images that repeat one of the run or its updates, or each other."""
     known = identity.identify(dataset)
-    marks, again = known.marks[known.marks > 0], 0
+    marks, again, compared = known.marks[known.marks > 0], 0, False
     for folder in (run, *lineage.list_updates(run)):
         before = identity.read_identity(folder)
         if before is not None and before.by_bytes and known.by_bytes:
+            compared = True
             is_again = np.isin(marks, before.marks[before.marks > 0])
             again += int(is_again.sum())
             marks = marks[~is_again]
     count = len(known.marks)
     repeated = int(len(marks) - len(np.unique(marks)))
-    return {"images": count, "of_the_run": again, "among_themselves": repeated}
+    return {
+        "images": count,
+        "of_the_run": again,
+        "among_themselves": repeated,
+        "compared": compared,  # whether the bytes of the run's images are known
+    }
 
 
 def _make_folder(run) -> epath.Path:
@@ -334,6 +340,8 @@ def write_sentences(report: dict) -> str:
         f"Duplicates: {twice['of_the_run']:,} of {twice['images']:,} new images are in "
         f"the run, {twice['among_themselves']:,} repeat another new one.",
     ]
+    if not twice["compared"]:
+        lines[-1] += " The run's own images are not known byte by byte."
     if accuracy := report.get("accuracy"):
         pairs = verdict.say_pairs(accuracy, accuracy["images"], accuracy["confidence"])
         lines += accuracy["remarks"]
