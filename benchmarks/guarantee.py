@@ -2,6 +2,7 @@
 
   python benchmarks/guarantee.py answers --out=runs/guarantee
   python benchmarks/guarantee.py simulate --out=runs/guarantee
+  python benchmarks/guarantee.py power --out=runs/guarantee
   python benchmarks/guarantee.py chain --out=runs/guarantee
 
 `answers` trains a small encoder of digits and one of silhouettes by SimCLR, updates
@@ -11,7 +12,7 @@ for every labelled image.
 `simulate` draws histories of twenty updates. An update adds the change of margins of a
 real update, drawn at random, to the parent's margins; a shift of all margins sets its
 true loss, that over all images. A judge is a sample of the images. A history that ever
-accepts an encoder beyond the limit is broken. It prints two tables and draws the power.
+accepts an encoder beyond the limit is broken. `power` draws the power of one update.
 
 `chain` makes twenty real updates of silhouettes, one of them harmful, by each rule.
 """
@@ -35,72 +36,70 @@ BATCH = 60  # of the small encoders
 SETS = ("digits", "silhouettes")
 
 
-# Tests: (pairs, error) -> whether the loss is shown to be within the limit
+# Tests: (images, lost, gained, error), arrays of histories -> whether each loss is
+# shown to be within the limit
 
 
-def by_pieces(pairs: gate.Pairs, error: float) -> bool:
+def by_pieces(n, lost, gained, error) -> np.ndarray:
     """Bound lost and gained pairs apart (Clopper and Pearson), at half the error."""
-    n, lost, gained = pairs
-    most = 1.0
-    if lost < n:
-        most = special.betaincinv(lost + 1, n - lost, 1 - error / 2)
-    least = 0.0
-    if gained:
-        least = special.betaincinv(gained, n - gained + 1, error / 2)
-    return most - least <= LIMIT
+    most = special.betaincinv(lost + 1, np.maximum(n - lost, 0.5), 1 - error / 2)
+    least = special.betaincinv(np.maximum(gained, 0.5), n - gained + 1, error / 2)
+    return np.where(lost < n, most, 1) - np.where(gained > 0, least, 0) <= LIMIT
 
 
-def by_bets(pairs: gate.Pairs, error: float) -> bool:
+def by_bets(n, lost, gained, error) -> np.ndarray:
     """Bet against a loss beyond the limit; reject if the capital reaches 1 / error.
 
     The capital of a fixed bet is a product over the pairs, and that of a mixture of
     bets a mean (Waudby-Smith and Ramdas, 2024).
     """
-    n, lost, gained = pairs
     bets = np.geomspace(0.003, 0.95 / (1 - LIMIT), 40)
-    log = lost * np.log1p(bets * (LIMIT - 1)) + gained * np.log1p(bets * (LIMIT + 1))
-    log += (n - lost - gained) * np.log1p(bets * LIMIT)
-    return np.logaddexp.reduce(log) - math.log(len(bets)) >= -math.log(error)
+    cells = np.stack([lost, gained, n - lost - gained], axis=1)
+    steps = np.log1p(np.stack([bets * (LIMIT - 1), bets * (LIMIT + 1), bets * LIMIT]))
+    capital = special.logsumexp(cells @ steps, axis=1) - math.log(len(bets))
+    return capital >= -np.log(error)
 
 
-def by_score(pairs: gate.Pairs, error: float) -> bool:
+def by_score(n, lost, gained, error) -> np.ndarray:
     """Take Tango's score to be normal."""
-    z = gate.score(np.array(pairs.lost), np.array(pairs.gained), pairs.total, LIMIT)
-    return float(z) <= special.ndtri(error)
+    return special.ndtr(gate.score(lost, gained, n, LIMIT)) <= error
 
 
-def by_newcombe(pairs: gate.Pairs, error: float) -> bool:
+def by_newcombe(n, lost, gained, error) -> np.ndarray:
     """Square and add the ends of two score intervals, correlated (Newcombe, method 10).
 
     The cells of the right and the wrong pairs are taken to be equal, since only their
-    sum is in `pairs`.
+    sum is known here.
     """
-    n, lost, gained = pairs
     same, z = (n - lost - gained) / 2, -special.ndtri(error)
     first, now = (same + lost) / n, (same + gained) / n
 
     def wilson(p):
         middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-        half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        half = z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
         return middle - half, middle + half
 
     (_, high), (low, _) = wilson(first), wilson(now)
     sizes = (same + lost) * (same + gained) * (n - same - lost) * (n - same - gained)
-    phi = (same * same - lost * gained) / math.sqrt(sizes) if sizes else 0.0
+    phi = (same * same - lost * gained) / np.sqrt(np.maximum(sizes, 1))
     up, down = high - first, now - low
-    half = math.sqrt(max(up * up - 2 * phi * up * down + down * down, 0))
+    half = np.sqrt(np.maximum(up * up - 2 * phi * up * down + down * down, 0))
     return (lost - gained) / n + half <= LIMIT
 
 
-@functools.cache
-def by_exact(pairs: gate.Pairs, error: float) -> bool:
+def by_exact(n, lost, gained, error) -> np.ndarray:
     """Use the test of the library: Tango's score, exact (Berger and Boos)."""
-    n, lost, gained = pairs
-    z = float(gate.score(np.array(lost), np.array(gained), n, LIMIT))
-    usual = special.ndtr(z)  # where it is clear, the exact value is not computed
-    if usual > error or usual < error / 3:
-        return usual < error
-    return gate.loss_p_value(pairs, LIMIT, error) <= error
+    usual = special.ndtr(gate.score(lost, gained, n, LIMIT))
+    near = (usual <= error) & (usual >= error / 3)  # others are clear
+    passes = usual < error
+    for row in np.flatnonzero(near):
+        passes[row] = _passes(n, int(lost[row]), int(gained[row]), float(error[row]))
+    return passes
+
+
+@functools.cache
+def _passes(n, lost, gained, error) -> bool:
+    return gate.loss_p_value(gate.Pairs(n, lost, gained), LIMIT, error) <= error
 
 
 TESTS = {
@@ -202,18 +201,18 @@ DESIGNS = ("harmless", "edge")  # kinds of which all designs are compared
 
 
 class Counts(NamedTuple):
-    """What a rule did in one history."""
+    """What a rule did in some histories."""
 
-    broken: bool  # accepted an encoder beyond the limit
+    broken: np.ndarray  # bool[H], accepted an encoder beyond the limit
     harmless: int  # updates that kept the true loss within the limit
     accepted: int  # of them
-    rejected: int  # of them, shown to be harmful
+    rejected: int  # of them, for a loss that was observed
     best: float  # of them, accepted on average by the best test with the same errors
 
 
 def load_pool(out: pathlib.Path, name: str) -> Pool:
-    """Read the margins of a set; ties are broken at random."""
-    margins = np.load(out / f"margins_{name}.npy").astype(float)
+    """Read the margins of a set, of up to 1,000 images; ties are broken at random."""
+    margins = np.load(out / f"margins_{name}.npy")[:, :1000].astype(float)
     noise = np.random.default_rng(0).uniform(-1e-6, 1e-6, margins.shape)
     margins = margins + noise
     rng, mixes = np.random.default_rng(1), np.empty((64, margins.shape[1]), int)
@@ -223,57 +222,61 @@ def load_pool(out: pathlib.Path, name: str) -> Pool:
     return Pool(margins[0], np.diff(margins, axis=0), mixes)
 
 
-def shift_margins(margins: np.ndarray, accuracy: float) -> np.ndarray:
-    """Shift all margins so that a share of them is above 0."""
-    wrong = round((1 - accuracy) * len(margins))
-    return margins - np.partition(margins, wrong)[wrong] + 1e-12
-
-
-def draw_history(
+def draw_histories(
     pool: Pool, rule: Rule, size: int, losses: np.ndarray, seed: int
 ) -> Counts:
-    """Draw one history.
+    """Draw histories, all of them at once.
 
     Args:
       pool: of real margins.
       rule: decides.
       size: of the judge.
-      losses: of each update against its parent, shares; nan: of the real update.
-      seed: of the judge and the updates, the same for all rules.
+      losses: f64[H, updates], of each update against its parent, shares; nan: of the
+        real update.
+      seed: of the judges and the updates, the same for all rules.
     """
-    rng = np.random.default_rng(seed)
-    judge = rng.integers(0, len(pool.first), size)
+    rng, count = np.random.default_rng(seed), len(losses)
+    judge = rng.integers(0, len(pool.first), (count, size))
     reference = pool.first > 0
-    parent, outcomes = pool.first, ()
-    broken, harmless, accepted, rejected, best = False, 0, 0, 0, 0.0
-    for loss in losses:
-        change = pool.changes[rng.integers(len(pool.changes))]
-        after = parent + change[pool.mixes[rng.integers(len(pool.mixes))]]
-        if not np.isnan(loss):
-            after = shift_margins(after, (parent > 0).mean() - loss)
-        lost = reference & (after <= 0)
-        gained = ~reference & (after > 0)
-        true = lost.mean() - gained.mean()
-        base = (parent > 0) if rule.to_parent else reference
-        pairs = gate.count_pairs(base[judge], after[judge] > 0)
+    parent, outcomes = np.tile(pool.first, (count, 1)), [()] * count
+    broken, sums = np.zeros(count, bool), np.zeros(4)
+    for loss in losses.T:
+        which = rng.integers(len(pool.changes), size=(count, 1))
+        mixes = pool.mixes[rng.integers(len(pool.mixes), size=count)]
+        after = parent + pool.changes[which, mixes]
+        if not np.isnan(loss).any():
+            wrong = ((parent <= 0).mean(axis=1) + loss) * parent.shape[1]
+            after = shift_margins(after, np.round(wrong).astype(int))
+        right = after > 0
+        lost, gained = reference & ~right, ~reference & right
+        true = lost.mean(axis=1) - gained.mean(axis=1)
+        changed = lost.mean(axis=1) + gained.mean(axis=1)
+        base = parent > 0 if rule.to_parent else np.tile(reference, (count, 1))
+        base, now = (np.take_along_axis(x, judge, axis=1) for x in (base, right))
+        losses_seen, gains_seen = (base & ~now).sum(axis=1), (~base & now).sum(axis=1)
+        beyond = losses_seen - gains_seen > LIMIT * size
         if rule.test is None:
-            accept, error = pairs.loss <= LIMIT, None
+            accept, power = ~beyond, np.zeros(count)
         else:
-            error = rule.budget(outcomes)
-            accept = rule.test(pairs, error)
-        if true <= LIMIT:
-            harmless += 1
-            accepted += accept
-            rejected += pairs.loss > LIMIT
-            if error is not None:
-                spread = math.sqrt(max(lost.mean() + gained.mean() - true**2, 1e-12))
-                z = (LIMIT - true) * math.sqrt(size) / spread
-                best += special.ndtr(z - -special.ndtri(error))
-        outcomes += (bool(accept),)
-        if accept:
-            broken |= true > LIMIT + 1e-9
-            parent = after
-    return Counts(broken, harmless, accepted, rejected, best)
+            error = np.array([rule.budget(x) for x in outcomes])
+            accept = rule.test(size, losses_seen, gains_seen, error)
+            spread = np.sqrt(np.maximum(changed - true**2, 1e-12))
+            z = (LIMIT - true) * math.sqrt(size) / spread
+            power = special.ndtr(z + special.ndtri(error))
+        fine = true <= LIMIT + 1e-9
+        sums[:3] += [(x & fine).sum() for x in (fine, accept, beyond)]
+        sums[3] += power[fine].sum()
+        outcomes = [x + (bool(y),) for x, y in zip(outcomes, accept, strict=True)]
+        broken |= accept & ~fine
+        parent = np.where(accept[:, None], after, parent)
+    return Counts(broken, *sums)
+
+
+def shift_margins(margins: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+    """Shift the margins of each history, so that `wrong` of them are not above 0."""
+    places = np.clip(wrong, 0, margins.shape[1] - 1)[:, None]
+    edges = np.take_along_axis(np.sort(margins, axis=1), places, axis=1)
+    return margins - edges + 1e-12
 
 
 def make_losses(kind: str, seed: int) -> np.ndarray:
@@ -303,7 +306,8 @@ def simulate(args) -> None:
     """Print the tables of drawn histories, and draw the power."""
     pools = [load_pool(args.out, name) for name in SETS]
     lines = []
-    for kind, meaning in KINDS.items():
+    for kind in args.kinds:
+        meaning = KINDS[kind]
         for name, rule in RULES.items():
             if name not in MAIN and kind not in DESIGNS:
                 continue
@@ -312,17 +316,21 @@ def simulate(args) -> None:
             row = f"| {meaning} | {name} | " + " | ".join(cells) + " |"
             print(row, flush=True)
             lines.append(row)
-    (args.out / "histories.md").write_text("\n".join(lines) + "\n")
+    with open(args.out / "histories.md", "a") as file:
+        file.write("\n".join(lines) + "\n")
 
 
 def simulate_rule(pools, rule, kind, size, histories) -> str:
     """Describe what a rule does in many histories, half of them of each pool."""
     counts = []
-    for seed in range(histories):
-        losses = make_losses(kind, seed)
-        counts.append(draw_history(pools[seed % 2], rule, size, losses, seed))
-    table = np.array(counts, float)
-    broken, (harmless, accepted, rejected, best) = table[:, 0], table[:, 1:].sum(axis=0)
+    for number, pool in enumerate(pools):
+        seeds = range(number, histories, len(pools))
+        for first in range(0, len(seeds), 100):
+            chosen = seeds[first : first + 100]
+            losses = np.stack([make_losses(kind, seed) for seed in chosen])
+            counts.append(draw_histories(pool, rule, size, losses, chosen[0]))
+    broken = np.concatenate([x.broken for x in counts])
+    harmless, accepted, rejected, best = np.array([x[1:] for x in counts]).sum(axis=0)
     text = f"{100 * broken.mean():.1f}"
     if harmless:
         parts = (accepted, rejected, harmless - accepted - rejected, best)
@@ -347,9 +355,9 @@ def draw_power(args) -> None:
             shares = []
             for loss in losses:
                 cells = [(change + loss) / 2, (change - loss) / 2, 1 - change]
-                drawn = rng.multinomial(size, cells, args.histories)
-                pairs = (gate.Pairs(size, int(a), int(b)) for a, b, _ in drawn)
-                shares.append(np.mean([test(x, error) for x in pairs]))
+                lost, gained, _ = rng.multinomial(size, cells, args.histories).T
+                errors = np.full(args.histories, error)
+                shares.append(test(size, lost, gained, errors).mean())
             style = {"exact score": "-", "bets": "--", "exact, in pieces": ":"}[name]
             axes.plot(
                 100 * losses,
@@ -377,6 +385,8 @@ def draw_power(args) -> None:
 
 
 SMALL = {
+    "encoder.name": "mlp",
+    "encoder.widths": (256, 128),
     "augment.scale": (0.7, 1.0),
     "augment.grayscale": 1.0,
     "optimizer.name": "adam",
@@ -438,7 +448,7 @@ def start_run(images: Images, folder: pathlib.Path):
         images.first,
         encoder="conv_net",
         epochs=40,
-        batch_size=32,
+        batch_size=64,
         options=SMALL,
         quiet=True,
         out=folder,
@@ -597,11 +607,12 @@ def main(argv=None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = {"answers": [save_answers], "simulate": [simulate, draw_power]}
+    parts = {"answers": [save_answers], "simulate": [simulate]}
     parts |= {"power": [draw_power], "chain": [update_chain]}
     parser.add_argument("part", choices=parts)
     parser.add_argument("--out", type=pathlib.Path, default="runs/guarantee")
     parser.add_argument("--histories", type=int, default=1000)
+    parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=KINDS)
     parser.add_argument("--undecided", default="accept", choices=("accept", "keep"))
     parser.add_argument(
         "--lr", type=float, default=1e-3, help="of updates of the chain"
