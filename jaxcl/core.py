@@ -1,7 +1,6 @@
 """The types that every method, evaluator and the training loop share."""
 
 import difflib
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,8 +27,8 @@ class TrainState(flax.struct.PyTreeNode):
     """
 
     key: jax.Array  # threefry key of the run
-    # i32[], batches trained on since the run began. A method that replays moves params
-    # `Replay.updates` times on each; the optimizer's own count is in `opt_state`.
+    # i32[], batches trained on since the run began. On each the optimizer may step more
+    # than once, see `Replay.updates`; its own count is in `opt_state`.
     step: jax.Array
     task: jax.Array  # i32[], number of the present task, from 0
     task_start: jax.Array  # i32[], value of `step` when the task began
@@ -323,23 +322,6 @@ def dot(a, b):
     )
 
 
-def misfits(theirs: dict, ours: dict) -> list[tuple[str, str, str]]:
-    """Yield each name whose leaf differs in type or shape, with a description of both.
-
-    Args:
-      theirs, ours: name -> array, or another object with `dtype` and `shape`.
-    """
-
-    def describe(leaves, name):
-        if name not in leaves:
-            return "absent"
-        return f"{leaves[name].dtype}{list(leaves[name].shape)}"
-
-    names = sorted({*theirs, *ours})
-    pairs = [(name, describe(theirs, name), describe(ours, name)) for name in names]
-    return [pair for pair in pairs if pair[1] != pair[2]]
-
-
 def check_images(images: jax.Array) -> None:
     """Refuse images that are not of four axes."""
     if images.ndim != 4:
@@ -363,11 +345,3 @@ def check_choice(field: str, value, allowed) -> None:
     raise Refused(
         f"{field}={value!r}: allowed are {', '.join(map(str, allowed))}{hint}"
     )
-
-
-def library_version() -> str:
-    """Return the version of jaxcl, "unknown" where it is not installed."""
-    try:
-        return importlib.metadata.version("jaxcl")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

@@ -46,6 +46,12 @@ def process_flags() -> dict:
     return {name: getattr(jax.config, name) for name in (*_PINNED, PRECISION)}
 
 
+def run_flags() -> dict:
+    """Return the flags of a run: pinned ones, and the precision of the process."""
+    values = {name: value for name, (_, value) in _PINNED.items()}
+    return values | {PRECISION: process_flags()[PRECISION]}
+
+
 def make_key(seed: int) -> jax.Array:
     """Make a random key, of the same generator in any process."""
     return jax.random.key(seed, impl=GENERATOR)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,27 @@ def shapes(tree):
 
 
 SIMPLE = {"method.base": "simclr"}
+
+
+def test_images_are_of_all_batches_of_a_step():
+    """Three meta-steps of six batches of eight."""
+    work = types.SimpleNamespace(
+        data=types.SimpleNamespace(batch_size=8),
+        parts=lambda task: 6,
+        mesh=None,
+        method=mock.Mock(),
+    )
+    state = types.SimpleNamespace(step=jnp.int32(13), task_start=jnp.int32(10))
+    clock = types.SimpleNamespace(read=dict)
+    with mock.patch.multiple(
+        cost,
+        job=mock.DEFAULT,
+        count_flops=mock.DEFAULT,
+        sharding=mock.DEFAULT,
+    ) as found:
+        found["job"].shapes.return_value = ()
+        spent = cost.sum_task_cost(work, state, 1, clock)
+    assert (spent.steps, spent.images) == (3, 144)
 
 
 # FLOPs

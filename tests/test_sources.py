@@ -15,7 +15,7 @@ from sklearn import datasets
 
 from helpers import tfds_sets
 from helpers.tfds_sets import NAMES, encoded, random_images
-from jaxcl.data import convert, from_tfds, sources, stream
+from jaxcl.data import convert, from_tfds, sources, stream, toys
 from jaxcl.data import files as files_lib
 from jaxcl.data import splits as cuts
 
@@ -299,6 +299,18 @@ def test_npz_files_that_are_none(tmp_path):
     for name in ("x.npz", "y.npy", "missing.npz"):
         with pytest.raises(ValueError, match=name):
             sources.load("npz", path=str(tmp_path / name))
+
+
+def test_mean_and_deviation_are_of_train_images_alone(tmp_path):
+    image = np.zeros((2, 1, 1, 3), np.uint8)
+    data = toys.digits()
+    data = data._replace(
+        train=stream.Examples(np.zeros(2, "i4"), np.zeros(2, "i4"), image),
+        test=stream.Examples(np.zeros(2, "i4"), np.zeros(2, "i4"), image + 255),
+    )
+    convert.write_arrays(data, tmp_path / "out")
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
+    assert meta["mean"] == meta["std"] == [0, 0, 0]
 
 
 def test_convert_then_arrays(tmp_path):

@@ -92,11 +92,12 @@ def fill_from_encoder(raw: dict) -> dict:
 
 
 def _list_options(plain, made) -> dict:
-    """Return the value of every option; data and devices decide some."""
+    """Return every option with its value, and JAX's flags."""
+    flags = {run_config.FLAGS: numerics.run_flags()}
     if isinstance(made, transfer.Transfer):
-        return options_lib.values(plain)
+        return options_lib.values(plain) | flags
     own = {"devices": made.mesh.size, "steps_per_call": made.loop.steps_per_call}
-    return options_lib.values(plain, made.loop.replay) | own
+    return options_lib.values(plain, made.loop.replay) | own | flags
 
 
 def _fill_precision(raw: dict, workdir=None) -> dict:

@@ -60,6 +60,14 @@ def reading(path: str) -> Iterator[None]:
         raise Refused(f"{path} cannot be read: {error}") from error
 
 
+def lift_pillow_limit() -> None:
+    """Leave the number of pixels to config.data.max_pixels; for commands alone.
+
+    Pillow's limit holds for the whole process, which a caller of the library owns.
+    """
+    Image.MAX_IMAGE_PIXELS = None
+
+
 class Decoding(NamedTuple):
     """Decodes images."""
 
@@ -78,8 +86,6 @@ class Decoding(NamedTuple):
           Unreadable: the bytes are no image, are truncated, or say that they are an
             image of more than `max_pixels`; the message has `name`.
         """
-        if Image.MAX_IMAGE_PIXELS is not None:  # beyond which Pillow refuses by itself
-            Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, self.max_pixels)
         try:
             with Image.open(io.BytesIO(data)) as opened:  # reads the header alone
                 self.check_size(name, *opened.size[::-1])
@@ -93,6 +99,7 @@ class Decoding(NamedTuple):
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise Unreadable(
                 f"{name}: {error}; allowed are config.data.max_pixels={self.max_pixels}"
+                f" and PIL.Image.MAX_IMAGE_PIXELS={Image.MAX_IMAGE_PIXELS}"
             ) from error
         except Exception as error:  # of damaged bytes Pillow's plugins raise anything
             unknown = isinstance(error, UnidentifiedImageError)
@@ -388,7 +395,7 @@ def examples(
 def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     """Read class names from a text file, one a line."""
     with reading(f"{option} = {file!r}"):
-        lines = storage.read_bytes(file).decode().split("\n")
+        lines = storage.read_bytes(file).decode("utf-8-sig").split("\n")
     names = tuple(line.strip() for line in lines if line.strip())
     if not names or len(set(names)) < len(names):
         raise Refused(f"{option} = {file!r}: must hold at least one name, each once")

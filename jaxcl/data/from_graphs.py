@@ -83,12 +83,15 @@ def make_dataset(
     graph, label = arrays["graph"], arrays["label"]
     edges = _make_undirected(arrays["where"], arrays["pairs"], graph)
     graph_ptr = np.searchsorted(graph, np.arange(len(label) + 1))
-    structure = (edges, graph_ptr, np.searchsorted(edges[0], graph_ptr), label)
+    edge_ptr = np.searchsorted(edges[0], graph_ptr)
     graph_set = graphs_lib.GraphSet(
-        _features(where, arrays, edges, features, std, normalise),
-        *(array.astype(np.int32) for array in structure),
-        name,
-        tuple(str(name) for name in arrays["class_names"]),
+        features=_features(where, arrays, edges, features, std, normalise),
+        edges=edges.astype(np.int32),
+        graph_ptr=graph_ptr.astype(np.int32),
+        edge_ptr=edge_ptr.astype(np.int32),
+        label=label.astype(np.int32),
+        name=name,
+        class_names=tuple(str(name) for name in arrays["class_names"]),
     )
     label = graph_set.label
     train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)

@@ -162,6 +162,8 @@ def make(
       Refused: an option out of its range; no evaluation split; no labels.
     """
     others, dataset = train_on == "evaluation", parts.stream.dataset
+    if not others:
+        features_lib.check_learnable(parts.stream)
     judged_alone = train_on in ("labelled", "evaluation")
     judged = (parts.stream.evaluation,)
     features_lib.check_labels(parts, "knn", *(judged if judged_alone else ()))

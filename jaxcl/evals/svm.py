@@ -65,6 +65,7 @@ def make(
       Refused: an option out of its range; rows without a label; a class with too
         few rows for the folds; nothing to measure in any task.
     """
+    features_lib.check_learnable(parts.stream)
     enough = max_rows is None or max_rows >= folds
     allowed = f"at least {folds} (folds), or None"
     features_lib.require("svm.max_rows", max_rows, enough, allowed)

@@ -42,7 +42,9 @@ def uniformity(embeddings: jax.Array) -> jax.Array:
     """
     unit = features_lib.unit_rows(embeddings)
     count = len(unit)
-    squares = 2 - 2 * jnp.dot(unit, unit.T, precision=_EXACT)
+    lengths = jnp.sum(unit**2, axis=1)  # 1, or 0 of rows of zeros
+    products = jnp.dot(unit, unit.T, precision=_EXACT)
+    squares = lengths[:, None] + lengths - 2 * products
     pairs = jnp.triu(jnp.exp(-2 * squares), k=1)
     return jnp.log(jnp.sum(pairs) / (count * (count - 1) / 2))
 

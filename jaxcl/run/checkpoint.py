@@ -28,9 +28,10 @@ from absl import logging
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from jaxcl import core, sharding
+from jaxcl import sharding
 from jaxcl.data import storage
 from jaxcl.errors import Refused
+from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 
 
@@ -108,7 +109,9 @@ def differences(saved: Any, like: Any, *, most: int = 3) -> str:
       like: the leaves that are wanted, in the same places.
       most: number of leaves to name; further ones are counted.
     """
-    misfits = core.misfits(_describe_leaves(saved), _describe_leaves(like))
+    misfits = folder_lib.shape_mismatches(
+        _describe_leaves(saved), _describe_leaves(like)
+    )
     said = [f"{name} is {a} in the checkpoint, {b} here" for name, a, b in misfits]
     more = [f"and {len(said) - most} more"] if len(said) > most else []
     return "; ".join(said[:most] + more)

@@ -281,6 +281,7 @@ def _load_leaves(like, path):
     return checkpoint.load_leaves(path, like, saved)
 
 
+@numerics.pinned()
 def run_transfer(
     work: Transfer,
     workdir: epath.PathLike,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from jaxcl import schema
+from jaxcl import numerics, schema
 from jaxcl.config import build, command, jobs
 from jaxcl.data import from_features, identity, sources, stream
 from jaxcl.errors import Refused
@@ -40,13 +40,14 @@ def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
     theirs = folder.as_config(encoder)
     if isinstance(data, str) and data.startswith("{"):
         data = json.loads(data)
-    elif data in sources.MADE:
+    elif sources.needs_nothing(data):
         data = {"name": data}
     section = lineage.make_section(data, {}, theirs, "--data")
     config = plan.make_transfer_config(section, "none", theirs)
     return build.restore_frozen(plan.add_checkpoint(config, encoder))
 
 
+@numerics.pinned()
 def write_features(
     work: jobs.Frozen,
     out: str,
