@@ -429,7 +429,7 @@ def make_images(name: str, updates: int) -> Images:
         new = np.array_split(rest, updates)
         return Images(images, known, new, (judge, judged), (others, hidden))
     first = shapes.shapes(domains=("plain",), train=800, test=4000, size=16)
-    looks = ("busy", "night")
+    looks = ("plain", "busy")
     more = shapes.shapes(
         domains=looks, train=30 * updates, test=10, size=16, draw_seed=1
     )
@@ -617,7 +617,7 @@ def main(argv=None) -> None:
     parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=KINDS)
     parser.add_argument("--undecided", default="accept", choices=("accept", "keep"))
     parser.add_argument(
-        "--lr", type=float, default=1e-4, help="of updates of the chain"
+        "--lr", type=float, default=1e-5, help="of updates of the chain"
     )
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
