@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from jaxcl.update import gate
+from jaxcl.update import gate, lineage
 
 LIMIT, LIFE, UPDATES = 0.02, 0.05, 20
 SIZES = (300, 1000, 3000)
@@ -400,7 +400,7 @@ SMALL = {
     "tensorboard": False,
 }
 HARMFUL = 13  # the update of the chain that is trained wrongly
-WRONG = {"train.optimizer.lr": 0.1, "train.augment.scale": (0.02, 0.05)}
+WRONG = {"train.optimizer.lr": 0.03}
 
 
 class Images(NamedTuple):
@@ -561,8 +561,18 @@ def make_trainer(inputs: int) -> Callable:
     return train
 
 
+def write_encoder(run: pathlib.Path) -> str:
+    """Write the encoder of an update to a folder."""
+    from jaxcl.weights import export
+
+    export.export(str(run), f"{run}/own", force=True)
+    return f"{run}/own"
+
+
 def update_chain(args) -> None:
     """Make twenty real updates, one of them harmful, and say what was decided."""
+    import jaxcl
+
     images, folder = (
         make_images("silhouettes", UPDATES),
         args.out / f"chain_{args.undecided}",
@@ -580,25 +590,31 @@ def update_chain(args) -> None:
     margins = [measure_margins(images, run.encoder)]
     for number, new in enumerate(images.new, 1):
         options = {"train.optimizer.lr": args.lr, "rows": 100}
-        options |= {"train.batch_size": 30}
+        options |= {"train.batch_size": 30, "train.steps_per_call": 1}
+        options |= {"train.schedule.start": 0.0}  # else its first steps are at 3e-3
         options |= WRONG if number == HARMFUL else {}
-        update = run.update(
-            new,
-            test=str(test),
-            epochs=10,
-            limits={"undecided": undecided},
-            options=options,
-        )
-        verdict = update.verdict
+        # A command that was stopped goes on.
+        place = folder / "run" / lineage.UPDATES / f"{number:04d}"
+        verdict = lineage.read_report(place)
+        if verdict is None:
+            update = run.update(
+                new,
+                test=str(test),
+                epochs=10,
+                limits={"undecided": undecided},
+                options=options,
+            )
+            verdict = update.verdict
         ((_, accuracy),) = verdict["accuracy"].items()
         ((_, found),) = verdict["gate"]["matrices"].items()
-        row = {"update": number, "accepted": update.accepted}
+        row = {"update": number, "accepted": verdict["accepted"]}
         row |= {"verdict": found["verdict"], "error": verdict["gate"]["error"]}
         row |= {key: found["reference"][key] for key in ("loss", "low", "high")}
         row |= {"most": found["most"], "changed": found["changed"]}
         row |= {"today": -accuracy["change"] <= LIMIT}
-        if update.accepted:
-            margins.append(measure_margins(images, run.encoder))
+        if verdict["accepted"]:
+            after = jaxcl.load_encoder(write_encoder(place))
+            margins.append(measure_margins(images, after))
             row["true loss"] = float((margins[0] > 0).mean() - (margins[-1] > 0).mean())
         print(json.dumps(row), flush=True)
     np.save(folder / "margins.npy", np.array(margins))
@@ -617,7 +633,7 @@ def main(argv=None) -> None:
     parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=KINDS)
     parser.add_argument("--undecided", default="accept", choices=("accept", "keep"))
     parser.add_argument(
-        "--lr", type=float, default=1e-5, help="of updates of the chain"
+        "--lr", type=float, default=1e-4, help="of updates of the chain"
     )
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
