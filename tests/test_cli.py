@@ -179,6 +179,9 @@ def test_every_config_is_shown_as_it_is(name):
         (["--config=quikstart"], "quickstart"),
         (["quickstart"], "quickstart"),
         (["--config=quickstart_pnr", "--config.method.base.x=1"], ""),
+        (["--config=quickstart", "--config.epochs=-1"], "config.epochs=-1"),
+        (["--config=quickstart_pnr", "--config.method.temprature=1"], "temperature"),
+        (["--config=er_ace_cifar10", "--config.replay.policy=resevoir"], "reservoir"),
     ],
 )
 def test_a_config_that_is_not_there_is_one_line(words, told, capsys):

@@ -23,6 +23,7 @@ from jaxcl.config import build, checks
 from jaxcl.data import graphs, stream, toys
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features
+from jaxcl.nets import positions
 from jaxcl.run import finish, train
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
@@ -579,6 +580,14 @@ def test_positions_are_for_the_images_trained_on(kind):
     network = encoder.Encoder(module, 8, card, params, {}, None)
     found = pytorch.torch_state(network)
     assert found["pos_embed"].shape == (1, 36 + (kind == "learned"), 8)
+    if kind == "sin_cos":  # there timm's class token includes its position
+        table = positions.sin_cos_table((6, 6), 8)
+        np.testing.assert_allclose(found["pos_embed"][0], table.reshape(36, 8))
+        token = params["class"] + params["class_position"]
+        np.testing.assert_array_equal(found["cls_token"].ravel(), token.ravel())
+    else:
+        place = params["class_position"].ravel()
+        np.testing.assert_array_equal(found["pos_embed"][0, 0], place)
 
 
 def test_networks_that_pytorch_has_not_are_refused(trained, tmp_path, capsys):

@@ -150,7 +150,16 @@ def test_every_row_of_a_task_counts_once():
     components = core.Parts(
         dense_net.Flat(3), plain, blank, plain, CLASSES, plain=plain
     )
-    method = ncm.make(components, distance="euclidean")
+    rule = frozen.Rule(
+        start=lambda key, dim, classes: (jnp.zeros(classes), 0.0, jnp.zeros(dim)),
+        add=lambda state, rows: (
+            state[0] + frozen.one_hot(rows, CLASSES).sum(0),
+            state[1] + rows.mask.sum(),
+            state[2] + rows.features.sum(0),
+        ),
+        scores=None,
+    )
+    method = frozen.make_method(components, rule)
     task = types.SimpleNamespace(train=stream.Source(None, np.arange(50)))
     order = stream.schedule(
         method.source(None, task), seed=0, task=0, epochs=1, batch_size=48
@@ -160,11 +169,14 @@ def test_every_row_of_a_task_counts_once():
         rows = order[number]
         batch = {"image": images[rows], "label": label[rows], "index": rows}
         state, _ = step(state, batch)
-    counts = np.bincount(label[label >= 0], minlength=CLASSES)
-    np.testing.assert_array_equal(state.extra.rule.counts, counts)
+    counts, rows, total = state.extra.rule
+    labelled = label >= 0
+    np.testing.assert_array_equal(
+        counts, np.bincount(label[labelled], minlength=CLASSES)
+    )
+    assert rows == 49
     features = np.asarray(method.embed(state, plain(images)))
-    means = [features[label == c].mean(0) for c in range(CLASSES)]
-    np.testing.assert_allclose(state.extra.rule.mean, means, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(total, features[labelled].sum(0), rtol=1e-4)
 
 
 def test_few_rows_of_large_features_give_finite_scores(data):
@@ -224,3 +236,8 @@ def test_a_stream_by_classes_ends_as_all_classes_at_once(tmp_path):
     by_class, joint = found["class"][-1].mean(), found["joint"][-1].mean()
     assert abs(by_class - joint) < 0.02  # tasks have as many test images, to a few
     assert by_class > 0.5  # a random network's features, chance 0.1
+
+
+def test_shrinkage_that_may_leave_no_covariance_is_refused():
+    with pytest.raises(ValueError, match="config.method.off_diagonal=2"):
+        fecam.make(None, diagonal=1.0, off_diagonal=2.0)

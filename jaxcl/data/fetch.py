@@ -254,9 +254,9 @@ def _write_cifar(paths, folder, *, name, train, test, label_bytes, names) -> Non
 
     def read_records(inner, files):
         raw = [np.fromfile(os.path.join(inner, file), np.uint8) for file in files]
-        raw = np.concatenate(raw).reshape(-1, label_bytes + 3 * 32 * 32)
-        images = raw[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        return images, raw[:, label_bytes - 1]
+        records = np.concatenate(raw).reshape(-1, label_bytes + 3 * 32 * 32)
+        images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return images, records[:, label_bytes - 1]
 
     (archive,) = paths
     with _unpack(archive, folder) as inner:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
+from absl import logging
 
 from jaxcl import schema
 from jaxcl.data import files, storage, stream
@@ -93,6 +94,12 @@ def make_dataset(
         name=name,
         class_names=tuple(str(name) for name in arrays["class_names"]),
     )
+    if len(empty := np.flatnonzero(np.diff(graph_ptr) == 0)):
+        logging.warning(
+            "%s: %d of %d graphs have no nodes, and stay rows of the set; the first is "
+            "graph %d",
+            *(where, len(empty), len(label), empty[0] + 1),
+        )
     label = graph_set.label
     train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)
     return stream.Dataset(name, graph_set.class_names, ("all",), train, None, None)

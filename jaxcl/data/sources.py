@@ -160,7 +160,8 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
     images = [part.images for *_, part in found]
     inside = all(x is not None for x in images)
     inside = inside and len({x.shape[1:] for x in images}) == 1
-    channels = {splits.channels(part) for *_, part in found} - {None}
+    known = [splits.channels(part) for *_, part in found]
+    channels = {number for number in known if number is not None}
     if len(channels) > 1:
         raise Refused(
             f"sets: images of {' and of '.join(map(str, sorted(channels)))} channels; "
@@ -230,6 +231,12 @@ def kind_of(path: str) -> str:
     path = str(path)
     if path.endswith(".npz"):
         return "npz"
+    if path.endswith(".npy") and not storage.is_folder(path):
+        raise Refused(
+            f"path = {path!r}: an .npy file has no labels: give jaxcl.fit its array, "
+            f"np.load({path!r}), or write an .npz file: np.savez('set.npz', x=images, "
+            "y=labels)"
+        )
     if storage.exists(f"{path}/meta.json"):
         return "arrays"
     if from_huggingface.is_dataset(path):

@@ -284,7 +284,7 @@ def make(
         "visible" of a method that does not say what it replayed.
     """
     features_lib.check_learnable(parts.stream)
-    given = {"lr": lr, "train_on": train_on, "augment": augment}
+    given: dict[str, Any] = {"lr": lr, "train_on": train_on, "augment": augment}
     given |= {"scale": scale, "blur": blur}
     chosen = PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
     shares = chosen["milestones"]

@@ -6,6 +6,7 @@ Uniformity on the Hypersphere", ICML 2020, with alpha = 2 and t = 2. It reads no
 Departures: embeddings are the encoder's, in evaluation mode, of unit length. The views
 come from the defaults of `augment.images.make`, so that runs with different
 augmentations compare; they depend on the seed and on the place of an image alone.
+Uniformity is that of the first view; the released code averages both.
 """
 
 import math

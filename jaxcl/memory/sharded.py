@@ -34,7 +34,7 @@ from jaxcl.memory import buffer, policies
 class Shards(NamedTuple):
     """A buffer in n shards; the fields are those of `buffer.Buffer`."""
 
-    items: object  # pytree of [capacity, ...], split over the devices
+    items: core.PyTree  # pytree of [capacity, ...], split over the devices
     filled: jax.Array  # bool[capacity], split
     seen: jax.Array  # i32[n], examples offered to each device
 
@@ -52,7 +52,7 @@ class Shards(NamedTuple):
 class ShardedPolicyState(NamedTuple):
     """A policy's state, with a part for each device."""
 
-    each: object  # pytree of [n, ...], split over the devices
+    each: core.PyTree  # pytree of [n, ...], split over the devices
 
     @property
     def over_devices(self) -> bool:
@@ -67,7 +67,7 @@ class SplitRows(NamedTuple):
     number of devices.
     """
 
-    rows: object  # pytree of [capacity, ...], split over the devices
+    rows: core.PyTree  # pytree of [capacity, ...], split over the devices
 
     @property
     def over_devices(self) -> bool:

@@ -59,6 +59,8 @@ def make(
       power: lambda of Tukey's transform; 1 leaves features as they are.
       diagonal, off_diagonal: gamma_1 and gamma_2: factors of the mean variance and of
         the mean covariance that shrinkage adds. The second must not exceed the first.
+        If features lie far from 0, compared to their spread, take 0 for the second:
+        unit rows hardly vary along their mean, and equal factors leave nothing there.
       shared: one covariance for all classes.
       form: "paper", or the released "code" for ResNets.
 

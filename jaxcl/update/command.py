@@ -135,7 +135,9 @@ def _prepare_evaluation(
     section = section or work.judge
     if section is None:
         return None
-    return build.build(plan.add_checkpoint(section, run), work.workdir / name)
+    made = build.build(plan.add_checkpoint(section, run), work.workdir / name)
+    assert isinstance(made, transfer.Transfer)  # since the config names a checkpoint
+    return made
 
 
 def _answer_as_reference(work, stop) -> dict[str, np.ndarray]:
