@@ -197,9 +197,10 @@ def make_plan(
     asked["images"] = _hash_images(run, new_set, labelled)
     kept = ("rows", "neighbours", "index", "average")
     asked |= {name: getattr(options, name) for name in kept}
-    extra = {"select": chooser, "reference": reference}
-    extra |= {"becomes_reference": becomes_reference}
-    asked |= {name: value for name, value in extra.items() if value}
+    if chooser:
+        asked["select"] = chooser
+    if reference or becomes_reference:
+        asked["reference"] = {"run": reference, "becomes": becomes_reference}
     usual = vars(Limits())
     later = ("confidence", "undecided")  # options that older updates do not have
     asked["limits"] = {

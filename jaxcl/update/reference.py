@@ -124,8 +124,8 @@ def read_reference(path: epath.PathLike) -> Reference:
     try:
         arrays = files.read_npz(str(path))
         about = json.loads(str(arrays.pop("about")))
-        columns = (arrays.pop(name) for name in ("names", "marks", "classes"))
-        judge = Judge(*columns, about["protocol"])
+        names, marks, classes = (arrays[x] for x in ("names", "marks", "classes"))
+        judge = Judge(names, marks, classes, about["protocol"])
         right = dict(zip(about["matrices"], arrays["right"], strict=True))
     except (ValueError, KeyError, TypeError) as error:
         raise Refused(
