@@ -111,7 +111,8 @@ TESTS = {
 }
 
 
-# Budgets: outcomes so far, True for a proven update -> error of the next one
+# Budgets: outcomes so far, True for an update that is proven harmless, None for one
+# that is proven harmful -> error of the next one
 
 
 def by_series(outcomes) -> float:
@@ -129,7 +130,7 @@ def by_fallback(outcomes) -> float:
     """Add the share of a proven update to the next one (Tian and Ramdas, 2021)."""
     error = 0.0
     for t in range(len(outcomes) + 1):
-        proven = t > 0 and outcomes[t - 1]
+        proven = t > 0 and outcomes[t - 1] is True
         error = by_flat_series(outcomes[:t]) + (error if proven else 0.0)
     return error
 
@@ -137,8 +138,19 @@ def by_fallback(outcomes) -> float:
 @functools.cache
 def by_words(outcomes) -> float:
     """Use the budget of the library: the probability of the outcomes so far."""
-    words = {True: gate.ACCEPTED, False: gate.ROLLED_BACK}
-    past = [gate.PastUpdate(words[x], False) for x in outcomes]
+    words = {True: gate.ACCEPTED, None: gate.REJECTED, False: gate.ROLLED_BACK}
+    known = [words[x] for x in outcomes]
+    return _by_counts(*(known.count(x) for x in gate.OUTCOMES))
+
+
+@functools.cache
+def _by_counts(*counts) -> float:
+    """Compute the error after some outcomes, whose order does not matter."""
+    past = [
+        gate.PastUpdate(word, False)
+        for word, count in zip(gate.OUTCOMES, counts, strict=True)
+        for _ in range(count)
+    ]
     return gate.share_budget(past, LIFE).error
 
 
@@ -268,7 +280,14 @@ def draw_histories(
         fine = true <= LIMIT + 1e-9
         sums[:3] += [(x & fine).sum() for x in (fine, accept, beyond)]
         sums[3] += power[fine].sum()
-        outcomes = [x + (bool(y),) for x, y in zip(outcomes, accept, strict=True)]
+        alarm = np.zeros(count, bool)
+        if rule.test is not None:
+            z = gate.score(losses_seen, gains_seen, size, LIMIT)
+            alarm = special.ndtr(-z) <= error / 75  # as the library has it
+        outcomes = [
+            (*x, None if z else bool(y))
+            for x, y, z in zip(outcomes, accept, alarm, strict=True)
+        ]
         broken |= accept & ~fine
         parent = np.where(accept[:, None], after, parent)
     return Counts(broken, *sums)
@@ -311,7 +330,7 @@ def simulate(args) -> None:
     for kind in args.kinds:
         meaning = KINDS[kind]
         for name, rule in RULES.items():
-            if name not in MAIN and kind not in DESIGNS:
+            if name not in args.rules or (name not in MAIN and kind not in DESIGNS):
                 continue
             count = args.histories if name in MAIN else args.histories * 3 // 10
             cells = [simulate_rule(pools, rule, kind, n, count) for n in SIZES]
@@ -631,6 +650,7 @@ def main(argv=None) -> None:
     parser.add_argument("--out", type=pathlib.Path, default="runs/guarantee")
     parser.add_argument("--histories", type=int, default=1000)
     parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=KINDS)
+    parser.add_argument("--rules", nargs="+", default=[*RULES], choices=RULES)
     parser.add_argument("--undecided", default="accept", choices=("accept", "keep"))
     parser.add_argument(
         "--lr", type=float, default=1e-4, help="of updates of the chain"

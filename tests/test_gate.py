@@ -125,22 +125,20 @@ def test_words():
 
 
 def spent(is_bad, past, depth, renewed):
-    """The most error that ways to a first wrong acceptance have together."""
+    """The most error that ways to a first wrong verdict have together."""
     if len(past) == depth:
         return 0.0
     fresh = len(past) in renewed
     share = gate.share_budget(past, 1.0, on_trust=True, renewed=fresh)
-    words = [gate.ACCEPTED, gate.ON_TRUST, gate.ROLLED_BACK]
     bad = is_bad(past)
-
-    def after(word):
-        update = gate.PastUpdate(word, True, fresh)
-        return spent(is_bad, [*past, update], depth, renewed)
-
-    if len(past) + 1 in renewed:  # what comes has no image in common with this update
-        parts = [after(word) for word in words[bad:]]
-        return share.error * bad + max(parts)
-    return share.error * bad + sum(after(word) for word in words[bad:])
+    right = gate.REJECTED if bad else gate.ACCEPTED
+    parts = [
+        spent(is_bad, [*past, gate.PastUpdate(word, True, fresh)], depth, renewed)
+        for word in (right, gate.ON_TRUST, gate.ROLLED_BACK)
+    ]
+    wrong = share.error if bad else share.alarm
+    # What comes has no image in common with this update, or depends on it.
+    return wrong + (max(parts) if len(past) + 1 in renewed else sum(parts))
 
 
 @pytest.mark.parametrize("renewed", [(), range(1, 5)], ids=["same", "renewed"])
@@ -156,6 +154,7 @@ def test_whatever_is_bad_the_budget_holds(renewed):
 
         total = spent(is_bad, [], depth, renewed)
         assert total <= 1 + 1e-9 and (total > 0.3 or share < 0.5)
+        assert total > 0
 
 
 def test_a_renewed_judge_spends_less():

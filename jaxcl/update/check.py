@@ -291,7 +291,7 @@ def _check_accuracy(run, current, test, theirs, folder, limit, confidence) -> di
     record = {"matrix": name, "reference": where, "images": len(rows), "limit": limit}
     record |= reference_lib.describe_pairs(first, right[rows], confidence)
     pairs = gate.count_pairs(first, right[rows])
-    record["verdict"] = gate.decide(pairs, limit, (1 - confidence) / 2, confidence)
+    record["verdict"] = gate.decide(pairs, limit, *2 * [(1 - confidence) / 2])
     record["alarm"] = record["verdict"] == gate.HARMFUL or pairs.loss > limit
     if old is not None:
         record |= _compare_images(old, right, limit, confidence)

@@ -174,6 +174,8 @@ def _close_comparison(work, report, first) -> None:
     outcome = gate.ON_TRUST if report["accepted"] else gate.ROLLED_BACK
     if report["accepted"] and {*words} == {gate.HARMLESS}:
         outcome = gate.ACCEPTED
+    elif not report["accepted"] and gate.HARMFUL in words:
+        outcome = gate.REJECTED
     left = plan.share.left
     compared |= {
         "outcome": outcome,

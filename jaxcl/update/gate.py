@@ -18,8 +18,17 @@ from typing import NamedTuple
 import numpy as np
 
 HARMLESS, UNDECIDED, HARMFUL = "better or harmless", "undecided", "harmful"
-ACCEPTED, ON_TRUST, ROLLED_BACK = "harmless", "undecided", "rolled back"  # outcomes
-_PRIOR = {ACCEPTED: 1.0, ON_TRUST: 0.5, ROLLED_BACK: 0.5}
+# Outcomes: proven harmless or harmful, accepted on trust, rolled back though unproven
+ACCEPTED, REJECTED, ON_TRUST, ROLLED_BACK = OUTCOMES = (
+    "harmless",
+    "harmful",
+    "undecided",
+    "rolled back",
+)
+# Shares of the part that a proven outcome has: the error "harmless", and the
+# continuation after "harmful"
+_HARMLESS, _HARMFUL = 0.75, 0.25
+_FALSE_ALARM = 0.01  # share of the error for calling a harmless update harmful
 _POINTS = 32  # of the nuisance parameter at which the p-value is computed
 _NUISANCE = 0.1  # share of an error that pays for leaving out other points
 USUAL_CHANGE = 0.1  # share of images whose answer changes, if none is known
@@ -138,14 +147,14 @@ def interval(pairs: Pairs, confidence: float = 0.95) -> tuple[float, float]:
     return -bound_loss(swapped, error), bound_loss(pairs, error)
 
 
-def decide(pairs: Pairs, limit: float, error: float, confidence: float = 0.95) -> str:
+def decide(pairs: Pairs, limit: float, error: float, alarm: float = 0.025) -> str:
     """Decide whether a loss is within a limit.
 
     Args:
       pairs: the counts.
       limit: most that may be lost, a share.
       error: probability of `HARMLESS` though the true loss is above the limit.
-      confidence: of the interval whose lower end tells `HARMFUL`.
+      alarm: probability of `HARMFUL` though the true loss is within the limit.
 
     Returns:
       `HARMLESS`, `HARMFUL` or `UNDECIDED`.
@@ -154,8 +163,8 @@ def decide(pairs: Pairs, limit: float, error: float, confidence: float = 0.95) -
         return HARMLESS if limit >= 1 else HARMFUL
     if pairs.loss < limit and loss_p_value(pairs, limit, error) <= error:
         return HARMLESS
-    lower, swapped = (1 - confidence) / 2, Pairs(pairs.total, pairs.gained, pairs.lost)
-    if pairs.loss > limit and loss_p_value(swapped, -limit, lower) <= lower:
+    swapped = Pairs(pairs.total, pairs.gained, pairs.lost)
+    if pairs.loss > limit and loss_p_value(swapped, -limit, alarm) <= alarm:
         return HARMFUL
     return UNDECIDED
 
@@ -163,24 +172,31 @@ def decide(pairs: Pairs, limit: float, error: float, confidence: float = 0.95) -
 class PastUpdate(NamedTuple):
     """One update, as the budget sees it."""
 
-    outcome: str  # ACCEPTED, ON_TRUST or ROLLED_BACK
+    outcome: str  # one of `OUTCOMES`
     on_trust: bool  # whether an undecided update could be accepted
     renewed: bool = False  # whether it shares no labelled image with those before
 
 
 class Share(NamedTuple):
-    """The error of one update."""
+    """The errors of one update."""
 
-    error: float  # probability that it may use
+    error: float  # probability that it may use to call a harmful encoder harmless
+    alarm: float  # and a harmless one harmful
     left: dict[str, float]  # budget after each outcome
 
 
-def _predict(counts, on_trust) -> dict[str, float]:
-    """Predict the outcome of an update from the counts of earlier ones."""
-    weights = {x: counts[x] + prior for x, prior in _PRIOR.items()}
-    if not on_trust:
-        del weights[ON_TRUST]
-    return {x: weight / sum(weights.values()) for x, weight in weights.items()}
+def _predict(past, on_trust) -> tuple[float, dict[str, float]]:
+    """Predict from earlier outcomes whether the next is proven; and the others."""
+    counts = {outcome: 0 for outcome in OUTCOMES}
+    for update in past:
+        counts[update.outcome] += 1
+    proven = counts[ACCEPTED] + counts[REJECTED]
+    chance = (proven + 1) / (len(past) + 1.5)
+    others = {ROLLED_BACK: counts[ROLLED_BACK] + 0.5}
+    if on_trust:
+        others[ON_TRUST] = counts[ON_TRUST] + 0.5
+    total = sum(others.values())
+    return chance, {x: (1 - chance) * n / total for x, n in others.items()}
 
 
 def share_budget(
@@ -190,15 +206,18 @@ def share_budget(
     on_trust: bool = False,
     renewed: bool = False,
 ) -> Share:
-    """Compute the error that the next update may use.
+    """Compute the errors that the next update may use.
 
-    It is the budget times the probability, by a predictor, of all outcomes so far and
-    then of "harmless". Each way to a first wrong acceptance is a word of outcomes. No
-    such word begins another one, so the probabilities of all of them sum to 1 at most
-    (Kraft), and their errors to the budget. This holds however the outcomes choose what
-    is trained next, as long as nothing else about the labelled images does.
+    A history of outcomes has a part of the budget, and its continuations share it. The
+    next encoder is harmful or harmless; nobody knows which. If it is harmful, the part
+    is shared by the error "harmless", and by the continuations after "harmful" and
+    after unproven outcomes. If it is harmless, by the error "harmful", and by the
+    continuations after "harmless" and after unproven outcomes. So the errors of all
+    histories sum to the budget at most, however outcomes choose what is trained next,
+    as long as nothing else about the labelled images does. The shares follow a
+    prediction of the outcome from those before.
 
-    An update with labelled images of its own gets its share back if it is harmless.
+    An update with labelled images of its own gets its part back if it is harmless.
 
     Args:
       past: earlier updates, the first one first.
@@ -206,26 +225,36 @@ def share_budget(
       on_trust: whether this update may be accepted though it is undecided.
       renewed: whether its labelled images have none in common with earlier updates.
     """
-    counts = dict.fromkeys(_PRIOR, 0)
-    start, words = budget, []  # budget when the labelled images were new; since then
-    for update in (*past, PastUpdate("", on_trust, renewed)):
-        if update.renewed and words:
-            start, words = _settle(start, words), []
-        chances = _predict(counts, update.on_trust)
-        if update.outcome:
-            words.append((update.outcome, chances))
-            counts[update.outcome] += 1
-    inside = start * np.prod([chance[outcome] for outcome, chance in words])
-    left = {x: _settle(start, [*words, (x, chances)]) for x in chances}
-    return Share(float(inside * chances[ACCEPTED]), left)
+    start = here = budget  # when the labelled images were new; now
+    single = 0  # updates since then
+    renewal = budget  # what is left if the labelled images are new again
+    for number, update in enumerate(past):
+        if update.renewed and single:
+            start = here = renewal
+            single = 0
+        chance, others = _predict(past[:number], update.on_trust)
+        renewal = _renew(start, chance, update.outcome) if single == 0 else None
+        here *= _split(chance, others)[update.outcome]
+        renewal = here if renewal is None else renewal
+        single += 1
+    if renewed and single:
+        start = here = renewal
+        single = 0
+    chance, others = _predict(past, on_trust)
+    left = {x: here * share for x, share in _split(chance, others).items()}
+    return Share(here * chance * _HARMLESS, here * chance * _FALSE_ALARM, left)
 
 
-def _settle(start, words) -> float:
-    """Compute the budget that is left after updates on the same labelled images."""
-    if len(words) == 1:
-        ((outcome, chances),) = words
-        return start if outcome == ACCEPTED else start * (1 - chances[ACCEPTED])
-    return float(start * np.prod([chances[outcome] for outcome, chances in words]))
+def _split(chance, others) -> dict[str, float]:
+    """Return the part of each continuation."""
+    proven = {ACCEPTED: chance * (1 - _FALSE_ALARM), REJECTED: chance * _HARMFUL}
+    return proven | others
+
+
+def _renew(start, chance, outcome) -> float:
+    """Return what is left after a single update on its own labelled images."""
+    used = chance * _FALSE_ALARM if outcome == ACCEPTED else chance * _HARMLESS
+    return start * (1 - used)
 
 
 def count_images(limit: float, error: float, change: float) -> int:

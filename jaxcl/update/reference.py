@@ -355,7 +355,8 @@ def compare_answers(
             "changed": (pairs.lost + pairs.gained) / pairs.total,
         }
         if limit is not None and plan.share.error > 0:
-            word = gate.decide(pairs, limit, plan.share.error, confidence)
+            alarm = plan.share.alarm / len(after)  # of each of several matrices
+            word = gate.decide(pairs, limit, plan.share.error, alarm)
             most = gate.bound_loss(pairs, plan.share.error)
             matrices[name] |= {"verdict": word, "most": most}
     return {
