@@ -15,6 +15,7 @@ from collections.abc import Sequence
 _COMMANDS = {
     "train": ("jaxcl.main", "train a config, or continue a run that was stopped"),
     "update": ("jaxcl.update", "train a run's encoder on new images, within limits"),
+    "check": ("jaxcl.update.check", "check whether an update is due; trains nothing"),
     "import": ("jaxcl.weights.import_file", "read the weights of another library"),
     "export": ("jaxcl.weights.export", "write the encoder of a run to a folder"),
     "features": ("jaxcl.weights.embed", "embed a data set once, into one file"),
@@ -27,7 +28,7 @@ _COMMANDS = {
     "estimate": ("jaxcl.estimate", "estimate memory and time of a step, on any chip"),
 }
 _GROUPS = {
-    "Train": ("train", "update"),
+    "Train": ("train", "check", "update"),
     "Models": ("import", "export", "features", "index"),
     "Data": ("data",),
     "Results": ("report", "compare"),

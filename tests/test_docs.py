@@ -28,6 +28,7 @@ from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.report import compare
 from jaxcl.report import page as report_page
+from jaxcl.update import check as update_check
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
 from jaxcl.weights import embed, export, import_file
@@ -103,6 +104,7 @@ PARSERS = {
     "index": index_command,
     "data": fetch,
     "report": report_page,
+    "check": update_check,
 }
 
 

@@ -24,9 +24,10 @@ from jaxcl.index import canary, drift, kit, maps
 from jaxcl.index import ways as ways_lib
 from jaxcl.run import checkpoint, finish, job, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.update import average, lineage
+from jaxcl.update import average, gate, lineage
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
+from jaxcl.update import reference as reference_lib
 from jaxcl.update import verdict as update_verdict
 from jaxcl.weights import export
 
@@ -79,8 +80,11 @@ def config(**changes):
     return made.to_dict()
 
 
+OPTIONS = ("old", "join", "again", "select", "reference", "becomes_reference")
+
+
 def plan(root, *, test=True, data="new.npz", **changes):
-    options = {k: changes.pop(k) for k in ("old", "join", "again") if k in changes}
+    options = {k: changes.pop(k) for k in OPTIONS if k in changes}
     judge = str(root / "test.npz") if test else None
     data, given = str(root / data), config(**changes)
     return update_plan.make_plan(str(root / "run"), data, given, test=judge, **options)
@@ -133,6 +137,18 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
         assert found["accuracy"][name][when] == want
     change = found["accuracy"][name]
     assert change["change"] == change["after"] - change["before"]
+    # The answers to single images are kept, and compared in pairs.
+    before_right, after_right = (
+        reference_lib.read_answers(copy / x)[name] for x in ("before", "after")
+    )
+    pairs = found["gate"]["matrices"][name]["reference"]
+    assert pairs == found["gate"]["matrices"][name]["parent"]
+    assert pairs["lost"] == (before_right & ~after_right).sum()
+    assert pairs["gained"] == (~before_right & after_right).sum()
+    assert pairs["after"] == change["after"] and found["gate"]["images"] == 200
+    kept = reference_lib.read_reference(reference_lib.find_file(copy / "run"))
+    assert kept.run == str(copy / "run")
+    np.testing.assert_array_equal(kept.right[name], before_right)
     rows = np.sort(np.random.default_rng(0).permutation(1438)[:200])
     old, fresh = (
         build.make_embedder(
@@ -238,9 +254,10 @@ def test_the_smaller_batch_of_few_images_ends_with_their_update(copy):
 def test_an_average_lies_between_both_encoders(copy, monkeypatch, asked, share):
     """Saved once, though the command was killed before it wrote its verdict."""
     measured = {"before": 0.71, "average_1.0": 0.6, "average_0.75": 0.7, "after": 0.7}
-    monkeypatch.setattr(
-        update_command, "measure_accuracies", lambda *given: {"knn": measured[given[2]]}
-    )
+    for name in ("measure_accuracies", "_measure_choice"):
+        monkeypatch.setattr(
+            update_command, name, lambda *given: {"knn": measured[given[2]]}
+        )
     work = plan(copy, average=asked)
     found = update_command.carry_out(work)
     tried = {name[8:]: {"knn": measured[name]} for name in [*measured][1:3]}
@@ -331,14 +348,26 @@ def test_an_average_is_of_the_encoder_its_statistics_too(monkeypatch):
 
 
 def test_a_share_is_judged_as_an_encoder_is(copy):
-    """The weights of a run, tried as an average, have the accuracies of the run."""
-    work = plan(copy, average="auto", **{"limits.accuracy_drop": 1.0})
-    shutil.copytree(copy / "run", work.workdir)
+    """The weights of a run, tried as an average, have the accuracies of the run.
+
+    A part of the labelled images chooses, or images of their own.
+    """
     own = [tree["encoder"] for tree in encoder(copy / "run")[0]]
-    judging = update_command._prepare_evaluation(work, copy / "run", "before")
-    before = update_command.measure_accuracies(work, judging, "before", lambda: False)
-    found = update_command._choose_share(work, before, lambda _: own, lambda: False)
-    assert found == {"share": 1.0, "tried": {"1.0": before}}
+    for select in (None, str(copy / "test.npz")):
+        work = plan(
+            copy, average="auto", **{"limits.accuracy_drop": 1.0}, select=select
+        )
+        if select is None:
+            shutil.copytree(copy / "run", work.workdir)
+        assert (len(work.comparison.rows) == 200) == bool(select)
+        found = update_command._choose_share(work, lambda _: own, lambda: False)
+        place = work.workdir / ("select_before" if select else "before")
+        ((name, right),) = reference_lib.read_answers(place).items()
+        if select is None:
+            assert 50 <= work.comparison.choosing.sum() <= 150
+            right = right[work.comparison.choosing]
+        assert found["share"] == 1.0
+        assert found["tried"] == {"1.0": {name: pytest.approx(right.mean())}}
 
 
 def test_a_share_is_chosen_by_what_is_measured(copy):
@@ -351,11 +380,27 @@ def test_a_share_is_chosen_by_what_is_measured(copy):
 
 @pytest.mark.slow
 def test_updates_go_on_from_each_other(copy):
+    runs, past = [], []
     for number, (limit, current) in enumerate([(1.0, 1), (-1.0, 1), (1.0, 3)], 1):
-        work = plan(copy, again=True, **{"limits.accuracy_drop": limit})
+        asked = {"limits.accuracy_drop": limit, "becomes_reference": number == 3}
+        work = plan(copy, again=True, **asked)
         assert work.workdir.name == f"{number:04d}"
-        update_command.carry_out(work)
+        found = update_command.carry_out(work)
+        runs.append(found["run"])
         assert lineage.find_current(copy / "run").endswith(f"updates/{current:04d}")
+        # Losses count from the run, whatever the parent is; each spends its share.
+        compared = found["gate"]
+        assert compared["reference"] == str(copy / "run")
+        share = gate.share_budget(past, 0.05, on_trust=True)
+        assert compared["error"] == pytest.approx(share.error)
+        past.append(gate.PastUpdate(compared["outcome"], True))
+        assert compared["outcome"] == (gate.ROLLED_BACK if number == 2 else "harmless")
+    ((name, right),) = reference_lib.read_answers(work.workdir / "after").items()
+    kept = reference_lib.read_reference(reference_lib.find_file(copy / "run"))
+    assert kept.run == runs[2]
+    np.testing.assert_array_equal(kept.right[name], right)
+    assert plan(copy, again=True, reference=runs[0]).comparison.run == runs[0]
+    assert plan(copy, again=True).comparison.run == runs[2]
     # The second, rolled back, left no trace in the third.
     assert encoder(work.workdir)[1] == encoder(copy / "run")[1] + 2 * (240 // 48)
 
@@ -475,6 +520,11 @@ def test_a_joined_update_reads_old_images_as_earlier_ones(copy):
         ({"limits.acuracy": 1.0}, r"config\.limits\.acuracy"),
         ({"limits.accuracy": 0.5, "test": False}, r"accuracy=0\.5"),
         ({"train.method": {"name": "er"}}, r"config\.train\.method"),
+        ({"limits.confidence": 1.0}, r"config\.limits\.confidence=1\.0"),
+        ({"limits.undecided": "keep"}, r"config\.limits\.undecided='keep'"),
+        ({"reference": "nowhere"}, r"--reference='nowhere'"),
+        ({"becomes_reference": True, "test": False}, "--accept-as-reference.*--test"),
+        ({"select": "a.npz"}, "--select='a.npz'.*--average"),
         ({"old": "none"}, r"config\.old"),
     ],
 )

@@ -360,9 +360,12 @@ def make_evaluator(parts: core.EvalParts, settings: head_lib.ProbeSettings) -> C
                 rows["domain_aware"][t] = row[t]
                 name = parts.stream.tasks[t].name
                 warnings += [f"domain {name}: {words}" for words in said]
-        accuracy = float(right["class_incremental"].mean())
-        scalars = {"accuracy": accuracy, "train_loss": loss}
+        marks = right["class_incremental"]
+        scalars = {"accuracy": float(marks.mean()), "train_loss": loss}
         scalars |= {"lr": lr} if settings.lrs else {}
-        return core.Result(rows, scalars, tuple(warnings))
+        answers = None
+        if not np.isnan(marks).any():
+            answers = {"class_incremental": marks.astype(bool)}
+        return core.Result(rows, scalars, tuple(warnings), answers)
 
     return evaluate

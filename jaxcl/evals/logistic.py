@@ -134,7 +134,9 @@ def make(
         rows = features_lib.average_rows(parts, right)
         accuracy = float(right["class_incremental"].mean())
         count = float(machine[-1].n_iter_.max())
-        return core.Result(rows, {"accuracy": accuracy, "iterations": count})
+        scalars = {"accuracy": accuracy, "iterations": count}
+        answers = {"class_incremental": right["class_incremental"]}
+        return core.Result(rows, scalars, answers=answers)
 
     return evaluate
 

@@ -237,6 +237,58 @@ def anytime(
     save_figure(figure, path)
 
 
+class LifePoint(NamedTuple):
+    """One update in the life of an encoder; accuracies are shares."""
+
+    reference: float  # accuracy of the reference on the images that judged
+    accuracy: float  # of the new encoder on them
+    low: float  # the interval of `accuracy`, for the same images of the reference
+    high: float
+    limit: float | None  # most that may be lost
+    accepted: bool
+
+
+@_in_default_style
+def life(points: dict[int, LifePoint], path, *, title="") -> None:
+    """Draw the accuracy of an encoder over its updates, beside that of its reference.
+
+    Args:
+      points: number of the update -> what was measured.
+      path: of the picture.
+      title: above it.
+    """
+    figure = make_figure(7.0, 3.4)
+    axes, numbers = figure.subplots(), np.array(list(points))
+    rows = list(points.values())
+    first, now = (
+        100 * np.array([getattr(x, k) for x in rows]) for k in LifePoint._fields[:2]
+    )
+    edges = 100 * np.array([[x.accuracy - x.low, x.high - x.accuracy] for x in rows]).T
+    limits = [
+        np.nan if x.limit is None else 100 * (x.reference - x.limit) for x in rows
+    ]
+    axes.step(numbers, first, where="mid", color=COLOURS[6], lw=1, label="reference")
+    line = {"where": "mid", "color": COLOURS[1], "ls": "--", "lw": 1}
+    axes.step(numbers, limits, label="limit", **line)
+    for accepted, number, face in ((True, 0, COLOURS[0]), (False, 1, "white")):
+        which = np.array([x.accepted is accepted for x in rows])
+        if which.any():
+            style = {"fmt": MARKERS[0], "color": COLOURS[number], "mfc": face}
+            word = "accepted" if accepted else "rolled back"
+            axes.errorbar(
+                numbers[which],
+                now[which],
+                edges[:, which],
+                label=word,
+                capsize=2,
+                **style,
+            )
+    axes.set(xlabel="update", ylabel="accuracy (%)", title=title)
+    axes.xaxis.set_major_locator(whole_number_ticks())
+    show_legend(axes)
+    save_figure(figure, path)
+
+
 @_in_default_style
 def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) -> None:
     """Draw a measure of several methods at each step of a stream of tasks.

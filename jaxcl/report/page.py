@@ -27,6 +27,7 @@ from jaxcl.report import comparability, compare, numbers
 from jaxcl.report import runs as runs_lib
 from jaxcl.run import cost as cost_lib
 from jaxcl.run import results as results_lib
+from jaxcl.update import lineage
 
 _PICTURE_BYTES = 2_000_000  # of all pictures of a run, so that the page stays small
 _MOST_NAMES = 10  # columns of accuracies beside the cost
@@ -51,6 +52,7 @@ def make_page(runs: list[runs_lib.RunGroup], *, title: str) -> str:
         runs=[run.name for run in runs],
         header=describe_runs(runs),
         matrices=[_lay_out_matrix(name, runs) for name in _list_matrices(runs)],
+        lives=_draw_lives(runs),
         loss=_draw_picture(_draw_loss, runs),
         pictures=[(run.name, *found) for run in runs for found in _read_pictures(run)],
         cost=cost_table(runs),
@@ -377,6 +379,43 @@ def _draw_loss(runs, path) -> None:
             curves[run.name] = tuple(np.array(points).T)
     if curves:
         plots.per_step(curves, path, compare.list_task_ends(runs[0]), ylabel="loss")
+
+
+def _draw_lives(runs) -> list[tuple[str, str]]:
+    """Draw the life of each encoder that was updated: name, picture."""
+    found = []
+    for run in runs:
+        folder = next(iter(run.folders.values()))
+        for matrix, points in read_lives(folder).items():
+            title = matrix if len(runs) == 1 else f"{run.name}, {matrix}"
+            drawn = _draw_picture(plots.life, points)
+            if drawn is not None:
+                found.append((title, drawn))
+    return found
+
+
+def read_lives(run: epath.PathLike) -> dict[str, dict[int, plots.LifePoint]]:
+    """Read the updates of a run that were compared with a reference.
+
+    Returns:
+      matrix -> number of the update -> what was measured.
+    """
+    lives: dict[str, dict[int, plots.LifePoint]] = {}
+    for path in lineage.list_updates(str(run)):
+        report = lineage.read_report(path) or {}
+        compared = report.get("gate", {"matrices": {}})
+        for matrix, pairs in compared["matrices"].items():
+            found = pairs["reference"]
+            first = found["before"]
+            lives.setdefault(matrix, {})[int(path.name)] = plots.LifePoint(
+                first,
+                found["after"],
+                first - found["high"],
+                first - found["low"],
+                compared["limit"],
+                report["accepted"],
+            )
+    return lives
 
 
 def _read_pictures(run) -> list[tuple[str, str]]:

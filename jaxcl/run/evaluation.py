@@ -158,11 +158,11 @@ def run_evaluators(
       stop: function called before each evaluator; True ends the evaluation.
 
     Returns:
-      The rows and scalars of all evaluators, named KEY/NAME, and all warnings, which
-      are also logged with their entry of the config. None if stopped: then nothing is
-      logged.
+      The rows, scalars and answers of all evaluators, named KEY/NAME, and all warnings,
+      which are also logged with their entry of the config. None if stopped: then
+      nothing is logged.
     """
-    rows, scalars, spent, warnings = {}, {}, {}, []
+    rows, scalars, answers, spent, warnings = {}, {}, {}, {}, []
     with features.share_passes():
         for key, evaluate in judges.items():
             if stop():
@@ -172,10 +172,11 @@ def run_evaluators(
             spent[f"{key}/seconds"] = time.monotonic() - began
             rows |= {f"{key}/{name}": row for name, row in result.rows.items()}
             scalars |= {f"{key}/{name}": x for name, x in result.scalars.items()}
+            answers |= {f"{key}/{n}": x for n, x in (result.answers or {}).items()}
             warnings += _log_warnings(result.warnings, key, state, task)
     found = {"eval": {**rows, **scalars}, "time": {"evaluation": spent}}
     recorder.log(int(state.step), task, **found)
-    return core.Result(rows, scalars, tuple(warnings))
+    return core.Result(rows, scalars, tuple(warnings), answers)
 
 
 def draw_pictures(

@@ -27,6 +27,7 @@ from jaxcl.methods.two_view import bases
 from jaxcl.run import checkpoint, evaluation, folder, job, record, train
 from jaxcl.run import results as results_lib
 
+ANSWERS = "answers.npz"  # bool[M] of each matrix, whether each row's answer is right
 TRAINING = ("method", "optimizer", "schedule")  # sections of runs that train
 
 
@@ -295,7 +296,7 @@ def run_transfer(
 
     Returns:
       The results of a run with one task, see `results.empty_results`, and the
-      "checkpoint".
+      "checkpoint". `ANSWERS` in the directory holds the answers to single images.
 
     Raises:
       train.Interrupted: `stop` returned True.
@@ -321,7 +322,10 @@ def run_transfer(
         )
         if result is None:
             raise train.Interrupted(f"stopped before the evaluation in {workdir} ended")
-        rows, scalars, _ = result
+        rows, scalars, _, answers = result
+        if answers and jax.process_index() == 0:
+            with storage.replacing(workdir / ANSWERS) as file:
+                np.savez_compressed(file, **answers)
         evaluation.draw_pictures(judged.pictures, work.state, 0)
         results = results_lib.empty_results(len(names), task_names=names)
         seconds = time.monotonic() - began

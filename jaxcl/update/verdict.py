@@ -2,7 +2,7 @@
 
 from jaxcl.index import ways as ways_lib
 from jaxcl.run import terminal
-from jaxcl.update import plan
+from jaxcl.update import gate, plan
 
 BEFORE, AFTER = "before", "after"
 
@@ -42,11 +42,18 @@ def compare_accuracies(
 
 def list_broken_accuracy(report: dict, limits: plan.Limits) -> list[str]:
     """List the limits on accuracy that an update breaks, each as a sentence."""
-    found = []
+    found, limit = [], limits.accuracy_drop
+    compared = report.get("gate", {}).get("matrices", {})
     for name, accuracy in report["accuracy"].items():
-        drop, value = -accuracy["change"], accuracy[AFTER]
-        if limits.accuracy_drop is not None and drop > limits.accuracy_drop:
-            found.append(f"{name} lost {drop:.4f}, allowed {limits.accuracy_drop}")
+        drop, value, reference = -accuracy["change"], accuracy[AFTER], ""
+        if name in compared:
+            drop = compared[name]["reference"]["loss"]
+            reference = " from the reference"
+            unproven = compared[name].get("verdict") == gate.UNDECIDED
+            if unproven and drop <= limit and limits.undecided != "accept":
+                found.append(f"{name} is undecided: too few images show its loss")
+        if limit is not None and drop > limit:
+            found.append(f"{name} lost {drop:.4f}{reference}, allowed {limit}")
         if limits.accuracy is not None and value < limits.accuracy:
             found.append(f"{name} is {value:.4f}, must be {limits.accuracy}")
     return found
@@ -118,17 +125,80 @@ def _say_ways(ways: dict) -> list[str]:
     return lines
 
 
+def say_pairs(pairs: dict, images: int, confidence: float) -> str:
+    """Say two accuracies, their difference with its interval, and what changed."""
+    before, after, loss, low, high = (
+        100 * pairs[x] for x in (BEFORE, AFTER, "loss", "low", "high")
+    )
+    changed, percent = pairs["lost"] + pairs["gained"], 100 * confidence
+    return (
+        f"{before:.1f} -> {after:.1f} %, {-loss + 0.0:+.1f} points "
+        f"({percent:g} %: {-high:.1f} to {-low:.1f}); "
+        f"{changed:,} of {images:,} images changed"
+    )
+
+
+def say_comparison(name: str, compared: dict, parent: str) -> list[str]:
+    """Say what an encoder lost against its parent and against the reference.
+
+    Args:
+      name: of the matrix.
+      compared: "gate" of update.json.
+      parent: directory of the parent.
+    """
+    found, images = compared["matrices"][name], compared["images"]
+    limit = compared["limit"]
+    to_parent, to_reference = (
+        say_pairs(found[x], images, compared["confidence"])
+        for x in ("parent", "reference")
+    )
+    lines = [f"Accuracy on labelled images ({name}): {to_parent}."]
+    if compared["reference"] != parent:
+        lines.append(f"Against the reference {compared['reference']}: {to_reference}.")
+    if "verdict" in found:
+        lines.append(
+            f"{found['verdict'].capitalize()}: the loss is at most "
+            f"{100 * found['most']:.1f} points, the limit is {100 * limit:.1f}."
+        )
+    return lines
+
+
+def _say_budget(compared) -> list[str]:
+    """Say which error the update used, and what an undecided one is worth."""
+    words = {x.get("verdict") for x in compared["matrices"].values()}
+    if words == {None}:
+        return []
+    budget = 1 - compared["confidence"]
+    error, life, left = (100 * x for x in (compared["error"], budget, compared["left"]))
+    lines = [
+        f"Update {compared['number']}: error {error:.2g} % of {life:.2g} %, left "
+        f"{left:.2g} %."
+    ]
+    if gate.UNDECIDED in words and compared["outcome"] == gate.ON_TRUST:
+        lines.append(
+            "Undecided was accepted: the observed loss is within the limit, the true "
+            'one may not be. limits.undecided="keep the old" accepts what is proven.'
+        )
+    return lines
+
+
 def write_sentences(report: dict) -> str:
     """Write sentences about an update and the next steps."""
     lines = []
     limit = report.get("asked", {}).get("limits", {}).get("accuracy_drop")
     allowed = "no limit" if limit is None else f"may fall by {100 * limit:.1f} points"
+    compared = report.get("gate", {"matrices": {}})
     for name, accuracy in report["accuracy"].items():
+        if name in compared["matrices"]:
+            lines += say_comparison(name, compared, report["parent"])
+            continue
         before, after, change = (100 * accuracy[x] for x in (BEFORE, AFTER, "change"))
         lines.append(
             f"Accuracy on labelled images ({name}): {before:.1f} % before, "
             f"{after:.1f} % after, {change:+.1f} points; {allowed}."
         )
+    if compared["matrices"]:
+        lines += _say_budget(compared)
     if not report["accuracy"]:
         lines.append("No labelled images were given, so no accuracy was measured.")
     if "average" in report:
@@ -140,7 +210,8 @@ def write_sentences(report: dict) -> str:
     if report["drift"]:
         lines.append(_say_recall(report["drift"]))
         lines += _say_ways(report["ways"]) if "ways" in report else []
-    lines.append(f"Search index: {_INDEX[report['index']]}.")
+    advice = _INDEX[report["index"]] if report["accepted"] else "stays as it is"
+    lines.append(f"Search index: {advice}.")
     broken = (f"Limit broken: {sentence}." for sentence in report["broken"])
     lines += [terminal.style_text(line, "bad") for line in broken]
     if report["accepted"]:
