@@ -137,9 +137,10 @@ def buckets(
 ) -> tuple[Budget, ...]:
     """Choose a few rising sizes of batches; any `batch_size` rows fit the last.
 
-    Each size costs one compilation, when a batch first needs it. The last holds the
-    `batch_size` graphs with the most nodes, or with the most edges; batches hardly ever
-    need it. The others hold nine tenths, and all, of 1,000 drawn batches.
+    Each size costs one compilation, when a batch first needs it. The last has room for
+    the most nodes and the most edges that `batch_size` graphs can have; batches hardly
+    ever need it. The first holds nine tenths of 1,000 drawn batches, the next all of
+    them.
 
     Args:
       graph_set: set that batches are drawn from.
