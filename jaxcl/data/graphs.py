@@ -209,9 +209,9 @@ def first_nodes(graphs: Graphs) -> jax.Array:
 
 
 def node_keys(key: jax.Array, graphs: Graphs) -> jax.Array:
-    """Return a key for each node, keys[n], whatever the padding and the other graphs.
+    """Return a key for each node, keys[n], independent of padding and other graphs.
 
-    fold_in(fold_in(key, slot of the graph), position of the node in its graph).
+    The key is fold_in(fold_in(key, slot of the graph), position of the node in it).
     """
     fold_each = jax.vmap(jax.random.fold_in, (None, 0))
     keys = fold_each(key, jnp.arange(len(graphs.graph_mask)))[graphs.node_graph]
