@@ -18,6 +18,7 @@ _COMMANDS = {
     "import": ("jaxcl.weights.import_file", "read the weights of another library"),
     "export": ("jaxcl.weights.export", "write the encoder of a run to a folder"),
     "features": ("jaxcl.weights.embed", "embed a data set once, into one file"),
+    "index": ("jaxcl.api.index", "bring stored vectors to a run's newest encoder"),
     "data": ("jaxcl.data.fetch", "download or draw a well-known set of images"),
     "report": ("jaxcl.report.page", "write one HTML page about any runs"),
     "compare": ("jaxcl.report.compare", "compare runs in a table and a plot"),
@@ -27,7 +28,7 @@ _COMMANDS = {
 }
 _GROUPS = {
     "Train": ("train", "update"),
-    "Models": ("import", "export", "features"),
+    "Models": ("import", "export", "features", "index"),
     "Data": ("data",),
     "Results": ("report", "compare"),
     "Inspect": ("list", "options", "estimate"),

@@ -21,6 +21,7 @@ import jaxcl.evals
 import jaxcl.methods
 from helpers import config_files, pages, run_directories
 from jaxcl import cli, estimate
+from jaxcl.api import index as index_command
 from jaxcl.config import files, sections
 from jaxcl.data import convert, fetch, from_arrays, sources
 from jaxcl.methods.online_ssl import regularisers
@@ -99,6 +100,7 @@ PARSERS = {
     "export": export,
     "features": embed,
     "import": import_file,
+    "index": index_command,
     "data": fetch,
     "report": report_page,
 }

@@ -3,7 +3,7 @@
 import numpy as np
 
 from helpers import twins
-from jaxcl.update import drift
+from jaxcl.index import drift
 
 RNG = np.random.default_rng(0)
 OLD = RNG.normal(size=(60, 6))

@@ -20,9 +20,11 @@ from helpers import run_directories, toy
 from jaxcl import core
 from jaxcl.config import build, own_images
 from jaxcl.errors import Refused
+from jaxcl.index import canary, drift, kit, maps
+from jaxcl.index import ways as ways_lib
 from jaxcl.run import checkpoint, finish, job, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.update import adapters, average, drift, lineage
+from jaxcl.update import average, lineage
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
 from jaxcl.update import verdict as update_verdict
@@ -139,22 +141,31 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
         for x in (copy / "run", work.workdir)
     )
     moved = drift.measure_drift(old(rows), fresh(rows), k=10)
-    best, *others = adapters.fit_adapters(old(rows), fresh(rows), k=10)
+    label = own_images.read_images({"name": "digits"}).train.label[rows]
+    measured = ways_lib.measure_ways(old(rows), fresh(rows), label=label, k=10)
+    best, *others = measured.back
     moved["adapters"] = {one.kind: one.recall for one in (best, *others)}
     assert found["drift"] == results_lib.to_json(moved) | {"rows": 200}
-    assert found["index"] == update_verdict.decide_index(found["drift"], 0.9)
+    assert found["ways"] == measured.ways
+    assert found["index"] == update_verdict.decide_index(moved, measured.ways, 0.9)
+    # What brings stored vectors to the new encoder lies beside the verdict.
+    left = kit.read_kit(work.workdir)
+    np.testing.assert_allclose(left.before, old(rows), rtol=1e-5)
+    np.testing.assert_allclose(left.after, fresh(rows), rtol=1e-5)
+    assert left.ids == [str(row) for row in rows] and left.fitted.kind
+    assert canary.read_canary(work.workdir / canary.FILE).encoder == left.target
     told = update_verdict.write_sentences(found)
     for one in (best, *others):
         assert f"{one.kind} {100 * one.recall:.0f} %" in told
-    adapter = work.workdir / adapters.FILE
+    adapter = work.workdir / maps.FILE
     assert adapter.exists() == (found["index"] == "adapt")
     # An adapter is exported with the encoder, which maps its embeddings by it.
-    lineage.write_report(work.workdir, found, best.adapter)
+    lineage.write_report(work.workdir, found, maps.pack_map(best.arrays))
     export.export(str(copy / "run"), str(copy / "out"))
     plain, adapted = (jaxcl.load_encoder(copy / "out", into=x) for x in (None, "old"))
     images = own_images.read_images({"name": "digits"}).train.images[rows]
     np.testing.assert_allclose(plain.embed(images), fresh(rows), rtol=1e-3, atol=1e-4)
-    mapped = adapters.map_features(best.adapter, fresh(rows))
+    mapped = maps.map_features(best.arrays, fresh(rows))
     np.testing.assert_allclose(adapted.embed(images), mapped, rtol=1e-3, atol=1e-4)
     np.testing.assert_array_equal(adapted.picture_features(), plain.picture_features())
     adapter.unlink()
@@ -565,12 +576,31 @@ MOVED = {"index_overlap": 0.85, "overlap": 0.7}
 MOVED |= {"adapters": {"affine": 0.95, "orthogonal": 0.3}}
 
 
+def ways_of(measure, **values):
+    """Ways with the low ends of their intervals; a new index has 0.8."""
+    values = {"leave": 0.3, "back": 0.4, "forward": 0.5, "forward_25": 0.6} | values
+    ways = {way: {measure: [x + 0.05, x, x + 0.1]} for way, x in values.items()}
+    return ways | {"all": {measure: [0.8, 0.75, 0.85]}}
+
+
 def test_the_verdict_on_an_index():
-    assert update_verdict.decide_index(None, 0.9) == "unknown"
-    assert update_verdict.decide_index(MOVED, 0.8) == "keep"
-    assert update_verdict.decide_index(MOVED, 0.85) == "keep"
-    assert update_verdict.decide_index(MOVED, 0.9) == "adapt"
-    assert update_verdict.decide_index(MOVED, 0.96) == "rebuild"
+    def decide(least, measure="neighbours", **values):
+        return update_verdict.decide_index(MOVED, ways_of(measure, **values), least)
+
+    assert update_verdict.decide_index(None, None, 0.9) == "unknown"
+    # Without labels the old neighbours count, too.
+    assert decide(0.8) == decide(0.85) == "keep"
+    assert decide(0.9) == "adapt"
+    assert decide(0.96) == "rebuild"
+    assert decide(0.96, forward=0.77) == "upgrade"
+    # With labels the precision counts, as a share of that of a new index.
+    labelled = {"measure": "precision"}
+    assert decide(0.9, **labelled) == "rebuild"
+    assert decide(0.9, **labelled, forward_25=0.73) == "refresh"
+    assert decide(0.9, **labelled, forward=0.73) == "upgrade"
+    assert decide(0.92, **labelled, forward=0.73) == "rebuild"
+    assert decide(0.9, **labelled, forward=0.73, back=0.74) == "adapt"
+    assert decide(0.9, **labelled, leave=0.75) == "keep"
 
 
 @pytest.mark.parametrize(

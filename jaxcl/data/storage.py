@@ -140,6 +140,11 @@ def describe_room(path: Path, error: OSError) -> str:
     return ""
 
 
+def free_space(path: Path) -> int:
+    """Return the number of bytes that are free on the disk of a file to be written."""
+    return shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
+
+
 def file_size(path: Path) -> int:
     """Return the number of bytes of a file."""
     return epath.Path(path).stat().length

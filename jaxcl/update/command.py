@@ -25,9 +25,10 @@ from jaxcl import numerics
 from jaxcl.config import build, command, run_config
 from jaxcl.data import identity
 from jaxcl.errors import Refused
+from jaxcl.index import maps
 from jaxcl.run import finish, job, lock, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.update import adapters, average, drift, lineage, plan, verdict
+from jaxcl.update import average, lineage, plan, served, verdict
 from jaxcl.update.verdict import AFTER, BEFORE
 
 ROLLED_BACK = 3
@@ -88,8 +89,7 @@ def _carry_out(work, prepared, stop) -> dict:
     prepared = prepare(work) if prepared is None else prepared
     report = {"parent": work.parent, "asked": work.asked}
     before = measure_accuracies(work, prepared.judging, BEFORE, stop)
-    rows, embed = work.sample or (None, None)
-    old = None if embed is None else adapters.map_to_index(work.parent, embed(rows))
+    old = served.embed_old(work)
     results = finish.run_job(prepared.job, folder, stop=stop)
     if work.options.average is not None:
         report["average"] = average.save_average(
@@ -98,20 +98,22 @@ def _carry_out(work, prepared, stop) -> dict:
     judging = _prepare_evaluation(work, folder, AFTER)
     after = measure_accuracies(work, judging, AFTER, stop)
     report["accuracy"] = verdict.compare_accuracies(before, after)
-    report["drift"], fitted = None, []
-    if old is not None:
-        new = build.make_embedder(plan.add_checkpoint(work.old, folder))[1](rows)
-        measured = drift.measure_drift(old, new, k=work.options.neighbours)
-        fitted = adapters.fit_adapters(old, new, k=work.options.neighbours)
-        measured["adapters"] = {one.kind: one.recall for one in fitted}
-        report["drift"] = results_lib.to_json(measured) | {"rows": len(old)}
-    report["index"] = verdict.decide_index(report["drift"], work.options.index)
+    compared = None if old is None else served.compare(work, old, folder)
+    report["drift"] = None if compared is None else compared.drift
+    report["ways"] = None if compared is None else compared.ways
+    report["index"] = verdict.decide_index(
+        report["drift"], report["ways"], work.options.index
+    )
     report["broken"] = verdict.list_broken(report, work.limits)
     report["accepted"] = not report["broken"]
     report["cost"] = results["cost"]["per_task"][-1]
     report["seconds"] = time.time() - began
-    best = fitted[0].adapter if report["index"] == "adapt" else None
-    return lineage.write_report(work.workdir, report, best)
+    adapter = None
+    if compared is not None and report["accepted"]:
+        served.write_kit(work.workdir, compared, work.options.neighbours)
+        if report["index"] == "adapt":
+            adapter = maps.pack_map(compared.adapter, {"target": compared.kit.source})
+    return lineage.write_report(work.workdir, report, adapter)
 
 
 def _prepare_evaluation(

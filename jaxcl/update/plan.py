@@ -24,7 +24,8 @@ class Limits:
     # Most that an accuracy on --test may fall
     accuracy_drop: Annotated[float, schema.Range(-1, 1)] | None = 0.02
     accuracy: schema.Share | None = None  # least accuracy on --test
-    index: Literal["keep", "adapt"] | None = None  # worst verdict allowed
+    # Worst verdict on the index that is allowed
+    index: Literal["keep", "adapt", "upgrade", "refresh"] | None = None
     overlap: schema.Share | None = None  # least share of neighbours kept in a new index
 
 
@@ -45,7 +46,7 @@ class Options:
     rows: Annotated[int, schema.Range(1, 2**20)] = 2048
     # Neighbours of each that are compared
     neighbours: Annotated[int, schema.Range(1, 1024)] = 10
-    # Least share of neighbours kept for an old index to be usable
+    # Share of what a new index gives from which a cheaper way is good enough
     index: schema.Share = 0.9
 
 
@@ -57,7 +58,8 @@ class Plan(NamedTuple):
     config: dict  # of the run that trains on the new images
     judge: dict | None  # config of a transfer run on --test, without checkpoint
     old: dict | None  # the same, to embed old images
-    sample: tuple | None  # rows i32[n] of old images, and `parent`'s function of them
+    # Rows i32[n] of old images, and the build.Embedder of `parent`
+    sample: tuple | None
     options: Options
     limits: Limits
     asked: dict  # JSON; two updates with the same `asked` are the same
@@ -279,17 +281,18 @@ def _choose_old_images(old, run, options):
     """Choose the old images to compare.
 
     Returns:
-      Their rows i32[n], the same each time, and a function that embeds rows by the
-      encoder of `run`.
+      Their rows i32[n], the same each time, and what embeds them by the encoder of
+      `run`.
 
     Raises:
       Refused: there are too few.
     """
-    size, embed = build.make_embedder(add_checkpoint(old, run))
-    rows = np.sort(np.random.default_rng(0).permutation(size)[: options.rows])
+    embedder = build.make_embedder(add_checkpoint(old, run))
+    rows = np.random.default_rng(0).permutation(embedder.size)[: options.rows]
+    rows = np.sort(rows)
     if len(rows) <= 2 * options.neighbours:
         raise Refused(
             f"config.neighbours={options.neighbours}: must be below half of the "
             f"{len(rows)} old images"
         )
-    return rows, embed
+    return rows, embedder

@@ -1,30 +1,33 @@
 """Decide whether an update is kept, and what to do with an index."""
 
+from jaxcl.index import ways as ways_lib
 from jaxcl.run import terminal
 from jaxcl.update import plan
 
 BEFORE, AFTER = "before", "after"
-VERDICTS = ("keep", "adapt", "rebuild")  # for an index, the best first
 
 
-def decide_index(moved: dict | None, least: float) -> str:
+def decide_index(moved: dict | None, ways: dict | None, least: float) -> str:
     """Decide what to do with an index of the old embeddings.
 
     Args:
       moved: of `drift.measure_drift`; None: not measured.
-      least: share of neighbours kept from which the index is usable.
+      ways: of `ways.measure_ways`.
+      least: share of the quality of a new index from which a way is good enough.
 
     Returns:
-      "keep": new queries find their old neighbours in the index. "adapt": they do
-      through the best adapter. "rebuild": neither. "unknown": not measured.
+      "unknown": not measured. Else the first of `ways.VERDICTS` that is good enough by
+      `ways.list_usable`. Without labels the old neighbours may be found in place of the
+      new ones: "keep" in the index as it is, "adapt" through the best adapter.
     """
     if moved is None:
         return "unknown"
-    shares = moved["index_overlap"], max(moved["adapters"].values())
-    for verdict, share in zip(VERDICTS, shares, strict=False):
-        if share >= least:
-            return verdict
-    return VERDICTS[-1]
+    verdicts = {ways_lib.verdict_of(way) for way in ways_lib.list_usable(ways, least)}
+    if "precision" not in ways["all"]:
+        shares = moved["index_overlap"], max(moved["adapters"].values())
+        pairs = zip(ways_lib.VERDICTS, shares, strict=False)
+        verdicts |= {verdict for verdict, share in pairs if share >= least}
+    return min(verdicts, key=ways_lib.VERDICTS.index)
 
 
 def compare_accuracies(
@@ -54,7 +57,8 @@ def list_broken(report: dict, limits: plan.Limits) -> list[str]:
     found = list_broken_accuracy(report, limits)
     if limits.index is not None:
         verdict = report["index"]
-        allowed = VERDICTS[: VERDICTS.index(limits.index) + 1]
+        order = ways_lib.VERDICTS
+        allowed = order[: order.index(limits.index) + 1]
         if verdict not in allowed:
             found.append(f"index: {verdict}, allowed {' or '.join(allowed)}")
     if limits.overlap is not None:
@@ -67,6 +71,8 @@ def list_broken(report: dict, limits: plan.Limits) -> list[str]:
 _INDEX = {
     "keep": "keep your index: new queries find their old neighbours in it",
     "adapt": "adapt: load_encoder(FOLDER, into='old'), then your index serves on",
+    "upgrade": "upgrade: jaxcl index upgrade maps the stored vectors, without images",
+    "refresh": "upgrade, then embed a part again: jaxcl index upgrade, plan, refresh",
     "rebuild": "rebuild your index: embed its images again with the new encoder",
     "unknown": "unknown, since no old images were compared; --old gives them",
 }
@@ -80,6 +86,36 @@ def _say_recall(moved) -> str:
         f"{kept:.0f} % of the old neighbours are found in the old index.\n"
         f"Through an adapter: {by_kind}; with all images embedded again: {anew:.0f} %."
     )
+
+
+def _say_ways(ways: dict) -> list[str]:
+    """Say what each way to go on with the index gives, and what to do until then."""
+    measure = "precision" if "precision" in ways["all"] else "neighbours"
+    what = "of the query's class" if measure == "precision" else "found"
+    percent = {way: 100 * values[measure][0] for way, values in ways.items()}
+    half = max(100 * (x[measure][0] - x[measure][1]) for x in ways.values())
+    names = {"old": "old encoder and index", "leave": "index as it is"}
+    names |= {"back": "queries mapped back", "forward": "vectors mapped forward"}
+    shown = [f"{name} {percent[x]:.0f}" for x, name in names.items() if x in percent]
+    again = " / ".join(f"{percent[way]:.0f}" for way in ways_lib.SHARES)
+    shown += [f"then 10 / 25 / 50 % embedded again {again}"]
+    if measure == "precision":
+        shown.append(f"all {percent['all']:.0f}")
+    kind = "Nearest images" if measure == "precision" else "A new index's neighbours"
+    lines = [f"{kind} {what}, in percent ± {half:.0f}: {', '.join(shown)}."]
+    value = {way: values[measure][0] for way, values in ways.items()}
+    if measure == "precision" and value["old"] > value["all"]:
+        lines.append(
+            "On the images in the index the old encoder is better than the new one."
+        )
+    if value["forward"] > max(value[x] for x in ("leave", "back") if x in value):
+        lines.append(
+            "Until the images are embedded again, the best index is that of "
+            "jaxcl index upgrade."
+        )
+    else:
+        lines.append("Mapping the stored vectors does not help here.")
+    return lines
 
 
 def write_sentences(report: dict) -> str:
@@ -103,6 +139,7 @@ def write_sentences(report: dict) -> str:
         )
     if report["drift"]:
         lines.append(_say_recall(report["drift"]))
+        lines += _say_ways(report["ways"]) if "ways" in report else []
     lines.append(f"Search index: {_INDEX[report['index']]}.")
     broken = (f"Limit broken: {sentence}." for sentence in report["broken"])
     lines += [terminal.style_text(line, "bad") for line in broken]

@@ -24,8 +24,8 @@ from jaxcl.data import graphs as graphs_lib
 from jaxcl.data import prefetch
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
+from jaxcl.index import maps
 from jaxcl.run import folder as folder_lib
-from jaxcl.update import adapters
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -143,7 +143,7 @@ class Encoder:
         rows = self._program(self.params, self.stats, inputs)
         if self.adapter is None:
             return rows
-        return adapters.map_features(self.adapter, rows)
+        return maps.map_features(self.adapter, rows)
 
     def picture_features(self) -> np.ndarray:
         """Embed a fixed picture that the library makes itself, f32[D].
@@ -407,13 +407,13 @@ def load_encoder(
     if into is None:
         return encoder
     core.check_choice("into", into, ("old",))
-    if adapters.FILE not in card["files"]:
+    if maps.FILE not in card["files"]:
         raise Refused(
-            f"{folder}: into='old': it has no {adapters.FILE}; an accepted update with "
+            f"{folder}: into='old': it has no {maps.FILE}; an accepted update with "
             "the verdict 'adapt' leaves one, and jaxcl export copies it"
         )
-    arrays = folder_lib.read_leaves(folder, card, adapters.FILE)
-    adapter = adapters.check_adapter(arrays, epath.Path(folder) / adapters.FILE)
+    arrays = folder_lib.read_leaves(folder, card, maps.FILE)
+    adapter = maps.check_map(arrays, epath.Path(folder) / maps.FILE)
     return dataclasses.replace(encoder, adapter=adapter)
 
 

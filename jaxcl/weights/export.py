@@ -23,11 +23,12 @@ from jaxcl import lookup, numerics, schema, sharding
 from jaxcl.config import sections
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
+from jaxcl.index import maps
 from jaxcl.nets import tuning
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import transfer
-from jaxcl.update import adapters, lineage
+from jaxcl.update import lineage
 from jaxcl.weights import encoder, pytorch, writer
 from jaxcl.weights import stablehlo as program
 
@@ -85,9 +86,9 @@ def export(
     if torch:
         state = pytorch.torch_state(exported)
         files[writer.PYTORCH[section["name"]]] = writer.pack_tensors(state, "pt")
-    adapter = epath.Path(run) / adapters.FILE
+    adapter = epath.Path(run) / maps.FILE
     if adapter.exists():
-        files[adapters.FILE] = adapter.read_bytes()
+        files[maps.FILE] = adapter.read_bytes()
     if stablehlo is not None:
         files[program.FILE] = program.pack_program(exported, stablehlo)
     cursor = transfer.cursor(where, source["number"])

@@ -14,7 +14,7 @@ from jax import export
 from jaxcl import numerics, sharding
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
-from jaxcl.update import adapters
+from jaxcl.index import maps
 from jaxcl.weights import encoder
 
 FILE = "encoder.stablehlo"
@@ -50,7 +50,7 @@ def make_program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tu
         images = prepare(images) if pixels == "uint8" else images
         rows, _ = network.apply(network.params, network.stats, images)
         adapter = network.adapter
-        return rows if adapter is None else adapters.map_features(adapter, rows)
+        return rows if adapter is None else maps.map_features(adapter, rows)
 
     return embed_images, (inputs["size"], inputs["size"], inputs["channels"])
 

@@ -18,15 +18,15 @@ from safetensors import numpy as tensors
 import jaxcl
 from jaxcl.data import storage
 from jaxcl.errors import Refused
+from jaxcl.index import maps
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import lock
-from jaxcl.update import adapters
 from jaxcl.weights import encoder
 
 # Files for PyTorch that an export may have: kind of network -> name.
 PYTORCH = {kind: f"{kind}_torch.safetensors" for kind in ("resnet", "vit", "convnext")}
 # All files of an export beside the weights and the card.
-_FURTHER = {*PYTORCH.values(), adapters.FILE, "encoder.stablehlo", "encoder.onnx"}
+_FURTHER = {*PYTORCH.values(), maps.FILE, "encoder.stablehlo", "encoder.onnx"}
 
 
 def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
