@@ -137,9 +137,10 @@ def buckets(
 ) -> tuple[Budget, ...]:
     """Choose a few rising sizes of batches; any `batch_size` rows fit the last.
 
-    Each size costs one compilation, when a batch first needs it. The last holds the
-    `batch_size` graphs with the most nodes, or with the most edges; batches hardly ever
-    need it. The others hold nine tenths, and all, of 1,000 drawn batches.
+    Each size costs one compilation, when a batch first needs it. The last has room for
+    the most nodes and the most edges that `batch_size` graphs can have; batches hardly
+    ever need it. The first holds nine tenths of 1,000 drawn batches, the next all of
+    them.
 
     Args:
       graph_set: set that batches are drawn from.
@@ -208,9 +209,9 @@ def first_nodes(graphs: Graphs) -> jax.Array:
 
 
 def node_keys(key: jax.Array, graphs: Graphs) -> jax.Array:
-    """Return a key for each node, keys[n], whatever the padding and the other graphs.
+    """Return a key for each node, keys[n], independent of padding and other graphs.
 
-    fold_in(fold_in(key, slot of the graph), position of the node in its graph).
+    The key is fold_in(fold_in(key, slot of the graph), position of the node in it).
     """
     fold_each = jax.vmap(jax.random.fold_in, (None, 0))
     keys = fold_each(key, jnp.arange(len(graphs.graph_mask)))[graphs.node_graph]

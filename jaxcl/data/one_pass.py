@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Repeated(NamedTuple):
-    """An order in which each row comes several times in a row.
+    """An order in which each row comes several times in succession.
 
     A stand-in for correlated frames, OURS: the copies differ by their augmentation.
     """

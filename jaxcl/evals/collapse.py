@@ -94,9 +94,9 @@ def make(
       parts: the parts of every evaluator; labels are not read.
       max_rows: most rows to embed, evenly spaced in the evaluation split, or without
         one in the train split.
-      share: share of its first value (usually the untrained network's), or of its
-        previous one, below which a measure is warned of. A resumed process forgets
-        both.
+      share: a warning says that a measure is below this share of its first value,
+        usually the untrained network's, or of its previous one. A resumed process
+        forgets both.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars: "embedding_std" and

@@ -104,7 +104,7 @@ def cassle_barlow(
     Args:
       p1, p2: f32[B, D], predictions of both views.
       f1, f2: f32[B, D], frozen features of both views; no gradient.
-      scale, off_diagonal: as in `noncontrastive.barlow_twins`.
+      scale, off_diagonal: arguments of `noncontrastive.barlow_twins`.
 
     Returns:
       f32[], without a weight; CaSSLe's is 1.

@@ -187,7 +187,7 @@ def sigreg(z: jax.Array, slices: jax.Array, *, form: str = "code") -> jax.Array:
     Args:
       z: f32[B, D].
       slices: f32[S, D], unit rows, new ones at each step; no gradient.
-      form: see `epps_pulley`.
+      form: range of t, see `epps_pulley`.
 
     Returns:
       f32[]; 1.06 on average if z is standard normal, 0.41 B if it is all zeros.

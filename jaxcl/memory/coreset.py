@@ -184,7 +184,7 @@ def reselect(
         power of two, so that few programs serve classes of all sizes.
       weight, task, label, filled: numpy [N], values of all rows.
       capacity: slots.
-      ridge: see `match_gradients`.
+      ridge: penalty, see `match_gradients`.
 
     Returns:
       f32[N], each weight times its factor from `choose_coreset`; 0: the row is dropped.

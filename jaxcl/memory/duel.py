@@ -135,15 +135,15 @@ def is_safe(
 ) -> jax.Array:
     """Tell whether an update keeps the memory as distinct (DUEL, Definition 4).
 
-    The paper's mean over the data is taken over the incoming rows, with the policy's
-    score. An update of a memory with room is always safe. The definition compares
-    memories of one size; and incoming rows resemble themselves, so the memory of the
-    first few batches would always seem best.
+    The paper averages the distinctiveness over all data; here the incoming rows stand
+    for them, with the policy's score. An update of a memory with room is always safe.
+    The definition compares memories of one size; and incoming rows resemble themselves,
+    so the memory of the first few batches would always seem best.
 
     Args:
       memory, incoming, score, temperature, filled: arguments of `select`.
       keep: bool[K+B], from `select`.
-      logsumexp: as in `distinctiveness`.
+      logsumexp: argument of `distinctiveness`.
 
     Returns:
       bool[].

@@ -108,7 +108,7 @@ def small_dense(width: int, dtype: Any, name: str, *, bias: bool = True) -> nn.D
 
 
 def layer_norm(epsilon: float, dtype: Any, name: str) -> nn.LayerNorm:
-    """Build a layer norm that is exact where the mean is large, as it is in DINOv2."""
+    """Build a layer norm that stays exact when means are large, as DINOv2's are."""
     return nn.LayerNorm(epsilon, dtype=dtype, use_fast_variance=False, name=name)
 
 

@@ -33,8 +33,8 @@ def paired_difference(run: RunGroup, other: RunGroup, name: str, measure: str) -
 def mean_step_cost(run: RunGroup) -> dict[str, float | None]:
     """Average the cost of a training step over seeds; None where it is unknown.
 
-    "milliseconds" and "flops" of a step; "per_image", FLOPs for each image of the
-    stream, including all its passes.
+    The keys are "milliseconds" and "flops" of a step, and "per_image": FLOPs for each
+    image of the stream, including all its passes.
     """
     totals = [results["cost"]["total"] for results in run.results.values()]
     totals = [total for total in totals if total and total["steps"]]

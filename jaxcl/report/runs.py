@@ -103,7 +103,7 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
 
 
 def read_all(workdirs: Sequence[epath.PathLike]) -> list[RunGroup]:
-    """Read several directories, and name each by as few last parts as are unique.
+    """Read several directories; name each by the shortest unique end of its path.
 
     Raises:
       Refused: a directory is given twice, or holds no results.

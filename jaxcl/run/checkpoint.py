@@ -367,7 +367,7 @@ def restore_start(
 
     Args:
       start: directory of the other run.
-      like, keep: as in `Checkpoints`.
+      like, keep: arguments of `Checkpoints`.
       task_names: tasks of this run, perhaps more than the other's, see
         `results.make_room`.
 

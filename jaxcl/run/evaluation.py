@@ -186,7 +186,7 @@ def draw_pictures(
 
     Args:
       pictures: drawing evaluators from `make`.
-      state, task: as in `run_evaluators`.
+      state, task: arguments of `run_evaluators`.
     """
     for key, evaluate in pictures.items():
         with plots.optional(f"config.evaluators.{key}"):

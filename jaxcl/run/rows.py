@@ -43,7 +43,7 @@ def read_rows(workdir: epath.PathLike) -> list[dict]:
 
 
 class RowFile:
-    """The open file; in memory for a bucket, where objects cannot grow."""
+    """The open metrics.jsonl; in memory for a bucket, where objects cannot grow."""
 
     def __init__(self, path: epath.Path, offset: int):
         """Open the file and cut it after the first `offset` bytes.

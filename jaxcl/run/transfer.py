@@ -138,7 +138,7 @@ def find_checkpoints(run: str, *, field: str = "config.checkpoint") -> Checkpoin
     """Find the checkpoints of a run.
 
     Args:
-      run: its directory.
+      run: directory of the run.
       field: option that names the run, for messages.
 
     Raises:

@@ -110,7 +110,7 @@ _LOOKS_LOCAL = re.compile(r"/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\w+://")
 
 
 def hash_path(path: str) -> str:
-    """Hash a path for a card: who knows the path recognises it, nobody can read it."""
+    """Hash a path for a card, which can then be compared but not read."""
     return f"sha256:{hashlib.sha256(path.encode()).hexdigest()[:16]}"
 
 
