@@ -111,6 +111,12 @@ def inclusions(slots, capacity):
     return np.bincount(np.ravel(slots), minlength=capacity + 1)[:capacity]
 
 
+def test_the_nth_row_gets_the_nth_free_slot():
+    free, mask = jnp.array([0, 1, 0, 1, 0], bool), jnp.array([1, 0, 1, 1, 1], bool)
+    assert buffer.free_slots(free, mask).tolist() == [1, 5, 3, 5, 5]
+    assert buffer.free_slots(~free, mask).tolist() == [0, 5, 2, 4, 5]
+
+
 def test_uniform_draws_of_the_rows_there_are():
     rows = [None, 7, 8, 9, None, 11, 12, 13, None, 15, 16, 17]
     items, mask, slots = draws(4)(labelled(rows))

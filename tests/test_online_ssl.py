@@ -8,6 +8,7 @@ tests check, with the keys of the step.
 """
 
 import functools
+import types
 
 import chex
 import jax
@@ -28,6 +29,7 @@ from helpers import (
 from jaxcl import core, optim, schema
 from jaxcl.memory import buffer, policies
 from jaxcl.methods import online_ssl
+from jaxcl.methods.online_ssl import step as step_lib
 from jaxcl.methods.two_view import bases
 from jaxcl.run import train
 
@@ -598,3 +600,25 @@ def test_a_memory_over_devices_holds_what_came(tmp_path):
     lengths = np.linalg.norm(memory.items["feature"], axis=1)
     np.testing.assert_allclose(lengths, 1, rtol=1e-5)
     assert np.asarray(memory.items["used"]).any()
+
+
+def test_rows_are_replayed_once_more_are_stored_than_a_draw_has():
+    def augment(key, images):
+        return jnp.repeat(images[:, None].astype(jnp.float32), 2, axis=1)
+
+    rows = {"image": jnp.arange(1, 5, dtype=jnp.uint8).reshape(4, 1, 1, 1)}
+    keys = step_lib.UpdateKeys(*jax.random.split(jax.random.key(0), 4))
+    setup = types.SimpleNamespace(
+        size=2,
+        parts=types.SimpleNamespace(augment=augment),
+        plan=types.SimpleNamespace(mix=None),
+    )
+    empty = buffer.create(jax.tree.map(lambda x: x[0], rows), 4)
+    incoming = {"image": jnp.full((3, 1, 1, 1), 9, jnp.uint8)}
+    for count in range(5):
+        slots = jnp.where(jnp.arange(4) < count, jnp.arange(4), 4)
+        extra = types.SimpleNamespace(memory=buffer.write(empty, slots, rows))
+        found = step_lib._read_rows(setup, extra, incoming, keys)
+        assert bool(found.active) == (count > 2)
+        pixels = found.views[:, 0, 0, 0, 0]  # replayed rows stand before the others
+        assert (pixels[2:] == 9).all() and bool((pixels[:2] < 9).all()) == (count > 2)

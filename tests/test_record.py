@@ -377,7 +377,7 @@ def test_only_time_depends_on_the_clock(tmp_path, monkeypatch):
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize("after, below", [(0.35, True), (0.6, False)])
+@pytest.mark.parametrize("after, below", [(0.35, True), (0.52, False), (0.6, False)])
 def test_a_result_below_the_untrained_network_is_said(after, below):
     results = {
         "task_names": ["a", "b"],

@@ -22,6 +22,7 @@ from jaxcl.memory import buffer, importance, policies
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
 from jaxcl.methods.two_view import bases, records, strategies
+from jaxcl.methods.two_view import step as two_view_step
 from jaxcl.methods.two_view.bases import dino, lejepa
 from jaxcl.methods.two_view.strategies import l2_sp
 
@@ -906,3 +907,30 @@ def test_evaluators_read_the_encoder_and_the_projector_in_evaluation_mode():
                 nets, params, stats, np.float64(images), train=False
             )
             np.testing.assert_allclose(read(state, images), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_the_end_of_a_warm_up_renews_optimiser_and_teacher_once(pretrained):
+    """A teacher that came without heads gets those that the warm-up trained."""
+    params = {"encoder": {"w": jnp.ones(2)}, "projector": {"w": jnp.full(2, 3.0)}}
+    blank = jax.tree.map(jnp.zeros_like, params)
+    tx = optim.sgd(momentum=0.9)
+    _, moved = tx.update(params, tx.init(params), params)
+    setup = types.SimpleNamespace(
+        head_steps=3,
+        parts=types.SimpleNamespace(tx=tx, starts_pretrained=pretrained),
+        strategy=types.SimpleNamespace(teacher="running"),
+        networks=types.SimpleNamespace(
+            copied=types.SimpleNamespace(nets=dict.fromkeys(params)), own=()
+        ),
+    )
+    extra = two_view_step.Extra({}, {}, blank, blank, None, None)
+    state = core.new_state(jax.random.key(0), params, params, tx, extra)
+    for step in (2, 3, 4):
+        begun = state.replace(step=jnp.int32(step), opt_state=moved)
+        after = two_view_step.end_warm_up(setup, begun)
+        want = tx.init(params) if step == 3 else moved
+        chex.assert_trees_all_equal(after.opt_state, want)
+        want = params if step == 3 and pretrained else blank
+        chex.assert_trees_all_equal(after.extra.teacher, want)
+        chex.assert_trees_all_equal(after.extra.teacher_stats, want)

@@ -11,6 +11,7 @@ from helpers import eval_toy, memory_toy, toy
 from jaxcl import sharding
 from jaxcl.data import stream
 from jaxcl.data.augment import images as augment_images
+from jaxcl.evals import features, linear
 from jaxcl.evals import head as head_lib
 from jaxcl.methods import er, two_view
 from jaxcl.run import job
@@ -35,6 +36,16 @@ def test_probe_trains_on_the_task_and_what_it_replayed(reading):
         eval_toy.check_probe(result, parts, state, at, 4, **how)
         aware = np.isnan(result.rows["task_aware"]).tolist()
         assert aware == [t > task for t in range(3)]
+
+
+def test_every_replayed_row_is_visible_the_first_too():
+    parts = memory_toy.parts_of()
+    parts = parts._replace(replayed=lambda state: jnp.array([0, -1, 7, -1]))
+    visible = linear._usable_rows(parts, "visible", features.assign_tasks(parts))
+    rows = {*parts.stream.tasks[2].train.rows.tolist()}
+    assert not rows & {0, 7}
+    mask = visible(memory_toy.state_of(2), 2)
+    assert {*np.flatnonzero(mask).tolist()} == rows | {0, 7}
 
 
 def unequal():
