@@ -26,9 +26,10 @@ import numpy as np
 
 from jaxcl.config import build, files
 from jaxcl.data import sources
+from jaxcl.index import drift, maps
 from jaxcl.run import finish, folder
 from jaxcl.run import results as results_lib
-from jaxcl.update import adapters, command, drift, lineage, plan
+from jaxcl.update import command, lineage, plan
 from jaxcl.weights import encoder, export
 
 DIGITS = {"name": "digits_in_looks", "size": 16, "channels": 3}
@@ -215,7 +216,7 @@ def measure_index(old, first, updated, place) -> tuple[float, float, float]:
     images = sources.load(**old).train.images
     before, after = (encoder.load_encoder(x).embed(images) for x in (first, place))
     found = drift.measure_drift(before, after)
-    adapted = adapters.fit_adapters(before, after)[0].recall
+    adapted = maps.fit_all(after, before, mapped="queries")[0].recall
     return float(found["index_overlap"]), adapted, float(found["overlap"])
 
 

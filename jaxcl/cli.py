@@ -15,9 +15,11 @@ from collections.abc import Sequence
 _COMMANDS = {
     "train": ("jaxcl.main", "train a config, or continue a run that was stopped"),
     "update": ("jaxcl.update", "train a run's encoder on new images, within limits"),
+    "check": ("jaxcl.update.check", "check whether an update is due; trains nothing"),
     "import": ("jaxcl.weights.import_file", "read the weights of another library"),
     "export": ("jaxcl.weights.export", "write the encoder of a run to a folder"),
     "features": ("jaxcl.weights.embed", "embed a data set once, into one file"),
+    "index": ("jaxcl.api.index", "bring stored vectors to a run's newest encoder"),
     "data": ("jaxcl.data.fetch", "download or draw a well-known set of images"),
     "report": ("jaxcl.report.page", "write one HTML page about any runs"),
     "compare": ("jaxcl.report.compare", "compare runs in a table and a plot"),
@@ -26,8 +28,8 @@ _COMMANDS = {
     "estimate": ("jaxcl.estimate", "estimate memory and time of a step, on any chip"),
 }
 _GROUPS = {
-    "Train": ("train", "update"),
-    "Models": ("import", "export", "features"),
+    "Train": ("train", "check", "update"),
+    "Models": ("import", "export", "features", "index"),
     "Data": ("data",),
     "Results": ("report", "compare"),
     "Inspect": ("list", "options", "estimate"),

@@ -146,6 +146,8 @@ class Result(NamedTuple):
     rows: dict[str, np.ndarray]  # name -> f64[T] per task, nan if not measured
     scalars: dict[str, float]
     warnings: tuple[str, ...] = ()  # why not to trust it, a sentence each
+    # name of a row -> bool[M], whether the prediction of each evaluation row is right
+    answers: dict[str, np.ndarray] | None = None
 
 
 class Evaluator(NamedTuple):

@@ -356,7 +356,7 @@ def _identity(tree):
 
 
 def shard_rows(batch, mesh: Mesh, axis: int = 0):
-    """Make global arrays from each process's own rows, split over one axis."""
+    """Make global arrays from each process's own rows, split on `axis`."""
     sharding = split_sharding(mesh, axis)
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)),

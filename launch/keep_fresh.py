@@ -26,12 +26,12 @@ import sweep
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.evals import plots
+from jaxcl.index.ways import VERDICTS
 from jaxcl.report import numbers
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import seeds
 from jaxcl.update import lineage
-from jaxcl.update.verdict import VERDICTS
 
 CONFIG = "configs/keep_fresh.py"
 KNN, PROBE = "knn/class_incremental", "linear/class_incremental"

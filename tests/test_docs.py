@@ -21,12 +21,14 @@ import jaxcl.evals
 import jaxcl.methods
 from helpers import config_files, pages, run_directories
 from jaxcl import cli, estimate
+from jaxcl.api import index as index_command
 from jaxcl.config import files, sections
 from jaxcl.data import convert, fetch, from_arrays, sources
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.report import compare
 from jaxcl.report import page as report_page
+from jaxcl.update import check as update_check
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
 from jaxcl.weights import embed, export, import_file
@@ -99,8 +101,10 @@ PARSERS = {
     "export": export,
     "features": embed,
     "import": import_file,
+    "index": index_command,
     "data": fetch,
     "report": report_page,
+    "check": update_check,
 }
 
 

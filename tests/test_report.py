@@ -3,6 +3,7 @@
 import base64
 import html.parser
 import io
+import json
 import pathlib
 
 import numpy as np
@@ -345,3 +346,28 @@ def test_a_real_run(tmp_path):
         data = base64.b64decode(image.attributes["src"].partition(",")[2])
         assert Image.open(io.BytesIO(data)).format == "PNG"
     check_harmless(tmp_path / "page.html")
+
+
+def test_the_life_of_an_encoder_is_drawn(runs, monkeypatch):
+    """Of updates that were compared; the interval is that of the difference."""
+    for number, (accepted, loss) in enumerate([(True, 0.01), (False, 0.1)], 1):
+        pairs = {"before": 0.9, "after": 0.9 - loss, "low": loss - 0.02}
+        compared = {"limit": 0.02, "matrices": {KNN: {"reference": pairs}}}
+        pairs["high"] = loss + 0.03
+        update = runs / "one" / "updates" / f"{number:04d}"
+        update.mkdir(parents=True)
+        (update / "update.json").write_text(
+            json.dumps({"accepted": accepted, "gate": compared})
+        )
+    (runs / "one" / "updates" / "0003").mkdir()  # is not finished
+    drawn, draw = [], report_page.plots.life
+    monkeypatch.setattr(
+        report_page.plots, "life", lambda *given: (drawn.append(given[0]), draw(*given))
+    )
+    page = report_page.write_page([runs / "one"], runs / "page.html")
+    assert "Updates" in page
+    ((first, second),) = (x.values() for x in drawn)
+    np.testing.assert_allclose(first[:5], (0.9, 0.89, 0.86, 0.91, 0.02))
+    np.testing.assert_allclose(second[:5], (0.9, 0.8, 0.77, 0.82, 0.02))
+    assert first.accepted and not second.accepted
+    assert "Updates" not in report_page.write_page([runs / "er"], runs / "page.html")

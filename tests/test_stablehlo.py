@@ -62,7 +62,7 @@ def test_normalised_images_are_taken_as_they_are():
 
 def test_the_adapter_to_an_old_index_is_part_of_the_program():
     turned = np.eye(8, dtype=np.float32)[:, ::-1]
-    made = dataclasses.replace(network("mlp"), adapter={"rotation": turned})
+    made = dataclasses.replace(network("mlp"), adapter={"matrix": turned})
     loaded = jax_export.deserialize(bytearray(stablehlo.pack_program(made, "uint8")))
     rows, want = loaded.call(IMAGES), made.embed(IMAGES)
     np.testing.assert_allclose(rows, want, rtol=1e-5, atol=1e-6)

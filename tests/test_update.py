@@ -7,6 +7,7 @@ import sys
 import types
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
@@ -16,13 +17,17 @@ from sklearn import datasets
 
 import jaxcl
 from helpers import run_directories, toy
+from jaxcl import core
 from jaxcl.config import build, own_images
 from jaxcl.errors import Refused
-from jaxcl.run import checkpoint, finish, transfer
+from jaxcl.index import canary, drift, kit, maps
+from jaxcl.index import ways as ways_lib
+from jaxcl.run import checkpoint, finish, job, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.update import adapters, average, drift, lineage
+from jaxcl.update import average, gate, lineage
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
+from jaxcl.update import reference as reference_lib
 from jaxcl.update import verdict as update_verdict
 from jaxcl.weights import export
 
@@ -78,8 +83,11 @@ def config(**changes):
     return made.to_dict()
 
 
+OPTIONS = ("old", "join", "again", "select", "reference", "becomes_reference")
+
+
 def plan(root, *, test=True, data="new.npz", **changes):
-    options = {k: changes.pop(k) for k in ("old", "join", "again") if k in changes}
+    options = {k: changes.pop(k) for k in OPTIONS if k in changes}
     judge = str(root / "test.npz") if test else None
     data, given = str(root / data), config(**changes)
     return update_plan.make_plan(str(root / "run"), data, given, test=judge, **options)
@@ -132,6 +140,18 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
         assert found["accuracy"][name][when] == want
     change = found["accuracy"][name]
     assert change["change"] == change["after"] - change["before"]
+    # The answers to single images are kept, and compared in pairs.
+    before_right, after_right = (
+        reference_lib.read_answers(copy / x)[name] for x in ("before", "after")
+    )
+    pairs = found["gate"]["matrices"][name]["reference"]
+    assert pairs == found["gate"]["matrices"][name]["parent"]
+    assert pairs["lost"] == (before_right & ~after_right).sum()
+    assert pairs["gained"] == (~before_right & after_right).sum()
+    assert pairs["after"] == change["after"] and found["gate"]["images"] == 200
+    kept = reference_lib.read_reference(reference_lib.find_file(copy / "run"))
+    assert kept.run == str(copy / "run")
+    np.testing.assert_array_equal(kept.right[name], before_right)
     rows = np.sort(np.random.default_rng(0).permutation(1438)[:200])
     old, fresh = (
         build.make_embedder(
@@ -140,22 +160,31 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
         for x in (copy / "run", work.workdir)
     )
     moved = drift.measure_drift(old(rows), fresh(rows), k=10)
-    best, *others = adapters.fit_adapters(old(rows), fresh(rows), k=10)
+    label = own_images.read_images({"name": "digits"}).train.label[rows]
+    measured = ways_lib.measure_ways(old(rows), fresh(rows), label=label, k=10)
+    best, *others = measured.back
     moved["adapters"] = {one.kind: one.recall for one in (best, *others)}
     assert found["drift"] == results_lib.to_json(moved) | {"rows": 200}
-    assert found["index"] == update_verdict.decide_index(found["drift"], 0.9)
+    assert found["ways"] == measured.ways
+    assert found["index"] == update_verdict.decide_index(moved, measured.ways, 0.9)
+    # What brings stored vectors to the new encoder lies beside the verdict.
+    left = kit.read_kit(work.workdir)
+    np.testing.assert_allclose(left.before, old(rows), rtol=1e-5)
+    np.testing.assert_allclose(left.after, fresh(rows), rtol=1e-5)
+    assert left.ids == [str(row) for row in rows] and left.fitted.kind
+    assert canary.read_canary(work.workdir / canary.FILE).encoder == left.target
     told = update_verdict.write_sentences(found)
     for one in (best, *others):
         assert f"{one.kind} {100 * one.recall:.0f} %" in told
-    adapter = work.workdir / adapters.FILE
+    adapter = work.workdir / maps.FILE
     assert adapter.exists() == (found["index"] == "adapt")
     # An adapter is exported with the encoder, which maps its embeddings by it.
-    lineage.write_report(work.workdir, found, best.adapter)
+    lineage.write_report(work.workdir, found, maps.pack_map(best.arrays))
     export.export(str(copy / "run"), str(copy / "out"))
     plain, adapted = (jaxcl.load_encoder(copy / "out", into=x) for x in (None, "old"))
     images = own_images.read_images({"name": "digits"}).train.images[rows]
     np.testing.assert_allclose(plain.embed(images), fresh(rows), rtol=1e-3, atol=1e-4)
-    mapped = adapters.map_features(best.adapter, fresh(rows))
+    mapped = maps.map_features(best.arrays, fresh(rows))
     np.testing.assert_allclose(adapted.embed(images), mapped, rtol=1e-3, atol=1e-4)
     np.testing.assert_array_equal(adapted.picture_features(), plain.picture_features())
     adapter.unlink()
@@ -228,9 +257,10 @@ def test_the_smaller_batch_of_few_images_ends_with_their_update(copy):
 def test_an_average_lies_between_both_encoders(copy, monkeypatch, asked, share):
     """Saved once, though the command was killed before it wrote its verdict."""
     measured = {"before": 0.71, "average_1.0": 0.6, "average_0.75": 0.7, "after": 0.7}
-    monkeypatch.setattr(
-        update_command, "measure_accuracies", lambda *given: {"knn": measured[given[2]]}
-    )
+    for name in ("measure_accuracies", "_measure_choice"):
+        monkeypatch.setattr(
+            update_command, name, lambda *given: {"knn": measured[given[2]]}
+        )
     work = plan(copy, average=asked)
     found = update_command.carry_out(work)
     tried = {name[8:]: {"knn": measured[name]} for name in [*measured][1:3]}
@@ -279,15 +309,68 @@ def test_a_share_is_of_the_new_weights():
     assert mixed["count"] == 5
 
 
+def test_an_average_is_of_the_encoder_its_statistics_too(monkeypatch):
+    """Heads stay as they were after the update; the average is the next checkpoint."""
+
+    def state(number):
+        tree = {name: {"x": jnp.float32(number)} for name in ("encoder", "projector")}
+        fields = {"params": tree, "stats": tree, "opt_state": (), "extra": ()}
+        numbers = dict.fromkeys(("key", "step", "task", "task_start", "task_steps"), 0)
+        return core.TrainState(**fields, **numbers)
+
+    saved = []
+
+    class Saved:
+        def __init__(self, folder, keep):
+            pass
+
+        def restore(self, like):
+            return checkpoint.Restored(state(4.0), {"phase": "evaluated"}, 7)
+
+        def save(self, *given):
+            saved.append(given)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(checkpoint, "Checkpoints", Saved)
+    monkeypatch.setattr(job, "initial_state", lambda work: state(0.0))
+    work = types.SimpleNamespace(loop=types.SimpleNamespace(keep=1, start=None))
+    tried = {}
+
+    def choose(mix):
+        tried.update({share: jax.tree.leaves(mix(share)) for share in (1.0, 0.75)})
+        return {"share": 0.25}
+
+    assert average.save_average(work, "run", choose) == {"share": 0.25}
+    assert tried == {1.0: [4, 4], 0.75: [3, 3]}
+    ((number, after, cursor),) = saved
+    assert number == 8 and cursor == {"phase": "evaluated", "average": {"share": 0.25}}
+    for tree in after.params, after.stats:
+        assert jax.tree.map(float, tree) == {"encoder": {"x": 1}, "projector": {"x": 4}}
+
+
 def test_a_share_is_judged_as_an_encoder_is(copy):
-    """The weights of a run, tried as an average, have the accuracies of the run."""
-    work = plan(copy, average="auto", **{"limits.accuracy_drop": 1.0})
-    shutil.copytree(copy / "run", work.workdir)
+    """The weights of a run, tried as an average, have the accuracies of the run.
+
+    A part of the labelled images chooses, or images of their own.
+    """
     own = [tree["encoder"] for tree in encoder(copy / "run")[0]]
-    judging = update_command._prepare_evaluation(work, copy / "run", "before")
-    before = update_command.measure_accuracies(work, judging, "before", lambda: False)
-    found = update_command._choose_share(work, before, lambda _: own, lambda: False)
-    assert found == {"share": 1.0, "tried": {"1.0": before}}
+    for select in (None, str(copy / "test.npz")):
+        work = plan(
+            copy, average="auto", **{"limits.accuracy_drop": 1.0}, select=select
+        )
+        if select is None:
+            shutil.copytree(copy / "run", work.workdir)
+        assert (len(work.comparison.rows) == 200) == bool(select)
+        found = update_command._choose_share(work, lambda _: own, lambda: False)
+        place = work.workdir / ("select_before" if select else "before")
+        ((name, right),) = reference_lib.read_answers(place).items()
+        if select is None:
+            assert 50 <= work.comparison.choosing.sum() <= 150
+            right = right[work.comparison.choosing]
+        assert found["share"] == 1.0
+        assert found["tried"] == {"1.0": {name: pytest.approx(right.mean())}}
 
 
 def test_a_share_is_chosen_by_what_is_measured(copy):
@@ -300,11 +383,27 @@ def test_a_share_is_chosen_by_what_is_measured(copy):
 
 @pytest.mark.slow
 def test_updates_go_on_from_each_other(copy):
+    runs, past = [], []
     for number, (limit, current) in enumerate([(1.0, 1), (-1.0, 1), (1.0, 3)], 1):
-        work = plan(copy, again=True, **{"limits.accuracy_drop": limit})
+        asked = {"limits.accuracy_drop": limit, "becomes_reference": number == 3}
+        work = plan(copy, again=True, **asked)
         assert work.workdir.name == f"{number:04d}"
-        update_command.carry_out(work)
+        found = update_command.carry_out(work)
+        runs.append(found["run"])
         assert lineage.find_current(copy / "run").endswith(f"updates/{current:04d}")
+        # Losses count from the run, whatever the parent is; each spends its share.
+        compared = found["gate"]
+        assert compared["reference"] == str(copy / "run")
+        share = gate.share_budget(past, 0.05, on_trust=True)
+        assert compared["error"] == pytest.approx(share.error)
+        past.append(gate.PastUpdate(compared["outcome"], True))
+        assert compared["outcome"] == ("harmful" if number == 2 else "harmless")
+    ((name, right),) = reference_lib.read_answers(work.workdir / "after").items()
+    kept = reference_lib.read_reference(reference_lib.find_file(copy / "run"))
+    assert kept.run == runs[2]
+    np.testing.assert_array_equal(kept.right[name], right)
+    assert plan(copy, again=True, reference=runs[0]).comparison.run == runs[0]
+    assert plan(copy, again=True).comparison.run == runs[2]
     # The second, rolled back, left no trace in the third.
     assert encoder(work.workdir)[1] == encoder(copy / "run")[1] + 2 * (240 // 48)
 
@@ -424,6 +523,11 @@ def test_a_joined_update_reads_old_images_as_earlier_ones(copy):
         ({"limits.acuracy": 1.0}, r"config\.limits\.acuracy"),
         ({"limits.accuracy": 0.5, "test": False}, r"accuracy=0\.5"),
         ({"train.method": {"name": "er"}}, r"config\.train\.method"),
+        ({"limits.confidence": 1.0}, r"config\.limits\.confidence=1\.0"),
+        ({"limits.undecided": "keep"}, r"config\.limits\.undecided='keep'"),
+        ({"reference": "nowhere"}, r"--reference='nowhere'"),
+        ({"becomes_reference": True, "test": False}, "--accept-as-reference.*--test"),
+        ({"select": "a.npz"}, "--select='a.npz'.*--average"),
         ({"old": "none"}, r"config\.old"),
     ],
 )
@@ -525,12 +629,31 @@ MOVED = {"index_overlap": 0.85, "overlap": 0.7}
 MOVED |= {"adapters": {"affine": 0.95, "orthogonal": 0.3}}
 
 
+def ways_of(measure, **values):
+    """Ways with the low ends of their intervals; a new index has 0.8."""
+    values = {"leave": 0.3, "back": 0.4, "forward": 0.5, "forward_25": 0.6} | values
+    ways = {way: {measure: [x + 0.05, x, x + 0.1]} for way, x in values.items()}
+    return ways | {"all": {measure: [0.8, 0.75, 0.85]}}
+
+
 def test_the_verdict_on_an_index():
-    assert update_verdict.decide_index(None, 0.9) == "unknown"
-    assert update_verdict.decide_index(MOVED, 0.8) == "keep"
-    assert update_verdict.decide_index(MOVED, 0.85) == "keep"
-    assert update_verdict.decide_index(MOVED, 0.9) == "adapt"
-    assert update_verdict.decide_index(MOVED, 0.96) == "rebuild"
+    def decide(least, measure="neighbours", **values):
+        return update_verdict.decide_index(MOVED, ways_of(measure, **values), least)
+
+    assert update_verdict.decide_index(None, None, 0.9) == "unknown"
+    # Without labels the old neighbours count, too.
+    assert decide(0.8) == decide(0.85) == "keep"
+    assert decide(0.9) == "adapt"
+    assert decide(0.96) == "rebuild"
+    assert decide(0.96, forward=0.77) == "upgrade"
+    # With labels the precision counts, as a share of that of a new index.
+    labelled = {"measure": "precision"}
+    assert decide(0.9, **labelled) == "rebuild"
+    assert decide(0.9, **labelled, forward_25=0.73) == "refresh"
+    assert decide(0.9, **labelled, forward=0.73) == "upgrade"
+    assert decide(0.92, **labelled, forward=0.73) == "rebuild"
+    assert decide(0.9, **labelled, forward=0.73, back=0.74) == "adapt"
+    assert decide(0.9, **labelled, leave=0.75) == "keep"
 
 
 @pytest.mark.parametrize(

@@ -116,10 +116,10 @@ def read_command(argv: Sequence[str]) -> tuple[dict, set[str]]:
 def entries(raw: Mapping, given: set[str]) -> Iterator[OptionEntry]:
     """Yield every option of a config, with the origin of its value.
 
-    The encoder of config.start or config.checkpoint is one origin.
+    One origin is the encoder of config.start or config.checkpoint.
 
     Args:
-      raw: the config.
+      raw: config as a mapping.
       given: fields that the command sets, as "method.temperature".
 
     Raises:

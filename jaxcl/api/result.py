@@ -33,6 +33,20 @@ class Update(NamedTuple):
         return update_verdict.write_sentences(self.verdict)
 
 
+class Check(NamedTuple):
+    """The outcome of a check: whether an update is due."""
+
+    advice: str  # "wait", "update" or "look at the data"
+    report: dict  # what check.json says
+    folder: str  # with check.json and the picture of the images that differ most
+
+    def __str__(self) -> str:
+        """Describe the check in sentences, like the command."""
+        from jaxcl.update import check as check_lib
+
+        return check_lib.write_sentences(self.report)
+
+
 class Result:
     """A run directory: `jaxcl.fit` returns one.
 
@@ -164,6 +178,9 @@ class Result:
         options: Mapping[str, Any] | None = None,
         join: bool = False,
         again: bool = False,
+        select: tuple | str | os.PathLike | Mapping[str, Any] | None = None,
+        reference: str | os.PathLike | None = None,
+        accept_as_reference: bool = False,
     ) -> Update:
         """Teach the encoder new images, and keep it if it breaks no limit.
 
@@ -183,6 +200,11 @@ class Result:
           options: other values of the update's config: {"train.batch_size": 64}.
           join: also train on the run's images, for methods that read both.
           again: make another update even if the same one is done already.
+          select: labelled images that choose the average, as `test`; None: a third of
+            `test`.
+          reference: run directory or encoder's folder that losses count from; None: the
+            encoder before the first update.
+          accept_as_reference: count later losses from this update, if it is accepted.
 
         Returns:
           The verdict. `encoder` is then the new one, if it was accepted.
@@ -199,9 +221,11 @@ class Result:
         changes |= {} if epochs is None else {"train.epochs": epochs}
         changes |= {} if average is None else {"average": average}
         recipe.change(config, changes | dict(options or {}))
-        new, judge = self._data_section("new", new_images, None, whole=True), None
-        if test is not None:
-            judge = self._data_section("judge", *inputs.split_pair(test))
+        new = self._data_section("new", new_images, None, whole=True)
+        judge, chooser = (
+            None if x is None else self._data_section(what, *inputs.split_pair(x))
+            for what, x in (("judge", test), ("select", select))
+        )
         index = None
         if old is not None:
             index = self._data_section("old", old, None, whole=True)
@@ -213,6 +237,9 @@ class Result:
             old=index,
             join=join,
             again=again,
+            select=chooser,
+            reference=None if reference is None else os.fspath(reference),
+            becomes_reference=accept_as_reference,
         )
         verdict = lineage.read_report(work.workdir)
         if verdict is None:
@@ -220,6 +247,37 @@ class Result:
         else:
             print(update_plan.say_nothing_new(work), flush=True)
         return Update(verdict["accepted"], verdict, str(work.workdir))
+
+    @errors.shortened
+    def check(
+        self,
+        new_images: inputs.Images,
+        *,
+        test: tuple | str | os.PathLike | Mapping[str, Any] | None = None,
+        rows: int = 1000,
+        limit: float = 0.02,
+    ) -> Check:
+        """Check whether an update is due; nothing is trained. It is `jaxcl check`.
+
+        Args:
+          new_images: as for `jaxcl.fit`; labels are not used.
+          test: labelled images, as for `update`: has the accuracy fallen?
+          rows: most images of each sample.
+          limit: most that the accuracy may have fallen.
+
+        Returns:
+          The advice and its reasons.
+
+        Raises:
+          Refused: an argument is wrong; the run is not finished.
+        """
+        from jaxcl.update import check as check_lib
+
+        new, judge = self._data_section("new", new_images, None, whole=True), None
+        if test is not None:
+            judge = self._data_section("judge", *inputs.split_pair(test))
+        found = check_lib.check(self.folder, new, test=judge, rows=rows, limit=limit)
+        return Check(found["advice"], found, found["folder"])
 
     def _data_section(self, what, images, labels, whole=False) -> str | dict:
         """Return a path as it is, anything else as a section; keep its arrays."""

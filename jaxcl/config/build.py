@@ -2,9 +2,12 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 from etils import epath
 
 from jaxcl import numerics, sharding
@@ -186,13 +189,22 @@ def restore_frozen(config: ml_collections.ConfigDict) -> jobs.Frozen:
     return jobs.restore_frozen(sections.read_top(raw))
 
 
-def make_embedder(config: ml_collections.ConfigDict):
+class Embedder(NamedTuple):
+    """The train rows of a data set, and what embeds them."""
+
+    size: int  # number of rows
+    embed: Callable[[np.ndarray], np.ndarray]  # rows i32[n] -> f32[n, D]
+    source: dict  # description of the checkpoint, see `transfer.restore`
+    examples: stream.Examples
+
+
+def make_embedder(config: ml_collections.ConfigDict) -> Embedder:
     """Embed train rows of config.data with the encoder of config.checkpoint.
 
-    Returns:
-      (number of rows, rows i32[n] -> f32[n, D]); errors as of `restore_frozen`.
+    Raises:
+      The errors of `restore_frozen`.
     """
-    state, _, parts = restore_frozen(config)
+    state, source, parts = restore_frozen(config)
     examples = parts.stream.dataset.train
 
     def embed(rows):
@@ -200,4 +212,4 @@ def make_embedder(config: ml_collections.ConfigDict):
             features.make_embedder(parts, examples, rows=rows)(state)
         )
 
-    return stream.count_rows(examples), embed
+    return Embedder(stream.count_rows(examples), embed, source, examples)

@@ -105,10 +105,10 @@ def summarize(data: Mapping[str, Any]) -> Summary:
 
 
 def read_images(data: Mapping[str, Any]) -> stream.Dataset:
-    """Read the set of a section config.data.
+    """Read the data set that a section config.data names.
 
     Raises:
-      Refused, OSError: as of the source.
+      Refused, OSError: as the source raises them.
     """
     make, options = lookup.find_function(sources.SOURCES, data, "config.data")
     return make(**schema.options(make, options, "config.data"))

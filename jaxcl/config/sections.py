@@ -141,7 +141,7 @@ def choose_precision(raw: dict) -> str:
 
 
 def read_top(raw: dict) -> TopLevel:
-    """Check the top level of a config, and replace "auto" by its meaning."""
+    """Check the top level of a config, and replace precision "auto" by its meaning."""
     if raw.get("precision") == "auto":
         raw = raw | {"precision": choose_precision(raw)}
     judges = raw.get("checkpoint") is not None
@@ -184,7 +184,7 @@ def check_image(
 
 
 def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
-    """Refuse a mix of sections for graphs and for images.
+    """Refuse a config that mixes sections for graphs and for images.
 
     Args:
       train: the examples, once they are read.

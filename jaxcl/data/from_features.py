@@ -82,7 +82,7 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def write(path: str, arrays: Mapping[str, np.ndarray], about: Mapping) -> None:
-    """Write a file; the same arguments give the same bytes.
+    """Write a file of features; the same arguments give the same bytes.
 
     Raises:
       OSError: it could not be written.

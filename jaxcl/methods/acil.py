@@ -26,12 +26,12 @@ from jaxcl.methods import frozen, ranpac
 
 
 class Recursion(NamedTuple):
-    """The state of the recursion."""
+    """The state of ACIL's recursion, for D features, M projections and C classes."""
 
     projection: jax.Array  # f32[D,M]; it never changes
     root: jax.Array  # f32[M,M], S with S S^T = (sum of h h^T + ridge I)^-1
-    weights: jax.Array  # f32[M,C]
-    counts: jax.Array  # i32[C]
+    weights: jax.Array  # f32[M,C], least squares on all rows so far
+    counts: jax.Array  # i32[C], rows of each class so far
 
 
 @schema.checked("config.method")
@@ -51,7 +51,7 @@ def make(
 
 
 def make_rule(projections: int, ridge: float) -> frozen.Rule:
-    """Return the rule of M random projections."""
+    """Return ACIL's rule for M = `projections` random projections."""
 
     def start(key, dim, classes):
         scale = dim**-0.5  # so that random features are of the size of features

@@ -46,7 +46,7 @@ def make(
     lr: schema.Positive = 10.0,
     steps: schema.Count = 32,
 ) -> core.Method:
-    """Predict by a linear layer on standardised features.
+    """Predict by a linear layer on standardised features; our control, of no paper.
 
     Args:
       memory_size: features that are kept and replayed; 0: none.

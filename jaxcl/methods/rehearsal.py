@@ -26,12 +26,12 @@ _SELECT = 0xCC115  # keeps the selection's randomness apart from that of the nex
 
 
 class Memory(NamedTuple):
-    """Rows of the train split, existing ones first."""
+    """A memory of rows of the train split; empty places come last."""
 
     row: jax.Array  # i32[K], -1 where there is none
     label: jax.Array  # i32[K]
-    weight: jax.Array  # f32[K], probability of the row when one row is drawn from the
-    # pool of its class, as the last choice had it
+    weight: jax.Array  # f32[K], probability that a draw of one row from the pool
+    # of its class takes this one, by the last choice
 
 
 class Extra(NamedTuple):

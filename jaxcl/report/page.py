@@ -27,6 +27,7 @@ from jaxcl.report import comparability, compare, numbers
 from jaxcl.report import runs as runs_lib
 from jaxcl.run import cost as cost_lib
 from jaxcl.run import results as results_lib
+from jaxcl.update import lineage
 
 _PICTURE_BYTES = 2_000_000  # of all pictures of a run, so that the page stays small
 _MOST_NAMES = 10  # columns of accuracies beside the cost
@@ -37,8 +38,8 @@ def make_page(runs: list[runs_lib.RunGroup], *, title: str) -> str:
     """Make the page about some runs as HTML.
 
     Args:
-      runs: differences are to the first.
-      title: of the page.
+      runs: the runs; differences are to the first.
+      title: title of the page.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxcl.report"),
@@ -51,6 +52,7 @@ def make_page(runs: list[runs_lib.RunGroup], *, title: str) -> str:
         runs=[run.name for run in runs],
         header=describe_runs(runs),
         matrices=[_lay_out_matrix(name, runs) for name in _list_matrices(runs)],
+        lives=_draw_lives(runs),
         loss=_draw_picture(_draw_loss, runs),
         pictures=[(run.name, *found) for run in runs for found in _read_pictures(run)],
         cost=cost_table(runs),
@@ -81,9 +83,9 @@ class Cell(NamedTuple):
     """A cell of a table."""
 
     text: str
-    interval: str = ""  # below it, of 95 %
-    difference: str = ""  # to the first run, below that
-    share: int | None = None  # percent of the colour behind it
+    interval: str = ""  # 95 % interval, written below the text
+    difference: str = ""  # difference to the first run, below the interval
+    share: int | None = None  # strength of the colour behind the text, percent
 
 
 class Table(NamedTuple):
@@ -133,10 +135,10 @@ def _format_estimate(run, value, form, delta=None) -> Cell:
     """Write a mean over the seeds of a run with its interval.
 
     Args:
-      run: if the mean is over fewer seeds, the cell says how many.
+      run: the run; if the mean is over fewer of its seeds, the cell says how many.
       value: the `numbers.Estimate`.
       form: `format_percent` or `format_number`.
-      delta: the difference to the first run; None: not shown.
+      delta: difference to the first run; None: it is not shown.
     """
 
     def write_interval(estimate, **options):
@@ -207,8 +209,8 @@ def _format_time(unix: float) -> str:
 def _time_of_results(run) -> float:
     """Return the time of the results in seconds since 1970.
 
-    The time of the last logged row is preferred to that of the file, which is the time
-    of the copy if somebody copied it.
+    It is the time of the last logged row, or else the file's, which changes if the file
+    is copied.
     """
     rows = [own[-1] for own in run.logged_rows.values() if own]
     logged = [row["time"]["unix"] for row in rows if "unix" in row.get("time", {})]
@@ -379,6 +381,43 @@ def _draw_loss(runs, path) -> None:
         plots.per_step(curves, path, compare.list_task_ends(runs[0]), ylabel="loss")
 
 
+def _draw_lives(runs) -> list[tuple[str, str]]:
+    """Draw the life of each encoder that was updated: name, picture."""
+    found = []
+    for run in runs:
+        folder = next(iter(run.folders.values()))
+        for matrix, points in read_lives(folder).items():
+            title = matrix if len(runs) == 1 else f"{run.name}, {matrix}"
+            drawn = _draw_picture(plots.life, points)
+            if drawn is not None:
+                found.append((title, drawn))
+    return found
+
+
+def read_lives(run: epath.PathLike) -> dict[str, dict[int, plots.LifePoint]]:
+    """Read the updates of a run that were compared with a reference.
+
+    Returns:
+      matrix -> number of the update -> what was measured.
+    """
+    lives: dict[str, dict[int, plots.LifePoint]] = {}
+    for path in lineage.list_updates(str(run)):
+        report = lineage.read_report(path) or {}
+        compared = report.get("gate", {"matrices": {}})
+        for matrix, pairs in compared["matrices"].items():
+            found = pairs["reference"]
+            first = found["before"]
+            lives.setdefault(matrix, {})[int(path.name)] = plots.LifePoint(
+                first,
+                found["after"],
+                first - found["high"],
+                first - found["low"],
+                compared["limit"],
+                report["accepted"],
+            )
+    return lives
+
+
 def _read_pictures(run) -> list[tuple[str, str]]:
     """Read the pictures of the first seed, except those that the page draws itself.
 
@@ -437,7 +476,7 @@ def write_page(
     Args:
       workdirs: run directories, of one seed or of several.
       out: path of the page.
-      title: None: the names of the runs.
+      title: title of the page; None: the names of the runs.
 
     Raises:
       Refused, OSError: a directory holds no run, or the page cannot be written.

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 from absl import flags
 from etils import epath
 from ml_collections import config_flags
@@ -25,12 +26,15 @@ from jaxcl import numerics
 from jaxcl.config import build, command, run_config
 from jaxcl.data import identity
 from jaxcl.errors import Refused
+from jaxcl.index import maps
 from jaxcl.run import finish, job, lock, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.update import adapters, average, drift, lineage, plan, verdict
+from jaxcl.update import average, gate, lineage, plan, served, verdict
+from jaxcl.update import reference as reference_lib
 from jaxcl.update.verdict import AFTER, BEFORE
 
 ROLLED_BACK = 3
+REFERENCE = "reference"  # folder of its evaluation, beside `BEFORE` and `AFTER`
 
 
 class PreparedUpdate(NamedTuple):
@@ -55,6 +59,8 @@ def prepare(work: plan.Plan) -> PreparedUpdate:
             "with the same images, or remove the folder. "
             f"{error}"
         ) from error
+    for sentence in plan.say_plan(work):
+        print(sentence, flush=True)
     return PreparedUpdate(made, _prepare_evaluation(work, work.parent, BEFORE))
 
 
@@ -88,49 +94,117 @@ def _carry_out(work, prepared, stop) -> dict:
     prepared = prepare(work) if prepared is None else prepared
     report = {"parent": work.parent, "asked": work.asked}
     before = measure_accuracies(work, prepared.judging, BEFORE, stop)
-    rows, embed = work.sample or (None, None)
-    old = None if embed is None else adapters.map_to_index(work.parent, embed(rows))
+    first = _answer_as_reference(work, stop)
+    old = served.embed_old(work)
     results = finish.run_job(prepared.job, folder, stop=stop)
     if work.options.average is not None:
         report["average"] = average.save_average(
-            prepared.job, folder, lambda mix: _choose_share(work, before, mix, stop)
+            prepared.job, folder, lambda mix: _choose_share(work, mix, stop)
         )
     judging = _prepare_evaluation(work, folder, AFTER)
     after = measure_accuracies(work, judging, AFTER, stop)
     report["accuracy"] = verdict.compare_accuracies(before, after)
-    report["drift"], fitted = None, []
-    if old is not None:
-        new = build.make_embedder(plan.add_checkpoint(work.old, folder))[1](rows)
-        measured = drift.measure_drift(old, new, k=work.options.neighbours)
-        fitted = adapters.fit_adapters(old, new, k=work.options.neighbours)
-        measured["adapters"] = {one.kind: one.recall for one in fitted}
-        report["drift"] = results_lib.to_json(measured) | {"rows": len(old)}
-    report["index"] = verdict.decide_index(report["drift"], work.options.index)
+    index = None if old is None else served.compare(work, old, folder)
+    report["drift"] = None if index is None else index.drift
+    report["ways"] = None if index is None else index.ways
+    report["index"] = verdict.decide_index(
+        report["drift"], report["ways"], work.options.index
+    )
+    if compared := _compare_answers(work, first):
+        report["gate"] = compared
     report["broken"] = verdict.list_broken(report, work.limits)
     report["accepted"] = not report["broken"]
+    if compared:
+        _close_comparison(work, report, first)
     report["cost"] = results["cost"]["per_task"][-1]
     report["seconds"] = time.time() - began
-    best = fitted[0].adapter if report["index"] == "adapt" else None
-    return lineage.write_report(work.workdir, report, best)
+    adapter = None
+    if index is not None and report["accepted"]:
+        served.write_kit(work.workdir, index, work.options.neighbours)
+        if report["index"] == "adapt":
+            adapter = maps.pack_map(index.adapter, {"target": index.kit.source})
+    return lineage.write_report(work.workdir, report, adapter)
 
 
 def _prepare_evaluation(
-    work: plan.Plan, run: epath.PathLike, name: str
+    work: plan.Plan, run: epath.PathLike, name: str, section: dict | None = None
 ) -> transfer.Transfer | None:
-    """Prepare to evaluate the encoder of a run on --test; None without --test."""
-    if work.judge is None:
+    """Prepare to evaluate the encoder of a run on --test; None without --test.
+
+    Args:
+      section: config of another transfer run, in place of that on --test.
+    """
+    section = section or work.judge
+    if section is None:
         return None
-    made = build.build(plan.add_checkpoint(work.judge, run), work.workdir / name)
+    made = build.build(plan.add_checkpoint(section, run), work.workdir / name)
     assert isinstance(made, transfer.Transfer)  # since the config names a checkpoint
     return made
 
 
-def _choose_share(work, before, mix, stop) -> dict:
+def _answer_as_reference(work, stop) -> dict[str, np.ndarray]:
+    """Return the answers of the reference on --test; {} if evaluators give none."""
+    compared = work.comparison
+    if compared is None:
+        return {}
+    if compared.reference is not None:
+        return compared.reference.right
+    if compared.run == work.parent:
+        return reference_lib.read_answers(work.workdir / BEFORE)
+    judging = _prepare_evaluation(work, compared.run, REFERENCE)
+    measure_accuracies(work, judging, REFERENCE, stop)
+    return reference_lib.read_answers(work.workdir / REFERENCE)
+
+
+def _compare_answers(work, first) -> dict:
+    """Compare answers before and after with those of the reference; {} without any."""
+    before, after = (
+        reference_lib.read_answers(work.workdir / x) for x in (BEFORE, AFTER)
+    )
+    if work.comparison is None or not {*before} & {*after} & {*first}:
+        return {}
+    limits = work.limits
+    return reference_lib.compare_answers(
+        work.comparison, before, after, first, limits.accuracy_drop, limits.confidence
+    )
+
+
+def _close_comparison(work, report, first) -> None:
+    """Note the outcome and the budget that is left; write a new reference."""
+    plan, compared = work.comparison, report["gate"]
+    words = [x.get("verdict") for x in compared["matrices"].values()]
+    outcome = gate.ON_TRUST if report["accepted"] else gate.ROLLED_BACK
+    if report["accepted"] and {*words} == {gate.HARMLESS}:
+        outcome = gate.ACCEPTED
+    elif not report["accepted"] and gate.HARMFUL in words:
+        outcome = gate.REJECTED
+    left = plan.share.left
+    compared |= {
+        "outcome": outcome,
+        "on_trust": gate.ON_TRUST in left,
+        "left": left[outcome],
+        "undecided": work.limits.undecided,
+        "judge": f"{work.workdir.name}/{BEFORE}",
+    }
+    run, right = plan.run, first
+    if work.becomes_reference and report["accepted"]:
+        run = str(work.workdir)
+        right = reference_lib.read_answers(work.workdir / AFTER)
+    elif plan.reference is not None:
+        return
+    reference_lib.write_reference(
+        work.run, plan.number, reference_lib.Reference(run, plan.judge, right)
+    )
+
+
+def _choose_share(work, mix, stop) -> dict:
     """Choose the share of the new weights in the average.
+
+    It is the largest whose accuracies keep the limits on images that do not judge:
+    those of --select, or a part of --test.
 
     Args:
       work: from `plan.make_plan`.
-      before: accuracies of the encoder before the update.
       mix: share -> params and stats of the encoder.
       stop: as in `train.run`.
 
@@ -139,7 +213,11 @@ def _choose_share(work, before, mix, stop) -> dict:
     """
     if work.options.average != "auto":
         return {"share": work.options.average}
-    judging, tried = _prepare_evaluation(work, work.workdir, AFTER), {}
+    section, tried = work.select or work.judge, {}
+    names = ("select_before", "select_after") if work.select else (BEFORE, AFTER)
+    first = _prepare_evaluation(work, work.parent, names[0], section)
+    before = _measure_choice(work, first, names[0], stop)
+    judging = _prepare_evaluation(work, work.workdir, names[1], section)
     trained = judging.state
     # The evaluation may use other devices than the training.
     places = jax.tree.map(lambda x: x.sharding, (trained.params, trained.stats))
@@ -150,11 +228,26 @@ def _choose_share(work, before, mix, stop) -> dict:
             state=trained.replace(params=params, stats=stats),
             source=judging.source | {"average": share},
         )
-        tried[str(share)] = measure_accuracies(work, own, f"average_{share}", stop)
+        tried[str(share)] = _measure_choice(work, own, f"average_{share}", stop)
         report = {"accuracy": verdict.compare_accuracies(before, tried[str(share)])}
         if not verdict.list_broken_accuracy(report, work.limits):
             break
     return {"share": share, "tried": tried}
+
+
+def _measure_choice(work, judging, name, stop) -> dict[str, float]:
+    """Measure accuracies on the images that choose, see `_choose_share`."""
+    measured = measure_accuracies(work, judging, name, stop)
+    if work.select is not None:
+        return measured
+    answers = reference_lib.read_answers(work.workdir / name)
+    if not answers:
+        raise Refused(
+            "config.average='auto': the evaluators give no answers to single images, "
+            "so that no part of --test can choose; --select=IMAGES gives others"
+        )
+    rows = work.comparison.choosing
+    return {matrix: float(right[rows].mean()) for matrix, right in answers.items()}
 
 
 def measure_accuracies(
@@ -201,11 +294,14 @@ def define_flags(
         "data": "Path of the new images.",
         "test": "Path of labelled images, for evaluation.",
         "old": "Path of the images in the search index.",
+        "select": "Path of labelled images that choose the average.",
+        "reference": "Encoder that losses count from: a run or a folder.",
         "average": "Share of the new weights in an average with the old; or auto.",
     }
     switches = {
         "join": "Also train on the run's data.",
         "again": "Repeat an update that is done.",
+        "accept_as_reference": "Count later losses from this update.",
         "verbose": "Print all measures.",
     }
     for name, words in texts.items():
@@ -249,6 +345,9 @@ def main(argv: list[str]) -> int:
             old=options.old,
             join=options.join,
             again=options.again,
+            select=options.select,
+            reference=options.reference,
+            becomes_reference=options.accept_as_reference,
         )
         is_new = lineage.read_report(planned.workdir) is None
         return planned, prepare(planned) if is_new else None

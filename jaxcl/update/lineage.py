@@ -12,9 +12,9 @@ from jaxcl import schema
 from jaxcl.config import own_images, run_config, sections
 from jaxcl.data import from_folders, sources, storage
 from jaxcl.errors import Refused
+from jaxcl.index import maps
 from jaxcl.run import folder, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.update import adapters
 
 UPDATES, VERDICT = "updates", "update.json"
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
@@ -233,9 +233,7 @@ def read_report(workdir: epath.PathLike) -> dict | None:
     return storage.read_object(path) if path.exists() else None
 
 
-def write_report(
-    workdir: epath.PathLike, report: dict, adapter: adapters.Adapter | None
-) -> dict:
+def write_report(workdir: epath.PathLike, report: dict, adapter: bytes | None) -> dict:
     """Write update.json, which ends the update; see `find_current`.
 
     The checkpoints of an update that was rolled back are removed, so that nobody uses
@@ -244,7 +242,7 @@ def write_report(
     Args:
       workdir: of the update.
       report: the measurements and the verdict.
-      adapter: of the new encoder to the old index, or None.
+      adapter: file of a map of new queries to the old index, or None.
 
     Returns:
       `report`, with the directory as "run".
@@ -252,8 +250,8 @@ def write_report(
     workdir = epath.Path(workdir)
     report = report | {"run": str(workdir)}
     if adapter is not None and report["accepted"]:
-        with storage.replacing(workdir / adapters.FILE) as file:
-            file.write(adapters.pack_adapter(adapter))
+        with storage.replacing(workdir / maps.FILE) as file:
+            file.write(adapter)
     results_lib.write_json(workdir / VERDICT, report)
     remove_checkpoints(workdir, report)
     return report

@@ -12,7 +12,8 @@ from jaxcl import lookup, schema
 from jaxcl.config import build, own_images, recipe, sections
 from jaxcl.data import identity, stream
 from jaxcl.errors import Refused
-from jaxcl.update import lineage
+from jaxcl.update import gate, lineage
+from jaxcl.update import reference as reference_lib
 
 _Share = Annotated[float, schema.Range(above=0, most=1)]
 
@@ -21,10 +22,16 @@ _Share = Annotated[float, schema.Range(above=0, most=1)]
 class Limits:
     """The limits whose violation rolls an update back; None means no limit."""
 
-    # Most that an accuracy on --test may fall
+    # Most that an accuracy on --test may fall, from that of the reference
     accuracy_drop: Annotated[float, schema.Range(-1, 1)] | None = 0.02
+    # 1 - probability that an encoder beyond `accuracy_drop` is ever taken for harmless,
+    # over all updates
+    confidence: Annotated[float, schema.Range(0.5, below=1)] = 0.95
+    # Whether an update within `accuracy_drop`, maybe by chance, is accepted
+    undecided: Literal["accept", "keep the old"] = "accept"
     accuracy: schema.Share | None = None  # least accuracy on --test
-    index: Literal["keep", "adapt"] | None = None  # worst verdict allowed
+    # Worst verdict on the index that is allowed
+    index: Literal["keep", "adapt", "upgrade", "refresh"] | None = None
     overlap: schema.Share | None = None  # least share of neighbours kept in a new index
 
 
@@ -35,17 +42,19 @@ class Options:
     data: dict | None = None  # options of --data's source; its `name` is guessed
     test: dict | None = None  # options of --test's source
     old: dict | None = None  # options of --old's source
+    select: dict | None = None  # options of --select's source
     train: dict | None = None  # replace the run's options: epochs, batch_size, ...
     evaluators: dict | None = None  # of --test; None: nearest neighbours
     limits: dict | None = None  # see Limits
     # Share of the new weights in an average with the old ones; "auto": the largest of
-    # 1, 0.75, 0.5 and 0.25 that keeps the limits on --test; None: no average
+    # 1, 0.75, 0.5 and 0.25 that keeps the limits on --select, or on a third of --test;
+    # None: no average
     average: _Share | Literal["auto"] | None = None
     # Number of old images that are embedded before and after
     rows: Annotated[int, schema.Range(1, 2**20)] = 2048
     # Neighbours of each that are compared
     neighbours: Annotated[int, schema.Range(1, 1024)] = 10
-    # Least share of neighbours kept for an old index to be usable
+    # Share of what a new index gives from which a cheaper way is good enough
     index: schema.Share = 0.9
 
 
@@ -57,10 +66,15 @@ class Plan(NamedTuple):
     config: dict  # of the run that trains on the new images
     judge: dict | None  # config of a transfer run on --test, without checkpoint
     old: dict | None  # the same, to embed old images
-    sample: tuple | None  # rows i32[n] of old images, and `parent`'s function of them
+    # Rows i32[n] of old images, and the build.Embedder of `parent`
+    sample: tuple | None
     options: Options
     limits: Limits
     asked: dict  # JSON; two updates with the same `asked` are the same
+    run: str = ""  # directory of the run
+    select: dict | None = None  # config of a transfer run on --select
+    comparison: reference_lib.Comparison | None = None  # None without --test
+    becomes_reference: bool = False  # if it is accepted
 
 
 def default_options() -> ml_collections.ConfigDict:
@@ -72,6 +86,7 @@ def default_options() -> ml_collections.ConfigDict:
             "data": {},
             "test": {},
             "old": {},
+            "select": {},
             "train": {name: {} for name in sections},
             "evaluators": {"knn": {}},
             # A flag cannot override None, but it can set an option that is absent.
@@ -119,6 +134,9 @@ def make_plan(
     old: str | dict | None = None,
     join: bool = False,
     again: bool = False,
+    select: str | dict | None = None,
+    reference: str | None = None,
+    becomes_reference: bool = False,
 ) -> Plan:
     """Plan and check an update before anything is trained.
 
@@ -131,6 +149,9 @@ def make_plan(
       old: a path of images that are in the present index; None: the run's own.
       join: also train on the run's data, for methods that read both.
       again: make another update even if the same one is done already.
+      select: a path of labelled images that choose the average.
+      reference: directory of the encoder that losses count from; None: see `reference`.
+      becomes_reference: losses of later updates count from this one, if accepted.
 
     Raises:
       Refused: an option or an input is wrong; the message names it.
@@ -138,6 +159,7 @@ def make_plan(
     """
     options, limits = read_options(config)
     _check_average(options, limits, test)
+    _check_reference(test, reference, becomes_reference, select, options)
     parent = lineage.find_current(run)
     theirs = lineage.read_config(parent)
     own = options.data or {}
@@ -148,6 +170,7 @@ def make_plan(
         new_data = lineage.join_sections(theirs["data"], new_data)
     new_set = own_images.read_images(new_data)
     judge = _make_evaluation_config(test, options, limits, theirs)
+    chooser = _make_selection_config(select, options, theirs)
     section = lineage.read_config(run).get("data")
     if old is not None:
         own = options.old or {}
@@ -170,23 +193,117 @@ def make_plan(
         own = own if join else _shrink_batch(own, stream.count_rows(new_set.train))
     own = _shorten_warmup(own, changes)
     asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
-    asked["images"] = _hash_images(run, new_set, judge)
+    labelled = None
+    if judge is not None:
+        labelled = identity.identify(own_images.read_images(judge["data"]))
+    asked["images"] = _hash_images(run, new_set, labelled)
     kept = ("rows", "neighbours", "index", "average")
     asked |= {name: getattr(options, name) for name in kept}
-    asked = json.loads(json.dumps(asked | {"limits": vars(limits)}))
+    if chooser:
+        asked["select"] = chooser
+    if reference or becomes_reference:
+        asked["reference"] = {"run": reference, "becomes": becomes_reference}
+    usual = vars(Limits())
+    later = ("confidence", "undecided")  # options that older updates do not have
+    asked["limits"] = {
+        k: v for k, v in vars(limits).items() if k not in later or v != usual[k]
+    }
+    asked = json.loads(json.dumps(asked))
     workdir = lineage.choose_folder(run, None if again else asked)
-    return Plan(parent, workdir, own, judge, old_config, sample, options, limits, asked)
+    comparison = None
+    if labelled is not None and len(labelled.rows("test")):
+        comparison = reference_lib.plan_comparison(
+            run,
+            workdir,
+            parent,
+            reference_lib.describe_judge(labelled, judge["evaluators"]),
+            budget=1 - limits.confidence,
+            on_trust=limits.undecided == "accept" or limits.accuracy_drop is None,
+            chooses=options.average == "auto" and chooser is None,
+            named=reference,
+        )
+    return Plan(
+        parent,
+        workdir,
+        own,
+        judge,
+        old_config,
+        sample,
+        options,
+        limits,
+        asked,
+        str(run),
+        chooser,
+        comparison,
+        becomes_reference,
+    )
 
 
-def _hash_images(run, new_set, judge) -> dict:
+def _check_reference(test, reference, becomes_reference, select, options) -> None:
+    """Refuse options about a reference, or about a choice, that have no meaning."""
+    if test is None and (reference is not None or becomes_reference):
+        flag = "--accept-as-reference" if becomes_reference else "--reference"
+        raise Refused(f"{flag}: nothing is compared without --test, labelled images")
+    if reference is not None and not reference_lib.is_there(reference):
+        raise Refused(
+            f"--reference={reference!r}: must be a run with checkpoints, or the folder "
+            "of an encoder"
+        )
+    if select is not None and options.average != "auto":
+        raise Refused(f"--select={select!r}: nothing is chosen without --average=auto")
+
+
+def _make_selection_config(select, options, parent_config) -> dict | None:
+    """Make a transfer config that evaluates on `select`; None without it."""
+    if select is None:
+        return None
+    section = lineage.make_section(
+        select, options.select or {}, parent_config, "config.select"
+    )
+    config = make_transfer_config(section, "test", parent_config)
+    return config | {"evaluators": options.evaluators or {"knn": {}}}
+
+
+def say_plan(work: Plan) -> list[str]:
+    """Say what is compared, and how many images that takes, before training."""
+    plan, limit = work.comparison, work.limits.accuracy_drop
+    if plan is None:
+        return []
+    said = list(plan.remarks)
+    if missing := _list_unlabelled(plan):
+        said.append(
+            f"No labelled image of {', '.join(missing)} judges: a loss there is unseen."
+        )
+    if limit is None or not 0 < limit < 1:
+        return said
+    total, error = len(plan.rows), plan.share.error
+    needed = gate.count_images(limit, error, plan.change)
+    seen = f"about {needed:,} labelled images show that a loss is below"
+    seen = f"{seen} {100 * limit:.1f} points; {total:,} judge"
+    if needed > total:
+        least = gate.smallest_limit(total, error, plan.change)
+        seen += f", so differences below {100 * least:.1f} points stay undecided"
+    said.append(
+        f"With {100 * plan.change:.0f} % of the answers changed, {seen} "
+        f"(update {plan.number}, error {100 * error:.2g} %)."
+    )
+    return said
+
+
+def _list_unlabelled(plan) -> list[str]:
+    """List classes of the labelled images of which none decides."""
+    known, judged = plan.judge.classes, plan.judge.classes[plan.rows]
+    return [x.decode(errors="replace") for x in np.setdiff1d(known, judged)]
+
+
+def _hash_images(run, new_set, test) -> dict:
     """Hash the new images and the test images; warn of images in both.
 
     Images are equal if their bytes are, see `identity`.
     """
     new = identity.identify(new_set)
-    if judge is None:
+    if test is None:
         return {"data": new.digest()}
-    test = identity.identify(own_images.read_images(judge["data"]))
     before = identity.read_identity(run)
     for trained, what in ((new, "the new ones"), (before, "those of the run")):
         if trained is not None and (common := identity.common(test, trained)):
@@ -279,17 +396,18 @@ def _choose_old_images(old, run, options):
     """Choose the old images to compare.
 
     Returns:
-      Their rows i32[n], the same each time, and a function that embeds rows by the
-      encoder of `run`.
+      Their rows i32[n], the same each time, and what embeds them by the encoder of
+      `run`.
 
     Raises:
       Refused: there are too few.
     """
-    size, embed = build.make_embedder(add_checkpoint(old, run))
-    rows = np.sort(np.random.default_rng(0).permutation(size)[: options.rows])
+    embedder = build.make_embedder(add_checkpoint(old, run))
+    rows = np.random.default_rng(0).permutation(embedder.size)[: options.rows]
+    rows = np.sort(rows)
     if len(rows) <= 2 * options.neighbours:
         raise Refused(
             f"config.neighbours={options.neighbours}: must be below half of the "
             f"{len(rows)} old images"
         )
-    return rows, embed
+    return rows, embedder

@@ -1,30 +1,33 @@
 """Decide whether an update is kept, and what to do with an index."""
 
+from jaxcl.index import ways as ways_lib
 from jaxcl.run import terminal
-from jaxcl.update import plan
+from jaxcl.update import gate, plan
 
 BEFORE, AFTER = "before", "after"
-VERDICTS = ("keep", "adapt", "rebuild")  # for an index, the best first
 
 
-def decide_index(moved: dict | None, least: float) -> str:
+def decide_index(moved: dict | None, ways: dict | None, least: float) -> str:
     """Decide what to do with an index of the old embeddings.
 
     Args:
       moved: of `drift.measure_drift`; None: not measured.
-      least: share of neighbours kept from which the index is usable.
+      ways: of `ways.measure_ways`.
+      least: share of the quality of a new index from which a way is good enough.
 
     Returns:
-      "keep": new queries find their old neighbours in the index. "adapt": they do
-      through the best adapter. "rebuild": neither. "unknown": not measured.
+      "unknown": not measured. Else the first of `ways.VERDICTS` that is good enough by
+      `ways.list_usable`. Without labels the old neighbours may be found in place of the
+      new ones: "keep" in the index as it is, "adapt" through the best adapter.
     """
     if moved is None:
         return "unknown"
-    shares = moved["index_overlap"], max(moved["adapters"].values())
-    for verdict, share in zip(VERDICTS, shares, strict=False):
-        if share >= least:
-            return verdict
-    return VERDICTS[-1]
+    verdicts = {ways_lib.verdict_of(way) for way in ways_lib.list_usable(ways, least)}
+    if "precision" not in ways["all"]:
+        shares = moved["index_overlap"], max(moved["adapters"].values())
+        pairs = zip(ways_lib.VERDICTS, shares, strict=False)
+        verdicts |= {verdict for verdict, share in pairs if share >= least}
+    return min(verdicts, key=ways_lib.VERDICTS.index)
 
 
 def compare_accuracies(
@@ -39,11 +42,18 @@ def compare_accuracies(
 
 def list_broken_accuracy(report: dict, limits: plan.Limits) -> list[str]:
     """List the limits on accuracy that an update breaks, each as a sentence."""
-    found = []
+    found, limit = [], limits.accuracy_drop
+    compared = report.get("gate", {}).get("matrices", {})
     for name, accuracy in report["accuracy"].items():
-        drop, value = -accuracy["change"], accuracy[AFTER]
-        if limits.accuracy_drop is not None and drop > limits.accuracy_drop:
-            found.append(f"{name} lost {drop:.4f}, allowed {limits.accuracy_drop}")
+        drop, value, reference = -accuracy["change"], accuracy[AFTER], ""
+        if name in compared:
+            drop = compared[name]["reference"]["loss"]
+            reference = " from the reference"
+            unproven = compared[name].get("verdict") == gate.UNDECIDED
+            if unproven and drop <= limit and limits.undecided != "accept":
+                found.append(f"{name} is undecided: too few images show its loss")
+        if limit is not None and drop > limit:
+            found.append(f"{name} lost {drop:.4f}{reference}, allowed {limit}")
         if limits.accuracy is not None and value < limits.accuracy:
             found.append(f"{name} is {value:.4f}, must be {limits.accuracy}")
     return found
@@ -54,7 +64,8 @@ def list_broken(report: dict, limits: plan.Limits) -> list[str]:
     found = list_broken_accuracy(report, limits)
     if limits.index is not None:
         verdict = report["index"]
-        allowed = VERDICTS[: VERDICTS.index(limits.index) + 1]
+        order = ways_lib.VERDICTS
+        allowed = order[: order.index(limits.index) + 1]
         if verdict not in allowed:
             found.append(f"index: {verdict}, allowed {' or '.join(allowed)}")
     if limits.overlap is not None:
@@ -67,6 +78,8 @@ def list_broken(report: dict, limits: plan.Limits) -> list[str]:
 _INDEX = {
     "keep": "keep your index: new queries find their old neighbours in it",
     "adapt": "adapt: load_encoder(FOLDER, into='old'), then your index serves on",
+    "upgrade": "upgrade: jaxcl index upgrade maps the stored vectors, without images",
+    "refresh": "upgrade, then embed a part again: jaxcl index upgrade, plan, refresh",
     "rebuild": "rebuild your index: embed its images again with the new encoder",
     "unknown": "unknown, since no old images were compared; --old gives them",
 }
@@ -82,17 +95,110 @@ def _say_recall(moved) -> str:
     )
 
 
+def _say_ways(ways: dict) -> list[str]:
+    """Say what each way to go on with the index gives, and what to do until then."""
+    measure = "precision" if "precision" in ways["all"] else "neighbours"
+    what = "of the query's class" if measure == "precision" else "found"
+    percent = {way: 100 * values[measure][0] for way, values in ways.items()}
+    half = max(100 * (x[measure][0] - x[measure][1]) for x in ways.values())
+    names = {"old": "old encoder and index", "leave": "index as it is"}
+    names |= {"back": "queries mapped back", "forward": "vectors mapped forward"}
+    shown = [f"{name} {percent[x]:.0f}" for x, name in names.items() if x in percent]
+    again = " / ".join(f"{percent[way]:.0f}" for way in ways_lib.SHARES)
+    shown += [f"then 10 / 25 / 50 % embedded again {again}"]
+    if measure == "precision":
+        shown.append(f"all {percent['all']:.0f}")
+    kind = "Nearest images" if measure == "precision" else "A new index's neighbours"
+    lines = [f"{kind} {what}, in percent ± {half:.0f}: {', '.join(shown)}."]
+    value = {way: values[measure][0] for way, values in ways.items()}
+    if measure == "precision" and value["old"] > value["all"]:
+        lines.append(
+            "On the images in the index the old encoder is better than the new one."
+        )
+    if value["forward"] > max(value[x] for x in ("leave", "back") if x in value):
+        lines.append(
+            "Until the images are embedded again, the best index is that of "
+            "jaxcl index upgrade."
+        )
+    else:
+        lines.append("Mapping the stored vectors does not help here.")
+    return lines
+
+
+def say_pairs(pairs: dict, images: int, confidence: float) -> str:
+    """Say two accuracies, their difference with its interval, and what changed."""
+    before, after, loss, low, high = (
+        100 * pairs[x] for x in (BEFORE, AFTER, "loss", "low", "high")
+    )
+    changed, percent = pairs["lost"] + pairs["gained"], 100 * confidence
+    return (
+        f"{before:.1f} -> {after:.1f} %, {-loss + 0.0:+.1f} points "
+        f"({percent:g} %: {-high:.1f} to {-low:.1f}); "
+        f"{changed:,} of {images:,} images changed"
+    )
+
+
+def say_comparison(name: str, compared: dict, parent: str) -> list[str]:
+    """Say what an encoder lost against its parent and against the reference.
+
+    Args:
+      name: of the matrix.
+      compared: "gate" of update.json.
+      parent: directory of the parent.
+    """
+    found, images = compared["matrices"][name], compared["images"]
+    limit = compared["limit"]
+    to_parent, to_reference = (
+        say_pairs(found[x], images, compared["confidence"])
+        for x in ("parent", "reference")
+    )
+    lines = [f"Accuracy on labelled images ({name}): {to_parent}."]
+    if compared["reference"] != parent:
+        lines.append(f"Against the reference {compared['reference']}: {to_reference}.")
+    if "verdict" in found:
+        lines.append(
+            f"{found['verdict'].capitalize()}: the loss is at most "
+            f"{100 * found['most']:.1f} points, the limit is {100 * limit:.1f}."
+        )
+    return lines
+
+
+def _say_budget(compared) -> list[str]:
+    """Say which error the update used, and what an undecided one is worth."""
+    words = {x.get("verdict") for x in compared["matrices"].values()}
+    if words == {None}:
+        return []
+    budget = 1 - compared["confidence"]
+    error, life, left = (100 * x for x in (compared["error"], budget, compared["left"]))
+    lines = [
+        f"Update {compared['number']}: error {error:.2g} % of {life:.2g} %, left "
+        f"{left:.2g} %."
+    ]
+    if gate.UNDECIDED in words and compared["outcome"] == gate.ON_TRUST:
+        lines.append(
+            "Undecided was accepted: the observed loss is within the limit, the true "
+            'one may not be. limits.undecided="keep the old" accepts what is proven.'
+        )
+    return lines
+
+
 def write_sentences(report: dict) -> str:
     """Write sentences about an update and the next steps."""
     lines = []
     limit = report.get("asked", {}).get("limits", {}).get("accuracy_drop")
     allowed = "no limit" if limit is None else f"may fall by {100 * limit:.1f} points"
+    compared = report.get("gate", {"matrices": {}})
     for name, accuracy in report["accuracy"].items():
+        if name in compared["matrices"]:
+            lines += say_comparison(name, compared, report["parent"])
+            continue
         before, after, change = (100 * accuracy[x] for x in (BEFORE, AFTER, "change"))
         lines.append(
             f"Accuracy on labelled images ({name}): {before:.1f} % before, "
             f"{after:.1f} % after, {change:+.1f} points; {allowed}."
         )
+    if compared["matrices"]:
+        lines += _say_budget(compared)
     if not report["accuracy"]:
         lines.append("No labelled images were given, so no accuracy was measured.")
     if "average" in report:
@@ -103,7 +209,9 @@ def write_sentences(report: dict) -> str:
         )
     if report["drift"]:
         lines.append(_say_recall(report["drift"]))
-    lines.append(f"Search index: {_INDEX[report['index']]}.")
+        lines += _say_ways(report["ways"]) if "ways" in report else []
+    advice = _INDEX[report["index"]] if report["accepted"] else "stays as it is"
+    lines.append(f"Search index: {advice}.")
     broken = (f"Limit broken: {sentence}." for sentence in report["broken"])
     lines += [terminal.style_text(line, "bad") for line in broken]
     if report["accepted"]:

@@ -23,11 +23,12 @@ from jaxcl import lookup, numerics, schema, sharding
 from jaxcl.config import sections
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
+from jaxcl.index import maps
 from jaxcl.nets import tuning
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.run import transfer
-from jaxcl.update import adapters, lineage
+from jaxcl.update import lineage
 from jaxcl.weights import encoder, pytorch, writer
 from jaxcl.weights import stablehlo as program
 
@@ -49,9 +50,9 @@ def export(
     Args:
       run: a run directory; if the run has accepted updates, the last of them is used.
       out: the folder; it must be missing, empty, or an export of the same checkpoint.
-      torch: also write the state dict for PyTorch.
-      stablehlo: also write a program that takes images of this type.
-      force: replace an export of another checkpoint, or one with a damaged card.
+      torch: whether to write the state dict for PyTorch, too.
+      stablehlo: type of the images of a program that is also written; None: no program.
+      force: whether to replace an export of another checkpoint or with a damaged card.
 
     Returns:
       The contents of card.json.
@@ -85,9 +86,9 @@ def export(
     if torch:
         state = pytorch.torch_state(exported)
         files[writer.PYTORCH[section["name"]]] = writer.pack_tensors(state, "pt")
-    adapter = epath.Path(run) / adapters.FILE
+    adapter = epath.Path(run) / maps.FILE
     if adapter.exists():
-        files[adapters.FILE] = adapter.read_bytes()
+        files[maps.FILE] = adapter.read_bytes()
     if stablehlo is not None:
         files[program.FILE] = program.pack_program(exported, stablehlo)
     cursor = transfer.cursor(where, source["number"])
@@ -109,12 +110,12 @@ _LOOKS_LOCAL = re.compile(r"/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\w+://")
 
 
 def hash_path(path: str) -> str:
-    """Hash a path for a card, so that only a person who knows it recognises it."""
+    """Hash a path for a card, which can then be compared but not read."""
     return f"sha256:{hashlib.sha256(path.encode()).hexdigest()[:16]}"
 
 
 def _hide_paths(value, key=""):
-    """Replace paths by their `hash_path`, since exports are shared."""
+    """Replace paths by their hashes, since exports are shared; see `hash_path`."""
     if isinstance(value, dict):
         return {k: _hide_paths(v, k) for k, v in value.items()}
     if isinstance(value, list):

@@ -14,7 +14,7 @@ from jax import export
 from jaxcl import numerics, sharding
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
-from jaxcl.update import adapters
+from jaxcl.index import maps
 from jaxcl.weights import encoder
 
 FILE = "encoder.stablehlo"
@@ -27,14 +27,14 @@ def make_program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tu
     """Make a function from images to features that contains the weights.
 
     Args:
-      network: an encoder of images; its adapter to an old index, if any, is in it, too.
-      pixels: type of the images; those of "uint8" are normalised by the function.
+      network: an encoder of images; the program contains its adapter, if any, too.
+      pixels: type of the images; the function normalises images of "uint8".
 
     Returns:
       The function, [B, S, S, C] -> f32[B, D], and (S, S, C).
 
     Raises:
-      Refused: it is an encoder of graphs.
+      Refused: the network is an encoder of graphs.
     """
     inputs = network.card["input"]
     if inputs["kind"] != "images":
@@ -50,7 +50,7 @@ def make_program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tu
         images = prepare(images) if pixels == "uint8" else images
         rows, _ = network.apply(network.params, network.stats, images)
         adapter = network.adapter
-        return rows if adapter is None else adapters.map_features(adapter, rows)
+        return rows if adapter is None else maps.map_features(adapter, rows)
 
     return embed_images, (inputs["size"], inputs["size"], inputs["channels"])
 

@@ -18,15 +18,15 @@ from safetensors import numpy as tensors
 import jaxcl
 from jaxcl.data import storage
 from jaxcl.errors import Refused
+from jaxcl.index import maps
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import lock
-from jaxcl.update import adapters
 from jaxcl.weights import encoder
 
 # Files for PyTorch that an export may have: kind of network -> name.
 PYTORCH = {kind: f"{kind}_torch.safetensors" for kind in ("resnet", "vit", "convnext")}
 # All files of an export beside the weights and the card.
-_FURTHER = {*PYTORCH.values(), adapters.FILE, "encoder.stablehlo", "encoder.onnx"}
+_FURTHER = {*PYTORCH.values(), maps.FILE, "encoder.stablehlo", "encoder.onnx"}
 
 
 def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
@@ -75,16 +75,16 @@ def write_folder(
 
     Args:
       folder: it must be missing, empty, or hold the same encoder.
-      files: by name.
+      files: name -> content.
       card: the content of card.json.
-      force: replace another encoder.
+      force: whether to replace another encoder.
 
     Returns:
       The card with its checksum.
 
     Raises:
       Refused: the folder holds something else.
-      lock.LockHeldError: another process writes to it.
+      lock.LockHeldError: another process writes to the folder.
     """
     card = card | {"checksum": folder_lib.checksum(card)}
     _check_folder(folder, card, force)

@@ -5,10 +5,10 @@ reads, swapped views, a gradient where none may flow, an update that is missing.
 public names are replaced, so that the inside of a module may change freely.
 """
 
-from faults import evaluators, losses, memories, runs, steps, training, weights
+from faults import evaluators, indexes, losses, memories, runs, steps, training, weights
 
 FAULTS = [
     *(*losses.FAULTS, *memories.FAULTS, *training.FAULTS),
     *(*steps.FAULTS, *evaluators.FAULTS, *runs.FAULTS),
-    *weights.FAULTS,
+    *(*weights.FAULTS, *indexes.FAULTS),
 ]

@@ -51,12 +51,12 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "update.adapters.fit_affine",
-        "test_adapters.py::test_the_affine_map_is_the_ridge_regression_of_float64",
-        ("adapters: no ridge", takes(ridge=lambda _: 0.0)),
-        ("adapters: one rank too many", takes(rank=lambda rank: rank + 1)),
+        "index.maps.fit_affine",
+        "test_index_maps.py::test_the_affine_map_is_the_ridge_regression_of_float64",
+        ("maps: no ridge", takes(ridge=lambda _: 0.0)),
+        ("maps: one rank too many", takes(rank=lambda rank: rank and rank + 1)),
         (
-            "adapters: no shift",
+            "maps: no shift",
             gives(lambda made: made | {"shift": 0 * made["shift"]}),
         ),
     ),

@@ -215,22 +215,21 @@ def init(key: jax.Array, options: Options) -> AgentState:
 
 
 def choose_rate(agent: AgentState, key: jax.Array, options: Options):
-    """Choose the learning rate of the step down the loss last observed.
+    """Choose the learning rate for a step down the loss that the agent observed last.
 
     The first `warmup` actions are uniform in [0, 1]. Then a = sigmoid(mu(s) + e x) with
     e = max(1 - steps / noise_decay, 0); at each action, with n standard normal,
       x <- x - theta x dt + sigma sqrt(dt) n.
 
     Args:
-      agent: has observed the loss.
+      agent: state of the agent, which has observed the loss.
       key: threefry key.
       options: its constants.
 
     Returns:
       lr: f32[], in [low, high].
-      agent: expects the loss after this step. If that loss is not the effect of the
-        step (the parameters are set back), set `pending` to False before it is
-        observed.
+      agent: new state, which expects the loss after this step next. If the step is
+        undone, set `pending` to False, so that the next loss is not its reward.
     """
     k_uniform, k_noise = jax.random.split(key)
     (actor, _), _ = _build_networks(options)

@@ -44,7 +44,7 @@ def add_measures(
 
     Args:
       method: a method with a `memory`.
-      parts: what the config builds.
+      parts: core.Parts of the config.
       rows: number of stored rows whose drift is measured, drawn for each step by a
         separate key. The cost is two passes of these rows in evaluation mode.
 
@@ -53,7 +53,8 @@ def add_measures(
       "prototype_gradient_norm" are from `Measured`, the network that it trains.
 
     Raises:
-      Refused: the method has no memory, or, when traced, does not use `gradient`.
+      Refused: the method has no memory. Tracing refuses a step that does not call
+        `gradient`.
     """
     measure = parts.replay.measure
     if method.memory is None:

@@ -25,7 +25,7 @@ from jaxcl import lookup
 
 
 def makers(names: str) -> tuple[Callable, ...]:
-    """Find the `make` of every logger; names have commas between.
+    """Find the `make` of each logger in `names`, which are separated by commas.
 
     Raises Refused for an unknown name, or from the `check` of the module.
     """

@@ -8,8 +8,8 @@ from jaxcl.run import loggers
 class Events:
     """A writer that holds the events of `rows` and no others.
 
-    Events reach the disk later than rows, so a crash loses some from before the
-    checkpoint and keeps some from after it: all are written again.
+    A resumed run writes all events again. Events reach the disk later than rows: a
+    crash may lose events from before the checkpoint, and keep events from after it.
     """
 
     def __init__(self, directory, rows):

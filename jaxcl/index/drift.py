@@ -6,12 +6,19 @@ embedded before and after. All of them use only directions, as cosine search doe
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxcl import core
 
 _EXACT = lax.Precision.HIGHEST  # TF32 would swap neighbours
 _unit = core.l2_normalize
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    """Scale rows f32[N, D] to length 1, as NumPy does."""
+    rows = np.asarray(rows, np.float32)
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
 
 def _row_products(a, b):

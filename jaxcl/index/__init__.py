@@ -1,0 +1,1 @@
+"""Bring an index of stored vectors from one encoder to the next."""

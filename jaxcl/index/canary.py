@@ -1,0 +1,161 @@
+"""Canaries: queries and the ids that they should find, to check an index by."""
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+from safetensors import numpy as tensors
+
+from jaxcl.data import storage
+from jaxcl.errors import Refused
+from jaxcl.index import drift, vectors
+from jaxcl.run import folder
+
+FILE = "canary.safetensors"
+QUERIES, MEMBERS = 200, 2048
+
+
+class Canary(NamedTuple):
+    """Queries by one encoder, and what they find among some rows of its index."""
+
+    encoder: str  # name of the encoder
+    queries: np.ndarray  # f32[Q, D], of length 1
+    own: list[str]  # id of each query's image, which it does not look for
+    members: list[str]  # ids of the rows that are searched
+    found: list[list[str]]  # ids that each query should find
+    cosines: np.ndarray  # f32[Q, k], of the found rows
+
+
+def make_canary(
+    encoder: str,
+    queries: np.ndarray,
+    rows: np.ndarray,
+    ids: list[str],
+    *,
+    own: list[str] | None = None,
+    k: int = 10,
+) -> Canary:
+    """Search some rows of an index by up to 200 queries.
+
+    Args:
+      encoder: name of the encoder that embedded the queries.
+      queries: f32[N, D], embeddings of images.
+      rows: f32[M, D], vectors of the index.
+      ids: ids of these rows.
+      own: ids of the queries' images; None: those of the rows.
+      k: number of neighbours.
+    """
+    own = ids if own is None else own
+    chosen = np.unique(np.linspace(0, len(queries) - 1, QUERIES).astype(int))
+    queries, own = drift.unit(queries[chosen]), [own[i] for i in chosen]
+    near, cosines = _search(queries, drift.unit(rows), own, ids, min(k, len(ids) - 1))
+    found = [[ids[i] for i in places] for places in near]
+    return Canary(encoder, queries, own, ids, found, cosines)
+
+
+def _search(queries, rows, own, ids, k):
+    """Return places and cosines of the nearest rows, without a query's own."""
+    cosines = queries @ rows.T
+    places = {name: place for place, name in enumerate(ids)}
+    for query, name in enumerate(own):
+        if name in places:
+            cosines[query, places[name]] = -2
+    near = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
+    return near, np.take_along_axis(cosines, near, axis=1)
+
+
+def write_canary(path: Any, canary: Canary) -> None:
+    """Write a canary as a safetensors file."""
+    arrays = {"queries": canary.queries, "cosines": canary.cosines}
+    arrays = {name: np.ascontiguousarray(x, np.float32) for name, x in arrays.items()}
+    names = ("encoder", "own", "members", "found")
+    text = {"about": json.dumps({name: getattr(canary, name) for name in names})}
+    with storage.replacing(path) as file:
+        file.write(tensors.save(arrays, metadata=text))
+
+
+def read_canary(path: Any) -> Canary:
+    """Read a canary.
+
+    Raises:
+      Refused: the file is none.
+      OSError: it cannot be read.
+    """
+    data = epath.Path(path).read_bytes()
+    arrays = folder.read_tensors(data, path)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    about = json.loads(header.get("__metadata__", {}).get("about", "{}"))
+    if not {"queries", "cosines"} <= set(arrays) or "found" not in about:
+        raise Refused(f"--canary={path}: holds {sorted(arrays)}, which is no canary")
+    return Canary(**arrays, **about)
+
+
+class Song(NamedTuple):
+    """What a canary says of an index: `wrong` is empty if all is well."""
+
+    share: float  # of the expected ids that were found; nan: not measured
+    wrong: list[str]  # sentences
+
+
+def check_index(
+    table: vectors.Table, canary: Canary, *, encoder: str | None = None, least=0.9
+) -> Song:
+    """Check whether an index and the served encoder belong to a canary.
+
+    Args:
+      table: the vectors of the index.
+      canary: from `read_canary`.
+      encoder: name of the served encoder; None: it is not compared.
+      least: share of the expected ids that must be found.
+    """
+    wrong = []
+    if encoder not in (None, canary.encoder):
+        wrong.append(
+            f"the served encoder is {encoder}, the canary is of {canary.encoder}"
+        )
+    others = {version.encoder for version in table.versions} - {canary.encoder}
+    if others:
+        numbers = [n for n, x in enumerate(table.versions) if x.encoder in others]
+        count = int(np.isin(table.codes, numbers).sum())
+        if count:
+            wrong.append(
+                f"{count:,} vectors are of another encoder, {', '.join(sorted(others))}"
+            )
+    width = canary.queries.shape[1]
+    if table.width != width:
+        wrong.append(f"vectors have {table.width} dimensions, queries have {width}")
+        return Song(float("nan"), wrong)
+    places = table.ids.find(canary.members)
+    there = np.flatnonzero(places >= 0)
+    missing = len(places) - len(there)
+    if missing > len(places) // 10:
+        names = [canary.members[i] for i in np.flatnonzero(places < 0)[:3]]
+        wrong.append(
+            f"{missing:,} of the canary's {len(places):,} ids are not in the index, "
+            f"such as {', '.join(names)}"
+        )
+    ids = [canary.members[i] for i in there]
+    if len(ids) < 2:
+        return Song(float("nan"), wrong)
+    rows = drift.unit(table.take(places[there]))
+    k = min(canary.cosines.shape[1], len(ids) - 1)
+    near, cosines = _search(canary.queries, rows, canary.own, ids, k)
+    shares = [
+        len({ids[i] for i in row} & {*names}) / max(len({*names} & {*ids}), 1)
+        for row, names in zip(near, canary.found, strict=True)
+    ]
+    share = float(np.mean(shares))
+    if not share >= least:
+        wrong.append(
+            f"queries find {share:.0%} of the ids that they should find, must be "
+            f"{least:.0%}; their cosines with the nearest are {cosines.mean():.2f}, "
+            f"should be {canary.cosines.mean():.2f}"
+        )
+    return Song(share, wrong)
+
+
+def recall_of(canary: Canary, other: Canary) -> float:
+    """Return the share of the ids of one canary that another finds, too."""
+    pairs = zip(canary.found, other.found, strict=True)
+    return float(np.mean([len({*a} & {*b}) / max(len(a), 1) for a, b in pairs]))

@@ -1,0 +1,382 @@
+"""Compare answers on labelled images with those of a reference encoder.
+
+The reference is the encoder that a chain of updates began with, or one that the user
+named since. RUN/updates/references/0001.npz holds its answers; the number is that of
+the update that wrote the file. A newer reference has a file of its own.
+"""
+
+import hashlib
+import json
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+
+from jaxcl.data import files, identity, listing, storage
+from jaxcl.errors import Refused
+from jaxcl.run import transfer
+from jaxcl.update import gate, lineage
+
+FOLDER = "references"
+FEWEST = 50  # images that decide, or that choose
+
+
+class Judge(NamedTuple):
+    """The labelled images of --test, and how they are evaluated."""
+
+    names: np.ndarray  # S[N], of the evaluation rows
+    marks: np.ndarray  # u64[N], digests of the images; 0: unreadable
+    classes: np.ndarray  # S[N], class names
+    protocol: str  # digest of the evaluators and of the rows that they learn from
+
+
+class Reference(NamedTuple):
+    """The answers of the reference encoder."""
+
+    run: str  # directory, which may be gone
+    judge: Judge
+    right: dict[str, np.ndarray]  # matrix -> bool[N]
+
+
+class Comparison(NamedTuple):
+    """A plan of how an update is compared with the reference."""
+
+    number: int  # of the update
+    judge: Judge
+    reference: Reference | None  # None: `run` answers
+    run: str  # directory of the reference
+    rows: np.ndarray  # i64[n], rows of the judge that decide
+    at: np.ndarray | None  # i64[n], the same images in `reference`; None: all rows
+    choosing: np.ndarray  # bool[N], rows that choose among candidates, and only that
+    share: gate.Share
+    renewed: bool  # no image judged an earlier update
+    change: float  # share of images whose answer usually changes
+    remarks: tuple[str, ...]  # sentences for the user
+
+
+def describe_judge(known: identity.Identity, evaluators: dict) -> Judge:
+    """Describe the labelled images of a set.
+
+    Args:
+      known: of the set; its test rows are evaluated.
+      evaluators: section of the config.
+    """
+    classes = np.append(known.class_names, b"")[known.label]
+    test, others = known.rows("test"), known.rows("train")
+    learnt = sorted(zip(known.marks[others].tolist(), classes[others], strict=True))
+    text = json.dumps(evaluators, sort_keys=True, default=str) + repr(learnt)
+    protocol = hashlib.sha256(text.encode()).hexdigest()
+    return Judge(known.names[test], known.marks[test], classes[test], protocol)
+
+
+def match_images(first: Judge, second: Judge) -> tuple[np.ndarray, np.ndarray]:
+    """Find the images that two judges have in common, i64[n] rows of each.
+
+    An image is the same if its bytes and its class are. Repeated images are matched in
+    order.
+    """
+    places: dict = {}
+    for row, key in enumerate(_list_keys(second)):
+        places.setdefault(key, []).append(row)
+    rows, at = [], []
+    for row, key in enumerate(_list_keys(first)):
+        if places.get(key):
+            rows.append(row)
+            at.append(places[key].pop(0))
+    return np.array(rows, int), np.array(at, int)
+
+
+def _list_keys(judge):
+    """List what identifies each image; an unreadable one has its name."""
+    columns = (judge.names, judge.marks, judge.classes)
+    for name, mark, kind in zip(*(x.tolist() for x in columns), strict=True):
+        yield (mark or name, kind)
+
+
+def find_choosing(judge: Judge) -> np.ndarray:
+    """Mark a third of the images, which choose among candidates, bool[N].
+
+    The bytes of an image decide, so it stays in its part in every update.
+    """
+    return np.array(
+        [
+            hashlib.blake2b(repr(key).encode()).digest()[0] % 3 == 0
+            for key in _list_keys(judge)
+        ],
+        bool,
+    )
+
+
+def find_file(run: str) -> epath.Path | None:
+    """Find the file of the present reference; None without one."""
+    folder = epath.Path(run) / lineage.UPDATES / FOLDER
+    entries = folder.iterdir() if folder.exists() else ()
+    numbered = [path for path in entries if path.name.removesuffix(".npz").isdigit()]
+    return max(numbered, key=lambda path: int(path.name[:-4]), default=None)
+
+
+def read_reference(path: epath.PathLike) -> Reference:
+    """Read the answers of a reference.
+
+    Raises:
+      Refused: the file is damaged.
+    """
+    try:
+        arrays = files.read_npz(str(path))
+        about = json.loads(str(arrays.pop("about")))
+        names, marks, classes = (arrays[x] for x in ("names", "marks", "classes"))
+        judge = Judge(names, marks, classes, about["protocol"])
+        right = dict(zip(about["matrices"], arrays["right"], strict=True))
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refused(
+            f"{path} is damaged: {error}; remove it, and name a reference: --reference="
+        ) from error
+    return Reference(about["run"], judge, right)
+
+
+def write_reference(run: str, number: int, reference: Reference) -> str:
+    """Write the answers of a reference, unless its file is there; return the path."""
+    path = epath.Path(run) / lineage.UPDATES / FOLDER / f"{number:04d}.npz"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        judge, names = reference.judge, list(reference.right)
+        about = {"run": reference.run, "matrices": names, "protocol": judge.protocol}
+        right = [reference.right[name] for name in names]
+        with storage.replacing(path) as file:
+            np.savez_compressed(
+                file,
+                names=judge.names,
+                marks=judge.marks,
+                classes=judge.classes,
+                right=np.array(right, bool).reshape(len(names), len(judge.marks)),
+                about=np.array(json.dumps(about)),
+            )
+    return str(path)
+
+
+def read_answers(folder: epath.PathLike) -> dict[str, np.ndarray]:
+    """Read the answers that an evaluation left in its folder; {} without any."""
+    path = epath.Path(folder) / transfer.ANSWERS
+    if not path.exists():
+        return {}
+    return files.read_npz(str(path))
+
+
+def is_there(run: str) -> bool:
+    """Tell whether the encoder of a run, or of an encoder's folder, can be read."""
+    try:
+        config = transfer.config_of(run)
+        return "card" in config or bool(config) and _has_weights(run)
+    except (Refused, OSError):
+        return False
+
+
+def _has_weights(run) -> bool:
+    from jaxcl.run import folder
+
+    return folder.is_one(run) or bool(transfer.find_checkpoints(run).numbers)
+
+
+def list_past(run: str, before: epath.PathLike) -> list[dict]:
+    """List the reports of the updates that were compared with a reference.
+
+    Args:
+      run: directory of the run.
+      before: directory of the next update; later ones do not count.
+    """
+    number = int(epath.Path(before).name)
+    earlier = [path for path in lineage.list_updates(run) if int(path.name) < number]
+    reports = (lineage.read_report(path) or {} for path in earlier)
+    return [report["gate"] for report in reports if "gate" in report]
+
+
+def plan_comparison(
+    run: str,
+    workdir: epath.PathLike,
+    parent: str,
+    judge: Judge,
+    *,
+    budget: float,
+    on_trust: bool,
+    chooses: bool = False,
+    named: str | None = None,
+) -> Comparison:
+    """Plan how an update is compared with the reference of its chain.
+
+    Args:
+      run: directory of the run.
+      workdir: directory of the update.
+      parent: directory that the update continues.
+      judge: the labelled images.
+      budget: error over all updates.
+      on_trust: whether an undecided update may be accepted.
+      chooses: whether a part of the images chooses among candidates.
+      named: directory of a new reference; None: the present one.
+
+    Raises:
+      Refused: too few images are those that the reference answered, or are left.
+    """
+    past, remarks = list_past(run, workdir), []
+    path = None if named else find_file(run)
+    if path is not None and int(path.name[:-4]) >= int(epath.Path(workdir).name):
+        path = None  # of the update that is repeated here
+    reference = None if path is None else read_reference(path)
+    rows, at = np.arange(len(judge.marks)), None
+    if reference is None:
+        where = named or parent
+        if not named and lineage.list_updates(run) and parent != str(run) and not past:
+            remarks.append(
+                f"This chain has no reference yet: it is the parent, {parent}."
+            )
+    else:
+        where = reference.run
+        reference, rows, at, said = _match_reference(reference, judge)
+        remarks += said
+    choosing = np.zeros(len(judge.marks), bool)
+    if chooses or any(one.get("choosing") for one in past):
+        choosing = find_choosing(judge)
+        keep = ~choosing[rows]
+        rows, at = rows[keep], None if at is None else at[keep]
+        said = f"{choosing.sum():,} labelled images choose, {len(rows):,} others judge."
+        if chooses and min(choosing.sum(), len(rows)) < FEWEST:
+            raise Refused(
+                f"config.average='auto': {said[:-1]}; must be {FEWEST} of each. Give "
+                "--select=IMAGES, others that choose, or a number as --average"
+            )
+        remarks.append(said)
+    if len(rows) == 0:
+        raise Refused(f"config.test: no image is left to judge; see {lineage.UPDATES}")
+    marks = [_judged_before(run, one) for one in past]
+    used = np.concatenate(marks) if marks else np.zeros(0, np.uint64)
+    renewed = bool(past) and not np.isin(judge.marks, used[used > 0]).any()
+    spent = [
+        gate.PastUpdate(one["outcome"], one["on_trust"], one["renewed"]) for one in past
+    ]
+    share = gate.share_budget(spent, budget, on_trust=on_trust, renewed=renewed)
+    changes = [x["changed"] for one in past for x in one["matrices"].values()]
+    usual = float(np.mean(changes)) if changes else gate.USUAL_CHANGE
+    number = int(epath.Path(workdir).name)
+    return Comparison(
+        number,
+        judge,
+        reference,
+        where,
+        rows,
+        at,
+        choosing,
+        share,
+        renewed,
+        max(usual, 1 / len(rows)),
+        tuple(remarks),
+    )
+
+
+def _match_reference(reference, judge):
+    """Find the images that the reference answered; None where it has to answer again.
+
+    Returns:
+      The reference or None, rows of the judge, the same images in the reference, and
+      remarks.
+    """
+    every = np.arange(len(judge.marks))
+    if reference.judge.protocol != judge.protocol:
+        what = "the evaluators, or the images that they learn from, have changed since"
+        if not is_there(reference.run):
+            raise Refused(
+                f"config.test: {what} the reference {reference.run} answered, and that "
+                "encoder is gone; --reference=RUN names another, such as the parent"
+            )
+        said = f"The reference {reference.run} answers again: {what}."
+        return None, every, None, [said]
+    rows, at = match_images(judge, reference.judge)
+    if len(rows) == len(judge.marks) == len(reference.judge.marks):
+        return reference, rows, at, []
+    new = np.setdiff1d(every, rows)
+    gone = np.setdiff1d(np.arange(len(reference.judge.marks)), at)
+    said = [
+        f"{listing.say_names([x.decode(errors='replace') for x in names[which]])} {how}"
+        for names, which, how in (
+            (judge.names, new, "new"),
+            (reference.judge.names, gone, "gone"),
+        )
+        if len(which)
+    ]
+    said = f"the labelled images have changed since the reference: {'; '.join(said)}"
+    if len(rows) < FEWEST:
+        raise Refused(
+            f"config.test: {said}; {len(rows)} are in common, must be {FEWEST}. "
+            f"--reference={reference.run} lets that encoder answer the new ones; "
+            "another may be named, such as the parent"
+        )
+    remark = f"{said[0].upper()}{said[1:]}. The {len(rows):,} in common decide."
+    return reference, rows, at, [remark]
+
+
+def _judged_before(run, past) -> np.ndarray:
+    """Return the digests of the images that judged an earlier update."""
+    path = epath.Path(run) / lineage.UPDATES / past["judge"]
+    try:
+        known = identity.read_identity(path)
+    except (Refused, OSError):
+        known = None
+    return np.zeros(0, np.uint64) if known is None else known.marks[known.rows("test")]
+
+
+def compare_answers(
+    plan: Comparison,
+    before: dict[str, np.ndarray],
+    after: dict[str, np.ndarray],
+    reference: dict[str, np.ndarray],
+    limit: float | None,
+    confidence: float,
+) -> dict:
+    """Compare the answers of an update with those of its parent and the reference.
+
+    Args:
+      plan: of the comparison.
+      before, after: matrix -> bool[N], answers of the parent and of the new encoder.
+      reference: the same of the reference, on its own rows where `plan.at` says so.
+      limit: most that may be lost against the reference; None: no limit.
+      confidence: over all updates, and of intervals.
+
+    Returns:
+      The record of the comparison, as JSON, without the outcome.
+    """
+    matrices = {}
+    for name in after:
+        if name not in before or name not in reference:
+            continue
+        there = plan.rows if plan.at is None else plan.at
+        first, now = reference[name][there], after[name][plan.rows]
+        pairs = gate.count_pairs(first, now)
+        matrices[name] = {
+            "reference": describe_pairs(first, now, confidence),
+            "parent": describe_pairs(before[name][plan.rows], now, confidence),
+            "changed": (pairs.lost + pairs.gained) / pairs.total,
+        }
+        if limit is not None and plan.share.error > 0:
+            alarm = plan.share.alarm / len(after)  # of each of several matrices
+            word = gate.decide(pairs, limit, plan.share.error, alarm)
+            most = gate.bound_loss(pairs, plan.share.error)
+            matrices[name] |= {"verdict": word, "most": most}
+    return {
+        "number": plan.number,
+        "reference": plan.run,
+        "images": len(plan.rows),
+        "choosing": int(plan.choosing.sum()),
+        "limit": limit,
+        "confidence": confidence,
+        "error": plan.share.error,
+        "renewed": plan.renewed,
+        "remarks": list(plan.remarks),
+        "matrices": matrices,
+    }
+
+
+def describe_pairs(first: np.ndarray, now: np.ndarray, confidence: float) -> dict:
+    """Describe the pairs of answers of two encoders, as JSON."""
+    pairs = gate.count_pairs(first, now)
+    low, high = gate.interval(pairs, confidence)
+    counts = {"lost": pairs.lost, "gained": pairs.gained}
+    accuracy = {"before": float(first.mean()), "after": float(now.mean())}
+    return counts | accuracy | {"loss": pairs.loss, "low": low, "high": high}

@@ -1,0 +1,99 @@
+"""Compare the index that an encoder serves before and after an update."""
+
+import hashlib
+import json
+import os
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+
+from jaxcl.config import build
+from jaxcl.index import drift, kit, maps
+from jaxcl.index import ways as ways_lib
+from jaxcl.run import results as results_lib
+from jaxcl.update import plan
+
+
+class OldImages(NamedTuple):
+    """The old images of an update, embedded into the index before it."""
+
+    rows: np.ndarray  # f32[N, D]
+    encoder: str  # name of the encoder whose space the index has
+
+
+class Comparison(NamedTuple):
+    """An index before and after an update."""
+
+    drift: dict  # of `drift.measure_drift`, with "adapters": kind -> recall
+    ways: dict  # of `ways.measure_ways`
+    adapter: maps.Map  # of new queries to the old index
+    kit: kit.Kit
+
+
+def embed_old(work: plan.Plan) -> OldImages | None:
+    """Embed the sample of old images as the index in use has them; None without one."""
+    if work.sample is None:
+        return None
+    rows, embedder = work.sample
+    features = maps.map_to_index(work.parent, embedder.embed(rows))
+    adapter = epath.Path(work.parent) / maps.FILE
+    card = maps.read_map(adapter)[1] if adapter.exists() else {}
+    return OldImages(features, card.get("target") or kit.name_encoder(embedder.source))
+
+
+def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Comparison:
+    """Embed the old images by the new encoder, and measure what serves them.
+
+    Args:
+      work: the update.
+      before: the images as the index has them.
+      folder: run directory of the new encoder.
+    """
+    rows, k = work.sample[0], work.options.neighbours
+    embedder = build.make_embedder(plan.add_checkpoint(work.old, folder))
+    after = np.asarray(embedder.embed(rows))
+    label = embedder.examples.label[rows]
+    known = len(np.unique(label[label >= 0])) > 1 and (label >= 0).all()
+    measured = ways_lib.measure_ways(
+        before.rows, after, label=label if known else None, k=k
+    )
+    moved = drift.measure_drift(before.rows, after, k=k)
+    moved["adapters"] = {one.kind: one.recall for one in measured.back}
+    forward, back = measured.forward, measured.back[0]
+    arrays = maps.fit(before.rows, after, forward.kind, forward.options)
+    served = kit.Kit(
+        before.encoder,
+        kit.name_encoder(embedder.source),
+        np.asarray(before.rows),
+        after,
+        list_ids(embedder.examples, rows, work.old["data"]),
+        _digest([work.old["data"], embedder.size]),
+        forward._replace(arrays=arrays),
+        measured.ways,
+    )
+    adapter = maps.fit(after, before.rows, back.kind, back.options)
+    moved = results_lib.to_json(moved) | {"rows": len(after)}
+    return Comparison(moved, measured.ways, adapter, served)
+
+
+def _digest(value) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:12]
+
+
+def list_ids(examples, rows: np.ndarray, section: dict) -> list[str]:
+    """List ids of images: paths within the data set, or the numbers of their rows."""
+    load = examples.load if examples.origin is None else examples.origin
+    if not hasattr(load, "name"):
+        return [str(row) for row in rows]
+    root = os.path.abspath(str(section.get("path", "")))
+    names = [load.name(int(row)) for row in rows]
+    return [
+        os.path.relpath(name, root) if os.path.abspath(name).startswith(root) else name
+        for name in names
+    ]
+
+
+def write_kit(workdir: epath.PathLike, compared: Comparison, k: int) -> None:
+    """Leave the files that bring an index to the new encoder."""
+    kit.write_kit(workdir, compared.kit, k)

@@ -1,0 +1,610 @@
+"""Stored vectors brought to a new encoder: files, kills, orders, canaries, refusals."""
+
+import json
+import os
+import pathlib
+import re
+import resource
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pytest
+from etils import epath
+from pyarrow import parquet as pq
+from safetensors import numpy as tensors
+
+from helpers import pages, twins
+from jaxcl import cli
+from jaxcl.api import index as command
+from jaxcl.data import sources
+from jaxcl.errors import Refused
+from jaxcl.index import canary, kit, maps, onnx_file, order, upgrade, vectors, ways
+from jaxcl.run import folder, train
+from jaxcl.weights import encoder, writer
+
+IMAGES = {
+    "kind": "images", "dtype": "uint8", "channels": 1, "size": 8, "resize": None,
+    "interpolation": "bicubic", "mean": [0.5], "std": [0.25], "decoder": None,
+    "background": 255, "bits": None,
+}  # fmt: skip
+OLD_WIDTH, PAIRS, ROWS = 12, 300, 700
+
+
+def leave_update(place, kits, *, accepted=True):
+    """A run whose updates left kits."""
+    for number, one in enumerate(kits, 1):
+        workdir = place / "updates" / f"{number:04d}"
+        workdir.mkdir(parents=True, exist_ok=True)
+        kit.write_kit(workdir, one, k=5)
+        report = {"accepted": accepted, "asked": {}}
+        (workdir / "update.json").write_text(json.dumps(report))
+    return place
+
+
+def make_kit(before, after, source="old", target="new", ids=None):
+    """A kit of some pairs."""
+    fitted = maps.fit_all(before, after, mapped="vectors", k=5)[0]
+    measured = ways.measure_ways(before, after, k=5).ways
+    ids = [str(i) for i in range(len(before))] if ids is None else ids
+    return kit.Kit(source, target, before, after, ids, "digits", fitted, measured)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A run with an update, and 700 digits as embedded before and after it."""
+    root = tmp_path_factory.mktemp("index")
+    card = {"encoder": {"name": "conv_net", "width": 4}, "input": IMAGES}
+    module = encoder.make_module(card["encoder"])
+    variables = module.init(jax.random.key(0), encoder.blank_inputs(IMAGES))
+    stats = variables.get("batch_stats", {})
+    net = encoder.make_encoder(card, variables["params"], stats)
+    leaves = encoder.flatten_leaves(net.params, net.stats)
+    files = {folder.TENSORS: writer.pack_tensors(leaves, "flax")}
+    workdir = epath.Path(root / "run" / "updates" / "0001")
+    writer.write_folder(workdir, files, card | writer.describe(net, files), False)
+    digits = sources.load("digits").train.images[:ROWS]
+    np.savez(root / "digits.npz", train_x=digits)
+    after = net.embed(digits)
+    rng = np.random.default_rng(0)
+    turn = rng.normal(size=(after.shape[1], OLD_WIDTH)) / 4
+    before = np.float32(after @ turn + 0.02 * rng.normal(size=(ROWS, OLD_WIDTH)))
+    name = kit.name_encoder({"path": str(workdir)})
+    leave_update(root / "run", [make_kit(before[:PAIRS], after[:PAIRS], target=name)])
+    np.save(root / "old.npy", before)
+    np.save(root / "after.npy", after)
+    (root / "ids.txt").write_text("".join(f"{i}\n" for i in range(ROWS)))
+    return root
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(vectors, "BLOCK", 4096)
+
+
+def write_as(suffix, path, rows, ids):
+    """Vectors as users have them, with other columns beside them in Parquet."""
+    path = f"{path}{suffix}"
+    if suffix == ".npy":
+        np.save(path, rows)
+    elif suffix == ".safetensors":
+        tensors.save_file({"train_x": rows, "train_y": np.arange(len(rows))}, path)
+    else:
+        flat = pa.array(rows.ravel())
+        column = pa.FixedSizeListArray.from_arrays(flat, rows.shape[1])
+        table = pa.table({"id": ids, "price": np.arange(len(rows)), "emb": column})
+        pq.write_table(table, path, row_group_size=111)
+    return path
+
+
+def read_rows(path):
+    table = vectors.open_table(path)
+    return table.take(np.arange(table.rows))
+
+
+def run(*words):
+    return cli.main(["index", *map(str, words)])
+
+
+@pytest.mark.parametrize("out", vectors.SUFFIXES)
+@pytest.mark.parametrize("suffix", vectors.SUFFIXES)
+def test_every_file_is_mapped_row_by_row(root, tmp_path, small_blocks, suffix, out):
+    before = np.load(root / "old.npy")
+    names = [f"image {i}, left" for i in range(ROWS)]
+    path, new = (
+        write_as(suffix, tmp_path / "old", before, names),
+        tmp_path / f"new{out}",
+    )
+    words = [f"--run={root / 'run'}", f"--vectors={path}", f"--out={new}"]
+    assert run("upgrade", *words) == 0
+    arrays = kit.read_kit(root / "run/updates/0001").fitted.arrays
+    want = maps.map_features(arrays, before)
+    np.testing.assert_allclose(read_rows(str(new)), want, atol=1e-5)
+    table = vectors.open_table(str(new))
+    (version,) = table.versions
+    target = kit.read_kit(root / "run/updates/0001").target
+    assert version == (target, "old", maps.map_id(arrays)) and not table.codes.any()
+    if out == ".parquet":
+        columns = pq.read_table(new)
+        assert columns["version"][5].as_py() == str(version)
+        if suffix == ".parquet":
+            assert columns["id"].to_pylist() == names
+            assert columns["price"].to_pylist() == list(range(ROWS))
+            assert "emb" in columns.column_names
+    assert {x.name for x in tmp_path.iterdir() if "part" in x.name} == set()
+    song = f"--canary={new}.canary.safetensors"
+    assert run("check", f"--vectors={new}", song) == 0
+    # Vectors that are in this space already are copied.
+    again = tmp_path / f"again{out}"
+    assert run("upgrade", words[0], f"--vectors={new}", f"--out={again}") == 0
+    np.testing.assert_array_equal(read_rows(str(again)), read_rows(str(new)))
+
+
+def test_half_precision_stays_half_precision(root, tmp_path):
+    before = np.load(root / "old.npy")
+    np.save(tmp_path / "old.npy", before.astype(np.float16))
+    words = [f"--run={root / 'run'}", f"--vectors={tmp_path / 'old.npy'}"]
+    assert run("upgrade", *words, f"--out={tmp_path / 'new.npy'}") == 0
+    arrays = kit.read_kit(root / "run/updates/0001").fitted.arrays
+    found = np.load(tmp_path / "new.npy")
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, maps.map_features(arrays, before), atol=5e-3)
+
+
+KILLED = """
+import os, signal, sys
+from jaxcl.api import index
+from jaxcl.index import vectors
+vectors.BLOCK, blocks = 4096, 0
+def stop():
+    global blocks
+    blocks += 1
+    if blocks == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return False
+index.upgrade_file(*sys.argv[1:])(stop)
+"""
+
+
+@pytest.mark.parametrize("suffix", vectors.SUFFIXES)
+def test_a_killed_upgrade_goes_on_where_it_stopped(
+    root, tmp_path, small_blocks, monkeypatch, suffix
+):
+    names = [root / "run", root / "old.npy", tmp_path / f"new{suffix}"]
+    words = [str(x) for x in names]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *words])
+    assert killed.returncode == -signal.SIGKILL
+    part = pathlib.Path(f"{words[2]}.part")
+    with open(part, "ab") as file:
+        file.write(b"half a row")
+    counts, map_features = [], maps.map_features
+
+    def count(arrays, rows):
+        counts.append(len(rows))
+        return map_features(arrays, rows)
+
+    monkeypatch.setattr(maps, "map_features", count)
+    command.upgrade_file(*words)(lambda: False)
+    os.unlink(f"{words[2]}.canary.safetensors")
+    monkeypatch.undo()
+    assert sum(counts) == ROWS - 3 * (4096 // (4 * OLD_WIDTH))
+    whole = tmp_path / f"whole{suffix}"
+    assert (
+        run("upgrade", f"--run={words[0]}", f"--vectors={words[1]}", f"--out={whole}")
+        == 0
+    )
+    np.testing.assert_allclose(read_rows(words[2]), read_rows(str(whole)), atol=1e-6)
+    # One that was killed after the last vector writes the canary that is missing.
+    song = pathlib.Path(f"{words[2]}.canary.safetensors")
+    assert not song.exists()
+    command.upgrade_file(*words)(lambda: False)
+    assert song.exists()
+    with pytest.raises(Refused, match="exists"):
+        command.upgrade_file(*words)
+    # Another command's draft is refused.
+    part.write_bytes(b"")
+    pathlib.Path(f"{part}.json").write_text("{}")
+    os.unlink(words[2])
+    with pytest.raises(Refused, match="new.*part"):
+        command.upgrade_file(*words)(lambda: False)
+
+
+def test_a_full_disk_keeps_what_was_written(root, tmp_path, small_blocks):
+    words = [str(root / "run"), str(root / "old.npy"), str(tmp_path / "new.npy")]
+    work, limits = (
+        command.upgrade_file(*words),
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+    )
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="free there") as full:
+            work(lambda: False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert full.value.filename == f"{words[2]}.part"
+    with pytest.raises(train.Interrupted):
+        work(lambda: True)
+    work(lambda: False)
+    assert len(np.load(words[2])) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("case", "match"),
+    [
+        ("nan", "ids 300, 301, 302"),
+        ("zero", "ids 7"),
+        ("short", "3 ids for 700"),
+        ("twice", "ids.txt.*: .*such as 5, 6, 7"),
+        ("width", "11 dimensions.*12"),
+        ("length", "lengths of"),
+        ("other", "cosines of"),
+        ("kind", "old.csv.*npy"),
+        ("shape", r"float32\[700\]"),
+        ("damaged", "old.npy"),
+        ("exists", "new.npy.*exists"),
+        ("source", "--source=who.*old"),
+        ("no_update", "--run=.*no accepted update"),
+    ],
+)
+def test_bad_inputs_are_refused(root, tmp_path, case, match, capsys):
+    rows, ids = np.load(root / "old.npy"), [str(i) for i in range(ROWS)]
+    rng, name, run_folder = np.random.default_rng(5), "old.npy", root / "run"
+    extra = []
+    if case == "nan":
+        rows[300:305, 1] = np.nan
+    elif case == "zero":
+        rows[7] = 0
+    elif case == "short":
+        ids = ids[:3]
+    elif case == "twice":
+        ids[100:103] = ids[5:8]
+    elif case == "width":
+        rows = rows[:, 1:]
+    elif case == "length":
+        rows *= 50
+    elif case == "other":
+        length = np.linalg.norm(rows, axis=1, keepdims=True)
+        rows = np.float32(twins.unit(rng.normal(size=rows.shape)) * length)
+    elif case == "kind":
+        name = "old.csv"
+    elif case == "shape":
+        rows = rows[:, 0]
+    elif case == "exists":
+        (tmp_path / "new.npy").write_text("mine")
+    elif case == "source":
+        extra = ["--source=who"]
+    elif case == "no_update":
+        run_folder = tmp_path
+    path = tmp_path / name
+    with open(path, "wb") as file:
+        np.save(file, rows)
+    if case == "damaged":
+        path.write_bytes(b"no array")
+    (tmp_path / "ids.txt").write_text("".join(f"{x}\n" for x in ids))
+    words = [
+        f"--run={run_folder}",
+        f"--vectors={path}",
+        f"--ids={tmp_path / 'ids.txt'}",
+    ]
+    code = run("upgrade", *words, f"--out={tmp_path / 'new.npy'}", *extra)
+    text = capsys.readouterr().err
+    assert code == (1 if case in ("nan", "zero") else 2), text
+    assert re.search(match, text) and text.count("\n") == 1, text
+
+
+def test_the_order_puts_first_what_the_map_gets_wrong(root, tmp_path):
+    """One part of the space was changed at random: no map finds it."""
+    rng = np.random.default_rng(1)
+    before = twins.unit(rng.normal(size=(1200, 10)))
+    before[:, 0] += np.where(np.arange(1200) % 3 == 0, 3, -3)
+    after = before @ np.linalg.qr(rng.normal(size=(10, 10)))[0]
+    lost = before[:, 0] > 0
+    after[lost] = after[lost][rng.permutation(lost.sum())]
+    one = make_kit(np.float32(before[:600]), np.float32(after[:600]))
+    reference = order.make_reference(one.before, one.after, one.fitted)
+    errors = order.predict_errors(before[600:], reference)
+    worst = np.argsort(-errors)[: lost[600:].sum()]
+    assert lost[600:][worst].mean() > 0.95
+    # The command writes this order, of mapped vectors as of those before.
+    leave_update(tmp_path / "run", [one])
+    np.save(tmp_path / "old.npy", before[600:])
+    words = [f"--run={tmp_path / 'run'}", f"--vectors={tmp_path / 'old.npy'}"]
+    assert run("plan", *words, f"--out={tmp_path / 'a.csv'}") == 0
+    assert run("upgrade", *words, f"--out={tmp_path / 'new.npy'}") == 0
+    words[1] = f"--vectors={tmp_path / 'new.npy'}"
+    assert run("plan", *words, f"--out={tmp_path / 'b.csv'}") == 0
+    for name in ("a.csv", "b.csv"):
+        first = command.read_plan(str(tmp_path / name), "25%")
+        assert len(first) == 150 and lost[600:][list(map(int, first))].mean() > 0.95
+        lines = (tmp_path / name).read_text().splitlines()
+        assert len(lines) == 601 and lines[-1].endswith(",1.0000")
+    for wrong in ("0", "601", "101%", "1.5", "x"):
+        with pytest.raises(Refused, match="--first"):
+            command.read_plan(str(tmp_path / "a.csv"), wrong)
+
+
+def test_a_refreshed_part_is_what_the_encoder_embeds(root, tmp_path, capsys):
+    words = [f"--run={root / 'run'}", f"--vectors={root / 'old.npy'}"]
+    assert run("upgrade", *words, f"--out={tmp_path / 'new.npy'}") == 0
+    words[1] = f"--vectors={tmp_path / 'new.npy'}"
+    assert run("plan", *words, f"--out={tmp_path / 'plan.csv'}") == 0
+    words += [f"--images={root / 'digits.npz'}", f"--plan={tmp_path / 'plan.csv'}"]
+    out = tmp_path / "newer.npy"
+    assert run("refresh", *words, "--first=10%", f"--out={out}") == 0
+    again = [int(x) for x in command.read_plan(str(tmp_path / "plan.csv"), "10%")]
+    mapped, after, found = (
+        np.load(x) for x in (tmp_path / "new.npy", root / "after.npy", out)
+    )
+    others = np.setdiff1d(np.arange(ROWS), again)
+    np.testing.assert_array_equal(found[others], mapped[others])
+    np.testing.assert_allclose(found[again], twins.unit(after[again]), atol=1e-4)
+    table = vectors.open_table(str(out))
+    fresh = [i for i in range(ROWS) if not table.versions[table.codes[i]].source]
+    assert fresh == sorted(again)
+    # What is embedded is not planned again.
+    words = [f"--run={root / 'run'}", f"--vectors={out}"]
+    assert run("plan", *words, f"--out={tmp_path / 'rest.csv'}") == 0
+    rest = {int(x) for x in command.read_plan(str(tmp_path / "rest.csv"), "100%")}
+    assert rest == set(others.tolist())
+    # Images that are not there, and an index that is still the old one.
+    np.savez(tmp_path / "few.npz", train_x=np.zeros((9, 8, 8, 1), np.uint8))
+    plan = f"--plan={tmp_path / 'plan.csv'}"
+    few = [*words, f"--images={tmp_path / 'few.npz'}", plan]
+    capsys.readouterr()
+    assert run("refresh", *few, f"--out={tmp_path / 'x.npy'}") == 2
+    assert "few.npz" in capsys.readouterr().err
+    words[1] = f"--vectors={root / 'old.npy'}"
+    words += [f"--images={root / 'digits.npz'}", plan]
+    assert run("refresh", *words, f"--out={tmp_path / 'x.npy'}") == 2
+    assert "upgrade" in capsys.readouterr().err
+
+
+def test_a_canary_falls_silent_where_index_and_encoder_part(root, tmp_path, capsys):
+    new = tmp_path / "new.npy"
+    words = [f"--run={root / 'run'}", f"--vectors={root / 'old.npy'}"]
+    assert run("upgrade", *words, f"--out={new}") == 0
+    song = f"--canary={new}.canary.safetensors"
+
+    def check(rows, *more, said=""):
+        path = tmp_path / "served.npy"
+        np.save(path, rows)
+        capsys.readouterr()
+        code = run("check", f"--vectors={path}", song, *more)
+        text = capsys.readouterr().out
+        assert said in text, text
+        return code
+
+    mapped = np.load(new)
+    served = f"--encoder={root / 'run/updates/0001'}"
+    assert check(mapped, served) == 0
+    grown = np.concatenate([mapped, mapped[:50]])  # entries that joined later
+    assert check(grown) == 0
+    assert check(np.roll(mapped, 1, axis=0), said="find") == 1
+    assert check(np.load(root / "old.npy"), said="12") == 1
+    assert check(mapped[:300], said="400 of the canary's 700") == 1
+    (tmp_path / "lines").write_text("".join(f"x{i}\n" for i in range(ROWS)))
+    assert check(mapped, f"--ids={tmp_path / 'lines'}", said="x" and "700 of") == 1
+    # Another encoder is served; some vectors are of another one.
+    card = folder.read_card(root / "run/updates/0001")
+    (tmp_path / "encoder").mkdir()
+    data = (root / "run/updates/0001" / folder.TENSORS).read_bytes()
+    (tmp_path / "encoder" / folder.TENSORS).write_bytes(data)
+    card = {k: v for k, v in card.items() if k != "checksum"}
+    card["checkpoint"] = {"step": 3, "checksum": 4}
+    card["checksum"] = folder.checksum(card)
+    (tmp_path / "encoder" / folder.CARD).write_text(json.dumps(card))
+    assert (
+        check(mapped, f"--encoder={tmp_path / 'encoder'}", said="served encoder") == 1
+    )
+    about = json.loads(pathlib.Path(f"{new}.json").read_text())
+    about["versions"].append("another")
+    pathlib.Path(f"{new}.json").write_text(json.dumps(about))
+    codes = np.load(f"{new}.version.npy")
+    codes[:20] = 1
+    np.save(f"{new}.version.npy", codes)
+    assert run("check", f"--vectors={new}", song) == 1
+    assert "20 vectors" in capsys.readouterr().out
+    assert run("check", f"--vectors={new}", f"--canary={new}") == 2
+
+
+def test_a_chain_of_updates_is_composed_or_mapped_at_once(tmp_path):
+    rng = np.random.default_rng(2)
+    spaces = [np.float32(twins.unit(rng.normal(size=(800, 8))))]
+    for width in (9, 7):  # each update loses directions and adds noise
+        turn = rng.normal(size=(spaces[-1].shape[1], width))
+        turned = twins.unit(spaces[-1] @ turn)
+        spaces.append(np.float32(turned + 0.1 * rng.normal(size=turned.shape)))
+    names = ("first", "second", "third")
+    kits = [
+        make_kit(spaces[i][:400], spaces[i + 1][:400], names[i], names[i + 1])
+        for i in range(2)
+    ]
+    routes = upgrade.make_routes(kits, k=5)
+    assert {*routes} == {"first", "second"}
+    first = routes["first"]
+    assert len(routes["second"].chain) == 1 and 0 < first.composed < 1
+    assert len(first.chain) == (1 if first.direct >= first.composed else 2)
+    apart = [kits[0], kits[1]._replace(images="others")]
+    composed = upgrade.make_routes(apart, k=5)["first"]
+    assert len(composed.chain) == 2 and composed.direct is None
+    want = spaces[0][400:]
+    for one in kits:
+        want = maps.map_features(one.fitted.arrays, want)
+    np.testing.assert_array_equal(composed.apply(spaces[0][400:]), want)
+    # A file with vectors of both, and of the last itself.
+    leave_update(tmp_path / "run", apart)
+    mixed = vectors.Table(
+        "here",
+        3,
+        8,
+        np.dtype("f4"),
+        vectors.Ids(None, 3, ""),
+        [],
+        np.zeros(3, "u2"),
+        lambda _: [],
+    )
+    assert upgrade.list_versions(mixed, "first")[0] == [vectors.Version("first")]
+    path = tmp_path / "old.npy"
+    np.save(path, spaces[0][400:])
+    words = [f"--run={tmp_path / 'run'}", f"--vectors={path}", "--source=first"]
+    assert run("upgrade", *words, f"--out={tmp_path / 'new.npy'}") == 0
+    np.testing.assert_allclose(np.load(tmp_path / "new.npy"), want, atol=1e-5)
+    (version,) = vectors.open_table(str(tmp_path / "new.npy")).versions
+    assert version == ("third", "first", composed.name()) and "+" in version.by
+
+
+@pytest.mark.parametrize("kind", [*maps.KINDS, "rank"])
+def test_onnx_maps_as_numpy_does(kind):
+    pytest.importorskip("onnx")
+    from onnx import load_from_string, reference
+
+    rng = np.random.default_rng(0)
+    rows = np.float32(rng.normal(size=(90, 6)))
+    options = {"rank": 2 if kind == "rank" else None, "ridge": 0.1}
+    arrays = maps.fit(rows, rows[:, ::-1] ** 2, kind.replace("rank", "affine"), options)
+    model = reference.ReferenceEvaluator(load_from_string(onnx_file.pack_onnx(arrays)))
+    (found,) = model.run(None, {"vectors": 3 * rows})
+    np.testing.assert_allclose(found, maps.map_features(arrays, rows), atol=1e-5)
+
+
+def test_the_map_is_written_with_its_card(root, tmp_path, capsys):
+    words = ["map", f"--run={root / 'run'}"]
+    assert run(*words, f"--out={tmp_path / 'map.safetensors'}") == 0
+    arrays, card = maps.read_map(tmp_path / "map.safetensors")
+    left = kit.read_kit(root / "run/updates/0001")
+    assert maps.map_id(arrays) == maps.map_id(left.fitted.arrays)
+    assert card["dimensions"] == [OLD_WIDTH, left.after.shape[1]]
+    assert card["ways"] == left.ways and card["pairs"] == PAIRS
+    assert run(*words, f"--out={tmp_path / 'map.txt'}") == 2
+    assert "map.txt" in capsys.readouterr().err
+
+
+def test_ways_are_measured_on_images_that_no_map_saw():
+    rng = np.random.default_rng(3)
+    label = rng.integers(0, 4, 400)
+    before = np.eye(4)[label] + 0.5 * rng.normal(size=(400, 4))
+    after = np.eye(4)[label] + 0.2 * rng.normal(size=(400, 4))
+    after = np.concatenate([after @ np.linalg.qr(rng.normal(size=(4, 4)))[0]] * 2, 1)
+    found = ways.measure_ways(before, after, label=label, k=5).ways
+    # Other dimensions: new queries cannot search the old index as it is.
+    assert {*found} == {"old", *ways.WAYS} - {"leave"}
+    mean = {way: values["precision"][0] for way, values in found.items()}
+    # By hand: new queries among new vectors, of the odd rows.
+    rows, classes = twins.unit(after[1::2]), label[1::2]
+    cosines = rows @ rows.T - 9 * np.eye(200)
+    near = np.argsort(-cosines, axis=1)[:, :5]
+    hits = (classes[near] == classes[:, None]).mean(axis=1)
+    np.testing.assert_allclose(mean["all"], hits.mean(), atol=1e-6)
+    half = 1.96 * hits.std(ddof=1) / 200**0.5
+    low, high = found["all"]["precision"][1:]
+    np.testing.assert_allclose([low, high], [hits.mean() - half, hits.mean() + half])
+    assert found["all"]["neighbours"] == [1, 1, 1]
+    shares = [found[x]["neighbours"][0] for x in ("forward", *ways.SHARES, "all")]
+    assert shares == sorted(shares) and mean["old"] < mean["forward"] < mean["all"]
+    noise = ways.measure_ways(before, rng.normal(size=(400, 4)), k=5).ways
+    assert noise["forward"]["neighbours"][0] < 0.1  # by chance 0.025
+    assert "precision" not in noise["all"]
+
+
+def test_canaries_are_read_only_from_canaries(tmp_path):
+    path = tmp_path / "x.safetensors"
+    tensors.save_file({"a": np.zeros(1)}, path)
+    with pytest.raises(Refused, match="x.safetensors"):
+        canary.read_canary(path)
+
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "index_upgrade.md"
+
+
+def leave_faiss(rows):
+    faiss = pytest.importorskip("faiss")
+    index = faiss.IndexFlatIP(rows.shape[1])
+    index.add(rows)
+    faiss.write_index(index, "old.faiss")
+    os.symlink("old.faiss", "current.faiss")
+
+
+def search_faiss(queries):
+    import faiss
+
+    return faiss.read_index("current.faiss").search(queries, 5)[1]
+
+
+def leave_hnswlib(rows):
+    hnswlib = pytest.importorskip("hnswlib")
+    index = hnswlib.Index(space="cosine", dim=rows.shape[1])
+    index.init_index(len(rows))
+    index.add_items(rows, 7 * np.arange(len(rows))[::-1])
+    index.save_index("old.hnsw")
+
+
+def search_hnswlib(queries):
+    import hnswlib
+
+    index = hnswlib.Index(space="cosine", dim=queries.shape[1])
+    index.load_index("new.hnsw")
+    index.set_ef(ROWS)
+    return ROWS - 1 - index.knn_query(queries, 5)[0].astype(int) // 7
+
+
+def leave_qdrant_client(rows):
+    client_lib = pytest.importorskip("qdrant_client")
+    client, models = client_lib.QdrantClient(path="qdrant"), client_lib.models
+    params = models.VectorParams(size=rows.shape[1], distance=models.Distance.COSINE)
+    client.create_collection("blue", vectors_config=params)
+    points = [
+        models.PointStruct(id=i, vector=row, payload={"price": i})
+        for i, row in enumerate(rows.tolist())
+    ]
+    client.upsert("blue", points)
+    client.close()
+
+
+def search_qdrant_client(queries):
+    import qdrant_client
+
+    client = qdrant_client.QdrantClient(path="qdrant")
+    found = [
+        client.query_points("images", query=row, limit=5).points
+        for row in queries.tolist()
+    ]
+    one = found[0][0]
+    assert one.payload["price"] == one.id and " from old by " in one.payload["version"]
+    client.close()
+    return np.array([[point.id for point in points] for points in found])
+
+
+@pytest.mark.parametrize("store", ["faiss", "hnswlib", "qdrant_client"])
+def test_the_page_upgrades_a_store(root, tmp_path, monkeypatch, store):
+    monkeypatch.chdir(tmp_path)
+    before, after = np.load(root / "old.npy"), np.load(root / "after.npy")
+    globals()[f"leave_{store}"](before)
+    os.makedirs("runs")
+    os.symlink(root / "run", "runs/mine")
+    (code,) = (
+        x for x in pages.blocks(PAGE.read_text(), "python") if f"import {store}" in x
+        or f"from {store} import" in x
+    )  # fmt: skip
+    exec(compile(code, store, "exec"), {})
+    queries = twins.unit(after[:40]).astype(np.float32)
+    arrays = kit.read_kit(root / "run/updates/0001").fitted.arrays
+    want = np.argsort(-(queries @ maps.map_features(arrays, before).T), axis=1)[:, :5]
+    found = globals()[f"search_{store}"](queries)
+    assert maps.share_found(found, want).mean() > 0.98  # neighbours may tie
+
+
+@pytest.mark.parametrize("kind", [*maps.KINDS, "rank"])
+def test_the_page_maps_by_numpy_alone(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    rows = np.float32(np.random.default_rng(0).normal(size=(90, 6)))
+    options = {"rank": 2 if kind == "rank" else None, "ridge": 0.1}
+    arrays = maps.fit(rows, rows[:, ::-1] ** 2, kind.replace("rank", "affine"), options)
+    pathlib.Path("map.safetensors").write_bytes(maps.pack_map(arrays))
+    np.save("old.npy", rows)
+    (code,) = (x for x in pages.blocks(PAGE.read_text(), "python") if "load_file" in x)
+    exec(compile(code, "numpy", "exec"), {})
+    want = maps.map_features(arrays, rows)
+    np.testing.assert_allclose(np.load("mapped.npy"), want, atol=1e-5)

@@ -1,0 +1,232 @@
+"""What an update is compared with: the reference's answers, on which images."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxcl.data import identity
+from jaxcl.errors import Refused
+from jaxcl.update import gate, lineage, verdict
+from jaxcl.update import plan as update_plan
+from jaxcl.update import reference as reference_lib
+
+
+def make_judge(rows, protocol="knn", classes=None):
+    rows = np.asarray(rows)
+    names = np.array([b"%d.png" % row for row in rows])
+    kinds = (
+        np.array([b"%d" % (row % 3) for row in rows]) if classes is None else classes
+    )
+    return reference_lib.Judge(names, rows.astype(np.uint64) + 7, kinds, protocol)
+
+
+def make_update(run, number, *, accepted=True, marks=range(200), **record):
+    """Write what an earlier update leaves."""
+    folder = run / "updates" / f"{number:04d}"
+    (folder / "before").mkdir(parents=True)
+    marks = np.array(marks, np.uint64) + 7
+    zeros = np.zeros(len(marks), np.int32)
+    split, names = np.full(len(marks), 2, np.uint8), marks.astype("S")
+    known = (names, marks, split, zeros, zeros, np.array([b"a"]), np.array(True))
+    identity.write_identity(folder / "before", identity.Identity(*known))
+    report = {"accepted": accepted, "asked": {}}
+    if record:
+        report["gate"] = {
+            "renewed": False,
+            "on_trust": True,
+            "choosing": 0,
+            "judge": f"{number:04d}/before",
+            "matrices": {"knn": {"changed": 0.04}},
+        } | record
+    (folder / "update.json").write_text(json.dumps(report))
+    return folder
+
+
+def make_plan(run, judge, number=None, **options):
+    options = {"budget": 0.05, "on_trust": True} | options
+    numbers = [int(path.name) for path in lineage.list_updates(run)]
+    folder = run / "updates" / f"{number or max(numbers, default=0) + 1:04d}"
+    parent = lineage.find_current(str(run))
+    return reference_lib.plan_comparison(str(run), folder, parent, judge, **options)
+
+
+def write_reference(run, judge, number=1, where="gone"):
+    right = {"knn": np.arange(len(judge.marks)) % 4 > 0}
+    kept = reference_lib.Reference(where, judge, right)
+    return reference_lib.write_reference(str(run), number, kept)
+
+
+def test_the_same_images_are_found_again():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        first, second = (rng.integers(0, 12, 15) for _ in range(2))
+        a, b = make_judge(first), make_judge(second)
+        b = b._replace(names=b.names[::-1])  # a name does not matter
+        rows, at = reference_lib.match_images(a, b)
+        np.testing.assert_array_equal(first[rows], second[at])
+        both = sum(min((first == x).sum(), (second == x).sum()) for x in range(12))
+        assert len({*rows}) == len({*at}) == len(rows) == both
+    other = make_judge(first, classes=np.array([b"new"] * 15))  # corrected labels
+    assert len(reference_lib.match_images(make_judge(first), other)[0]) == 0
+
+
+def test_answers_are_kept_as_they_were(tmp_path):
+    judge = make_judge(range(70))
+    path = write_reference(tmp_path, judge)
+    kept = reference_lib.read_reference(path)
+    np.testing.assert_array_equal(kept.right["knn"], np.arange(70) % 4 > 0)
+    assert all(map(np.array_equal, kept.judge, judge)) and kept.run == "gone"
+    write_reference(tmp_path, make_judge(range(3)))  # what is there stays
+    assert len(reference_lib.read_reference(path).judge.marks) == 70
+    write_reference(tmp_path, judge, number=11)
+    assert reference_lib.find_file(str(tmp_path)).name == "0011.npz"
+    with open(path, "r+b") as file:
+        file.truncate(100)
+    with pytest.raises(Refused, match=r"0001\.npz.*--reference"):
+        reference_lib.read_reference(path)
+
+
+def test_a_new_chain_begins_with_its_run_and_an_old_one_with_its_parent(tmp_path):
+    judge = make_judge(range(200))
+    first = make_plan(tmp_path, judge)
+    assert (first.run, first.reference, first.remarks) == (str(tmp_path), None, ())
+    folder = make_update(tmp_path, 1)  # of before there were references
+    old = make_plan(tmp_path, judge)
+    assert old.run == str(folder) and str(folder) in " ".join(old.remarks)
+    assert old.share == first.share and old.change == gate.USUAL_CHANGE
+    named = make_plan(tmp_path, judge, named="elsewhere")
+    assert (named.run, named.remarks) == ("elsewhere", ())
+
+
+def test_the_reference_stays_when_the_parent_changes(tmp_path):
+    judge = make_judge(range(200))
+    make_update(tmp_path, 1, outcome=gate.ACCEPTED)
+    write_reference(tmp_path, judge)
+    shuffled = make_judge(np.random.default_rng(0).permutation(200))
+    plan = make_plan(tmp_path, shuffled)
+    assert plan.run == "gone" and plan.remarks == () and not plan.renewed
+    twin = np.array([int(name[:-4]) % 4 > 0 for name in shuffled.names[plan.rows]])
+    np.testing.assert_array_equal(plan.reference.right["knn"][plan.at], twin)
+    assert plan.change == 0.04
+    # The update that wrote the file, made again, does not compare with it.
+    assert make_plan(tmp_path, judge, number=1).reference is None
+
+
+def test_a_judge_that_changed(tmp_path):
+    make_update(tmp_path, 1, outcome=gate.ACCEPTED)
+    write_reference(tmp_path, make_judge(range(200)))
+    plan = make_plan(tmp_path, make_judge(range(140, 260)))
+    (said,) = plan.remarks
+    assert "200.png" in said and "0.png" in said and "60 in common" in said
+    np.testing.assert_array_equal(plan.rows, np.arange(60))
+    np.testing.assert_array_equal(plan.at, np.arange(140, 200))
+    with pytest.raises(Refused, match="49 are in common.*50.*--reference=gone"):
+        make_plan(tmp_path, make_judge(range(151, 260)))
+    # Neighbours that changed change all answers.
+    with pytest.raises(Refused, match="config.test.*gone.*--reference=RUN"):
+        make_plan(tmp_path, make_judge(range(200), protocol="other"))
+
+
+def test_a_reference_that_is_there_answers_again(tmp_path, monkeypatch):
+    make_update(tmp_path, 1, outcome=gate.ACCEPTED)
+    write_reference(tmp_path, make_judge(range(200)))
+    monkeypatch.setattr(reference_lib, "is_there", lambda run: run == "gone")
+    plan = make_plan(tmp_path, make_judge(range(200), protocol="other"))
+    assert (plan.run, plan.reference) == ("gone", None) and "gone" in plan.remarks[0]
+
+
+def test_images_that_choose_do_not_judge(tmp_path):
+    judge = make_judge(range(400))
+    plan = make_plan(tmp_path, judge, chooses=True)
+    assert 50 <= plan.choosing.sum() <= 200
+    assert not plan.choosing[plan.rows].any()
+    assert len(plan.rows) + plan.choosing.sum() == 400
+    # An image is in the same part, whatever else is there.
+    few = make_judge(range(399, 100, -1))
+    np.testing.assert_array_equal(
+        reference_lib.find_choosing(few)[::-1], plan.choosing[101:]
+    )
+    with pytest.raises(Refused, match="config.average='auto'.*50.*--select"):
+        make_plan(tmp_path, make_judge(range(90)), chooses=True)
+    assert len(make_plan(tmp_path, judge).rows) == 400
+    # The encoder was chosen by them once: they never judge again.
+    make_update(tmp_path, 1, outcome=gate.ACCEPTED, choosing=100)
+    np.testing.assert_array_equal(make_plan(tmp_path, judge).rows, plan.rows)
+
+
+def test_the_budget_is_that_of_the_outcomes_so_far(tmp_path):
+    judge, past = make_judge(range(200)), []
+    outcomes = [gate.ACCEPTED, gate.ROLLED_BACK, gate.ON_TRUST]
+    for number, outcome in enumerate(outcomes, 1):
+        make_update(tmp_path, number, outcome=outcome)
+        past.append(gate.PastUpdate(outcome, True))
+        assert make_plan(tmp_path, judge).share == gate.share_budget(
+            past, 0.05, on_trust=True
+        )
+    plan = make_plan(tmp_path, make_judge(range(500, 700)))
+    assert plan.renewed
+    assert plan.share == gate.share_budget(past, 0.05, on_trust=True, renewed=True)
+    assert make_plan(tmp_path, judge, number=2).share.error == pytest.approx(
+        gate.share_budget(past[:1], 0.05, on_trust=True).error
+    )
+
+
+@pytest.mark.parametrize("undecided", ["accept", "keep the old"])
+@pytest.mark.parametrize(
+    ("lost", "gained", "word", "broken"),
+    [
+        (0, 0, gate.HARMLESS, 0),
+        (15, 12, gate.UNDECIDED, 1),
+        (10, 0, gate.UNDECIDED, 2),
+        (40, 1, gate.HARMFUL, 2),
+    ],
+)
+def test_three_words_and_what_becomes_of_them(
+    tmp_path, undecided, lost, gained, word, broken
+):
+    """0: accepted; 1: accepted unless only what is proven is; 2: rolled back."""
+    judge = make_judge(range(300))
+    plan = make_plan(tmp_path, judge)
+    first = np.arange(300) < 250
+    now = first.copy()
+    now[:lost], now[300 - gained :] = False, True
+    parent = ~now
+    found = reference_lib.compare_answers(
+        plan, {"knn": parent}, {"knn": now}, {"knn": first}, 0.02, 0.95
+    )
+    found = json.loads(json.dumps(found))
+    pairs = found["matrices"]["knn"]
+    assert pairs["verdict"] == word
+    kept = pairs["reference"]
+    assert (kept["lost"], kept["gained"]) == (lost, gained)
+    assert kept["low"] <= kept["loss"] == pytest.approx((lost - gained) / 300)
+    assert kept["loss"] <= kept["high"] <= pairs["most"] + 1e-3
+    assert (pairs["parent"]["lost"], pairs["parent"]["gained"]) == (
+        (~now).sum(),
+        now.sum(),
+    )
+    accuracy = {"before": parent.mean(), "after": now.mean(), "change": 0.9}
+    report = {"accuracy": {"knn": accuracy}, "gate": found}
+    limits = update_plan.Limits(undecided=undecided)
+    rejected = bool(verdict.list_broken_accuracy(report, limits))
+    assert rejected == (broken == 2 or (broken == 1 and undecided != "accept"))
+    outcome = gate.ROLLED_BACK if rejected else gate.ON_TRUST
+    found |= {"outcome": outcome, "left": plan.share.left[outcome]}
+    report |= {"parent": "p", "run": "r", "index": "unknown", "drift": None}
+    report |= {"broken": [], "accepted": not rejected}
+    said = verdict.write_sentences(report)
+    assert f"{lost + gained} of 300" in said and word.capitalize() in said
+
+
+@pytest.mark.parametrize("total", [1, 300])
+def test_how_many_images_it_takes_is_said_before(tmp_path, total):
+    plan = make_plan(tmp_path, make_judge(range(total)))
+    limits = update_plan.Limits()
+    fields = dict.fromkeys(update_plan.Plan._fields)
+    work = update_plan.Plan(**fields | {"limits": limits, "comparison": plan})
+    (said,) = update_plan.say_plan(work)
+    needed = gate.count_images(0.02, plan.share.error, plan.change)
+    assert f"{needed:,}" in said and f"{total:,} judge" in said
+    assert "undecided" in said
+    assert update_plan.say_plan(work._replace(comparison=None)) == []
