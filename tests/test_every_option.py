@@ -46,6 +46,7 @@ from helpers import (
     toy,
 )
 from helpers.config_functions import FUNCTIONS
+from helpers.forward import no_gradients
 from jaxcl import core, optim, schema
 from jaxcl.config import build, sections
 from jaxcl.data import (
@@ -145,31 +146,6 @@ def traced(function, *arguments):
     """A program without its gradients, and the shapes that it returns."""
     with no_gradients():
         return jax.make_jaxpr(function, return_shape=True)(*arguments)
-
-
-@contextlib.contextmanager
-def no_gradients():
-    """A gradient is what it is taken by; to differentiate is half of a trace.
-
-    Options that only a backward pass would read are not seen, and none is known.
-    """
-
-    def value_and_grad(function, argnums=0, has_aux=False):
-        return lambda *x: (function(*x), x[argnums])
-
-    def grad(function, argnums=0, has_aux=False):
-        def call(*x):
-            found = function(*x)
-            return (x[argnums], found[1]) if has_aux else x[argnums]
-
-        return call
-
-    def vjp(function, *x, has_aux=False):
-        found, *aux = function(*x) if has_aux else (function(*x),)
-        return found, lambda _: x, *aux
-
-    with mock.patch.multiple(jax, value_and_grad=value_and_grad, grad=grad, vjp=vjp):
-        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -873,6 +849,7 @@ BESIDE = {
     },
     "regulariser cassle": {"snapshot_every": {"teacher": "snapshot"}},
     "augment images": {"sigma": {"blur": (0.5, 0.5)}, "pad": {"crop": False}},
+    "example source": {"seed": {"validation": 0.5}},
     "source digits": {"interpolation": {"size": 12}},
     "source digits_in_looks": {"interpolation": {"size": 12}},
     "source graphs": {"std": {"features": ("ldp",)}},
