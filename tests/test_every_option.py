@@ -34,7 +34,7 @@ import pyarrow
 import pytest
 from PIL import Image
 from pyarrow import parquet
-from sklearn import svm
+from sklearn import manifold, svm
 
 from helpers import (
     annotations,
@@ -46,6 +46,7 @@ from helpers import (
     toy,
 )
 from helpers.config_functions import FUNCTIONS
+from helpers.forward import no_gradients
 from jaxcl import core, optim, schema
 from jaxcl.config import build, sections
 from jaxcl.data import (
@@ -89,8 +90,68 @@ SMALL = dict(
 def text(program) -> str:
     """A digest of a traced program, the arrays inside it included."""
     arrays = [np.asarray(x).tobytes() for x in program.consts if hasattr(x, "tobytes")]
-    whole = re.sub(r"0x[0-9a-f]+", "", str(program.jaxpr)).encode()
-    return hashlib.sha256(whole + b"".join(arrays)).hexdigest()
+    return hashlib.sha256(b"".join([equations(program.jaxpr, {}), *arrays])).hexdigest()
+
+
+def equations(jaxpr, seen) -> bytes:
+    """A digest of the equations of a program, many times faster than its text.
+
+    Args:
+      seen: digests of the programs inside it, which are often the same.
+    """
+    if id(jaxpr) in seen:
+        return seen[id(jaxpr)]
+    numbers, lines = {}, []
+
+    def number(x):
+        if hasattr(x, "val"):
+            return clean(repr(x.val))
+        return numbers.setdefault(x, len(numbers))
+
+    def parameter(x):
+        if isinstance(x, tuple | list):
+            return [parameter(y) for y in x]
+        if hasattr(x, "jaxpr"):
+            return text(x)
+        if hasattr(x, "eqns"):
+            return equations(x, seen)
+        return None if callable(x) else clean(repr(x))
+
+    for x in (*jaxpr.constvars, *jaxpr.invars):
+        lines.append((number(x), type_name(x.aval)))
+    for line in jaxpr.eqns:
+        lines.append(
+            (
+                line.primitive.name,
+                [number(x) for x in line.invars],
+                [type_name(x.aval) for x in line.outvars],
+                [(name, parameter(x)) for name, x in line.params.items()],
+            )
+        )
+        for x in line.outvars:
+            number(x)
+    lines.append([number(x) for x in jaxpr.outvars])
+    seen[id(jaxpr)] = hashlib.sha256(repr(lines).encode()).digest()
+    return seen[id(jaxpr)]
+
+
+type_name = functools.cache(str)
+
+
+def clean(line):
+    return re.sub("0x[0-9a-f]+", "", line)
+
+
+def traced(function, *arguments):
+    """A program without its gradients, and the shapes that it returns."""
+    with no_gradients():
+        return jax.make_jaxpr(function, return_shape=True)(*arguments)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _traces_without_gradients_serve_no_other_test():
+    yield
+    jax.clear_caches()
 
 
 def key_data(x):
@@ -203,21 +264,18 @@ def of_method(make, options):
         batch_of(method, graph=parts.encoder == encoder("gin")),
     )
     yield summary(method)
-    state = jax.eval_shape(method.init, key, batch)
+    program, state = traced(method.init, key, batch)
     yield summary(jax.tree.structure(state)), [str(x) for x in jax.tree.leaves(state)]
     for width in dict.fromkeys(method.parts(task) for task in tasks()):
-        yield text(
-            jax.make_jaxpr(method.step)(
-                state, batch_of(method, width, "graph" in batch)
-            )
-        )
-    yield text(jax.make_jaxpr(method.init)(key, batch))
+        rows = batch_of(method, width, "graph" in batch)
+        yield text(traced(method.step, state, rows)[0])
+    yield text(program)
     images = batch.get("graph", np.zeros((2, 4, 4, 1), np.float32))
     for name in ("embed", "predict", "project"):
         if (function := getattr(method, name)) is not None:
-            yield text(jax.make_jaxpr(function)(state, images))
+            yield text(traced(function, state, images)[0])
     if method.objective is not None:
-        yield text(jax.make_jaxpr(method.objective)(state, key, batch))
+        yield text(traced(method.objective, state, key, batch)[0])
     state, task = numbers_like(state), list(tasks())[1]
     for hook in (
         lambda: method.eval_state(state),
@@ -290,7 +348,7 @@ def dry_runs(calls):
 
         return call
 
-    with mock.patch.object(jax, "jit", jit):
+    with mock.patch.object(jax, "jit", jit), no_gradients():
         yield
 
 
@@ -311,10 +369,7 @@ def of_encoder(make, options):
         keys = {"key": key} if draws else {"rngs": {"dropout": key}}
         return net.apply(variables, rows, train=True, mutable=True, **keys)
 
-    init = jax.make_jaxpr(
-        lambda key: net.init(key, rows, train=False), return_shape=True
-    )
-    program, variables = init(key)
+    program, variables = traced(lambda key: net.init(key, rows, train=False), key)
     yield summary(traits.read_traits(net))
     yield text(program)
     yield text(jax.make_jaxpr(apply)(key, variables))
@@ -353,13 +408,11 @@ def graphs():
     return whole
 
 
-def of_tuning(options):
+def of_tuning(_, options):
     """Shapes and rates of what trains, and the program of a pass."""
     net = tuning.TunedEncoder(encoder("vit"), tuning.settings(**options))
     rows, key = np.zeros((2, 4, 4, 1), np.float32), jax.random.key(0)
-    program, variables = jax.make_jaxpr(
-        lambda key: net.init(key, rows, train=False), return_shape=True
-    )(key)
+    program, variables = traced(lambda key: net.init(key, rows, train=False), key)
     yield text(program)
     leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
     paths = [tuple(key.key for key in path) for path, _ in leaves]
@@ -367,35 +420,42 @@ def of_tuning(options):
     yield text(jax.make_jaxpr(lambda x: net.apply(x, rows, train=False))(variables))
 
 
-def of_agent(options):
+def of_agent(_, options):
     """The programs of an agent, see `ddpg`."""
     options, key = ddpg.Options(**options), jax.random.key(0)
-    program, agent = jax.make_jaxpr(
-        lambda key: ddpg.init(key, options), return_shape=True
-    )(key)
+    program, agent = traced(lambda key: ddpg.init(key, options), key)
     yield text(program)
     for function in (
         lambda agent: ddpg.choose_rate(agent, key, options),
         lambda agent: ddpg.observe(agent, key, jnp.float32(1), options),
     ):
-        yield text(jax.make_jaxpr(function)(agent))
+        yield text(traced(function, agent)[0])
 
 
 # Data
 
 
 def of_source(make, options):
-    """What a source reads; the fields of a reader, and the first image."""
-    data = make(**options)
+    """What a source reads; the fields of a reader, and the first image.
+
+    A path in the options is below `sets`.
+    """
+    root = str(sets()) if "ROOT" in str(options) else ""
+    data = make(
+        **{
+            name: value.replace("ROOT", root) if isinstance(value, str) else value
+            for name, value in options.items()
+        }
+    )
     yield summary(data)
     yield [summary(x.load(0)) for x in data[3:6] if x is not None and x.load]
 
 
-def of_scenario(make, options):
+def of_scenario(options):
     """The tasks, and the first rows that the first one trains on."""
     options = dict(options)
     domains = 1 if options["name"] in ("permuted", "rotated") else 3
-    cut = make(looks(domains), **options)
+    cut = scenarios.make(looks(domains), **options)
     plans = [
         stream.schedule(x.train, seed=0, task=x.index, epochs=1, batch_size=4)
         for x in cut.tasks
@@ -493,15 +553,6 @@ STORED = in_memory.store_set(
 )
 
 
-def of_files(make, options):
-    """A source that reads files; a path in the options is below `sets`."""
-    found = {
-        x: value.replace("ROOT", str(sets())) if isinstance(value, str) else value
-        for x, value in options.items()
-    }
-    yield from of_source(make, found)
-
-
 # Whole configs
 
 MLP = {"name": "mlp", "widths": (4,)}
@@ -510,7 +561,7 @@ TOY_VIT = {"encoder": {"name": "vit"} | VIT | {"patch": 4, "image_size": 8}}
 SECTIONS = {x: y for x, y in toy.config().to_dict().items() if isinstance(y, dict)}
 
 
-def of_config(changes):
+def of_config(_, changes):
     """The records of a job, what building it prints, and the program of its step."""
     changes, printed = {"encoder": MLP} | changes, io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
@@ -528,21 +579,21 @@ def of_config(changes):
     yield [str(x) for x in jax.tree.leaves(state)]
     for parts in dict.fromkeys(map(work.method.parts, work.stream.tasks)):
         shapes = job.placed_shapes(work.method, work.data, work.mesh, parts)
-        yield text(jax.make_jaxpr(work.method.step)(*shapes))
+        yield text(traced(work.method.step, *shapes)[0])
     rows = np.zeros((2, 8, 8, 1), np.float32)
     for function in filter(None, (work.method.embed, work.method.predict)):
         yield text(jax.make_jaxpr(function)(state, rows))
     yield text(jax.make_jaxpr(work.method.eval_state)(state))
 
 
-def of_replay(options):
+def of_replay(make, options):
     beside = {x: options[x] for x in options if x == "devices"}
     replay = {x: y for x, y in options.items() if x not in beside}
-    yield from of_config(ER | beside | {"replay": replay})
+    yield from of_config(make, ER | beside | {"replay": replay})
 
 
-def of_mesh(options):
-    yield from of_config(TOY_VIT | {"devices": None, "mesh": options})
+def of_mesh(make, options):
+    yield from of_config(make, TOY_VIT | {"devices": None, "mesh": options})
 
 
 # Evaluators
@@ -599,10 +650,15 @@ def of_evaluator(make, options):
         calls.append((machine.C, summary(x)))
         return fitted(machine, x, y)
 
+    def place(machine, x):
+        calls.append((machine.get_params(), summary(x)))
+        return x[:, :2]
+
     with (
         dry_runs(calls),
         mock.patch.object(plots, "save_figure", keep),
         mock.patch.object(svm.SVC, "fit", fit),
+        mock.patch.object(manifold.TSNE, "fit_transform", place),
     ):
         found = make(parts, **options)(judged(), 1)
     yield summary(found), figures, calls
@@ -707,7 +763,8 @@ ALWAYS = {
     "top": {x: y for x, y in toy.config().items() if not hasattr(y, "items")},
     "replay": {"capacity": 64},
     "mesh": {"data": 2},
-    "base diet": {"output_dim": None},
+    "base diet": {"output_dim": None, "strategy": "l2_sp"},
+    "base dino": {"strategy": "finetune"},
     "encoder vit": VIT,
     "encoder convnext": {"depths": (1, 1), "width": 4, "patch": 2},
     "encoder gcn": {"width": 4, "layers": 2},
@@ -776,9 +833,10 @@ BESIDE = {
     },
     "encoder vit": {"size": dict.fromkeys(("width", "heads", "hidden"))},
     "encoder convnext": {"size": {"width": None}},
-    "base simclr": {"form": {"strategy": "cassle"}},
-    "base supcon": {"form": {"strategy": "cassle"}},
+    "base barlow_twins": {"form": {"strategy": "pnr"}},
+    "base supcon": {"pseudo_negatives": {"strategy": "pnr"}},
     "base dino": {
+        "distill_temperature": {"strategy": "cassle"},
         "ibot": {"parts": {"net": "vit"}},
         "mask_share": {"parts": {"net": "vit"}, "ibot": 1.0},
         "mask_chance": {"parts": {"net": "vit"}, "ibot": 1.0},
@@ -791,15 +849,12 @@ BESIDE = {
     },
     "regulariser cassle": {"snapshot_every": {"teacher": "snapshot"}},
     "augment images": {"sigma": {"blur": (0.5, 0.5)}, "pad": {"crop": False}},
+    "example source": {"seed": {"validation": 0.5}},
     "source digits": {"interpolation": {"size": 12}},
     "source digits_in_looks": {"interpolation": {"size": 12}},
     "source graphs": {"std": {"features": ("ldp",)}},
     "source image_lists": {
         "domains": {"train": "{domain}_train.txt", "test": "{domain}_test.txt"}
-    },
-    **{
-        f"source {x}": {"seed": {"validation": 0.5}}
-        for x in ("npz", "arrays", "features", "shapes")
     },
     "scenario": {"seed": {"class_order": "shuffled"}},
     "long_tail": {"seed": {"class_order": "shuffled"}},
@@ -839,11 +894,38 @@ BESIDE = {
 
 for _name, _make in sources.SOURCES.items():
     if "validation" in schema.option_of(_make):
-        _own = BESIDE.setdefault(f"source {_name}", {})
-        BESIDE[f"source {_name}"] = _own | {"seed": {"validation": 0.5}}
+        BESIDE.setdefault(f"source {_name}", {})["seed"] = {"validation": 0.5}
 
 
 # All
+
+
+OBSERVERS = {
+    "jaxcl.methods": of_method,
+    "method": of_method,
+    "jaxcl.evals": of_evaluator,
+    "evaluator": of_evaluator,
+    "encoder": of_encoder,
+    "optimizer": of_optimizer,
+    "schedule": of_schedule,
+    "source": of_source,
+    "augment images": of_views,
+    "augment local": lambda make, options: of_views(
+        functools.partial(make, VIEWS), options
+    ),
+    "augment graphs": of_graph_views,
+    "agent": of_agent,
+    "tuning": of_tuning,
+    "top": of_config,
+    "replay": of_replay,
+    "mesh": of_mesh,
+}
+# Functions that another one calls: it, the option that names them, the options beside.
+CALLED_BY = {
+    "base": (two_view.make, {"strategy": "cassle"}),
+    "strategy": (two_view.make, {"base": "byol"}),
+    "regulariser": (online_ssl.make, {"base": "byol"}),
+}
 
 
 class Call(NamedTuple):
@@ -853,79 +935,25 @@ class Call(NamedTuple):
     always: dict = {}
 
 
-OBSERVERS = {
-    "jaxcl.methods": of_method,
-    "example method": of_method,
-    "jaxcl.evals": of_evaluator,
-    "example evaluator": of_evaluator,
-    "encoder": of_encoder,
-    "example encoder": of_encoder,
-    "optimizer": of_optimizer,
-    "example optimizer": of_optimizer,
-    "schedule": of_schedule,
-    "source": of_files,
-    "example source": of_source,
-    "augment images": of_views,
-    "augment local": lambda make, options: of_views(
-        functools.partial(make, VIEWS), options
-    ),
-    "augment graphs": of_graph_views,
-}
-
-
 def call_of(where) -> Call:
-    function = FUNCTIONS[where]
-    kind, _, name = where.partition(" ")
-    known = schema.option_of(function)
+    make, more = FUNCTIONS[where], ALWAYS.get(where, {})
+    kind, _, name = where.removeprefix("example ").partition(" ")
+    if kind in CALLED_BY:
+        make, beside = CALLED_BY[kind]
+        more = beside | {kind: name or f"my_package.my_{kind}"} | more
+        known = schema.option_of(make, SMALL | more)
+        observe = of_method
+    elif kind in ("imbalance", "long_tail", "scenario"):
+        always = {"name": name or "class", "num_tasks": 3}
+        if kind != "scenario":
+            return Call(lambda x: of_scenario(always | {kind: x}), more)
+        return Call(of_scenario, always | more)
+    else:
+        known = schema.option_of(make)
+        name = where.removeprefix("example ")
+        observe = next(y for x, y in OBSERVERS.items() if name.startswith(x))
     small = {x: value for x, value in SMALL.items() if x in known}
-    more = ALWAYS.get(where, {})
-    of = functools.partial
-    match kind:
-        case "base":
-            strategy = "l2_sp" if name == "diet" else "pnr"
-            small = SMALL | dict(base=name, strategy=strategy)
-            return Call(
-                of(of_method, two_view.make), fitting(two_view.make, small, more)
-            )
-        case "strategy":
-            small = SMALL | dict(base="byol", strategy=name)
-            return Call(
-                of(of_method, two_view.make), fitting(two_view.make, small, more)
-            )
-        case "regulariser":
-            small = SMALL | dict(base="byol", regulariser=name)
-            return Call(
-                of(of_method, online_ssl.make), fitting(online_ssl.make, small, more)
-            )
-        case "agent":
-            return Call(of_agent, more)
-        case "tuning":
-            return Call(of_tuning, more)
-        case "top":
-            return Call(of_config, more)
-        case "replay":
-            return Call(of_replay, more)
-        case "mesh":
-            return Call(of_mesh, more)
-        case "imbalance" | "long_tail":
-            observe = of(of_scenario, scenarios.make)
-            beside = {"name": "class", "num_tasks": 3}
-            return Call(lambda options: observe(beside | {kind: options}), more)
-        case "scenario":
-            return Call(
-                of(of_scenario, scenarios.make),
-                dict(name=name or "class", num_tasks=3) | more,
-            )
-    for start, observe in OBSERVERS.items():
-        if where.startswith(start):
-            return Call(of(observe, function), small | more)
-    raise LookupError(where)
-
-
-def fitting(make, options, more):
-    """Those of the small sizes that a base and a strategy have."""
-    known = schema.option_of(make, options | more)
-    return {x: value for x, value in options.items() if x in known} | more
+    return Call(functools.partial(observe, make), small | more)
 
 
 def options_of(where):
@@ -936,37 +964,29 @@ def options_of(where):
             yield name, option
 
 
-class Seen:
-    """Observations, made when they are asked for and kept."""
-
-    def __init__(self, observations):
-        self.left, self.made, self.failed = iter(observations), [], None
-
-    def __iter__(self):
-        for place in itertools.count():
-            if place == len(self.made):
-                try:
-                    one = next(self.left, None)
-                except Exception as error:  # a generator that failed ends silently
-                    self.failed = error
-                if self.failed:
-                    raise RuntimeError("the usual options fail") from self.failed
-                if one is None:
-                    return
-                self.made.append(one)
-            yield self.made[place]
-
-
 def differ(usual, others) -> bool:
     """Whether an observation is another one; the first that is ends the search."""
     return any(one != other for one, other in itertools.zip_longest(usual, others))
 
 
-@functools.cache
-def usual_of(where):
+USUAL = {}
+
+
+def usual_of(where, beside=None):
     """What is observed with the usual options, once for all options of a function."""
-    call = call_of(where)
-    return Seen(call.observe(call.always))
+    call, known = call_of(where), f"{where} {beside}"
+    if known not in USUAL:
+        found = call.observe(call.always | (beside or {}))
+        USUAL[known] = or_refused(found) if beside else or_failed(found)
+    USUAL[known], found = itertools.tee(USUAL[known])
+    return found
+
+
+def or_failed(observations):
+    try:
+        yield from observations
+    except ValueError as error:  # which would pass for that of another value
+        raise RuntimeError("the usual options fail") from error
 
 
 def or_refused(observations):
@@ -981,7 +1001,6 @@ def explain(where, name, option) -> str:
     """Why another value of an option is taken for unread; "" if it is read."""
     call, beside = call_of(where), BESIDE.get(where, {}).get(name, {})
     always = call.always | beside
-    usual = Seen(or_refused(call.observe(always))) if beside else usual_of(where)
     default = always.get(name, option.default)
     values = annotations.others(option.annotation, default)
     if name in VALUES.get(where, {}):
@@ -993,7 +1012,7 @@ def explain(where, name, option) -> str:
         return ""
     for value in itertools.islice(values, 6):
         try:
-            if differ(usual, call.observe(always | {name: value})):
+            if differ(usual_of(where, beside), call.observe(always | {name: value})):
                 return ""
         except ValueError as error:
             refused.append(f"{value!r} is refused ({error})")

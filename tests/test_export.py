@@ -30,7 +30,10 @@ from jaxcl.run import results as results_lib
 from jaxcl.weights import encoder, export, pytorch, writer
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "export.md").read_text()
-RUN = {"method.strategy": "finetune", "scenario.num_tasks": 5, "epochs": 1}
+# What trains is no subject here: a step that compiles in a third of the time.
+RUN = {"method.base": "simclr", "method.strategy": "finetune", "epochs": 1}
+RUN |= {"scenario.num_tasks": 5}
+RUN |= {"augment.crop": False, "augment.jitter_probability": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +258,7 @@ def test_the_card_of_a_trained_run(trained):
     told = card["training"]
     assert (told["seed"], told["num_tasks"], told["whole_tasks"]) == (0, 5, 1)
     method = card["method"]
-    assert (method["base"], method["strategy"]) == ("mocov2plus", "finetune")
+    assert (method["base"], method["strategy"]) == ("simclr", "finetune")
     results = results_lib.read_results(workdir)
     row = results["matrices"]["knn/class_incremental"][0]
     found = card["results"]["matrices"]["knn/class_incremental"]

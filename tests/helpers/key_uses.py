@@ -13,6 +13,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from helpers.forward import no_gradients
+
 DRAWS = ("random_bits", "random_gamma", "threefry2x32")
 PARENTS = ("random_split", "random_fold_in")
 WHOLE = object()  # an input that is not known
@@ -175,7 +177,8 @@ def of_steps(method, state, batch, *, numbers) -> list[collections.Counter]:
       state, batch: shapes, as `job.shapes` returns them.
       numbers: of the steps, with which every counter of the state grows.
     """
-    program = jax.make_jaxpr(method.step)(state, batch)
+    with no_gradients():
+        program = jax.make_jaxpr(method.step)(state, batch)
     leaves = jax.tree.leaves((state, batch))
     return [of(program, [_value(x, number) for x in leaves]) for number in numbers]
 
