@@ -15,6 +15,7 @@ from scipy import optimize
 from helpers import frozen_twins, twins
 from jaxcl import core, metrics
 from jaxcl.evals import collapse, uniformity
+from jaxcl.index import drift, maps
 from jaxcl.losses import (
     contrastive,
     distill,
@@ -36,7 +37,6 @@ from jaxcl.methods import (
     stored_knn,
 )
 from jaxcl.nets import layers
-from jaxcl.update import adapters, drift
 
 DIM, CLASSES, COUNT, BATCH = 24, 5, 300, 60
 WIDTH = 64  # random projections
@@ -359,7 +359,7 @@ def normalise(rows):
 # to the value or to this least one
 MEASURES = {
     "adapter": (
-        lambda x, y, z: adapters.map_features(adapters.fit_affine(x, z, rank=6), z),
+        lambda x, y, z: maps.map_features(maps.fit_affine(z, x, rank=6, ridge=1e-3), z),
         lambda x, y, z: affine_twin(x, z),
         1e-3,
         0,
