@@ -156,10 +156,12 @@ def say_comparison(name: str, compared: dict, parent: str) -> list[str]:
     if compared["reference"] != parent:
         lines.append(f"Against the reference {compared['reference']}: {to_reference}.")
     if "verdict" in found:
-        lines.append(
-            f"{found['verdict'].capitalize()}: the loss is at most "
-            f"{100 * found['most']:.1f} points, the limit is {100 * limit:.1f}."
-        )
+        most = 100 * found["most"]
+        bound = f"the loss is at most {most:.1f} points"
+        if most < 0:
+            bound = f"the gain is at least {-most:.1f} points"
+        verdict = found["verdict"].capitalize()
+        lines.append(f"{verdict}: {bound}; the loss may be {100 * limit:.1f} points.")
     return lines
 
 
