@@ -21,9 +21,10 @@ from jaxcl import cli, schema
 from jaxcl.api import list as listing
 from jaxcl.api import options
 from jaxcl.config import files, sections
-from jaxcl.data import sources
+from jaxcl.data import scenarios, sources
+from jaxcl.memory import policies
+from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
-from jaxcl.nets import tuning
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -96,6 +97,12 @@ def test_every_kind_is_listed(capsys):
         "encoders": set(sections.ENCODERS),
         "data": set(sources.SOURCES),
         "configs": set(CONFIGS),
+        "policies": set(policies.POLICIES),
+        "optimizers": set(sections.OPTIMIZERS),
+        "schedules": set(sections.SCHEDULES),
+        "scenarios": set(scenarios.SCENARIOS),
+        "regularisers": set(regularisers.REGULARISERS),
+        "loggers": {"tensorboard", "wandb"},
         "methods": {"two_view", "er_ace", "duel"},
         "evaluators": {"knn", "uniformity", "linear"},
     }
@@ -103,6 +110,7 @@ def test_every_kind_is_listed(capsys):
     for kind, names in wanted.items():
         assert listing.main([kind]) == 0
         lines = capsys.readouterr().out.splitlines()
+        assert not [line for line in lines if line.endswith(" -")]  # undescribed
         assert names <= {line.split()[0] for line in lines if line.split()}
     with pytest.raises(SystemExit):
         listing.main(["basis"])
@@ -129,13 +137,12 @@ def test_training_without_a_config_says_what_to_type(
     assert told in line and not started
 
 
-ALL = FUNCTIONS | {"mesh": sections.read_sides, "tuning": tuning.settings}
 NOT_OF_USERS = {"augment images of evaluation"}
 
 
-@pytest.mark.parametrize("name", sorted(ALL.keys() - NOT_OF_USERS))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - NOT_OF_USERS))
 def test_every_option_says_what_it_means_and_may_be(name):
-    function = ALL[name]
+    function = FUNCTIONS[name]
     told = options.meanings(function)
     hidden = {"dtype", "directory"}
     # Functions of bases and strategies say what theirs mean.
@@ -172,6 +179,9 @@ def test_every_config_is_shown_as_it_is(name):
         (["--config=quikstart"], "quickstart"),
         (["quickstart"], "quickstart"),
         (["--config=quickstart_pnr", "--config.method.base.x=1"], ""),
+        (["--config=quickstart", "--config.epochs=-1"], "config.epochs=-1"),
+        (["--config=quickstart_pnr", "--config.method.temprature=1"], "temperature"),
+        (["--config=er_ace_cifar10", "--config.replay.policy=resevoir"], "reservoir"),
     ],
 )
 def test_a_config_that_is_not_there_is_one_line(words, told, capsys):
@@ -201,20 +211,50 @@ def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     assert found[4].endswith("configs/pnr_pacs.py:debug")
 
 
-@pytest.mark.slow
-def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
+def test_a_package_in_the_current_folder_is_found(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mylab").mkdir()
+    source = (ROOT / "jaxcl" / "methods" / "er_ace.py").read_text()
+    (tmp_path / "mylab" / "margin_ace.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [x for x in sys.path if x])
+    method = "--config.method.name=mylab.margin_ace"
+    assert cli.main(["options", "quickstart", method]) == 0
+    assert "mylab.margin_ace" in capsys.readouterr().out
+
+
+def install(checkout, site, kind="wheel"):
+    """Copy what a build reads into `checkout`, build it and unpack it into `site`."""
     pytest.importorskip("setuptools", minversion="77", reason="jaxcl[release] has it")
+    checkout.mkdir(exist_ok=True)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
+        shutil.copy(ROOT / name, checkout)
     skip = shutil.ignore_patterns("__pycache__")
     for name in ("jaxcl", "configs"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=skip)
-    build = "from setuptools import build_meta; build_meta.build_wheel('out')"
+        shutil.copytree(ROOT / name, checkout / name, ignore=skip)
+    build = f"from setuptools import build_meta; build_meta.build_{kind}('out')"
     env = {**os.environ, "JAXCL_REPOSITORY": "https://example.org/jaxcl"}
-    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, env=env)
-    (wheel,) = (tmp_path / "out").glob("*.whl")
+    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, env=env)
+    (wheel,) = (checkout / "out").glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(tmp_path / "site")
+        packed.extractall(site)
+
+
+@pytest.mark.slow
+def test_an_editable_install_works_in_the_folder_that_holds_the_checkout(tmp_path):
+    install(tmp_path / "jaxcl", tmp_path / "site", "editable")
+    words = f"import site; site.addsitedir({str(tmp_path / 'site')!r})\n"
+    words += "import jaxcl; print(jaxcl.__file__)"
+    # In this folder `jaxcl` is a folder without __init__.py, the checkout. Without -S
+    # the installed copy of whoever runs the tests would be found.
+    words = [sys.executable, "-S", "-c", words]
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == f"{tmp_path}/jaxcl/jaxcl/__init__.py", done.stderr
+
+
+@pytest.mark.slow
+def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
+    install(tmp_path, tmp_path / "site")
     (entry,) = (tmp_path / "site").glob("*.dist-info/entry_points.txt")
     assert "jaxcl = jaxcl.cli:main" in entry.read_text()
     about = entry.with_name("METADATA").read_text()

@@ -5,6 +5,7 @@ import json
 import os
 import struct
 import tracemalloc
+import types
 import zipfile
 import zlib
 
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 
 from helpers import toy
-from jaxcl.config import build, checks
+from jaxcl.config import build, checks, command
 from jaxcl.data import (
     files,
     from_graphs,
@@ -23,6 +24,7 @@ from jaxcl.data import (
     sources,
     storage,
 )
+from jaxcl.evals import knn, linear, logistic, svm
 
 
 def image(path, value=0, size=(4, 4)):
@@ -172,6 +174,22 @@ def test_an_image_of_too_many_pixels_is_refused_by_its_header(data, decoder):
 
     assert peak(decode) < 10e6
     decode(max_pixels=10**8)
+
+
+def test_pillows_own_limit_is_that_of_the_process(decoder, monkeypatch):
+    """The library leaves it alone; a command, whose process it is, lifts it."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
+    stream = io.BytesIO()
+    Image.fromarray(np.full((10, 20, 3), 90, np.uint8)).save(stream, "PNG")
+    decode = files.Decoding(decoder, max_pixels=200)
+    with pytest.raises(files.Unreadable, match="MAX_IMAGE_PIXELS=40"):
+        decode(stream.getvalue(), "x")
+    assert Image.MAX_IMAGE_PIXELS == 40
+    with pytest.raises(SystemExit):
+        command.parse_flags(["jaxcl", "--config=no_such_config"])
+    assert (decode(stream.getvalue(), "x") == 90).all()
+    with pytest.raises(files.Unreadable, match="max_pixels=199"):
+        decode._replace(max_pixels=199)(stream.getvalue(), "x")
 
 
 def test_the_limit_on_pixels_is_an_option_of_the_source(decoder, tmp_path):
@@ -369,13 +387,13 @@ def test_a_json_file_of_anything(tmp_path, text):
 
 
 def test_classes_that_are_judged_and_not_trained_on_are_counted(tmp_path, caplog):
-    def run(test, **knn):
+    def run(test):
         train = {"train_x": np.zeros((8, 8, 8), np.uint8), "train_y": np.arange(8) % 2}
         path = str(tmp_path / "x.npz")
         judged = {"test_x": np.zeros((4, 8, 8), np.uint8), "test_y": np.array(test)}
         np.savez(path, **train, **judged)
         section = {"name": "npz", "path": path}
-        config = toy.config(data=section, batch_size=2, evaluators={"knn": knn})
+        config = toy.config(data=section, batch_size=2, evaluators={})
         top = build.sections.read_top(config.to_dict())
         tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
         with caplog.at_level("WARNING"):
@@ -386,9 +404,18 @@ def test_classes_that_are_judged_and_not_trained_on_are_counted(tmp_path, caplog
     assert run([0, 1, -1, 1]) == []
     (said,) = run([0, 1, 2, 3])
     assert "2 of 4" in said and "2 (2, 3)" in said
-    with pytest.raises(ValueError, match="4 of 4"):
-        run([2, 2, 2, 3])
-    assert len(run([2, 2, 3, 3], train_on="evaluation")) == 1
+    assert len(run([2, 2, 3, 3])) == 1  # nothing is measured, or not by train images
+
+
+@pytest.mark.parametrize("probe", [knn, linear, logistic, svm])
+def test_a_probe_refuses_images_of_classes_it_cannot_learn(probe, tmp_path):
+    train = {"train_x": np.zeros((8, 8, 8), np.uint8), "train_y": np.arange(8) % 2}
+    test = {"test_x": np.zeros((4, 8, 8), np.uint8), "test_y": np.array([2, 2, 3, 3])}
+    np.savez(tmp_path / "x.npz", **train, **test)
+    section = {"name": "npz", "path": str(tmp_path / "x.npz")}
+    tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
+    with pytest.raises(ValueError, match=r"config\.data.*4 of 4"):
+        probe.make(types.SimpleNamespace(stream=tasks))
 
 
 def test_files_are_the_same_where_their_bytes_are(tmp_path):
@@ -424,6 +451,20 @@ def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
         top = build.sections.read_top(config.to_dict())
         checks.check_data(top, tasks, tmp_path / f"{asked}{rows}")
     assert len(told) == 2 and told[0] == told[1] and "1 rows of test" in told[0]
+
+
+@pytest.mark.parametrize("resize, share", [(122, "7%"), (37, None), (None, None)])
+def test_an_evaluation_of_the_middle_of_images_is_said(tmp_path, caplog, resize, share):
+    section = {"name": "digits"}
+    config = toy.config(data=section, evaluators={})
+    config.augment = {"size": 32, "resize": resize}
+    top = build.sections.read_top(config.to_dict())
+    tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
+    with caplog.at_level("WARNING"):
+        checks.check_data(top, tasks, tmp_path)
+    told = " ".join(record.getMessage() for record in caplog.records)
+    assert (f"config.augment.resize={resize}" in told) == (share is not None)
+    assert (share or "") in told
 
 
 def test_grey_train_and_coloured_test_images(tmp_path):

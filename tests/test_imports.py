@@ -22,7 +22,8 @@ ROWS = (
     ("methods", "evals"),
     ("nets", "data"),
     ("losses", "memory"),
-    ("sharding", "optim", "metrics", "schema", "lookup", "core"),
+    ("sharding", "optim", "metrics", "schema", "lookup", "core")
+    + ("numerics", "errors"),
 )
 RANK = {
     name: (row, at) for row, names in enumerate(ROWS) for at, name in enumerate(names)
@@ -52,7 +53,8 @@ def imported(name) -> tuple:
             inside = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {x if x in MODULES else node.module for x in inside}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name in MODULES}
+            names = {alias.name for alias in node.names} & {*MODULES}
+            found |= names - {"jaxcl"}  # the face, which imports nothing
         assert not getattr(node, "level", 0), f"{name}: imports are absolute"
     return tuple(sorted(found))
 
@@ -106,6 +108,16 @@ def modules_imported(path):
             yield (node.module or "").partition(".")[0]
 
 
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"jaxcl"}))
+def test_nothing_is_pickled_and_nothing_private_is_imported(name):
+    pickling = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+    unwanted = {*pickling, "multiprocessing", "jaxlib"}
+    assert unwanted.isdisjoint(modules_imported(MODULES[name]))
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert node.value.value is False
+
+
 # Below `config` functions take arguments; the schema knows sections as mappings.
 READS_CONFIG = ("main", "config", "update", "estimate", "api")
 
@@ -114,6 +126,17 @@ READS_CONFIG = ("main", "config", "update", "estimate", "api")
 def test_configs_are_read_above_the_methods(name):
     if part(name) not in READS_CONFIG:
         assert "ml_collections" not in modules_imported(MODULES[name])
+
+
+def test_what_is_wrong_with_an_input_is_refused_by_its_own_type():
+    """A plain ValueError would be shown as a bug by the commands."""
+    raised = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "jaxcl").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Raise) and ast.unparse(node).startswith("raise Value")
+    ]
+    assert not raised
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,11 @@ import numpy as np
 import pytest
 from jax import flatten_util
 
-from helpers import run_directories, toy
-from jaxcl import core, schema, sharding
+from helpers import key_uses, run_directories, toy
+from jaxcl import core, lookup, schema, sharding
 from jaxcl.config import sections
 from jaxcl.memory import queue as queue_lib
+from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, head, strategies
 from jaxcl.run import checkpoint, job, train
 
@@ -513,6 +514,23 @@ ONE_ROW_EACH = {
 }
 
 
+def test_every_method_base_and_strategy_has_a_row():
+    """A module without a row is held by no column."""
+    assert {*ONE_ROW_EACH} == {*lookup.list_modules("jaxcl.methods")}
+    for option, package, table in (
+        ("base", bases, bases.BASES),
+        ("strategy", strategies, strategies.STRATEGIES),
+    ):
+        modules = lookup.list_modules(package.__name__)
+        assert table == {name: module.make for name, module in modules.items()}
+        rows = {row.changes.get(f"method.{option}") for row in TWO_VIEW.values()}
+        assert rows - {None} == {*table}
+    regularised = {
+        row.changes["method"].get("regulariser") for row in ONLINE_SSL.values()
+    }
+    assert regularised - {None} | {"none"} == {*regularisers.REGULARISERS}
+
+
 @pytest.mark.parametrize("name", ONE_ROW_EACH)
 def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
     """A method with an online head: what it says of itself, and what its state tells.
@@ -562,6 +580,132 @@ def test_a_call_takes_the_batches_that_are_fed(changes, tmp_path):
         if read is not None and not work.data.graphs:
             rows = jax.eval_shape(read, state, jnp.zeros((3, 8, 8, 1)))
             assert rows.shape[0] == 3
+
+
+# Rows with a random draw that no other of these rows has, and rows that have a draw in
+# common with one of them.
+ALIKE_DRAWS = {"er_ace-vit", "cclis-vit", "icl-retrain", "derpp", "agempp", "fecam"}
+DRAWING = {
+    *(METHODS.keys() - TWO_VIEW.keys() - ALIKE_DRAWS - {"duel-moco-sharded", "slda"}),
+    "mocov2plus-pnr-head",
+    "simclr-pnr-vit",
+    "lejepa-finetune",
+    "dino-cassle-local",
+    "dino-finetune-ibot",
+    "byol-der",
+    "byol-lump",
+}
+# Draws on purpose by keys of before: (how many, why).
+REPEATED = {
+    "icl": (48 * 4, "the last inner batch is seen again as it was: its reward"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name in DRAWING])
+def test_no_two_draws_share_a_key(name, tmp_path):
+    """Of a step, of its updates on one batch, and of the step after it."""
+    # Few operations: networks and views draw, but their programs are no subject here.
+    small = {"encoder": {"name": "mlp", "widths": (4,)}, "augment.crop": False}
+    small |= {"augment.jitter_probability": 0.0, "augment.flip": 0.5}
+    changes = small | METHODS[name].changes
+    if "augment.local" in changes:  # two sizes of images
+        del changes["encoder"]
+    if name == "duel-simclr":  # views of stored rows, too
+        changes |= {"method.policy_features": "all"}
+    if "replay" in changes and name != "gdumb":
+        changes = changes | {"replay.updates": 2}
+    work = run_directories.untried(tmp_path, tasks=2, **changes)
+    parts = max(work.parts(task.index) for task in work.stream.tasks)
+    shapes = job.shapes(work.method, work.data, parts)
+    steps = key_uses.of_steps(work.method, *shapes, numbers=(3, 4))
+    shared = [len(key_uses.shared(uses)) for uses in steps]
+    assert shared == [REPEATED.get(name, (0,))[0]] * 2, (
+        f"{name}: {shared} random draws of a step have a key that another one has. "
+        "Split the step's key once, and give each use its own part"
+    )
+    one, other = ({key for key, kind in uses if kind == "draw"} for uses in steps)
+    assert not one & other, (
+        f"{name}: two steps draw by the same key. Randomness of a step comes from "
+        "core.step_key, or from a key that is folded with a number that grows"
+    )
+
+
+CLASSES_OF_TASK = {"extra.replayed", "extra.taught", "extra.current", "extra.count"}
+TEACHER = {"extra.teacher", "extra.teacher_stats"}
+FRESH = {"opt_state", "extra.teacher", "extra.growth"} | set(TURNS)
+ANEW = {"params.encoder", "params.head", "stats.encoder"}
+# row -> what is another when the first task begins, and when a later one does; of rows
+# that are not here nothing.
+BEGINS = {
+    "cclis-vit": (CLASSES_OF_TASK, CLASSES_OF_TASK | {"extra.teacher"}),
+    **dict.fromkeys(("er_lwf", "icarl", "ss_il"), ((), {"extra.teacher"})),
+    **dict.fromkeys(
+        ("cclis", "cclis-uniform", "co2l"),
+        (CLASSES_OF_TASK, CLASSES_OF_TASK | TEACHER),
+    ),
+    **dict.fromkeys(("icl", "icl-no_meta"), (FRESH, FRESH)),
+    "icl-retrain": (FRESH, FRESH | ANEW),
+    **dict.fromkeys(
+        ("duel-moco", "duel-moco-sharded", "duel-simclr"),
+        ({"opt_state"}, {"opt_state"}),
+    ),
+}
+
+
+def randomised(state):
+    """A state of random numbers from shapes; whole ones are from 50 to 90."""
+    rng = np.random.default_rng(0)
+
+    def number(x):
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.split(jax.random.key(0), x.shape) if x.shape else KEY
+        if x.dtype == bool:
+            return jnp.asarray(rng.random(x.shape) < 0.5)
+        low, high = (50, 90) if x.dtype.kind in "iu" else (0.1, 0.9)
+        return jnp.asarray(rng.uniform(low, high, x.shape).astype(x.dtype))
+
+    return jax.tree.map(number, state)
+
+
+KEY = jax.random.key(5)
+
+
+# Of two-view methods see test_two_view.py.
+@pytest.mark.parametrize(
+    "name", [*BEGINS, "er", "gcr", "gdumb", "ncm", "online_ssl-pnr"]
+)
+def test_a_task_begins_with_what_the_method_says(name, tmp_path):
+    """Copies are of the network as it is now, and what was copied may be donated."""
+    work = run_directories.untried(tmp_path, tasks=2, **METHODS[name].changes)
+    state = randomised(job.shapes(work.method, work.data)[0])
+    first, later = BEGINS.get(name, ((), ()))
+    one, two = work.stream.tasks
+    for task in (one, two, two._replace(index=2)):
+        expected = later if task.index else first
+        after = work.method.begin_task(state, task)
+        assert set(moved(state, after)) == set(expected), task.index
+        if "extra.teacher" in expected:
+            copied = after.params, after.stats
+            taught = jax.tree.leaves(after.extra.teacher)
+            if hasattr(after.extra, "teacher_stats"):
+                taught += jax.tree.leaves(after.extra.teacher_stats)
+            for one, other in zip(jax.tree.leaves(copied), taught, strict=False):
+                np.testing.assert_array_equal(one, other)
+                assert one is not other
+
+
+@pytest.mark.parametrize("name", [n for n in ONE_ROW_EACH if n != "gdumb"])
+def test_what_is_read_of_an_image_is_of_it_alone(name, tmp_path):
+    """Evaluation has the running statistics, not those of the other images."""
+    work = run_directories.untried(tmp_path, **ONE_ROW_EACH[name].changes)
+    state = randomised(job.shapes(work.method, work.data)[0])
+    images = np.random.default_rng(1).normal(size=(3, 8, 8, 1)).astype(np.float32)
+    other = state.replace(stats=jax.tree.map(lambda x: x + 0.5, state.stats))
+    for read in (work.method.embed, work.method.project, work.method.predict):
+        if read is not None:
+            rows, one = read(state, images), read(state, images[1:2])
+            np.testing.assert_allclose(rows[1], one[0], rtol=1e-3, atol=1e-4)
+            assert not np.allclose(rows, read(other, images), equal_nan=True)
 
 
 def rows_where(wanted):

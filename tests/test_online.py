@@ -6,12 +6,14 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from helpers import online_toy as toy
 from helpers import tiny
-from jaxcl import core, sharding
+from jaxcl import core, optim, sharding
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
+from jaxcl.nets import resnet
 
 FIRST, SECOND, parts = toy.FIRST, toy.SECOND, toy.parts
 LINEAR, COSINE = (online.build_network(parts(), head) for head in ("linear", "cosine"))
@@ -37,7 +39,7 @@ def rows_of(images, labels, mask):
 @pytest.mark.parametrize("draws", [1, 2])
 def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, draws):
     """Where it is one pass of all, their rows in turn, up to rounding."""
-    made = parts()
+    made = parts(resnet.conv_net(width=2))
     net = online.build_network(made, "linear")
     one, two = made.plain(FIRST["image"]), made.plain(SECOND["image"])
     images = [one, two, (one + two) / 2][: 1 + draws]
@@ -68,7 +70,7 @@ def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, d
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_answers_are_those_of_each_part_by_itself(platform, train):
-    made = parts()
+    made = parts(resnet.conv_net(width=2))
     net = online.build_network(made, "linear")
     one, two = made.plain(FIRST["image"]), made.plain(SECOND["image"])
     params, stats = jax.jit(net.init)(jax.random.key(0), one)
@@ -228,6 +230,17 @@ def test_updates_descend_again_on_the_same_batch():
     assert int(found.step) == 1 and state.extra.memory is None
 
 
+def test_a_step_is_a_batch_and_the_optimizer_counts_its_updates():
+    """So schedules, rows of metrics and pictures speak of batches."""
+    tx = optim.adam()
+    init, step = toy.compiled(finetune.make(parts(updates=3)._replace(tx=tx)))
+    state = init(jax.random.key(0), FIRST)
+    for _ in range(2):
+        state, _ = step(state, FIRST)
+    assert int(state.step) == 2
+    assert int(optax.tree.get(state.opt_state, "count")) == 6
+
+
 def test_iidpp_adds_the_mean_of_a_second_batch():
     method = finetune.make(parts(), double=True)
     both = FIRST | {"labelled": SECOND}
@@ -240,6 +253,25 @@ def test_iidpp_adds_the_mean_of_a_second_batch():
     images = FIRST["image"], SECOND["image"]
     toy.check_step(method, LINEAR, state, both, images, twin)
     assert method.labelled and not finetune.make(parts()).labelled
+
+
+def test_an_image_and_a_labelled_one_are_augmented_by_keys_of_their_own():
+    """An image's key folds in its position, so a batch's own key must not be one."""
+    keys = []
+
+    def augment(key, images):
+        each = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)))
+        keys.extend(np.asarray(jax.random.key_data(x)) for x in (key, *each))
+        return images[:, None] / 255.0
+
+    components = parts(augment="all")._replace(augment=augment)
+    method = finetune.make(components, double=True)
+    both = FIRST | {"labelled": SECOND}
+    state = method.init(jax.random.key(0), both)
+    keys.clear()
+    method.step(state, both)
+    assert len(keys) == 2 * (1 + len(FIRST["label"]))
+    assert len({tuple(key.tolist()) for key in keys}) == len(keys)
 
 
 def drawn_pairs(labels, memory_labels, filled, negatives, draws=4000):

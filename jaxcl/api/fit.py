@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl import errors
+from jaxcl import errors, numerics
 from jaxcl.api import inputs, result
 from jaxcl.config import build, own_images, recipe, run_config
 from jaxcl.data import sources
@@ -30,6 +30,7 @@ from jaxcl.weights import writer
 
 
 @errors.shortened
+@numerics.pinned()
 def fit(
     images: inputs.Images,
     *,
@@ -104,7 +105,7 @@ def fit(
         network = folder.section(encoder.card)[0] if begun else encoder
         scenario = options.get("scenario.name")
         config = _make_config(read.section, network, size, tasks, scenario)
-    set_here = {"epochs": epochs, "batch_size": batch_size}
+    set_here: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
     set_here = {field: x for field, x in set_here.items() if x is not None}
     set_here |= {"name": name, "seed": seed}
     set_here |= {"method.base": base, "method.strategy": strategy or "finetune"}

@@ -8,7 +8,9 @@ import traceback
 
 from absl import flags, logging
 
+from jaxcl import numerics
 from jaxcl.config import files, sections
+from jaxcl.data import files as images
 from jaxcl.errors import Refused
 from jaxcl.run import checkpoint, lock, metrics_log, signals, terminal, train
 
@@ -31,6 +33,7 @@ def parse_flags(argv, section="config", define=lambda: None):
       section: of the config that has the options of a run, for hints.
       define: defines the flags; it is called first and may raise, too.
     """
+    images.lift_pillow_limit()
     try:
         define()
         return flags.FLAGS(files.located_in(argv))
@@ -48,6 +51,7 @@ def parse_flags(argv, section="config", define=lambda: None):
             message = f"{before}the config takes no word behind its name and a colon"
         message = _reword_flag_error(message)
         if isinstance(error, flags.UnrecognizedFlagError):
+            message = message.partition(". Did you mean")[0]  # absl's words
             message += _suggest_option(error.flagname, section)
         sys.exit(complain(message.replace("\n", " ")))
     except OSError as error:  # no such config file
@@ -69,9 +73,11 @@ def _reword_flag_error(message: str) -> str:
 def _suggest_option(flag: str, section: str) -> str:
     """Suggest the option of a config that an unknown flag may have meant."""
     options = [field.name for field in dataclasses.fields(sections.TopLevel)]
+    own = [name for name in flags.FLAGS if not flags.FLAGS[name].short_name]
+    known = {name: f"{section}.{name}" for name in options} | {x: x for x in own}
     first, dot, rest = flag.partition(".")
-    near = difflib.get_close_matches(first, options, n=1)
-    return f"; did you mean --{section}.{near[0]}{dot}{rest}?" if near else ""
+    near = difflib.get_close_matches(first, known, n=1)
+    return f"; did you mean --{known[near[0]]}{dot}{rest}?" if near else ""
 
 
 def complain(message, code=2) -> int:
@@ -102,8 +108,13 @@ def run_until_signal(make, work) -> int:
       The exit code: that of `work`, 0 for None; 1, 2, 70 or 75 as in `main`.
     """
     logging.set_verbosity(logging.WARNING)
+    images.lift_pillow_limit()
     # After the distributed runtime has started, which would take SIGTERM for itself.
-    with signals.watch_signals(complain) as stop:
+    with (
+        terminal.outlive_terminal(),
+        signals.watch_signals(complain) as stop,
+        numerics.pinned(),
+    ):
         try:
             return _run_made(make, work, stop)
         except Exception:

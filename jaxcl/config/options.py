@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxcl import core, schema
 from jaxcl.config import sections
+from jaxcl.data import scenarios
 from jaxcl.errors import Refused
 from jaxcl.nets import tuning
 
@@ -56,7 +57,7 @@ def iterate_options(
       Refused: a section names a function that does not exist.
     """
     fields = {field.name: field for field in dataclasses.fields(sections.TopLevel)}
-    inner = {name for name, field in fields.items() if "dict" in str(field.type)}
+    inner = sections.names_of_sections()
     top = {name: value for name, value in raw.items() if name not in inner}
     yield from _iterate_function("config", sections.TopLevel, top, raw, replay, inner)
     for name in fields:
@@ -138,7 +139,7 @@ def _find_dependent(path, function, options, raw, replay) -> dict:
     if path == "config.tuning":
         return function(**options)._asdict()
     if path == "config.scenario":
-        return sections.scenario_seed(raw["scenario"], raw.get("seed", 0))
+        return scenarios.run_seed(raw["scenario"], raw.get("seed", 0))
     return {}
 
 

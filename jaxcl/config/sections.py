@@ -8,6 +8,7 @@ default, is an error before anything is read. Only `build` calls these.
 import dataclasses
 import functools
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, NamedTuple
 
@@ -107,7 +108,8 @@ class TopLevel:
     compile_cache: str = "auto"
     device_bytes: _Bytes = 8 * 2**30  # sets up to this size live on the device
     duplicates: bool | None = None  # count duplicate images; None: if that is quick
-    workers: Annotated[int, schema.Range(0, 1024)] = 4  # processes that decode images
+    # Threads that decode images; 0: one for each core, 32 at most
+    workers: Annotated[int, schema.Range(0, 1024)] = 0
     log_every: schema.Count = 10  # steps between logged rows
     save_every: schema.Natural = 500  # steps between saves; 0: after tasks only
     eval_every: schema.Natural = 0  # steps between evaluations; 0: after tasks only
@@ -236,16 +238,18 @@ def find_function(path: str, section) -> Callable:
     }[name]
 
 
-def scenario_seed(scenario: Mapping, seed: int) -> dict:
-    """Return the option `seed` of a scenario that the run's seed cuts, else {}.
+def names_of_sections(top: type = TopLevel) -> set[str]:
+    """Return the options of the top level that hold a section, by their types."""
 
-    The run's seed stands for a missing one of "growth", "permuted", "rotated",
-    "recurring" and "blurry", and of "class" in the order "released".
-    """
-    name, order = scenario.get("name"), scenario.get("class_order")
-    drawn = name in ("growth", "permuted", "rotated", "recurring", "blurry")
-    drawn = drawn or (name, order) == ("class", "released")
-    return {"seed": seed} if drawn and "seed" not in scenario else {}
+    def is_mapping(kind):
+        kind = typing.get_origin(kind) or kind
+        return isinstance(kind, type) and issubclass(kind, Mapping)
+
+    return {
+        name
+        for name, kind in typing.get_type_hints(top).items()
+        if any(map(is_mapping, (kind, *typing.get_args(kind))))
+    }
 
 
 def read_tasks(data, scenario, seed=0, stand_in=None):
@@ -253,7 +257,7 @@ def read_tasks(data, scenario, seed=0, stand_in=None):
 
     Args:
       data, scenario: sections of a config.
-      seed: the run's, see `scenario_seed`.
+      seed: the run's, see `scenarios.run_seed`.
       stand_in: a dataset in place of what would be read.
 
     Returns:
@@ -264,7 +268,7 @@ def read_tasks(data, scenario, seed=0, stand_in=None):
     """
     source, data_options = lookup.find_function(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
-    scenario = scenario_seed(scenario, seed) | scenario
+    scenario = scenarios.run_seed(scenario, seed) | scenario
     cut = schema.options(scenarios.make, scenario, "config.scenario")
     uneven = cut.get("imbalance"), cut.get("long_tail")
     imbalance.check_options(*uneven, field="config.scenario.")

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, sharding
+from jaxcl import core, numerics, sharding
 from jaxcl.data import graph_batches, prefetch, splits, stream
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
@@ -123,6 +123,16 @@ def assign_tasks(parts: core.EvalParts) -> TaskMembership:
         train_task[rows] = t
         test_task[task.test] = t
     return TaskMembership(aware, train_task, test_task, classes)
+
+
+def check_learnable(tasks: stream.Stream) -> None:
+    """Refuse images to evaluate of classes that no train image has; for probes.
+
+    A probe learns the classes of the train images before it tells those of others.
+    """
+    found = splits.unknown_classes(tasks.dataset, tasks.evaluation)
+    if found is not None and found[0] == stream.count_rows(tasks.evaluation):
+        raise Refused(f"config.data: {found[1]}: nothing could be measured")
 
 
 def train_mask(groups: TaskMembership, train_on: str, task: int) -> np.ndarray:
@@ -504,7 +514,9 @@ def make_views_embedder(
 
     def embed(state, images, start):
         images = jax.lax.with_sharding_constraint(images, rows)
-        views = augment(jax.random.fold_in(jax.random.key(parts.seed), start), images)
+        views = augment(
+            jax.random.fold_in(numerics.make_key(parts.seed), start), images
+        )
         return [parts.embed(state, views[:, view]) for view in range(count)]
 
     program = jax.jit(embed, out_shardings=whole)

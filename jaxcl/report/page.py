@@ -20,7 +20,7 @@ import jinja2
 import numpy as np
 from etils import epath
 
-from jaxcl import core
+import jaxcl
 from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.report import comparability, compare, numbers
@@ -182,7 +182,7 @@ def describe_runs(runs: list[runs_lib.RunGroup]) -> dict:
         judged = f"{source.get('path', '-')} (step {source.get('step', '-')})"
         rows.append((run.name, [*map(Cell, texts + [judged] * judges)]))
     count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    made = f"made by jaxcl {core.library_version()}"
+    made = f"made by jaxcl {jaxcl.__version__}"
     return {
         "lead": _summary_sentence(runs),
         "about": f"{count}, results of {_format_time(max(dates))}, {made}",
@@ -336,7 +336,7 @@ def cost_table(runs: list[runs_lib.RunGroup]) -> Table:
     """List the cost of each run, with its accuracies."""
     names, rows = _list_matrices(runs)[:_MOST_NAMES], []
     for run in runs:
-        measured, spent = numbers.mean_measures(run), numbers.mean_cost(run)
+        measured, spent = numbers.mean_measures(run), numbers.mean_run_cost(run)
         means = (measured.get(x, {}).get("average_accuracy") for x in names)
         cells = [format_percent(mean and mean.mean) for mean in means]
         cells += [form(spent[key]) for _, key, form in _SPENT]

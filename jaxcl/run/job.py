@@ -4,14 +4,14 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, sharding
+from jaxcl import core, numerics, sharding
 from jaxcl.data import graph_batches, prefetch, stream
 from jaxcl.errors import Refused
 
@@ -140,7 +140,7 @@ def begin_task(job: Job, state: core.TrainState, task: stream.Task) -> core.Trai
     return sharding.commit_placement(job.method.begin_task(state, task), job.mesh)
 
 
-def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
+def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Generator:
     """Yield this process's share of a task's batches, from its step `start` on."""
     data, parts = job.data, job.parts(task)
     if data.graphs:  # every process reads all rows, see `feed_batches`
@@ -262,7 +262,7 @@ def initial_state(job: Job) -> core.TrainState:
     """Make the state before the first task, on all devices."""
     placement = sharding.placement(shapes(job.method, job.data)[0], job.mesh)
     init = jax.jit(job.method.init, out_shardings=placement)
-    return init(jax.random.key(job.data.seed), _example(job.method, job.data))
+    return init(numerics.make_key(job.data.seed), _example(job.method, job.data))
 
 
 def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
@@ -281,7 +281,7 @@ def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
             data.stream.dataset.train, data.batch_size, parts
         )
         batch = jax.eval_shape(lambda: batch)
-    key = jax.random.key(data.seed)
+    key = numerics.make_key(data.seed)
     return jax.eval_shape(method.init, key, example), batch
 
 
@@ -398,7 +398,7 @@ def stacked(batches: list):
     return jax.tree.map(lambda *x: np.stack(x), *batches)
 
 
-def feed_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
+def feed_batches(job: Job, source: stream.Source, task: int, start: int) -> Generator:
     """Yield the batches of a task from its step `start` on, put on devices in advance.
 
     Yields:

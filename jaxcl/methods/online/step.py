@@ -11,7 +11,7 @@ released code. On a CPU they are a pass each; elsewhere one, where they are as m
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,9 @@ from jaxcl.methods.online.network import Head, Network, Rows
 Form = Literal["paper", "code"]  # of a method, where the released code differs
 # Which rows of the memory may be replayed, see `er.make`.
 ReplayFrom = Literal["past_tasks", "all", "other_classes"]
+
+# Drawn from a step's key for the labelled batch; no image has this position.
+_LABELLED = 2**31 - 1
 
 
 class Extra(NamedTuple):
@@ -93,7 +96,8 @@ def draw_rows(
       augment: False: images are never augmented, despite config.replay.augment.
     """
     k_draw, k_augment = jax.random.split(key)
-    size = min(size or parts.replay.size, memory.capacity)
+    wanted: Any = size or parts.replay.size  # which the config has settled
+    size = min(wanted, memory.capacity)
     weights = None if allowed is None else buffer.log_weights(allowed)
     drawn = sharded.sample(memory, k_draw, size, log_weights=weights)
     return augment_drawn(parts, k_augment, *drawn, augment=augment)
@@ -330,8 +334,8 @@ def _read_incoming(parts, key, batch) -> Rows:
     """Augment a batch and, if it has one, its labelled part."""
     labelled, images, label = None, batch["image"], batch["label"]
     if "labelled" in batch:
-        own = jax.random.fold_in(key, 1)
-        labelled = _read_incoming(parts, own, batch["labelled"])
+        k_labelled = jax.random.fold_in(key, _LABELLED)
+        labelled = _read_incoming(parts, k_labelled, batch["labelled"])
     augmented = prepare_images(parts, key, images, parts.replay.augment == "all")
     exist = jnp.ones(len(label), bool)
     return Rows(augmented, label, exist, images, labelled=labelled)

@@ -86,7 +86,7 @@ def cla_r(
     """Average -cos(a(z), s) over views; s is stored with the row.
 
     Args:
-      weight: of the alignment.
+      weight: of the alignment; the stored snapshot of the released code has 0.1.
       stored_momentum: share of the old vector that stays stored, CLA's alpha.
       distill_hidden_dim: hidden units of the predictor a.
     """
