@@ -287,7 +287,7 @@ def measured(row: Row, runs: dict[int, dict], minutes: float) -> dict[str, Any]:
         last = results["scalars"][-1]
         if measure in last:
             return last[measure]
-        return results["summary"][measure]["average_accuracy"]
+        return results_lib.summary(results)[measure]["average_accuracy"]
 
     def values(measure):
         return {
