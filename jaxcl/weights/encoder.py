@@ -176,8 +176,8 @@ class Encoder:
                 f"{folder_lib.CARD}: it has no features to check: an encoder of graphs "
                 "never has; export one of images again"
             )
-        gap = np.linalg.norm(self.picture_features() - np.asarray(want, np.float32))
-        gap = float(gap / np.linalg.norm(want))
+        moved = np.linalg.norm(self.picture_features() - np.asarray(want, np.float32))
+        gap = float(moved / np.linalg.norm(want))
         if not gap <= tolerance:
             raise Refused(
                 f"{folder_lib.CARD}: check: features of the fixed picture differ by "
