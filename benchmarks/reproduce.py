@@ -200,9 +200,7 @@ _BUZZEGA = {
 def _buzzega() -> dict[str, Row]:
     """Return the MNIST cells of the DER paper: ER, DER and DER++."""
     rows = {}
-    source = (
-        "aimagelab/mammoth 7ab9db9, README; deviations: the paper, from memory"
-    )
+    source = "aimagelab/mammoth 7ab9db9, README; deviations: the paper, from memory"
     for stream, methods in _BUZZEGA.items():
         minutes = 1 if stream == "split" else 4
         for method, cells in methods.items():
