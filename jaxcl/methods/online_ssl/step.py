@@ -35,7 +35,8 @@ Departures:
 """
 
 import functools
-from typing import Literal, NamedTuple
+import inspect
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,90 +88,95 @@ def _trains_online(base: records.Base) -> bool:
 
 
 def list_bases() -> dict:
-    """List the bases that can be trained online, by name."""
-    return {name: make for name, make in bases.BASES.items() if _trains_online(make())}
-
-
-@functools.cache
-def _find_base(name: str):
-    """Find the `make` of a base, with the default of its queues here."""
-    found = bases.find_make(name)
-    if not _trains_online(bases.make_base(name)):
-        core.check_choice("config.method.base", name, tuple(list_bases()))
-        raise ValueError(
-            f"config.method.base={name!r}: reads labels, numbers of images, or the "
-            "progress of a task, which online_ssl does not know"
-        )
-    smaller = schema.pick_options(found, {"queue_size": QUEUE_SIZE})
-    return functools.partial(found, **smaller)
-
-
-def _choose_functions(options: dict) -> tuple:
-    """Find the functions of base and regulariser; the method has their options."""
-    return _find_base(options["base"]), regularisers.find_make(options["regulariser"])
-
-
-def _list_functions() -> dict:
-    """List all bases and regularisers, by their names in messages."""
-    found = {f"base {name!r}": make for name, make in list_bases().items()}
-    return found | {
-        f"regulariser {name!r}": make
-        for name, make in regularisers.REGULARISERS.items()
+    """List the bases that can be trained online, by name, with their options here."""
+    return {
+        name: _adapt_base(make)
+        for name, make in bases.BASES.items()
+        if _trains_online(make())
     }
+
+
+def _adapt_base(make):
+    """Give the `make` of a base the queue size and the momentum of this method."""
+    signature = inspect.signature(make)
+    names = {"queue_size": QUEUE_SIZE} if "queue_size" in signature.parameters else {}
+    adapted: Any = functools.partial(make, **names)
+    parameters = inspect.signature(adapted).parameters.items()
+    hidden = ("momentum_start", "momentum_end", "streaming")  # see `momentum`
+    adapted.__signature__ = signature.replace(
+        parameters=[x for name, x in parameters if name not in hidden]
+    )
+    return adapted
+
+
+BASES = list_bases()
+Section = Annotated[Any, schema.Choice(BASES)]
+RegulariserSection = Annotated[Any, schema.Choice(regularisers.REGULARISERS)]
+
+
+def _make_parts(base, regulariser) -> tuple[records.Base, regularisers.Regulariser]:
+    """Make the records of a base and of a regulariser from their sections."""
+    made = []
+    for key, functions, section in (
+        ("base", BASES, base),
+        ("regulariser", regularisers.REGULARISERS, regulariser),
+    ):
+        make, options = schema.Choice(functions).find(section, f"config.method.{key}")
+        made.append(make(**options))
+    return tuple(made)
 
 
 def _fill_from_base(options: dict, replay: core.Replay | None = None) -> dict:
     """Fill in the base's values for options that are None."""
-    make_base = _find_base(options["base"])
-    base = make_base(**schema.pick_options(make_base, options))
-    return networks.choose_sizes(base, options)
+    base, _ = _make_parts(options["base"], options["regulariser"])
+    regulariser = dict(options["regulariser"])
+    make = regularisers.find_make(regulariser["name"])
+    regulariser = schema.defaults(make) | regulariser
+    regulariser |= networks.choose_sizes(base, regulariser)
+    return networks.choose_sizes(base, options) | {"regulariser": regulariser}
 
 
-@schema.checked(
-    "config.method",
-    schema.Further(
-        _choose_functions,
-        _list_functions,
-        without=("momentum_start", "momentum_end", "streaming"),
-    ),
-    fill=_fill_from_base,
-)
+@schema.checked("config.method", fill=_fill_from_base)
 @schema.debug(hidden_dim=16, output_dim=8)
 def make(
     parts: core.Parts,
     *,
-    base: str = "simsiam",
-    regulariser: str = "none",
+    base: Section = "simsiam",
+    regulariser: RegulariserSection = "none",
     rows: Literal["replay", "all"] = "replay",
     remembers: bool = True,
     momentum: schema.Share = 0.99,
     hidden_dim: schema.Width | None = None,
     output_dim: schema.Width | None = None,
     hidden_layers: schema.Layers | None = None,
-    **options,
 ) -> core.Method:
-    """Make one base with a memory and one regulariser, each with its own options.
+    """Make one base with a memory and one regulariser; both are sections.
 
     Args:
       parts: what the config builds.
-      base: the self-supervised loss, a name in `list_bases()` or a module of your own.
-        Those that read labels, prototypes or random slices are refused.
-      regulariser: a name in `regularisers.REGULARISERS`, see the head of `step.py`.
+      base: name of the self-supervised loss, in `list_bases()` or a module of your own;
+        or a section with this name and options. Bases that read labels, prototypes or
+        random slices are refused.
+      regulariser: name in `regularisers.REGULARISERS`, see the head of `step.py`; or a
+        section.
       rows: rows that are aligned, "replay" or "all".
       remembers: keep a memory and replay from it; without one `rows` must be "all".
       momentum: of the slow network of BYOL and MoCo, after each update.
       hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
-      options: of the base and of the regulariser.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    make_base, make_plan = _find_base(base), regularisers.find_make(regulariser)
-    spec = make_base(**schema.pick_options(make_base, options))
-    plan = make_plan(**schema.pick_options(make_plan, options))
+    spec, plan = _make_parts(base, regulariser)
+    if not _trains_online(spec):
+        raise ValueError(
+            f"config.method.base={base['name']!r}: reads labels, numbers of images, or "
+            "the progress of a task, which online_ssl does not know; must be one of "
+            f"{', '.join(BASES)}"
+        )
     if plan.check is not None:
-        plan.check(base, spec)
-    _check_options(parts, regulariser, plan, rows, remembers)
+        plan.check(base["name"], spec)
+    _check_options(parts, regulariser["name"], plan, rows, remembers)
     size = parts.replay.size if remembers else 0
     shape = spec.projector._replace(
         hidden_dim=hidden_dim, output_dim=output_dim, hidden_layers=hidden_layers

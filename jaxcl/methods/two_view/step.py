@@ -28,7 +28,7 @@ import numpy as np
 import optax
 from absl import logging
 
-from jaxcl import core, optim, schema
+from jaxcl import core, lookup, optim, schema
 from jaxcl.methods.two_view import bases, head, networks, records, strategies
 from jaxcl.nets import tuning, vit
 
@@ -61,36 +61,22 @@ _LOCAL = 0x10CA  # for local crops
 _MASKS = 0x1B07  # for hidden patches
 
 
-def _choose_functions(options: dict) -> tuple:
-    """Find the functions of base and strategy; the method has their options."""
-    return bases.find_make(options["base"]), strategies.find_make(options["strategy"])
-
-
-def _list_functions() -> dict:
-    """List all bases and strategies, by their names in messages."""
-    of_bases = {f"base {name!r}": make for name, make in bases.BASES.items()}
-    return of_bases | {
-        f"strategy {name!r}": make for name, make in strategies.STRATEGIES.items()
-    }
-
-
 def _fill_from_base(options: dict, replay: core.Replay | None = None) -> dict:
     """Fill in the base's values for options that are None."""
-    base = bases.make_base(options["base"], options)
-    return networks.choose_sizes(base, options)
+    base, strategy = bases.make_base(options["base"]), dict(options["strategy"])
+    make = strategies.find_make(strategy["name"])
+    strategy = schema.defaults(make) | strategy
+    filled = networks.choose_sizes(base, options)
+    return filled | {"strategy": strategy | networks.choose_sizes(base, strategy)}
 
 
-@schema.checked(
-    "config.method",
-    schema.Further(_choose_functions, _list_functions),
-    fill=_fill_from_base,
-)
+@schema.checked("config.method", fill=_fill_from_base)
 @schema.debug(hidden_dim=16, output_dim=8)
 def make(
     parts: core.Parts,
     *,
-    base: str = "mocov2plus",
-    strategy: str = "finetune",
+    base: bases.BaseSection = "mocov2plus",
+    strategy: strategies.StrategySection = "finetune",
     hidden_dim: schema.Width | None = None,
     output_dim: schema.Width | None = None,
     hidden_layers: schema.Layers | None = None,
@@ -98,30 +84,30 @@ def make(
     online_head: bool = False,
     head_lr: schema.Positive = 0.1,
     head_form: head.Form = "apart",
-    **options,
 ) -> core.Method:
-    """Make one base under one strategy, each with its own options.
+    """Make one base under one strategy; each is a section with options of its own.
 
     Args:
       parts: what the config builds.
-      base: a name in `bases.BASES`, or a module of your own, "mypackage.mybase".
-      strategy: a name in `strategies.STRATEGIES`, or a module of your own.
+      base: name in `bases.BASES`, or of a module of your own, "mypackage.mybase"; or a
+        section with this name and options of its `make`.
+      strategy: name in `strategies.STRATEGIES`, or of a module of your own; or a
+        section.
       hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
       head_steps: number of first steps of the run in which only the projector, the
         predictors and the prototypes train, for an encoder that comes without them.
       online_head: train a linear head on labels of all classes, see `head.py`.
       head_lr: learning rate of that head.
       head_form: "apart", or "released", whose rows also move the network's statistics.
-      options: of `make` of the base and of the strategy.
 
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
-    spec = bases.make_base(base, options)
-    plan = strategies.make_strategy(strategy, options)
+    spec, plan = bases.make_base(base), strategies.make_strategy(strategy)
+    names = lookup.name_of(base), lookup.name_of(strategy)
     if plan.check is not None:
-        plan.check(base, spec)
-    _check_data(parts, base, spec, strategy, plan)
+        plan.check(names[0], spec)
+    _check_data(parts, names[0], spec, names[1], plan)
     shape = spec.projector._replace(
         hidden_dim=hidden_dim, output_dim=output_dim, hidden_layers=hidden_layers
     )
@@ -162,7 +148,8 @@ def _warn_unread(spec, online_head, of_head) -> None:
     """Warn of options that are set and change nothing."""
     standard = schema.defaults(make)
     unread = [name for name, value in of_head.items() if value != standard[name]]
-    for name in (*spec.unread, *(() if online_head else unread)):
+    of_base = [f"base.{name}" for name in spec.unread]
+    for name in (*of_base, *(() if online_head else unread)):
         logging.warning("config.method.%s has no effect with the other options", name)
 
 
@@ -174,8 +161,8 @@ def _check_data(parts, base, spec, strategy, plan):
     net = tuning.bare_module(parts.encoder)
     if spec.masks and not (isinstance(net, vit.ViT) and net.features != "both"):
         raise ValueError(
-            "config.method.ibot: hides patches of a Vision Transformer; must be 0, or "
-            "config.encoder.name 'vit' with features 'class' or 'mean', and "
+            "config.method.base.ibot: hides patches of a Vision Transformer; must be "
+            "0, or config.encoder.name 'vit' with features 'class' or 'mean', and "
             "config.accumulate 1"
         )
     if spec.strategies is not None:
@@ -213,8 +200,8 @@ def _count_rows(parts, asked: int) -> int:
     """Choose the number of rows of a head that classifies each image by its number."""
     if asked and asked < parts.train_rows:
         raise ValueError(
-            f"config.method.rows={asked}: each of the {parts.train_rows} train images "
-            f"has a row; must be at least {parts.train_rows}"
+            f"config.method.base.rows={asked}: each of the {parts.train_rows} train "
+            f"images has a row; must be at least {parts.train_rows}"
         )
     return asked or max(parts.train_rows, 1)
 
