@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import os
 import pathlib
+import platform
 import runpy
 import sys
 from collections.abc import Sequence
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read it has seen enough, as `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception:
+        return importlib.import_module("jaxcl.config.command").report_bug()
 
 
 def _start_command(words: list[str]) -> int:
@@ -66,7 +69,7 @@ def _start_command(words: list[str]) -> int:
         return 0 if words else 2
     word, *rest = words
     if word == "--version":
-        print(_version())
+        print("\n".join([_version(), *(_versions() if "--verbose" in rest else ())]))
         return 0
     if word not in _COMMANDS:
         near = difflib.get_close_matches(word, _COMMANDS, n=1)
@@ -99,6 +102,15 @@ def _version() -> str:
     found = importlib.import_module("jax").devices()
     jax = f"jax {importlib.metadata.version('jax')}"
     return f"jaxcl {own} ({jax}, {len(found)} x {found[0].device_kind})"
+
+
+def _versions() -> list[str]:
+    """Return the versions that a report of a bug needs, a line each."""
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy")
+    lines = [f"Python {platform.python_version()}, {platform.platform()}"]
+    lines += [f"{name} {importlib.metadata.version(name)}" for name in packages]
+    flags = {x: y for x, y in os.environ.items() if x.startswith(("JAX_", "XLA_"))}
+    return [*lines, *(f"{name}={value}" for name, value in sorted(flags.items()))]
 
 
 def _with_underscores(word: str) -> str:

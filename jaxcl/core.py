@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxcl.errors import Refused
+
 # image u8[B,H,W,C] (or u8[B,V,H,W,C], V crops already cut), label i32[B],
 # index i32[B]; axis 0 of every leaf is the example. In place of image there may be
 # graph, a data.graphs.Graphs; then index is -1 where a slot is empty.
@@ -337,7 +339,7 @@ def misfits(theirs: dict, ours: dict) -> list[tuple[str, str, str]]:
 def check_images(images: jax.Array) -> None:
     """Refuse images that are not of four axes."""
     if images.ndim != 4:
-        raise ValueError(
+        raise Refused(
             f"images.shape={images.shape}: must be [B, H, W, C], with C = 1 for gray"
         )
 
@@ -345,9 +347,7 @@ def check_images(images: jax.Array) -> None:
 def check_views(views: jax.Array, count: int, method: str) -> None:
     """Refuse views [B,V,...] with a number V that the method does not take."""
     if views.shape[1] != count:
-        raise ValueError(
-            f"config.augment.views={views.shape[1]}: {method} takes {count}"
-        )
+        raise Refused(f"config.augment.views={views.shape[1]}: {method} takes {count}")
 
 
 def check_choice(field: str, value, allowed) -> None:
@@ -356,7 +356,7 @@ def check_choice(field: str, value, allowed) -> None:
         return
     near = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=2)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise ValueError(
+    raise Refused(
         f"{field}={value!r}: allowed are {', '.join(map(str, allowed))}{hint}"
     )
 

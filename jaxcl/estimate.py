@@ -30,6 +30,7 @@ from ml_collections import config_flags
 from jaxcl import sharding
 from jaxcl.config import build, command
 from jaxcl.data import stand_in, storage
+from jaxcl.errors import Refused
 from jaxcl.run import cost, job
 
 # Chips and targets
@@ -79,7 +80,7 @@ def parse_target(text: str) -> Target:
     TPUs: v5e:2x4, v5p:2x2x1; v5e is one chip. GPUs: h200:8; h200:2x8 are two machines.
 
     Raises:
-      ValueError: there is no such chip or slice; the message lists those that exist.
+      Refused: there is no such chip or slice; the message lists those that exist.
     """
     name, _, sides = text.strip().partition(":")
     chip, counts = CHIPS.get(name), []
@@ -93,21 +94,21 @@ def parse_target(text: str) -> Target:
         machines, each = [1, *counts][-2:]
         return Target(chip, f"1x{machines}x{each}", whole)
     allowed = [f"{k}:{x.slice or 8}" for k, x in CHIPS.items() if x.slice or x.gpu]
-    raise ValueError(f"--target={text}: must look like {', '.join(allowed)}")
+    raise Refused(f"--target={text}: must look like {', '.join(allowed)}")
 
 
 def compiler(target: Target) -> str:
     """Name the package that compiles for a target, and its version.
 
     Raises:
-      ValueError: it is not installed; the message says how to install it.
+      Refused: it is not installed; the message says how to install it.
     """
     cuda = "jax-cuda13-plugin", "jax-cuda12-plugin"
     for name in ("libtpu",) if target.chip.slice else cuda:
         if importlib.util.find_spec(name.replace("-", "_")):
             return f"{name} {importlib.metadata.version(name)}"
     extra = "tpu-compiler" if target.chip.slice else "gpu-compiler"
-    raise ValueError(f"--target: its compiler is missing, pip install 'jaxcl[{extra}]'")
+    raise Refused(f"--target: its compiler is missing, pip install 'jaxcl[{extra}]'")
 
 
 def devices(target: Target) -> tuple:
@@ -407,7 +408,7 @@ def estimate(
       "error" is its message.
 
     Raises:
-      ValueError: the config is wrong, or does not state the classes of its data.
+      Refused: the config is wrong, or does not state the classes of its data.
     """
     began = time.monotonic()
     sections = (config.get(name, {}) for name in ("data", "scenario", "augment"))
@@ -529,7 +530,7 @@ def main(argv: list[str]) -> int:
             jax.config.update("jax_platforms", "cpu")
         sizes = {"classes": values.classes, "rows": values.rows}
         found, chip = estimate(values.config, target, **sizes)
-    except (ValueError, OSError) as error:
+    except (Refused, OSError) as error:
         return command.complain(error)
     if values.json:
         storage.write_json(values.json, found | {"compiler": by})

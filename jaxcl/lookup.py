@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from jaxcl import core
+from jaxcl.errors import Refused
 
 
 def find_function(choices: dict, section, field: str):
@@ -23,7 +24,7 @@ def find_function(choices: dict, section, field: str):
       field: its path, for messages ("config.encoder").
 
     Raises:
-      ValueError: there is no such function.
+      Refused: there is no such function.
     """
     section = dict(section)
     name, field = section.pop("name", None), f"{field}.name"
@@ -33,7 +34,7 @@ def find_function(choices: dict, section, field: str):
     package, _, function = name.rpartition(".")
     found = getattr(_import_module(package, name, field), function, None)
     if not callable(found):
-        raise ValueError(
+        raise Refused(
             f"{field}={name!r}: {package} has no function {function!r}; must be "
             f"package.module.function, or one of {', '.join(choices)}"
         )
@@ -50,7 +51,7 @@ def find_module(package: str, name: str, field: str):
       field: for messages.
 
     Raises:
-      ValueError: there is none, or it has no `make`.
+      Refused: there is none, or it has no `make`.
     """
     if _is_foreign(name):
         return _import_own_module(name, field)
@@ -71,7 +72,7 @@ def find_entry(choices: Mapping[str, Any], name: str, field: str) -> Any:
       field: its path, for messages ("config.method.base").
 
     Raises:
-      ValueError: there is neither; the message has the nearest names.
+      Refused: there is neither; the message has the nearest names.
     """
     if _is_foreign(name):
         return _import_own_module(name, field).make
@@ -82,7 +83,7 @@ def find_entry(choices: Mapping[str, Any], name: str, field: str) -> Any:
 def check_made(found: Any, kind: type, name: str, field: str) -> Any:
     """Return the result of a `make`; refuse a result that is not such a record."""
     if not isinstance(found, kind):
-        raise ValueError(
+        raise Refused(
             f"{field}={name!r}: `make` returns a {type(found).__name__}; must be a "
             f"{kind.__module__}.{kind.__name__}"
         )
@@ -98,7 +99,7 @@ def _import_own_module(name, field):
     """Import a module of the user's own package that has `make`."""
     found = _import_module(name, name, field)
     if not hasattr(found, "make"):
-        raise ValueError(f"{field}={name!r}: the module has no function `make`")
+        raise Refused(f"{field}={name!r}: the module has no function `make`")
     return found
 
 
@@ -126,7 +127,7 @@ def _import_module(path, name, field):
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(
+        raise Refused(
             f"{field}={name!r}: no module {error.name!r}; Python must find it where "
             "the command runs"
         ) from error

@@ -3,7 +3,7 @@
 Options are overridden as `--config.method.temperature=0.1`. Give the command again to
 resume an interrupted run. If `config.checkpoint` names a run, its encoder is evaluated
 and nothing is trained, see configs/transfer.py. Exit codes: 0 finished, 1 failed, 2 the
-command or config is wrong, 75 stopped by a signal and saved.
+command or config is wrong, 70 a bug of jaxcl, 75 stopped by a signal and saved.
 """
 
 import jax

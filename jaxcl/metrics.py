@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core
+from jaxcl.errors import Refused
 
 
 def _square(matrix):
     matrix = np.asarray(matrix, np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
-        raise ValueError(f"matrix has shape {matrix.shape}, allowed is [T, T], T >= 1")
+        raise Refused(f"matrix has shape {matrix.shape}, allowed is [T, T], T >= 1")
     return matrix
 
 
@@ -44,7 +45,7 @@ def average_accuracy(matrix) -> float:
       float.
 
     Raises:
-      ValueError: if `matrix` is not square.
+      Refused: if `matrix` is not square.
     """
     return _mean(_square(matrix)[-1])
 
@@ -59,7 +60,7 @@ def average_accuracy_per_task(matrix) -> np.ndarray:
       f64[T].
 
     Raises:
-      ValueError: if `matrix` is not square.
+      Refused: if `matrix` is not square.
     """
     matrix = _square(matrix)
     return np.array([_mean(row[: t + 1]) for t, row in enumerate(matrix)])
@@ -79,7 +80,7 @@ def forgetting(matrix) -> float:
       float, nan if T = 1.
 
     Raises:
-      ValueError: if `matrix` is not square.
+      Refused: if `matrix` is not square.
     """
     matrix = _square(matrix)
     if len(matrix) == 1:
@@ -100,7 +101,7 @@ def stability(matrix) -> float:
       float, nan if T = 1 or where a task has no earlier cell.
 
     Raises:
-      ValueError: if `matrix` is not square.
+      Refused: if `matrix` is not square.
     """
     matrix = _square(matrix)
     if len(matrix) == 1:
@@ -125,12 +126,12 @@ def plasticity(matrix, finetune) -> float:
       float, nan if T = 1.
 
     Raises:
-      ValueError: if `matrix` is not square or `finetune` not of its length.
+      Refused: if `matrix` is not square or `finetune` not of its length.
     """
     matrix = _square(matrix)
     finetune = np.asarray(finetune, np.float64)
     if finetune.shape != matrix.shape[:1]:
-        raise ValueError(
+        raise Refused(
             f"finetune has shape {finetune.shape}, allowed is {matrix.shape[:1]}"
         )
     gain = matrix - finetune

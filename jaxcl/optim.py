@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import schema
+from jaxcl.errors import Refused
 
 # Added to what is divided by: 0 would make 0 / 0 of a gradient that is 0.
 Epsilon = Annotated[float, schema.Range(least=1e-30)]
@@ -29,7 +30,7 @@ def _matrices(params):
 
 def _momentum(momentum, nesterov):
     if nesterov and not momentum:
-        raise ValueError(
+        raise Refused(
             "config.optimizer.nesterov=True: looks ahead by the momentum, which is 0; "
             "must be False"
         )
@@ -67,7 +68,7 @@ def sgd(
       optax.GradientTransformationExtraArgs; `lr` is accepted and not used.
 
     Raises:
-      ValueError: for a value out of its range.
+      Refused: for a value out of its range.
     """
     return optax.chain(_decay(weight_decay, exclude_1d), _momentum(momentum, nesterov))
 
@@ -104,7 +105,7 @@ def lars(
       optax.GradientTransformationExtraArgs.
 
     Raises:
-      ValueError: for a value out of its range; TypeError from `update` if `clip`
+      Refused: for a value out of its range; TypeError from `update` if `clip`
         is on and `lr` is not given.
     """
 
@@ -155,7 +156,7 @@ def adam(
       optax.GradientTransformationExtraArgs; `lr` is accepted and not used.
 
     Raises:
-      ValueError: for a value out of its range.
+      Refused: for a value out of its range.
     """
     moments, decay = optax.scale_by_adam(b1, b2, eps), _decay(weight_decay, exclude_1d)
     return optax.chain(*((moments, decay) if decoupled else (decay, moments)))
@@ -197,7 +198,7 @@ def by_leaf(
 
 def _require(condition, name, value, allowed):
     if not condition:
-        raise ValueError(f"config.schedule.{name}={value}: must be {allowed}")
+        raise Refused(f"config.schedule.{name}={value}: must be {allowed}")
 
 
 def _check_base(base):
@@ -224,7 +225,7 @@ def constant(base: schema.Weight) -> Callable:
       progress f32[] -> f32[].
 
     Raises:
-      ValueError: if `base` is negative.
+      Refused: if `base` is negative.
     """
     _check_base(base)
     return lambda progress: jnp.full_like(progress, base, dtype=jnp.float32)
@@ -261,7 +262,7 @@ def warmup_cosine(
       progress f32[] -> f32[].
 
     Raises:
-      ValueError: for a value out of its range.
+      Refused: for a value out of its range.
     """
     _check_base(base)
     fits = warmup_epochs < epochs
@@ -297,7 +298,7 @@ def cosine(
       progress f32[] -> f32[].
 
     Raises:
-      ValueError: for a value out of its range.
+      Refused: for a value out of its range.
     """
     return warmup_cosine(
         base, epochs=epochs, warmup_epochs=0, end=end, per_epoch=per_epoch
@@ -325,7 +326,7 @@ def step_decay(
       progress f32[] -> f32[].
 
     Raises:
-      ValueError: for a value out of its range.
+      Refused: for a value out of its range.
     """
     _check_base(base)
     for milestone in milestones:
@@ -372,7 +373,7 @@ def ramped_cosine(
       progress f32[] -> f32[].
 
     Raises:
-      ValueError: for a value out of its range.
+      Refused: for a value out of its range.
     """
     _check_base(base)
     fits = warmup_epochs <= epochs

@@ -25,14 +25,11 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from jaxcl import core, lookup
+from jaxcl.errors import Refused
 
 F = TypeVar("F", bound=Callable)
 # A step computes with these: beyond them a number is infinite, or another one.
 _LARGEST = {int: 2**31 - 1, float: float(np.finfo(np.float32).max)}
-
-
-class Refused(ValueError):
-    """Raised for a config that turns out wrong after the run began."""
 
 
 class Range(NamedTuple):
@@ -338,7 +335,7 @@ def check_arguments(function, values: Mapping[str, Any], field: str) -> None:
       field: their path, for messages ("config.method").
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     for name, option in _signature(function).items():
         if name in values and not (values[name] is None is option.default):
@@ -388,7 +385,7 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
       option: whose default a message may name.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     kinds = _union_members(annotation)
     # A word among numbers or sections: its message names these, too.
@@ -401,7 +398,7 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
             return _check_kind(value, kind, field)
     default = option.default if option else NONE
     said = "" if default is NONE else f"; default {default!r}"
-    raise ValueError(f"{field}={value!r}: must be {allowed(annotation)}{said}")
+    raise Refused(f"{field}={value!r}: must be {allowed(annotation)}{said}")
 
 
 def _union_members(annotation) -> list:
@@ -444,7 +441,7 @@ def _check_kind(value, kind, field) -> None:
     if plain in _NUMBERS:
         refusals = (_number_refusal(value, plain, *(rules or (Range(),))),)
     if wrong := next(filter(None, refusals), ""):
-        raise ValueError(f"{field}={value!r}: must be {wrong}")
+        raise Refused(f"{field}={value!r}: must be {wrong}")
     if plain in _LISTS and inner:
         _check_entries(value, inner, field)
 
@@ -466,7 +463,7 @@ def _check_entries(values, kinds, field) -> None:
     if kinds[-1] is Ellipsis or len(kinds) == 1:
         kinds = kinds[:1] * len(values)
     if len(values) != len(kinds):
-        raise ValueError(f"{field}={values!r}: must have {len(kinds)} entries")
+        raise Refused(f"{field}={values!r}: must have {len(kinds)} entries")
     for number, (value, kind) in enumerate(zip(values, kinds, strict=True)):
         check_value(value, kind, f"{field}[{number}]")
 
@@ -492,7 +489,7 @@ def options(
       others: functions that the section might pick instead, by their names in messages.
 
     Raises:
-      ValueError: an unknown key (with the nearest ones), a value that its annotation
+      Refused: an unknown key (with the nearest ones), a value that its annotation
         does not allow, or a missing key that has no default.
     """
     section = nest_options(function, dict(section.items()), field)
@@ -506,7 +503,7 @@ def options(
             _refuse_unknown(option, known, takers, field)
     for option in options:
         if option.value is NONE:
-            raise ValueError(f"{option.path}: missing, and it has no default")
+            raise Refused(f"{option.path}: missing, and it has no default")
     asked = {option.name: option.value for option in options if option.asked}
     return asked | read_choices(function, asked, field)
 
@@ -534,7 +531,7 @@ def read_choices(function, section: Mapping[str, Any], field: str) -> dict:
 def _refuse_unknown(option, known, takers, field):
     """Raise an error about an option that does not exist, with the nearest ones."""
     if takers:
-        raise ValueError(
+        raise Refused(
             f"{option.path}={option.value!r}: an option of {' and '.join(takers)}, "
             f"which {field} does not choose; leave it out"
         )
@@ -542,7 +539,7 @@ def _refuse_unknown(option, known, takers, field):
     hint = f"allowed are {', '.join(sorted(known)) or 'none'}"
     if near:
         hint = f"did you mean {' or '.join(near)}? All: jaxcl options CONFIG --all"
-    raise ValueError(f"{option.path}: no such option; {hint}")
+    raise Refused(f"{option.path}: no such option; {hint}")
 
 
 def defaults(function: Callable | tuple[Callable, ...]) -> dict:

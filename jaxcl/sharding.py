@@ -12,6 +12,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxcl.errors import Refused
+
 AXIS = "data"  # of a mesh; rows of a batch are split over it
 MODEL = "model"  # its other axis; weights of a Vision Transformer are split over it
 # End of a leaf's path -> its axis that is split, from the last: heads of the attention,
@@ -66,7 +68,7 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
         axis for them.
 
     Raises:
-      ValueError: `num_devices` is not between 1 and the number of devices.
+      Refused: `num_devices` is not between 1 and the number of devices.
     """
     elsewhere = _ELSEWHERE.get()
     described = elsewhere is not None and elsewhere.devices
@@ -74,12 +76,12 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
     count = len(devices) if num_devices is None else num_devices
     if not 1 <= count <= len(devices):
         field = "config.devices" if model == 1 else "config.mesh: data * model"
-        raise ValueError(
+        raise Refused(
             f"{field}={count}: allowed are 1 to {len(devices)} "
             f"({devices[0].platform}) or None for all"
         )
     if model > 1 and jax.process_count() > 1:
-        raise ValueError(
+        raise Refused(
             f"config.mesh: model={model} splits weights among the devices of one "
             f"process, and there are {jax.process_count()}; must be 1"
         )
@@ -262,11 +264,11 @@ def per_device(name: str, value: int, mesh: Mesh | None) -> int:
     """Return the part of a count that falls to each device; None: there is one.
 
     Raises:
-      ValueError: the devices cannot share it evenly; `name` is for the message.
+      Refused: the devices cannot share it evenly; `name` is for the message.
     """
     count = 1 if mesh is None else sharers(mesh)
     if value < 1 or value % count:
-        raise ValueError(
+        raise Refused(
             f"{name}={value}: must be a positive multiple of the {count} devices "
             "that share the memory"
         )
@@ -282,7 +284,7 @@ def placement(tree, mesh: Mesh):
       tree: arrays or their shapes.
 
     Raises:
-      ValueError: the devices cannot share the rows of a memory evenly.
+      Refused: the devices cannot share the rows of a memory evenly.
     """
 
     def leaf_sharding(path, node):
@@ -334,7 +336,7 @@ def check_batch(batch_size: int, mesh: Mesh) -> None:
     if batch_size % (count := sharers(mesh)):
         below = batch_size // count * count
         near = " or ".join(str(x) for x in (below, below + count) if x)
-        raise ValueError(
+        raise Refused(
             f"config.batch_size={batch_size}: must be a multiple of the {count} "
             f"devices of the run, such as {near}; config.devices takes fewer devices"
         )
@@ -382,7 +384,7 @@ def on_each(function, rows: tuple, whole: tuple):
       The function's result, split like `rows`, or whole without rows.
 
     Raises:
-      ValueError: the devices cannot share the rows evenly.
+      Refused: the devices cannot share the rows evenly.
     """
     mesh = current()
     if mesh is None or sharers(mesh) == 1:

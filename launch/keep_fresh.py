@@ -24,6 +24,7 @@ from typing import NamedTuple
 import sweep
 
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.report import numbers
 from jaxcl.run import folder as folder_lib
@@ -80,7 +81,7 @@ def main(argv=None) -> int:
     root = pathlib.Path(options.root)
     try:
         wanted = steps(options)
-    except ValueError as error:
+    except Refused as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     for step in wanted:
@@ -169,13 +170,13 @@ def steps(options) -> list[Step]:
 def sets(options) -> dict[str, str]:
     """Name of each set -> its path: "old", and "new" or what several are called.
 
-    Raises ValueError if two of several have one name.
+    Raises Refused if two of several have one name.
     """
     if len(options.new) == 1:
         return {"old": options.old, "new": options.new[0]}
     new = {pathlib.Path(path).stem: path for path in options.new}
     if len(new) < len(options.new) or "old" in new:
-        raise ValueError(f"--new {options.new}: must have names of their own, not old")
+        raise Refused(f"--new {options.new}: must have names of their own, not old")
     return {"old": options.old, **new}
 
 

@@ -22,6 +22,7 @@ from etils import epath
 
 from jaxcl import schema
 from jaxcl.data import scenarios, storage
+from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.report import numbers as numbers_lib
 from jaxcl.run import results as results_lib
@@ -76,7 +77,7 @@ def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[
       scalar: as under "eval" in metrics.jsonl.
 
     Raises:
-      ValueError: it holds no run, or a run is not finished, did not count epochs, or
+      Refused: it holds no run, or a run is not finished, did not count epochs, or
         did not measure the scalar after every epoch.
     """
     workdir, runs = epath.Path(workdir), []
@@ -85,19 +86,19 @@ def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[
         path = folder / "config.json"
         path = path if path.exists() else workdir / "config.json"
         if not path.exists():
-            raise ValueError(f"{where}: must be a run directory: no config.json")
+            raise Refused(f"{where}: must be a run directory: no config.json")
         config = storage.read_object(path)
         done = (folder / results_lib.RESULTS).exists()
         results = (
             results_lib.read_results(folder) if done else results_lib.empty_results(0)
         )
         if results_lib.count_finished(results) <= task:
-            raise ValueError(f"{where}: not finished: it has no results of task {task}")
+            raise Refused(f"{where}: not finished: it has no results of task {task}")
         found = results.get("convergence", {}).get(str(task))
         patience = config.get("patience", 0)
         if not found or found["best"] is None:
             told = f"{where}: no convergence of task {task}"
-            raise ValueError(f"{told}: config.patience was {patience}")
+            raise Refused(f"{told}: config.patience was {patience}")
         scenario = schema.defaults(scenarios.growth) | config.get("scenario", {})
         growth = scenario["growth"] if scenario.get("name") == "growth" else None
         late = found["last"]["number"] - found["best"]["number"]
@@ -119,7 +120,7 @@ def _epochs(where, rows, task, scalar) -> list[Epoch]:
         value = evals.get(row["step"], {scalar: []})[scalar]
         if isinstance(value, list):  # of a matrix, or missing
             told = f"{where}: no scalar {scalar} at epoch {number} of task {task}"
-            raise ValueError(f"{told}: config.eval_epochs must be 1")
+            raise Refused(f"{told}: config.eval_epochs must be 1")
         value = math.inf if value is None else value
         epochs.append(
             Epoch(number, row["time"]["train"], row["epoch"]["passes"], value)
@@ -142,7 +143,7 @@ def target(baseline: Run, within: float, frozen: Run | None = None) -> float:
     value, still = at_best(baseline), at_best(frozen) if frozen else 0.0
     for run in (baseline, frozen):
         if run and not math.isfinite(at_best(run)):
-            raise ValueError(f"{run.folder}: the best epoch has no finite scalar")
+            raise Refused(f"{run.folder}: the best epoch has no finite scalar")
     return value + within * (max(still - value, 0.0) if frozen else abs(value))
 
 
@@ -226,7 +227,7 @@ def compared(
       [{"growth": number or None, "runs": name -> `summary`}].
 
     Raises:
-      ValueError: a name is unknown; the baseline or `frozen` lacks a growth or a seed
+      Refused: a name is unknown; the baseline or `frozen` lacks a growth or a seed
         of another name; or two runs of a name have the same growth and seed.
     """
     groups: dict = {}
@@ -234,13 +235,13 @@ def compared(
         mine = groups.setdefault(run.growth, {}).setdefault(run.name, {})
         if run.seed in mine:
             told = f"its growth and seed are those of {mine[run.seed].folder}"
-            raise ValueError(f"{run.name}={run.folder}: {told}")
+            raise Refused(f"{run.name}={run.folder}: {told}")
         mine[run.seed] = run
     references = {"baseline": baseline, "frozen": frozen or baseline}
     for run, (option, name) in itertools.product(runs, references.items()):
         if run.seed not in groups[run.growth].get(name, {}):
             told = f"--{option}={name} has no seed {run.seed} at growth {run.growth}"
-            raise ValueError(f"{run.name}={run.folder}: {told}")
+            raise Refused(f"{run.name}={run.folder}: {told}")
     entries = []
     for growth, group in sorted(groups.items(), key=lambda own: own[0] or 0.0):
         still, summaries = group.get(frozen, {}), {}
@@ -349,7 +350,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; exit code 2 if an argument is wrong or a run lacks something."""
     try:
         _compare(parser().parse_args(argv))
-    except (ValueError, OSError) as error:
+    except (Refused, OSError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     return 0
@@ -363,10 +364,10 @@ def _compare(options) -> None:
     for argument in options.runs:
         name, _, workdir = argument.partition("=")
         if not (name and workdir):
-            raise ValueError(f"{argument}: must be NAME=DIR")
+            raise Refused(f"{argument}: must be NAME=DIR")
         runs += read(name, workdir, task=options.task, scalar=options.scalar)
     if options.plot and any(run.growth is None for run in runs):
-        raise ValueError(f"--plot={options.plot}: must be of runs with a growth")
+        raise Refused(f"--plot={options.plot}: must be of runs with a growth")
     setting = {x: getattr(options, x) for x in ("baseline", "within", "frozen")}
     scalars = options.scalars.split(",")
     groups = compared(runs, scalars=scalars, **setting)

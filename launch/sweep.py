@@ -29,6 +29,7 @@ from typing import NamedTuple
 from etils import epath
 
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 from jaxcl.run import lock, seeds
 from jaxcl.run import results as results_lib
 
@@ -74,16 +75,16 @@ def expand(options) -> list[Run]:
     """Every run of the sweep, the last option varying fastest, seeds still faster.
 
     Raises:
-      ValueError: an option is not allowed, or two runs would share a directory.
+      Refused: an option is not allowed, or two runs would share a directory.
     """
     axes = []
     for path, *values in options.vary:
         if not re.fullmatch(r"config(\.\w+)+", path) or not values:
-            raise ValueError(
+            raise Refused(
                 f"--vary {path} {' '.join(values)}: must be config.PATH and values"
             )
         if path in ("config.seed", "config.seeds"):
-            raise ValueError(f"--vary {path}: --seeds has them")
+            raise Refused(f"--vary {path}: --seeds has them")
         axes.append([(path, value) for value in values])
     runs = []
     for config, *chosen in itertools.product(options.config, *axes):
@@ -94,7 +95,7 @@ def expand(options) -> list[Run]:
     places = [os.fspath(run.folder) for run in runs]
     twice = [place for place in places if places.count(place) > 1]
     if twice:
-        raise ValueError(f"{twice[0]}: two runs of the sweep are the same")
+        raise Refused(f"{twice[0]}: two runs of the sweep are the same")
     return runs
 
 
@@ -279,14 +280,14 @@ def main(argv=None) -> int:
 def _main(options, locks) -> int:
     try:
         if options.jobs < 1:
-            raise ValueError(f"--jobs={options.jobs}: must be 1 or more")
+            raise Refused(f"--jobs={options.jobs}: must be 1 or more")
         if options.run and "://" in options.root:
-            raise ValueError(f"--root={options.root}: --run wants a disk, for its logs")
+            raise Refused(f"--root={options.root}: --run wants a disk, for its logs")
         runs = expand(options)
         if options.run and not options.dry_run:
             locks.callback(lock.acquire(options.root).release)
         left = [run for run in runs if options.all or not finished(run.folder)]
-    except (ValueError, OSError, lock.LockHeldError) as error:
+    except (Refused, OSError, lock.LockHeldError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     if len(left) < len(runs):

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from etils import epath
 
+from jaxcl.errors import Refused
 from jaxcl.report import compare
 from jaxcl.report import runs as runs_lib
 from jaxcl.run import results as results_lib
@@ -68,7 +69,7 @@ def read_runs(given: list[str]) -> tuple[dict[str, runs_lib.RunGroup], list[str]
       given: directories, or NAME=DIR.
 
     Raises:
-      ValueError: a directory holds no run, no finished one, or a name comes twice.
+      Refused: a directory holds no run, no finished one, or a name comes twice.
     """
     runs, notes = {}, []
     for text in given:
@@ -79,7 +80,7 @@ def read_runs(given: list[str]) -> tuple[dict[str, runs_lib.RunGroup], list[str]
         run = runs_lib.read_run(place)
         name = name or run.name
         if name in runs:
-            raise ValueError(f"{text}: there is a run {name} already; give NAME=DIR")
+            raise Refused(f"{text}: there is a run {name} already; give NAME=DIR")
         whole = {seed: one for seed, one in run.results.items() if _whole(one)}
         begun = {seed for seed in run.results if seed not in whole}
         begun |= {*seeds.folders(place)} - {*run.results}
@@ -87,7 +88,7 @@ def read_runs(given: list[str]) -> tuple[dict[str, runs_lib.RunGroup], list[str]
             listed = ", ".join(map(str, sorted(begun)))
             notes.append(f"{name}: left out, not finished: seed {listed}")
         if not whole:
-            raise ValueError(f"{text}: no run in it is finished")
+            raise Refused(f"{text}: no run in it is finished")
         runs[name] = dataclasses.replace(run, name=name, results=whole)
     return runs, notes
 
@@ -105,7 +106,7 @@ def read_paper(given: list[str], *, matrix, measure) -> dict[tuple, Number]:
       measure: the same.
 
     Raises:
-      ValueError: a number without a name, matrix or measure, or two for one cell.
+      Refused: a number without a name, matrix or measure, or two for one cell.
     """
     found = {}
     for text in given:
@@ -114,7 +115,7 @@ def read_paper(given: list[str], *, matrix, measure) -> dict[tuple, Number]:
         else:
             name, _, value = text.rpartition("=")
             if matrix is None:
-                raise ValueError(
+                raise Refused(
                     f"--paper {text}: of which evaluator? --matrix=NAME is missing"
                 )
             rows = [{"name": name, "matrix": matrix, "measure": measure}]
@@ -123,10 +124,10 @@ def read_paper(given: list[str], *, matrix, measure) -> dict[tuple, Number]:
             where = f"--paper {text}, row {number}"
             lacking = [key for key in (*FIELDS, "value") if not str(row.get(key) or "")]
             if lacking:
-                raise ValueError(f"{where}: has no {lacking[0]}")
+                raise Refused(f"{where}: has no {lacking[0]}")
             key = tuple(row[field] for field in FIELDS)
             if key in found:
-                raise ValueError(f"{where}: a second number of {' '.join(key)}")
+                raise Refused(f"{where}: a second number of {' '.join(key)}")
             std = row.get("std")
             std = None if std in (None, "") else _number(where, "std", std)
             found[key] = Number(_number(where, "value", row["value"]), std)
@@ -139,17 +140,17 @@ def _rows(path: str) -> list[dict]:
         return list(csv.DictReader(io.StringIO(text)))
     rows = json.loads(text)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"--paper {path}: must be a list of objects")
+        raise Refused(f"--paper {path}: must be a list of objects")
     return rows
 
 
 def _number(where: str, field: str, text) -> float:
     try:
         value = float(text)
-    except (TypeError, ValueError):
+    except (TypeError, Refused):
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{where}: {field}={text}: must be a number")
+        raise Refused(f"{where}: {field}={text}: must be a number")
     return value
 
 
@@ -220,7 +221,7 @@ def table(options) -> tuple[list[Cell], list[str]]:
     """The cells, and notes about what is not in them.
 
     Raises:
-      ValueError: a run cannot be read, or no run has a matrix or measure.
+      Refused: a run cannot be read, or no run has a matrix or measure.
     """
     runs, notes = read_runs(options.runs)
     given = options.matrix
@@ -236,11 +237,11 @@ def table(options) -> tuple[list[Cell], list[str]]:
                 known.setdefault(name, {}).update(measured)
     for name in given or ():
         if name not in known:
-            raise ValueError(f"--matrix={name}: allowed are {', '.join(known)}")
+            raise Refused(f"--matrix={name}: allowed are {', '.join(known)}")
     for measure in options.measure:
         if not any(measure in measured for measured in known.values()):
             allowed = sorted(set().union(*known.values()))
-            raise ValueError(f"--measure={measure}: allowed are {', '.join(allowed)}")
+            raise Refused(f"--measure={measure}: allowed are {', '.join(allowed)}")
     cells = [
         cell(run, matrix, measure, paper)
         for run in runs.values()
@@ -293,7 +294,7 @@ def main(argv=None) -> int:
             epath.Path(options.out).write_text(text + "\n")
         if options.csv:
             epath.Path(options.csv).write_text(as_csv(cells))
-    except (ValueError, OSError) as error:
+    except (Refused, OSError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     return 0

@@ -4,8 +4,10 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
+from jaxcl import cli, core, errors
 from jaxcl.config import command
 from jaxcl.data import storage
+from jaxcl.report import compare
 from jaxcl.update import command as update
 
 
@@ -75,3 +77,49 @@ def test_a_damaged_file_met_on_the_way_is_one_line(capsys):
 
     assert command.run_until_signal(lambda: None, work) == 1
     assert capsys.readouterr().err == "jaxcl: results.json: it is damaged\n"
+
+
+@pytest.mark.parametrize(
+    "error, code, lines",
+    [
+        (errors.Refused("config.x", 3, "must be 4"), 2, 1),
+        (FileNotFoundError("images/a.png"), 2, 1),
+        # As a failing zip(strict=True) inside jaxcl: no mistake of the user.
+        (ValueError("zip() argument 2 is longer"), command.BUG, 3),
+        (TypeError("unexpected keyword"), command.BUG, 3),
+    ],
+)
+def test_a_mistake_is_told_in_a_line_and_a_bug_with_its_traceback(
+    capsys, error, code, lines
+):
+    def make():
+        raise error
+
+    assert command.run_until_signal(make, lambda *_: None) == code
+    text = capsys.readouterr().err
+    assert str(error) in text and len(text.splitlines()) >= lines
+    assert ("Traceback" in text) == (code == command.BUG)
+    assert (len(text.splitlines()) == 1) == (code == 2)
+
+
+def test_every_command_shows_a_bug(capsys, monkeypatch):
+    def fail(*_):
+        raise ValueError("inside")
+
+    monkeypatch.setattr(compare, "main", fail)
+    assert cli.main(["compare", "a"]) == command.BUG
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_report_has_all_versions(capsys):
+    assert cli.main(["--version", "--verbose"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("jaxcl", "jaxlib", "flax", "Python"))
+
+
+def test_what_is_refused_names_field_value_and_advice():
+    error = errors.Refused("config.x", "a", "must be b", "type --config.x=b")
+    assert isinstance(error, ValueError) and error.field == "config.x"
+    words = ("config.x='a'", "must be b", "type --config.x=b")
+    assert all(word in str(error) for word in words)
+    assert core.Refused is errors.Refused

@@ -14,8 +14,9 @@ from sklearn import datasets
 
 import jaxcl
 from helpers import config_files, toy
-from jaxcl.api import errors, inputs, result
+from jaxcl import errors
 from jaxcl.api import fit as fitting
+from jaxcl.api import inputs, result
 from jaxcl.config import build
 from jaxcl.data import identity
 from jaxcl.run import folder as folder_lib

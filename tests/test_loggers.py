@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from jaxcl import schema
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 from jaxcl.run import loggers, record
 from jaxcl.run import rows as rows_lib
 
@@ -178,7 +178,7 @@ def test_a_board_that_does_not_begin(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", fake)
     (make,) = loggers.makers("wandb")
     other = FakeLogger()
-    with pytest.raises(schema.Refused, match="WANDB"):
+    with pytest.raises(Refused, match="WANDB"):
         open_recorder(tmp_path, (lambda *_: other, make))
     assert other.closed
     monkeypatch.setitem(sys.modules, "wandb", None)

@@ -16,8 +16,8 @@ from sklearn import datasets
 
 import jaxcl
 from helpers import run_directories, toy
-from jaxcl import schema
 from jaxcl.config import build, own_images
+from jaxcl.errors import Refused
 from jaxcl.run import checkpoint, finish, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import adapters, drift, lineage
@@ -579,6 +579,6 @@ def test_without_an_accuracy_no_limit_is_kept(matrices, tmp_path, monkeypatch):
     def measure(made, stop):
         update_command.measure_accuracies(work, made, "before", stop)
 
-    with pytest.raises(schema.Refused, match="--test"):
+    with pytest.raises(Refused, match="--test"):
         measure("judging", lambda: False)
     assert update_command.measure_accuracies(work, None, "before", None) == {}

@@ -18,10 +18,11 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl import lookup
-from jaxcl.api import errors, inputs, result
+from jaxcl import errors, lookup
+from jaxcl.api import inputs, result
 from jaxcl.config import build, own_images, recipe, run_config
 from jaxcl.data import sources
+from jaxcl.errors import Refused
 from jaxcl.methods.two_view import strategies
 from jaxcl.run import finish, folder, signals
 from jaxcl.weights import encoder as encoder_lib
@@ -89,13 +90,13 @@ def fit(
       The run.
 
     Raises:
-      ValueError: an argument is wrong; the message names it and its range.
+      Refused: an argument is wrong; the message names it and its range.
       OSError: images cannot be read, or the directory not written.
       jaxcl.run.train.Interrupted: Ctrl-C; the progress is saved.
       jaxcl.run.metrics_log.Diverged: the loss or a parameter is not finite.
     """
     if not isinstance(options, Mapping | None):
-        raise ValueError(f"options={options!r}: must be a dict, field -> value")
+        raise Refused(f"options={options!r}: must be a dict, field -> value")
     options = options or {}
     read = _make_data_section(images, labels, tasks, test, name)
     begun = isinstance(encoder, encoder_lib.Encoder)
@@ -116,7 +117,7 @@ def fit(
     if not begun:
         _check_strategy(config)
     if config.get("seeds", 1) != 1:
-        raise ValueError(
+        raise Refused(
             f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
             "seed=1 and so on"
         )
@@ -136,12 +137,12 @@ def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
     """Make config.data of the train and evaluation images."""
     domains = None if isinstance(tasks, int | np.integer) else tasks
     if domains is not None and np.ndim(domains) != 1:
-        raise ValueError(
+        raise Refused(
             f"tasks={tasks!r}: must be a whole number from 1, or the task of each image"
         )
     share = test if isinstance(test, int | float) else None
     if share is not None and not 0 <= share < 1:
-        raise ValueError(f"test={test!r}: a share must be from 0 to below 1")
+        raise Refused(f"test={test!r}: a share must be from 0 to below 1")
     train = inputs.make_section(
         images, name=name, labels=labels, domains=domains, test=share
     )
@@ -161,7 +162,7 @@ def _make_config(section, encoder, size, tasks, scenario) -> ml_collections.Conf
         scenario, count = "domain", 1
     else:
         if tasks < 1:
-            raise ValueError(f"tasks={tasks}: must be 1 or more")
+            raise Refused(f"tasks={tasks}: must be 1 or more")
         scenario, count = ("joint" if tasks == 1 else scenario), int(tasks)
     return own_images.config(
         section,
@@ -182,7 +183,7 @@ def _check_strategy(config) -> None:
         return
     strategy = strategies.make_strategy(name)
     if strategy.teacher or strategy.end_task:
-        raise ValueError(
+        raise Refused(
             f"strategy={name!r}: acts from the second task on, and there is one; tasks "
             "must be 2 or more, or the encoder one that is trained already"
         )

@@ -13,6 +13,7 @@ from PIL import Image
 
 from jaxcl.config import own_images
 from jaxcl.data import files, from_huggingface, in_memory, sources, storage
+from jaxcl.errors import Refused
 
 # Arrays, a sequence of images, a Dataset, a path, the name or section of a source.
 Images = Any
@@ -48,7 +49,7 @@ def make_section(
         of the source, a fifth of the labelled images of arrays.
 
     Raises:
-      ValueError: the images are none of these, or both they and `labels` have labels.
+      Refused: the images are none of these, or both they and `labels` have labels.
     """
     class_names = None
     if type(images).__module__.partition(".")[0] == "datasets":
@@ -61,7 +62,7 @@ def make_section(
     if text or isinstance(images, Mapping):
         for field, value in (("labels", labels), ("tasks", domains)):
             if value is not None:
-                raise ValueError(
+                raise Refused(
                     f"{field}: {images!r} says itself what its images are of; labels "
                     "and tasks by image go with arrays"
                 )
@@ -89,7 +90,7 @@ def split_pair(test: Any) -> tuple:
     """Split (images, labels); labels of a path, a section or a source are None."""
     pair = test if isinstance(test, tuple) else (test, None)
     if len(pair) != 2:
-        raise ValueError(f"test: {len(pair)} entries: must be (images, labels)")
+        raise Refused(f"test: {len(pair)} entries: must be (images, labels)")
     return pair
 
 
@@ -100,24 +101,22 @@ def _read_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
     """
     kind, saved = type(dataset).__name__, "or give the path that `save_to_disk` wrote"
     if kind == "DatasetDict":
-        raise ValueError(
+        raise Refused(
             f"{name}: a DatasetDict of {', '.join(dataset)}: give one of them, and in "
             f"test= the evaluation images, {saved}"
         )
     if kind != "Dataset":
-        raise ValueError(
-            f"{name}: datasets.{kind}: must be a datasets.Dataset; {saved}"
-        )
+        raise Refused(f"{name}: datasets.{kind}: must be a datasets.Dataset; {saved}")
     types = {key: type(x).__name__ for key, x in dataset.features.items()}
     pictures = [key for key, x in types.items() if x in ("Image", "Array2D", "Array3D")]
     named = [key for key, x in types.items() if x == "ClassLabel"]
     if not pictures:
-        raise ValueError(
+        raise Refused(
             f"{name}: columns are {', '.join(types)}: must have one of Image, Array2D "
             "or Array3D"
         )
     if getattr(dataset, "format", {}).get("type") == "custom":
-        raise ValueError(
+        raise Refused(
             f"{name}: has a transform (set_transform or with_transform), which is not "
             "applied to what is read; apply it with map, or call reset_format()"
         )
@@ -150,7 +149,7 @@ def _decode_images(name, images) -> list[np.ndarray]:
     """Convert PIL images to arrays, all of them grey or all in colour."""
     modes = {getattr(image, "mode", None) for image in images}
     if odd := modes - {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"}:
-        raise ValueError(
+        raise Refused(
             f"{name}: images of mode {sorted(map(str, odd))[0]}: must be grey or RGB; "
             "see Image.convert of PIL"
         )
@@ -165,7 +164,7 @@ def _stack_images(name, images) -> np.ndarray:
     if hasattr(images, "ndim") or hasattr(images, "__array__"):
         return np.asarray(images)
     if not isinstance(images, Sequence) or not len(images):
-        raise ValueError(
+        raise Refused(
             f"{name}: {type(images).__name__}: must be an array uint8[N, H, W, C], a "
             "list of images, a path, the name of a source, or a section of a config"
         )
@@ -175,7 +174,7 @@ def _stack_images(name, images) -> np.ndarray:
     arrays = [np.asarray(image) for image in images]
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
-        raise ValueError(
+        raise Refused(
             f"{name}: images of {len(shapes)} shapes, such as "
             f"{' and '.join(str(shape) for shape in sorted(shapes)[:2])}; must be of "
             "one. Images of several sizes are read from a folder, or from what "

@@ -103,7 +103,7 @@ def read_command(argv: Sequence[str]) -> tuple[dict, set[str]]:
       argv: "--config=NAME", and overrides.
 
     Raises:
-      ValueError: an argument is wrong.
+      Refused: an argument is wrong.
     """
     given = (re.match(r"--config\.([\w.]+)", word) for word in argv)
     return files.read_config(argv).to_dict(), {found[1] for found in given if found}
@@ -119,7 +119,7 @@ def entries(raw: Mapping, given: set[str]) -> Iterator[OptionEntry]:
       given: fields that the command sets, as "method.temperature".
 
     Raises:
-      ValueError: a section names a function that does not exist, or there is no encoder
+      Refused: a section names a function that does not exist, or there is no encoder
         where the config says.
     """
     whole = dict(raw)

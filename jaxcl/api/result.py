@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import ml_collections
 from etils import epath
 
-from jaxcl.api import errors, inputs
+from jaxcl import errors
+from jaxcl.api import inputs
 from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
+from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
@@ -52,14 +54,14 @@ class Result:
           held: arrays that its config names, see `in_memory.store_set`.
 
         Raises:
-          ValueError: it holds no run that has finished a task.
+          Refused: it holds no run that has finished a task.
         """
         self.folder = os.fspath(folder)
         self._held = list(held)
         self._encoder: tuple[str, encoder_lib.Encoder] | None = None
         where = epath.Path(self.folder) / results_lib.RESULTS
         if not where.exists():
-            raise ValueError(f"{self.folder}: no run in it has finished a task")
+            raise Refused(f"{self.folder}: no run in it has finished a task")
 
     def __repr__(self) -> str:
         """Name the directory, and average accuracies, also those before training."""
@@ -142,7 +144,7 @@ class Result:
           Its card: the network, its inputs, where it comes from.
 
         Raises:
-          ValueError: the folder holds something else.
+          Refused: the folder holds something else.
         """
         return export_lib.export(self.folder, os.fspath(folder), torch=torch)
 
@@ -199,7 +201,7 @@ class Result:
           The verdict. `encoder` is then the new one, if it was accepted.
 
         Raises:
-          ValueError: an argument is wrong; the run is not finished.
+          Refused: an argument is wrong; the run is not finished.
           jaxcl.run.lock.LockHeldError: another update of the run is going on.
         """
         from jaxcl.update import command as update_command

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from jaxcl.errors import Refused
+
 
 def updates(
     per_image: float, images: int, flops: Callable[[int], int | None], name: str
@@ -18,23 +20,23 @@ def updates(
       name: of the method, for messages.
 
     Raises:
-      ValueError: one update costs more, further ones cost nothing, or the FLOPs of a
+      Refused: one update costs more, further ones cost nothing, or the FLOPs of a
         step cannot be counted.
     """
     field = f"config.replay.flops={per_image:g}"
     one, two = flops(1), flops(2)
     if one is None or two is None:
-        raise ValueError(
+        raise Refused(
             f"{field}: the FLOPs of a step of {name!r} cannot be counted here; set "
             "config.replay.updates instead"
         )
     if two <= one:
-        raise ValueError(
+        raise Refused(
             f"{field}: further updates of {name!r} cost nothing; leave it out"
         )
     allowed = per_image * images
     if allowed < one:
-        raise ValueError(
+        raise Refused(
             f"{field}: one update of {name!r} takes {one / images:.4g} for each image; "
             "must be at least that"
         )

@@ -11,6 +11,7 @@ from jaxcl import sharding
 from jaxcl.config import checks, jobs, run_config, sections
 from jaxcl.config import options as options_lib
 from jaxcl.data import identity, stream
+from jaxcl.errors import Refused
 from jaxcl.evals import features
 from jaxcl.run import compile_cache, folder, job, seeds, transfer
 
@@ -28,7 +29,7 @@ def build(
       workdir: the run directory; it must be this config's or new.
 
     Raises:
-      ValueError: a wrong key, type or value, naming it and its range; a
+      Refused: a wrong key, type or value, naming it and its range; a
         run directory that belongs to another config, naming the fields.
       OSError: data are missing or cannot be read; the run
         directory cannot be written.
@@ -74,7 +75,7 @@ def fill_from_encoder(raw: dict) -> dict:
     """Fill in values from the encoder of config.checkpoint or config.start.
 
     Raises:
-      ValueError: there is none, or it does not fit the config.
+      Refused: there is none, or it does not fit the config.
     """
     if raw.get("checkpoint") is not None:
         raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
@@ -104,7 +105,7 @@ def _fill_precision(raw: dict, workdir=None) -> dict:
 def _build_seeds(raw, workdir) -> seeds.SeedRuns:
     """Make the runs of several seeds, each with a directory and a config of its own."""
     if raw.get("checkpoint") is not None:
-        raise ValueError("config.seeds: a checkpoint is evaluated once; must be 1")
+        raise Refused("config.seeds: a checkpoint is evaluated once; must be 1")
     raw = sections.nest_method(raw)
     whole, plain = sections.fill_from_start(raw), options_lib.to_json(raw, "config")
     top = sections.read_top(whole)
@@ -143,12 +144,12 @@ def plan_job(
       one_step: compile one step a call, else as many as a run does.
 
     Raises:
-      ValueError: as `build`, and where the config trains nothing.
+      Refused: as `build`, and where the config trains nothing.
     """
     raw = sections.fill_from_start(_fill_precision(config.to_dict()))
     raw = sections.nest_method(raw)
     if raw.get("checkpoint") is not None:
-        raise ValueError("config.checkpoint: nothing is trained; must be None")
+        raise Refused("config.checkpoint: nothing is trained; must be None")
     off = dict(evaluators={}, plasticity=False, start=None, loggers="")
     off |= {"steps_per_call": 1} if one_step else {}
     top = dataclasses.replace(sections.read_top(raw), **off)
@@ -169,7 +170,7 @@ def restore_frozen(config: ml_collections.ConfigDict) -> jobs.Frozen:
       config: like that of a transfer run; its evaluators are ignored.
 
     Raises:
-      ValueError, OSError: as `build`.
+      Refused, OSError: as `build`.
     """
     raw = fill_from_encoder(_fill_precision(config.to_dict()))
     return jobs.restore_frozen(sections.read_top(raw))

@@ -9,6 +9,7 @@ from etils import epath
 from jaxcl import core, lookup
 from jaxcl.config import files, options, run_config, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
+from jaxcl.errors import Refused
 from jaxcl.run import folder
 from jaxcl.run import results as results_lib
 
@@ -27,7 +28,7 @@ def check_path(top: sections.TopLevel) -> None:
     ways.append("say where it is: --config.data.path=FOLDER")
     if top.name in files.describe_configs():
         ways.append(f"try the config without its data: jaxcl train {top.name}:debug")
-    raise ValueError(
+    raise Refused(
         f"config.data.path={path!r}: no such file or folder. You can "
         f"{'; or '.join(ways)}"
     )
@@ -56,7 +57,7 @@ def check_data(
     if odd := splits.unknown_classes(dataset, tasks.evaluation):
         rows, words = odd
         if rows == stream.count_rows(tasks.evaluation) and judges & _PROBES:
-            raise ValueError(f"config.data: {words}: nothing could be measured")
+            raise Refused(f"config.data: {words}: nothing could be measured")
         warnings.append(f"config.data: {words}")
     if is_first and (known.by_bytes if top.duplicates is None else top.duplicates):
         whole = known if known.by_bytes else identity.identify(dataset, True)
@@ -79,7 +80,7 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
     """
     start, is_after = top.start, top.scenario.get("name") == "after"
     if is_after and (start is None or folder.is_one(start)):
-        raise ValueError(
+        raise Refused(
             "config.scenario.name='after': set config.start to the run directory with "
             "the earlier tasks"
         )
@@ -87,11 +88,11 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
         return
     if folder.is_one(start):
         if train.graphs is not None:
-            raise ValueError(f"config.start={start!r}: it is an encoder of images")
+            raise Refused(f"config.start={start!r}: it is an encoder of images")
         want = folder.read_card(start)["input"]["channels"]
         first = train.load(0) if train.images is None else train.images[0]
         if first.shape[-1] != want:
-            raise ValueError(
+            raise Refused(
                 f"config.start={start!r}: its images have {want} channels, those of "
                 f"config.data have {first.shape[-1]}"
             )
@@ -117,7 +118,7 @@ def found_alone(run: str, plain: dict, method: core.Method) -> dict:
     _check_same(field, run, plain, same)
     found = results_lib.read_results(run) if results_lib.has_results(run) else {}
     if "finetune" not in found:
-        raise ValueError(f"{field}: it has not measured FT_i, or not yet")
+        raise Refused(f"{field}: it has not measured FT_i, or not yet")
     return found["finetune"]
 
 
@@ -125,13 +126,13 @@ def _check_same(field, run, plain, same) -> None:
     """Refuse a run whose config differs from this one in options of these names."""
     path = epath.Path(run) / "config.json"
     if not path.exists():
-        raise ValueError(f"{field}: there is no run in it")
+        raise Refused(f"{field}: there is no run in it")
     configs = (run_config.read_config(path), plain)
     configs = (
         x | {"base": lookup.name_of(x.get("method", {}).get("base"))} for x in configs
     )
     pair = [{name: x[name] for name in same if name in x} for x in configs]
     if changed := options.differences(*pair):
-        raise ValueError(
+        raise Refused(
             f"{field}: a run of another config; they differ in {'; '.join(changed)}"
         )

@@ -4,27 +4,23 @@ import dataclasses
 import difflib
 import re
 import sys
+import traceback
 
 from absl import flags, logging
 
-from jaxcl import schema
 from jaxcl.config import files, sections
-from jaxcl.data import files as files_lib
-from jaxcl.data import storage
+from jaxcl.errors import Refused
 from jaxcl.run import checkpoint, lock, metrics_log, signals, terminal, train
-from jaxcl.run import rows as rows_lib
 
 # What a user can mend: one line says it. Anything else is a bug, with a traceback.
 FAILURES = (
+    Refused,
+    OSError,
     metrics_log.Diverged,
     checkpoint.CheckpointError,
-    rows_lib.Damaged,
     lock.LockLostError,
-    files_lib.Unreadable,
-    schema.Refused,
-    storage.NotJson,
-    OSError,
 )
+BUG = 70  # the exit code, as EX_SOFTWARE of sysexits.h
 
 
 def parse_flags(argv, section="config", define=lambda: None):
@@ -85,26 +81,39 @@ def complain(message, code=2) -> int:
     return code
 
 
+def report_bug() -> int:
+    """Print the present traceback and ask for a report; return the exit code."""
+    traceback.print_exc()
+    return complain(
+        "this is a bug of jaxcl: please report it with the lines above and what "
+        "`jaxcl --version --verbose` prints",
+        code=BUG,
+    )
+
+
 def run_until_signal(make, work) -> int:
     """Prepare a run, and run it until its end or a signal.
 
     Args:
-      make: () -> anything; its ValueError or OSError is the user's to mend, 2.
+      make: () -> anything; its Refused or OSError is the user's to mend, 2.
       work: (what was made, stop: () -> bool) -> exit code or None.
 
     Returns:
-      The exit code: that of `work`, 0 for None; 2, 1 or 75 as in `main`.
+      The exit code: that of `work`, 0 for None; 1, 2, 70 or 75 as in `main`.
     """
     logging.set_verbosity(logging.WARNING)
     # After the distributed runtime has started, which would take SIGTERM for itself.
     with signals.watch_signals(complain) as stop:
-        return _run_made(make, work, stop)
+        try:
+            return _run_made(make, work, stop)
+        except Exception:
+            return report_bug()
 
 
 def _run_made(make, work, stop) -> int:
     try:
         made = make()
-    except (ValueError, OSError, lock.LockHeldError) as error:
+    except (Refused, OSError, lock.LockHeldError) as error:
         return complain(error)
     try:
         return work(made, stop) or 0

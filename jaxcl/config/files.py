@@ -11,6 +11,8 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
+from jaxcl.errors import Refused
+
 _PACKAGE = pathlib.Path(__file__).parents[1]  # jaxcl/
 
 
@@ -49,7 +51,7 @@ def locate(name: str) -> str:
         after a colon, which is kept.
 
     Raises:
-      ValueError: there is no such file; the message has the nearest names.
+      Refused: there is no such file; the message has the nearest names.
     """
     file, colon, word = name.partition(":")
     if pathlib.Path(file).is_file():
@@ -61,7 +63,7 @@ def locate(name: str) -> str:
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
     if pathlib.Path(file).is_dir():
         hint = f" ({file} is a folder: did you mean own_images:{file}?)"
-    raise ValueError(
+    raise Refused(
         f"--config={name}: no file or config has this name{hint}; "
         "`jaxcl list configs` has all"
     )
@@ -105,7 +107,7 @@ def read_config(words: Sequence[str]) -> ml_collections.ConfigDict:
       words: "--config=FILE" or "--config=FILE:WORDS", and overrides.
 
     Raises:
-      ValueError, flags.Error: there is no such file, or a word is wrong.
+      Refused, flags.Error: there is no such file, or a word is wrong.
     """
     argv, values = ["jaxcl", *located_in(words)], flags.FlagValues()
     config_flags.DEFINE_config_file(
@@ -118,5 +120,5 @@ def read_config(words: Sequence[str]) -> ml_collections.ConfigDict:
     )
     left = values(argv)
     if len(left) > 1 or values["config"].value is None:
-        raise ValueError(f"{' '.join(words)!r}: must be a config, and --config.OPTIONs")
+        raise Refused(f"{' '.join(words)!r}: must be a config, and --config.OPTIONs")
     return values["config"].value

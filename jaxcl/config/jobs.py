@@ -13,6 +13,7 @@ import numpy as np
 from jaxcl import core, schema, sharding
 from jaxcl.config import budget, checks, sections
 from jaxcl.data import stream
+from jaxcl.errors import Refused
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import chain
 from jaxcl.run import cost, evaluation, folder, job, loggers, transfer
@@ -32,7 +33,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
       stand_in: a `stream.Dataset` in place of config.data, which is then not read.
 
     Raises:
-      ValueError: a wrong key, type or value, naming it and its range.
+      Refused: a wrong key, type or value, naming it and its range.
       OSError: data are missing or cannot be read.
     """
     # Options
@@ -102,12 +103,12 @@ def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
     """Choose how long the run trains, and how many steps are one call."""
     steps, tasks = job.steps_left(data, 0), len(data.stream.tasks)
     if steps > _MOST_STEPS:
-        raise ValueError(
+        raise Refused(
             f"config.epochs={top.epochs}: makes {steps} steps of config.batch_size="
             f"{top.batch_size}; must be at most {_MOST_STEPS} in all"
         )
     if top.first_tasks is not None and top.first_tasks > tasks:
-        raise ValueError(
+        raise Refused(
             f"config.first_tasks={top.first_tasks}: the scenario has only {tasks} tasks"
         )
     return job.Loop(
@@ -128,7 +129,7 @@ def _make_method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method
     with sharding.use_mesh(mesh):
         method = sections.make_method(top, parts)
     if top.replay and not method.replays:
-        raise ValueError(
+        raise Refused(
             f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
             "leave the section out"
         )
@@ -158,7 +159,7 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
     asked = top.steps_per_call
     if data.graphs:
         if asked not in (None, 1):
-            raise ValueError(
+            raise Refused(
                 f"config.steps_per_call={asked}: batches of graphs have several sizes; "
                 "must be None or 1"
             )
@@ -170,7 +171,7 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
     if asked != "task":
         return asked
     if not data.resident:
-        raise ValueError(
+        raise Refused(
             "config.steps_per_call='task': one call would need the images of a whole "
             "task; must be a number if images stream from the host"
         )

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxcl import core, lookup, schema
 from jaxcl.config import sections
+from jaxcl.errors import Refused
 from jaxcl.nets import tuning
 
 RESOLVED = "resolved.json"
@@ -52,7 +53,7 @@ def iterate_options(
       replay: the values of config.replay, for options that depend on it.
 
     Raises:
-      ValueError: a section names a function that does not exist.
+      Refused: a section names a function that does not exist.
     """
     raw = sections.nest_method(raw)
     fields = {field.name: field for field in dataclasses.fields(sections.TopLevel)}
@@ -186,7 +187,7 @@ def to_json(value: Any, field: str | None = None) -> Any:
       field: its path, for messages; None: other values become strings.
 
     Raises:
-      ValueError: JSON cannot hold it; the message names the field.
+      Refused: JSON cannot hold it; the message names the field.
     """
 
     def inside(key, value):
@@ -202,7 +203,7 @@ def to_json(value: Any, field: str | None = None) -> Any:
         return value
     if field is None:
         return repr(value)
-    raise ValueError(
+    raise Refused(
         f"{field}={value!r}: must be a number, a text, a bool, None, or a list or "
         "section of these"
     )

@@ -15,6 +15,7 @@ import numpy as np
 from jaxcl import core, lookup, schema
 from jaxcl.config import recipe
 from jaxcl.data import files, sources, storage, stream
+from jaxcl.errors import Refused
 from jaxcl.run import folder
 
 # base -> learning rate at batch 256 and weight decay under LARS
@@ -73,12 +74,12 @@ def summarize(data: Mapping[str, Any]) -> Summary:
       data: config.data.
 
     Raises:
-      ValueError, OSError: from the source, or it is a set of graphs.
+      Refused, OSError: from the source, or it is a set of graphs.
     """
     dataset = read_images(data)
     train = dataset.train
     if train.graphs is not None:
-        raise ValueError(f"config.data.name={data['name']!r}: graphs; must be images")
+        raise Refused(f"config.data.name={data['name']!r}: graphs; must be images")
     count = stream.count_rows(train)
     rows = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(int))
     loaded = (_load_image(train, row) for row in rows)
@@ -107,7 +108,7 @@ def read_images(data: Mapping[str, Any]) -> stream.Dataset:
     """Read the set of a section config.data.
 
     Raises:
-      ValueError, OSError: as of the source.
+      Refused, OSError: as of the source.
     """
     make, options = lookup.find_function(sources.SOURCES, data, "config.data")
     return make(**schema.options(make, options, "config.data"))
@@ -169,7 +170,7 @@ def config(
         False: always continual.
 
     Raises:
-      ValueError, OSError: as of the source; an unknown encoder, or a folder that holds
+      Refused, OSError: as of the source; an unknown encoder, or a folder that holds
         none; too few images; no tasks.
     """
     schema.check_value(num_tasks, schema.Count | None, "num_tasks")
@@ -177,7 +178,7 @@ def config(
     section, start = _choose_encoder(encoder)
     summary = summarize(data)
     if summary.rows < 4:
-        raise ValueError(f"config.data: {summary.rows} train images; must be 4 or more")
+        raise Refused(f"config.data: {summary.rows} train images; must be 4 or more")
     made = ml_collections.ConfigDict()
     made.name = "own_images"
     made.method = recipe.Sections(
@@ -239,7 +240,7 @@ def _choose_encoder(encoder) -> tuple[dict, str | None]:
     if isinstance(encoder, Mapping | ml_collections.ConfigDict):
         return dict(encoder), None
     if not isinstance(encoder, str | os.PathLike):
-        raise ValueError(
+        raise Refused(
             f"encoder={encoder!r}: must be a name, a section of a config, or the "
             "folder of an encoder"
         )
@@ -247,7 +248,7 @@ def _choose_encoder(encoder) -> tuple[dict, str | None]:
     if folder.is_one(text):
         return folder.as_config(text)["encoder"], text
     if text not in ENCODERS and storage.exists(text):
-        raise ValueError(
+        raise Refused(
             f"encoder={text!r}: there is no encoder in it; must be a folder that "
             "jaxcl export or jaxcl import wrote"
         )
@@ -332,7 +333,7 @@ def _count_tasks(summary, scenario, num_tasks) -> int:
     if scenario == "class":
         most, what = len(summary.classes), "classes"
     if num_tasks is not None and num_tasks > most:
-        raise ValueError(
+        raise Refused(
             f"tasks={num_tasks}: must be at most {most}, as there are so many {what}"
         )
     return num_tasks or min(TASKS, most)
@@ -381,8 +382,8 @@ def of_path(path: str) -> dict:
     """Return config.data of the images at a path, see `sources.section_of`.
 
     Raises:
-      ValueError: nothing is there, or from `from_huggingface.guess_options`.
+      Refused: nothing is there, or from `from_huggingface.guess_options`.
     """
     if not storage.exists(path):
-        raise ValueError(f"{path!r}: no such file or folder")
+        raise Refused(f"{path!r}: no such file or folder")
     return sources.section_of(path)

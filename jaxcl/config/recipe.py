@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ml_collections import config_dict
 
 from jaxcl.data import stream
+from jaxcl.errors import Refused
 
 
 class _Operation(NamedTuple):
@@ -46,7 +47,7 @@ def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
       default: the same as the key ""; may be a result of `look_up`.
 
     Raises:
-      ValueError: when the value is read, if the table has no entry for the fields.
+      Refused: when the value is read, if the table has no entry for the fields.
     """
 
     # ml_collections returns None where an argument is None.
@@ -59,7 +60,7 @@ def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
             return table[key]
         if not otherwise and "" not in table:
             known = ", ".join(map(repr, table))
-            raise ValueError(
+            raise Refused(
                 f"{key!r}: the config has no value for it, only for {known}; set the "
                 "value itself"
             )
@@ -144,7 +145,7 @@ def parse_words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
       The word of each choice, and "debug" or "".
 
     Raises:
-      ValueError: naming the argument, what is wrong with it and what is allowed.
+      Refused: naming the argument, what is wrong with it and what is allowed.
     """
     asked = {word for word in (arg or "").split(",") if word}
     tables = [list(choice) for choice in (*choices, ("", "debug"))]
@@ -158,7 +159,7 @@ def parse_words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
     if wrong:
         named = [", ".join(filter(None, table)) for table in tables]
         allowed = "; ".join(f"one of {x}" if "," in x else x for x in named)
-        raise ValueError(
+        raise Refused(
             f"{arg!r}: {wrong[0]}; allowed are, with commas between, {allowed}"
         )
     return tuple((own or table)[0] for own, table in zip(said, tables, strict=True))

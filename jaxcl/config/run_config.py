@@ -6,6 +6,7 @@ from etils import epath
 from jaxcl import sharding
 from jaxcl.config import options, sections
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 from jaxcl.run import lock
 
 # Where and how a run computes, not what: these may change when it resumes.
@@ -25,7 +26,7 @@ MACHINE = (
 NOTED = ("decoder", "resident", "memory_shards")
 
 
-class Differs(ValueError):
+class Differs(Refused):
     """A directory holds a run of another config; the message has each difference."""
 
 
@@ -64,12 +65,12 @@ def write_or_check(workdir, config: dict, every_option: dict | None = None) -> N
 def read_config(path) -> dict:
     """Read the config.json of a run directory.
 
-    Raises ValueError if the file is damaged.
+    Raises Refused if the file is damaged.
     """
     try:
         return _nest(storage.read_object(path))
     except storage.NotJson as error:
-        raise ValueError(
+        raise Refused(
             f"{error}. The rest of the run may be whole: put a copy of the file back, "
             "or run the same command with a new --workdir until it has begun, and take "
             "the config.json that it writes there"
@@ -80,7 +81,7 @@ def _nest(config: dict) -> dict:
     """Write a saved config as today's; leave it if its method is not found."""
     try:
         return sections.nest_method(config)
-    except ValueError:
+    except Refused:
         return config
 
 
@@ -97,7 +98,7 @@ def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
 
     Raises:
       Differs: its config is another one.
-      ValueError: its config is damaged.
+      Refused: its config is damaged.
     """
     path = epath.Path(workdir) / "config.json"
     if not path.exists():

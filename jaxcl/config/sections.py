@@ -25,6 +25,7 @@ from jaxcl.data import (
 )
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
+from jaxcl.errors import Refused
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, traits, tuning, vit
 from jaxcl.run import folder, transfer
@@ -199,7 +200,7 @@ def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
         for graphs in (True, False)
     )
     if right and wrong:
-        raise ValueError(
+        raise Refused(
             f"{', '.join(wrong)}: must be for graphs, as {', '.join(right)} is: a "
             "set of graphs needs config.augment.name='graphs' and "
             f"config.encoder.name={' or '.join(map(repr, GRAPH_ENCODERS))}"
@@ -215,7 +216,7 @@ def find_function(path: str, section, method: str | None = None) -> Any:
       method: name of the method, for sections inside config.method.
 
     Raises:
-      ValueError: the section names a function that does not exist.
+      Refused: the section names a function that does not exist.
     """
     _, name, *inside = path.split(".")
     if name in CHOICES:
@@ -265,7 +266,7 @@ def read_tasks(data, scenario, seed=0, stand_in=None):
       () -> stream.Stream, which reads the data and cuts the tasks.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     source, data_options = lookup.find_function(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
@@ -288,7 +289,7 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]
       A function from facts about the data to Parts, and the images' settings.
 
     Raises:
-      ValueError: an option of augment, encoder, tuning, optimizer or schedule is wrong.
+      Refused: an option of augment, encoder, tuning, optimizer or schedule is wrong.
     """
     views = _build_views(top)
     optimize, optimizer = lookup.find_function(
@@ -335,14 +336,14 @@ def make_mesh(top: TopLevel):
     """Make the devices' mesh, of config.devices or of config.mesh.
 
     Raises:
-      ValueError: an option is wrong, both are given, or there are fewer devices; the
+      Refused: an option is wrong, both are given, or there are fewer devices; the
         weights of the encoder cannot be split.
     """
     if top.mesh is None:
         return sharding.mesh(top.devices)
     options = schema.options(read_sides, top.mesh, "config.mesh")
     if top.devices is not None:
-        raise ValueError(
+        raise Refused(
             f"config.devices={top.devices}: config.mesh says how many; must be None"
         )
     data, model = read_sides(**options)
@@ -355,13 +356,13 @@ def _check_split(top: TopLevel, model: int) -> None:
     """Refuse an encoder whose weights so many devices cannot share."""
     net = _module(top)
     if not isinstance(net, vit.ViT):
-        raise ValueError(
+        raise Refused(
             f"config.mesh: model={model} splits weights of config.encoder.name='vit' "
             f"alone; must be 1 for {top.encoder['name']!r}"
         )
     for name, count in (("heads", net.heads), ("hidden", net.hidden)):
         if count % model:
-            raise ValueError(
+            raise Refused(
                 f"config.mesh: model={model}: must divide {name}={count} of "
                 "config.encoder"
             )
@@ -380,12 +381,12 @@ def read_sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int
 def _split_batches(top: TopLevel, module):
     """Make the encoder pass its batches in the pieces of config.accumulate."""
     if top.augment.get("name") == "graphs":
-        raise ValueError(
+        raise Refused(
             f"config.accumulate={top.accumulate}: batches of graphs are not cut; must "
             "be 1"
         )
     if top.batch_size % top.accumulate:
-        raise ValueError(
+        raise Refused(
             f"config.accumulate={top.accumulate}: must divide config.batch_size="
             f"{top.batch_size}"
         )
@@ -443,7 +444,7 @@ def make_encoder(top: TopLevel):
     """Make the module of config.encoder.
 
     Raises:
-      ValueError: an option is wrong; the folder of config.start is damaged, or of
+      Refused: an option is wrong; the folder of config.start is damaged, or of
         another network.
     """
     module, given = _module(top), None
@@ -487,12 +488,12 @@ def fill_from_start(raw: dict) -> dict:
     config.encoder names the same network, its drop_path and remat are kept.
 
     Raises:
-      ValueError: the folder cannot be read, or does not fit the config.
+      Refused: the folder cannot be read, or does not fit the config.
     """
     if not folder.is_one(raw.get("start")):
         return raw
     if raw.get("augment", {}).get("name") == "graphs":
-        raise ValueError(
+        raise Refused(
             f"config.start={raw['start']!r}: the folder of an encoder is a start for "
             "images, and config.augment.name is 'graphs'; leave it out"
         )
@@ -531,24 +532,24 @@ def make_method(top: TopLevel, parts: core.Parts) -> core.Method:
     """Make the method of config.method.
 
     Raises:
-      ValueError: an option is wrong, or the method reads no such data.
+      Refused: an option is wrong, or the method reads no such data.
     """
     module, options = find_method(top.method)
     made = module.make(parts, **options)
     name = top.method["name"]
     if top.augment.get("name") == "graphs" and not made.takes_graphs:
-        raise ValueError(
+        raise Refused(
             f"config.method.name={name!r}: reads images alone; for graphs there is "
             "'icl'"
         )
     if parts.local is not None and not made.takes_local:
-        raise ValueError(
+        raise Refused(
             f"config.augment.local: config.method.name={name!r} takes no local crops; "
             "leave the section out; 'two_view' does with base 'dino' or 'lejepa'"
         )
     rate = traits.read_traits(parts.encoder).drop_path
     if rate and not made.drops_branches:
-        raise ValueError(
+        raise Refused(
             f"config.encoder.drop_path={rate}: must be 0 for config.method.name="
             f"{name!r}, which gives its encoder no random numbers; 'two_view' does"
         )

@@ -19,12 +19,13 @@ import pathlib
 import numpy as np
 
 from jaxcl.data import files, from_arrays, splits, storage, stream
+from jaxcl.errors import Refused
 
 
 def write_arrays(dataset: stream.Dataset, directory: str) -> None:
     """Write a dataset in memory as a directory for `from_arrays.arrays`.
 
-    Raises ValueError if the directory is not empty.
+    Raises Refused if the directory is not empty.
     """
     storage.check_blank(directory, directory)
     out = pathlib.Path(directory)
@@ -41,7 +42,7 @@ def _write_splits(dataset, out) -> None:
     splits = {}
     for split, examples in stream.splits_of(dataset).items():
         if examples.images is None:
-            raise ValueError(f"{dataset.name}: {split} is not in memory; set resident")
+            raise Refused(f"{dataset.name}: {split} is not in memory; set resident")
         splits[split] = {}
         for key in ("images", "label", "domain"):
             array = getattr(examples, key)
@@ -89,7 +90,7 @@ def main() -> None:
             kept = [int(word) if word.isdecimal() else word for word in words]
             dataset = splits.of_domains(dataset, kept)
         write_arrays(dataset, arguments.directory)
-    except (ValueError, OSError) as error:
+    except (Refused, OSError) as error:
         parser.error(str(error))
 
 

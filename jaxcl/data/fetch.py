@@ -35,6 +35,7 @@ import numpy as np
 
 from jaxcl.data import convert, from_arrays, shapes, storage, stream
 from jaxcl.data import files as files_lib
+from jaxcl.errors import Refused
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
 
@@ -75,13 +76,13 @@ def fetch_set(name: str, out: str, *, source: str | None = None) -> None:
       source: the archive, or a folder with the archives; None: download them.
 
     Raises:
-      ValueError: an unknown name, a folder with something in it, an archive that is
+      Refused: an unknown name, a folder with something in it, an archive that is
         missing in `source` or is not the published one.
       Unreachable: no server gave an archive.
       OSError: a file cannot be read or written.
     """
     if name not in SETS:
-        raise ValueError(f"set {name!r} is unknown; allowed are {(*SETS,)}")
+        raise Refused(f"set {name!r} is unknown; allowed are {(*SETS,)}")
     known, out = SETS[name], os.path.normpath(out)
     storage.check_blank(out, f"--out={out}")
     downloads = f"{out}.download"
@@ -110,7 +111,7 @@ def _find_archive(archive, source, known) -> str:
     inside = os.path.join(source, archive.name)
     path = inside if os.path.isdir(source) or len(known.archives) > 1 else source
     if not os.path.isfile(path):
-        raise ValueError(f"--from={source}: lacks {archive.name}")
+        raise Refused(f"--from={source}: lacks {archive.name}")
     return path
 
 
@@ -123,7 +124,7 @@ def _check_archive(archive, path, *, remove) -> None:
         return
     if remove:  # the next call starts anew
         os.unlink(path)
-    raise ValueError(
+    raise Refused(
         f"{path}: {size:,} bytes with sha256 {found}; published are {archive.size:,} "
         f"with {archive.sha256}. It is damaged or another file"
     )
@@ -351,7 +352,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.name == "shapes":
             return _draw_shapes(arguments.out, arguments.source)
         fetch_set(arguments.name, arguments.out, source=arguments.source)
-    except (OSError, ValueError) as error:
+    except (OSError, Refused) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     print(
@@ -364,7 +365,7 @@ def main(argv: list[str] | None = None) -> int:
 def _draw_shapes(out: str, source: str | None) -> int:
     """Write the set `shapes` as PNG files, and print how to read a domain."""
     if source is not None:
-        raise ValueError(f"--from={source}: shapes is drawn; leave --from out")
+        raise Refused(f"--from={source}: shapes is drawn; leave --from out")
     shapes.write_folders(shapes.shapes(), out)
     first, *_, last = shapes.DOMAINS
     print(

@@ -18,9 +18,10 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from jaxcl.data import storage, stream
+from jaxcl.errors import Refused
 
 
-class Unreadable(ValueError):
+class Unreadable(Refused):
     """An image that cannot be read or decoded; the message names it."""
 
 
@@ -50,13 +51,13 @@ _DAMAGED = (
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Turn errors of a library about a file's bytes into a ValueError."""
+    """Turn errors of a library about a file's bytes into Refused."""
     try:
         yield
     except MemoryError as error:
-        raise ValueError(f"{path} cannot be read: too large for the memory") from error
+        raise Refused(f"{path} cannot be read: too large for the memory") from error
     except _DAMAGED as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        raise Refused(f"{path} cannot be read: {error}") from error
 
 
 class Decoding(NamedTuple):
@@ -400,7 +401,7 @@ def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
         lines = storage.read_bytes(file).decode().split("\n")
     names = tuple(line.strip() for line in lines if line.strip())
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"{option} = {file!r}: must hold at least one name, each once")
+        raise Refused(f"{option} = {file!r}: must hold at least one name, each once")
     return names
 
 
@@ -416,7 +417,7 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
     with reading(path), storage.open_seekable(path) as file:
         known = np.load(file, allow_pickle=False)
         if not isinstance(known, np.lib.npyio.NpzFile):
-            raise ValueError("it is no .npz file")
+            raise Refused("it is no .npz file")
         keys = known.files if keys is None else keys
         plain = {key: known[key] for key in keys if key in known}
         packed = [key for key in keys if f"{key}__strips" in known]
@@ -426,28 +427,28 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
 def _unpack(file: Mapping[str, np.ndarray], key: str) -> np.ndarray:
     shape = file[key + "__shape"]
     if shape.shape != (4,) or shape.min() < 1:
-        raise ValueError(f"{key}__shape is {shape.tolist()}, expected N, H, W and C")
+        raise Refused(f"{key}__shape is {shape.tolist()}, expected N, H, W and C")
     n, h, w, c = (int(x) for x in shape)
     raw, pointers = file[key + "__strips"], file[key + "__ptr"]
     if raw.ndim != 1 or raw.dtype != np.uint8 or pointers.ndim != 1:
-        raise ValueError(f"{key}__strips must be uint8[B], and {key}__ptr i64[S+1]")
+        raise Refused(f"{key}__strips must be uint8[B], and {key}__ptr i64[S+1]")
     if c not in (1, 3) or n * h * w > PIXELS * len(pointers):
-        raise ValueError(f"{key}__shape is {shape.tolist()}: more than its strips hold")
+        raise Refused(f"{key}__shape is {shape.tolist()}: more than its strips hold")
     images, row, lossless = np.empty((n, h, w, c), np.uint8), 0, True
     for i, (start, end) in enumerate(zip(pointers[:-1], pointers[1:], strict=True)):
         data = raw[start:end].tobytes()
         strip = Decoding("pillow", c)(data, f"{key} strip {i}")
         if strip.size % (h * w * c) or row + strip.size // (h * w * c) > n:
-            raise ValueError(f"{key} strip {i} is {list(strip.shape)}, not {h} x {w}")
+            raise Refused(f"{key} strip {i} is {list(strip.shape)}, not {h} x {w}")
         strip = strip.reshape(-1, h, w, c)
         images[row : row + len(strip)] = strip
         row += len(strip)
         lossless = lossless and data[:2] != _JPEG
     if row != n:
-        raise ValueError(f"{key}: strips hold {row} images, {key}__shape says {n}")
+        raise Refused(f"{key}: strips hold {row} images, {key}__shape says {n}")
     # JPEG decoders differ by a level or two; every other format must match.
     if lossless and sha256(images) != str(file[key + "__sha256"]):
-        raise ValueError(f"{key}: decoded pixels do not match {key}__sha256")
+        raise Refused(f"{key}: decoded pixels do not match {key}__sha256")
     return images
 
 
@@ -463,5 +464,5 @@ def read_entry(directory: str, entry: dict) -> np.ndarray:
     with reading(path), storage.open_seekable(path) as file:
         array = np.load(file, allow_pickle=False)
     if "sha256" in entry and sha256(array) != entry["sha256"]:
-        raise ValueError(f"{path}: its bytes do not match the sha256 in meta.json")
+        raise Refused(f"{path}: its bytes do not match the sha256 in meta.json")
     return array

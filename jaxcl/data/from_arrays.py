@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxcl import schema
 from jaxcl.data import files, splits, storage, stream
+from jaxcl.errors import Refused
 
 MAPPED_BYTES = 4 << 30  # larger image files are mapped, not read
 # What keys of an .npz file begin with -> the split.
@@ -40,17 +41,17 @@ def npz(*, path: str) -> stream.Dataset:
         whole = examples(path, *values)
         mask = data.get("is_test", np.zeros(len(whole.label), bool))
         if mask.dtype != bool or mask.shape != (len(data["x"]),):
-            raise ValueError(f"{path}: is_test must be bool[{len(data['x'])}]")
+            raise Refused(f"{path}: is_test must be bool[{len(data['x'])}]")
         train, test = splits.cut_out(whole, mask)
         parts = {"train": train} | ({} if test is None else {"test": test})
     else:
         has = sorted(files.read_npz(path))[:10]
-        raise ValueError(f"{path}: has neither train_x nor x, but {has}")
+        raise Refused(f"{path}: has neither train_x nor x, but {has}")
     names = {}
     for key in {"class_names", "domain_names"} & {*data}:
         given = data[key]
         if given.ndim != 1:
-            raise ValueError(f"{path}: {key} has shape {list(given.shape)}, not [C]")
+            raise Refused(f"{path}: {key} has shape {list(given.shape)}, not [C]")
         if given.dtype.kind == "S":
             given = [name.decode(errors="replace") for name in given]
         names[key] = tuple(map(str, given))
@@ -115,7 +116,7 @@ def _check_domains(where, domains) -> None:
     """
     without = [split for split, domain in domains.items() if domain is None]
     if 0 < len(without) < len(domains):
-        raise ValueError(
+        raise Refused(
             f"{where}: {' and '.join(without)} has no domain, but another split has; "
             "must be given for every split, or for none"
         )
@@ -147,7 +148,7 @@ def _read_meta(path) -> dict:
                     schema.check_value(entries[key]["file"], splits.Inside, field)
     except (OSError, ValueError, LookupError, TypeError) as error:
         wrong = f"{file}: {'no such file' if isinstance(error, OSError) else error!r}"
-        raise ValueError(
+        raise Refused(
             f"{wrong}; path must be a folder with a meta.json, as `jaxcl data NAME "
             f"--out={path}` or `python -m jaxcl.data.convert IN.npz {path}` writes it"
         ) from error
@@ -164,7 +165,7 @@ def _array_split(path, entries, resident) -> stream.Examples:
         with files.reading(file):
             resident = storage.file_size(file) < MAPPED_BYTES
     if not resident and storage.in_bucket(file):
-        raise ValueError(
+        raise Refused(
             f"{file}: rows of a file in a bucket cannot be read one by one; copy the "
             "directory to a disk, or give resident=True"
         )
@@ -173,7 +174,7 @@ def _array_split(path, entries, resident) -> stream.Examples:
         return examples(file, images, label, domain)
     images = files.mapped(file)
     if images.dtype != np.uint8 or images.ndim != 4:
-        raise ValueError(
+        raise Refused(
             f"{file} is {images.dtype}{list(images.shape)}, expected uint8[N, H, W, C]"
         )
     whole = examples(file, images, label, domain)
@@ -195,16 +196,16 @@ def examples(
       domain: i[N]; None: one domain.
 
     Raises:
-      ValueError: an array is of another type or length, may be a single image, or a
+      Refused: an array is of another type or length, may be a single image, or a
         number is out of range.
     """
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
-        raise ValueError(
+        raise Refused(
             f"{where}: images are {images.dtype}{list(images.shape)}, expected "
             "uint8[N, H, W] or [N, H, W, C]"
         )
     if images.ndim == 3 and images.shape[2] in (1, 3, 4) and min(images.shape[:2]) > 4:
-        raise ValueError(
+        raise Refused(
             f"{where}: images are uint8{list(images.shape)}: one image, or grey ones "
             f"{images.shape[2]} pixels wide? Expected uint8[N, H, W, C]"
         )
@@ -224,7 +225,7 @@ def with_numbers(where, images, label, domain, least: int = 0) -> stream.Example
     domain = np.zeros(len(images), int) if domain is None else domain
     for field, values in (("labels", label), ("domains", domain)):
         if values.shape != images.shape[:1]:
-            raise ValueError(
+            raise Refused(
                 f"{where}: {field} have shape {list(values.shape)} for "
                 f"{len(images)} images"
             )

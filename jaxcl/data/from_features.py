@@ -15,6 +15,7 @@ import numpy as np
 from safetensors import numpy as tensors
 
 from jaxcl.data import files, from_arrays, splits, storage, stream
+from jaxcl.errors import Refused
 
 _ABOUT = "about"
 _SUFFIXES = (".npz", ".safetensors")
@@ -33,7 +34,7 @@ def features(*, path: str) -> stream.Dataset:
             values = [arrays.get(f"{split}_{key}") for key in ("x", "y", "domain")]
             parts[split] = _examples(f"{path}: {split}", *values)
     if "train" not in parts:
-        raise ValueError(f"{path}: has no train_x, but {sorted(arrays)[:10]}")
+        raise Refused(f"{path}: has no train_x, but {sorted(arrays)[:10]}")
     name = os.path.splitext(os.path.basename(path))[0]
     names = [about.get(key) or None for key in ("class_names", "domain_names")]
     return from_arrays.dataset(name, parts, *names)
@@ -41,23 +42,23 @@ def features(*, path: str) -> stream.Dataset:
 
 def _examples(where, rows, label, domain) -> stream.Examples:
     if rows.dtype != np.float32 or rows.ndim != 2:
-        raise ValueError(f"{where}_x is {rows.dtype}{list(rows.shape)}, not f32[N, D]")
+        raise Refused(f"{where}_x is {rows.dtype}{list(rows.shape)}, not f32[N, D]")
     if not np.isfinite(rows).all():
-        raise ValueError(f"{where}_x has numbers that are not finite")
+        raise Refused(f"{where}_x has numbers that are not finite")
     return from_arrays.with_numbers(where, rows[:, None, None], label, domain, -1)
 
 
 def check_suffix(path: str) -> None:
     """Refuse the path of a file of another kind."""
     if not path.endswith(_SUFFIXES):
-        raise ValueError(f"{path}: must end in {' or '.join(_SUFFIXES)}")
+        raise Refused(f"{path}: must end in {' or '.join(_SUFFIXES)}")
 
 
 def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read the arrays of a file, and its description of them.
 
     Raises:
-      ValueError: the file is damaged or of another kind.
+      Refused: the file is damaged or of another kind.
       OSError: it cannot be read.
     """
     check_suffix(path)
@@ -71,12 +72,12 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             size = int.from_bytes(data[:8], "little")
             header = json.loads(data[8 : 8 + size])
         except Exception as error:  # the library has an exception of its own
-            raise ValueError(f"{path} cannot be read: {error}") from error
+            raise Refused(f"{path} cannot be read: {error}") from error
         text = header.get("__metadata__", {}).get(_ABOUT, "{}")
     with files.reading(path):
         about = json.loads(text)
     if not isinstance(about, dict):
-        raise ValueError(f"{path}: {_ABOUT} must be an object of JSON")
+        raise Refused(f"{path}: {_ABOUT} must be an object of JSON")
     return arrays, about
 
 

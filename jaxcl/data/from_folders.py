@@ -10,6 +10,7 @@ from absl import logging
 from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import listing, splits, storage, stream
+from jaxcl.errors import Refused
 
 _SPLITS = ("train", "val", "test")
 _LIKE_SPLITS = {*_SPLITS, "training", "valid", "validation", "testing", "dev", "eval"}
@@ -54,7 +55,7 @@ def image_folder(
     if folders == "none":
         files = _relative(path, listing.images(path, left_out))
         if not files:
-            raise ValueError(f"{path}: no images{_describe_left_out(left_out)}")
+            raise Refused(f"{path}: no images{_describe_left_out(left_out)}")
         label = [-1] * len(files)
     else:
         inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
@@ -114,7 +115,7 @@ def _check_splits(path, names) -> None:
     if "train" in beside:  # a train/ without class folders may be a class among others
         alike = [x for x in others if x in alike or not (names or _is_empty(path, x))]
     if alike:
-        raise ValueError(
+        raise Refused(
             f"path = {path!r}: folders {alike[:5]} look like splits, which must be "
             'called train, val and test. config.data.folders="classes" takes each of '
             "them as a class"
@@ -158,13 +159,13 @@ def scan_classes(
     start = path if storage.in_bucket(path) else os.path.normpath(path)
     folder = os.path.join(start, inner) if inner else start
     if not storage.is_folder(folder):
-        raise ValueError(
+        raise Refused(
             f"path = {folder!r}: no such directory; must hold folders or images"
         )
     names, files, label = listing.folders(folder), [], []
     for name in names:
         if name != name.encode(errors="replace").decode():
-            raise ValueError(f"{os.fsencode(name)!r}: a class's name must be UTF-8")
+            raise Refused(f"{os.fsencode(name)!r}: a class's name must be UTF-8")
     # In a bucket a listing of the whole folder would be needed once more.
     if names and not storage.in_bucket(path) and (beside := _images_in(folder)):
         logging.warning("path = %r: %d %s are left out", folder, len(beside), _BESIDE)
@@ -173,7 +174,7 @@ def scan_classes(
     if wanted:
         missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
         if missing or (only and extra):
-            raise ValueError(
+            raise Refused(
                 f"{folder}: class folders missing: {missing[:5]}, unknown: {extra[:5]}"
             )
         names = wanted
@@ -182,7 +183,7 @@ def scan_classes(
         images = listing.images(where, left_here)
         if not images:
             kind = f"class {name!r} has " if name else ""
-            raise ValueError(f"{where}: {kind}no images{_describe_left_out(left_here)}")
+            raise Refused(f"{where}: {kind}no images{_describe_left_out(left_here)}")
         if left_out is not None:
             left_out.update(left_here)
         files += _relative(path, images)

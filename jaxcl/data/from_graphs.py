@@ -10,6 +10,7 @@ import numpy as np
 from jaxcl import schema
 from jaxcl.data import files, storage, stream
 from jaxcl.data import graphs as graphs_lib
+from jaxcl.errors import Refused
 
 Feature = Literal["attributes", "labels", "ldp"]
 Features = Annotated[Sequence[Feature], schema.Entries()]
@@ -51,7 +52,7 @@ def graphs(
       normalise: divide each node's features x by max(sum x, 1); none is negative.
 
     Raises:
-      ValueError: a file is missing, breaks these promises or lacks what `features`
+      Refused: a file is missing, breaks these promises or lacks what `features`
         names.
     """
     name, arrays = _read_npz(path) if path.endswith(".npz") else _read_text(path)
@@ -98,10 +99,10 @@ def _read_npz(path) -> tuple[str, dict]:
     """Read the name of a set, and its pairs of nodes, graph of each node and labels."""
     arrays = files.read_npz(path, (*_GIVEN, *_OPTIONAL))
     if missing := [key for key in _GIVEN if key not in arrays]:
-        raise ValueError(f"{path} lacks {missing}: must hold {list(_GIVEN)}")
+        raise Refused(f"{path} lacks {missing}: must hold {list(_GIVEN)}")
     for key in (*_GIVEN, *({"node_label"} & {*arrays})):
         if not np.issubdtype(arrays[key].dtype, np.integer):
-            raise ValueError(f"{path}: {key} is {arrays[key].dtype}, expected integers")
+            raise Refused(f"{path}: {key} is {arrays[key].dtype}, expected integers")
         arrays[key] = arrays[key].astype(np.int64)
     edges, ptr = arrays["edges"], arrays["graph_ptr"]
     label = stream.as_numbers(path, "label", arrays["label"], 0)
@@ -115,9 +116,9 @@ def _read_npz(path) -> tuple[str, dict]:
         ("graph_ptr", ptr.shape == (len(label) + 1,), f"[{len(label) + 1}]"),
     ):
         if not good:
-            raise ValueError(f"{path}: {key} is {arrays[key].shape}, expected {what}")
+            raise Refused(f"{path}: {key} is {arrays[key].shape}, expected {what}")
     if ptr[0] or (np.diff(ptr) < 0).any() or not 0 < ptr[-1] <= most:
-        raise ValueError(
+        raise Refused(
             f"{path}: graph_ptr must begin with 0, never fall, and end at the number "
             f"of nodes, at most {most}; it ends at {ptr[-1]}"
         )
@@ -129,10 +130,10 @@ def _read_npz(path) -> tuple[str, dict]:
 def _read_text(path) -> tuple[str, dict]:
     """Read text files; return a set's name, and what `_read_npz` returns."""
     if not os.path.isdir(path):
-        raise ValueError(f"path = {path!r}: no such directory")
+        raise Refused(f"path = {path!r}: no such directory")
     names = sorted(x for x in os.listdir(path) if x.endswith("_A.txt"))
     if len(names) != 1:
-        raise ValueError(
+        raise Refused(
             f"path = {path!r}: must hold one file NAME_A.txt, has {names[:5]}"
         )
     name = names[0].removesuffix("_A.txt")
@@ -143,9 +144,9 @@ def _read_text(path) -> tuple[str, dict]:
     codes = _read_table(part_path("graph_labels"), np.int64, columns=1)[:, 0]
     graph = _read_table(part_path("graph_indicator"), np.int64, columns=1)[:, 0]
     if len(codes) == 0 or len(graph) == 0:
-        raise ValueError(f"{path}: {name} has no graphs or no nodes")
+        raise Refused(f"{path}: {name} has no graphs or no nodes")
     if graph[0] < 1 or graph[-1] > len(codes) or (np.diff(graph) < 0).any():
-        raise ValueError(
+        raise Refused(
             f"{part_path('graph_indicator')}: numbers must not fall and be in 1 to "
             f"{len(codes)}, the lines of {part_path('graph_labels')}"
         )
@@ -175,11 +176,9 @@ def _read_table(file, kind, *, columns=None, rows=None) -> np.ndarray:
     if table.size == 0:
         table = table.reshape(0, columns or 1)
     if columns is not None and table.shape[1] != columns:
-        raise ValueError(f"{file} has {table.shape[1]} columns, expected {columns}")
+        raise Refused(f"{file} has {table.shape[1]} columns, expected {columns}")
     if rows is not None and len(table) != rows:
-        raise ValueError(
-            f"{file} has {len(table)} lines, expected one per node: {rows}"
-        )
+        raise Refused(f"{file} has {len(table)} lines, expected one per node: {rows}")
     return table
 
 
@@ -194,7 +193,7 @@ def _make_undirected(where, pairs, graph) -> np.ndarray:
     outside = ((pairs < 0) | (pairs >= nodes)).any(axis=0)
     own = graph[np.where(outside, 0, pairs)]
     for at in np.flatnonzero(outside | (own[0] != own[1]))[:1]:
-        raise ValueError(
+        raise Refused(
             f"{where}: edge {at + 1}, of nodes {(pairs[:, at] + 1).tolist()}, must be "
             f"of two in 1 to {nodes} of one graph"
         )
@@ -225,25 +224,25 @@ def _features(where, arrays, edges, names, std, normalise) -> np.ndarray:
             continue
         values = attributes if name == "attributes" else labels
         if values is None:
-            raise ValueError(f"features = {names!r}: {where} has no node {name}")
+            raise Refused(f"features = {names!r}: {where} has no node {name}")
         if values.ndim not in (1, 2) or len(values) != nodes:
             shape = values.shape
-            raise ValueError(f"{where}: node {name} {shape} for {nodes} nodes")
+            raise Refused(f"{where}: node {name} {shape} for {nodes} nodes")
         values = values.reshape(nodes, -1)
         if values.dtype.kind not in "iuf" or values.shape[1] == 0:
             shape = f"{values.dtype}{list(values.shape)}"
-            raise ValueError(f"{where}: node {name} are {shape}, expected numbers")
+            raise Refused(f"{where}: node {name} are {shape}, expected numbers")
         if not np.isfinite(values).all():
-            raise ValueError(f"{where}: node {name} that are not finite")
+            raise Refused(f"{where}: node {name} that are not finite")
         columns += _one_hot(where, values) if name == "labels" else [values]
     features = np.concatenate(columns, axis=1, dtype=np.float64)
     # float32, of which a network is made, ends at 3.4e38.
     if not np.abs(features).max() <= np.finfo(np.float32).max / features.shape[1]:
-        raise ValueError(f"{where}: node attributes that are too large")
+        raise Refused(f"{where}: node attributes that are too large")
     if normalise:
         below = features.min(axis=1)
         if below.min() < 0:
-            raise ValueError(
+            raise Refused(
                 f"config.data.normalise=True: {(below < 0).sum()} nodes of {where} "
                 f"have negative attributes, down to {below.min():g}, which no sum "
                 "scales; must be False, or config.data.features without 'attributes'"
@@ -257,7 +256,7 @@ def _one_hot(where, labels) -> list[np.ndarray]:
     found = [np.unique(codes, return_inverse=True) for codes in labels.T]
     width = sum(len(kinds) for kinds, _ in found)
     if width * len(labels) > _ENTRIES:
-        raise ValueError(
+        raise Refused(
             f"{where}: node labels of {width} kinds on {len(labels)} nodes: as columns "
             "they fill the memory; leave 'labels' out of config.data.features"
         )

@@ -20,6 +20,7 @@ import numpy as np
 from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import listing, splits, storage, stream
+from jaxcl.errors import Refused
 
 STATE, SPLITS, PARQUET = "state.json", "dataset_dict.json", ".parquet"
 
@@ -48,7 +49,7 @@ _COLUMN = threading.Lock()  # or threads that want a column would each read it
 def read_column(file: str, key: str) -> Any:
     """Read and check a column of a file; an Arrow file is mapped.
 
-    Raises ValueError for a damaged file.
+    Raises Refused for a damaged file.
     """
     with _COLUMN:
         return _column(file, key)
@@ -75,12 +76,12 @@ def _map_table(path):
 
 @contextlib.contextmanager
 def _open_ordinary(file):
-    """Give the path of an ordinary file; errors of pyarrow become ValueErrors."""
+    """Give the path of an ordinary file; errors of pyarrow become Refused."""
     with files_lib.reading(file):
         try:
             yield storage.check_ordinary(file)
         except _import_arrow().ArrowException as error:
-            raise ValueError(str(error)) from error
+            raise Refused(str(error)) from error
 
 
 def _header(file) -> tuple[Any, int]:
@@ -120,7 +121,7 @@ def huggingface(
       test_split is None.
     test_seed: of that draw.
 
-    Raises ValueError for a missing folder, split or column, a damaged file, a file
+    Raises Refused for a missing folder, split or column, a damaged file, a file
     outside of the folder, columns of other types, and files that differ in the names of
     their classes.
     """
@@ -131,7 +132,7 @@ def huggingface(
         if name is None:
             continue
         if name not in found:
-            raise ValueError(f"{split}_split = {name!r}: {path} has {sorted(found)}")
+            raise Refused(f"{split}_split = {name!r}: {path} has {sorted(found)}")
         chosen[split] = found[name]
         labels[split] = [
             _check_columns(file, image_key, label_key) for file in found[name]
@@ -181,7 +182,7 @@ def guess_options(path: str) -> dict:
     else "validation", if it has labels; without these a fifth of the train images.
     Images and labels are in the columns that `choose_columns` chooses.
 
-    Raises ValueError as `huggingface`.
+    Raises Refused as `huggingface`.
     """
     _column.cache_clear()  # the set may have been written anew
     found = split_files(path)
@@ -215,13 +216,13 @@ def choose_columns(
       named: of those that name classes. "label" is chosen, or the only one of these.
 
     Raises:
-      ValueError: there are several of either kind.
+      Refused: there are several of either kind.
     """
     usual = [name for name in _PICTURES if name in (shown or names)]
     labels = ["label"] if "label" in names else [*named]
     for option, found in (("image_key", usual[:1] or shown), ("label_key", labels)):
         if len(found) > 1:
-            raise ValueError(
+            raise Refused(
                 f"{where}: config.data.{option} must name one of several columns, "
                 f"{[*found]}"
             )
@@ -231,11 +232,11 @@ def choose_columns(
 def split_files(path: str) -> dict[str, list[str]]:
     """Return files of each split of a folder, in their order.
 
-    Raises ValueError for another kind of folder, a name that leads out of it, and
+    Raises Refused for another kind of folder, a name that leads out of it, and
     for a split that lacks a part, or is in several folders.
     """
     if storage.in_bucket(path) or not os.path.isdir(path):
-        raise ValueError(f"path = {path!r}: must be a folder on a disk")
+        raise Refused(f"path = {path!r}: must be a folder on a disk")
     listed = os.path.join(path, SPLITS)
     if os.path.exists(listed):
         names = storage.read_object(listed).get("splits")
@@ -250,7 +251,7 @@ def split_files(path: str) -> dict[str, list[str]]:
             split = os.path.basename(os.path.dirname(file))
         found.setdefault(split, []).append(file)
     if not found:
-        raise ValueError(
+        raise Refused(
             f"path = {path!r}: must hold Parquet files, or what `save_to_disk` of "
             f"Hugging Face datasets writes ({STATE} or {SPLITS})"
         )
@@ -267,7 +268,7 @@ def _check_complete(path, split, files) -> None:
     folders = {os.path.dirname(file) for file in files}
     counts = {x[1] for file in files if (x := re.search(r"-of-(\d+)\b", file))}
     if len(folders) > 1 or any(int(count) != len(files) for count in counts):
-        raise ValueError(
+        raise Refused(
             f"path = {path!r}: split {split!r} must be all parts of one set in one "
             f"folder: it has {len(files)} files in folders {sorted(folders)[:5]}"
         )
@@ -283,10 +284,10 @@ def _list_saved_files(folder) -> tuple[str, list[str]]:
     schema.check_value(names, list[splits.Inside], f"{file}: filename")
     split = str(state.get("_split") or "train")
     if not names:
-        raise ValueError(f"{file}: names no file, so that the split holds no rows")
+        raise Refused(f"{file}: names no file, so that the split holds no rows")
     _check_complete(folder, split, names)
     if state.get("_indices_data_files") or state.get("_indices_files"):
-        raise ValueError(
+        raise Refused(
             f"{file}: _indices_data_files says that rows were filtered out; load the "
             "set with `datasets`, call flatten_indices() and save it again"
         )
@@ -298,9 +299,9 @@ def _check_columns(file, image_key, label_key) -> np.ndarray:
     header, rows = _header(file)
     for option, key in (("image_key", image_key), ("label_key", label_key)):
         if key is not None and header.names.count(key) != 1:
-            raise ValueError(f"{option} = {key!r}: {file} has {header.names}")
+            raise Refused(f"{option} = {key!r}: {file} has {header.names}")
     if not _holds_images(header.field(image_key).type):
-        raise ValueError(
+        raise Refused(
             f"image_key = {image_key!r}: {file} has {header.field(image_key).type}, "
             "must be encoded images, as `dataset.cast_column(KEY, datasets.Image())` "
             "makes them"
@@ -324,10 +325,10 @@ def _labels(file, key) -> np.ndarray:
         found = found.cast(found.type.value_type)
     if types.is_string(found.type) or types.is_large_string(found.type):
         if found.null_count:
-            raise ValueError(f"label_key = {key!r}: {file} lacks a label")
+            raise Refused(f"label_key = {key!r}: {file} lacks a label")
         return np.array(found.to_pylist(), str)
     if not (types.is_integer(found.type) or types.is_boolean(found.type)):
-        raise ValueError(
+        raise Refused(
             f"label_key = {key!r}: {file} has {found.type}, must be numbers or text"
         )
     label = found.cast(_import_arrow().int64()).fill_null(-1).to_numpy()
@@ -355,7 +356,7 @@ def _number_labels(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.nd
     """
     kinds = {label.dtype.kind for parts in labels.values() for label in parts}
     if len(kinds) > 1:
-        raise ValueError(f"label_key = {key!r}: labels are text and numbers")
+        raise Refused(f"label_key = {key!r}: labels are text and numbers")
     whole = {split: np.concatenate(parts) for split, parts in labels.items()}
     if "U" in kinds:
         found = {str(name) for label in whole.values() for name in np.unique(label)}
@@ -370,12 +371,12 @@ def _number_labels(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.nd
         if key is not None and (names := _class_names(file, key)) is not None:
             known.setdefault(names, file)
     if len(known) > 1:  # each file numbers its own classes
-        raise ValueError(
+        raise Refused(
             f"label_key = {key!r}: {' and '.join(known.values())} differ in their "
             "classes; must be the same ones in one order, or text"
         )
     most = max(label.max(initial=-1) for label in whole.values())
     names = next(iter(known), tuple(map(str, range(most + 1))))
     if most >= len(names):
-        raise ValueError(f"label_key = {key!r}: label {most} of {len(names)} classes")
+        raise Refused(f"label_key = {key!r}: label {most} of {len(names)} classes")
     return names, whole

@@ -10,6 +10,7 @@ import numpy as np
 from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import splits, storage, stream
+from jaxcl.errors import Refused
 
 MARK = b"\xef\xbb\xbf"  # some editors put it before utf-8
 
@@ -39,11 +40,11 @@ def image_lists(
     class_names: a text file, one name a line, label 0 first. Default: the folder that
       holds all train files of a label; the label itself if there is no such folder.
 
-    Raises ValueError for a missing list, a line that is not a path and a label, a path
+    Raises Refused for a missing list, a line that is not a path and a label, a path
     that leads out of `path`, and a missing image, unless on_corrupt is "skip".
     """
     if not os.path.isdir(path):
-        raise ValueError(f"path = {path!r}: no such directory")
+        raise Refused(f"path = {path!r}: no such directory")
     names = None
     if class_names is not None:
         names = files_lib.class_list(class_names, option="class_names")
@@ -85,10 +86,10 @@ def _list_files(option, pattern, domains, folder) -> list[str]:
     """Return paths of the lists of one split, one of each domain."""
     named = "{domain}" in pattern
     if named and domains is None:
-        raise ValueError(f"{option} = {pattern!r}: give domains, or one list's name")
+        raise Refused(f"{option} = {pattern!r}: give domains, or one list's name")
     domains = domains or [""]
     if len(domains) > 1 and not named:
-        raise ValueError(
+        raise Refused(
             f"{option} = {pattern!r}: must hold {{domain}}, of which {len(domains)} are"
         )
     return [os.path.join(folder, pattern.replace("{domain}", x)) for x in domains]
@@ -107,20 +108,20 @@ def _read_list(file: str, option: str, limit: int) -> tuple[list[bytes], list[in
         # Python reads no number of more than 4,300 digits.
         known = len(parts) > 1 and parts[1].isdigit() and len(parts[1]) < 1000
         if not known or int(parts[1]) >= limit:
-            raise ValueError(
+            raise Refused(
                 f"{file}, line {number}: {line.decode()[:200]!r} must be a path and a "
                 f"label from 0 to {limit - 1}"
             )
         name = parts[0].lstrip()
         if os.path.isabs(name) or os.path.normpath(name).split(b"/")[0] == b"..":
-            raise ValueError(
+            raise Refused(
                 f"{file}, line {number}: {name.decode()[:200]!r} is outside the "
                 "folder of the images; must be relative to it"
             )
         files.append(name)
         label.append(int(parts[1]))
     if not files:
-        raise ValueError(f"{option}: {file} names no images")
+        raise Refused(f"{option}: {file} names no images")
     return files, label
 
 
@@ -132,7 +133,7 @@ def _check_there(option: str, path: str, files: list[bytes]) -> None:
         lost = [file for file, known in zip(files, there, strict=True) if not known]
     if lost:
         shown = [file.decode() for file in lost[:5]]
-        raise ValueError(
+        raise Refused(
             f"{option}: {len(lost)} of {len(files)} images are not in {path}: {shown}; "
             'with on_corrupt="skip" others of their class take their place'
         )

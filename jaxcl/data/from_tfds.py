@@ -17,6 +17,7 @@ from google.protobuf import message
 
 from jaxcl.data import files as files_lib
 from jaxcl.data import identity, splits, storage, stream
+from jaxcl.errors import Refused
 
 FORMATS = ("array_record", "tfrecord")
 CHUNK = 256  # array_record entries read at once when scanning
@@ -95,7 +96,7 @@ def tfds(
       records, so without it every start reads the whole set once.
     Images must be u8 Image features.
 
-    Raises ValueError for a missing directory, split or feature, another file format,
+    Raises Refused for a missing directory, split or feature, another file format,
     and damaged records.
     """
     _reader.cache_clear()  # the set may have been written anew
@@ -127,13 +128,13 @@ def _read_info(path):
             storage.read_json(epath.Path(path) / name)
         info = _library().builder_from_directory(path).info
     except Exception as error:  # of damaged files the library raises anything
-        raise ValueError(
+        raise Refused(
             f"{where}: must be a prepared TFDS directory, with dataset_info.json, "
             f"features.json and record files: {type(error).__name__}: {error}"
         ) from error
     kind = info.file_format.value if info.file_format else None
     if kind not in FORMATS:
-        raise ValueError(f"{where}: its files are {kind}, readable are {FORMATS}")
+        raise Refused(f"{where}: its files are {kind}, readable are {FORMATS}")
     return info
 
 
@@ -142,12 +143,12 @@ def _feature(info, key, kind, option):
     feature = info.features[key] if key in info.features else None
     if not isinstance(feature, kind):
         fit = sorted(k for k, f in info.features.items() if isinstance(f, kind))
-        raise ValueError(
+        raise Refused(
             f"{option} = {key!r}: {info.name} has no such {kind.__name__} feature; it "
             f"has {fit}"
         )
     if kind is _library().features.Image and feature.np_dtype != np.uint8:
-        raise ValueError(f"{option} = {key!r}: {feature.np_dtype}, must be uint8")
+        raise Refused(f"{option} = {key!r}: {feature.np_dtype}, must be uint8")
     return feature
 
 
@@ -158,7 +159,7 @@ def _class_names(info, key, option) -> tuple[str, ...]:
     feature = _feature(info, key, _library().features.ClassLabel, option)
     count = feature.num_classes or 0
     if not 0 < count <= stream.LABELS:
-        raise ValueError(f"{option} = {key!r}: {count} classes")
+        raise Refused(f"{option} = {key!r}: {count} classes")
     return tuple(feature.names)
 
 
@@ -169,14 +170,14 @@ def _find_records(
     try:
         parts = info.splits[split].file_instructions
     except (KeyError, ValueError, AssertionError) as error:
-        raise ValueError(
+        raise Refused(
             f"split {split!r}: {info.name} has {sorted(info.splits)}; {info.data_dir}: "
             f"{error}"
         ) from error
     parts = [part for part in parts if part.take > 0]
     if not parts:
         has = {name: part.num_examples for name, part in info.splits.items()}
-        raise ValueError(f"split {split!r}: has no examples; {info.name} has {has}")
+        raise Refused(f"split {split!r}: has no examples; {info.name} has {has}")
     files = tuple(str(part.filename) for part in parts)
     # A set may be prepared again in the same directory, with other labels alone.
     prepared = os.path.join(info.data_dir, "dataset_info.json")
@@ -184,7 +185,7 @@ def _find_records(
     sizes = [size for size, _ in found[1:]]
     lost = [file for file, size in zip(files, sizes, strict=True) if size < 0]
     if lost:
-        raise ValueError(
+        raise Refused(
             f"split {split!r}: lacks {len(lost)} of its {len(files)} files: {lost[:3]}"
         )
     ranges = [f"{x.filename}:{x.skip}:{x.take}" for x in parts]
@@ -194,7 +195,7 @@ def _find_records(
         fields = RecordTable._fields
         columns = [known.get(f"{split}/{field}", stamp) for field in fields]
         if any(x.dtype.kind != "i" or x.shape != columns[0].shape for x in columns):
-            raise ValueError(f"index = {index!r}: it is damaged; delete it")
+            raise Refused(f"index = {index!r}: it is damaged; delete it")
         return files, RecordTable(*columns)
     tables = [
         _scan_file(info, number, part, label_key, domain_key)
@@ -204,7 +205,7 @@ def _find_records(
     most = table.label.max(initial=-1)
     names = _class_names(info, label_key, "label_key")
     if label_key is not None and most >= len(names):
-        raise ValueError(f"split {split!r}: label {most} has no name")
+        raise Refused(f"split {split!r}: label {most} has no name")
     if index is not None:
         fresh = {f"{split}/{key}": value for key, value in table._asdict().items()}
         with storage.replacing(index) as file:  # other processes may be reading it
@@ -219,7 +220,7 @@ def _read_index(index) -> dict[str, np.ndarray]:
     try:
         return files_lib.read_npz(index)
     except ValueError as error:
-        raise ValueError(f"index = {index!r}: {error}; delete it") from error
+        raise Refused(f"index = {index!r}: {error}; delete it") from error
 
 
 def _scan_file(info, number, part, label_key, domain_key) -> RecordTable:
@@ -235,7 +236,7 @@ def _scan_file(info, number, part, label_key, domain_key) -> RecordTable:
             label, domain = example.get(label_key, -1), example.get(domain_key, 0)
             rows.append((number, place, label, domain))
     if len(rows) != part.take:
-        raise ValueError(
+        raise Refused(
             f"{name}: {part.skip + len(rows)} records, dataset_info.json says {stop}"
         )
     table = np.array(rows, np.int64).reshape(-1, 4).T

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl.data import stream
+from jaxcl.errors import Refused
 
 _DRAWS = 1000  # batches whose sizes `buckets` looks at
 # Two quantiles and no more, since the program of each size takes seconds to compile.
@@ -81,12 +82,12 @@ def pad_batch(
       nodes, edges, graphs: sizes n, e and B of the batch.
 
     Raises:
-      ValueError: no such row, or the graphs are larger than the batch.
+      Refused: no such row, or the graphs are larger than the batch.
     """
     rows, count = np.asarray(rows), len(graph_set.label)
     good = rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer)
     if not good or (rows.size and not -1 <= rows.min() <= rows.max() < count):
-        raise ValueError(f"rows = {rows}: must be integers below {count}, or -1")
+        raise Refused(f"rows = {rows}: must be integers below {count}, or -1")
     slots = np.flatnonzero(rows >= 0)
     taken = take_graphs(graph_set, rows[slots])
     for name, need, have in (
@@ -95,7 +96,7 @@ def pad_batch(
         ("edges", taken.edges.shape[1], edges),
     ):
         if need > have:
-            raise ValueError(f"{name} = {have}: the rows need at least {need}")
+            raise Refused(f"{name} = {have}: the rows need at least {need}")
     features = np.zeros((nodes, graph_set.features.shape[1]), np.float32)
     features[: len(taken.features)] = taken.features
     node_slots = np.repeat(slots, np.diff(taken.graph_ptr))
@@ -175,7 +176,7 @@ def budget_of(
 ) -> Budget:
     """Return the first of `budgets` that holds the graphs of some rows; -1 is no graph.
 
-    Rows are i[b], or i[P, b] for P batches, each of which must fit. Raises ValueError
+    Rows are i[b], or i[P, b] for P batches, each of which must fit. Raises Refused
     if no budget is large enough.
     """
     rows = np.atleast_2d(rows)
@@ -184,7 +185,7 @@ def budget_of(
         if rows.shape[1] <= budget.graphs and (need <= budget[:2]).all():
             return budget
     nodes, edges = need.max(axis=0)
-    raise ValueError(
+    raise Refused(
         f"{rows.shape[1]} rows with {nodes} nodes and {edges} edges fit none of "
         f"{budgets}"
     )

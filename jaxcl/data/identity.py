@@ -15,6 +15,7 @@ from etils import epath
 
 from jaxcl.data import files as files_lib
 from jaxcl.data import listing, storage, stream
+from jaxcl.errors import Refused
 
 FILE = "data.npz"  # in a run directory
 ROWS = 20_000  # of so many files all bytes are read, in some two seconds
@@ -49,7 +50,7 @@ class Identity(NamedTuple):
         return np.flatnonzero(self.split == stream.SPLITS.index(split))
 
 
-class Changed(ValueError):
+class Changed(Refused):
     """Raised if the data are not those that a run directory began with."""
 
 
@@ -176,7 +177,7 @@ def read_identity(workdir: epath.PathLike) -> Identity | None:
     """Read the identity of a run's data; None if there is none.
 
     Raises:
-      ValueError: it is damaged.
+      Refused: it is damaged.
     """
     path = os.path.join(os.fspath(workdir), FILE)
     if not storage.exists(path):
@@ -184,7 +185,7 @@ def read_identity(workdir: epath.PathLike) -> Identity | None:
     try:
         return Identity(**files_lib.read_npz(path))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}; remove it") from error
+        raise Refused(f"{path} is damaged: {error}; remove it") from error
 
 
 def describe_changes(before: Identity, now: Identity) -> str:

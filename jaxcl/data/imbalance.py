@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxcl import schema
 from jaxcl.data import stream
+from jaxcl.errors import Refused
 
 _Share = Annotated[float, schema.Range(above=0, below=1)]
 
@@ -77,7 +78,7 @@ def dominated(
       The tasks, each with a new order of its train rows.
 
     Raises:
-      ValueError: an option out of its range; a task with fewer than two classes,
+      Refused: an option out of its range; a task with fewer than two classes,
         without the dominant class, or with so few classes that another one would be
         more probable than the dominant one.
 
@@ -90,9 +91,9 @@ def dominated(
     for task, number, share in zip(tasks, numbers, shares, strict=True):
         where, count = f"task {task.index} ({task.name})", len(task.classes)
         if count < 2:
-            raise ValueError(f"imbalance: {where} needs 2 classes, it has {count}")
+            raise Refused(f"imbalance: {where} needs 2 classes, it has {count}")
         if share * count < 1 - 1e-6:  # a config may say 0.333333 for 1 / 3
-            raise ValueError(
+            raise Refused(
                 f"imbalance.rho_max={rho_max!r}: {where} has {count} classes, of which "
                 f"{names[number]!r} would be the rarest; must be at least 1 / {count}"
             )
@@ -109,7 +110,7 @@ def _dominants(tasks, names, dominant) -> list[int]:
     numbers = [stream.numbers([x], names, "imbalance.dominant")[0] for x in classes]
     for task, number in zip(tasks, numbers, strict=True):
         if number not in task.classes:
-            raise ValueError(
+            raise Refused(
                 f"imbalance.dominant={dominant!r}: task {task.index} ({task.name}) has "
                 f"no {names[number]!r}; "
                 f"must be of {[names[c] for c in task.classes[:10]]}, or None"
@@ -122,7 +123,7 @@ def _list_by_task(value, tasks, field, kind) -> list:
     alone = isinstance(value, str | int | float | np.number)
     values = [value] * len(tasks) if alone else list(value)
     if len(values) != len(tasks):
-        raise ValueError(
+        raise Refused(
             f"imbalance.{field}={value!r}: must be one {kind}, or one for each of "
             f"the {len(tasks)} tasks"
         )
@@ -166,7 +167,7 @@ def long_tail(
       seed: of the draw; it is not the run's seed.
 
     Raises:
-      ValueError: an option out of its range.
+      Refused: an option out of its range.
     """
     order = stream.order_of_classes(names, class_order, seed, "long_tail.class_order")
     count = np.bincount(label, minlength=len(names))
@@ -186,7 +187,7 @@ def _cut_tail(dataset, tasks, section) -> list[stream.Task]:
     for task in tasks:
         rows = task.train.rows[kept[task.train.rows]]
         if len(rows) == 0:
-            raise ValueError(
+            raise Refused(
                 f"long_tail: keeps no train row of task {task.index} ({task.name}); "
                 "take a smaller factor or fewer tasks"
             )
@@ -213,13 +214,13 @@ def make_uneven(
       imbalance, long_tail: options of `dominated` and of `long_tail`; None leaves the
         classes as they are.
 
-    Raises ValueError as `dominated` and `long_tail`, and for rows without a label.
+    Raises Refused as `dominated` and `long_tail`, and for rows without a label.
     """
     imbalance, tail = check_options(imbalance, long_tail)
     label = dataset.train.label
     for name, section in (("imbalance", imbalance), ("long_tail", tail)):
         if section is not None and (label < 0).any():
-            raise ValueError(
+            raise Refused(
                 f"{name} needs labels: {(label < 0).sum()} of {len(label)} train rows "
                 f"of {dataset.name} have none"
             )
@@ -240,7 +241,7 @@ def check_options(
       field: prefix of the sections' names in messages.
 
     Raises:
-      ValueError: an option is unknown, missing, or out of its range.
+      Refused: an option is unknown, missing, or out of its range.
     """
     if imbalance is not None:
         imbalance = schema.options(dominated, imbalance, f"{field}imbalance")

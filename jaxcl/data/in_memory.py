@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxcl import schema
 from jaxcl.data import from_arrays, listing, splits, stream
+from jaxcl.errors import Refused
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,11 +59,11 @@ def store_set(
         number.
 
     Raises:
-      ValueError: an array is of another type or length.
+      Refused: an array is of another type or length.
     """
     images = np.asarray(images)
     if images.dtype.kind == "f":
-        raise ValueError(
+        raise Refused(
             f"{name}: images are {images.dtype}, expected uint8 from 0 to 255; from "
             "numbers between 0 and 1 make (255 * images).round().astype('uint8')"
         )
@@ -70,13 +71,13 @@ def store_set(
     if class_names is not None:
         most = max(map(int, found), default=-1)
         if most >= len(class_names):
-            raise ValueError(
+            raise Refused(
                 f"{name}: class_names: {len(class_names)} names, but label {most}"
             )
         found = tuple(class_names[int(number)] for number in found)
     domain, domain_names = _number_names(f"{name}: domains", domains)
     if domain is not None and (domain < 0).any():
-        raise ValueError(f"{name}: domains: must be known of every image")
+        raise Refused(f"{name}: domains: must be known of every image")
     examples = from_arrays.examples(name, images, label, domain)
     held = StoredSet(name, examples, found, domain_names or ("all",))
     return _SETS.setdefault(held.sha256 + name, held)
@@ -88,17 +89,17 @@ def _number_names(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
         return None, ()
     values = np.asarray(values)
     if values.ndim != 1:
-        raise ValueError(f"{where} have shape {list(values.shape)}, expected [N]")
+        raise Refused(f"{where} have shape {list(values.shape)}, expected [N]")
     if values.dtype.kind in "iu":
         known = values >= 0  # of millions of labels, without a loop in Python
     else:
         entries = values if values.dtype.kind == "O" else ()
         fits = all(isinstance(x, str | int | np.integer | None) for x in entries)
         if values.dtype.kind not in "UO" or not fits:
-            raise ValueError(f"{where} are {values.dtype}, expected integers or texts")
+            raise Refused(f"{where} are {values.dtype}, expected integers or texts")
         known = np.array([_is_known(x) for x in values], bool)
         if len({isinstance(x, str) for x in values[known]}) > 1:
-            raise ValueError(f"{where} are texts and numbers; must be of one kind")
+            raise Refused(f"{where} are texts and numbers; must be of one kind")
     names = sorted({*values[known].tolist()}, key=lambda x: listing.natural_key(str(x)))
     number = {name: i for i, name in enumerate(names)}
     numbers = np.full(len(values), -1, np.int32)
@@ -137,13 +138,13 @@ def in_memory(
     test_seed: of that draw.
 
     Raises:
-      ValueError: the process holds no such set, or another one of that name.
+      Refused: the process holds no such set, or another one of that name.
     """
     held = _SETS.get(sha256 + set)
     if held is None:
         others = [x.sha256 for x in list(_SETS.values()) if x.name == set]
         has = f"the arrays handed over have {others[0]}" if others else "there are none"
-        raise ValueError(
+        raise Refused(
             f"config.data.set={set!r}: must be the arrays with sha256 {sha256}, but "
             f"{has} in this process; hand them over with jaxcl.fit, which takes them, "
             "or jaxcl.data.in_memory.store_set"

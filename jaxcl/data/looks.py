@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from jaxcl.data import stream
+from jaxcl.errors import Refused
 
 Look = Literal["permuted", "rotated"]
 LOOKS = get_args(Look)
@@ -35,29 +36,29 @@ def as_domains(
       seed: draws orders and angles; each look's follow from (seed, its number) alone.
 
     Raises:
-      ValueError: no count; several domains; graphs, or images that are not in memory or
+      Refused: no count; several domains; graphs, or images that are not in memory or
         would not fit; images that are not square, which cannot be turned.
     """
     if count is None:
-        raise ValueError(f"num_tasks = None: scenario {look!r} needs a number of looks")
+        raise Refused(f"num_tasks = None: scenario {look!r} needs a number of looks")
     if len(dataset.domain_names) > 1:
-        raise ValueError(
+        raise Refused(
             f"scenario {look!r}: {dataset.name} has {len(dataset.domain_names)} "
             "domains; must have one, since each look becomes a domain"
         )
     images = dataset.train.images
     if images is None:
-        raise ValueError(
+        raise Refused(
             f"scenario {look!r}: needs images in memory, which {dataset.name} has not"
         )
     if count * images.nbytes > MOST_BYTES:
-        raise ValueError(
+        raise Refused(
             f"num_tasks = {count}: {dataset.name} in so many looks takes "
             f"{count * images.nbytes} bytes; must be at most {MOST_BYTES}"
         )
     height, width = images.shape[1:3]
     if look == "rotated" and height != width:
-        raise ValueError(
+        raise Refused(
             f"scenario 'rotated': images of {height} x {width} pixels; must be square"
         )
     draws = [np.random.default_rng([seed, number]) for number in range(count)]

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from jaxcl.data import parallel, stream
+from jaxcl.errors import Refused
 
 Decoder = Literal["auto", "cv2", "pillow"]
 _RESIZED = 2**28  # pixels; a line of one pixel by millions grows by the square
@@ -24,10 +25,10 @@ def choose_decoder(decoder: Decoder = "auto") -> str:
     chooses one, once, and records it (`Dataset.decoder`).
     """
     if decoder not in get_args(Decoder):
-        raise ValueError(f"decoder = {decoder!r}: must be one of {get_args(Decoder)}")
+        raise Refused(f"decoder = {decoder!r}: must be one of {get_args(Decoder)}")
     installed = importlib.util.find_spec("cv2") is not None
     if decoder == "cv2" and not installed:
-        raise ValueError("decoder = 'cv2' is not installed; pip install 'jaxcl[fast]'")
+        raise Refused("decoder = 'cv2' is not installed; pip install 'jaxcl[fast]'")
     return "pillow" if decoder == "pillow" or not installed else "cv2"
 
 
@@ -74,7 +75,7 @@ class CenterCrop(NamedTuple):
         # int() as in torchvision's Resize: the longer side is rounded down.
         h, w = int(self.resize * h / short), int(self.resize * w / short)
         if h * w > _RESIZED:
-            raise ValueError(
+            raise Refused(
                 f"an image of {image.shape[0]} x {image.shape[1]} pixels would be "
                 f"resized to {h} x {w}: too long for its shorter side"
             )
@@ -125,7 +126,7 @@ def _with_decoder(crop):
 def _own_places(batch_size: int, index: int, count: int) -> np.ndarray:
     """Return the positions in a global batch that process `index` of `count` reads."""
     if batch_size < 1 or batch_size % count or not 0 <= index < count:
-        raise ValueError(
+        raise Refused(
             f"batch_size = {batch_size}: process {index} of {count} cannot take an "
             "equal share; it must be at least 1 and a multiple of the processes"
         )
@@ -189,7 +190,7 @@ def _stack_batch(examples, rows, images) -> dict[str, np.ndarray]:
     """Stack a batch of images, which must be of one size."""
     for row, image in zip(rows, images, strict=True):
         if image.shape != images[0].shape:
-            raise ValueError(
+            raise Refused(
                 f"images of differing size in a batch: row {rows[0]} is "
                 f"{images[0].shape}, row {row} is {image.shape}; set a crop, or `size` "
                 "in the data source"
@@ -239,7 +240,7 @@ def batches(
     `start`. Every worker is sent a copy of `load` and `order`. Threads read sets whose
     images stay in memory, and in a script without `if __name__ == "__main__":`.
 
-    Raises ValueError here, before the first batch, for a bad number or crop, a batch
+    Raises Refused here, before the first batch, for a bad number or crop, a batch
     larger than the task, or `resident` with a set that is read row by row.
     """
     plan = stream.schedule(
@@ -248,16 +249,16 @@ def batches(
     places = _own_places(batch_size, process_index, process_count)
     steps = range(start, len(plan))
     if not 0 <= start <= len(plan):
-        raise ValueError(
+        raise Refused(
             f"start = {start}: must be from 0 to {len(plan)}, the steps of task {task}"
         )
     if workers < 0 or views < 1:
-        raise ValueError(f"workers = {workers}, views = {views}: at least 0 and 1")
+        raise Refused(f"workers = {workers}, views = {views}: at least 0 and 1")
     if views > 1 and crop is None:
-        raise ValueError(f"views = {views}: needs a crop")
+        raise Refused(f"views = {views}: needs a crop")
     if resident:
         if source.examples.images is None:
-            raise ValueError("resident = True: this set is read row by row; set False")
+            raise Refused("resident = True: this set is read row by row; set False")
         return ({"index": plan[step][places]} for step in steps)
     read = _TrainBatch(source.examples, plan, places, _with_decoder(crop), views)
     return _read_batches(read, steps, source.examples, workers)
@@ -291,7 +292,7 @@ def run_ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Iterato
     order. Closing this generator stops the thread and closes `iterator`.
     """
     if depth < 1:
-        raise ValueError(f"depth = {depth}: must be at least 1")
+        raise Refused(f"depth = {depth}: must be at least 1")
     return _yield_ahead(iterator, place, depth)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxcl import core, schema
 from jaxcl.data import imbalance, looks, one_pass, splits, stream
+from jaxcl.errors import Refused
 
 # The released PNR and CaSSLe experiments draw the slices of "data" with this seed.
 DATA_SEED = 42
@@ -74,7 +75,7 @@ def make(
       The dataset, reduced or in its looks, with its tasks and the evaluation split.
 
     Raises:
-      ValueError: an unknown option, more tasks than there are classes, rows or
+      Refused: an unknown option, more tasks than there are classes, rows or
         domains, an order that repeats or lacks an entry, unlabelled rows under "class",
         "recurring" and "blurry", and a task without train or evaluation rows.
     """
@@ -108,7 +109,7 @@ def _check_copies(copies, section) -> None:
     """Refuse an epoch of a number of steps where each row comes several times."""
     steps = (section or {}).get("epoch_steps")
     if copies > 1 and steps is not None:
-        raise ValueError(
+        raise Refused(
             f"config.scenario.imbalance.epoch_steps={steps!r}: must be None where "
             f"copies={copies!r}"
         )
@@ -118,7 +119,7 @@ def _evaluation_split(dataset, evaluation) -> stream.Examples | None:
     """Return the split that tasks are evaluated on, None for "none"."""
     judge = stream.splits_of(dataset).get(evaluation)
     if judge is None and evaluation != "none":
-        raise ValueError(
+        raise Refused(
             f"evaluation = {evaluation!r}: {dataset.name} has no such split; give the "
             "source a validation fraction, or use evaluation = 'none'"
         )
@@ -149,7 +150,7 @@ def _make_task(
         classes = classes[classes >= 0]
     for kind, found in (("train", rows), ("evaluation", test)):
         if len(found) == 0 and (kind == "train" or whole.judge is not None):
-            raise ValueError(f"task {index} ({name}) has no {kind} rows")
+            raise Refused(f"task {index} ({name}) has no {kind} rows")
     order = stream.epoch_order if train.graphs is None else stream.filled_order
     return stream.Task(
         index=index,
@@ -165,14 +166,14 @@ def _labelled_order(whole, scenario, class_order) -> np.ndarray:
     """Order all classes; refuse a set without labels, or without rows of one."""
     names, label = whole.dataset.class_names, whole.dataset.train.label
     if (label < 0).any():
-        raise ValueError(
+        raise Refused(
             f"scenario {scenario!r} needs labels: {(label < 0).sum()} of {len(label)} "
             f"train rows of {whole.dataset.name} have none"
         )
     order = stream.order_of_classes(names, class_order, whole.seed)
     counts = np.bincount(label, minlength=len(names))
     if (counts == 0).any():
-        raise ValueError(f"class {names[int(np.argmin(counts))]!r} has no train rows")
+        raise Refused(f"class {names[int(np.argmin(counts))]!r} has no train rows")
     return order
 
 
@@ -182,7 +183,7 @@ def joint(whole: TaskSplit, *, class_order: ClassOrder = "sorted") -> list[strea
     class_order: changes nothing here; so a config of classes is run as this, too.
     """
     if whole.num_tasks not in (None, 1):
-        raise ValueError(f"num_tasks = {whole.num_tasks}: scenario 'joint' has 1")
+        raise Refused(f"num_tasks = {whole.num_tasks}: scenario 'joint' has 1")
     rows = np.arange(stream.count_rows(whole.dataset.train))
     return [_make_task(whole, 0, "joint", rows, _every_row(whole.judge))]
 
@@ -250,7 +251,7 @@ def blurry(
     blur: width of a class in the sequence, in classes.
     """
     if whole.dataset.train.graphs is not None:
-        raise ValueError("scenario 'blurry' is of images; use 'class' or 'joint'")
+        raise Refused("scenario 'blurry' is of images; use 'class' or 'joint'")
     order, count = _labelled_order(whole, "blurry", class_order), whole.num_tasks or 1
     label, test = whole.dataset.train.label, _every_row(whole.judge)
     _check_num_tasks(count, len(label), "train rows")
@@ -297,7 +298,7 @@ def by_domain(
     order = range(len(names)) if domain_order is None else domain_order
     order = stream.numbers(order, names, "domain_order")
     if num_tasks not in (None, len(order)):
-        raise ValueError(
+        raise Refused(
             f"num_tasks = {num_tasks}: scenario 'domain' has one task for each of "
             f"{[names[d] for d in order]}; name the wanted ones in domain_order"
         )
@@ -331,12 +332,12 @@ def growth(
     growth: the share of the rows that is new, ICL's alpha.
     """
     if whole.num_tasks not in (None, 2):
-        raise ValueError(f"num_tasks = {whole.num_tasks}: scenario 'growth' has 2")
+        raise Refused(f"num_tasks = {whole.num_tasks}: scenario 'growth' has 2")
     count = stream.count_rows(whole.dataset.train)
     rows = np.random.default_rng(whole.seed).permutation(count)
     old, test = round((1 - growth) * count), _every_row(whole.judge)
     if not 0 < old < count:
-        raise ValueError(f"growth = {growth}: must leave old and new of {count} rows")
+        raise Refused(f"growth = {growth}: must leave old and new of {count} rows")
     return [
         _make_task(whole, 0, "old", rows[:old], test),
         _make_task(whole, 1, "new", rows[old:], test),
@@ -351,7 +352,7 @@ def after(whole: TaskSplit) -> list[stream.Task]:
     """
     num_tasks, dataset = whole.num_tasks, whole.dataset
     if num_tasks is None or num_tasks < 2:
-        raise ValueError(
+        raise Refused(
             f"num_tasks = {num_tasks!r}: scenario 'after' has one more than the run "
             "before it, at least 2"
         )
@@ -366,7 +367,7 @@ def after(whole: TaskSplit) -> list[stream.Task]:
 
 def _check_num_tasks(num_tasks, most, what):
     if num_tasks is None or num_tasks > most:
-        raise ValueError(
+        raise Refused(
             f"num_tasks = {num_tasks!r}: must be an integer from 1 to the {most} {what}"
         )
 

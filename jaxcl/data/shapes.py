@@ -213,7 +213,7 @@ def shapes(
       draw_seed: draws the images; another seed gives another set of the same kind.
 
     Raises:
-      ValueError: an option is out of its range.
+      Refused: an option is out of its range.
     """
     parts = [
         _draw_split(domains, count, size, noise, [draw_seed, number])
@@ -247,7 +247,7 @@ def write_folders(data: stream.Dataset, out: str) -> None:
       out: a folder that is missing or empty.
 
     Raises:
-      ValueError: the folder holds something.
+      Refused: the folder holds something.
     """
     storage.check_blank(out, f"--out={out}")
     for split in ("train", "test"):

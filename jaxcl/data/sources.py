@@ -26,6 +26,7 @@ from jaxcl.data import (
     stream,
     toys,
 )
+from jaxcl.errors import Refused
 
 
 class _Joined(NamedTuple):
@@ -70,7 +71,7 @@ def joined(*, sets: Annotated[Sequence[dict], schema.Entries()]) -> stream.Datas
       sets: sections like config.data, each with the name of a source and its options.
 
     Raises:
-      ValueError: no sets, a set of graphs, or an option that a source refuses; the
+      Refused: no sets, a set of graphs, or an option that a source refuses; the
         message has the number of the set.
     """
     datasets = [
@@ -97,7 +98,7 @@ def judged_by(*, train: dict, test: dict) -> stream.Dataset:
         all of them.
 
     Raises:
-      ValueError: a set of graphs, or an option that a source refuses.
+      Refused: a set of graphs, or an option that a source refuses.
     """
     sections = {"train": train, "test": test}
     datasets = [_read_source(f"config.data.{name}", x) for name, x in sections.items()]
@@ -116,7 +117,7 @@ def _read_source(field, section) -> stream.Dataset:
     source, options = lookup.find_function(SOURCES, dict(section), field)
     data = source(**schema.options(source, options, field))
     if data.train.graphs is not None:
-        raise ValueError(f"{field}: graphs cannot be joined; must be images")
+        raise Refused(f"{field}: graphs cannot be joined; must be images")
     return data
 
 
@@ -129,7 +130,7 @@ def _merge_sets(field, datasets, name, parts) -> stream.Dataset:
     """Merge several sets, which must be read in the same way."""
     decoders = {data.decoder for data in datasets} - {""}
     if len(decoders) > 1:
-        raise ValueError(f"{field}: read by {sorted(decoders)}; must be one decoder")
+        raise Refused(f"{field}: read by {sorted(decoders)}; must be one decoder")
     return datasets[0]._replace(
         name=name,
         class_names=_class_names(datasets),
@@ -161,7 +162,7 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
     inside = inside and len({x.shape[1:] for x in images}) == 1
     channels = {splits.channels(part) for *_, part in found} - {None}
     if len(channels) > 1:
-        raise ValueError(
+        raise Refused(
             f"sets: images of {' and of '.join(map(str, sorted(channels)))} channels; "
             "must be of one number, see `channels` of their sources"
         )
@@ -201,7 +202,7 @@ IN_MEMORY = ("npz", "arrays")  # unless config.data.resident is False
 
 
 def load(name: str, **options: Any) -> stream.Dataset:
-    """Read the dataset of a source by its name; ValueError: it is unknown."""
+    """Read the dataset of a source by its name; Refused: it is unknown."""
     core.check_choice("source", name, tuple(SOURCES))
     return SOURCES[name](**options)
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxcl import schema
 from jaxcl.data import files as files_lib
 from jaxcl.data import graphs, listing, prefetch, stream
+from jaxcl.errors import Refused
 
 KEPT_BYTES = 2 << 30  # most bytes of decoded images that stay in memory
 TEST_SEED = 0  # draws the test split of sets that come without one
@@ -56,7 +57,7 @@ def of_classes(
       per_class: train rows to keep of each class, drawn by `seed`; None: all.
 
     Raises:
-      ValueError: an unknown class, a class given twice, no class, or too few rows.
+      Refused: an unknown class, a class given twice, no class, or too few rows.
     """
     whole = _keep_named(dataset, "label", "classes", classes)
     if per_class is None:
@@ -65,7 +66,7 @@ def of_classes(
     by_class = [np.flatnonzero(label == number) for number in range(count)]
     fewest = min(map(len, by_class))
     if not 1 <= per_class <= fewest:
-        raise ValueError(
+        raise Refused(
             f"per_class = {per_class}: must be from 1 to the {fewest} train rows of "
             "the smallest class"
         )
@@ -88,7 +89,7 @@ def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.
       domains: numbers or names, in their new order.
 
     Raises:
-      ValueError: an unknown domain, a domain given twice, or no domain.
+      Refused: an unknown domain, a domain given twice, or no domain.
     """
     return _keep_named(dataset, "domain", "domains", domains)
 
@@ -105,7 +106,7 @@ def _keep_named(dataset, kind, option, wanted) -> stream.Dataset:
     names = getattr(dataset, field)
     kept = stream.numbers(names if wanted is None else wanted, names, option)
     if not kept:
-        raise ValueError(f"{option} = {wanted!r}: must name at least one")
+        raise Refused(f"{option} = {wanted!r}: must name at least one")
     renumbered = np.full(len(names) + 1, -1, np.int32)  # the last: of number -1
     renumbered[kept] = np.arange(len(kept))
 
@@ -127,7 +128,7 @@ def draw_mask(
     none.
     """
     if not 0 <= fraction < 1:
-        raise ValueError(f"fraction = {fraction}: must be at least 0 and below 1")
+        raise Refused(f"fraction = {fraction}: must be at least 0 and below 1")
     mask = np.zeros(len(examples.label), bool)
     if fraction == 0:
         return mask
@@ -296,7 +297,7 @@ def finish(
     stream.validate(dataset)
     _check_channels(dataset)
     if validation and dataset.validation is not None:
-        raise ValueError(
+        raise Refused(
             f"validation = {validation}: {dataset.name} already has a validation "
             "split; must be 0"
         )
@@ -358,7 +359,7 @@ def _check_channels(dataset):
     found = {name: channels(x) for name, x in stream.splits_of(dataset).items()}
     if len({*found.values()} - {None}) > 1:
         said = ", ".join(f"{count} in {name}" for name, count in found.items())
-        raise ValueError(
+        raise Refused(
             f"{dataset.name}: images differ in their channels, {said}; must be of one "
             "number"
         )
@@ -372,7 +373,7 @@ def _resident(examples: stream.Examples) -> stream.Examples:
     def read_row(row):
         image = examples.load(row)
         if image.shape != first.shape:
-            raise ValueError(
+            raise Refused(
                 f"{examples.load.name(row)} is {image.shape}, but "
                 f"{examples.load.name(0)} is {first.shape}: set `size` to bring all "
                 "images to one size"

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcl.data import files, sources, stream
+from jaxcl.errors import Refused
 
 ROWS_PER_CLASS = 1000  # where nothing tells the number of rows
 # Last part of a path -> classes, train rows and pixels of a side of the set there.
@@ -46,14 +47,14 @@ def make_for(
       no files. Classes without a name are named by their numbers.
 
     Raises:
-      ValueError: a set of graphs, an unknown number of classes, or too few rows for one
+      Refused: a set of graphs, an unknown number of classes, or too few rows for one
         of each class in each domain.
     """
     name = data.get("name")
     if name in sources.MADE:
         return None
     if name == "graphs":
-        raise ValueError(
+        raise Refused(
             "config.data.name='graphs': no blank graphs can stand in for a set; must "
             "be a set of images, or 'rings_and_trees'"
         )
@@ -65,7 +66,7 @@ def make_for(
         count = len(names)
     classes = classes or count or len(names)
     if not classes:
-        raise ValueError(
+        raise Refused(
             f"--classes: missing, and config.data.name={name!r} does not state their "
             "number"
         )
@@ -73,7 +74,7 @@ def make_for(
     domains = domains or _first_name_list(scenario.get("domain_order")) or ("all",)
     rows = rows or known_rows or ROWS_PER_CLASS * classes * len(domains)
     if rows < classes * len(domains):
-        raise ValueError(
+        raise Refused(
             f"--rows={rows}: must be at least {classes * len(domains)}, one of each of "
             f"{classes} classes in each of {len(domains)} domains"
         )

@@ -13,10 +13,12 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
+from jaxcl.errors import Refused
+
 Path = str | os.PathLike
 
 
-class NotJson(ValueError):
+class NotJson(Refused):
     """A file is not JSON."""
 
 
@@ -155,7 +157,7 @@ def check_blank(path: Path, what: str) -> None:
       what: the path as a message names it, "--out=FOLDER".
     """
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
-        raise ValueError(f"{what} is there already and not an empty folder")
+        raise Refused(f"{what} is there already and not an empty folder")
 
 
 def is_folder(path: Path) -> bool:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxcl.errors import Refused
+
 # The released CaSSLe experiments draw class orders with this seed, whatever the run's.
 CASSLE_SEED = 5
 # Labels of every source are below it: a larger one is a mistake, and would make as many
@@ -134,7 +136,7 @@ def _epoch_rows(plan: Schedule, epoch: int) -> np.ndarray:
     rows = np.asarray(plan.order(rng, plan.rows, plan.batch_size), np.int32)
     want = (plan.steps_per_epoch or len(rows), plan.batch_size)
     if rows.shape != want:
-        raise ValueError(
+        raise Refused(
             f"task {plan.task}: order gave rows of shape {rows.shape} for epoch "
             f"{epoch}, expected [steps, batch] = {want}"
         )
@@ -156,7 +158,7 @@ def schedule(
 ) -> Schedule:
     """Order all steps of a task; `epochs` as in `epochs_of_tasks`.
 
-    Raises ValueError if a number is below 1 (seed and task: below 0), if the task has
+    Raises Refused if a number is below 1 (seed and task: below 0), if the task has
     fewer rows than a batch, or if `source.order` gives no step.
     """
     by_task = epochs_of_tasks(epochs)
@@ -168,9 +170,9 @@ def schedule(
         ("batch_size", batch_size, 1),
     ):
         if not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"{name} = {value!r}: must be an integer >= {least}")
+            raise Refused(f"{name} = {value!r}: must be an integer >= {least}")
     if batch_size > len(source.rows) and source.order is epoch_order:
-        raise ValueError(
+        raise Refused(
             f"batch_size = {batch_size}: task {task} has only {len(source.rows)} "
             "train rows; use a smaller batch or fewer tasks"
         )
@@ -178,7 +180,7 @@ def schedule(
     plan = Schedule(rows, source.order, seed, task, epochs, batch_size, 0)
     first = _epoch_rows(plan, 0)
     if len(first) == 0:
-        raise ValueError(f"task {task}: order gave no step for {len(rows)} rows")
+        raise Refused(f"task {task}: order gave no step for {len(rows)} rows")
     plan.steps_per_epoch = len(first)
     return plan
 
@@ -250,7 +252,7 @@ def order_of_classes(
         order = numbers(class_order, names, field)
         missing = [names[c] for c in range(n) if c not in set(order)]
         if missing:
-            raise ValueError(f"{field}: lacks {missing[:5]}; must hold all {n} classes")
+            raise Refused(f"{field}: lacks {missing[:5]}; must hold all {n} classes")
         return np.asarray(order)
     if class_order == "sorted":
         return np.arange(n)
@@ -260,7 +262,7 @@ def order_of_classes(
         return released_permutation(n, seed=CASSLE_SEED)
     if class_order == "shuffled":
         return np.random.default_rng(seed).permutation(n)
-    raise ValueError(
+    raise Refused(
         f"{field} = {class_order!r}: must be 'sorted', 'released', 'cassle', "
         "'shuffled' or a list of classes"
     )
@@ -276,14 +278,14 @@ def numbers(
             entry = names.index(entry)
         known = isinstance(entry, int | np.integer) and 0 <= entry < len(names)
         if not known:
-            raise ValueError(
+            raise Refused(
                 f"{field}: {entry!r} is neither a number below {len(names)} nor one of "
                 f"{names[:10]}{'...' if len(names) > 10 else ''}"
             )
         chosen.append(int(entry))
     twice = {names[n] for n in chosen if chosen.count(n) > 1}
     if twice:
-        raise ValueError(f"{field}: {sorted(twice)} more than once")
+        raise Refused(f"{field}: {sorted(twice)} more than once")
     return chosen
 
 
@@ -291,12 +293,12 @@ def as_numbers(where: str, field: str, values: np.ndarray, least: int) -> np.nda
     """Return labels or domains as i32[N]; refuse numbers that would overflow.
 
     Raises:
-      ValueError: no integers, or one below `least` or not below `LABELS`.
+      Refused: no integers, or one below `least` or not below `LABELS`.
     """
     if not np.issubdtype(values.dtype, np.integer):
-        raise ValueError(f"{where}: {field} are {values.dtype}, expected integers")
+        raise Refused(f"{where}: {field} are {values.dtype}, expected integers")
     if len(values) and not least <= values.min() <= values.max() < LABELS:
-        raise ValueError(
+        raise Refused(
             f"{where}: {field} run from {values.min()} to {values.max()}, must be from "
             f"{least} to {LABELS - 1}"
         )
@@ -304,11 +306,11 @@ def as_numbers(where: str, field: str, values: np.ndarray, least: int) -> np.nda
 
 
 def validate(dataset: Dataset) -> None:
-    """Raise ValueError if a split breaks the promises of its type."""
+    """Raise Refused if a split breaks the promises of its type."""
     for field in ("class_names", "domain_names"):
         counts = collections.Counter(getattr(dataset, field))
         if twice := [name for name, count in counts.items() if count > 1]:
-            raise ValueError(f"{dataset.name}: {field} has {twice[:5]} more than once")
+            raise Refused(f"{dataset.name}: {field} has {twice[:5]} more than once")
     for split, examples in splits_of(dataset).items():
         _validate_split(f"{dataset.name}: {split}", examples, dataset, split == "train")
 
@@ -316,32 +318,32 @@ def validate(dataset: Dataset) -> None:
 def _validate_split(where, examples, dataset, trained) -> None:
     n, images = count_rows(examples), examples.images
     if n == 0:
-        raise ValueError(f"{where} has no examples")
+        raise Refused(f"{where} has no examples")
     contents = [images, examples.load, examples.graphs]
     if sum(content is not None for content in contents) != 1:
-        raise ValueError(f"{where} must have one of images, load and graphs")
+        raise Refused(f"{where} must have one of images, load and graphs")
     if images is not None:
         whole = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape) > 0
         features = images.dtype == np.float32 and images.shape[1:-1] == (1, 1)
         if not features and (not whole or images.shape[-1] not in (1, 3)):
-            raise ValueError(
+            raise Refused(
                 f"{where} images are {images.dtype}{list(images.shape)}, expected "
                 "uint8[N, H, W, C] with C 1 or 3"
             )
         if len(images) != n:
-            raise ValueError(f"{where} has {len(images)} images and {n} labels")
+            raise Refused(f"{where} has {len(images)} images and {n} labels")
     for field, low, names in (
         ("label", -1, dataset.class_names),
         ("domain", 0 if trained else -1, dataset.domain_names),
     ):
         values = getattr(examples, field)
         if values.dtype != np.int32 or values.shape != (n,):
-            raise ValueError(
+            raise Refused(
                 f"{where} {field} is {values.dtype}{list(values.shape)}, expected "
                 f"int32[{n}]"
             )
         if values.min() < low or values.max() >= len(names):
-            raise ValueError(
+            raise Refused(
                 f"{where} {field} runs from {values.min()} to {values.max()}, allowed "
                 f"{low} to {len(names) - 1} ({len(names)} names)"
             )

@@ -7,6 +7,7 @@ from PIL import Image
 
 from jaxcl import schema
 from jaxcl.data import files, from_graphs, splits, stream
+from jaxcl.errors import Refused
 
 Look = Literal["plain", "inverted", "rotated"]
 _LOOKS = {
@@ -101,12 +102,12 @@ def rings_and_trees(
       seed: draws sizes, chords and trees.
 
     Raises:
-      ValueError: a number is out of its range.
+      Refused: a number is out of its range.
     """
     if nodes[0] > nodes[1]:
-        raise ValueError(f"config.data.nodes={nodes}: must be (least, most)")
+        raise Refused(f"config.data.nodes={nodes}: must be (least, most)")
     if count * nodes[1] > _NODES:
-        raise ValueError(
+        raise Refused(
             f"config.data.count={count} x nodes={nodes}: must be at most {_NODES} nodes"
         )
     rng = np.random.default_rng(seed)

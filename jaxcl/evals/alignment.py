@@ -55,7 +55,7 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
       stored rows of a task, absent without any; "mean" over all.
 
     Raises:
-      ValueError: the method keeps no memory, or held-out rows or labels are missing.
+      Refused: the method keeps no memory, or held-out rows or labels are missing.
     """
     what = "a method with a memory of images and the task of each, as er and er_ace do"
     features_lib.refuse_unless(parts.memory is not None, "alignment", what)

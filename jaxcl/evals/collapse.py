@@ -101,7 +101,7 @@ def make(
       "rankme", see these functions.
 
     Raises:
-      ValueError: an option out of its range.
+      Refused: an option out of its range.
     """
     examples, rows = features_lib.sample_rows(parts, "collapse", max_rows)
     embed = features_lib.make_embedder(parts, examples, rows=rows)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxcl import core, sharding
 from jaxcl.data import graph_batches, prefetch, splits, stream
 from jaxcl.data.augment import images as augment_images
+from jaxcl.errors import Refused
 
 # Features of the encoder, or the projections that the loss compares.
 Features = Literal["embedding", "projection"]
@@ -36,7 +37,7 @@ def all_finite(*arrays: jax.Array) -> bool:
 def require(field: str, value: Any, good: bool, allowed: str) -> None:
     """Raise an error about `config.evaluators.{field}` unless it is valid."""
     if not good:
-        raise ValueError(f"config.evaluators.{field}={value!r}: must be {allowed}")
+        raise Refused(f"config.evaluators.{field}={value!r}: must be {allowed}")
 
 
 def refuse_unless(
@@ -44,7 +45,7 @@ def refuse_unless(
 ) -> None:
     """Refuse a method or data that lacks what `config.evaluators.{name}` needs."""
     if not good:
-        raise ValueError(f"config.evaluators.{name}: needs {what}; {do}")
+        raise Refused(f"config.evaluators.{name}: needs {what}; {do}")
 
 
 def check_labels(
@@ -58,7 +59,7 @@ def check_labels(
       needed: splits; by default the train split and the evaluation rows.
 
     Raises:
-      ValueError: no evaluation rows, or rows without a label, naming the dataset.
+      Refused: no evaluation rows, or rows without a label, naming the dataset.
     """
     dataset = parts.stream.dataset
     for examples in needed or (dataset.train, parts.stream.evaluation):
@@ -74,7 +75,7 @@ def select_features(parts: core.EvalParts, name: str, features: str) -> core.Eva
     """Return EvalParts whose `embed` gives the `features` that an option names.
 
     Raises:
-      ValueError: a method without a projection.
+      Refused: a method without a projection.
     """
     if features == "embedding":
         return parts
@@ -455,7 +456,7 @@ def sample_rows(
       the split; i64[n], at most `max_rows` of its rows.
 
     Raises:
-      ValueError: the split has fewer than `least` rows.
+      Refused: the split has fewer than `least` rows.
     """
     examples = parts.stream.evaluation
     if examples is None:

@@ -66,7 +66,7 @@ def make(
       DUEL's memory. Besides "stream_entropy" and "stream_class_c", of all offered rows.
 
     Raises:
-      ValueError: an option out of its range; a method without a projection; rows
+      Refused: an option out of its range; a method without a projection; rows
         without a label.
     """
     if features is None:

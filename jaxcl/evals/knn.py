@@ -159,7 +159,7 @@ def make(
       "accuracy" on all evaluation rows.
 
     Raises:
-      ValueError: an option out of its range; no evaluation split; no labels.
+      Refused: an option out of its range; no evaluation split; no labels.
     """
     others, dataset = train_on == "evaluation", parts.stream.dataset
     judged_alone = train_on in ("labelled", "evaluation")

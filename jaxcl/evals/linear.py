@@ -280,7 +280,7 @@ def make(
       `make_evaluator` of these settings.
 
     Raises:
-      ValueError: an option out of its range; no evaluation split; no labels;
+      Refused: an option out of its range; no evaluation split; no labels;
         "visible" of a method that does not say what it replayed.
     """
     given = {"lr": lr, "train_on": train_on, "augment": augment}

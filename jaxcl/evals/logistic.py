@@ -104,7 +104,7 @@ def make(
       evaluation rows, "iterations".
 
     Raises:
-      ValueError: an option out of its range; no evaluation split; no labels; train
+      Refused: an option out of its range; no evaluation split; no labels; train
         rows of one class; augmented passes over images that stream or are resized.
     """
     features_lib.check_labels(parts, "logistic")

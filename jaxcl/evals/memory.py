@@ -44,7 +44,7 @@ def make(parts: core.EvalParts) -> Callable:
       first epoch in the task's order, absent if none has a label.
 
     Raises:
-      ValueError: the method keeps no memory.
+      Refused: the method keeps no memory.
     """
     what = "a method with a memory of rows, as duel, er and cclis have"
     features_lib.refuse_unless(parts.memory, "memory", what)

@@ -67,7 +67,7 @@ def make(
       evaluate(state, task) -> core.Result, which is empty.
 
     Raises:
-      ValueError: an option out of its range; a set of graphs; fewer than 2 images.
+      Refused: an option out of its range; a set of graphs; fewer than 2 images.
     """
     examples, rows = features_lib.sample_rows(parts, "neighbours", max_rows, least=2)
     is_images = examples.graphs is None

@@ -39,7 +39,7 @@ def make(
       are fewer than a batch.
 
     Raises:
-      ValueError: an option is out of its range; the method has no such loss; images
+      Refused: an option is out of its range; the method has no such loss; images
         that do not fit in memory.
     """
     _check_rows(parts, batch_size, max_rows)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
+from jaxcl.errors import Refused
+
 # Figures, formats, colours, axes
 
 # Colours that differ from each other with any colour vision, and from white.
@@ -53,7 +55,7 @@ def make_figure(width, height):
 def save_figure(figure, path, *, dpi: int = 120) -> None:
     """Write a figure in the format that the path ends in, one of `FORMATS`.
 
-    The same figure gives the same bytes. Raises ValueError for another ending.
+    The same figure gives the same bytes. Raises Refused for another ending.
     """
     kind = read_format(path)
     # Else an SVG has the time of day and random names, a PDF the time.
@@ -70,7 +72,7 @@ def read_format(path) -> str:
     """Read the format in the name of a picture, before anything is computed."""
     kind = os.path.splitext(os.fspath(path))[1].lower().removeprefix(".")
     if kind not in FORMATS:
-        raise ValueError(f"{os.fspath(path)}: a picture must end in one of {FORMATS}")
+        raise Refused(f"{os.fspath(path)}: a picture must end in one of {FORMATS}")
     return kind
 
 

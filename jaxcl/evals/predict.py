@@ -31,7 +31,7 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
       on all evaluated rows.
 
     Raises:
-      ValueError: the method predicts nothing, or the evaluation split or labels are
+      Refused: the method predicts nothing, or the evaluation split or labels are
         missing.
     """
     what = "a method that predicts classes, as two_view with "

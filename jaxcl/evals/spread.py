@@ -44,7 +44,7 @@ def make(
       means over the classes are the first two.
 
     Raises:
-      ValueError: no such split or features; a method without a projection; no labels.
+      Refused: no such split or features; a method without a projection; no labels.
     """
     parts = features_lib.select_features(parts, "spread", features)
     train = parts.stream.dataset.train

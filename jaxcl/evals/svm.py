@@ -62,7 +62,7 @@ def make(
       subset with a single class or with a feature that is not finite.
 
     Raises:
-      ValueError: an option out of its range; rows without a label; a class with too
+      Refused: an option out of its range; rows without a label; a class with too
         few rows for the folds; nothing to measure in any task.
     """
     enough = max_rows is None or max_rows >= folds

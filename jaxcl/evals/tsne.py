@@ -51,7 +51,7 @@ def make(
       evaluate(state, task) -> core.Result, which is empty.
 
     Raises:
-      ValueError: an option out of its range; no labels; no evaluation split, or fewer
+      Refused: an option out of its range; no labels; no evaluation split, or fewer
         than 5 rows in it.
     """
     examples, name = parts.stream.evaluation, parts.stream.dataset.name

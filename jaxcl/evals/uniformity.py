@@ -65,7 +65,7 @@ def make(
       "uniformity", see these functions; lower is better of both.
 
     Raises:
-      ValueError: an option out of its range; fewer than 2 rows.
+      Refused: an option out of its range; fewer than 2 rows.
     """
     examples, rows = features_lib.sample_rows(parts, "uniformity", max_rows, least=2)
     images = features_lib.read_images(parts, examples, rows)

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core
+from jaxcl.errors import Refused
 
 # Logit of a row that does not exist. With -inf the gradient would be nan if none does.
 _ABSENT = -1e30
@@ -153,7 +154,7 @@ def info_nce(
       f32[], in nats. An anchor without any negative counts 0.
 
     Raises:
-      ValueError: neither `negatives` nor `examples` is given.
+      Refused: neither `negatives` nor `examples` is given.
 
     Example:
       >>> import jax.numpy as jnp
@@ -166,7 +167,7 @@ def info_nce(
     chex.assert_rank([anchors, positives], 2)
     chex.assert_equal_shape([anchors, positives])
     if negatives is None and examples is None:
-        raise ValueError("negatives=None, examples=None: one of them must be given")
+        raise Refused("negatives=None, examples=None: one of them must be given")
     anchors, positives = core.l2_normalize(anchors), core.l2_normalize(positives)
     positive = jnp.sum(anchors * positives, axis=-1) / temperature
 

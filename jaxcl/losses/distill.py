@@ -52,7 +52,7 @@ def cassle_contrastive(
       f32[], in nats.
 
     Raises:
-      ValueError: if `form` is neither.
+      Refused: if `form` is neither.
 
     Example:
       >>> import jax.numpy as jnp
@@ -249,7 +249,7 @@ def pseudo_negative(
       f32[], without its weight, the paper's lambda.
 
     Raises:
-      ValueError: if `distance` is none of them.
+      Refused: if `distance` is none of them.
 
     Example:
       >>> import jax.numpy as jnp
@@ -500,7 +500,7 @@ def pnr_moco(
       key_queue: f32[2, K, D], earlier keys, [0] from view 1; no gradient.
       frozen_queue: f32[2, K', D], earlier frozen features; no gradient.
       temperature, distill_temperature: divide the cosines of L1 and of L2.
-      form: "code" or "paper"; ValueError if neither.
+      form: "code" or "paper"; Refused if neither.
       pn1: whether L1 has its pseudo-negatives, `frozen_queue` (Table 7).
       pn2: whether L2 has its pseudo-negatives, `key_queue` (Table 7).
       unit_queues: rows of the queues have unit length already; they are not normalised.

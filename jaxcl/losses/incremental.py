@@ -44,6 +44,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core
+from jaxcl.errors import Refused
 
 # The logarithm of an empty mean: -inf would have no gradient.
 _ABSENT = -1e30
@@ -94,7 +95,7 @@ def nce_one(
       without any negative counts 0.
 
     Raises:
-      ValueError: a number is out of its range, or `growth` or `more_mask` is given
+      Refused: a number is out of its range, or `growth` or `more_mask` is given
         without `more_negatives`.
 
     Example:
@@ -109,7 +110,7 @@ def nce_one(
     if more_negatives is not None:
         sets.append((more_negatives, more_mask))
     elif growth is not None or more_mask is not None:
-        raise ValueError(
+        raise Refused(
             f"more_negatives=None: must be given with growth={growth}, "
             f"more_mask={'None' if more_mask is None else 'an array'}"
         )
@@ -156,7 +157,7 @@ def change_ratio(
       since nothing is known of their change.
 
     Raises:
-      ValueError: a number is out of its range.
+      Refused: a number is out of its range.
 
     Example:
       >>> import jax.numpy as jnp
@@ -213,7 +214,7 @@ def nce_two(
       without a negative in one of the sets counts 0.
 
     Raises:
-      ValueError: a number is out of its range.
+      Refused: a number is out of its range.
 
     Example:
       >>> import jax.numpy as jnp
@@ -257,7 +258,7 @@ def others(size: int, count: int | None = None) -> jax.Array:
       bool[size, size], True at [i, j] if row j is a negative of row i.
 
     Raises:
-      ValueError: the batch has fewer than `count` other rows.
+      Refused: the batch has fewer than `count` other rows.
 
     Example:
       >>> from jaxcl.losses import incremental
@@ -266,9 +267,7 @@ def others(size: int, count: int | None = None) -> jax.Array:
     """
     count = size - 1 if count is None else count
     if not 0 <= count < size:
-        raise ValueError(
-            f"count={count}: must be in [0, {size}), the size of the batch"
-        )
+        raise Refused(f"count={count}: must be in [0, {size}), the size of the batch")
     row = jnp.arange(size)[:, None]
     column = jnp.arange(size)[None, :]
     return (column < count + (row < count)) & (row != column)
@@ -287,7 +286,7 @@ def split_negatives(num_negatives: int, growth: float) -> tuple[int, int]:
       Two ints.
 
     Raises:
-      ValueError: `growth` is out of its range.
+      Refused: `growth` is out of its range.
 
     Example:
       >>> from jaxcl.losses import incremental
@@ -307,11 +306,9 @@ def _check_numbers(temperature=1.0, num_negatives=1, growth=None):
         ("num_negatives", num_negatives),
     ]:
         if isinstance(value, int | float) and not value > 0:
-            raise ValueError(f"{field}={value}: must be above 0")
+            raise Refused(f"{field}={value}: must be above 0")
     if isinstance(growth, int | float) and not 0 <= growth < 1:
-        raise ValueError(
-            f"growth={growth}: must be in [0, 1), new items over all items"
-        )
+        raise Refused(f"growth={growth}: must be in [0, 1), new items over all items")
 
 
 def _log_odds(anchors, positives, sets, temperature, num_negatives, mask):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core
+from jaxcl.errors import Refused
 
 
 def mse(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -144,7 +145,7 @@ def epps_pulley(x: jax.Array, *, form: str = "code") -> jax.Array:
       f32[...], one statistic for each column.
 
     Raises:
-      ValueError: if `form` is neither.
+      Refused: if `form` is neither.
 
     Example:
       >>> import jax.numpy as jnp
@@ -346,7 +347,7 @@ def dino(
       f32[], in nats; log K where all logits are equal.
 
     Raises:
-      ValueError: V is 1, and a view has no other.
+      Refused: V is 1, and a view has no other.
 
     Example:
       >>> import jax.numpy as jnp
@@ -359,7 +360,7 @@ def dino(
     (rows, views, count), shown = logits.shape, targets.shape[1]
     chex.assert_shape(targets, (rows, min(shown, views), count))
     if views < 2:
-        raise ValueError(f"logits has V={views} views: allowed are 2 and more")
+        raise Refused(f"logits has V={views} views: allowed are 2 and more")
     targets = jax.lax.stop_gradient(targets)
     logs = jax.nn.log_softmax(core.at_least_float32(logits) / temperature, axis=-1)
     high = jax.lax.Precision.HIGH  # a TPU's default is too coarse, see core.dot
@@ -458,7 +459,7 @@ def vicreg(
       f32[].
 
     Raises:
-      ValueError: B is 1, and one row has no variance.
+      Refused: B is 1, and one row has no variance.
 
     Example:
       >>> import jax.numpy as jnp
@@ -470,7 +471,7 @@ def vicreg(
     chex.assert_rank(z1, 2)
     chex.assert_equal_shape([z1, z2])
     if z1.shape[0] < 2:
-        raise ValueError(f"z1 has B={z1.shape[0]} rows: allowed are 2 and more")
+        raise Refused(f"z1 has B={z1.shape[0]} rows: allowed are 2 and more")
     (hinge1, redundancy1), (hinge2, redundancy2) = map(_moment_terms, (z1, z2))
     return (
         invariance * mse(z1, z2)

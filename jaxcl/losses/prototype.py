@@ -71,7 +71,7 @@ def sample_nce(
       f32[], in nats; 0 if no row is left. Classes without a row are not anchors.
 
     Raises:
-      ValueError: if `scope` is none of them.
+      Refused: if `scope` is none of them.
 
     Example:
       >>> import jax.numpy as jnp

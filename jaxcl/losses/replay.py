@@ -155,7 +155,7 @@ def er_ace(
       f32[], in nats.
 
     Raises:
-      ValueError: if `form` is neither.
+      Refused: if `form` is neither.
 
     Example:
       >>> import jax.numpy as jnp
@@ -232,7 +232,7 @@ def triplet(
       f32[], without its weight, P's gamma; 0 if no anchor is valid.
 
     Raises:
-      ValueError: if `distance` is neither.
+      Refused: if `distance` is neither.
 
     Example:
       >>> import jax.numpy as jnp
@@ -384,7 +384,7 @@ def icarl(
       f32[], in nats; 0 if no row or no class is left.
 
     Raises:
-      ValueError: if `reduction` is neither.
+      Refused: if `reduction` is neither.
 
     Example:
       >>> import jax.numpy as jnp

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core
+from jaxcl.errors import Refused
 
 _MOST = 2**31 - 1  # the largest i32
 
@@ -43,10 +44,10 @@ def create(example: core.PyTree, capacity: int) -> Buffer:
       A buffer of zeros.
 
     Raises:
-      ValueError: capacity < 1.
+      Refused: capacity < 1.
     """
     if capacity < 1:
-        raise ValueError(f"capacity={capacity}: must be 1 or more")
+        raise Refused(f"capacity={capacity}: must be 1 or more")
 
     def empty_slots(leaf):
         # A numpy array may have 64 bits, which the device does not store.
@@ -87,7 +88,7 @@ def write(
       The new buffer.
 
     Raises:
-      ValueError: `items` does not match the example of `create`.
+      Refused: `items` does not match the example of `create`.
     """
     slots = jnp.asarray(slots, jnp.int32)
     chex.assert_rank(slots, 1)
@@ -153,11 +154,11 @@ def sample(
       slots: i32[k], where the rows are stored; `capacity` where masked.
 
     Raises:
-      ValueError: k is not in 1 to the capacity.
+      Refused: k is not in 1 to the capacity.
     """
     capacity = buffer.capacity
     if not 1 <= k <= capacity:
-        raise ValueError(f"k={k}: allowed are 1 to the buffer's capacity, {capacity}")
+        raise Refused(f"k={k}: allowed are 1 to the buffer's capacity, {capacity}")
     # "high": with 23 random bits, ties at the top would favour the lower slots.
     score = jax.random.gumbel(key, (capacity,), jnp.float32, mode="high")
     drawable = buffer.filled
@@ -226,13 +227,13 @@ def _check_items(stored, items, count):
     """Refuse rows that the buffer would have to reshape or cast."""
     structure, expected = jax.tree.structure(items), jax.tree.structure(stored)
     if structure != expected:
-        raise ValueError(f"items={structure}: the buffer holds {expected}")
+        raise Refused(f"items={structure}: the buffer holds {expected}")
     for (path, old), new in zip(
         jax.tree_util.tree_leaves_with_path(stored), jax.tree.leaves(items), strict=True
     ):
         shape = (count, *old.shape[1:])
         if new.shape != shape or new.dtype != old.dtype:
-            raise ValueError(
+            raise Refused(
                 f"items{jax.tree_util.keystr(path)}={new.dtype}{list(new.shape)}: "
                 f"must be {old.dtype}{list(shape)}, one row per slot"
             )

@@ -209,7 +209,7 @@ def select(
       bool[K+B], at most K of them True.
 
     Raises:
-      ValueError: an unknown score.
+      Refused: an unknown score.
     """
     chex.assert_rank([memory, incoming], 2)
     core.check_choice("score", score, _SCORES)

@@ -11,6 +11,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxcl.errors import Refused
+
 
 def herding(features: jax.Array, k: int, mask: jax.Array | None = None) -> jax.Array:
     """Pick k rows by herding, in the order of the choice.
@@ -32,10 +34,10 @@ def herding(features: jax.Array, k: int, mask: jax.Array | None = None) -> jax.A
       i32[k], indices of rows; N once all rows that exist are chosen.
 
     Raises:
-      ValueError: k < 1.
+      Refused: k < 1.
     """
     if k < 1:
-        raise ValueError(f"k={k}: must be 1 or more")
+        raise Refused(f"k={k}: must be 1 or more")
     chex.assert_rank(features, 2)
     count = len(features)
     mask = jnp.ones((count,), bool) if mask is None else jnp.asarray(mask, bool)

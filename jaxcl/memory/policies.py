@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import lookup
+from jaxcl.errors import Refused
 from jaxcl.memory import buffer as buffer_lib
 from jaxcl.memory import diversity, loss_aware, redundancy
 from jaxcl.memory import duel as duel_lib
@@ -121,14 +122,14 @@ def ring(
       turn: i32[G], after the batch.
 
     Raises:
-      ValueError: a group would have no slot.
+      Refused: a group would have no slot.
     """
     mask = jnp.asarray(mask, bool)
     chex.assert_rank(mask, 1)
     chex.assert_equal_shape([group, mask])
     groups = len(turn)
     if buffer.capacity < groups:
-        raise ValueError(
+        raise Refused(
             f"capacity={buffer.capacity}: a ring for each of {groups} groups needs as "
             "many slots or more"
         )
@@ -563,7 +564,7 @@ def look_up(name: str) -> Policy:
     """Look up a policy of `POLICIES`, or make one from the user's own module.
 
     Raises:
-      ValueError: naming config.replay.policy and what is allowed.
+      Refused: naming config.replay.policy and what is allowed.
     """
     field = "config.replay.policy"
     found = lookup.find_entry(POLICIES, name, field)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core
+from jaxcl.errors import Refused
 
 
 class Queue(NamedTuple):
@@ -58,11 +59,11 @@ def enqueue(
       The new queue and pointer.
 
     Raises:
-      ValueError: B > K.
+      Refused: B > K.
     """
     size, count = queue.shape[1], rows.shape[1]
     if count > size:
-        raise ValueError(
+        raise Refused(
             f"config.method.queue_size={size}: must hold a batch, {count} rows"
         )
     # The rows are masked: masking the queue would copy all of it.

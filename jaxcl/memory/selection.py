@@ -13,6 +13,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxcl.errors import Refused
+
 
 def proposal(
     similarity: jax.Array, labels: jax.Array, seen: jax.Array, mask: jax.Array
@@ -101,12 +103,12 @@ def quotas(
       `capacity` and the sum of `counts` over old and new classes.
 
     Raises:
-      ValueError: capacity < 1.
+      Refused: capacity < 1.
 
     Source: the authors' code of Co2L and CCLIS.
     """
     if capacity < 1:
-        raise ValueError(f"capacity={capacity}: must be 1 or more")
+        raise Refused(f"capacity={capacity}: must be 1 or more")
     chex.assert_rank(counts, 1)
     chex.assert_equal_shape([counts, old, new])
     k_total, k_old, k_new, k_more = jax.random.split(key, 4)

@@ -98,7 +98,7 @@ def aser_score(
       f32[N].
 
     Raises:
-      ValueError: if `variant` is none of them.
+      Refused: if `variant` is none of them.
     """
     core.check_choice("variant", variant, VARIANTS)
     chex.assert_equal_shape_suffix([adversarial, cooperative], 1)

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
+from jaxcl.errors import Refused
 from jaxcl.memory import buffer, policies
 
 
@@ -93,7 +94,7 @@ def find_policy(replay: core.Replay) -> policies.Policy:
     each device's share of the stream has as many rows that exist.
 
     Raises:
-      ValueError: there is no such policy; or, when it chooses, the devices cannot share
+      Refused: there is no such policy; or, when it chooses, the devices cannot share
         the rows evenly.
     """
     policy = policies.look_up(replay.policy)
@@ -132,7 +133,7 @@ def write_rows(
       slots: i32[B], local; B a multiple of the number of devices.
 
     Raises:
-      ValueError: `items` does not match the example of `create`, or the devices
+      Refused: `items` does not match the example of `create`, or the devices
         cannot share the rows evenly.
     """
     if isinstance(memory, buffer.Buffer):
@@ -164,13 +165,13 @@ def sample(
       slots: i32[k], local.
 
     Raises:
-      ValueError: k is above the capacity or no multiple of the number of devices.
+      Refused: k is above the capacity or no multiple of the number of devices.
     """
     if isinstance(memory, buffer.Buffer):
         return buffer.sample(memory, key, k, log_weights=log_weights)
     count = sharding.per_device("k", k, sharding.current())
     if k > memory.capacity:
-        raise ValueError(f"k={k}: allowed are up to the capacity, {memory.capacity}")
+        raise Refused(f"k={k}: allowed are up to the capacity, {memory.capacity}")
 
     def sample_on_device(memory, log_weights, key):
         memory, key = _read_shard(memory), _fold_device(key)

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema, sharding
+from jaxcl.errors import Refused
 from jaxcl.memory import buffer, shapley
 from jaxcl.methods import online
 
@@ -57,7 +58,7 @@ def make(
         of the memory is below a number drawn from 0 to 1/C. So new classes are stored.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     core.check_choice("config.replay.sharded", parts.replay.sharded, (False,))
     if keep == "shapley":
@@ -82,13 +83,13 @@ def make(
 def _check_sizes(replay: core.Replay, num_classes, per_class):
     most = (replay.capacity - 1) // num_classes
     if per_class > most:
-        raise ValueError(
+        raise Refused(
             f"config.method.per_class={per_class}: of {num_classes} classes they would "
             f"fill the memory, {replay.capacity} slots, and leave none to give up; "
             f"must be at most {most}, or config.method.keep='policy'"
         )
     if replay.policy != "reservoir":
-        raise ValueError(
+        raise Refused(
             f"config.replay.policy={replay.policy!r}: config.method.keep='shapley' "
             "asks no policy; leave it out or set keep to 'policy'"
         )

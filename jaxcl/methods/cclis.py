@@ -69,7 +69,7 @@ def make(
       hidden_dim, output_dim: of the projector; None: as wide as the encoder's features.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     net = rehearsal.network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=True

@@ -59,7 +59,7 @@ def make(
       hidden_dim, output_dim: of the projector; None: as wide as the encoder's features.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     frozen_train = frozen_bn == "batch"
     net = rehearsal.network(

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
+from jaxcl.errors import Refused
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer
 from jaxcl.methods import online
@@ -49,11 +50,11 @@ def make(
       draws: DER++ draws twice, "independent", or "disjoint" with no row in both.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     net, disjoint = online.build_network(parts, head), draws == "disjoint"
     if disjoint and beta and parts.replay.capacity < 2:
-        raise ValueError(
+        raise Refused(
             f"config.replay.capacity={parts.replay.capacity}: must be at least 2 with "
             "config.method.draws='disjoint'"
         )

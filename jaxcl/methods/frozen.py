@@ -15,6 +15,7 @@ from absl import logging
 
 from jaxcl import core
 from jaxcl.data import stream
+from jaxcl.errors import Refused
 from jaxcl.nets import chain, mlp, pieces
 
 
@@ -52,7 +53,7 @@ def make_method(parts: core.Parts, rule: Rule) -> core.Method:
       rule: the classifier on the features.
 
     Raises:
-      ValueError: config.accumulate is set, which only training uses.
+      Refused: config.accumulate is set, which only training uses.
     """
     _check_encoder(parts)
     nets = chain.Chain({"encoder": parts.encoder})
@@ -104,7 +105,7 @@ def make_method(parts: core.Parts, rule: Rule) -> core.Method:
 def _check_encoder(parts: core.Parts) -> None:
     """Refuse an encoder that passes in pieces; warn of one that was never trained."""
     if isinstance(parts.encoder, pieces.PiecewiseEncoder):
-        raise ValueError(
+        raise Refused(
             f"config.accumulate={parts.encoder.count}: this method does not train its "
             "encoder, so there are no activations to save; must be 1"
         )

@@ -74,7 +74,7 @@ def make(
       candidates: rows of the reservoir; None: config.replay.capacity.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     net = online.build_network(parts, head)
 

@@ -68,7 +68,7 @@ def make(
       cutmix_alpha: of the Beta distribution of the share that an image keeps.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     _check_replay(parts.replay, balanced)
     net = online.build_network(parts, head)

@@ -22,6 +22,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 
 from jaxcl import core, schema, sharding
+from jaxcl.errors import Refused
 from jaxcl.memory import quadratic, sharded
 from jaxcl.methods import online
 
@@ -58,7 +59,7 @@ def make(
     ridge = 0.0 if form == "paper" else 1e-3
     shards = sharded.count_shards(parts.replay)
     if memory_rows is not None and memory_rows % shards:
-        raise ValueError(
+        raise Refused(
             f"config.method.memory_rows={memory_rows}: must be a multiple of {shards}, "
             "the devices that share the memory"
         )

@@ -66,7 +66,7 @@ def make(
         "code".
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     net = online.build_network(parts, head)
 

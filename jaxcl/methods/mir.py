@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import core, schema
+from jaxcl.errors import Refused
 from jaxcl.memory import sharded
 from jaxcl.methods import online
 
@@ -49,7 +50,7 @@ def make(
       moves_statistics: scoring at theta moves the running statistics of batch norm.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     _check_candidates(parts, candidates)
     net = online.build_network(parts, head)
@@ -89,13 +90,13 @@ def make(
 def _check_candidates(parts, candidates):
     least = parts.replay.size
     if candidates < least:
-        raise ValueError(
+        raise Refused(
             f"config.method.candidates={candidates}: must be at least {least}, the "
             "rows to be replayed (config.replay.size)"
         )
     shards = sharded.count_shards(parts.replay)
     if candidates % shards:
-        raise ValueError(
+        raise Refused(
             f"config.method.candidates={candidates}: must be a multiple of {shards}, "
             "the devices that share the memory (config.replay.sharded)"
         )

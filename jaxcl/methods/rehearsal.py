@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxcl import core, sharding
 from jaxcl.data import stream
+from jaxcl.errors import Refused
 from jaxcl.memory import buffer, selection
 from jaxcl.nets import chain, layers, mlp, traits
 
@@ -92,7 +93,7 @@ def network(
     """Build the network of a method; a `hidden_dim` of None is the encoder's width."""
     hidden = hidden_dim or traits.read_traits(parts.encoder).num_features
     if hidden is None:
-        raise ValueError(
+        raise Refused(
             "config.method.hidden_dim=None: this encoder does not say its "
             "`num_features`; must be a whole number"
         )
@@ -263,7 +264,7 @@ def _stored_rows(state) -> buffer.Buffer:
 
 def _images(examples):
     if examples.images is None:
-        raise ValueError(
+        raise Refused(
             "config.method: scores all images of a task, which must fit in memory: "
             "give config.data a size, or take a smaller set"
         )

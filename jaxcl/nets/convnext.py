@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
+from jaxcl.errors import Refused
 from jaxcl.nets import layers
 
 KERNEL = 7  # pixels of a side of the depthwise convolutions
@@ -146,12 +147,12 @@ class ConvNeXt(nn.Module):
           key: for `drop_path`; without a key no branch is dropped.
 
         Raises:
-          ValueError: a side is too short for all stages.
+          Refused: a side is too short for all stages.
         """
         core.check_images(images)
         least = self.patch * 2 ** (len(self.depths) - 1)
         if min(images.shape[1:3]) < least:
-            raise ValueError(
+            raise Refused(
                 f"images of {images.shape[1]} x {images.shape[2]} pixels "
                 f"(config.augment.size): sides must be at least {least}, for "
                 f"{len(self.depths)} stages with config.encoder.patch={self.patch}"
@@ -208,7 +209,7 @@ def convnext(
       dtype: of the computation; parameters, the last norm and the pooling stay f32.
 
     Raises:
-      ValueError: an option is out of its range.
+      Refused: an option is out of its range.
     """
     usual = SIZES[size]
     return ConvNeXt(

@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxcl import schema
 from jaxcl.data import graphs as graphs_lib
+from jaxcl.errors import Refused
 
 
 def propagate(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
@@ -170,7 +171,7 @@ class GraphEncoder(nn.Module):
           key: of the dropout; an encoder with dropout needs it in training.
 
         Raises:
-          ValueError: the key is missing.
+          Refused: the key is missing.
         """
         # Zeros, since a masked number that is not finite would reach W's gradient.
         x, outputs = jnp.where(graphs.node_mask[:, None], graphs.features, 0.0), []
@@ -197,9 +198,7 @@ class GCN(GraphEncoder):
         """Apply layer number `layer`, see `GraphEncoder`."""
         drops = train and self.dropout > 0
         if drops and key is None:
-            raise ValueError(
-                f"key=None: dropout={self.dropout} in training needs a key"
-            )
+            raise Refused(f"key=None: dropout={self.dropout} in training needs a key")
         x = GCNConv(self.width, name=f"conv{layer}")(x, graphs)
         bn = MaskedBatchNorm(self.momentum, affine=self.affine, name=f"bn{layer}")
         x = nn.leaky_relu(bn(x, graphs.node_mask, train=train), 0.01)
@@ -222,7 +221,7 @@ def gcn(
     """Build the graph encoder `GCN`.
 
     Raises:
-      ValueError: an option is out of its range; `dtype` is not float32, which sums over
+      Refused: an option is out of its range; `dtype` is not float32, which sums over
         many nodes need.
     """
     check_dtype(dtype)
@@ -233,7 +232,7 @@ def check_dtype(dtype: Any) -> None:
     """Refuse any type but float32, which sums over many nodes need.
 
     Raises:
-      ValueError: it is another.
+      Refused: it is another.
     """
     if dtype != jnp.float32:
-        raise ValueError("config.precision: graphs are computed in 'float32'")
+        raise Refused("config.precision: graphs are computed in 'float32'")

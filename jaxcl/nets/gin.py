@@ -73,7 +73,7 @@ def gin(
     """Build the graph encoder `GIN`, as in the papers.
 
     Raises:
-      ValueError: an option is out of its range; `dtype` is not float32, which sums over
+      Refused: an option is out of its range; `dtype` is not float32, which sums over
         many nodes need.
     """
     gcn.check_dtype(dtype)

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxcl import sharding
+from jaxcl.errors import Refused
 
 _CHANNELS = 4  # inputs with fewer channels are padded to as many
 # Limits of a piece of the weight gradient:
@@ -211,12 +212,12 @@ class BatchNorm(nn.Module):
         ("batch_stats" must be mutable); `train=False` reads them and ignores `groups`.
 
         Raises:
-          ValueError: B is not a multiple of `groups`, or a channel of a group has a
+          Refused: B is not a multiple of `groups`, or a channel of a group has a
             single value, and so no variance.
         """
         rows, channels, groups = x.shape[0], x.shape[-1], groups if train else 1
         if groups < 1 or rows % groups:
-            raise ValueError(
+            raise Refused(
                 f"groups={groups}: must be at least 1 and divide the batch of "
                 f"{rows} rows"
             )
@@ -253,7 +254,7 @@ class BatchNorm(nn.Module):
         """Move the running statistics once per group; channels have `values` each."""
         near, groups = mean.value, away.shape[1]
         if (count := values // groups) < 2:
-            raise ValueError(
+            raise Refused(
                 f"batch norm in training needs at least 2 values per channel and "
                 f"group, got {count}: use a larger config.batch_size, or train=False"
             )

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
+from jaxcl.errors import Refused
 from jaxcl.nets import layers
 
 Activation = Literal["relu", "gelu"]
@@ -44,7 +45,7 @@ class MLP(nn.Module):
     ) -> jax.Array:
         """Apply the layers, [B, D] -> f32[B, features[-1]]."""
         if not self.features or min(self.features) < 1:
-            raise ValueError(
+            raise Refused(
                 f"features={self.features}: must name at least one layer, each at "
                 f"least 1 wide"
             )
@@ -208,6 +209,6 @@ def perceptron(
     """Build a multi-layer perceptron without a classifier, see `Perceptron`.
 
     Raises:
-      ValueError: an option is out of its range.
+      Refused: an option is out of its range.
     """
     return Perceptron(tuple(widths), dropout, batch_norm, start, dtype)

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcl.errors import Refused
+
 
 @dataclasses.dataclass(frozen=True)
 class PiecewiseEncoder:
@@ -54,14 +56,14 @@ class PiecewiseEncoder:
         """Apply the encoder, in training piece by piece.
 
         Raises:
-          ValueError: the rows of a batch do not divide into equal pieces.
+          Refused: the rows of a batch do not divide into equal pieces.
         """
         how = {"train": train, "groups": groups}
         if not train:
             return self.net.apply(variables, inputs, mutable=mutable, **how, **drawn)
         rows, rest = divmod(inputs.shape[0], self.count * groups)
         if rest:
-            raise ValueError(
+            raise Refused(
                 f"config.accumulate={self.count}: must divide the "
                 f"{inputs.shape[0] // groups} rows that the method passes through its "
                 "encoder together"

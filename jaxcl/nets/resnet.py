@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
+from jaxcl.errors import Refused
 from jaxcl.nets import layers
 
 # depth -> blocks per stage, kind of block; 10 is for tests and small machines.
@@ -179,7 +180,7 @@ class ResNet(nn.Module):
         if self.pool is None:
             return jnp.mean(x, axis=(1, 2))
         if min(x.shape[1:3]) < self.pool:
-            raise ValueError(
+            raise Refused(
                 f"pool={self.pool}: the last map is {x.shape[1]} x {x.shape[2]}"
             )
         window = (self.pool, self.pool)
@@ -236,7 +237,7 @@ def resnet(
       depth: number of layers, including the paper's classifier.
 
     Raises:
-      ValueError: `depth` is not 10, 18, 34, 50 or 101, or another option is unknown.
+      Refused: `depth` is not 10, 18, 34, 50 or 101, or another option is unknown.
     """
     if stem == "imagenet":
         field = "config.encoder.stem_padding with stem='imagenet'"

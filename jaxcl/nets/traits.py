@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from jaxcl.errors import Refused
+
 
 class Traits(NamedTuple):
     """Attributes of an encoder; only `dtype` is required.
@@ -28,7 +30,7 @@ def check_encoder(encoder: Any, field: str, name: str) -> None:
     lacking = [x for x in ("apply", "init_with_output") if not hasattr(encoder, x)]
     lacking += ["dtype"] if read_traits(encoder).dtype is None else []
     if lacking:
-        raise ValueError(
+        raise Refused(
             f"{field}={name!r}: makes a {type(encoder).__name__} without "
             f"{', '.join(lacking)}; must be a flax module with the attribute `dtype`"
         )

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
+from jaxcl.errors import Refused
 from jaxcl.nets import convnext, resnet, traits, vit
 from jaxcl.nets import layers as layers_lib
 
@@ -81,10 +82,10 @@ def settings(
       norms: train all norms, besides adapters.
 
     Raises:
-      ValueError: an option is out of its range, or needs adapters and there are none.
+      Refused: an option is out of its range, or needs adapters and there are none.
     """
     if not lora_rank and open_layers:
-        raise ValueError(
+        raise Refused(
             f"config.tuning.open_layers={open_layers}: is for adapters "
             "(config.tuning.lora_rank above 0); config.tuning.frozen_layers freezes "
             "the first layers and trains all others"
@@ -105,7 +106,7 @@ def count_layers(net: Any) -> int:
     """Count the layers of an encoder, the one before its blocks included.
 
     Raises:
-      ValueError: layers of this encoder are not known.
+      Refused: layers of this encoder are not known.
     """
     if isinstance(net, vit.ViT):
         return net.layers + 1
@@ -113,7 +114,7 @@ def count_layers(net: Any) -> int:
         return len(net.stage_sizes) + 1
     if isinstance(net, convnext.ConvNeXt):
         return len(net.depths) + 1
-    raise ValueError(
+    raise Refused(
         "config.tuning: the layers of config.encoder are not known; must be 'vit', "
         "'resnet' or 'convnext'"
     )
@@ -159,12 +160,12 @@ class TunedEncoder:
         layers = count_layers(self.net)
         for name in ("frozen_layers", "open_layers"):
             if getattr(self.chosen, name) > layers:
-                raise ValueError(
+                raise Refused(
                     f"config.tuning.{name}={getattr(self.chosen, name)}: the encoder "
                     f"has {layers} layers"
                 )
         if self.chosen.lora_rank and not isinstance(self.net, vit.ViT):
-            raise ValueError(
+            raise Refused(
                 f"config.tuning.lora_rank={self.chosen.lora_rank}: adapters are for "
                 "Vision Transformers (config.encoder.name='vit'); must be 0"
             )

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from absl import logging
 
 from jaxcl import core, schema, sharding
+from jaxcl.errors import Refused
 from jaxcl.nets import layers as layers_lib
 from jaxcl.nets import positions as positions_lib
 
@@ -207,12 +208,12 @@ class ViT(nn.Module):
     def __post_init__(self):
         parts = self.heads if self.positions == "learned" else 4 * self.heads
         if self.width % parts:
-            raise ValueError(
+            raise Refused(
                 f"config.encoder.width={self.width}: must be a multiple of {parts}, "
                 f"for heads={self.heads} and positions={self.positions!r}"
             )
         if self.positions == "learned" and self.image_size % self.patch:
-            raise ValueError(
+            raise Refused(
                 f"config.encoder.image_size={self.image_size}: must be a multiple of "
                 f"patch={self.patch}, since positions are learned for its grid"
             )
@@ -248,7 +249,7 @@ class ViT(nn.Module):
             given, the features of all patches f32[B, N, D] are returned, too.
 
         Raises:
-          ValueError: a side is not a multiple of `patch`.
+          Refused: a side is not a multiple of `patch`.
         """
         grid = self._patch_grid(images)
         patches = layers_lib.Patches(
@@ -290,7 +291,7 @@ class ViT(nn.Module):
         core.check_images(images)
         height, width = images.shape[1:3]
         if min(height, width) < self.patch or height % self.patch or width % self.patch:
-            raise ValueError(
+            raise Refused(
                 f"images of {height} x {width} pixels (config.augment.size): sides "
                 f"must be multiples of config.encoder.patch={self.patch}"
             )
@@ -394,7 +395,7 @@ def vit(
       dtype: of the computation; parameters, norms and softmax stay f32.
 
     Raises:
-      ValueError: an option is out of its range, or does not fit another.
+      Refused: an option is out of its range, or does not fit another.
     """
     usual = SIZES[size]
     return ViT(

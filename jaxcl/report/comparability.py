@@ -24,7 +24,7 @@ def read_config(folders: Iterable[epath.Path]) -> Configs:
     """Read the configs of the first directory that has any.
 
     Raises:
-      ValueError: a file is damaged.
+      Refused: a file is damaged.
     """
     for folder in folders:
         if (folder / "config.json").exists():

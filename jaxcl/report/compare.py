@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.report import comparability
 from jaxcl.report import runs as runs_lib
@@ -157,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `jaxcl compare`; return 2 if a directory or a name is wrong."""
     try:
         _compare(parser().parse_args(argv))
-    except (ValueError, OSError) as error:
+    except (Refused, OSError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     return 0
@@ -185,7 +186,7 @@ def _compare_matrix(runs, options) -> None:
     name = options.matrix or next(iter(runs[0].first_results["matrices"]), None)
     if name is None or not all(name in seed_names for seed_names in names):
         common = sorted(set.intersection(*names))
-        raise ValueError(
+        raise Refused(
             f"--matrix={name}: allowed are what all runs have, "
             f"{', '.join(common) or 'nothing'}"
         )
@@ -201,7 +202,7 @@ def _compare_scalar(runs, options) -> None:
     curves = {run.name: mean_curve(run, name, band=options.band) for run in runs}
     lacking = [run for run, (steps, *_) in curves.items() if not len(steps)]
     if lacking:
-        raise ValueError(f"--scalar={name}: not measured by {', '.join(lacking)}")
+        raise Refused(f"--scalar={name}: not measured by {', '.join(lacking)}")
     print(format_scalar(curves, name, options.band))
     if options.out:
         ends = list_task_ends(runs[0])

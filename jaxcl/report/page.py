@@ -21,6 +21,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import core
+from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.report import comparability, compare, numbers
 from jaxcl.report import runs as runs_lib
@@ -439,7 +440,7 @@ def write_page(
       title: None: the names of the runs.
 
     Raises:
-      ValueError, OSError: a directory holds no run, or the page cannot be written.
+      Refused, OSError: a directory holds no run, or the page cannot be written.
     """
     runs = runs_lib.read_all(workdirs)
     title = title or ", ".join(run.name for run in runs)
@@ -453,7 +454,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
         page = write_page(options.runs, options.out, options.title)
-    except (ValueError, OSError) as error:
+    except (Refused, OSError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     size = len(page.encode()) / 1000

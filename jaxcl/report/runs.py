@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 from jaxcl.report import comparability
 from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
@@ -66,7 +67,7 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
       name: of the run; None: that of the directory.
 
     Raises:
-      ValueError: there are no results.
+      Refused: there are no results.
     """
     path = epath.Path(workdir)
     found = seeds.folders(path) or {None: path}
@@ -75,7 +76,7 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
         folders = {None: path}
     if not folders:
         missing = "no run in it has finished a task" if path.is_dir() else "no such run"
-        raise ValueError(f"{path}: {missing}")
+        raise Refused(f"{path}: {missing}")
     if None in folders:
         folders = {storage.read_object(path / "config.json").get("seed", 0): path}
     results, finished = {}, {}
@@ -87,7 +88,7 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
             results[seed], finished[seed] = own, results_lib.count_finished(own)
     except (KeyError, TypeError, AttributeError) as error:
         file = results_lib.RESULTS
-        raise ValueError(f"{path}: its {file} is damaged: {error!r}") from error
+        raise Refused(f"{path}: its {file} is damaged: {error!r}") from error
     most = max(finished.values())
     return RunGroup(
         name=name or path.name,
@@ -103,12 +104,12 @@ def read_all(workdirs: Sequence[epath.PathLike]) -> list[RunGroup]:
     """Read several directories, and name each by as few last parts as are unique.
 
     Raises:
-      ValueError: a directory is given twice, or holds no results.
+      Refused: a directory is given twice, or holds no results.
     """
     paths = [epath.Path(workdir) for workdir in workdirs]
     for path, count in collections.Counter(paths).items():
         if count > 1:
-            raise ValueError(f"{path}: given {count} times; name each run once")
+            raise Refused(f"{path}: given {count} times; name each run once")
     names, parts = [path.name or path.resolve().name for path in paths], 1
     while len(set(names)) < len(names):
         parts += 1

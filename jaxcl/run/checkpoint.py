@@ -30,6 +30,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxcl import core, sharding
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 from jaxcl.run import results as results_lib
 
 
@@ -133,7 +134,7 @@ def read_info(path: epath.PathLike) -> CheckpointInfo:
         raise OSError(f"{path}: its leaves cannot be listed, though they can be read")
     own = metadata.custom_metadata
     if own["cursor_checksum"] != _text_sum(own["cursor"]):
-        raise ValueError("the checksum of its cursor does not match")
+        raise Refused("the checksum of its cursor does not match")
     return CheckpointInfo(metadata.metadata, own["cursor"], own["checksum"])
 
 
@@ -153,14 +154,14 @@ def load_leaves(path: epath.PathLike, like: Any, saved: CheckpointInfo) -> Any:
       saved: from `read_info`.
 
     Raises:
-      ValueError: a checksum does not match; or whatever Orbax raises.
+      Refused: a checksum does not match; or whatever Orbax raises.
     """
     context = ocp.Context()
     context.pytree.loading.partial_load = True
     with context:
         loaded = ocp.load(path, abstract_state(like))
     if any(saved.sums[name] != value for name, value in _checksums(loaded).items()):
-        raise ValueError("its checksum does not match its contents")
+        raise Refused("its checksum does not match its contents")
     return loaded
 
 

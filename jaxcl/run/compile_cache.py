@@ -15,6 +15,8 @@ import jax
 from absl import logging
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxcl.errors import Refused
+
 LIMIT = 4 * 2**30  # bytes that a folder may hold when a run begins
 _SECONDS = 0.2  # programs that compile faster are not kept
 
@@ -32,7 +34,7 @@ def use_cache(choice: str) -> str | None:
       The folder that JAX uses now; None: there is none.
 
     Raises:
-      ValueError: the folder named cannot be used: other users may write to it.
+      Refused: the folder named cannot be used: other users may write to it.
       OSError: it cannot be made.
     """
     found = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
@@ -81,7 +83,7 @@ def _check_folder(folder: pathlib.Path, choice: str) -> None:
     """Refuse a folder that others may write to, since its files are run as code."""
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ValueError(
+        raise Refused(
             f"config.compile_cache={choice!r}: other users may write to {folder}, and "
             "programs from it are run; must be a folder that you alone may write to"
         )

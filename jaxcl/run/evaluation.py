@@ -12,6 +12,7 @@ from etils import epath
 
 from jaxcl import core, lookup, schema
 from jaxcl.data.augment import images as augment_images
+from jaxcl.errors import Refused
 from jaxcl.evals import features
 from jaxcl.run import job, record
 
@@ -74,7 +75,7 @@ def read_entry(key: str, section: Mapping) -> EvaluatorEntry:
         (default: that of its `core.Evaluator`, or False) and `skip` (False).
 
     Raises:
-      ValueError: a name, a key or a type is wrong; the message names the field.
+      Refused: a name, a key or a type is wrong; the message names the field.
     """
     field, section = f"config.evaluators.{key}", dict(section)
     where = f"{field}.name" if "name" in section else "config.evaluators"
@@ -106,7 +107,7 @@ def make(
       plots: draw pictures.
 
     Raises:
-      ValueError: an entry is wrong, or an evaluator refuses it; the message names the
+      Refused: an entry is wrong, or an evaluator refuses it; the message names the
         key.
     """
     if parts.stream.evaluation is not None and evaluators:
@@ -122,10 +123,10 @@ def make(
             options["directory"] = folder if key == checked.name else folder / key
         try:
             evaluate = checked.make(parts, **options)
-        except ValueError as error:
+        except Refused as error:
             # The message has the evaluator's name; the user knows it by its key.
             by_name, by_key = (f"config.evaluators.{x}" for x in (checked.name, key))
-            raise ValueError(str(error).replace(by_name, by_key)) from error
+            raise Refused(str(error).replace(by_name, by_key)) from error
         if not isinstance(evaluate, core.Evaluator):
             evaluate = core.Evaluator(evaluate)
         if evaluate.chart and evaluate.chart not in charts:

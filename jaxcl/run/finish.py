@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import lookup, schema
+from jaxcl import lookup
 from jaxcl.data import identity
+from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.run import (
     cost,
@@ -105,11 +106,11 @@ def _identify_data(workdir) -> dict:
 
 
 def _make_seed_job(work, seed):
-    """Make the job of a seed; raise schema.Refused, which names the seed."""
+    """Make the job of a seed; raise Refused, which names the seed."""
     try:
         return work.make(seed)
-    except ValueError as error:
-        raise schema.Refused(f"seed {seed}: {error}") from error
+    except Refused as error:
+        raise Refused(f"seed {seed}: {error}") from error
 
 
 def single_tasks(

@@ -18,6 +18,7 @@ from safetensors import numpy as tensors
 
 from jaxcl import core
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 
 FORMAT = 1  # of the folder
 TENSORS = "encoder.safetensors"
@@ -40,7 +41,7 @@ def read_card(folder: str | os.PathLike) -> dict:
     """Read card.json of a folder.
 
     Raises:
-      ValueError: it is missing, damaged, or of an unknown format.
+      Refused: it is missing, damaged, or of an unknown format.
       OSError: it could not be read now, but may be undamaged.
     """
     path = epath.Path(folder) / CARD
@@ -48,19 +49,19 @@ def read_card(folder: str | os.PathLike) -> dict:
         card = storage.read_object(path)
         missing = sorted({"format", *_NEEDED} - set(card))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ValueError(
+        raise Refused(
             f"{folder}: it has no {CARD} that can be read; name a folder that "
             "jaxcl export or jaxcl import wrote"
         ) from error
     if card.get("format", FORMAT) != FORMAT:
-        raise ValueError(
+        raise Refused(
             f"{path}: format={card['format']!r}: this version of jaxcl reads {FORMAT}"
         )
     if missing:
-        raise ValueError(f"{path}: it lacks {missing}")
+        raise Refused(f"{path}: it lacks {missing}")
     now = checksum(card)
     if card["checksum"] != now:
-        raise ValueError(
+        raise Refused(
             f"{path}: it was changed since it was written, or is damaged: its checksum "
             f"is {card['checksum']}, but its contents have {now}"
         )
@@ -76,16 +77,16 @@ def read_leaves(folder: Any, card: dict, name: str = TENSORS) -> dict[str, np.nd
       name: of the file.
 
     Raises:
-      ValueError: the file is missing, damaged, or not the card's.
+      Refused: the file is missing, damaged, or not the card's.
     """
     path = epath.Path(folder) / name
     try:
         data = path.read_bytes()
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise ValueError(f"{path}: it cannot be read: {error}") from error
+        raise Refused(f"{path}: it cannot be read: {error}") from error
     have, want = hashlib.sha256(data).hexdigest(), card["files"].get(name)
     if have != want:
-        raise ValueError(
+        raise Refused(
             f"{path}: its sha256 is {have}, {CARD} says {want}: it is damaged or of "
             "another export; export again"
         )
@@ -99,12 +100,12 @@ def read_tensors(data: bytes, path: os.PathLike) -> dict[str, np.ndarray]:
     other and the file's. Other damage fails here as another error.
 
     Raises:
-      ValueError: it is no such file, or has types that NumPy lacks.
+      Refused: it is no such file, or has types that NumPy lacks.
     """
     try:
         return tensors.load(data)
     except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{path}: it is no safetensors file: {error}") from error
+        raise Refused(f"{path}: it is no safetensors file: {error}") from error
 
 
 def fill_trees(
@@ -119,14 +120,14 @@ def fill_trees(
       where: they come from, for messages.
 
     Raises:
-      ValueError: they are not those of the network; it names the first difference.
+      Refused: they are not those of the network; it names the first difference.
     """
     shapes = jax.eval_shape(module.init, jax.random.key(0), inputs)
     shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
     by_path, tree = jax.tree_util.tree_flatten_with_path(shapes)
     want = {"/".join(entry.key for entry in path): leaf for path, leaf in by_path}
     for name, have, expected in core.misfits(leaves, want):
-        raise ValueError(
+        raise Refused(
             f"{where}: {name} is {have}, in the network of {CARD} it is {expected}"
         )
     filled = jax.tree.unflatten(tree, [jnp.asarray(leaves[name]) for name in want])
@@ -143,12 +144,12 @@ def as_config(folder: str) -> dict:
     """Describe the encoder of a folder and its images as a run's config.json does.
 
     Raises:
-      ValueError: as `read_card`; it is an encoder of graphs.
+      Refused: as `read_card`; it is an encoder of graphs.
     """
     card = read_card(folder)
     inputs = card["input"]
     if inputs["kind"] != "images":
-        raise ValueError(f"{folder}: it is an encoder of graphs; must be of images")
+        raise Refused(f"{folder}: it is an encoder of graphs; must be of images")
     encoder, precision = section(card)
     look = {name: inputs[name] for name in ("size", "resize", "mean", "std")}
     return {"encoder": encoder, "precision": precision, "augment": look}

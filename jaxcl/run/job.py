@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxcl import core, sharding
 from jaxcl.data import graph_batches, prefetch, stream
+from jaxcl.errors import Refused
 
 # Added to the seed of labelled batches, so that their order is not that of the task's.
 _LABELLED = 0x1ABE1
@@ -115,7 +116,7 @@ def plain_schedules(data: Data) -> list[stream.Schedule]:
     A method may read other rows, or several batches per step, see `schedule`.
 
     Raises:
-      ValueError: a task has too few rows for a batch.
+      Refused: a task has too few rows for a batch.
     """
     options = dict(seed=data.seed, epochs=data.epochs, batch_size=data.batch_size)
     tasks = data.stream.tasks
@@ -303,13 +304,13 @@ def check_rows(method: core.Method, data: Data) -> None:
         mend = "take a method that reads no labels"
         if method.labelled:
             mend = "turn off its online head (config.method.online_head)"
-        raise ValueError(
+        raise Refused(
             f"config.method: needs a label for every train row, but {unknown} of "
             f"{stream.count_rows(train)} of {data.stream.dataset.name} have none (-1); "
             f"label them, or {mend}"
         )
     if method.replays and not data.resident:
-        raise ValueError(
+        raise Refused(
             "config.method: replays images as they are, which must fit on the device: "
             "give config.data resident=True and size, or raise config.device_bytes"
         )
@@ -322,7 +323,7 @@ def trace_step(work: Job) -> Job:
       The job, whose method has an init and a step that are traced already.
 
     Raises:
-      ValueError: shapes do not fit the method; the message names them.
+      Refused: shapes do not fit the method; the message names them.
     """
     method, data = work.method, work.data
     method = method._replace(

@@ -5,6 +5,8 @@ import math
 import sys
 import time
 
+from jaxcl.errors import Refused
+
 
 class Progress:
     """The bar or the line.
@@ -16,14 +18,14 @@ class Progress:
       every: seconds between two lines.
 
     Raises:
-      ValueError: `mode` or `every` is not allowed.
+      Refused: `mode` or `every` is not allowed.
     """
 
     def __init__(self, *, num_tasks=1, mode="auto", every=10.0):
         if mode not in ("auto", True, False):
-            raise ValueError(f"progress={mode!r}: allowed are 'auto', True, False")
+            raise Refused(f"progress={mode!r}: allowed are 'auto', True, False")
         if not every >= 0:
-            raise ValueError(f"every={every}: must be >= 0 seconds")
+            raise Refused(f"every={every}: must be >= 0 seconds")
         self._num_tasks, self._every, self._silent = num_tasks, every, mode is False
         self._wants_bar = _can_redraw() if mode == "auto" else mode
         self._bar = self._start = None

@@ -28,7 +28,7 @@ class Recorder:
       progress, every: see `progress.Progress`, where `progress` is `mode`.
 
     Raises:
-      ValueError: `progress` or `every` is not allowed.
+      Refused: `progress` or `every` is not allowed.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from etils import epath
 
 from jaxcl import metrics
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 from jaxcl.run import cost
 
 RESULTS = "results.json"
@@ -90,7 +91,7 @@ def empty_results(num_tasks: int, *, task_names: Sequence[str] | None = None) ->
 
 def _check_length(field, values, length):
     if len(values) != length:
-        raise ValueError(f"{field} has {len(values)} entries: must be {length}")
+        raise Refused(f"{field} has {len(values)} entries: must be {length}")
 
 
 def add_task(
@@ -106,11 +107,11 @@ def add_task(
       seconds: time spent on the task.
 
     Raises:
-      ValueError: `task` is not in [0, T) or a row has not T entries.
+      Refused: `task` is not in [0, T) or a row has not T entries.
     """
     size = len(results["task_names"])
     if not 0 <= task < size:
-        raise ValueError(f"task={task}: must be in [0, {size})")
+        raise Refused(f"task={task}: must be in [0, {size})")
     for name, row in rows.items():
         _check_length(f"rows[{name!r}]", row, size)
 

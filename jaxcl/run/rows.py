@@ -14,11 +14,12 @@ from absl import logging
 from etils import epath
 
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 
 FILE = "metrics.jsonl"
 
 
-class Damaged(ValueError):
+class Damaged(Refused):
     """Raised if a line of metrics.jsonl is not a row."""
 
 

@@ -22,6 +22,7 @@ from etils import epath
 
 from jaxcl import core, lookup, sharding
 from jaxcl.data import storage, stream
+from jaxcl.errors import Refused
 from jaxcl.methods.two_view import bases
 from jaxcl.run import checkpoint, evaluation, folder, job, record, train
 from jaxcl.run import results as results_lib
@@ -47,7 +48,7 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
       field: option that names the run, for messages.
 
     Raises:
-      ValueError: there is no config, or it cannot be read.
+      Refused: there is no config, or it cannot be read.
     """
     where = f"{field}={run!r}"
     if folder.is_one(run):
@@ -59,11 +60,11 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
         wrong = "no such folder"
         if storage.exists(run):
             wrong = "it has no config.json that can be read; must be a run folder"
-        raise ValueError(f"{where}: {wrong}") from error
+        raise Refused(f"{where}: {wrong}") from error
     except storage.NotJson as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise Refused(f"{where}: {error}") from error
     if missing:
-        raise ValueError(f"{where}: its config.json lacks {sorted(missing)}")
+        raise Refused(f"{where}: its config.json lacks {sorted(missing)}")
     return config
 
 
@@ -79,14 +80,14 @@ def complete(raw: dict, run: dict) -> dict:
       run: `config_of` the run.
 
     Raises:
-      ValueError: the run is one on graphs; a section of `raw` has no meaning here; the
+      Refused: the run is one on graphs; a section of `raw` has no meaning here; the
         base has no rate.
     """
     if run["augment"].get("name") == "graphs":
-        raise ValueError("config.checkpoint: a run on graphs; must be one of images")
+        raise Refused("config.checkpoint: a run on graphs; must be one of images")
     for name in (*TRAINING, "encoder", "tuning"):
         if name in raw:
-            raise ValueError(
+            raise Refused(
                 f"config.{name}: with config.checkpoint the run gives the encoder "
                 f"and nothing is trained; remove config.{name}"
             )
@@ -118,7 +119,7 @@ def _linear_lr(run, key):
             base = inspect.signature(module.make).parameters["base"].default
     rate = bases.make_base(base).linear_lr if base in bases.BASES else None
     if rate is None:
-        raise ValueError(
+        raise Refused(
             f"config.evaluators.{key}.lr: missing, and the run's method has none in "
             f"the paper's table, which knows the bases {', '.join(bases.BASES)}"
         )
@@ -140,14 +141,14 @@ def find_checkpoints(run: str, *, field: str = "config.checkpoint") -> Checkpoin
       field: option that names the run, for messages.
 
     Raises:
-      ValueError: there are none.
+      Refused: there are none.
     """
     path = epath.Path(run)
     checkpoints = (path if storage.in_bucket(path) else path.resolve()) / "checkpoints"
     entries = checkpoints.iterdir() if checkpoints.exists() else ()
     numbers = sorted(int(p.name) for p in entries if p.name.isdigit())
     if not numbers:
-        raise ValueError(f"{field}={run!r}: there is no checkpoint in it yet")
+        raise Refused(f"{field}={run!r}: there is no checkpoint in it yet")
     return CheckpointPlace(checkpoints, tuple(numbers))
 
 
@@ -161,7 +162,7 @@ def input_width(where: CheckpointPlace) -> int | None:
       names.
 
     Raises:
-      ValueError: no checkpoint can be read, or it has no encoder.
+      Refused: no checkpoint can be read, or it has no encoder.
     """
 
     def read(path):
@@ -170,7 +171,7 @@ def input_width(where: CheckpointPlace) -> int | None:
     try:
         _, known = checkpoint.newest(where.folder, where.numbers, read)
     except checkpoint.CheckpointError as error:
-        raise ValueError(str(error)) from error
+        raise Refused(str(error)) from error
     for first in ("conv1", "patch", "stem"):  # of our encoders
         if first in known:
             return known[first]["kernel"].shape[-2]
@@ -217,7 +218,7 @@ def restore(
       number, step and checksum, as JSON.
 
     Raises:
-      ValueError: there is no checkpoint, every one is damaged, or the newest whole one
+      Refused: there is no checkpoint, every one is damaged, or the newest whole one
         has another encoder.
     """
     if folder.is_one(run):
@@ -233,7 +234,7 @@ def restore(
         try:
             number, loaded = checkpoint.newest(where.folder, where.numbers, load)
         except checkpoint.CheckpointError as error:
-            raise ValueError(f"{field}={run!r}: {error}") from error
+            raise Refused(f"{field}={run!r}: {error}") from error
         source = {"path": run, "number": number, "step": int(loaded["step"])}
         source["checksum"] = int(checkpoint.checksum(loaded).sum())
     state = core.TrainState(

@@ -19,6 +19,7 @@ from etils import epath
 from safetensors import numpy as tensors
 
 from jaxcl import core
+from jaxcl.errors import Refused
 from jaxcl.run import folder
 from jaxcl.update import drift
 
@@ -176,10 +177,10 @@ def check_adapter(arrays: dict[str, Any], where: Any) -> Adapter:
     """Check the arrays of an adapter's file.
 
     Raises:
-      ValueError: they are not those of an adapter.
+      Refused: they are not those of an adapter.
     """
     kinds = ({"rotation"}, {"down", "up", "shift"})
     kinds += ({"rotation", "down", "offset", "up", "shift"},)
     if {*arrays} not in kinds:
-        raise ValueError(f"{where}: holds {sorted(arrays)}, which is no adapter")
+        raise Refused(f"{where}: holds {sorted(arrays)}, which is no adapter")
     return {name: jnp.asarray(x) for name, x in arrays.items()}

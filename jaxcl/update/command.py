@@ -21,9 +21,9 @@ from absl import flags
 from etils import epath
 from ml_collections import config_flags
 
-from jaxcl import schema
 from jaxcl.config import build, command, run_config
 from jaxcl.data import identity
+from jaxcl.errors import Refused
 from jaxcl.run import finish, job, lock, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import adapters, average, drift, lineage, plan, verdict
@@ -43,12 +43,12 @@ def prepare(work: plan.Plan) -> PreparedUpdate:
     """Read the data and check the options that `carry_out` needs.
 
     Raises:
-      ValueError, OSError: as `build.build`.
+      Refused, OSError: as `build.build`.
     """
     try:
         made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
     except (run_config.Differs, identity.Changed) as error:
-        raise ValueError(
+        raise Refused(
             f"{work.workdir}: is a stopped update; finish it by the same command "
             "with the same images, or remove the folder. "
             f"{error}"
@@ -167,7 +167,7 @@ def measure_accuracies(
       stop: as in `train.run_tasks`.
 
     Raises:
-      schema.Refused: an evaluator gives no accuracy, so limits could not be checked.
+      Refused: an evaluator gives no accuracy, so limits could not be checked.
     """
     if judging is None:
         return {}
@@ -177,7 +177,7 @@ def measure_accuracies(
     measured = results_lib.summary(results).items()
     found = {matrix: measures["average_accuracy"] for matrix, measures in measured}
     if not found or None in found.values():
-        raise schema.Refused(
+        raise Refused(
             "config.evaluators: must measure an accuracy on --test, and gave "
             f"{found or 'none'}; see {folder}"
         )

@@ -10,6 +10,7 @@ from etils import epath
 
 from jaxcl.config import own_images, run_config, sections
 from jaxcl.data import from_folders, sources, storage
+from jaxcl.errors import Refused
 from jaxcl.run import folder, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import adapters
@@ -33,18 +34,18 @@ def read_config(run: str) -> dict:
     """Read the config of a run for `build`; for an encoder's folder make a recipe.
 
     Raises:
-      ValueError: there is no config, it has several seeds, or it is of graphs.
+      Refused: there is no config, it has several seeds, or it is of graphs.
     """
     saved = transfer.config_of(str(run), field="--run")
     if folder.is_one(run):
         return make_recipe(saved)
     if saved.get("seeds", 1) != 1:
-        raise ValueError(
+        raise Refused(
             f"{run}: holds several seeds; name the directory of one, "
             f"{run}/seed_{saved.get('seed', 0)}"
         )
     if saved["augment"].get("name") == "graphs":
-        raise ValueError(f"{run}: learns from graphs; an update reads images")
+        raise Refused(f"{run}: learns from graphs; an update reads images")
     return run_config.without(saved, run_config.NOTED)
 
 
@@ -87,13 +88,13 @@ def make_section(
       whole: whether all rows are train rows, without a test part.
 
     Raises:
-      ValueError: there is nothing at the path.
+      Refused: there is nothing at the path.
     """
     options = dict(options)
     if isinstance(path, dict):
         return path | options
     if not storage.exists(path):
-        raise ValueError(f"{field}={path!r}: no such file or folder")
+        raise Refused(f"{field}={path!r}: no such file or folder")
     source = {"name": options.pop("name", None), "path": str(path)}
     if source["name"] is None:
         source = sources.section_of(path)
@@ -131,7 +132,7 @@ def make_next_config(parent: str, theirs: dict, data: dict, changes: dict) -> di
       changes: to the parent's config, for the new task.
 
     Raises:
-      ValueError: the parent is not finished, or a change is not allowed.
+      Refused: the parent is not finished, or a change is not allowed.
     """
     scenario, kept = {"name": "joint", "evaluation": "none"}, ()
     if not folder.is_one(parent):
@@ -156,11 +157,11 @@ def _count_tasks(run: str, theirs: dict) -> int:
     if None not in results["scalars"]:
         return tasks
     if first and results_lib.count_finished(results) == first:
-        raise ValueError(
+        raise Refused(
             f"{run}: config.first_tasks={first} left out {tasks - first} of its tasks; "
             "an update follows a run of all its tasks"
         )
-    raise ValueError(f"{run}: is not finished; let it finish first")
+    raise Refused(f"{run}: is not finished; let it finish first")
 
 
 def _change_config(theirs, changes, kept) -> dict:
@@ -181,7 +182,7 @@ def _change_config(theirs, changes, kept) -> dict:
         is_same = name in kept and isinstance(value, dict) and new == own
         fixed = ("data", "scenario", "start", "encoder", "evaluators", *kept)
         if name in fixed and not is_same:
-            raise ValueError(f"config.train.{name}: is fixed by the run or the update")
+            raise Refused(f"config.train.{name}: is fixed by the run or the update")
         changed = changed | {name: new}
     return changed
 

@@ -11,6 +11,7 @@ from etils import epath
 from jaxcl import lookup, schema
 from jaxcl.config import build, own_images, recipe, sections
 from jaxcl.data import identity, stream
+from jaxcl.errors import Refused
 from jaxcl.update import lineage
 
 _Share = Annotated[float, schema.Range(above=0, most=1)]
@@ -85,12 +86,12 @@ def read_options(config: dict) -> tuple[Options, Limits]:
     """Check the config of an update.
 
     Raises:
-      ValueError: an option is wrong; the message names the field and what is allowed.
+      Refused: an option is wrong; the message names the field and what is allowed.
     """
     options = Options(**schema.options(Options, config, "config"))
     limits = Limits(**schema.options(Limits, options.limits or {}, "config.limits"))
     if options.rows <= 2 * options.neighbours:
-        raise ValueError(
+        raise Refused(
             f"config.rows={options.rows}: must be above 2 config.neighbours = "
             f"{2 * options.neighbours}"
         )
@@ -103,7 +104,7 @@ def _check_average(options: Options, limits: Limits, test) -> None:
         return
     measured = limits.accuracy_drop is not None or limits.accuracy is not None
     if test is None or not measured:
-        raise ValueError(
+        raise Refused(
             "config.average='auto': needs accuracies; must be a number without "
             "--test, labelled images, or without a limit (config.limits.accuracy_drop)"
         )
@@ -132,7 +133,7 @@ def make_plan(
       again: make another update even if the same one is done already.
 
     Raises:
-      ValueError: an option or an input is wrong; the message names it.
+      Refused: an option or an input is wrong; the message names it.
       OSError: data cannot be read.
     """
     options, limits = read_options(config)
@@ -143,7 +144,7 @@ def make_plan(
     new_data = lineage.make_section(data, own, theirs, "config.data", whole=True)
     if join:
         if "data" not in theirs:
-            raise ValueError(f"--join: {parent} is an encoder without images")
+            raise Refused(f"--join: {parent} is an encoder without images")
         new_data = lineage.join_sections(theirs["data"], new_data)
     new_set = own_images.read_images(new_data)
     judge = _make_evaluation_config(test, options, limits, theirs)
@@ -153,10 +154,10 @@ def make_plan(
         section = lineage.make_section(old, own, theirs, "config.old", whole=True)
     try:
         if section is None:
-            raise ValueError(f"{run} is an encoder without images of its own")
+            raise Refused(f"{run} is an encoder without images of its own")
         old_config = make_transfer_config(section, "none", theirs)
         sample = _choose_old_images(old_config, parent, options)
-    except (ValueError, OSError) as error:
+    except (Refused, OSError) as error:
         if old is not None or (limits.index or limits.overlap) is not None:
             raise
         hint = "--old, or old= in a program, gives them"
@@ -238,7 +239,7 @@ def _make_evaluation_config(test, options, limits, parent_config) -> dict | None
     """Make a transfer config that evaluates on `test`; None without it."""
     if test is None:
         if limits.accuracy is not None:
-            raise ValueError(
+            raise Refused(
                 f"config.limits.accuracy={limits.accuracy}: nothing measures it "
                 "without --test, labelled images"
             )
@@ -282,12 +283,12 @@ def _choose_old_images(old, run, options):
       encoder of `run`.
 
     Raises:
-      ValueError: there are too few.
+      Refused: there are too few.
     """
     size, embed = build.make_embedder(add_checkpoint(old, run))
     rows = np.sort(np.random.default_rng(0).permutation(size)[: options.rows])
     if len(rows) <= 2 * options.neighbours:
-        raise ValueError(
+        raise Refused(
             f"config.neighbours={options.neighbours}: must be below half of the "
             f"{len(rows)} old images"
         )

@@ -56,7 +56,7 @@ COUNTERS = (
 
 
 def look_up(name: str) -> Architecture:
-    """Find an architecture; a ValueError names the nearest to a wrong name."""
+    """Find an architecture; Refused names the nearest to a wrong name."""
     core.check_choice("--architecture", name, tuple(ARCHITECTURES))
     return ARCHITECTURES[name]
 

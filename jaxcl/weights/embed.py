@@ -20,6 +20,7 @@ import tqdm
 from jaxcl import schema
 from jaxcl.config import build, command, jobs
 from jaxcl.data import from_features, identity, sources, stream
+from jaxcl.errors import Refused
 from jaxcl.evals import features
 from jaxcl.run import folder, train
 from jaxcl.update import lineage, plan
@@ -34,7 +35,7 @@ def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
         also as JSON.
 
     Raises:
-      ValueError, OSError: as `build.restore_frozen`.
+      Refused, OSError: as `build.restore_frozen`.
     """
     theirs = folder.as_config(encoder)
     if isinstance(data, str) and data.startswith("{"):
@@ -65,7 +66,7 @@ def write_features(
       The description of the features in the file.
 
     Raises:
-      schema.Refused: the file, or FILE.part, holds something else.
+      Refused: the file, or FILE.part, holds something else.
       OSError: a file cannot be read or written.
       train.Interrupted: `stop` returned True.
     """
@@ -82,9 +83,7 @@ def write_features(
     }
     if os.path.exists(out):
         if from_features.read(out)[1] != about:
-            raise schema.Refused(
-                f"--out={out}: is no file of features; give another path"
-            )
+            raise Refused(f"--out={out}: is no file of features; give another path")
         return about
     parts, width = stream.splits_of(dataset), about["card"]["num_features"]
     draft, sizes = f"{out}.part", [stream.count_rows(x) for x in parts.values()]
@@ -119,7 +118,7 @@ def _begin_draft(draft, about) -> int:
             file.write(line)
     with open(draft, "rb") as file:
         if file.read(len(line)) != line:
-            raise schema.Refused(
+            raise Refused(
                 f"{draft}: has features of another encoder, data set or batch size; "
                 "repeat the command that started the file, or remove it"
             )

@@ -23,6 +23,7 @@ from jaxcl.data import files as files_lib
 from jaxcl.data import graphs as graphs_lib
 from jaxcl.data import prefetch
 from jaxcl.data.augment import images as augment_images
+from jaxcl.errors import Refused
 from jaxcl.run import folder as folder_lib
 from jaxcl.update import adapters
 
@@ -71,7 +72,7 @@ class Encoder:
           f32[N, S, S, C].
 
         Raises:
-          ValueError: the images are of another type, size or number of channels.
+          Refused: the images are of another type, size or number of channels.
         """
         view = _make_view(self.card, images)
         return view(jnp.asarray(_cut_images(self.card, images)))
@@ -110,14 +111,14 @@ class Encoder:
             this are filled up to a power of two, so that few programs are compiled.
 
         Raises:
-          ValueError: as `prepare`; a file that cannot be decoded.
+          Refused: as `prepare`; a file that cannot be decoded.
           OSError: a file that cannot be read.
         """
         run = self._embed_prepared
         if self.card["input"]["kind"] == "graphs":
             return np.asarray(run(_check_graphs(self.card, inputs)))
         if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: must be at least 1")
+            raise Refused(f"batch_size={batch_size}: must be at least 1")
         inputs, one = _list_images(self.card, inputs)
         if one:
             return self.embed(inputs, batch_size=1)[0]
@@ -164,15 +165,15 @@ class Encoder:
           The relative difference.
 
         Raises:
-          ValueError: the features differ by more, or the card has none to compare with.
+          Refused: the features differ by more, or the card has none to compare with.
         """
         want = self.card.get("check")
         if want is None:
-            raise ValueError(f"{folder_lib.CARD}: it has no features to check")
+            raise Refused(f"{folder_lib.CARD}: it has no features to check")
         gap = np.linalg.norm(self.picture_features() - np.asarray(want, np.float32))
         gap = float(gap / np.linalg.norm(want))
         if not gap <= tolerance:
-            raise ValueError(
+            raise Refused(
                 f"{folder_lib.CARD}: check: features of the fixed picture differ by "
                 f"{gap:.1%} of their length; must be at most {tolerance:.1%}"
             )
@@ -200,7 +201,7 @@ def _list_images(card, images) -> tuple[Any, bool]:
         return [images], True
     if not _is_one_array(images):
         if not hasattr(images, "__getitem__") or not hasattr(images, "__len__"):
-            raise ValueError(
+            raise Refused(
                 f"images: {type(images).__name__}: must be an array, a list of images, "
                 "or one image"
             )
@@ -239,7 +240,7 @@ def _make_view(card, images):
     """Return the jitted function from u8[N, H, W, C] to the network's inputs."""
     inputs = card["input"]
     if inputs["kind"] != "images":
-        raise ValueError(f"inputs: must be {inputs['kind']}, as the card says")
+        raise Refused(f"inputs: must be {inputs['kind']}, as the card says")
     # Images that were cropped on the host have the right size already.
     resize = inputs["resize"] if _is_one_array(images) else None
     moments = tuple(inputs["mean"]), tuple(inputs["std"])
@@ -261,7 +262,7 @@ def _cut_images(card, images) -> np.ndarray:
     if _is_one_array(images):
         _check_array("images", images, channels, axes=4)
         if resize is None and tuple(images.shape[1:3]) != (size, size):
-            raise ValueError(
+            raise Refused(
                 f"images: {images.shape[1]} x {images.shape[2]} pixels, must be "
                 f"{size} x {size}; of a list each is resized"
             )
@@ -284,19 +285,19 @@ def _check_array(name, images, channels, *, axes):
     good = getattr(images, "dtype", None) == np.uint8 and images.ndim == axes
     if not good or images.shape[-1] != channels:
         shape = {3: "h, w", 4: "N, H, W"}[axes]
-        raise ValueError(f"{name}: is {got}, must be uint8[{shape}, {channels}]")
+        raise Refused(f"{name}: is {got}, must be uint8[{shape}, {channels}]")
 
 
 def _check_graphs(card, inputs):
     """Refuse inputs that are no graphs, or of another number of features."""
     width = card["input"]["features"]
     if not isinstance(inputs, graphs_lib.Graphs):
-        raise ValueError(
+        raise Refused(
             f"inputs: is {type(inputs).__name__}, must be a data.graphs.Graphs"
         )
     have = inputs.features.shape[-1]
     if have != width:
-        raise ValueError(f"inputs: nodes have {have} features, must have {width}")
+        raise Refused(f"inputs: nodes have {have} features, must have {width}")
     return inputs
 
 
@@ -304,7 +305,7 @@ def make_module(section: dict) -> nn.Module:
     """Make the flax module that a card's "encoder" describes.
 
     Raises:
-      ValueError: an unknown name or option.
+      Refused: an unknown name or option.
     """
     section, field = dict(section), f"{folder_lib.CARD}: encoder"
     precision = section.pop("precision", "float32")
@@ -380,7 +381,7 @@ def load_encoder(
         the last update, by the folder's adapter.safetensors. Rows then have length 1.
 
     Raises:
-      ValueError: a file is missing, damaged, or contradicts the card; the message has
+      Refused: a file is missing, damaged, or contradicts the card; the message has
         the first difference.
     """
     card = folder_lib.read_card(folder)
@@ -388,7 +389,7 @@ def load_encoder(
     path = epath.Path(folder) / folder_lib.TENSORS
     encoder = make_from_leaves(card, leaves, path)
     if encoder.num_features != card["num_features"]:
-        raise ValueError(
+        raise Refused(
             f"{folder_lib.CARD}: num_features={card['num_features']}, but its encoder "
             f"has {encoder.num_features}"
         )
@@ -398,7 +399,7 @@ def load_encoder(
         return encoder
     core.check_choice("into", into, ("old",))
     if adapters.FILE not in card["files"]:
-        raise ValueError(
+        raise Refused(
             f"{folder}: into='old': it has no {adapters.FILE}; an accepted update with "
             "the verdict 'adapt' leaves one, and jaxcl export copies it"
         )
@@ -418,7 +419,7 @@ def make_from_leaves(
       path: of the file, for messages.
 
     Raises:
-      ValueError: they are not the leaves of the card's network.
+      Refused: they are not the leaves of the card's network.
     """
     module, inputs = make_module(card["encoder"]), blank_inputs(card["input"])
     return make_encoder(card, *folder_lib.fill_trees(module, inputs, leaves, path))

@@ -22,6 +22,7 @@ from etils import epath
 from jaxcl import lookup, schema, sharding
 from jaxcl.config import sections
 from jaxcl.data.augment import images as augment_images
+from jaxcl.errors import Refused
 from jaxcl.nets import tuning
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
@@ -55,7 +56,7 @@ def export(
       The contents of card.json.
 
     Raises:
-      ValueError: there is no such encoder; the folder holds something else.
+      Refused: there is no such encoder; the folder holds something else.
       OSError: a file cannot be read or written.
       lock.LockHeldError: another export writes to the folder.
     """
@@ -122,24 +123,24 @@ def _hide_paths(value, key=""):
 def _read_config(run):
     """Read the config of a run; refuse a run that has no encoder of its own."""
     if folder_lib.is_one(run):
-        raise ValueError(
+        raise Refused(
             f"--run={run!r}: is already the folder of an encoder, without an accepted "
             "update"
         )
     config = transfer.config_of(run, field="--run")
     if config.get("seeds", 1) > 1:
-        raise ValueError(
+        raise Refused(
             f"--run={run!r}: holds {config['seeds']} seeds; name one of them, as "
             f"{run}/seed_{config.get('seed', 0)}"
         )
     if config.get("checkpoint") is not None:
-        raise ValueError(
+        raise Refused(
             f"--run={run!r}: only evaluated the encoder of {config['checkpoint']}; "
             "export that run"
         )
     method = config["method"]["name"]
     if method in _DROP:
-        raise ValueError(
+        raise Refused(
             f"--run={run!r}: config.method.name={method!r} trains a network at each "
             "evaluation and drops it, so that the run has none to export"
         )

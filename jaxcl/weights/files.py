@@ -12,6 +12,8 @@ import numpy as np
 import safetensors
 from etils import epath
 
+from jaxcl.errors import Refused
+
 _MOST_HEADER = 16 * 2**20  # bytes
 _MOST_TENSORS = 100_000
 _TYPES = {
@@ -36,14 +38,14 @@ def read_tensors(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str,
       name -> array, floating ones in f32; name of each file -> its bytes' sha256.
 
     Raises:
-      ValueError: the file is damaged, or holds types that are not supported.
+      Refused: the file is damaged, or holds types that are not supported.
       OSError: it cannot be read.
     """
     path = epath.Path(path)
     if path.is_dir():
         inner = sorted(x.name for x in path.iterdir() if x.name.endswith(_WEIGHTS))
         inside = f"; in it there is {', '.join(inner[:5])}" if inner else ""
-        raise ValueError(f"{path}: it is a folder; must be a file of weights{inside}")
+        raise Refused(f"{path}: it is a folder; must be a file of weights{inside}")
     files = {path.name: path.read_bytes()}
     parts = [path.name]
     if path.name.endswith(_INDEX):
@@ -57,10 +59,10 @@ def read_tensors(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str,
         read = _read_by_torch if by_torch else _read_safetensors
         found = read(path.parent / name, data)
         if twice := sorted(tensors.keys() & found.keys()):
-            raise ValueError(f"{path}: two of its parts hold {twice[0]!r}")
+            raise Refused(f"{path}: two of its parts hold {twice[0]!r}")
         tensors |= found
     if not tensors:
-        raise ValueError(f"{path}: there is no tensor in it")
+        raise Refused(f"{path}: there is no tensor in it")
     cast = {name: _cast_finite(path, name, x) for name, x in tensors.items()}
     return cast, {n: hashlib.sha256(data).hexdigest() for n, data in files.items()}
 
@@ -71,10 +73,10 @@ def _index_parts(path, data) -> list[str]:
         weights = json.loads(data)["weight_map"]
         names = sorted({*weights.values()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: it is no index of safetensors files") from error
+        raise Refused(f"{path}: it is no index of safetensors files") from error
     for name in names:
         if not isinstance(name, str) or "/" in name or "\\" in name or ".." in name:
-            raise ValueError(f"{path}: names {name!r}, which is not in the same folder")
+            raise Refused(f"{path}: names {name!r}, which is not in the same folder")
     return names
 
 
@@ -84,7 +86,7 @@ def _cast_finite(path, name, x) -> np.ndarray:
         return x
     x = np.asarray(x, np.float32)
     if not np.isfinite(x).all():
-        raise ValueError(f"{path}: {name} has numbers that are not finite")
+        raise Refused(f"{path}: {name} has numbers that are not finite")
     return x
 
 
@@ -97,7 +99,7 @@ def _read_by_torch(path, data) -> dict[str, np.ndarray]:
     try:
         import torch  # no other files need it
     except ImportError as error:
-        raise ValueError(
+        raise Refused(
             f"{path}: torch.save wrote it, and PyTorch is not installed here: pip "
             f"install torch; or {mend}"
         ) from error
@@ -106,9 +108,7 @@ def _read_by_torch(path, data) -> dict[str, np.ndarray]:
         return dict(_flatten_dicts("", value, torch))
     except Exception as error:  # damaged bytes raise errors of many kinds
         what = f"{type(error).__name__}: {str(error)[:200]}"
-        raise ValueError(
-            f"{path}: PyTorch does not read it ({what}); {mend}"
-        ) from error
+        raise Refused(f"{path}: PyTorch does not read it ({what}); {mend}") from error
 
 
 def _flatten_dicts(
@@ -129,25 +129,25 @@ def _read_safetensors(path, data) -> dict[str, np.ndarray]:
     """Read a safetensors file; refuse a name that comes twice."""
     size = struct.unpack("<Q", data[:8].ljust(8, b"\xff"))[0]
     if size > min(_MOST_HEADER, len(data)):
-        raise ValueError(
+        raise Refused(
             f"{path}: is neither a complete safetensors file nor a PyTorch file"
         )
 
     def refuse_duplicates(pairs):
         names = [name for name, _ in pairs]
         if len({*names}) < len(names) or len(names) > _MOST_TENSORS:
-            raise ValueError("a name occurs twice, or there are too many names")
+            raise Refused("a name occurs twice, or there are too many names")
         return dict(pairs)
 
     try:
         json.loads(data[8 : 8 + size], object_pairs_hook=refuse_duplicates)
         entries = safetensors.deserialize(data)
     except (ValueError, RecursionError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path}: is no complete safetensors file: {error}") from error
+        raise Refused(f"{path}: is no complete safetensors file: {error}") from error
     tensors = {}
     for name, entry in entries:
         if entry["dtype"] not in _TYPES:
-            raise ValueError(
+            raise Refused(
                 f"{path}: {name} is of type {entry['dtype']}; read are "
                 f"{', '.join(_TYPES)}"
             )

@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from jaxcl import schema
+from jaxcl.errors import Refused
 from jaxcl.nets import convnext, resnet, vit
 from jaxcl.run import folder, results
 from jaxcl.weights import (
@@ -61,7 +62,7 @@ def import_file(
       The contents of card.json.
 
     Raises:
-      ValueError: the file is damaged, or not of the architecture; an option is wrong or
+      Refused: the file is damaged, or not of the architecture; an option is wrong or
         missing; two files contradict each other; the folder holds something else.
       OSError: a file cannot be read or written.
     """
@@ -87,7 +88,7 @@ def import_file(
         shapes = encoder.array_shapes({"encoder": section, "input": inputs})
         leaves, dropped = architectures.fill_arrays(own, scheme, shapes)
     except wrappers.RefusedTensors as error:
-        raise ValueError(f"--from={source}: {error}") from error
+        raise Refused(f"--from={source}: {error}") from error
     card: dict[str, Any] = {"encoder": section, "input": inputs}
     network = encoder.make_from_leaves(card, leaves)
     packed = {folder.TENSORS: writer.pack_tensors(leaves, "flax")}
@@ -115,9 +116,9 @@ def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> 
             f"it is a {kind}, and --architecture={architecture} is a {known.kind}"
         )
     if given and kind != "vit":
-        raise ValueError(f"--{next(iter(given))}: applies to Vision Transformers only")
+        raise Refused(f"--{next(iter(given))}: applies to Vision Transformers only")
     if stem_padding is not None and kind != "resnet":
-        raise ValueError("--stem-padding: applies to ResNets only")
+        raise Refused("--stem-padding: applies to ResNets only")
     if kind == "resnet":
         options = architectures.resnet_section(tensors, stem_padding)
     elif kind == "convnext":
@@ -199,14 +200,14 @@ def _find_sizes(section, prepared, size, resize) -> dict:
     schema.check_value(size, schema.Pixels, "--size")
     schema.check_value(resize, schema.Pixels, "--resize")
     if resize < size:
-        raise ValueError(f"--resize={resize}: must be at least --size={size}")
+        raise Refused(f"--resize={resize}: must be at least --size={size}")
     patch = section.get("patch", 1)
     if section["name"] == "vit" and (size % patch or size < patch):
-        raise ValueError(f"--size={size}: must be a multiple of its patches of {patch}")
+        raise Refused(f"--size={size}: must be a multiple of its patches of {patch}")
     if section["name"] == "convnext":
         least = patch * 2 ** (len(section["depths"]) - 1)
         if size < least:
-            raise ValueError(f"--size={size}: must be {least} or more for its stages")
+            raise Refused(f"--size={size}: must be {least} or more for its stages")
     how = prepared.get("interpolation", "bicubic")
     return {"size": size, "resize": resize, "interpolation": how}
 
@@ -217,7 +218,7 @@ def _find_moments(prepared, channels, mean, std) -> dict:
     for name, given in (("mean", mean), ("std", std)):
         value = _option_or_known(prepared, name, given)
         if len(value) not in (1, channels):
-            raise ValueError(
+            raise Refused(
                 f"--{name}={value}: must be one number, or one for each of its "
                 f"{channels} channels"
             )
@@ -232,7 +233,7 @@ def _option_or_known(prepared, name, value) -> Any:
     """Return the option's value, else that of the files or the architecture."""
     value = prepared.get(name) if value is None else value
     if value is None:
-        raise ValueError(
+        raise Refused(
             f"--{name}: the preparation of its images is unknown; give --size, --mean "
             "and --std, or a narrower --architecture, as 'augreg' or 'deit'"
         )

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxcl.errors import Refused
+
 
 class Scheme(NamedTuple):
     """The names of one library for one kind of network."""
@@ -99,7 +101,7 @@ def read_array(
     """Convert a library's tensor into one of our arrays.
 
     Raises:
-      ValueError: the tensor does not make an array of that shape.
+      Refused: the tensor does not make an array of that shape.
     """
     rows, last = np.asarray(tensor), ours.rpartition("/")[2]
     fits = rows.ndim > 0 and len(rows) % leaf.parts == 0
@@ -120,7 +122,7 @@ def read_array(
         while rows.ndim > len(shape) and rows.shape[-1] == 1:
             rows = rows[..., 0]
     if not fits or rows.shape != shape:
-        raise ValueError(
+        raise Refused(
             f"{leaf.tensor} has the shape {list(np.shape(tensor))}, which does not "
             f"make {ours} of the shape {list(shape)}"
         )

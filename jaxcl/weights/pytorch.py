@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from jaxcl import core
+from jaxcl.errors import Refused
 from jaxcl.nets import positions
 from jaxcl.weights import encoder, names, writer
 
@@ -19,7 +20,7 @@ def check_supported(section: dict) -> None:
       section: "encoder" of a card.
 
     Raises:
-      ValueError: naming the field.
+      Refused: naming the field.
     """
     kind = section["name"]
     core.check_choice("--torch: config.encoder.name", kind, tuple(writer.PYTORCH))
@@ -37,7 +38,7 @@ def check_supported(section: dict) -> None:
             wrong = "patch", "must be 1 or 3 to 7"
     if wrong:
         field, allowed = wrong
-        raise ValueError(
+        raise Refused(
             f"--torch: config.encoder.{field}={section[field]!r} has no counterpart "
             f"in PyTorch; {allowed}"
         )
@@ -55,7 +56,7 @@ def torch_state(source: Any) -> dict[str, np.ndarray]:
       or of timm's `ConvNeXt` with `conv_mlp=False`.
 
     Raises:
-      ValueError: PyTorch has no such network; the folder cannot be read.
+      Refused: PyTorch has no such network; the folder cannot be read.
     """
     network = source
     if not isinstance(source, encoder.Encoder):

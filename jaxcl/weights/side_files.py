@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 _NUMBERS = {  # transformers' key or timm's -> ours
@@ -49,7 +50,7 @@ def read_folder(folder: epath.Path, scheme: str) -> SideFacts:
       scheme: a key of `names.SCHEMES`.
 
     Raises:
-      ValueError: a file is damaged, or describes a network that is not supported.
+      Refused: a file is damaged, or describes a network that is not supported.
     """
     config, processor = (
         storage.read_object(folder / name) if (folder / name).exists() else {}
@@ -57,7 +58,7 @@ def read_folder(folder: epath.Path, scheme: str) -> SideFacts:
     )
     name = str(config.get("architecture", "resnet50"))
     if scheme == "torchvision" and not _RESNETS.fullmatch(name):
-        raise ValueError(
+        raise Refused(
             f"{CONFIG}: architecture={name!r}: tensors of its names may be of another "
             "network than torchvision's ResNet"
         )
@@ -66,14 +67,14 @@ def read_folder(folder: epath.Path, scheme: str) -> SideFacts:
         network = {ours: stated[key] for key, ours in _NUMBERS.items() if key in stated}
         turns = config.get("rope_parameters") or config
         if turns.get("rope_theta", 100) != 100:
-            raise ValueError(f"{CONFIG}: rope_theta={turns['rope_theta']}; must be 100")
+            raise Refused(f"{CONFIG}: rope_theta={turns['rope_theta']}; must be 100")
         timm = processor.get("pretrained_cfg") or config.get("pretrained_cfg")
         if timm is None and "architecture" in config:  # as older files have it
             timm = config
         images = _transformers_images(processor) if timm is None else _timm_images(timm)
     except (KeyError, TypeError, AttributeError) as error:
         where = f"{CONFIG} or {PREPROCESSOR}"
-        raise ValueError(f"{folder}/{where}: it cannot be read: {error!r}") from error
+        raise Refused(f"{folder}/{where}: it cannot be read: {error!r}") from error
     return SideFacts(network, images, str((timm or {}).get("license") or ""))
 
 
@@ -96,7 +97,7 @@ def _timm_images(config) -> dict:
 def _transformers_images(config) -> dict:
     for key, usual in _USUAL.items():
         if not math.isclose(config.get(key, usual), usual, rel_tol=1e-4):
-            raise ValueError(
+            raise Refused(
                 f"{PREPROCESSOR}: {key}={config[key]}: not known here; move the file "
                 "away and give --size, --resize, --mean and --std"
             )
@@ -121,14 +122,14 @@ def _transformers_images(config) -> dict:
 
 def _square(height, width) -> int:
     if height != width:
-        raise ValueError(f"images are made {height} x {width}; must be square")
+        raise Refused(f"images are made {height} x {width}; must be square")
     return height
 
 
 def _filter(value) -> str:
     found = _FILTERS.get(value, value)
     if found not in _FILTERS.values():
-        raise ValueError(
+        raise Refused(
             f"images are resized by {value!r}; must be bilinear (2) or bicubic (3)"
         )
     return found

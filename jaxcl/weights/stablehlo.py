@@ -13,6 +13,7 @@ from jax import export
 
 from jaxcl import sharding
 from jaxcl.data.augment import images as augment_images
+from jaxcl.errors import Refused
 from jaxcl.update import adapters
 from jaxcl.weights import encoder
 
@@ -33,11 +34,11 @@ def make_program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tu
       The function, [B, S, S, C] -> f32[B, D], and (S, S, C).
 
     Raises:
-      ValueError: it is an encoder of graphs.
+      Refused: it is an encoder of graphs.
     """
     inputs = network.card["input"]
     if inputs["kind"] != "images":
-        raise ValueError(
+        raise Refused(
             f"an encoder of {inputs['kind']} cannot be written as a program; must be "
             "of images"
         )

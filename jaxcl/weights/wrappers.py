@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import TypeVar
 
+from jaxcl.errors import Refused
+
 T = TypeVar("T")
 # Parts of names that come from DataParallel, torch.compile, FSDP, activation
 # checkpointing, and DeepSpeed.
@@ -20,7 +22,7 @@ _CHUNKED = re.compile(r"((?:.*\.)?)blocks\.(\d+)\.(\d+)\.(.+)")
 _STAGE = re.compile(r"((?:.*\.)?)(\d+)\.0\.conv1\.weight")
 
 
-class RefusedTensors(ValueError):
+class RefusedTensors(Refused):
     """The error that tensors are incomplete or of another architecture."""
 
 

@@ -17,6 +17,7 @@ from safetensors import numpy as tensors
 
 from jaxcl import core
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import lock
 from jaxcl.update import adapters
@@ -50,7 +51,7 @@ def run_command(options: argparse.Namespace, make: Callable, text: Callable) -> 
     """Run a command that writes a folder; return 2 if an input or folder is wrong."""
     try:
         card = make(**vars(options))
-    except (ValueError, OSError, lock.LockHeldError) as error:
+    except (Refused, OSError, lock.LockHeldError) as error:
         print(f"jaxcl: {error}", file=sys.stderr)
         return 2
     print(f"{text(card)}\njaxcl.load_encoder({options.out!r})")
@@ -82,7 +83,7 @@ def write_folder(
       The card with its checksum.
 
     Raises:
-      ValueError: the folder holds something else.
+      Refused: the folder holds something else.
       lock.LockHeldError: another process writes to it.
     """
     card = card | {"checksum": folder_lib.checksum(card)}
@@ -118,12 +119,12 @@ def _check_folder(folder, card, force) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise ValueError(f"--out={folder}: is a file; must be a folder")
+        raise Refused(f"--out={folder}: is a file; must be a folder")
     names = {path.name for path in folder.iterdir() if path.suffix != ".tmp"}
     names -= {lock.FILE}
     other = names - {folder_lib.CARD, folder_lib.TENSORS} - _FURTHER
     if other:
-        raise ValueError(
+        raise Refused(
             f"--out={folder}: holds {', '.join(sorted(other)[:3])}, which is no "
             "part of an export; give a new folder"
         )
@@ -135,10 +136,10 @@ def _check_folder(folder, card, force) -> None:
             return
     try:
         before = folder_lib.read_card(folder)
-    except ValueError as error:
-        raise ValueError(f"--out: {error}; --force replaces it") from error
+    except Refused as error:
+        raise Refused(f"--out: {error}; --force replaces it") from error
     if before["files"].get(folder_lib.TENSORS) != card["files"][folder_lib.TENSORS]:
-        raise ValueError(
+        raise Refused(
             f"--out={folder}: holds another export, of step "
             f"{before.get('checkpoint', {}).get('step')}; --force replaces it"
         )

@@ -68,7 +68,7 @@ def make(
         node left stays unchanged (released code).
 
     Raises:
-      ValueError: an option is out of range.
+      Refused: an option is out of range.
     """
     changed = functools.partial(
         _change_graphs,

@@ -22,6 +22,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxcl import schema
+from jaxcl.errors import Refused
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # RandomResizedCrop's defaults
 Interpolation = Literal["bicubic", "bilinear"]
@@ -45,7 +46,7 @@ Probability = schema.Share | tuple[schema.Share, ...]  # one, or one for each vi
 def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
     """Refuse an option unless the condition holds, naming it and its range."""
     if not condition:
-        raise ValueError(f"{name}={value!r}: must be {allowed}")
+        raise Refused(f"{name}={value!r}: must be {allowed}")
 
 
 def _check_ranges(**ranges: Sequence[float]) -> None:
@@ -258,7 +259,7 @@ def resize_shorter_side(
 
 
 def center_crop(image: jax.Array, *, size: int) -> jax.Array:
-    """Cut the central f32[size,size,C]. Raises ValueError if the image is smaller."""
+    """Cut the central f32[size,size,C]. Raises Refused if the image is smaller."""
     height, width, _ = image.shape
     _require(size <= min(height, width), "size", size, f"at most {min(height, width)}")
     top, left = round((height - size) / 2), round((width - size) / 2)
@@ -358,7 +359,7 @@ def make(
       pad: pixels by which an image that is not cropped is shifted.
       dtype: of the views.
 
-    Raises ValueError for values out of range, here or when first called.
+    Raises Refused for values out of range, here or when first called.
     """
     _check_ranges(scale=scale, ratio=ratio, sigma=sigma)
     _check_moments(mean, std)
@@ -422,7 +423,7 @@ def make_local_crops(
       whole: the arguments of `make` for the two views.
       views, size, scale, blur, solarize: as in `make`.
 
-    Raises ValueError for values out of range, and for images that were cropped before
+    Raises Refused for values out of range, and for images that were cropped before
     they came to the device: a small part of a crop is not a small part of the image.
     """
     own = dict(views=views, size=size, scale=scale, blur=blur, solarize=solarize)
@@ -430,7 +431,7 @@ def make_local_crops(
 
     def crop(key, images):
         if images.ndim != 4:
-            raise ValueError(
+            raise Refused(
                 "config.augment.local: needs whole images, and these stream as crops; "
                 "leave the section out, or raise config.device_bytes so that the set "
                 "lies on the device"
@@ -453,7 +454,7 @@ def make_eval(
     """Build `prepare(images)`, u8[B,H,W,C] -> [B,size,size,C], normalised.
 
     The shorter side is resized to `resize`, then the centre is cropped. Without
-    `resize`, images must be size x size. Raises ValueError otherwise. Features
+    `resize`, images must be size x size. Raises Refused otherwise. Features
     f32[B,1,1,D] in place of images stay as they are.
     """
     _check_moments(mean, std)
@@ -495,13 +496,13 @@ def _check_images(images, size, mean, views=None, mend=""):
     shape = images.shape
     axes = {4: (), 5: (views,)}.get(len(shape))
     if images.dtype != jnp.uint8 or shape[1:-3] != axes or shape[-1] not in (1, 3):
-        raise ValueError(
+        raise Refused(
             f"images='{images.dtype}{list(shape)}': must be uint8[B,H,W,C] or "
             f"[B,{views},H,W,C], C 1 or 3"
         )
     height, width, channels = shape[-3:]
     if size is not None and (height, width) != (size, size):
-        raise ValueError(
+        raise Refused(
             f"config.augment.size={size!r}: must be the side of the images, which are "
             f"{height} x {width} pixels{mend}"
         )
@@ -509,4 +510,4 @@ def _check_images(images, size, mean, views=None, mend=""):
         allowed = (
             "1, images are grey" if channels == 1 else "1 or 3, images are in colour"
         )
-        raise ValueError(f"config.augment.mean={mean!r}: must be of length {allowed}")
+        raise Refused(f"config.augment.mean={mean!r}: must be of length {allowed}")

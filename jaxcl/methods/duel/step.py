@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim, schema, sharding
+from jaxcl.errors import Refused
 from jaxcl.losses import contrastive
 from jaxcl.losses import streaming as streaming_lib
 from jaxcl.memory import buffer, duel
@@ -80,17 +81,17 @@ def _check_setup(setup: StepSetup) -> None:
     """Refuse options that do not fit each other."""
     draws, size = setup.negatives != "batch" or setup.refresh, setup.settings.size
     if draws and setup.drawn > size:
-        raise ValueError(
+        raise Refused(
             f"config.method.drawn={setup.drawn}: must be from 1 to {size}, the "
             "rows of the memory (memory_size)"
         )
     if setup.settings.logsumexp is not None and setup.settings.spread:
-        raise ValueError(
+        raise Refused(
             "config.method.streaming=True: would send a memory that is split over the "
             "devices (config.method.sharded) to each of them; must be False"
         )
     if setup.hml_weight is not None and setup.negatives != "memory":
-        raise ValueError(
+        raise Refused(
             f"config.method.negatives={setup.negatives!r}: must be 'memory' where "
             "config.method.hml_weight is given, since M-HML is against the memory alone"
         )
@@ -157,7 +158,7 @@ def make(
       streaming: make no matrix of logits, see `losses.streaming`.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     drawn = max(1, memory_size // _SHARE) if drawn is None else drawn
     moco = base == "moco"

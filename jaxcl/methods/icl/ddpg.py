@@ -52,6 +52,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import core, schema
+from jaxcl.errors import Refused
 from jaxcl.memory import buffer, policies
 
 _FIELD = "config.method.agent"
@@ -63,7 +64,7 @@ _TINY = 1e-12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Constants of an agent; a value out of its range raises a ValueError."""
+    """Constants of an agent; a value out of its range raises Refused."""
 
     low: schema.Positive = 1e-6  # smallest learning rate
     high: schema.Positive = 0.1  # largest
@@ -411,4 +412,4 @@ def _move_moments(agent, loss, usable, stored, rewards):
 
 def _require(good, name, value, allowed):
     if not good:
-        raise ValueError(f"{_FIELD}.{name}={value}: must be {allowed}")
+        raise Refused(f"{_FIELD}.{name}={value}: must be {allowed}")

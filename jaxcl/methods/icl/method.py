@@ -45,6 +45,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema, sharding
+from jaxcl.errors import Refused
 from jaxcl.methods.icl import ddpg, orders, steps
 from jaxcl.methods.icl import passes as passes_lib
 
@@ -110,7 +111,7 @@ def _check_read(options: dict) -> None:
     defaults = {name: x.default for name, x in schema.option_of(make).items()}
     for name, reader in _unread_options(options).items():
         if options[name] != defaults[name]:
-            raise ValueError(
+            raise Refused(
                 f"config.method.{name}={options[name]}: is read by {reader} alone; "
                 f"leave it at {defaults[name]}"
             )
@@ -121,22 +122,22 @@ def _check_options(parts: core.Parts, options: dict) -> None:
     _check_read(options)
     projector, output_dim = options["projector"], options["output_dim"]
     if options["anchors"] == "original" and not passes_lib.reads_graphs(parts.encoder):
-        raise ValueError(
+        raise Refused(
             "config.method.anchors='original': is for graphs; images have two views, "
             "must be 'augmented'"
         )
     if projector and output_dim:
-        raise ValueError(
+        raise Refused(
             f"config.method.projector={projector}: must be 0 with "
             f"output_dim={output_dim}; only one network follows the encoder"
         )
     if options["strategy"] == "icl" and not options["with_positive"]:
-        raise ValueError(
+        raise Refused(
             "config.method.with_positive=False: must be True with strategy='icl': "
             "NCE-II has the positive in both denominators"
         )
     if parts.batch_size == 1:
-        raise ValueError(
+        raise Refused(
             "config.batch_size=1: an anchor is compared with the other rows of its "
             "batch; must be at least 2"
         )
@@ -195,7 +196,7 @@ def make(
       agent: options of `ddpg.Options`.
 
     Raises:
-      ValueError: naming field, value and range; an option that the
+      Refused: naming field, value and range; an option that the
         strategy does not read is not at its default.
     """
     _check_options(parts, locals())

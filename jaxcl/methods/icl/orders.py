@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxcl import core
 from jaxcl.data import stream
+from jaxcl.errors import Refused
 
 _NEW_ALONE = ("finetune", "distill")  # read no rows of earlier tasks
 
@@ -44,7 +45,7 @@ def batches(
     rng = np.random.default_rng(0) if rng is None else rng
     epochs = [task.train.order(rng, rows, batch_size)]
     if len(epochs[0]) == 0:
-        raise ValueError(
+        raise Refused(
             f"config.batch_size={batch_size}: task {task.index} has only {len(rows)} "
             "old or new rows; must be at most as many"
         )
@@ -110,12 +111,12 @@ def batches_per_step(plan: OrderPlan, task: stream.Task) -> int:
     """Count the batches that a step takes, see `core.Method.parts`.
 
     Raises:
-      ValueError: the strategy reads rows of earlier tasks, and there are none.
+      Refused: the strategy reads rows of earlier tasks, and there are none.
     """
     if task.index == 0 or plan.strategy in _NEW_ALONE:
         return 1
     if len(task.earlier) == 0:
-        raise ValueError(
+        raise Refused(
             f"config.method.strategy={plan.strategy!r}: learns from rows of the tasks "
             f"before, too, of which {task.name} has none; join their data to it "
             "(source 'joined', of an update --join), or take 'finetune' or 'distill'"

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, sharding
+from jaxcl.errors import Refused
 from jaxcl.memory import buffer, sharded
 from jaxcl.methods.online.network import Network, Outputs, Rows
 
@@ -52,11 +53,11 @@ def add_measures(
       "prototype_gradient_norm" are from `Measured`, the network that it trains.
 
     Raises:
-      ValueError: the method has no memory, or, when traced, does not use `gradient`.
+      Refused: the method has no memory, or, when traced, does not use `gradient`.
     """
     measure = parts.replay.measure
     if method.memory is None:
-        raise ValueError(
+        raise Refused(
             f"config.replay.measure={measure}: is of stored rows, and "
             "config.method.name stores none; leave it out"
         )
@@ -64,7 +65,7 @@ def add_measures(
     def step(state, batch):
         after, metrics = method.step(state, batch)
         if "gradients" in measure and "feature_gradient_norm" not in metrics:
-            raise ValueError(
+            raise Refused(
                 f"config.replay.measure={measure}: 'gradients' is for methods that "
                 "descend a loss (online.descend), which config.method.name does not"
             )
@@ -133,7 +134,7 @@ class Measured(Network):
           "feature_gradient_norm" and "prototype_gradient_norm", f32[].
 
         Raises:
-          ValueError: the loss has no measured pass of replayed rows.
+          Refused: the loss has no measured pass of replayed rows.
         """
         memory = state.extra.memory
         params = {**state.params, _PROBE: jnp.zeros((self.num_tasks, 2))}
@@ -219,7 +220,7 @@ def _check_used(loss, params):
     traced = jax.make_jaxpr(loss)(params).jaxpr
     probe = traced.invars[names.index(_PROBE)]
     if not any(probe is operand for line in traced.eqns for operand in line.invars):
-        raise ValueError(
+        raise Refused(
             "config.replay.measure: 'gradients' needs replayed rows to pass by "
             "themselves (online.Network.pass_replayed), which config.method as set "
             "does not do"

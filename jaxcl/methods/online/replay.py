@@ -3,6 +3,7 @@
 from typing import Literal
 
 from jaxcl import core, schema
+from jaxcl.errors import Refused
 from jaxcl.memory import policies
 
 
@@ -48,16 +49,16 @@ def settings(
         of the "memory", see `statistics.py`.
 
     Raises:
-      ValueError: naming field, value and range.
+      Refused: naming field, value and range.
     """
     policies.look_up(policy)  # refuses a name that is none
     if per_class is not None and capacity is not None:
-        raise ValueError(
+        raise Refused(
             f"config.replay.capacity={capacity}: set it or per_class={per_class}, "
             "the other to None"
         )
     if flops is not None and updates != 1:
-        raise ValueError(
+        raise Refused(
             f"config.replay.updates={updates}: must be 1 with flops={flops:g}, which "
             "decide it; or set flops to None"
         )

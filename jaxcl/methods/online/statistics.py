@@ -11,6 +11,7 @@ from collections.abc import Callable
 import jax
 
 from jaxcl import core
+from jaxcl.errors import Refused
 
 # The old running statistics keep a weight of 0.9^100.
 _PASSES = 100
@@ -28,10 +29,10 @@ def use_memory_statistics(
       draw: (memory, key) -> online.Rows without augmentation.
 
     Raises:
-      ValueError: the method has no memory.
+      Refused: the method has no memory.
     """
     if method.memory is None:
-        raise ValueError(
+        raise Refused(
             "config.replay.statistics='memory': config.method.name stores no rows; "
             "must be 'running'"
         )

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import core, sharding
+from jaxcl.errors import Refused
 from jaxcl.losses import replay as losses
 from jaxcl.memory import buffer, policies, sharded
 from jaxcl.methods.online import probe, statistics
@@ -40,24 +41,24 @@ def _find_policy(parts: core.Parts, write) -> policies.Policy:
     """Find the memory's policy; refuse options that it or the method cannot use."""
     replay = parts.replay
     if write and replay.policy != "reservoir":
-        raise ValueError(
+        raise Refused(
             f"config.replay.policy={replay.policy!r}: config.method.name stores by a "
             "rule of its own; leave it out ('reservoir')"
         )
     policy = sharded.find_policy(replay)
     if lacking := sorted({*policy.reads} - {"label", "task"}):
-        raise ValueError(
+        raise Refused(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)} of "
             "stored rows, which config.method.name stores none of; 'online_ssl' does"
         )
     least = policy.least(parts.num_classes, parts.num_tasks)
     if replay.capacity < least:
-        raise ValueError(
+        raise Refused(
             f"config.replay.capacity={replay.capacity}: policy={replay.policy!r} needs "
             f"{least} or more"
         )
     if replay.sharded and write:
-        raise ValueError(
+        raise Refused(
             "config.replay.sharded=True: the method writes its memory by a rule of its "
             "own, which needs it whole; must be False"
         )

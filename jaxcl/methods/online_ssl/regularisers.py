@@ -172,6 +172,6 @@ REGULARISERS: dict[str, Callable[..., Regulariser]] = {
 
 
 def find_make(name: str) -> Callable[..., Regulariser]:
-    """Find a regulariser, or raise a ValueError with the nearest names."""
+    """Find a regulariser, or raise Refused with the nearest names."""
     core.check_choice("config.method.regulariser", name, tuple(REGULARISERS))
     return REGULARISERS[name]

@@ -43,6 +43,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import core, optim, schema, sharding
+from jaxcl.errors import Refused
 from jaxcl.memory import buffer, policies, queue, sharded
 from jaxcl.methods.online import probe
 from jaxcl.methods.online_ssl import regularisers, stored
@@ -165,11 +166,11 @@ def make(
       hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      Refused: naming the field, the value and what is allowed.
     """
     spec, plan = _make_parts(base, regulariser)
     if not _trains_online(spec):
-        raise ValueError(
+        raise Refused(
             f"config.method.base={base['name']!r}: reads labels, numbers of images, or "
             "the progress of a task, which online_ssl does not know; must be one of "
             f"{', '.join(BASES)}"
@@ -211,20 +212,20 @@ def make(
 def _check_options(parts, regulariser, plan, rows, remembers) -> None:
     """Refuse what the method cannot do, before anything compiles."""
     if parts.batch_size == 1:
-        raise ValueError(
+        raise Refused(
             "config.batch_size=1: online_ssl compares rows of a batch; must be at "
             "least 2"
         )
     if not remembers:
         if plan.stores or plan.mix or (plan.align and rows == "replay"):
-            raise ValueError(
+            raise Refused(
                 f"config.method.remembers=False: regulariser={regulariser!r} with "
                 f"rows={rows!r} reads replayed rows; must be True, or rows='all' with "
                 "regulariser 'cassle' or 'pnr'"
             )
         return
     if plan.stores and rows == "all":
-        raise ValueError(
+        raise Refused(
             f"config.method.rows='all': regulariser {regulariser!r} aligns rows with "
             "what the memory stores of them; must be 'replay'"
         )
@@ -237,14 +238,14 @@ def _check_mixtures(parts: core.Parts) -> None:
     """Refuse a memory that "lump" cannot mix with, or that reads single rows."""
     replay = parts.replay
     if 0 < parts.batch_size < replay.size:  # 0: whoever asks does not know it yet
-        raise ValueError(
+        raise Refused(
             f"config.replay.size={replay.size}: regulariser 'lump' mixes each incoming "
             "row with one replayed row; must be at most config.batch_size="
             f"{parts.batch_size}"
         )
     if reads := policies.look_up(replay.policy).reads:
         blank = [name for name, policy in policies.POLICIES.items() if not policy.reads]
-        raise ValueError(
+        raise Refused(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(reads)} of "
             "single rows, and regulariser 'lump' passes mixtures alone; allowed are "
             f"{', '.join(blank)}"

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import core, optim
+from jaxcl.errors import Refused
 from jaxcl.memory import diversity, loss_aware, policies, redundancy, sharded
 from jaxcl.methods import online
 
@@ -31,16 +32,16 @@ def check_replay(replay: core.Replay) -> None:
     """Refuse a memory that reads labels, or is too small to be replayed from.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      Refused: naming the field, the value and what is allowed.
     """
     if lacking := sorted({*policies.look_up(replay.policy).reads} - {*_STORED}):
         names = [n for n, x in policies.POLICIES.items() if {*x.reads} <= {*_STORED}]
-        raise ValueError(
+        raise Refused(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)}, "
             f"which online_ssl has none of; allowed are {', '.join(names)}"
         )
     if replay.capacity <= replay.size:
-        raise ValueError(
+        raise Refused(
             f"config.replay.capacity={replay.capacity}: must be above config.replay."
             f"size={replay.size}; rows are replayed once more of them are stored"
         )
@@ -51,7 +52,7 @@ def check_replay(replay: core.Replay) -> None:
     }
     for name, values in allowed.items():
         if (value := getattr(replay, name)) not in values:
-            raise ValueError(
+            raise Refused(
                 f"config.replay.{name}={value!r}: online_ssl augments all rows and has "
                 "no head of classes; leave it out ('drift' may be measured)"
             )

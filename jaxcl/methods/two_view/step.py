@@ -29,6 +29,7 @@ import optax
 from absl import logging
 
 from jaxcl import core, lookup, optim, schema
+from jaxcl.errors import Refused
 from jaxcl.methods.two_view import bases, head, networks, records, strategies
 from jaxcl.nets import tuning, vit
 
@@ -101,7 +102,7 @@ def make(
       head_form: "apart", or "released", whose rows also move the network's statistics.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      Refused: naming the field, the value and what is allowed.
     """
     spec, plan = bases.make_base(base), strategies.make_strategy(strategy)
     names = lookup.name_of(base), lookup.name_of(strategy)
@@ -160,7 +161,7 @@ def _check_data(parts, base, spec, strategy, plan):
     """
     net = tuning.bare_module(parts.encoder)
     if spec.masks and not (isinstance(net, vit.ViT) and net.features != "both"):
-        raise ValueError(
+        raise Refused(
             "config.method.base.ibot: hides patches of a Vision Transformer; must be "
             "0, or config.encoder.name 'vit' with features 'class' or 'mean', and "
             "config.accumulate 1"
@@ -168,7 +169,7 @@ def _check_data(parts, base, spec, strategy, plan):
     if spec.strategies is not None:
         core.check_choice("config.method.strategy", strategy, spec.strategies)
     if parts.batch_size == 1 and not spec.one_row:
-        raise ValueError(
+        raise Refused(
             f"config.batch_size=1: base {base!r} compares rows of a batch; must be at "
             "least 2"
         )
@@ -185,12 +186,12 @@ def _check_data(parts, base, spec, strategy, plan):
         return
     if not spec.local:
         takes = ", ".join(name for name in bases.BASES if bases.make_base(name).local)
-        raise ValueError(
+        raise Refused(
             f"config.augment.local: base {base!r} takes no local crops; "
             f"leave the section out, or set config.method.base to one of {takes}"
         )
     if not plan.local:
-        raise ValueError(
+        raise Refused(
             f"config.augment.local: strategy {strategy!r} reads two views alone; "
             "leave the section out"
         )
@@ -199,7 +200,7 @@ def _check_data(parts, base, spec, strategy, plan):
 def _count_rows(parts, asked: int) -> int:
     """Choose the number of rows of a head that classifies each image by its number."""
     if asked and asked < parts.train_rows:
-        raise ValueError(
+        raise Refused(
             f"config.method.base.rows={asked}: each of the {parts.train_rows} train "
             f"images has a row; must be at least {parts.train_rows}"
         )

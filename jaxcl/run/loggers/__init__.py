@@ -14,7 +14,7 @@ dot, the user's own:
 `directory` is the run's, an `epath.Path`, and `rows` are those that a resumed run has
 logged, so that a logger may show them again or leave them out. A row is as in
 metrics.jsonl: {"step", "task", ..., "time": {"unix", ...}}. Only the first process of a
-run has loggers. A module may have `check()`, which raises ValueError before data are
+run has loggers. A module may have `check()`, which raises Refused before data are
 read where no logger can be made.
 """
 
@@ -27,7 +27,7 @@ from jaxcl import lookup
 def makers(names: str) -> tuple[Callable, ...]:
     """Find the `make` of every logger; names have commas between.
 
-    Raises ValueError for an unknown name, or from the `check` of the module.
+    Raises Refused for an unknown name, or from the `check` of the module.
     """
     listed = [name.strip() for name in names.split(",") if name.strip()]
     modules = [lookup.find_module(__name__, name, "config.loggers") for name in listed]

@@ -9,8 +9,8 @@ import os
 import uuid
 from typing import Any
 
-from jaxcl import schema
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 from jaxcl.run import loggers
 
 
@@ -38,11 +38,11 @@ class WandbRun:
 
 
 def check() -> None:
-    """Raise ValueError if wandb is not installed."""
+    """Raise Refused if wandb is not installed."""
     try:
         import wandb  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise Refused(
             "config.loggers: 'wandb' is not installed; pip install 'jaxcl[wandb]'"
         ) from error
 
@@ -50,7 +50,7 @@ def check() -> None:
 def make(directory, rows) -> WandbRun:
     """Begin a run named after its directory, or continue under its old id.
 
-    Raises schema.Refused if wandb cannot begin, such as without an account.
+    Raises Refused if wandb cannot begin, such as without an account.
     """
     import wandb
 
@@ -70,7 +70,7 @@ def make(directory, rows) -> WandbRun:
             settings=wandb.Settings(console="off"),
         )
     except wandb.errors.Error as error:
-        raise schema.Refused(
+        raise Refused(
             f"config.loggers: 'wandb' does not begin: {error}; WANDB_MODE=offline "
             "needs no account"
         ) from error

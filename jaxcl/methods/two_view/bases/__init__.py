@@ -45,7 +45,7 @@ BaseSection = Annotated[Any, schema.Choice(BASES)]
 
 
 def find_make(name: str) -> Callable[..., records.Base]:
-    """Find the `make` of a base, or raise a ValueError with the nearest names."""
+    """Find the `make` of a base, or raise Refused with the nearest names."""
     return lookup.find_entry(BASES, name, "config.method.base")
 
 

@@ -41,7 +41,7 @@ StrategySection = Annotated[Any, schema.Choice(STRATEGIES)]
 
 
 def find_make(name: str) -> Callable[..., records.Strategy]:
-    """Find the `make` of a strategy, or raise a ValueError with the nearest names."""
+    """Find the `make` of a strategy, or raise Refused with the nearest names."""
     return lookup.find_entry(STRATEGIES, name, "config.method.strategy")
 
 

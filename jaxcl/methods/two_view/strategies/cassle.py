@@ -1,13 +1,14 @@
 """CaSSLe: a predictor maps the projections to those of the last task's network."""
 
 from jaxcl import schema
+from jaxcl.errors import Refused
 from jaxcl.methods.two_view import records
 
 
 def check_form(name: str, base: records.Base) -> None:
     """Refuse a base that has no form under CaSSLe."""
     if base.distil is None:
-        raise ValueError(
+        raise Refused(
             f"config.method.strategy='cassle': base {name!r} has no distillation "
             "(records.Base.distil); choose another strategy"
         )

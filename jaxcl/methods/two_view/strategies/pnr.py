@@ -9,6 +9,7 @@ import jax
 from absl import logging
 
 from jaxcl import core, schema
+from jaxcl.errors import Refused
 from jaxcl.losses import distill
 from jaxcl.memory import queue
 from jaxcl.methods.two_view import records
@@ -30,7 +31,7 @@ def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
     """
     weight, negative_weight = terms.weight, terms.negative_weight
     if base.pnr is None and base.distance is None:
-        raise ValueError(
+        raise Refused(
             f"config.method.strategy='pnr': base {name!r} has no form under PNR "
             "(records.Base.pnr); choose another strategy"
         )
