@@ -195,9 +195,9 @@ def nest_options(function: Callable, section: Mapping[str, Any], field: str) -> 
     """Write a section with each `Choice` as a section of its own.
 
     A plain string becomes {"name": string}. Configs once had the options of inner
-    sections beside their names: such options move into the sections that take them. In
-    an inner section None means not set, so that a config may have values for several
-    names.
+    sections beside their names: such options move into the sections that take them. An
+    option that is `NONE`, or None and of another function, counts as not set: so a
+    config may have values for several names.
 
     Args:
       function: whose options the section has.
@@ -216,19 +216,22 @@ def nest_options(function: Callable, section: Mapping[str, Any], field: str) -> 
         inner[name] = {"name": outer[name].default} | value
         made[name] = rule.find(inner[name], f"{field}.{name}")[0]
     rest = {name: value for name, value in section.items() if name not in rules}
-    for name in [name for name in rest if name not in outer]:
-        takers = [x for x, function in made.items() if name in option_of(function)]
-        if takers or (rest[name] is None and _list_takers(rules, name)):
-            value = rest.pop(name)
-            for taker in takers:
-                inner[taker][name] = value
-    for name, own in inner.items():
-        inner[name] = {
-            key: value
-            for key, value in own.items()
-            if value is not None or not _list_takers({name: rules[name]}, key)
-        }
-    return rest | inner
+    taken = {name: option_of(function) for name, function in made.items()}
+    for key in [key for key in rest if key not in outer]:
+        takers = [name for name, options in taken.items() if key in options]
+        if takers or (rest[key] is None and _list_takers(rules, key)):
+            value = rest.pop(key)
+            for name in takers:
+                inner[name][key] = value
+
+    def is_set(name, key, value):
+        others = value is None and key not in taken[name]
+        return value is not NONE and not (others and _list_takers(rules, key))
+
+    return rest | {
+        name: {key: value for key, value in section.items() if is_set(name, key, value)}
+        for name, section in inner.items()
+    }
 
 
 def _list_takers(rules: Mapping[str, Choice], option: str) -> list[str]:
@@ -363,7 +366,7 @@ def checked(
             given |= read_choices(function, given, field)
             if fill is not None:
                 replay = next((getattr(x, "replay", None) for x in args), None)
-                given = defaults(made, given) | given
+                given = defaults(made) | given
                 given |= fill(given, replay)
             return function(*args, **given)
 
@@ -495,11 +498,14 @@ def options(
     section = nest_options(function, dict(section.items()), field)
     check_arguments(function, section, field)
     options = read_options(function, section, field, without=given)
+    rules = choices(function)
     known = [option.name for option in options if option.function]
+    for key, rule in rules.items():
+        known += [f"{key}.{x}" for x in option_of(rule.find(section[key], key)[0])]
     for option in options:
         if option.function is None:
             takers = [n for n, x in others.items() if option.name in option_of(x)]
-            takers += _list_takers(choices(function), option.name)
+            takers += _list_takers(rules, option.name)
             _refuse_unknown(option, known, takers, field)
     for option in options:
         if option.value is NONE:

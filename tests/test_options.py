@@ -24,7 +24,7 @@ def test_every_option_of_every_config_has_a_value(name):
     assert json.loads(json.dumps(values)) == values
 
     def check(function, section, *without):
-        for name, option in schema.option_of(function, section).items():
+        for name, option in schema.option_of(function).items():
             if name not in ("dtype", "epochs", *without):
                 assert name in section or option.default is schema.NONE, name
 
@@ -38,7 +38,10 @@ def test_every_option_of_every_config_has_a_value(name):
         if key in raw:
             check(choices[raw[key]["name"]], values[key])
     if "method" in raw:
-        check(lookup.find_method(raw["method"]["name"]).make, values["method"])
+        make = lookup.find_method(raw["method"]["name"]).make
+        check(make, values["method"])
+        for key, rule in schema.choices(make).items():
+            check(rule.find(values["method"][key], key)[0], values["method"][key])
     for key, section in raw.get("evaluators", {}).items():
         make = lookup.find_module("jaxcl.evals", section.get("name", key), "").make
         check(make, values["evaluators"][key], "directory")
@@ -51,20 +54,23 @@ def test_every_option_of_every_config_has_a_value(name):
 
 
 def test_none_stands_for_what_the_base_and_the_strategy_have():
-    own = dict.fromkeys(("output_dim", "hidden_dim", "predictor_hidden_dim"))
     method = options.values(
         raw_of(**{"method": {"name": "two_view", "base": "byol", "strategy": "ewc"}})
     )["method"]
-    byol = bases.make_base("byol")
-    assert own.keys() < method.keys()
+    base, byol = method["base"], bases.make_base("byol")
     assert method["hidden_dim"] == byol.projector.hidden_dim == 4096
     assert method["output_dim"] == 256 and method["hidden_layers"] == 1
-    assert method["predictor_hidden_dim"] == byol.predictor_hidden_dim == 4096
-    assert (method["momentum_start"], method["momentum_end"]) == byol.momentum
-    assert method["weight"] == 0.01 != byol.weight
-    section = {"name": "online_ssl", "base": "simclr", "regulariser": "cla_r"}
+    assert base["predictor_hidden_dim"] == byol.predictor_hidden_dim == 4096
+    assert (base["momentum_start"], base["momentum_end"]) == byol.momentum
+    assert method["strategy"]["weight"] == 0.01 != byol.weight
+    section = {"name": "two_view", "base": "vicreg", "strategy": "pnr"}
+    strategy = options.values(raw_of(method=section))["method"]["strategy"]
+    assert (strategy["weight"], strategy["negative_weight"]) == (25.0, 23.0)
+    section = {"name": "online_ssl", "base": "mocov2plus", "regulariser": "cla_r"}
     online = options.values(raw_of(method=section))["method"]
-    assert online["weight"] == 1 and online["temperature"] == 0.2
+    assert online["regulariser"]["weight"] == 1
+    assert online["base"]["temperature"] == 0.2
+    assert online["base"]["queue_size"] == 2048 < base.get("queue_size", 65536)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import dense_net, key_uses, twins, two_view_losses
-from jaxcl import core, optim, schema
+from helpers import dense_net, key_uses, toy, twins, two_view_losses
+from jaxcl import core, optim
 from jaxcl.memory import buffer, importance, policies
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
@@ -116,7 +116,8 @@ def parts(augment=lambda key, images: twins.views_of(images), local=None):
 
 def taken(base, strategy, options):
     """Those options that the base and the strategy have."""
-    names = schema.option_of(two_view.make, {"base": base, "strategy": strategy})
+    given = {"base": base, "strategy": strategy}
+    names = toy.names_of_options(two_view.make, given)
     return {name: value for name, value in options.items() if name in names}
 
 

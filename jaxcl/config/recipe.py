@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
+from jaxcl import schema
 from jaxcl.data import stream
 from jaxcl.errors import Refused
 
@@ -84,6 +85,18 @@ class Sections(config_dict.ConfigDict):
         else:
             super().__setitem__(key, value)
 
+    def update(self, *other, **values):
+        """Set several options, see `ConfigDict.update`."""
+        names = {
+            key: value
+            for key, value in values.items()
+            if isinstance(value, str) and key in self
+        }
+        for key, value in names.items():
+            self[key] = value
+        rest = {key: value for key, value in values.items() if key not in names}
+        super().update(*other, **rest)
+
 
 def set_by_name(section: config_dict.ConfigDict, table: Mapping[str, Mapping]) -> None:
     """Set options of an inner section that depend on its name.
@@ -102,7 +115,7 @@ def set_by_name(section: config_dict.ConfigDict, table: Mapping[str, Mapping]) -
         before = section.get_oneway_ref(option) if option in section else None
 
         def pick(held, values=values, before=before):
-            value = values.get(held, before)
+            value = values.get(held, schema.NONE if before is None else before)
             refers = isinstance(value, config_dict.FieldReference)
             return value.get() if refers else value
 

@@ -38,8 +38,8 @@ def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
     if base.pnr is not None:
         if weight != base.weight:
             logging.warning(
-                "config.method.weight=%s changes nothing: base %s has negatives, and "
-                "PNR adds its own to them",
+                "config.method.strategy.weight=%s changes nothing: base %s has "
+                "negatives, and PNR adds its own to them",
                 weight,
                 name,
             )
@@ -54,8 +54,7 @@ def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
         )
     if danger and terms.pn2:
         logging.warning(
-            "PNR with %s, config.method.negative_weight=%s and config.method.weight=%s "
-            "%s",
+            "PNR with %s, config.method.strategy.negative_weight=%s and weight=%s %s",
             name,
             negative_weight,
             weight,
