@@ -171,7 +171,7 @@ def test_every_config_is_shown_as_it_is(name):
     [
         (["--config=quikstart"], "quickstart"),
         (["quickstart"], "quickstart"),
-        (["--config=quickstart_pnr", "--config.method.base.x=1"], ""),
+        (["--config=quickstart_pnr", "--config.method.name.x=1"], ""),
     ],
 )
 def test_a_config_that_is_not_there_is_one_line(words, told, capsys):

@@ -12,7 +12,7 @@ from jaxcl.methods.two_view import records
 
 
 def make(*, weight: schema.Weight = 1.0) -> records.Strategy:
-    """Make the strategy. Its arguments are options of config.method.
+    """Make the strategy. Its arguments are options of config.method.strategy.
 
     Args:
       weight: of the term that it adds to the base's loss.

@@ -112,16 +112,16 @@ def set_by_name(section: config_dict.ConfigDict, table: Mapping[str, Mapping]) -
     name = section.get_ref("name")
     for option in dict.fromkeys(x for values in table.values() for x in values):
         values = {kind: own[option] for kind, own in table.items() if option in own}
-        before = section.get_oneway_ref(option) if option in section else None
+        before = schema.NONE  # not set
+        if section.get(option) is not None:
+            before = section.get_oneway_ref(option)
 
-        def pick(held, values=values, before=before):
-            value = values.get(held, schema.NONE if before is None else before)
-            refers = isinstance(value, config_dict.FieldReference)
-            return value.get() if refers else value
+        def pick(held, before, *found, kinds=tuple(values)):
+            return dict(zip(kinds, found, strict=True)).get(held, before)
 
         first = next(iter(values.values()))
-        refers = isinstance(first, config_dict.FieldReference)
-        tied = compute(pick, name, like=first.get() if refers else first)
+        like = first.get() if isinstance(first, config_dict.FieldReference) else first
+        tied = compute(pick, name, before, *values.values(), like=like)
         with section.unlocked(), section.ignore_type():
             if option in section:
                 del section[option]
