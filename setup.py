@@ -11,8 +11,10 @@ of the project. Without it both stay as they are.
 import os
 import pathlib
 import re
+import shutil
 
 import setuptools
+from setuptools.command import build_py
 
 REPOSITORY = os.environ.get("JAXCL_REPOSITORY", "").rstrip("/")
 
@@ -39,14 +41,26 @@ def list_links() -> dict[str, str]:
     return {name: REPOSITORY + page for name, page in pages.items() if REPOSITORY}
 
 
+class BuildWithConfigs(build_py.build_py):
+    """Copy configs/ into the package, as jaxcl/configs.
+
+    An editable install finds them in the checkout. Since no package is mapped, it is a
+    plain path: `import jaxcl` works in the folder that holds the checkout, too.
+    """
+
+    def run(self):
+        """Build the package, and copy the configs beside it."""
+        super().run()
+        if not self.editable_mode:
+            copy = pathlib.Path(self.build_lib, "jaxcl", "configs")
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree("configs", copy, dirs_exist_ok=True, ignore=ignore)
+
+
 setuptools.setup(
+    cmdclass={"build_py": BuildWithConfigs},
     long_description=read_readme(),
     long_description_content_type="text/markdown",
     project_urls=list_links(),
-    # configs/ is jaxcl.configs in an installed copy, see pyproject.toml.
-    packages=[
-        *setuptools.find_packages(include=["jaxcl", "jaxcl.*"]),
-        "jaxcl.configs",
-        "jaxcl.configs.papers",
-    ],
+    packages=setuptools.find_packages(include=["jaxcl", "jaxcl.*"]),
 )

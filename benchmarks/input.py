@@ -4,10 +4,11 @@
   python benchmarks/input.py --decoders cv2 --images=200 --json=input.json
 
 writes JPEGs of ImageNet's size, reads them as a run does (two random crops of each),
-and counts the CPU time of an image in every link of the chain: what the processes that
-decode do, as many as there are cores, and what the one process that trains does with
-each image, whatever there are. Beside that stand the images a second that chips take
-at 0.3 of their peak.
+and counts the CPU time of an image in every link of the chain: what threads do, one on
+each core, and what the one thread that trains does with each image. Then it reads an
+epoch with 1, 2, 4 ... threads and counts images a second by the clock; other programs
+on the machine slow this down. Beside that stand the images a second that chips take at
+0.3 of their peak.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import datetime
 import io
 import itertools
 import json
+import os
 import pathlib
 import tempfile
 import time
@@ -54,7 +56,7 @@ class Link(NamedTuple):
     """A link of the chain."""
 
     name: str
-    shared: bool  # by as many processes as there are cores; else one process does it
+    shared: bool  # by a thread on every core; else one thread does it
     seconds: float  # of CPU time, for an image with both its crops
 
     @property
@@ -104,15 +106,15 @@ def least(function, count: int, repeats: int) -> float:
     return min(spent) / count
 
 
-def _batches(examples, args, *, epochs=1, workers=0, crop=None):
-    """The batches of some epochs, as a run reads them."""
+def _batches(examples, args, *, workers=0, crop=None):
+    """The batches of an epoch, as a run reads them."""
     source = stream.Source(examples, np.arange(len(examples.label)))
     options = {} if crop is None else {"crop": crop, "views": VIEWS}
     return prefetch.batches(
         source,
         seed=0,
         task=0,
-        epochs=epochs,
+        epochs=1,
         batch_size=args.batch,
         workers=workers,
         resident=crop is None,
@@ -131,27 +133,40 @@ def _whole(examples, args, crop=None):
     return read
 
 
-def from_a_worker(examples, args, crop) -> float:
-    """CPU seconds for an image that a worker process has read and cropped.
+def read_set(args, folder: pathlib.Path, decoder: str):
+    """Return the images, decoded again in each epoch, and the crop."""
+    where = {"path": str(folder / "images"), "decoder": decoder, "test": 0.0}
+    examples = sources.load("image_folder", **where).train
+    # A set as small as this would stay in memory after the first epoch.
+    examples = examples._replace(load=examples.load._replace(memory=None))
+    return examples, prefetch.RandomCrop(SIZE, decoder=decoder)
 
-    Of this process alone, and not until the worker is up.
-    """
-    epochs = args.repeats + 1
-    read = _batches(examples, args, epochs=epochs, workers=1, crop=crop)
-    with contextlib.closing(read) as batches:
-        per_epoch = len(examples.label) // args.batch
-        for _ in range(per_epoch):
-            next(batches)
-        start = time.process_time()
-        images = sum(len(batch["index"]) for batch in batches)
-        return (time.process_time() - start) / images
+
+def by_threads(args, folder: pathlib.Path, decoder: str) -> Iterator[dict]:
+    """Images a second by the clock, by the number of threads, the best of some runs."""
+    examples, crop = read_set(args, folder, decoder)
+    images = len(examples.label) // args.batch * args.batch
+    cores = os.cpu_count() or 1
+    for workers in sorted({1, 2, 4, 8, 16, 32, cores}):
+        if workers > cores:
+            break
+        seconds, first = [], []
+        for _ in range(args.repeats):
+            start = time.perf_counter()
+            batches = _batches(examples, args, workers=workers, crop=crop)
+            with contextlib.closing(batches):
+                next(batches)
+                first.append(time.perf_counter() - start)
+                for _ in batches:
+                    pass
+            seconds.append(time.perf_counter() - start)
+        rate = images / min(seconds)
+        yield {"threads": workers, "images": rate, "first_batch": min(first)}
 
 
 def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
     """The links from files to crops, by one decoder."""
-    crop = prefetch.RandomCrop(SIZE, decoder=decoder)
-    where = {"path": str(folder / "images"), "decoder": decoder, "test": 0.0}
-    read = sources.load("image_folder", **where).train
+    read, crop = read_set(args, folder, decoder)
     rows = range(len(read.label))
     encoded = [read.load.raw(row) for row in rows]
     images = [read.load(row) for row in rows]
@@ -177,13 +192,8 @@ def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
     yield Link(f"{decoder}: from JPEGs, all", True, all_of(read))
 
 
-def training_process(args, folder: pathlib.Path) -> Iterator[Link]:
-    """What the process that trains does with each image that others have read."""
-    crop = prefetch.RandomCrop(SIZE, decoder=args.decoders[0])
-    where = {"path": str(folder / "images"), "decoder": crop.decoder, "test": 0.0}
-    read = sources.load("image_folder", **where).train
-    taken = from_a_worker(read, args, crop)
-    yield Link("take it from a worker", False, taken)
+def training_thread(args) -> Iterator[Link]:
+    """What the thread that trains does with each image that others have read."""
     steps = args.steps_per_call
     shape = (args.batch, VIEWS, SIZE, SIZE, 3)
     rng = np.random.default_rng(0)
@@ -227,7 +237,7 @@ HEAD = "| link | CPU ms an image | images/s of a core | by |\n|---|---:|---:|---
 
 def line(link: Link) -> str:
     """A link as a row of the table."""
-    who = "every worker" if link.shared else "the process that trains"
+    who = "every thread" if link.shared else "the thread that trains"
     return f"| {link.name} | {1e3 * link.seconds:.3g} | {link.rate:,.0f} | {who} |"
 
 
@@ -240,20 +250,29 @@ def main(argv=None) -> dict:
         if "cv2" in args.decoders:
             import cv2
 
-            cv2.setNumThreads(1)  # as in every worker
+            cv2.setNumThreads(1)  # the threads here are those of jaxcl
         print(f"{args.images} JPEGs of {WIDTH} x {HEIGHT}, {size / 1e3:.0f} kB each")
         print(HEAD, flush=True)
         links = []
         for found in itertools.chain(
             *(chain(args, folder, decoder) for decoder in args.decoders),
-            training_process(args, folder),
+            training_thread(args),
             [resident(args)],
         ):
             links.append(found)
             print(line(found), flush=True)
+        read = {}
+        for decoder in args.decoders:
+            read[decoder] = list(by_threads(args, folder, decoder))
+            for row in read[decoder]:
+                print(
+                    f"{decoder}, {row['threads']} threads: {row['images']:.0f} "
+                    f"images/s, the first batch after {row['first_batch']:.2f} s",
+                    flush=True,
+                )
     fed = [link for link in links if link.name != RESIDENT]
     asked, one = needs(), 1 / sum(link.seconds for link in fed if not link.shared)
-    print(f"one process that trains feeds {one:,.0f} images/s at most")
+    print(f"the thread that trains takes {one:,.0f} images/s at most")
     ways = [link for link in fed if link.name.endswith(", all")]
     for need, way in itertools.product(asked, ways):
         print(
@@ -264,6 +283,7 @@ def main(argv=None) -> dict:
         "date": datetime.date.today().isoformat(),
         "bytes": size,
         "links": [link._asdict() for link in links],
+        "threads": read,
         "needs": asked,
     }
     if args.json:

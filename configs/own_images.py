@@ -3,13 +3,13 @@
 The word behind the colon is a folder of images, or another path that
 `jaxcl.config.own_images` finds a source for: an .npz file, a directory that
 jaxcl.data.convert, TFDS or Hugging Face's `datasets` wrote. Without it scikit-learn's
-digits are read. An encoder may follow after a comma: a name from `jaxcl list encoders`,
-or the folder of an encoder with which training begins.
+digits are read. `encoder=` may follow after a comma: a name from `jaxcl list encoders`,
+or the folder of an encoder with which training begins; and `size=`: pixels of a side.
 
   python -m jaxcl.main --config=configs/own_images.py:my_images --workdir=runs/mine
   python -m jaxcl.main --config=configs/own_images.py:my_images --workdir=runs/pnr \
       --config.method.strategy=pnr --config.scenario.num_tasks=3
-  python -m jaxcl.main --config=configs/own_images.py:my_images,encoder=vit_small
+  python -m jaxcl.main --config=configs/own_images.py:my_images,encoder=conv_net,size=32
 
 Everything follows the images and can be overridden: size, mean and deviation, batch,
 epochs (5 million images seen, but 50 to 400 epochs), photo augmentation, the stem or
@@ -24,17 +24,19 @@ No paper has a score for it, and none of its values was tuned. docs/own_images.m
 how each is chosen.
 """
 
-from jaxcl.config import own_images, shrink
+from jaxcl.config import own_images, recipe, shrink
 
 
 def get_config(arg=None):
-    images, named, encoder = f",{arg or ''}".rpartition(",encoder=")
-    if not named:
-        images, encoder = encoder, "resnet18"
-    images = images.removeprefix(",")
+    images, words = recipe.split_words(arg or "", ("encoder", "size"))
+    size = words.get("size")
+    options = {
+        "encoder": words.get("encoder", "resnet18"),
+        "size": int(size) if size and size.isdecimal() else size,
+    }
     if images not in ("", "debug"):
-        return own_images.config(own_images.of_path(images), encoder=encoder)
-    config = own_images.config({"name": "digits"}, encoder=encoder)
+        return own_images.config(own_images.of_path(images), **options)
+    config = own_images.config({"name": "digits"}, **options)
     if images == "debug":
         config.method.strategy = "pnr"  # so that there is a second task
         shrink.shrink(config)

@@ -39,7 +39,6 @@ def get_config(arg=None):
     config.name = f"transfer_{dataset}"
     config.checkpoint = ""  # --config.checkpoint=RUN
     config.seed = 5
-    config.workers = 16
     config.data = {"name": "arrays", "path": f"data/{dataset}"}
     config.scenario = {"name": "joint"}
     config.augment = {"size": 96, "resize": 96}
@@ -65,5 +64,4 @@ def get_config(arg=None):
         config.data = {"name": "digits", "size": 12, "channels": 3}
         config.augment = {"size": 16, "resize": 16}
         config.evaluators.linear.epochs = 3
-        config.workers = 0
     return config

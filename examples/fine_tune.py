@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 import jaxcl
-from jaxcl.data import sources
+from jaxcl.data import shapes
 
 encoder = jaxcl.load_encoder("exports/quickstart")
-digits = sources.load("digits").train
+data = shapes.shapes(size=24).train
 params = {"encoder": encoder.params, "head": jnp.zeros((encoder.num_features, 10))}
 stats, tx = encoder.stats, optax.adam(1e-2)
 
@@ -30,12 +30,12 @@ def step(params, stats, opt_state, images, labels):
 
 
 opt_state, losses = tx.init(params), []
-for start in range(0, 1280, 64):
+for start in range(0, 2048, 64):
     rows = slice(start, start + 64)
-    images = encoder.prepare(digits.images[rows])
+    images = encoder.prepare(data.images[rows])
     params, stats, opt_state, value = step(
-        params, stats, opt_state, images, digits.label[rows]
+        params, stats, opt_state, images, data.label[rows]
     )
     losses.append(float(value))
 tuned = dataclasses.replace(encoder, params=params["encoder"], stats=stats)
-print(losses[0], losses[-1], tuned.embed(digits.images[:4]).shape)
+print(losses[0], losses[-1], tuned.embed(data.images[:4]).shape)

@@ -8,7 +8,7 @@ Losses, memories and metrics are functions of arrays, to be imported by themselv
     from jaxcl.losses import contrastive, distill
     from jaxcl.memory import buffer, duel
 
-`jaxcl.load_encoder(folder)` reads an encoder that `jaxcl export` wrote.
+`jaxcl.load_encoder(folder)` reads an encoder that `jaxcl export` wrote, or a run's.
 `python -m jaxcl.main --config=...` starts a run, see README.md.
 """
 
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors, which then complete what is imported late
     from jaxcl.api.fit import fit as fit
+    from jaxcl.api.load import load_encoder as load_encoder
     from jaxcl.api.result import Result as Result
-    from jaxcl.weights.encoder import load_encoder as load_encoder
 
     __version__: str
 
@@ -26,7 +26,7 @@ __all__ = ["Result", "__version__", "fit", "load_encoder"]
 _WHERE = {
     "Result": "jaxcl.api.result",
     "fit": "jaxcl.api.fit",
-    "load_encoder": "jaxcl.weights.encoder",
+    "load_encoder": "jaxcl.api.load",
 }
 
 
@@ -35,8 +35,17 @@ def __getattr__(name):
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     if name == "__version__":
-        return importlib.import_module("jaxcl.core").library_version()
+        return _read_version()
     raise AttributeError(f"module 'jaxcl' has no attribute {name!r}")
+
+
+def _read_version() -> str:
+    """Return the version of jaxcl, "unknown" where it is not installed."""
+    metadata = importlib.import_module("importlib.metadata")
+    try:
+        return metadata.version("jaxcl")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def __dir__():

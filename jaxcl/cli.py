@@ -53,6 +53,10 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code, or 2 if there is no such command."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # As with `python -m`, a package in the current folder is found. The folder is last,
+    # so that it hides no installed package.
+    if not {"", os.getcwd()} & {*sys.path}:
+        sys.path.append(os.getcwd())
     try:
         return _start_command(words)
     except BrokenPipeError:  # whoever read it has seen enough, as `| head`

@@ -1,7 +1,6 @@
 """The types that every method, evaluator and the training loop share."""
 
 import difflib
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,10 +27,12 @@ class TrainState(flax.struct.PyTreeNode):
     """
 
     key: jax.Array  # threefry key of the run
-    step: jax.Array  # i32[], optimiser steps since the run began
+    # i32[], batches trained on since the run began. On each the optimizer may step more
+    # than once, see `Replay.updates`; its own count is in `opt_state`.
+    step: jax.Array
     task: jax.Array  # i32[], number of the present task, from 0
     task_start: jax.Array  # i32[], value of `step` when the task began
-    task_steps: jax.Array  # i32[], how many steps the task has
+    task_steps: jax.Array  # i32[], how many batches the task trains on
     params: PyTree  # f32, what the optimiser moves
     stats: PyTree  # f32, running statistics of batch norm
     opt_state: PyTree
@@ -44,7 +45,7 @@ class Replay(NamedTuple):
     capacity: int  # slots of the memory
     policy: str = "reservoir"  # see memory.policies.look_up
     size: int | None = None  # rows drawn per update; None: as many as come in
-    updates: int = 1  # gradient steps on each incoming batch
+    updates: int = 1  # optimizer steps on each incoming batch, which is one `step`
     flops: float | None = None  # budget for each image, from which `updates` came
     augment: str = "none"  # which rows: "none", "replay" or "all"
     sharded: bool = False  # the memory is split over the devices
@@ -131,7 +132,7 @@ class EvalParts(NamedTuple):
     resize: int | None  # shorter side before the centre crop; None: no crop
     seed: int
     mesh: Any  # jax.sharding.Mesh
-    workers: int  # processes that decode images which do not fit in memory
+    workers: int  # threads that decode images; 0: one for each core
     predict: Callable | None = None  # (state, normalised images) -> logits f32[B, C]
     memory: Callable | None = None  # the method's, see `Method.memory`
     replayed: Callable | None = None  # the method's, see `Method.replayed`
@@ -193,7 +194,7 @@ def rate(parts: Parts, state: TrainState) -> jax.Array:
 
 
 def apply_gradients(state: TrainState, grads, tx, lr, shares=None) -> TrainState:
-    """Move `params` by `-lr * direction` and count the step.
+    """Move `params` by `-lr * direction` and add 1 to `step`.
 
     Args:
       state: the state before.
@@ -319,23 +320,6 @@ def dot(a, b):
     )
 
 
-def misfits(theirs: dict, ours: dict) -> list[tuple[str, str, str]]:
-    """Yield each name whose leaf differs in type or shape, with a description of both.
-
-    Args:
-      theirs, ours: name -> array, or another object with `dtype` and `shape`.
-    """
-
-    def describe(leaves, name):
-        if name not in leaves:
-            return "absent"
-        return f"{leaves[name].dtype}{list(leaves[name].shape)}"
-
-    names = sorted({*theirs, *ours})
-    pairs = [(name, describe(theirs, name), describe(ours, name)) for name in names]
-    return [pair for pair in pairs if pair[1] != pair[2]]
-
-
 def check_images(images: jax.Array) -> None:
     """Refuse images that are not of four axes."""
     if images.ndim != 4:
@@ -359,11 +343,3 @@ def check_choice(field: str, value, allowed) -> None:
     raise Refused(
         f"{field}={value!r}: allowed are {', '.join(map(str, allowed))}{hint}"
     )
-
-
-def library_version() -> str:
-    """Return the version of jaxcl, "unknown" where it is not installed."""
-    try:
-        return importlib.metadata.version("jaxcl")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

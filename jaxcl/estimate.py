@@ -504,16 +504,17 @@ _ENVIRONMENT = {
 }
 
 
-def define_flags() -> None:
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Define the flags; not at import, since other commands define --config, too."""
     options = {"lock_config": False, "accept_new_attributes": True}
-    config_flags.DEFINE_config_file("config", None, "Config file.", **options)
-    flags.mark_flag_as_required("config")
+    place = {"flag_values": values}
+    config_flags.DEFINE_config_file("config", None, "Config file.", **options, **place)
+    flags.mark_flag_as_required("config", values)
     text = "Chips to compile for, as v5e:2x4 or h200:8; default: those of this machine."
-    flags.DEFINE_string("target", None, text)
-    flags.DEFINE_integer("classes", None, "Classes of the data set.", 1)
-    flags.DEFINE_integer("rows", None, "Train rows of the data set.", 1)
-    flags.DEFINE_string("json", None, "A file for all numbers.")
+    flags.DEFINE_string("target", None, text, **place)
+    flags.DEFINE_integer("classes", None, "Classes of the data set.", 1, **place)
+    flags.DEFINE_integer("rows", None, "Train rows of the data set.", 1, **place)
+    flags.DEFINE_string("json", None, "A file for all numbers.", **place)
 
 
 def main(argv: list[str]) -> int:

@@ -1,5 +1,6 @@
 """Devices and hosts: the only file that knows how many there are."""
 
+import collections
 import contextlib
 import contextvars
 import functools
@@ -12,6 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxcl import numerics
 from jaxcl.errors import Refused
 
 AXIS = "data"  # of a mesh; rows of a batch are split over it
@@ -40,6 +42,8 @@ _ELSEWHERE = contextvars.ContextVar("elsewhere", default=None)
 # Devices that share the rows of a program that is traced, see `use_mesh`; None: one has
 # all.
 _MESH = contextvars.ContextVar("mesh", default=None)
+# True: one CPU does the work of all devices, see `on_host`.
+_ON_HOST = contextvars.ContextVar("on_host", default=False)
 
 
 def initialize(coordinator=None, num_processes=None, process_id=None, timeout=300):
@@ -74,6 +78,8 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
     described = elsewhere is not None and elsewhere.devices
     devices = list(described) if described else jax.devices()
     count = len(devices) if num_devices is None else num_devices
+    if not described and jax.process_count() > 1 and 1 <= count <= len(devices):
+        devices = _share_devices(devices, count)
     if not 1 <= count <= len(devices):
         field = "config.devices" if model == 1 else "config.mesh: data * model"
         raise Refused(
@@ -92,6 +98,24 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
     if described:  # no order of theirs is better known than the compiler's
         return Mesh(np.array(devices[:count]).reshape(shape), names, axis_types=types)
     return jax.make_mesh(shape, names, types, devices=devices[:count])
+
+
+def _share_devices(devices: list, count: int) -> list:
+    """Choose as many devices of each process; refuse a count that leaves one out."""
+    processes = jax.process_count()
+    if count % processes:
+        raise Refused(
+            f"config.devices={count}: the {processes} processes of this run need as "
+            f"many devices each: must be a multiple of {processes}, such as "
+            f"--config.devices={-(-count // processes) * processes}, or None for all"
+        )
+    ranks: collections.Counter = collections.Counter()
+    chosen = []
+    for device in devices:
+        if ranks[device.process_index] < count // processes:
+            chosen.append(device)
+        ranks[device.process_index] += 1
+    return chosen
 
 
 def sharers(mesh: Mesh) -> int:
@@ -183,7 +207,7 @@ def bind_to_mesh(record, mesh: Mesh):
     def within(function):
         @functools.wraps(function)
         def call(*arguments, **options):
-            with use_mesh(mesh):
+            with use_mesh(mesh), numerics.pinned():
                 return function(*arguments, **options)
 
         return call
@@ -211,13 +235,22 @@ def traced_once(function):
     return traced
 
 
+@contextlib.contextmanager
 def on_host():
-    """Enter a context in which JAX computes and lowers for a CPU of this machine.
+    """Enter a context in which JAX traces and lowers for one CPU of this machine.
+
+    In programs of several devices that CPU does the work of all: `spread`, `gather` and
+    `on_each` place nothing.
 
     Raises:
       RuntimeError: JAX was told to use other devices only (`JAX_PLATFORMS`).
     """
-    return jax.default_device(jax.local_devices(backend="cpu")[0])
+    before = _ON_HOST.set(True)
+    try:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            yield
+    finally:
+        _ON_HOST.reset(before)
 
 
 def describe(mesh: Mesh) -> dict:
@@ -348,7 +381,7 @@ def spread(tree):
     Leaves whose rows do not divide by the devices stay as they are.
     """
     mesh = current()
-    if mesh is None or mesh.size == 1:
+    if mesh is None or mesh.size == 1 or _ON_HOST.get():
         return tree
 
     def constrain(leaf):
@@ -365,7 +398,7 @@ def gather(tree):
     A loop that reads the rows in turn then gets them once, not in every turn.
     """
     mesh = current()
-    if mesh is None or mesh.size == 1:
+    if mesh is None or mesh.size == 1 or _ON_HOST.get():
         return tree
     return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
@@ -391,6 +424,8 @@ def on_each(function, rows: tuple, whole: tuple):
         return function(*rows, *whole)
     for leaf in jax.tree.leaves(rows):
         per_device("rows", len(leaf), mesh)
+    if _ON_HOST.get():
+        return _on_each_in_turn(function, rows, whole, sharers(mesh))
     own, everywhere = PartitionSpec(AXIS), PartitionSpec()
     local = jax.shard_map(
         function,
@@ -400,6 +435,16 @@ def on_each(function, rows: tuple, whole: tuple):
         check_vma=False,
     )
     return local(*rows, *whole)
+
+
+def _on_each_in_turn(function, rows, whole, count):
+    """Do the work of `on_each` on one device."""
+    if not rows:
+        return function(*whole)
+    shares = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), rows)
+    each = jax.vmap(lambda share: function(*share, *whole), axis_name=AXIS)
+    outputs = each(shares)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 
 
 def copy_to_host(tree):
@@ -418,3 +463,14 @@ def any_process(flag: bool) -> bool:
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
+
+
+def gather_bytes(data: bytes) -> list[bytes]:
+    """Return the bytes that each process gave, in the order of the processes."""
+    if jax.process_count() == 1:
+        return [data]
+    sizes = multihost_utils.process_allgather(np.asarray(len(data), np.int32))
+    filled = np.zeros(max(int(sizes.max()), 1), np.uint8)
+    filled[: len(data)] = np.frombuffer(data, np.uint8)
+    rows = multihost_utils.process_allgather(filled)
+    return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]

@@ -23,8 +23,6 @@ from jaxcl.evals import plots  # noqa: E402
 
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
 LAST_SLOW_RUN = pathlib.Path(__file__).with_name("last_slow_run.json")
-# What a run with --strict-skips may skip: part of the reason -> why that is allowed.
-EXPECTED_SKIPS = {}
 # Files that take longest, these the first.
 LONG = {
     name: place
@@ -49,7 +47,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--strict-skips",
         action="store_true",
-        help="fail where a test is skipped for a reason not in EXPECTED_SKIPS",
+        help="fail where a test is skipped",
     )
     group.addoption("--record", action="store_true", help=f"write {LAST_SLOW_RUN.name}")
 
@@ -136,28 +134,21 @@ class _Reports:
         if report.skipped and not hasattr(report, "wasxfail"):
             self.skipped[report.nodeid] = str(report.longrepr[-1])
 
-    def _unexpected(self):
-        return {
-            name: reason
-            for name, reason in self.skipped.items()
-            if not any(part in reason for part in EXPECTED_SKIPS)
-        }
-
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session, exitstatus):
         options = self.config.option
         if options.skipped:
             lines = "".join(f"{name}\n" for name in sorted(self.skipped))
             pathlib.Path(options.skipped).write_text(lines)
-        if options.strict_skips and self._unexpected() and exitstatus == 0:
+        if options.strict_skips and self.skipped and exitstatus == 0:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if options.record:
             LAST_SLOW_RUN.write_text(json.dumps(self._record(), indent=1) + "\n")
 
     def pytest_terminal_summary(self, terminalreporter):
         if self.config.option.strict_skips:
-            for name, reason in self._unexpected().items():
-                terminalreporter.write_line(f"SKIPPED, NOT EXPECTED {name}: {reason}")
+            for name, reason in self.skipped.items():
+                terminalreporter.write_line(f"SKIPPED {name}: {reason}")
 
     def _record(self):
         def git(*words):

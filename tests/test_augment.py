@@ -1,5 +1,6 @@
 """Each operation against Pillow or a float64 twin, the pipelines by statistics."""
 
+import functools
 import itertools
 
 import jax
@@ -193,6 +194,18 @@ def test_color_jitter_applies_its_draws_in_the_drawn_order():
             twin = adjust(twin, operation, factors[operation])
         np.testing.assert_allclose(got, twin, atol=2e-5)
     assert len(met) > 18
+
+
+def test_jitter_is_uniform_either_way():
+    """A factor of brightness is 1 + 0.4 u, a turn of the hue 0.1 u, u from -1 to 1."""
+    planes = [jnp.full((1, 1), value) for value in (0.5, 0.3, 0.3)]
+    jitter = functools.partial(augment_images._jitter, strength=(0.4, 0, 0, 0.1))
+    out = jax.jit(jax.vmap(lambda key: jitter(key, planes)))(keys(400))
+    red, green, blue = np.asarray(out)[..., 0, 0]
+    top, low = np.maximum(red, np.maximum(green, blue)), np.minimum(green, blue)
+    factor, turn = top / 0.5 - 1, (green - blue) / (top - low) / 6
+    for drawn in (factor / 0.4, turn / 0.1):
+        assert stats.kstest(drawn, "uniform", (-1, 2)).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("sigma, radius", [(0.1, 11), (0.8, 2), (2.0, 11)])

@@ -23,7 +23,6 @@ from jaxcl.api import options
 from jaxcl.config import files, sections
 from jaxcl.data import sources
 from jaxcl.methods.two_view import bases, strategies
-from jaxcl.nets import tuning
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -129,13 +128,12 @@ def test_training_without_a_config_says_what_to_type(
     assert told in line and not started
 
 
-ALL = FUNCTIONS | {"mesh": sections.read_sides, "tuning": tuning.settings}
 NOT_OF_USERS = {"augment images of evaluation"}
 
 
-@pytest.mark.parametrize("name", sorted(ALL.keys() - NOT_OF_USERS))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - NOT_OF_USERS))
 def test_every_option_says_what_it_means_and_may_be(name):
-    function = ALL[name]
+    function = FUNCTIONS[name]
     told = options.meanings(function)
     hidden = {"dtype", "directory"}
     # Functions of bases and strategies say what theirs mean.
@@ -201,20 +199,50 @@ def test_configs_are_found_by_name_and_by_path(tmp_path, monkeypatch):
     assert found[4].endswith("configs/pnr_pacs.py:debug")
 
 
-@pytest.mark.slow
-def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
+def test_a_package_in_the_current_folder_is_found(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mylab").mkdir()
+    source = (ROOT / "jaxcl" / "methods" / "er_ace.py").read_text()
+    (tmp_path / "mylab" / "margin_ace.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [x for x in sys.path if x])
+    method = "--config.method.name=mylab.margin_ace"
+    assert cli.main(["options", "quickstart", method]) == 0
+    assert "mylab.margin_ace" in capsys.readouterr().out
+
+
+def install(checkout, site, kind="wheel"):
+    """Copy what a build reads into `checkout`, build it and unpack it into `site`."""
     pytest.importorskip("setuptools", minversion="77", reason="jaxcl[release] has it")
+    checkout.mkdir(exist_ok=True)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
+        shutil.copy(ROOT / name, checkout)
     skip = shutil.ignore_patterns("__pycache__")
     for name in ("jaxcl", "configs"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=skip)
-    build = "from setuptools import build_meta; build_meta.build_wheel('out')"
+        shutil.copytree(ROOT / name, checkout / name, ignore=skip)
+    build = f"from setuptools import build_meta; build_meta.build_{kind}('out')"
     env = {**os.environ, "JAXCL_REPOSITORY": "https://example.org/jaxcl"}
-    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, env=env)
-    (wheel,) = (tmp_path / "out").glob("*.whl")
+    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, env=env)
+    (wheel,) = (checkout / "out").glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(tmp_path / "site")
+        packed.extractall(site)
+
+
+@pytest.mark.slow
+def test_an_editable_install_works_in_the_folder_that_holds_the_checkout(tmp_path):
+    install(tmp_path / "jaxcl", tmp_path / "site", "editable")
+    words = f"import site; site.addsitedir({str(tmp_path / 'site')!r})\n"
+    words += "import jaxcl; print(jaxcl.__file__)"
+    # In this folder `jaxcl` is a folder without __init__.py, the checkout. Without -S
+    # the installed copy of whoever runs the tests would be found.
+    words = [sys.executable, "-S", "-c", words]
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == f"{tmp_path}/jaxcl/jaxcl/__init__.py", done.stderr
+
+
+@pytest.mark.slow
+def test_a_wheel_brings_the_command_and_the_configs(tmp_path):
+    install(tmp_path, tmp_path / "site")
     (entry,) = (tmp_path / "site").glob("*.dist-info/entry_points.txt")
     assert "jaxcl = jaxcl.cli:main" in entry.read_text()
     about = entry.with_name("METADATA").read_text()

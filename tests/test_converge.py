@@ -183,6 +183,16 @@ def test_what_cannot_be_gone_on_from_is_refused(rows, tmp_path):
         train.run_tasks(work, tmp_path / "c")
 
 
+def test_growth_is_the_share_of_the_new_rows():
+    images = np.zeros((40, 1, 1, 1), np.uint8)
+    rows = stream.Examples(np.zeros(40, "i4"), np.zeros(40, "i4"), images)
+    data = toys.digits()._replace(train=rows)
+    whole = scenarios.TaskSplit(data, data.test, None, seed=0)
+    old, new = (task.train.rows for task in scenarios.growth(whole, growth=0.3))
+    assert (len(old), len(new)) == (28, 12)
+    assert sorted([*old, *new]) == list(range(40))
+
+
 def test_growth_cuts_by_the_seed(tmp_path):
     data = toys.rings_and_trees(count=41)
     old, new = scenarios.make(

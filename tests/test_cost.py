@@ -3,6 +3,7 @@
 import itertools
 import json
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,27 @@ def shapes(tree):
 
 
 SIMPLE = {"method.base": "simclr"}
+
+
+def test_images_are_of_all_batches_of_a_step():
+    """Three meta-steps of six batches of eight."""
+    work = types.SimpleNamespace(
+        data=types.SimpleNamespace(batch_size=8),
+        parts=lambda task: 6,
+        mesh=None,
+        method=mock.Mock(),
+    )
+    state = types.SimpleNamespace(step=jnp.int32(13), task_start=jnp.int32(10))
+    clock = types.SimpleNamespace(read=dict)
+    with mock.patch.multiple(
+        cost,
+        job=mock.DEFAULT,
+        count_flops=mock.DEFAULT,
+        sharding=mock.DEFAULT,
+    ) as found:
+        found["job"].shapes.return_value = ()
+        spent = cost.sum_task_cost(work, state, 1, clock)
+    assert (spent.steps, spent.images) == (3, 144)
 
 
 # FLOPs
@@ -109,48 +131,6 @@ def test_a_branch_that_a_task_does_not_take_costs_nothing(jitted):
     np.testing.assert_allclose(found, [PRODUCT, 3 * PRODUCT, 3 * PRODUCT], rtol=0.02)
 
 
-def test_a_step_on_an_accelerator_is_counted(monkeypatch):
-    """There JAX's own count of a lowered program is None."""
-    monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", lambda self: None)
-    given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
-    found = cost.count_flops(lambda state, x: (state, {"x": dear(x)}), *given, 0)
-    assert found == pytest.approx(3 * PRODUCT, rel=0.02)
-
-
-@pytest.fixture
-def programs(tmp_path):
-    """A folder of compiled programs, in which no earlier run left a count."""
-    folder, own = jax.config.jax_compilation_cache_dir, tmp_path / "programs"
-    own.mkdir()
-    jax.config.update("jax_compilation_cache_dir", str(own))
-    yield own
-    jax.config.update("jax_compilation_cache_dir", folder)
-
-
-def test_a_count_is_kept_with_the_compiled_programs(programs):
-    given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
-
-    def count(step, task=1):
-        cost._count_flops.cache_clear()
-        return cost.count_flops(step, *given, task, kept=given)
-
-    def once(state, x):
-        return state, {"x": square(x)}
-
-    def twice(state, x):
-        return state, {"x": square(square(x))}
-
-    found = count(once)
-    assert found == pytest.approx(PRODUCT, rel=0.02)
-    (file,) = programs.glob("*flops*")
-    file.write_text("12")
-    assert count(lambda *given: once(*given)) == 12  # the same, traced anew
-    assert count(once, task=0) == found  # another count, of the same value
-    assert count(twice) == pytest.approx(2 * PRODUCT, rel=0.02)
-    file.write_text("damaged")
-    assert count(once) == found and file.read_text() == str(found)
-
-
 @pytest.mark.parametrize("jitted", [False, True])
 def test_every_turn_of_a_loop_counts(jitted):
     """7 turns of one product and of a loop of 3; then a branch with a loop of 5."""
@@ -170,18 +150,29 @@ def test_every_turn_of_a_loop_counts(jitted):
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_loop_over_rows_that_the_step_spread_counts(devices):
-    """Its body, counted alone, takes rows of a mesh; none of them is on a device."""
-    mesh = sharding.mesh(devices)
+def test_the_work_of_all_devices_counts_on_one_cpu(devices, monkeypatch):
+    """JAX counts for CPUs alone: the program may name no other device."""
+    mesh, lowered = sharding.mesh(devices), []
+    count = jax.stages.Lowered.cost_analysis
+    monkeypatch.setattr(
+        jax.stages.Lowered,
+        "cost_analysis",
+        lambda self: lowered.append(self) or count(self),
+    )
 
     def step(state, x):
         with sharding.use_mesh(mesh):
             x = sharding.spread(x)
-        x, _ = jax.lax.scan(lambda x, _: (square(x), None), x, length=7)
-        return state, x
+            x, _ = jax.lax.scan(lambda x, _: (square(x), None), x, length=7)
+            return state, sharding.on_each(
+                lambda x, w: x @ w, (x,), (sharding.gather(x),)
+            )
 
     given = shapes((State(jnp.int32(0), {}), jnp.zeros((SIZE, SIZE))))
-    assert cost.count_flops(step, *given, 0) == pytest.approx(7 * PRODUCT, rel=0.03)
+    assert cost.count_flops(step, *given, 0) == pytest.approx(8 * PRODUCT, rel=0.03)
+    (program,) = lowered
+    (device,) = program.compile().input_shardings[0][1].device_set
+    assert device == jax.local_devices(backend="cpu")[0]
 
 
 def test_the_first_task_costs_less_where_a_teacher_follows(tmp_path):
@@ -202,7 +193,7 @@ def test_the_first_task_costs_less_where_a_teacher_follows(tmp_path):
     assert without <= first < 1.05 * without and first < 0.75 * later
 
 
-def test_what_cannot_be_counted_is_null(programs, tmp_path, monkeypatch, caplog):
+def test_what_cannot_be_counted_is_null(tmp_path, monkeypatch, caplog):
     def refuse():
         raise RuntimeError("no cpu here")
 

@@ -3,6 +3,7 @@
 import functools
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,6 +78,79 @@ def shaken(agent, seed=0):
     return agent._replace(
         **{name: jax.tree.map(shake, getattr(agent, name)) for name in networks}
     )
+
+
+class LinearActor(nn.Module):
+    """In place of mu: what is not of the networks is compiled at once."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, losses, known):
+        return nn.Dense(1, name="out")(jnp.where(known, losses, 0))[:, 0]
+
+
+class LinearCritic(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, losses, known, action):
+        x = jnp.concatenate([jnp.where(known, losses, 0), action[:, None]], axis=1)
+        return nn.Dense(1, name="out")(x)[:, 0]
+
+
+@pytest.fixture
+def linear(monkeypatch):
+    """Networks of one layer."""
+    monkeypatch.setattr(ddpg, "Actor", LinearActor)
+    monkeypatch.setattr(ddpg, "Critic", LinearCritic)
+
+
+def test_an_update_of_linear_networks_is_ddpg(linear):
+    """mu = w s + b, Q = u s + v a + c: gradients and targets by hand."""
+    options = ddpg.Options(
+        standardise=False,
+        actor_lr=0.01,
+        critic_lr=0.1,
+        discount=0.9,
+        target_rate=1e-3,
+        batch=2,
+    )
+    w, u = {"actor": (0.5, 0.1), "target_actor": (-0.7, 0.3)}, {}
+    u |= {"critic": (0.4, -0.8, 0.2), "target_critic": (1.1, 0.6, -0.5)}
+    agent = jax.eval_shape(lambda: ddpg.init(jax.random.key(0), options))
+    agent = jax.tree.map(
+        lambda x: np.zeros(x.shape, x.dtype), agent._replace(memory=None)
+    )
+    for name, (*kernel, bias) in (w | u).items():
+        layer = {"kernel": np.float32(kernel)[:, None], "bias": np.float32([bias])}
+        agent = agent._replace(**{name: {"out": layer}})
+    losses, action = np.array([[1.0, 0.4], [2.0, 2.5]]), np.array([0.2, 0.9])
+    rows = ddpg.Transitions(
+        np.float32(losses), np.ones(2, np.int32), np.float32(action)
+    )
+    found = jax.jit(lambda a, r: ddpg.update_agent(a, r, options))(agent, rows)
+
+    def flat(tree):
+        return np.append(tree["out"]["kernel"][:, 0], tree["out"]["bias"])
+
+    s, after = losses.T
+    target, old = np.array(w["target_actor"]), np.array(u["target_critic"])
+    then = sigmoid(target[0] * after + target[1])
+    y = s - after + 0.9 * (old[0] * after + old[1] * then + old[2])
+    q = np.stack([s, action, np.ones(2)], axis=1)
+    slope = 2 * (q @ u["critic"] - y) @ q / 2
+    np.testing.assert_allclose(10 * flat(found.critic_opt[0].mu), slope, rtol=1e-5)
+    critic = u["critic"] - 0.1 * np.sign(slope)
+    np.testing.assert_allclose(flat(found.critic), critic, rtol=1e-5)
+    act = sigmoid(w["actor"][0] * s + w["actor"][1])
+    slope = -critic[1] * act * (1 - act) @ np.stack([s, np.ones(2)], axis=1) / 2
+    np.testing.assert_allclose(10 * flat(found.actor_opt[0].mu), slope, rtol=1e-5)
+    actor = w["actor"] - 0.01 * np.sign(slope)
+    np.testing.assert_allclose(flat(found.actor), actor, rtol=1e-5)
+    for name, before, now in (("actor", target, actor), ("critic", old, critic)):
+        gap = flat(getattr(found, f"target_{name}")) - before
+        np.testing.assert_allclose(gap, 1e-3 * (now - before), rtol=1e-3)
 
 
 @pytest.mark.parametrize("state, standardise", [("scalar", False), ("window", True)])
@@ -194,7 +268,7 @@ def test_actions_are_the_actors_with_noise_that_fades():
     ],
     ids=["linear", "log"],
 )
-def test_rates_span_the_range_evenly_on_their_scale(scale, middle, place):
+def test_rates_span_the_range_evenly_on_their_scale(linear, scale, middle, place):
     options = ddpg.Options(low=1e-5, high=10.0, scale=scale)
     rates = ddpg.scale_action(jnp.array([0.0, 0.5, 1.0]), options)
     np.testing.assert_allclose(rates, [1e-5, middle, 10.0], rtol=1e-5)
@@ -218,7 +292,7 @@ def jitted(options):
     ]
 
 
-def test_a_transition_is_stored_once_its_loss_is_known(monkeypatch):
+def test_a_transition_is_stored_once_its_loss_is_known(linear, monkeypatch):
     options = small(window=2, capacity=3, batch=3)
     monkeypatch.setattr(ddpg, "update_agent", lambda agent, rows, options: agent)
     agent = ddpg.init(jax.random.key(0), options)
@@ -245,7 +319,8 @@ def test_a_transition_is_stored_once_its_loss_is_known(monkeypatch):
     assert agent.count == 8 and not agent.pending
 
 
-def test_moments_are_those_of_the_losses_and_bounded():
+def test_moments_are_those_of_the_losses_and_bounded(linear, monkeypatch):
+    monkeypatch.setattr(ddpg, "update_agent", lambda agent, rows, options: agent)
     options = small(batch=8)
     agent = ddpg.init(jax.random.key(0), options)
     losses = np.array([2.0, 1.5, 1.6, 40.0, 1.0, 1.1, 0.7])
@@ -272,7 +347,7 @@ def test_moments_are_those_of_the_losses_and_bounded():
     np.testing.assert_allclose(then.power, power + 1e-3 * (4 - power), rtol=1e-5)
 
 
-def test_it_learns_from_what_is_stored_alone(monkeypatch):
+def test_it_learns_from_what_is_stored_alone(linear, monkeypatch):
     options = small(state="scalar", capacity=50, batch=4)
     # What `learn` is given, seen through what it returns.
     monkeypatch.setattr(

@@ -1,6 +1,7 @@
 """The documentation: its links work, its commands parse, its code runs."""
 
 import ast
+import functools
 import importlib
 import inspect
 import os
@@ -22,7 +23,6 @@ from helpers import config_files, pages, run_directories
 from jaxcl import cli, estimate
 from jaxcl.config import files, sections
 from jaxcl.data import convert, fetch, from_arrays, sources
-from jaxcl.evals import features
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.report import compare
@@ -94,6 +94,16 @@ def test_commands_name_configs_and_options_there_are(arguments, tree, monkeypatc
     config_files.check_options(config_files.parse(arguments))
 
 
+PARSERS = {
+    "compare": compare,
+    "export": export,
+    "features": embed,
+    "import": import_file,
+    "data": fetch,
+    "report": report_page,
+}
+
+
 def words_of_jaxcl():
     """(where, words) of every command `jaxcl WORD ...` in a block of a page."""
     for where, text in written():
@@ -111,16 +121,8 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         cli.runpy, "run_module", lambda module, **_: started.append(module)
     )
     monkeypatch.setattr(sys, "argv", ["jaxcl"])
-    parsed = {
-        "compare": compare,
-        "export": export,
-        "features": embed,
-        "import": import_file,
-        "data": fetch,
-        "report": report_page,
-    }
-    if words[0] in parsed:
-        parsed[words[0]].parser().parse_args(words[1:])
+    if words[0] in PARSERS:
+        PARSERS[words[0]].parser().parse_args(words[1:])
         return
     assert cli.main(words) == 0
     if words[0] in ("list", "options"):
@@ -147,6 +149,57 @@ def test_words_of_the_command_start_what_they_say(words, tree, monkeypatch, caps
         assert files.locate(given["config"])
         assert estimate.parse_target(given.get("target", "v5e")).chips
     assert len(started) == 1
+
+
+FLAG = r"(?<![\w-])--([a-z][\w-]*)(?![\w-])"
+OF_A_CONFIG = r"--config\.\S+"  # an option of a config, which is no flag
+
+
+def named_flags(text) -> set[str]:
+    """The flags that a text names, as absl spells them."""
+    found = re.findall(FLAG, re.sub(OF_A_CONFIG, "", text))
+    return {name.replace("-", "_") for name in found}
+
+
+@functools.cache
+def flags_of(word) -> set[str]:
+    """The flags that `jaxcl WORD` takes."""
+    if word == "train":
+        importlib.import_module("jaxcl.main")
+        mine = flags.FLAGS.get_flags_for_module("jaxcl.main")
+        return {"config", "help", *(flag.name for flag in mine)}
+    if word in ("update", "estimate"):
+        values = flags.FlagValues()
+        {"update": update_command, "estimate": estimate}[word].define_flags(values)
+        return {"help", *values}
+    if word in PARSERS:
+        return named_flags(PARSERS[word].parser().format_help())
+    return {"help", "config", "all"} if word == "options" else {"help"}
+
+
+@pytest.mark.parametrize("word", ["train", "update", "estimate"])
+def test_a_help_page_names_all_flags_and_no_others(word):
+    page = (ROOT / "jaxcl" / "help" / f"{word}.txt").read_text()
+    lines = " ".join(re.findall(r"(?m)^ +(--\S+)", page))
+    # Help is what the page is; its config is a word of its own.
+    assert named_flags(lines) | {"config", "help"} == flags_of(word) | {"config"}
+
+
+def test_flags_in_prose_are_taken():
+    """By the command that is named with them, or else by any command or script."""
+    scripts = [x for x in ROOT.glob("launch/*") if x.is_file()]
+    scripts += [*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("tests/**/*.py")]
+    anywhere = set().union(*(named_flags(path.read_text()) for path in scripts))
+    anywhere = anywhere.union({"version"}, *map(flags_of, cli._COMMANDS))
+    for path in [*DOCS, ROOT / "README.md"]:
+        prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
+        for code in re.findall(r"`([^`]+)`", prose):
+            words = code.split()
+            if not code.startswith(("--", "jaxcl ")):
+                continue  # another program's
+            ours = words[0] == "jaxcl" and words[1] in cli._COMMANDS
+            taken = flags_of(words[1]) if ours else anywhere
+            assert named_flags(code) <= taken, f"{ids(path)}: {code}"
 
 
 def overrides(text):
@@ -327,7 +380,7 @@ def test_every_function_of_a_config_has_a_table():
     for package in (jaxcl.methods, jaxcl.evals):
         for module in pkgutil.iter_modules(package.__path__):
             module = importlib.import_module(f"{package.__name__}.{module.name}")
-            if (make := getattr(module, "make", None)) and module != features:
+            if make := getattr(module, "make", None):
                 wanted[module.__name__] = make
     wanted |= {f"strategy {name}": x for name, x in strategies.STRATEGIES.items()}
     for name, function in wanted.items():

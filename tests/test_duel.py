@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import dense_net, duel_twin, key_uses, twins
+from helpers import dense_net, duel_twin, twins
 from helpers import loss_twins as f64
 from jaxcl import core, estimate, optim, sharding
 from jaxcl.data.augment import images as augment_images
@@ -337,19 +337,6 @@ def test_an_empty_memory_has_no_negatives():
         np.testing.assert_array_equal(held.filled, np.arange(K) < B)
         np.testing.assert_array_equal(held.items["index"][:B], INCOMING["index"])
         assert metrics["joined"] == 1
-
-
-def test_no_two_uses_share_a_key(monkeypatch):
-    options = {"base": "simclr", "policy": "reservoir", "policy_features": "all"}
-    options, state = OPTIONS | options, under_way("simclr")
-    states = [state.replace(step=jnp.int32(number)) for number in (0, 1)]
-    used = key_uses.of_steps(
-        monkeypatch,
-        lambda augment: method_lib.make(parts(augment), **options),
-        states,
-        INCOMING,
-    )
-    assert len(used[0]) == 5 and len({*used[0], *used[1]}) == 10
 
 
 # What is kept

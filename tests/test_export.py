@@ -19,13 +19,14 @@ from safetensors import numpy as tensors
 import jaxcl
 import test_methods
 from helpers import config_files, pages, run_directories, toy
-from jaxcl.config import checks
+from jaxcl import errors
+from jaxcl.config import build, checks
 from jaxcl.data import graphs, stream, toys
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features
+from jaxcl.run import finish, train
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
-from jaxcl.run import train
 from jaxcl.weights import encoder, export, pytorch, writer
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "export.md").read_text()
@@ -566,6 +567,22 @@ def test_the_state_dict_by_hand(residual):
     assert len(saved) == len(leaves) + len(counters)
 
 
+@pytest.mark.parametrize("kind", ["learned", "sin_cos"])
+def test_positions_are_for_the_images_trained_on(kind):
+    """Images of 24 pixels have 36 patches of 4; the learned table is for 16."""
+    options = {"name": "vit", "width": 8, "layers": 1, "heads": 2, "hidden": 8}
+    options |= {"patch": 4, "image_size": 16, "positions": kind}
+    section = export._describe_architecture({"encoder": options})
+    card = {"encoder": section, "input": {"size": 24}}
+    module, images = encoder.make_module(section), np.zeros((1, 24, 24, 3), "f4")
+    like = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype("f4"), like)
+    network = encoder.Encoder(module, 8, card, params, {}, None)
+    found = pytorch.torch_state(network)
+    assert found["pos_embed"].shape == (1, 36 + (kind == "learned"), 8)
+
+
 def test_networks_that_pytorch_has_not_are_refused(trained, tmp_path, capsys):
     match = r"--torch: config\.encoder\.name='conv_net'"
     check_refused(match, trained[0], tmp_path / "out", capsys, "--torch")
@@ -580,25 +597,42 @@ def test_networks_that_pytorch_has_not_are_refused(trained, tmp_path, capsys):
         pytorch.torch_state(tmp_path / "out")
 
 
-def test_the_commands_and_the_code_of_the_page(
-    trained, residual, tmp_path, monkeypatch, capsys
-):
+def test_the_commands_and_the_code_of_the_page(residual, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(trained[0], tmp_path / "runs" / "quickstart")
+    path = config_files.ROOT / "configs" / "quickstart.py"
+    changes = ("scenario.name=joint", "data.train=32", "epochs=1", "evaluators.knn.k=1")
+    words = [f"--config={path}", *(f"--config.{change}" for change in changes)]
+    config, folder = config_files.parse(words), tmp_path / "runs" / "quickstart"
+    finish.run_job(build.build(config, folder), folder)
     shutil.copytree(residual[0], tmp_path / "runs" / "pnr_cifar100")
     commands = pages.commands(PAGE, "jaxcl export")
     whole = [arguments for arguments in commands if len(arguments) > 1]
     assert len(whole) == 2
     for arguments in whole:
-        assert export.main(arguments) == 0
+        program = ["--stablehlo"] if "runs/quickstart" in str(arguments) else []
+        assert export.main(arguments + program) == 0
     found = jaxcl.load_encoder("exports/pnr_cifar100")
     assert writer.PYTORCH["resnet"] in found.card["files"]
     run = export.hash_path("runs/pnr_cifar100")
     assert found.card["checkpoint"]["run"] == run
     capsys.readouterr()
-    (code,) = [code for code in pages.blocks(PAGE, "python") if "import jaxcl" in code]
+    blocks = pages.blocks(PAGE, "python")
+    codes = [code for code in blocks if "exports/quickstart" in code]
+    assert len(codes) == 2
     example = (config_files.ROOT / "examples" / "fine_tune.py").read_text()
-    for text in (code, example):
+    for text in (*codes, example):
         exec(compile(text, "export.md", "exec"), {})
-    first, last, *_ = capsys.readouterr().out.splitlines()[1].split()
+    first, last, *_ = capsys.readouterr().out.splitlines()[2].split()
     assert float(last) < 0.9 * float(first)
+
+
+def test_a_run_directory_is_loaded_as_its_export(tmp_path):
+    """Without a further command; an export of images can be checked."""
+    run_directories.run_of(tmp_path / "run")
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), np.uint8)
+    of_run = jaxcl.load_encoder(tmp_path / "run", check=True)
+    of_export = jaxcl.load_encoder(tmp_path / "run" / "encoder")
+    np.testing.assert_array_equal(of_run.embed(images), of_export.embed(images))
+    card = of_export.card | {"check": [1.0] * of_export.num_features}
+    with pytest.raises(errors.Refused, match="check"):
+        dataclasses.replace(of_export, card=card).check()

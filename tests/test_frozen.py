@@ -1,11 +1,17 @@
 """Rules on frozen features against float64, and what their theory promises."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from helpers import toy, twins
+from helpers import dense_net, toy, twins
+from jaxcl import core
+from jaxcl.data import stream
+from jaxcl.memory import buffer
 from jaxcl.methods import (
     acil,
     fecam,
@@ -210,6 +216,47 @@ def test_a_step_of_the_linear_head_has_the_stored_rows_in_its_mean(data):
     want = descend(layer, x, y, np.asarray(after.counts) > 0, 2.0)
     for found, value in zip(after.layer, want, strict=True):
         np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-6)
+
+
+def test_empty_slots_do_not_vote():
+    """Three rows of class 2 are stored, and the query is far from all of them."""
+    rule = stored_knn.make_rule(CLASSES, 8, 5, 0.07)
+    filled = np.arange(8) < 3
+    items = {
+        "features": np.float32(filled[:, None] * np.eye(DIM)[0]),
+        "label": 2 * filled,
+    }
+    memory = buffer.Buffer(jax.tree.map(jnp.asarray, items), filled, 3)
+    query = np.float32([[-0.5, 3**0.5 / 2, 0, 0, 0, 0]])
+    found = np.asarray(jax.jit(rule.scores)(stored_knn.Stored(memory, None), query))[0]
+    np.testing.assert_allclose(found[2], np.log(3) - 0.5 / 0.07, rtol=1e-5)
+    assert (np.delete(found, 2) == -np.inf).all()
+
+
+def test_every_row_of_a_task_counts_once():
+    """The last batch has 2 of 50 rows; what fills it up, or has no label, is none."""
+    images = np.random.default_rng(0).integers(0, 256, (50, 2, 2, 1)).astype(np.uint8)
+    label = (np.arange(50) % CLASSES).astype(np.int32)
+    label[7] = -1
+    plain, blank = lambda x: x / 255.0, optax.identity()
+    components = core.Parts(
+        dense_net.Flat(3), plain, blank, plain, CLASSES, plain=plain
+    )
+    method = ncm.make(components, distance="euclidean")
+    task = types.SimpleNamespace(train=stream.Source(None, np.arange(50)))
+    order = stream.schedule(
+        method.source(None, task), seed=0, task=0, epochs=1, batch_size=48
+    )
+    state, step = jax.jit(method.init)(KEY, {"image": images}), jax.jit(method.step)
+    for number in range(len(order)):
+        rows = order[number]
+        batch = {"image": images[rows], "label": label[rows], "index": rows}
+        state, _ = step(state, batch)
+    counts = np.bincount(label[label >= 0], minlength=CLASSES)
+    np.testing.assert_array_equal(state.extra.rule.counts, counts)
+    features = np.asarray(method.embed(state, plain(images)))
+    sums = [features[label == c].sum(0) for c in range(CLASSES)]
+    np.testing.assert_allclose(state.extra.rule.total, sums, rtol=1e-5, atol=1e-5)
 
 
 def test_few_rows_of_large_features_give_finite_scores(data):

@@ -147,8 +147,8 @@ def test_the_policy_of_online_ssl_is_algorithm_two_row_by_row():
     """Batches with rows that do not exist fill a memory, then compete for it."""
     rng, entered = np.random.default_rng(3), 0
     memory = buffer.create({"score": np.zeros((), np.float32)}, 7)
-    offer = jax.jit(policies.POLICIES["gss"].choose)
-    for turn in range(30):
+    offer, write = jax.jit(policies.POLICIES["gss"].choose), jax.jit(buffer.write)
+    for turn in range(12):
         mask, key = rng.random(5) < 0.8, jax.random.key(turn)
         scores = rng.uniform(0.2, 1.4, 5).astype(np.float32)
         held = jax.tree.map(np.asarray, memory)
@@ -157,8 +157,8 @@ def test_the_policy_of_online_ssl_is_algorithm_two_row_by_row():
         np.testing.assert_array_equal(slots, want)
         assert not kept
         entered += held.filled.all() * int((np.asarray(slots) < 7).sum())
-        memory = buffer.write(memory, slots, {"score": scores}, mask)
-    assert entered > 20
+        memory = write(memory, slots, {"score": scores}, mask)
+    assert entered > 5
 
 
 def test_the_gradient_of_an_image_is_that_of_a_shift_of_its_queries():

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from helpers import toy
-from jaxcl.config import build, checks
+from jaxcl.config import build, checks, command
 from jaxcl.data import (
     files,
     from_graphs,
@@ -172,6 +172,22 @@ def test_an_image_of_too_many_pixels_is_refused_by_its_header(data, decoder):
 
     assert peak(decode) < 10e6
     decode(max_pixels=10**8)
+
+
+def test_pillows_own_limit_is_that_of_the_process(decoder, monkeypatch):
+    """The library leaves it alone; a command, whose process it is, lifts it."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
+    stream = io.BytesIO()
+    Image.fromarray(np.full((10, 20, 3), 90, np.uint8)).save(stream, "PNG")
+    decode = files.Decoding(decoder, max_pixels=200)
+    with pytest.raises(files.Unreadable, match="MAX_IMAGE_PIXELS=40"):
+        decode(stream.getvalue(), "x")
+    assert Image.MAX_IMAGE_PIXELS == 40
+    with pytest.raises(SystemExit):
+        command.parse_flags(["jaxcl", "--config=no_such_config"])
+    assert (decode(stream.getvalue(), "x") == 90).all()
+    with pytest.raises(files.Unreadable, match="max_pixels=199"):
+        decode._replace(max_pixels=199)(stream.getvalue(), "x")
 
 
 def test_the_limit_on_pixels_is_an_option_of_the_source(decoder, tmp_path):
@@ -424,6 +440,20 @@ def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
         top = build.sections.read_top(config.to_dict())
         checks.check_data(top, tasks, tmp_path / f"{asked}{rows}")
     assert len(told) == 2 and told[0] == told[1] and "1 rows of test" in told[0]
+
+
+@pytest.mark.parametrize("resize, share", [(122, "7%"), (37, None), (None, None)])
+def test_an_evaluation_of_the_middle_of_images_is_said(tmp_path, caplog, resize, share):
+    section = {"name": "digits"}
+    config = toy.config(data=section, evaluators={})
+    config.augment = {"size": 32, "resize": resize}
+    top = build.sections.read_top(config.to_dict())
+    tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
+    with caplog.at_level("WARNING"):
+        checks.check_data(top, tasks, tmp_path)
+    told = " ".join(record.getMessage() for record in caplog.records)
+    assert (f"config.augment.resize={resize}" in told) == (share is not None)
+    assert (share or "") in told
 
 
 def test_grey_train_and_coloured_test_images(tmp_path):

@@ -22,7 +22,8 @@ ROWS = (
     ("methods", "evals"),
     ("nets", "data"),
     ("losses", "memory"),
-    ("sharding", "optim", "metrics", "schema", "lookup", "core"),
+    ("sharding", "optim", "metrics", "schema", "lookup", "core")
+    + ("numerics", "errors"),
 )
 RANK = {
     name: (row, at) for row, names in enumerate(ROWS) for at, name in enumerate(names)
@@ -52,7 +53,8 @@ def imported(name) -> tuple:
             inside = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {x if x in MODULES else node.module for x in inside}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name in MODULES}
+            names = {alias.name for alias in node.names} & {*MODULES}
+            found |= names - {"jaxcl"}  # the face, which imports nothing
         assert not getattr(node, "level", 0), f"{name}: imports are absolute"
     return tuple(sorted(found))
 
@@ -104,6 +106,16 @@ def modules_imported(path):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield (node.module or "").partition(".")[0]
+
+
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"jaxcl"}))
+def test_nothing_is_pickled_and_nothing_private_is_imported(name):
+    pickling = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+    unwanted = {*pickling, "multiprocessing", "jaxlib"}
+    assert unwanted.isdisjoint(modules_imported(MODULES[name]))
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert node.value.value is False
 
 
 # Below `config` functions take arguments; the schema knows sections as mappings.

@@ -439,21 +439,12 @@ def test_others_known_by_hand():
             incremental.others(3, count)
 
 
-def test_numbers_of_the_split():
-    split = incremental.split_negatives
-    for growth, new in ((0.1, 4), (0.3, 10), (0.5, 16), (0.7, 22), (0.9, 28), (0, 0)):
-        assert split(31, growth) == (31 - new, new)
-    # (1 - 0.9) * 30 is 2.9999999999999996
-    assert split(30, 0.9) == (3, 27) and split(31, 0.99) == (0, 31)
-    with pytest.raises(ValueError, match="growth=1"):
-        split(31, 1)
-
-
 def test_the_released_codes_loss_of_new_anchors():
     """Plain sums over its draw: K is the number of rows, and so the mean's weight."""
     size, growth = 6, 0.4
     a, p, x = twins.draw([(size, 4), (size, 4), (size, 4)], seed=9)
-    old, new = incremental.split_negatives(size - 1, growth)
+    old = math.floor((1 - growth) * (size - 1))
+    new = size - 1 - old
     assert (old, new) == (3, 2)
     total = 0.0
     for i in range(size):

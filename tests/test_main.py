@@ -3,7 +3,6 @@
 import json
 import pathlib
 import signal
-import socket
 import subprocess
 
 import jax
@@ -82,15 +81,9 @@ def test_sigterm_saves_and_exits_with_75(whole, tmp_path):
     processes.check_same(tmp_path, whole[0])
 
 
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 def two(workdir, devices=2):
     """Two processes on this machine over loopback, of `devices` devices each."""
-    port = free_port()
+    port = processes.free_port()
     return [
         processes.start(
             workdir,

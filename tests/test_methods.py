@@ -30,10 +30,11 @@ import numpy as np
 import pytest
 from jax import flatten_util
 
-from helpers import run_directories, toy
-from jaxcl import core, schema, sharding
+from helpers import key_uses, run_directories, toy
+from jaxcl import core, lookup, schema, sharding
 from jaxcl.config import sections
 from jaxcl.memory import queue as queue_lib
+from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, head, strategies
 from jaxcl.run import checkpoint, job, train
 
@@ -513,6 +514,23 @@ ONE_ROW_EACH = {
 }
 
 
+def test_every_method_base_and_strategy_has_a_row():
+    """A module without a row is held by no column."""
+    assert {*ONE_ROW_EACH} == {*lookup.list_modules("jaxcl.methods")}
+    for option, package, table in (
+        ("base", bases, bases.BASES),
+        ("strategy", strategies, strategies.STRATEGIES),
+    ):
+        modules = lookup.list_modules(package.__name__)
+        assert table == {name: module.make for name, module in modules.items()}
+        rows = {row.changes.get(f"method.{option}") for row in TWO_VIEW.values()}
+        assert rows - {None} == {*table}
+    regularised = {
+        row.changes["method"].get("regulariser") for row in ONLINE_SSL.values()
+    }
+    assert regularised - {None} | {"none"} == {*regularisers.REGULARISERS}
+
+
 @pytest.mark.parametrize("name", ONE_ROW_EACH)
 def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
     """A method with an online head: what it says of itself, and what its state tells.
@@ -562,6 +580,50 @@ def test_a_call_takes_the_batches_that_are_fed(changes, tmp_path):
         if read is not None and not work.data.graphs:
             rows = jax.eval_shape(read, state, jnp.zeros((3, 8, 8, 1)))
             assert rows.shape[0] == 3
+
+
+# Rows with a random draw that no other of these rows has, and rows that have a draw in
+# common with one of them.
+ALIKE_DRAWS = {"er_ace-vit", "cclis-vit", "icl-retrain", "derpp", "agempp", "fecam"}
+DRAWING = {
+    *(METHODS.keys() - TWO_VIEW.keys() - ALIKE_DRAWS - {"duel-moco-sharded", "slda"}),
+    "mocov2plus-pnr-head",
+    "simclr-pnr-vit",
+    "lejepa-finetune",
+    "dino-cassle-local",
+    "dino-finetune-ibot",
+    "byol-der",
+    "byol-lump",
+}
+# Draws on purpose by keys of before: (how many, why).
+REPEATED = {
+    "icl": (48 * 4, "the last inner batch is seen again as it was: its reward"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name in DRAWING])
+def test_no_two_draws_share_a_key(name, tmp_path):
+    """Of a step, of its updates on one batch, and of the step after it."""
+    # Few operations: networks and views draw, but their programs are no subject here.
+    small = {"encoder": {"name": "mlp", "widths": (4,)}, "augment.crop": False}
+    small |= {"augment.jitter_probability": 0.0, "augment.flip": 0.5}
+    changes = small | METHODS[name].changes
+    if "replay" in changes and name != "gdumb":
+        changes = changes | {"replay.updates": 2}
+    work = run_directories.untried(tmp_path, tasks=2, **changes)
+    parts = max(work.parts(task.index) for task in work.stream.tasks)
+    shapes = job.shapes(work.method, work.data, parts)
+    steps = key_uses.of_steps(work.method, *shapes, numbers=(3, 4))
+    shared = [len(key_uses.shared(uses)) for uses in steps]
+    assert shared == [REPEATED.get(name, (0,))[0]] * 2, (
+        f"{name}: {shared} random draws of a step have a key that another one has. "
+        "Split the step's key once, and give each use its own part"
+    )
+    one, other = ({key for key, kind in uses if kind == "draw"} for uses in steps)
+    assert not one & other, (
+        f"{name}: two steps draw by the same key. Randomness of a step comes from "
+        "core.step_key, or from a key that is folded with a number that grows"
+    )
 
 
 def rows_where(wanted):

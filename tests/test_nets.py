@@ -372,6 +372,17 @@ def test_zero_init_residual_makes_blocks_their_shortcut():
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("block, last", [("basic", "bn2"), ("bottleneck", "bn3")])
+def test_the_last_norm_of_a_block_alone_starts_at_zero(block, last):
+    net = resnet.ResNet((2,), block=block, width=1, zero_init_residual=True)
+    params = jax.jit(net.init)(jax.random.key(0), jnp.ones((1, 2, 2, 1)))["params"]
+    for name, tree in params.items():
+        for norm in {"bn1", "bn2", "bn3", "downsample_bn"} & set(tree):
+            scale = np.asarray(tree[norm]["scale"])
+            assert (scale == (0 if norm == last else 1)).all(), (name, norm)
+    assert (params["bn1"]["scale"] == 1).all()  # of the stem
+
+
 def test_groups_reach_every_layer():
     net = resnet.ResNet((1, 1), width=2)
     images = np.random.default_rng(10).normal(size=(6, 8, 8, 3)).astype("f4")

@@ -6,11 +6,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from helpers import online_toy as toy
 from helpers import tiny
-from jaxcl import core, sharding
+from jaxcl import core, optim, sharding
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
 
 FIRST, SECOND, parts = toy.FIRST, toy.SECOND, toy.parts
@@ -226,6 +227,17 @@ def test_updates_descend_again_on_the_same_batch():
     found, _ = toy.compiled(twice)[1](state, FIRST)
     chex.assert_trees_all_close(found.params, expected.params, rtol=1e-5, atol=1e-7)
     assert int(found.step) == 1 and state.extra.memory is None
+
+
+def test_a_step_is_a_batch_and_the_optimizer_counts_its_updates():
+    """So schedules, rows of metrics and pictures speak of batches."""
+    tx = optim.adam()
+    init, step = toy.compiled(finetune.make(parts(updates=3)._replace(tx=tx)))
+    state = init(jax.random.key(0), FIRST)
+    for _ in range(2):
+        state, _ = step(state, FIRST)
+    assert int(state.step) == 2
+    assert int(optax.tree.get(state.opt_state, "count")) == 6
 
 
 def test_iidpp_adds_the_mean_of_a_second_batch():

@@ -1,6 +1,8 @@
 """resolved.json: every option of a run with the value that it had."""
 
 import json
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import pytest
 
@@ -156,3 +158,19 @@ def test_several_seeds_have_a_file_each_and_one_of_all(tmp_path):
     assert (whole["seed"], whole["seeds"]) == (3, 2)
     assert (one["seed"], one["seeds"]) == (3, 1)
     assert whole["method"] == one["method"]
+
+
+def test_sections_are_found_by_their_types_however_these_are_written():
+    kinds = {
+        "one": "dict",
+        "two": "dict[str, int] | None",
+        "three": Mapping[str, int] | Literal["none"],
+        "four": Annotated[dict, "of options"],
+        "name": Literal["dict", "addict"],
+        "number": "int | None",
+    }
+    top = type("Top", (), {"__annotations__": kinds})
+    assert sections.names_of_sections(top) == {"one", "two", "three", "four"}
+    found = sections.names_of_sections()
+    assert {"data", "replay", "tuning", "mesh", "evaluators"} < found
+    assert not {"name", "seed", "precision", "epochs"} & found

@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from absl import flags
 from PIL import Image
 
 from helpers import config_files
@@ -56,13 +57,29 @@ def test_size_and_statistics_are_those_of_the_images():
         (16, 16, 32, (32, 32)),
     ],
 )
-def test_images_are_brought_to_a_square(height, width, size, want):
-    config = config_of(hold(8, height, width), size=size)
+@pytest.mark.parametrize("later", [False, True])
+def test_images_are_brought_to_a_square(height, width, size, want, later):
+    config = config_of(hold(8, height, width), size=None if later else size)
+    if later:  # as --config.augment.size does
+        config.augment.size = size or config.augment.size
     assert (config.augment.size, config.augment.resize) == want
     small = want[0] < 96
     assert config.augment.scale == ((0.2, 1.0) if small else (0.08, 1.0))
+    assert config.augment.blur == ((0.0, 0.0) if small else (1.0, 0.1))
     stem = "cifar" if want[0] <= 64 else "imagenet"
     assert config.encoder.stem == stem
+
+
+def test_a_folder_its_encoder_and_its_size_are_one_word(tmp_path):
+    path = tmp_path / "a,b=c.npz"
+    images = np.zeros((8, 48, 48, 3), np.uint8)
+    np.savez(path, train_x=images, train_y=np.arange(8) % 2)
+    word = f"--config={ROOT / 'configs' / 'own_images.py'}:{path}"
+    config = config_files.parse([f"{word},encoder=conv_net,size=32"])
+    assert config.data.path == str(path) and config.encoder.name == "conv_net"
+    assert (config.augment.size, config.augment.resize) == (32, 37)
+    with pytest.raises(flags.Error, match="size='big'"):
+        config_files.parse([f"{word},size=big"])
 
 
 @pytest.mark.parametrize(

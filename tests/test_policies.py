@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,27 @@ def stream(kind, total=60, seed=0):
     return {"row": rows, "label": label.astype(np.int32), "task": task}
 
 
+# Policy -> the quick test that holds it against a loop over single rows.
+TWINS = {
+    "reservoir": ("test_memory", "reservoir_against_one_row_at_a_time"),
+    "batched_reservoir": (
+        "test_policies",
+        "batched_reservoir_against_one_row_at_a_time",
+    ),
+    "fifo": ("test_memory", "fifo_against_a_queue"),
+    "class_balanced": ("test_policies", "class_balanced_against_one_row_at_a_time"),
+    "greedy_balanced": ("test_policies", "greedy_balanced_against_one_row_at_a_time"),
+    "ring": ("test_policies", "rings_against_queues"),
+    "task_ring": ("test_policies", "rings_against_queues"),
+    "min_redundancy": ("test_redundancy", "a_stream_against_one_row_at_a_time"),
+    "duel": ("test_duel_memory", "as_a_policy_it_is_the_loop"),
+    "loss_aware": ("test_loss_aware", "every_row_enters_and_the_lowest_scores_go"),
+    "loss_aware_reservoir": (
+        "test_loss_aware",
+        "rows_enter_as_in_a_reservoir_and_the_lowest_score_goes",
+    ),
+    "gss": ("test_gss", "the_policy_of_online_ssl_is_algorithm_two_row_by_row"),
+}
 KINDS = ("by class", "uneven", "even")
 
 
@@ -71,6 +93,15 @@ def kept_rows(name, items, size, key, capacity=CAPACITY, seed=0):
         state, kept, _ = offer(name, state, kept, key, rows, mask)
     assert int(state.seen) == len(items["row"])
     return np.where(state.filled, state.items["row"], -1).tolist(), kept
+
+
+def test_every_policy_has_a_twin():
+    assert TWINS.keys() == policies.POLICIES.keys()
+    folder = pathlib.Path(__file__).parent
+    slow = (folder / "slow.txt").read_text().splitlines()
+    for module, name in TWINS.values():
+        assert f"\ndef test_{name}(" in (folder / f"{module}.py").read_text()
+        assert f"{module}.py::test_{name}" not in slow
 
 
 @pytest.mark.parametrize("name", NAMES)

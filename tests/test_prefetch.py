@@ -1,35 +1,26 @@
 import functools
 import itertools
-import os
-import pickle
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from typing import NamedTuple
 
 import numpy as np
-import psutil
 import pytest
 from PIL import Image
 
 from helpers import crops
-from jaxcl.data import files, parallel, prefetch, sources, stream
+from jaxcl.data import files, prefetch, sources, stream
 
 
 class Made(NamedTuple):
     """Images of differing size, a function of the row."""
 
     bad_row: int = -1
-    pid: bool = False
 
     def __call__(self, row):
         if row == self.bad_row:
             raise ValueError(f"row {row} is bad")
-        if self.pid:
-            return np.full((8, 8, 3), os.getpid() % 251, np.uint8)
         rng = np.random.default_rng(row)
         return rng.integers(0, 256, (20 + row % 7, 30 - row % 5, 3), np.uint8)
 
@@ -121,8 +112,7 @@ def test_streamed_crops_restart_and_processes():
     check_equal(joined, whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_workers_change_nothing(workers):
     data = source(lazy())
     options = {**PLAN, "resident": False, "crop": CROP, "views": 2}
@@ -137,52 +127,45 @@ def test_workers_change_nothing(workers):
     )
 
 
-def test_a_worker_reads_elsewhere_and_its_errors_arrive():
-    data = source(lazy(pid=True))
-    options = {**PLAN, "resident": False, "workers": 1}
-    made = prefetch.batches(data, **options)
-    assert next(made)["image"][0, 0, 0, 0] != os.getpid() % 251
-    made.close()  # in the middle, with batches under way
-    with pytest.raises(Exception, match="row 7 is bad"):
-        list(prefetch.batches(source(lazy(bad_row=7)), **options, crop=CROP))
-
-
-_SCRIPT = """
-import os
-import numpy as np
-from jaxcl.data import files, parallel, prefetch, sources, splits, stream
-
-print("the script begins", flush=True)
-
-class Process:
-    def __call__(self, row):
-        return np.full((8, 8, 3), os.getpid() % 251, np.uint8)
-
-def read():
-    label = np.zeros(8, np.int32)
-    examples = stream.Examples(label, label, load=Process())
-    batches = prefetch.evaluation_batches(examples, np.arange(8), 4, workers=1)
-    print([bool((x["image"] == os.getpid() % 251).all()) for x in batches])
-
-"""
-
-
-@pytest.mark.parametrize(
-    ("call", "here"),
-    [("read()", True), ('if __name__ == "__main__":\n    read()', False)],
-    ids=["bare", "guarded"],
-)
-def test_a_script_that_would_run_again_in_every_worker_has_threads(
-    call, here, tmp_path
-):
-    script = tmp_path / "script.py"
-    script.write_text(_SCRIPT + call)
-    run = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=300
+def test_as_many_batches_are_read_at_once_as_there_are_workers():
+    together, lock, batches_begun = (
+        threading.Barrier(3, timeout=30),
+        threading.Lock(),
+        [],
     )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.endswith(f"[{here}, {here}]\n")
-    assert run.stdout.count("the script begins") == (1 if here else 2)
+
+    def load(row):  # cannot be pickled: it is read in this process
+        if row % 4 == 0:
+            with lock:
+                batches_begun.append(row // 4)
+            together.wait()
+        return np.full((8, 8, 3), row, np.uint8)
+
+    examples = lazy(n=60)._replace(load=load)
+    made = prefetch.evaluation_batches(examples, np.arange(60), 4, workers=3)
+    first = next(made)
+    assert first["image"][:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    time.sleep(0.1)
+    assert len(batches_begun) <= 6  # one is taken, and at most 3 + 2 wait
+    rest = [int(batch["index"][0]) for batch in made]
+    assert rest == [*range(4, 60, 4)] and sorted(batches_begun) == [*range(15)]
+
+
+def test_errors_of_readers_arrive_in_order_and_threads_end():
+    before = threading.active_count()
+    data = source(lazy(bad_row=7), rows=[2, 3, 4, 5, 6, 8, 9, 7])
+    options = {"seed": 3, "task": 1, "epochs": 4, "batch_size": 2, "resident": False}
+    plan = stream.schedule(data, seed=3, task=1, epochs=4, batch_size=2)
+    bad = next(step for step in range(len(plan)) if 7 in plan[step])
+    made = prefetch.batches(data, **options, workers=3, crop=CROP)
+    for step in range(bad):
+        assert next(made)["index"].tolist() == plan[step].tolist()
+    with pytest.raises(ValueError, match="row 7 is bad"):
+        next(made)
+    made = prefetch.batches(source(lazy()), **options, workers=3, crop=CROP)
+    next(made)
+    made.close()  # in the middle, with batches under way
+    assert threading.active_count() == before
 
 
 def test_evaluation_batches_pad_and_keep_order():
@@ -321,25 +304,10 @@ def test_ahead_raises_in_order_and_closes():
         prefetch.run_ahead(numbers(), refuse, depth=0)
 
 
-# --- processes
+# --- images that stay in memory
 
 
-def pids(batches):
-    return [int(batch["image"][0, 0, 0, 0]) for batch in batches]
-
-
-def test_processes_stay_for_the_next_pass_and_close_in_the_middle():
-    options = {**PLAN, "resident": False, "workers": 2}
-    data = source(lazy(pid=True))
-    first = pids(prefetch.batches(data, **options))
-    made = prefetch.batches(data, **options)
-    assert next(made)["image"].shape == (4, 8, 8, 3)
-    made.close()
-    second = pids(prefetch.batches(data, **options))
-    assert len({*first}) == 2 and {*first} == {*second}
-
-
-def test_images_that_stay_in_memory_are_decoded_once_and_in_this_process(tmp_path):
+def test_images_that_stay_in_memory_are_decoded_once(tmp_path):
     for label in range(2):
         (tmp_path / f"class{label}").mkdir()
         for i in range(8):
@@ -352,43 +320,6 @@ def test_images_that_stay_in_memory_are_decoded_once_and_in_this_process(tmp_pat
     check_equal(prefetch.batches(data, **options), whole)
     load = data.examples.load
     assert len(load.memory) == 8
-    assert len(pickle.dumps(load)) < 2000  # another process gets no pixels
     other = data.examples._replace(load=load._replace(memory=None))
     with pytest.raises(files.Unreadable):  # or they would not be equal by chance
         list(prefetch.batches(source(other, range(8)), **options))
-
-
-_KILLED = """
-import itertools
-import os
-import time
-from jaxcl.data import parallel
-
-if __name__ == "__main__":
-    pids = parallel.in_processes(os.getpgid, itertools.repeat(0), 2)
-    print(next(pids), next(pids), flush=True)
-    time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_processes_end_with_the_one_that_started_them(how, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(_KILLED)
-    command = [sys.executable, script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
-        groups = [int(x) for x in run.stdout.readline().split()]
-        assert len({*groups}) == 2  # each in its own, out of the reach of Ctrl-C
-        assert run.pid not in groups
-        run.send_signal(how)
-    deadline = time.monotonic() + 60
-    while any(map(psutil.pid_exists, groups)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_a_process_that_is_killed_is_named_and_replaced():
-    ended = parallel.in_processes(os._exit, [3], 1)
-    with pytest.raises(RuntimeError, match=r"code 3.*config\.workers"):
-        next(ended)
-    assert list(parallel.in_processes(abs, [-1, 2], 1)) == [1, 2]

@@ -377,6 +377,20 @@ def test_only_time_depends_on_the_clock(tmp_path, monkeypatch):
     assert rows[0] == rows[1]
 
 
+@pytest.mark.parametrize("after, below", [(0.35, True), (0.6, False)])
+def test_a_result_below_the_untrained_network_is_said(after, below):
+    results = {
+        "task_names": ["a", "b"],
+        "matrices": {"knn/all": [[0.9, None], [after, after]]},
+        "untrained": {"knn/all": [0.5, 0.54]},
+        "scalars": [{}, {}],
+        "finetune": {},
+        "cost": {"total": None},
+    }
+    assert (results_lib.below_untrained(results) == ["knn/all"]) == below
+    assert ("knn/all: " in finish.format_results(results)) == below
+
+
 def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
     work = run_directories.untried(tmp_path / "run")
     told = finish.closing(work, tmp_path)

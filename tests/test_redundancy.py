@@ -30,9 +30,10 @@ def test_the_most_redundant_rows_go(degrees, count, gone):
     np.testing.assert_array_equal(np.flatnonzero(got), gone)
 
 
-def test_stored_vectors_move_half_of_the_way():
-    old, new = at(0), 5 * at(90)
-    np.testing.assert_allclose(redundancy.move_vectors(old, new), at(45), atol=1e-6)
+def test_stored_vectors_move_half_of_the_way_after_their_first_use():
+    old, new, used = at(0, 0), 5 * at(90, 90), jnp.array([True, False])
+    moved = redundancy.move_vectors(old, new, used)
+    np.testing.assert_allclose(moved, at(45, 90), atol=1e-6)
 
 
 @pytest.mark.parametrize("size, capacity", [(3, 8), (5, 8), (9, 8)])

@@ -21,8 +21,11 @@ from jaxcl.methods.two_view import bases, strategies
 NAN, INF = float("nan"), float("inf")
 
 
-# config alone makes one, from a section that `top_of` checks
-CALLS = {"top": lambda **options: sections.read_top(options)}
+# config alone calls these
+CALLS = {
+    "top": lambda **options: sections.read_top(options),
+    "mesh": lambda **options: schema.options(sections.read_sides, options, "mesh"),
+}
 # The method checks the options of these.
 for _kind, _make, _names in (
     ("base", two_view.make, bases.BASES),
@@ -30,6 +33,9 @@ for _kind, _make, _names in (
     ("regulariser", online_ssl.make, regularisers.REGULARISERS),
 ):
     CALLS |= {f"{_kind} {x}": partial(_make, None, **{_kind: x}) for x in _names}
+for _kind in ("base", "strategy"):
+    _own = {_kind: f"my_package.my_{_kind}"}
+    CALLS[f"example {_kind}"] = partial(two_view.make, None, **_own)
 CALLS |= {f"scenario {x}": partial(scenarios.make, name=x) for x in scenarios.SCENARIOS}
 CALLS["scenario"] = partial(scenarios.make, name="joint")
 

@@ -172,6 +172,15 @@ def level_twin(amount, room):
     return given, given < 0, 0
 
 
+def test_what_new_classes_lack_goes_back_to_old_ones():
+    """Two tasks of a memory of 13: the new class has 2 rows, the two old ones 20."""
+    old, new = classes(2, 1)
+    counts = np.array([20, 20, 2] + 9 * [5], np.int32)
+    found = np.asarray(quotas(keys(0), counts, old, new, 13, 2))
+    assert (found[:, 2] == 2).all() and (found.sum(axis=1) == 13).all()
+    assert (np.ptp(found[:, :2], axis=1) == 1).all()
+
+
 def test_small_pools_against_one_row_at_a_time():
     """Old ones' lack goes to new ones, and only what new ones lack back to old ones."""
     rng, given_back = np.random.default_rng(3), 0

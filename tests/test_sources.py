@@ -15,7 +15,7 @@ from sklearn import datasets
 
 from helpers import tfds_sets
 from helpers.tfds_sets import NAMES, encoded, random_images
-from jaxcl.data import convert, from_tfds, sources, stream
+from jaxcl.data import convert, from_tfds, sources, stream, toys
 from jaxcl.data import files as files_lib
 from jaxcl.data import splits as cuts
 
@@ -299,6 +299,18 @@ def test_npz_files_that_are_none(tmp_path):
     for name in ("x.npz", "y.npy", "missing.npz"):
         with pytest.raises(ValueError, match=name):
             sources.load("npz", path=str(tmp_path / name))
+
+
+def test_mean_and_deviation_are_of_train_images_alone(tmp_path):
+    image = np.zeros((2, 1, 1, 3), np.uint8)
+    data = toys.digits()
+    data = data._replace(
+        train=stream.Examples(np.zeros(2, "i4"), np.zeros(2, "i4"), image),
+        test=stream.Examples(np.zeros(2, "i4"), np.zeros(2, "i4"), image + 255),
+    )
+    convert.write_arrays(data, tmp_path / "out")
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
+    assert meta["mean"] == meta["std"] == [0, 0, 0]
 
 
 def test_convert_then_arrays(tmp_path):
@@ -728,7 +740,7 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
     shard = cut / "toy-train.tfrecord-00001-of-00002"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-100])
-    with pytest.raises(ValueError, match="00001-of-00002: 7 .* 8"):
+    with pytest.raises(ValueError, match="00001-of-00002.*record 7 "):
         load(str(cut))
     shard.write_bytes(whole)
     data = load(str(cut))
@@ -745,6 +757,69 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
     (cut / "dataset_info.json").write_text(json.dumps(meta))
     with pytest.raises(ValueError, match="riegeli"):
         load(str(cut))
+
+
+def tfrecords(path):
+    """Place and bytes of each record of a tfrecord file, without its frame."""
+    data, place, found = path.read_bytes(), 0, []
+    while place < len(data):
+        length = int.from_bytes(data[place : place + 8], "little")
+        found.append((place, data[place + 12 : place + 12 + length]))
+        place += length + 16
+    return found
+
+
+@pytest.mark.parametrize("part", ["train", "train[:2]"])
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        ("label", "record 1 "),
+        ("pixels", "record 1 "),
+        ("length", "record 1 "),
+        ("one more", "13 records.* 12"),
+        ("one less", "11 records.* 12"),
+        ("rubbish", "record 12 "),
+    ],
+)
+def test_damaged_tfrecord_shards_are_refused(tfrecord, tmp_path, damage, words, part):
+    """A flipped bit, and records that dataset_info.json does not count."""
+    shutil.copytree(tfrecord, path := tmp_path / "set")
+    shard = path / "toy-train.tfrecord-00000-of-00002"
+    good, records = bytearray(shard.read_bytes()), tfrecords(shard)
+    (place, record), (last, _) = records[1], records[-1]
+    frame = 12 + place
+    if damage == "label":
+        at = frame + record.index(b"label") + 11  # label { int64_list { 1 } }
+        assert good[at] == 1
+        good[at] ^= 2
+    elif damage == "pixels":
+        good[frame + record.index(b"IDAT") + 6] ^= 1
+    elif damage == "length":
+        good[place + 6] ^= 1
+    elif damage == "one more":
+        good += good[last:]
+    elif damage == "one less":
+        del good[last:]
+    else:
+        good += b"rubbish"
+    shard.write_bytes(good)
+    with pytest.raises(ValueError, match=f"{shard.name}.*{words}"):
+        sources.load("tfds", path=str(path), train_split=part)
+
+
+def test_a_tfrecord_that_is_damaged_after_the_scan_is_refused(tfrecord, tmp_path):
+    """Its place is known by then; another image may stand in for it."""
+    shutil.copytree(tfrecord, path := tmp_path / "set")
+    data = sources.load("tfds", path=str(path))
+    skipping = sources.load("tfds", path=str(path), on_corrupt="skip")
+    shard = path / "toy-train.tfrecord-00000-of-00002"
+    good, records = bytearray(shard.read_bytes()), tfrecords(shard)
+    good[records[2][0] + 12 + records[2][1].index(b"IDAT") + 6] ^= 1
+    shard.write_bytes(good)
+    with pytest.raises(ValueError, match=shard.name):
+        data.train.load(2)
+    with pytest.warns(UserWarning, match=shard.name):
+        assert skipping.train.load(2).shape == data.train.load(1).shape
 
 
 @pytest.mark.parametrize("inner", ["", "train"])

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import dense_net, key_uses, toy, twins, two_view_losses
+from helpers import dense_net, toy, twins, two_view_losses
 from jaxcl import core, optim
 from jaxcl.memory import buffer, importance, policies
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
 from jaxcl.methods.two_view import bases, strategies
-from jaxcl.methods.two_view.bases import lejepa
+from jaxcl.methods.two_view.bases import dino, lejepa
 from jaxcl.methods.two_view.strategies import l2_sp
 
 # Rows of a batch, of a queue bank (which the batch does not divide) and of the memory;
@@ -713,6 +713,64 @@ def check_newborn(before, after):
     chex.assert_trees_all_equal(after.stats["distiller"], {"bn1": blank})
 
 
+def scattered(name):
+    """A state of random numbers before the first step; no program made it."""
+    blank = jax.eval_shape(make(name).init, jax.random.key(16), batch(0))
+    state = jax.tree.map(
+        lambda x: (
+            jax.random.key(16)
+            if x.dtype == blank.key.dtype
+            else np.zeros(x.shape, x.dtype)
+        ),
+        blank,
+    )
+    return moved_floats(state, 1)
+
+
+def moved_floats(tree, seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: jnp.asarray(
+            rng.uniform(0.1, 0.9, x.shape).astype(x.dtype)
+            if jnp.issubdtype(x.dtype, jnp.floating)
+            else x
+        ),
+        tree,
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name in QUICK])
+def test_what_moves_between_tasks(name):
+    """Teacher, optimiser, heads, anchor and penalty, over three tasks without a step.
+
+    In place of steps all networks move at random.
+    """
+    method, state = make(name), scattered(name)
+    if name.endswith("ewc"):  # no penalty yet
+        penalty = importance.create(state.params)
+        state = state.replace(extra=state.extra._replace(strategy=penalty))
+    twin = Twin(name, state)
+    for index in range(3):
+        state = core.copy(begun(method, state, index))
+        twin.begin(index, state)
+        twin.compare(state)
+        state = state.replace(
+            params=moved_floats(state.params, 3 * index + 2),
+            stats=moved_floats(state.stats, 3 * index + 3),
+            opt_state=moved_floats(state.opt_state, 3 * index + 4),
+            step=state.step + STEPS,
+        )
+        if twin.strategy == "ewc":
+            squares = moved_floats(state.extra.strategy.squares, index)
+            moved_extra = state.extra.strategy._replace(squares=squares)
+            state = state.replace(extra=state.extra._replace(strategy=moved_extra))
+        twin.step_number += STEPS
+        twin.read(state)
+        twin.end()
+        state = method.end_task(state, task_of(index))
+        twin.compare(state)
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_three_tasks_are_the_equations(name):
     method, state = make(name), core.copy(fresh(name))
@@ -765,6 +823,25 @@ def test_one_view_is_enough_to_tell_images_apart():
     np.testing.assert_allclose(metrics["loss"], twice["loss"], rtol=1e-5)
 
 
+def test_the_anchor_moves_to_the_weights_after_each_task():
+    """Of the encoder alone, as a copy, whose pull is felt from then on."""
+    now, before = {"encoder": jnp.ones(2), "projector": jnp.ones(1)}, jnp.zeros(2)
+    anchor = l2_sp.Anchor({"a": before}, jnp.array(False))
+    moved = l2_sp.make().end_task(anchor, now)
+    np.testing.assert_array_equal(moved.params, now["encoder"])
+    assert moved.trained and moved.params is not now["encoder"]
+
+
+@pytest.mark.parametrize(
+    ("task", "progress", "share", "expected"),
+    [(0, 0, 0.5, 0.2), (0, 0.25, 0.5, 0.35), (0, 0.75, 0.5, 0.5), (0, 0, 0, 0.5)]
+    + [(1, 0, 0.5, 0.5), (2, 0.1, 0.5, 0.5)],
+)
+def test_targets_warm_up_in_the_first_task_alone(task, progress, share, expected):
+    moment = types.SimpleNamespace(task=task, progress=progress)
+    assert dino.warm_temperature(moment, 0.2, 0.5, share) == pytest.approx(expected)
+
+
 def same(one, other) -> bool:
     pairs = zip(*map(jax.tree.leaves, (one, other)), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
@@ -801,21 +878,6 @@ def test_a_fresh_state_holds_the_equations_start():
     assert not held.filled.any() and held.seen == 0
     blank = importance.create(fresh("simclr-ewc").params)
     chex.assert_trees_all_equal(fresh("simclr-ewc").extra.strategy, blank)
-
-
-@pytest.mark.parametrize("strategy", ["der", "lump"])
-def test_no_two_uses_share_a_key(monkeypatch, strategy):
-    state = under_way(f"simclr-{strategy}", 1)
-    options = taken("simclr", strategy, OPTIONS)
-
-    def make(augment):
-        made = parts(augment)
-        return two_view.make(made, base="simclr", strategy=strategy, **options)
-
-    states = [state.replace(step=jnp.int32(number)) for number in (8, 9)]
-    used = key_uses.of_steps(monkeypatch, make, states, batch(0))
-    uses = 5 if strategy == "lump" else 4
-    assert len(used[0]) == uses and len({*used[0], *used[1]}) == 2 * uses
 
 
 def test_a_teacher_without_heads_gets_the_trained_ones():

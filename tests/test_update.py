@@ -20,7 +20,7 @@ from jaxcl.config import build, own_images
 from jaxcl.errors import Refused
 from jaxcl.run import checkpoint, finish, transfer
 from jaxcl.run import results as results_lib
-from jaxcl.update import adapters, drift, lineage
+from jaxcl.update import adapters, average, drift, lineage
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
 from jaxcl.update import verdict as update_verdict
@@ -246,6 +246,14 @@ def test_an_average_lies_between_both_encoders(copy, monkeypatch, asked, share):
     (work.workdir / "update.json").unlink()
     again = update_command.carry_out(work)
     assert again["average"] == record and same(encoder(work.workdir)[0], mixed)
+
+
+def test_a_share_is_of_the_new_weights():
+    old = {"w": np.float32([0.0, 2.0]), "count": np.int32(3)}
+    new = {"w": np.float32([1.0, 4.0]), "count": np.int32(5)}
+    mixed = average.mix_weights(old, new, 0.25)
+    np.testing.assert_allclose(mixed["w"], [0.25, 2.5])
+    assert mixed["count"] == 5
 
 
 def test_a_share_is_judged_as_an_encoder_is(copy):

@@ -100,7 +100,6 @@ def full_imagenet(name, table, depth=18):
     """Return `full` for 224 pixels."""
     config, base = full(name, table)
     config.precision = "bfloat16"
-    config.workers = 16
     config.augment.update(
         size=224,
         resize=256,  # of the shorter side, before the centre crop of evaluation

@@ -24,6 +24,7 @@ class Flat(nn.Module):
         return nn.Dense(self.width, dtype=self.dtype)(pixels).astype(jnp.float32)
 
 
+@schema.checked("config.encoder")
 def flat(*, width: schema.Width = 32, dtype: Any = jnp.float32) -> nn.Module:
     """Make the encoder.
 

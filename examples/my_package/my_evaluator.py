@@ -24,6 +24,7 @@ def participation_ratio(x):
     return float(np.trace(covariance) ** 2 / np.sum(covariance**2))
 
 
+@schema.checked("config.evaluators.my_evaluator")
 def make(parts: core.EvalParts, *, max_rows: schema.Count = 1000):
     """Make the evaluator.
 

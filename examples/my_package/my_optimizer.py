@@ -11,6 +11,7 @@ import optax
 from jaxcl import schema
 
 
+@schema.checked("config.optimizer")
 def sign(*, momentum: schema.Momentum = 0.9) -> optax.GradientTransformation:
     """Make a direction: the sign of a moving average of the gradients.
 

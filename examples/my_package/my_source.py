@@ -9,6 +9,7 @@ from jaxcl import schema
 from jaxcl.data import splits, stream
 
 
+@schema.checked("config.data")
 def blobs(
     *,
     classes: schema.Count = 4,

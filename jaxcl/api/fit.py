@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl import errors, lookup
+from jaxcl import errors, lookup, numerics
 from jaxcl.api import inputs, result
 from jaxcl.config import build, own_images, recipe, run_config
 from jaxcl.data import sources
@@ -30,6 +30,7 @@ from jaxcl.weights import writer
 
 
 @errors.shortened
+@numerics.pinned()
 def fit(
     images: inputs.Images,
     *,

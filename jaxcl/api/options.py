@@ -19,6 +19,7 @@ from absl import flags
 from jaxcl import schema
 from jaxcl.config import build, command, files
 from jaxcl.config import options as options_lib
+from jaxcl.data import files as files_lib
 from jaxcl.data import splits, stream
 
 _WRONG = (ValueError, TypeError, AttributeError, KeyError, OSError)  # of a config
@@ -172,6 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             + (__doc__ or "")
         )
         return 0 if words else 2
+    files_lib.lift_pillow_limit()
     try:
         raw, given = read_command([word for word in words if word != "--all"])
         found = [*entries(raw, given)]

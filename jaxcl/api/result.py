@@ -1,8 +1,6 @@
 """Read a finished run: its encoder, numbers and pictures."""
 
-import errno
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +8,7 @@ import ml_collections
 from etils import epath
 
 from jaxcl import errors
-from jaxcl.api import inputs
+from jaxcl.api import inputs, load
 from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
 from jaxcl.errors import Refused
@@ -21,9 +19,6 @@ from jaxcl.update import lineage
 from jaxcl.update import verdict as update_verdict
 from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import export as export_lib
-
-# Errors of a directory that one may only read
-_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Update(NamedTuple):
@@ -107,16 +102,7 @@ class Result:
         """
         now = lineage.find_current(self.folder)
         if self._encoder is None or self._encoder[0] != now:
-            with tempfile.TemporaryDirectory() as elsewhere:
-                place = f"{now}/encoder"
-                try:
-                    export_lib.export(self.folder, place, force=True)
-                except OSError as error:
-                    if error.errno not in _READ_ONLY:
-                        raise
-                    place = f"{elsewhere}/encoder"
-                    export_lib.export(self.folder, place)
-                self._encoder = now, encoder_lib.load_encoder(place)
+            self._encoder = now, load.load_encoder(self.folder)
         return self._encoder[1]
 
     def plot(self, path: str | os.PathLike | None = None) -> Any:

@@ -7,15 +7,16 @@ import jax
 import ml_collections
 from etils import epath
 
-from jaxcl import sharding
+from jaxcl import numerics, sharding
 from jaxcl.config import checks, jobs, run_config, sections
 from jaxcl.config import options as options_lib
 from jaxcl.data import identity, stream
 from jaxcl.errors import Refused
 from jaxcl.evals import features
-from jaxcl.run import compile_cache, folder, job, seeds, transfer
+from jaxcl.run import agreement, compile_cache, folder, job, seeds, transfer
 
 
+@numerics.pinned()
 def build(
     config: ml_collections.ConfigDict, workdir
 ) -> job.Job | transfer.Transfer | seeds.SeedRuns:
@@ -34,22 +35,30 @@ def build(
       OSError: data are missing or cannot be read; the run
         directory cannot be written.
     """
+    agreement.check_surroundings(run_config.shared_options(config.to_dict()), workdir)
     raw = _fill_precision(config.to_dict(), workdir)
     if raw.get("seeds", 1) != 1:
         return _build_seeds(raw, workdir)
-    raw = sections.nest_method(fill_from_encoder(raw))
-    plain, top = options_lib.to_json(raw, "config"), sections.read_top(raw)
-    compile_cache.use_cache(top.compile_cache)
-    # Below again, when the choices of the machine are known
-    run_config.check_config(workdir, plain, run_config.NOTED)
-    made: job.Job | transfer.Transfer
-    if top.checkpoint is not None:
-        made = jobs.make_transfer(top, workdir)
-    else:
-        made = job.trace_step(jobs.make_job(top, plain, workdir))
-    known = checks.check_data(top, made.stream, workdir)
-    noted = _note_choices(top, made)
-    every_option = _list_options(plain, made) | noted
+    with agreement.failing_together():
+        raw = sections.nest_method(fill_from_encoder(raw))
+        plain, top = options_lib.to_json(raw, "config"), sections.read_top(raw)
+        compile_cache.use_cache(top.compile_cache)
+        # Below again, when the choices of the machine are known
+        run_config.check_config(workdir, plain, run_config.NOTED)
+    with agreement.failing_together():
+        made: job.Job | transfer.Transfer
+        if top.checkpoint is not None:
+            made = jobs.make_transfer(top, workdir)
+        else:
+            made = job.trace_step(jobs.make_job(top, plain, workdir))
+        known = checks.check_data(top, made.stream, workdir)
+        noted = _note_choices(top, made)
+        every_option = _list_options(plain, made) | noted
+    agreement.check(
+        run_config.shared_options(every_option),
+        "Set the option in the config, so that no process chooses it by itself",
+    )
+    checks.compare_data(made.stream.dataset, known)
     run_config.write_or_check(workdir, plain | noted, every_option)
     if jax.process_index() == 0:
         identity.write_identity(workdir, known)
@@ -83,11 +92,12 @@ def fill_from_encoder(raw: dict) -> dict:
 
 
 def _list_options(plain, made) -> dict:
-    """Return the value of every option; data and devices decide some."""
+    """Return every option with its value, and JAX's flags."""
+    flags = {run_config.FLAGS: numerics.run_flags()}
     if isinstance(made, transfer.Transfer):
-        return options_lib.values(plain)
+        return options_lib.values(plain) | flags
     own = {"devices": made.mesh.size, "steps_per_call": made.loop.steps_per_call}
-    return options_lib.values(plain, made.loop.replay) | own
+    return options_lib.values(plain, made.loop.replay) | own | flags
 
 
 def _fill_precision(raw: dict, workdir=None) -> dict:
@@ -128,6 +138,7 @@ def _build_seeds(raw, workdir) -> seeds.SeedRuns:
     return seeds.SeedRuns(chosen, make)
 
 
+@numerics.pinned()
 def plan_job(
     config: ml_collections.ConfigDict,
     stand_in=None,
@@ -163,6 +174,7 @@ def default_workdir(config) -> str:
     return f"{config.get('checkpoint') or 'runs'}/{config.get('name', 'run')}"
 
 
+@numerics.pinned()
 def restore_frozen(config: ml_collections.ConfigDict) -> jobs.Frozen:
     """Read config.data, and restore the encoder of config.checkpoint.
 

@@ -6,11 +6,11 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxcl import core, lookup
+from jaxcl import core, lookup, sharding
 from jaxcl.config import files, options, run_config, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.errors import Refused
-from jaxcl.run import folder
+from jaxcl.run import agreement, folder
 from jaxcl.run import results as results_lib
 
 # Evaluators that learn from train images before they judge the others.
@@ -31,6 +31,18 @@ def check_path(top: sections.TopLevel) -> None:
     raise Refused(
         f"config.data.path={path!r}: no such file or folder. You can "
         f"{'; or '.join(ways)}"
+    )
+
+
+def _describe_small_view(augment: dict) -> str:
+    """Warn of an evaluation that sees less than half of each image; "" if none does."""
+    size, resize = augment.get("size"), augment.get("resize")
+    share = 1.0 if None in (size, resize) else (size / resize) ** 2
+    if share >= 0.5:
+        return ""
+    return (
+        f"config.augment.resize={resize}: evaluation sees the middle {share:.0%} of an "
+        f"image, since size={size}; try --config.augment.resize={round(size * 8 / 7)}"
     )
 
 
@@ -63,9 +75,35 @@ def check_data(
         whole = known if known.by_bytes else identity.identify(dataset, True)
         name = f"config.data: {dataset.name}"
         warnings.append(identity.describe_duplicates(whole, name))
+    warnings.append(_describe_small_view(top.augment))
     for words in filter(None, warnings if is_first else ()):
         logging.warning("%s", words)
     return known
+
+
+def compare_data(dataset: stream.Dataset, known: identity.Identity) -> None:
+    """Refuse processes that read other data. All processes must call it.
+
+    Args:
+      dataset: the data set.
+      known: its identity.
+
+    Raises:
+      Refused: in all of them; the message names some rows that differ.
+    """
+    if jax.process_count() == 1:
+        return
+    shared = identity.without_times(dataset, known)
+    if len({*sharding.gather_bytes(shared.digest().encode())}) == 1:
+        return
+    is_first = jax.process_index() == 0
+    first = sharding.gather_bytes(identity.pack(shared) if is_first else b"")[0]
+    changes = identity.describe_changes(identity.unpack(first), shared)
+    told = f"compared with process 0: {changes}" if changes else "as in process 0"
+    agreement.check(
+        {f"config.data: {dataset.name}": told},
+        "All must read the same images",
+    )
 
 
 def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> None:

@@ -57,7 +57,7 @@ def iterate_options(
     """
     raw = sections.nest_method(raw)
     fields = {field.name: field for field in dataclasses.fields(sections.TopLevel)}
-    inner = {name for name, field in fields.items() if "dict" in str(field.type)}
+    inner = sections.names_of_sections()
     top = {name: value for name, value in raw.items() if name not in inner}
     yield from _iterate_function("config", sections.TopLevel, top, raw, replay, inner)
     for name in fields:

@@ -189,9 +189,15 @@ def config(
         }
     )
     made.data = once = read_once(data, summary)
-    section, side = _fit_encoder(section, summary, size)
-    made.augment = _choose_augmentation(summary, side, cut=once != dict(data))
-    made.encoder = section
+    side = min(summary.side, _LARGEST) if size is None else size
+    is_open = any(section is known for known in ENCODERS.values())  # only named
+    if section.get("name") == "vit" and size is None:
+        patch = _vit_patch(side) if is_open else section.get("patch", 16)
+        side = max(side // patch, 1) * patch
+    _set_augmentation(made, summary, side, cut=once != dict(data))
+    made.encoder = dict(section)
+    if is_open:
+        _tie_encoder(made.encoder, made.augment.get_ref("size"))
     if start is not None:
         made.start = start
     _set_tasks(made, summary, scenario, num_tasks, by_strategy)
@@ -271,50 +277,54 @@ def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
     return dict(data) | {"size": summary.side, "resident": True}
 
 
-def _fit_encoder(section, summary, size) -> tuple[dict, int]:
-    """Fit an encoder and the side of its images, in pixels, to each other.
+def _vit_patch(side: int) -> int:
+    """Choose a patch: about 64 patches of small images, 196 of large ones."""
+    return 4 if side < 48 else 8 if side < 128 else 16
 
-    Patch and stem follow from the side, unless the section has them. The side is a
-    multiple of a ViT's patch, unless `size` is given.
-    """
-    side = min(summary.side, _LARGEST) if size is None else size
-    # The user named it, and wrote no section.
-    is_open = any(section is known for known in ENCODERS.values())
-    if section.get("name") == "vit":
-        # About 64 patches of small images, 196 of large ones
-        chosen = 4 if side < 48 else 8 if side < 128 else 16
-        patch = chosen if is_open else section.get("patch", 16)
-        side = max(side // patch, 1) * patch if size is None else side
-        if is_open:
-            section = section | {"image_size": side, "patch": patch}
-    elif is_open and section["name"] == "resnet":
-        section = section | {"stem": "cifar" if side <= 64 else "imagenet"}
-    elif is_open and section["name"] == "convnext":
+
+def _tie_encoder(section, size) -> None:
+    """Tie stem or patch of an encoder to the side of its images, in pixels."""
+    if section.name == "vit":
+        section.image_size = recipe.compute(int, size)
+        section.patch = recipe.compute(_vit_patch, size)
+    elif section.name == "resnet":
+        section.stem = recipe.compute(
+            lambda side: "cifar" if side <= 64 else "imagenet", size
+        )
+    elif section.name == "convnext":
         # Else little is left of the last map of small images
-        section = section | {"patch": 2 if side < 128 else 4}
-    return section, side
+        section.patch = recipe.compute(lambda side: 2 if side < 128 else 4, size)
 
 
-def _choose_augmentation(summary, side, cut) -> dict:
-    """Choose SimCLR's augmentation for photographs; small images are not blurred.
+def _set_augmentation(made, summary, side, cut) -> None:
+    """Set SimCLR's augmentation for photographs; what depends on the side follows it.
 
-    `cut`: whether `read_once` cuts the images to squares.
+    Args:
+      side: of the network's input, in pixels.
+      cut: whether `read_once` cuts the images to squares.
     """
-    blur = (0.0, 0.0) if side < _SMALL else (1.0, 0.1)
-    exact = cut or (summary.square and not summary.streams)
-    exact = exact and summary.side == side
-    is_smaller = side < summary.side
-    resize = min(summary.side, round(side * 256 / 224)) if is_smaller else side
-    return {
+    made.augment = {
         "size": side,
-        "resize": None if exact else resize,
-        "scale": (0.2, 1.0) if side < _SMALL else (0.08, 1.0),
         "jitter": (0.4, 0.4, 0.2, 0.1),
-        "blur": blur,
         "solarize": (0.0, 0.2),
         "mean": summary.mean,
         "std": summary.std,
     }
+    is_square = cut or (summary.square and not summary.streams)
+
+    def choose_resize(side):
+        if side >= summary.side:
+            return None if is_square and side == summary.side else side
+        return min(summary.side, round(side * 256 / 224))
+
+    size = made.augment.get_ref("size")
+    made.augment.resize = recipe.compute(choose_resize, size, like=side)
+    made.augment.scale = recipe.compute(
+        lambda side: (0.2 if side < _SMALL else 0.08, 1.0), size
+    )
+    made.augment.blur = recipe.compute(  # small images are not blurred
+        lambda side: (0.0, 0.0) if side < _SMALL else (1.0, 0.1), size
+    )
 
 
 def batch_size(rows: int) -> int:

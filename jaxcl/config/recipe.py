@@ -1,7 +1,7 @@
 """Tools of config files: values that follow other fields, words of the argument."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import config_dict
@@ -176,6 +176,17 @@ def parse_words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
             f"{arg!r}: {wrong[0]}; allowed are, with commas between, {allowed}"
         )
     return tuple((own or table)[0] for own, table in zip(said, tables, strict=True))
+
+
+def split_words(text: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Split "PATH,NAME=VALUE,..." into the path and the values by name.
+
+    Args:
+      text: argument of a config; the path may hold commas and equals signs.
+      names: the names that may follow the path.
+    """
+    path, *pairs = re.split(rf"(?:^|,)({'|'.join(names)})=", text)
+    return path, dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 def change(config: config_dict.ConfigDict, changes: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import jax
 from etils import epath
 
-from jaxcl import sharding
+from jaxcl import numerics, sharding
 from jaxcl.config import options, sections
 from jaxcl.data import storage
 from jaxcl.errors import Refused
@@ -22,6 +22,9 @@ MACHINE = (
     "duplicates",
     "seeds",
 )
+# These may differ between the processes of a run: results do not depend on them.
+_OF_A_PROCESS = ("compile_cache", "workers", "progress", "loggers", "duplicates")
+FLAGS = "jax"  # section of resolved.json: `numerics.run_flags`
 # What `build` adds to a config.json, once it has read the data.
 NOTED = ("decoder", "resident", "memory_shards")
 
@@ -37,6 +40,11 @@ def without(config: dict, fields) -> dict:
         if inner and section in kept:
             kept[section] = without(kept[section], (inner,))
     return kept
+
+
+def shared_options(config: dict) -> dict:
+    """Return the options that all processes of a run must share, by their paths."""
+    return options.flatten(without(config, _OF_A_PROCESS))
 
 
 def write_or_check(workdir, config: dict, every_option: dict | None = None) -> None:
@@ -56,7 +64,9 @@ def write_or_check(workdir, config: dict, every_option: dict | None = None) -> N
         sharding.barrier("the config is read")
         if not resumes:
             if jax.process_index() == 0:
-                if every_option:  # first: a run has begun once there is a config.json
+                if (
+                    every_option is not None
+                ):  # first: a run has begun once there is a config.json
                     storage.write_json(path.parent / options.RESOLVED, every_option)
                 storage.write_json(path, config)
             sharding.barrier("the config is written")
@@ -109,4 +119,20 @@ def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
             f"{workdir} holds a run of another config; they differ in "
             f"{'; '.join(changed)}. Give another --workdir, or the same config"
         )
+    _check_flags(workdir)
     return True
+
+
+def _check_flags(workdir) -> None:
+    """Refuse flags of JAX other than those that a run began with."""
+    path = epath.Path(workdir) / options.RESOLVED
+    if not path.exists():
+        return
+    before = storage.read_object(path).get(FLAGS, {})
+    for name, value in numerics.run_flags().items():
+        if before.get(name, value) != value:
+            raise Differs(
+                f"{workdir}: its run began with {name}={before[name]!r}, and here it "
+                f"is {value!r}: set the variable {name.upper()} as it was, or give "
+                "another --workdir"
+            )

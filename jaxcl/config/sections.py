@@ -8,6 +8,7 @@ default, is an error before anything is read. Only `build` calls these.
 import dataclasses
 import functools
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -107,7 +108,8 @@ class TopLevel:
     compile_cache: str = "auto"
     device_bytes: _Bytes = 8 * 2**30  # sets up to this size live on the device
     duplicates: bool | None = None  # count duplicate images; None: if that is quick
-    workers: Annotated[int, schema.Range(0, 1024)] = 4  # processes that decode images
+    # Threads that decode images; 0: one for each core, 32 at most
+    workers: Annotated[int, schema.Range(0, 1024)] = 0
     log_every: schema.Count = 10  # steps between logged rows
     save_every: schema.Natural = 500  # steps between saves; 0: after tasks only
     eval_every: schema.Natural = 0  # steps between evaluations; 0: after tasks only
@@ -240,6 +242,20 @@ def find_function(path: str, section, method: str | None = None) -> Any:
         "tuning": tuning.settings,
         "mesh": read_sides,
     }[name]
+
+
+def names_of_sections(top: type = TopLevel) -> set[str]:
+    """Return the options of the top level that hold a section, by their types."""
+
+    def is_mapping(kind):
+        kind = typing.get_origin(kind) or kind
+        return isinstance(kind, type) and issubclass(kind, Mapping)
+
+    return {
+        name
+        for name, kind in typing.get_type_hints(top).items()
+        if any(map(is_mapping, (kind, *typing.get_args(kind))))
+    }
 
 
 def scenario_seed(scenario: Mapping, seed: int) -> dict:

@@ -45,7 +45,6 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         config.schedule.warmup_epochs = 0
     for key, section in config.evaluators.items():
         section.update(_debug_sizes(f"config.evaluators.{key}", section))
-    config.workers = 0
     config.save_every = 10
     return config
 

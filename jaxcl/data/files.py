@@ -60,6 +60,14 @@ def reading(path: str) -> Iterator[None]:
         raise Refused(f"{path} cannot be read: {error}") from error
 
 
+def lift_pillow_limit() -> None:
+    """Leave the number of pixels to config.data.max_pixels; for commands alone.
+
+    Pillow's limit holds for the whole process, which a caller of the library owns.
+    """
+    Image.MAX_IMAGE_PIXELS = None
+
+
 class Decoding(NamedTuple):
     """Decodes images."""
 
@@ -78,8 +86,6 @@ class Decoding(NamedTuple):
           Unreadable: the bytes are no image, are truncated, or say that they are an
             image of more than `max_pixels`; the message has `name`.
         """
-        if Image.MAX_IMAGE_PIXELS is not None:  # beyond which Pillow refuses by itself
-            Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, self.max_pixels)
         try:
             with Image.open(io.BytesIO(data)) as opened:  # reads the header alone
                 self.check_size(name, *opened.size[::-1])
@@ -93,6 +99,7 @@ class Decoding(NamedTuple):
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise Unreadable(
                 f"{name}: {error}; allowed are config.data.max_pixels={self.max_pixels}"
+                f" and PIL.Image.MAX_IMAGE_PIXELS={Image.MAX_IMAGE_PIXELS}"
             ) from error
         except Exception as error:  # of damaged bytes Pillow's plugins raise anything
             unknown = isinstance(error, UnidentifiedImageError)
@@ -187,7 +194,7 @@ class Reader(NamedTuple):
     files: Sequence[str | bytes] | np.ndarray  # paths, relative to root
     which: np.ndarray  # i[N], number of each row's file
     place: np.ndarray  # i64[N], where it is in there
-    # (path, place) -> an encoded image, or u8[h,w,C]; picklable
+    # (path, place) -> an encoded image, or u8[h,w,C]
     fetch: Callable[[str, int], Any]
     decoding: Decoding
     unit: str = ""  # of a place, for messages; "": a file is one image
@@ -245,10 +252,7 @@ def _fetch_file(path, place) -> bytes:
 
 
 def of_array(path: str) -> Reader:
-    """Read rows of an .npy file that is never read as a whole.
-
-    Only its path is kept: a pickled memmap would send its pixels to other processes.
-    """
+    """Read rows of an .npy file that is never read as a whole."""
     rows, channels = np.arange(len(mapped(path))), mapped(path).shape[-1]
     which, pixels = np.zeros_like(rows), Decoding("", channels)
     return Reader((path,), which, rows, _fetch_row, pixels, "row")
@@ -276,20 +280,13 @@ def _fetch_held(images, path, row) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def mapped(path: str) -> np.ndarray:
-    """Map an .npy file without reading it; each process opens it once."""
+    """Map an .npy file without reading it; it is opened once."""
     with reading(path):
         file = storage.check_ordinary(path)
         return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 _SAMPLED = 8  # images from which the size of all is estimated
-
-
-class Memory(dict):
-    """Images that were decoded, by row; a copy for another process begins empty."""
-
-    def __reduce__(self):
-        return Memory, ()
 
 
 class Loader(NamedTuple):
@@ -301,7 +298,7 @@ class Loader(NamedTuple):
     # Classes and domains, if unreadable images are to be replaced; else None.
     label: np.ndarray | None = None
     domain: np.ndarray | None = None
-    memory: Memory | None = None  # keeps every image, if they fit; None: they do not
+    memory: dict[int, np.ndarray] | None = None  # keeps every image; None: too many
 
     def __call__(self, row: int) -> np.ndarray:
         """Read an image; if it is unreadable, warn and read another.

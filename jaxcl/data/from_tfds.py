@@ -1,8 +1,9 @@
 """Reading TFDS directories, array_record or tfrecord, without TensorFlow.
 
 TFDS gives the metadata and parses the features; this module reads the records, in any
-order. A tfrecord file is a sequence of records: length u64, crc u32, bytes, crc u32,
-little endian. The checksums are not compared.
+order. A tfrecord file is a sequence of records: length u64, checksum u32, bytes,
+checksum u32, little endian. A checksum is a masked CRC-32C, and is compared whenever a
+record is read.
 """
 
 import functools
@@ -10,6 +11,7 @@ import os
 import struct
 from typing import Any, NamedTuple
 
+import google_crc32c
 import numpy as np
 from array_record.python import array_record_module
 from etils import epath
@@ -20,6 +22,7 @@ from jaxcl.data import identity, splits, storage, stream
 from jaxcl.errors import Refused
 
 FORMATS = ("array_record", "tfrecord")
+_FRAME = 16  # bytes of a record besides its own: length and checksums
 CHUNK = 256  # array_record entries read at once when scanning
 
 
@@ -44,7 +47,7 @@ def _fetch_image(features: Any, key: str, file: str, place: int) -> bytes:
     if ".tfrecord" in os.path.basename(file):
         with epath.Path(file).open("rb") as opened:
             opened.seek(place)
-            raw = _next_record(opened, storage.file_size(file) - place)
+            raw = _next_record(opened, storage.file_size(file) - place, "the record")
     else:
         raw = _reader(file).read([place])[0]
     skip = {key: _library().decode.SkipDecoding()}
@@ -227,17 +230,19 @@ def _scan_file(info, number, part, label_key, domain_key) -> RecordTable:
     """Return places and labels of the records of one file."""
     keys = [key for key in (label_key, domain_key) if key is not None]
     features = _features(info, *keys)
-    name, stop = str(part.filename), part.skip + part.take
+    name, wanted = str(part.filename), range(part.skip, part.skip + part.take)
     walk = _walk_tfrecord if ".tfrecord" in os.path.basename(name) else _walk_array
-    rows = []
+    rows, count = [], 0
     with files_lib.reading(name):
-        for place, raw in walk(name, part.skip, stop):
-            example = _parse_record(features, raw) if keys else {}
-            label, domain = example.get(label_key, -1), example.get(domain_key, 0)
-            rows.append((number, place, label, domain))
-    if len(rows) != part.take:
+        for place, raw in walk(name, wanted):
+            count += 1
+            if raw is not None:
+                example = _parse_record(features, raw) if keys else {}
+                label, domain = example.get(label_key, -1), example.get(domain_key, 0)
+                rows.append((number, place, label, domain))
+    if count != part.examples_in_shard:
         raise Refused(
-            f"{name}: {part.skip + len(rows)} records, dataset_info.json says {stop}"
+            f"{name}: {count} records, dataset_info.json says {part.examples_in_shard}"
         )
     table = np.array(rows, np.int64).reshape(-1, 4).T
     label = stream.as_numbers(name, "labels", table[2], -1)
@@ -245,33 +250,70 @@ def _scan_file(info, number, part, label_key, domain_key) -> RecordTable:
     return RecordTable(table[0].astype(np.int32), table[1], label, numbers)
 
 
-def _walk_tfrecord(name, skip, stop):
-    """Yield (place, bytes) of records `skip` to `stop`, fewer if damaged."""
+def _walk_tfrecord(name, wanted: range):
+    """Yield (place, bytes) of each record; None for the bytes of unwanted ones."""
     size = storage.file_size(storage.check_ordinary(name))
     with epath.Path(name).open("rb") as file:
-        for record in range(stop):
-            place = file.tell()
-            if (raw := _next_record(file, size - place)) is None:
-                return
-            if record >= skip:
-                yield place, raw
+        place = record = 0
+        while place < size:
+            where = f"record {record}"
+            if record in wanted:
+                raw = _next_record(file, size - place, where)
+                length = None if raw is None else len(raw)
+            else:
+                raw, length = None, _next_length(file, size - place, where)
+            if length is None:
+                raise files_lib.Unreadable(f"{where} is cut off")
+            yield place, raw
+            place, record = place + length + _FRAME, record + 1
+            file.seek(place)
 
 
-def _next_record(file, left) -> bytes | None:
-    """Return the next record of a tfrecord file, of which `left` bytes are left."""
+def _next_record(file, left, where) -> bytes | None:
+    """Return the next record of a tfrecord file, of which `left` bytes are left.
+
+    None: it is cut off. Raises Unreadable if a checksum does not match.
+    """
+    length = _next_length(file, left, where)
+    if length is None:
+        return None
+    data = file.read(length + 4)
+    _compare_checksum(data[:length], data[length:], where)
+    return data[:length]
+
+
+def _next_length(file, left, where) -> int | None:
+    """Return the length of the next record; None: it is cut off."""
     header = file.read(12)
     if len(header) < 12:
         return None
+    _compare_checksum(header[:8], header[8:], where)
     (length,) = struct.unpack("<Q", header[:8])
-    if length + 16 > left:  # memory for it would be taken first
-        return None
-    return file.read(length + 4)[:length]
+    # Else memory for it would be taken first
+    return length if length + _FRAME <= left else None
 
 
-def _walk_array(name, skip, stop):
-    """Yield records of array_record, whose places are numbers."""
+def _compare_checksum(data: bytes, stored: bytes, where: str) -> None:
+    """Raise Unreadable unless a masked CRC-32C is that of the bytes."""
+    crc = google_crc32c.value(data)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    if stored != struct.pack("<I", masked):
+        raise files_lib.Unreadable(
+            f"{where} is damaged: its checksum (CRC-32C) does not match its bytes; "
+            "copy the file again, or prepare the set again"
+        )
+
+
+def _walk_array(name, wanted: range):
+    """Yield as `_walk_tfrecord` the records of array_record; places are numbers."""
     reader = array_record_module.ArrayRecordReader(str(storage.check_ordinary(name)))
-    for start in range(skip, min(stop, reader.num_records()), CHUNK):
-        end = min(start + CHUNK, stop, reader.num_records())
-        yield from enumerate(reader.read(start, end), start)
+    count = reader.num_records()
+    for start in range(0, count, CHUNK):
+        chunk = range(start, min(start + CHUNK, count))
+        if chunk.stop <= wanted.start or chunk.start >= wanted.stop:
+            yield from ((place, None) for place in chunk)
+            continue
+        read = reader.read(chunk.start, chunk.stop)
+        for place, raw in zip(chunk, read, strict=True):
+            yield place, raw if place in wanted else None
     reader.close()

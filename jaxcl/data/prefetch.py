@@ -5,13 +5,14 @@ import concurrent.futures
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from PIL import Image
 
-from jaxcl.data import parallel, stream
+from jaxcl import numerics
+from jaxcl.data import stream
 from jaxcl.errors import Refused
 
 Decoder = Literal["auto", "cv2", "pillow"]
@@ -199,18 +200,29 @@ def _stack_batch(examples, rows, images) -> dict[str, np.ndarray]:
     return {"image": np.stack(images), "label": label, "index": rows.astype(np.int32)}
 
 
-def _read_batches(
-    read: Callable, steps: range, examples: stream.Examples, workers: int
-):
-    """Yield the batches read(step), in order.
+_READERS = 32  # threads, at most; each holds a batch
 
-    Processes read images that are decoded in every epoch. Threads read images that are
-    in memory or will stay there, since a process would get a copy.
+
+def _read_in_threads(
+    read: Callable, steps: Iterable[int], workers: int
+) -> Generator[dict[str, np.ndarray], None, None]:
+    """Yield the batches read(step), in order, at most `workers` + 2 of them ahead.
+
+    Decoders of images release the GIL, so threads use all cores, and nothing is copied
+    from another process.
     """
-    inside = examples.images is not None or stream.stays_in_memory(examples.load)
-    if workers and not inside and parallel.may_start_processes():
-        return parallel.in_processes(read, steps, workers)
-    return parallel.in_threads(read, steps, min(max(workers, 4), os.cpu_count() or 1))
+    count = workers or min(_READERS, os.cpu_count() or 1)
+    pool = concurrent.futures.ThreadPoolExecutor(count)
+    waiting: collections.deque = collections.deque()
+    try:
+        for step in steps:
+            waiting.append(pool.submit(read, step))
+            if len(waiting) == count + 2:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def batches(
@@ -236,9 +248,8 @@ def batches(
 
     b = batch_size / process_count: process p yields rows [p b, (p + 1) b) of every
     global batch. A batch depends on (seed, task, step) alone: it is the same for any
-    number of `workers` (processes that decode; 0: threads) and after a restart at any
-    `start`. Every worker is sent a copy of `load` and `order`. Threads read sets whose
-    images stay in memory, and in a script without `if __name__ == "__main__":`.
+    number of `workers` (threads that decode; 0: one a core, 32 at most) and after a
+    restart at any `start`.
 
     Raises Refused here, before the first batch, for a bad number or crop, a batch
     larger than the task, or `resident` with a set that is read row by row.
@@ -261,7 +272,7 @@ def batches(
             raise Refused("resident = True: this set is read row by row; set False")
         return ({"index": plan[step][places]} for step in steps)
     read = _TrainBatch(source.examples, plan, places, _with_decoder(crop), views)
-    return _read_batches(read, steps, source.examples, workers)
+    return _read_in_threads(read, steps, workers)
 
 
 def evaluation_batches(
@@ -282,7 +293,7 @@ def evaluation_batches(
     rows = np.asarray(rows, np.int32)
     places = _own_places(batch_size, process_index, process_count)
     read = _EvalBatch(examples, rows, places, batch_size, _with_decoder(crop))
-    return _read_batches(read, range(-(-len(rows) // batch_size)), examples, workers)
+    return _read_in_threads(read, range(-(-len(rows) // batch_size)), workers)
 
 
 def run_ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Iterator:
@@ -300,8 +311,9 @@ def _yield_ahead(iterator, place, depth):
     end = object()
 
     def prepare_next():
-        batch = next(iterator, end)
-        return batch if batch is end else place(batch)
+        with numerics.pinned():  # flags are of a thread
+            batch = next(iterator, end)
+            return batch if batch is end else place(batch)
 
     pool = concurrent.futures.ThreadPoolExecutor(1)
     try:

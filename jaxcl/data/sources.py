@@ -30,7 +30,7 @@ from jaxcl.errors import Refused
 
 
 class _Joined(NamedTuple):
-    """Reads rows of several sets, one after another; picklable if each of them is."""
+    """Reads rows of several sets, one after another."""
 
     loads: tuple[Any, ...]  # a files.Loader or files.Reader of each
     starts: np.ndarray  # i64[sets], first row of each

@@ -332,7 +332,7 @@ def _with_memory(dataset) -> stream.Dataset:
     def keep_pixels(examples):
         if not isinstance(examples.load, files_lib.Loader):
             return examples
-        load = examples.load._replace(memory=files_lib.Memory())
+        load = examples.load._replace(memory={})
         return examples._replace(load=load)
 
     return stream.map_splits(dataset, keep_pixels)

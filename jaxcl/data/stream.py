@@ -27,7 +27,7 @@ class Examples(NamedTuple):
     # i32[N], 0 where the set has one domain; -1: of every domain, which no train row is
     domain: np.ndarray
     images: np.ndarray | None = None  # u8[N,H,W,C]; features f32[N,1,1,D]
-    load: Any = None  # row -> u8[h,w,C]; picklable, no jax inside; None: in `images`
+    load: Any = None  # row -> u8[h,w,C], called by several threads; None: in `images`
     graphs: Any = None  # graphs.GraphSet
     origin: Any = None  # the `load` that read `images`, where they were in files
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, sharding
+from jaxcl import core, numerics, sharding
 from jaxcl.data import graph_batches, prefetch, splits, stream
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
@@ -504,7 +504,9 @@ def make_views_embedder(
 
     def embed(state, images, start):
         images = jax.lax.with_sharding_constraint(images, rows)
-        views = augment(jax.random.fold_in(jax.random.key(parts.seed), start), images)
+        views = augment(
+            jax.random.fold_in(numerics.make_key(parts.seed), start), images
+        )
         return [parts.embed(state, views[:, view]) for view in range(count)]
 
     program = jax.jit(embed, out_shardings=whole)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcl import core, optim, sharding
+from jaxcl import core, numerics, optim, sharding
 from jaxcl.data import prefetch, stream
 from jaxcl.nets import layers
 
@@ -71,7 +71,7 @@ def probe_keys(
     Args:
       probe: 0 for the probe over all classes, t + 1 for that of domain t alone.
     """
-    key = jax.random.key(seed, impl="threefry2x32")
+    key = numerics.make_key(seed)
     for number in (_STREAM, task, probe):
         key = jax.random.fold_in(key, number)
     return jax.random.split(key)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, schema, sharding
+from jaxcl import core, numerics, schema, sharding
 from jaxcl.data import graph_batches
 from jaxcl.evals import features as features_lib
 
@@ -54,7 +54,9 @@ def make(
     def batch_loss(state, images, seed, i, batch):
         if images is not None:
             batch = {**batch, "image": images[batch["index"]]}
-        key = jax.random.fold_in(jax.random.wrap_key_data(seed), i)
+        key = jax.random.fold_in(
+            jax.random.wrap_key_data(seed, impl=numerics.GENERATOR), i
+        )
         return parts.objective(state, key, batch)
 
     program = jax.jit(batch_loss, out_shardings=sharding.replicated(parts.mesh))

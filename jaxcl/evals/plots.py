@@ -1,16 +1,22 @@
 """Draw pictures of runs as PNG, SVG or PDF, without matplotlib's global state."""
 
+import contextlib
+import functools
 import io
 import itertools
 import os
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
+from absl import logging
 from etils import epath
 
 from jaxcl.errors import Refused
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 # Figures, formats, colours, axes
 
@@ -43,6 +49,34 @@ MOST_NAMED_TASKS = 9  # above the axes; each takes at least this part of the wid
 LONGEST = 24  # letters of a name
 FORMATS = ("png", "svg", "pdf")
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
+
+def _in_default_style(draw: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make a function draw in matplotlib's own style, not in that of a matplotlibrc."""
+
+    @functools.wraps(draw)
+    def drawn(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        from matplotlib import style
+
+        with style.context("default"):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+@contextlib.contextmanager
+def optional(name: str) -> Iterator[None]:
+    """Enter a context whose errors are one warning: results need no picture.
+
+    Args:
+      name: of the picture, for the warning.
+    """
+    try:
+        yield
+    except Exception as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        logging.warning("%s could not be drawn: %.300s", name, words)
+        logging.debug("%s", name, exc_info=True)
 
 
 def make_figure(width, height):
@@ -177,9 +211,10 @@ def draw_mean_and_band(axes, number, x, mean, half, name) -> None:
 # Over the steps of a stream of tasks
 
 
-_STEPS = "optimiser step"
+_STEPS = "step (one batch)"
 
 
+@_in_default_style
 def anytime(
     runs, path, task_ends, *, title="", ylabel="accuracy (%)", scale=100.0
 ) -> None:
@@ -202,6 +237,7 @@ def anytime(
     save_figure(figure, path)
 
 
+@_in_default_style
 def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) -> None:
     """Draw a measure of several methods at each step of a stream of tasks.
 
@@ -245,6 +281,7 @@ def _make_stream(task_ends, title, ylabel, xlabel=_STEPS):
 MOST_TIMES = 6  # curves of one thing at several times
 
 
+@_in_default_style
 def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
     """Draw how the classes of a set shift over time, as Fig. 10 of DUEL.
 
@@ -278,6 +315,7 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
     save_figure(figure, path)
 
 
+@_in_default_style
 def class_spread(runs, path, *, title="") -> None:
     """Draw variance within each class and its similarity to others (DUEL, Fig. 9).
 
@@ -323,6 +361,7 @@ def _classes(order):
 # Examples: points in the plane, images beside their neighbours
 
 
+@_in_default_style
 def scatter(points, labels, path, *, title, class_names=None) -> None:
     """Draw points in the plane, coloured by class.
 
@@ -352,6 +391,7 @@ def scatter(points, labels, path, *, title, class_names=None) -> None:
     save_figure(figure, path)
 
 
+@_in_default_style
 def neighbours(queries, nearest, similarities, path, *, title) -> None:
     """Draw images, and beside each its nearest neighbours under their similarity.
 
@@ -393,6 +433,7 @@ _CALLED = {
 }
 
 
+@_in_default_style
 def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> None:
     """Draw the average accuracy after each task, of several methods.
 
@@ -441,6 +482,7 @@ def _draw_methods(axes, named_curves, tasks: int = 1) -> list[_DrawnMethod]:
     return drawn
 
 
+@_in_default_style
 def summary(named_curves, strips, path, *, title, chance=None) -> None:
     """Draw a strip of images for each task, and accuracies over tasks below.
 
@@ -526,6 +568,7 @@ def write_title(name: str) -> str:
     return ", ".join([first, *more])
 
 
+@_in_default_style
 def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
     """Draw a heat map of accuracies.
 
@@ -590,6 +633,7 @@ def _heat_map(figure, axes, matrix, title, task_names) -> None:
     figure.colorbar(picture, ax=axes, label="accuracy (%)", shrink=0.8)
 
 
+@_in_default_style
 def overview(results, rows, path=None):
     """Draw a run in one figure: its accuracies and its loss.
 
@@ -612,7 +656,7 @@ def overview(results, rows, path=None):
         else:
             _before_and_after(panels[0], results, names)
     points = [(r["step"], r["loss"]) for r in rows if r.get("loss") is not None]
-    panels[-1].set(xlabel="optimiser step", ylabel="loss", title="training")
+    panels[-1].set(xlabel=_STEPS, ylabel="loss", title="training")
     line = np.array(points).reshape(-1, 2).T
     panels[-1].plot(*line, lw=1, color=COLOURS[0])
     panels[-1].grid(color="0.9")
@@ -649,6 +693,7 @@ def _before_and_after(axes, results, names) -> None:
     axes.legend(frameon=False, loc="upper left", ncols=2)
 
 
+@_in_default_style
 def curves(rows, path, *, keys=("loss", "lr")) -> None:
     """Draw training curves against the step, tasks divided by dotted lines.
 
@@ -680,6 +725,6 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
         for of_task in zip(*parts, strict=True):
             axes.plot(*of_task, color=colour, linewidth=1, marker=marker)
         axes.grid(color="0.9")
-    panels[-1].set_xlabel("optimiser step (dotted: a task begins)")
+    panels[-1].set_xlabel(f"{_STEPS}; dotted: a task begins")
     figure.align_ylabels(panels)
     save_figure(figure, path)

@@ -37,8 +37,6 @@ effect on values and gradients, even if it is nan. All work in float32 at least
 (bfloat16 is cast first), with logarithms, so that low temperatures cause no overflow.
 """
 
-import math
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -71,7 +69,7 @@ def nce_one(
       with `growth`: (1 - growth) E_negatives + growth E_more, the mean over the grown
         set for any numbers of rows drawn from the two parts;
       without: the mean over the rows of both, as if concatenated. This is the released
-        code if the numbers are those of `split_negatives`.
+        code if of K negatives floor((1 - growth) K) are old.
     If one of the two sets has no row, E is the mean over the other.
 
     Args:
@@ -252,7 +250,7 @@ def others(size: int, count: int | None = None) -> jax.Array:
 
     Args:
       size: rows of the batch.
-      count: negatives of each row; None: size - 1. See `split_negatives` for fewer.
+      count: negatives of each row; None: size - 1.
 
     Returns:
       bool[size, size], True at [i, j] if row j is a negative of row i.
@@ -271,32 +269,6 @@ def others(size: int, count: int | None = None) -> jax.Array:
     row = jnp.arange(size)[:, None]
     column = jnp.arange(size)[None, :]
     return (column < count + (row < count)) & (row != column)
-
-
-def split_negatives(num_negatives: int, growth: float) -> tuple[int, int]:
-    """Count a new anchor's old and new negatives in ICL's released code.
-
-    The old number is rounded down: of 31 at growth 0.1, 4 are new, a share of 0.129.
-
-    Args:
-      num_negatives: old and new ones together, the size of the batch less one.
-      growth: in [0, 1), new items over all items.
-
-    Returns:
-      Two ints.
-
-    Raises:
-      Refused: `growth` is out of its range.
-
-    Example:
-      >>> from jaxcl.losses import incremental
-      >>> incremental.split_negatives(31, growth=0.1)
-      (27, 4)
-    """
-    _check_numbers(growth=growth)
-    # (1 - 0.9) * 30 is 3 minus a rounding error.
-    old = math.floor((1 - growth) * num_negatives + 1e-9)
-    return old, num_negatives - old
 
 
 def _check_numbers(temperature=1.0, num_negatives=1, growth=None):

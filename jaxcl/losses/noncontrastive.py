@@ -379,12 +379,13 @@ def ibot(
     """Compute iBOT, cross-entropy of hidden patches (Zhou et al., ICLR 2022, Eq. 2).
 
     With p = softmax(logits / temperature) and q the targets of the same patches, the
-    mean of -sum_k q_k log p_k over the views that hide patches, and over their patches.
+    mean of -sum_k q_k log p_k over the patches of a view, then over all N views. A view
+    that hides no patch counts as 0, as in the released code and in DINOv2's.
 
     Args:
       logits: f32[N, M, K], of M patches of each view, by the network that learns.
       targets: f32[N, M, K], probabilities, by a network that sees them; no gradient.
-      hides: i32[N], 1 where the view hides them; others do not count.
+      hides: i32[N], 1 where the view hides them, else 0.
       temperature: of the network that learns.
 
     Returns:
@@ -403,7 +404,7 @@ def ibot(
     targets = jax.lax.stop_gradient(targets)
     logs = jax.nn.log_softmax(core.at_least_float32(logits) / temperature, axis=-1)
     by_view = -jnp.mean(jnp.sum(targets * logs, axis=-1), axis=1)
-    return jnp.sum(by_view * hides) / jnp.maximum(jnp.sum(hides), 1)
+    return jnp.mean(by_view * hides)
 
 
 def koleo(h: jax.Array) -> jax.Array:

@@ -18,17 +18,22 @@ from jaxcl.memory import buffer
 _OLD = 0.5  # share of the stored vector after a use of its row
 
 
-def move_vectors(old: jax.Array, new: jax.Array) -> jax.Array:
+def move_vectors(old: jax.Array, new: jax.Array, used: jax.Array) -> jax.Array:
     """Move stored vectors after a use of their rows, n(old / 2 + n(new) / 2).
+
+    The first use of a row replaces its vector by n(new).
 
     Args:
       old: f32[R, D], unit rows.
       new: f32[R, D], features of the same rows now, of any length.
+      used: bool[R], the row was used before.
 
     Returns:
       f32[R, D], unit rows.
     """
-    return core.l2_normalize(_OLD * old + (1 - _OLD) * core.l2_normalize(new))
+    new = core.l2_normalize(new)
+    moved = core.l2_normalize(_OLD * old + (1 - _OLD) * new)
+    return jnp.where(used[:, None], moved, new)
 
 
 def find_redundant(rows: jax.Array, competes: jax.Array, count: jax.Array) -> jax.Array:

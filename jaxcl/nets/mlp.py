@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, schema
+from jaxcl import core, numerics, schema
 from jaxcl.errors import Refused
 from jaxcl.nets import layers
 
@@ -190,7 +190,8 @@ class Perceptron(nn.Module):
         if not train:
             return None
         keys = jax.random.split(
-            jax.random.wrap_key_data(kept.value), 1 + len(self.widths)
+            jax.random.wrap_key_data(kept.value, impl=numerics.GENERATOR),
+            1 + len(self.widths),
         )
         if not self.is_initializing():
             kept.value = jax.random.key_data(keys[0])

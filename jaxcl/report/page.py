@@ -20,7 +20,7 @@ import jinja2
 import numpy as np
 from etils import epath
 
-from jaxcl import core
+import jaxcl
 from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.report import comparability, compare, numbers
@@ -182,7 +182,7 @@ def describe_runs(runs: list[runs_lib.RunGroup]) -> dict:
         judged = f"{source.get('path', '-')} (step {source.get('step', '-')})"
         rows.append((run.name, [*map(Cell, texts + [judged] * judges)]))
     count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    made = f"made by jaxcl {core.library_version()}"
+    made = f"made by jaxcl {jaxcl.__version__}"
     return {
         "lead": _summary_sentence(runs),
         "about": f"{count}, results of {_format_time(max(dates))}, {made}",

@@ -28,9 +28,10 @@ from absl import logging
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from jaxcl import core, sharding
+from jaxcl import sharding
 from jaxcl.data import storage
 from jaxcl.errors import Refused
+from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 
 
@@ -108,7 +109,9 @@ def differences(saved: Any, like: Any, *, most: int = 3) -> str:
       like: the leaves that are wanted, in the same places.
       most: number of leaves to name; further ones are counted.
     """
-    misfits = core.misfits(_describe_leaves(saved), _describe_leaves(like))
+    misfits = folder_lib.shape_mismatches(
+        _describe_leaves(saved), _describe_leaves(like)
+    )
     said = [f"{name} is {a} in the checkpoint, {b} here" for name, a, b in misfits]
     more = [f"and {len(said) - most} more"] if len(said) > most else []
     return "; ".join(said[:most] + more)
@@ -288,7 +291,7 @@ class Checkpoints:
 
     def _failed(self, error: Exception) -> CheckpointError:
         self._broken = True
-        good = [c.step for c in self._checkpointer.checkpoints]
+        good = self.numbers()
         # Not every error of a full disk says of itself that it is one.
         left = storage.describe_room(self._directory, OSError(errno.ENOSPC, ""))
         return CheckpointError(
@@ -297,6 +300,10 @@ class Checkpoints:
             f"{good or 'none'}. Make room or give another --workdir, then run "
             "the same command again: it continues from the newest whole one"
         )
+
+    def numbers(self) -> list[int]:
+        """List the numbers of all checkpoints, oldest first."""
+        return [c.step for c in self._checkpointer.checkpoints]
 
     def restore(self, like: Any) -> Restored | None:
         """Read the newest checkpoint that is not damaged; None if there is none at all.
@@ -309,7 +316,7 @@ class Checkpoints:
           CheckpointError: there are checkpoints, but every one is damaged, or the
             storage did not answer.
         """
-        numbers = [c.step for c in self._checkpointer.checkpoints]
+        numbers = self.numbers()
         if not numbers:
             return None
 

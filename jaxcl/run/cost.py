@@ -8,9 +8,6 @@ are written out, and a comparison of the task's number picks its branch.
 
 import contextlib
 import functools
-import hashlib
-import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -18,10 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from absl import logging
-from jaxlib import _jax
 
 from jaxcl import core, sharding
-from jaxcl.data import storage
 from jaxcl.run import job
 
 PHASES = ("first_task", "later_tasks")  # of which the steps are counted apart
@@ -78,9 +73,7 @@ class Clock:
         self._spent = {}
 
 
-def count_flops(
-    step: Callable, state: Any, batch: Any, task: int, *, kept: tuple = ()
-) -> int | None:
+def count_flops(step: Callable, state: Any, batch: Any, task: int) -> int | None:
     """Count the FLOPs of one step; None where they cannot be counted.
 
     Nothing is compiled, and the jitted step is not touched. The program is lowered for
@@ -90,63 +83,30 @@ def count_flops(
       step: (state, batch) -> (state, metrics), not jitted.
       state, batch: its arguments, as shapes.
       task: number of the task, from 0; all but the first share a program.
-      kept: the arguments of the run's own program, to read the count of an earlier run
-        from the folder of compiled programs, or to leave it there. Counting takes as
-        long as tracing and lowering the step once more.
     """
     leaves, tree = jax.tree.flatten((state, batch))
-    placed = tuple(jax.tree.leaves(kept))
     try:
-        return _count_flops(step, tree, tuple(leaves), min(task, 1), placed)
+        return _count_flops(step, tree, tuple(leaves), min(task, 1))
     except Exception as error:  # a run does not stop for a missing number
         logging.warning("no FLOPs: %s: %s", type(error).__name__, str(error)[:200])
         return None
 
 
 @functools.lru_cache(maxsize=8)  # runs on single tasks share a step
-def _count_flops(step, tree, leaves, task, kept):
-    """Count the FLOPs of a step, or read the count of an earlier run.
-
-    Its arguments are flattened, to be hashable; those of `kept` are placed.
-    """
-    file = _find_count(step, jax.tree.unflatten(tree, kept), task) if kept else None
-    if file is not None:
-        with contextlib.suppress(OSError, ValueError):
-            return int(storage.read_bytes(file))
-    found = _lower_and_count(step, *jax.tree.unflatten(tree, leaves), task)
-    if file is not None:
-        with contextlib.suppress(OSError), storage.replacing(file) as out:
-            out.write(str(found).encode())
-    return found
-
-
-def _find_count(step, placed, task) -> str | None:
-    """Find where runs leave the count of a step; None without compiled programs."""
-    folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if not folder:
-        return None
-    # Of arguments that are placed alike the step has been traced already.
-    printed = str(jax.make_jaxpr(step)(*placed))
-    key = f"{jax.__version__} {task} {re.sub('0x[0-9a-f]+', '', printed)}"
-    return os.path.join(folder, f"flops-{hashlib.sha256(key.encode()).hexdigest()}")
-
-
-def _lower_and_count(step, state, batch, task) -> int:
-    """Lower a step of a task for CPU, as Python runs it, and count its FLOPs."""
+def _count_flops(step, tree, leaves, task) -> int:
+    """Count the FLOPs of a step, whose arguments are flattened, to be hashable."""
 
     def step_of_task(state, batch):
         return step(state.replace(task=np.int32(task)), batch)
 
-    with jax.disable_jit():  # Python runs loops, and branches that are known
-        traced = jax.jit(step_of_task).trace(state, batch)
+    with sharding.on_host(), jax.disable_jit():  # Python runs loops and known branches
+        traced = jax.jit(step_of_task).trace(*jax.tree.unflatten(tree, leaves))
     with sharding.on_host():
         lowered = traced.lower(lowering_platforms=("cpu",))
         counted = lowered.cost_analysis()
-        if counted is None:  # of a program for an accelerator JAX does not ask XLA
-            client = jax.local_devices(backend="cpu")[0].client
-            module = lowered.compiler_ir("hlo").as_hlo_module()
-            counted = _jax.hlo_module_cost_analysis(client, module)
-        return round(counted["flops"])
+    if not isinstance(counted, dict):
+        raise RuntimeError("XLA counts no program of this machine's CPU")
+    return round(counted["flops"])
 
 
 def empty_cost(num_tasks: int) -> dict:
@@ -177,8 +137,7 @@ def sum_task_cost(
     """Sum up the cost of a task, with the FLOPs of a step, after its steps."""
     steps, parts = int(state.step) - int(state.task_start), work.parts(task)
     shapes = job.shapes(work.method, work.data, parts)
-    kept = job.placed_shapes(work.method, work.data, work.mesh, parts)
-    flops = count_flops(work.method.step, *shapes, task, kept=kept)
+    flops = count_flops(work.method.step, *shapes, task)
     images, machine = steps * work.data.batch_size * parts, sharding.describe(work.mesh)
     return TaskCost(steps, images, flops, clock.read(), machine)
 

@@ -13,7 +13,7 @@ from etils import epath
 from jaxcl import core, lookup, schema
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
-from jaxcl.evals import features
+from jaxcl.evals import features, plots
 from jaxcl.run import job, record
 
 
@@ -181,14 +181,15 @@ def run_evaluators(
 def draw_pictures(
     pictures: dict[str, Callable], state: core.TrainState, task: int
 ) -> None:
-    """Run evaluators that only draw; log their warnings.
+    """Run evaluators that only draw; log their warnings, and their errors as such.
 
     Args:
       pictures: from `make`.
       state, task: as in `run_evaluators`.
     """
     for key, evaluate in pictures.items():
-        _log_warnings(evaluate(state, task).warnings, key, state, task)
+        with plots.optional(f"config.evaluators.{key}"):
+            _log_warnings(evaluate(state, task).warnings, key, state, task)
 
 
 def _log_warnings(warnings, key, state, task: int) -> list[str]:

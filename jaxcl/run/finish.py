@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import lookup
+from jaxcl import lookup, numerics
 from jaxcl.data import identity
 from jaxcl.errors import Refused
 from jaxcl.evals import plots
@@ -17,6 +17,7 @@ from jaxcl.run import (
     lock,
     overview,
     seeds,
+    terminal,
     train,
     transfer,
 )
@@ -24,6 +25,7 @@ from jaxcl.run import results as results_lib
 from jaxcl.run import rows as rows_lib
 
 
+@numerics.pinned()
 def run_job(
     work: job.Job | transfer.Transfer | seeds.SeedRuns,
     workdir: epath.PathLike,
@@ -47,7 +49,7 @@ def run_job(
       seeds their `seeds.summary`.
     """
     workdir = epath.Path(workdir)
-    with lock.hold_lock(workdir):
+    with terminal.outlive_terminal(), lock.hold_lock(workdir):
         described = overview.describe_run(work, workdir)
         if jax.process_index() == 0:
             print(described, flush=True)
@@ -75,7 +77,8 @@ def _run_one(work, workdir, stop, step):
         if told := format_results(results):
             print(told, flush=True)
         if trains and work.logging.plots:
-            draw_run(work, workdir, results)
+            with plots.optional(str(workdir / "plots")):
+                draw_run(work, workdir, results)
     return results
 
 
@@ -178,6 +181,11 @@ def format_results(results: dict) -> str:
         lines.insert(0, f"{'after the last task (%)':28}" + "".join(heads))
     if results["cost"]["total"] is not None:
         lines.append(cost.format_line(results["cost"]))
+    if worse := results_lib.below_untrained(results):
+        text = f"{', '.join(worse)}: below the untrained network. Look at the pictures "
+        text += "of plots/: do they show whole objects? Try more epochs, a smaller "
+        text += "optimizer.lr, or an encoder that is trained already (config.start)"
+        lines.append(terminal.style_text(text, "bad"))
     return "\n".join(lines)
 
 
@@ -215,22 +223,31 @@ def draw_run(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
     folder = epath.Path(workdir) / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     for name in results["matrices"]:
-        matrix = results_lib.matrix(results, name)
-        path, title = folder / f"{name.replace('/', '_')}.png", plots.write_title(name)
-        names = results["task_names"]
-        plots.accuracy_matrix(matrix, path, title=title, task_names=names)
-    _draw_summary(work, results, folder / "summary.png")
+        path = folder / f"{name.replace('/', '_')}.png"
+        with plots.optional(str(path)):
+            matrix, title = results_lib.matrix(results, name), plots.write_title(name)
+            names = results["task_names"]
+            plots.accuracy_matrix(matrix, path, title=title, task_names=names)
+    with plots.optional(str(folder / "summary.png")):
+        _draw_summary(work, results, folder / "summary.png")
     rows = rows_lib.read_rows(workdir)
     for chart in work.evaluation.charts:
-        chart(rows, folder)
-    plots.curves(rows, folder / "curves.png")
+        with plots.optional("a chart of an evaluator"):
+            chart(rows, folder)
+    with plots.optional(str(folder / "curves.png")):
+        plots.curves(rows, folder / "curves.png")
     ends = {row["task"]: row["step"] for row in rows}  # the last row of each task
     for name in work.method.drawn:
-        points = [(row["step"], row[name]) for row in rows if name in row]
-        if points:
-            curve, label = {name: tuple(np.array(points).T)}, name.replace("_", " ")
-            path = folder / f"{name}.png"
-            plots.per_step(curve, path, list(ends.values()), ylabel=label)
+        with plots.optional(str(folder / f"{name}.png")):
+            _draw_metric(rows, name, [*ends.values()], folder / f"{name}.png")
+
+
+def _draw_metric(rows, name, task_ends, path) -> None:
+    """Draw a metric over the steps, if the rows have it."""
+    points = [(row["step"], row[name]) for row in rows if name in row]
+    if points:
+        curve = {name: tuple(np.array(points).T)}
+        plots.per_step(curve, path, task_ends, ylabel=name.replace("_", " "))
 
 
 def _draw_summary(work, results, path) -> None:

@@ -16,7 +16,7 @@ from etils import epath
 from safetensors import SafetensorError
 from safetensors import numpy as tensors
 
-from jaxcl import core
+from jaxcl import core, numerics
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 
@@ -122,11 +122,11 @@ def fill_trees(
     Raises:
       Refused: they are not those of the network; it names the first difference.
     """
-    shapes = jax.eval_shape(module.init, jax.random.key(0), inputs)
+    shapes = jax.eval_shape(module.init, numerics.make_key(0), inputs)
     shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
     by_path, tree = jax.tree_util.tree_flatten_with_path(shapes)
     want = {"/".join(entry.key for entry in path): leaf for path, leaf in by_path}
-    for name, have, expected in core.misfits(leaves, want):
+    for name, have, expected in shape_mismatches(leaves, want):
         raise Refused(
             f"{where}: {name} is {have}, in the network of {CARD} it is {expected}"
         )
@@ -153,3 +153,20 @@ def as_config(folder: str) -> dict:
     encoder, precision = section(card)
     look = {name: inputs[name] for name in ("size", "resize", "mean", "std")}
     return {"encoder": encoder, "precision": precision, "augment": look}
+
+
+def shape_mismatches(saved: dict, wanted: dict) -> list[tuple[str, str, str]]:
+    """List the names whose leaf differs in type or shape, with a description of both.
+
+    Args:
+      saved, wanted: name -> array, or another object with `dtype` and `shape`.
+    """
+
+    def describe(leaves, name):
+        if name not in leaves:
+            return "absent"
+        return f"{leaves[name].dtype}{list(leaves[name].shape)}"
+
+    names = sorted({*saved, *wanted})
+    pairs = [(name, describe(saved, name), describe(wanted, name)) for name in names]
+    return [pair for pair in pairs if pair[1] != pair[2]]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcl import core, sharding
+from jaxcl import core, numerics, sharding
 from jaxcl.data import graph_batches, prefetch, stream
 from jaxcl.errors import Refused
 
@@ -262,7 +262,7 @@ def initial_state(job: Job) -> core.TrainState:
     """Make the state before the first task, on all devices."""
     placement = sharding.placement(shapes(job.method, job.data)[0], job.mesh)
     init = jax.jit(job.method.init, out_shardings=placement)
-    return init(jax.random.key(job.data.seed), _example(job.method, job.data))
+    return init(numerics.make_key(job.data.seed), _example(job.method, job.data))
 
 
 def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
@@ -281,7 +281,7 @@ def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
             data.stream.dataset.train, data.batch_size, parts
         )
         batch = jax.eval_shape(lambda: batch)
-    key = jax.random.key(data.seed)
+    key = numerics.make_key(data.seed)
     return jax.eval_shape(method.init, key, example), batch
 
 

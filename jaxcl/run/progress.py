@@ -42,7 +42,7 @@ class Progress:
         """Advance the progress; call it after every step.
 
         Args:
-          step: optimiser steps done since the run began.
+          step: batches trained on since the run began.
           task: number of the present task, from 0.
           total_steps: steps of the whole run, all tasks; may change.
         """

@@ -70,7 +70,7 @@ class Recorder:
         rows: `log(step, task, eval={...})`. The time of day is added as `time["unix"]`.
 
         Args:
-          step: optimiser steps done since the run began.
+          step: batches trained on since the run began.
           task: number of the present task, from 0.
           values: values that `results.to_json` takes.
         """

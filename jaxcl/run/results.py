@@ -190,6 +190,16 @@ def untrained(results: dict, name: str) -> float | None:
     return float(np.nanmean(before)) if np.isfinite(before).any() else None
 
 
+def below_untrained(results: dict) -> list[str]:
+    """List the evaluators whose average accuracy is below that before training."""
+    below = []
+    for name, measures in summary(results).items():
+        before, after = untrained(results, name), measures["average_accuracy"]
+        if None not in (before, after) and after < before:
+            below.append(name)
+    return below
+
+
 def summary(results: dict) -> dict:
     """Compute the measures of `jaxcl.metrics` over the tasks finished so far.
 

@@ -6,7 +6,6 @@ until the main thread returns from a compilation or a program.
 """
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -83,8 +82,6 @@ def hear_at_once(
 
 def _end_process(code: int) -> None:
     """End the process now: checkpoints and files are whole at any moment."""
-    for child in multiprocessing.active_children():
-        child.kill()
     lock.release_all()
     sys.stdout.flush()
     os._exit(code)

@@ -1,9 +1,15 @@
-"""Colour text, if the terminal has colours."""
+"""Colour text, if the terminal has colours; outlive a terminal that is gone."""
 
+import contextlib
+import errno
+import io
 import os
 import sys
+from collections.abc import Iterator
 from typing import Literal, TextIO
 
+# Errors of a full disk, which may have room again
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _CODES = {"good": 32, "bad": 31, "strong": 1}
 
 
@@ -24,3 +30,72 @@ def style_text(
     if plain or not file.isatty():
         return text
     return f"\033[{_CODES[style]}m{text}\033[0m"
+
+
+class _Lossy(io.FileIO):
+    """A file that drops what cannot be written, as to a terminal that is gone."""
+
+    def write(self, data) -> int:
+        """Write bytes; return how many there are, written or not."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _FULL:
+                _send_to_nowhere(self.fileno())
+            return memoryview(data).nbytes
+
+
+def _send_to_nowhere(fileno: int) -> None:
+    """Let writes to a file succeed, also those of other objects that hold it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, fileno)
+    os.close(nowhere)
+
+
+@contextlib.contextmanager
+def outlive_terminal() -> Iterator[None]:
+    """Enter a context in which prints to a closed terminal or pipe raise no error.
+
+    What a run prints is in its files, too. Streams that are not the process's own, as
+    of a notebook, stay as they are.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is getattr(sys, f"__{name}__") and stream is not None:
+                stack.enter_context(_replace_stream(name, stream))
+        yield
+
+
+@contextlib.contextmanager
+def _replace_stream(name, stream) -> Iterator[None]:
+    """Replace a stream of `sys` by one that raises no error."""
+    try:
+        raw = _Lossy(stream.fileno(), "wb", closefd=False)
+    except (OSError, ValueError):  # it has no file
+        yield
+        return
+    _flush(stream)
+    lossy = io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+    setattr(sys, name, lossy)
+    try:
+        yield
+    finally:
+        if getattr(sys, name) is lossy:
+            setattr(sys, name, stream)
+        lossy.close()
+        _flush(stream)
+
+
+def _flush(stream) -> None:
+    """Write what a stream holds; drop it if that fails."""
+    try:
+        stream.flush()
+    except OSError:
+        _send_to_nowhere(stream.fileno())

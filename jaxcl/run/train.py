@@ -12,9 +12,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, sharding
+from jaxcl import core, numerics, sharding
 from jaxcl.data import stream
 from jaxcl.run import (
+    agreement,
     checkpoint,
     cost,
     evaluation,
@@ -31,6 +32,7 @@ class Interrupted(Exception):
     """A signal stopped the run, which has saved its progress."""
 
 
+@numerics.pinned()
 def run_tasks(
     work: job.Job,
     workdir: epath.PathLike,
@@ -292,6 +294,10 @@ class _TrainingRun:
 def _restore(work, checkpoints):
     """Return the state and the cursor to resume from, or those of a new run."""
     state, names = job.initial_state(work), work.data.task_names
+    agreement.check(
+        {"checkpoints in the run directory": checkpoints.numbers()},
+        "The run directory must be on a disk that all processes share",
+    )
     restored = checkpoints.restore(state)
     if restored is None and work.loop.start is not None:
         restored = checkpoint.restore_start(

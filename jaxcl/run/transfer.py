@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, lookup, sharding
+from jaxcl import core, lookup, numerics, sharding
 from jaxcl.data import storage, stream
 from jaxcl.errors import Refused
 from jaxcl.methods.two_view import bases
@@ -238,7 +238,7 @@ def restore(
         source = {"path": run, "number": number, "step": int(loaded["step"])}
         source["checksum"] = int(checkpoint.checksum(loaded).sum())
     state = core.TrainState(
-        key=jax.random.key(0),
+        key=numerics.make_key(0),
         step=loaded["step"],
         task=np.int32(0),
         task_start=loaded["step"] + 0,
@@ -253,7 +253,7 @@ def restore(
 
 def _list_leaves(encoder, inputs, mesh) -> dict:
     """Return the shapes of the leaves that are read from a checkpoint."""
-    variables = jax.eval_shape(encoder.init, jax.random.key(0), inputs)
+    variables = jax.eval_shape(encoder.init, numerics.make_key(0), inputs)
     whole = sharding.replicated(mesh)
     trees = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
@@ -280,6 +280,7 @@ def _load_leaves(like, path):
     return checkpoint.load_leaves(path, like, saved)
 
 
+@numerics.pinned()
 def run_transfer(
     work: Transfer,
     workdir: epath.PathLike,

@@ -18,7 +18,7 @@ import optax
 from etils import epath
 from safetensors import numpy as tensors
 
-from jaxcl import core
+from jaxcl import core, numerics
 from jaxcl.errors import Refused
 from jaxcl.run import folder
 from jaxcl.update import drift
@@ -105,7 +105,7 @@ def fit_mlp(before: jax.Array, after: jax.Array) -> Adapter:
     fixed = fit_orthogonal(before, after)
     wanted = core.l2_normalize(jnp.asarray(before))
     inputs, outputs = after.shape[1], before.shape[1]
-    down = jax.random.normal(jax.random.key(0), (inputs, _HIDDEN))
+    down = jax.random.normal(numerics.make_key(0), (inputs, _HIDDEN))
     # Inputs have length 1. Outputs of the layer start at 0, hidden units near 1.
     begin = {"down": down, "offset": jnp.zeros(_HIDDEN)}
     begin |= {"up": jnp.zeros((_HIDDEN, outputs)), "shift": jnp.zeros(outputs)}

@@ -21,6 +21,7 @@ from absl import flags
 from etils import epath
 from ml_collections import config_flags
 
+from jaxcl import numerics
 from jaxcl.config import build, command, run_config
 from jaxcl.data import identity
 from jaxcl.errors import Refused
@@ -39,6 +40,7 @@ class PreparedUpdate(NamedTuple):
     judging: transfer.Transfer | None  # of the encoder before, on --test
 
 
+@numerics.pinned()
 def prepare(work: plan.Plan) -> PreparedUpdate:
     """Read the data and check the options that `carry_out` needs.
 
@@ -56,6 +58,7 @@ def prepare(work: plan.Plan) -> PreparedUpdate:
     return PreparedUpdate(made, _prepare_evaluation(work, work.parent, BEFORE))
 
 
+@numerics.pinned()
 def carry_out(
     work: plan.Plan,
     prepared: PreparedUpdate | None = None,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from jaxcl import schema
+from jaxcl import numerics, schema
 from jaxcl.config import build, command, jobs
 from jaxcl.data import from_features, identity, sources, stream
 from jaxcl.errors import Refused
@@ -47,6 +47,7 @@ def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
     return build.restore_frozen(plan.add_checkpoint(config, encoder))
 
 
+@numerics.pinned()
 def write_features(
     work: jobs.Frozen,
     out: str,

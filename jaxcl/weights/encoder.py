@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from jaxcl import core, lookup, schema
+from jaxcl import core, lookup, numerics, schema
 from jaxcl.config import sections
 from jaxcl.data import files as files_lib
 from jaxcl.data import graphs as graphs_lib
@@ -60,6 +60,7 @@ class Encoder:
             said.append(f"trained by {'/'.join(map(str, names))}")
         return f"Encoder({', '.join(said)})"
 
+    @numerics.pinned()
     def prepare(self, images: Any) -> jax.Array:
         """Resize, crop and normalise images as the network needs them.
 
@@ -77,6 +78,7 @@ class Encoder:
         view = _make_view(self.card, images)
         return view(jnp.asarray(_cut_images(self.card, images)))
 
+    @numerics.pinned()
     def apply(
         self,
         params: core.PyTree,
@@ -99,6 +101,7 @@ class Encoder:
         """
         return _apply_module(self.module, params, stats, inputs, train=train, key=key)
 
+    @numerics.pinned()
     def embed(self, inputs: Any, *, batch_size: int = 256) -> np.ndarray:
         """Embed images or graphs as f32[N, D], or one image as f32[D].
 
@@ -169,7 +172,10 @@ class Encoder:
         """
         want = self.card.get("check")
         if want is None:
-            raise Refused(f"{folder_lib.CARD}: it has no features to check")
+            raise Refused(
+                f"{folder_lib.CARD}: it has no features to check: an encoder of graphs "
+                "never has; export one of images again"
+            )
         gap = np.linalg.norm(self.picture_features() - np.asarray(want, np.float32))
         gap = float(gap / np.linalg.norm(want))
         if not gap <= tolerance:
@@ -343,14 +349,16 @@ def _name_leaves(params, stats) -> dict[str, Any]:
     return {"/".join(entry.key for entry in path): leaf for path, leaf in leaves}
 
 
+@numerics.pinned()
 def array_shapes(card: dict) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a network's arrays by their names in the file."""
     module, inputs = make_module(card["encoder"]), blank_inputs(card["input"])
-    found = jax.eval_shape(module.init, jax.random.key(0), inputs)
+    found = jax.eval_shape(module.init, numerics.make_key(0), inputs)
     leaves = _name_leaves(found["params"], found.get("batch_stats", {}))
     return {name: leaf.shape for name, leaf in leaves.items()}
 
 
+@numerics.pinned()
 def make_encoder(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder:
     """Make an encoder from a card and its arrays."""
     module = make_module(card["encoder"])
@@ -368,6 +376,7 @@ def _compile_network(module):
     return jax.jit(lambda *given: _apply_module(module, *given)[0])
 
 
+@numerics.pinned()
 def load_encoder(
     folder: Any, *, check: bool = False, into: Literal["old"] | None = None
 ) -> Encoder:
@@ -408,6 +417,7 @@ def load_encoder(
     return dataclasses.replace(encoder, adapter=adapter)
 
 
+@numerics.pinned()
 def make_from_leaves(
     card: dict, leaves: dict[str, Any], path: Any = folder_lib.TENSORS
 ) -> Encoder:

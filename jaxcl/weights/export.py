@@ -19,7 +19,7 @@ import typing
 
 from etils import epath
 
-from jaxcl import lookup, schema, sharding
+from jaxcl import lookup, numerics, schema, sharding
 from jaxcl.config import sections
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
@@ -35,6 +35,7 @@ from jaxcl.weights import stablehlo as program
 _DROP = ("gdumb",)
 
 
+@numerics.pinned()
 def export(
     run: str,
     out: str,
@@ -94,6 +95,8 @@ def export(
     if stablehlo is not None:
         card["stablehlo"] = program.describe(exported, stablehlo)
     card |= _describe_origin(config, source, cursor) | {"config": config}
+    if inputs["kind"] == "images":
+        card["check"] = exported.picture_features()
     card = results_lib.to_json(card)
     card |= {key: _hide_paths(card[key]) for key in ("data", "checkpoint", "config")}
     return writer.write_folder(epath.Path(out), files, card, force)

@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from jaxcl import schema
+from jaxcl import numerics, schema
 from jaxcl.errors import Refused
 from jaxcl.nets import convnext, resnet, vit
 from jaxcl.run import folder, results
@@ -28,6 +28,7 @@ from jaxcl.weights import (
 _MAKERS = {"vit": vit.vit, "resnet": resnet.resnet, "convnext": convnext.convnext}
 
 
+@numerics.pinned()
 def import_file(
     source: str,
     architecture: str,

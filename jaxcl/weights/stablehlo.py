@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from jaxcl import sharding
+from jaxcl import numerics, sharding
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
 from jaxcl.update import adapters
@@ -55,6 +55,7 @@ def make_program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tu
     return embed_images, (inputs["size"], inputs["size"], inputs["channels"])
 
 
+@numerics.pinned()
 def pack_program(network: encoder.Encoder, pixels: Pixels) -> bytes:
     """Serialise the program of an encoder as bytes, see `make_program`."""
     embed, shape = make_program(network, pixels)
@@ -66,6 +67,7 @@ def pack_program(network: encoder.Encoder, pixels: Pixels) -> bytes:
     return bytes(exported.serialize())
 
 
+@numerics.pinned()
 def describe(network: encoder.Encoder, pixels: Pixels) -> dict:
     """Describe the program for the card."""
     shape = make_program(network, pixels)[1]
@@ -73,4 +75,6 @@ def describe(network: encoder.Encoder, pixels: Pixels) -> dict:
         "input": {"dtype": pixels, "shape": ["batch", *shape]},
         "output": {"dtype": "float32", "shape": ["batch", network.num_features]},
         "platforms": list(PLATFORMS),
+        "jax": jax.__version__,
+        "readable": "by versions of JAX released up to six months after this one",
     }

@@ -15,7 +15,7 @@ import jax
 from etils import epath
 from safetensors import numpy as tensors
 
-from jaxcl import core
+import jaxcl
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.run import folder as folder_lib
@@ -38,7 +38,7 @@ def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
         "parameters": sum(x.size for x in jax.tree.leaves(network.params)),
         "files": hash_files(files),
         "versions": {
-            "jaxcl": core.library_version(),
+            "jaxcl": jaxcl.__version__,
             "jax": jax.__version__,
             "flax": flax.__version__,
             "python": platform.python_version(),

@@ -126,10 +126,14 @@ _scored = [
     ),
     *fault.of(
         "memory.redundancy.move_vectors",
-        "test_redundancy.py::test_stored_vectors_move_half_of_the_way",
+        "test_redundancy.py::test_stored_vectors_move_half_of_the_way_after_their_first_use",
         (
             "memory: minred's vectors stay as they were stored",
-            instead(lambda old, _: old),
+            instead(lambda old, *_: old),
+        ),
+        (
+            "memory: minred's vectors average from the first use on",
+            takes(used=_all),
         ),
     ),
     *fault.of(

@@ -1,5 +1,9 @@
 """Every function whose keyword-only arguments are options of a config, by name."""
 
+import importlib
+import pathlib
+import sys
+
 from jaxcl import lookup
 from jaxcl.config import sections
 from jaxcl.data import imbalance, scenarios, sources
@@ -9,11 +13,19 @@ from jaxcl.methods.icl import ddpg
 from jaxcl.methods.online import replay
 from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
+from jaxcl.nets import tuning
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples"))
 
 
 def modules(package):
     """The `make` of every module of a package, by name."""
     return {f"{package}.{x}": y.make for x, y in lookup.list_modules(package).items()}
+
+
+def example(name, function="make"):
+    """A function of examples/my_package, whose modules hold to the same rules."""
+    return getattr(importlib.import_module(f"my_package.my_{name}"), function)
 
 
 FUNCTIONS = {
@@ -28,6 +40,7 @@ FUNCTIONS = {
     **{f"regulariser {x}": made for x, made in regularisers.REGULARISERS.items()},
     "augment images": augment_images.make,
     "augment images of evaluation": augment_images.make_eval,
+    "augment local": augment_images.make_local_crops,
     "augment graphs": augment_graphs.make,
     **{f"scenario {name}": own[0] for name, own in scenarios.SCENARIOS.items()},
     "scenario": scenarios.make,
@@ -35,5 +48,14 @@ FUNCTIONS = {
     "long_tail": imbalance.long_tail,
     "replay": replay.settings,
     "agent": ddpg.Options,
+    "tuning": tuning.settings,
+    "mesh": sections.read_sides,
     "top": sections.TopLevel,
+    "example method": example("method"),
+    "example base": example("base"),
+    "example strategy": example("strategy"),
+    "example evaluator": example("evaluator"),
+    "example source": example("source", "blobs"),
+    "example encoder": example("encoder", "flat"),
+    "example optimizer": example("optimizer", "sign"),
 }

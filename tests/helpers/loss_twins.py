@@ -192,11 +192,11 @@ def dino(logits, targets, temperature=0.1):
 
 
 def ibot(logits, targets, hides=(1, 0, 1), temperature=0.1):
-    """The mean over the patches of views that hide them."""
+    """The mean over all views; those that hide no patch have the loss 0."""
     p = np.exp(logits / temperature)
     p = p / p.sum(axis=-1, keepdims=True)
-    views = np.flatnonzero(hides)
-    return np.mean([-np.sum(targets[v] * np.log(p[v]), axis=-1) for v in views])
+    terms = [-np.sum(targets[v] * np.log(p[v]), axis=-1).mean() for v in range(len(p))]
+    return sum(h * term for h, term in zip(hides, terms, strict=True)) / len(p)
 
 
 def koleo(h):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import time
@@ -49,6 +50,12 @@ def start(workdir, *arguments, devices=1, config=CONFIG):
         text=True,
         cwd=TESTS.parent,
     )
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
 
 
 def finish(process, code=0, timeout=300):

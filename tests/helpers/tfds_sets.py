@@ -70,6 +70,24 @@ def array_record(root: pathlib.Path) -> str:
     return str(builder.data_dir)
 
 
+def framed(data: bytes) -> bytes:
+    """A record of a tfrecord file, with its checksums."""
+    length = struct.pack("<Q", len(data))
+    return length + checksum(length) + data + checksum(data)
+
+
+def checksum(data: bytes) -> bytes:
+    """The masked CRC-32C, bit by bit from its polynomial."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    turned = (crc >> 15 | crc << 17) & 0xFFFFFFFF
+    return struct.pack("<I", (turned + 0xA282EAD8) & 0xFFFFFFFF)
+
+
 def tfrecord(array_record: str, root: pathlib.Path) -> str:
     """The same set as tfrecord files, train in two shards; its directory."""
     out = root / "toy" / "1.0.0"
@@ -91,6 +109,6 @@ def tfrecord(array_record: str, root: pathlib.Path) -> str:
                     row = next(rows)
                     row["image"] = encoded(row["image"])
                     data = builder.info.features.serialize_example(row)
-                    opened.write(struct.pack("<QI", len(data), 0) + data + bytes(4))
+                    opened.write(framed(data))
     (out / "dataset_info.json").write_text(json.dumps(meta))
     return str(out)

@@ -231,6 +231,11 @@ def _balanced(logits):
     return q
 
 
+def _balanced_together(logits):
+    """All rows of both views at once."""
+    return _balanced(logits.reshape(-1, logits.shape[-1])).reshape(logits.shape)
+
+
 def _over(z, prototypes):
     return twins.unit(z) @ twins.unit(prototypes).T
 
@@ -238,7 +243,7 @@ def _over(z, prototypes):
 def dino(x, o):
     tau, slow = float(x.target_temperature), _over(x.k, x.slow_prototypes)
     if o.balance == "sinkhorn":
-        q = np.stack([_balanced(slow[:, g] / tau) for g in (0, 1)], axis=1)
+        q = _balanced_together(slow / tau)
     else:
         q = special.softmax((slow - x.centre) / tau, axis=-1)
     total = f64.dino(_over(_all_views(x), x.prototypes), q, o.temperature)
@@ -254,7 +259,7 @@ def ibot(x, o):
     slow = _over(x.slow_patches, x.slow_prototypes)
     tau = float(x.target_temperature)
     if o.balance == "sinkhorn":
-        q = _balanced(slow.reshape(-1, slow.shape[-1]) / tau).reshape(slow.shape)
+        q = _balanced_together(slow / tau)
     else:
         q = special.softmax((slow - x.patch_centre) / tau, axis=-1)
     return f64.ibot(_over(x.patches, x.prototypes), q, x.hides, o.temperature)

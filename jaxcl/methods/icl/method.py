@@ -79,7 +79,7 @@ def _unread_options(options: dict) -> dict[str, str]:
     `agent` is never among them: it shapes the state that all strategies share.
 
     Args:
-      options: those of `make`.
+      options: options of `make`, by name.
 
     Returns:
       name of an option -> the option values that would read it.
@@ -199,7 +199,25 @@ def make(
       Refused: naming field, value and range; an option that the
         strategy does not read is not at its default.
     """
-    _check_options(parts, locals())
+    _check_options(
+        parts,
+        {
+            "strategy": strategy,
+            "meta": meta,
+            "learnt_rate": learnt_rate,
+            "with_positive": with_positive,
+            "inner_steps": inner_steps,
+            "fixed_lr": fixed_lr,
+            "inner_lr": inner_lr,
+            "second_order": second_order,
+            "keep": keep,
+            "replay_share": replay_share,
+            "distill_weight": distill_weight,
+            "anchors": anchors,
+            "output_dim": output_dim,
+            "projector": projector,
+        },
+    )
     chosen = schema.options(ddpg.Options, agent or {}, "config.method.agent")
     passes = passes_lib.Passes(
         encoder=parts.encoder,

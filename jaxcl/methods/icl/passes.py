@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, numerics
 from jaxcl.losses import incremental
 from jaxcl.nets import chain, gcn, mlp
 
@@ -69,7 +69,7 @@ class Passes(NamedTuple):
 
     def embed(self, params: core.PyTree, stats: core.PyTree, inputs: Any):
         """Return the features that evaluators read, f32[B, D]."""
-        key = jax.random.key(0)  # for dropout, which evaluation mode leaves out
+        key = numerics.make_key(0)  # for dropout, which evaluation mode leaves out
         seen = self if self.judged else self._replace(head=chain.Chain({}))
         return seen.network(params, stats, key, inputs, train=False)[0]
 

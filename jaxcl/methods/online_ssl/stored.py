@@ -158,7 +158,11 @@ def update_stored(setup, memory, drawn, stats, active):
         moved = optim.ema(items["projection"], mean, setup.plan.stored_momentum)
         changes["projection"] = moved
     if "feature" in items:
-        changes["feature"] = redundancy.move_vectors(items["feature"], _feature(z))
+        # DUEL's policy, which stores no "used", moves the vector from the first use on.
+        used = items.get("used", jnp.ones(len(z), bool))
+        changes["feature"] = redundancy.move_vectors(
+            items["feature"], _feature(z), used
+        )
     if "used" in items:
         changes["used"] = jnp.ones_like(items["used"])
     if "loss" in items:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core
+from jaxcl import core, numerics
 from jaxcl.methods.two_view import records
 from jaxcl.nets import chain, mlp, traits
 
@@ -116,7 +116,7 @@ def build_networks(
         dim=dim,
         own=()
         if base.init_params is None
-        else tuple(jax.eval_shape(lambda: base.init_params(jax.random.key(0), dim))),
+        else tuple(jax.eval_shape(lambda: base.init_params(numerics.make_key(0), dim))),
         features=features,
         drops=traits.read_traits(parts.encoder).drop_path > 0,
     )

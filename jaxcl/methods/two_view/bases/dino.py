@@ -9,10 +9,12 @@ Departures:
 - No clipping of gradients by tensor, no schedule of the weight decay.
 - iBOT (Zhou et al., ICLR 2022): hidden patches are drawn one by one, not in blocks, and
   as many in each view; they show their position alone, no learned token; both losses
-  share head and prototypes.
+  share head, prototypes and the targets' temperature. Views that hide no patch count
+  in the patches' centre and Sinkhorn, too.
 - KoLeo (Sablayrolles et al., ICLR 2019; Oquab et al., TMLR 2024) compares rows of the
   global batch.
-- Prototypes are always compared by their direction.
+- Prototypes are always compared by their direction. There are 4,096 by default; the
+  paper has 65,536.
 """
 
 from typing import Annotated, Literal, NamedTuple
@@ -66,11 +68,7 @@ def assign_views(x: records.Features, centred: bool) -> jax.Array:
     slow = noncontrastive.prototype_cosines(x.k, x.slow_params["prototypes"])
     if centred:
         return noncontrastive.centred(slow, x.state.views, temperature=x.prepared)
-    views = (
-        noncontrastive.sinkhorn(view, temperature=x.prepared)
-        for view in core.split_views(slow)
-    )
-    return jnp.stack(list(views), axis=1)
+    return _balance(slow, x.prepared)
 
 
 def assign_patches(x: records.Features, centred: bool) -> jax.Array:
@@ -79,9 +77,14 @@ def assign_patches(x: records.Features, centred: bool) -> jax.Array:
     slow = noncontrastive.prototype_cosines(x.slow_patches, prototypes)
     if centred:
         return noncontrastive.centred(slow, x.state.patches, temperature=x.prepared)
-    rows = slow.reshape(-1, slow.shape[-1])
-    assigned = noncontrastive.sinkhorn(rows, temperature=x.prepared)
-    return assigned.reshape(slow.shape)
+    return _balance(slow, x.prepared)
+
+
+def _balance(logits, temperature):
+    """Apply Sinkhorn-Knopp to all rows f32[N,M,K] together, as DINOv2 does."""
+    rows = logits.reshape(-1, logits.shape[-1])
+    targets = noncontrastive.sinkhorn(rows, temperature=temperature)
+    return targets.reshape(logits.shape)
 
 
 @schema.debug(prototypes=16)
@@ -111,7 +114,7 @@ def make(
       momentum_start, momentum_end: of the slow network, over each task.
       prototypes: number of prototypes.
       balance: of the targets: "centre" subtracts a running mean, "sinkhorn" uses all
-        prototypes equally.
+        prototypes equally over both views of the batch.
       target_temperature, target_start, target_warmup: temperature of the targets. It
         starts at `target_start` and rises over the share `target_warmup` of the first
         task.

@@ -3,7 +3,10 @@
 Departures:
 - The base loss takes the place of the negative log-likelihood.
 - The Fisher information is estimated during the last part of a task's training
-  (`fisher_share`), not in a separate pass after it.
+  (`fisher_share`), not in a separate pass after it. Squares are those of the gradient
+  of a batch's mean loss, not of single examples.
+- The Fisher information of a task is divided by its mean over all parameters, so
+  `weight` is not the paper's lambda, see `importance.consolidate`.
 - If a step would jump over the penalty's minimum, it ends at the minimum.
 """
 
