@@ -1,5 +1,6 @@
 """resolved.json: every option of a run with the value that it had."""
 
+import copy
 import json
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -174,3 +175,60 @@ def test_sections_are_found_by_their_types_however_these_are_written():
     found = sections.names_of_sections()
     assert {"data", "replay", "tuning", "mesh", "evaluators"} < found
     assert not {"name", "seed", "precision", "epochs"} & found
+
+
+OLD = {"name": "two_view", "base": "simclr", "strategy": "pnr", "temperature": 0.3}
+NEW = OLD | {"base": {"name": "simclr", "temperature": 0.3}}
+del NEW["temperature"]
+
+
+def test_a_run_of_an_older_config_resumes_with_todays(tmp_path):
+    """Its options of base and strategy stand beside their names."""
+    build.build(toy.config(method=NEW), tmp_path)
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text())
+    assert saved["method"] == NEW | {"strategy": {"name": "pnr"}}
+    path.write_text(json.dumps(saved | {"method": OLD | {"queue_size": None}}))
+    for method in (NEW, OLD):
+        build.build(toy.config(method=method), tmp_path)
+    with pytest.raises(ValueError, match=r"config\.method\.base\.temperature"):
+        build.build(toy.config(method=OLD | {"temperature": 0.2}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words, base",
+    [
+        ("", {"name": "mocov2plus", "queue_size": 256}),
+        (".base=byol", {"name": "byol"}),
+        (".base=byol .base.form=paper", {"name": "byol", "form": "paper"}),
+        (".base={'name':'byol','form':'paper'}", {"name": "byol", "form": "paper"}),
+        (".base=nnclr .base.temperature=1.0", {"name": "nnclr", "temperature": 1.0}),
+        # As flags were before a base had a section.
+        (".base=dino .temperature=0.3", {"name": "dino", "temperature": 0.3}),
+    ],
+)
+def test_a_flag_names_a_base_or_sets_its_option(words, base):
+    config = files.read_config(
+        ["--config=digits", *(f"--config.method{word}" for word in words.split())]
+    )
+    for one in (config, copy.deepcopy(config)):
+        method = sections.nest_method(one.to_dict())["method"]
+        assert method["base"].pop("queue_size", 256) == 256
+        assert method["base"] == {k: v for k, v in base.items() if k != "queue_size"}
+        assert method["strategy"] == {"name": "pnr", "distill_hidden_dim": 128}
+
+
+def test_values_that_follow_a_base_follow_its_section():
+    """Also in a copy; an option that is set wins."""
+    config = files.read_config(["--config=pnr_cifar10_small"])
+    copied = copy.deepcopy(config)
+    copied.method.base = "vicreg"
+    copied.method.update(strategy="pnr", hidden_dim=7)
+    assert copied.method.strategy.negative_weight == 23.0
+    assert (config.method.base.name, copied.method.hidden_dim) == ("mocov2plus", 7)
+    assert config.method.strategy.negative_weight == 1.0 != config.optimizer.lr
+    assert copied.optimizer.lr != config.optimizer.lr
+    copied.method.strategy.negative_weight = 2.0
+    copied.method.base = "byol"
+    assert copied.method.strategy.negative_weight == 2.0
+    assert copied.method.base.predictor_hidden_dim == 256

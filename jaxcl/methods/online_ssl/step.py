@@ -117,14 +117,11 @@ RegulariserSection = Annotated[Any, schema.Choice(regularisers.REGULARISERS)]
 
 def _make_parts(base, regulariser) -> tuple[records.Base, regularisers.Regulariser]:
     """Make the records of a base and of a regulariser from their sections."""
-    made = []
-    for key, functions, section in (
-        ("base", BASES, base),
-        ("regulariser", regularisers.REGULARISERS, regulariser),
-    ):
-        make, options = schema.Choice(functions).find(section, f"config.method.{key}")
-        made.append(make(**options))
-    return tuple(made)
+    make, options = schema.Choice(BASES).find(base, "config.method.base")
+    spec = make(**options)
+    options = dict(regulariser)
+    plan = regularisers.find_make(options.pop("name"))(**options)
+    return spec, plan
 
 
 def _fill_from_base(options: dict, replay: core.Replay | None = None) -> dict:
