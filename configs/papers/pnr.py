@@ -109,8 +109,9 @@ def full_imagenet(name, table, depth=18):
         std=(0.228, 0.224, 0.225),
     )
     config.encoder = resnet(depth, "imagenet")
-    wide = dict.fromkeys(("byol", "nnclr"), {"predictor_hidden_dim": 8192})
-    recipe.set_by_name(config.method.base, wide)
+    widths = {"byol": 8192, "nnclr": 8192, "simsiam": 512}
+    table = {name: {"predictor_hidden_dim": width} for name, width in widths.items()}
+    recipe.set_by_name(config.method.base, table)
     return config, base
 
 
