@@ -330,27 +330,27 @@ def _update(setup, state, batch, key):
     rows = _read_rows(setup, extra, batch, keys)
     images = rows.views.reshape((-1, *rows.views.shape[2:]))  # 2i, 2i+1: one example
 
-    # Targets without gradient: networks that normalise by the batch pass beside
+    # Targets without gradient
     inputs = networks.Inputs(
-        state.stats,
-        images,
-        _list_fixed(setup, state),
-        distilled=None if setup.every_row else 2 * beside,
+        state.stats, images, distilled=None if setup.every_row else 2 * beside
     )
-    forward = functools.partial(networks.forward, setup.networks, inputs)
-    outputs, backward, (net_stats, fixed, _) = jax.vjp(
-        forward, state.params, has_aux=True
-    )
-    features = _gather_features(setup, extra, images, rows, fixed)
+    targets = _compute_targets(setup, state, rows, inputs)
 
     # Loss and gradients
-    (loss, terms), slopes = _differentiate(setup, outputs, features, rows.active)
-    (grads,) = backward(slopes)
+    def compute_loss(start, outputs):
+        features = records.Features(**outputs._asdict(), **targets)
+        return _compute_loss(setup, features, start)
+
+    whole, alone = (functools.partial(compute_loss, start) for start in (0, beside))
+    losses, which = ((whole, alone), rows.active) if beside else ((whole,), None)
+    ((loss, terms), outputs, net_stats), grads = networks.loss_and_grads(
+        setup.networks, inputs, state.params, losses, which
+    )
 
     # Update; slow network, teacher, queues, memory
     lr = core.rate(parts, state)
     state = core.apply_gradients(state, grads, parts.tx, lr).replace(stats=net_stats)
-    features = features._replace(z=outputs.z, o=outputs.o)
+    features = records.Features(**outputs._asdict(), **targets)
     extra = _update_extra(setup, state, features, rows.active)
     stats = stored.row_stats(setup, outputs, features, rows.active)
     if beside:
@@ -361,14 +361,23 @@ def _update(setup, state, batch, key):
     return state.replace(extra=extra), incoming, metrics
 
 
-def _list_fixed(setup, state) -> dict:
-    """List the networks that do not learn and normalise by the batch, by output."""
-    extra, fixed = state.extra, {}
-    if extra.momentum:
-        fixed["k"] = extra.momentum, state.stats
-    if extra.teacher and setup.plan.teacher.batch:
-        fixed["f"] = extra.teacher, state.stats
-    return fixed
+def _compute_targets(setup, state, rows, inputs) -> dict:
+    """Compute all that the losses read besides the outputs of the network that learns.
+
+    Returns:
+      fields of `records.Features`.
+    """
+    extra, queued = state.extra, state.extra.frozen_queue
+    project = functools.partial(networks.project_views, setup.networks, inputs=inputs)
+    targets = dict(label=None, state=extra.base, stored=rows.stored)
+    targets["frozen_queue"] = None if queued is None else queued.rows
+    if extra.momentum:  # it normalises by its batch
+        _, targets["k"], *_ = project(extra.momentum, state.stats, train=True)
+    if extra.teacher:
+        batch = setup.plan.teacher.batch
+        stats = state.stats if batch else extra.teacher_stats
+        _, targets["f"], *_ = project(extra.teacher, stats, train=batch)
+    return targets
 
 
 def _update_memory(setup, extra, rows, stats) -> Extra:
@@ -400,40 +409,6 @@ def _read_rows(setup, extra, batch, keys) -> Rows:
         views = jnp.concatenate([jnp.where(active, replayed, repeated), views])
         share = size / len(views)
     return Rows(views, active, share, drawn, items.get("projection"))
-
-
-def _gather_features(setup, extra, images, rows, fixed) -> records.Features:
-    """Compute the other features that the losses read."""
-    if extra.teacher and not setup.plan.teacher.batch:
-        # It normalises by the running statistics that are averaged with it.
-        copied = setup.networks.copied
-        own, _ = copied(extra.teacher, extra.teacher_stats, images, train=False)
-        fixed = fixed | {"f": own.reshape(-1, 2, setup.networks.dim)}
-    held = extra.frozen_queue
-    return records.Features(
-        None,
-        None,
-        state=extra.base,
-        frozen_queue=None if held is None else held.rows,
-        stored=rows.stored,
-        **fixed,
-    )
-
-
-def _differentiate(setup, outputs, features, active):
-    """Compute the loss, its parts, and its gradient with respect to `outputs`."""
-
-    def compute_loss(first, outputs):
-        joined = features._replace(**outputs._asdict())
-        return _compute_loss(setup, joined, first)
-
-    gradient = jax.value_and_grad(compute_loss, argnums=1, has_aux=True)
-    whole = functools.partial(gradient, 0)
-    if not setup.beside:
-        return whole(outputs)
-    # The networks stay outside: on CPU the gradient of a convolution is slow in a cond.
-    alone = functools.partial(gradient, setup.beside)
-    return jax.lax.cond(active, whole, alone, outputs)
 
 
 def _compute_loss(setup, features, first):

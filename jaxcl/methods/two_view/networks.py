@@ -3,6 +3,8 @@
 Online self-supervised learning (`methods/online_ssl`) has the same networks.
 """
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -42,9 +44,6 @@ class Inputs(NamedTuple):
 
     stats: core.PyTree  # running statistics of the networks that learn
     images: jax.Array  # f32[VB,H,W,C], the V views of an example one after another
-    # Name -> parameters and running statistics of a network that does not learn, and
-    # uses batch statistics
-    others: dict[str, tuple[core.PyTree, core.PyTree]]
     views: int = 2  # V
     distilled: int | None = None  # images that g reads, the first ones; None: all
     key: jax.Array | None = None  # for an encoder that drops branches; None: drops none
@@ -164,32 +163,63 @@ def copy_names(networks: Networks, tree: dict) -> dict:
     return {name: tree[name] for name in names if name in tree}
 
 
-def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
-    """Pass images through the network that learns and others that use batch statistics.
+def loss_and_grads(
+    networks: Networks,
+    inputs: Inputs,
+    params: core.PyTree,
+    losses: Sequence[Callable],
+    which: jax.Array | None = None,
+):
+    """Compute a loss of the networks' outputs, and its gradients by the parameters.
+
+    Two losses are branches of a `cond`. On CPU the gradient of a convolution is slow
+    inside a cond, and residuals of both branches, as large as the logits, would leave
+    it. So each branch takes its gradient by the outputs, and one `vjp` of the networks
+    stands outside.
 
     Args:
       networks: of `build_networks`.
-      inputs: of the step.
-      params: of all networks that learn.
+      inputs: rows of the step.
+      params: parameters of all networks that learn.
+      losses: functions of `Outputs`, (loss, more results); one, or two to choose from.
+      which: bool[], takes the first of two losses, else the second.
 
     Returns:
-      Outputs of the network that learns, and its statistics after the pass; name ->
-      projections f32[B,V,D] of the others, and name -> their statistics after it.
+      ((loss, more results), `Outputs`, statistics after the pass), gradients.
+    """
+    run = functools.partial(forward, networks, inputs)
+    outputs, params_vjp, stats = jax.vjp(run, params, has_aux=True)
+    branches = [jax.value_and_grad(loss, has_aux=True) for loss in losses]
+    if which is None:
+        result, output_grads = branches[0](outputs)
+    else:
+        result, output_grads = jax.lax.cond(which, *branches, outputs)
+    (grads,) = params_vjp(output_grads)
+    return (result, outputs, stats), grads
+
+
+def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
+    """Pass images through the network that learns.
+
+    Args:
+      networks: of `build_networks`.
+      inputs: rows of the step.
+      params: parameters of all networks that learn.
+
+    Returns:
+      `Outputs`, and the statistics after the pass.
     """
     images, views, stats = inputs.images, inputs.views, inputs.stats
-    masks, key = inputs.masks, inputs.key
     features, rows, after, patches = pass_copied(
-        networks, params, stats, images, masks, train=True, groups=views, key=key
+        networks,
+        params,
+        stats,
+        images,
+        inputs.masks,
+        train=True,
+        groups=views,
+        key=inputs.key,
     )
-    fixed, moved = {}, {}
-    for name, own in inputs.others.items():
-        seen = None if masks is None else masks._replace(hides=0 * masks.hides)
-        _, passed, moved[name], targets = pass_copied(
-            networks, *own, images, seen, train=True, groups=views
-        )
-        fixed[name] = passed.reshape(-1, views, networks.dim)
-        if masks is not None:
-            fixed["slow_patches"] = targets
     o = p = r = near = None
     if networks.predictor.nets:
         o, new = networks.predictor(params, stats, rows, train=True, groups=views)
@@ -201,7 +231,7 @@ def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
         p, new = networks.distiller(params, stats, queries, train=True, groups=views)
         p, after = p.reshape(-1, views, networks.dim), after | new
     if inputs.local is not None:
-        near, new = _pass_local(networks, params, after, inputs.local, key)
+        near, new = _pass_local(networks, params, after, inputs.local, inputs.key)
         after = after | new
     if inputs.replayed is not None:
         r, new = _pass_replayed(networks, params, after, inputs)
@@ -212,8 +242,31 @@ def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
     if networks.features:
         h = features.reshape(-1, views, features.shape[-1])
     z = rows.reshape(-1, views, networks.dim)
-    outputs = Outputs(z, o, p, r, near, own, distil, h, patches)
-    return outputs, (after, fixed, moved)
+    return Outputs(z, o, p, r, near, own, distil, h, patches), after
+
+
+def project_views(networks, params, stats, inputs: Inputs, *, train, patches=False):
+    """Project the views of a step by a network that does not learn.
+
+    Args:
+      networks: of `build_networks`.
+      params, stats: of encoder and projector, and maybe others.
+      inputs: rows of the step.
+      train: as in `chain.Chain`.
+      patches: project masked patches, too; this network sees them.
+
+    Returns:
+      features of the encoder f32[B,V,H], projections f32[B,V,D], projections of the
+      patches or None, and the statistics after the pass.
+    """
+    seen = None
+    if patches and inputs.masks is not None:
+        seen = inputs.masks._replace(hides=0 * inputs.masks.hides)
+    h, z, after, patches = pass_copied(
+        networks, params, stats, inputs.images, seen, train=train, groups=inputs.views
+    )
+    h, z = (x.reshape(-1, inputs.views, x.shape[-1]) for x in (h, z))
+    return h, z, patches, after
 
 
 def pass_copied(

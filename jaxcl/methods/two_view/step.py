@@ -297,20 +297,27 @@ def _step(setup, state, batch):
     reading = strategy.read(extra.strategy, keys, views, parts)
     inputs = _gather_inputs(setup, state, key, batch, reading)
 
-    # Targets without gradient; the slow network passes beside the one that learns
+    # Targets without gradient
     first = (state.task == 0) & (not parts.starts_pretrained)  # there is no teacher yet
-    features = _gather_targets(setup, state, moment, batch, reading, inputs, first)
-    forward = functools.partial(networks.forward, setup.networks, inputs)
+    targets, slow_stats = _compute_targets(
+        setup, state, moment, batch, reading, inputs, first
+    )
 
     # Loss and gradients
-    outputs, backward, (stats, fixed, moved) = jax.vjp(
-        forward, state.params, has_aux=True
+    def later(outputs):
+        features = records.Features(**outputs._asdict(), **targets)
+        return strategy.loss(base, features), None
+
+    def alone(outputs):
+        return base.loss(records.Features(**outputs._asdict(), **targets)), None
+
+    losses, which = ((alone, later), first) if strategy.teacher else ((later,), None)
+    ((loss, _), outputs, stats), grads = networks.loss_and_grads(
+        setup.networks, inputs, state.params, losses, which
     )
-    features = features._replace(**fixed)
-    loss, slopes = _differentiate(setup, outputs, features, first)
     if base.mask_gradients is not None:
-        slopes = slopes._replace(params=base.mask_gradients(moment, slopes.params))
-    (grads,) = backward(slopes)
+        own = {name: grads[name] for name in setup.networks.own}
+        grads = grads | base.mask_gradients(moment, own)
     if setup.head_steps:
         grads = hold_encoder(setup, state, grads)
     lr, own = parts.lr(moment.progress, state.task), extra.strategy
@@ -321,9 +328,9 @@ def _step(setup, state, batch):
     after = core.apply_gradients(state, grads, parts.tx, lr).replace(stats=stats)
     if setup.head_steps:
         after = keep_encoder(setup, state, after)
-    features = features._replace(z=outputs.z)
+    features = records.Features(**outputs._asdict(), **targets)
     done = records.StepResult(features, batch["image"], reading, keys, ~first)
-    extra = _update_extra(setup, extra, after.params, moment, done, own, moved)
+    extra = _update_extra(setup, extra, after.params, moment, done, own, slow_stats)
     metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     return after.replace(extra=extra), metrics
 
@@ -377,15 +384,12 @@ def keep_encoder(setup, before, after):
 
 def _gather_inputs(setup, state, key, batch, reading) -> networks.Inputs:
     """Gather what the pass of `networks.forward` needs besides the parameters."""
-    parts, extra, local, others = setup.parts, state.extra, None, {}
-    if setup.base.momentum:
-        others["k"] = extra.momentum, extra.momentum_stats
+    parts, local = setup.parts, None
     if parts.local is not None:
         local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
     return networks.Inputs(
         state.stats,
         reading.views.reshape((-1, *reading.views.shape[2:])),
-        others,
         views=reading.views.shape[1],
         key=jax.random.fold_in(key, _BRANCHES) if setup.networks.drops else None,
         local=local,
@@ -408,77 +412,59 @@ def _draw_masks(setup, key, views) -> records.Masks:
     return records.Masks(order[:, :count], hides.astype(jnp.int32), patches)
 
 
-def _gather_targets(setup, state, moment, batch, reading, inputs, first):
-    """Gather the inputs of the losses that are known before the pass.
+def _compute_targets(setup, state, moment, batch, reading, inputs, first):
+    """Compute all that the losses read besides the outputs of the network that learns.
 
     The first task has no teacher, unless the encoder was trained before: then it is the
     teacher, with the projector that the run begins with.
+
+    Returns:
+      fields of `records.Features`, and the slow network's statistics after its pass.
     """
-    base, nets, extra = setup.base, setup.networks, state.extra
-    views = inputs.views
-    taught: dict = {}
-    if setup.strategy.teacher:
+    base, strategy, extra = setup.base, setup.strategy, state.extra
+    project = functools.partial(networks.project_views, setup.networks, inputs=inputs)
+    targets, slow_stats = dict(reading.features), {}
+    if base.momentum:
+        _, targets["k"], targets["slow_patches"], slow_stats = project(
+            extra.momentum, extra.momentum_stats, train=True, patches=True
+        )
+    if strategy.teacher:
 
         def teach():
-            h, f, *_ = networks.pass_copied(
-                nets,
-                extra.teacher,
-                extra.teacher_stats,
-                inputs.images,
-                train=setup.strategy.teacher == "batch",
-                groups=views,
-            )
-            passed = {"f": f, "frozen_h": h} if nets.features else {"f": f}
-            return {
-                name: x.reshape(-1, views, x.shape[-1]) for name, x in passed.items()
-            }
+            train = strategy.teacher == "batch"
+            h, f, *_ = project(extra.teacher, extra.teacher_stats, train=train)
+            return {"f": f, "frozen_h": h} if setup.networks.features else {"f": f}
 
         shapes = jax.eval_shape(teach)
         absent = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        taught = jax.lax.cond(first, lambda: absent, teach)
-    return records.Features(
-        None,
-        batch["label"],
+        targets |= jax.lax.cond(first, lambda: absent, teach)
+    targets |= dict(
+        label=batch["label"],
         index=batch["index"] if base.indexed else None,
         hides=None if inputs.masks is None else inputs.masks.hides,
-        **taught,
         slow_params=extra.momentum,
         frozen_params=extra.teacher,
         state=extra.base,
-        prepared=None if base.prepare is None else base.prepare(moment, nets.dim),
-        **reading.features,
     )
+    if base.prepare is not None:
+        targets["prepared"] = base.prepare(moment, setup.networks.dim)
+    return targets, slow_stats
 
 
-def _differentiate(setup, outputs, features, first):
-    """Compute the loss, and its gradient with respect to `outputs`."""
-    base, strategy = setup.base, setup.strategy
-    gradient = jax.value_and_grad(
-        lambda loss, outputs: loss(features._replace(**outputs._asdict())), argnums=1
-    )
-    later = functools.partial(gradient, functools.partial(strategy.loss, base))
-    if not strategy.teacher:
-        return later(outputs)
-    # The gradient is taken inside the cond, or the residuals of both branches, as
-    # large as the logits, would leave it. The networks stay outside: on CPU the
-    # gradient of a convolution is slow inside a cond.
-    return jax.lax.cond(first, functools.partial(gradient, base.loss), later, outputs)
-
-
-def _update_extra(setup, extra, params, moment, done, own, moved) -> Extra:
+def _update_extra(setup, extra, params, moment, done, own, slow_stats) -> Extra:
     """Move slow network, and the states of base and strategy, after a step.
 
     Args:
       params: after the step.
       own: the strategy's state after `change_gradients`.
-      moved: running statistics after the pass, of networks that do not learn.
+      slow_stats: running statistics of the slow network after its pass.
     """
     base, strategy = setup.base, setup.strategy
     if base.momentum:
         decay = optim.momentum_schedule(moment.progress, **base.momentum._asdict())
         copied = {name: params[name] for name in extra.momentum}
         slow = optim.ema(extra.momentum, copied, decay)
-        extra = extra._replace(momentum=slow, momentum_stats=moved["k"])
+        extra = extra._replace(momentum=slow, momentum_stats=slow_stats)
     if base.update is not None:
         extra = extra._replace(base=base.update(extra.base, done.features))
     if strategy.update is not None:
