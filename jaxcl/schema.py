@@ -130,18 +130,33 @@ def _signature(function) -> dict[str, Option]:
         signature = inspect.signature(function, eval_str=True)
     except NameError:  # a user's module may import types for type checkers alone
         signature = inspect.signature(function)
-    own, only = _unwrap(function), inspect.Parameter.KEYWORD_ONLY
+    own, only = unwrap(function), inspect.Parameter.KEYWORD_ONLY
     return {
         name: Option(name, own, _annotation_of(x), x.default, x.kind is only)
         for name, x in signature.parameters.items()
     }
 
 
-def _unwrap(function) -> Callable:
+def unwrap(function) -> Callable:
     """Return the function that a decorator or `functools.partial` holds."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.unwrap(function)
+
+
+def adapt(function: Callable, hidden: tuple[str, ...] = (), **defaults) -> Callable:
+    """Give a function other defaults.
+
+    Args:
+      function: with keyword-only parameters.
+      hidden: parameters that are no options of the result.
+      defaults: by the name of the parameter.
+    """
+    adapted: Any = functools.partial(function, **defaults)
+    signature = inspect.signature(adapted)
+    kept = [x for name, x in signature.parameters.items() if name not in hidden]
+    adapted.__signature__ = signature.replace(parameters=kept)
+    return adapted
 
 
 def _annotation_of(parameter):
@@ -290,7 +305,7 @@ def debug(**sizes: Any) -> Callable[[F], F]:
 
 def debug_sizes(function: Callable) -> dict[str, Any]:
     """Read the options with which a function takes seconds, see `debug`."""
-    return dict(getattr(_unwrap(function), "debug", {}))
+    return dict(getattr(unwrap(function), "debug", {}))
 
 
 def fill_dependent(

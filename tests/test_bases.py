@@ -70,7 +70,7 @@ def value(base, strategy, options, features=FEATURES):
     spec = bases.make_base({"name": base} | taken(bases.find_make(base), given))
     make = strategies.find_make(strategy)
     plan = strategies.make_strategy({"name": strategy} | taken(make, given))
-    return plan.loss(spec, losses.for_library(base, features))
+    return plan.compute_loss(spec, losses.for_library(base, features))
 
 
 def check(ours, twin):
@@ -237,9 +237,9 @@ from jaxcl.methods.two_view import records
 
 def make(*, pull: schema.Weight = 1.0) -> records.Strategy:
     "The base and the distance to the teacher."
-    def loss(base, x):
-        return base.loss(x) + pull * ((x.z - x.f) ** 2).mean()
-    return records.Strategy(loss, teacher="running")
+    def term(base, x):
+        return ((x.z - x.f) ** 2).mean()
+    return records.Strategy(term, pull, teacher=records.Teacher("running"))
 """
 
 

@@ -41,7 +41,7 @@ def meanings(function: Callable) -> dict[str, str]:
       function: of options; or a dataclass or NamedTuple, with a comment at each field.
     """
     signature = inspect.signature(function)
-    function, known = inspect.unwrap(function), set(signature.parameters)
+    function, known = schema.unwrap(function), set(signature.parameters)
     if inspect.isclass(function):
         return _from_comments(_read_class(function), known)
     told = _from_docstring(inspect.getdoc(function) or "", known)

@@ -35,7 +35,6 @@ Departures:
 """
 
 import functools
-import inspect
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -73,7 +72,7 @@ class Setup(NamedTuple):
 
     parts: core.Parts
     base: records.Base
-    plan: regularisers.Regulariser
+    plan: records.Strategy
     networks: networks.Networks
     policy: policies.Policy | None  # of the memory
     size: int  # rows that an update draws; 0: there is no memory
@@ -91,23 +90,17 @@ def _trains_online(base: records.Base) -> bool:
 def list_bases() -> dict:
     """List the bases that can be trained online, by name, with their options here."""
     return {
-        name: _adapt_base(make)
+        name: schema.adapt(
+            make,
+            # The slow network follows the option `momentum`.
+            hidden=("momentum_start", "momentum_end", "streaming"),
+            **{"queue_size": QUEUE_SIZE}
+            if "queue_size" in schema.defaults(make)
+            else {},
+        )
         for name, make in bases.BASES.items()
         if _trains_online(make())
     }
-
-
-def _adapt_base(make):
-    """Give the `make` of a base the queue size and the momentum of this method."""
-    signature = inspect.signature(make)
-    names = {"queue_size": QUEUE_SIZE} if "queue_size" in signature.parameters else {}
-    adapted: Any = functools.partial(make, **names)
-    parameters = inspect.signature(adapted).parameters.items()
-    hidden = ("momentum_start", "momentum_end", "streaming")  # see `momentum`
-    adapted.__signature__ = signature.replace(
-        parameters=[x for name, x in parameters if name not in hidden]
-    )
-    return adapted
 
 
 BASES = list_bases()
@@ -115,7 +108,7 @@ Section = Annotated[Any, schema.Choice(BASES)]
 RegulariserSection = Annotated[Any, schema.Choice(regularisers.REGULARISERS)]
 
 
-def _make_parts(base, regulariser) -> tuple[records.Base, regularisers.Regulariser]:
+def _make_parts(base, regulariser) -> tuple[records.Base, records.Strategy]:
     """Make the records of a base and of a regulariser from their sections."""
     make, options = schema.Choice(BASES).find(base, "config.method.base")
     spec = make(**options)
@@ -208,13 +201,18 @@ def make(
 
 def _check_options(parts, regulariser, plan, rows, remembers) -> None:
     """Refuse what the method cannot do, before anything compiles."""
+    if plan.teacher is not None and plan.teacher.follows == "task":
+        raise Refused(
+            "config.method.regulariser.teacher='task': online_ssl knows no tasks; must "
+            "be 'ema' or 'snapshot'"
+        )
     if parts.batch_size == 1:
         raise Refused(
             "config.batch_size=1: online_ssl compares rows of a batch; must be at "
             "least 2"
         )
     if not remembers:
-        if plan.stores or plan.mix or (plan.align and rows == "replay"):
+        if plan.stores or plan.mix or (plan.term and rows == "replay"):
             raise Refused(
                 f"config.method.remembers=False: regulariser={regulariser!r} with "
                 f"rows={rows!r} reads replayed rows; must be True, or rows='all' with "
@@ -265,7 +263,9 @@ def _init(setup, key, batch):
     extra = Extra(
         momentum=core.copy(params) if base.momentum else {},
         teacher=core.copy(params) if teacher else {},
-        teacher_stats=core.copy(stats) if teacher and not teacher.batch else {},
+        teacher_stats=core.copy(stats)
+        if teacher and teacher.statistics == "running"
+        else {},
         base=of_base,
         frozen_queue=frozen_queue,
         memory=memory,
@@ -280,23 +280,12 @@ def _step(setup, state, batch):
         core.step_key(state), 1 + setup.parts.replay.updates
     )
     teacher, step = setup.plan.teacher, state.step
-    if teacher is not None and teacher.snapshot_every is not None:
-        keep = jnp.where(step % teacher.snapshot_every == 0, 0.0, 1.0)
-        state = state.replace(extra=_move_teacher(setup, state, keep))
+    state = networks.take_snapshot(teacher, state, step)
     for key in keys:  # in Python: gradients in a loop of XLA's are slow on CPU
         state, stats, metrics = _update(setup, state.replace(step=step), batch, key)
     if setup.size:
         state = stored.store_batch(setup, state, batch, stats, step, k_write)
     return state, metrics
-
-
-def _move_teacher(setup, state, keep):
-    """Move the teacher and its statistics; the share `keep` stays old."""
-    extra, moved = state.extra, {}
-    for name, tree in (("teacher", state.params), ("teacher_stats", state.stats)):
-        old = getattr(extra, name)
-        moved[name] = optim.ema(old, {net: tree[net] for net in old}, keep)
-    return extra._replace(**moved)
 
 
 class UpdateKeys(NamedTuple):
@@ -337,22 +326,19 @@ def _update(setup, state, batch, key):
     targets = _compute_targets(setup, state, rows, inputs)
 
     # Loss and gradients
-    def compute_loss(start, outputs):
-        features = records.Features(**outputs._asdict(), **targets)
-        return _compute_loss(setup, features, start)
-
-    whole, alone = (functools.partial(compute_loss, start) for start in (0, beside))
-    losses, which = ((whole, alone), rows.active) if beside else ((whole,), None)
-    ((loss, terms), outputs, net_stats), grads = networks.loss_and_grads(
-        setup.networks, inputs, state.params, losses, which
+    losses, which = [functools.partial(_compute_loss, setup, first=0)], None
+    if beside:
+        alone = functools.partial(_compute_loss, setup, first=beside)
+        losses, which = [*losses, alone], rows.active
+    (loss, terms, features, net_stats), grads = networks.loss_and_grads(
+        setup.networks, inputs, state.params, targets, losses, which
     )
 
     # Update; slow network, teacher, queues, memory
     lr = core.rate(parts, state)
     state = core.apply_gradients(state, grads, parts.tx, lr).replace(stats=net_stats)
-    features = records.Features(**outputs._asdict(), **targets)
     extra = _update_extra(setup, state, features, rows.active)
-    stats = stored.row_stats(setup, outputs, features, rows.active)
+    stats = stored.row_stats(setup, features, rows.active)
     if beside:
         extra = _update_memory(setup, extra, rows, stats)
     metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
@@ -374,7 +360,7 @@ def _compute_targets(setup, state, rows, inputs) -> dict:
     if extra.momentum:  # it normalises by its batch
         _, targets["k"], *_ = project(extra.momentum, state.stats, train=True)
     if extra.teacher:
-        batch = setup.plan.teacher.batch
+        batch = setup.plan.teacher.statistics == "batch"
         stats = state.stats if batch else extra.teacher_stats
         _, targets["f"], *_ = project(extra.teacher, stats, train=batch)
     return targets
@@ -420,8 +406,8 @@ def _compute_loss(setup, features, first):
     replays = size > 0 and first == 0
     if replays:
         past = base.loss(replayed)
-    if plan.align and (setup.every_row or replays):
-        align = plan.align(base, whole if setup.every_row else replayed)
+    if plan.term and (setup.every_row or replays):
+        align = plan.term(base, whole if setup.every_row else replayed)
     parts = {
         "stream_loss": base.loss(_cut_rows(features, size, None)),
         "replay_loss": past,
@@ -444,8 +430,7 @@ def _update_extra(setup, state, features, active):
         params = {name: state.params[name] for name in extra.momentum}
         slow = optim.ema(extra.momentum, params, setup.momentum)
         extra = extra._replace(momentum=slow)
-    if teacher is not None and teacher.snapshot_every is None:
-        extra = _move_teacher(setup, state.replace(extra=extra), teacher.ema)
+    extra = networks.average_teacher(teacher, state.replace(extra=extra)).extra
     if base.update is not None:
         updated = _update_by_rows(setup, base.update, extra.base, features, active)
         extra = extra._replace(base=updated)

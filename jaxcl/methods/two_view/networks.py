@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, numerics
+from jaxcl import core, numerics, optim
 from jaxcl.methods.two_view import records
 from jaxcl.nets import chain, mlp, traits
 
@@ -52,20 +52,6 @@ class Inputs(NamedTuple):
     stored_mask: jax.Array | None = None  # bool[R], the replayed rows that exist
     # Patches that the network that learns does not see; None: it sees all
     masks: records.Masks | None = None
-
-
-class Outputs(NamedTuple):
-    """Outputs of the network that learns; fields as in `records.Features`."""
-
-    z: jax.Array
-    o: jax.Array | None
-    p: jax.Array | None
-    replayed: jax.Array | None
-    local: jax.Array | None
-    params: dict
-    distil_params: dict
-    h: jax.Array | None
-    patches: jax.Array | None
 
 
 def choose_sizes(base: records.Base, options: dict) -> dict:
@@ -163,10 +149,39 @@ def copy_names(networks: Networks, tree: dict) -> dict:
     return {name: tree[name] for name in names if name in tree}
 
 
+def move_teacher(state, keep) -> core.PyTree:
+    """Move the teacher and its statistics to the networks; the share `keep` stays.
+
+    Returns:
+      `extra` of the state.
+    """
+    extra, moved = state.extra, {}
+    for name, tree in (("teacher", state.params), ("teacher_stats", state.stats)):
+        old = getattr(extra, name)
+        moved[name] = optim.ema(old, {net: tree[net] for net in old}, keep)
+    return extra._replace(**moved)
+
+
+def take_snapshot(teacher: records.Teacher | None, state, step):
+    """Copy the networks to a teacher of snapshots, if step i32[] is its turn."""
+    if teacher is None or teacher.follows != "snapshot":
+        return state
+    keep = jnp.where(step % teacher.snapshot_every == 0, 0.0, 1.0)
+    return state.replace(extra=move_teacher(state, keep))
+
+
+def average_teacher(teacher: records.Teacher | None, state):
+    """Move a teacher that is an average of the networks."""
+    if teacher is None or teacher.follows != "ema":
+        return state
+    return state.replace(extra=move_teacher(state, teacher.ema))
+
+
 def loss_and_grads(
     networks: Networks,
     inputs: Inputs,
     params: core.PyTree,
+    targets: dict,
     losses: Sequence[Callable],
     which: jax.Array | None = None,
 ):
@@ -181,25 +196,32 @@ def loss_and_grads(
       networks: of `build_networks`.
       inputs: rows of the step.
       params: parameters of all networks that learn.
-      losses: functions of `Outputs`, (loss, more results); one, or two to choose from.
+      targets: the other fields of `records.Features`.
+      losses: functions of `Features`, (loss, metrics); one, or two to choose from.
       which: bool[], takes the first of two losses, else the second.
 
     Returns:
-      ((loss, more results), `Outputs`, statistics after the pass), gradients.
+      (loss, metrics, `Features`, statistics after the pass), gradients.
     """
     run = functools.partial(forward, networks, inputs)
     outputs, params_vjp, stats = jax.vjp(run, params, has_aux=True)
-    branches = [jax.value_and_grad(loss, has_aux=True) for loss in losses]
+
+    gradient = jax.value_and_grad(
+        lambda loss, outputs: loss(records.Features(**outputs, **targets)),
+        argnums=1,
+        has_aux=True,
+    )
+    branches = [functools.partial(gradient, loss) for loss in losses]
     if which is None:
-        result, output_grads = branches[0](outputs)
+        (loss, metrics), output_grads = branches[0](outputs)
     else:
-        result, output_grads = jax.lax.cond(which, *branches, outputs)
+        (loss, metrics), output_grads = jax.lax.cond(which, *branches, outputs)
     (grads,) = params_vjp(output_grads)
-    return (result, outputs, stats), grads
+    return (loss, metrics, records.Features(**outputs, **targets), stats), grads
 
 
 def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
-    """Pass images through the network that learns.
+    """Pass images through the networks that learn.
 
     Args:
       networks: of `build_networks`.
@@ -207,7 +229,7 @@ def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
       params: parameters of all networks that learn.
 
     Returns:
-      `Outputs`, and the statistics after the pass.
+      name -> output, fields of `records.Features`; the statistics after the pass.
     """
     images, views, stats = inputs.images, inputs.views, inputs.stats
     features, rows, after, patches = pass_copied(
@@ -242,7 +264,9 @@ def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
     if networks.features:
         h = features.reshape(-1, views, features.shape[-1])
     z = rows.reshape(-1, views, networks.dim)
-    return Outputs(z, o, p, r, near, own, distil, h, patches), after
+    outputs = {"z": z, "o": o, "p": p, "replayed": r, "local": near, "h": h}
+    outputs |= {"params": own, "distil_params": distil, "patches": patches}
+    return outputs, after
 
 
 def project_views(networks, params, stats, inputs: Inputs, *, train, patches=False):

@@ -39,7 +39,7 @@ class Extra(NamedTuple):
 
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} without one
     momentum_stats: core.PyTree  # f32, its own running statistics
-    teacher: core.PyTree  # f32, encoder and projector at the end of the last task
+    teacher: core.PyTree  # f32, frozen copy of encoder and projector; {} without one
     teacher_stats: core.PyTree  # f32
     base: core.PyTree  # the base's own state, see its module; None: it has none
     strategy: core.PyTree  # the strategy's own state; None: it has none
@@ -242,7 +242,7 @@ def _begin_task(setup, state, task):
     # One program: else each shape of the parameters' would be compiled apart.
     state = state.replace(opt_state=jax.jit(setup.parts.tx.init)(state.params))
     untaught = not setup.parts.starts_pretrained
-    if not setup.strategy.teacher or (task.index == 0 and untaught):
+    if not _follows_tasks(setup.strategy) or (task.index == 0 and untaught):
         return state
     if setup.networks.distiller.nets and task.index == 1 and untaught:
         # g is first used in the second task, which starts it anew.
@@ -255,6 +255,11 @@ def _begin_task(setup, state, task):
         teacher_stats=core.copy(networks.copy_names(setup.networks, state.stats)),
     )
     return state.replace(extra=extra)
+
+
+def _follows_tasks(strategy: records.Strategy) -> bool:
+    """Tell whether the teacher is the network of the last task."""
+    return strategy.teacher is not None and strategy.teacher.follows == "task"
 
 
 def _renew_rows(setup, state, rows):
@@ -288,6 +293,7 @@ def _step(setup, state, batch):
     base, strategy, parts = setup.base, setup.strategy, setup.parts
     if setup.head_steps:
         state = end_warm_up(setup, state)
+    state = networks.take_snapshot(strategy.teacher, state, state.step)
     extra, key = state.extra, core.step_key(state)
     keys = records.StepKeys(*jax.random.split(key, 5))
     moment = records.Moment(key, state.task, core.progress(state))
@@ -298,22 +304,19 @@ def _step(setup, state, batch):
     inputs = _gather_inputs(setup, state, key, batch, reading)
 
     # Targets without gradient
-    first = (state.task == 0) & (not parts.starts_pretrained)  # there is no teacher yet
+    first = jnp.zeros((), bool)  # there is no teacher yet
+    if _follows_tasks(strategy):
+        first = (state.task == 0) & (not parts.starts_pretrained)
     targets, slow_stats = _compute_targets(
         setup, state, moment, batch, reading, inputs, first
     )
 
     # Loss and gradients
-    def later(outputs):
-        features = records.Features(**outputs._asdict(), **targets)
-        return strategy.loss(base, features), None
-
-    def alone(outputs):
-        return base.loss(records.Features(**outputs._asdict(), **targets)), None
-
-    losses, which = ((alone, later), first) if strategy.teacher else ((later,), None)
-    ((loss, _), outputs, stats), grads = networks.loss_and_grads(
-        setup.networks, inputs, state.params, losses, which
+    losses, which = [lambda x: (strategy.compute_loss(base, x), {})], None
+    if _follows_tasks(strategy):
+        losses, which = [lambda x: (base.loss(x), {}), *losses], first
+    (loss, _, features, stats), grads = networks.loss_and_grads(
+        setup.networks, inputs, state.params, targets, losses, which
     )
     if base.mask_gradients is not None:
         own = {name: grads[name] for name in setup.networks.own}
@@ -328,11 +331,11 @@ def _step(setup, state, batch):
     after = core.apply_gradients(state, grads, parts.tx, lr).replace(stats=stats)
     if setup.head_steps:
         after = keep_encoder(setup, state, after)
-    features = records.Features(**outputs._asdict(), **targets)
     done = records.StepResult(features, batch["image"], reading, keys, ~first)
     extra = _update_extra(setup, extra, after.params, moment, done, own, slow_stats)
     metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
-    return after.replace(extra=extra), metrics
+    after = networks.average_teacher(strategy.teacher, after.replace(extra=extra))
+    return after, metrics
 
 
 def end_warm_up(setup, state):
@@ -431,13 +434,16 @@ def _compute_targets(setup, state, moment, batch, reading, inputs, first):
     if strategy.teacher:
 
         def teach():
-            train = strategy.teacher == "batch"
+            train = strategy.teacher.statistics == "batch"
             h, f, *_ = project(extra.teacher, extra.teacher_stats, train=train)
             return {"f": f, "frozen_h": h} if setup.networks.features else {"f": f}
 
-        shapes = jax.eval_shape(teach)
-        absent = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        targets |= jax.lax.cond(first, lambda: absent, teach)
+        if not _follows_tasks(strategy):
+            targets |= teach()
+        else:
+            shapes = jax.eval_shape(teach)
+            absent = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            targets |= jax.lax.cond(first, lambda: absent, teach)
     targets |= dict(
         label=batch["label"],
         index=batch["index"] if base.indexed else None,
