@@ -1,15 +1,15 @@
 """The strategies that online self-supervised learning takes as regularisers.
 
-They are those of `two_view/strategies/`, some with other defaults. See `step.py` for
-the papers.
+They are strategies of `two_view`, some with other defaults, and CLA-R. See `step.py`
+for the papers.
 """
 
 from collections.abc import Callable
 
 from jaxcl import lookup, schema
+from jaxcl.methods.online_ssl import cla_r as cla_r_module
 from jaxcl.methods.two_view import records
 from jaxcl.methods.two_view.strategies import cassle as cassle_module
-from jaxcl.methods.two_view.strategies import cla_r as cla_r_module
 from jaxcl.methods.two_view.strategies import der as der_module
 from jaxcl.methods.two_view.strategies import finetune
 from jaxcl.methods.two_view.strategies import lump as lump_module

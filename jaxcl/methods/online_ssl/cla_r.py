@@ -1,6 +1,6 @@
 """CLA-R: projections of replayed rows stay near those that are stored with them.
 
-It needs the memory of a stream, see `methods/online_ssl`.
+A strategy that needs the memory of a stream.
 """
 
 from jaxcl import core, schema
