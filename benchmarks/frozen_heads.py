@@ -36,6 +36,8 @@ def accuracy(args, row, domain, seed, encoder):
         config.encoder = {"name": "conv_net"}
     else:
         config.start = encoder
+    config.evaluate_untrained = False
+    config.evaluators = {"predict": {"last_only": True}}
     if method == "ncm":
         config.evaluators.linear = {"augment": False, "lr": 0.5, "last_only": True}
     workdir = pathlib.Path(args.out, domain, f"{method}_{bool(encoder)}_{seed}")

@@ -101,7 +101,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
-    made = args.data in sources.MADE
+    made = sources.needs_nothing(args.data)
     section = {"name": args.data} if made else sources.section_of(args.data)
     dataset, cells = own_images.read_images(section), {}
     for seed in range(args.seeds):

@@ -338,7 +338,8 @@ def check_choice(field: str, value, allowed) -> None:
     """Refuse a value that is not one of `allowed`, naming the nearest of them."""
     if value in allowed:
         return
-    near = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=2)
+    names = [] if value is None else [str(a) for a in allowed]
+    near = difflib.get_close_matches(str(value), names, n=2)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise Refused(
         f"{field}={value!r}: allowed are {', '.join(map(str, allowed))}{hint}"

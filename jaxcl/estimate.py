@@ -369,7 +369,7 @@ def read_program(
     memory["held"] = sum(memory.values()) - 2 * memory["aliased"]
     counted, task = compiled.cost_analysis() or {}, _later_task(work)
     shapes = job.shapes(work.method, work.data, work.parts(task))
-    written = cost.count_flops(work.method.step, *shapes, task)
+    written = cost.count_flops(work.method.step, *shapes, task=task)
     flops = max(counted.get("flops", 0.0), (written or 0) / work.mesh.size)
     # A GPU's compiler tells no bytes of a chip that is absent, nor of libraries' calls.
     gpu = work.mesh.devices.flat[0].platform == "gpu"
@@ -506,15 +506,27 @@ _ENVIRONMENT = {
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Define the flags; not at import, since other commands define --config, too."""
-    options = {"lock_config": False, "accept_new_attributes": True}
-    place = {"flag_values": values}
-    config_flags.DEFINE_config_file("config", None, "Config file.", **options, **place)
+    config_flags.DEFINE_config_file(
+        "config",
+        None,
+        "Config file.",
+        lock_config=False,
+        accept_new_attributes=True,
+        flag_values=values,
+    )
     flags.mark_flag_as_required("config", values)
-    text = "Chips to compile for, as v5e:2x4 or h200:8; default: those of this machine."
-    flags.DEFINE_string("target", None, text, **place)
-    flags.DEFINE_integer("classes", None, "Classes of the data set.", 1, **place)
-    flags.DEFINE_integer("rows", None, "Train rows of the data set.", 1, **place)
-    flags.DEFINE_string("json", None, "A file for all numbers.", **place)
+    texts = {
+        "target": "Chips to compile for, as v5e:2x4 or h200:8; default: those here.",
+        "json": "A file for all numbers.",
+    }
+    numbers = {
+        "classes": "Classes of the data set.",
+        "rows": "Train rows of the data set.",
+    }
+    for name, words in texts.items():
+        flags.DEFINE_string(name, None, words, flag_values=values)
+    for name, words in numbers.items():
+        flags.DEFINE_integer(name, None, words, 1, flag_values=values)
 
 
 def main(argv: list[str]) -> int:

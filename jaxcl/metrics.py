@@ -191,8 +191,11 @@ def intra_class_variances(features, labels, num_classes):
     Source: DUEL (Choi et al., AAAI 2024), Fig. 9.
     """
     rows, member, count, means = _class_means(features, labels, num_classes)
-    own = jnp.sum(rows * means[jnp.clip(labels, 0, num_classes - 1)], axis=-1)
-    total = jnp.sum(member * jnp.square(own - 1.0)[:, None], axis=0)
+    own = means[jnp.clip(labels, 0, num_classes - 1)]
+    # 1 - r . f = |r - f|^2 / 2 for unit rows; the product would round near 1.
+    gap = jnp.sum(jnp.square(rows - own), axis=-1) / 2
+    zeros = sum(1 - jnp.any(x, axis=-1) for x in (rows, own))  # have length 0
+    total = jnp.sum(member * jnp.square(gap + zeros / 2)[:, None], axis=0)
     return total / jnp.maximum(count, 1.0)
 
 

@@ -75,8 +75,8 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
       Refused: `num_devices` is not between 1 and the number of devices.
     """
     elsewhere = _ELSEWHERE.get()
-    described = elsewhere is not None and elsewhere.devices
-    devices = list(described) if described else jax.devices()
+    described = () if elsewhere is None else elsewhere.devices
+    devices = list(described or jax.devices())
     count = len(devices) if num_devices is None else num_devices
     if not described and jax.process_count() > 1 and 1 <= count <= len(devices):
         devices = _share_devices(devices, count)
@@ -158,7 +158,7 @@ def has_cudnn_attention() -> bool:
 def _cuda_generation() -> int | None:
     """Return the first number of the compute capability; None if unknown."""
     elsewhere = _ELSEWHERE.get()
-    described = elsewhere is not None and elsewhere.devices
+    described = () if elsewhere is None else elsewhere.devices
     device = (described or jax.devices())[0]
     # AMD's are named otherwise ("gfx90a").
     first = str(getattr(device, "compute_capability", "")).partition(".")[0]

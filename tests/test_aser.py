@@ -64,7 +64,7 @@ def drawn(seed, candidates, rows, classes=2):
 
 def test_values_equal_the_definition():
     """Also with fewer candidates than neighbours."""
-    for seed, (count, k) in enumerate([(6, 1), (6, 2), (6, 3), (5, 5), (5, 7), (1, 3)]):
+    for seed, (count, k) in enumerate([(6, 2), (5, 7), (1, 3)]):
         features, labels, rows, row_labels = drawn(seed, count, 4)
         found = VALUES(features, labels, rows, row_labels, neighbours=k)
         expected = [

@@ -271,6 +271,40 @@ def test_probabilities_and_order_for_each_view():
     assert np.abs(correlation).max() < 4.5 / np.sqrt(n)
 
 
+def test_each_operation_is_decided_by_a_number_of_its_own(monkeypatch):
+    """Of six numbers five decide, and the fourth is the blur's width."""
+    chances = dict(grayscale=0.4, blur=0.4, solarize=0.4, flip=0.4)
+    chances |= dict(jitter_probability=0.4, jitter=(0.5, 0, 0, 0), sigma=(0.5, 1.5))
+    make = augment_images.make(
+        size=5, views=1, crop=False, **OFF | chances | dict(mean=(0,), std=(1,))
+    )
+    image = pixels(5, 5, 3, seed=4)
+
+    @jax.jit
+    def run(numbers):
+        def uniform(key, shape=()):
+            return numbers if shape == (6,) else jnp.full(shape, 0.25)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(jax.random, "uniform", uniform)
+            return make(jax.random.key(0), image[None])[0, 0]
+
+    def outcome(at, width=0.9):
+        numbers = np.where(np.arange(6) == at, 0.3, 0.9)
+        numbers[3] = width
+        return run(numbers.astype(np.float32))
+
+    x = image / 255
+    close = functools.partial(np.testing.assert_allclose, atol=1e-5)
+    close(outcome(3), x)  # the width decides nothing
+    close(outcome(0), np.clip(0.75 * x, 0, 1))
+    close(outcome(1), np.repeat(luma(x)[..., None], 3, -1))
+    close(outcome(2, width=0.2), blur(x, 0.7, 9))
+    close(outcome(2, width=0.8), blur(x, 1.3, 9))
+    close(outcome(4), np.where(x >= 128 / 255, 1 - x, x))
+    close(outcome(5), x[:, ::-1])
+
+
 def test_results_depend_on_position_only():
     images = jnp.asarray(pixels(4, 10, 10, 3))
     images = images.at[1].set(images[0])

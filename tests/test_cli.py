@@ -21,7 +21,9 @@ from jaxcl import cli, schema
 from jaxcl.api import list as listing
 from jaxcl.api import options
 from jaxcl.config import files, sections
-from jaxcl.data import sources
+from jaxcl.data import scenarios, sources
+from jaxcl.memory import policies
+from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -95,6 +97,12 @@ def test_every_kind_is_listed(capsys):
         "encoders": set(sections.ENCODERS),
         "data": set(sources.SOURCES),
         "configs": set(CONFIGS),
+        "policies": set(policies.POLICIES),
+        "optimizers": set(sections.OPTIMIZERS),
+        "schedules": set(sections.SCHEDULES),
+        "scenarios": set(scenarios.SCENARIOS),
+        "regularisers": set(regularisers.REGULARISERS),
+        "loggers": {"tensorboard", "wandb"},
         "methods": {"two_view", "er_ace", "duel"},
         "evaluators": {"knn", "uniformity", "linear"},
     }
@@ -102,6 +110,7 @@ def test_every_kind_is_listed(capsys):
     for kind, names in wanted.items():
         assert listing.main([kind]) == 0
         lines = capsys.readouterr().out.splitlines()
+        assert not [line for line in lines if line.endswith(" -")]  # undescribed
         assert names <= {line.split()[0] for line in lines if line.split()}
     with pytest.raises(SystemExit):
         listing.main(["basis"])
@@ -169,7 +178,10 @@ def test_every_config_is_shown_as_it_is(name):
     [
         (["--config=quikstart"], "quickstart"),
         (["quickstart"], "quickstart"),
-        (["--config=quickstart_pnr", "--config.method.name.x=1"], ""),
+        (["--config=quickstart_pnr", "--config.method.base.x=1"], ""),
+        (["--config=quickstart", "--config.epochs=-1"], "config.epochs=-1"),
+        (["--config=quickstart_pnr", "--config.method.temprature=1"], "temperature"),
+        (["--config=er_ace_cifar10", "--config.replay.policy=resevoir"], "reservoir"),
     ],
 )
 def test_a_config_that_is_not_there_is_one_line(words, told, capsys):

@@ -39,6 +39,7 @@ def of_a_run(values, arguments):
         ("--epoch=3", "--config.epochs"),
         ("--method.temperature=3", "--config.method.temperature"),
         ("--banana=3", "'banana'"),
+        ("--confg=3", "--config?"),
     ],
 )
 def test_an_option_without_its_config_is_suggested(capsys, monkeypatch, flag, hint):

@@ -35,9 +35,11 @@ def test_measures_and_paired_differences(runs):
     assert found["anytime"]["mean"] == pytest.approx((0.75 + 0.7) / 2)
     assert found["forgetting"]["mean"] == pytest.approx(0.2)
     # Seed 2 is not in both: (0.7 - 0.5, 0.6 - 0.4).
-    paired = compare.mean_difference(ace, er, run_directories.NAME, "average_accuracy")
+    paired = compare.paired_difference(
+        ace, er, run_directories.NAME, "average_accuracy"
+    )
     assert paired == {"mean": pytest.approx(0.2), "error": pytest.approx(0), "seeds": 2}
-    alone = compare.mean_difference(one, er, run_directories.NAME, "average_accuracy")
+    alone = compare.paired_difference(one, er, run_directories.NAME, "average_accuracy")
     assert alone == {"mean": pytest.approx(0.1), "error": None, "seeds": 1}
 
 

@@ -63,6 +63,14 @@ def test_a_pass_counts_each_stored_row_once(count):
     assert (len(orders) > 1) == (count > 1)
 
 
+def test_each_pass_has_an_order_of_its_own():
+    slots = {"image": jnp.arange(9), "label": jnp.arange(9)}
+    memory = buffer.Buffer(slots, jnp.ones(9, bool), jnp.int32(9))
+    key = jax.random.key(0)
+    orders = [gdumb._order_pass(key, memory, np.int32(n)) for n in range(3)]
+    assert len({tuple(np.asarray(order).tolist()) for order in orders}) == 3
+
+
 def test_mixed_images_have_a_box_of_another():
     images = jnp.broadcast_to(jnp.arange(5.0)[:, None, None, None], (5, 8, 6, 1))
     label, shares = 7 + jnp.arange(5), []

@@ -55,6 +55,16 @@ def write(path, **arrays):
     return str(path)
 
 
+def test_graphs_without_nodes_are_told_of(tmp_path, caplog):
+    """As where graph_labels has more lines than there are graphs."""
+    path = write(tmp_path / "a.npz", graph_ptr=[0, 3, 3, 7], edge_ptr=[0, 4, 4, 10])
+    assert len(read_graphs(path).label) == 3
+    assert "1 of 3" in caplog.text and "graph 2" in caplog.text
+    caplog.clear()
+    read_graphs(write(tmp_path / "b.npz"))
+    assert not caplog.records
+
+
 def test_npz_is_read_as_written(tmp_path):
     path = write(tmp_path / "small.npz", node_label=LABELS, node_attr=ATTRIBUTES)
     made = read_graphs(path, normalise=False)

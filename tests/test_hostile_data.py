@@ -5,6 +5,7 @@ import json
 import os
 import struct
 import tracemalloc
+import types
 import zipfile
 import zlib
 
@@ -23,6 +24,7 @@ from jaxcl.data import (
     sources,
     storage,
 )
+from jaxcl.evals import knn, linear, logistic, svm
 
 
 def image(path, value=0, size=(4, 4)):
@@ -385,13 +387,13 @@ def test_a_json_file_of_anything(tmp_path, text):
 
 
 def test_classes_that_are_judged_and_not_trained_on_are_counted(tmp_path, caplog):
-    def run(test, **knn):
+    def run(test):
         train = {"train_x": np.zeros((8, 8, 8), np.uint8), "train_y": np.arange(8) % 2}
         path = str(tmp_path / "x.npz")
         judged = {"test_x": np.zeros((4, 8, 8), np.uint8), "test_y": np.array(test)}
         np.savez(path, **train, **judged)
         section = {"name": "npz", "path": path}
-        config = toy.config(data=section, batch_size=2, evaluators={"knn": knn})
+        config = toy.config(data=section, batch_size=2, evaluators={})
         top = build.sections.read_top(config.to_dict())
         tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
         with caplog.at_level("WARNING"):
@@ -402,9 +404,18 @@ def test_classes_that_are_judged_and_not_trained_on_are_counted(tmp_path, caplog
     assert run([0, 1, -1, 1]) == []
     (said,) = run([0, 1, 2, 3])
     assert "2 of 4" in said and "2 (2, 3)" in said
-    with pytest.raises(ValueError, match="4 of 4"):
-        run([2, 2, 2, 3])
-    assert len(run([2, 2, 3, 3], train_on="evaluation")) == 1
+    assert len(run([2, 2, 3, 3])) == 1  # nothing is measured, or not by train images
+
+
+@pytest.mark.parametrize("probe", [knn, linear, logistic, svm])
+def test_a_probe_refuses_images_of_classes_it_cannot_learn(probe, tmp_path):
+    train = {"train_x": np.zeros((8, 8, 8), np.uint8), "train_y": np.arange(8) % 2}
+    test = {"test_x": np.zeros((4, 8, 8), np.uint8), "test_y": np.array([2, 2, 3, 3])}
+    np.savez(tmp_path / "x.npz", **train, **test)
+    section = {"name": "npz", "path": str(tmp_path / "x.npz")}
+    tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
+    with pytest.raises(ValueError, match=r"config\.data.*4 of 4"):
+        probe.make(types.SimpleNamespace(stream=tasks))
 
 
 def test_files_are_the_same_where_their_bytes_are(tmp_path):

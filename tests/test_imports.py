@@ -128,6 +128,17 @@ def test_configs_are_read_above_the_methods(name):
         assert "ml_collections" not in modules_imported(MODULES[name])
 
 
+def test_what_is_wrong_with_an_input_is_refused_by_its_own_type():
+    """A plain ValueError would be shown as a bug by the commands."""
+    raised = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "jaxcl").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Raise) and ast.unparse(node).startswith("raise Value")
+    ]
+    assert not raised
+
+
 @pytest.mark.parametrize(
     "module, late",
     [

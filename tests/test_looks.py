@@ -4,7 +4,6 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from jaxcl.config import sections
 from jaxcl.data import looks, scenarios, stream
 
 
@@ -81,8 +80,11 @@ def test_all_channels_of_a_pixel_stay_together():
 
 def test_looks_follow_the_run_unless_they_have_a_seed():
     for name in ("permuted", "rotated"):
-        assert sections.scenario_seed({"name": name}, 3) == {"seed": 3}
-        assert sections.scenario_seed({"name": name, "seed": 1}, 3) == {}
+        assert scenarios.run_seed({"name": name}, 3) == {"seed": 3}
+        assert scenarios.run_seed({"name": name, "seed": 1}, 3) == {}
+    ordered = {"name": "class", "class_order": "released"}
+    assert scenarios.run_seed(ordered, 3) == {"seed": 3}
+    assert scenarios.run_seed({"name": "class"}, 3) == {}
     one, other = (
         looks.as_domains(numbered(), "permuted", 2, s).train.images for s in (0, 1)
     )

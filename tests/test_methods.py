@@ -619,6 +619,10 @@ def test_no_two_draws_share_a_key(name, tmp_path):
     small = {"encoder": {"name": "mlp", "widths": (4,)}, "augment.crop": False}
     small |= {"augment.jitter_probability": 0.0, "augment.flip": 0.5}
     changes = small | METHODS[name].changes
+    if "augment.local" in changes:  # two sizes of images
+        del changes["encoder"]
+    if name == "duel-simclr":  # views of stored rows, too
+        changes |= {"method.policy_features": "all"}
     if "replay" in changes and name != "gdumb":
         changes = changes | {"replay.updates": 2}
     work = run_directories.untried(tmp_path, tasks=2, **changes)
@@ -635,6 +639,84 @@ def test_no_two_draws_share_a_key(name, tmp_path):
         f"{name}: two steps draw by the same key. Randomness of a step comes from "
         "core.step_key, or from a key that is folded with a number that grows"
     )
+
+
+CLASSES_OF_TASK = {"extra.replayed", "extra.taught", "extra.current", "extra.count"}
+TEACHER = {"extra.teacher", "extra.teacher_stats"}
+FRESH = {"opt_state", "extra.teacher", "extra.growth"} | set(TURNS)
+ANEW = {"params.encoder", "params.head", "stats.encoder"}
+# row -> what is another when the first task begins, and when a later one does; of rows
+# that are not here nothing.
+BEGINS = {
+    "cclis-vit": (CLASSES_OF_TASK, CLASSES_OF_TASK | {"extra.teacher"}),
+    **dict.fromkeys(("er_lwf", "icarl", "ss_il"), ((), {"extra.teacher"})),
+    **dict.fromkeys(
+        ("cclis", "cclis-uniform", "co2l"),
+        (CLASSES_OF_TASK, CLASSES_OF_TASK | TEACHER),
+    ),
+    **dict.fromkeys(("icl", "icl-no_meta"), (FRESH, FRESH)),
+    "icl-retrain": (FRESH, FRESH | ANEW),
+    **dict.fromkeys(
+        ("duel-moco", "duel-moco-sharded", "duel-simclr"),
+        ({"opt_state"}, {"opt_state"}),
+    ),
+}
+
+
+def randomised(state):
+    """A state of random numbers from shapes; whole ones are from 50 to 90."""
+    rng = np.random.default_rng(0)
+
+    def number(x):
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.split(jax.random.key(0), x.shape) if x.shape else KEY
+        if x.dtype == bool:
+            return jnp.asarray(rng.random(x.shape) < 0.5)
+        low, high = (50, 90) if x.dtype.kind in "iu" else (0.1, 0.9)
+        return jnp.asarray(rng.uniform(low, high, x.shape).astype(x.dtype))
+
+    return jax.tree.map(number, state)
+
+
+KEY = jax.random.key(5)
+
+
+# Of two-view methods see test_two_view.py.
+@pytest.mark.parametrize(
+    "name", [*BEGINS, "er", "gcr", "gdumb", "ncm", "online_ssl-pnr"]
+)
+def test_a_task_begins_with_what_the_method_says(name, tmp_path):
+    """Copies are of the network as it is now, and what was copied may be donated."""
+    work = run_directories.untried(tmp_path, tasks=2, **METHODS[name].changes)
+    state = randomised(job.shapes(work.method, work.data)[0])
+    first, later = BEGINS.get(name, ((), ()))
+    one, two = work.stream.tasks
+    for task in (one, two, two._replace(index=2)):
+        expected = later if task.index else first
+        after = work.method.begin_task(state, task)
+        assert set(moved(state, after)) == set(expected), task.index
+        if "extra.teacher" in expected:
+            copied = after.params, after.stats
+            taught = jax.tree.leaves(after.extra.teacher)
+            if hasattr(after.extra, "teacher_stats"):
+                taught += jax.tree.leaves(after.extra.teacher_stats)
+            for one, other in zip(jax.tree.leaves(copied), taught, strict=False):
+                np.testing.assert_array_equal(one, other)
+                assert one is not other
+
+
+@pytest.mark.parametrize("name", [n for n in ONE_ROW_EACH if n != "gdumb"])
+def test_what_is_read_of_an_image_is_of_it_alone(name, tmp_path):
+    """Evaluation has the running statistics, not those of the other images."""
+    work = run_directories.untried(tmp_path, **ONE_ROW_EACH[name].changes)
+    state = randomised(job.shapes(work.method, work.data)[0])
+    images = np.random.default_rng(1).normal(size=(3, 8, 8, 1)).astype(np.float32)
+    other = state.replace(stats=jax.tree.map(lambda x: x + 0.5, state.stats))
+    for read in (work.method.embed, work.method.project, work.method.predict):
+        if read is not None:
+            rows, one = read(state, images), read(state, images[1:2])
+            np.testing.assert_allclose(rows[1], one[0], rtol=1e-3, atol=1e-4)
+            assert not np.allclose(rows, read(other, images), equal_nan=True)
 
 
 def rows_where(wanted):

@@ -1,4 +1,5 @@
 import functools
+import types
 
 import chex
 import flax.linen as nn
@@ -381,6 +382,18 @@ def test_the_last_norm_of_a_block_alone_starts_at_zero(block, last):
             scale = np.asarray(tree[norm]["scale"])
             assert (scale == (0 if norm == last else 1)).all(), (name, norm)
     assert (params["bn1"]["scale"] == 1).all()  # of the stem
+
+
+def test_a_branch_is_dropped_by_row_and_weighed_up():
+    """Three of four rows keep it, and have it by 4/3: the mean stays."""
+    block = types.SimpleNamespace(layer_scale=None, drop=0.25)
+    x, key = jnp.zeros((2000, 3)), jax.random.key(0)
+    rows = layers.add_branch(block, x, x + 1, key, scale="scale")
+    assert (np.ptp(rows, axis=1) == 0).all()
+    np.testing.assert_allclose(np.unique(rows), [0, 4 / 3], rtol=1e-6)
+    np.testing.assert_allclose(np.mean(rows), 1, atol=0.06)
+    whole = layers.add_branch(block, x, x + 1, None, scale="scale")
+    np.testing.assert_array_equal(whole, 1)
 
 
 def test_groups_reach_every_layer():

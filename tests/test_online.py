@@ -13,6 +13,7 @@ from helpers import online_toy as toy
 from helpers import tiny
 from jaxcl import core, optim, sharding
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
+from jaxcl.nets import resnet
 
 FIRST, SECOND, parts = toy.FIRST, toy.SECOND, toy.parts
 LINEAR, COSINE = (online.build_network(parts(), head) for head in ("linear", "cosine"))
@@ -38,7 +39,7 @@ def rows_of(images, labels, mask):
 @pytest.mark.parametrize("draws", [1, 2])
 def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, draws):
     """Where it is one pass of all, their rows in turn, up to rounding."""
-    made = parts()
+    made = parts(resnet.conv_net(width=2))
     net = online.build_network(made, "linear")
     one, two = made.plain(FIRST["image"]), made.plain(SECOND["image"])
     images = [one, two, (one + two) / 2][: 1 + draws]
@@ -69,7 +70,7 @@ def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, d
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_answers_are_those_of_each_part_by_itself(platform, train):
-    made = parts()
+    made = parts(resnet.conv_net(width=2))
     net = online.build_network(made, "linear")
     one, two = made.plain(FIRST["image"]), made.plain(SECOND["image"])
     params, stats = jax.jit(net.init)(jax.random.key(0), one)

@@ -3,13 +3,13 @@
 import inspect
 import re
 import typing
-from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from helpers import toy
+from helpers.annotations import leaves, members
 from helpers.config_functions import FUNCTIONS
 from jaxcl import errors, schema
 from jaxcl.config import build, sections
@@ -38,69 +38,6 @@ for _kind in ("base", "strategy"):
     CALLS[f"example {_kind}"] = partial(two_view.make, None, **_own)
 CALLS |= {f"scenario {x}": partial(scenarios.make, name=x) for x in scenarios.SCENARIOS}
 CALLS["scenario"] = partial(scenarios.make, name="joint")
-
-
-class Leaf(NamedTuple):
-    """A number or a choice somewhere in what an annotation says."""
-
-    kind: Any  # float, int, or a Literal
-    rules: tuple
-    beside: tuple  # it, and the other members of its union
-    wrap: Any  # puts a value in its place; the other entries are allowed ones
-
-
-def members(annotation):
-    """The members of a union, or the annotation alone."""
-    if typing.get_origin(annotation) is Annotated or not isinstance(
-        annotation, typing._UnionGenericAlias | type(int | None)
-    ):
-        return (annotation,)
-    return typing.get_args(annotation)
-
-
-def bare(annotation):
-    """An annotation without its rules, and these."""
-    if typing.get_origin(annotation) is Annotated:
-        kind, *rules = typing.get_args(annotation)
-        return kind, tuple(rules)
-    return annotation, ()
-
-
-def allowed(annotation):
-    """A value that an annotation allows."""
-    kind, rules = bare(members(annotation)[0])
-    if typing.get_origin(kind) is Literal:
-        return typing.get_args(kind)[0]
-    for rule in rules:
-        if isinstance(rule, schema.Range):
-            low = rule.least if rule.least > -INF else 1
-            if rule.above > -INF:
-                low = rule.above + min(1e-3, (rule.most - rule.above) / 2)
-            return int(low) if kind is int else low
-    return {int: 1, float: 0.5, str: "a", dict: {}}.get(kind, "a")
-
-
-def leaves(annotation):
-    """Every number and every choice of an annotation."""
-    for member in members(annotation):
-        kind, rules = bare(member)
-        origin = typing.get_origin(kind)
-        if kind in (int, float) or origin is Literal:
-            beside = tuple(bare(x)[0] for x in members(annotation))
-            yield Leaf(kind, rules, beside, lambda value: value)
-        elif origin in (tuple, list, Sequence):
-            entries = typing.get_args(kind)
-            if entries[-1] is Ellipsis or len(entries) == 1:
-                entries = entries[:1]
-            for place, entry in enumerate(entries):
-                for leaf in leaves(entry):
-
-                    def wrap(value, place=place, inner=leaf.wrap, entries=entries):
-                        filled = [allowed(x) for x in entries]
-                        filled[place] = inner(value)
-                        return tuple(filled)
-
-                    yield leaf._replace(wrap=wrap)
 
 
 def options():

@@ -21,7 +21,7 @@ from jaxcl import core, optim
 from jaxcl.memory import buffer, importance, policies
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
-from jaxcl.methods.two_view import bases, strategies
+from jaxcl.methods.two_view import bases, records, strategies
 from jaxcl.methods.two_view.bases import dino, lejepa
 from jaxcl.methods.two_view.strategies import l2_sp
 
@@ -863,7 +863,7 @@ def test_the_anchor_moves_to_the_weights_after_each_task():
     + [(1, 0, 0.5, 0.5), (2, 0.1, 0.5, 0.5)],
 )
 def test_targets_warm_up_in_the_first_task_alone(task, progress, share, expected):
-    moment = types.SimpleNamespace(task=task, progress=progress)
+    moment = records.Moment(None, task, progress)
     assert dino.warm_temperature(moment, 0.2, 0.5, share) == pytest.approx(expected)
 
 

@@ -248,6 +248,26 @@ def test_an_average_lies_between_both_encoders(copy, monkeypatch, asked, share):
     assert again["average"] == record and same(encoder(work.workdir)[0], mixed)
 
 
+@pytest.mark.parametrize("epochs, warmup", [(11, 10), (10, 1), (3, 1), (1, 0)])
+def test_a_warmup_ends_before_the_training(epochs, warmup):
+    config = {"schedule": {"name": "warmup_cosine", "warmup_epochs": 10}}
+    found = update_plan._shorten_warmup(config, {"epochs": epochs})
+    assert found["schedule"]["warmup_epochs"] == warmup
+    asked = {"epochs": epochs, "schedule": {"warmup_epochs": 10}}
+    assert update_plan._shorten_warmup(config, asked) == config
+
+
+def test_the_new_set_is_the_last_of_joined_ones():
+    one, two = {"name": "digits"}, {"name": "npz"}
+    both = lineage.join_sections(one, two)
+    assert both == {"name": "joined", "sets": [one, two]}
+    assert lineage.join_sections(both, {"name": "x"})["sets"] == [
+        one,
+        two,
+        {"name": "x"},
+    ]
+
+
 def test_a_share_is_of_the_new_weights():
     old = {"w": np.float32([0.0, 2.0]), "count": np.int32(3)}
     new = {"w": np.float32([1.0, 4.0]), "count": np.int32(5)}

@@ -105,7 +105,7 @@ def fit(
         network = folder.section(encoder.card)[0] if begun else encoder
         scenario = options.get("scenario.name")
         config = _make_config(read.section, network, size, tasks, scenario)
-    set_here = {"epochs": epochs, "batch_size": batch_size}
+    set_here: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
     set_here = {field: x for field, x in set_here.items() if x is not None}
     set_here |= {"name": name, "seed": seed}
     set_here |= {"method.base": base, "method.strategy": strategy or "finetune"}

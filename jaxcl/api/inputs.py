@@ -52,6 +52,7 @@ def make_section(
       Refused: the images are none of these, or both they and `labels` have labels.
     """
     class_names = None
+    images, labels = _unpack(name, images, labels)
     if type(images).__module__.partition(".")[0] == "datasets":
         images, own, class_names = _read_dataset(name, images)
         if labels is None:
@@ -68,6 +69,11 @@ def make_section(
                 )
     share = {} if test is None else {"test": test}
     if isinstance(images, Mapping):
+        if "name" not in images:
+            raise Refused(
+                f"{name}: a dict of {sorted(map(str, images))}: must be a section like "
+                'config.data, with a "name"; or {"image": images, "label": labels}'
+            )
         return ImageInput(dict(images) | share)
     if text:
         path = os.fspath(images)
@@ -84,6 +90,75 @@ def make_section(
     known = bool((held.examples.label >= 0).any())
     share = {"test": 0.2 if known else 0.0} | share
     return ImageInput(held.section | share, (held,))
+
+
+# Usual names of the images and labels in a dict
+_IMAGES = ("image", "images", "img", "x", "pixel_values", "data")
+_LABELS = ("label", "labels", "y", "target", "targets")
+
+
+def _unpack(name, images, labels) -> tuple:
+    """Separate images from labels in pairs, in a pair of both, and in a dict."""
+    found = None
+    if isinstance(images, Mapping):
+        keys = [key for key in _IMAGES if key in images]
+        if "name" in images or len(keys) != 1:
+            return images, labels
+        known = [key for key in _LABELS if key in images]
+        if {*images} - {*keys, *known} or len(known) > 1:
+            return images, labels
+        images, found = images[keys[0]], images[known[0]] if known else None
+    elif isinstance(images, tuple) and _is_pair(images, lambda x: _fits(images[0], x)):
+        images, found = images
+    elif _is_indexed(images) and len(images) and _is_pair(images[0], _is_label):
+        pairs = [images[row] for row in range(len(images))]
+        if odd := [i for i, x in enumerate(pairs) if not _is_pair(x, _is_label)]:
+            raise Refused(
+                f"{name}: entry 0 is a pair of an image and a label, entry {odd[0]} not"
+            )
+        images, found = zip(*pairs, strict=True)
+        found = [x.item() if hasattr(x, "item") else x for x in found]
+    if found is None:
+        return images, labels
+    if labels is not None:
+        raise Refused(f"labels: {name} have labels with them; give the images alone")
+    return images, _to_numpy(found)
+
+
+def _is_indexed(images) -> bool:
+    """Tell whether images are a list, or a data set that gives a row by its number."""
+    lists = hasattr(images, "__getitem__") and hasattr(images, "__len__")
+    library = type(images).__module__.partition(".")[0]
+    return lists and not hasattr(images, "ndim") and library != "datasets"
+
+
+def _is_pair(entry, is_second) -> bool:
+    """Tell whether an entry is a tuple of image and label, or of images and labels."""
+    if not isinstance(entry, tuple | list) or len(entry) != 2:
+        return False
+    first, second = entry
+    pixels = first.ndim >= 2 if hasattr(first, "ndim") else hasattr(first, "convert")
+    listed = isinstance(first, list | tuple) and not _is_label(second)
+    return (pixels or listed) and is_second(second)
+
+
+def _fits(images, labels) -> bool:
+    """Tell whether there is one label for each image."""
+    return np.ndim(labels) == 1 and len(labels) == len(images)
+
+
+def _is_label(value) -> bool:
+    number = isinstance(value, int | str | np.integer) or value is None
+    return number or (hasattr(value, "item") and np.ndim(value) == 0)
+
+
+def _to_numpy(values) -> Any:
+    """Convert a tensor of PyTorch on any device, with or without gradients."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        if str(values.dtype) == "torch.bfloat16":  # which NumPy lacks
+            values = values.float()
+    return np.asarray(values) if hasattr(values, "__array__") else values
 
 
 def split_pair(test: Any) -> tuple:
@@ -159,19 +234,28 @@ def _decode_images(name, images) -> list[np.ndarray]:
     return [array[..., 0] for array in arrays] if grey else arrays
 
 
+def _open_file(path) -> Image.Image:
+    """Open an image file; refuse what is none."""
+    with files.reading(os.fspath(path)), Image.open(path) as image:
+        image.load()
+        return image
+
+
 def _stack_images(name, images) -> np.ndarray:
     """Stack a sequence of images into one array."""
     if hasattr(images, "ndim") or hasattr(images, "__array__"):
-        return np.asarray(images)
+        return _to_numpy(images)
     if not isinstance(images, Sequence) or not len(images):
         raise Refused(
             f"{name}: {type(images).__name__}: must be an array uint8[N, H, W, C], a "
             "list of images, a path, the name of a source, or a section of a config"
         )
+    if all(isinstance(image, str | os.PathLike) for image in images):
+        images = [_open_file(path) for path in images]
     # Or the numbers of a palette would pass for grey.
     if all(hasattr(image, "convert") for image in images):
         images = _decode_images(name, images)
-    arrays = [np.asarray(image) for image in images]
+    arrays = [np.asarray(_to_numpy(image)) for image in images]
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
         raise Refused(

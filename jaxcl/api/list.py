@@ -38,11 +38,36 @@ KINDS = {
         f"{_TWO_VIEW}.strategies",
         "STRATEGIES",
     ),
+    "regularisers": Kind(
+        "--config.method.regulariser=NAME, with the method online_ssl",
+        "jaxcl.methods.online_ssl.regularisers",
+        "REGULARISERS",
+    ),
+    "policies": Kind(
+        "--config.replay.policy=NAME", "jaxcl.memory.policies", "POLICIES"
+    ),
     "encoders": Kind("--config.encoder.name=NAME", "jaxcl.config.sections", "ENCODERS"),
     "data": Kind("--config.data.name=NAME", "jaxcl.data.sources", "SOURCES"),
+    "scenarios": Kind(
+        "--config.scenario.name=NAME", "jaxcl.data.scenarios", "SCENARIOS"
+    ),
+    "optimizers": Kind(
+        "--config.optimizer.name=NAME", "jaxcl.config.sections", "OPTIMIZERS"
+    ),
+    "schedules": Kind(
+        "--config.schedule.name=NAME", "jaxcl.config.sections", "SCHEDULES"
+    ),
+    "loggers": Kind("--config.loggers=NAME", "jaxcl.run.loggers"),
     "evaluators": Kind('in a config: config.evaluators = {"NAME": {}}', "jaxcl.evals"),
     "configs": Kind("jaxcl train NAME", "jaxcl.config.files"),
 }
+
+
+def _docstring(entry) -> str | None:
+    """Return the docstring of a module or function, or of the first in a record."""
+    while isinstance(entry, tuple):  # such as a scenario or a policy
+        entry = entry[0]
+    return entry.__doc__
 
 
 def describe_kind(kind: str) -> dict[str, str]:
@@ -56,7 +81,7 @@ def describe_kind(kind: str) -> dict[str, str]:
         made = getattr(importlib.import_module(place), table)
     else:
         made = lookup.list_modules(place)
-    lines = {name: _first_line(found.__doc__) for name, found in made.items()}
+    lines = {name: _first_line(_docstring(found)) for name, found in made.items()}
     if kind == "encoders":
         from jaxcl.config import own_images
 

@@ -4,6 +4,7 @@
 prints all. Meanings come from docstrings and comments, ranges from annotations.
 """
 
+import difflib
 import functools
 import inspect
 import itertools
@@ -21,6 +22,8 @@ from jaxcl.config import build, command, files
 from jaxcl.config import options as options_lib
 from jaxcl.data import files as files_lib
 from jaxcl.data import splits, stream
+from jaxcl.errors import Refused
+from jaxcl.memory import policies
 
 _WRONG = (ValueError, TypeError, AttributeError, KeyError, OSError)  # of a config
 
@@ -164,6 +167,24 @@ def _format_option(path, own, width) -> str:
     return "\n".join(lines)
 
 
+def _check_values(found: Sequence[OptionEntry]) -> None:
+    """Refuse what the command sets and `jaxcl train` would refuse."""
+    for option, origin, _ in found:
+        if origin != "command":
+            continue
+        if option.function is None:
+            section = option.path.rpartition(".")[0]
+            others = (x.option for x in found if x.option.function)
+            beside = [x.name for x in others if x.path.rpartition(".")[0] == section]
+            near = difflib.get_close_matches(option.name, beside, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise Refused(f"{option.path}={option.value!r}: no such option{hint}")
+        if option.annotation:
+            schema.check_value(option.value, option.annotation, option.path, option)
+        if option.path == "config.replay.policy":
+            policies.look_up(option.value)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the options of a config; exit code 2 if there is no such config."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -177,6 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         raw, given = read_command([word for word in words if word != "--all"])
         found = [*entries(raw, given)]
+        _check_values(found)
     except (*_WRONG, flags.Error) as error:
         return command.complain(str(error).replace("\n", " "))
     shown = [x for x in found if x.origin != "default" or "--all" in words]

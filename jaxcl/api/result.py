@@ -102,7 +102,8 @@ class Result:
         """
         now = lineage.find_current(self.folder)
         if self._encoder is None or self._encoder[0] != now:
-            self._encoder = now, load.load_encoder(self.folder)
+            with load.exported(self.folder) as place:
+                self._encoder = now, encoder_lib.load_encoder(place)
         return self._encoder[1]
 
     def plot(self, path: str | os.PathLike | None = None) -> Any:

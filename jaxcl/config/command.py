@@ -51,6 +51,7 @@ def parse_flags(argv, section="config", define=lambda: None):
             message = f"{before}the config takes no word behind its name and a colon"
         message = _reword_flag_error(message)
         if isinstance(error, flags.UnrecognizedFlagError):
+            message = message.partition(". Did you mean")[0]  # absl's words
             message += _suggest_option(error.flagname, section)
         sys.exit(complain(message.replace("\n", " ")))
     except OSError as error:  # no such config file
@@ -72,9 +73,11 @@ def _reword_flag_error(message: str) -> str:
 def _suggest_option(flag: str, section: str) -> str:
     """Suggest the option of a config that an unknown flag may have meant."""
     options = [field.name for field in dataclasses.fields(sections.TopLevel)]
+    own = [name for name in flags.FLAGS if not flags.FLAGS[name].short_name]
+    known = {name: f"{section}.{name}" for name in options} | {x: x for x in own}
     first, dot, rest = flag.partition(".")
-    near = difflib.get_close_matches(first, options, n=1)
-    return f"; did you mean --{section}.{near[0]}{dot}{rest}?" if near else ""
+    near = difflib.get_close_matches(first, known, n=1)
+    return f"; did you mean --{known[near[0]]}{dot}{rest}?" if near else ""
 
 
 def complain(message, code=2) -> int:

@@ -146,7 +146,7 @@ def _choose_updates(
         own = parts._replace(replay=replay._replace(updates=updates))
         method = _make_method(top, own, mesh)
         shapes = job.shapes(method, data, method.parts(last))
-        return cost.count_flops(method.step, *shapes, last.index)
+        return cost.count_flops(method.step, *shapes, task=last.index)
 
     found = budget.updates(replay.flops, top.batch_size, count_step, top.method["name"])
     if workdir is not None and jax.process_index() == 0:

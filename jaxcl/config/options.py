@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxcl import core, lookup, schema
 from jaxcl.config import sections
+from jaxcl.data import scenarios
 from jaxcl.errors import Refused
 from jaxcl.nets import tuning
 
@@ -146,7 +147,7 @@ def _find_dependent(path, function, options, raw, replay) -> dict:
     if path == "config.tuning":
         return function(**options)._asdict()
     if path == "config.scenario":
-        return sections.scenario_seed(raw["scenario"], raw.get("seed", 0))
+        return scenarios.run_seed(raw["scenario"], raw.get("seed", 0))
     return {}
 
 

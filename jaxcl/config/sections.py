@@ -258,24 +258,12 @@ def names_of_sections(top: type = TopLevel) -> set[str]:
     }
 
 
-def scenario_seed(scenario: Mapping, seed: int) -> dict:
-    """Return the option `seed` of a scenario that the run's seed cuts, else {}.
-
-    The run's seed stands for a missing one of "growth", "permuted", "rotated",
-    "recurring" and "blurry", and of "class" in the order "released".
-    """
-    name, order = scenario.get("name"), scenario.get("class_order")
-    drawn = name in ("growth", "permuted", "rotated", "recurring", "blurry")
-    drawn = drawn or (name, order) == ("class", "released")
-    return {"seed": seed} if drawn and "seed" not in scenario else {}
-
-
 def read_tasks(data, scenario, seed=0, stand_in=None):
     """Check the options of data and scenario; the data are read later.
 
     Args:
       data, scenario: sections of a config.
-      seed: the run's, see `scenario_seed`.
+      seed: the run's, see `scenarios.run_seed`.
       stand_in: a dataset in place of what would be read.
 
     Returns:
@@ -286,7 +274,7 @@ def read_tasks(data, scenario, seed=0, stand_in=None):
     """
     source, data_options = lookup.find_function(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
-    scenario = scenario_seed(scenario, seed) | scenario
+    scenario = scenarios.run_seed(scenario, seed) | scenario
     cut = schema.options(
         scenarios.find_functions(scenario.get("name")),
         scenario,

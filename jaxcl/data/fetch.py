@@ -206,7 +206,8 @@ def _stl10(paths, folder, *, more=None) -> None:
         labels[: len(known)] = known.astype(int) - 1
         return images, labels
 
-    with _unpack(*paths, folder) as inner:
+    (archive,) = paths
+    with _unpack(archive, folder) as inner:
         parts = [read(inner, split) for split in ("train", "test")]
     _write_splits("stl10", _STL10, parts, folder)
 
@@ -225,7 +226,8 @@ def _tiny_imagenet(paths, folder) -> None:
             images = pool.map(lambda x: decode(x.read_bytes(), str(x)), paths)
             return np.stack([*images]), np.array(labels)
 
-    with _unpack(*paths, folder) as inner:
+    (archive,) = paths
+    with _unpack(archive, folder) as inner:
         where = pathlib.Path(inner)
         names = tuple((where / "wnids.txt").read_text().split())
         train = [
@@ -252,11 +254,12 @@ def _write_cifar(paths, folder, *, name, train, test, label_bytes, names) -> Non
 
     def read_records(inner, files):
         raw = [np.fromfile(os.path.join(inner, file), np.uint8) for file in files]
-        raw = np.concatenate(raw).reshape(-1, label_bytes + 3 * 32 * 32)
-        images = raw[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        return images, raw[:, label_bytes - 1]
+        records = np.concatenate(raw).reshape(-1, label_bytes + 3 * 32 * 32)
+        images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return images, records[:, label_bytes - 1]
 
-    with _unpack(*paths, folder) as inner:
+    (archive,) = paths
+    with _unpack(archive, folder) as inner:
         with open(os.path.join(inner, names)) as file:
             classes = tuple(file.read().split())
         parts = [read_records(inner, files) for files in (train, test)]

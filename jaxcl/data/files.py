@@ -395,7 +395,7 @@ def examples(
 def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
     """Read class names from a text file, one a line."""
     with reading(f"{option} = {file!r}"):
-        lines = storage.read_bytes(file).decode().split("\n")
+        lines = storage.read_bytes(file).decode("utf-8-sig").split("\n")
     names = tuple(line.strip() for line in lines if line.strip())
     if not names or len(set(names)) < len(names):
         raise Refused(f"{option} = {file!r}: must hold at least one name, each once")

@@ -1,19 +1,17 @@
 """Sets of image files in folders, a folder for each class."""
 
 import os
-import re
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 from absl import logging
 
 from jaxcl import schema
 from jaxcl.data import files as files_lib
-from jaxcl.data import listing, splits, storage, stream
+from jaxcl.data import layouts, listing, splits, storage, stream
 from jaxcl.errors import Refused
 
-_SPLITS = ("train", "val", "test")
-_LIKE_SPLITS = {*_SPLITS, "training", "valid", "validation", "testing", "dev", "eval"}
 _BESIDE = "images beside the folders of classes"
 
 
@@ -22,67 +20,145 @@ def image_folder(
     *,
     path: str,
     classes: str | None = None,
-    folders: Literal["guess", "classes", "none"] = "guess",
+    folders: Literal["guess", "classes", "domains", "none"] = "guess",
     test: schema.Fraction = 0.2,
     test_seed: schema.Natural = splits.TEST_SEED,
     images: splits.ImageOptions,
 ) -> stream.Dataset:
     """Read image files in folders, decoded row by row.
 
-    Three layouts are known; classes are sorted by name, numbers as numbers:
+    Five layouts are known; classes are sorted by name, numbers as numbers:
       train/CLASS/*  with test/ or val/ of the same classes. If both are there, val/ is
                      the validation split. One without class folders is ignored.
       CLASS/*        alone. A share `test` of every class, drawn by `test_seed`, is the
                      test split.
+      CLASS/train/*  with CLASS/test/ or CLASS/val/, likewise.
+      DOMAIN/CLASS/* if `folders` is "domains".
       *              images without class folders: no labels, no test split.
 
     path: the folder.
     classes: a text file that names the classes to keep, in that order.
-    folders: "guess" refuses folders that look like splits of other names; "classes"
-      takes each as a class; "none" reads all images below, without labels.
+    folders: "guess" refuses folders that look like splits of other names, masks or
+      domains; "classes" takes each as a class, "domains" as a domain, with folders of
+      classes in it; "none" reads all images below, without labels.
     test: share of each class that is the test split, if no folder is.
     test_seed: of that draw.
     """
     wanted = None if classes is None else files_lib.class_list(classes)
     left_out, name = listing.LeftOut(), os.path.basename(os.path.abspath(path))
-    names: tuple[str, ...] = ()
-    held_out: list[str] = []
 
-    def examples(label, files):
+    def examples(label, files, domain=None):
         reader = files_lib.of_files(path, files, images.decoding)
-        return files_lib.examples(reader, label)
+        return files_lib.examples(reader, label, domain)
 
     if folders == "none":
         files = _relative(path, listing.images(path, left_out))
         if not files:
             raise Refused(f"{path}: no images{_describe_left_out(left_out)}")
-        label = [-1] * len(files)
+        data = _one_split(name, (), examples([-1] * len(files), files))
+    elif folders == "domains":
+        names, domains, columns = _scan_domains(path, wanted, left_out)
+        data = _one_split(name, names, examples(*columns), domains)
     else:
         inner = "train" if storage.is_folder(os.path.join(path, "train")) else ""
         inner = "" if folders == "classes" else inner
         names, label, files = scan_classes(path, inner, wanted, left_out=left_out)
-        if folders == "guess":
-            _check_splits(path, names)
-        held_out = _list_held_out(path, names) if inner else []
-    data = stream.Dataset(name, names, ("all",), examples(label, files), None, None)
-    if held_out:
-        parts = [
-            examples(*scan_classes(path, x, names, wanted is None, left_out)[1:])
-            for x in held_out
-        ]
-        validation = parts[0] if len(parts) == 2 else None
-        data = data._replace(validation=validation, test=parts[-1])
-    elif names:
-        data = splits.draw_test(name, names, data.train, test, test_seed)
+        data = _one_split(name, names, examples(label, files))
+        within = _check_layout(path, inner, names, files) if folders == "guess" else ""
+        if within:
+            data = _divide_classes(data, files)
+        elif inner:
+            parts = {
+                split: examples(
+                    *scan_classes(path, split, names, wanted is None, left_out)[1:]
+                )
+                for split in _list_held_out(path, names)
+            }
+            data = _hold_out(data, parts)
+    if data.class_names and data.test is None:
+        drawn = splits.draw_test(name, data.class_names, data.train, test, test_seed)
+        data = data._replace(train=drawn.train, test=drawn.test)
     said = listing.describe(left_out)
     return data._replace(notes=(f"left out: {said}",) if said else ())
 
 
+def _one_split(name, class_names, train, domain_names=("all",)) -> stream.Dataset:
+    return stream.Dataset(name, class_names, domain_names, train, None, None)
+
+
+def _hold_out(data, parts) -> stream.Dataset:
+    """Add the splits val and test; val alone is the test split."""
+    if not parts:
+        return data
+    validation = parts["val"] if len(parts) == 2 else None
+    return data._replace(validation=validation, test=[*parts.values()][-1])
+
+
+def _check_layout(path, inner, names, files) -> bool:
+    """Refuse folders that may mean something else; tell whether classes have splits."""
+    found = layouts.folders_of(files)
+    layouts.check_masks(path, found)
+    _check_splits(path, names)
+    if not names:
+        return False
+    if not inner:
+        if layouts.are_splits_below(path, found):
+            return True
+        layouts.check_domains(path, found)
+    elif shared := layouts.shared_classes({x[1:] for x in found}):
+        logging.warning(
+            "path = %r: the folders in %s are read as classes, though each has "
+            'folders %s; config.data.path=%r with config.data.folders="domains" reads '
+            "domains with these classes",
+            *(path, inner, [*shared[:5]], os.path.join(path, inner)),
+        )
+    return False
+
+
+def _divide_classes(data, files) -> stream.Dataset:
+    """Divide rows by the split below their class: CLASS/train/*."""
+    split = np.array([file.split(b"/")[1] for file in files])
+    parts = {
+        name: splits.take_rows(data.train, np.flatnonzero(split == name.encode()))
+        for name in layouts.SPLITS
+        if (split == name.encode()).any()
+    }
+    return _hold_out(data._replace(train=parts.pop("train")), parts)
+
+
+def _scan_domains(path, wanted, left_out) -> tuple:
+    """List classes, domains, and labels, files and domains of all images."""
+    domains = listing.folders(path)
+    if not domains:
+        raise Refused(f"path = {path!r}: has no folders; must have one for each domain")
+    found = [scan_classes(path, x, None, left_out=left_out) for x in domains]
+    known = {name for names, *_ in found for name in names}
+    names = tuple(wanted or sorted(known, key=listing.natural_key))
+    if missing := sorted({*names} - known):
+        raise Refused(f"path = {path!r}: class folders missing: {missing[:5]}")
+    label, files, domain = [], [], []
+    for number, (own, numbers, paths) in enumerate(found):
+        if not own:
+            raise Refused(
+                f"path = {os.path.join(path, domains[number])!r}: has images and no "
+                "folders; a domain must have a folder for each class"
+            )
+        for at, file in zip(numbers, paths, strict=True):
+            if own[at] in names:
+                label.append(names.index(own[at]))
+                files.append(file)
+                domain.append(number)
+    return names, tuple(domains), (label, files, domain)
+
+
 def is_mixed(path: str) -> bool:
-    """Tell whether a folder holds both images and folders of images."""
+    """Tell whether a folder holds images beside folders, or folders of folders."""
     if not storage.is_folder(path) or storage.in_bucket(path):
         return False
-    return bool(listing.folders(path) and _images_in(path))
+    if listing.folders(path) and _images_in(path):
+        return True
+    files = _relative(path, listing.images(path))
+    return bool(layouts.shared_classes(layouts.folders_of(files)))
 
 
 def _images_in(folder) -> list[str]:
@@ -110,8 +186,8 @@ def _check_splits(path, names) -> None:
       names: of the classes that were found.
     """
     beside = listing.folders(path)
-    alike = [name for name in beside if _is_like_split(name)]
-    others = [name for name in beside if name not in _SPLITS]
+    alike = [name for name in beside if layouts.is_like_split(name)]
+    others = [name for name in beside if name not in layouts.SPLITS]
     if "train" in beside:  # a train/ without class folders may be a class among others
         alike = [x for x in others if x in alike or not (names or _is_empty(path, x))]
     if alike:
@@ -120,10 +196,6 @@ def _check_splits(path, names) -> None:
             'called train, val and test. config.data.folders="classes" takes each of '
             "them as a class"
         )
-
-
-def _is_like_split(name) -> bool:
-    return re.sub(r"[-_ ]?(set|data|[0-9]+)$", "", name.lower()) in _LIKE_SPLITS
 
 
 def _is_empty(path, name) -> bool:
@@ -175,7 +247,9 @@ def scan_classes(
         missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
         if missing or (only and extra):
             raise Refused(
-                f"{folder}: class folders missing: {missing[:5]}, unknown: {extra[:5]}"
+                f"{folder}: class folders missing: {missing[:5]}, unknown: "
+                f"{extra[:5]}; must be those of train. config.data.path="
+                f"{os.path.join(path, 'train')!r} reads train alone"
             )
         names = wanted
     for number, name in enumerate(names or [""]):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
+from absl import logging
 
 from jaxcl import schema
 from jaxcl.data import files, storage, stream
@@ -83,13 +84,22 @@ def make_dataset(
     graph, label = arrays["graph"], arrays["label"]
     edges = _make_undirected(arrays["where"], arrays["pairs"], graph)
     graph_ptr = np.searchsorted(graph, np.arange(len(label) + 1))
-    structure = (edges, graph_ptr, np.searchsorted(edges[0], graph_ptr), label)
+    edge_ptr = np.searchsorted(edges[0], graph_ptr)
     graph_set = graphs_lib.GraphSet(
-        _features(where, arrays, edges, features, std, normalise),
-        *(array.astype(np.int32) for array in structure),
-        name,
-        tuple(str(name) for name in arrays["class_names"]),
+        features=_features(where, arrays, edges, features, std, normalise),
+        edges=edges.astype(np.int32),
+        graph_ptr=graph_ptr.astype(np.int32),
+        edge_ptr=edge_ptr.astype(np.int32),
+        label=label.astype(np.int32),
+        name=name,
+        class_names=tuple(str(name) for name in arrays["class_names"]),
     )
+    if len(empty := np.flatnonzero(np.diff(graph_ptr) == 0)):
+        logging.warning(
+            "%s: %d of %d graphs have no nodes, and stay rows of the set; the first is "
+            "graph %d",
+            *(where, len(empty), len(label), empty[0] + 1),
+        )
     label = graph_set.label
     train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)
     return stream.Dataset(name, graph_set.class_names, ("all",), train, None, None)

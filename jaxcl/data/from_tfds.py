@@ -163,7 +163,8 @@ def _class_names(info, key, option) -> tuple[str, ...]:
     count = feature.num_classes or 0
     if not 0 < count <= stream.LABELS:
         raise Refused(f"{option} = {key!r}: {count} classes")
-    return tuple(feature.names)
+    # Some editors put a mark before the first name of a file.
+    return tuple(name.removeprefix("\ufeff") for name in feature.names)
 
 
 def _find_records(

@@ -5,7 +5,7 @@ index -1 and label -1. A step may take P > 1 batches, its parts, at once; then t
 leaves are [P, ...].
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def batches(
     batch_size: int,
     parts: int = 1,
     start: int = 0,
-) -> Iterator[dict]:
+) -> Generator[dict, None, None]:
     """Yield a task's batches from its step `start` on, on the host.
 
     Args:
@@ -49,7 +49,7 @@ def batches(
 
 def evaluation_batches(
     examples: stream.Examples, rows: np.ndarray, batch_size: int
-) -> Iterator[dict]:
+) -> Generator[dict, None, None]:
     """Yield batches of some rows in order; the last is filled with empty slots."""
     filled = np.full(-(-len(rows) // batch_size) * batch_size, -1, np.int32)
     filled[: len(rows)] = rows

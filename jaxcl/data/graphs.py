@@ -153,7 +153,8 @@ def buckets(
     wanted = [*(np.quantile(drawn, level, axis=0) for level in _LEVELS), largest]
     chosen = np.ceil(np.maximum(wanted, 1) / _MULTIPLE).astype(int) * _MULTIPLE
     return tuple(
-        Budget(*pair, batch_size) for pair in sorted({*map(tuple, chosen.tolist())})
+        Budget(nodes, edges, batch_size)
+        for nodes, edges in sorted({*map(tuple, chosen.tolist())})
     )
 
 

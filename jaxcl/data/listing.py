@@ -45,7 +45,7 @@ def folders(path: storage.Path) -> list[str]:
     if storage.in_bucket(path):
         names = [x.name for x in epath.Path(path).iterdir() if x.is_dir()]
     else:  # scandir, since it does not look at each entry again
-        with os.scandir(path) as entries:
+        with os.scandir(os.fspath(path)) as entries:
             names = [x.name for x in entries if _leads_to_folder(x)]
     return sorted((name for name in names if not _is_apart(name)), key=natural_key)
 

@@ -239,7 +239,7 @@ def batches(
     crop: RandomCrop | CenterCrop | None = None,
     views: int = 1,
     resident: bool = True,
-) -> Iterator[dict[str, np.ndarray]]:
+) -> Generator[dict[str, np.ndarray], None, None]:
     """Yield host batches of a task's steps from `start` on.
 
     With `resident` a batch is {"index": i32[b]}, rows of `source.examples`, whose
@@ -284,7 +284,7 @@ def evaluation_batches(
     workers: int = 0,
     process_index: int = 0,
     process_count: int = 1,
-) -> Iterator[dict[str, np.ndarray]]:
+) -> Generator[dict[str, np.ndarray], None, None]:
     """Yield all `rows` in order, in batches of one size; the last one is padded.
 
     A batch is {"image": u8[b,H,W,C], "label": i32[b], "index": i32[b], "mask": f32[b]};
@@ -296,7 +296,7 @@ def evaluation_batches(
     return _read_in_threads(read, range(-(-len(rows) // batch_size)), workers)
 
 
-def run_ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Iterator:
+def run_ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Generator:
     """Yield `place(batch)` for each batch, computed up to `depth` batches ahead.
 
     One background thread reads and places batches. Its exceptions are raised here, in

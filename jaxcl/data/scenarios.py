@@ -4,7 +4,7 @@
 scenario is a function with the options that it alone has.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -33,12 +33,12 @@ def find_functions(name: str | None) -> tuple[Callable, ...]:
     if name is None:
         return (make,)
     core.check_choice("config.scenario.name", name, tuple(SCENARIOS))
-    return (make, *SCENARIOS[name])
+    return (make, *SCENARIOS[name].functions)
 
 
 def list_functions() -> dict[str, Callable]:
     """List all functions with options of scenarios, by their names in messages."""
-    found = {f"scenario {name!r}": own[0] for name, own in SCENARIOS.items()}
+    found = {f"scenario {name!r}": own.functions[0] for name, own in SCENARIOS.items()}
     found["all scenarios but 'after' and 'blurry'"] = imbalance.make_uneven
     found["all scenarios but 'after'"] = repeat_rows
     return found
@@ -389,15 +389,39 @@ def repeat_rows(
 
 
 # name -> how it cuts, and what may change its tasks
-SCENARIOS: dict[str, tuple[Callable, ...]] = {
-    "joint": (joint, imbalance.make_uneven, repeat_rows),
-    "class": (by_class, imbalance.make_uneven, repeat_rows),
-    "recurring": (recurring, imbalance.make_uneven, repeat_rows),
-    "blurry": (blurry, repeat_rows),
-    "data": (by_slice, imbalance.make_uneven, repeat_rows),
-    "domain": (by_domain, imbalance.make_uneven, repeat_rows),
-    "permuted": (by_look, imbalance.make_uneven, repeat_rows),
-    "rotated": (by_look, imbalance.make_uneven, repeat_rows),
-    "growth": (growth, imbalance.make_uneven, repeat_rows),
-    "after": (after,),
+class Scenario(NamedTuple):
+    """A scenario, as a config names it."""
+
+    # Functions that have its options, the one that cuts the tasks first
+    functions: tuple[Callable, ...]
+    # The seed draws it: always, or for this value of `class_order`
+    drawn: bool | str = False
+
+
+_UNEVEN = (imbalance.make_uneven, repeat_rows)
+SCENARIOS: dict[str, Scenario] = {
+    "joint": Scenario((joint, *_UNEVEN)),
+    "class": Scenario((by_class, *_UNEVEN), drawn="released"),
+    "recurring": Scenario((recurring, *_UNEVEN), drawn=True),
+    "blurry": Scenario((blurry, repeat_rows), drawn=True),
+    "data": Scenario((by_slice, *_UNEVEN)),
+    "domain": Scenario((by_domain, *_UNEVEN)),
+    "permuted": Scenario((by_look, *_UNEVEN), drawn=True),
+    "rotated": Scenario((by_look, *_UNEVEN), drawn=True),
+    "growth": Scenario((growth, *_UNEVEN), drawn=True),
+    "after": Scenario((after,)),
 }
+
+
+def run_seed(scenario: Mapping, seed: int) -> dict:
+    """Return the option `seed` of a scenario that the run's seed draws, else {}.
+
+    Args:
+      scenario: section of a config; its own `seed` comes first.
+      seed: seed of the run.
+    """
+    known = SCENARIOS.get(scenario.get("name", ""))
+    drawn = known is not None and known.drawn
+    if isinstance(drawn, str):
+        drawn = scenario.get("class_order") == drawn
+    return {"seed": seed} if drawn and "seed" not in scenario else {}

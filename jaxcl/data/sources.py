@@ -151,7 +151,7 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
         renumbered = [class_names.index(name) for name in data.class_names]
         label.append(np.array([*renumbered, -1], np.int32)[part.label])
         domain.append(np.full(len(part.label), number, np.int32))
-        reader = part.load or files.in_memory(part.images, data.name)
+        reader: Any = part.load or files.in_memory(part.images, data.name)
         if stream.stays_in_memory(reader):  # the joined set has its own, if it fits
             reader = reader._replace(memory=None)
         readers.append(reader)
@@ -160,7 +160,8 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
     images = [part.images for *_, part in found]
     inside = all(x is not None for x in images)
     inside = inside and len({x.shape[1:] for x in images}) == 1
-    channels = {splits.channels(part) for *_, part in found} - {None}
+    known = [splits.channels(part) for *_, part in found]
+    channels = {number for number in known if number is not None}
     if len(channels) > 1:
         raise Refused(
             f"sets: images of {' and of '.join(map(str, sorted(channels)))} channels; "
@@ -196,9 +197,16 @@ SOURCES = {
         in_memory.in_memory,
     )
 }
-# These need no files, nor anything else.
-MADE = ("digits", "rings_and_trees", "digits_in_looks", "shapes")
-IN_MEMORY = ("npz", "arrays")  # unless config.data.resident is False
+# One array each, unless config.data.resident is False.
+IN_MEMORY = (from_arrays.npz.__name__, from_arrays.arrays.__name__)
+
+
+def needs_nothing(name: str) -> bool:
+    """Tell whether a source reads no files: each of its options has a default."""
+    if name not in SOURCES:
+        return False
+    found = schema.option_of(SOURCES[name]).values()
+    return all(option.default is not schema.NONE for option in found)
 
 
 def load(name: str, **options: Any) -> stream.Dataset:
@@ -223,6 +231,12 @@ def kind_of(path: str) -> str:
     path = str(path)
     if path.endswith(".npz"):
         return "npz"
+    if path.endswith(".npy") and not storage.is_folder(path):
+        raise Refused(
+            f"path = {path!r}: an .npy file has no labels: give jaxcl.fit its array, "
+            f"np.load({path!r}), or write an .npz file: np.savez('set.npz', x=images, "
+            "y=labels)"
+        )
     if storage.exists(f"{path}/meta.json"):
         return "arrays"
     if from_huggingface.is_dataset(path):

@@ -145,7 +145,7 @@ def _epoch_rows(plan: Schedule, epoch: int) -> np.ndarray:
 
 def epochs_of_tasks(epochs: int | Sequence[int]) -> tuple[int, ...]:
     """Return the number of epochs by task; the last number also serves later tasks."""
-    return (epochs,) if np.ndim(epochs) == 0 else tuple(epochs)
+    return (epochs,) if isinstance(epochs, int | np.integer) else tuple(epochs)
 
 
 def schedule(

@@ -5,8 +5,9 @@ Self-Supervised Representations by Their Rank", ICML 2023. The spread of unit ro
 that of Chen & He, "Exploring Simple Siamese Representation Learning", CVPR 2021, Fig.
 2.
 
-Departures: RankMe is taken of up to `max_rows` embeddings of evaluation rows without
-augmentation; the paper has 25,600 of train images.
+Departures: RankMe is taken of up to `max_rows` features of the encoder, of evaluation
+rows without augmentation; the paper has 25,600 train images, and reads its embeddings
+as the projector's outputs.
 """
 
 import math

@@ -125,6 +125,16 @@ def assign_tasks(parts: core.EvalParts) -> TaskMembership:
     return TaskMembership(aware, train_task, test_task, classes)
 
 
+def check_learnable(tasks: stream.Stream) -> None:
+    """Refuse images to evaluate of classes that no train image has; for probes.
+
+    A probe learns the classes of the train images before it tells those of others.
+    """
+    found = splits.unknown_classes(tasks.dataset, tasks.evaluation)
+    if found is not None and found[0] == stream.count_rows(tasks.evaluation):
+        raise Refused(f"config.data: {found[1]}: nothing could be measured")
+
+
 def train_mask(groups: TaskMembership, train_on: str, task: int) -> np.ndarray:
     """Mark the train rows that a probe may use after `task`, bool[N]."""
     if train_on == "all":

@@ -40,7 +40,7 @@ def make(
     temperature: schema.Temperature = 0.5,
     features: features_lib.Features | None = None,
     newcomer_competes: bool = False,
-) -> Callable:
+) -> core.Evaluator:
     """Build the evaluator that fills a memory by DUEL's policy.
 
     It is offered the first `times` x `size` rows of the present task's order, from

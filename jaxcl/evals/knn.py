@@ -4,6 +4,8 @@ Sources: Wu et al. (CVPR 2018), cosine similarity with weights exp(similarity /
 temperature); and the online kNN of CaSSLe's code (Fini et al., CVPR 2022), with weights
 1 / (Euclidean distance + 1e-5). Neighbours are exact; on equal votes the class with the
 smaller number wins.
+
+Departure: 20 rows vote by default; Wu et al. have 200.
 """
 
 from collections.abc import Callable
@@ -162,6 +164,8 @@ def make(
       Refused: an option out of its range; no evaluation split; no labels.
     """
     others, dataset = train_on == "evaluation", parts.stream.dataset
+    if not others:
+        features_lib.check_learnable(parts.stream)
     judged_alone = train_on in ("labelled", "evaluation")
     judged = (parts.stream.evaluation,)
     features_lib.check_labels(parts, "knn", *(judged if judged_alone else ()))
@@ -175,8 +179,12 @@ def make(
     groups = features_lib.assign_tasks(parts)
     embed_test = features_lib.make_embedder(parts, parts.stream.evaluation)
     embed_bank = embed_test if others else features_lib.make_embedder(parts, bank)
-    options = {"num_classes": parts.num_classes, "k": k}
-    options |= {"temperature": temperature, "distance": distance}
+    options = {
+        "num_classes": parts.num_classes,
+        "k": k,
+        "temperature": temperature,
+        "distance": distance,
+    }
     judge = _make_judge(parts, groups, batch_size, options, others=others)
 
     def evaluate(state, task: int) -> core.Result:

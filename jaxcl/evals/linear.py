@@ -283,7 +283,8 @@ def make(
       Refused: an option out of its range; no evaluation split; no labels;
         "visible" of a method that does not say what it replayed.
     """
-    given = {"lr": lr, "train_on": train_on, "augment": augment}
+    features_lib.check_learnable(parts.stream)
+    given: dict[str, Any] = {"lr": lr, "train_on": train_on, "augment": augment}
     given |= {"scale": scale, "blur": blur}
     chosen = PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
     shares = chosen["milestones"]

@@ -107,6 +107,7 @@ def make(
       Refused: an option out of its range; no evaluation split; no labels; train
         rows of one class; augmented passes over images that stream or are resized.
     """
+    features_lib.check_learnable(parts.stream)
     features_lib.check_labels(parts, "logistic")
     train, evaluation = parts.stream.dataset.train, parts.stream.evaluation
     several = len(np.unique(train.label)) > 1

@@ -11,7 +11,7 @@ Departures: the paper's figures count time in rows offered, from one memory size
 (`evals/filtering.py` draws them so); here time is the step of each evaluation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from jaxcl.evals import plots
 _BATCH = 16
 
 
-def make(parts: core.EvalParts) -> Callable:
+def make(parts: core.EvalParts) -> core.Evaluator:
     """Build the evaluator of the classes in a method's memory.
 
     Stored rows with a label outside [0, C), such as -1, are counted but left out of

@@ -6,7 +6,6 @@ Instance Discrimination", CVPR 2018.
 """
 
 import os
-from collections.abc import Callable
 from typing import Annotated
 
 import jax
@@ -48,7 +47,7 @@ def make(
     queries: Annotated[int, schema.Range(1, 50)] = 8,
     k: Annotated[int, schema.Range(1, 20)] = 7,
     max_rows: Annotated[int, schema.Range(2, 8192)] = 1024,
-) -> Callable:
+) -> core.Evaluator:
     """Build the evaluator that draws neighbours in `neighbours_task{t}.png`.
 
     t is the number of the task just finished, from 1.

@@ -10,7 +10,7 @@ which is impossible for a ResNet's features, whose entries are not: so its Table
 be compared with `features="projection"`. Both are taken in evaluation mode.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -28,7 +28,7 @@ def make(
     *,
     split: Literal["evaluation", "train"] = "evaluation",
     features: features_lib.Features = "embedding",
-) -> Callable:
+) -> core.Evaluator:
     """Build the evaluator of intra-class variance and inter-class similarity.
 
     Args:

@@ -15,7 +15,7 @@ images are not augmented.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -65,12 +65,13 @@ def make(
       Refused: an option out of its range; rows without a label; a class with too
         few rows for the folds; nothing to measure in any task.
     """
+    features_lib.check_learnable(parts.stream)
     enough = max_rows is None or max_rows >= folds
     allowed = f"at least {folds} (folds), or None"
     features_lib.require("svm.max_rows", max_rows, enough, allowed)
     dataset, tasks = parts.stream.dataset, range(len(parts.stream.tasks))
     _check_labels(dataset, _join_rows(task.train.rows for task in parts.stream.tasks))
-    settings = {"folds": folds, "inner_folds": inner_folds}
+    settings: dict[str, Any] = {"folds": folds, "inner_folds": inner_folds}
     chosen = [
         _choose_rows(parts, subsets, max_rows, task, **settings) for task in tasks
     ]

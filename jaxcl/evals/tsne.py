@@ -1,7 +1,6 @@
 """Draw a t-SNE of test rows (van der Maaten and Hinton, JMLR 2008)."""
 
 import os
-from collections.abc import Callable
 from typing import Annotated
 
 import jax
@@ -37,7 +36,7 @@ def make(
     directory: str | os.PathLike,
     max_points: Annotated[int, schema.Range(least=_FEWEST)] = 1000,
     perplexity: schema.Positive = 30.0,
-) -> Callable:
+) -> core.Evaluator:
     """Build the evaluator that draws a t-SNE of test rows, `tsne_task{t}.png`.
 
     Args:

@@ -6,6 +6,7 @@ Uniformity on the Hypersphere", ICML 2020, with alpha = 2 and t = 2. It reads no
 Departures: embeddings are the encoder's, in evaluation mode, of unit length. The views
 come from the defaults of `augment.images.make`, so that runs with different
 augmentations compare; they depend on the seed and on the place of an image alone.
+Uniformity is that of the first view; the released code averages both.
 """
 
 import math
@@ -42,7 +43,9 @@ def uniformity(embeddings: jax.Array) -> jax.Array:
     """
     unit = features_lib.unit_rows(embeddings)
     count = len(unit)
-    squares = 2 - 2 * jnp.dot(unit, unit.T, precision=_EXACT)
+    lengths = jnp.sum(unit**2, axis=1)  # 1, or 0 of rows of zeros
+    products = jnp.dot(unit, unit.T, precision=_EXACT)
+    squares = lengths[:, None] + lengths - 2 * products
     pairs = jnp.triu(jnp.exp(-2 * squares), k=1)
     return jnp.log(jnp.sum(pairs) / (count * (count - 1) / 2))
 

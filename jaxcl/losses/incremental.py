@@ -113,7 +113,7 @@ def nce_one(
             f"more_mask={'None' if more_mask is None else 'an array'}"
         )
     by_set = _log_odds(anchors, positives, sets, temperature, num_negatives, mask)
-    odds = by_set[0][0] if more_negatives is None else _mixture(*by_set, growth)
+    odds = by_set[0][0] if more_negatives is None else _mixture(*by_set, growth=growth)
     if with_positive:
         return core.masked_mean(jax.nn.softplus(odds), mask)
     known = odds > _ABSENT / 2

@@ -22,7 +22,9 @@ class Buffer(NamedTuple):
     A leaf of `items` holds an example's label, score or logit for the policy.
     """
 
-    items: object  # pytree of [capacity, ...], each leaf in the example's own dtype
+    items: (
+        core.PyTree
+    )  # pytree of [capacity, ...], each leaf in the example's own dtype
     filled: jax.Array  # bool[capacity], the slot holds an example
     seen: jax.Array  # i32[], examples offered so far, stored or not; see `write`
 

@@ -42,13 +42,17 @@ def herding(features: jax.Array, k: int, mask: jax.Array | None = None) -> jax.A
     count = len(features)
     mask = jnp.ones((count,), bool) if mask is None else jnp.asarray(mask, bool)
     chex.assert_shape(mask, (count,))
-    features = jnp.where(mask[:, None], features.astype(jnp.float32), 0.0)
-    mean = jnp.sum(features, axis=0) / jnp.maximum(jnp.sum(mask), 1)
+    features = features.astype(jnp.float32)
+    # Sums of j rows far from 0 would round, and so does their mean at first.
+    for _ in range(2):
+        features = jnp.where(mask[:, None], features, 0.0)
+        mean = jnp.sum(features, axis=0) / jnp.maximum(jnp.sum(mask), 1)
+        features = features - mean
 
     def choose(j, carry):
         chosen, total, left = carry
         # j times the distance of the equation; expanding the square would round.
-        distance = jnp.sum(jnp.square((j + 1) * mean - total - features), axis=1)
+        distance = jnp.sum(jnp.square(total + features), axis=1)
         row = jnp.argmin(jnp.where(left, distance, jnp.inf)).astype(jnp.int32)
         some = jnp.any(left)
         chosen = chosen.at[j].set(jnp.where(some, row, count))

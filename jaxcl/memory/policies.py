@@ -509,6 +509,7 @@ def _adapt_policy(function, *takes, counts=(), reads=None, **fields) -> Policy:
         slots, *after = found if counts else (found,)
         return slots, dict(zip(counts, after, strict=True))
 
+    choose.__doc__ = function.__doc__
     if reads is None:
         reads = tuple(name for name in takes if name != "key")
     return Policy(choose, reads=reads, **fields)

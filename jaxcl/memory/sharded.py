@@ -34,9 +34,7 @@ from jaxcl.memory import buffer, policies
 class Shards(NamedTuple):
     """A buffer in n shards; the fields are those of `buffer.Buffer`."""
 
-    over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
-
-    items: object  # pytree of [capacity, ...], split over the devices
+    items: core.PyTree  # pytree of [capacity, ...], split over the devices
     filled: jax.Array  # bool[capacity], split
     seen: jax.Array  # i32[n], examples offered to each device
 
@@ -45,13 +43,21 @@ class Shards(NamedTuple):
         """The number of slots of all devices."""
         return self.filled.shape[0]
 
+    @property
+    def over_devices(self) -> bool:
+        """Tell that every leaf is split on axis 0, see `sharding.placement`."""
+        return True
+
 
 class ShardedPolicyState(NamedTuple):
     """A policy's state, with a part for each device."""
 
-    over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
+    each: core.PyTree  # pytree of [n, ...], split over the devices
 
-    each: object  # pytree of [n, ...], split over the devices
+    @property
+    def over_devices(self) -> bool:
+        """Tell that every leaf is split on axis 0, see `sharding.placement`."""
+        return True
 
 
 class SplitRows(NamedTuple):
@@ -61,9 +67,12 @@ class SplitRows(NamedTuple):
     number of devices.
     """
 
-    over_devices = True  # every leaf is split on axis 0, see `sharding.placement`
+    rows: core.PyTree  # pytree of [capacity, ...], split over the devices
 
-    rows: object  # pytree of [capacity, ...], split over the devices
+    @property
+    def over_devices(self) -> bool:
+        """Tell that every leaf is split on axis 0, see `sharding.placement`."""
+        return True
 
 
 def count_shards(replay: core.Replay) -> int:

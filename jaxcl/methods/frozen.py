@@ -38,6 +38,13 @@ class Rule(NamedTuple):
     fit: Callable = lambda state: state
 
 
+class ClassMeans(NamedTuple):
+    """Running mean of each class, and its number of rows."""
+
+    mean: jax.Array  # f32[C,D], zeros for a class not met yet
+    counts: jax.Array  # i32[C]; a float32 would stop at 2^24
+
+
 class Extra(NamedTuple):
     """The state of a frozen method."""
 
@@ -131,6 +138,44 @@ def _every_row(state, task) -> stream.Source:
 def one_hot(rows: Rows, num_classes: int) -> jax.Array:
     """Return the labels as f32[B,C], zeros for rows that do not exist."""
     return jax.nn.one_hot(rows.label, num_classes) * rows.mask[:, None]
+
+
+def count_rows(rows: Rows, num_classes: int) -> jax.Array:
+    """Count the rows of each class, i32[C]."""
+    return one_hot(rows, num_classes).sum(0, dtype=jnp.int32)
+
+
+def start_means(classes: int, dim: int) -> ClassMeans:
+    """Return the means before the first row."""
+    return ClassMeans(jnp.zeros((classes, dim)), jnp.zeros((classes,), jnp.int32))
+
+
+def move_means(
+    means: ClassMeans, rows: Rows
+) -> tuple[ClassMeans, jax.Array, jax.Array]:
+    """Move the running means row by row (Welford, 1962).
+
+    Sums of many long rows would round away what tells classes apart, and differences of
+    second moments a small variance. Equal rows have gaps of 0, apart from rounding.
+
+    Args:
+      means: before the rows.
+      rows: those of a batch, in order.
+
+    Returns:
+      The means after the rows; f32[B,D], the gap of each row to the mean of its class
+      before it; i32[B], the number of rows of its class before it.
+    """
+    classes = one_hot(rows, len(means.counts))
+    label = jnp.where(rows.mask, rows.label, 0)
+    offset = jnp.where(rows.mask[:, None], rows.features - means.mean[label], 0)
+    # Entry [i, j]: row j came before row i and is of its class.
+    earlier = jnp.tril(core.dot(classes, classes), k=-1)
+    before = means.counts[label] + earlier.sum(1, dtype=jnp.int32)
+    shift = sum_products(earlier.T, offset) / jnp.maximum(before, 1)[:, None]
+    counts = means.counts + count_rows(rows, len(means.counts))
+    moved = sum_products(classes, offset) / jnp.maximum(counts, 1)[:, None]
+    return ClassMeans(means.mean + moved, counts), offset - shift, before
 
 
 def sum_products(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -83,8 +83,8 @@ def _binary_cross_entropy(outputs, rows, teacher_logits, old, classes):
 def _paper_terms(outputs, rows, teacher_logits, old, seen):
     """Return the terms of labels (new classes) and teacher (old), of all rows."""
     sides = [*zip(outputs, rows, teacher_logits, strict=True)]
-    labels = sum(_binary_cross_entropy(*side, old, seen & ~old) for side in sides)
-    return labels, sum(_binary_cross_entropy(*side, old, old) for side in sides)
+    labels = sum(_binary_cross_entropy(*x, old=old, classes=seen & ~old) for x in sides)
+    return labels, sum(_binary_cross_entropy(*x, old=old, classes=old) for x in sides)
 
 
 def _code_terms(outputs, rows, teacher_logits, old, seen):
@@ -95,6 +95,6 @@ def _code_terms(outputs, rows, teacher_logits, old, seen):
         # No class is old, so the teacher's logits, here any, are not read.
         _binary_cross_entropy(new, incoming, new.logits, ~all_classes, all_classes),
         _binary_cross_entropy(
-            past, replayed, *teacher_logits, all_classes, all_classes
+            past, replayed, teacher_logits[0], all_classes, all_classes
         ),
     )

@@ -23,7 +23,7 @@ from jaxcl.methods import frozen
 class Moments(NamedTuple):
     """Mean and scatter of all features so far."""
 
-    count: jax.Array  # f32[]
+    count: jax.Array  # i32[]
     mean: jax.Array  # f32[D]
     scatter: jax.Array  # f32[D], sum of squared distances from the mean
 
@@ -33,7 +33,7 @@ class Learner(NamedTuple):
 
     layer: tuple[jax.Array, jax.Array]  # weights f32[D,C] and biases f32[C]
     moments: Moments
-    counts: jax.Array  # f32[C], rows met of each class
+    counts: jax.Array  # i32[C], rows met of each class
     memory: Any  # buffer.Buffer of "features" f32[D] and "label" i32; None: none
     key: jax.Array  # of the reservoir and of all draws
 
@@ -62,16 +62,18 @@ def make_rule(memory_size: int, lr: float, steps: int) -> frozen.Rule:
     def start_learner(key, dim, classes):
         example = {"features": jnp.zeros((dim,)), "label": jnp.zeros((), jnp.int32)}
         layer = jnp.zeros((dim, classes)), jnp.zeros((classes,))
-        moments = Moments(jnp.zeros(()), jnp.zeros((dim,)), jnp.zeros((dim,)))
+        none = jnp.zeros((), jnp.int32)
+        moments = Moments(none, jnp.zeros((dim,)), jnp.zeros((dim,)))
         memory = buffer.create(example, memory_size) if memory_size else None
-        return Learner(layer, moments, jnp.zeros((classes,)), memory, key)
+        counts = jnp.zeros((classes,), jnp.int32)
+        return Learner(layer, moments, counts, memory, key)
 
     def add_rows(learner, rows):
         own = {"features": rows.features, "label": rows.label}
-        counts = learner.counts + frozen.one_hot(rows, len(learner.counts)).sum(0)
+        counts = learner.counts + frozen.count_rows(rows, len(learner.counts))
         moments, memory = observe(learner.moments, rows), learner.memory
         k_slots, k_draws = jax.random.split(learner.key)
-        k_draws = jax.random.fold_in(k_draws, moments.count.astype(jnp.int32))
+        k_draws = jax.random.fold_in(k_draws, moments.count)
 
         def step(layer, k_draw):
             batch, mask = own, rows.mask
@@ -98,7 +100,7 @@ def make_rule(memory_size: int, lr: float, steps: int) -> frozen.Rule:
 
 def observe(moments: Moments, rows: frozen.Rows) -> Moments:
     """Return the moments after more rows."""
-    new = rows.mask.sum().astype(jnp.float32)
+    new = rows.mask.sum(dtype=jnp.int32)
     count = moments.count + new
     mean = (rows.features * rows.mask[:, None]).sum(0) / jnp.maximum(new, 1)
     gaps = (rows.features - mean) * rows.mask[:, None]
@@ -113,7 +115,8 @@ def standardise(moments: Moments, features: jax.Array) -> jax.Array:
     """Return features f32[B,D] with mean 0 and a mean square length of 1."""
     variance = moments.scatter / jnp.maximum(moments.count, 1)
     # A feature that hardly varies has no scale to be divided by.
-    variance = variance + 1e-6 * variance.mean() + 1e-12
+    variance = variance + 1e-6 * variance.mean()
+    variance = jnp.where(variance > 0, variance, 1)  # all rows are equal
     return (features - moments.mean) / jnp.sqrt(variance * features.shape[1])
 
 

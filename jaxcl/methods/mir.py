@@ -13,7 +13,7 @@ Departures:
 """
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -130,7 +130,8 @@ def pick_highest(
     parts: core.Parts, key: jax.Array, scores: jax.Array, pool: online.Rows
 ) -> online.Rows:
     """Pick the config.replay.size rows of the pool with the largest scores."""
-    size = min(parts.replay.size, len(scores))
+    wanted: Any = parts.replay.size  # which the config has settled
+    size = min(wanted, len(scores))
     # A row that does not exist repeats one that does, and must not be taken for it.
     _, best = jax.lax.top_k(jnp.where(pool.mask, scores, -jnp.inf), size)
     items, mask, slots = jax.tree.map(

@@ -5,20 +5,12 @@ of Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models",
 (cosine). The result does not depend on the order of the rows, except for rounding.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxcl import core, schema
 from jaxcl.methods import frozen
-
-
-class Sums(NamedTuple):
-    """Sums over the rows of each class."""
-
-    total: jax.Array  # f32[C,D], sum of its features
-    counts: jax.Array  # f32[C]
 
 
 @schema.checked("config.method")
@@ -38,18 +30,15 @@ def make_rule(distance: str) -> frozen.Rule:
     """Return the rule of a distance, "cosine" or "euclidean"."""
 
     def start(key, dim, classes):
-        return Sums(jnp.zeros((classes, dim)), jnp.zeros((classes,)))
+        return frozen.start_means(classes, dim)
 
-    def add(sums, rows):
-        own = frozen.one_hot(rows, len(sums.counts))
-        total = sums.total + frozen.sum_products(own, rows.features)
-        return Sums(total, sums.counts + own.sum(0))
+    def add(means, rows):
+        return frozen.move_means(means, rows)[0]
 
-    def fit(sums):
-        means = sums.total / jnp.maximum(sums.counts, 1)[:, None]
+    def fit(means):
         if distance == "cosine":
-            means = core.l2_normalize(means)
-        return means, sums.counts
+            means = means._replace(mean=core.l2_normalize(means.mean))
+        return means
 
     def scores(fitted, features):
         means, counts = fitted

@@ -27,7 +27,7 @@ class Grams(NamedTuple):
     projection: jax.Array  # f32[D,M], normal; it never changes
     inputs: jax.Array  # f32[2,M,M], sum of h h^T
     targets: jax.Array  # f32[2,M,C], sum of h y^T
-    counts: jax.Array  # f32[2,C]
+    counts: jax.Array  # i32[2,C]
 
 
 @schema.checked("config.method")
@@ -51,7 +51,7 @@ def make_rule(projections: int) -> frozen.Rule:
             jax.random.normal(key, (dim, projections)),
             jnp.zeros((2, projections, projections)),
             jnp.zeros((2, projections, classes)),
-            jnp.zeros((2, classes)),
+            jnp.zeros((2, classes), jnp.int32),
         )
 
     def add(grams, rows):
@@ -63,7 +63,7 @@ def make_rule(projections: int) -> frozen.Rule:
             [frozen.sum_products(hidden * part, hidden) for part in parts]
         )
         targets = jnp.stack([frozen.sum_products(hidden * part, own) for part in parts])
-        counts = (own * parts).sum(1)
+        counts = (own * parts).sum(1, dtype=jnp.int32)
         return grams._replace(
             inputs=grams.inputs + inputs,
             targets=grams.targets + targets,
@@ -115,15 +115,19 @@ def choose_ridge(grams: Grams) -> jax.Array:
 
     For weights W that error is tr(W^T G W) - 2 tr(W^T Q) and a constant, with G and Q
     of these rows, so the rows need not be kept. A ridge below the rounding of the sums,
-    relative to their trace, is not tried, since float32 could not factor it.
+    relative to their trace, is raised to it, since float32 could not factor it. Where
+    there are no rows to fit or to choose by, it is the middle of the smallest and the
+    largest, in logarithms.
     """
     rounding = jnp.finfo(jnp.float32).eps * jnp.trace(grams.inputs.sum(0))
+    ridges = jnp.maximum(jnp.array(RIDGES, jnp.float32), rounding)
 
     def error(ridge):
         weights = solve_ridge(grams.inputs[0], grams.targets[0], ridge)
         pulled = jnp.matmul(grams.inputs[1], weights, precision="highest")
         found = jnp.sum(weights * (pulled - 2 * grams.targets[1]))
-        return jnp.where(jnp.isfinite(found) & (ridge >= rounding), found, jnp.inf)
+        return jnp.where(jnp.isfinite(found), found, jnp.inf)
 
-    ridges = jnp.array(RIDGES, jnp.float32)
-    return ridges[jnp.argmin(jax.lax.map(error, ridges))]
+    best = ridges[jnp.argmin(jax.lax.map(error, ridges))]
+    middle = jnp.sqrt(ridges[0] * ridges[-1])
+    return jnp.where(jnp.all(grams.counts.sum(1) > 0), best, middle)

@@ -3,6 +3,12 @@
 Hayes and Kanan, "Lifelong Machine Learning with Deep Streaming Linear Discriminant
 Analysis", CVPR-W 2020: a running mean of each class and one covariance of all,
 Equations 1 to 5. Both follow the order of the rows, one row at a time.
+
+Departures:
+- A direction has at least the variance that float32 resolves, 1e-7 of the sum of all
+  variances; the released code inverts whatever rounding left.
+- There is no base initialisation, which needs a set of its own.
+- A class without a row is never predicted; the released code scores it 0.
 """
 
 from typing import NamedTuple
@@ -15,10 +21,9 @@ from jaxcl.methods import frozen
 
 
 class Moments(NamedTuple):
-    """Running means, covariance and counts over the stream."""
+    """Running means and covariance over the stream."""
 
-    total: jax.Array  # f32[C,D], sum of the features of each class
-    counts: jax.Array  # f32[C]
+    means: frozen.ClassMeans
     scatter: jax.Array  # f32[D,D], t times the running covariance after t rows
 
 
@@ -36,36 +41,23 @@ def make_rule(shrinkage: float) -> frozen.Rule:
     """Return the rule of streaming LDA."""
 
     def start(key, dim, classes):
-        return Moments(
-            jnp.zeros((classes, dim)), jnp.zeros((classes,)), jnp.zeros((dim, dim))
-        )
+        return Moments(frozen.start_means(classes, dim), jnp.zeros((dim, dim)))
 
     def add(moments, rows):
-        own = frozen.one_hot(rows, len(moments.counts))
-        # Entry [i, j]: row j came before row i and is of its class.
-        before = jnp.tril(core.dot(own, own), k=-1)
-        met = own @ moments.counts + before.sum(1)
-        total = frozen.sum_products(own.T, moments.total) + frozen.sum_products(
-            before.T, rows.features
-        )
         # Of a class not met yet the mean is 0, as in the released code.
-        gaps = rows.features - total / jnp.maximum(met, 1)[:, None]
-        place = moments.counts.sum() + jnp.cumsum(rows.mask) - rows.mask  # t
+        means, gaps, _ = frozen.move_means(moments.means, rows)
+        place = moments.means.counts.sum() + jnp.cumsum(rows.mask) - rows.mask  # t
         weights = rows.mask * place / (place + 1)
-        return Moments(
-            moments.total + frozen.sum_products(own, rows.features),
-            moments.counts + own.sum(0),
-            moments.scatter + frozen.sum_products(gaps * weights[:, None], gaps),
-        )
+        scatter = frozen.sum_products(gaps * weights[:, None], gaps)
+        return Moments(means, moments.scatter + scatter)
 
     def fit(moments):
-        means = moments.total / jnp.maximum(moments.counts, 1)[:, None]
-        covariance = moments.scatter / jnp.maximum(moments.counts.sum(), 1)
+        means, counts = moments.means
+        covariance = moments.scatter / jnp.maximum(counts.sum(), 1)
         shrunk = (1 - shrinkage) * covariance + shrinkage * jnp.eye(len(covariance))
-        # As in the released code: after a few rows it is singular in float32.
-        inverse = jnp.linalg.pinv(shrunk, hermitian=True)
+        inverse = invert_covariance(shrunk)
         weights = jnp.matmul(inverse, means.T, precision="highest")
-        return weights, jnp.sum(means.T * weights, axis=0) / 2, moments.counts
+        return weights, jnp.sum(means.T * weights, axis=0) / 2, counts
 
     def scores(fitted, features):
         weights, offset, counts = fitted
@@ -73,3 +65,15 @@ def make_rule(shrinkage: float) -> frozen.Rule:
         return frozen.known_only(found, counts)
 
     return frozen.Rule(start, add, scores, fit)
+
+
+def invert_covariance(covariance: jax.Array) -> jax.Array:
+    """Invert a covariance f32[D,D]; the discriminant weighs its least variances most.
+
+    Variances below the rounding of their sum count as that rounding, so the inverse is
+    finite and positive whatever the rank. The inverse of 0 is the identity.
+    """
+    variances, directions = jnp.linalg.eigh(covariance)
+    rounding = jnp.finfo(variances.dtype).eps * jnp.trace(covariance)
+    variances = jnp.where(rounding > 0, jnp.maximum(variances, rounding), 1)
+    return jnp.matmul(directions / variances, directions.T, precision="highest")

@@ -63,7 +63,8 @@ def make_rule(
         cosines = jnp.where(memory.filled, cosines, -jnp.inf)
         nearest, slots = jax.lax.top_k(cosines, min(k, memory_size))
         votes = jax.nn.one_hot(memory.items["label"][slots], classes)
-        found = jnp.sum(votes * jnp.exp(nearest / temperature)[..., None], axis=1)
-        return jnp.where(found > 0, jnp.log(found), -jnp.inf)
+        # exp(1 / temperature) may exceed float32.
+        logits = nearest[..., None] / temperature
+        return jax.nn.logsumexp(logits, axis=1, b=votes)
 
     return frozen.Rule(start, add, scores)

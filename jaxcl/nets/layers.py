@@ -294,9 +294,10 @@ def conv(
       strides, padding: one per spatial axis.
       options: of `lax.conv_general_dilated`.
     """
-    convolve = functools.partial(
-        lax.conv_general_dilated, window_strides=strides, padding=padding, **options
-    )
+
+    def convolve(x, kernel):
+        return lax.conv_general_dilated(x, kernel, strides, padding, **options)
+
     if not sharding.on_cpu() or not isinstance(x.shape[0], int):  # any batch size
         return convolve(x, kernel)
     missing = max(_CHANNELS - x.shape[-1], 0)

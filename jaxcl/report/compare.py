@@ -24,14 +24,14 @@ from jaxcl.run import seeds
 MEASURES = ("average_accuracy", "anytime", "forgetting")
 
 
-def mean_difference(run: RunGroup, other: RunGroup, name: str, measure: str) -> dict:
+def paired_difference(run: RunGroup, other: RunGroup, name: str, measure: str) -> dict:
     """Compute mean and error of `run` minus `other` over the seeds that both have."""
     pair = (runs_lib.measure_by_seed(r, name, measure) for r in (run, other))
     return seeds.mean_and_error(runs_lib.paired_differences(*pair))
 
 
-def mean_cost(run: RunGroup) -> dict[str, float | None]:
-    """Average the cost of training over seeds; None where it is unknown.
+def mean_step_cost(run: RunGroup) -> dict[str, float | None]:
+    """Average the cost of a training step over seeds; None where it is unknown.
 
     "milliseconds" and "flops" of a step; "per_image", FLOPs for each image of the
     stream, including all its passes.
@@ -102,9 +102,9 @@ def format_table(runs: list[RunGroup], name: str) -> str:
     head += ("ms/step", "FLOPs", "FLOP/image", "- first")
     width = max(24, *(len(run.name) + 2 for run in runs))
     lines = [f"{name} (%)".ljust(width) + "".join(f"{h:>15}" for h in head)]
-    first = mean_cost(runs[0])
+    first = mean_step_cost(runs[0])
     for run in runs:
-        summary, spent = seeds.summary(run.results)[name], mean_cost(run)
+        summary, spent = seeds.summary(run.results)[name], mean_step_cost(run)
         shares = [summary["average_accuracy"], summary["anytime"]]
         shares += [mean_along_stream(run, name), summary["forgetting"]]
         time, flops, image = spent.values()
@@ -116,7 +116,7 @@ def format_table(runs: list[RunGroup], name: str) -> str:
         if run is runs[0]:
             cells.append("")
         elif runs_lib.are_comparable(run, runs[0]):
-            difference = mean_difference(run, runs[0], name, "average_accuracy")
+            difference = paired_difference(run, runs[0], name, "average_accuracy")
             cells.append(seeds.percent(difference))
         else:
             cells.append("-")

@@ -99,7 +99,7 @@ def _last_scalars(run) -> dict[int, dict]:
     return {seed: own["scalars"][last] for seed, own in run.results.items()}
 
 
-def mean_cost(run: RunGroup) -> dict[str, float | None]:
+def mean_run_cost(run: RunGroup) -> dict[str, float | None]:
     """Average the cost of a run over seeds; None where it is unknown.
 
     Returns:
@@ -118,7 +118,7 @@ def mean_cost(run: RunGroup) -> dict[str, float | None]:
         costs.append(own | {key: total[key] for key in counted})
     names = (*timed, "rest", *counted)
     means = {name: estimate_mean([own[name] for own in costs]).mean for name in names}
-    return {**means, "milliseconds": compare.mean_cost(run)["milliseconds"]}
+    return {**means, "milliseconds": compare.mean_step_cost(run)["milliseconds"]}
 
 
 def mean_matrix(run: RunGroup, name: str) -> np.ndarray:

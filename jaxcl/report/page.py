@@ -336,7 +336,7 @@ def cost_table(runs: list[runs_lib.RunGroup]) -> Table:
     """List the cost of each run, with its accuracies."""
     names, rows = _list_matrices(runs)[:_MOST_NAMES], []
     for run in runs:
-        measured, spent = numbers.mean_measures(run), numbers.mean_cost(run)
+        measured, spent = numbers.mean_measures(run), numbers.mean_run_cost(run)
         means = (measured.get(x, {}).get("average_accuracy") for x in names)
         cells = [format_percent(mean and mean.mean) for mean in means]
         cells += [form(spent[key]) for _, key, form in _SPENT]

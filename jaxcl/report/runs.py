@@ -70,7 +70,9 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
       Refused: there are no results.
     """
     path = epath.Path(workdir)
-    found = seeds.folders(path) or {None: path}
+    found: dict[int | None, epath.Path] = {None: path}
+    if by_seed := seeds.folders(path):
+        found = dict(by_seed.items())
     folders = {seed: x for seed, x in found.items() if results_lib.has_results(x)}
     if not folders and results_lib.has_results(path):
         folders = {None: path}

@@ -137,7 +137,7 @@ def sum_task_cost(
     """Sum up the cost of a task, with the FLOPs of a step, after its steps."""
     steps, parts = int(state.step) - int(state.task_start), work.parts(task)
     shapes = job.shapes(work.method, work.data, parts)
-    flops = count_flops(work.method.step, *shapes, task)
+    flops = count_flops(work.method.step, *shapes, task=task)
     images, machine = steps * work.data.batch_size * parts, sharding.describe(work.mesh)
     return TaskCost(steps, images, flops, clock.read(), machine)
 

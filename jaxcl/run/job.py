@@ -4,7 +4,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -140,7 +140,7 @@ def begin_task(job: Job, state: core.TrainState, task: stream.Task) -> core.Trai
     return sharding.commit_placement(job.method.begin_task(state, task), job.mesh)
 
 
-def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
+def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Generator:
     """Yield this process's share of a task's batches, from its step `start` on."""
     data, parts = job.data, job.parts(task)
     if data.graphs:  # every process reads all rows, see `feed_batches`
@@ -398,7 +398,7 @@ def stacked(batches: list):
     return jax.tree.map(lambda *x: np.stack(x), *batches)
 
 
-def feed_batches(job: Job, source: stream.Source, task: int, start: int) -> Iterator:
+def feed_batches(job: Job, source: stream.Source, task: int, start: int) -> Generator:
     """Yield the batches of a task from its step `start` on, put on devices in advance.
 
     Yields:

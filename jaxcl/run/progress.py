@@ -1,9 +1,12 @@
 """Show a run's progress: a bar in a terminal or notebook, else a line now and then."""
 
+import contextlib
 import datetime
 import math
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 from jaxcl.errors import Refused
 
@@ -88,6 +91,43 @@ class Progress:
         """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.close()
+
+
+@contextlib.contextmanager
+def count_images(total: int, done: int = 0, every: float = 10.0) -> Iterator[Any]:
+    """Show how many images are done: a bar where a line can be redrawn, else lines.
+
+    Args:
+      total: how many there are.
+      done: how many are done already.
+      every: seconds between two lines.
+
+    Yields:
+      An object with `update(count)`.
+    """
+    import tqdm
+
+    if _can_redraw():
+        with tqdm.tqdm(total=total, initial=done, unit=" images") as bar:
+            yield bar
+        return
+    yield _ImageLines(total, done, every)
+
+
+class _ImageLines:
+    """Prints a line now and then, and one at the end."""
+
+    def __init__(self, total, done, every):
+        self._total, self._done, self._every = total, done, every
+        self._printed = time.monotonic()
+
+    def update(self, count: int) -> None:
+        """Count images that are done."""
+        self._done += count
+        now = time.monotonic()
+        if now - self._printed >= self._every or self._done == self._total:
+            print(f"{self._done}/{self._total} images", file=sys.stderr, flush=True)
+            self._printed = now
 
 
 def _can_redraw() -> bool:

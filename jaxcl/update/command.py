@@ -120,7 +120,9 @@ def _prepare_evaluation(
     """Prepare to evaluate the encoder of a run on --test; None without --test."""
     if work.judge is None:
         return None
-    return build.build(plan.add_checkpoint(work.judge, run), work.workdir / name)
+    made = build.build(plan.add_checkpoint(work.judge, run), work.workdir / name)
+    assert isinstance(made, transfer.Transfer)  # since the config names a checkpoint
+    return made
 
 
 def _choose_share(work, before, mix, stop) -> dict:

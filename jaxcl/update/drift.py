@@ -37,6 +37,8 @@ def linear_cka(before: jax.Array, after: jax.Array) -> jax.Array:
       before, after: f32[N, D], embeddings of the same images.
     """
     a, b = (_unit(x) - _unit(x).mean(axis=0) for x in (before, after))
+    # Of norm 1, since fourth powers of small distances leave float32.
+    a, b = (_unit(x.ravel()).reshape(x.shape) for x in (a, b))
     inner = [jnp.sum(_row_products(x.T, y.T) ** 2) for x, y in ((a, b), (a, a), (b, b))]
     return inner[0] / jnp.maximum(jnp.sqrt(inner[1] * inner[2]), 1e-12)
 

@@ -8,6 +8,7 @@ import re
 
 from etils import epath
 
+from jaxcl import schema
 from jaxcl.config import own_images, run_config, sections
 from jaxcl.data import from_folders, sources, storage
 from jaxcl.errors import Refused
@@ -16,7 +17,6 @@ from jaxcl.run import results as results_lib
 from jaxcl.update import adapters
 
 UPDATES, VERDICT = "updates", "update.json"
-_IN_FILES = ("image_folder", "image_lists", "huggingface")  # sources
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
 # Options for reading images, which new image files take over from the run's data.
 _READING = ("size", "channels", "decoder", "on_corrupt", "background", "bits")
@@ -105,7 +105,8 @@ def make_section(
     if source["name"] in ("image_folder", "huggingface"):
         source["channels"] = len(theirs["augment"]["mean"])
         run_data = theirs.get("data", {})
-        if run_data.get("name") in _IN_FILES:
+        read = sources.SOURCES.get(run_data.get("name"))
+        if read is not None and {*_READING} <= {*schema.option_of(read)}:
             source |= {name: run_data[name] for name in _READING if name in run_data}
             if run_data.get("resident") and "size" in source:  # else sizes may differ
                 source["resident"] = True

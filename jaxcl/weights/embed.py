@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import tqdm
 
 from jaxcl import numerics, schema
 from jaxcl.config import build, command, jobs
 from jaxcl.data import from_features, identity, sources, stream
 from jaxcl.errors import Refused
 from jaxcl.evals import features
-from jaxcl.run import folder, train
+from jaxcl.run import folder, progress, train
 from jaxcl.update import lineage, plan
 
 
@@ -40,7 +39,7 @@ def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
     theirs = folder.as_config(encoder)
     if isinstance(data, str) and data.startswith("{"):
         data = json.loads(data)
-    elif data in sources.MADE:
+    elif isinstance(data, str) and sources.needs_nothing(data):
         data = {"name": data}
     section = lineage.make_section(data, {}, theirs, "--data")
     config = plan.make_transfer_config(section, "none", theirs)
@@ -93,8 +92,7 @@ def write_features(
         written = (file.seek(0, os.SEEK_END) - begin) // (4 * width)
         done = _count_whole_batches(written, sizes, batch_size)
         file.truncate(file.seek(begin + 4 * width * done))
-        bar = tqdm.tqdm(total=sum(sizes), initial=done, unit=" images", mininterval=10)
-        with bar:
+        with progress.count_images(sum(sizes), done) as bar:
             for rows in _embed_rows(work, parts.values(), done, batch_size):
                 file.write(rows.astype("<f4").tobytes())
                 file.flush()

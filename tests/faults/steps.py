@@ -1,5 +1,6 @@
 """Faults of the steps of each family of methods, and of where their tasks begin."""
 
+import jax
 import jax.numpy as jnp
 
 from faults import fault
@@ -425,4 +426,48 @@ _rehearsal = [
     ),
 ]
 
-FAULTS = [*_two_view, *_online, *_online_ssl, *_duel, *_icl, *_rehearsal]
+# Which key, which rows, which task: kinds that single tests had left open.
+_kinds = [
+    *fault.of(
+        "methods.online.draw_rows",
+        "test_methods.py::test_no_two_draws_share_a_key[er]",
+        (
+            "online: every draw has the same key",
+            takes(key=lambda key: jax.random.key(0)),
+        ),
+    ),
+    *fault.of(
+        "methods.frozen.make_method",
+        "test_frozen.py::test_every_row_of_a_task_counts_once",
+        (
+            "frozen methods: the last incomplete batch is left out",
+            makes(source=lambda source: lambda state, task: task.train),
+        ),
+    ),
+    *fault.of(
+        "methods.two_view.bases.dino.warm_temperature",
+        "test_two_view.py::test_targets_warm_up_in_the_first_task_alone",
+        (
+            "dino: targets warm up in every task",
+            takes(moment=lambda moment: moment._replace(task=0)),
+        ),
+    ),
+    *fault.of(
+        "methods.two_view.strategies.l2_sp.make",
+        "test_two_view.py::test_the_anchor_moves_to_the_weights_after_each_task",
+        (
+            "l2_sp: the anchor stays that of the first task",
+            makes(end_task=lambda end: lambda anchor, params: anchor),
+        ),
+    ),
+    *fault.of(
+        "methods.online.teacher.begin_task",
+        "test_methods.py::test_a_task_begins_with_what_the_method_says[er_lwf]",
+        (
+            "online: the teacher stays that of the second task",
+            _after_the_second("extra.teacher"),
+        ),
+    ),
+]
+
+FAULTS = [*_two_view, *_online, *_online_ssl, *_duel, *_icl, *_rehearsal, *_kinds]

@@ -42,7 +42,7 @@ FUNCTIONS = {
     "augment images of evaluation": augment_images.make_eval,
     "augment local": augment_images.make_local_crops,
     "augment graphs": augment_graphs.make,
-    **{f"scenario {name}": own[0] for name, own in scenarios.SCENARIOS.items()},
+    **{f"scenario {name}": x.functions[0] for name, x in scenarios.SCENARIOS.items()},
     "scenario": scenarios.make,
     "imbalance": imbalance.dominated,
     "long_tail": imbalance.long_tail,

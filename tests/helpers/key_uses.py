@@ -14,6 +14,7 @@ import numpy as np
 from jax.extend import core
 
 DRAWS = ("random_bits", "random_gamma", "threefry2x32")
+PARENTS = ("random_split", "random_fold_in")
 WHOLE = object()  # an input that is not known
 
 
@@ -25,8 +26,8 @@ def of(program, inputs) -> collections.Counter:
       inputs: its arguments, flat; WHOLE where no key depends on the value.
 
     Returns:
-      A counter of (bits of the key, "draw" or "split"). A key that is drawn by once
-      and never split counts 1.
+      A counter of (bits of the key, kind). A "split" makes other keys of it, also by
+      `fold_in`, a "draw" makes random numbers.
     """
     counts = collections.Counter()
     env = {}
@@ -66,7 +67,7 @@ def _reader(env, atom):
 def _draws(jaxpr) -> bool:
     """Tell whether a program or one inside it draws."""
     return any(
-        equation.primitive.name in (*DRAWS, "random_split")
+        equation.primitive.name in (*DRAWS, *PARENTS)
         or any(map(_draws, core.jaxprs_in_params(equation.params)))
         for equation in jaxpr.eqns
     )
@@ -98,10 +99,12 @@ def _follow(jaxpr, env, counts):
 
 def _outputs(equation, readers, counts):
     name, params = equation.primitive.name, equation.params
-    if name in (*DRAWS, "random_split"):
-        kind = "split" if name == "random_split" else "draw"
+    if name in (*DRAWS, *PARENTS):
+        kind = "split" if name in PARENTS else "draw"
         for bits in np.asarray(jax.random.key_data(readers[0]())).reshape(-1, 2):
             counts[(*bits.tolist(),), kind] += 1
+    if name == "optimization_barrier":
+        return readers
     inner = list(core.jaxprs_in_params(params))
     if name == "scan" and inner:
         return _scan(equation, readers, counts)

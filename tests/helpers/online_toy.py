@@ -12,20 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from helpers import loss_twins, twins
+from helpers import dense_net, loss_twins, twins
 from jaxcl import core, optim
 from jaxcl.data.augment import images as augment_images
 from jaxcl.methods.online import replay as replay_lib
-from jaxcl.nets import resnet
 
 CLASSES, LR = 5, 0.1
 MOMENTS = {"mean": (0.3,), "std": (0.4,)}
 PLAIN = {"jitter_probability": 0.0, **MOMENTS}  # augmentation is a mirror
 
 
-def parts(**replay):
+def parts(encoder=None, **replay):
+    """Components whose network is one layer and batch norm: it compiles at once."""
     return core.Parts(
-        encoder=resnet.conv_net(width=2),
+        encoder=encoder or dense_net.Flat(4),
         augment=augment_images.make(size=8, views=1, crop=False, flip=1.0, **PLAIN),
         plain=augment_images.make_eval(size=8, **MOMENTS),
         tx=optim.sgd(momentum=0.0),

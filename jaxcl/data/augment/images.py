@@ -245,7 +245,8 @@ def random_resized_crop(
 
     `scale` bounds the box's share of the area, `ratio` its width / height.
     """
-    box = _draw_box(key, *image.shape[:2], scale, ratio)
+    height, width = image.shape[:2]
+    box = _draw_box(key, height, width, scale, ratio)
     return _resample(image, box, (size, size), interpolation)
 
 

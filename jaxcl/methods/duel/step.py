@@ -223,7 +223,7 @@ def _init_state(setup, key, batch):
     params, stats = setup.net.init(k_net, images)
     slow = (core.copy(params), core.copy(stats)) if setup.moco else ({}, {})
     memory = active_memory.create(setup.settings, batch) if setup.remembers else None
-    extra = Extra(*slow, memory)
+    extra = Extra(*slow, memory=memory)
     return core.new_state(k_state, params, stats, setup.parts.tx, extra)
 
 

@@ -31,7 +31,7 @@ class Passes(NamedTuple):
     @property
     def net(self) -> chain.Chain:
         """Return the encoder of images and its head."""
-        return chain.Chain({"encoder": self.encoder} | self.head.nets)
+        return chain.Chain({"encoder": self.encoder, **self.head.nets})
 
     def init(self, key: jax.Array, batch: core.Batch):
         """Return parameters and statistics before the first step."""

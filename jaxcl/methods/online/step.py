@@ -11,7 +11,7 @@ released code. On a CPU they are a pass each; elsewhere one, where they are as m
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +93,8 @@ def draw_rows(
       augment: False: images are never augmented, despite config.replay.augment.
     """
     k_draw, k_augment = jax.random.split(key)
-    size = min(size or parts.replay.size, memory.capacity)
+    wanted: Any = size or parts.replay.size  # which the config has settled
+    size = min(wanted, memory.capacity)
     weights = None if allowed is None else buffer.log_weights(allowed)
     drawn = sharded.sample(memory, k_draw, size, log_weights=weights)
     return augment_drawn(parts, k_augment, *drawn, augment=augment)

@@ -94,7 +94,8 @@ def by_task(
 
     def extra(base, params, stats):
         task_of = jnp.full(parts.num_classes, -1, jnp.int32)
-        return Extra(*base, create_teacher(params, stats) if distill else None, task_of)
+        teacher = create_teacher(params, stats) if distill else None
+        return Extra(base.memory, base.seen, base.kept, teacher, task_of)
 
     if distill:
         hooks["begin_task"] = begin_task
