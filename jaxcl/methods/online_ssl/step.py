@@ -3,7 +3,8 @@
 Each incoming batch is trained on `config.replay.updates` times, beside rows that are
 drawn from a memory of earlier images; then its images, not augmented, enter the memory.
 The method knows no labels and no boundaries between tasks. It composes a base of
-`two_view/bases/`, a memory (config.replay) and a regulariser:
+`two_view/bases/`, a memory (config.replay) and a regulariser, which is a strategy of
+`two_view/strategies/` or CLA-R:
 - "none": the base's loss on replayed and incoming rows, L_SSL.
 - "cla_r": CLA-R of Cignoni et al., "Continual Latent Alignment", arXiv 2507.10434.
   L_SSL plus weight * mean of -cos(a(z), s) over the views of replayed rows, where s is

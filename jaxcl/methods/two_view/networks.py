@@ -242,7 +242,7 @@ def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
         groups=views,
         key=inputs.key,
     )
-    o = p = r = near = None
+    o = p = replayed_z = local_z = None
     if networks.predictor.nets:
         o, new = networks.predictor(params, stats, rows, train=True, groups=views)
         o, after = o.reshape(-1, views, networks.dim), after | new
@@ -253,10 +253,10 @@ def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
         p, new = networks.distiller(params, stats, queries, train=True, groups=views)
         p, after = p.reshape(-1, views, networks.dim), after | new
     if inputs.local is not None:
-        near, new = _pass_local(networks, params, after, inputs.local, inputs.key)
+        local_z, new = _pass_local(networks, params, after, inputs.local, inputs.key)
         after = after | new
     if inputs.replayed is not None:
-        r, new = _pass_replayed(networks, params, after, inputs)
+        replayed_z, new = _pass_replayed(networks, params, after, inputs)
         after = after | new
     own = {name: params[name] for name in networks.own}
     distil = {name: params[f"distil_{name}"] for name in own if networks.distiller.nets}
@@ -264,7 +264,7 @@ def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
     if networks.features:
         h = features.reshape(-1, views, features.shape[-1])
     z = rows.reshape(-1, views, networks.dim)
-    outputs = {"z": z, "o": o, "p": p, "replayed": r, "local": near, "h": h}
+    outputs = {"z": z, "o": o, "p": p, "replayed": replayed_z, "local": local_z, "h": h}
     outputs |= {"params": own, "distil_params": distil, "patches": patches}
     return outputs, after
 
@@ -338,10 +338,10 @@ def _pass_local(networks, params, stats, local, key):
     """Project local crops, f32[B,L,D]; return the moved statistics, too."""
     own = None if key is None else jax.random.fold_in(key, 2)
     crops, count = local.reshape(-1, *local.shape[2:]), local.shape[1]
-    near, moved = networks.copied(
+    local_z, moved = networks.copied(
         params, stats, crops, train=True, groups=count, key=own
     )
-    return near.reshape(-1, count, networks.dim), moved
+    return local_z.reshape(-1, count, networks.dim), moved
 
 
 def _pass_replayed(networks, params, stats, inputs):
