@@ -232,3 +232,13 @@ def test_values_that_follow_a_base_follow_its_section():
     copied.method.base = "byol"
     assert copied.method.strategy.negative_weight == 2.0
     assert copied.method.base.predictor_hidden_dim == 256
+
+
+def test_options_of_a_base_are_listed_under_the_base():
+    words = ["--config.method.base=dino", "--config.method.temperature=0.3"]
+    raw, given = shown.read_command(["--config=digits", *words])
+    origins = {x.option.path: x.origin for x in shown.entries(raw, given)}
+    base, strategy = "config.method.base", "config.method.strategy.name"
+    assert origins[f"{base}.name"] == origins[f"{base}.temperature"] == "command"
+    assert origins["config.method.name"] == origins[strategy] == "config"
+    assert origins[f"{base}.prototypes"] == "default"

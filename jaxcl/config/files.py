@@ -93,7 +93,7 @@ class _SectionParser(flags.ArgumentParser):
         except (SyntaxError, ValueError):
             return argument
         if not isinstance(value, dict):
-            raise ValueError(f"{argument}: must be a name, or a section {{...}}")
+            raise Refused(f"{argument}: must be a name, or a section {{...}}")
         return ml_collections.ConfigDict(value)
 
 
