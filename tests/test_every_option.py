@@ -300,7 +300,8 @@ def dry_runs(calls):
 def of_encoder(make, options):
     """Parameters, and the program of a pass that trains."""
     net, key = make(**options), jax.random.key(0)
-    rows = np.zeros((2, 8, 8, 3), np.float32)
+    side = 16 if "depth" in options else 8  # halved three times
+    rows = np.zeros((2, side, side, 3), np.float32)
     if make in sections.GRAPH_ENCODERS.values():
         rows = graph_batches.blank_batch(graphs(), BATCH)["graph"]
 
@@ -488,7 +489,7 @@ def sets() -> pathlib.Path:
 
 
 STORED = in_memory.store_set(
-    "stored", np.zeros((12, 4, 4), np.uint8), labels=[0, 1, 2] * 4
+    "stored", np.arange(192, dtype=np.uint8).reshape(12, 4, 4), labels=[0, 1, 2] * 4
 )
 
 
@@ -627,8 +628,9 @@ UNSEEN = {
 VALUES = {
     "jaxcl.methods.mir": {"candidates": 7},
     "jaxcl.methods.online_ssl": {"base": "byol", "regulariser": "cassle"},
-    "jaxcl.methods.icl": {"agent": {"low": 1e-5}},
+    "jaxcl.methods.icl": {"agent": {"low": 1e-5}, "inner_steps": 2},
     "jaxcl.methods.two_view": {"base": "nnclr", "strategy": "cassle"},
+    "encoder resnet": {"pool": 1},
     "base diet": {"rows": 30},
     "augment graphs": {"kinds": ("drop",)},
     "scenario": {"name": "data", "classes": (0, 1, 2)},
@@ -642,7 +644,7 @@ VALUES = {
     "source graphs": {"features": ("ldp",)},
     "mesh": {"data": 4, "model": 2},
     "jaxcl.evals.linear": {"lrs": (0.1, 0.2), "scale": (0.5, 1.0)},
-    "jaxcl.evals.svm": {"max_rows": 16},
+    "jaxcl.evals.svm": {"max_rows": 26},
     "jaxcl.evals.objective": {"max_rows": 3},
     "source joined": {"sets": [{"name": "digits"}]},
     "source judged_by": dict.fromkeys(
@@ -693,6 +695,7 @@ VALUES = {
 ALWAYS = {
     "jaxcl.methods.aser": {"per_class": 1, "parts": {"replay": {"capacity": 16}}},
     "jaxcl.methods.cclis": {"parts": {"views": 1}},
+    "jaxcl.methods.icl": {"inner_steps": 1},  # a step has as many, written out
     "jaxcl.methods.gdumb": {
         "passes": 4,
         "parts": {"replay": {"policy": "greedy_balanced"}},
@@ -761,11 +764,13 @@ BESIDE = {
         "hml_weight": {"negatives": "memory"},
     },
     "jaxcl.methods.icl": {
-        "with_positive": {"strategy": "retrain"},
+        "strategy": {"inner_steps": None},
+        "meta": {"inner_steps": None},
+        "with_positive": {"strategy": "retrain", "inner_steps": None},
         "fixed_lr": {"learnt_rate": False},
         "inner_lr": {"learnt_rate": False},
-        "replay_share": {"strategy": "replay"},
-        "distill_weight": {"strategy": "distill"},
+        "replay_share": {"strategy": "replay", "inner_steps": None},
+        "distill_weight": {"strategy": "distill", "inner_steps": None},
         "projector": {"output_dim": 0},
         "anchors": {"parts": {"net": "gin", "views": "graphs"}},
     },
@@ -807,6 +812,7 @@ BESIDE = {
         "plasticity_from": {"evaluators": {"knn": {}}, "plasticity": True},
     },
     "jaxcl.evals.objective": {"max_rows": {"batch_size": 2}},
+    "source in_memory": {"test_seed": {"test": 0.3}},
     "source huggingface": dict.fromkeys(
         ("test", "test_seed"), {"test_split": None, "test": 0.3}
     ),
@@ -934,12 +940,17 @@ class Seen:
     """Observations, made when they are asked for and kept."""
 
     def __init__(self, observations):
-        self.left, self.made = iter(observations), []
+        self.left, self.made, self.failed = iter(observations), [], None
 
     def __iter__(self):
         for place in itertools.count():
             if place == len(self.made):
-                one = next(self.left, None)
+                try:
+                    one = next(self.left, None)
+                except Exception as error:  # a generator that failed ends silently
+                    self.failed = error
+                if self.failed:
+                    raise RuntimeError("the usual options fail") from self.failed
                 if one is None:
                     return
                 self.made.append(one)

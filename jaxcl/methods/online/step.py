@@ -28,6 +28,9 @@ Form = Literal["paper", "code"]  # of a method, where the released code differs
 # Which rows of the memory may be replayed, see `er.make`.
 ReplayFrom = Literal["past_tasks", "all", "other_classes"]
 
+# Drawn from a step's key for the labelled batch; no image has this position.
+_LABELLED = 2**31 - 1
+
 
 class Extra(NamedTuple):
     """The state of a method that replays. Methods may add fields after these."""
@@ -331,8 +334,8 @@ def _read_incoming(parts, key, batch) -> Rows:
     """Augment a batch and, if it has one, its labelled part."""
     labelled, images, label = None, batch["image"], batch["label"]
     if "labelled" in batch:
-        own = jax.random.fold_in(key, 1)
-        labelled = _read_incoming(parts, own, batch["labelled"])
+        k_labelled = jax.random.fold_in(key, _LABELLED)
+        labelled = _read_incoming(parts, k_labelled, batch["labelled"])
     augmented = prepare_images(parts, key, images, parts.replay.augment == "all")
     exist = jnp.ones(len(label), bool)
     return Rows(augmented, label, exist, images, labelled=labelled)
