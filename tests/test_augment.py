@@ -271,6 +271,15 @@ def test_probabilities_and_order_for_each_view():
     assert np.abs(correlation).max() < 4.5 / np.sqrt(n)
 
 
+def test_each_view_has_probabilities_of_its_own():
+    chances = dict(blur=(0.0, 1.0, 0.0), solarize=(1.0, 0.0, 0.0), sigma=(0.9, 0.9))
+    make = augment_images.make(size=6, views=3, crop=False, **OFF, **chances)
+    image = pixels(6, 6, 3, seed=3)
+    views, x = make(jax.random.key(0), image[None])[0], image / 255
+    wanted = np.where(x >= 128 / 255, 1 - x, x), blur(x, 0.9, 5), x
+    np.testing.assert_allclose(views, np.stack(wanted), atol=1e-5)
+
+
 def test_each_operation_is_decided_by_a_number_of_its_own(monkeypatch):
     """Of six numbers five decide, and the fourth is the blur's width."""
     chances = dict(grayscale=0.4, blur=0.4, solarize=0.4, flip=0.4)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from helpers import graph_sets
+from helpers import graph_sets, key_uses
 from jaxcl.data import graphs
 from jaxcl.data.augment import graphs as augment_graphs
 
@@ -87,6 +87,15 @@ def test_a_tenth_of_the_nodes_gets_drawn_features():
     assert not moved[~batch.node_mask].any()
     np.testing.assert_array_equal(out.node_mask, batch.node_mask)
     np.testing.assert_array_equal(out.edge_mask, batch.edge_mask)
+
+
+@pytest.mark.parametrize("choice, growth", [("graph", "growing"), ("batch", "one_hop")])
+def test_no_two_draws_share_a_key(choice, growth):
+    """Which nodes change, and to what, are independent."""
+    change = augment_graphs.make(choice=choice, growth=growth)
+    given = jax.random.key(0), of_sizes()
+    uses = key_uses.of(jax.make_jaxpr(change)(*given), jax.tree.leaves(given))
+    assert len(uses) > 3 * sum(SIZES) and not key_uses.shared(uses)
 
 
 @pytest.mark.parametrize("growth", ["growing", "one_hop"])

@@ -33,7 +33,7 @@ RUNS = {
     "experiments": "--tiny --rows replay_mnist --repeats=0",
     "growth": "--axes memory --points=1",
     "keep_old": "--stream=same --seeds 0 --epochs=1 --rows average",
-    "accelerator": "--rehearse --seconds=0.01 --rows er_ace",
+    "gpu_quarter_hour": "--tiny --stages er_ace input",
 }
 
 
@@ -52,10 +52,9 @@ def numbers(found):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path, monkeypatch):
     words, script = RUNS[name].split(), load(name)
-    if name == "accelerator":
-        words.append(f"--out={tmp_path / 'page.md'}")
-    if name == "keep_old":
+    if name in ("gpu_quarter_hour", "keep_old"):
         words.append(f"--out={tmp_path}")
+    if name == "keep_old":
         monkeypatch.setattr(script, "BATCH", 128)  # a multiple of the devices
     if name == "icl":  # twelve variants compile for minutes
         monkeypatch.setattr(script, "VARIANTS", ("continue",))
@@ -85,6 +84,62 @@ def test_growth_finds_the_exponent(load, power):
     fit, sizes = load("growth").fit, np.array([10, 100, 1000, 10_000])
     assert fit(sizes, 3 + 0.7 * sizes**power)[0] == pytest.approx(power, abs=0.051)
     assert fit(sizes, np.array([5.0, 5.1, 5.0, 5.05]))[1] < 0.1
+
+
+PROGRAM = """HloModule jit_steps
+FileNames
+1 "/here/jaxcl/nets/layers.py"
+2 "/here/jaxcl/optim.py"
+FunctionNames
+1 "BatchNorm.__call__"
+2 "lars.<locals>.update"
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=1}
+2 {file_name_id=2 function_name_id=2 line=2}
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=1}
+
+%fused (x: f32[2]) -> f32[2] {
+  %a = f32[2]{0} add(%x, %x), metadata={op_name="jit(steps)/add" stack_frame_id=1}
+  ROOT %b = f32[2]{0} negate(%a), metadata={op_name="jit(steps)/neg" stack_frame_id=1}
+}
+
+ENTRY %main (x: f32[2]) -> f32[2] {
+  %loop_fusion.1 = f32[2]{0} fusion(%x), calls=%fused, metadata={stack_frame_id=2}
+  %cudnn-conv.3 = (f32[2]{0}, u8[0]) custom-call(%x), metadata={op_name="convolution"}
+  %move.2 = f32[2]{0} add(%x, %x), metadata={op_name="jit(steps)/add" stack_frame_id=2}
+  ROOT %copy.1 = f32[2]{0} copy(%x)
+}
+"""
+# Stream, kernel's name, its instruction, start and end in us; two steps in all.
+TRACE = [
+    ("Stream #1(Compute)", "loop_fusion_1", "", 0, 4),
+    ("Stream #1(Compute)", "sm90_xmma_fprop_f32", "cudnn-conv.3", 4, 10),
+    ("Stream #1(Compute)", "move_2", "command_buffer", 14, 16),
+    ("Stream #2(Compute)", "nchwToNhwcKernel", "", 14, 18),
+    ("Stream #2(Memcpy)", "MemcpyD2D", "copy.1", 15, 17),
+    ("XLA Modules", "jit_steps", "", 0, 18),
+]
+
+
+def test_kernels_of_a_gpu_belong_to_the_parts_of_a_step(load):
+    kernels, lines = load("kernels"), []
+    for i, (line, name, op, start, end) in enumerate(TRACE, 1):
+        told = f'stats {{ metadata_id: 1 str_value: "{op}" }}' if op else ""
+        lines.append(
+            f'event_metadata {{ key: {i} value {{ id: {i} name: "{name}" }} }}'
+            f'lines {{ id: {i} name: "{line}" events {{ metadata_id: {i} offset_ps: '
+            f"{start}000000 duration_ps: {end - start}000000 {told} }} }}"
+        )
+    text = 'stat_metadata { key: 1 value { id: 1 name: "hlo_op" } }' + "".join(lines)
+    text = f'planes {{ name: "/device:GPU:0" {text} }} planes {{ name: "/host:CPU" }}'
+    rows = kernels.read(jax.profiler.ProfileData.from_text_proto(text), PROGRAM)
+    found = kernels.summarize(rows, 2, untraced_ms=0.01)
+    us = {name: 1e3 * ms for name, ms in found["ms"].items()}
+    kinds = {"norms": 2, "convolutions": 5, "optimizer": 1, "copies": 1}
+    assert us == pytest.approx(kinds | {"busy": 7, "gaps": 2, "gaps untraced": 3})
+    assert found["kernels"][0]["name"] == "sm90_xmma_fprop_f32"
 
 
 def commands():

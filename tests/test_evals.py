@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import types
 
 import jax
 import jax.numpy as jnp
@@ -667,3 +668,18 @@ def test_neighbours_may_be_the_other_evaluation_rows_or_the_labelled_ones():
         knn.make(parts, k=31, train_on="evaluation")
     with pytest.raises(ValueError, match="from 1.* 17 "):
         knn.make(parts, k=18, train_on="labelled")
+
+
+def test_what_waits_for_the_end_runs_after_the_last_step_of_the_last_task():
+    late = evaluation.AtTheEnd(lambda state, task: core.Result({}, {"a": 1.0}), 1)
+    judges = {"now": lambda state, task: core.Result({}, {}), "late": late}
+    for task, steps, runs in (
+        (0, 6, False),
+        (1, 0, False),
+        (1, 5, False),
+        (1, 6, True),
+    ):
+        state = types.SimpleNamespace(step=10 + steps, task_start=10, task_steps=6)
+        due = evaluation.due_evaluators(judges, state, task)
+        assert due == ["now", "late"][: 1 + runs]
+        assert late(state, task).scalars == ({"a": 1.0} if runs else {})

@@ -24,7 +24,7 @@ from jaxcl.data import graphs, stream, toys
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import features
 from jaxcl.nets import positions
-from jaxcl.run import finish, train
+from jaxcl.run import checkpoint, finish, train
 from jaxcl.run import folder as folder_lib
 from jaxcl.run import results as results_lib
 from jaxcl.weights import encoder, export, pytorch, writer
@@ -286,6 +286,26 @@ def test_precision_and_pooled_windows_are_kept(tmp_path):
     want = jax.jit(work.method.embed)(state, view(images))
     np.testing.assert_allclose(found.embed(images), want, rtol=2e-2, atol=1e-3)
     assert found.module.dtype == jnp.bfloat16
+
+
+def test_a_card_has_the_results_of_its_own_network_alone():
+    """Not those of the task before, if the run has trained since."""
+    none = results_lib.empty_results(2)
+    one = results_lib.add_task(none, 0, {"knn/x": np.array([0.4, 0.1])}, {"a": 1}, 1.0)
+    two = results_lib.add_task(one, 1, {"knn/x": np.array([0.3, 0.9])}, {"a": 2}, 1.0)
+    for results, row, average in (
+        (none, None, None),
+        (one, [0.4, 0.1], 0.4),
+        (two, [0.3, 0.9], 0.6),
+    ):
+        for phase in checkpoint.Phase:
+            cursor = {"phase": phase, "results": results}
+            found = export._read_results({"method": {"name": "er"}}, cursor)
+            if phase != "evaluated" or row is None:
+                assert found is None
+                continue
+            want = {"accuracy": row, "average": pytest.approx(average)}
+            assert found["matrices"] == {"knn/x": want} and found["of"] == "encoder"
 
 
 def test_how_far_the_run_had_come(tmp_path):
@@ -567,11 +587,14 @@ def test_the_state_dict_by_hand(residual):
     assert len(saved) == len(leaves) + len(counters)
 
 
-@pytest.mark.parametrize("kind", ["learned", "sin_cos"])
-def test_positions_are_for_the_images_trained_on(kind):
+@pytest.mark.parametrize(
+    "kind, registers", [("learned", 0), ("learned", 2), ("sin_cos", 0)]
+)
+def test_positions_are_for_the_images_trained_on(kind, registers):
     """Images of 24 pixels have 36 patches of 4; the learned table is for 16."""
     options = {"name": "vit", "width": 8, "layers": 1, "heads": 2, "hidden": 8}
     options |= {"patch": 4, "image_size": 16, "positions": kind}
+    options["registers"] = registers
     section = export._describe_architecture({"encoder": options})
     card = {"encoder": section, "input": {"size": 24}}
     module, images = encoder.make_module(section), np.zeros((1, 24, 24, 3), "f4")
@@ -580,15 +603,17 @@ def test_positions_are_for_the_images_trained_on(kind):
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype("f4"), like)
     network = encoder.Encoder(module, 8, card, params, {}, None)
     found = pytorch.torch_state(network)
-    assert found["pos_embed"].shape == (1, 36 + (kind == "learned"), 8)
-    if kind == "sin_cos":  # there timm's class token includes its position
+    token, apart = params["class"], kind == "learned" and not registers
+    assert found["pos_embed"].shape == (1, 36 + apart, 8)
+    if kind == "sin_cos":
         table = positions.sin_cos_table((6, 6), 8)
         np.testing.assert_allclose(found["pos_embed"][0], table.reshape(36, 8))
-        token = params["class"] + params["class_position"]
-        np.testing.assert_array_equal(found["cls_token"].ravel(), token.ravel())
-    else:
+    elif apart:
         place = params["class_position"].ravel()
         np.testing.assert_array_equal(found["pos_embed"][0, 0], place)
+    else:  # there timm's class token includes its position
+        token = token + params["class_position"]
+    np.testing.assert_array_equal(found["cls_token"].ravel(), token.ravel())
 
 
 def test_networks_that_pytorch_has_not_are_refused(trained, tmp_path, capsys):

@@ -13,6 +13,7 @@ from jaxcl import sharding
 from jaxcl.memory import buffer, diversity, policies
 from jaxcl.methods import gss, online
 from jaxcl.methods.online_ssl import stored
+from jaxcl.nets import resnet
 
 FIRST, SECOND = toy.FIRST, toy.SECOND
 NET = online.build_network(toy.parts(), "linear")
@@ -259,9 +260,24 @@ def test_rows_are_scored_after_the_update(form, gradients, monkeypatch):
         assert min(np.abs(np.array(expected) - whole)) > 0.01
 
 
+def test_references_are_disjoint_draws_of_images_as_they_are():
+    made = toy.parts(augment="all")  # a mirror
+    rows = {**FIRST, "task": jnp.zeros(6, jnp.int32)}
+    memory = buffer.create(jax.tree.map(lambda x: x[0], rows), 7)
+    memory = buffer.write(memory, jnp.arange(6), rows)
+    images, counts = gss._references(
+        made, lambda images, *_: images, memory, jax.random.key(0), 3, 2
+    )
+    assert counts.all() and images.shape[:2] == (3, 2)
+    found = np.sort(np.reshape(images, (6, -1)), axis=0)
+    want = np.sort(np.reshape(made.plain(FIRST["image"]), (6, -1)), axis=0)
+    np.testing.assert_array_equal(found, want)
+
+
 @functools.cache
 def small(form):
-    return gss.make(toy.parts(capacity=2), form=form, gradients="head", rows=2)
+    made = toy.parts(encoder=resnet.conv_net(width=2), capacity=2)
+    return gss.make(made, form=form, gradients="head", rows=2)
 
 
 def opposed(method):

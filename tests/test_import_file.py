@@ -314,6 +314,10 @@ def beside(folder, config=None, preprocessor=None):
             {"size": {"shortest_edge": 224}, "crop_pct": 0.875},
             {"size": 224, "resize": 256},
         ),
+        (  # from 384 pixels on ConvNeXt cuts nothing
+            {"size": {"shortest_edge": 384}, "crop_pct": 0.875},
+            {"size": 384, "resize": 384},
+        ),
     ],
 )
 def test_how_transformers_prepares_images(preprocessor, want, tmp_path):

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import twins
+from helpers import graph_sets, key_uses, twins
 from jaxcl import estimate, sharding
+from jaxcl.data import graphs
 from jaxcl.methods import online
 from jaxcl.methods.two_view import bases
-from jaxcl.nets import layers, mlp, resnet
+from jaxcl.nets import convnext, gcn, layers, mlp, resnet, vit
 
 EPS = 1e-5
 
@@ -548,3 +549,57 @@ def test_dropout_draws_anew_in_every_pass_of_training_alone():
     # Another run has another key.
     seed = variables(net, x, seed=1)["batch_stats"]["key"]
     assert seed.tolist() != keys[0]
+
+
+@pytest.mark.parametrize(
+    "net, branches",
+    [
+        (vit.vit(width=8, layers=4, heads=2, hidden=8, patch=4, drop_path=0.3), 2),
+        (convnext.convnext(depths=(1, 2, 1), width=4, patch=1, drop_path=0.3), 1),
+    ],
+)
+def test_the_chance_to_skip_a_branch_rises_to_that_of_the_last_block(
+    net, branches, monkeypatch
+):
+    chances = []
+
+    def record(block, x, branch, key, *, scale):
+        chances.append(block.drop)
+        return x + branch
+
+    monkeypatch.setattr(layers, "add_branch", record)
+    images = jax.ShapeDtypeStruct((1, 8, 8, 1), jnp.float32)
+    jax.eval_shape(net.init, jax.random.key(0), images)
+    np.testing.assert_allclose(chances, np.repeat([0, 0.1, 0.2, 0.3], branches))
+
+
+GRAPHS = graphs.pad_batch(
+    graph_sets.graph_set([[(0, 1), (1, 2)]] * 2, [3, 3]),
+    np.arange(2),
+    nodes=8,
+    edges=16,
+    graphs=3,
+)
+DROPS = {
+    "perceptron": mlp.perceptron(widths=(4, 4, 4), dropout=0.5),
+    "vit": vit.vit(width=8, layers=3, heads=2, hidden=8, patch=4, drop_path=0.3),
+    "convnext": convnext.convnext(depths=(1, 2), width=4, patch=1, drop_path=0.3),
+    "gcn": gcn.gcn(width=4, layers=3),
+}
+
+
+@pytest.mark.parametrize("name", DROPS)
+def test_no_two_layers_drop_by_one_key(name):
+    net, key = DROPS[name], jax.random.key(1)
+    inputs = GRAPHS if name == "gcn" else jnp.zeros((2, 8, 8, 1))
+    drawn = {} if name == "perceptron" else {"key": key}  # it keeps its own
+    tree = jax.eval_shape(net.init, key, inputs)
+    tree = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree)
+
+    def run(tree, inputs, drawn):
+        return net.apply(tree, inputs, train=True, mutable="batch_stats", **drawn)
+
+    given = tree, inputs, drawn
+    uses = key_uses.of(jax.make_jaxpr(run)(*given), jax.tree.leaves(given))
+    assert sum(kind == "draw" for _, kind in uses) > 1
+    assert not key_uses.shared(uses)

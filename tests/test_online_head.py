@@ -5,9 +5,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from helpers import eval_toy, toy
+from helpers import eval_toy, online_toy, toy
 from jaxcl import core, sharding
 from jaxcl.config import sections
 from jaxcl.data import sources
@@ -114,6 +115,39 @@ def head_twin(features, labels, layer, velocity, rate):
     gap = (p - np.eye(p.shape[1])[labels]) / len(labels)
     vw, vb = 0.9 * vw + features.T @ gap, 0.9 * vb + gap.sum(axis=0)
     return (w - rate * vw, b - rate * vb), (vw, vb), loss, accuracy
+
+
+def test_the_head_reads_the_network_before_the_step_and_each_task_its_own_momentum():
+    """Beside a network that doubles its features in every step."""
+
+    def step(state, batch):
+        grown = state.replace(params=2 * state.params, step=state.step + 1)
+        return grown, {"loss": jnp.zeros(())}
+
+    method = core.Method(
+        init=lambda key, batch: core.new_state(
+            key, jnp.ones(()), {}, optax.identity(), {}
+        ),
+        step=step,
+        embed=lambda state, images: state.params * images.reshape(len(images), -1),
+    )
+    parts = online_toy.parts()
+    parts = parts._replace(augment=lambda key, images: parts.plain(images)[:, None])
+    method = head.add(method, parts, lr=0.7)
+    batch = {"labelled": online_toy.FIRST}
+    state = method.init(jax.random.key(0), batch).replace(task_steps=jnp.int32(4))
+    layer = [np.asarray(x, np.float64) for x in state.extra.layer]
+    rows = np.reshape(parts.plain(online_toy.FIRST["image"]), (6, -1))
+    label = np.asarray(online_toy.FIRST["label"])
+    for number in range(4):
+        if number % 2 == 0:
+            state = method.begin_task(state, None)
+            velocity = [np.zeros_like(x) for x in layer]
+        features, rate = 2.0**number * rows, 0.7 * (1 + np.cos(np.pi * number / 4)) / 2
+        layer, velocity, loss, _ = head_twin(features, label, layer, velocity, rate)
+        state, metrics = method.step(state, batch)
+        np.testing.assert_allclose(metrics["head_loss"], loss, rtol=1e-4)
+        np.testing.assert_allclose(state.extra.layer.weight, layer[0], rtol=1e-3)
 
 
 def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):

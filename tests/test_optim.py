@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxcl import core, optim
+from jaxcl.config import recipe
 
 LRS = [0.5, 0.3, 2.0, 0.01]  # small and large: LARS clips in some steps only
 
@@ -243,3 +244,19 @@ def test_ramped_cosine(epochs, warmup):
     np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-8)
     with pytest.raises(ValueError, match=f"warmup_epochs=13.*{epochs}"):
         optim.ramped_cosine(0.8, epochs=epochs, warmup_epochs=13)
+
+
+@pytest.mark.parametrize(
+    "epochs, usual, want",
+    [
+        (1, None, 0),
+        (2, None, 1),
+        (25, None, 3),
+        (500, None, 10),
+        ((500, 25), None, 3),  # one warm-up for all tasks: the shortest holds it
+        ((4, 500), 10, 3),
+        (500, 20, 20),
+    ],
+)
+def test_a_warm_up_fits_into_every_task(epochs, usual, want):
+    assert recipe.warmup_epochs(epochs, usual) == want

@@ -103,6 +103,26 @@ def test_pieces_pass_in_turn_and_rows_keep_their_order():
     np.testing.assert_array_equal(moved["batch_stats"]["last"], images[-GROUPS])
 
 
+class Noise:
+    """An encoder of nothing but a draw by its key."""
+
+    def apply(self, variables, images, *, train, groups, mutable, key):
+        return jax.random.normal(key, (len(images), 1)), {}
+
+
+def test_pieces_draw_by_keys_of_their_own():
+    rows = COUNT * GROUPS * 4
+    features, _ = pieces.PiecewiseEncoder(Noise(), COUNT).apply(
+        {"params": {}},
+        jnp.zeros((rows, 1)),
+        train=True,
+        groups=GROUPS,
+        mutable=["batch_stats"],
+        key=jax.random.key(0),
+    )
+    assert len(np.unique(features)) == rows
+
+
 def test_evaluation_passes_all_rows_together():
     net = resnet.conv_net(width=4)
     images = np.ones((5, 8, 8, 1), np.float32)  # no multiple of the pieces

@@ -126,6 +126,24 @@ def test_each_device_has_a_buffer_of_its_own(policy):
         jax.tree.map(np.testing.assert_array_equal, own, (same, kept, trace))
 
 
+def test_each_device_draws_by_a_key_of_its_own():
+    """Where rows come to a full memory, and which rows are drawn."""
+    asked, numbers = replay(capacity=16), jnp.arange(16)
+
+    @jax.jit
+    def draw(key):
+        memory = sharded.create(np.zeros((), np.int32), asked)
+        memory = sharded.write_rows(memory, numbers % 8, numbers)
+        kept, mask = sharded.ShardedPolicyState({}), jnp.ones(16, bool)
+        slots, _ = sharded.find_policy(asked).choose(memory, kept, key, numbers, mask)
+        return slots, sharded.sample(memory, key, 8)[2]
+
+    with sharding.use_mesh(sharding.mesh(2)):
+        slots, drawn = draw(jax.random.key(0))
+    for one, other in slots.reshape(2, 8), drawn.reshape(2, 4):
+        assert (one != other).any()
+
+
 def test_every_row_is_kept_and_drawn_with_the_same_probability():
     n, capacity, k, total, trials = 4, 8, 4, 48, 2000
     batches = np.arange(total, dtype=np.int32).reshape(-1, 8)

@@ -1,6 +1,8 @@
 """A run that is stopped, and what it finds when it goes on: evaluations, lost rows."""
 
+import itertools
 import json
+import types
 
 import jax
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from helpers import toy
 from jaxcl import core
 from jaxcl.config import run_config
-from jaxcl.run import job, lock, metrics_log, train
+from jaxcl.run import cost, job, lock, metrics_log, train
 from jaxcl.run import rows as rows_lib
 from jaxcl.update import lineage
 
@@ -54,6 +56,23 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(made, whole, tmp_path):
     train.run_tasks(work, tmp_path, step=step)  # it is finished: nothing is done again
     assert asked == [5, 10, 12] and rows(tmp_path) == rows(whole)
     toy.check_same_bits(*(toy.saved(work, x).state for x in (whole, tmp_path)))
+
+
+def test_each_task_has_its_own_seconds(made, tmp_path, monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(cost, "time", types.SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(cost, "count_flops", lambda *_, **__: None)
+    work = toy.job(tmp_path, **FEW | {"tasks": 2})
+
+    def evaluate(state, task):
+        now = 100.0 * (1 + next(clock))
+        cost.time.monotonic = lambda: now
+        return core.Result({}, {"a": 1.0})
+
+    work = toy.change(work, evaluators={"a": evaluate})
+    results = train.run_tasks(work, tmp_path, step=made[1])
+    spent = [x["evaluation_seconds"] for x in results["cost"]["per_task"][:2]]
+    assert spent == results["seconds"][:2] == [300, 300]  # of three evaluations each
 
 
 @pytest.mark.parametrize(("at", "kept"), [(8, 4), (10, 8)], ids=["saved", "judged"])

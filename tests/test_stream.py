@@ -96,6 +96,12 @@ def test_domain_scenario():
         assert len(task.train.rows) == (data.train.domain == task.domain).sum()
         assert len(task.test) == (data.test.domain == task.domain).sum()
     assert len(scenarios.make(data, name="domain", num_tasks=3).tasks) == 3
+    # Test rows without a domain are of every task.
+    domain = np.where(np.arange(20) < 4, -1, data.test.domain).astype(np.int32)
+    data = data._replace(test=data.test._replace(domain=domain))
+    for task in scenarios.make(data, name="domain").tasks:
+        want = np.isin(domain, (-1, task.domain))
+        np.testing.assert_array_equal(task.test, np.flatnonzero(want))
 
 
 # Option -> a value that is not its default, and the scenarios that it changes.

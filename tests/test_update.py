@@ -7,6 +7,7 @@ import sys
 import types
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from sklearn import datasets
 
 import jaxcl
 from helpers import run_directories, toy
+from jaxcl import core
 from jaxcl.config import build, own_images
 from jaxcl.errors import Refused
-from jaxcl.run import checkpoint, finish, transfer
+from jaxcl.run import checkpoint, finish, job, transfer
 from jaxcl.run import results as results_lib
 from jaxcl.update import adapters, average, drift, lineage
 from jaxcl.update import command as update_command
@@ -274,6 +276,47 @@ def test_a_share_is_of_the_new_weights():
     mixed = average.mix_weights(old, new, 0.25)
     np.testing.assert_allclose(mixed["w"], [0.25, 2.5])
     assert mixed["count"] == 5
+
+
+def test_an_average_is_of_the_encoder_its_statistics_too(monkeypatch):
+    """Heads stay as they were after the update; the average is the next checkpoint."""
+
+    def state(number):
+        tree = {name: {"x": jnp.float32(number)} for name in ("encoder", "projector")}
+        fields = {"params": tree, "stats": tree, "opt_state": (), "extra": ()}
+        numbers = dict.fromkeys(("key", "step", "task", "task_start", "task_steps"), 0)
+        return core.TrainState(**fields, **numbers)
+
+    saved = []
+
+    class Saved:
+        def __init__(self, folder, keep):
+            pass
+
+        def restore(self, like):
+            return checkpoint.Restored(state(4.0), {"phase": "evaluated"}, 7)
+
+        def save(self, *given):
+            saved.append(given)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(checkpoint, "Checkpoints", Saved)
+    monkeypatch.setattr(job, "initial_state", lambda work: state(0.0))
+    work = types.SimpleNamespace(loop=types.SimpleNamespace(keep=1, start=None))
+    tried = {}
+
+    def choose(mix):
+        tried.update({share: jax.tree.leaves(mix(share)) for share in (1.0, 0.75)})
+        return {"share": 0.25}
+
+    assert average.save_average(work, "run", choose) == {"share": 0.25}
+    assert tried == {1.0: [4, 4], 0.75: [3, 3]}
+    ((number, after, cursor),) = saved
+    assert number == 8 and cursor == {"phase": "evaluated", "average": {"share": 0.25}}
+    for tree in after.params, after.stats:
+        assert jax.tree.map(float, tree) == {"encoder": {"x": 1}, "projector": {"x": 4}}
 
 
 def test_a_share_is_judged_as_an_encoder_is(copy):

@@ -7,7 +7,8 @@ The sets are cifar10, cifar100, mnist, stl10 (stl10_unlabelled: with its 100,000
 without labels) and tiny_imagenet; `shapes` is drawn, not downloaded, and written as PNG
 files with a folder for each domain. The archives are downloaded, or taken from
 `--from`, compared with the published SHA-256, and become directories for the source
-"arrays". CIFAR comes as flat bytes: its Python version is made of pickles.
+"arrays". CIFAR is read from its version of flat bytes, since its Python version is
+pickled.
 
 Sums and sizes: TFDS's tables of checksums; for tiny-imagenet-200, which they lack, from
 several public repositories that agree.
@@ -247,9 +248,10 @@ def _write_cifar(paths, folder, *, name, train, test, label_bytes, names) -> Non
     """Write CIFAR's records: label bytes, then the planes of 32 x 32 pixels.
 
     Args:
-      train, test: files of each split.
-      label_bytes: of a record; the last one counts, in CIFAR-100 the fine label.
-      names: the file with the classes.
+      train, test: paths of the files of each split.
+      label_bytes: number of label bytes of a record; the last counts, in CIFAR-100 the
+        fine label.
+      names: path of the file with the classes.
     """
 
     def read_records(inner, files):

@@ -51,7 +51,7 @@ _DAMAGED = (
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Turn errors of a library about a file's bytes into Refused."""
+    """Turn a library's errors about a file's bytes into Refused in this context."""
     try:
         yield
     except MemoryError as error:
@@ -61,9 +61,9 @@ def reading(path: str) -> Iterator[None]:
 
 
 def lift_pillow_limit() -> None:
-    """Leave the number of pixels to config.data.max_pixels; for commands alone.
+    """Lift Pillow's limit of pixels, since config.data.max_pixels has one.
 
-    Pillow's limit holds for the whole process, which a caller of the library owns.
+    For commands alone: Pillow's limit holds for the whole process.
     """
     Image.MAX_IMAGE_PIXELS = None
 
@@ -75,7 +75,7 @@ class Decoding(NamedTuple):
     channels: int = 3  # 3 is RGB, 1 is grey
     max_pixels: int = PIXELS
     background: int = 255  # level behind transparent pixels
-    bits: int | None = None  # that 16-bit greys use; None: as one image tells
+    bits: int | None = None  # bits that 16-bit greys use; None: as an image shows
 
     def __call__(self, data: bytes, name: str) -> np.ndarray:
         """Decode an image to u8[h,w,C], see `convert`.
@@ -113,8 +113,8 @@ class Decoding(NamedTuple):
         """Return the pixels of a PIL image, u8[h,w,C].
 
         Grey, palette and CMYK images become RGB, or grey where `channels` is 1.
-        Transparent pixels are composed on the grey level `background`. Of 16-bit greys
-        the upper eight of `bits` bits are kept; None: as many as the image uses.
+        Transparent pixels are composed on the grey level `background`. 16-bit greys
+        keep the upper eight of `bits` bits; None: of as many as the image uses.
 
         Raises:
           Unreadable: floating pixels, whose range is not known; 16-bit ones that use
@@ -176,10 +176,11 @@ def _by_cv2(data, channels) -> np.ndarray | None:
 
 
 def _is_plain(data: bytes, opened: Image.Image) -> bool:
-    """Return whether OpenCV decodes an image as Pillow does.
+    """Tell whether OpenCV decodes an image as Pillow does.
 
-    It is a JPEG, or a PNG of 8 bits without transparency. It must end in its end
-    marker: OpenCV silently fills the missing part of a truncated image with grey.
+    That holds for a JPEG, or a PNG of 8 bits without transparency. The image must end
+    in its end marker: OpenCV fills the missing part of a truncated image with grey,
+    silently.
     """
     if data[:2] == _JPEG:
         return b"\xff\xd9" in data[-64:]
@@ -193,7 +194,7 @@ class Reader(NamedTuple):
 
     files: Sequence[str | bytes] | np.ndarray  # paths, relative to root
     which: np.ndarray  # i[N], number of each row's file
-    place: np.ndarray  # i64[N], where it is in there
+    place: np.ndarray  # i64[N], place of the row in its file
     # (path, place) -> an encoded image, or u8[h,w,C]
     fetch: Callable[[str, int], Any]
     decoding: Decoding
@@ -266,7 +267,7 @@ def in_memory(images: np.ndarray, name: str) -> Reader:
     """Make a reader of images in memory.
 
     Args:
-      name: of the set; the digest of the images is part of the file's name.
+      name: name of the set; the images' digest is part of the file's name.
     """
     rows = np.arange(len(images))
     file, pixels = f"{name} {sha256(images)[:16]}", Decoding("", images.shape[-1])
@@ -293,12 +294,12 @@ class Loader(NamedTuple):
     """Reads a part of a set row by row: row -> u8[h,w,C]."""
 
     read: Any  # a Reader, or another record with its methods
-    rows: np.ndarray  # i64[N], which rows of `read` these are
+    rows: np.ndarray  # i64[N], rows of `read`
     crop: Callable | None = None  # a prefetch.CenterCrop for every image
     # Classes and domains, if unreadable images are to be replaced; else None.
     label: np.ndarray | None = None
     domain: np.ndarray | None = None
-    memory: dict[int, np.ndarray] | None = None  # keeps every image; None: too many
+    memory: dict[int, np.ndarray] | None = None  # decoded images; None: too many
 
     def __call__(self, row: int) -> np.ndarray:
         """Read an image; if it is unreadable, warn and read another.
@@ -403,12 +404,12 @@ def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
 
 
 def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
-    """Read those arrays of `keys` that a file holds; packed images are decoded.
+    """Read the arrays of `keys` that a file holds; packed images are decoded.
 
-    Without keys all are read, as they are.
+    Without keys all arrays are read, as they are.
 
-    A packed array K is four arrays: K__strips u8[B], encoded strips one after the
-    other; K__ptr i64[S+1], where each strip begins; K__shape (N, H, W, C) of K;
+    A packed array K is stored as four arrays: K__strips u8[B], encoded strips one after
+    the other; K__ptr i64[S+1], where each strip begins; K__shape (N, H, W, C) of K;
     K__sha256 of K's bytes. A strip is n images on top of each other.
     """
     with reading(path), storage.open_seekable(path) as file:

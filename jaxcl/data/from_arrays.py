@@ -19,10 +19,9 @@ _PARTS = {"train": "train", "val": "validation", "test": "test"}
 def npz(*, path: str) -> stream.Dataset:
     """Read an .npz file, plain or packed (see `files.read_npz`).
 
-    The file holds either train_x, train_y (and train_domain), and the same of val and
-    test, or x, y, is_test (and domain), and perhaps class_names and domain_names.
-    Images are u8[N,H,W] or u8[N,H,W,C]. Labels and the parts of val and test are
-    optional.
+    The file holds either train_x, train_y and train_domain, and likewise val_ and
+    test_, or x, y, is_test and domain; also class_names and domain_names. Images are
+    u8[N,H,W] or u8[N,H,W,C]. Only train_x, or x, is required.
 
     path: the file.
     """
@@ -68,9 +67,9 @@ def dataset(
     """Make a dataset of some splits.
 
     Args:
-      name: of the set.
+      name: name of the set.
       parts: split -> its examples.
-      class_names, domain_names: None: the numbers, see `number_names`.
+      class_names, domain_names: names in order; None: the numbers, see `number_names`.
     """
     if class_names is None:
         class_names = number_names(parts, "label")
@@ -84,9 +83,9 @@ def dataset(
 def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
     """Read a directory of .npy files with a meta.json, see `jaxcl.data.convert`.
 
-    path: the directory.
-    resident: True reads all images into memory and checks their sha256; False maps
-      the file and reads row by row; None maps files of 4 GiB and more.
+    path: the directory. resident: whether all images are read into memory and their
+      sha256 is checked; False maps the file and reads row by row; None maps files of 4
+      GiB and more.
     """
     files.mapped.cache_clear()  # the set may have been written anew
     meta = _read_meta(path)
@@ -108,11 +107,11 @@ def number_names(parts, field) -> tuple[str, ...]:
 
 
 def _check_domains(where, domains) -> None:
-    """Refuse domains in only some of the splits.
+    """Refuse a set in which only some splits have domains.
 
     Args:
-      where: they come from, for messages.
-      domains: array of each split, or None.
+      where: origin of the arrays, for messages.
+      domains: array of domains of each split, or None.
     """
     without = [split for split, domain in domains.items() if domain is None]
     if 0 < len(without) < len(domains):
@@ -190,7 +189,7 @@ def examples(
     """Make examples of arrays of any integer type; greys may lack the channel.
 
     Args:
-      where: they come from, for messages.
+      where: origin of the arrays, for messages.
       images: u8[N, H, W] or u8[N, H, W, C].
       label: i[N], -1 where unknown; None: unknown.
       domain: i[N]; None: one domain.
@@ -218,8 +217,8 @@ def with_numbers(where, images, label, domain, least: int = 0) -> stream.Example
     """Make examples of checked images, labels and domains.
 
     Args:
-      where, images, label, domain: as in `examples`.
-      least: the lowest domain that is allowed.
+      where, images, label, domain: arguments of `examples`.
+      least: lowest domain that is allowed.
     """
     label = np.full(len(images), -1) if label is None else label
     domain = np.zeros(len(images), int) if domain is None else domain

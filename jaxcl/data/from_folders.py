@@ -29,7 +29,8 @@ def image_folder(
 
     Five layouts are known; classes are sorted by name, numbers as numbers:
       train/CLASS/*  with test/ or val/ of the same classes. If both are there, val/ is
-                     the validation split. One without class folders is ignored.
+                     the validation split. A folder of these without class folders is
+                     ignored.
       CLASS/*        alone. A share `test` of every class, drawn by `test_seed`, is the
                      test split.
       CLASS/train/*  with CLASS/test/ or CLASS/val/, likewise.
@@ -37,12 +38,13 @@ def image_folder(
       *              images without class folders: no labels, no test split.
 
     path: the folder.
-    classes: a text file that names the classes to keep, in that order.
-    folders: "guess" refuses folders that look like splits of other names, masks or
-      domains; "classes" takes each as a class, "domains" as a domain, with folders of
-      classes in it; "none" reads all images below, without labels.
-    test: share of each class that is the test split, if no folder is.
-    test_seed: of that draw.
+    classes: path of a text file that names the classes to keep, in that order.
+    folders: meaning of the folders. "guess" refuses folders that look like
+      splits of other names, masks or domains; "classes" takes each as a class,
+      "domains" as a domain, with folders of classes in it; "none" reads all images
+      below, without labels.
+    test: share of each class that becomes the test split if no folder is one.
+    test_seed: seed of that draw.
     """
     wanted = None if classes is None else files_lib.class_list(classes)
     left_out, name = listing.LeftOut(), os.path.basename(os.path.abspath(path))
@@ -162,7 +164,7 @@ def is_mixed(path: str) -> bool:
 
 
 def _images_in(folder) -> list[str]:
-    """List the images in a folder, none of those below."""
+    """List the images in a folder, without its sub-folders."""
     names = (name for name in os.listdir(folder) if not name.startswith("."))
     return [name for name in names if listing.is_image(name)]
 
@@ -174,7 +176,7 @@ def _describe_left_out(left_out) -> str:
 
 
 def _relative(path, files) -> list[bytes]:
-    """Make paths relative; os.path.relpath would change those of a bucket."""
+    """Make paths relative; os.path.relpath would change a bucket's."""
     start = path if storage.in_bucket(path) else os.path.normpath(path)
     return [os.fsencode(file[len(start) :].lstrip("/")) for file in files]
 
@@ -183,7 +185,7 @@ def _check_splits(path, names) -> None:
     """Refuse folders that may be splits or classes.
 
     Args:
-      names: of the classes that were found.
+      names: names of the class folders.
     """
     beside = listing.folders(path)
     alike = [name for name in beside if layouts.is_like_split(name)]
@@ -206,7 +208,7 @@ def _is_empty(path, name) -> bool:
 def _list_held_out(path, names) -> list[str]:
     """List which of val/ and test/ are splits next to train/.
 
-    Where train/ has class folders, they need class folders, too.
+    If train/ has class folders, they need class folders, too.
     """
     there = [x for x in ("val", "test") if storage.is_folder(os.path.join(path, x))]
     if not names:
@@ -225,8 +227,8 @@ def scan_classes(
 
     Args:
       wanted: classes to read, in this order; None: every class folder.
-      only: refuse class folders that are not wanted.
-      left_out: counts the files that are no images.
+      only: whether class folders that are not wanted are refused.
+      left_out: counter of the files that are no images.
     """
     start = path if storage.in_bucket(path) else os.path.normpath(path)
     folder = os.path.join(start, inner) if inner else start

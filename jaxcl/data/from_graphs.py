@@ -49,8 +49,8 @@ def graphs(
       features: names of a `Feature`, concatenated in this order: "attributes", "labels"
         (one-hot), "ldp" (see `degree_profile`). None: attributes and labels if the set
         has them, but no labels if all nodes have the same; "ldp" if neither.
-      std: see `degree_profile`.
-      normalise: divide each node's features x by max(sum x, 1); none is negative.
+      std: rule of the deviation, see `degree_profile`.
+      normalise: whether each node's features x, all >= 0, are divided by max(sum x, 1).
 
     Raises:
       Refused: a file is missing, breaks these promises or lacks what `features`
@@ -74,12 +74,12 @@ def make_dataset(
     """Make a dataset of graphs from arrays; all graphs are for training.
 
     Args:
-      where: they come from, for messages.
-      name: of the set.
+      where: origin of the set, for messages.
+      name: name of the set.
       arrays: "where" the pairs come from; "pairs" of nodes i64[2,P], in any order;
         "graph" i64[N], the graph of each node, rising; "label" i[G]; "class_names";
         perhaps "node_label" and "node_attr".
-      features, std, normalise: see `graphs`.
+      features, std, normalise: options of `graphs`.
     """
     graph, label = arrays["graph"], arrays["label"]
     edges = _make_undirected(arrays["where"], arrays["pairs"], graph)
@@ -196,7 +196,7 @@ def _make_undirected(where, pairs, graph) -> np.ndarray:
     """Return pairs of nodes i64[2,P] as sorted edges, each in both directions, once.
 
     Args:
-      where: the pairs come from, for messages.
+      where: origin of the pairs, for messages.
       graph: i64[N], number of each node's graph.
     """
     nodes = len(graph)
@@ -216,10 +216,10 @@ def _features(where, arrays, edges, names, std, normalise) -> np.ndarray:
     """Return node features f32[N,F] as the options of a reader ask.
 
     Args:
-      where: what the arrays come from, for messages.
+      where: origin of the arrays, for messages.
       arrays: "graph" and perhaps "node_label" and "node_attr".
-      edges: i64[2,E], of `_make_undirected`.
-      names: option `features`.
+      edges: i64[2,E], from `_make_undirected`.
+      names: names of the features, the option `features`.
     """
     nodes, labels = len(arrays["graph"]), arrays.get("node_label")
     attributes = arrays.get("node_attr")
@@ -274,15 +274,16 @@ def _one_hot(where, labels) -> list[np.ndarray]:
 
 
 def degree_profile(edges: np.ndarray, nodes: int, *, std: Std = "sample") -> np.ndarray:
-    """Describe nodes by their degrees and those of their neighbours.
+    """Describe each node by its degree and its neighbours' degrees.
 
     A node without neighbours has zeros.
 
     Args:
       edges: i[2,E], each in both directions, sorted by edges[0].
       nodes: number of nodes.
-      std: "sample" divides by max(d - 1, 1), where d is the number of neighbours, as
-        the library that ICL's released code uses does; "population" divides by d.
+      std: rule of the deviation. "sample" divides by max(d - 1, 1), where d is the
+        number of neighbours, like the library that ICL's released code uses;
+        "population" divides by d.
 
     Returns:
       f64[nodes,5].

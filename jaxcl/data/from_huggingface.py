@@ -110,16 +110,16 @@ def huggingface(
 ) -> stream.Dataset:
     """Read a set of Hugging Face `datasets` on a disk: Arrow or Parquet files.
 
-    path: what `save_to_disk` wrote, or a folder with Parquet files. The split of one
-      of these is its name up to the first "-", or its folder, if that is a number.
+    path: folder that `save_to_disk` wrote, or one with Parquet files. A Parquet file's
+      split is its name up to the first "-", or its folder, if the name is a number.
     train_split, validation_split, test_split: name of a split; None: no such split.
     image_key, label_key: names of columns. Images are encoded bytes, or structs with
-      such. Labels are whole numbers, -1 or missing where there is none, or text, whose
-      classes are sorted. label_key None: no labels.
-    classes: a text file that names the classes to keep, in that order.
-    test: share of the labelled train images of each class that is the test split, where
+      such. Labels are whole numbers (-1 or missing: no label), or text, whose classes
+      are sorted. label_key None: no labels.
+    classes: path of a text file that names the classes to keep, in that order.
+    test: share of each class's labelled train images that becomes the test split if
       test_split is None.
-    test_seed: of that draw.
+    test_seed: seed of that draw.
 
     Raises Refused for a missing folder, split or column, a damaged file, a file
     outside of the folder, columns of other types, and files that differ in the names of
@@ -158,7 +158,7 @@ def huggingface(
 
 
 def is_dataset(path: str) -> bool:
-    """Return whether a folder on a disk holds such a set, and not image files.
+    """Tell whether a folder on a disk holds a set of Hugging Face, and not image files.
 
     In a folder without state.json and dataset_dict.json the first sub-folder with
     images or Parquet files decides.
@@ -176,11 +176,11 @@ def is_dataset(path: str) -> bool:
 
 
 def guess_options(path: str) -> dict:
-    """Guess the options to read a set of which only the path is known.
+    """Guess the options that read a set, from its path alone.
 
-    The train split is "train", or else the first. The evaluation split is "test" or
-    else "validation", if it has labels; without these a fifth of the train images.
-    Images and labels are in the columns that `choose_columns` chooses.
+    The train split is "train", or else the first. The test split is "test" or else
+    "validation", if it has labels; otherwise a fifth of the train images. Images and
+    labels are in the columns that `choose_columns` chooses.
 
     Raises Refused as `huggingface`.
     """
@@ -209,11 +209,11 @@ def choose_columns(
     """Choose the columns of images and of labels.
 
     Args:
-      where: they are, for messages.
-      names: of all columns.
-      shown: of those that may hold images. One with a usual name is chosen, or the only
-        one.
-      named: of those that name classes. "label" is chosen, or the only one of these.
+      where: origin of the columns, for messages.
+      names: names of all columns.
+      shown: names of columns that may hold images. One with a usual name is chosen, or
+        the only one.
+      named: names of columns that name classes. "label" is chosen, or the only one.
 
     Raises:
       Refused: there are several of either kind.
@@ -261,9 +261,9 @@ def split_files(path: str) -> dict[str, list[str]]:
 
 
 def _check_complete(path, split, files) -> None:
-    """Refuse files of several folders, and all but SPLIT-00000-of-00003 and the like.
+    """Refuse files of several folders, or with missing parts (SPLIT-00000-of-00003).
 
-    Such folders are several sets, or train/ and test/ with files of the same names.
+    Such folders hold several sets, or are train/ and test/ with files of equal names.
     """
     folders = {os.path.dirname(file) for file in files}
     counts = {x[1] for file in files if (x := re.search(r"-of-(\d+)\b", file))}
@@ -310,7 +310,7 @@ def _check_columns(file, image_key, label_key) -> np.ndarray:
 
 
 def _holds_images(kind) -> bool:
-    """Return whether a type is bytes, or a struct with such."""
+    """Tell whether a type is bytes, or a struct with bytes."""
     kind = getattr(kind, "storage_type", kind)
     if _import_arrow().types.is_struct(kind):
         place = kind.get_field_index("bytes")
@@ -351,8 +351,8 @@ def _number_labels(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.nd
     """Return class names, and the labels of each split as numbers.
 
     Args:
-      labels: of every file of each split.
-      files: of each split; they may name the classes.
+      labels: labels of every file of each split.
+      files: files of each split, which may name the classes.
     """
     kinds = {label.dtype.kind for parts in labels.values() for label in parts}
     if len(kinds) > 1:

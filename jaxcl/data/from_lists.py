@@ -32,13 +32,13 @@ def image_lists(
     A line is a path and, last, its label, a whole number from 0; blank lines are
     skipped. Labels are never renumbered, even where a list lacks a class.
 
-    path: the folder that the paths in the lists are relative to.
-    train, validation_list, test: names of list files in the folder `lists`, where
-      {domain} stands for each of `domains`; None or "": no such list.
+    path: folder that the paths in the lists are relative to.
+    train, validation_list, test: names of list files in the folder `lists`, with
+      {domain} for each of `domains`; None or "": no such list.
     lists: folder of the lists; None: `path`.
-    domains: their names, in the order of their numbers; None: one domain, "all".
-    class_names: a text file, one name a line, label 0 first. Default: the folder that
-      holds all train files of a label; the label itself if there is no such folder.
+    domains: names of the domains, in the order of their numbers; None: one, "all".
+    class_names: path of a text file, one name a line, label 0 first. None: the folder
+      that holds all train files of a label, or else the label itself.
 
     Raises Refused for a missing list, a line that is not a path and a label, a path
     that leads out of `path`, and a missing image, unless on_corrupt is "skip".
@@ -69,8 +69,8 @@ def _examples(path, option, where, limit, images) -> stream.Examples:
     """Return the images of one split.
 
     Args:
-      where: its lists, one for each domain.
-      limit: labels are below it.
+      where: lists of the split, one for each domain.
+      limit: number above all labels.
     """
     lists = [_read_list(file, option, limit) for file in where]
     files = np.array([file for of_list, _ in lists for file in of_list], bytes)
@@ -142,7 +142,7 @@ def _check_there(option: str, path: str, files: list[bytes]) -> None:
 def _folder_names(parts: dict[str, stream.Examples]) -> tuple[str, ...]:
     """Name classes by the folder that their train files share, else by label.
 
-    Every name is the label where two classes share a folder.
+    If two classes share a folder, every class is named by its label.
     """
     train, folders = parts["train"], {}
     files, labels = train.load.read.files.tolist(), train.label.tolist()

@@ -55,7 +55,7 @@ def _fetch_image(features: Any, key: str, file: str, place: int) -> bytes:
 
 
 def _features(info, *keys):
-    """Return the features of these names alone, which parses no others."""
+    """Parse the features of these names alone, and no others."""
     return _library().features.FeaturesDict({key: info.features[key] for key in keys})
 
 
@@ -94,9 +94,9 @@ def tfds(
       None: no such split.
     image_key, label_key, domain_key: names of features; label_key None: no labels;
       domain_key None: one domain.
-    classes: a text file that names the classes to keep, in that order.
-    index: a file that keeps the result of the first scan. Labels are stored in the
-      records, so without it every start reads the whole set once.
+    classes: path of a text file that names the classes to keep, in that order.
+    index: path of a file that keeps the result of the first scan. Labels are stored in
+      the records, so without it every start reads the whole set once.
     Images must be u8 Image features.
 
     Raises Refused for a missing directory, split or feature, another file format,
@@ -271,9 +271,9 @@ def _walk_tfrecord(name, wanted: range):
 
 
 def _next_record(file, left, where) -> bytes | None:
-    """Return the next record of a tfrecord file, of which `left` bytes are left.
+    """Return the next record of a tfrecord file with `left` bytes to read.
 
-    None: it is cut off. Raises Unreadable if a checksum does not match.
+    None: the record is cut off. Raises Unreadable if a checksum does not match.
     """
     length = _next_length(file, left, where)
     if length is None:
@@ -284,7 +284,7 @@ def _next_record(file, left, where) -> bytes | None:
 
 
 def _next_length(file, left, where) -> int | None:
-    """Return the length of the next record; None: it is cut off."""
+    """Return the length of the next record; None: the file is cut off."""
     header = file.read(12)
     if len(header) < 12:
         return None
@@ -295,7 +295,7 @@ def _next_length(file, left, where) -> int | None:
 
 
 def _compare_checksum(data: bytes, stored: bytes, where: str) -> None:
-    """Raise Unreadable unless a masked CRC-32C is that of the bytes."""
+    """Raise Unreadable unless a masked CRC-32C fits the bytes."""
     crc = google_crc32c.value(data)
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     if stored != struct.pack("<I", masked):
@@ -306,7 +306,7 @@ def _compare_checksum(data: bytes, stored: bytes, where: str) -> None:
 
 
 def _walk_array(name, wanted: range):
-    """Yield as `_walk_tfrecord` the records of array_record; places are numbers."""
+    """Yield records of array_record as `_walk_tfrecord` does; places are numbers."""
     reader = array_record_module.ArrayRecordReader(str(storage.check_ordinary(name)))
     count = reader.num_records()
     for start in range(0, count, CHUNK):

@@ -32,11 +32,11 @@ def batches(
     """Yield a task's batches from its step `start` on, on the host.
 
     Args:
-      source: what the task trains on. Each step takes batch_size x P rows of its order;
-        place P i + p is row i of part p.
-      epochs: see `stream.epochs_of_tasks`.
+      source: training set of the task. Each step takes batch_size x P rows of its
+        order; place P i + p is row i of part p.
+      epochs: numbers of epochs, see `stream.epochs_of_tasks`.
       batch_size: graphs of each part.
-      parts: P.
+      parts: P, number of parts of a step.
     """
     plan = stream.schedule(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size * parts

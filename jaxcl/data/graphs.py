@@ -37,7 +37,7 @@ class Graphs(NamedTuple):
     """A batch of B graphs with room for n nodes and e edges: a pytree.
 
     Nodes are sorted by graph, edges by receiver; padding comes last. Code that removes
-    nodes unsets their masks and those of their edges, and moves nothing.
+    nodes unsets the masks of nodes and edges, and moves nothing.
     """
 
     features: jax.Array  # f32[n,F]
@@ -77,7 +77,7 @@ def pad_batch(
     """Return the graphs of some rows as one batch of this size, in NumPy arrays.
 
     Args:
-      graph_set: the set that `rows` index.
+      graph_set: set that `rows` index.
       rows: i[b], b <= graphs. The graph of rows[i] takes slot i; -1 leaves it empty.
       nodes, edges, graphs: sizes n, e and B of the batch.
 
@@ -135,15 +135,14 @@ def _fill_up(values, length, padding) -> np.ndarray:
 def buckets(
     graph_set: GraphSet, batch_size: int, *, parts: int = 1
 ) -> tuple[Budget, ...]:
-    """Choose a few rising sizes; any batch of `batch_size` rows fits the last.
+    """Choose a few rising sizes of batches; any `batch_size` rows fit the last.
 
     Each size costs one compilation, when a batch first needs it. The last holds the
-    `batch_size` graphs with the most nodes and those with the most edges; batches
-    hardly ever need it. The others hold nine tenths of 1,000 drawn batches, and all of
-    them.
+    `batch_size` graphs with the most nodes, or with the most edges; batches hardly ever
+    need it. The others hold nine tenths, and all, of 1,000 drawn batches.
 
     Args:
-      graph_set: the set that batches are drawn from.
+      graph_set: set that batches are drawn from.
       batch_size: graphs of a batch.
       parts: number of batches that share one size, see `pad_parts`.
     """
@@ -177,7 +176,7 @@ def budget_of(
 ) -> Budget:
     """Return the first of `budgets` that holds the graphs of some rows; -1 is no graph.
 
-    Rows are i[b], or i[P, b] for P batches, each of which must fit. Raises Refused
+    Rows are i[b], or i[P, b] for P batches, which must all fit. Raises Refused
     if no budget is large enough.
     """
     rows = np.atleast_2d(rows)

@@ -32,7 +32,7 @@ class Identity(NamedTuple):
     label: np.ndarray  # i32[N]
     domain: np.ndarray  # i32[N]
     class_names: np.ndarray  # S[C]
-    by_bytes: np.ndarray  # bool[], whether marks are of bytes
+    by_bytes: np.ndarray  # bool[], marks digest the bytes, not sizes and times
 
     def digest(self) -> str:
         """Return the sha256 of the whole identity."""
@@ -44,11 +44,11 @@ class Identity(NamedTuple):
         return found.hexdigest()
 
     def splits(self) -> list[str]:
-        """Return splits that have rows, train first."""
+        """List the splits that have rows, train first."""
         return [stream.SPLITS[number] for number in np.unique(self.split).tolist()]
 
     def rows(self, split: str) -> np.ndarray:
-        """Return rows of a split."""
+        """List the rows of a split."""
         return np.flatnonzero(self.split == stream.SPLITS.index(split))
 
 
@@ -57,12 +57,12 @@ class Changed(Refused):
 
 
 def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
-    """Identify a set.
+    """Return the identity of a set: name, digest, label and domain of every row.
 
     Args:
-      dataset: from a source.
-      by_bytes: read all bytes, even of many files; None: of up to `ROWS` files. Pixels
-        in memory are always read.
+      dataset: set from a source.
+      by_bytes: whether to read all bytes, even of many files; None: of up to `ROWS`
+        files. Pixels in memory are always read.
     """
     parts = stream.splits_of(dataset)
     if by_bytes is None:
@@ -149,7 +149,7 @@ def check_data(workdir: epath.PathLike, known: Identity) -> None:
 
     Args:
       workdir: the run directory.
-      known: identity of the data now.
+      known: present identity of the data.
 
     Raises:
       Changed: the message says how many rows differ, and names some.
@@ -187,7 +187,7 @@ def unpack(data: bytes) -> Identity:
 
 
 def without_times(dataset: stream.Dataset, known: Identity) -> Identity:
-    """Replace times of files, which differ between copies, by bytes of some files."""
+    """Replace file times, which differ between copies, by bytes of some files."""
     if known.by_bytes:
         return known
     marks = np.zeros_like(known.marks)
@@ -205,7 +205,7 @@ def read_identity(workdir: epath.PathLike) -> Identity | None:
     """Read the identity of a run's data; None if there is none.
 
     Raises:
-      Refused: it is damaged.
+      Refused: the file is damaged.
     """
     path = os.path.join(os.fspath(workdir), FILE)
     if not storage.exists(path):
@@ -217,7 +217,7 @@ def read_identity(workdir: epath.PathLike) -> Identity | None:
 
 
 def describe_changes(before: Identity, now: Identity) -> str:
-    """Say how many rows of two sets differ, and the first names; "": none.
+    """Describe how many rows of two sets differ, with the first names; "": none.
 
     A changed row has other bytes, another label or domain, or is in another split.
     """
@@ -259,7 +259,7 @@ def common(test: Identity, train: Identity) -> list[str]:
 def describe_duplicates(known: Identity, name: str) -> str:
     """Describe in one line the images that occur more than once; "": none.
 
-    Images are equal if their bytes are: those of the file or record, or pixels in
+    Images are equal if their bytes are: bytes of the file or record, or pixels in
     memory. A row that cannot be read is no duplicate. Sets of graphs have no images.
     """
     train, said = known.marks[known.rows("train")], []

@@ -22,7 +22,7 @@ class Dominated(NamedTuple):
     label: np.ndarray  # i32[N], of all train rows
     dominant: int
     rho_max: float
-    steps: int | None  # of an epoch; None: as many as one pass over the rows has
+    steps: int | None  # steps of an epoch; None: as many as a pass over the rows has
 
     def __call__(
         self, rng: np.random.Generator, rows: np.ndarray, batch_size: int
@@ -66,11 +66,11 @@ def dominated(
     uniformly and with replacement. So an epoch is a number of steps and not a pass.
 
     Args:
-      tasks: all their train rows need labels.
-      names: of the classes.
-      rho_max: probability of the dominant class, from 1 / C of each task (even classes)
-        to below 1; or one for each task, so that a stream may begin evenly.
-      dominant: a class that every task has, or one for each task, by number or name;
+      tasks: tasks whose train rows all have labels.
+      names: names of the classes.
+      rho_max: probability of the dominant class, from 1 / C (even classes) to below 1;
+        or one for each task, so that a stream may begin evenly.
+      dominant: class that every task has, or one for each task, by number or name;
         None: the first class of each task, in the task's own order.
       epoch_steps: steps of an epoch; None: as many as one pass over the rows has.
 
@@ -78,9 +78,8 @@ def dominated(
       The tasks, each with a new order of its train rows.
 
     Raises:
-      Refused: an option out of its range; a task with fewer than two classes,
-        without the dominant class, or with so few classes that another one would be
-        more probable than the dominant one.
+      Refused: an option out of its range; a task with fewer than two classes, without
+        the dominant class, or in which another class would be more probable.
 
     Source: DUEL (Choi et al., AAAI 2024), "Class-imbalanced environment". The paper
     does not say which class dominates.
@@ -135,8 +134,8 @@ def tail_sizes(largest: int, num_classes: int, *, factor: float) -> np.ndarray:
 
     n_c = max(1, floor(largest * factor^(-c / (C - 1)))), c = 0 ... C - 1.
 
-    Source: Cui et al. (CVPR 2019). Rounding and order of operations are those of the
-    code in common use, whose argument is 1 / factor.
+    Source: Cui et al. (CVPR 2019). Rounding and order of operations follow the code in
+    common use, whose argument is 1 / factor.
     """
     place = np.arange(num_classes) / max(num_classes - 1, 1)
     return np.maximum((largest * (1 / factor) ** place).astype(np.int64), 1)
@@ -159,12 +158,12 @@ def long_tail(
 
     Args:
       label: i32[N], from 0.
-      names: of the classes.
-      factor: rows of the first class over those of the last, at least 1.
-      class_order: from the largest class to the smallest: "sorted", "released" or
+      names: names of the classes.
+      factor: rows of the first class over rows of the last, at least 1.
+      class_order: order from the largest class to the smallest: "sorted", "released" or
         "shuffled" (both by `seed`), "cassle" or a list of all classes, see
         `scenarios.make`.
-      seed: of the draw; it is not the run's seed.
+      seed: seed of the draw, not the run's seed.
 
     Raises:
       Refused: an option out of its range.
@@ -209,8 +208,8 @@ def make_uneven(
     The tail is cut first; the dominated stream draws from the rows it keeps.
 
     Args:
-      dataset: of the tasks.
-      tasks: of a scenario.
+      dataset: dataset of the tasks.
+      tasks: tasks of a scenario.
       imbalance, long_tail: options of `dominated` and of `long_tail`; None leaves the
         classes as they are.
 

@@ -19,7 +19,7 @@ from jaxcl.errors import Refused
 
 @dataclasses.dataclass(eq=False)
 class StoredSet:
-    """A set under a name. The source finds it as long as this object exists."""
+    """A set in memory, which the source finds as long as this object exists."""
 
     name: str
     examples: stream.Examples
@@ -49,14 +49,13 @@ def store_set(
     """Hand a set over to the source `in_memory`.
 
     Args:
-      name: of the set, for messages and run directories.
+      name: name of the set, for messages and run directories.
       images: u8[N, H, W] or u8[N, H, W, C], C 1 or 3; not copied, so leave it alone.
       labels: N whole numbers or strings, the classes in sorted order; -1 or None where
         unknown.
       domains: N whole numbers or strings, sorted, digits in strings by value;
         None: one domain.
-      class_names: of labels that are numbers, the name of each from 0; None: the
-        number.
+      class_names: names for labels that are numbers, from 0 on; None: the numbers.
 
     Raises:
       Refused: an array is of another type or length.
@@ -108,7 +107,7 @@ def _number_names(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
 
 
 def _is_known(label: str | int | None) -> bool:
-    """Return whether a label is a string, or a number from 0."""
+    """Tell whether a label is a string, or a number from 0."""
     return isinstance(label, str) or (label is not None and label >= 0)
 
 
@@ -131,11 +130,11 @@ def in_memory(
 ) -> stream.Dataset:
     """Read arrays that this process holds, see `store_set`.
 
-    set: its name.
-    sha256: of its bytes, as in `StoredSet.section`.
-    test: share of the labelled images of each class, drawn by `test_seed`, that is the
+    set: name of the set.
+    sha256: digest of its bytes, as in `StoredSet.section`.
+    test: share of each class's labelled images, drawn by `test_seed`, that becomes the
       test split.
-    test_seed: of that draw.
+    test_seed: seed of that draw.
 
     Raises:
       Refused: the process holds no such set, or another one of that name.

@@ -23,7 +23,7 @@ _ANYWAY = 'config.data.folders="classes" takes each first folder as a class'
 
 
 def is_like_split(name: str) -> bool:
-    """Tell whether a folder's name is that of a split, or nearly."""
+    """Tell whether a folder is named like a split, or nearly so."""
     return re.sub(r"[-_ ]?(set|data|[0-9]+)$", "", name.lower()) in _LIKE_SPLITS
 
 
@@ -38,7 +38,7 @@ def check_masks(path: str, folders: set[tuple[str, ...]]) -> None:
 
     Args:
       path: the folder of the set.
-      folders: from `folders_of`.
+      folders: folders from `folders_of`.
 
     Raises:
       Refused: the message names them, and the folder of the images alone.

@@ -56,7 +56,7 @@ def images(path: storage.Path, left_out: LeftOut | None = None) -> list[str]:
 
 
 def is_image(path: str) -> bool:
-    """Return whether a file is an image, by its ending."""
+    """Tell whether a file is an image, by its ending."""
     return os.path.splitext(path)[1].lower() in endings()
 
 
@@ -72,9 +72,9 @@ def list_files(
     the whole disk. Hidden names and system folders are left out.
 
     Args:
-      path: of the folder.
-      wanted: whether a path is wanted.
-      left_out: counts the files that are not wanted.
+      path: path of the folder.
+      wanted: function that tells whether a path is wanted.
+      left_out: counter of the files that are not wanted.
 
     Raises:
       OSError: a folder cannot be read.

@@ -1,7 +1,7 @@
 """Show the images of a set in several looks: permuted pixels, or rotated.
 
-Permuted MNIST is of Goodfellow et al., "An Empirical Investigation of Catastrophic
-Forgetting", ICLR 2014; Rotated MNIST of Lopez-Paz and Ranzato, "Gradient Episodic
+Permuted MNIST is from Goodfellow et al., "An Empirical Investigation of Catastrophic
+Forgetting", ICLR 2014; Rotated MNIST from Lopez-Paz and Ranzato, "Gradient Episodic
 Memory for Continual Learning", NeurIPS 2017, here with angles in any order, as in
 Buzzega et al., "Dark Experience for General Continual Learning", NeurIPS 2020.
 """
@@ -28,12 +28,13 @@ def as_domains(
     changed in the same way.
 
     Args:
-      dataset: of one domain, its images in memory and of one size.
-      look: "permuted": each look, the first too, has its own order of pixels, drawn
-        uniformly. "rotated": each has its own angle, uniform between 0 and 180 degrees,
-        to the left about the centre, by the nearest pixel; corners become black.
+      dataset: dataset of one domain, with images in memory and of one size.
+      look: kind of change. "permuted": each look, the first too, has its own order of
+        pixels, drawn uniformly. "rotated": each has its own angle, uniform between 0
+        and 180 degrees, to the left about the centre, by the nearest pixel; corners
+        become black.
       count: number of looks.
-      seed: draws orders and angles; each look's follow from (seed, its number) alone.
+      seed: seed of orders and angles; a look depends on (seed, its number) alone.
 
     Raises:
       Refused: no count; several domains; graphs, or images that are not in memory or

@@ -16,7 +16,7 @@ class Repeated(NamedTuple):
     A stand-in for correlated frames, OURS: the copies differ by their augmentation.
     """
 
-    order: Callable  # of the rows alone, see `stream.Source`
+    order: Callable  # order of the rows alone, see `stream.Source`
     copies: int
 
     def __call__(
@@ -41,9 +41,9 @@ def weights(position: float, centres: np.ndarray, width: float) -> np.ndarray:
     Learning", 2021, who include each class by a coin of this probability.
 
     Args:
-      position: t.
+      position: t, the place.
       centres: f64[C], mu_j; a class at infinity is never drawn.
-      width: s.
+      width: s, the width of a class.
     """
     exponents = -((position - centres) ** 2) / (2 * width**2)
     powers = np.exp(exponents - exponents.max())  # far from all classes, too
@@ -55,18 +55,18 @@ def blurry(
 ) -> np.ndarray:
     """Order all rows so that classes fade into one another.
 
-    For each place of the stream a class is drawn by `weights` among those with rows
-    left, then one of its rows that has not come yet. Places are counted in classes, as
-    if these came one after another: with C equal classes in n rows, row t is at
-    t C / n. The centre of class j is j + 1/2, the width is `blur`. So a small `blur`
-    leaves the classes in order, and a large one mixes all. The paper's setting is 1/2.
-    Drawing without replacement, and classes of several sizes, are OURS.
+    For each place of the stream a class with rows left is drawn by `weights`, then one
+    of its remaining rows. A place is measured in classes: with C equal classes in n
+    rows, row t is at place t C / n. The centre of class j is j + 1/2, the width is
+    `blur`. So a small `blur` leaves the classes in order, and a large one mixes them
+    all. The paper's setting is 1/2. Drawing without replacement, and classes of several
+    sizes, are OURS.
 
     Args:
       label: i32[N].
       order: i64[C], classes in the order of the stream.
       blur: width of a class, in classes.
-      rng: draws.
+      rng: NumPy generator of the draws.
 
     Returns:
       i64[N], a permutation of the rows.
@@ -105,8 +105,8 @@ def recurring(
     Args:
       label: i32[N].
       tasks: the new classes of each task.
-      recurrence: 0: no class comes back; 1: all do, in every later task.
-      rng: draws.
+      recurrence: chance that an earlier class is in a task.
+      rng: NumPy generator of the draws.
 
     Returns:
       For each task i64[n], sorted; every row is in one of them.

@@ -23,13 +23,13 @@ class TaskSplit(NamedTuple):
     """The input of a scenario: the set to cut into tasks."""
 
     dataset: stream.Dataset
-    judge: stream.Examples | None  # the split that tasks are judged on
-    num_tasks: int | None  # None: not given
+    judge: stream.Examples | None  # the split that tasks are evaluated on
+    num_tasks: int | None  # None: the user gives none
     seed: int
 
 
 def find_functions(name: str | None) -> tuple[Callable, ...]:
-    """Find the functions whose options a config of a scenario has."""
+    """Find the functions whose options a scenario's config has."""
     if name is None:
         return (make,)
     core.check_choice("config.scenario.name", name, tuple(SCENARIOS))
@@ -59,17 +59,18 @@ def make(
     """Cut a dataset into the tasks of a scenario.
 
     Args:
-      dataset: what is cut; it is checked first.
-      name: the scenario, see `SCENARIOS`.
-      num_tasks: may be left out for "joint", "domain", "blurry" and "growth".
-      seed: draws "released", "shuffled", "recurring", "blurry", "permuted", "rotated",
-        "growth" and the rows of `per_class`; without `seed` a config uses the run's
-        seed for these, except for "shuffled".
-      evaluation: "test", "validation" or "none". A task is evaluated on the rows of its
-        classes ("class"), of its domain ("domain"), or on all rows.
-      classes, per_class: reduce the dataset to these classes, and to so many train
-        rows of each, drawn by `seed`; see `splits.of_classes`. None keeps all.
-      options: of the scenario.
+      dataset: dataset to cut; it is checked first.
+      name: name of the scenario, see `SCENARIOS`.
+      num_tasks: number of tasks; None is allowed for "joint", "domain", "blurry" and
+        "growth".
+      seed: seed of the draws of "released", "shuffled", "recurring", "blurry",
+        "permuted", "rotated", "growth" and `per_class`; without it a config uses the
+        run's seed, except for "shuffled".
+      evaluation: split, "test", "validation" or "none". A task is evaluated on the rows
+        of its classes ("class"), of its domain ("domain"), or on all rows.
+      classes, per_class: classes to keep, and number of train rows of each, drawn by
+        `seed`; see `splits.of_classes`. None keeps all.
+      options: options of the scenario.
 
     Returns:
       The dataset, reduced or in its looks, with its tasks and the evaluation split.
@@ -180,7 +181,8 @@ def _labelled_order(whole, scenario, class_order) -> np.ndarray:
 def joint(whole: TaskSplit, *, class_order: ClassOrder = "sorted") -> list[stream.Task]:
     """Make one task that holds everything.
 
-    class_order: changes nothing here; so a config of classes is run as this, too.
+    class_order: order without effect here, so that a config of classes runs as this,
+      too.
     """
     if whole.num_tasks not in (None, 1):
         raise Refused(f"num_tasks = {whole.num_tasks}: scenario 'joint' has 1")
@@ -195,10 +197,10 @@ def by_class(
 
     If they do not divide evenly, the first tasks have one class more.
 
-    class_order: "sorted", "released" (the order of the PNR experiments with this
-      `seed`, see `stream.released_permutation`), "cassle" (the order of the CaSSLe
-      experiments, the same with seed 5 for any `seed`), "shuffled" (by `seed`) or a
-      list of class numbers or names that holds every class once.
+    class_order: order of the classes: "sorted", "released" (the order of the PNR
+      experiments with this `seed`, see `stream.released_permutation`), "cassle" (the
+      order of the CaSSLe experiments, the same with seed 5 for any `seed`), "shuffled"
+      (by `seed`) or a list of class numbers or names that holds every class once.
     """
     return _class_tasks(whole, "class", class_order, 0.0)
 
@@ -213,7 +215,7 @@ def recurring(
 
     A task is evaluated on its new classes, see `one_pass.recurring`.
 
-    class_order: as of "class".
+    class_order: order, as of "class".
     recurrence: chance that an earlier class is in a task.
     """
     return _class_tasks(whole, "recurring", class_order, recurrence)
@@ -244,10 +246,10 @@ def blurry(
 ) -> list[stream.Task]:
     """Make tasks whose classes fade into one another, see `one_pass.blurry`.
 
-    One sequence in `num_tasks` equal slices (1 if left out). A slice only ends with an
-    evaluation, on all rows.
+    The sequence is cut into `num_tasks` equal slices (1 if left out). The slices only
+    set the times of evaluation, which is on all rows.
 
-    class_order: as of "class".
+    class_order: order, as of "class".
     blur: width of a class in the sequence, in classes.
     """
     if whole.dataset.train.graphs is not None:
@@ -273,7 +275,8 @@ def by_slice(
     Rows sorted by label are permuted with seed 42, whatever the run's seed, and cut.
     Task 0 also takes the remainder.
 
-    class_order: changes nothing here; so a config of classes is run as this, too.
+    class_order: order without effect here, so that a config of classes runs as this,
+      too.
     """
     train, test = whole.dataset.train, _every_row(whole.judge)
     count, num_tasks = stream.count_rows(train), whole.num_tasks
@@ -329,7 +332,7 @@ def growth(
 
     `seed` permutes the n train rows. The old set has the first round((1 - growth) n).
 
-    growth: the share of the rows that is new, ICL's alpha.
+    growth: share of the rows that are new, ICL's alpha.
     """
     if whole.num_tasks not in (None, 2):
         raise Refused(f"num_tasks = {whole.num_tasks}: scenario 'growth' has 2")
@@ -375,9 +378,9 @@ def _check_num_tasks(num_tasks, most, what):
 def repeat_rows(
     dataset: stream.Dataset, tasks: list[stream.Task], *, copies: schema.Count = 1
 ) -> list[stream.Task]:
-    """Repeat each row of tasks.
+    """Repeat each train row of the tasks.
 
-    copies: times that each row is repeated, one after another, see `one_pass.Repeated`.
+    copies: number of times that each row comes in succession, see `one_pass.Repeated`.
     """
     if copies == 1:
         return tasks
@@ -417,7 +420,7 @@ def run_seed(scenario: Mapping, seed: int) -> dict:
     """Return the option `seed` of a scenario that the run's seed draws, else {}.
 
     Args:
-      scenario: section of a config; its own `seed` comes first.
+      scenario: section of a config; its own `seed` has priority.
       seed: seed of the run.
     """
     known = SCENARIOS.get(scenario.get("name", ""))

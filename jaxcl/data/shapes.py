@@ -137,7 +137,7 @@ class _DomainStyle(NamedTuple):
     """How a domain colours its images: grey levels from 0 to 255."""
 
     ground: tuple[int, int]  # least and most of the background
-    ink: tuple[int, int]  # of the silhouette
+    ink: tuple[int, int]  # least and most of the silhouette
     outline: bool = False
     bars: int = 0  # lines that cross the background
 
@@ -205,12 +205,13 @@ def shapes(
     Nothing is downloaded, and the same options give the same bits on every machine.
 
     Args:
-      domains: of "plain" (filled, on one grey), "outline" (edges alone), "busy" (on
-        crossing bars) and "night" (dark, low contrast), in the order that numbers them.
+      domains: names among "plain" (filled, on one grey), "outline" (edges alone),
+        "busy" (on crossing bars) and "night" (dark, low contrast), in the order of
+        their numbers.
       train, test: images of each domain.
       size: pixels of a side.
       noise: standard deviation of the pixel noise, for pixels from 0 to 255.
-      draw_seed: draws the images; another seed gives another set of the same kind.
+      draw_seed: seed of the images; another seed gives another set of the same kind.
 
     Raises:
       Refused: an option is out of its range.
@@ -243,8 +244,8 @@ def write_folders(data: stream.Dataset, out: str) -> None:
     The folder of each domain is a set of its own for the source "image_folder".
 
     Args:
-      data: of `shapes`.
-      out: a folder that is missing or empty.
+      data: set from `shapes`.
+      out: folder that is missing or empty.
 
     Raises:
       Refused: the folder holds something.

@@ -87,15 +87,15 @@ def joined(*, sets: Annotated[Sequence[dict], schema.Entries()]) -> stream.Datas
 
 @splits.source
 def judged_by(*, train: dict, test: dict) -> stream.Dataset:
-    """Read the train split of one source, evaluated on that of another.
+    """Read the train split of one source, to be evaluated on another source's.
 
     Classes of the same name are one class. If the first has no labels, take `knn` with
     train_on="evaluation".
 
     Args:
-      train: a section like config.data.
-      test: the same; its images are of every domain, so that each task is evaluated on
-        all of them.
+      train: section like config.data.
+      test: section like config.data; its images belong to every domain, so that each
+        task is evaluated on all of them.
 
     Raises:
       Refused: a set of graphs, or an option that a source refuses.

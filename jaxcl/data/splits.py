@@ -98,9 +98,9 @@ def _keep_named(dataset, kind, option, wanted) -> stream.Dataset:
     """Keep the rows whose label or domain is wanted, renumbered from 0 in that order.
 
     Args:
-      kind: "label" or "domain".
-      option: that names what is wanted, for messages.
-      wanted: numbers or names; None: all.
+      kind: array to compare, "label" or "domain".
+      option: name of the option, for messages.
+      wanted: numbers or names to keep; None: all.
     """
     field = "class_names" if kind == "label" else "domain_names"
     names = getattr(dataset, field)
@@ -173,7 +173,7 @@ def split_validation(
 
 
 def cut_out(examples, mask) -> tuple[stream.Examples, stream.Examples | None]:
-    """Return rows outside of a mask, and those inside, None if there are none."""
+    """Return the examples outside a mask, and those inside; None if none is inside."""
     if not mask.any():
         return examples, None
     outside, inside = np.flatnonzero(~mask), np.flatnonzero(mask)
@@ -257,8 +257,8 @@ def _with_options(read, shared, finished) -> Callable[..., stream.Dataset]:
     """Give a source the options of a record in addition to its own.
 
     Args:
-      shared: the record, with its defaults.
-      finished: (options of `read`, the record) -> a dataset.
+      shared: record of options with defaults.
+      finished: function (options of `read`, the record) -> a dataset.
     """
     usual = shared._asdict()
     types = typing.get_type_hints(type(shared), include_extras=True)
@@ -339,7 +339,7 @@ def _with_memory(dataset) -> stream.Dataset:
 
 
 def _kept_bytes() -> int:
-    """Return bytes of decoded images that stay in memory: 2 GiB, or a quarter of it."""
+    """Return how many bytes of decoded images stay: 2 GiB or a quarter of memory."""
     try:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows
@@ -348,7 +348,7 @@ def _kept_bytes() -> int:
 
 
 def channels(examples: stream.Examples) -> int | None:
-    """Return the channels of a split's images; None if they are not known yet."""
+    """Count the channels of a split's images; None if only an image would tell."""
     if examples.images is not None:
         return examples.images.shape[-1]
     return getattr(examples.load, "channels", None)

@@ -36,19 +36,19 @@ def make_for(
     classes: int | None = None,
     rows: int | None = None,
 ) -> stream.Dataset | None:
-    """Make a blank set in place of the one that a config names.
+    """Make a set of blank images with the shapes of the set that a config names.
 
     Args:
       data, scenario, augment: sections of the config.
-      classes, rows: of the train split; None: as the sections say.
+      classes, rows: numbers of classes and of train rows; None: as the sections say.
 
     Returns:
-      The set, in which every split has as many rows; None if the config's own set needs
-      no files. Classes without a name are named by their numbers.
+      The set, whose three splits are equal; None if the config's own set needs no
+      files. Classes without a name are named by their numbers.
 
     Raises:
-      Refused: a set of graphs, an unknown number of classes, or too few rows for one
-        of each class in each domain.
+      Refused: a set of graphs, an unknown number of classes, or fewer rows than pairs
+        of a class and a domain.
     """
     name = data.get("name")
     if sources.needs_nothing(name):

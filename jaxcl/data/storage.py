@@ -19,11 +19,11 @@ Path = str | os.PathLike
 
 
 class NotJson(Refused):
-    """A file is not JSON."""
+    """The error that a file is not JSON."""
 
 
 def in_bucket(path: Path) -> bool:
-    """Return whether a path is the address of a bucket, and not a path on a disk."""
+    """Tell whether a path is the address of a bucket, and not a path on a disk."""
     return "://" in os.fspath(path)
 
 
@@ -31,7 +31,7 @@ def check_ordinary(path: Path) -> Path:
     """Return the path of an ordinary file; refuse others, such as a blocking pipe.
 
     Raises:
-      OSError: it is missing, or a pipe, a socket, a device or a folder.
+      OSError: the path is missing, or a pipe, a socket, a device or a folder.
     """
     if not in_bucket(path) and not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "must be an ordinary file", os.fspath(path))
@@ -59,7 +59,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     place.
 
     Raises:
-      OSError: it could not be written, e.g. a full disk; the message names `path`.
+      OSError: the file could not be written, e.g. a full disk; the message names
+        `path`.
     """
     try:
         if in_bucket(path):
@@ -97,7 +98,7 @@ def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, see `replacing`; see `results.to_json` for arrays.
 
     Raises:
-      OSError: it could not be written; the message names `path`.
+      OSError: the file could not be written; the message names `path`.
     """
     text = to_json(value)  # a value that JSON does not know leaves the file alone
     with replacing(path) as file:
@@ -109,7 +110,7 @@ def read_json(path: Path) -> Any:
 
     Raises:
       OSError: it cannot be read.
-      NotJson: it holds something else; the message names `path`.
+      NotJson: the file holds something else; the message names `path`.
     """
     try:
         return json.loads(read_bytes(path))
@@ -145,7 +146,7 @@ def file_size(path: Path) -> int:
 
 
 def exists(path: Path) -> bool:
-    """Return whether a path is a file or a folder."""
+    """Tell whether a path is a file or a folder."""
     return epath.Path(path).exists()
 
 
@@ -153,13 +154,13 @@ def check_blank(path: Path, what: str) -> None:
     """Refuse a path that is there already, unless it is an empty folder on a disk.
 
     Args:
-      path: to be written.
-      what: the path as a message names it, "--out=FOLDER".
+      path: path to be written.
+      what: name of the path in a message, such as "--out=FOLDER".
     """
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise Refused(f"{what} is there already and not an empty folder")
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a path is a folder; in a bucket, if any name begins with it."""
+    """Tell whether a path is a folder; in a bucket, whether any name begins with it."""
     return epath.Path(path).is_dir()

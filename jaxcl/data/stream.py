@@ -29,7 +29,7 @@ class Examples(NamedTuple):
     images: np.ndarray | None = None  # u8[N,H,W,C]; features f32[N,1,1,D]
     load: Any = None  # row -> u8[h,w,C], called by several threads; None: in `images`
     graphs: Any = None  # graphs.GraphSet
-    origin: Any = None  # the `load` that read `images`, where they were in files
+    origin: Any = None  # the `load` that read `images`, if they were in files
 
 
 class Dataset(NamedTuple):
@@ -39,7 +39,7 @@ class Dataset(NamedTuple):
     class_names: tuple[str, ...]
     domain_names: tuple[str, ...]
     train: Examples
-    validation: Examples | None  # of the source, or drawn from its train split
+    validation: Examples | None  # the source's, or drawn from its train split
     test: Examples | None
     decoder: str = ""  # "cv2" or "pillow", "" if nothing is decoded
     notes: tuple[str, ...] = ()  # what was left out or converted, for one line
@@ -79,7 +79,7 @@ class Task(NamedTuple):
 
     index: int  # from 0
     name: str
-    classes: np.ndarray  # i32[k], classes that occur in it
+    classes: np.ndarray  # i32[k], classes that occur in the task
     domain: int  # -1 unless the task is one domain
     train: Source
     test: np.ndarray  # i32[m], rows of the stream's evaluation examples
@@ -195,7 +195,7 @@ def splits_of(dataset: Dataset) -> dict[str, Examples]:
 
 
 def map_splits(dataset: Dataset, change: Callable[[Examples], Examples]) -> Dataset:
-    """Change each split of a dataset."""
+    """Apply `change` to each split of a dataset."""
     return dataset._replace(**{k: change(x) for k, x in splits_of(dataset).items()})
 
 
@@ -203,7 +203,7 @@ def as_domains(examples: Examples, images: np.ndarray, count: int) -> Examples:
     """Repeat examples `count` times, each time as another domain.
 
     Args:
-      images: u8[count * N,H,W,C], of the domains one after another.
+      images: u8[count * N,H,W,C], the domains' images one after another.
     """
     number = np.arange(count, dtype=np.int32)
     domain = np.repeat(number, len(examples.label))
@@ -211,7 +211,7 @@ def as_domains(examples: Examples, images: np.ndarray, count: int) -> Examples:
 
 
 def stays_in_memory(load: Any) -> bool:
-    """Return whether a reader keeps decoded images, see `files.Loader`."""
+    """Tell whether a reader keeps decoded images, see `files.Loader`."""
     return getattr(load, "memory", None) is not None
 
 
@@ -240,11 +240,11 @@ def order_of_classes(
     seed: int,
     field: str = "class_order",
 ) -> np.ndarray:
-    """Return all class numbers in the order i64[C] of an option, see `scenarios.make`.
+    """Return all class numbers i64[C] in the order of an option, see `scenarios.make`.
 
     Args:
-      names: of all classes.
-      seed: draws the orders "released" and "shuffled".
+      names: names of all classes.
+      seed: seed of the orders "released" and "shuffled".
       field: name of the option in messages.
     """
     n = len(names)
@@ -271,7 +271,7 @@ def order_of_classes(
 def numbers(
     entries: Sequence[int | str], names: Sequence[str], field: str
 ) -> list[int]:
-    """Return the numbers of entries, which are numbers or names, each at most once."""
+    """Return the numbers of entries (numbers or names), each at most once."""
     chosen = []
     for entry in entries:
         if isinstance(entry, str) and entry in names:
@@ -293,7 +293,7 @@ def as_numbers(where: str, field: str, values: np.ndarray, least: int) -> np.nda
     """Return labels or domains as i32[N]; refuse numbers that would overflow.
 
     Raises:
-      Refused: no integers, or one below `least` or not below `LABELS`.
+      Refused: values are no integers, or are outside `least` to `LABELS` - 1.
     """
     if not np.issubdtype(values.dtype, np.integer):
         raise Refused(f"{where}: {field} are {values.dtype}, expected integers")

@@ -31,9 +31,9 @@ def digits(
 
     The test split is a fixed fifth of every class.
 
-    size: Pillow resizes the images to it; None: 8.
-    interpolation: "nearest" or "bicubic", of that resizing.
-    channels: 1, or 3 to repeat the grey channel.
+    size: pixels of a side, by Pillow's resizing; None: 8, as stored.
+    interpolation: filter of that resizing, "nearest" or "bicubic".
+    channels: number of channels: 1, or 3 to repeat the grey channel.
     """
     from sklearn import datasets  # takes a second, and few sources need it
 
@@ -64,9 +64,9 @@ def digits_in_looks(
 
     A digit is in the same split in all domains.
 
-    looks: some of "plain", "inverted" (black on white) and "rotated" (a quarter turn to
-    the left), in the order of the domains.
-    validation, seed, size, interpolation, channels: as of `digits`.
+    looks: names among "plain", "inverted" (black on white) and "rotated" (a quarter
+      turn to the left), in the order of the domains.
+    validation, seed, size, interpolation, channels: options of `digits`.
     """
     data = digits(
         validation=validation,
@@ -99,7 +99,7 @@ def rings_and_trees(
     Args:
       count: number of graphs.
       nodes: least and most nodes of a graph.
-      seed: draws sizes, chords and trees.
+      seed: seed of sizes, chords and trees.
 
     Raises:
       Refused: a number is out of its range.

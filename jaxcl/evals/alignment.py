@@ -2,9 +2,9 @@
 
 Caccia et al., "Reducing Representation Drift in Online Continual Learning", 2021,
 section 4.8 and Fig. 8: for each stored row, the largest cosine between its features and
-those of a held-out row of its class, averaged over the stored rows of each task. A
-network that has overfitted to its memory has a low alignment. The authors released no
-code for it.
+a held-out row's of its class, averaged over the stored rows of each task. A network
+that has overfitted to its memory has a low alignment. The authors released no code for
+it.
 """
 
 from collections.abc import Callable
@@ -46,8 +46,8 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     Held-out rows are the validation split if there is one, else the evaluation rows.
 
     Args:
-      parts: with `memory`.
-      batch_size: stored rows at a time; rounded up to a multiple of the devices.
+      parts: core.EvalParts with `memory`.
+      batch_size: stored rows at a time, rounded up to a multiple of the devices.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. It measures the stored rows

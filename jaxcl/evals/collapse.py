@@ -2,12 +2,12 @@
 
 RankMe: Garrido et al., "RankMe: Assessing the Downstream Performance of Pretrained
 Self-Supervised Representations by Their Rank", ICML 2023. The spread of unit rows is
-that of Chen & He, "Exploring Simple Siamese Representation Learning", CVPR 2021, Fig.
-2.
+measured as by Chen & He, "Exploring Simple Siamese Representation Learning", CVPR 2021,
+Fig. 2.
 
-Departures: RankMe is taken of up to `max_rows` features of the encoder, of evaluation
-rows without augmentation; the paper has 25,600 train images, and reads its embeddings
-as the projector's outputs.
+Departures: RankMe is computed from the encoder's features of up to `max_rows`
+evaluation rows without augmentation; the paper has 25,600 train images and the
+projector's outputs.
 """
 
 import math
@@ -62,7 +62,7 @@ def rankme(embeddings: np.ndarray) -> float:
 
 
 def _warnings(scalars, references, share) -> list[str]:
-    """Say which scalars are far below earlier ones, see `make`.
+    """List warnings about scalars that are far below earlier ones, see `make`.
 
     Args:
       references: time of an earlier evaluation -> its scalars.
@@ -92,10 +92,11 @@ def make(
 
     Args:
       parts: the parts of every evaluator; labels are not read.
-      max_rows: at most so many rows of the evaluation split, evenly spaced; without
-        one, of the train split.
-      share: warn if a measure is below this share of its first value, usually the
-        untrained network's, or of its previous value. A resumed process forgets both.
+      max_rows: most rows to embed, evenly spaced in the evaluation split, or without
+        one in the train split.
+      share: share of its first value (usually the untrained network's), or of its
+        previous one, below which a measure is warned of. A resumed process forgets
+        both.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars: "embedding_std" and

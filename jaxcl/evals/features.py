@@ -56,7 +56,7 @@ def check_labels(
     Args:
       parts: the parts of every evaluator.
       name: the evaluator's name in the config.
-      needed: splits; by default the train split and the evaluation rows.
+      needed: splits to check; by default the train split and the evaluation rows.
 
     Raises:
       Refused: no evaluation rows, or rows without a label, naming the dataset.
@@ -126,9 +126,9 @@ def assign_tasks(parts: core.EvalParts) -> TaskMembership:
 
 
 def check_learnable(tasks: stream.Stream) -> None:
-    """Refuse images to evaluate of classes that no train image has; for probes.
+    """Refuse evaluation images of classes that no train image has; for probes.
 
-    A probe learns the classes of the train images before it tells those of others.
+    A probe learns only the classes of the train images.
     """
     found = splits.unknown_classes(tasks.dataset, tasks.evaluation)
     if found is not None and found[0] == stream.count_rows(tasks.evaluation):
@@ -170,7 +170,7 @@ def average_per_task(parts: core.EvalParts, correct: np.ndarray) -> np.ndarray:
 
 
 def average_rows(parts: core.EvalParts, right: Mapping) -> dict[str, np.ndarray]:
-    """Average each array of correct predictions, see `average_per_task`."""
+    """Average each array of correct predictions by task, see `average_per_task`."""
     return {name: average_per_task(parts, row) for name, row in right.items()}
 
 
@@ -181,10 +181,10 @@ def make_judge(
     *,
     rows: np.ndarray | None = None,
 ) -> Callable:
-    """Make the device function that marks correct predictions.
+    """Make the function that marks correct predictions on the device.
 
     Args:
-      rows: i32[n], which rows of the split; by default all.
+      rows: i32[n], rows of the split; by default all.
 
     Returns:
       scores f32[n, C], on the device -> dict of bool[n]. "class_incremental": the
@@ -223,13 +223,14 @@ def place_images(parts: core.EvalParts, examples: stream.Examples) -> jax.Array 
 
 
 def find_scalars(rows: Sequence[dict], pattern: str) -> dict[str, dict]:
-    """Find scalars in the rows of metrics.jsonl by a pattern of their names.
+    """Find scalars in rows of metrics.jsonl whose names match a pattern.
 
     Args:
-      pattern: of the name after the key of the evaluator's entry.
+      pattern: regular expression for the name after the entry's key, with groups.
 
     Returns:
-      key -> step -> groups of the pattern, numbers as int -> value.
+      Nested dicts: key of the evaluator's entry -> step -> the pattern's groups (digits
+      as int) -> value.
     """
     found: dict[str, dict] = {}
     for row in rows:
@@ -257,7 +258,7 @@ def make_eval_view(parts: core.EvalParts, *, resize: bool = True) -> Callable:
     """Make the map from u8[B,H,W,C] to normalised f32[B,S,S,C], without augmentation.
 
     Args:
-      resize: False for images that `make_eval_crop` has cut already.
+      resize: whether to resize; False: `make_eval_crop` has cut the images already.
     """
     return augment_images.make_eval(
         size=parts.size,
@@ -287,9 +288,9 @@ def make_embedder(
     """Make a function that embeds rows of a split in evaluation mode.
 
     Args:
-      rows: i32[n], which rows; by default all.
-      batch_size: rounded up to a multiple of the devices.
-      images: `place(parts, examples)`, if the caller has it already.
+      rows: i32[n], rows to embed; by default all.
+      batch_size: rows at a time, rounded up to a multiple of the devices.
+      images: images on the device, from `place_images`, if the caller has them already.
 
     Returns:
       embed(state, first=n) -> f32[n, D], whole on every device. Only batches with some
@@ -345,7 +346,7 @@ def embed_batches(
     """Yield the features of a split from row `first` on, on the host: f32[b, D].
 
     Args:
-      batch_size: a multiple of the devices; the last batch has fewer rows.
+      batch_size: rows of a batch, a multiple of the devices; the last has fewer.
     """
     rows = np.arange(first, stream.count_rows(examples))
     read, placed = _make_reader(parts, examples, rows, batch_size, None)
@@ -459,11 +460,11 @@ def sample_rows(
 
     Args:
       name: the evaluator's name in the config.
-      max_rows: at most so many rows, evenly spaced.
-      least: the evaluator needs as many.
+      max_rows: most rows to choose, evenly spaced.
+      least: fewest rows that the evaluator needs.
 
     Returns:
-      the split; i64[n], at most `max_rows` of its rows.
+      The split, and i64[n], at most `max_rows` of its rows.
 
     Raises:
       Refused: the split has fewer than `least` rows.
@@ -499,12 +500,12 @@ def make_views_embedder(
 ) -> Callable:
     """Make a function that embeds several views of images in evaluation mode.
 
-    The draws depend on the seed and on the place of an image alone.
+    The draws depend on the seed and on an image's place alone.
 
     Args:
       augment: (key, u8[B,H,W,C]) -> f32[B,count,S,S,C], see `augment.images.make`.
-      count: of the views.
-      batch_size: rounded up to a multiple of the devices.
+      count: number of views.
+      batch_size: rows at a time, rounded up to a multiple of the devices.
 
     Returns:
       (state, images u8[n,H,W,C]) -> embeddings f32[n, D] of each view, on the host.

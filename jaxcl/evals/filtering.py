@@ -43,21 +43,22 @@ def make(
 ) -> core.Evaluator:
     """Build the evaluator that fills a memory by DUEL's policy.
 
-    It is offered the first `times` x `size` rows of the present task's order, from
-    several epochs if one has fewer.
+    The memory is offered the first `times` x `size` rows of the present task's order,
+    from several epochs if one has fewer.
 
     Args:
-      parts: with `project` for features="projection".
+      parts: core.EvalParts, with `project` for features="projection".
       size: rows that the memory holds, M.
-      times: rows offered in all, as a multiple of M.
-      batch_size: rows that the policy is offered at a time. With the batch size of the
-        run, a method that trains on the stream alone gets the same rows in the first
-        steps of the task.
-      score: "affine" or "exponential", see `memory.duel.similarity`.
+      times: number of rows offered in all, as a multiple of M.
+      batch_size: rows that the policy is offered at a time. With the run's batch size
+        they are the rows of the task's first steps, if the method trains on the stream
+        alone.
+      score: rule, "affine" or "exponential", see `memory.duel.similarity`.
       temperature: tau of the exponential score.
-      features: the policy compares unit rows of the "projection" (as the loss does) or
-        of the "embedding" (of the encoder); None: "projection" if the method has one.
-      newcomer_competes: Algorithm 1 instead of Algorithm 4, see `memory.duel.select`.
+      features: unit rows that the policy compares: the "projection" (as the loss does)
+        or the encoder's "embedding"; None: "projection" if the method has one.
+      newcomer_competes: whether Algorithm 1 replaces Algorithm 4, see
+        `memory.duel.select`.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars after i x `size` rows,
@@ -152,7 +153,7 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw the last evaluation: KEY_classes.png and KEY_entropy.png.
 
     Args:
-      rows: of metrics.jsonl, see `rows.read_rows`.
+      rows: rows of metrics.jsonl, see `rows.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
     pattern = r"(entropy|fifo_entropy|class)_(\d+)(?:_(\d+))?"

@@ -1,6 +1,6 @@
 """Fit a linear layer to frozen features by SGD or Adam.
 
-Used by the probe of `linear.py` and by the online head of a two-view method.
+The probe of `linear.py` and a two-view method's online head use it.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ class ProbeSettings(NamedTuple):
     epochs: int = 100
     batch_size: int = 256
     lr: float = 0.1
-    lrs: tuple[float, ...] = ()  # to choose from on a cut; (): `lr` is fixed
+    lrs: tuple[float, ...] = ()  # rates to choose from on a cut; (): `lr` is fixed
     held_out: float = 0.1  # share of the labelled train rows in that cut
-    momentum: float = 0.9  # of SGD
+    momentum: float = 0.9  # SGD's momentum
     weight_decay: float = 0.0  # joins the gradient
-    milestones: tuple[int, ...] = (60, 80)  # epochs, from 0, that multiply the rate
-    factor: float = 0.1  # by this
+    milestones: tuple[int, ...] = (60, 80)  # epochs, from 0, at which the rate falls
+    factor: float = 0.1  # factor of the rate at each of them
     optimizer: Optimizer = "sgd"
     train_on: str = "all"
     augment: bool = True
@@ -55,7 +55,7 @@ class ProbeSettings(NamedTuple):
     balanced: bool = False  # draw with replacement, by `class_uniform`
     normalize_features: bool = False
     fraction: float = 1.0
-    fraction_seed: int = 0  # of the draws of `fraction` and of the cut
+    fraction_seed: int = 0  # seed of the draws of `fraction` and of the cut
 
 
 def score_features(head: LinearHead, features: jax.Array) -> jax.Array:
@@ -69,7 +69,7 @@ def probe_keys(
     """Make the keys of a probe, for the layer's start and for its epochs.
 
     Args:
-      probe: 0 for the probe over all classes, t + 1 for that of domain t alone.
+      probe: number, 0 for the probe over all classes, t + 1 for the probe of domain t.
     """
     key = numerics.make_key(seed)
     for number in (_STREAM, task, probe):
@@ -98,8 +98,8 @@ def class_uniform(
     would favour some of a million rows over others.
 
     Args:
-      rows: i32[n]; only the first `count` are drawn.
-      labels: i32[N], of every row, 0 to num_classes - 1.
+      rows: i32[n]; only the first `count` of them are drawn.
+      labels: i32[N], labels of all rows, 0 to num_classes - 1.
 
     Returns:
       key -> i32[n], n drawn rows.
@@ -143,7 +143,7 @@ def take_step(
     """Take one step down the mean cross-entropy of the unmasked rows.
 
     Args:
-      tx: an optimiser of `optim`.
+      tx: optimiser from `optim`.
       features: f32[B, D].
       labels: i32[B].
       mask: f32[B], 0 for rows that do not count.
@@ -164,9 +164,9 @@ def take_step(
 
 
 def _make_training(rule: ProbeSettings, num_classes: int) -> tuple[Callable, Callable]:
-    """Make the start and the step of a rule; both return (head, state, sum of losses).
+    """Make start and step of a rule; both return (head, state, sum of losses).
 
-    The losses are those of the present epoch; `lr` is that of the first epoch.
+    The sum is over the present epoch; `lr` is the first epoch's rate.
     """
     if rule.optimizer == "adam":
         tx = optim.adam(weight_decay=rule.weight_decay)
@@ -250,14 +250,15 @@ def make_streamed_fit(
     crop: prefetch.RandomCrop,
     embed: Callable,
 ) -> Callable:
-    """Make a `make_resident_fit` for images that workers decode and crop.
+    """Make a function that fits a head to images that workers decode and crop.
 
     Args:
-      crop: how the workers crop.
+      crop: prefetch.RandomCrop or prefetch.CenterCrop of the workers.
       embed: (state, images u8[B,S,S,C], key) -> f32[B, D].
 
     Returns:
-      Like `make_resident_fit`, but its argument `data` is the width D.
+      A function as from `make_resident_fit`, except that `data` is the number of
+      features D.
     """
     train = parts.stream.dataset.train
     whole, mesh = sharding.replicated(parts.mesh), parts.mesh

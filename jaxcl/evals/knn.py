@@ -42,9 +42,9 @@ def count_votes(
       mask: bool[B, N] or bool[N], bank rows that may vote (for each query); if they
         are fewer than k, all of them vote.
       num_classes: C.
-      k: how many rows vote.
-      temperature: cosines over it are the logarithms of the weights.
-      distance: "cosine", or "euclidean" with weights 1 / distance.
+      k: number of rows that vote.
+      temperature: divisor of the cosines, which are then the logarithms of the weights.
+      distance: rule, "cosine", or "euclidean" with weights 1 / distance.
 
     Returns:
       f32[B, num_classes].
@@ -145,12 +145,12 @@ def make(
 
     Args:
       parts: the parts of every evaluator.
-      k: neighbours that vote.
-      temperature: of the cosine weights.
-      distance: "cosine" or "euclidean".
-      train_on: neighbours are "all" train rows, those of the tasks "seen" so far, those
-        that are "labelled", or the other rows of the "evaluation" split, which needs no
-        train labels.
+      k: number of neighbours that vote.
+      temperature: temperature of the cosine weights.
+      distance: rule, "cosine" or "euclidean".
+      train_on: rows that vote: "all" train rows, rows of the tasks "seen" so far, the
+        "labelled" ones, or the other rows of the "evaluation" split, for which no train
+        labels are needed.
       batch_size: test rows at a time; memory grows with batch_size x train rows.
 
     Returns:

@@ -15,16 +15,14 @@ task-incremental; "duel", of DUEL (Choi et al., AAAI 2024, appendix E), which na
 augmentation of the probe's images, and "duel_longtail", its probe on ImageNet-LT.
 
 Departures: after each task one layer learns from every class ("all", as the released
-code does; the papers' text says the classes seen so far: train_on="seen").
-`lrs` chooses the learning rate on a cut of the train rows, which no paper here does.
-The rows that `fraction` draws for a semi-supervised probe are not those of the split
-released for PNR's Table 6, but another draw of the same size.
-Workers crop images that stream with NumPy's random numbers, so an augmented probe of
-the same set in memory sees other crops in another order.
-The accuracy is that of the last epoch (the released code of CCLIS and Co2L also
-reports the best epoch on the test set, and keeps the incomplete last batch). Their
-blur at 64 pixels has 7 taps; that of `images.make` has as many as its widest sigma
-needs.
+code does; the papers' text says the classes seen so far: train_on="seen"). `lrs`
+chooses the learning rate on a cut of the train rows, which no paper here does. For a
+semi-supervised probe `fraction` draws other rows than the split released for PNR's
+Table 6, but as many. Workers crop images that stream with NumPy's random numbers, so an
+augmented probe of the same set in memory sees other crops in another order. The
+accuracy is measured after the last epoch (the released code of CCLIS and Co2L also
+reports the best epoch on the test set, and keeps the incomplete last batch). Their blur
+at 64 pixels has 7 taps; `images.make` has as many as its widest sigma needs.
 """
 
 import functools
@@ -89,7 +87,7 @@ def _embed_augmented(parts, settings):
 
 
 def _embed_plain(parts, examples, normalize, rows=None):
-    """Return state -> f32[n, D], features of (rows of) a split without augmentation."""
+    """Make state -> f32[n, D], the features of rows of a split, not augmented."""
     embed = features_lib.make_embedder(parts, examples, rows=rows)
     unit = jax.jit(features_lib.unit_rows)
     return lambda state: unit(embed(state)) if normalize else embed(state)
@@ -99,7 +97,8 @@ def _make_fit(parts, settings) -> tuple[Callable, Callable]:
     """Fit a probe to features, or to new views in each epoch.
 
     Returns:
-      `fit`, see `head.make_resident_fit`, and (state, D) -> the `data` that it wants.
+      `fit`, see `head.make_resident_fit`, and the function (state, D) -> its argument
+      `data`.
     """
     train, unit = parts.stream.dataset.train, settings.normalize_features
     labels = sharding.replicate(train.label, parts.mesh)
@@ -255,33 +254,33 @@ def make(
       parts: the parts of every evaluator.
       preset: a protocol, see `PRESETS`: optimizer, decay, schedule, draw of the rows,
         augmentation, and the values of the options that are None.
-      epochs, batch_size: of the probe's training. The rate falls after the preset's
-        shares of the epochs.
+      epochs, batch_size: length and batch size of the probe's training. The rate falls
+        after the preset's shares of the epochs.
       lr: learning rate; None: 1e-3 for "duel" and "duel_longtail", else 0.1.
       lrs: rates to choose from, in place of `lr`. Each rate is fitted to the train rows
         outside a cut of a tenth; the rate with the best accuracy on the cut is then
         fitted to all train rows. Evaluation rows choose nothing. (): `lr` is fixed.
-      momentum: for SGD only.
-      train_on: "all" train rows after every task, those of the tasks "seen", or the
-        "visible" ones: those of the present task and those that it replayed, each once.
-        None: "visible" for "cclis", else "all".
-      augment: every epoch draws new random resized crops, flips and the preset's
-        colours; False embeds each train image once, without augmentation. None: False
-        for "duel" and "duel_longtail", else True.
-      scale: share of the area that a crop has; None: from 0.2 for "cclis", else from
-        0.08, to 1.
-      blur: its probability, see `images.make`; None: 0.
-      normalize_features: scale features to length 1.
-      fraction: the share of the train rows that has labels (1.0: all), see
+      momentum: SGD's momentum.
+      train_on: rows to train on: "all" train rows after every task, rows of the tasks
+        "seen", or the "visible" ones: the present task's rows and those that it
+        replayed, each once. None: "visible" for "cclis", else "all".
+      augment: whether every epoch draws new random resized crops, flips and the
+        preset's colours; False embeds each train image once, without augmentation.
+        None: False for "duel" and "duel_longtail", else True.
+      scale: least and most share of the area in a crop; None: from 0.2 for "cclis",
+        else from 0.08, to 1.
+      blur: probability of a blur, see `images.make`; None: 0.
+      normalize_features: whether features are scaled to length 1.
+      fraction: share of the train rows that have labels (1.0: all), see
         `features.draw_stratified`; the probe trains on these alone. They do not depend
         on the run's seed or the task, and a larger share contains a smaller one.
 
     Returns:
-      `make_evaluator` of these settings.
+      The evaluator that `make_evaluator` builds from these settings.
 
     Raises:
-      Refused: an option out of its range; no evaluation split; no labels;
-        "visible" of a method that does not say what it replayed.
+      Refused: an option out of its range; no evaluation split; no labels; "visible" for
+        a method that does not say which rows it replayed.
     """
     features_lib.check_learnable(parts.stream)
     given: dict[str, Any] = {"lr": lr, "train_on": train_on, "augment": augment}

@@ -6,10 +6,11 @@ Online Continual Learning", ICCV-W 2023, by its released code
 train rows, in evaluation mode; scikit-learn's regression with its defaults and at most
 200 iterations; evaluated on the test rows, among all classes.
 
-Departures: the augmentation is that of the options here, a shift and a flip as in the
-survey, whatever the run trains with. Since its version 1.4 scikit-learn stops at a
-slope of the mean over rows, much sooner than at that of the sum, by which it stopped
-when the survey ran. Here the iterations alone decide, unless `tolerance` is above 0.
+Departures: the augmentation is a shift and a flip as in the survey, set by the options
+here, whatever the run trains with. Since version 1.4 scikit-learn compares its
+tolerance with the gradient of the mean over rows. In the survey's time it was the
+gradient of the sum, so it stopped much later. Here the iterations alone decide, unless
+`tolerance` is above 0.
 """
 
 import warnings
@@ -38,11 +39,11 @@ def fit_regression(
 
     Args:
       features: f[n, D].
-      labels: i[n], of two classes or more.
+      labels: i[n], labels of two classes or more.
       penalty: weight of the rows, scikit-learn's C.
-      iterations: at most so many, converged or not.
-      tolerance: the solver stops where no slope of the objective, divided by penalty
-        * n, is larger.
+      iterations: most iterations, converged or not.
+      tolerance: the solver stops once the largest entry of the gradient of the
+        objective / (penalty * n) is at most this.
 
     Returns:
       A pipeline of scikit-learn: the scaler, and the regression.
@@ -87,21 +88,20 @@ def make(
 
     Args:
       parts: the parts of every evaluator.
-      passes: over the train rows, each with a shift and a flip of its own; 0: one pass
-        without augmentation.
-      pad: pixels by which an image is shifted at most, to either side.
-      flip: probability.
-      penalty: scikit-learn's C; the smaller, the smaller the weights.
-      iterations: of its solver, at most.
-      tolerance: the solver stops at a smaller slope, see `fit_regression`;
+      passes: number of passes over the train rows, each with its own shifts and flips;
+        0: one pass without augmentation.
+      pad: most pixels by which an image is shifted, to either side.
+      flip: probability of a flip.
+      penalty: scikit-learn's C; a smaller one gives smaller weights.
+      iterations: most iterations of the solver.
+      tolerance: largest gradient at which the solver stops, see `fit_regression`;
         scikit-learn's is 1e-4.
       batch_size: images that are embedded at a time.
 
     Returns:
-      evaluate(state, task) -> core.Result. Rows as those of `linear` with
-      train_on="all": "class_incremental" and, if tasks are disjoint classes,
-      "task_aware"; nan where features are not finite. Scalars: "accuracy" on all
-      evaluation rows, "iterations".
+      evaluate(state, task) -> core.Result. Rows as from `linear` with train_on="all":
+      "class_incremental" and, if tasks are disjoint classes, "task_aware"; nan where
+      features are not finite. Scalars: "accuracy" on all evaluation rows, "iterations".
 
     Raises:
       Refused: an option out of its range; no evaluation split; no labels; train
@@ -140,7 +140,7 @@ def make(
 
 
 def _embed_augmented(parts, passes, pad, flip, batch_size) -> Callable:
-    """Make state -> features f32[passes n, D] of the n train rows, pass after pass."""
+    """Make state -> f32[passes n, D], the features of n train rows, pass by pass."""
     train = parts.stream.dataset.train
     if not passes:
         embed = features_lib.make_embedder(parts, train, batch_size=batch_size)

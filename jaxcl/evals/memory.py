@@ -34,14 +34,14 @@ def make(parts: core.EvalParts) -> core.Evaluator:
     entropy and shares.
 
     Args:
-      parts: with `memory`.
+      parts: core.EvalParts with `memory`.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars: "rows", the number of
       stored rows; "unlabelled", how many of them are left out; "entropy" of the others
       in nats, 0 to log C, and "class_0", "class_1", ..., the share of each class, both
-      absent without labelled rows; "stream_entropy", that of the rows of the task's
-      first epoch in the task's order, absent if none has a label.
+      absent without labelled rows; "stream_entropy", the entropy of the rows of the
+      task's first epoch, absent if none has a label.
 
     Raises:
       Refused: the method keeps no memory.
@@ -93,7 +93,7 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw a memory's classes and entropy: KEY_classes.png and KEY_entropy.png.
 
     Args:
-      rows: of metrics.jsonl, see `rows.read_rows`.
+      rows: rows of metrics.jsonl, see `rows.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
     ends = {row["task"]: row["step"] for row in rows}  # last step of each task

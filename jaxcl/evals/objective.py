@@ -31,7 +31,7 @@ def make(
     Args:
       parts: core.EvalParts.
       batch_size: rows of a batch, which the loss compares with one another.
-      max_rows: at most this many rows of each task, drawn once; None: all.
+      max_rows: most rows of each task, drawn once; None: all.
 
     Returns:
       evaluate(state, task) -> core.Result, without rows. Scalars: "loss", the mean over

@@ -52,7 +52,7 @@ _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def _in_default_style(draw: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Make a function draw in matplotlib's own style, not in that of a matplotlibrc."""
+    """Make a function draw in matplotlib's own style, not a matplotlibrc's."""
 
     @functools.wraps(draw)
     def drawn(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -66,10 +66,10 @@ def _in_default_style(draw: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @contextlib.contextmanager
 def optional(name: str) -> Iterator[None]:
-    """Enter a context whose errors are one warning: results need no picture.
+    """Enter a context that turns an error into a warning: results need no picture.
 
     Args:
-      name: of the picture, for the warning.
+      name: name of the picture, for the warning.
     """
     try:
         yield
@@ -117,7 +117,7 @@ def choose_style(number: int) -> dict:
 
 
 def find_method(name: str) -> int | None:
-    """Find the place in `METHODS` of the last method that a name mentions, or None.
+    """Find the index in `METHODS` of the last method that a name mentions, or None.
 
     Examples:
       >>> from jaxcl.evals import plots
@@ -223,9 +223,9 @@ def anytime(
     Args:
       runs: name -> (steps i[n], mean f[n] in [0, 1], spread f[n], the half of the
         band's height, or None for no band); a nan leaves a gap.
-      path: of the picture.
+      path: path of the picture.
       task_ends: i[T], the last step of each task; every other task is shaded.
-      scale: factor of the drawn values; 1.0 for values that are no shares.
+      scale: factor of the drawn values; 1.0 for values that are not shares.
     """
     figure, axes = _make_stream(task_ends, title, ylabel)
     for name, number in number_styles([*runs]).items():
@@ -243,9 +243,9 @@ def per_step(runs, path, task_ends, *, title="", ylabel="drift", xlabel=_STEPS) 
 
     Args:
       runs: name -> (steps i[n], values f[n]).
-      path: of the picture.
+      path: path of the picture.
       task_ends: i[T], the last step of each task; every other task is shaded.
-      xlabel: the unit of the x axis, if not steps.
+      xlabel: unit of the x axis, if not steps.
     """
     figure, axes = _make_stream(task_ends, title, ylabel, xlabel)
     for name, number in number_styles([*runs]).items():
@@ -289,11 +289,10 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
 
     Args:
       steps: i[n], n >= 1, increasing.
-      shares: f[n, C] in [0, 1], of each class at each of these steps. If there are more
-        than `MOST_TIMES`, so many are drawn, evenly spread, the first and last among
-        them.
-      path: of the picture.
-      time: how one of `steps` is written.
+      shares: f[n, C] in [0, 1], of each class at each of these steps. At most
+        `MOST_TIMES` steps are drawn, evenly spread, with the first and the last.
+      path: path of the picture.
+      time: format of one of `steps`.
     """
     from matplotlib import colormaps
 
@@ -317,13 +316,13 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
 
 @_in_default_style
 def class_spread(runs, path, *, title="") -> None:
-    """Draw variance within each class and its similarity to others (DUEL, Fig. 9).
+    """Draw each class's variance and its similarity to other classes (DUEL, Fig. 9).
 
     Classes stand in the order of the first run's similarities, the smallest first.
 
     Args:
       runs: name -> (variances f[C], similarities f[C]), nan where a class has none.
-      path: of the picture.
+      path: path of the picture.
     """
     first = next(iter(runs.values()))
     order = np.argsort(np.asarray(first[1], np.float64), kind="stable")
@@ -344,7 +343,7 @@ def _classes(order):
     """Make a figure over classes that stand in the order i[C].
 
     Returns:
-      Figure and axes; the classes of each place, and what a place stands for.
+      Figure and axes; the classes in each place, and the label of the x axis.
     """
     figure = make_figure(7.5, 4.2)
     axes = figure.add_subplot()
@@ -366,10 +365,10 @@ def scatter(points, labels, path, *, title, class_names=None) -> None:
     """Draw points in the plane, coloured by class.
 
     Args:
-      points: f[N, 2], of no particular unit.
+      points: f[N, 2], in any unit.
       labels: i[N].
-      class_names: their names, written out for few classes; a class without one
-        goes by its number.
+      class_names: names of the classes, drawn if they are few; a class without a name
+        is drawn as its number.
     """
     points, labels = np.asarray(points), np.asarray(labels)
     present, names = np.unique(labels), class_names or ()
@@ -398,8 +397,8 @@ def neighbours(queries, nearest, similarities, path, *, title) -> None:
     Args:
       queries: u8[Q, H, W, C], C is 1 or 3.
       nearest: u8[Q, K, H, W, C].
-      similarities: f[Q, K], written above each.
-      path: of the picture.
+      similarities: f[Q, K], written above each neighbour.
+      path: path of the picture.
     """
     rows, columns = similarities.shape
     figure = make_figure(1.0 + 1.1 * (columns + 1), 0.6 + 1.25 * rows)
@@ -466,7 +465,7 @@ def _draw_methods(axes, named_curves, tasks: int = 1) -> list[_DrawnMethod]:
 
     Args:
       named_curves: name -> f[seeds, T] or f[T] in [0, 1].
-      tasks: over which a single value is drawn as a horizontal line.
+      tasks: tasks over which a single value is drawn as a horizontal line.
     """
     drawn = []
     for name, number in number_styles([*named_curves]).items():
@@ -490,10 +489,10 @@ def summary(named_curves, strips, path, *, title, chance=None) -> None:
       named_curves: name -> f[seeds, T] or f[T] in [0, 1], on the tasks so far; a single
         value is drawn as a horizontal line. The band is one standard deviation over the
         seeds.
-      strips: images u8[H, W, C] of the first tasks, up to eight of each are drawn.
-      path: of the picture.
-      title: of the picture.
-      chance: accuracy in [0, 1] of a guess, where the axis begins; None: 0.
+      strips: images u8[H, W, C] of the first tasks; up to eight of each task are drawn.
+      path: path of the picture.
+      title: title of the picture.
+      chance: accuracy in [0, 1] of a guess, at which the axis begins; None: 0.
     """
     figure = make_figure(8.5, 5.8)
     tasks = max(np.atleast_2d(curve).shape[1] for curve in named_curves.values())
@@ -575,7 +574,7 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
     Args:
       matrix: f[T, T] in [0, 1], [i, j] = accuracy on task j after task i, nan
         (hatched) where not measured.
-      path: of the picture.
+      path: path of the picture.
       task_names: T names of the columns; long ones are shortened, and many are left
         out. By default numbers from 1.
     """
@@ -587,10 +586,10 @@ def accuracy_matrix(matrix, path, *, title, task_names=None) -> None:
 
 
 def _heat_range(matrix) -> tuple[float, float]:
-    """Choose the lowest and highest percentage of the colours.
+    """Choose the percentages of the lowest and the highest colour.
 
-    Round the measured range to whole tens, at least 20 wide: from 0 to 100 the
-    accuracies of one run would often have one colour.
+    The measured range is rounded to whole tens, at least 20 wide. With 0 to 100 the
+    accuracies of a run would often have one colour.
     """
     measured = 100 * matrix[np.isfinite(matrix)]
     if not measured.size:
@@ -638,9 +637,9 @@ def overview(results, rows, path=None):
     """Draw a run in one figure: its accuracies and its loss.
 
     Args:
-      results: of results.json.
-      rows: of metrics.jsonl.
-      path: of a PNG, SVG or PDF; None: none is written.
+      results: content of results.json.
+      rows: rows of metrics.jsonl.
+      path: path of a PNG, SVG or PDF; None: no file is written.
 
     Returns:
       The matplotlib figure, which a notebook shows.
@@ -699,7 +698,7 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
 
     Args:
       rows: rows of metrics.jsonl, see `rows.read_rows`.
-      keys: what to draw, one panel each; rows without a key are passed over.
+      keys: metrics to draw, one panel each; rows without a metric are passed over.
     """
     figure = make_figure(8, 2.6 * len(keys))
     panels = figure.subplots(len(keys), 1, sharex=True, squeeze=False)[:, 0]

@@ -2,7 +2,7 @@
 
 Source: the accuracy that the released code of PNR (Cha et al., ICML 2024) and CaSSLe
 (Fini et al., CVPR 2022) logs on CIFAR-100 for a linear head, which learns all classes
-while the network learns those of the present task.
+while the network learns the present task's.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
     """Build the evaluator of a method's own predictions after a task.
 
     Args:
-      parts: with `predict`.
-      met_only: evaluate only rows of the tasks so far, up to the present one (task 0
-        before training). The classes to choose from stay the same.
+      parts: core.EvalParts with `predict`.
+      met_only: whether to evaluate only rows of the tasks so far, up to the present one
+        (task 0 before training). The classes to choose from stay the same.
 
     Returns:
       evaluate(state, task) -> core.Result. Rows (accuracy per task, nan without

@@ -32,9 +32,9 @@ def make(
     """Build the evaluator of intra-class variance and inter-class similarity.
 
     Args:
-      parts: with `project` for features="projection".
-      split: "evaluation" or "train"; all its rows are measured, whatever their task.
-      features: "embedding" of the encoder, or "projection", which the loss compares.
+      parts: core.EvalParts, with `project` for features="projection".
+      split: name, "evaluation" or "train"; all rows are measured, whatever their task.
+      features: the encoder's "embedding", or the "projection", which the loss compares.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars:
@@ -80,7 +80,7 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw each class at the last evaluation: KEY_by_class.png.
 
     Args:
-      rows: of metrics.jsonl, see `rows.read_rows`.
+      rows: rows of metrics.jsonl, see `rows.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
     for key, by_step in features_lib.find_scalars(rows, r"(intra|inter)_(\d+)").items():

@@ -2,12 +2,12 @@
 
 Source: Ji et al., "Unbiased and Efficient Self-Supervised Incremental Contrastive
 Learning" (ICL), WSDM 2023, section 5, after GraphCL (You et al., NeurIPS 2020). The
-paper names the classifier alone; kernel, folds and penalties are those of the released
+paper names the classifier alone; kernel, folds and penalties come from the released
 code: nested cross-validation with 5 outer folds (GraphCL reports 10) and 5 inner ones.
 
 A machine is trained and tested on rows of the same subset of the train split, with the
-present features. So "old" does not measure forgetting, as the accuracy of a classifier
-trained earlier would.
+present features. So "old" does not measure forgetting, unlike the accuracy of a
+classifier trained earlier.
 
 Departures: the outer folds are drawn from the run's seed, while the released code draws
 them again each time. The released code embeds one random crop of each image; here
@@ -44,22 +44,23 @@ def make(
     """Build the evaluator by a support vector machine on the train rows so far.
 
     Args:
-      parts: its evaluation split is not read.
-      folds: of the test, stratified and shuffled by the run's seed. Each row is tested
-        once, by a machine that is trained on the other folds.
-      inner_folds: into which those other folds are split to choose the penalty.
-      penalties: C to choose from; of equally good ones the first.
-      subsets: what is measured: "all" rows of the tasks up to the present one, "old"
+      parts: core.EvalParts; the evaluation split is not read.
+      folds: number of test folds, stratified and shuffled by the run's seed. Each row
+        is tested once, by a machine trained on the other folds.
+      inner_folds: number of folds into which the other folds are divided to choose the
+        penalty.
+      penalties: values of C to choose from; the first of equally good ones.
+      subsets: subsets to measure: "all" rows of the tasks up to the present one, "old"
         rows of the tasks before it, "new" rows of the present task.
-      max_rows: at most this many rows of a subset, each class in proportion, drawn by
-        the run's seed; None: all. Time and memory grow with the square of the rows.
+      max_rows: most rows of a subset, each class in proportion, drawn by the run's
+        seed; None: all. Time and memory grow with the square of the rows.
       batch_size: rows that are embedded at a time.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars: "all", "old", "new",
-      mean accuracy over the folds, in [0, 1]. The first task has no "old"
-      rows, and its "new" rows are all: both scalars are left out. So are those of a
-      subset with a single class or with a feature that is not finite.
+      mean accuracy over the folds, in [0, 1]. The first task has no "old" rows, and its
+      "new" rows are all: both scalars are left out. So is a subset with a single class
+      or with a feature that is not finite.
 
     Raises:
       Refused: an option out of its range; rows without a label; a class with too
@@ -114,10 +115,10 @@ def nested_accuracy(
     entries of the training rows: scikit-learn's gamma="scale".
 
     Args:
-      features: f[n, D]; they are not scaled.
+      features: f[n, D], not scaled.
       labels: i32[n], of at least two classes.
-      folds, inner_folds, penalties: see `make`.
-      seed: shuffles the outer folds; the inner ones are not shuffled.
+      folds, inner_folds, penalties: options of `make`.
+      seed: seed that shuffles the outer folds; inner folds are not shuffled.
     """
     from sklearn import model_selection, svm  # takes a second, and few runs need it
 

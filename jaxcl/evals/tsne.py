@@ -44,7 +44,7 @@ def make(
       directory: the folder for the pictures; process 0 makes it if it is missing.
       max_points: rows to embed, each class in proportion, drawn by the run's seed; the
         same for all tasks.
-      perplexity: at most (points - 1) / 3, to which it is lowered.
+      perplexity: perplexity, lowered to (points - 1) / 3 if it is larger.
 
     Returns:
       evaluate(state, task) -> core.Result, which is empty.

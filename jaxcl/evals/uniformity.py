@@ -6,7 +6,7 @@ Uniformity on the Hypersphere", ICML 2020, with alpha = 2 and t = 2. It reads no
 Departures: embeddings are the encoder's, in evaluation mode, of unit length. The views
 come from the defaults of `augment.images.make`, so that runs with different
 augmentations compare; they depend on the seed and on the place of an image alone.
-Uniformity is that of the first view; the released code averages both.
+Uniformity is measured on the first view; the released code averages both.
 """
 
 import math
@@ -36,7 +36,7 @@ def alignment(first: jax.Array, second: jax.Array) -> jax.Array:
 def uniformity(embeddings: jax.Array) -> jax.Array:
     """Compute log mean_{i<j} exp(-2 |u_i - u_j|^2) of unit rows.
 
-    It is 0 if all rows are one, and -8 for two opposite rows, its least.
+    It is 0 if all rows are equal, and at least -8, for two opposite rows.
 
     Args:
       embeddings: f32[N, D], N >= 2; scaled to length 1 here.
@@ -60,12 +60,12 @@ def make(
 
     Args:
       parts: the parts of every evaluator; labels are not read.
-      max_rows: of the evaluation split, evenly spaced, or of the train split where
-        there is no other.
+      max_rows: most rows to embed, evenly spaced in the evaluation split, or without
+        one in the train split.
 
     Returns:
       evaluate(state, task) -> core.Result without rows. Scalars: "alignment" and
-      "uniformity", see these functions; lower is better of both.
+      "uniformity", see these functions; lower is better for both.
 
     Raises:
       Refused: an option out of its range; fewer than 2 rows.

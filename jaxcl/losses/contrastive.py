@@ -90,8 +90,8 @@ def nt_xent(
     Args:
       z1: f32[B, D], embeddings of view 1; row i belongs with row i of `z2`.
       z2: f32[B, D], embeddings of view 2.
-      temperature: divides the cosines.
-      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
+      temperature: divisor of the cosines.
+      logsumexp: `streaming.logsumexp`; None: the matrix of logits is formed.
 
     Returns:
       f32[], in nats.
@@ -132,15 +132,15 @@ def info_nce(
     """Compute InfoNCE against shared negatives (van den Oord 2018; MoCo, Eq. 1).
 
     The mean over rows of -s(a, p) + log(e exp s(a, p) + sum_k exp s(a, n_k)),
-    with s the cosine over the temperature and e 1 or 0. Gradients flow to all
-    inputs: the caller stops those of keys and queues.
+    with s the cosine over the temperature, and e 1 or 0. Gradients flow to all
+    inputs: the caller stops them for keys and queues.
 
     Args:
       anchors: f32[N, D].
       positives: f32[N, D], row i belongs to anchor i.
       negatives: f32[K, D], shared by all anchors; None: only rows of the batch are
         negatives.
-      temperature: divides the cosines.
+      temperature: divisor of the cosines.
       positive_in_denominator: False gives the decoupled form (e = 0), which
         can be negative.
       unit_negatives: the negatives have unit length already, as in a queue, and are not
@@ -148,7 +148,7 @@ def info_nce(
       negative_mask: bool[K], rows of `negatives` that exist; None: all.
       examples: i32[N], the example that each row is a view of; the positives of other
         examples are negatives too. None: they are not.
-      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
+      logsumexp: `streaming.logsumexp`; None: the matrix of logits is formed.
 
     Returns:
       f32[], in nats. An anchor without any negative counts 0.
@@ -217,7 +217,7 @@ def nnclr(
       z1, z2: f32[B, D], projections of both views.
       o1, o2: f32[B, D], the predictor's outputs for both views.
       support: f32[K, D], unit rows.
-      temperature: divides the cosines.
+      temperature: divisor of the cosines.
 
     Returns:
       f32[], in nats.
@@ -249,9 +249,9 @@ def diet(logits: jax.Array, index: jax.Array, *, smoothing: float = 0.3) -> jax.
       -(1 - smoothing) log p_index - smoothing mean_k log p_k.
 
     Args:
-      logits: f32[B, V, N], of V views, a logit for each of N images.
+      logits: f32[B, V, N], for each of V views a logit for each of N images.
       index: i32[B], the number of each row's image.
-      smoothing: of the labels, as PyTorch's `label_smoothing`.
+      smoothing: share of each label spread evenly, PyTorch's `label_smoothing`.
 
     Returns:
       f32[], in nats; log N where all logits are equal.
@@ -285,7 +285,7 @@ def m_hml(
     weight * I_h - I_d (Choi et al., "DUEL", AAAI 2024, Eq. 5) with the duplication
     probability q = exp((cosine - 1) / temperature). I_h is the mean of -log q of the
     positives, I_d the mean over anchors of -log of the mean q over the memory. With
-    weight 1 it is InfoNCE with e = 0, minus log K.
+    weight 1 it is `info_nce` without the positive in the denominator, minus log K.
 
     Args:
       anchors: f32[N, D].
@@ -294,7 +294,7 @@ def m_hml(
       weight: lambda, 1 / (number of classes * probability of the rarest) in theory.
       temperature: tau of q.
       mask: bool[K], rows of the memory that exist; None: all.
-      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
+      logsumexp: `streaming.logsumexp`; None: the matrix of logits is formed.
 
     Returns:
       f32[], in nats; I_d is 0 while the memory is empty.
@@ -344,7 +344,7 @@ def sup_con(
     Args:
       z: f32[N, D], every row a view.
       labels: i32[N].
-      temperature: divides the cosines.
+      temperature: divisor of the cosines.
       anchor_mask: bool or f32[N], None for all rows. The mean is over all
         rows that exist; a masked one counts 0.
       example_mask: bool or f32[N], rows that exist; None for all. The others are

@@ -44,9 +44,9 @@ def cassle_contrastive(
     Args:
       p1, p2: f32[B, D], predictions of both views.
       f1, f2: f32[B, D], frozen features of both views; no gradient.
-      temperature: divides the cosines.
+      temperature: divisor of the cosines.
       form: "code" or "paper".
-      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
+      logsumexp: `streaming.logsumexp`; None: the matrix of logits is formed.
 
     Returns:
       f32[], in nats.
@@ -189,9 +189,9 @@ def cassle_prototypes(
     Args:
       p1, p2: f32[B, D], predictions of both views.
       f1, f2: f32[B, D], frozen features of both views; no gradient.
-      prototypes: f32[K, D], of the distillation.
-      frozen_prototypes: f32[K, D], of the frozen network; no gradient.
-      temperature: divides the cosines of both.
+      prototypes: f32[K, D], the layer of the distillation.
+      frozen_prototypes: f32[K, D], the frozen network's; no gradient.
+      temperature: divisor of the cosines of both.
 
     Returns:
       f32[], in nats, without a weight; CaSSLe's is 1.
@@ -271,8 +271,8 @@ def less_forget(
 ) -> jax.Array:
     """Compute LUCIR's less-forget constraint (Hou et al., CVPR 2019, Sec. 3.3).
 
-    The mean over views and rows of 1 - cos(z, f), where z and f are of the same view of
-    the same image, now and before; there is no predictor.
+    The mean over views and rows of 1 - cos(z, f). The present network gives z and the
+    frozen one f, for the same view of the same image; there is no predictor.
 
     Args:
       z1, z2: f32[B, D], features of both views.
@@ -302,7 +302,7 @@ def relative_squared(h: jax.Array, frozen: jax.Array) -> jax.Array:
 
     Args:
       h: f32[..., D], features.
-      frozen: f32[..., D], of the same images by the frozen network; no gradient.
+      frozen: f32[..., D], the frozen network's features of these images; no gradient.
 
     Returns:
       f32[]; 1 where all features are 0.
@@ -341,17 +341,17 @@ def pnr_simclr(
       L2 = mean_i [-s(P_i, F_i)
                    + log(sum_{j != i} exp s(P_i, F_j) + exp s(P_i, Z_j))]
     pos is the other view of the same image. The positive is in the denominator of L1
-    but not in that of L2, which can be negative. Paper and code agree. Gradients flow
+    but not in L2's, so L2 can be negative. Paper and code agree. Gradients flow
     to Z also where it is a pseudo-negative in L2.
 
     Args:
       z1, z2: f32[B, D], projections of both views.
       p1, p2: f32[B, D], predictions of both views.
       f1, f2: f32[B, D], frozen features of both views; no gradient.
-      temperature: divides the cosines of both terms.
+      temperature: divisor of the cosines of both terms.
       pn1: whether L1 has its pseudo-negatives, F (the ablation of Table 7).
       pn2: whether L2 has its pseudo-negatives, Z (the ablation of Table 7).
-      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
+      logsumexp: `streaming.logsumexp`; None: the matrix of logits is formed.
 
     Returns:
       f32[], L1 + L2 in nats.
@@ -418,7 +418,7 @@ def pnr_supcon(
       p1, p2: f32[B, D], predictions of both views.
       f1, f2: f32[B, D], frozen features of both views; no gradient.
       labels: i32[B].
-      temperature, distill_temperature: divide the cosines of L1 and of L2.
+      temperature, distill_temperature: divisors of the cosines of L1 and of L2.
       pn1: whether L1 has its pseudo-negatives, F.
       pn2: whether L2 has its pseudo-negatives, Z.
       other_classes: rows of the anchor's class are no pseudo-negatives.
@@ -499,12 +499,12 @@ def pnr_moco(
       f1, f2: f32[B, D], frozen features; no gradient.
       key_queue: f32[2, K, D], earlier keys, [0] from view 1; no gradient.
       frozen_queue: f32[2, K', D], earlier frozen features; no gradient.
-      temperature, distill_temperature: divide the cosines of L1 and of L2.
+      temperature, distill_temperature: divisors of the cosines of L1 and of L2.
       form: "code" or "paper"; Refused if neither.
       pn1: whether L1 has its pseudo-negatives, `frozen_queue` (Table 7).
       pn2: whether L2 has its pseudo-negatives, `key_queue` (Table 7).
       unit_queues: rows of the queues have unit length already; they are not normalised.
-      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
+      logsumexp: `streaming.logsumexp`; None: the matrix of logits is formed.
 
     Returns:
       f32[], L1 + L2 in nats.
@@ -547,8 +547,8 @@ def _logsumexp_of_others(anchors, sets, temperature, logsumexp=None):
       anchors: f32[N, D], unit rows.
       sets: one or more f32[N, D] of unit rows; row i of each is left out for
         anchor i.
-      temperature: divides the cosines.
-      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
+      temperature: divisor of the cosines.
+      logsumexp: `streaming.logsumexp`; None: the matrix of logits is formed.
     """
     row = jnp.arange(len(anchors))
 
@@ -568,7 +568,7 @@ def _queue_logsumexp(a, b, queue, logsumexp=None):
       a: f32[2, B, D], anchors over their temperature, by bank.
       b: f32[2, B, D] or None.
       queue: f32[2, K, D], unit rows; no gradient.
-      logsumexp: `streaming.logsumexp`; None: by the matrix of logits.
+      logsumexp: `streaming.logsumexp`; None: the matrix of logits is formed.
 
     Returns:
       Two f32[2, B]; the second is None if `b` is.

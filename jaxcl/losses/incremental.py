@@ -77,13 +77,13 @@ def nce_one(
       positives: f32[B, D], row i belongs to anchor i.
       negatives: f32[M, D], shared by all anchors, or f32[B, M, D]. For the anchors' own
         batch give `positives`, with `others(B)` as `negative_mask`.
-      temperature: divides the cosines, P's tau.
-      num_negatives: K, which multiplies the mean; 31 is a batch of 32 less one.
+      temperature: divisor of the cosines, P's tau.
+      num_negatives: K, factor of the mean; 31 is a batch of 32 less one.
       with_positive: the denominator has f+; without it an anchor's loss is
         log(K E / f+), the loss of GraphCL (You et al., NeurIPS 2020).
       more_negatives: f32[M', D] or f32[B, M', D], a second set: the new items;
         `negatives` are then the old ones.
-      growth: in [0, 1) or f32[], the share of `more_negatives` in the mean.
+      growth: number in [0, 1) or f32[], the share of `more_negatives` in the mean.
       mask: bool or f32[B], anchors that exist; None: all.
       negative_mask, more_mask: bool or f32, [M] or [B, M], rows that are negatives (of
         each anchor); None: all.
@@ -133,21 +133,23 @@ def change_ratio(
     old_mask: jax.Array | None = None,
     new_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Compute an anchor's weight of new negatives over that of old ones (ICL Eq. 6).
+    """Compute how new negatives change each anchor's denominator (ICL Eq. 6).
 
-    r = (f+ + K E_new) / (f+ + K E_old), 1 if both means are the same.
+    r = (f+ + K E_new) / (f+ + K E_old), where f+ is exp(cosine / temperature) of anchor
+    and positive. E_old and E_new are its means over the old and the new negatives; r is
+    1 if they are equal.
 
     Args:
       anchors: f32[B, D].
       positives: f32[B, D], row i belongs to anchor i.
       old_negatives, new_negatives: f32[M, D], shared by all anchors, or f32[B, M, D];
         M may differ.
-      temperature: divides the cosines, P's tau.
-      num_negatives: K, which multiplies the means.
+      temperature: divisor of the cosines, P's tau.
+      num_negatives: K, factor of the means.
       log: return log r, which is finite even if r is not: r may reach
         exp(2 / temperature), beyond float32 for temperatures below 0.023.
       mask: bool or f32[B], anchors that exist; None: all.
-      old_mask, new_mask: bool or f32, [M] or [B, M], which rows are negatives (of which
+      old_mask, new_mask: bool or f32, [M] or [B, M], rows that are negatives (of each
         anchor); None: all.
 
     Returns:
@@ -195,16 +197,16 @@ def nce_two(
     log(1 - growth), if new items are less similar to the anchor than old ones.
 
     Args:
-      anchors: f32[B, D], of old items.
+      anchors: f32[B, D], old items.
       positives: f32[B, D], row i belongs to anchor i.
       old_negatives, new_negatives: f32[M, D], shared by all anchors, or f32[B, M, D];
         M may differ. For the anchors' own batch give `positives`, with `others(B)` as
         `old_mask`.
-      growth: in [0, 1) or f32[], P's alpha, number of new items over that of all.
-      temperature: divides the cosines, P's tau.
-      num_negatives: K, which multiplies the means.
+      growth: number in [0, 1) or f32[], P's alpha: new items over all items.
+      temperature: divisor of the cosines, P's tau.
+      num_negatives: K, factor of the means.
       mask: bool or f32[B], anchors that exist; None: all.
-      old_mask, new_mask: bool or f32, [M] or [B, M], which rows are negatives (of which
+      old_mask, new_mask: bool or f32, [M] or [B, M], rows that are negatives (of each
         anchor); None: all.
 
     Returns:

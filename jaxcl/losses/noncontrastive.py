@@ -57,7 +57,7 @@ def barlow_twins(
     Args:
       z1: f32[B, D], embeddings of view 1; row i belongs with row i of `z2`.
       z2: f32[B, D], embeddings of view 2.
-      scale: multiplies the whole loss.
+      scale: factor of the whole loss.
       off_diagonal: weight of the redundancy term, the paper's lambda.
 
     Returns:
@@ -230,7 +230,7 @@ def lejepa(
       slices: f32[S, D], unit rows; no gradient.
       weight: the paper's lambda.
       form: "code" or "paper": mean or sum over D, and the grid of `epps_pulley`.
-      centre: how many views are global.
+      centre: number of global views.
 
     Returns:
       f32[].
@@ -278,9 +278,9 @@ def centred(
     """Compute DINO's targets, softmax((logits - centre) / temperature).
 
     Args:
-      logits: f32[..., K], the slow network's.
+      logits: f32[..., K], from the slow network.
       centre: f32[K], a running mean of them.
-      temperature: below that of the student, so that targets are sharp.
+      temperature: divisor, below the student's, so that targets are sharp.
 
     Returns:
       f32[..., K], rows that sum to 1, without gradient.
@@ -302,14 +302,14 @@ def sinkhorn(
 ) -> jax.Array:
     """Compute targets that use all prototypes equally, by Sinkhorn-Knopp.
 
-    SwAV (Caron et al., NeurIPS 2020) and DINOv2 (Oquab et al. 2023): exp(logits /
-    temperature), of which in turn columns (prototypes) are scaled to the sum B / K and
-    rows to the sum 1.
+    Columns (prototypes) of exp(logits / temperature) are scaled to the sum B / K and
+    rows to the sum 1, in turn: SwAV (Caron et al., NeurIPS 2020) and DINOv2 (Oquab et
+    al. 2023).
 
     Args:
-      logits: f32[B, K], the slow network's for one view of the whole batch.
-      temperature: divides them.
-      iterations: how often columns and rows are scaled.
+      logits: f32[B, K], from the slow network, for one view of the whole batch.
+      temperature: divisor of the logits.
+      iterations: number of times that columns and rows are scaled.
 
     Returns:
       f32[B, K], rows that sum to 1, without gradient.
@@ -338,10 +338,10 @@ def dino(
     the mean over the batch and over all pairs i != v of -sum_k q_ik log p_vk.
 
     Args:
-      logits: f32[B, V, K], of all views by the network that learns, global ones first.
+      logits: f32[B, V, K], from the network that learns, global views first.
       targets: f32[B, G, K], probabilities of the G global views, from `centred` or
         `sinkhorn`; no gradient.
-      temperature: of the network that learns.
+      temperature: divisor of the logits.
 
     Returns:
       f32[], in nats; log K where all logits are equal.
@@ -383,10 +383,10 @@ def ibot(
     that hides no patch counts as 0, as in the released code and in DINOv2's.
 
     Args:
-      logits: f32[N, M, K], of M patches of each view, by the network that learns.
-      targets: f32[N, M, K], probabilities, by a network that sees them; no gradient.
-      hides: i32[N], 1 where the view hides them, else 0.
-      temperature: of the network that learns.
+      logits: f32[N, M, K], from the network that learns, for M patches of each view.
+      targets: f32[N, M, K], probabilities from a network that sees them; no gradient.
+      hides: i32[N], 1 where the view hides its patches, else 0.
+      temperature: divisor of the logits.
 
     Returns:
       f32[], in nats; 0 where no view hides any.

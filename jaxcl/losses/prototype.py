@@ -43,28 +43,27 @@ def sample_nce(
     rows of class m, of
       -s_ij + log sum_k w_ik exp s_ik.
     Classes that are absent from the batch do not count.
-      "old": if classes i and m = y_k are old and differ, w_ik = 1 / (n_m g_k), so that
-        the few stored rows of m weigh as much as the pool they were drawn from;
-        otherwise w_ik = 1.
+      "old": w_ik = 1 / (n_m g_k) if classes i and m = y_k are old and differ, else 1.
+        The few stored rows of class m then weigh as much as their pool.
       "all_negatives": w_ik = 1 / (n_m g_k) wherever m is not i. The released code
         does this if tasks do not have two classes each (CIFAR-100, Tiny-ImageNet).
       "all": w_ik = 1 / (n_m g_k) everywhere, the anchor's own class included. The
         denominator then estimates the sum over whole pools, P's Eq. 6, at one scale.
       "none": w_ik = 1.
-    P's and the code's form, "old", mixes two scales in a mini-batch: stored rows count
-    for their whole pool, rows of the present task only for themselves. Old classes then
-    outweigh the present ones by pool size over batch size.
+    "old", the form of P and its code, mixes two scales in a mini-batch: stored rows
+    count for their whole pool, rows of the present task only for themselves. Old
+    classes then outweigh the present ones by pool size over batch size.
 
     Args:
       z: f32[B, D], unit rows, incoming and replayed ones alike.
       labels: i32[B]; a row of no class counts 1e9.
       prototypes: f32[C, D], taken as they are.
-      weights: f32[B], g_k: probability of the row when one row is drawn from the pool
-        of its class, in (0, 1]; no gradient. "all_negatives" and "all" need it of
-        incoming rows too, 1 / N for a class of N. Other scopes do not read those.
+      weights: f32[B], g_k, the probability in (0, 1] that one draw from the pool of the
+        row's class takes this row; no gradient. Only "all_negatives" and "all" read it
+        for incoming rows, where it is 1 / N in a class of N.
       old_classes: bool or f32[C], classes of earlier tasks.
-      temperature: divides the products, P's tau.
-      scope: which candidates are weighted, one of the above.
+      temperature: divisor of the products, P's tau.
+      scope: the candidates that are weighted, one of the above.
       example_mask: bool or f32[B], rows that exist; None for all.
 
     Returns:
@@ -170,10 +169,10 @@ def ird(
 
     Args:
       z: f32[N, D], every row a view.
-      teacher_z: f32[N, D], of the same images by the network after the last task; no
-        gradient.
-      temperature: divides the cosines, kappa of Co2L.
-      teacher_temperature: divides the teacher's, kappa*.
+      teacher_z: f32[N, D], rows of the same images from the network after the last
+        task; no gradient.
+      temperature: divisor of the cosines, kappa of Co2L.
+      teacher_temperature: divisor of the teacher's cosines, kappa*.
       example_mask: bool or f32[N], rows that exist; None for all. The others are
         neither anchors nor candidates.
 
@@ -218,7 +217,7 @@ def proposal(
     `selection.proposal`, averaged over views and divided by the sum over the class.
 
     Args:
-      z: f32[N, D], unit rows, or f32[R, N, D] of R views of each.
+      z: f32[N, D], unit rows, or f32[R, N, D], R views of each.
       labels: i32[N].
       prototypes: f32[C, D], taken as they are.
       seen: bool[C], classes so far.

@@ -1,10 +1,10 @@
 """Losses of replay methods: over incoming rows, replayed rows, or both.
 
-ER, ER-ACE and ER-AML (Caccia et al., "Reducing Representation Drift in Online
-Continual Learning", 2021, called P below), iCaRL (Rebuffi et al., CVPR 2017) and
-DER (Buzzega et al., NeurIPS 2020). P writes sums over rows; its released code
-takes means, and so do these functions. ER is `cross_entropy` of the incoming rows plus
-that of the replayed rows, two means and not one over both.
+ER, ER-ACE and ER-AML (Caccia et al., "Reducing Representation Drift in Online Continual
+Learning", 2021, called P below), iCaRL (Rebuffi et al., CVPR 2017) and DER (Buzzega et
+al., NeurIPS 2020). P writes sums over rows; its released code takes means, and so do
+these functions. ER is the sum of two means: `cross_entropy` of the incoming and of the
+replayed rows.
 
 Masks are bool or f32 of zeros and ones; an `example_mask` may also hold weights of
 rows, at least 0, for a weighted mean. A masked row or class has no effect on values and
@@ -35,15 +35,15 @@ def cosine_logits(
 ) -> jax.Array:
     """Compute the logits of the cosine head of ER-ACE and ER-AML (Eq. 2 and 4).
 
-    z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P states neither number; both
-    are from its released code. A row of zeros gives zeros and receives no gradient (by
-    the formula 1 / eps, which would ruin the step).
+    z_c = scale * <f / (|f| + eps), w_c / (|w_c| + eps)>. P states neither scale nor
+    eps; both are from its released code. A row of zeros gives zeros and no gradient.
+    The formula's gradient there is 1 / eps, which would ruin the step.
 
     Args:
       features: f32[B, D].
       weights: f32[C, D], a row per class; no bias.
-      scale: tau of P, multiplies the cosines.
-      eps: added to the lengths.
+      scale: factor of the cosines, tau of P.
+      eps: number added to the lengths.
 
     Returns:
       f32[B, C] in [-scale, scale].
@@ -144,7 +144,7 @@ def er_ace(
       incoming_labels: i32[B].
       replay_logits: f32[R, C].
       replay_labels: i32[R].
-      seen: bool[C], classes so far, including those of the incoming rows.
+      seen: bool[C], classes so far, the incoming rows' included.
       replay_mask: bool or f32[R], rows that exist; None for all.
       incoming_mask: bool or f32[B]; the classes of masked rows do not compete.
       form: "paper" or "code".
@@ -275,10 +275,10 @@ def aml_sup_con(
       anchors: f32[B, D], features of incoming rows.
       positives: f32[B, D], row i has the class of anchor i.
       negatives: f32[B, D], row i has another class than anchor i.
-      labels: i32[B], of anchors and positives.
+      labels: i32[B], classes of anchors and positives.
       negative_labels: i32[B].
-      temperature: divides the cosines.
-      base_temperature: divides the temperature in the weight.
+      temperature: divisor of the cosines.
+      base_temperature: divisor of the temperature in the weight.
       valid: bool or f32[B], anchors with both a positive and a negative; the rows of
         others are not in Z. None for all.
 
@@ -328,7 +328,7 @@ def der(
     Args:
       logits: f32[R, C], present logits of replayed examples, or projections if there
         are no classes.
-      stored_logits: f32[R, C], the same when the examples were stored; no gradient.
+      stored_logits: f32[R, C], logits when the examples were stored; no gradient.
       example_mask: bool or f32[R], None for all rows.
 
     Returns:
@@ -371,9 +371,9 @@ def icarl(
     with "sum".
 
     Args:
-      logits: f32[B, C], of new and replayed rows alike.
+      logits: f32[B, C], new and replayed rows alike.
       labels: i32[B].
-      teacher_logits: f32[B, C], of the network after the last task; no gradient.
+      teacher_logits: f32[B, C], from the network after the last task; no gradient.
       old_classes: bool[C], classes of earlier tasks.
       class_mask: bool or f32[C], classes that count (in the paper those seen so far, in
         its code all); None for all.
@@ -434,9 +434,9 @@ def task_distillation(
 
     Args:
       logits: f32[B, C].
-      teacher_logits: f32[B, C], of the network after the last task; no gradient.
+      teacher_logits: f32[B, C], from the network after the last task; no gradient.
       tasks: i32[C], task of each class; below 0: the class is left out.
-      temperature: divides the logits.
+      temperature: divisor of the logits.
       example_mask: bool or f32[B], None for all rows.
 
     Returns:

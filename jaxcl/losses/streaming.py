@@ -1,9 +1,10 @@
 """Compute log-sum-exps over products of rows without the matrix of products.
 
-A contrastive loss wants of its logits, N anchors by K rows, one number for each anchor.
-Here they are formed tile by tile in a loop, which keeps the maximum and the sum so far
-(Milakov and Gimelshein, 2018); the backward pass forms the tiles again. Memory grows
-with N + K, not with N x K. Value and gradients are those of the matrix up to rounding.
+A contrastive loss needs one number for each anchor, but its logits are N anchors by K
+rows. Here the logits are formed tile by tile in a loop, which keeps the maximum and the
+sum so far (Milakov and Gimelshein, 2018); the backward pass forms the tiles again.
+Memory grows with N + K, not with N x K. Value and gradients equal the matrix's up to
+rounding.
 """
 
 import chex

@@ -71,7 +71,7 @@ def write(
 ) -> Buffer:
     """Put row i of `items` into slot `slots[i]`.
 
-    The result is that of writing one row after another: if several rows name the same
+    The result is as if rows were written one after another: if several name the same
     slot, the last unmasked one stays. `seen` grows by the number of unmasked rows,
     dropped ones included. Near 2^31 it stops growing: multiples of the capacity are
     subtracted, so that it stays within one capacity of 2^31 and `fifo`, which counts
@@ -116,16 +116,16 @@ def write(
 
 
 def order_after(slots: jax.Array, arrays: core.PyTree) -> jax.Array:
-    """Return the slots such that a write waits until some arrays are computed.
+    """Return the slots so that a write to them waits until some arrays are computed.
 
-    A step that samples a donated buffer and then writes it must say so, with what it
-    sampled. XLA knows no order between the two, and would copy the whole buffer to
-    keep them apart. It removes an optimization barrier before it places copies, but
-    keeps a comparison that is always true, since it does not know that.
+    A step that samples a donated buffer and then writes it passes the sampled arrays
+    here. Otherwise XLA knows no order between the two, and copies the whole buffer to
+    keep them apart. XLA removes an optimization barrier before it places copies. It
+    keeps a comparison that is always true, since it cannot tell that it is.
 
     Args:
-      slots: i32[B], for `write`.
-      arrays: pytree; their values do not matter.
+      slots: i32[B], slots for `write`.
+      arrays: pytree to wait for; its values do not matter.
     """
     nonzero = [jnp.any(x != 0).astype(jnp.int32) for x in jax.tree.leaves(arrays)]
     return jnp.where(sum(nonzero) <= len(nonzero), slots, -1)
@@ -200,7 +200,7 @@ def find_lowest(values: jax.Array, count: jax.Array) -> jax.Array:
 
     Args:
       values: f32[K] or i32[K].
-      count: i32[], how many rows.
+      count: i32[], number of rows.
     """
     order = jnp.argsort(values, stable=True)
     rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
@@ -213,7 +213,7 @@ def log_weights(allowed: jax.Array) -> jax.Array:
 
 
 def _last_writers(slots, mask, capacity):
-    """Return the slots of the rows that stay, i32[B], without duplicates.
+    """Return the slots, i32[B], out of range for rows whose slot a later row takes.
 
     A scatter of duplicates has no order on a GPU, but a maximum needs none.
     """

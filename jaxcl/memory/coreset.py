@@ -41,9 +41,9 @@ def match_gradients(
       target: f32[N], <a_i, b>.
       member: bool[N], rows to choose from.
       budget: i32[], 1 to `size`.
-      size: Python int, the most that `budget` may be.
-      ridge: above 0 where gradients may be linearly dependent.
-      tol: products count as positive above this, times the largest of `target`.
+      size: Python int, upper bound of `budget`.
+      ridge: penalty, above 0 where gradients may be linearly dependent.
+      tol: a product counts as positive above `tol` times the largest entry of `target`.
 
     Returns:
       f32[N], weights; 0 where a row is not chosen.
@@ -114,7 +114,7 @@ def share_budget(counts: np.ndarray, total: int) -> np.ndarray:
       total: slots.
 
     Returns:
-      i64[C], at most `counts`; their sum is `total`, or that of `counts` if smaller.
+      i64[C], at most `counts`; their sum is `total`, or the sum of `counts` if smaller.
     """
     counts = np.asarray(counts, np.int64)
     total = min(total, int(counts.sum()))
@@ -149,10 +149,10 @@ def choose_coreset(
       atoms: f32[N,P], gradients.
       member: bool[N], rows to choose from.
       budget: i32[], 1 to `size`.
-      size, ridge: see `match_gradients`.
+      size, ridge: numbers, see `match_gradients`.
 
     Returns:
-      f32[N], above 0 for `budget` rows, or all members if they are fewer.
+      f32[N], above 0 for `budget` rows, or for all members if they are fewer.
     """
     atoms = jnp.where(member[:, None], atoms, 0)
     gram = _dot(atoms, atoms.T)
@@ -182,13 +182,13 @@ def reselect(
       key: threefry key.
       atoms_of: i32[M] rows -> f32[M,P], gradients of the rows' weighted losses. M is a
         power of two, so that few programs serve classes of all sizes.
-      weight, task, label, filled: numpy [N], of all rows.
+      weight, task, label, filled: numpy [N], values of all rows.
       capacity: slots.
       ridge: see `match_gradients`.
 
     Returns:
-      f32[N], weights times those of `choose_coreset`; 0: the row is dropped. At most
-      `capacity` stay.
+      f32[N], each weight times its factor from `choose_coreset`; 0: the row is dropped.
+      At most `capacity` rows stay.
     """
     tasks, chosen = np.unique(task[filled]), np.zeros_like(weight)
     part, number = capacity // max(len(tasks), 1), 0
@@ -234,7 +234,7 @@ def draw_mixture(
     *,
     span: jax.Array,
 ):
-    """Draw rows from two buffers, in proportion to the streams behind the buffers.
+    """Draw rows from two buffers, in proportion to the rows that each buffer has seen.
 
     size * candidates.seen / (candidates.seen + memory.seen) rows are candidates,
     rounded up or down at random. If one buffer has too few rows, the other gives more.
@@ -243,7 +243,7 @@ def draw_mixture(
       key: threefry key.
       memory, candidates: Buffer, with the same items.
       size: number of rows, at most the slots of both.
-      span: i32[], candidates are drawn from the slots below `span`.
+      span: i32[], end of the slots that candidates are drawn from.
 
     Returns:
       items, mask and slots as `buffer.sample`, candidates first; slots count in the

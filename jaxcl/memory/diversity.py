@@ -21,7 +21,7 @@ def similarity_score(
 
     Args:
       gradients: f32[N, P].
-      references: f32[K, P], of rows of the memory.
+      references: f32[K, P], gradients of rows of the memory.
       valid: bool[K], references that exist; if none does, all scores are `FIRST`.
 
     Returns:
@@ -64,7 +64,7 @@ def choose_in_turn(
       key: threefry key.
       stored: f32[capacity], scores of the memory.
       filled: bool[capacity].
-      scores: f32[B], of the rows, all against the memory before the batch.
+      scores: f32[B], the rows' scores, all against the memory before the batch.
       mask: bool or f32 [B], rows that exist; None: all.
 
     Returns:
@@ -108,9 +108,8 @@ def choose_at_once(
     with probability C_i / (C_i + c).
 
     Args:
-      key, stored, filled, scores: as for `choose_in_turn`; free slots are the last
-        ones.
-      batch_score: f32[], of the gradient of the batch's mean loss.
+      key, stored, filled, scores: arrays as for `choose_in_turn`; free slots come last.
+      batch_score: f32[], score of the gradient of the batch's mean loss.
 
     Returns:
       i32[B] for `buffer.write`; `capacity` means drop.

@@ -30,16 +30,16 @@ _BLOCK = 256  # stored rows whose exponential scores are summed at a time
 
 
 class _Window(NamedTuple):
-    """Rounds in which only a few candidates are looked at."""
+    """The state of a window: rounds that look at a few candidates only."""
 
     rows: jax.Array  # f32[C+R, Z], candidates by index, then the next rows to come
     where: jax.Array  # i32[C+R], their indices in [memory; incoming]
     alive: jax.Array  # bool[C+R], present
     total: jax.Array  # f32[Z], sum of all present rows
     start: jax.Array  # f32[Z], `total` when the window began
-    bound: jax.Array  # f32[], best score of the rows left out, at the start
+    bound: jax.Array  # f32[], best score of the other rows when the window began
     first: jax.Array  # i32[], round at which the window began
-    round: jax.Array  # i32[], the next
+    round: jax.Array  # i32[], number of the next round
     sure: jax.Array  # bool[], the most duplicated row is among the candidates
 
 
@@ -85,8 +85,8 @@ def distinctiveness(
       temperature: tau of the exponential score.
       score: "exponential" or "affine", see `similarity`.
       filled: bool[K], rows that exist; None: all.
-      logsumexp: `losses.streaming.logsumexp` in place of the matrix of products, which
-        the affine score never has; None: the matrix.
+      logsumexp: `losses.streaming.logsumexp`; None: the matrix of products is formed.
+        The affine score never forms it.
 
     Returns:
       f32[N]; inf where no row exists.
@@ -118,7 +118,7 @@ def incoming_slots(keep: jax.Array, capacity: int) -> jax.Array:
       capacity: K.
 
     Returns:
-      i32[B], for the n-th row kept the n-th free slot; K: the row is dropped.
+      i32[B]: the n-th row kept gets the n-th free slot; K: the row is dropped.
     """
     return buffer.free_slots(~keep[:capacity], keep[capacity:])
 
@@ -135,13 +135,13 @@ def is_safe(
 ) -> jax.Array:
     """Tell whether an update keeps the memory as distinct (DUEL, Definition 4).
 
-    The mean distinctiveness over the data is taken over the incoming rows, with the
-    score of the policy. An update of a memory with room is always safe: the definition
-    compares memories of one size, and incoming rows are similar to themselves, so that
-    the memory of the first few batches would always seem best.
+    The paper's mean over the data is taken over the incoming rows, with the policy's
+    score. An update of a memory with room is always safe. The definition compares
+    memories of one size; and incoming rows resemble themselves, so the memory of the
+    first few batches would always seem best.
 
     Args:
-      memory, incoming, score, temperature, filled: as in `select`.
+      memory, incoming, score, temperature, filled: arguments of `select`.
       keep: bool[K+B], from `select`.
       logsumexp: as in `distinctiveness`.
 
@@ -183,11 +183,11 @@ def select(
 
     With the affine score the sum is (n + z_j . t) / 2, where t is the sum of the n
     present rows; an update of t costs one row. z_j . t changes by at most |t - t_0|, so
-    rows that are further below the best one than that cannot win. A window of rounds
-    therefore looks at the best rows and at those that came since; all rows are looked
-    at again when this bound does not decide. The choices are those of the plain loop.
-    The exponential score has no such form: every round looks at all rows, after a first
-    pass over all pairs. No array is larger than the inputs.
+    a row that is further below the best one cannot win. A window of rounds therefore
+    looks at the best rows and at newer ones; all rows are looked at again when this
+    bound does not decide. The plain loop makes the same choices. The exponential score
+    has no such form: every round looks at all rows, after a first pass over all pairs.
+    No array is larger than the inputs.
 
     On accelerators every round looks at all rows, which takes fewer kernels. If two
     rows tie except for rounding, either may go.
@@ -198,10 +198,10 @@ def select(
       score: "affine" or "exponential", see `similarity`.
       temperature: tau of the exponential score.
       filled: bool[K], slots that hold a row; None: all.
-      incoming_mask: bool[B], incoming rows that exist; None: all. The others, which may
-        be nan, are not kept and change nothing.
-      newcomer_competes: the row is inserted first, so that it may itself be evicted
-        (Algorithm 1).
+      incoming_mask: bool[B], incoming rows that exist; None: all. Masked rows, which
+        may be nan, are not kept and change nothing.
+      newcomer_competes: whether the row is inserted first, so that it may itself be
+        evicted (Algorithm 1).
       split: whether `memory` is split over devices on axis 0. Then accelerators, too,
         look at windows: a round over all rows would send messages.
 
@@ -245,8 +245,9 @@ def select(
 def _select_over_all(memory, incoming, present, room, count, *, ahead):
     """Play the rounds from `room` to `count` with the affine score, over all rows.
 
-    A GPU's host reads back whether a loop of unknown length goes on, so their number is
-    known. Scores are computed again in every round: no rounding piles up in them.
+    The number of rounds is known: of a loop of unknown length, a GPU's host would read
+    back after each round whether it goes on. Scores are computed again in every round:
+    no rounding piles up in them.
     """
     rows = jnp.concatenate([memory, incoming])
     capacity = len(memory)

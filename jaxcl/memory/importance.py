@@ -40,9 +40,9 @@ def observe(
     """Add the square of a batch's gradient to the present task's estimate.
 
     Args:
-      importance: before the batch.
-      grads: f32 tree, of the task's own loss, without the penalty.
-      active: bool[], False leaves the estimate as it is.
+      importance: importance before the batch.
+      grads: f32 tree, gradients of the task's own loss, without the penalty.
+      active: bool[]; False leaves the estimate as it is.
     """
     squares = jax.tree.map(
         lambda s, g: s + jnp.where(active, jnp.square(g), 0.0),
@@ -82,7 +82,7 @@ def gradient(
     with rate lr ends at the minimum.
 
     Args:
-      importance: of the tasks so far.
+      importance: importance of the tasks so far.
       params: f32 tree.
       weight: the paper's lambda.
       lr: learning rate of the step; 0 scales nothing.

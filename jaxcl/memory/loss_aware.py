@@ -13,9 +13,10 @@ _EPS = 1e-6  # smallest range of losses that is divided by
 
 
 def move_losses(old: jax.Array, new: jax.Array) -> jax.Array:
-    """Move running losses f32[R] after a draw of their rows: half old, half new.
+    """Average the old and new losses of drawn rows, f32[R], as their running losses.
 
-    The half is OURS; the released code of `score_losses` keeps nothing.
+    The average is OURS; the released code (see `score_losses`) keeps the new loss
+    alone.
     """
     return _OLD_LOSS * old + (1 - _OLD_LOSS) * new
 
@@ -29,7 +30,7 @@ def score_losses(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Ar
 
     Source: released code of CLA (giacomo-cgn/ocl-self-supervised,
     src/buffers/loss_aware_buffer.py). SOLAR (arXiv 2604.10586), whose memory prefers
-    rows of high loss, may have the same rule; its text does not say.
+    rows of high loss, may have the same rule; its text does not say so.
 
     Departure: a batch that does not fit takes the free slots, then replaces rows; the
     released code drops what is left of that batch.

@@ -57,12 +57,13 @@ def batched_reservoir(
     """Keep rows by a reservoir over whole batches, as released code: slightly biased.
 
     Rows take free slots first. For every other row of the batch r is drawn uniformly
-    from 0 to n - 1, where n counts the rows before the batch, or before its first row
-    without a free slot. The row goes to slot r if r < capacity and is dropped
-    otherwise; the last of several rows with the same slot stays. So each of these rows
-    enters with probability capacity / n, where in `reservoir` the i-th (from 1) has
-    capacity / (n + i): late rows of a batch, and of the stream, are kept a little too
-    often. The result depends on how the stream is cut into batches.
+    from 0 to n - 1. Here n counts the rows of the stream before the batch, or, if slots
+    were free, before the batch's first row without one. The row goes to slot r if r <
+    capacity and is dropped otherwise; the last of several rows with the same slot
+    stays. So each of these rows enters with probability capacity / n. In `reservoir`
+    the i-th of them (from 1) enters with capacity / (n + i). So late rows of a batch,
+    and of the stream, are kept a little too often. The result depends on how the stream
+    is cut into batches.
 
     Source: released code of Caccia et al., 2021 (and of MIR, on which it builds).
 
@@ -294,14 +295,14 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
 
 
 def duel(buffer: buffer_lib.Buffer, feature: jax.Array, mask: jax.Array) -> jax.Array:
-    """Store every row in place of the one that is most similar to all others.
+    """Store every row in place of the stored row that is most similar to all others.
 
     Earlier rows of the batch may be replaced, too. Source: Choi et al., "DUEL",
     AAAI 2024; see `duel.select`, here with the affine score.
 
     Args:
       buffer: Buffer, items with "feature" f32[capacity, D], unit rows.
-      feature: f32[B, D], unit rows, of the incoming ones.
+      feature: f32[B, D], unit rows of the incoming examples.
       mask: bool or f32 [B], rows that exist.
 
     Returns:
@@ -323,7 +324,7 @@ def gss(
     Args:
       buffer: Buffer, items with "score" f32[capacity].
       key: threefry key.
-      score: f32[B], of the incoming rows.
+      score: f32[B], scores of the incoming rows.
       mask: bool or f32 [B], rows that exist.
 
     Returns:
@@ -361,17 +362,18 @@ def replace_lowest(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
 def replace_in_reservoir(
     buffer: buffer_lib.Buffer, key: jax.Array, loss: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Admit rows as a reservoir does; each replaces the row with the lowest score.
+    """Admit rows as a reservoir does, each in place of the row with the lowest score.
 
     Rows come one after another: row n of the stream takes slot n while there are free
-    ones, and enters with probability capacity / (n + 1) later, exactly where it would
-    in `reservoir` with this key. Scores count the rows of the batch that entered before
-    it. Source: see `loss_aware.score_losses`, there the insertion "random".
+    ones, and enters with probability capacity / (n + 1) later. With the same key
+    exactly the rows enter that `reservoir` stores. Scores count the rows of the batch
+    that entered before it. Source: see `loss_aware.score_losses`, there the insertion
+    "random".
 
     Args:
-      buffer: as for `replace_lowest`.
+      buffer: Buffer, as for `replace_lowest`.
       key: threefry key.
-      loss: f32[B], of the rows, which were not drawn yet.
+      loss: f32[B], losses of the rows, which were not drawn yet.
       mask: bool or f32 [B], rows that exist.
 
     Returns:
@@ -440,7 +442,7 @@ def _place_in_turn(buffer, kept, key, label, mask, place):
 
 
 def _nth_true(pool, n):
-    """Return the index of the (n+1)-th True in bool[K], i32[]; K if there are fewer."""
+    """Return the index of the (n+1)-th True in bool[K], i32[]; K if there is none."""
     return jnp.sum(jnp.cumsum(pool, dtype=jnp.int32) <= n, dtype=jnp.int32)
 
 
@@ -453,8 +455,8 @@ def _stream_numbers(buffer, mask):
 def _draw_below(key, number, span):
     """Draw a uniform whole number below `span`, u32[], for row `number`.
 
-    It is (bits * span) >> 64 with 64 random bits. f32 has too few bits, 24; a remainder
-    favours small values (by 1/8 at 1.6e9).
+    The number is (bits * span) >> 64 with 64 random bits. f32 has too few bits, 24; a
+    remainder favours small values (by 1/8 at 1.6e9).
 
     Args:
       number, span: u32[], span from 1 to 2^31.
@@ -497,9 +499,9 @@ def _adapt_policy(function, *takes, counts=(), reads=None, **fields) -> Policy:
 
     Args:
       takes: "key", or names of items.
-      counts: names of what it counts.
-      reads: None: the items that it takes.
-      fields: of the record.
+      counts: names of the policy's counts.
+      reads: names of the items; None: those in `takes`.
+      fields: fields of the record.
     """
 
     def choose(buffer, state, key, items, mask):
@@ -516,7 +518,7 @@ def _adapt_policy(function, *takes, counts=(), reads=None, **fields) -> Policy:
 
 
 def _adapt_ring(name, groups) -> Policy:
-    """Wrap a ring for each class or task as a policy; `groups` names the number."""
+    """Wrap `ring` as a policy; `groups` names the number of its rings."""
 
     def start_state(*numbers):
         return {"turn": jnp.zeros((groups(*numbers),), jnp.int32)}

@@ -61,7 +61,7 @@ def active_set(
     Args:
       matrix: f32[K,K], positive definite.
       linear: f32[K].
-      u: f32[K], the start, at least 0; the closer to the minimum, the fewer steps.
+      u: f32[K], the start, at least 0; fewer steps are needed near the minimum.
       free: bool[K], True where u > 0 and where the minimum is likely to be above 0.
       tol: a variable stays at its bound if the objective would fall by no more than
         this per unit.

@@ -10,7 +10,7 @@ from jaxcl.errors import Refused
 
 
 class Queue(NamedTuple):
-    """Features of each view, the oldest of which are overwritten first."""
+    """A queue of features of each view, the oldest overwritten first."""
 
     rows: jax.Array  # f32[V,K,D], unit rows; [v] from view v
     pointer: jax.Array  # i32[], where the next rows go
@@ -22,8 +22,8 @@ def start_queue(key: jax.Array, size: int, dim: int, views: int = 2) -> Queue:
     Args:
       key: threefry key.
       size: K, rows of each view.
-      dim: D, of a row.
-      views: banks of the queue.
+      dim: D, length of a row.
+      views: number of banks of the queue, one for each view.
     """
     rows = core.l2_normalize(jax.random.normal(key, (views, size, dim)))
     return Queue(rows, jnp.zeros((), jnp.int32))
@@ -52,8 +52,8 @@ def enqueue(
       pointer: i32[], where the next rows go; it wraps at K.
       rows: f32[V, B, D], B <= K.
       active: bool[]; if False, queue and pointer stay as they are.
-      aligned: every call on this queue has B rows, so that the pointer is a multiple
-        of B; False: other calls have fewer or more.
+      aligned: whether every call on this queue has B rows, so that the pointer is a
+        multiple of B.
 
     Returns:
       The new queue and pointer.

@@ -1,4 +1,4 @@
-"""Drop the rows of a memory that resemble another row most: minimum redundancy.
+"""Choose the rows of a memory that resemble another row most: minimum redundancy.
 
 Purushwalkam, Morgado and Gupta, "The Challenges of Continuous Self-Supervised
 Learning", ECCV 2022, called MinRed, with the rules of its released code. A row is
@@ -45,8 +45,8 @@ def find_redundant(rows: jax.Array, competes: jax.Array, count: jax.Array) -> ja
 
     Args:
       rows: f32[K, D], unit rows u.
-      competes: bool[K]; the others neither go nor are compared with.
-      count: i32[], how many rows go, fewer than compete.
+      competes: bool[K], rows that may go; others neither go nor are compared with.
+      count: i32[], number of rows that go, fewer than compete.
 
     Returns:
       bool[K], True for rows that go.
@@ -70,7 +70,7 @@ def find_oldest(number: jax.Array, filled: jax.Array, count: jax.Array) -> jax.A
     Args:
       number: i32[K], place of each row in the stream.
       filled: bool[K], slots that hold a row.
-      count: i32[], how many rows, at most as many as there are.
+      count: i32[], number of rows to find, at most as many as there are.
 
     Returns:
       bool[K], True for these rows.
@@ -96,7 +96,7 @@ def find_evicted(
       used: bool[K], the row was drawn at least once.
       number: i32[K], place of each row in the stream.
       filled: bool[K], slots that hold a row.
-      count: i32[], how many rows go, at most as many as there are.
+      count: i32[], number of rows that go, at most as many as there are.
 
     Returns:
       bool[K], True for rows that go.

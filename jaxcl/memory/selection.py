@@ -19,7 +19,7 @@ from jaxcl.errors import Refused
 def proposal(
     similarity: jax.Array, labels: jax.Array, seen: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Return the proposal g of each row, before division by the class's sum.
+    """Return the proposal g of each row, not yet divided by the sum over its class.
 
     With s_ij = c_i . z_j / tau of prototype i and row j,
       p_ij = exp(s_ij) / sum_k exp(s_ik)       over all rows k that exist,
@@ -52,11 +52,11 @@ def own_class_term(
 ) -> jax.Array:
     """Return the term p_ij / n of each row's own class, which `proposal` leaves out.
 
-    The authors' code adds this term of the last of R augmented passes, divided by R, to
-    g: a leftover of its sum over passes.
+    The authors' code adds to g this term of the last of R augmented passes, over R: a
+    leftover of its sum over passes.
 
     Args:
-      similarity, labels, seen, mask: as in `proposal`.
+      similarity, labels, seen, mask: arguments of `proposal`.
 
     Returns:
       f32[N], 0 where masked, where the row's class is not seen, and where fewer than
@@ -83,8 +83,9 @@ def quotas(
       1. Old classes: (t-1)/t * capacity / #old, at most the rows of the class.
       2. New classes: the rest / #new. If a class has fewer, other new ones get more.
       3. Old classes with more rows share the remaining slots equally.
-    A random subset of the new classes with enough rows is rounded up, of the size that
-    makes the total exact; so are the old ones, after their total has been rounded.
+    Classes to round up are drawn at random, among new ones with enough rows, and as
+    many as make the total exact. Old classes follow the same rule, for their rounded
+    total.
 
     Departure: the authors' code rounds each old class separately. The distribution of a
     quota is the same, but the total of the old classes varies there and may exceed the
@@ -92,7 +93,7 @@ def quotas(
 
     Args:
       key: threefry key.
-      counts: i32[C], rows to choose from; for an old class, those in the memory.
+      counts: i32[C], rows to choose from; for an old class, its rows in the memory.
       old: bool[C], classes met before the task just finished.
       new: bool[C], the other classes of that task.
       capacity: slots of the memory; capacity * tasks and capacity * C below 2^31.
@@ -143,7 +144,7 @@ def choose(
       key: threefry key.
       labels: i32[N].
       mask: bool or f32 [N].
-      quota: i32[C], rows to draw of each class; all of a class that has fewer.
+      quota: i32[C], rows to draw of each class; a class with fewer gives all.
       weights: f32[N], w_j >= 0, up to a constant per class. Rows of weight 0 (or nan)
         come after all others of their class, in uniform order. None: uniform.
 
@@ -218,7 +219,7 @@ def _class_probabilities(similarity, labels, seen, mask):
 def _divide(key, amount, room):
     """Divide `amount` into whole shares, i32[C]: equal, but none above its room.
 
-    A random subset of the classes with room gets one more, so that nothing is left.
+    Random classes with room get one more, so that nothing is left.
     """
     classes = len(room)
     room = jnp.minimum(room, amount)

@@ -40,11 +40,11 @@ def shapley_values(
     to the worth of all candidates. Candidates at the same distance keep their order.
 
     Args:
-      features: f32[N,D] of the candidates; distances are Euclidean, not normalised.
+      features: f32[N,D], the candidates'; distances are Euclidean, not normalised.
       labels: i32[N].
       eval_features: f32[E,D].
       eval_labels: i32[E].
-      neighbours: K.
+      neighbours: K, number of nearest rows.
       mask: bool[N], None for all. A masked candidate is worth 0 and changes nothing.
 
     Returns:
@@ -80,8 +80,8 @@ def aser_score(
 ) -> jax.Array:
     """Compute ASER's score of each candidate, the adversarial Shapley value.
 
-    High if a candidate helps to classify the memory and confuses incoming rows, because
-    it is near them with another label.
+    The score is high if a candidate helps to classify the memory and confuses incoming
+    rows, because it is near them but has another label.
       "mean": mean over cooperative rows - mean over adversarial ones (ASER_mu).
       "max_min": maximum over cooperative rows - minimum over adversarial ones (ASER).
       "adversarial": - sum over adversarial rows.
@@ -92,7 +92,7 @@ def aser_score(
       cooperative: f32[E,N], `shapley_values` for rows of the memory that are no
         candidates.
       cooperative_mask: bool[E].
-      variant: see above.
+      variant: name of one of these formulas.
 
     Returns:
       f32[N].
@@ -118,7 +118,7 @@ def aser_score(
 def rank_rows(key: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
     """Sort rows from the highest score to the lowest, i32[N]; masked rows last.
 
-    Rows with equal scores, of which there are many, are in random order.
+    Rows with equal scores, which are many, are in random order.
     """
     chex.assert_equal_shape([scores, mask])
     noise = jax.random.bits(key, scores.shape)
@@ -128,17 +128,17 @@ def rank_rows(key: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
 def replace_slots(
     key: jax.Array, scores: jax.Array, mask: jax.Array, slots: jax.Array, capacity: int
 ) -> jax.Array:
-    """Choose slots for the incoming rows that are worth more than stored ones.
+    """Choose slots for the incoming rows that score higher than stored ones.
 
     The candidates with the highest scores stay, as many as are stored now. Incoming
     rows among them take the slots of the stored rows that are not.
 
     Args:
       key: threefry key, for equal scores.
-      scores: f32[S+B], of S stored candidates and then B incoming rows.
+      scores: f32[S+B], of S stored candidates, then of B incoming rows.
       mask: bool[S+B].
       slots: i32[S], where the stored candidates are.
-      capacity: of the memory.
+      capacity: slots of the memory.
 
     Returns:
       i32[B], slots without duplicates; `capacity` for a row that is not stored.

@@ -1,17 +1,16 @@
 """Store the memory of config.replay whole on each device, or split over the devices.
 
-Functions take both; `find_policy` makes a policy for one. A memory that is split is for
-images that are too many for one device: each device keeps, writes and draws its own
-rows. Each of n devices has capacity / n slots, offers its own share of every batch
-(axis 0 split) to its own policy, and draws k / n of k rows. No item ever moves between
-devices.
+Functions take both; `find_policy` makes a policy for one. A split memory holds images
+that are too many for one device: each device keeps, writes and draws its own rows. Each
+of n devices has capacity / n slots, offers its own share of every batch (axis 0 split)
+to its own policy, and draws k / n of k rows. No item ever moves between devices.
 
-A reservoir stays uniform. Every device is offered the same number of rows, s of the
-S = n s rows of the stream, and keeps each of them with probability
-(capacity / n) / s = capacity / S. So all devices store the same number of rows, and
-each stored row is drawn with probability (k / n) / (rows stored / n), that of a uniform
-draw. The draw is stratified: the number of rows from each device is fixed. With
-weights, a row is drawn in proportion among the rows of its own device.
+A reservoir stays uniform. Every device is offered the same number of rows, s of the S =
+n s rows of the stream, and keeps each of them with probability (capacity / n) / s =
+capacity / S. So all devices store the same number of rows, and each stored row is drawn
+with probability (k / n) / (rows stored / n), as in a uniform draw. The draw is
+stratified: the number of rows from each device is fixed. With weights, a row is drawn
+in proportion among the rows of its own device.
 
 Other policies apply to each device's share of the stream, not to the whole stream: a
 ring keeps the last rows of each share, classes are balanced within each share.
@@ -32,7 +31,7 @@ from jaxcl.memory import buffer, policies
 
 
 class Shards(NamedTuple):
-    """A buffer in n shards; the fields are those of `buffer.Buffer`."""
+    """A buffer in n shards, with the fields of `buffer.Buffer`."""
 
     items: core.PyTree  # pytree of [capacity, ...], split over the devices
     filled: jax.Array  # bool[capacity], split
@@ -82,11 +81,11 @@ def count_shards(replay: core.Replay) -> int:
 
 
 def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
-    """Make an empty memory, see `buffer.create`.
+    """Make an empty memory: `Shards` if `replay.sharded`, else a `buffer.Buffer`.
 
     Args:
-      example: as in `buffer.create`.
-      replay: says whether it is split, and the slots of all devices.
+      example: one item, as in `buffer.create`.
+      replay: core.Replay, with the slots of all devices and whether they are split.
     """
     whole = buffer.create(example, replay.capacity)
     if not replay.sharded:
@@ -96,15 +95,15 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
 
 
 def find_policy(replay: core.Replay) -> policies.Policy:
-    """Find the policy of config.replay, for a memory of `create`.
+    """Find the policy of config.replay, for a memory that `create` made.
 
     If the memory is split, the policy runs on each device by itself: slots are local,
     and its state has a part for each device. A draw is uniform over the memory only if
-    each device's share of the stream has as many rows that exist.
+    all devices are offered equally many unmasked rows.
 
     Raises:
-      Refused: there is no such policy; or, when it chooses, the devices cannot share
-        the rows evenly.
+      Refused: there is no such policy. Its `choose` refuses a batch that the devices
+        cannot share evenly.
     """
     policy = policies.look_up(replay.policy)
     if not replay.sharded:
@@ -193,8 +192,8 @@ def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree)
     """Call a function on the memory's rows, on each device if the rows are split.
 
     Args:
-      replay: says whether it is split.
-      function: (*trees) -> arrays with rows; it sends nothing.
+      replay: core.Replay, which says whether the rows are split.
+      function: function (*trees) -> arrays with rows; it sends nothing.
       trees: pytrees of arrays whose axis 0 is split as the memory is.
     """
     return sharding.on_each(function, trees, ()) if replay.sharded else function(*trees)

@@ -13,7 +13,7 @@ from jaxcl.nets import layers
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """A chain of networks, each of which feeds the next.
+    """A chain of networks; each feeds the next.
 
     Attributes:
       nets: name -> flax module called as `(x, *, train, groups)`, in order. The
@@ -27,7 +27,7 @@ class Chain:
 
         Args:
           key: threefry key.
-          inputs: of the first net, f32[N, ...].
+          inputs: inputs of the first net, f32[N, ...].
 
         Returns: params and stats, each name -> tree ({} for a net without any).
         """
@@ -55,16 +55,17 @@ class Chain:
 
         Args:
           params, stats: trees with an entry for each net; other entries are ignored.
-          inputs: as in `init`.
-          train: normalise by the statistics of the batch, and move the running ones.
-          groups: views per example, interleaved over the rows. Each view has its own
-            batch statistics.
-          key: for an encoder that drops branches; without a key it drops none.
-          hidden: for a Vision Transformer, see `vit.ViT`.
-          between: also return the statistics after each view but the last, as tuples.
+          inputs: inputs of the first net, as in `init`.
+          train: whether to normalise by the batch's statistics, and move the running
+            ones.
+          groups: number of views per example, interleaved over the rows. Each view has
+            its own batch statistics.
+          key: threefry key for an encoder that drops branches; None: it drops none.
+          hidden: hidden patches of a Vision Transformer, see `vit.ViT`.
+          between: whether to return the statistics after each view but the last, too.
 
         Returns:
-          f32[N, D], name -> stats, and if asked name -> stats between views ({} of a
+          f32[N, D], name -> stats, and with `between` name -> tuple of stats ({} for a
           net whose batch norm is not `layers.BatchNorm`).
         """
         outputs, after, moved = inputs, {}, {}
@@ -89,15 +90,15 @@ class Chain:
         """Apply the networks to several batches, each with its own batch statistics.
 
         On accelerators, batches of one shape go through in a single pass with their
-        rows interleaved: devices keep the rows that they have. Values are those of a
-        pass each up to rounding.
+        rows interleaved: devices keep the rows that they have. Up to rounding the
+        values equal those of separate passes.
 
         Args:
-          params, stats: as in `__call__`.
-          batches: inputs.
-          train: as in `__call__`.
+          params, stats: trees, as in `__call__`.
+          batches: inputs of each pass.
+          train: flag, as in `__call__`.
 
-        Returns: outputs of each; name -> stats after each.
+        Returns: list of outputs; list of name -> stats after each batch.
         """
         count, outputs, along = len(batches), [], []
         if count > 1 and len({x.shape for x in batches}) == 1 and not sharding.on_cpu():

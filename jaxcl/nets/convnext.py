@@ -1,4 +1,4 @@
-"""ConvNeXt encoders: the first version, that of DINOv3, and V2, by options.
+"""ConvNeXt encoders: the first version, DINOv3's, and V2, by options.
 
 Liu et al., CVPR 2022 (ConvNeXt); Woo et al., CVPR 2023 (V2: `grn` in place of
 LayerScale); Siméoni et al., 2025 (DINOv3). The size "atto" is V2's.
@@ -44,7 +44,7 @@ class Depthwise(nn.Module):
     """A convolution of each channel by itself, 7 x 7, that keeps the size of the map.
 
     Attributes:
-      dtype: of the computation.
+      dtype: type of the computation.
     """
 
     dtype: Any
@@ -87,9 +87,9 @@ class Block(nn.Module):
 
     Attributes:
       grn: whether the MLP has `ResponseNorm` before its last layer.
-      layer_scale: where the factors of the branch begin; None: it has none.
+      layer_scale: initial value of the branch's factors; None: it has none.
       drop: chance that a row skips the branch, if a key is given.
-      dtype: of the computation.
+      dtype: type of the computation.
     """
 
     grn: bool
@@ -142,9 +142,9 @@ class ConvNeXt(nn.Module):
         Features are averaged over the last map, then normalised.
 
         Args:
-          images: with sides of at least 8 `patch` for four stages.
-          train, groups: change nothing: there is no batch norm.
-          key: for `drop_path`; without a key no branch is dropped.
+          images: images with sides of at least 8 `patch` for four stages.
+          train, groups: arguments without effect, since there is no batch norm.
+          key: threefry key for `drop_path`; None: no branch is dropped.
 
         Raises:
           Refused: a side is too short for all stages.
@@ -201,12 +201,14 @@ def convnext(
       depths: blocks of each stage, usually of four stages.
       width: channels of the first stage, doubled by each further one.
       patch: side in pixels of the windows that the stem reads; each further stage
-        halves the map. Images below 128 pixels want less than the papers' 4.
-      layer_scale: where LayerScale's factors begin; None: there are none, as in V2.
-      grn: V2's global response normalisation in the MLPs.
+        halves the map. Images below 128 pixels need less than the papers' 4.
+      layer_scale: initial value of LayerScale's factors; None: there are none, as in
+        V2.
+      grn: whether MLPs have V2's global response normalisation.
       drop_path: chance that the last block drops its branch of a row in training; it
         rises evenly from 0 in the first (stochastic depth).
-      dtype: of the computation; parameters, the last norm and the pooling stay f32.
+      dtype: type of the computation; parameters, the last norm and the pooling stay
+        f32.
 
     Raises:
       Refused: an option is out of its range.

@@ -94,8 +94,8 @@ class MaskedBatchNorm(nn.Module):
 
     Attributes:
       momentum: weight of the OLD running value (PyTorch's momentum is 1 - this).
-      epsilon: added to the variance.
-      affine: learn a factor and an offset per channel.
+      epsilon: number added to the variance.
+      affine: whether to learn a factor and an offset per channel.
     """
 
     momentum: float = 0.9
@@ -135,9 +135,9 @@ class GraphEncoder(nn.Module):
     1 on, and `train` and `key` as in `__call__`.
 
     Attributes:
-      width: of each layer.
+      width: width of each layer.
       layers: number of layers.
-      momentum: of batch norm, weight of the OLD running value.
+      momentum: weight of the OLD running value in batch norm.
     """
 
     width: int = 32
@@ -166,9 +166,10 @@ class GraphEncoder(nn.Module):
 
         Args:
           graphs: the batch; features of masked nodes are ignored.
-          train: apply dropout if there is any, and use and move batch statistics
-            (collection "batch_stats" must be mutable).
-          key: of the dropout; an encoder with dropout needs it in training.
+          train: whether to apply dropout, if there is any, and to use and move batch
+            statistics (collection "batch_stats" must be mutable).
+          key: threefry key of the dropout; an encoder with dropout needs it in
+            training.
 
         Raises:
           Refused: the key is missing.
@@ -188,7 +189,7 @@ class GCN(GraphEncoder):
 
     Attributes:
       dropout: rate after each layer, in training.
-      affine: batch norm learns a factor and an offset.
+      affine: whether batch norm learns a factor and an offset.
     """
 
     dropout: float = 0.5
@@ -232,7 +233,7 @@ def check_dtype(dtype: Any) -> None:
     """Refuse any type but float32, which sums over many nodes need.
 
     Raises:
-      Refused: it is another.
+      Refused: `dtype` is another type.
     """
     if dtype != jnp.float32:
         raise Refused("config.precision: graphs are computed in 'float32'")

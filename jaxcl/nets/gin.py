@@ -27,7 +27,7 @@ class GINConv(nn.Module):
 
     Attributes:
       features: width of both Linears.
-      eps: how much more than its neighbours a node itself counts; it is not learnt.
+      eps: additional weight of a node itself over its neighbours'; it is not learnt.
     """
 
     features: int
@@ -48,7 +48,7 @@ class GIN(gcn.GraphEncoder):
     Nothing is random: the key is not used.
 
     Attributes:
-      eps: see `GINConv`.
+      eps: weight, see `GINConv`.
     """
 
     layers: int = 3

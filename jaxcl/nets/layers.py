@@ -33,14 +33,14 @@ Start = Literal["torch", "glorot"]
 
 
 def draw_matrix(initializer: Callable, fan: Literal["in", "out"] = "in") -> Callable:
-    """Make an initializer draw a kernel as a matrix, and shape it afterwards.
+    """Make an initializer that draws a kernel as a matrix and reshapes it.
 
-    The values are the same. XLA's CPU backend compiles a draw of four axes in 1 to 2 s,
-    a matrix of as many numbers in 0.3 s.
+    Its values equal the wrapped initializer's. XLA's CPU backend compiles a draw with
+    four axes in 1 to 2 s, and a matrix of as many numbers in 0.3 s.
 
     Args:
       initializer: (key, shape, dtype) -> array, for arrays of any shape.
-      fan: what the initializer reads off the shape, if anything.
+      fan: side of the kernel, "in" or "out", whose fan the matrix keeps.
 
     Returns:
       (key, shape, dtype=f32) -> array.
@@ -82,9 +82,9 @@ def linear_initializers(
     """Make the initializers of a linear layer's weights and biases.
 
     Args:
-      start: "torch" is PyTorch's default for both; "glorot" draws weights uniformly
-        within sqrt(6 / (fan in + fan out)) and sets biases to 0 (Glorot and Bengio,
-        AISTATS 2010).
+      start: rule. "torch" is PyTorch's default for both; "glorot" draws weights
+        uniformly within sqrt(6 / (fan in + fan out)) and sets biases to 0 (Glorot and
+        Bengio, AISTATS 2010).
       fan_in, fan_out: inputs and outputs of the layer.
 
     Returns:
@@ -123,10 +123,10 @@ def add_branch(
     """Add a residual branch to its input, with LayerScale and stochastic depth.
 
     Args:
-      block: has `layer_scale`, where the factors of the branch begin, None: it has
-        none; and `drop`, the chance that a row skips the branch.
+      block: module with `layer_scale`, the initial value of the branch's factors (None:
+        it has none), and `drop`, the chance that a row skips the branch.
       x: [B, ..., D], the input of the block.
-      branch: of the shape of x.
+      branch: output of the branch, with the shape of x.
       key: threefry key; None: no row skips the branch.
       scale: name of the factors among the parameters of the block.
     """
@@ -147,10 +147,10 @@ class Patches(nn.Module):
     Attributes:
       side: pixels of a window; a rest of the image that is smaller is left out, as
         PyTorch does.
-      width: channels that come out.
-      dtype: of the computation.
-      frozen: the projection is not trained; it starts as MoCo v3's, uniform within
-        sqrt(6 / (inputs + outputs)).
+      width: number of output channels.
+      dtype: type of the computation.
+      frozen: whether the projection stays untrained; it then starts as MoCo v3's,
+        uniform within sqrt(6 / (inputs + outputs)).
     """
 
     side: int
@@ -185,15 +185,15 @@ class BatchNorm(nn.Module):
     With `groups=V`, row i belongs to view i % V: each view is normalised by its own
     statistics, and the running ones move once for each view, as in V forward passes.
 
-    Statistics are f32, and those of the whole batch where devices share it.
+    Statistics are f32, over the whole batch even if devices share it.
 
     Attributes:
       momentum: weight of the old running value (PyTorch's momentum is 1 - this).
-      epsilon: added to the variance.
+      epsilon: number added to the variance.
       dtype: type of the output; parameters and statistics stay f32.
-      unbiased: keep the unbiased variance in the running statistics.
-      use_scale, use_bias: learn a factor, an offset per channel.
-      scale_init: initialiser of that factor.
+      unbiased: whether the running statistics keep the unbiased variance.
+      use_scale, use_bias: whether to learn a factor, an offset per channel.
+      scale_init: initialiser of the factor.
     """
 
     momentum: float = 0.9
@@ -281,7 +281,7 @@ def conv(
 ) -> jax.Array:
     """Convolve as `lax.conv_general_dilated`, faster on CPUs; for `flax.linen.Conv`.
 
-    The result is the same up to rounding. On a CPU two things differ:
+    Results agree up to rounding. On a CPU two things differ:
     - Images of fewer than 4 channels are padded with zero channels: with three, XLA's
       convolution takes nine times as long.
     - For large maps the weight gradient is a sum over pieces of a few rows: where these
@@ -291,8 +291,8 @@ def conv(
     Args:
       x: [B, H, W, I].
       kernel: [h, w, I, O].
-      strides, padding: one per spatial axis.
-      options: of `lax.conv_general_dilated`.
+      strides, padding: values, one per spatial axis.
+      options: further arguments of `lax.conv_general_dilated`.
     """
 
     def convolve(x, kernel):
@@ -342,8 +342,8 @@ def row_slices(count: int, most: int) -> list[slice]:
     For other numbers of rows, such as three or ten, XLA's weight gradient is slow.
 
     Args:
-      count: rows in all.
-      most: of a slice, at least 1.
+      count: number of rows.
+      most: most rows of a slice, at least 1.
     """
     slices, start = [], 0
     while start < count:

@@ -1,8 +1,8 @@
 """Multi-layer perceptrons: projectors and predictors, and an encoder of small images.
 
 Projectors and predictors are shaped as in CaSSLe (Fini et al., CVPR 2022) and PNR (Cha
-et al., ICML 2024); those of SimSiam, DINO, LeJEPA, SwAV and NNCLR as in their papers.
-Every Linear has a bias, also before a batch norm, which removes the bias.
+et al., ICML 2024); for SimSiam, DINO, LeJEPA, SwAV and NNCLR as in their papers. Every
+Linear has a bias, also before a batch norm, which removes the bias.
 """
 
 import functools
@@ -24,12 +24,12 @@ class MLP(nn.Module):
     """Linear-(BN)-ReLU layers, then a single Linear; every Linear has a bias.
 
     Attributes:
-      features: width of each layer; the last is that of the output.
-      batch_norm: batch norm between each hidden Linear and its ReLU.
-      last_norm: batch norm after the last Linear, without factor and offset.
-      activation: of the hidden layers; "gelu" is the exact GELU, not its approximation.
-      zero_bias: biases start at 0, not as PyTorch's.
-      dtype: of the computation; parameters stay f32.
+      features: width of each layer, the output last.
+      batch_norm: whether there is batch norm between each hidden Linear and its ReLU.
+      last_norm: whether batch norm follows the last Linear, without factor and offset.
+      activation: function after hidden layers; "gelu" is exact, not its approximation.
+      zero_bias: whether biases start at 0, not as PyTorch's.
+      dtype: type of the computation; parameters stay f32.
     """
 
     features: tuple[int, ...]
@@ -131,13 +131,13 @@ class Perceptron(nn.Module):
     numbers.
 
     Attributes:
-      widths: of the layers; the last is the length of a feature vector. Without any
+      widths: width of each layer; the last is the length of a feature vector. With ()
         the pixels are the features.
       dropout: chance that an output of a layer is 0 in training.
-      batch_norm: batch norm between each Linear and its ReLU.
+      batch_norm: whether there is batch norm between each Linear and its ReLU.
       start: initialisation of its layers and of a linear head after it, see
         `layers.linear_initializers`.
-      dtype: of the computation; parameters stay f32.
+      dtype: type of the computation; parameters stay f32.
     """
 
     widths: tuple[int, ...] = (100, 100)

@@ -6,7 +6,7 @@ backward pass computes the activations of one piece after another again, from th
 gradient in the features of all rows. So every loss, contrastive ones included, has the
 gradient of the whole batch.
 
-Departure: projectors and heads pass the whole batch at once, since they are small.
+Departure: projectors and heads take the whole batch at once, since they are small.
 
 The pieces are iterations of a loop, in which gradients of convolutions are slow on a
 CPU. XLA's CPU backend would undo pieces that are written one after another.
@@ -31,7 +31,7 @@ class PiecewiseEncoder:
 
     Attributes:
       net: flax module, or an encoder like `tuning.TunedEncoder`.
-      count: pieces of a batch.
+      count: number of pieces of a batch.
     """
 
     net: Any

@@ -56,8 +56,8 @@ def sin_cos_table(grid: tuple[int, int], width: int) -> np.ndarray:
 def rotary_angles(grid: tuple[int, int], size: int) -> np.ndarray:
     """Compute the angles of DINOv3's rotation, f32[R C, Dh] for heads of `size` Dh.
 
-    With n = Dh / 4 periods p_j = 100^(j / n) and the middle of a patch at (y, x), each
-    from -1 to 1 over the image: 2 pi [y / p, x / p], twice.
+    The angles of a patch are 2 pi [y / p, x / p], twice. Its middle is at (y, x), each
+    from -1 to 1 over the image; the n = Dh / 4 periods are p_j = 100^(j / n).
     """
     count = size // 4
     periods = 100.0 ** (np.arange(count) / count)
@@ -71,9 +71,9 @@ def rotate(x: jax.Array, turns: jax.Array, skip: int) -> jax.Array:
     """Rotate queries or keys [B, T, H, Dh] by the angles of their patches.
 
     Args:
-      x: of any floating type, which it keeps; turned in float32.
-      turns: f32[T - skip, Dh], of `rotary_angles`.
-      skip: tokens before the patches, which have no place.
+      x: array of any floating type, which it keeps; it is rotated in float32.
+      turns: f32[T - skip, Dh], angles from `rotary_angles`.
+      skip: number of tokens before the patches, which have no position.
     """
     first, rest = x[:, :skip], x[:, skip:].astype(jnp.float32)
     one, two = jnp.split(rest, 2, axis=-1)

@@ -36,13 +36,12 @@ def _conv_norm(
     """Convolve and normalise, in layers of the module that calls.
 
     Args:
-      init: of the convolution, a key of `_INITS`.
-      dtype, train, groups: of `layers.BatchNorm`.
-      name: a template in which "conv" or "bn" is filled in.
-      pad: pixels on each side; "torch": so many that the map keeps its size; "same":
-        XLA's SAME. It puts the odd pixel of a strided window at the end, and PyTorch
-        pads both sides equally, so on maps with an even side the two read different
-        pixels.
+      init: initialisation of the convolution, a key of `_INITS`.
+      dtype, train, groups: arguments of `layers.BatchNorm`.
+      name: template in which "conv" or "bn" is filled in.
+      pad: pixels on each side; "torch": the map keeps its size; "same": XLA's SAME.
+        SAME puts the odd pixel of a strided window at the end, while PyTorch pads both
+        sides equally, so they read different pixels on maps with an even side.
     """
     side = kernel // 2 if pad == "torch" else pad
     x = nn.Conv(
@@ -67,9 +66,9 @@ class Residual(nn.Module):
     Attributes:
       convs: (filters, kernel, stride) of each convolution.
       padding: "torch" or "same", see `ResNet`.
-      zero_init: start the last batch norm's scale at 0.
-      conv_init: of the convolutions, see `ResNet`.
-      dtype: of the computation.
+      zero_init: whether the last batch norm's scale starts at 0.
+      conv_init: initialisation of the convolutions, see `ResNet`.
+      dtype: type of the computation.
     """
 
     convs: tuple[tuple[int, int, int], ...]
@@ -108,14 +107,14 @@ class ResNet(nn.Module):
       stem: "cifar" (3x3, stride 1) or "imagenet" (7x7, stride 2, 3x3 max pool).
       stem_padding: pixels on each side, for the cifar stem. PNR's released code has 2,
         so a 32x32 image becomes a 34x34 map.
-      padding: "torch" pads windows on both sides alike, "same" is XLA's SAME.
-      zero_init_residual: every block starts as its shortcut.
-      conv_init: of convolutions, "kaiming" (normal over fan out) or "torch" (uniform
-        within 1 / sqrt(fan in), PyTorch's default).
+      padding: rule: "torch" pads windows on both sides alike, "same" is XLA's SAME.
+      zero_init_residual: whether every block starts as its shortcut.
+      conv_init: initialisation of convolutions, "kaiming" (normal over fan out) or
+        "torch" (uniform within 1 / sqrt(fan in), PyTorch's default).
       pool: side and stride of the windows that are averaged at the end and flattened;
         None averages the whole map. The reduced ResNet-18 of online continual learning
-        has 4: with width 20 it gives 160 features for 32 pixels, 640 for 84.
-      dtype: of the computation; parameters and statistics stay f32.
+        has pool 4 and width 20: 160 features for 32 pixels, 640 for 84.
+      dtype: type of the computation; parameters and statistics stay f32.
     """
 
     stage_sizes: tuple[int, ...]
@@ -192,7 +191,7 @@ class ConvNet(nn.Module):
 
     Attributes:
       width: filters of the first block; each further block doubles them.
-      dtype: of the computation; parameters and statistics stay f32.
+      dtype: type of the computation; parameters and statistics stay f32.
     """
 
     width: int = 32

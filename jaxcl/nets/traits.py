@@ -11,12 +11,12 @@ class Traits(NamedTuple):
     An encoder is called with (images, *, train, groups), see `core.Parts`.
     """
 
-    dtype: Any = None  # of the computation; heads behind it compute in it, too
+    dtype: Any = None  # type of the computation; heads behind it compute in it, too
     num_features: int | None = None  # D, for heads that are as wide as the encoder
     # Largest share of branches to drop; above 0 the call also takes `key`.
     drop_path: float = 0.0
     frozen: tuple[str, ...] = ()  # entries of its parameters that never train
-    start: str = "torch"  # how layers behind it start, see `layers.linear_initializers`
+    start: str = "torch"  # start of layers behind it, see `layers.linear_initializers`
 
 
 def read_traits(encoder: Any) -> Traits:

@@ -74,12 +74,13 @@ def settings(
     Args:
       frozen_layers: number of first layers that are not trained.
       layer_decay: factor of a layer's rate, relative to the layer after it.
-      lora_rank: of the adapters; 0: none, and every layer that is not frozen trains.
-      lora_alpha: their factor is alpha / rank; None: alpha is the rank.
-      lora_on: matrices with adapters: those of queries and values, all of the
-        attention, or also those of the MLP.
+      lora_rank: rank of the adapters; 0: there are none, and every layer that is not
+        frozen trains.
+      lora_alpha: alpha of the adapters' factor alpha / rank; None: the rank.
+      lora_on: matrices with adapters: for queries and values, for all of the attention,
+        or also for the MLP.
       open_layers: number of last blocks that are trained whole, besides adapters.
-      norms: train all norms, besides adapters.
+      norms: whether all norms train, besides adapters.
 
     Raises:
       Refused: an option is out of its range, or needs adapters and there are none.
@@ -145,9 +146,9 @@ class TunedEncoder:
 
     Attributes:
       net: flax module.
-      chosen: the parts that are trained.
-      given: () -> initial parameters and statistics, as arrays on the host; None: the
-        net's own.
+      chosen: settings of the parts that are trained.
+      given: function () -> initial parameters and statistics, as arrays on the host;
+        None: the net's own.
     """
 
     net: Any
@@ -180,7 +181,7 @@ class TunedEncoder:
         """Return a parameter's share of the learning rate; 0 if it is frozen.
 
         Args:
-          path: names on the way to it, from the entry of the encoder on.
+          path: names on the way to the parameter, from the encoder's entry on.
         """
         adapter = path[0] == ADAPTERS
         name = "/".join(path[1:] if adapter else path)
@@ -200,11 +201,11 @@ class TunedEncoder:
         return rate if norm or opened else 0.0
 
     def init(self, key: jax.Array, inputs: Any, **options: Any) -> dict:
-        """Create the given weights, and adapters that start at 0."""
+        """Create variables: the given weights, and adapters that add 0 at first."""
         return self.init_with_output(key, inputs, **options)[1]
 
     def init_with_output(self, key: jax.Array, inputs: Any, **options: Any):
-        """Create outputs, weights and adapters, as `init` does."""
+        """Create outputs, and variables as from `init`."""
         if self.given is None:
             outputs, variables = self.net.init_with_output(key, inputs, **options)
         else:

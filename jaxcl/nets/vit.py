@@ -76,10 +76,10 @@ class Attention(nn.Module):
     """Self-attention with several heads.
 
     Attributes:
-      heads: how many; they divide the width.
-      biased: which of "query", "key" and "value" have a bias.
-      program: "xla" or "cudnn".
-      dtype: of the computation; the softmax is f32.
+      heads: number of heads; they divide the width.
+      biased: names among "query", "key" and "value" that have a bias.
+      program: implementation, "xla" or "cudnn".
+      dtype: type of the computation; the softmax is f32.
     """
 
     heads: int
@@ -111,9 +111,9 @@ class FeedForward(nn.Module):
     """The MLP of a block: fc2(gelu(fc1(x))), or down(silu(gate(x)) * up(x)).
 
     Attributes:
-      hidden: units between.
-      kind: "gelu", with the exact error function, or "swiglu".
-      dtype: of the computation.
+      hidden: number of hidden units.
+      kind: activation, "gelu" with the exact error function, or "swiglu".
+      dtype: type of the computation.
     """
 
     hidden: int
@@ -140,11 +140,11 @@ class Block(nn.Module):
     """A layer: attention, then the MLP, each added to its input.
 
     Attributes:
-      heads, hidden, kind, biased, program: of `Attention` and `FeedForward`.
-      epsilon: of the norms.
-      layer_scale: where the factors of both branches begin; None: they have none.
+      heads, hidden, kind, biased, program: attributes of `Attention`, `FeedForward`.
+      epsilon: epsilon of the norms.
+      layer_scale: initial value of both branches' factors; None: they have none.
       drop: chance that a row skips a branch, if a key is given.
-      dtype: of the computation.
+      dtype: type of the computation.
     """
 
     heads: int
@@ -242,9 +242,9 @@ class ViT(nn.Module):
         """Embed normalised images [B, H, W, C] as f32[B, num_features].
 
         Args:
-          images: of any sides that are multiples of `patch`.
-          train, groups: change nothing: there is no batch norm.
-          key: for `drop_path`; without a key no branch is dropped.
+          images: images whose sides are multiples of `patch`.
+          train, groups: arguments without effect, since there is no batch norm.
+          key: threefry key for `drop_path`; None: no branch is dropped.
           hidden: bool[B, N], patches whose pixels are hidden, not their position; if
             given, the features of all patches f32[B, N, D] are returned, too.
 
@@ -368,31 +368,33 @@ def vit(
 
     Args:
       size: a published size, which sets the next four options where they are None.
-      width: D, of a token.
+      width: D, length of a token.
       layers: number of blocks.
       heads: attention heads; the width must be a multiple of them.
       hidden: units of the MLP.
       patch: side of a patch in pixels.
-      image_size: side in pixels of the images that learned positions are for; they are
-        resized for others.
+      image_size: side in pixels of the images for which positions are learned; they are
+        resized for other sides.
       registers: further tokens, which are dropped at the end.
       positions: "learned", the fixed "sin_cos", or "rotary" as in DINOv3.
-      class_position: the class token has a learned position, too; DeiT III's has none.
-      resize: how learned positions are resized, see `positions.Resize`.
-      layer_scale: where LayerScale's factors begin; None: there are none.
-      mlp: "gelu" or "swiglu".
-      qkv_bias: "all" have one, "query_value" (DINOv3), or "none".
-      epsilon: of the norms; 1e-6, but DINOv3 has 1e-5 and transformers' ViT 1e-12.
+      class_position: whether the class token has a learned position; DeiT III's has
+        none.
+      resize: rule by which learned positions are resized, see `positions.Resize`.
+      layer_scale: initial value of LayerScale's factors; None: there are none.
+      mlp: kind of the MLP, "gelu" or "swiglu".
+      qkv_bias: biases of queries, keys and values: "all", "query_value" (DINOv3),
+        "none".
+      epsilon: epsilon of the norms; DINOv3 has 1e-5, transformers' ViT 1e-12.
       features: the "class" token, the "mean" of the patches, or "both" side by side,
         after the last norm.
       drop_path: chance that the last block drops a branch of a row in training; it
         rises evenly from 0 in the first (stochastic depth).
-      frozen_patch: the patch projection is not trained, as in MoCo v3.
-      remat: compute the activations of each block again in the backward pass: less
+      frozen_patch: whether the patch projection stays untrained, as in MoCo v3.
+      remat: whether the backward pass computes each block's activations again: less
         memory for a third more time.
-      attention: "xla", or "cudnn" on NVIDIA's GPUs since Ampere in bfloat16; elsewhere
-        XLA computes it, with a log line.
-      dtype: of the computation; parameters, norms and softmax stay f32.
+      attention: implementation: "xla", or "cudnn" on NVIDIA's GPUs since Ampere in
+        bfloat16; elsewhere XLA computes it, with a log line.
+      dtype: type of the computation; parameters, norms and softmax stay f32.
 
     Raises:
       Refused: an option is out of its range, or does not fit another.

@@ -41,14 +41,14 @@ def flatten(config: Mapping) -> dict[str, str]:
 
 
 def list_differences(runs: Mapping[str, Configs]) -> list[str]:
-    """List the differences in how runs were evaluated, a text for each field.
+    """List how runs were evaluated differently, a text for each field.
 
-    The sections `data` and `scenario` are compared, and those of evaluators that
-    several runs have; seeds are ignored. If every run has a resolved.json, options that
-    are not set count by their defaults.
+    The sections `data` and `scenario` are compared, and evaluators that several runs
+    have; seeds are ignored. If every run has a resolved.json, unset options count as
+    their defaults.
 
     Args:
-      runs: name -> its configs; runs without any are passed over.
+      runs: name -> configs; runs without any are passed over.
     """
     known = {name: run for name, run in runs.items() if run.asked is not None}
     whole = all(run.resolved is not None for run in known.values())

@@ -53,13 +53,13 @@ def mean_curve(
     """Average an accuracy over the tasks so far, or a scalar, at each step.
 
     Args:
-      run: from `runs.read_run`.
-      name: of a matrix or a scalar, as under "eval" in metrics.jsonl.
-      band: "error", the standard error of the mean, or "std".
+      run: runs.RunGroup, from `runs.read_run`.
+      name: name of a matrix or a scalar, as under "eval" in metrics.jsonl.
+      band: name of the band: "error", the standard error of the mean, or "std".
 
     Returns:
-      (steps i64[n], mean f64[n], band f64[n], 0 for one seed), at the steps after the
-      first that every seed has.
+      (steps i64[n], mean f64[n], band f64[n], 0 for one seed). The steps are those at
+      which every seed was evaluated, except step 0.
     """
     of_seeds = [_mean_by_step(own, name) for own in run.logged_rows.values()] or [{}]
     steps = sorted(set.intersection(*(set(points) for points in of_seeds)))
@@ -73,13 +73,13 @@ def mean_curve(
 def mean_along_stream(run: RunGroup, name: str) -> dict:
     """Average all evaluations of each seed; return mean and standard error.
 
-    With evaluations every so many steps (config.eval_every) it is the area under the
-    curve of i-Blurry (Koh et al., ICLR 2022), over the tasks so far, each from its
-    first step on.
+    With evaluations every so many steps (config.eval_every) this is i-Blurry's area
+    under the curve (Koh et al., ICLR 2022), over the tasks so far, each from its first
+    step on.
 
     Args:
-      run: from `runs.read_run`.
-      name: of a matrix.
+      run: runs.RunGroup, from `runs.read_run`.
+      name: name of a matrix.
     """
     points = [_mean_by_step(own, name).values() for own in run.logged_rows.values()]
     return seeds.mean_and_error([float(np.mean([*own])) for own in points if own])
@@ -129,8 +129,8 @@ def format_scalar(curves: dict[str, tuple], name: str, band: str) -> str:
 
     Args:
       curves: name of a run -> its `mean_curve`.
-      name: of the scalar.
-      band: as in `mean_curve`.
+      name: name of the scalar.
+      band: name of the band, as in `mean_curve`.
     """
     kind = {"error": "standard error", "std": "std"}[band]
     lines = [f"{name}, mean +- {kind} at the last step"]

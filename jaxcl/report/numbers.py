@@ -51,7 +51,7 @@ def list_matrices(run: RunGroup) -> list[str]:
 
 
 def mean_measures(run: RunGroup) -> dict[str, dict[str, Estimate]]:
-    """Average each measure of each matrix over the seeds that have it."""
+    """Average each measure of each matrix over seeds, as shares from 0 to 1."""
     estimates = {}
     for name in list_names(run.measures.values()):
         estimates[name] = {}
@@ -133,11 +133,11 @@ def mean_matrix(run: RunGroup, name: str) -> np.ndarray:
 
 
 def mean_row(run: RunGroup, key: str, name: str) -> np.ndarray | None:
-    """Average a row of results.json over seeds; None if no run has it.
+    """Average a row of results.json over seeds, f64[T]; None if no run has it.
 
     Args:
-      key: "untrained" or "finetune".
-      name: of the matrix.
+      key: name of the row, "untrained" or "finetune".
+      name: name of the matrix.
     """
     rows = [(r.get(key) or {}).get(name) for r in run.results.values()]
     rows = [row for row in rows if row is not None]

@@ -37,8 +37,8 @@ def make_page(runs: list[runs_lib.RunGroup], *, title: str) -> str:
     """Make the page about some runs as HTML.
 
     Args:
-      runs: differences are to the first.
-      title: of the page.
+      runs: the runs; differences are to the first.
+      title: title of the page.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxcl.report"),
@@ -81,9 +81,9 @@ class Cell(NamedTuple):
     """A cell of a table."""
 
     text: str
-    interval: str = ""  # below it, of 95 %
-    difference: str = ""  # to the first run, below that
-    share: int | None = None  # percent of the colour behind it
+    interval: str = ""  # 95 % interval, written below the text
+    difference: str = ""  # difference to the first run, below the interval
+    share: int | None = None  # strength of the colour behind the text, percent
 
 
 class Table(NamedTuple):
@@ -133,10 +133,10 @@ def _format_estimate(run, value, form, delta=None) -> Cell:
     """Write a mean over the seeds of a run with its interval.
 
     Args:
-      run: if the mean is over fewer seeds, the cell says how many.
+      run: the run; if the mean is over fewer of its seeds, the cell says how many.
       value: the `numbers.Estimate`.
       form: `format_percent` or `format_number`.
-      delta: the difference to the first run; None: not shown.
+      delta: difference to the first run; None: it is not shown.
     """
 
     def write_interval(estimate, **options):
@@ -207,8 +207,8 @@ def _format_time(unix: float) -> str:
 def _time_of_results(run) -> float:
     """Return the time of the results in seconds since 1970.
 
-    The time of the last logged row is preferred to that of the file, which is the time
-    of the copy if somebody copied it.
+    It is the time of the last logged row, or else the file's, which changes if the file
+    is copied.
     """
     rows = [own[-1] for own in run.logged_rows.values() if own]
     logged = [row["time"]["unix"] for row in rows if "unix" in row.get("time", {})]
@@ -437,7 +437,7 @@ def write_page(
     Args:
       workdirs: run directories, of one seed or of several.
       out: path of the page.
-      title: None: the names of the runs.
+      title: title of the page; None: the names of the runs.
 
     Raises:
       Refused, OSError: a directory holds no run, or the page cannot be written.

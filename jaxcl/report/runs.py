@@ -19,8 +19,8 @@ from jaxcl.run import seeds
 class RunGroup:
     """The runs of one directory, one for each seed, all after the same task."""
 
-    name: str  # unique among those that are compared
-    workdir: str  # as it was given
+    name: str  # unique among the compared runs
+    workdir: str  # path as the user wrote it
     results: dict[int, dict]  # seed -> results, see `results.empty_results`
     folders: dict[int, epath.Path]  # seed -> its run directory
     configs: comparability.Configs = comparability.Configs()
@@ -64,7 +64,7 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
 
     Args:
       workdir: the directory.
-      name: of the run; None: that of the directory.
+      name: name of the run; None: the directory's.
 
     Raises:
       Refused: there are no results.

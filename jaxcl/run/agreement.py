@@ -27,8 +27,8 @@ def check(facts: Mapping[str, Any], advice: str) -> None:
     """Refuse facts that differ between processes. All processes must call it.
 
     Args:
-      facts: name -> value, of this process.
-      advice: what to do about a difference.
+      facts: name -> value in this process.
+      advice: text on what to do about a difference.
 
     Raises:
       Refused: in all processes; the message names each fact that differs, and

@@ -47,14 +47,14 @@ class Restored(NamedTuple):
     """The starting point of a resumed run."""
 
     state: object
-    cursor: dict  # JSON: what `save` was given
+    cursor: dict  # JSON, as passed to `save`
     number: int
 
 
 class CheckpointInfo(NamedTuple):
     """The description of a checkpoint, without the arrays."""
 
-    tree: dict  # of leaves with shape and dtype; dicts where the state has fields
+    tree: dict  # leaves with shape and dtype; dicts where the state has fields
     cursor: dict  # as in `Restored`
     sums: dict  # name of a leaf -> its checksum
 
@@ -64,7 +64,7 @@ class CheckpointError(RuntimeError):
 
 
 class Misfit(CheckpointError):
-    """A checkpoint is whole, but of a state with other leaves than those wanted."""
+    """An undamaged checkpoint has other leaves than the wanted state."""
 
 
 # What TensorStore's errors begin with where the storage failed to answer, so that the
@@ -105,8 +105,8 @@ def differences(saved: Any, like: Any, *, most: int = 3) -> str:
     """List the leaves that differ in name, shape or type; "" if none does.
 
     Args:
-      saved: what `read_info` returns as the tree, or a part of it.
-      like: the leaves that are wanted, in the same places.
+      saved: the tree from `read_info`, or a part of it.
+      like: wanted leaves, in the same places.
       most: number of leaves to name; further ones are counted.
     """
     misfits = folder_lib.shape_mismatches(
@@ -129,7 +129,7 @@ def checksum(tree: Any) -> jax.Array:
 
 
 def read_info(path: epath.PathLike) -> CheckpointInfo:
-    """Read a checkpoint without its arrays; errors are those of Orbax."""
+    """Read a checkpoint without its arrays; Orbax's errors pass through."""
     metadata = ocp.metadata(path)
     if metadata.metadata is None:  # Orbax keeps the reason to itself; load raises it
         with warnings.catch_warnings(action="ignore"):  # no shardings are given
@@ -178,7 +178,7 @@ def _checksums(tree) -> dict[str, int]:
 def _may_be_whole(error: BaseException | None) -> bool:
     """Tell whether the storage did not answer, rather than gave a wrong or no file.
 
-    Orbax raises an error of its own while it handles that of the storage.
+    Orbax raises its own error while it handles the storage's error.
     """
     while error is not None:
         failed = isinstance(error, OSError | MemoryError)
@@ -194,7 +194,7 @@ def newest(
     """Find the newest undamaged checkpoint: its number and what `reader` returns.
 
     Args:
-      folder: where the checkpoints are.
+      folder: folder of the checkpoints.
       numbers: numbers of the checkpoints, from the oldest; at least one.
       reader: path of a checkpoint -> anything; it may raise anything.
 
@@ -239,7 +239,7 @@ class Checkpoints:
     """The numbered checkpoints of a run directory, newest last."""
 
     def __init__(self, directory: epath.PathLike, *, keep: int = 2):
-        """Open the checkpoints of a directory, of which the newest `keep` are kept."""
+        """Open the checkpoints of a directory, which keeps the newest `keep`."""
         _mute_orbax()
         path = epath.Path(directory)
         # Orbax wants an absolute path; an address in a bucket is one.
@@ -257,9 +257,9 @@ class Checkpoints:
         """Begin to write checkpoint `number`, once the previous save is done.
 
         Args:
-          number: its place in the order of checkpoints.
+          number: place in the order of checkpoints.
           state: pytree of arrays.
-          cursor: JSON; `restore` returns it with the state.
+          cursor: JSON that `restore` returns with the state.
 
         Raises:
           CheckpointError: this or the previous save failed, such as on a full disk.
@@ -309,10 +309,10 @@ class Checkpoints:
         """Read the newest checkpoint that is not damaged; None if there is none at all.
 
         Args:
-          like: as in `load_leaves`, the whole state.
+          like: the whole state, as in `load_leaves`.
 
         Raises:
-          Misfit: the newest whole checkpoint is of a state with other leaves.
+          Misfit: the newest undamaged checkpoint has other leaves.
           CheckpointError: there are checkpoints, but every one is damaged, or the
             storage did not answer.
         """
@@ -368,7 +368,8 @@ def restore_start(
     Args:
       start: directory of the other run.
       like, keep: as in `Checkpoints`.
-      task_names: of this run, which may have more tasks, see `results.make_room`.
+      task_names: tasks of this run, perhaps more than the other's, see
+        `results.make_room`.
 
     Raises:
       CheckpointError: the other run has not finished its task, or its state has other

@@ -27,8 +27,7 @@ def use_cache(choice: str) -> str | None:
     A folder from the variable JAX_COMPILATION_CACHE_DIR, or from JAX's config, is kept.
 
     Args:
-      choice: a folder; "auto": a folder of this user for this kind of processor; "":
-        none.
+      choice: a folder; "auto": this user's folder for this kind of processor; "": none.
 
     Returns:
       The folder that JAX uses now; None: there is none.
@@ -93,8 +92,8 @@ def trim_cache(folder: pathlib.Path, limit: int) -> None:
     """Delete the files that were not read for the longest time, down to a size.
 
     Args:
-      folder: of compiled programs.
-      limit: bytes that stay at most.
+      folder: folder of compiled programs.
+      limit: most bytes that stay.
     """
     files = []
     for path in folder.iterdir():

@@ -74,7 +74,7 @@ class Clock:
 
 
 def count_flops(step: Callable, state: Any, batch: Any, task: int) -> int | None:
-    """Count the FLOPs of one step; None where they cannot be counted.
+    """Count the FLOPs of one step; None if they cannot be counted.
 
     Nothing is compiled, and the jitted step is not touched. The program is lowered for
     CPU on every machine, since XLA counts a program without compiling it only there.
@@ -148,7 +148,7 @@ def add_task(cost: dict, task: int, spent: TaskCost) -> dict:
     Args:
       cost: from `empty_cost` or `add_task`; not changed.
       task: number of the task, from 0; replaced if it is there already.
-      spent: the cost of the task.
+      spent: cost of the task.
     """
     per_step, seconds = spent.flops_per_step, spent.seconds
     entry = {
@@ -178,7 +178,8 @@ def add_task(cost: dict, task: int, spent: TaskCost) -> dict:
 def format_line(cost: dict) -> str:
     """Write the known cost of all tasks so far, in one line.
 
-    They include tasks of a run that this one continues, as an update does.
+    The sums include the earlier run's tasks if this run continues one, as an update
+    does.
     """
     total = cost["total"]
     if total is None:

@@ -31,7 +31,7 @@ def _check_evaluation(parts):
 class EvaluatorEntry(NamedTuple):
     """One entry of config.evaluators, its options checked."""
 
-    name: str  # of its module in jaxcl.evals
+    name: str  # its module in jaxcl.evals
     make: Callable
     options: dict
     last_only: bool | None  # runs only at the end of the last task; None: not told
@@ -43,7 +43,7 @@ class AtTheEnd(NamedTuple):
     """An evaluator that runs once, when the last task is over."""
 
     evaluate: Callable
-    last: int  # the number of that task
+    last: int  # number of the last task
 
     def is_due(self, state, task: int) -> bool:
         """Tell whether the last task is over."""
@@ -51,7 +51,7 @@ class AtTheEnd(NamedTuple):
         return task == self.last and over
 
     def __call__(self, state, task: int) -> core.Result:
-        """Measure the state, if it is time."""
+        """Evaluate the state if the last task is over."""
         if self.is_due(state, task):
             return self.evaluate(state, task)
         return core.Result({}, {})
@@ -72,7 +72,7 @@ def read_entry(key: str, section: Mapping) -> EvaluatorEntry:
     Args:
       key: the prefix of the names of its rows and scalars.
       section: options of the evaluator, and `name` (default: the key), `last_only`
-        (default: that of its `core.Evaluator`, or False) and `skip` (False).
+        (default: from its `core.Evaluator`, or False) and `skip` (False).
 
     Raises:
       Refused: a name, a key or a type is wrong; the message names the field.
@@ -101,10 +101,10 @@ def make(
 
     Args:
       evaluators: config.evaluators.
-      parts: what evaluators are made from.
+      parts: core.EvalParts, from which evaluators are made.
       workdir: the run directory; pictures go to plots/, or plots/KEY.
-      untrained: evaluate before the first step, too.
-      plots: draw pictures.
+      untrained: whether to evaluate before the first step, too.
+      plots: whether pictures are drawn.
 
     Raises:
       Refused: an entry is wrong, or an evaluator refuses it; the message names the
@@ -151,16 +151,16 @@ def run_evaluators(
     """Run every evaluator that measures, and log the results.
 
     Args:
-      judges: from `make`.
-      state: to evaluate.
-      task: number of the task just finished, or of the present one.
-      recorder: also takes the seconds of each evaluator, which are not returned.
-      stop: called before each evaluator; when it returns True the evaluation ends.
+      judges: evaluators from `make`.
+      state: core.TrainState to evaluate.
+      task: number of the task just finished, or the present task's.
+      recorder: log that also takes the seconds of each evaluator.
+      stop: function called before each evaluator; True ends the evaluation.
 
     Returns:
-      The rows and scalars of all, named KEY/NAME, and all warnings, which are also
-      logged, each with its entry of the config. None if it was stopped: then nothing
-      is logged.
+      The rows and scalars of all evaluators, named KEY/NAME, and all warnings, which
+      are also logged with their entry of the config. None if stopped: then nothing is
+      logged.
     """
     rows, scalars, spent, warnings = {}, {}, {}, []
     with features.share_passes():
@@ -181,10 +181,10 @@ def run_evaluators(
 def draw_pictures(
     pictures: dict[str, Callable], state: core.TrainState, task: int
 ) -> None:
-    """Run evaluators that only draw; log their warnings, and their errors as such.
+    """Run evaluators that only draw; log their warnings, and their errors as warnings.
 
     Args:
-      pictures: from `make`.
+      pictures: drawing evaluators from `make`.
       state, task: as in `run_evaluators`.
     """
     for key, evaluate in pictures.items():

@@ -38,10 +38,10 @@ def run_job(
     FT_i is measured if the config asks for it.
 
     Args:
-      work: a `job.Job` is trained, a `transfer.Transfer` only evaluated; of a
-        `seeds.SeedRuns` every seed is run.
+      work: a `job.Job` is trained, a `transfer.Transfer` only evaluated, and every seed
+        of a `seeds.SeedRuns` run.
       workdir: the run directory.
-      stop: as in `train.run_tasks`.
+      stop: function, as in `train.run_tasks`.
       step: `job.compile_step(work)`, if several runs share the program.
 
     Returns:
@@ -126,12 +126,12 @@ def single_tasks(
 
     Args:
       work: the run on all tasks.
-      workdir: where the runs on single tasks go.
-      stop: as in `train.run_tasks`.
+      workdir: folder for the runs on single tasks.
+      stop: function, as in `train.run_tasks`.
       step: the compiled step of `work`, shared if both use the same method.
 
     Returns:
-      Matrix name -> FT of each task, f64[T]; None of tasks that are not trained.
+      Matrix name -> list with FT_i of each task, None for a task that is not trained.
     """
     tasks, accuracies = work.stream.tasks, {}
     single = work.evaluation.alone(work)
@@ -144,7 +144,7 @@ def single_tasks(
 
 
 def _train_single_task(single, step, i, task, workdir, stop):
-    """Measure FT of task i, by matrix name; train or resume."""
+    """Train or resume the run on task i alone; return matrix name -> FT_i."""
     evaluators = {
         name: lambda state, _, judge=judge: judge(state, i)
         for name, judge in single.evaluation.evaluators.items()
@@ -195,7 +195,7 @@ def closing(
     """List the files of a run, and the next commands.
 
     Args:
-      work: what `run_job` carried out.
+      work: the run that `run_job` carried out.
       workdir: the run directory.
     """
     where, several = epath.Path(workdir), isinstance(work, seeds.SeedRuns)
@@ -274,7 +274,7 @@ def _draw_summary(work, results, path) -> None:
 
 
 def _choose_images(examples, rows) -> list[np.ndarray]:
-    """Return up to eight images of a task, of as many classes and domains as fit."""
+    """Choose up to eight images of a task, from as many classes and domains as fit."""
     kinds = np.stack([examples.label[rows], examples.domain[rows]])
     first = np.sort(np.unique(kinds, axis=1, return_index=True)[1])
     return [examples.images[row] for row in rows[first[:8]]]

@@ -27,7 +27,7 @@ _NEEDED = ("encoder", "num_features", "input", "files", "checksum")
 
 
 def is_one(path: Any) -> bool:
-    """Tell whether there is a card at a path; a run directory has none."""
+    """Tell whether a folder is an encoder's: it has a card, unlike a run directory."""
     return path is not None and (epath.Path(str(path)) / CARD).exists()
 
 
@@ -72,9 +72,9 @@ def read_leaves(folder: Any, card: dict, name: str = TENSORS) -> dict[str, np.nd
     """Read the arrays of a folder, by names as "params/conv1/kernel".
 
     Args:
-      folder: of an encoder.
-      card: `read_card` of it.
-      name: of the file.
+      folder: folder of an encoder.
+      card: `read_card` of the folder.
+      name: name of the file.
 
     Raises:
       Refused: the file is missing, damaged, or not the card's.
@@ -115,12 +115,12 @@ def fill_trees(
 
     Args:
       module: flax module.
-      inputs: that it takes, of any numbers.
-      leaves: by their names, see `read_leaves`.
-      where: they come from, for messages.
+      inputs: example inputs of the module; their values do not matter.
+      leaves: name -> array, see `read_leaves`.
+      where: origin of the leaves, for messages.
 
     Raises:
-      Refused: they are not those of the network; it names the first difference.
+      Refused: the leaves do not fit the network; it names the first difference.
     """
     shapes = jax.eval_shape(module.init, numerics.make_key(0), inputs)
     shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
@@ -144,7 +144,7 @@ def as_config(folder: str) -> dict:
     """Describe the encoder of a folder and its images as a run's config.json does.
 
     Raises:
-      Refused: as `read_card`; it is an encoder of graphs.
+      Refused: as for `read_card`; or the encoder is one of graphs.
     """
     card = read_card(folder)
     inputs = card["input"]
@@ -156,7 +156,7 @@ def as_config(folder: str) -> dict:
 
 
 def shape_mismatches(saved: dict, wanted: dict) -> list[tuple[str, str, str]]:
-    """List the names whose leaf differs in type or shape, with a description of both.
+    """List the leaves that differ in type or shape, each with a description of both.
 
     Args:
       saved, wanted: name -> array, or another object with `dtype` and `shape`.

@@ -24,10 +24,10 @@ class Data(NamedTuple):
     """The data of a run: rows, their order, and their way to the devices."""
 
     stream: stream.Stream
-    task_names: tuple[str, ...]  # of the whole scenario
+    task_names: tuple[str, ...]  # all tasks of the scenario
     seed: int
     batch_size: int  # global
-    epochs: int | tuple[int, ...]  # per task, see stream.epochs_of_tasks
+    epochs: int | tuple[int, ...]  # of each task, see stream.epochs_of_tasks
     resident: bool  # the train split lives on the device, else it streams
     crop: Any  # prefetch.RandomCrop, for images that stream
     views: int  # crops of each image that streams
@@ -46,11 +46,11 @@ class Loop(NamedTuple):
     save_every: int  # 0: after tasks only
     eval_every: int  # 0: after tasks only
     eval_epochs: int  # as eval_every, counted in epochs
-    patience: int  # a task ends after so many epochs without a better loss; 0: never
-    keep: int  # checkpoints
+    patience: int  # epochs without a better loss after which a task ends; 0: never
+    keep: int  # number of checkpoints
     start: str | None  # run directory that this run continues
-    first_tasks: int | None  # how many tasks are trained; None: all
-    replay: core.Replay | None  # what its steps replay; None: nothing
+    first_tasks: int | None  # number of tasks that are trained; None: all
+    replay: core.Replay | None  # rows that its steps replay; None: none
 
     @property
     def counts_epochs(self) -> bool:
@@ -73,7 +73,7 @@ class Evaluation(NamedTuple):
 class Logging(NamedTuple):
     """Settings of logs, messages and pictures."""
 
-    every: int  # steps
+    every: int  # steps between logged rows
     tensorboard: bool
     loggers: tuple[Callable, ...]  # makers, see run.loggers
     progress: str | bool  # as config.progress
@@ -103,7 +103,7 @@ class Job(NamedTuple):
 
 
 def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
-    """Plan which rows each step of a task reads, from seed, task and epoch."""
+    """Plan the rows that each step of a task reads, from seed, task and epoch."""
     data, size = job.data, job.data.batch_size * job.parts(task)
     return stream.schedule(
         source, seed=data.seed, task=task, epochs=data.epochs, batch_size=size
@@ -124,7 +124,7 @@ def plain_schedules(data: Data) -> list[stream.Schedule]:
 
 
 def steps_left(data: Data, finished: int) -> int:
-    """Count about how many steps are left after the first `finished` tasks."""
+    """Estimate the number of steps left after the first `finished` tasks."""
     return sum(map(len, plain_schedules(data)[finished:]))
 
 
@@ -189,9 +189,9 @@ def _labelled(job, source, task, read) -> Iterator:
 
 
 def _combine_readers(readers, combine):
-    """Combine the batches of several readers, as many as the first one has.
+    """Combine the batches of several readers, one for each batch of the first.
 
-    The others must not end before it: that is an error. All are closed at the end.
+    It is an error if another reader ends earlier. All readers are closed at the end.
     """
     with contextlib.ExitStack() as stack:
         for reader in readers:
@@ -231,7 +231,7 @@ def resident_shapes(data: Data) -> dict:
 
 
 def resident(job: Job) -> dict:
-    """Put the train split whole on every device; {} where it streams."""
+    """Put the whole train split on every device; {} if the split streams."""
     if not job.data.resident:
         return {}
     examples, shapes = job.stream.dataset.train, resident_shapes(job.data)
@@ -243,7 +243,7 @@ def resident(job: Job) -> dict:
 
 
 def _example(method: core.Method, data: Data) -> dict:
-    """Make a batch of one row, of the shape that the method's init and step take."""
+    """Make a batch of one row, with the axes that the method's init and step take."""
     examples = data.stream.dataset.train
     if data.graphs:
         return graph_batches.blank_batch(examples, 1)
@@ -268,7 +268,7 @@ def initial_state(job: Job) -> core.TrainState:
 def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
     """Return the (state, batch) that the method's step takes, as shapes.
 
-    Batches of graphs have a few sizes: this is the one used most often.
+    Batches of graphs have a few sizes: the most frequent one is returned.
     """
     example, lead = _example(method, data), (data.batch_size,)
     lead = (parts, *lead) if parts > 1 else lead
@@ -297,7 +297,7 @@ def placed_shapes(method: core.Method, data: Data, mesh, parts: int = 1) -> tupl
 
 
 def check_rows(method: core.Method, data: Data) -> None:
-    """Refuse train rows that the method cannot read: without labels, or streamed."""
+    """Refuse train rows that the method cannot read: unlabelled or streamed ones."""
     train = data.stream.dataset.train
     unknown = int((train.label < 0).sum())
     if unknown and (method.supervised or method.labelled):
@@ -320,7 +320,7 @@ def trace_step(work: Job) -> Job:
     """Trace the step once, so that shapes that do not fit are refused before a run.
 
     Returns:
-      The job, whose method has an init and a step that are traced already.
+      The job, with the method's init and step already traced.
 
     Raises:
       Refused: shapes do not fit the method; the message names them.
@@ -338,8 +338,8 @@ def _read_rows(resident: dict, batch: dict, image: tuple[int, ...]) -> dict:
     """Read the rows of a batch, and of its labelled part, from the resident data.
 
     Args:
-      resident: from `resident`.
-      batch: with the "index" of each row.
+      resident: result of `resident`.
+      batch: batch with the "index" of each row.
       image: the shape of an image.
     """
     rows = batch["index"]

@@ -30,10 +30,10 @@ class MetricsMeter:
 
     Args:
       work: the job.
-      recorder: where rows go.
+      recorder: log of the rows.
       task: number of the task, from 0.
-      step: steps that the run has done.
-      epochs: also gets the metrics of every step.
+      step: number of steps that the run has done.
+      epochs: record that also gets the metrics of every step.
     """
 
     def __init__(self, work: job.Job, recorder, task: int, step: int, epochs: "Epochs"):
@@ -89,13 +89,13 @@ class MetricsMeter:
 class Epochs:
     """Mean losses of a task's epochs, and whether they still fall.
 
-    An epoch is the best so far if its mean loss is at most that of the best before it.
+    An epoch is the best so far if no earlier epoch has a lower mean loss.
     With patience n the task is over n epochs after the best one (the rule of ICL, Ji et
     al., WSDM 2023, as released; the paper has n = 50).
 
     Args:
       patience: n; 0: the task never ends by patience.
-      saved: from `read`, when the task was saved; {} for a new task.
+      saved: result of `read` when the task was saved; {} for a new task.
     """
 
     def __init__(self, patience: int, saved: dict):
@@ -103,7 +103,7 @@ class Epochs:
         self._patience, self._progress = patience, start | saved
 
     def add(self, row: dict) -> None:
-        """Take the metrics of a step: its loss, and its passes through the encoder."""
+        """Add the metrics of a step: its loss, and its passes through the encoder."""
         self._progress["sum"] += float(row["loss"])
         self._progress["steps"] += 1
         self._progress["passes"] += float(row.get("passes", 0.0))
@@ -112,7 +112,7 @@ class Epochs:
         """End an epoch.
 
         Args:
-          seconds: that the task has trained.
+          seconds: training time of the task so far.
 
         Returns:
           The epoch: its number from 1, its mean loss, and the seconds and passes of the
@@ -133,7 +133,7 @@ class Epochs:
         return self._progress["number"]
 
     def is_due(self, every: int) -> bool:
-        """Tell whether the last epoch is one of every `every` (0: never)."""
+        """Tell whether the last epoch's number is a multiple of `every` (0: never)."""
         return bool(every) and self.number % every == 0
 
     @property
@@ -148,7 +148,7 @@ class Epochs:
         return dict(self._progress)
 
     def summary(self) -> dict:
-        """Return {"best": epoch, "last": epoch}, as `end_epoch` keeps them."""
+        """Return {"best": epoch, "last": epoch}, each as from `end_epoch`."""
         return {name: self._progress.get(name) for name in ("best", "last")}
 
 
@@ -160,8 +160,9 @@ def _finite(leaves):
 def check_state(state: Any, step: int) -> None:
     """Refuse to save or evaluate a state in which a number is not finite.
 
-    The loss of step `step` may be finite while its update is not, and so may the
-    parameters while a moment of the optimiser or a statistic of batch norm is not.
+    A finite loss does not suffice: its update may be infinite. Nor do finite
+    parameters: a moment of the optimiser or a statistic of batch norm may be infinite
+    or nan.
 
     Raises:
       Diverged: a number is not finite; the message names its place.

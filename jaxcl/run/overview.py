@@ -15,10 +15,11 @@ from jaxcl.run import results as results_lib
 def describe_run(
     work: job.Job | transfer.Transfer | seeds.SeedRuns, workdir: os.PathLike
 ) -> str:
-    """Describe a run in one or two lines; nothing is compiled for them.
+    """Describe a run in one or two lines, without compiling anything.
 
     Args:
-      work: what `finish.run_job` carries out; of a `seeds.SeedRuns` the first seed.
+      work: a run, as `finish.run_job` takes it; of several seeds the first is
+        described.
       workdir: the run directory.
     """
     if isinstance(work, seeds.SeedRuns):

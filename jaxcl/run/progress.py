@@ -15,7 +15,7 @@ class Progress:
     """The bar or the line.
 
     Args:
-      num_tasks: of the run.
+      num_tasks: number of tasks of the run.
       mode: True for a bar on stderr, False for none, "auto" for a bar if stderr is a
         terminal or a notebook's cell, else a line every `every` seconds.
       every: seconds between two lines.
@@ -47,7 +47,7 @@ class Progress:
         Args:
           step: batches trained on since the run began.
           task: number of the present task, from 0.
-          total_steps: steps of the whole run, all tasks; may change.
+          total_steps: steps of all tasks of the run; may change.
         """
         if self._silent:
             return
@@ -98,8 +98,8 @@ def count_images(total: int, done: int = 0, every: float = 10.0) -> Iterator[Any
     """Show how many images are done: a bar where a line can be redrawn, else lines.
 
     Args:
-      total: how many there are.
-      done: how many are done already.
+      total: number of images.
+      done: number of images that are done already.
       every: seconds between two lines.
 
     Yields:

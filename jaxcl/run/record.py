@@ -20,12 +20,12 @@ class Recorder:
 
     Args:
       workdir: the run directory; made if missing.
-      num_tasks: of the run.
-      rows: bytes of rows to keep, from `save` at the checkpoint to resume from.
-      write: False in all processes except the first; they do nothing.
+      num_tasks: number of tasks of the run.
+      rows: bytes of rows to keep, returned by `save` at the checkpoint to resume from.
+      write: whether anything is written: True in the first process alone.
       tensorboard: whether to write events for TensorBoard.
       loggers: functions (directory, rows so far) -> logger, see `jaxcl.run.loggers`.
-      progress, every: see `progress.Progress`, where `progress` is `mode`.
+      progress, every: arguments `mode` and `every` of `progress.Progress`.
 
     Raises:
       Refused: `progress` or `every` is not allowed.

@@ -45,7 +45,7 @@ def latest_table(
       matrices: name -> f[T, T] in [0, 1], nan where not measured.
       task: number of the task, from 0; the columns are the tasks so far, in percent,
         and their average.
-      columns: with more tasks than this the middle ones are left out.
+      columns: most tasks to show; with more, the middle ones are left out.
     """
     head, size, half = f"after task {task + 1} (%)", task + 1, columns // 2
     cut = size > columns
@@ -73,8 +73,8 @@ def empty_results(num_tasks: int, *, task_names: Sequence[str] | None = None) ->
       task_names: T strings; by default "task 1", "task 2", ...
 
     Returns:
-      A dict. Its "finetune" is for matrix name -> f[T], the accuracy on each task of a
-      model trained on that task alone, which plasticity needs. A finished run adds
+      A dict. Its "finetune" will map a matrix name to f[T], the accuracy on each task
+      of a model trained on that task alone; plasticity needs it. A finished run adds
       "data": the rows of each split, and a digest of names, bytes and labels.
     """
     names = task_names or [f"task {i + 1}" for i in range(num_tasks)]
@@ -140,12 +140,12 @@ def make_room(results: dict, task_names: Sequence[str]) -> dict:
     """Make room for the tasks of the run that continues another one.
 
     Args:
-      results: of the earlier run.
-      task_names: of all tasks; those in `results` keep their names.
+      results: results of the earlier run.
+      task_names: names of all tasks; tasks in `results` keep theirs.
 
     Returns:
-      `results`, if they have as many tasks. Else new results without matrices, since
-      the new tasks are evaluated on other evaluation data.
+      `results` if they have as many tasks. Otherwise new results without matrices,
+      since the new tasks are evaluated on other data.
     """
     more = len(task_names) - len(results["task_names"])
     if more <= 0:
@@ -191,7 +191,7 @@ def untrained(results: dict, name: str) -> float | None:
 
 
 def below_untrained(results: dict) -> list[str]:
-    """List the evaluators whose average accuracy is below that before training."""
+    """List the evaluators whose average accuracy is below the untrained network's."""
     below = []
     for name, measures in summary(results).items():
         before, after = untrained(results, name), measures["average_accuracy"]

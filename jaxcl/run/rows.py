@@ -48,12 +48,12 @@ class RowFile:
     def __init__(self, path: epath.Path, offset: int):
         """Open the file and cut it after the first `offset` bytes.
 
-        If earlier rows are lost or damaged, the run continues with the others: its
-        results are in the checkpoint. A copy of the file is kept.
+        If earlier rows are lost or damaged, the run continues with the other rows and
+        keeps a copy of the file: its results are in the checkpoint.
 
         Args:
-          path: of the file; made if missing.
-          offset: from `save`, when the checkpoint was made.
+          path: path of the file, which is made if missing.
+          offset: bytes returned by `save` when the checkpoint was made.
         """
         head = path.read_bytes()[:offset] if path.exists() else b""
         rows = [line for line in _split_lines(head) if _parse_row(line) is not None]

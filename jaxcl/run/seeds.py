@@ -21,7 +21,7 @@ class SeedRuns(NamedTuple):
 
 
 def folder(seed: int) -> str:
-    """Name a seed's run directory, inside that of all seeds."""
+    """Return a seed's run directory, inside the directory of all seeds."""
     return f"{_PREFIX}{seed}"
 
 
@@ -36,7 +36,7 @@ def mean_and_error(values: Iterable[float | None]) -> dict:
     """Compute mean, standard error of the mean and number of values, as JSON.
 
     Args:
-      values: one per seed; None (not measured) is left out.
+      values: one number per seed; None (not measured) is left out.
     """
     values = np.array([x for x in values if x is not None], float)
     count = len(values)

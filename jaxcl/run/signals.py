@@ -25,7 +25,7 @@ def watch_signals(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     Only the main thread may enter it.
 
     Args:
-      say: takes a line for the user; another thread calls it.
+      say: function of a line for the user; another thread calls it.
     """
     numbers = [getattr(signal, name) for name in _ALL if hasattr(signal, name)]
     numbers = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
@@ -52,10 +52,10 @@ def hear_at_once(
     Only the main thread may enter it.
 
     Args:
-      numbers: of the signals.
-      hear: takes the number of each; that thread calls it.
-      handler: (number, frame); the main thread calls it when it returns to Python,
-        perhaps once for several signals.
+      numbers: numbers of the signals.
+      hear: function of a signal's number; that thread calls it.
+      handler: function (number, frame); the main thread calls it when it returns to
+        Python, perhaps once for several signals.
     """
     reads, writes = os.pipe()
     os.set_blocking(writes, False)

@@ -46,7 +46,7 @@ class _Lossy(io.FileIO):
 
 
 def _send_to_nowhere(fileno: int) -> None:
-    """Let writes to a file succeed, also those of other objects that hold it."""
+    """Let writes to a file succeed, also through other objects that hold it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, fileno)
     os.close(nowhere)
@@ -56,8 +56,8 @@ def _send_to_nowhere(fileno: int) -> None:
 def outlive_terminal() -> Iterator[None]:
     """Enter a context in which prints to a closed terminal or pipe raise no error.
 
-    What a run prints is in its files, too. Streams that are not the process's own, as
-    of a notebook, stay as they are.
+    A run's files hold everything that it prints. Streams that are not the process's
+    own, such as a notebook's, stay as they are.
     """
     with contextlib.ExitStack() as stack:
         for name in ("stdout", "stderr"):

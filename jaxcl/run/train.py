@@ -43,9 +43,9 @@ def run_tasks(
     """Train on every task, or resume from the newest checkpoint.
 
     Args:
-      work: from `build.build`.
+      work: job from `build.build`.
       workdir: the run directory; made if missing.
-      stop: called after each call of the step and before each evaluator; when it
+      stop: function called after each call of the step and before each evaluator; if it
         returns True the run saves and raises `Interrupted`.
       step: `job.compile_step(work)`, where several runs share the program.
 
@@ -118,7 +118,7 @@ class _TrainingRun:
                 self.recorder.print_text(f"resumed at step {step}: {self.workdir}")
         elif judged.untrained:
             due = evaluation.due_evaluators(judged.evaluators, self.state, 0)
-            self._say_phase("judging the untrained network", due)
+            self._say_phase("evaluating the untrained network", due)
             result, _ = self._evaluate(0)
             if result is None:
                 return False
@@ -244,7 +244,7 @@ class _TrainingRun:
         return True
 
     def _evaluate(self, task: int) -> tuple[core.Result | None, core.TrainState]:
-        """Run and log every evaluator; None if the run is to stop. And the state."""
+        """Run and log every evaluator; None in place of results: the run is to stop."""
         with self.clock.count("evaluation"):
             state = self.job.method.eval_state(self.state)
             judges, recorder = self.job.evaluation.evaluators, self.recorder
@@ -292,7 +292,7 @@ class _TrainingRun:
 
 
 def _restore(work, checkpoints):
-    """Return the state and the cursor to resume from, or those of a new run."""
+    """Return the state and the cursor to resume from, or a new run's."""
     state, names = job.initial_state(work), work.data.task_names
     agreement.check(
         {"checkpoints in the run directory": checkpoints.numbers()},

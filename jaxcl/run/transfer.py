@@ -44,7 +44,7 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
     """Read the config of a run; describe the folder of an encoder as one.
 
     Args:
-      run: its directory, or the folder of an encoder.
+      run: directory of the run, or folder of an encoder.
       field: option that names the run, for messages.
 
     Raises:
@@ -77,10 +77,10 @@ def complete(raw: dict, run: dict) -> dict:
 
     Args:
       raw: the transfer config, as a dict.
-      run: `config_of` the run.
+      run: config of the run, from `config_of`.
 
     Raises:
-      Refused: the run is one on graphs; a section of `raw` has no meaning here; the
+      Refused: the run trains on graphs; a section of `raw` has no meaning here; the
         base has no rate.
     """
     if run["augment"].get("name") == "graphs":
@@ -158,8 +158,7 @@ def input_width(where: CheckpointPlace) -> int | None:
     All checkpoints of a run agree, so the newest readable one is used.
 
     Returns:
-      The width; None for an encoder of the user's own, whose parameters have other
-      names.
+      The width; None for a user's own encoder, whose parameters have other names.
 
     Raises:
       Refused: no checkpoint can be read, or it has no encoder.
@@ -206,16 +205,16 @@ def restore(
     be training.
 
     Args:
-      run: its directory, or the folder of an encoder.
+      run: directory of the run, or folder of an encoder.
       encoder: flax module, as the run's config describes it.
-      inputs: of the encoder, zeros f32[1, S, S, C] or a batch of graphs.
-      mesh: of this process.
-      field: what named the run, for messages.
+      inputs: example inputs, zeros f32[1, S, S, C] or a batch of graphs.
+      mesh: devices of this process.
+      field: option that names the run, for messages.
 
     Returns:
-      The state of the encoder alone, in a task of no steps: such a task is over, so
-      that evaluators which wait for the end of a task run. And the checkpoint's path,
-      number, step and checksum, as JSON.
+      The state of the encoder alone, in a task of no steps. Such a task is over, so
+      evaluators that wait for its end run. Also the checkpoint's path, number, step and
+      checksum, as JSON.
 
     Raises:
       Refused: there is no checkpoint, every one is damaged, or the newest whole one
@@ -290,9 +289,9 @@ def run_transfer(
     """Evaluate the encoder, or read the earlier results of this checkpoint.
 
     Args:
-      work: from `build.build`.
+      work: transfer run from `build.build`.
       workdir: the run directory.
-      stop: called before each evaluator; when it returns True the run ends.
+      stop: function called before each evaluator; True ends the run.
 
     Returns:
       The results of a run with one task, see `results.empty_results`, and the

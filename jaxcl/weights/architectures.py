@@ -25,17 +25,17 @@ _MOMENTS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 class Architecture(NamedTuple):
     """Facts about published networks that are not in the tensors."""
 
-    kind: str  # of nets: "vit", "resnet" or "convnext"
+    kind: str  # "vit", "resnet" or "convnext", as in nets
     # How images are prepared: resize the shorter side, cut the middle, normalise.
-    # "size", "resize", "interpolation", "mean", "std"; None: to be given
+    # "size", "resize", "interpolation", "mean", "std"; None: the user says
     images: dict[str, Any] | None
-    epsilon: float | None = None  # of a ViT's norms; None: to be given
+    epsilon: float | None = None  # of a ViT's norms; None: the user says
     heads: Mapping[tuple[int, int], int] = {}  # (width, blocks) -> heads
-    licence: str = ""  # of the weights, where all of a kind have one
+    licence: str = ""  # licence of the weights, if all of a kind have the same
 
 
 def _load_architectures() -> dict[str, Architecture]:
-    """Read architectures.json; heads are there by "WIDTHxBLOCKS"."""
+    """Read architectures.json, whose heads are listed by "WIDTHxBLOCKS"."""
     path, found = pathlib.Path(__file__).with_name("architectures.json"), {}
     for name, row in json.loads(path.read_text()).items():
         images = _MOMENTS | row["images"] if "images" in row else None
@@ -67,14 +67,15 @@ def pick_network(
     """Pick the tensors of one network.
 
     Args:
-      tensors: of a whole file.
-      prefix: start of the network's names; None: it is found.
+      tensors: name -> array, all tensors of a file.
+      prefix: start of the network's names; None: it is searched for.
 
     Returns:
-      The tensors by names without wrappers and prefix; the prefix; how many others.
+      The tensors by names without wrappers and prefix; the prefix; the number of
+      others.
 
     Raises:
-      Refused: there is no network known here, or there are several.
+      Refused: there is no known network, or there are several.
     """
     tensors, found = wrappers.strip_prefixes(tensors), []
     for stem, beside in names.STEMS.items():
@@ -159,7 +160,7 @@ def vit_section(
     """Find the options of `nets.vit.vit` that tensors show, all but heads and epsilon.
 
     Args:
-      tensors: by the names of a library.
+      tensors: arrays by the names of a library.
       scheme: a key of `names.SCHEMES`.
       architecture: facts that the tensors do not show.
 
@@ -259,11 +260,11 @@ def resnet_section(tensors: Mapping[str, np.ndarray], stem_padding: int | None) 
     """Find the options of `nets.resnet.resnet` that a state dict shows.
 
     Args:
-      tensors: by torchvision's names.
-      stem_padding: of a first convolution of 3 x 3; the tensors do not show it.
+      tensors: arrays by torchvision's names.
+      stem_padding: padding of a 3 x 3 first convolution; the tensors do not show it.
 
     Raises:
-      Refused: it is no ResNet that is known here; the padding is not known.
+      Refused: the ResNet is of no known kind, or the padding is not known.
     """
     width, _, kernel = _Tensors(tensors, "torchvision").stem()
     named = [re.match(r"layer(\d)\.(\d+)\.", name) for name in tensors]
@@ -295,11 +296,11 @@ def convnext_section(tensors: Mapping[str, np.ndarray], scheme: str) -> dict:
     """Find the options of `nets.convnext.convnext` that a state dict shows.
 
     Args:
-      tensors: by the names of a library.
+      tensors: arrays by the names of a library.
       scheme: a key of `names.SCHEMES`.
 
     Raises:
-      Refused: it is no ConvNeXt that is known here.
+      Refused: the ConvNeXt is of no known kind.
     """
     found = _Tensors(tensors, scheme)
     width, _, patch = found.stem()
@@ -328,9 +329,9 @@ def fill_arrays(
     """Fill the arrays of our network from a library's tensors.
 
     Args:
-      tensors: by the names of a library.
+      tensors: arrays by the names of a library.
       scheme: a key of `names.SCHEMES`.
-      shapes: of our arrays, by names as "params/norm/scale".
+      shapes: shape of each of our arrays, by names such as "params/norm/scale".
 
     Returns:
       Our arrays, and the names of tensors that the features do not depend on.

@@ -30,11 +30,11 @@ def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
 
     Args:
       encoder: a folder that `jaxcl export` or `jaxcl import` wrote.
-      data: a path; the name of a source that needs no files; or a section config.data,
+      data: a path, the name of a source that needs no files, or a section config.data,
         also as JSON.
 
     Raises:
-      Refused, OSError: as `build.restore_frozen`.
+      Refused, OSError: as for `build.restore_frozen`.
     """
     theirs = folder.as_config(encoder)
     if isinstance(data, str) and data.startswith("{"):
@@ -57,10 +57,10 @@ def write_features(
     """Write the features of every split to a file; resume from FILE.part.
 
     Args:
-      work: from `prepare_work`.
-      out: the file; the same features may be in it already.
+      work: data and encoder from `prepare_work`.
+      out: the file, which may hold the same features already.
       batch_size: images at a time, rounded up to a multiple of the devices.
-      stop: called after each batch; when it returns True the call ends.
+      stop: function called after each batch; True ends the call.
 
     Returns:
       The description of the features in the file.

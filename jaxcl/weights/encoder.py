@@ -1,7 +1,7 @@
 """Load the encoder of a folder: `jaxcl.load_encoder`.
 
-It needs nothing but the folder that `jaxcl export` or `jaxcl import` wrote, neither the
-run nor its data.
+It needs only the folder that `jaxcl export` or `jaxcl import` wrote, not the run or its
+data.
 """
 
 import dataclasses
@@ -38,9 +38,9 @@ class Encoder:
 
     module: Any  # flax.linen module: (inputs, *, train) -> f32[N, D]
     num_features: int  # D
-    card: dict  # what card.json says
+    card: dict  # the content of card.json
     params: core.PyTree  # f32
-    stats: core.PyTree  # f32, of batch norm
+    stats: core.PyTree  # f32, statistics of batch norm
     _program: Callable  # (params, stats, inputs)
     adapter: dict | None = None  # to the space of an old index, see `load_encoder`
 
@@ -65,9 +65,9 @@ class Encoder:
         """Resize, crop and normalise images as the network needs them.
 
         Args:
-          images: u8[N, H, W, C], resized on the device, as an evaluation does for a set
-            in memory; or a sequence of u8[h, w, C] of any sizes, resized on the host,
-            as for a set that streams.
+          images: u8[N, H, W, C], resized on the device, as evaluation does for a set in
+            memory; or a sequence of u8[h, w, C] of any sizes, resized on the host, as
+            for a set that streams.
 
         Returns:
           f32[N, S, S, C].
@@ -93,8 +93,9 @@ class Encoder:
         Args:
           params, stats: trees like the fields `params` and `stats`.
           inputs: normalised images f32[N, S, S, C], see `prepare`; or graphs.
-          train: normalise by the statistics of the batch, and move the running ones.
-          key: for the dropout of a graph encoder in training.
+          train: whether to normalise by the batch's statistics, and move the running
+            ones.
+          key: threefry key for the dropout of a graph encoder in training.
 
         Returns:
           f32[N, D], and the statistics after this pass.
@@ -106,15 +107,15 @@ class Encoder:
         """Embed images or graphs as f32[N, D], or one image as f32[D].
 
         Args:
-          inputs: images as for `prepare`, or one of them u8[h, w, C]; of grey images
-            the last axis may be missing. Any image may be a PIL image, or the path of
-            a file. Or a padded batch of graphs, see `data.graphs.pad_batch`, whose
-            empty slots get rows of zeros.
-          batch_size: images at a time. The last batch is filled up; fewer images than
-            this are filled up to a power of two, so that few programs are compiled.
+          inputs: images as for `prepare`, or one image u8[h, w, C]; grey images may
+            lack the last axis. Any image may be a PIL image, or the path of a file. Or
+            a padded batch of graphs, see `data.graphs.pad_batch`, whose empty slots get
+            rows of zeros.
+          batch_size: images at a time. The last batch is padded; fewer images in all
+            are padded to a power of two, so that few programs are compiled.
 
         Raises:
-          Refused: as `prepare`; a file that cannot be decoded.
+          Refused: as for `prepare`; or a file cannot be decoded.
           OSError: a file that cannot be read.
         """
         run = self._embed_prepared
@@ -146,9 +147,9 @@ class Encoder:
         return adapters.map_features(self.adapter, rows)
 
     def picture_features(self) -> np.ndarray:
-        """Embed a fixed picture that needs no file, f32[D].
+        """Embed a fixed picture that the library makes itself, f32[D].
 
-        It has the network's size, so nothing is resized.
+        The picture has the network's size, so nothing is resized.
         """
         inputs = self.card["input"]
         side = inputs["resize"] or inputs["size"]
@@ -262,7 +263,7 @@ def _compile_view(size, resize, interpolation, mean, std):
 
 
 def _cut_images(card, images) -> np.ndarray:
-    """Make the images one checked array u8[N, H, W, C]; crop those of a sequence."""
+    """Make the images one checked array u8[N, H, W, C]; crop images of a sequence."""
     inputs = card["input"]
     size, resize, channels = (inputs[k] for k in ("size", "resize", "channels"))
     if _is_one_array(images):
@@ -383,11 +384,11 @@ def load_encoder(
     """Load the encoder of a folder that `jaxcl export` or `jaxcl import` wrote.
 
     Args:
-      folder: its path, which may be in a bucket.
-      check: compute the features of a fixed picture, and compare them with the card's,
-        see `Encoder.check`.
-      into: "old" maps the features of `Encoder.embed` to the space of the index before
-        the last update, by the folder's adapter.safetensors. Rows then have length 1.
+      folder: path of the folder, which may be in a bucket.
+      check: whether to compare the features of a fixed picture with the card's, see
+        `Encoder.check`.
+      into: space of the features. "old": the space of the index before the last update,
+        by the folder's adapter.safetensors; rows then have length 1.
 
     Raises:
       Refused: a file is missing, damaged, or contradicts the card; the message has
@@ -424,12 +425,12 @@ def make_from_leaves(
     """Make an encoder from a card and the arrays of its file.
 
     Args:
-      card: with "encoder" and "input".
-      leaves: by their names in the file, see `flatten_leaves`.
-      path: of the file, for messages.
+      card: dict with "encoder" and "input".
+      leaves: arrays by their names in the file, see `flatten_leaves`.
+      path: path of the file, for messages.
 
     Raises:
-      Refused: they are not the leaves of the card's network.
+      Refused: the leaves do not fit the card's network.
     """
     module, inputs = make_module(card["encoder"]), blank_inputs(card["input"])
     return make_encoder(card, *folder_lib.fill_trees(module, inputs, leaves, path))

@@ -49,9 +49,9 @@ def export(
     Args:
       run: a run directory; if the run has accepted updates, the last of them is used.
       out: the folder; it must be missing, empty, or an export of the same checkpoint.
-      torch: also write the state dict for PyTorch.
-      stablehlo: also write a program that takes images of this type.
-      force: replace an export of another checkpoint, or one with a damaged card.
+      torch: whether to write the state dict for PyTorch, too.
+      stablehlo: type of the images of a program that is also written; None: no program.
+      force: whether to replace an export of another checkpoint or with a damaged card.
 
     Returns:
       The contents of card.json.
@@ -109,12 +109,12 @@ _LOOKS_LOCAL = re.compile(r"/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\w+://")
 
 
 def hash_path(path: str) -> str:
-    """Hash a path for a card, so that only a person who knows it recognises it."""
+    """Hash a path for a card: who knows the path recognises it, nobody can read it."""
     return f"sha256:{hashlib.sha256(path.encode()).hexdigest()[:16]}"
 
 
 def _hide_paths(value, key=""):
-    """Replace paths by their `hash_path`, since exports are shared."""
+    """Replace paths by their hashes, since exports are shared; see `hash_path`."""
     if isinstance(value, dict):
         return {k: _hide_paths(v, k) for k, v in value.items()}
     if isinstance(value, list):

@@ -31,11 +31,11 @@ def read_tensors(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str,
     """Read the tensors of a file, and hash the files that were read.
 
     Args:
-      path: of a safetensors file, of the index of one in parts
+      path: path of a safetensors file, of the index of a divided one
         (`model.safetensors.index.json`), or of a file that `torch.save` wrote.
 
     Returns:
-      name -> array, floating ones in f32; name of each file -> its bytes' sha256.
+      name -> array, floating numbers in f32; name of each file -> sha256 of its bytes.
 
     Raises:
       Refused: the file is damaged, or holds types that are not supported.

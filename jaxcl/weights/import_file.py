@@ -1,7 +1,7 @@
-"""Import weights of another library: `jaxcl import --from=FILE --architecture=NAME`.
+"""Import weights from another library: `jaxcl import --from=FILE --architecture=NAME`.
 
 FILE is a safetensors file, or a state dict that `torch.save` wrote; PyTorch reads it
-without running code. --out becomes a folder like that of `jaxcl export`, for
+without running code. --out becomes a folder as from `jaxcl export`, for
 `jaxcl.load_encoder`.
 """
 
@@ -45,19 +45,19 @@ def import_file(
     std: tuple[float, ...] | None = None,
     force: bool = False,
 ) -> dict:
-    """Import the encoder of a file of another library into a folder.
+    """Import the encoder in another library's file into a folder.
 
     Args:
-      source: a file, see `files.read_tensors`; `side_files` reads the files beside it.
+      source: a file, see `files.read_tensors`; `side_files` reads its neighbours.
       architecture: a name in `architectures.ARCHITECTURES`.
       out: the folder; it must be missing, empty, or hold the same encoder.
       prefix: start of the tensors' names, if the file holds several networks.
-      heads: attention heads; None: from the files next to it, or the architecture.
-      epsilon: of a ViT's norms; None: likewise.
-      features: of a ViT, as in `nets.vit.vit`; None: the class token.
-      stem_padding: required for a ResNet whose first convolution is 3 x 3.
+      heads: number of attention heads; None: from neighbouring files or architecture.
+      epsilon: epsilon of a ViT's norms; None: as for `heads`.
+      features: choice of a ViT's features, as in `nets.vit.vit`; None: the class token.
+      stem_padding: padding, required for a ResNet whose first convolution is 3 x 3.
       size, resize, mean, std: preparation of images; None: as for `heads`.
-      force: replace another encoder.
+      force: whether to replace another encoder.
 
     Returns:
       The contents of card.json.
@@ -165,11 +165,11 @@ def find_number(name, given, facts, published, what) -> Any:
     """Find a number that the tensors lack, from option, config.json or architecture.
 
     Args:
-      name: of the option, "heads" or "epsilon".
+      name: name of the option, "heads" or "epsilon".
       given: option -> value.
-      facts: of the files beside the weights.
+      facts: values in the files beside the weights.
       published: the architecture's number, or None.
-      what: the network, for messages.
+      what: name of the network, for messages.
 
     Raises:
       wrappers.RefusedTensors: no source has the number, or config.json contradicts the
@@ -231,7 +231,7 @@ def _find_moments(prepared, channels, mean, std) -> dict:
 
 
 def _option_or_known(prepared, name, value) -> Any:
-    """Return the option's value, else that of the files or the architecture."""
+    """Return the option's value, else the files' or the architecture's."""
     value = prepared.get(name) if value is None else value
     if value is None:
         raise Refused(

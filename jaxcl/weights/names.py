@@ -1,4 +1,4 @@
-"""Translate between our names of parameters and those of PyTorch libraries.
+"""Translate between our names of parameters and PyTorch libraries' names.
 
 names.json has a `Scheme` for each library, and the tensors by which a library and a
 network are known. Both directions read it: `read_array` converts a library's tensors to
@@ -20,7 +20,7 @@ from jaxcl.errors import Refused
 class Scheme(NamedTuple):
     """The names of one library for one kind of network."""
 
-    kind: str  # of nets: "vit", "resnet" or "convnext"
+    kind: str  # "vit", "resnet" or "convnext", as in nets
     # Our module, or one array of it -> theirs. Numbers in our names are "#". " 1/3"
     # behind a name: ours is the second of three equal parts of that tensor.
     names: Mapping[str, str]
@@ -32,7 +32,7 @@ _TABLES = json.loads(pathlib.Path(__file__).with_name("names.json").read_text())
 
 
 def _load_schemes() -> dict[str, Scheme]:
-    """Read the schemes; a library that is "like" another inherits its names."""
+    """Read the schemes; a library that is "like" another inherits the other's names."""
     rows, schemes = _TABLES["schemes"], {}
     for name, row in rows.items():
         if "like" in row:
@@ -64,7 +64,7 @@ class TensorPlace(NamedTuple):
     """The place of one of our arrays among a library's tensors."""
 
     tensor: str
-    part: int = 0  # which of `parts` equal parts of axis 0
+    part: int = 0  # number among `parts` equal parts of axis 0
     parts: int = 1
 
 
@@ -72,7 +72,7 @@ def find_tensor(scheme: Scheme, ours: str) -> TensorPlace | None:
     """Find the tensor that holds one of our arrays.
 
     Args:
-      ours: its path, as "block_0/norm1/scale".
+      ours: path of our array, such as "block_0/norm1/scale".
 
     Returns:
       The place; None if the library has no name for it.
@@ -135,7 +135,7 @@ def write_tensors(
     """Convert all our arrays into a library's tensors; the reverse of `read_array`.
 
     Args:
-      arrays: by path, as "block_0/norm1/scale".
+      arrays: arrays by path, such as "block_0/norm1/scale".
     """
     parts: dict[str, list[tuple[int, np.ndarray]]] = {}
     for ours in sorted(arrays):  # the class token's position before the patches'

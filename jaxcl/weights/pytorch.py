@@ -17,10 +17,10 @@ def check_supported(section: dict) -> None:
     once more; with patches of 8 or more its last stage does not halve it.
 
     Args:
-      section: "encoder" of a card.
+      section: section "encoder" of a card.
 
     Raises:
-      Refused: naming the field.
+      Refused: no network fits; the message names the field.
     """
     kind = section["name"]
     core.check_choice("--torch: config.encoder.name", kind, tuple(writer.PYTORCH))
@@ -51,9 +51,9 @@ def torch_state(source: Any) -> dict[str, np.ndarray]:
       source: an `encoder.Encoder`, or the folder of one.
 
     Returns:
-      name -> array. By the names of torchvision's `ResNet`, of timm's
-      `VisionTransformer` for images of the card's size (with rotary positions `Eva`),
-      or of timm's `ConvNeXt` with `conv_mlp=False`.
+      name -> array, named as in torchvision's `ResNet`, in timm's `VisionTransformer`
+      for images of the card's size (`Eva` with rotary positions), or in timm's
+      `ConvNeXt` with `conv_mlp=False`.
 
     Raises:
       Refused: PyTorch has no such network; the folder cannot be read.

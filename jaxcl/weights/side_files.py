@@ -46,7 +46,7 @@ def read_folder(folder: epath.Path, scheme: str) -> SideFacts:
     """Read the config files next to a library's weights.
 
     Args:
-      folder: with the weights.
+      folder: folder of the weights.
       scheme: a key of `names.SCHEMES`.
 
     Raises:

@@ -27,14 +27,14 @@ def make_program(network: encoder.Encoder, pixels: Pixels) -> tuple[Callable, tu
     """Make a function from images to features that contains the weights.
 
     Args:
-      network: an encoder of images; its adapter to an old index, if any, is in it, too.
-      pixels: type of the images; those of "uint8" are normalised by the function.
+      network: an encoder of images; the program contains its adapter, if any, too.
+      pixels: type of the images; the function normalises images of "uint8".
 
     Returns:
       The function, [B, S, S, C] -> f32[B, D], and (S, S, C).
 
     Raises:
-      Refused: it is an encoder of graphs.
+      Refused: the network is an encoder of graphs.
     """
     inputs = network.card["input"]
     if inputs["kind"] != "images":

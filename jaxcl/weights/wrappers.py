@@ -34,8 +34,7 @@ def strip_prefixes(tensors: Mapping[str, T]) -> dict[str, T]:
     names.
 
     Raises:
-      Refused: two tensors get one name; a ResNet has other layers than those
-        known here.
+      Refused: two tensors get one name, or a ResNet has unknown layers.
     """
     bare = _rename(tensors, {name: strip_name(name) for name in tensors})
     bare = _rename(bare, _drop_model(bare))

@@ -75,16 +75,16 @@ def write_folder(
 
     Args:
       folder: it must be missing, empty, or hold the same encoder.
-      files: by name.
+      files: name -> content.
       card: the content of card.json.
-      force: replace another encoder.
+      force: whether to replace another encoder.
 
     Returns:
       The card with its checksum.
 
     Raises:
       Refused: the folder holds something else.
-      lock.LockHeldError: another process writes to it.
+      lock.LockHeldError: another process writes to the folder.
     """
     card = card | {"checksum": folder_lib.checksum(card)}
     _check_folder(folder, card, force)

@@ -1,6 +1,6 @@
 """Random changes of graphs on the device, with static shapes: nodes are masked.
 
-`make` builds the function. There are three kinds of change of a graph with n nodes:
+`make` builds the function. A graph with n nodes changes in one of three ways:
 
 - "drop": removes floor(share n) nodes, drawn without replacement, and their edges.
 - "mask": replaces the features of floor(share n) nodes by draws from N(mean, std).
@@ -17,9 +17,9 @@ are options here. It also has changes of edges, which it never draws; they are l
 
 The set does not grow by single draws, which would be slow, but by rounds over all
 edges, with the same distribution. Let a clock at each neighbour ring after an
-exponential time: the next clock to ring is that of any neighbour with equal
+exponential time: the next clock to ring belongs to each neighbour with equal
 probability. So the times at which nodes first ring are lengths of shortest paths (first
-passage percolation), and the number of draws between two of them that add no node is
+passage percolation). The number of draws that add no node between two of these times is
 geometric.
 """
 
@@ -56,16 +56,16 @@ def make(
     and edges alone, not on the padding, the other graphs or the devices.
 
     Args:
-      kinds: one of these is drawn, uniformly.
-      choice: draw a kind for each "graph" (the paper) or for the "batch" (released
-        code).
+      kinds: kinds of change, of which one is drawn uniformly.
+      choice: unit for which a kind is drawn: each "graph" (the paper) or the "batch"
+        (released code).
       share: share of a graph's nodes that "drop" and "mask" change, in [0, 1).
       keep: share of a graph's nodes that "subgraph" keeps besides the first, in [0, 1].
-      growth: "growing" draws from the neighbours of all nodes of the set, "one_hop"
-        from those of the first node alone (released code).
-      mean, std: of the features that "mask" draws.
-      remove_isolated: after any change, mask nodes without an edge; a graph without any
-        node left stays unchanged (released code).
+      growth: rule. "growing" draws from the neighbours of all nodes of the set,
+        "one_hop" from the first node's neighbours alone (released code).
+      mean, std: moments of the features that "mask" draws.
+      remove_isolated: whether to mask nodes without an edge after any change; a graph
+        without any node left stays unchanged (released code).
 
     Raises:
       Refused: an option is out of range.
@@ -131,7 +131,7 @@ def without_isolated(graphs: graphs_lib.Graphs) -> graphs_lib.Graphs:
 
 
 def _keep_nonempty(changed, graphs):
-    """Return the changed graphs; those that have lost all nodes are as in `graphs`."""
+    """Return the changed graphs; graphs that have lost all nodes stay as before."""
     count = _counts(changed)[graphs.node_graph]
     left, edge_left = count > 0, count[graphs.receivers] > 0
     return graphs._replace(
@@ -205,7 +205,8 @@ def _entry_times(key, graphs, clock, grown, growing):
     over all edges until nothing changes, or one round if not `growing`.
 
     Args:
-      key: draws the first nodes, and uniform numbers for `_enters_in_time`.
+      key: threefry key of the first nodes, and of uniform numbers for
+        `_enters_in_time`.
       graphs: the batch.
       clock: f32[n], exponential.
       grown: bool[B], the graphs whose kind is "subgraph".
@@ -252,9 +253,9 @@ def _enters_in_time(draws, time, rank, graphs, growing):
     p = new / (new + others).
 
     Args:
-      draws: f32[n] in (0, 1); that of a graph's j-th node is for step j.
-      time, rank: of each node, see `_entry_times` and `_rank_nodes`.
-      graphs, growing: as in `_entry_times`.
+      draws: f32[n] in (0, 1); a graph's j-th node has the draw for step j.
+      time, rank: arrays from `_entry_times` and `_rank_nodes`.
+      graphs, growing: arguments of `_entry_times`.
 
     Returns:
       bool[n]; it means nothing for graphs of another kind.

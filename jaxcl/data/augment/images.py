@@ -103,12 +103,12 @@ def _turn_hue(planes, turn):
 def _jitter(key, planes, strength, applied=True):
     """Adjust brightness, contrast, saturation and hue, in random order.
 
-    There are four slots, one for each operation in its turn. All slots run the same
-    formula, which does any of the four: a blend with 0 (brightness), the mean gray
-    (contrast) or the gray image (saturation), then a turn of the hue. An operation that
-    is not due has factor 1 or turn 0. Branches would not help, since vmap runs them
-    all. The slots are a scan: if unrolled, XLA fuses them into kernels that compute
-    shared terms many times (600x slower on a CPU).
+    There are four slots, one for each operation in its turn. All slots run one formula,
+    which can do any of the four: a blend with 0 (brightness), the mean gray (contrast)
+    or the gray image (saturation), then a turn of the hue. An operation that is not due
+    has factor 1 or turn 0. Branches would not help, since vmap runs them all. The slots
+    are a scan: if unrolled, XLA fuses them into kernels that compute shared terms many
+    times (600x slower on a CPU).
     """
     u = jax.random.uniform(key, (5,))
     neutral = np.float32([1, 1, 1, 0])
@@ -331,7 +331,7 @@ def make(
 ) -> Callable:
     """Build `augment(key, images) -> [B,views,size,size,C]`, normalised.
 
-    Images are u8[B,H,W,C], of which each view is a random crop (`crop=False`: the whole
+    Images are u8[B,H,W,C], and each view is a random crop (`crop=False`: the whole
     image, which must be size x size); or they are crops already, u8[B,views,size,size,
     C]. With C = 1, hue, saturation and grayscale do nothing. `pad` shifts images that
     are not cropped, see `shift_image`.
@@ -347,18 +347,19 @@ def make(
       views: number of views of each image.
       scale: share of the image's area that a crop has.
       ratio: least and most width over height of a crop.
-      interpolation: of the crop's resizing.
+      interpolation: interpolation of the crop's resizing.
       jitter: strength of brightness, contrast, saturation and hue.
-      jitter_probability: that a view is jittered at all.
-      grayscale: probability.
-      blur: probability, or one of each view.
+      jitter_probability: probability that a view is jittered at all.
+      grayscale: probability that a view becomes grey.
+      blur: probability of a blur, or one for each view.
       sigma: least and most sigma of the blur, in pixels.
-      solarize: probability, or one of each view.
-      flip: probability, left to right.
-      mean, std: of each channel, for pixels from 0 to 1; they normalise the views.
-      crop: False takes the whole image.
+      solarize: probability of solarisation, or one for each view.
+      flip: probability of a flip from left to right.
+      mean, std: moments of each channel, for pixels from 0 to 1; they normalise the
+        views.
+      crop: whether a view is a random crop; False takes the whole image.
       pad: pixels by which an image that is not cropped is shifted.
-      dtype: of the views.
+      dtype: type of the views.
 
     Raises Refused for values out of range, here or when first called.
     """
@@ -417,12 +418,12 @@ def make_local_crops(
 ) -> Callable:
     """Build `crop(key, images)`, u8[B,H,W,C] -> [B,views,size,size,C]: multi-crop.
 
-    Small crops of small parts, in addition to the two views (SwAV, Caron et al.,
-    NeurIPS 2020; defaults are DINO's). Other options are those of the two views.
+    They are small crops of small parts, in addition to the two views (SwAV, Caron et
+    al., NeurIPS 2020; defaults are DINO's). Other options are as for the two views.
 
     Args:
-      whole: the arguments of `make` for the two views.
-      views, size, scale, blur, solarize: as in `make`.
+      whole: arguments of `make` for the two views.
+      views, size, scale, blur, solarize: options, as in `make`.
 
     Raises Refused for values out of range, and for images that were cropped before
     they came to the device: a small part of a crop is not a small part of the image.
@@ -455,8 +456,8 @@ def make_eval(
     """Build `prepare(images)`, u8[B,H,W,C] -> [B,size,size,C], normalised.
 
     The shorter side is resized to `resize`, then the centre is cropped. Without
-    `resize`, images must be size x size. Raises Refused otherwise. Features
-    f32[B,1,1,D] in place of images stay as they are.
+    `resize`, images of other sizes than size x size are Refused. Features f32[B,1,1,D]
+    in place of images stay as they are.
     """
     _check_moments(mean, std)
     enough = resize is None or resize >= size

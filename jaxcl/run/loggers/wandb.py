@@ -1,8 +1,8 @@
 """Weights & Biases: `pip install 'jaxcl[wandb]'`, then --config.loggers=wandb.
 
-Project, entity and mode come from its variables: WANDB_PROJECT, WANDB_ENTITY,
-WANDB_MODE=offline.
-`wandb.json` of the run keeps the id, under which a resumed run continues.
+Project, entity and mode come from wandb's environment variables: WANDB_PROJECT,
+WANDB_ENTITY, WANDB_MODE=offline. `wandb.json` of the run keeps the id, under which a
+resumed run continues.
 """
 
 import os
