@@ -783,13 +783,21 @@ BESIDE = {
         "mask_share": {"parts": {"net": "vit"}, "ibot": 1.0},
         "mask_chance": {"parts": {"net": "vit"}, "ibot": 1.0},
     },
-    "strategy pnr": dict.fromkeys(("pn1", "pn2"), CONTRASTIVE),
+    "strategy pnr": dict.fromkeys(("pn1", "pn2"), CONTRASTIVE)
+    | {
+        "teacher_ema": {"teacher": "ema"},
+        "snapshot_every": {"teacher": "snapshot"},
+    },
     "regulariser pnr": {
         "pn1": CONTRASTIVE,
         "pn2": CONTRASTIVE,
         "snapshot_every": {"teacher": "snapshot"},
     },
     "regulariser cassle": {"snapshot_every": {"teacher": "snapshot"}},
+    "strategy cassle": {
+        "teacher_ema": {"teacher": "ema"},
+        "snapshot_every": {"teacher": "snapshot"},
+    },
     "augment images": {"sigma": {"blur": (0.5, 0.5)}, "pad": {"crop": False}},
     "source digits": {"interpolation": {"size": 12}},
     "source digits_in_looks": {"interpolation": {"size": 12}},
@@ -924,7 +932,7 @@ def call_of(where) -> Call:
 
 def fitting(make, options, more):
     """Those of the small sizes that a base and a strategy have."""
-    known = schema.option_of(make, options | more)
+    known = toy.names_of_options(make, options | more)
     return {x: value for x, value in options.items() if x in known} | more
 
 
@@ -932,7 +940,7 @@ def options_of(where):
     """The options that are of the function itself."""
     function = FUNCTIONS[where]
     for name, option in schema.option_of(function).items():
-        if option.function is inspect.unwrap(function) and name != "dtype":
+        if option.function is schema.unwrap(function) and name != "dtype":
             yield name, option
 
 
