@@ -658,16 +658,17 @@ def randomised(state, whole=(50, 90)):
 
     def number(x):
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.split(jax.random.key(0), x.shape) if x.shape else KEY
+            return (
+                jax.random.split(jax.random.key(0), x.shape)
+                if x.shape
+                else jax.random.key(5)
+            )
         if x.dtype == bool:
             return jnp.asarray(rng.random(x.shape) < 0.5)
         low, high = whole if x.dtype.kind in "iu" else (0.1, 0.9)
         return jnp.asarray(rng.uniform(low, high, x.shape).astype(x.dtype))
 
     return jax.tree.map(number, state)
-
-
-KEY = jax.random.key(5)
 
 
 # Of two-view methods see test_two_view.py.
