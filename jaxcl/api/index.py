@@ -118,7 +118,11 @@ def _write_canary(run, out, ids) -> str:
     places = np.unique(np.linspace(0, table.rows - 1, canary.MEMBERS).astype(int))
     names = table.ids.names(places)
     now = canary.make_canary(
-        first.encoder, first.queries, table.take(places), names, own=first.own
+        first.encoder,
+        first.queries,
+        table.take(places),
+        names,
+        query_ids=first.query_ids,
     )
     canary.write_canary(out + _CANARY, now)
     return f"its canary is {out}{_CANARY}"
@@ -284,7 +288,7 @@ def check_file(
     ids: str | None = None,
     encoder: str | None = None,
     least: float = 0.9,
-) -> canary.Song:
+) -> canary.IndexCheck:
     """Check whether an index and the served encoder belong to a canary.
 
     Args:
@@ -387,18 +391,18 @@ def main(argv: list[str] | None = None) -> int:
             print("embedded again: new neighbours found")
             print("\n".join(shown) + f"\nthe order is in {given.out}")
             return None
-        song = check_file(
+        result = check_file(
             given.vectors,
             given.canary,
             ids=given.ids,
             encoder=given.encoder,
             least=given.least,
         )
-        for sentence in song.wrong:
+        for sentence in result.wrong:
             print(sentence)
-        if not song.wrong:
-            print(f"all is well: {100 * song.share:.0f} % of the ids were found")
-        return song
+        if not result.wrong:
+            print(f"all is well: {100 * result.share:.0f} % of the ids were found")
+        return result
 
     def work(made, stop):
         if given.word == "check":

@@ -21,10 +21,10 @@ class Canary(NamedTuple):
 
     encoder: str  # name of the encoder
     queries: np.ndarray  # f32[Q, D], of length 1
-    own: list[str]  # id of each query's image, which it does not look for
+    query_ids: list[str]  # id of each query's image, which it does not look for
     members: list[str]  # ids of the rows that are searched
-    found: list[list[str]]  # ids that each query should find
-    cosines: np.ndarray  # f32[Q, k], of the found rows
+    expected: list[list[str]]  # ids that each query should find
+    cosines: np.ndarray  # f32[Q, k], of the expected rows
 
 
 def make_canary(
@@ -33,7 +33,7 @@ def make_canary(
     rows: np.ndarray,
     ids: list[str],
     *,
-    own: list[str] | None = None,
+    query_ids: list[str] | None = None,
     k: int = 10,
 ) -> Canary:
     """Search some rows of an index by up to 200 queries.
@@ -43,22 +43,24 @@ def make_canary(
       queries: f32[N, D], embeddings of images.
       rows: f32[M, D], vectors of the index.
       ids: ids of these rows.
-      own: ids of the queries' images; None: those of the rows.
+      query_ids: ids of the queries' images; None: those of the rows.
       k: number of neighbours.
     """
-    own = ids if own is None else own
+    query_ids = ids if query_ids is None else query_ids
     chosen = np.unique(np.linspace(0, len(queries) - 1, QUERIES).astype(int))
-    queries, own = drift.unit(queries[chosen]), [own[i] for i in chosen]
-    near, cosines = _search(queries, drift.unit(rows), own, ids, min(k, len(ids) - 1))
-    found = [[ids[i] for i in places] for places in near]
-    return Canary(encoder, queries, own, ids, found, cosines)
+    queries, query_ids = drift.unit(queries[chosen]), [query_ids[i] for i in chosen]
+    near, cosines = _search(
+        queries, drift.unit(rows), query_ids, ids, min(k, len(ids) - 1)
+    )
+    expected = [[ids[i] for i in places] for places in near]
+    return Canary(encoder, queries, query_ids, ids, expected, cosines)
 
 
-def _search(queries, rows, own, ids, k):
-    """Return places and cosines of the nearest rows, without a query's own."""
+def _search(queries, rows, query_ids, ids, k):
+    """Return places and cosines of the nearest rows, but for a query's own image."""
     cosines = queries @ rows.T
     places = {name: place for place, name in enumerate(ids)}
-    for query, name in enumerate(own):
+    for query, name in enumerate(query_ids):
         if name in places:
             cosines[query, places[name]] = -2
     near = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
@@ -69,7 +71,7 @@ def write_canary(path: Any, canary: Canary) -> None:
     """Write a canary as a safetensors file."""
     arrays = {"queries": canary.queries, "cosines": canary.cosines}
     arrays = {name: np.ascontiguousarray(x, np.float32) for name, x in arrays.items()}
-    names = ("encoder", "own", "members", "found")
+    names = ("encoder", "query_ids", "members", "expected")
     text = {"about": json.dumps({name: getattr(canary, name) for name in names})}
     with storage.replacing(path) as file:
         file.write(tensors.save(arrays, metadata=text))
@@ -86,12 +88,12 @@ def read_canary(path: Any) -> Canary:
     arrays = folder.read_tensors(data, path)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     about = json.loads(header.get("__metadata__", {}).get("about", "{}"))
-    if not {"queries", "cosines"} <= set(arrays) or "found" not in about:
+    if not {"queries", "cosines"} <= set(arrays) or "expected" not in about:
         raise Refused(f"--canary={path}: holds {sorted(arrays)}, which is no canary")
     return Canary(**arrays, **about)
 
 
-class Song(NamedTuple):
+class IndexCheck(NamedTuple):
     """What a canary says of an index: `wrong` is empty if all is well."""
 
     share: float  # of the expected ids that were found; nan: not measured
@@ -100,7 +102,7 @@ class Song(NamedTuple):
 
 def check_index(
     table: vectors.Table, canary: Canary, *, encoder: str | None = None, least=0.9
-) -> Song:
+) -> IndexCheck:
     """Check whether an index and the served encoder belong to a canary.
 
     Args:
@@ -125,7 +127,7 @@ def check_index(
     width = canary.queries.shape[1]
     if table.width != width:
         wrong.append(f"vectors have {table.width} dimensions, queries have {width}")
-        return Song(float("nan"), wrong)
+        return IndexCheck(float("nan"), wrong)
     places = table.ids.find(canary.members)
     there = np.flatnonzero(places >= 0)
     missing = len(places) - len(there)
@@ -137,13 +139,13 @@ def check_index(
         )
     ids = [canary.members[i] for i in there]
     if len(ids) < 2:
-        return Song(float("nan"), wrong)
+        return IndexCheck(float("nan"), wrong)
     rows = drift.unit(table.take(places[there]))
     k = min(canary.cosines.shape[1], len(ids) - 1)
-    near, cosines = _search(canary.queries, rows, canary.own, ids, k)
+    near, cosines = _search(canary.queries, rows, canary.query_ids, ids, k)
     shares = [
         len({ids[i] for i in row} & {*names}) / max(len({*names} & {*ids}), 1)
-        for row, names in zip(near, canary.found, strict=True)
+        for row, names in zip(near, canary.expected, strict=True)
     ]
     share = float(np.mean(shares))
     if not share >= least:
@@ -152,10 +154,10 @@ def check_index(
             f"{least:.0%}; their cosines with the nearest are {cosines.mean():.2f}, "
             f"should be {canary.cosines.mean():.2f}"
         )
-    return Song(share, wrong)
+    return IndexCheck(share, wrong)
 
 
 def recall_of(canary: Canary, other: Canary) -> float:
     """Return the share of the ids of one canary that another finds, too."""
-    pairs = zip(canary.found, other.found, strict=True)
+    pairs = zip(canary.expected, other.expected, strict=True)
     return float(np.mean([len({*a} & {*b}) / max(len(a), 1) for a, b in pairs]))
