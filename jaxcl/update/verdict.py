@@ -188,7 +188,10 @@ def write_sentences(report: dict) -> str:
     """Write sentences about an update and the next steps."""
     lines = []
     limit = report.get("asked", {}).get("limits", {}).get("accuracy_drop")
-    allowed = "no limit" if limit is None else f"may fall by {100 * limit:.1f} points"
+    allowed = "no limit"
+    if limit is not None:
+        allowed = f"may fall by {100 * limit:.1f} points; no answers of single images "
+        allowed += "are known, so the observed change decides"
     compared = report.get("gate", {"matrices": {}})
     for name, accuracy in report["accuracy"].items():
         if name in compared["matrices"]:
