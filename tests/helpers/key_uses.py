@@ -108,11 +108,11 @@ def _outputs(equation, readers, counts):
     if name == "optimization_barrier":
         return readers
     inner = list(core.jaxprs_in_params(params))
-    if name == "scan" and inner:
+    if name == "scan" and any(map(_draws, inner)):
         return _scan(equation, readers, counts)
     if name == "cond":
         return _branches(equation, readers, counts)
-    if name == "while":
+    if name in ("scan", "while"):
         assert not any(map(_draws, inner)), "a loop of unknown length draws"
         inner = []
     if len(inner) == 1 and len(inner[0].invars) == len(readers):
@@ -142,9 +142,6 @@ def _scan(equation, readers, counts):
     consts = len(readers) - len(rows) - carried
     fixed, carry = readers[:consts], readers[consts : consts + carried]
     turns = range(params["length"])
-    if not _draws(body):
-        turns = range(0)  # a result of it is not asked for
-        carry = [_known(WHOLE)] * carried
     for turn in reversed(turns) if params["reverse"] else turns:
         here = [lambda x=x, i=turn: x()[i] for x in rows]
         outputs = _run(params["jaxpr"], [*fixed, *carry, *here], counts)
