@@ -1,12 +1,13 @@
 """Compile a training step for a chip that need not be here, and bound its time.
 
-  jaxcl estimate --config=configs/pnr_cifar100.py --target=h200:8
+  jaxcl estimate pnr_cifar100 --target=h200:8
 
 prints what the compiler says of one step: memory by kind and whether it fits, FLOPs,
 bytes, collectives, and the least time that follows. No data are read and nothing runs.
 Without `--target` the step is compiled for the devices of this machine.
 """
 
+import argparse
 import collections
 import contextlib
 import importlib.metadata
@@ -23,12 +24,11 @@ from typing import NamedTuple
 import jax
 import ml_collections
 import numpy as np
-from absl import app, flags, logging
+from absl import logging
 from jax.experimental import topologies
-from ml_collections import config_flags
 
-from jaxcl import sharding
-from jaxcl.config import build, command
+from jaxcl import schema, sharding
+from jaxcl.config import build, files
 from jaxcl.data import stand_in, storage
 from jaxcl.errors import Refused
 from jaxcl.run import cost, job
@@ -504,53 +504,38 @@ _ENVIRONMENT = {
 }
 
 
-def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Define the flags; not at import, since other commands define --config, too."""
-    config_flags.DEFINE_config_file(
-        "config",
-        None,
-        "Config file.",
-        lock_config=False,
-        accept_new_attributes=True,
-        flag_values=values,
-    )
-    flags.mark_flag_as_required("config", values)
-    texts = {
-        "target": "Chips to compile for, as v5e:2x4 or h200:8; default: those here.",
-        "json": "A file for all numbers.",
-    }
-    numbers = {
-        "classes": "Classes of the data set.",
-        "rows": "Train rows of the data set.",
-    }
-    for name, words in texts.items():
-        flags.DEFINE_string(name, None, words, flag_values=values)
-    for name, words in numbers.items():
-        flags.DEFINE_integer(name, None, words, 1, flag_values=values)
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.epilog = """examples:
+  jaxcl estimate pnr_cifar100
+  jaxcl estimate pnr_cifar100 --target=h200:8
+  jaxcl estimate pnr_cifar100 --target=v5e:2x4 --json=step.json
+
+exit codes: 0 compiled, 1 failed, 2 wrong command or config"""
+    parser.add_config()
+    add = parser.add_argument
+    chips = "chips: a TPU slice by its sides, or GPUs by number (this machine's)"
+    add("--target", metavar="CHIPS", help=chips)
+    add("--classes", type=int, metavar="N", help="classes of the data set (config's)")
+    add("--rows", type=int, metavar="N", help="train images of the set (config's)")
+    add("--json", metavar="FILE", help="file for all numbers")
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; return 2 if its input is wrong or a compiler is missing."""
-    values, target, by = flags.FLAGS, None, f"jax {jax.__version__}"
-    if len(argv) > 1:
-        return command.complain(f"unknown argument {argv[1]!r}; see --help")
+def main(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
+    target, by = None, f"jax {jax.__version__}"
     logging.set_verbosity(logging.WARNING)
-    try:
-        if values.target is not None:
-            target = parse_target(values.target)
-            by = compiler(target)
-            os.environ.update(_ENVIRONMENT)
-            jax.config.update("jax_platforms", "cpu")
-        sizes = {"classes": values.classes, "rows": values.rows}
-        found, chip = estimate(values.config, target, **sizes)
-    except (Refused, OSError) as error:
-        return command.complain(error)
-    if values.json:
-        storage.write_json(values.json, found | {"compiler": by})
+    sizes = {"classes": options.classes, "rows": options.rows}
+    for name, size in sizes.items():
+        schema.check_value(size, schema.Count | None, f"--{name}")
+    config = files.read_config(options.config)
+    if options.target is not None:
+        target = parse_target(options.target)
+        by = compiler(target)
+        os.environ.update(_ENVIRONMENT)
+        jax.config.update("jax_platforms", "cpu")
+    found, chip = estimate(config, target, **sizes)
+    if options.json:
+        storage.write_json(options.json, found | {"compiler": by})
     print(f"{format_estimate(found, chip)} by {by}")
     return 0
-
-
-if __name__ == "__main__":
-    define_flags()
-    app.run(main, flags_parser=command.parse_flags)

@@ -3,7 +3,7 @@ r"""An encoder that is there, taught new images in several ways: its runs, a tab
   python launch/keep_fresh.py --old=tiny_imagenet20.npz --new=pacs64.npz --seeds 0 1 2
 
 trains the encoder of configs/keep_fresh.py on the images of --old and exports it. Each
-row of ROWS then teaches it those of --new, without labels, by jaxcl.update, once with
+row of ROWS then teaches it those of --new, without labels, by `jaxcl update`, once with
 each seed; "retrain", the last, trains another encoder on all sets. Of several sets
 after --new each is an update of its own, one after another. Every encoder is judged on
 the test parts of all sets when all is taught. After each step ROOT/table.md is written
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
     title: str
     strategy: str
-    changes: tuple[str, ...] = ()  # flags of jaxcl.update
+    changes: tuple[str, ...] = ()  # options of `jaxcl update`
 
 
 ROWS = {
@@ -221,7 +221,7 @@ def _updates(options, row, seed, folder) -> list[Step]:
         words += [f"--config.train.method.strategy={row.strategy}"]
         words += [f"--config.train.seed={seed}"]
         verdict = workdir / lineage.VERDICT
-        made.append(Step(("jaxcl.update", *words), verdict, (have, own)))
+        made.append(Step(("jaxcl", "update", *words), verdict, (have, own)))
     return made
 
 

@@ -8,6 +8,7 @@ from PIL import Image
 from scipy import stats
 
 import jaxcl
+from jaxcl import cli
 from jaxcl.errors import Refused
 from jaxcl.update import check, gate, mmd
 from jaxcl.update import reference as reference_lib
@@ -102,7 +103,7 @@ def test_a_check_of_new_images(copy, capsys):  # noqa: F811
     np.savez(copy / "new.npz", train_x=both[rows])
     argv = [where, "--rows=200", f"--test={copy / 'test.npz'}", "--json"]
     assert (
-        check.main([*argv, f"--data={copy / 'new.npz'}"])
+        cli.main(["check", *argv, f"--data={copy / 'new.npz'}"])
         == check.EXIT_CODES["look at the data"]
     )
     first = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
@@ -164,4 +165,4 @@ def test_what_a_check_refuses(copy):  # noqa: F811
         check.check(where, str(copy / "new.npz"), rows=5)
     with pytest.raises(Refused, match=r"config\.data.*none\.npz"):
         check.check(where, str(copy / "none.npz"))
-    assert check.main([where, "--data=none.npz"]) == 2
+    assert cli.main(["check", where, "--data=none.npz"]) == 2

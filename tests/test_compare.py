@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from helpers import run_directories
+from jaxcl import cli
 from jaxcl.evals import plots
 from jaxcl.report import comparability, compare
 from jaxcl.report import runs as runs_lib
@@ -74,20 +75,20 @@ def test_the_command_of_a_scalar(runs, capsys, monkeypatch):
     monkeypatch.setattr(plots, "anytime", keep)
     figure, folders = runs / "x.png", [str(runs / "er"), str(runs / "one")]
     told = ["--scalar=memory/entropy", "--band=std", f"--out={figure}"]
-    assert compare.main([*folders, *told]) == 0
+    assert cli.main(["compare", *folders, *told]) == 0
     head, er, one = capsys.readouterr().out.splitlines()
     assert "memory/entropy" in head
     assert er.split() == "er 2.0000 +- 0.0000 step 10".split()
     assert one.split()[0] == "one" and figure.stat().st_size > 5000
     assert calls == [([5, 10], "memory/entropy", 1.0)]
-    assert compare.main([*folders, "--scalar=memory/x"]) == 2
+    assert cli.main(["compare", *folders, "--scalar=memory/x"]) == 2
     assert "--scalar=memory/x" in capsys.readouterr().err
 
 
 def test_the_command(runs, capsys):
     figure = runs / "compare.png"
     folders = [str(runs / name) for name in ("er", "ace", "one")]
-    assert compare.main([*folders, f"--out={figure}"]) == 0
+    assert cli.main(["compare", *folders, f"--out={figure}"]) == 0
     assert figure.stat().st_size > 5000
     er, ace, one = capsys.readouterr().out.splitlines()[1:]
     assert er.split() == (
@@ -106,10 +107,10 @@ def _stop_after_a_task(folder):
 
 def test_seeds_that_are_behind_are_left_out_and_named(runs, capsys):
     folders = [str(runs / name) for name in ("er", "ace")]
-    assert compare.main(folders) == 0
+    assert cli.main(["compare", *folders]) == 0
     table = capsys.readouterr().out.splitlines()
     _stop_after_a_task(runs / "ace" / "seed_1")
-    assert compare.main(folders) == 0
+    assert cli.main(["compare", *folders]) == 0
     _, er, ace, told = capsys.readouterr().out.splitlines()
     assert er == table[1]
     assert ace.split()[:3] == ["ace", "1", "70.0"] and ace.endswith(" 20.0")
@@ -118,7 +119,10 @@ def test_seeds_that_are_behind_are_left_out_and_named(runs, capsys):
 
 def test_runs_after_other_tasks_have_no_difference(runs, capsys):
     _stop_after_a_task(runs / "one")
-    assert compare.main([str(runs / name) for name in ("er", "one", "one/../ace")]) == 0
+    assert (
+        cli.main(["compare", *(str(runs / x) for x in ("er", "one", "one/../ace"))])
+        == 0
+    )
     _, _, one, ace, told = capsys.readouterr().out.splitlines()
     assert one.split()[:3] == ["one", "1", "100.0"] and one.endswith(" -")
     assert ace.endswith("20.0 +- 0.0")
@@ -140,7 +144,7 @@ def test_runs_that_were_not_measured_alike_are_told(runs, capsys):
     folders = [str(runs / name) for name in ("er", "ace", "one")]
 
     def told(*options):
-        assert compare.main([*folders, *options]) == 0
+        assert cli.main(["compare", *folders, *options]) == 0
         lines = capsys.readouterr().out.splitlines()
         return [line for line in lines if line.startswith("not measured alike: ")]
 
@@ -182,12 +186,12 @@ def test_judges_that_several_runs_have_and_defaults_are_compared():
 
 
 def test_refuses_what_is_no_run(runs, capsys):
-    assert compare.main([str(runs / "nothing")]) == 2
+    assert cli.main(["compare", str(runs / "nothing")]) == 2
     assert "nothing" in capsys.readouterr().err
     run_directories.leave(
         runs / "other", [[1.0, None], [0.5, 0.5]], seed=0, matrix_name="knn/x"
     )
-    assert compare.main([str(runs / "er"), str(runs / "other")]) == 2
+    assert cli.main(["compare", str(runs / "er"), str(runs / "other")]) == 2
     assert "--matrix" in capsys.readouterr().err
-    assert compare.main([str(runs / "er"), "--matrix=linear"]) == 2
+    assert cli.main(["compare", str(runs / "er"), "--matrix=linear"]) == 2
     assert run_directories.NAME in capsys.readouterr().err

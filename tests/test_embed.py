@@ -10,6 +10,7 @@ from etils import epath
 
 import jaxcl
 from helpers import pages
+from jaxcl import cli
 from jaxcl.config import build, files
 from jaxcl.data import from_features, sources
 from jaxcl.run import finish, folder, train
@@ -113,7 +114,8 @@ def test_other_features_are_not_overwritten(root, work, whole, tmp_path):
         embed.write_features(work, path, batch_size=500, stop=lambda: True)
     with pytest.raises(ValueError, match=r"begun\.npz\.part"):
         embed.write_features(work, path, batch_size=400)
-    assert embed.main([f"--encoder={root}/encoder", "--data=digits", "--out=x.h5"]) == 2
+    words = ["features", f"--encoder={root}/encoder", "--data=digits", "--out=x.h5"]
+    assert cli.main(words) == 2
 
 
 def test_damaged_files_are_refused(tmp_path):
@@ -143,7 +145,7 @@ def test_the_commands_of_the_page_learn_as_from_images(root, monkeypatch):
     (_, *make), (_, config, *options) = commands
     own = {"exports/mine": "encoder", "my_images": "digits"}
     make = [word.partition("=") for word in make]
-    assert embed.main([f"{name}={own.get(x, x)}" for name, _, x in make]) == 0
+    assert cli.main(["features", *(f"{k}={own.get(x, x)}" for k, _, x in make)]) == 0
     options = [x for x in options if not x.startswith("--workdir")]
     options = [*options, "--config.plots=False", "--config.tensorboard=False"]
     found = []

@@ -19,6 +19,7 @@ from safetensors import numpy as tensors
 import jaxcl
 import test_methods
 from helpers import config_files, pages, run_directories, toy
+from jaxcl import cli
 from jaxcl.config import build, checks
 from jaxcl.data import graphs, stream, toys
 from jaxcl.data.augment import images as augment_images
@@ -364,7 +365,7 @@ def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):
 
 
 def check_refused(match, run, out, capsys, *options):
-    assert export.main([f"--run={run}", f"--out={out}", *options]) == 2
+    assert cli.main(["export", f"--run={run}", f"--out={out}", *options]) == 2
     said = capsys.readouterr().err
     assert re.search(f"^jaxcl: .*{match}", said, re.M), said
     assert said.count("\n") == 1
@@ -415,14 +416,14 @@ def test_another_export_gives_way_to_force(trained, residual, tmp_path, capsys):
     out = shutil.copytree(residual[1], tmp_path / "out")
     check_refused("holds another export, of step 7; --force", trained[0], out, capsys)
     assert run_directories.contents(out) == run_directories.contents(residual[1])
-    assert export.main([f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
+    assert cli.main(["export", f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
     assert jaxcl.load_encoder(out).num_features == 16
     assert {p.name for p in out.iterdir()} == {"card.json", "encoder.safetensors"}
     (out / "card.json").write_text("{")
     check_refused(
         r"card\.json: it is damaged.*--force replaces it", trained[0], out, capsys
     )
-    assert export.main([f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
+    assert cli.main(["export", f"--run={trained[0]}", f"--out={out}", "--force"]) == 0
     said = capsys.readouterr().out
     assert f"{trained[2]['parameters']:,}" in said and "1 of 5 tasks" in said
 
@@ -645,7 +646,7 @@ def test_the_commands_and_the_code_of_the_page(residual, tmp_path, monkeypatch, 
     assert len(whole) == 2
     for arguments in whole:
         program = ["--stablehlo"] if "runs/quickstart" in str(arguments) else []
-        assert export.main(arguments + program) == 0
+        assert cli.main(["export", *arguments + program]) == 0
     found = jaxcl.load_encoder("exports/pnr_cifar100")
     assert writer.PYTORCH["resnet"] in found.card["files"]
     run = export.hash_path("runs/pnr_cifar100")

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from helpers import toy
-from jaxcl.config import build, checks, command
+from jaxcl import cli
+from jaxcl.config import build, checks
 from jaxcl.data import (
     files,
     from_graphs,
@@ -185,8 +186,7 @@ def test_pillows_own_limit_is_that_of_the_process(decoder, monkeypatch):
     with pytest.raises(files.Unreadable, match="MAX_IMAGE_PIXELS=40"):
         decode(stream.getvalue(), "x")
     assert Image.MAX_IMAGE_PIXELS == 40
-    with pytest.raises(SystemExit):
-        command.parse_flags(["jaxcl", "--config=no_such_config"])
+    assert cli.main(["train", "no_such_config"]) == 2
     assert (decode(stream.getvalue(), "x") == 90).all()
     with pytest.raises(files.Unreadable, match="max_pixels=199"):
         decode._replace(max_pixels=199)(stream.getvalue(), "x")

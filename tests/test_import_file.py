@@ -16,6 +16,7 @@ import safetensors.numpy as st
 import jaxcl
 from helpers import foreign_weights
 from helpers.foreign_weights import FAMILIES, SMALL, write
+from jaxcl import cli
 from jaxcl.run import folder as folder_lib
 from jaxcl.weights import (
     encoder,
@@ -106,7 +107,7 @@ def test_the_padding_of_a_small_stem_is_asked_for(tmp_path):
     with pytest.raises(ValueError, match="3 x 3.*--stem-padding"):
         import_file.import_file(source, "resnet", str(tmp_path / "out"), size=32)
     asked = [f"--from={source}", "--architecture=resnet", f"--out={tmp_path / 'out'}"]
-    assert import_file.main([*asked, "--size=32", "--stem-padding=2"]) == 0
+    assert cli.main(["import", *asked, "--size=32", "--stem-padding=2"]) == 0
     made = jaxcl.load_encoder(tmp_path / "out").card["encoder"]
     assert (made["stem"], made["stem_padding"]) == ("cifar", 2)
 
@@ -213,19 +214,19 @@ def test_the_command_and_what_it_prints(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(stated))
     asked = [f"--from={source}", f"--out={tmp_path / 'out'}", "--size=12"]
     asked += ["--architecture=vit", "--mean=0.5", "--std=0.2,0.3,0.4"]
-    assert import_file.main(asked) == 0
+    assert cli.main(["import", *asked]) == 0
     printed = capsys.readouterr().out
     assert "heads=4 epsilon=1e-07" in printed and "0.2, 0.3, 0.4" in printed
-    assert import_file.main(asked) == 0  # the same again
-    assert import_file.main([*asked, "--features=mean"]) == 0  # the same tensors
+    assert cli.main(["import", *asked]) == 0  # the same again
+    assert cli.main(["import", *asked, "--features=mean"]) == 0  # the same tensors
     made = jaxcl.load_encoder(tmp_path / "out")
     assert made.card["encoder"]["features"] == "mean" and made.num_features == 16
     other = write(tmp_path / "other.safetensors", foreign("transformers", 3)[0])
     capsys.readouterr()
-    assert import_file.main([f"--from={other}", *asked[1:]]) == 2
+    assert cli.main(["import", f"--from={other}", *asked[1:]]) == 2
     assert str(tmp_path / "out") in capsys.readouterr().err
     (tmp_path / "config.json").write_text(json.dumps(stated | {"hidden_act": "relu"}))
-    assert import_file.main(asked) == 2
+    assert cli.main(["import", *asked]) == 2
     assert "'relu'" in capsys.readouterr().err
 
 

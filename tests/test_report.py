@@ -12,6 +12,7 @@ from PIL import Image
 from scipy import stats
 
 from helpers import run_directories, toy
+from jaxcl import cli
 from jaxcl.report import page as report_page
 from jaxcl.run import cost, finish
 from jaxcl.run import results as results_lib
@@ -119,7 +120,7 @@ class Tree(html.parser.HTMLParser):
 def made(*folders, out=None, **options):
     out = out or pathlib.Path(folders[0]).parent / "page.html"
     told = [f"--{key}={value}" for key, value in options.items()]
-    assert report_page.main([*map(str, folders), f"--out={out}", *told]) == 0
+    assert cli.main(["report", *map(str, folders), f"--out={out}", *told]) == 0
     return out
 
 
@@ -303,7 +304,7 @@ def test_nothing_that_comes_from_files_becomes_markup(tmp_path):
 def test_refuses_what_is_no_run(runs, capsys):
     def refused(*arguments):
         out = runs / "refused.html"
-        assert report_page.main([*map(str, arguments), f"--out={out}"]) == 2
+        assert cli.main(["report", *map(str, arguments), f"--out={out}"]) == 2
         assert not out.exists()
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("jaxcl: ")
@@ -319,7 +320,7 @@ def test_refuses_what_is_no_run(runs, capsys):
         (runs / "ace" / "seed_0" / "metrics.jsonl").write_text(f"{line}\n")
         assert "seed_0/metrics.jsonl: line 1" in refused(runs / "ace")
     missing = runs / "no" / "x.html"
-    assert report_page.main([str(runs / "er"), f"--out={missing}"]) == 2
+    assert cli.main(["report", str(runs / "er"), f"--out={missing}"]) == 2
     assert capsys.readouterr().err.startswith("jaxcl: ")
 
 

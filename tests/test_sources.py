@@ -15,6 +15,7 @@ from sklearn import datasets
 
 from helpers import tfds_sets
 from helpers.tfds_sets import NAMES, encoded, random_images
+from jaxcl import cli
 from jaxcl.data import convert, from_tfds, sources, stream, toys
 from jaxcl.data import files as files_lib
 from jaxcl.data import splits as cuts
@@ -356,8 +357,7 @@ def test_domains_of_a_set_are_converted(tmp_path, monkeypatch, capsys):
 
     def part(*options):
         out = str(tmp_path / str(len([*tmp_path.iterdir()])))
-        monkeypatch.setattr(sys, "argv", ["convert", path, out, *options])
-        convert.main()
+        assert cli.main(["convert", path, out, *options]) == 0
         return sources.load("arrays", path=out)
 
     drawn = part("--domains", "2", "ink")

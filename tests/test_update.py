@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
-from absl import flags
 from PIL import Image
 from sklearn import datasets
 
 import jaxcl
 from helpers import run_directories, toy
-from jaxcl import core
-from jaxcl.config import build, own_images
+from jaxcl import cli, core
+from jaxcl.config import build, files, own_images
 from jaxcl.errors import Refused
 from jaxcl.index import canary, drift, kit, maps
 from jaxcl.index import ways as ways_lib
@@ -412,7 +411,8 @@ def test_the_command_rolls_back_and_resumes(copy):
     command = [
         sys.executable,
         "-m",
-        "jaxcl.update",
+        "jaxcl",
+        "update",
         f"--run={copy / 'run'}",
         f"--data={copy / 'new.npz'}",
         f"--test={copy / 'test.npz'}",
@@ -545,13 +545,10 @@ def test_what_is_wrong_is_said_before_anything_is_trained(run, changes, said):
         ("--config.evaluators.knn.k=0", "config.evaluators.knn.k=0"),
     ],
 )
-def test_what_the_new_task_refuses_is_one_line(copy, capsys, monkeypatch, option, said):
-    values, test = flags.FlagValues(), f"--test={copy}/test.npz"
-    arguments = [f"--run={copy}/run", f"--data={copy}/new.npz", test, option]
-    update_command.define_flags(values, arguments)
-    values(["update", *arguments])
-    monkeypatch.setattr(update_command.flags, "FLAGS", values)
-    assert update_command.main(["update"]) == 2
+def test_what_the_new_task_refuses_is_one_line(copy, capsys, option, said):
+    test = f"--test={copy}/test.npz"
+    words = ["update", f"--run={copy}/run", f"--data={copy}/new.npz", test, option]
+    assert cli.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("jaxcl: ") and said in line
     assert not (copy / "run" / "updates").exists() or "evaluators" in option
@@ -688,11 +685,9 @@ def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
     recipe = lineage.make_recipe({"encoder": {"name": "vit"}, "augment": {"size": 8}})
 
     def changed(*arguments):
-        values, argv = flags.FlagValues(), ["update", "--run=r", "--data=d"]
-        argv += [f"--config.train.{argument}" for argument in arguments]
-        update_command.define_flags(values, argv)
-        values(argv)
-        changes = values.config.to_dict()["train"]
+        options = update_plan.default_options()
+        files.override(options, [f"--config.train.{word}" for word in arguments])
+        changes = options.to_dict()["train"]
         return lineage.make_next_config(
             str(tmp_path), recipe, {"name": "digits"}, changes
         )

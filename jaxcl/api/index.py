@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import csv
 import os
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -327,14 +326,10 @@ def write_map(run: str, out: str) -> str:
     return f"{fitted.kind} map, recall {100 * fitted.recall:.0f} %: {out}"
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    options = argparse.ArgumentParser(
-        prog="jaxcl index",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    words = options.add_subparsers(dest="word", required=True)
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.description = __doc__
+    words = parser.add_subparsers(dest="word", required=True)
     texts = {
         "upgrade": "map all vectors to the newest encoder",
         "map": "write the map to a file: .safetensors or .onnx",
@@ -360,12 +355,10 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("--canary", required=True, help="file of a canary")
             one.add_argument("--encoder", help="folder of the served encoder")
             one.add_argument("--least", type=float, default=0.9, help="share to find")
-    return options
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(given: argparse.Namespace) -> int:
     """Run `jaxcl index`; return 2 if an input is wrong, 1 if a check fails."""
-    given = parser().parse_args(argv)
 
     def make():
         if given.word == "upgrade":
@@ -412,7 +405,3 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     return command.run_until_signal(make, work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

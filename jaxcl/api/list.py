@@ -9,8 +9,9 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
 from typing import NamedTuple
+
+from jaxcl.errors import Refused
 
 
 def _first_line(text: str | None) -> str:
@@ -116,17 +117,18 @@ def overview() -> str:
     return "\n".join([*lines, "", "All of a kind: jaxcl list KIND"])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.add_argument(
+        "kinds", nargs="*", metavar="KIND", help=f"kinds to list: {', '.join(KINDS)}"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
     """Print the kinds that are asked for; without any, an overview."""
-    parser = argparse.ArgumentParser(prog="jaxcl list", description=__doc__)
-    known = ", ".join(KINDS)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {known}")
-    kinds = parser.parse_args(argv).kinds
-    if wrong := [kind for kind in kinds if kind not in KINDS]:
-        parser.error(f"unknown kind {wrong[0]!r}. Choose: {known}")
+    if wrong := [kind for kind in options.kinds if kind not in KINDS]:
+        raise Refused("KIND", wrong[0], f"must be one of {', '.join(KINDS)}")
     width = shutil.get_terminal_size((88, 24)).columns
-    if not kinds:
-        print(overview())
-    else:
-        print("\n\n".join(format_kind(kind, width) for kind in kinds))
+    texts = (format_kind(kind, width) for kind in options.kinds)
+    print("\n\n".join(texts) if options.kinds else overview())
     return 0

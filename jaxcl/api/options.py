@@ -4,6 +4,7 @@
 prints all. Meanings come from docstrings and comments, ranges from annotations.
 """
 
+import argparse
 import difflib
 import functools
 import inspect
@@ -15,17 +16,12 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from jaxcl import schema
-from jaxcl.config import build, command, files
+from jaxcl.config import build, files
 from jaxcl.config import options as options_lib
-from jaxcl.data import files as files_lib
 from jaxcl.data import splits, stream
 from jaxcl.errors import Refused
 from jaxcl.memory import policies
-
-_WRONG = (ValueError, TypeError, AttributeError, KeyError, OSError)  # of a config
 
 
 class OptionEntry(NamedTuple):
@@ -185,23 +181,19 @@ def _check_values(found: Sequence[OptionEntry]) -> None:
             policies.look_up(option.value)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the options of a config; exit code 2 if there is no such config."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
-        print(
-            "usage: jaxcl options CONFIG [--all] [--config.OPTION=VALUE ...]\n\n"
-            + (__doc__ or "")
-        )
-        return 0 if words else 2
-    files_lib.lift_pillow_limit()
-    try:
-        raw, given = read_command([word for word in words if word != "--all"])
-        found = [*entries(raw, given)]
-        _check_values(found)
-    except (*_WRONG, flags.Error) as error:
-        return command.complain(str(error).replace("\n", " "))
-    shown = [x for x in found if x.origin != "default" or "--all" in words]
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.description = __doc__
+    parser.add_config()
+    parser.add_argument("--all", action="store_true", help="also those with defaults")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the options of a config."""
+    raw, given = read_command(options.config)
+    found = [*entries(raw, given)]
+    _check_values(found)
+    shown = [x for x in found if x.origin != "default" or options.all]
     print(format_options(shown, shutil.get_terminal_size((100, 24)).columns))
     if left_out := len(found) - len(shown):
         print(f"\n{left_out} more options have their defaults: add --all")

@@ -1,7 +1,7 @@
 """Get a well-known set and write it as its source reads it.
 
-    python -m jaxcl.data.fetch cifar10 --out=data/cifar10
-    python -m jaxcl.data.fetch cifar10 --out=data/cifar10 --from=FILE_OR_FOLDER
+    jaxcl data cifar10 --out=data/cifar10
+    jaxcl data cifar10 --out=data/cifar10 --from=FILE_OR_FOLDER
 
 The sets are cifar10, cifar100, mnist, stl10 (stl10_unlabelled: with its 100,000 images
 without labels) and tiny_imagenet; `shapes` is drawn, not downloaded, and written as PNG
@@ -24,7 +24,6 @@ import http.client
 import os
 import pathlib
 import shutil
-import sys
 import tempfile
 import urllib.request
 import uuid
@@ -331,38 +330,27 @@ SETS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
-    made = argparse.ArgumentParser(
-        prog="jaxcl data",
-        description="Download, check and unpack a well-known set, or draw `shapes`.",
-        epilog="examples:\n"
-        "  jaxcl data shapes --out=shapes\n"
-        "  jaxcl data cifar10 --out=data/cifar10\n"
-        "  jaxcl data mnist --out=data/mnist --from=FOLDER",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = made.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.epilog = """examples:
+  jaxcl data shapes --out=shapes
+  jaxcl data cifar10 --out=data/cifar10
+  jaxcl data mnist --out=data/mnist --from=FOLDER"""
+    add = parser.add_argument
     add("name", choices=[*SETS, "shapes"], help="which set")
     add("--out", required=True, help="new or empty folder to write")
     by_hand = "its archive, or a folder with its archives, downloaded by hand"
     add("--from", dest="source", metavar="FILE_OR_FOLDER", help=by_hand)
-    return made
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; exit code 2 if there is no network or a file is wrong."""
-    arguments = parser().parse_args(argv)
-    try:
-        if arguments.name == "shapes":
-            return _draw_shapes(arguments.out, arguments.source)
-        fetch_set(arguments.name, arguments.out, source=arguments.source)
-    except (OSError, Refused) as error:
-        print(f"jaxcl: {error}", file=sys.stderr)
-        return 2
+def main(options: argparse.Namespace) -> int:
+    """Run the command."""
+    if options.name == "shapes":
+        return _draw_shapes(options.out, options.source)
+    fetch_set(options.name, options.out, source=options.source)
     print(
-        f"{arguments.out}: {arguments.name}, read with "
-        f"--config.data.name=arrays --config.data.path={arguments.out}"
+        f"{options.out}: {options.name}, read with "
+        f"--config.data.name=arrays --config.data.path={options.out}"
     )
     return 0
 
@@ -380,7 +368,3 @@ def _draw_shapes(out: str, source: str | None) -> int:
         f"--test={out}/{first}/test"
     )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

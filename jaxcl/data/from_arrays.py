@@ -149,7 +149,7 @@ def _read_meta(path) -> dict:
         wrong = f"{file}: {'no such file' if isinstance(error, OSError) else error!r}"
         raise Refused(
             f"{wrong}; path must be a folder with a meta.json, as `jaxcl data NAME "
-            f"--out={path}` or `python -m jaxcl.data.convert IN.npz {path}` writes it"
+            f"--out={path}` or `jaxcl convert IN.npz {path}` writes it"
         ) from error
     return meta
 

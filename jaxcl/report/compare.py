@@ -8,8 +8,6 @@ With `--scalar` it compares a scalar of an evaluator in place of accuracies.
 """
 
 import argparse
-import sys
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -139,32 +137,18 @@ def format_scalar(curves: dict[str, tuple], name: str, band: str) -> str:
     return "\n".join(lines)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    arguments = argparse.ArgumentParser(
-        prog="jaxcl compare", description=__doc__.splitlines()[0]
-    )
-    add = arguments.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add("workdirs", nargs="+", metavar="RUN", help="run directories")
     add("--matrix", default=None, help="accuracy, as knn/all; default: the first one")
     add("--scalar", default=None, help="compare a scalar instead, as memory/entropy")
     band = "of the plot: standard error or deviation over seeds"
     add("--band", default="error", choices=["error", "std"], help=band)
     add("--out", default=None, help="plot over time to write: .png, .svg or .pdf")
-    return arguments
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `jaxcl compare`; return 2 if a directory or a name is wrong."""
-    try:
-        _compare(parser().parse_args(argv))
-    except (Refused, OSError) as error:
-        print(f"jaxcl: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _compare(options) -> None:
+def main(options: argparse.Namespace) -> int:
     """Print the table and draw the curves."""
     if options.out:
         plots.read_format(options.out)
@@ -178,6 +162,7 @@ def _compare(options) -> None:
         print(f"not measured alike: {field}")
     for line in (line for run in runs for line in runs_lib.list_remarks(run)):
         print(line)
+    return 0
 
 
 def _compare_matrix(runs, options) -> None:

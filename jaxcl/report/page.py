@@ -11,7 +11,6 @@ import base64
 import datetime
 import json
 import pathlib
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -21,7 +20,6 @@ import numpy as np
 from etils import epath
 
 import jaxcl
-from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.report import comparability, compare, numbers
 from jaxcl.report import runs as runs_lib
@@ -456,16 +454,12 @@ def _list_differences(runs) -> Table:
 # The command
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    arguments = argparse.ArgumentParser(
-        prog="jaxcl report", description=__doc__.splitlines()[0]
-    )
-    add = arguments.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="run directories")
     add("--out", default="report.html", help="HTML file to write")
     add("--title", default=None, help="default: the runs' names")
-    return arguments
 
 
 def write_page(
@@ -488,14 +482,9 @@ def write_page(
     return page
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `jaxcl report`; return 2 if a directory holds no run."""
-    options = parser().parse_args(argv)
-    try:
-        page = write_page(options.runs, options.out, options.title)
-    except (Refused, OSError) as error:
-        print(f"jaxcl: {error}", file=sys.stderr)
-        return 2
+def main(options: argparse.Namespace) -> int:
+    """Run `jaxcl report`."""
+    page = write_page(options.runs, options.out, options.title)
     size = len(page.encode()) / 1000
     count = f"{len(options.runs)} runs" if len(options.runs) > 1 else "1 run"
     print(f"{options.out}: {count}, {size:,.0f} kB")

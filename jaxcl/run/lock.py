@@ -21,6 +21,7 @@ from etils import epath
 
 from jaxcl import sharding
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 
 FILE = "lock.json"
 JOB = "JAXCL_JOB"  # environment variable: name of the job of a launcher
@@ -29,7 +30,7 @@ _PATIENCE = 1.0  # seconds; a process that only checks the config is done sooner
 _locks = {}  # absolute path of a directory -> Lock, of this process
 
 
-class LockHeldError(RuntimeError):
+class LockHeldError(Refused):
     """Another process works in the directory; the message says which."""
 
 

@@ -1,16 +1,35 @@
-"""Colour text, if the terminal has colours; outlive a terminal that is gone."""
+"""Print errors; colour text if the terminal has colours; outlive a closed terminal."""
 
 import contextlib
 import errno
 import io
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Literal, TextIO
 
 # Errors of a full disk, which may have room again
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CODES = {"good": 32, "bad": 31, "strong": 1}
+BUG = 70  # the exit code, as EX_SOFTWARE of sysexits.h
+
+
+def complain(message: object, code: int = 2) -> int:
+    """Print one line on stderr; return the exit code."""
+    name = style_text("jaxcl:", "bad", sys.stderr)
+    print(f"{name} {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def report_bug() -> int:
+    """Print the present traceback and ask for a report; return the exit code."""
+    traceback.print_exc()
+    return complain(
+        "this is a bug of jaxcl: please report it with the lines above and what "
+        "`jaxcl --version --verbose` prints",
+        code=BUG,
+    )
 
 
 def style_text(

@@ -11,7 +11,6 @@ Exit codes: 0 wait, 4 update, 5 look at the data; 1 and 2 as in `jaxcl.main`.
 import argparse
 import json
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -361,12 +360,10 @@ def write_sentences(report: dict) -> str:
     return "\n".join(lines)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    arguments = argparse.ArgumentParser(
-        prog="jaxcl check", description=__doc__.splitlines()[0]
-    )
-    add = arguments.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.description = __doc__
+    add = parser.add_argument
     add("run", metavar="RUN", help="a finished run")
     add("--data", required=True, help="path of the new images")
     add("--test", help="path of labelled images")
@@ -374,12 +371,10 @@ def parser() -> argparse.ArgumentParser:
     add("--limit", type=float, default=0.02, help="most that the accuracy may fall")
     add("--confidence", type=float, default=0.95, help="of the verdict on accuracy")
     add("--json", action="store_true", help="print check.json in place of sentences")
-    return arguments
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run `jaxcl check`; return the exit code."""
-    options = parser().parse_args(argv)
 
     def make():
         return check(

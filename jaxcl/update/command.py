@@ -1,4 +1,4 @@
-"""Train a run's encoder on new images: `python -m jaxcl.update --run=RUN --data=DIR`.
+"""Train a run's encoder on new images: `jaxcl update --run=RUN --data=DIR`.
 
 The images, which need no labels, become the next task of the run, and its method
 continues from its last state. The new encoder is then compared with the one before, and
@@ -10,6 +10,7 @@ An update of a folder whose images have changed is a new update. Exit codes: 0 a
 or nothing new; 3 rolled back; 1, 2 and 75 as in `jaxcl.main`.
 """
 
+import argparse
 import json
 import time
 from collections.abc import Callable
@@ -18,12 +19,10 @@ from typing import NamedTuple
 import jax
 import ml_collections
 import numpy as np
-from absl import flags
 from etils import epath
-from ml_collections import config_flags
 
 from jaxcl import numerics
-from jaxcl.config import build, command, run_config
+from jaxcl.config import build, command, files, run_config
 from jaxcl.data import identity
 from jaxcl.errors import Refused
 from jaxcl.index import maps
@@ -282,41 +281,46 @@ def measure_accuracies(
     return found
 
 
-def define_flags(
-    values: flags.FlagValues = flags.FLAGS, argv: list[str] | None = None
-) -> None:
-    """Define the command's flags.
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.epilog = """examples:
+  jaxcl update --run=runs/mine --data=new_images
+  jaxcl update --run=runs/mine --data=new_images --test=labelled_images
+  jaxcl update --run=runs/mine --data=new_images --test=labelled_images \\
+      --config.limits.accuracy_drop=0.05 --config.train.epochs=5
 
-    They are not defined on import, since other commands have a --config, too.
-    """
-    texts = {
-        "run": "Finished run directory.",
-        "data": "Path of the new images.",
-        "test": "Path of labelled images, for evaluation.",
-        "old": "Path of the images in the search index.",
-        "select": "Path of labelled images that choose the average.",
-        "reference": "Encoder that losses count from: a run or a folder.",
-        "average": "Share of the new weights in an average with the old; or auto.",
-    }
-    switches = {
-        "join": "Also train on the run's data.",
-        "again": "Repeat an update that is done.",
-        "accept_as_reference": "Count later losses from this update.",
-        "verbose": "Print all measures.",
-    }
-    for name, words in texts.items():
-        needed = name in ("run", "data")
-        flags.DEFINE_string(name, None, words, required=needed, flag_values=values)
-    for name, words in switches.items():
-        flags.DEFINE_bool(name, False, words, flag_values=values)
-    config_flags.DEFINE_config_dict(
-        "config",
-        plan.default_options(),
-        lock_config=False,
-        accept_new_attributes=True,
-        sys_argv=argv,
-        flag_values=values,
-    )
+exit codes: 0 accepted, 3 rolled back, 1 failed, 2 wrong command, 75 stopped"""
+    for name, needed, text in (
+        ("run", True, "finished run"),
+        ("data", True, "path of the new images"),
+        ("test", False, "labelled images that both encoders are evaluated on"),
+        ("old", False, "images in your search index (those of the run)"),
+        ("average", False, "share of new weights in an average with the old, or auto"),
+        ("select", False, "labelled images that choose the average (1/3 of --test)"),
+        ("reference", False, "encoder that losses count from (first of the chain)"),
+    ):
+        kind = _read_number if name == "average" else str
+        parser.add_argument(f"--{name}", required=needed, type=kind, help=text)
+    for name, text in (
+        ("join", "also train on the run's images"),
+        ("accept-as-reference", "count later losses from this update, if accepted"),
+        ("again", "repeat an update that is done"),
+        ("verbose", "print all measures"),
+    ):
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+    for name, text in (
+        ("limits.accuracy_drop", "most that an accuracy may fall, as a share (0.02)"),
+        ("limits.confidence", "that no loss beyond it is called harmless (0.95)"),
+        ("limits.undecided", '"keep the old" accepts only what is proven (accept)'),
+        ("limits.accuracy", "least accuracy"),
+        ("limits.index", "worst verdict on the index: keep or adapt"),
+        ("limits.overlap", "least share of neighbours kept"),
+        ("rows", "old images that are compared (2048)"),
+        ("neighbours", "neighbours of each (10)"),
+        ("train.OPTION", "option of the training, such as epochs (the run's)"),
+    ):
+        parser.add_override(f"config.{name}", text)
+    parser.section = "config.train"
 
 
 def _read_number(text: str) -> float | str:
@@ -327,16 +331,15 @@ def _read_number(text: str) -> float | str:
         return text
 
 
-def main(argv: list[str]) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run `jaxcl update`, print the result, and return the exit code."""
-    if len(argv) > 1:
-        return command.complain(f"unknown argument {argv[1]!r}; see --help")
-    options = flags.FLAGS
+    changes = plan.default_options()
+    files.override(changes, options.config)
 
     def make():
-        config = options.config.to_dict()
+        config = changes.to_dict()
         if options.average is not None:
-            config["average"] = _read_number(options.average)
+            config["average"] = options.average
         planned = plan.make_plan(
             options.run,
             options.data,

@@ -10,7 +10,6 @@ A stopped command resumes when it is given again; its rows are in FILE.part.
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -144,22 +143,17 @@ def _embed_rows(work, splits, done, batch_size) -> Iterator[np.ndarray]:
         done = max(done - stream.count_rows(examples), 0)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    options = argparse.ArgumentParser(
-        prog="jaxcl features", description=__doc__.splitlines()[0]
-    )
-    add = options.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add("--encoder", required=True, help="the folder of an encoder")
     add("--data", required=True, help="a path, or a section config.data as JSON")
     add("--out", required=True, help="FILE.npz or FILE.safetensors")
     add("--batch-size", type=int, default=256, help="images at a time")
-    return options
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run `jaxcl features`; return 2 if an input is wrong, 75 if stopped."""
-    options = parser().parse_args(argv)
 
     def make():
         from_features.check_suffix(options.out)
@@ -170,7 +164,3 @@ def main(argv: list[str] | None = None) -> int:
         print(f"features are in {options.out}", flush=True)
 
     return command.run_until_signal(make, work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import inspect
 import re
-import sys
 import typing
 
 from etils import epath
@@ -250,12 +249,9 @@ def summarise_export(card: dict) -> str:
     return f"{network}\nstep {step}, {tasks}, checkpoint {number}"
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    options = argparse.ArgumentParser(
-        prog="jaxcl export", description=__doc__.splitlines()[0]
-    )
-    add = options.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add("--run", required=True, help="a run directory")
     add("--out", required=True, help="folder, new or of the same export")
     add("--torch", action="store_true", help="also for PyTorch")
@@ -267,13 +263,10 @@ def parser() -> argparse.ArgumentParser:
         help="also a program that takes pixels (uint8) or normalised images (float32)",
     )
     add("--force", action="store_true", help="replace an export of another checkpoint")
-    return options
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run `jaxcl export`; return 2 if the run or the folder is wrong."""
-    return writer.run_command(parser().parse_args(argv), export, summarise_export)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(options: argparse.Namespace) -> int:
+    """Run `jaxcl export`."""
+    card = export(**vars(options))
+    print(f"{summarise_export(card)}\njaxcl.load_encoder({options.out!r})")
+    return 0

@@ -6,7 +6,6 @@ without running code. --out becomes a folder as from `jaxcl export`, for
 """
 
 import argparse
-import sys
 from typing import Any
 
 from etils import epath
@@ -275,12 +274,9 @@ def _read_numbers(text: str) -> tuple[float, ...]:
         ) from error
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    options = argparse.ArgumentParser(
-        prog="jaxcl import", description=__doc__.splitlines()[0]
-    )
-    add = options.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add("--from", dest="source", required=True, help="a file of weights")
     known = ", ".join(architectures.ARCHITECTURES)
     add("--architecture", required=True, help=f"one of {known}")
@@ -295,13 +291,10 @@ def parser() -> argparse.ArgumentParser:
     add("--mean", type=_read_numbers, help="of pixels in 0 to 1: 0.5,0.5,0.5")
     add("--std", type=_read_numbers, help="standard deviation, likewise")
     add("--force", action="store_true", help="replace another encoder")
-    return options
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run `jaxcl import`; return 2 if the file or the folder is wrong."""
-    return writer.run_command(parser().parse_args(argv), import_file, summarise_card)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(options: argparse.Namespace) -> int:
+    """Run `jaxcl import`."""
+    card = import_file(**vars(options))
+    print(f"{summarise_card(card)}\njaxcl.load_encoder({options.out!r})")
+    return 0

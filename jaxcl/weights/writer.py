@@ -1,14 +1,11 @@
 """Write an encoder's folder, which `run.folder` reads."""
 
-import argparse
 import datetime
 import hashlib
 import os
 import platform
 import shutil
-import sys
 import uuid
-from collections.abc import Callable
 
 import flax
 import jax
@@ -45,17 +42,6 @@ def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
         },
         "date": now.isoformat(timespec="seconds"),
     }
-
-
-def run_command(options: argparse.Namespace, make: Callable, text: Callable) -> int:
-    """Run a command that writes a folder; return 2 if an input or folder is wrong."""
-    try:
-        card = make(**vars(options))
-    except (Refused, OSError, lock.LockHeldError) as error:
-        print(f"jaxcl: {error}", file=sys.stderr)
-        return 2
-    print(f"{text(card)}\njaxcl.load_encoder({options.out!r})")
-    return 0
 
 
 def hash_files(files: dict[str, bytes]) -> dict[str, str]:
