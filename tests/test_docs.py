@@ -189,7 +189,7 @@ DATA = [
     for where, text in written()
     for word in ("convert", "data")
     for i, arguments in enumerate(pages.commands(text, f"jaxcl {word}"))
-    if arguments
+    if len(arguments) > 1  # not: what `jaxcl data NAME` wrote
 ]
 
 
