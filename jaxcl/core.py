@@ -326,7 +326,7 @@ def check_images(images: jax.Array) -> None:
     """Refuse images that are not of four axes."""
     if images.ndim != 4:
         raise Refused(
-            f"images.shape={images.shape}: must be [B, H, W, C], with C = 1 for gray"
+            "images.shape", images.shape, "must be [B, H, W, C], with C = 1 for gray"
         )
 
 
@@ -343,6 +343,4 @@ def check_choice(field: str, value, allowed) -> None:
     names = [] if value is None else [str(a) for a in allowed]
     near = difflib.get_close_matches(str(value), names, n=2)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise Refused(
-        f"{field}={value!r}: allowed are {', '.join(map(str, allowed))}{hint}"
-    )
+    raise Refused(field, value, f"allowed are {', '.join(map(str, allowed))}{hint}")

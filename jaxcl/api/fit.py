@@ -118,10 +118,7 @@ def fit(
     if not begun:
         _check_strategy(config)
     if config.get("seeds", 1) != 1:
-        raise Refused(
-            f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
-            "seed=1 and so on"
-        )
+        raise Refused("config.seeds", config.seeds, "must be 1; call again with seed=1")
     start = _tensors(encoder) if begun else {}
     where = epath.Path(out or f"runs/{name}-{_hash_settings(config, start)}")
     if begun:
@@ -138,9 +135,7 @@ def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
     """Make config.data of the train and evaluation images."""
     domains = None if isinstance(tasks, int | np.integer) else tasks
     if domains is not None and np.ndim(domains) != 1:
-        raise Refused(
-            f"tasks={tasks!r}: must be a whole number from 1, or the task of each image"
-        )
+        raise Refused("tasks", tasks, "must be 1 or more, or the task of each image")
     share = test if isinstance(test, int | float) else None
     if share is not None and not 0 <= share < 1:
         raise Refused(f"test={test!r}: a share must be from 0 to below 1")

@@ -26,8 +26,7 @@ def check_path(top: sections.TopLevel) -> None:
     if top.name in files.describe_configs():
         ways.append(f"try the config without its data: jaxcl train {top.name}:debug")
     raise Refused(
-        f"config.data.path={path!r}: no such file or folder. You can "
-        f"{'; or '.join(ways)}"
+        "config.data.path", path, "no such file or folder", "; or ".join(ways)
     )
 
 

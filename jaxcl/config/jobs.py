@@ -108,9 +108,7 @@ def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
             f"{top.batch_size}; must be at most {_MOST_STEPS} in all"
         )
     if top.first_tasks is not None and top.first_tasks > tasks:
-        raise Refused(
-            f"config.first_tasks={top.first_tasks}: the scenario has only {tasks} tasks"
-        )
+        raise Refused("config.first_tasks", top.first_tasks, f"there are {tasks} tasks")
     return job.Loop(
         steps_per_call=_steps_per_call(top, data, method),
         save_every=top.save_every,
@@ -130,8 +128,10 @@ def _make_method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method
         method = sections.make_method(top, parts)
     if top.replay and not method.replays:
         raise Refused(
-            f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
-            "leave the section out"
+            "config.replay",
+            top.replay,
+            f"{top.method['name']} does not replay",
+            "leave it out",
         )
     return sharding.bind_to_mesh(method, mesh)
 
@@ -160,8 +160,7 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
     if data.graphs:
         if asked not in (None, 1):
             raise Refused(
-                f"config.steps_per_call={asked}: batches of graphs have several sizes; "
-                "must be None or 1"
+                "config.steps_per_call", asked, "must be None or 1 for graphs"
             )
         return 1
     if asked is None:

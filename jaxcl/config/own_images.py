@@ -239,17 +239,13 @@ def _choose_encoder(encoder) -> tuple[dict, str | None]:
     if isinstance(encoder, Mapping | ml_collections.ConfigDict):
         return dict(encoder), None
     if not isinstance(encoder, str | os.PathLike):
-        raise Refused(
-            f"encoder={encoder!r}: must be a name, a section of a config, or the "
-            "folder of an encoder"
-        )
+        raise Refused("encoder", encoder, "must be a name, a section, or a folder")
     text = os.fspath(encoder)
     if folder.is_one(text):
         return folder.as_config(text)["encoder"], text
     if text not in ENCODERS and storage.exists(text):
         raise Refused(
-            f"encoder={text!r}: there is no encoder in it; must be a folder that "
-            "jaxcl export or jaxcl import wrote"
+            "encoder", text, "holds no encoder; jaxcl export or jaxcl import writes one"
         )
     core.check_choice("encoder", text, tuple(ENCODERS))
     return ENCODERS[text], None
@@ -337,7 +333,7 @@ def _count_tasks(summary, scenario, num_tasks) -> int:
         most, what = len(summary.classes), "classes"
     if num_tasks is not None and num_tasks > most:
         raise Refused(
-            f"tasks={num_tasks}: must be at most {most}, as there are so many {what}"
+            "tasks", num_tasks, f"must be at most {most}, the number of {what}"
         )
     return num_tasks or min(TASKS, most)
 

@@ -233,9 +233,7 @@ def scan_classes(
     start = path if storage.in_bucket(path) else os.path.normpath(path)
     folder = os.path.join(start, inner) if inner else start
     if not storage.is_folder(folder):
-        raise Refused(
-            f"path = {folder!r}: no such directory; must hold folders or images"
-        )
+        raise Refused("path", folder, "no such directory; must hold folders or images")
     names, files, label = listing.folders(folder), [], []
     for name in names:
         if name != name.encode(errors="replace").decode():

@@ -143,9 +143,7 @@ def _read_text(path) -> tuple[str, dict]:
         raise Refused(f"path = {path!r}: no such directory")
     names = sorted(x for x in os.listdir(path) if x.endswith("_A.txt"))
     if len(names) != 1:
-        raise Refused(
-            f"path = {path!r}: must hold one file NAME_A.txt, has {names[:5]}"
-        )
+        raise Refused("path", path, f"must hold one file NAME_A.txt, has {names[:5]}")
     name = names[0].removesuffix("_A.txt")
 
     def part_path(part):

@@ -90,7 +90,7 @@ def _list_files(option, pattern, domains, folder) -> list[str]:
     domains = domains or [""]
     if len(domains) > 1 and not named:
         raise Refused(
-            f"{option} = {pattern!r}: must hold {{domain}}, of which {len(domains)} are"
+            option, pattern, f"must hold {{domain}}: there are {len(domains)}"
         )
     return [os.path.join(folder, pattern.replace("{domain}", x)) for x in domains]
 

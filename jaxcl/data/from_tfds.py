@@ -147,8 +147,9 @@ def _feature(info, key, kind, option):
     if not isinstance(feature, kind):
         fit = sorted(k for k, f in info.features.items() if isinstance(f, kind))
         raise Refused(
-            f"{option} = {key!r}: {info.name} has no such {kind.__name__} feature; it "
-            f"has {fit}"
+            option,
+            key,
+            f"{info.name} has no such {kind.__name__} feature; it has {fit}",
         )
     if kind is _library().features.Image and feature.np_dtype != np.uint8:
         raise Refused(f"{option} = {key!r}: {feature.np_dtype}, must be uint8")

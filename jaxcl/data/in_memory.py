@@ -70,9 +70,7 @@ def store_set(
     if class_names is not None:
         most = max(map(int, found), default=-1)
         if most >= len(class_names):
-            raise Refused(
-                f"{name}: class_names: {len(class_names)} names, but label {most}"
-            )
+            raise Refused(f"{name}: {len(class_names)} class_names, but label {most}")
         found = tuple(class_names[int(number)] for number in found)
     domain, domain_names = _number_names(f"{name}: domains", domains)
     if domain is not None and (domain < 0).any():

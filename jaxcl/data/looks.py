@@ -50,7 +50,7 @@ def as_domains(
     images = dataset.train.images
     if images is None:
         raise Refused(
-            f"scenario {look!r}: needs images in memory, which {dataset.name} has not"
+            f"scenario {look!r}: needs images in memory; {dataset.name} has none"
         )
     if count * images.nbytes > MOST_BYTES:
         raise Refused(
@@ -60,7 +60,7 @@ def as_domains(
     height, width = images.shape[1:3]
     if look == "rotated" and height != width:
         raise Refused(
-            f"scenario 'rotated': images of {height} x {width} pixels; must be square"
+            f"scenario 'rotated': must be square images, not {height} x {width}"
         )
     draws = [np.random.default_rng([seed, number]) for number in range(count)]
     if look == "permuted":

@@ -261,7 +261,7 @@ def batches(
     steps = range(start, len(plan))
     if not 0 <= start <= len(plan):
         raise Refused(
-            f"start = {start}: must be from 0 to {len(plan)}, the steps of task {task}"
+            "start", start, f"must be from 0 to {len(plan)}, the task's steps"
         )
     if workers < 0 or views < 1:
         raise Refused(f"workers = {workers}, views = {views}: at least 0 and 1")

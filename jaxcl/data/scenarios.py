@@ -348,8 +348,9 @@ def after(whole: TaskSplit) -> list[stream.Task]:
     num_tasks, dataset = whole.num_tasks, whole.dataset
     if num_tasks is None or num_tasks < 2:
         raise Refused(
-            f"num_tasks = {num_tasks!r}: scenario 'after' has one more than the run "
-            "before it, at least 2"
+            "num_tasks",
+            num_tasks,
+            "must be 2 or more, one more than the run before has",
         )
     domain, last = dataset.train.domain, len(dataset.domain_names) - 1
     rows, earlier = np.flatnonzero(domain == last), np.flatnonzero(domain < last)
@@ -362,9 +363,7 @@ def after(whole: TaskSplit) -> list[stream.Task]:
 
 def _check_num_tasks(num_tasks, most, what):
     if num_tasks is None or num_tasks > most:
-        raise Refused(
-            f"num_tasks = {num_tasks!r}: must be an integer from 1 to the {most} {what}"
-        )
+        raise Refused("num_tasks", num_tasks, f"must be from 1 to the {most} {what}")
 
 
 def repeat_rows(

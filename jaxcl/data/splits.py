@@ -298,8 +298,9 @@ def finish(
     _check_channels(dataset)
     if validation and dataset.validation is not None:
         raise Refused(
-            f"validation = {validation}: {dataset.name} already has a validation "
-            "split; must be 0"
+            "validation",
+            validation,
+            f"{dataset.name} has a validation split; must be 0",
         )
     if validation:
         train, held_out = split_validation(dataset.train, validation, seed)
@@ -360,8 +361,7 @@ def _check_channels(dataset):
     if len({*found.values()} - {None}) > 1:
         said = ", ".join(f"{count} in {name}" for name, count in found.items())
         raise Refused(
-            f"{dataset.name}: images differ in their channels, {said}; must be of one "
-            "number"
+            f"{dataset.name}: images must have one number of channels: {said}"
         )
 
 

@@ -263,8 +263,9 @@ def order_of_classes(
     if class_order == "shuffled":
         return np.random.default_rng(seed).permutation(n)
     raise Refused(
-        f"{field} = {class_order!r}: must be 'sorted', 'released', 'cassle', "
-        "'shuffled' or a list of classes"
+        field,
+        class_order,
+        "must be 'sorted', 'released', 'cassle', 'shuffled' or a list",
     )
 
 

@@ -172,8 +172,7 @@ def _compare_matrix(runs, options) -> None:
     if name is None or not all(name in seed_names for seed_names in names):
         common = sorted(set.intersection(*names))
         raise Refused(
-            f"--matrix={name}: allowed are what all runs have, "
-            f"{', '.join(common) or 'nothing'}"
+            "--matrix", name, f"all runs have {', '.join(common) or 'no matrix'}"
         )
     print(format_table(runs, name))
     if options.out:

@@ -246,8 +246,9 @@ def _check_reference(test, reference, becomes_reference, select, options) -> Non
         raise Refused(f"{flag}: nothing is compared without --test, labelled images")
     if reference is not None and not reference_lib.is_there(reference):
         raise Refused(
-            f"--reference={reference!r}: must be a run with checkpoints, or the folder "
-            "of an encoder"
+            "--reference",
+            reference,
+            "must be a run with checkpoints, or an encoder's folder",
         )
     if select is not None and options.average != "auto":
         raise Refused(f"--select={select!r}: nothing is chosen without --average=auto")
@@ -357,8 +358,9 @@ def _make_evaluation_config(test, options, limits, parent_config) -> dict | None
     if test is None:
         if limits.accuracy is not None:
             raise Refused(
-                f"config.limits.accuracy={limits.accuracy}: nothing measures it "
-                "without --test, labelled images"
+                "config.limits.accuracy",
+                limits.accuracy,
+                "needs labelled images: --test",
             )
         return None
     own = options.test or {}

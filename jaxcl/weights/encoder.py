@@ -298,9 +298,7 @@ def _check_graphs(card, inputs):
     """Refuse inputs that are no graphs, or of another number of features."""
     width = card["input"]["features"]
     if not isinstance(inputs, graphs_lib.Graphs):
-        raise Refused(
-            f"inputs: is {type(inputs).__name__}, must be a data.graphs.Graphs"
-        )
+        raise Refused(f"inputs: {type(inputs).__name__}: must be a data.graphs.Graphs")
     have = inputs.features.shape[-1]
     if have != width:
         raise Refused(f"inputs: nodes have {have} features, must have {width}")

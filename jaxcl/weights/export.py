@@ -126,10 +126,7 @@ def _hide_paths(value, key=""):
 def _read_config(run):
     """Read the config of a run; refuse a run that has no encoder of its own."""
     if folder_lib.is_one(run):
-        raise Refused(
-            f"--run={run!r}: is already the folder of an encoder, without an accepted "
-            "update"
-        )
+        raise Refused("--run", run, "is an encoder's folder already, without an update")
     config = transfer.config_of(run, field="--run")
     if config.get("seeds", 1) > 1:
         raise Refused(
@@ -138,8 +135,7 @@ def _read_config(run):
         )
     if config.get("checkpoint") is not None:
         raise Refused(
-            f"--run={run!r}: only evaluated the encoder of {config['checkpoint']}; "
-            "export that run"
+            "--run", run, f"evaluates {config['checkpoint']}; export that run"
         )
     method = config["method"]["name"]
     if method in _DROP:

@@ -129,9 +129,7 @@ def _read_safetensors(path, data) -> dict[str, np.ndarray]:
     """Read a safetensors file; refuse a name that comes twice."""
     size = struct.unpack("<Q", data[:8].ljust(8, b"\xff"))[0]
     if size > min(_MOST_HEADER, len(data)):
-        raise Refused(
-            f"{path}: is neither a complete safetensors file nor a PyTorch file"
-        )
+        raise Refused(f"{path}: no complete safetensors file, and no PyTorch file")
 
     def refuse_duplicates(pairs):
         names = [name for name, _ in pairs]

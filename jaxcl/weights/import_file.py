@@ -218,10 +218,7 @@ def _find_moments(prepared, channels, mean, std) -> dict:
     for name, given in (("mean", mean), ("std", std)):
         value = _option_or_known(prepared, name, given)
         if len(value) not in (1, channels):
-            raise Refused(
-                f"--{name}={value}: must be one number, or one for each of its "
-                f"{channels} channels"
-            )
+            raise Refused(f"--{name}", value, f"must be 1 or {channels} numbers")
         kind = schema.Share if name == "mean" else schema.Positive
         for number in value:
             schema.check_value(number, kind, f"--{name}")
