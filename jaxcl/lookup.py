@@ -94,7 +94,7 @@ def _import_own_module(name, field):
     """Import a module of the user's own package that has `make`."""
     found = _import_module(name, name, field)
     if not hasattr(found, "make"):
-        raise Refused(f"{field}={name!r}: the module has no function `make`")
+        raise Refused(field, name, "the module has no function `make`")
     return found
 
 

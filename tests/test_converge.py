@@ -217,7 +217,7 @@ def test_growth_cuts_by_the_seed(tmp_path):
     for wrong, said in ((0.0, "growth=0.0"), (1.0, "growth=1.0")):
         with pytest.raises(ValueError, match=said):
             scenarios.make(data, name="growth", growth=wrong, evaluation="none")
-    with pytest.raises(ValueError, match="num_tasks = 3: scenario 'growth' has 2"):
+    with pytest.raises(ValueError, match="num_tasks=3: scenario 'growth' has 2"):
         scenarios.make(data, name="growth", num_tasks=3, evaluation="none")
 
 

@@ -200,7 +200,7 @@ def test_tu_text_without_node_files_or_edges(tmp_path):
 def test_tu_text_refuses_what_does_not_fit(tmp_path, files, message):
     with pytest.raises(ValueError, match=message):
         read_graphs(write_text(tmp_path / "toy", **files))
-    with pytest.raises(ValueError, match="path = 'nowhere'"):
+    with pytest.raises(ValueError, match="path='nowhere'"):
         read_graphs("nowhere")
 
 

@@ -136,12 +136,12 @@ def test_options_reach_the_rows(tmp_path):
     assert some.train.label.tolist() == [1, 0, 1]
     np.testing.assert_array_equal(some.train.load(1), PIXELS[2])
     for options, words in (
-        ({"train_split": "all"}, r"train_split = 'all'.*\['test', 'train'\]"),
-        ({"validation_split": "val"}, "validation_split = 'val'"),
-        ({"image_key": "img"}, r"image_key = 'img'.*\['image', 'label'\]"),
-        ({"label_key": "fine"}, "label_key = 'fine'"),
-        ({"image_key": "label"}, "image_key = 'label'"),
-        ({"label_key": "image"}, "label_key = 'image'"),
+        ({"train_split": "all"}, r"train_split='all'.*\['test', 'train'\]"),
+        ({"validation_split": "val"}, "validation_split='val'"),
+        ({"image_key": "img"}, r"image_key='img'.*\['image', 'label'\]"),
+        ({"label_key": "fine"}, "label_key='fine'"),
+        ({"image_key": "label"}, "image_key='label'"),
+        ({"label_key": "image"}, "label_key='image'"),
         ({"max_pixels": 20}, "max_pixels=20"),
         ({"decoder": "turbo"}, "decoder='turbo'"),
     ):
@@ -320,7 +320,7 @@ def test_files_that_number_their_classes_otherwise(tmp_path):
             ((train, table(ROWS["test"], label=["1", "ant"]), test), "text"),
         )
     ):
-        with pytest.raises(ValueError, match=f"label_key = 'label': .*{words}"):
+        with pytest.raises(ValueError, match=f"label_key='label': .*{words}"):
             load(written(str(number), *parts))
     # Names that only one split gives hold for all.
     assert load(written("bare", table(ROWS["train"], ()), test)).class_names == NAMES
@@ -412,7 +412,7 @@ def test_what_the_real_library_saves(tmp_path):
         data = load(tmp_path / root)
         check(data)
         assert data.class_names == NAMES
-        with pytest.raises(ValueError, match="image_key = 'array'"):
+        with pytest.raises(ValueError, match="image_key='array'"):
             load(tmp_path / root, image_key="array")
         section = sources.section_of(tmp_path / root)
         assert section["name"] == "huggingface" and section["test_split"] == "test"

@@ -85,7 +85,7 @@ def test_the_next_task_is_the_last_set(sets):
     assert alone.tasks[1].train.rows.tolist() == [0, 1, 2, 3, 4]
     assert len(alone.tasks[1].earlier) == 0
     for wrong in (1, None):
-        with pytest.raises(ValueError, match=r"num_tasks = .*'after'"):
+        with pytest.raises(ValueError, match="num_tasks=.*must be 2"):
             scenarios.make(data, name="after", num_tasks=wrong, evaluation="none")
 
 

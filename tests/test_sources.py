@@ -355,10 +355,10 @@ def test_domains_of_a_set_are_converted(tmp_path, monkeypatch, capsys):
     test = np.arange(24) % 8 >= 4
     np.savez(path, x=x, y=y, domain=domain, is_test=test, **names)
 
-    def part(*options):
+    def part(*options, code=0):
         out = str(tmp_path / str(len([*tmp_path.iterdir()])))
-        assert cli.main(["convert", path, out, *options]) == 0
-        return sources.load("arrays", path=out)
+        assert cli.main(["convert", path, out, *options]) == code
+        return None if code else sources.load("arrays", path=out)
 
     drawn = part("--domains", "2", "ink")
     assert drawn.domain_names == ("3", "ink")
@@ -373,8 +373,7 @@ def test_domains_of_a_set_are_converted(tmp_path, monkeypatch, capsys):
         ("--domains", "4"): "domains: 4 is neither a number below 3",
         ("--domains", "ink", "0"): r"domains: \['ink'\] more than once",
     }.items():
-        with pytest.raises(SystemExit):
-            part(*wrong)
+        part(*wrong, code=2)
         assert re.search(said, capsys.readouterr().err)
 
 
@@ -594,7 +593,7 @@ def test_folder_errors(tmp_path):
     with pytest.raises(ValueError, match=r"missing: \['q'\]"):
         load(classes=str(tmp_path / "list"))
     (tmp_path / "list").write_text("a\na\n")
-    with pytest.raises(ValueError, match="classes = .*list'"):
+    with pytest.raises(ValueError, match="classes=.*list'"):
         load(classes=str(tmp_path / "list"))
     with pytest.raises(ValueError, match="nolist"):
         load(classes=str(tmp_path / "nolist"))
@@ -726,9 +725,9 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
         ({"test_split": "validation"}, "'validation'.*test.*train"),
         ({"train_split": "train[0:0]"}, r"'train\[0:0\]': .* toy has .*'train': 20"),
         ({"train_split": "train[5:3]"}, r"split 'train\[5:3\]': has no examples"),
-        ({"image_key": "picture"}, "image_key = 'picture'.*image"),
-        ({"label_key": "name"}, "label_key = 'name'.*label.*style"),
-        ({"domain_key": "site"}, "domain_key = 'site'"),
+        ({"image_key": "picture"}, "image_key='picture'.*image"),
+        ({"label_key": "name"}, "label_key='name'.*label.*style"),
+        ({"domain_key": "site"}, "domain_key='site'"),
     ):
         with pytest.raises(ValueError, match=words):
             load(**options)
@@ -832,4 +831,4 @@ def test_images_beside_the_folders_of_classes_are_counted(inner, tmp_path, caplo
         again = sources.load("image_folder", path=str(tmp_path), test=0.0)
     assert len(again.train.label) == len(data.train.label) == 5
     (said,) = caplog.messages
-    assert said.startswith(f"path = {str(tmp_path / inner)!r}: 4 images ")
+    assert said.startswith(f"path={str(tmp_path / inner)!r}: 4 images ")

@@ -541,7 +541,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(run, changes, said):
     ("option", "said"),
     [
         ("--config.train.epochs=0", "config.epochs=0"),
-        ("--config.train.batch_size=4000", "batch_size = 4000"),
+        ("--config.train.batch_size=4000", "batch_size=4000"),
         ("--config.evaluators.knn.k=0", "config.evaluators.knn.k=0"),
     ],
 )

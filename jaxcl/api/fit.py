@@ -97,7 +97,7 @@ def fit(
       jaxcl.run.metrics_log.Diverged: the loss or a parameter is not finite.
     """
     if not isinstance(options, Mapping | None):
-        raise Refused(f"options={options!r}: must be a dict, field -> value")
+        raise Refused("options", options, "must be a dict, field -> value")
     options = options or {}
     read = _make_data_section(images, labels, tasks, test, name)
     begun = isinstance(encoder, encoder_lib.Encoder)
@@ -138,7 +138,7 @@ def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
         raise Refused("tasks", tasks, "must be 1 or more, or the task of each image")
     share = test if isinstance(test, int | float) else None
     if share is not None and not 0 <= share < 1:
-        raise Refused(f"test={test!r}: a share must be from 0 to below 1")
+        raise Refused("test", test, "a share must be from 0 to below 1")
     train = inputs.make_section(
         images, name=name, labels=labels, domains=domains, test=share
     )
@@ -158,7 +158,7 @@ def _make_config(section, encoder, size, tasks, scenario) -> ml_collections.Conf
         scenario, count = "domain", 1
     else:
         if tasks < 1:
-            raise Refused(f"tasks={tasks}: must be 1 or more")
+            raise Refused("tasks", tasks, "must be 1 or more")
         scenario, count = ("joint" if tasks == 1 else scenario), int(tasks)
     return own_images.config(
         section,

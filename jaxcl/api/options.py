@@ -174,7 +174,7 @@ def _check_values(found: Sequence[OptionEntry]) -> None:
             beside = [x.name for x in others if x.path.rpartition(".")[0] == section]
             near = difflib.get_close_matches(option.name, beside, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise Refused(f"{option.path}={option.value!r}: no such option{hint}")
+            raise Refused(option.path, option.value, f"no such option{hint}")
         if option.annotation:
             schema.check_value(option.value, option.annotation, option.path, option)
         if option.path == "config.replay.policy":

@@ -114,7 +114,7 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
         return
     if folder.is_one(start):
         if train.graphs is not None:
-            raise Refused(f"config.start={start!r}: it is an encoder of images")
+            raise Refused("config.start", start, "it is an encoder of images")
         want = folder.read_card(start)["input"]["channels"]
         first = train.load(0) if train.images is None else train.images[0]
         if first.shape[-1] != want:

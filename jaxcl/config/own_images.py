@@ -79,7 +79,7 @@ def summarize(data: Mapping[str, Any]) -> Summary:
     dataset = read_images(data)
     train = dataset.train
     if train.graphs is not None:
-        raise Refused(f"config.data.name={data['name']!r}: graphs; must be images")
+        raise Refused("config.data.name", data["name"], "graphs; must be images")
     count = stream.count_rows(train)
     rows = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(int))
     loaded = (_load_image(train, row) for row in rows)

@@ -358,7 +358,7 @@ def main(options: argparse.Namespace) -> int:
 def _draw_shapes(out: str, source: str | None) -> int:
     """Write the set `shapes` as PNG files, and print how to read a domain."""
     if source is not None:
-        raise Refused(f"--from={source}: shapes is drawn; leave --from out")
+        raise Refused("--from", source, "shapes is drawn; leave --from out")
     shapes.write_folders(shapes.shapes(), out)
     first, *_, last = shapes.DOMAINS
     print(

@@ -399,7 +399,7 @@ def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
         lines = storage.read_bytes(file).decode("utf-8-sig").split("\n")
     names = tuple(line.strip() for line in lines if line.strip())
     if not names or len(set(names)) < len(names):
-        raise Refused(f"{option} = {file!r}: must hold at least one name, each once")
+        raise Refused(option, file, "must hold at least one name, each once")
     return names
 
 

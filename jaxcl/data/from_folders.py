@@ -109,7 +109,7 @@ def _check_layout(path, inner, names, files) -> bool:
         layouts.check_domains(path, found)
     elif shared := layouts.shared_classes({x[1:] for x in found}):
         logging.warning(
-            "path = %r: the folders in %s are read as classes, though each has "
+            "path=%r: the folders in %s are read as classes, though each has "
             'folders %s; config.data.path=%r with config.data.folders="domains" reads '
             "domains with these classes",
             *(path, inner, [*shared[:5]], os.path.join(path, inner)),
@@ -132,17 +132,17 @@ def _scan_domains(path, wanted, left_out) -> tuple:
     """List classes, domains, and labels, files and domains of all images."""
     domains = listing.folders(path)
     if not domains:
-        raise Refused(f"path = {path!r}: has no folders; must have one for each domain")
+        raise Refused("path", path, "has no folders; must have one for each domain")
     found = [scan_classes(path, x, None, left_out=left_out) for x in domains]
     known = {name for names, *_ in found for name in names}
     names = tuple(wanted or sorted(known, key=listing.natural_key))
     if missing := sorted({*names} - known):
-        raise Refused(f"path = {path!r}: class folders missing: {missing[:5]}")
+        raise Refused("path", path, f"class folders missing: {missing[:5]}")
     label, files, domain = [], [], []
     for number, (own, numbers, paths) in enumerate(found):
         if not own:
             raise Refused(
-                f"path = {os.path.join(path, domains[number])!r}: has images and no "
+                f"path={os.path.join(path, domains[number])!r}: has images and no "
                 "folders; a domain must have a folder for each class"
             )
         for at, file in zip(numbers, paths, strict=True):
@@ -194,7 +194,7 @@ def _check_splits(path, names) -> None:
         alike = [x for x in others if x in alike or not (names or _is_empty(path, x))]
     if alike:
         raise Refused(
-            f"path = {path!r}: folders {alike[:5]} look like splits, which must be "
+            f"path={path!r}: folders {alike[:5]} look like splits, which must be "
             'called train, val and test. config.data.folders="classes" takes each of '
             "them as a class"
         )
@@ -240,7 +240,7 @@ def scan_classes(
             raise Refused(f"{os.fsencode(name)!r}: a class's name must be UTF-8")
     # In a bucket a listing of the whole folder would be needed once more.
     if names and not storage.in_bucket(path) and (beside := _images_in(folder)):
-        logging.warning("path = %r: %d %s are left out", folder, len(beside), _BESIDE)
+        logging.warning("path=%r: %d %s are left out", folder, len(beside), _BESIDE)
         if left_out is not None:
             left_out[_BESIDE] += len(beside)
     if wanted:

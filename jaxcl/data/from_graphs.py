@@ -140,7 +140,7 @@ def _read_npz(path) -> tuple[str, dict]:
 def _read_text(path) -> tuple[str, dict]:
     """Read text files; return a set's name, and what `_read_npz` returns."""
     if not os.path.isdir(path):
-        raise Refused(f"path = {path!r}: no such directory")
+        raise Refused("path", path, "no such directory")
     names = sorted(x for x in os.listdir(path) if x.endswith("_A.txt"))
     if len(names) != 1:
         raise Refused("path", path, f"must hold one file NAME_A.txt, has {names[:5]}")
@@ -232,7 +232,7 @@ def _features(where, arrays, edges, names, std, normalise) -> np.ndarray:
             continue
         values = attributes if name == "attributes" else labels
         if values is None:
-            raise Refused(f"features = {names!r}: {where} has no node {name}")
+            raise Refused("features", names, f"{where} has no node {name}")
         if values.ndim not in (1, 2) or len(values) != nodes:
             shape = values.shape
             raise Refused(f"{where}: node {name} {shape} for {nodes} nodes")

@@ -132,7 +132,7 @@ def huggingface(
         if name is None:
             continue
         if name not in found:
-            raise Refused(f"{split}_split = {name!r}: {path} has {sorted(found)}")
+            raise Refused(f"{split}_split", name, f"{path} has {sorted(found)}")
         chosen[split] = found[name]
         labels[split] = [
             _check_columns(file, image_key, label_key) for file in found[name]
@@ -236,7 +236,7 @@ def split_files(path: str) -> dict[str, list[str]]:
     for a split that lacks a part, or is in several folders.
     """
     if storage.in_bucket(path) or not os.path.isdir(path):
-        raise Refused(f"path = {path!r}: must be a folder on a disk")
+        raise Refused("path", path, "must be a folder on a disk")
     listed = os.path.join(path, SPLITS)
     if os.path.exists(listed):
         names = storage.read_object(listed).get("splits")
@@ -252,7 +252,7 @@ def split_files(path: str) -> dict[str, list[str]]:
         found.setdefault(split, []).append(file)
     if not found:
         raise Refused(
-            f"path = {path!r}: must hold Parquet files, or what `save_to_disk` of "
+            f"path={path!r}: must hold Parquet files, or what `save_to_disk` of "
             f"Hugging Face datasets writes ({STATE} or {SPLITS})"
         )
     for split, files in found.items():
@@ -269,7 +269,7 @@ def _check_complete(path, split, files) -> None:
     counts = {x[1] for file in files if (x := re.search(r"-of-(\d+)\b", file))}
     if len(folders) > 1 or any(int(count) != len(files) for count in counts):
         raise Refused(
-            f"path = {path!r}: split {split!r} must be all parts of one set in one "
+            f"path={path!r}: split {split!r} must be all parts of one set in one "
             f"folder: it has {len(files)} files in folders {sorted(folders)[:5]}"
         )
 
@@ -299,10 +299,10 @@ def _check_columns(file, image_key, label_key) -> np.ndarray:
     header, rows = _header(file)
     for option, key in (("image_key", image_key), ("label_key", label_key)):
         if key is not None and header.names.count(key) != 1:
-            raise Refused(f"{option} = {key!r}: {file} has {header.names}")
+            raise Refused(option, key, f"{file} has {header.names}")
     if not _holds_images(header.field(image_key).type):
         raise Refused(
-            f"image_key = {image_key!r}: {file} has {header.field(image_key).type}, "
+            f"image_key={image_key!r}: {file} has {header.field(image_key).type}, "
             "must be encoded images, as `dataset.cast_column(KEY, datasets.Image())` "
             "makes them"
         )
@@ -325,11 +325,11 @@ def _labels(file, key) -> np.ndarray:
         found = found.cast(found.type.value_type)
     if types.is_string(found.type) or types.is_large_string(found.type):
         if found.null_count:
-            raise Refused(f"label_key = {key!r}: {file} lacks a label")
+            raise Refused("label_key", key, f"{file} lacks a label")
         return np.array(found.to_pylist(), str)
     if not (types.is_integer(found.type) or types.is_boolean(found.type)):
         raise Refused(
-            f"label_key = {key!r}: {file} has {found.type}, must be numbers or text"
+            "label_key", key, f"{file} has {found.type}, must be numbers or text"
         )
     label = found.cast(_import_arrow().int64()).fill_null(-1).to_numpy()
     return stream.as_numbers(file, "labels", label, -1)
@@ -356,7 +356,7 @@ def _number_labels(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.nd
     """
     kinds = {label.dtype.kind for parts in labels.values() for label in parts}
     if len(kinds) > 1:
-        raise Refused(f"label_key = {key!r}: labels are text and numbers")
+        raise Refused("label_key", key, "labels are text and numbers")
     whole = {split: np.concatenate(parts) for split, parts in labels.items()}
     if "U" in kinds:
         found = {str(name) for label in whole.values() for name in np.unique(label)}
@@ -372,11 +372,11 @@ def _number_labels(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.nd
             known.setdefault(names, file)
     if len(known) > 1:  # each file numbers its own classes
         raise Refused(
-            f"label_key = {key!r}: {' and '.join(known.values())} differ in their "
+            f"label_key={key!r}: {' and '.join(known.values())} differ in their "
             "classes; must be the same ones in one order, or text"
         )
     most = max(label.max(initial=-1) for label in whole.values())
     names = next(iter(known), tuple(map(str, range(most + 1))))
     if most >= len(names):
-        raise Refused(f"label_key = {key!r}: label {most} of {len(names)} classes")
+        raise Refused("label_key", key, f"label {most} of {len(names)} classes")
     return names, whole

@@ -44,7 +44,7 @@ def image_lists(
     that leads out of `path`, and a missing image, unless on_corrupt is "skip".
     """
     if not os.path.isdir(path):
-        raise Refused(f"path = {path!r}: no such directory")
+        raise Refused("path", path, "no such directory")
     names = None
     if class_names is not None:
         names = files_lib.class_list(class_names, option="class_names")
@@ -86,7 +86,7 @@ def _list_files(option, pattern, domains, folder) -> list[str]:
     """Return paths of the lists of one split, one of each domain."""
     named = "{domain}" in pattern
     if named and domains is None:
-        raise Refused(f"{option} = {pattern!r}: give domains, or one list's name")
+        raise Refused(option, pattern, "give domains, or one list's name")
     domains = domains or [""]
     if len(domains) > 1 and not named:
         raise Refused(

@@ -152,7 +152,7 @@ def _feature(info, key, kind, option):
             f"{info.name} has no such {kind.__name__} feature; it has {fit}",
         )
     if kind is _library().features.Image and feature.np_dtype != np.uint8:
-        raise Refused(f"{option} = {key!r}: {feature.np_dtype}, must be uint8")
+        raise Refused(option, key, f"{feature.np_dtype}, must be uint8")
     return feature
 
 
@@ -163,7 +163,7 @@ def _class_names(info, key, option) -> tuple[str, ...]:
     feature = _feature(info, key, _library().features.ClassLabel, option)
     count = feature.num_classes or 0
     if not 0 < count <= stream.LABELS:
-        raise Refused(f"{option} = {key!r}: {count} classes")
+        raise Refused(option, key, f"{count} classes")
     # Some editors put a mark before the first name of a file.
     return tuple(name.removeprefix("\ufeff") for name in feature.names)
 
@@ -200,7 +200,7 @@ def _find_records(
         fields = RecordTable._fields
         columns = [known.get(f"{split}/{field}", stamp) for field in fields]
         if any(x.dtype.kind != "i" or x.shape != columns[0].shape for x in columns):
-            raise Refused(f"index = {index!r}: it is damaged; delete it")
+            raise Refused("index", index, "it is damaged; delete it")
         return files, RecordTable(*columns)
     tables = [
         _scan_file(info, number, part, label_key, domain_key)
@@ -225,7 +225,7 @@ def _read_index(index) -> dict[str, np.ndarray]:
     try:
         return files_lib.read_npz(index)
     except ValueError as error:
-        raise Refused(f"index = {index!r}: {error}; delete it") from error
+        raise Refused("index", index, f"{error}; delete it") from error
 
 
 def _scan_file(info, number, part, label_key, domain_key) -> RecordTable:

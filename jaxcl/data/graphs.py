@@ -87,7 +87,7 @@ def pad_batch(
     rows, count = np.asarray(rows), len(graph_set.label)
     good = rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer)
     if not good or (rows.size and not -1 <= rows.min() <= rows.max() < count):
-        raise Refused(f"rows = {rows}: must be integers below {count}, or -1")
+        raise Refused("rows", rows, f"must be integers below {count}, or -1")
     slots = np.flatnonzero(rows >= 0)
     taken = take_graphs(graph_set, rows[slots])
     for name, need, have in (
@@ -96,7 +96,7 @@ def pad_batch(
         ("edges", taken.edges.shape[1], edges),
     ):
         if need > have:
-            raise Refused(f"{name} = {have}: the rows need at least {need}")
+            raise Refused(name, have, f"the rows need at least {need}")
     features = np.zeros((nodes, graph_set.features.shape[1]), np.float32)
     features[: len(taken.features)] = taken.features
     node_slots = np.repeat(slots, np.diff(taken.graph_ptr))

@@ -54,7 +54,7 @@ def as_domains(
         )
     if count * images.nbytes > MOST_BYTES:
         raise Refused(
-            f"num_tasks = {count}: {dataset.name} in so many looks takes "
+            f"num_tasks={count}: {dataset.name} in so many looks takes "
             f"{count * images.nbytes} bytes; must be at most {MOST_BYTES}"
         )
     height, width = images.shape[1:3]

@@ -113,7 +113,7 @@ def _evaluation_split(dataset, evaluation) -> stream.Examples | None:
     judge = stream.splits_of(dataset).get(evaluation)
     if judge is None and evaluation != "none":
         raise Refused(
-            f"evaluation = {evaluation!r}: {dataset.name} has no such split; give the "
+            f"evaluation={evaluation!r}: {dataset.name} has no such split; give the "
             "source a validation fraction, or use evaluation = 'none'"
         )
     return judge
@@ -177,7 +177,7 @@ def joint(whole: TaskSplit, *, class_order: ClassOrder = "sorted") -> list[strea
       too.
     """
     if whole.num_tasks not in (None, 1):
-        raise Refused(f"num_tasks = {whole.num_tasks}: scenario 'joint' has 1")
+        raise Refused("num_tasks", whole.num_tasks, "scenario 'joint' has 1")
     rows = np.arange(stream.count_rows(whole.dataset.train))
     return [_make_task(whole, 0, "joint", rows, _every_row(whole.judge))]
 
@@ -294,7 +294,7 @@ def by_domain(
     order = stream.numbers(order, names, "domain_order")
     if num_tasks not in (None, len(order)):
         raise Refused(
-            f"num_tasks = {num_tasks}: scenario 'domain' has one task for each of "
+            f"num_tasks={num_tasks}: scenario 'domain' has one task for each of "
             f"{[names[d] for d in order]}; name the wanted ones in domain_order"
         )
     tasks = []
@@ -327,12 +327,12 @@ def growth(
     growth: share of the rows that are new, ICL's alpha.
     """
     if whole.num_tasks not in (None, 2):
-        raise Refused(f"num_tasks = {whole.num_tasks}: scenario 'growth' has 2")
+        raise Refused("num_tasks", whole.num_tasks, "scenario 'growth' has 2")
     count = stream.count_rows(whole.dataset.train)
     rows = np.random.default_rng(whole.seed).permutation(count)
     old, test = round((1 - growth) * count), _every_row(whole.judge)
     if not 0 < old < count:
-        raise Refused(f"growth = {growth}: must leave old and new of {count} rows")
+        raise Refused("growth", growth, f"must leave old and new of {count} rows")
     return [
         _make_task(whole, 0, "old", rows[:old], test),
         _make_task(whole, 1, "new", rows[old:], test),

@@ -233,7 +233,7 @@ def kind_of(path: str) -> str:
         return "npz"
     if path.endswith(".npy") and not storage.is_folder(path):
         raise Refused(
-            f"path = {path!r}: an .npy file has no labels: give jaxcl.fit its array, "
+            f"path={path!r}: an .npy file has no labels: give jaxcl.fit its array, "
             f"np.load({path!r}), or write an .npz file: np.savez('set.npz', x=images, "
             "y=labels)"
         )

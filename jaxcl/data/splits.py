@@ -67,7 +67,7 @@ def of_classes(
     fewest = min(map(len, by_class))
     if not 1 <= per_class <= fewest:
         raise Refused(
-            f"per_class = {per_class}: must be from 1 to the {fewest} train rows of "
+            f"per_class={per_class}: must be from 1 to the {fewest} train rows of "
             "the smallest class"
         )
     rng = np.random.default_rng([seed, count])
@@ -106,7 +106,7 @@ def _keep_named(dataset, kind, option, wanted) -> stream.Dataset:
     names = getattr(dataset, field)
     kept = stream.numbers(names if wanted is None else wanted, names, option)
     if not kept:
-        raise Refused(f"{option} = {wanted!r}: must name at least one")
+        raise Refused(option, wanted, "must name at least one")
     renumbered = np.full(len(names) + 1, -1, np.int32)  # the last: of number -1
     renumbered[kept] = np.arange(len(kept))
 
@@ -128,7 +128,7 @@ def draw_mask(
     none.
     """
     if not 0 <= fraction < 1:
-        raise Refused(f"fraction = {fraction}: must be at least 0 and below 1")
+        raise Refused("fraction", fraction, "must be at least 0 and below 1")
     mask = np.zeros(len(examples.label), bool)
     if fraction == 0:
         return mask

@@ -170,10 +170,10 @@ def schedule(
         ("batch_size", batch_size, 1),
     ):
         if not isinstance(value, int | np.integer) or value < least:
-            raise Refused(f"{name} = {value!r}: must be an integer >= {least}")
+            raise Refused(name, value, f"must be an integer >= {least}")
     if batch_size > len(source.rows) and source.order is epoch_order:
         raise Refused(
-            f"batch_size = {batch_size}: task {task} has only {len(source.rows)} "
+            f"batch_size={batch_size}: task {task} has only {len(source.rows)} "
             "train rows; use a smaller batch or fewer tasks"
         )
     rows = np.asarray(source.rows, np.int32)

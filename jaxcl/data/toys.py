@@ -105,7 +105,7 @@ def rings_and_trees(
       Refused: a number is out of its range.
     """
     if nodes[0] > nodes[1]:
-        raise Refused(f"config.data.nodes={nodes}: must be (least, most)")
+        raise Refused("config.data.nodes", nodes, "must be (least, most)")
     if count * nodes[1] > _NODES:
         raise Refused(
             f"config.data.count={count} x nodes={nodes}: must be at most {_NODES} nodes"

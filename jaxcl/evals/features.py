@@ -37,7 +37,7 @@ def all_finite(*arrays: jax.Array) -> bool:
 def require(field: str, value: Any, good: bool, allowed: str) -> None:
     """Raise an error about `config.evaluators.{field}` unless it is valid."""
     if not good:
-        raise Refused(f"config.evaluators.{field}={value!r}: must be {allowed}")
+        raise Refused(f"config.evaluators.{field}", value, f"must be {allowed}")
 
 
 def refuse_unless(

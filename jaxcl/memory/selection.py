@@ -109,7 +109,7 @@ def quotas(
     Source: the authors' code of Co2L and CCLIS.
     """
     if capacity < 1:
-        raise Refused(f"capacity={capacity}: must be 1 or more")
+        raise Refused("capacity", capacity, "must be 1 or more")
     chex.assert_rank(counts, 1)
     chex.assert_equal_shape([counts, old, new])
     k_total, k_old, k_new, k_more = jax.random.split(key, 4)

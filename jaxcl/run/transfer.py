@@ -149,7 +149,7 @@ def find_checkpoints(run: str, *, field: str = "config.checkpoint") -> Checkpoin
     entries = checkpoints.iterdir() if checkpoints.exists() else ()
     numbers = sorted(int(p.name) for p in entries if p.name.isdigit())
     if not numbers:
-        raise Refused(f"{field}={run!r}: there is no checkpoint in it yet")
+        raise Refused(field, run, "there is no checkpoint in it yet")
     return CheckpointPlace(checkpoints, tuple(numbers))
 
 

@@ -94,7 +94,7 @@ def make_section(
     if isinstance(path, dict):
         return path | options
     if not storage.exists(path):
-        raise Refused(f"{field}={path!r}: no such file or folder")
+        raise Refused(field, path, "no such file or folder")
     source = {"name": options.pop("name", None), "path": str(path)}
     if source["name"] is None:
         source = sources.section_of(path)

@@ -251,7 +251,7 @@ def _check_reference(test, reference, becomes_reference, select, options) -> Non
             "must be a run with checkpoints, or an encoder's folder",
         )
     if select is not None and options.average != "auto":
-        raise Refused(f"--select={select!r}: nothing is chosen without --average=auto")
+        raise Refused("--select", select, "nothing is chosen without --average=auto")
 
 
 def _make_selection_config(select, options, parent_config) -> dict | None:

@@ -82,7 +82,7 @@ def write_features(
     }
     if os.path.exists(out):
         if from_features.read(out)[1] != about:
-            raise Refused(f"--out={out}: is no file of features; give another path")
+            raise Refused("--out", out, "is no file of features; give another path")
         return about
     parts, width = stream.splits_of(dataset), about["card"]["num_features"]
     draft, sizes = f"{out}.part", [stream.count_rows(x) for x in parts.values()]

@@ -121,7 +121,7 @@ class Encoder:
         if self.card["input"]["kind"] == "graphs":
             return np.asarray(run(_check_graphs(self.card, inputs)))
         if batch_size < 1:
-            raise Refused(f"batch_size={batch_size}: must be at least 1")
+            raise Refused("batch_size", batch_size, "must be at least 1")
         inputs, one = _list_images(self.card, inputs)
         if one:
             return self.embed(inputs, batch_size=1)[0]

@@ -105,7 +105,7 @@ def _check_folder(folder, card, force) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise Refused(f"--out={folder}: is a file; must be a folder")
+        raise Refused("--out", folder, "is a file; must be a folder")
     names = {path.name for path in folder.iterdir() if path.suffix != ".tmp"}
     names -= {lock.FILE}
     other = names - {folder_lib.CARD, folder_lib.TENSORS} - _FURTHER

@@ -46,7 +46,7 @@ Probability = schema.Share | tuple[schema.Share, ...]  # one, or one for each vi
 def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
     """Refuse an option unless the condition holds, naming it and its range."""
     if not condition:
-        raise Refused(f"{name}={value!r}: must be {allowed}")
+        raise Refused(name, value, f"must be {allowed}")
 
 
 def _check_ranges(**ranges: Sequence[float]) -> None:
@@ -512,4 +512,4 @@ def _check_images(images, size, mean, views=None, mend=""):
         allowed = (
             "1, images are grey" if channels == 1 else "1 or 3, images are in colour"
         )
-        raise Refused(f"config.augment.mean={mean!r}: must be of length {allowed}")
+        raise Refused("config.augment.mean", mean, f"must be of length {allowed}")
