@@ -13,8 +13,7 @@ from flax import struct
 
 from helpers import toy
 from jaxcl import core, sharding
-from jaxcl.run import checkpoint, cost, job, train
-from jaxcl.run import results as results_lib
+from jaxcl.run import checkpoint, cost, job, result_file, train
 
 
 @struct.dataclass
@@ -322,7 +321,7 @@ def test_a_resumed_run_adds_up(tmp_path, compiled, clock):
     assert ends[1:3] == [None, None]
     ends = [ends[0], ends[3]]
     for name, end in zip(("whole", "parts"), ends, strict=True):
-        assert results_lib.read_results(tmp_path / name)["cost"] == end["cost"]
+        assert result_file.read_results(tmp_path / name)["cost"] == end["cost"]
     whole, parts = (end["cost"]["per_task"][:2] for end in ends)
     for one, other in zip(whole, parts, strict=True):
         for key in ("steps", "images", "flops", "evaluation_seconds"):

@@ -18,7 +18,7 @@ from jax import flatten_util
 from helpers import loss_twins as f64
 from helpers import twins
 from jaxcl import core, optim, sharding
-from jaxcl.data import graph_batches, graphs, scenarios, stream, toys
+from jaxcl.data import graph_arrays, graph_batches, scenarios, stream, toys
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.losses import incremental
 from jaxcl.methods import icl
@@ -756,7 +756,7 @@ ROWS = np.array([3, 8, 1, 12, -1, -1], np.int32)
 
 def shaken(key, given):
     """Noise on the features that only the place in the batch decides."""
-    keys = graphs.node_keys(key, given)
+    keys = graph_arrays.node_keys(key, given)
     noise = jax.vmap(lambda k: jax.random.normal(k, given.features.shape[1:]))(keys)
     return given._replace(features=given.features + 0.5 * noise)
 
@@ -812,7 +812,9 @@ def test_a_step_of_graphs(name):
     # Room for more nodes and edges changes nothing.
     room = given["graph"].features.shape[-2] + 7, given["graph"].senders.shape[-1] + 9
     rows = np.atleast_2d(given["index"])
-    padded = graphs.pad_parts(SET.train.graphs, rows, (graphs.Budget(*room, B),))
+    padded = graph_arrays.pad_parts(
+        SET.train.graphs, rows, (graph_arrays.Budget(*room, B),)
+    )
     if count == 1:
         padded = part(padded, 0)
     again, more = step(method, state, given | {"graph": padded})
@@ -830,7 +832,7 @@ def graph_passes(anchors, output_dim=2, dropout=0.0):
 
 def graph_part(rows):
     return graph_batches._padded(
-        SET.train, rows[None], (graphs.Budget(64, 128, len(rows)),), False
+        SET.train, rows[None], (graph_arrays.Budget(64, 128, len(rows)),), False
     )
 
 

@@ -15,9 +15,7 @@ from jaxcl.data import sources
 from jaxcl.evals import predict
 from jaxcl.methods.two_view import head
 from jaxcl.nets import chain
-from jaxcl.run import finish, job, train
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import finish, job, log_file, result_file, train
 
 HEAD = {"method.online_head": True}
 SIMCLR = {"method.base": "simclr"}
@@ -85,7 +83,7 @@ def test_the_network_is_the_same_with_a_head(pnr, tmp_path):
     for name, (work, step) in works.items():
         train.run_tasks(work, tmp_path / name, step=step)
         states.append(toy.saved(work, tmp_path / name).state)
-        rows.append(rows_lib.read_rows(tmp_path / name))
+        rows.append(log_file.read_rows(tmp_path / name))
     off, on = states
     assert int(on.step) == 24 and jax.tree.leaves(off.stats["encoder"])
     same(off, on.replace(extra=on.extra.method))
@@ -442,7 +440,7 @@ def test_a_run_is_judged_by_its_head_alone_tasks_too(tmp_path):
     met = np.array(results["untrained"]["met/class_incremental"], float)
     np.testing.assert_array_equal(met, [untrained[0], np.nan])
     assert results["finetune"]["met/class_incremental"] == alone
-    found = results_lib.summary(results)
+    found = result_file.summary(results)
     assert found["met/class_incremental"]["plasticity"] is None
     assert found["predict/class_incremental"]["plasticity"] is not None
     for measure in ("average_accuracy", "forgetting"):

@@ -22,8 +22,7 @@ from jaxcl.config import build, own_images
 from jaxcl.errors import Refused
 from jaxcl.index import canary, drift, kit, maps
 from jaxcl.index import ways as ways_lib
-from jaxcl.run import checkpoint, finish, job, transfer
-from jaxcl.run import results as results_lib
+from jaxcl.run import checkpoint, finish, job, result_file, transfer
 from jaxcl.update import average, gate, lineage
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
@@ -53,7 +52,7 @@ def run(tmp_path_factory):
     state = run_directories.random_state(made)
     run_directories.save(made, root / "run", state, done=5)
     results = run_directories.results_of(made, done=5)
-    results_lib.write_results(root / "run", results)
+    result_file.write_results(root / "run", results)
     np.savez(root / "new.npz", train_x=PIXELS[:240])
     np.savez(
         root / "test.npz",
@@ -128,7 +127,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     # PNR's teacher is the network that the run ended with.
     teacher = jax.device_get(state.extra.teacher["encoder"])
     assert same(teacher, before[0][0]["encoder"])
-    results = results_lib.read_results(work.workdir)
+    results = result_file.read_results(work.workdir)
     assert results["task_names"][-1] == "new" and len(results["task_names"]) == 6
     assert results["cost"]["per_task"][-1]["steps"] == new
     # What was said is what separate measurements say.
@@ -164,7 +163,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     measured = ways_lib.measure_ways(old(rows), fresh(rows), label=label, k=10)
     best, *others = measured.back
     moved["adapters"] = {one.kind: one.recall for one in (best, *others)}
-    assert found["drift"] == results_lib.to_json(moved) | {"rows": 200}
+    assert found["drift"] == result_file.to_json(moved) | {"rows": 200}
     assert found["ways"] == measured.ways
     assert found["index"] == update_verdict.decide_index(moved, measured.ways, 0.9)
     # What brings stored vectors to the new encoder lies beside the verdict.
@@ -725,7 +724,7 @@ def test_numbers_are_not_given_again(tmp_path):
 
 @pytest.mark.parametrize("matrices", [{}, {"knn/all": [[None]]}])
 def test_without_an_accuracy_no_limit_is_kept(matrices, tmp_path, monkeypatch):
-    results = results_lib.empty_results(1) | {"matrices": matrices, "scalars": [{}]}
+    results = result_file.empty_results(1) | {"matrices": matrices, "scalars": [{}]}
     monkeypatch.setattr(transfer, "run_transfer", lambda *_, **__: results)
     work = types.SimpleNamespace(workdir=tmp_path)
     (tmp_path / "before").mkdir()

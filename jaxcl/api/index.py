@@ -24,7 +24,7 @@ from jaxcl.config import build, command
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import canary, kit, maps, onnx_file, order, upgrade, vectors
-from jaxcl.run import folder, train
+from jaxcl.run import encoder_folder, train
 from jaxcl.update import lineage, plan, served
 
 _CANARY = ".canary.safetensors"
@@ -302,7 +302,9 @@ def check_file(
     table = vectors.open_table(path, ids=ids)
     name = None
     if encoder is not None:
-        folder.read_leaves(encoder, folder.read_card(encoder))  # undamaged
+        encoder_folder.read_leaves(
+            encoder, encoder_folder.read_card(encoder)
+        )  # undamaged
         name = kit.name_encoder({"path": encoder})
     return canary.check_index(table, singing, encoder=name, least=least)
 

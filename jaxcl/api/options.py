@@ -20,8 +20,7 @@ from absl import flags
 from jaxcl import schema
 from jaxcl.config import build, command, files
 from jaxcl.config import options as options_lib
-from jaxcl.data import files as files_lib
-from jaxcl.data import splits, stream
+from jaxcl.data import image_files, splits, stream
 from jaxcl.errors import Refused
 from jaxcl.memory import policies
 
@@ -194,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             + (__doc__ or "")
         )
         return 0 if words else 2
-    files_lib.lift_pillow_limit()
+    image_files.lift_pillow_limit()
     try:
         raw, given = read_command([word for word in words if word != "--all"])
         found = [*entries(raw, given)]

@@ -10,8 +10,7 @@ from jaxcl import core, sharding
 from jaxcl.config import files, options, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.errors import Refused
-from jaxcl.run import agreement, folder
-from jaxcl.run import results as results_lib
+from jaxcl.run import agreement, encoder_folder, result_file
 
 
 def check_path(top: sections.TopLevel) -> None:
@@ -106,17 +105,17 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
       train: the images to train on.
     """
     start, is_after = top.start, top.scenario.get("name") == "after"
-    if is_after and (start is None or folder.is_one(start)):
+    if is_after and (start is None or encoder_folder.exists_at(start)):
         raise Refused(
             "config.scenario.name='after': set config.start to the run directory with "
             "the earlier tasks"
         )
     if start is None:
         return
-    if folder.is_one(start):
+    if encoder_folder.exists_at(start):
         if train.graphs is not None:
             raise Refused(f"config.start={start!r}: it is an encoder of images")
-        want = folder.read_card(start)["input"]["channels"]
+        want = encoder_folder.read_card(start)["input"]["channels"]
         first = train.load(0) if train.images is None else train.images[0]
         if first.shape[-1] != want:
             raise Refused(
@@ -143,7 +142,7 @@ def found_alone(run: str, plain: dict, method: core.Method) -> dict:
     same += ["optimizer", "schedule", "scale_lr", "precision", "evaluators", "replay"]
     same += ["base"] if method.alone else ["method"]
     _check_same(field, run, plain, same)
-    found = results_lib.read_results(run) if results_lib.has_results(run) else {}
+    found = result_file.read_results(run) if result_file.has_results(run) else {}
     if "finetune" not in found:
         raise Refused(f"{field}: it has not measured FT_i, or not yet")
     return found["finetune"]

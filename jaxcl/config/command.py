@@ -10,7 +10,7 @@ from absl import flags, logging
 
 from jaxcl import numerics
 from jaxcl.config import files, sections
-from jaxcl.data import files as images
+from jaxcl.data import image_files
 from jaxcl.errors import Refused
 from jaxcl.run import checkpoint, lock, metrics_log, signals, terminal, train
 
@@ -33,7 +33,7 @@ def parse_flags(argv, section="config", define=lambda: None):
       section: of the config that has the options of a run, for hints.
       define: defines the flags; it is called first and may raise, too.
     """
-    images.lift_pillow_limit()
+    image_files.lift_pillow_limit()
     try:
         define()
         return flags.FLAGS(files.located_in(argv))
@@ -108,7 +108,7 @@ def run_until_signal(make, work) -> int:
       The exit code: that of `work`, 0 for None; 1, 2, 70 or 75 as in `main`.
     """
     logging.set_verbosity(logging.WARNING)
-    images.lift_pillow_limit()
+    image_files.lift_pillow_limit()
     # After the distributed runtime has started, which would take SIGTERM for itself.
     with (
         terminal.outlive_terminal(),

@@ -16,7 +16,7 @@ from jaxcl.data import stream
 from jaxcl.errors import Refused
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import chain
-from jaxcl.run import cost, evaluation, folder, job, loggers, transfer
+from jaxcl.run import cost, encoder_folder, evaluation, job, loggers, transfer
 
 _MOST_STEPS = 2**31 - 1  # core.TrainState counts them in an i32
 # Functions of a method that evaluators may call, see `core.EvalParts`
@@ -74,7 +74,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
         num_tasks=len(tasks.tasks),
         batch_size=top.batch_size,
         train_rows=stream.count_rows(train),
-        starts_pretrained=folder.is_one(top.start),
+        starts_pretrained=encoder_folder.exists_at(top.start),
     )
     if replay.flops is not None:
         parts = parts._replace(replay=_choose_updates(top, parts, data, workdir, mesh))

@@ -14,9 +14,9 @@ import numpy as np
 
 from jaxcl import core, lookup, schema
 from jaxcl.config import recipe
-from jaxcl.data import files, sources, storage, stream
+from jaxcl.data import image_files, sources, storage, stream
 from jaxcl.errors import Refused
-from jaxcl.run import folder
+from jaxcl.run import encoder_folder
 
 # base -> learning rate at batch 256 and weight decay under LARS
 _RATES = {
@@ -120,7 +120,7 @@ def _load_image(train, row) -> np.ndarray | None:
         return train.images[row]
     try:
         return train.load(row)
-    except files.Unreadable:
+    except image_files.Unreadable:
         return None
 
 
@@ -244,8 +244,8 @@ def _choose_encoder(encoder) -> tuple[dict, str | None]:
             "folder of an encoder"
         )
     text = os.fspath(encoder)
-    if folder.is_one(text):
-        return folder.as_config(text)["encoder"], text
+    if encoder_folder.exists_at(text):
+        return encoder_folder.as_config(text)["encoder"], text
     if text not in ENCODERS and storage.exists(text):
         raise Refused(
             f"encoder={text!r}: there is no encoder in it; must be a folder that "

@@ -34,8 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcl.data import convert, from_arrays, shapes, storage, stream
-from jaxcl.data import files as files_lib
+from jaxcl.data import convert, from_arrays, image_files, shapes, storage, stream
 from jaxcl.errors import Refused
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
@@ -219,7 +218,7 @@ def _tiny_imagenet(paths, folder) -> None:
     Rows are sorted by class, then by file. Classes are in the order of wnids.txt, as
     in mammoth's arrays, which Co2L and CCLIS use. Grey images become RGB.
     """
-    decode = files_lib.Decoding("pillow")
+    decode = image_files.Decoding("pillow")
 
     def read(rows):
         labels, paths = zip(*rows, strict=True)

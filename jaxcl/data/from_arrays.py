@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import files, splits, storage, stream
+from jaxcl.data import image_files, splits, storage, stream
 from jaxcl.errors import Refused
 
 MAPPED_BYTES = 4 << 30  # larger image files are mapped, not read
@@ -27,7 +27,7 @@ def npz(*, path: str) -> stream.Dataset:
     """
     split_keys = [f"{s}_{k}" for s in _PARTS for k in ("x", "y", "domain")]
     keys = ("x", "y", "domain", "is_test", "class_names", "domain_names")
-    data = files.read_npz(path, (*split_keys, *keys))
+    data = image_files.read_npz(path, (*split_keys, *keys))
     parts = {}
     if "train_x" in data:
         begins = [begin for begin in _PARTS if f"{begin}_x" in data]
@@ -44,7 +44,7 @@ def npz(*, path: str) -> stream.Dataset:
         train, test = splits.cut_out(whole, mask)
         parts = {"train": train} | ({} if test is None else {"test": test})
     else:
-        has = sorted(files.read_npz(path))[:10]
+        has = sorted(image_files.read_npz(path))[:10]
         raise Refused(f"{path}: has neither train_x nor x, but {has}")
     names = {}
     for key in {"class_names", "domain_names"} & {*data}:
@@ -87,7 +87,7 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
       sha256 is checked; False maps the file and reads row by row; None maps files of 4
       GiB and more.
     """
-    files.mapped.cache_clear()  # the set may have been written anew
+    image_files.mapped.cache_clear()  # the set may have been written anew
     meta = _read_meta(path)
     entries = meta["splits"]
     _check_domains(path, {split: x.get("domain") for split, x in entries.items()})
@@ -156,12 +156,12 @@ def _read_meta(path) -> dict:
 
 def _array_split(path, entries, resident) -> stream.Examples:
     label, domain = (
-        files.read_entry(path, entries[key]) if entries.get(key) else None
+        image_files.read_entry(path, entries[key]) if entries.get(key) else None
         for key in ("label", "domain")
     )
     file = os.path.join(path, entries["images"]["file"])
     if resident is None:
-        with files.reading(file):
+        with image_files.reading(file):
             resident = storage.file_size(file) < MAPPED_BYTES
     if not resident and storage.in_bucket(file):
         raise Refused(
@@ -169,15 +169,15 @@ def _array_split(path, entries, resident) -> stream.Examples:
             "directory to a disk, or give resident=True"
         )
     if resident:
-        images = files.read_entry(path, entries["images"])
+        images = image_files.read_entry(path, entries["images"])
         return examples(file, images, label, domain)
-    images = files.mapped(file)
+    images = image_files.mapped(file)
     if images.dtype != np.uint8 or images.ndim != 4:
         raise Refused(
             f"{file} is {images.dtype}{list(images.shape)}, expected uint8[N, H, W, C]"
         )
     whole = examples(file, images, label, domain)
-    return files.examples(files.of_array(file), whole.label, whole.domain)
+    return image_files.examples(image_files.of_array(file), whole.label, whole.domain)
 
 
 def examples(

@@ -8,8 +8,7 @@ import numpy as np
 from absl import logging
 
 from jaxcl import schema
-from jaxcl.data import files as files_lib
-from jaxcl.data import layouts, listing, splits, storage, stream
+from jaxcl.data import image_files, layouts, listing, splits, storage, stream
 from jaxcl.errors import Refused
 
 _BESIDE = "images beside the folders of classes"
@@ -46,12 +45,12 @@ def image_folder(
     test: share of each class that becomes the test split if no folder is one.
     test_seed: seed of that draw.
     """
-    wanted = None if classes is None else files_lib.class_list(classes)
+    wanted = None if classes is None else image_files.class_list(classes)
     left_out, name = listing.LeftOut(), os.path.basename(os.path.abspath(path))
 
     def examples(label, files, domain=None):
-        reader = files_lib.of_files(path, files, images.decoding)
-        return files_lib.examples(reader, label, domain)
+        reader = image_files.of_files(path, files, images.decoding)
+        return image_files.examples(reader, label, domain)
 
     if folders == "none":
         files = _relative(path, listing.images(path, left_out))

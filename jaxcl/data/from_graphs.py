@@ -9,8 +9,7 @@ import numpy as np
 from absl import logging
 
 from jaxcl import schema
-from jaxcl.data import files, storage, stream
-from jaxcl.data import graphs as graphs_lib
+from jaxcl.data import graph_arrays, image_files, storage, stream
 from jaxcl.errors import Refused
 
 Feature = Literal["attributes", "labels", "ldp"]
@@ -85,7 +84,7 @@ def make_dataset(
     edges = _make_undirected(arrays["where"], arrays["pairs"], graph)
     graph_ptr = np.searchsorted(graph, np.arange(len(label) + 1))
     edge_ptr = np.searchsorted(edges[0], graph_ptr)
-    graph_set = graphs_lib.GraphSet(
+    graph_set = graph_arrays.GraphSet(
         features=_features(where, arrays, edges, features, std, normalise),
         edges=edges.astype(np.int32),
         graph_ptr=graph_ptr.astype(np.int32),
@@ -107,7 +106,7 @@ def make_dataset(
 
 def _read_npz(path) -> tuple[str, dict]:
     """Read the name of a set, and its pairs of nodes, graph of each node and labels."""
-    arrays = files.read_npz(path, (*_GIVEN, *_OPTIONAL))
+    arrays = image_files.read_npz(path, (*_GIVEN, *_OPTIONAL))
     if missing := [key for key in _GIVEN if key not in arrays]:
         raise Refused(f"{path} lacks {missing}: must hold {list(_GIVEN)}")
     for key in (*_GIVEN, *({"node_label"} & {*arrays})):
@@ -179,7 +178,7 @@ def _read_text(path) -> tuple[str, dict]:
 
 def _read_table(file, kind, *, columns=None, rows=None) -> np.ndarray:
     """Read numbers separated by commas, one row a line, [lines, columns]."""
-    with files.reading(file), warnings.catch_warnings():
+    with image_files.reading(file), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an empty file
         path = storage.check_ordinary(file)
         table = np.loadtxt(path, kind, delimiter=",", ndmin=2, comments=None)

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import files as files_lib
-from jaxcl.data import listing, splits, storage, stream
+from jaxcl.data import image_files, listing, splits, storage, stream
 from jaxcl.errors import Refused
 
 STATE, SPLITS, PARQUET = "state.json", "dataset_dict.json", ".parquet"
@@ -39,7 +38,7 @@ def _fetch_image(key: str, file: str, row: int) -> bytes:
     if isinstance(value, dict):
         value = value["bytes"]
     if value is None:
-        raise files_lib.Unreadable("holds no image")
+        raise image_files.Unreadable("holds no image")
     return value
 
 
@@ -77,7 +76,7 @@ def _map_table(path):
 @contextlib.contextmanager
 def _open_ordinary(file):
     """Give the path of an ordinary file; errors of pyarrow become Refused."""
-    with files_lib.reading(file):
+    with image_files.reading(file):
         try:
             yield storage.check_ordinary(file)
         except _import_arrow().ArrowException as error:
@@ -144,10 +143,10 @@ def huggingface(
         which = np.repeat(np.arange(len(sizes)), sizes)
         place = np.concatenate([np.arange(size) for size in sizes])
         files = (*chosen[split],)
-        reader = files_lib.Reader(
+        reader = image_files.Reader(
             files, which, place, fetch, images.decoding, unit="row"
         )
-        parts[split] = files_lib.examples(reader, label)
+        parts[split] = image_files.examples(reader, label)
     name = os.path.basename(os.path.abspath(path))
     data = stream.Dataset(name, names, ("all",), **dict.fromkeys(stream.SPLITS) | parts)
     data = splits.keep_listed_classes(data, classes)

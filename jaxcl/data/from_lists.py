@@ -8,8 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import files as files_lib
-from jaxcl.data import splits, storage, stream
+from jaxcl.data import image_files, splits, storage, stream
 from jaxcl.errors import Refused
 
 MARK = b"\xef\xbb\xbf"  # some editors put it before utf-8
@@ -47,7 +46,7 @@ def image_lists(
         raise Refused(f"path = {path!r}: no such directory")
     names = None
     if class_names is not None:
-        names = files_lib.class_list(class_names, option="class_names")
+        names = image_files.class_list(class_names, option="class_names")
     limit = stream.LABELS if names is None else len(names)
     patterns = {"train": train, "validation_list": validation_list, "test": test}
     parts = {}
@@ -78,8 +77,8 @@ def _examples(path, option, where, limit, images) -> stream.Examples:
     domain = np.repeat(np.arange(len(lists)), [len(of_list) for of_list, _ in lists])
     if images.on_corrupt != "skip":
         _check_there(option, path, files.tolist())
-    reader = files_lib.of_files(path, files, images.decoding)
-    return files_lib.examples(reader, label, domain)
+    reader = image_files.of_files(path, files, images.decoding)
+    return image_files.examples(reader, label, domain)
 
 
 def _list_files(option, pattern, domains, folder) -> list[str]:
@@ -97,7 +96,7 @@ def _list_files(option, pattern, domains, folder) -> list[str]:
 
 def _read_list(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
     """Return paths and labels of one list; bytes, since a set has 10^6 of them."""
-    with files_lib.reading(f"{option}: {file}"):
+    with image_files.reading(f"{option}: {file}"):
         data = storage.read_bytes(file)
         data.decode()
     files, label = [], []

@@ -17,8 +17,7 @@ from array_record.python import array_record_module
 from etils import epath
 from google.protobuf import message
 
-from jaxcl.data import files as files_lib
-from jaxcl.data import identity, splits, storage, stream
+from jaxcl.data import identity, image_files, splits, storage, stream
 from jaxcl.errors import Refused
 
 FORMATS = ("array_record", "tfrecord")
@@ -70,7 +69,7 @@ def _parse_record(features, raw: bytes | None, **options) -> dict:
     try:
         return features.deserialize_example_np(raw, **options)
     except (message.DecodeError, KeyError, ValueError, TypeError) as error:
-        raise files_lib.Unreadable(f"is no such example: {error!r}") from error
+        raise image_files.Unreadable(f"is no such example: {error!r}") from error
 
 
 @splits.image_source
@@ -113,10 +112,10 @@ def tfds(
         if split is None:
             return None
         files, table = _find_records(info, split, label_key, domain_key, index)
-        reader = files_lib.Reader(
+        reader = image_files.Reader(
             files, table.file, table.place, fetch, images.decoding, unit="place"
         )
-        return files_lib.examples(reader, table.label, table.domain)
+        return image_files.examples(reader, table.label, table.domain)
 
     parts = [part(split) for split in (train_split, validation_split, test_split)]
     data = stream.Dataset(info.name, names, domains, *parts)
@@ -222,7 +221,7 @@ def _read_index(index) -> dict[str, np.ndarray]:
     if not storage.exists(index):
         return {}
     try:
-        return files_lib.read_npz(index)
+        return image_files.read_npz(index)
     except ValueError as error:
         raise Refused(f"index = {index!r}: {error}; delete it") from error
 
@@ -234,7 +233,7 @@ def _scan_file(info, number, part, label_key, domain_key) -> RecordTable:
     name, wanted = str(part.filename), range(part.skip, part.skip + part.take)
     walk = _walk_tfrecord if ".tfrecord" in os.path.basename(name) else _walk_array
     rows, count = [], 0
-    with files_lib.reading(name):
+    with image_files.reading(name):
         for place, raw in walk(name, wanted):
             count += 1
             if raw is not None:
@@ -264,7 +263,7 @@ def _walk_tfrecord(name, wanted: range):
             else:
                 raw, length = None, _next_length(file, size - place, where)
             if length is None:
-                raise files_lib.Unreadable(f"{where} is cut off")
+                raise image_files.Unreadable(f"{where} is cut off")
             yield place, raw
             place, record = place + length + _FRAME, record + 1
             file.seek(place)
@@ -299,7 +298,7 @@ def _compare_checksum(data: bytes, stored: bytes, where: str) -> None:
     crc = google_crc32c.value(data)
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     if stored != struct.pack("<I", masked):
-        raise files_lib.Unreadable(
+        raise image_files.Unreadable(
             f"{where} is damaged: its checksum (CRC-32C) does not match its bytes; "
             "copy the file again, or prepare the set again"
         )

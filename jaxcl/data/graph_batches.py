@@ -9,13 +9,13 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from jaxcl.data import graphs, stream
+from jaxcl.data import graph_arrays, stream
 
 
 def blank_batch(examples: stream.Examples, batch_size: int, parts: int = 1) -> dict:
     """Return a batch without graphs, of the size used most often."""
     rows = np.full((parts, batch_size), -1, np.int32)
-    sizes = graphs.buckets(examples.graphs, batch_size, parts=parts)
+    sizes = graph_arrays.buckets(examples.graphs, batch_size, parts=parts)
     return _padded(examples, rows, sizes, parts > 1)
 
 
@@ -41,7 +41,7 @@ def batches(
     plan = stream.schedule(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size * parts
     )
-    sizes = graphs.buckets(source.examples.graphs, batch_size, parts=parts)
+    sizes = graph_arrays.buckets(source.examples.graphs, batch_size, parts=parts)
     for step in range(start, len(plan)):
         rows = plan[step].reshape(batch_size, parts).T
         yield _padded(source.examples, rows, sizes, parts > 1)
@@ -53,7 +53,7 @@ def evaluation_batches(
     """Yield batches of some rows in order; the last is filled with empty slots."""
     filled = np.full(-(-len(rows) // batch_size) * batch_size, -1, np.int32)
     filled[: len(rows)] = rows
-    sizes = graphs.buckets(examples.graphs, batch_size)
+    sizes = graph_arrays.buckets(examples.graphs, batch_size)
     for part in filled.reshape(-1, 1, batch_size):
         yield _padded(examples, part, sizes, False)
 
@@ -61,9 +61,9 @@ def evaluation_batches(
 def _padded(examples, rows, sizes, side_by_side):
     """Return the batch of rows i32[P, B]; without P if a step takes one part."""
     label = np.where(rows < 0, -1, examples.label[rows]).astype(np.int32)
-    graph = graphs.pad_parts(examples.graphs, rows, sizes)
+    graph = graph_arrays.pad_parts(examples.graphs, rows, sizes)
     batch = {"graph": graph, "label": label, "index": rows.astype(np.int32)}
     if side_by_side:
         return batch
-    batch["graph"] = graphs.Graphs(*(leaf[0] for leaf in graph))
+    batch["graph"] = graph_arrays.Graphs(*(leaf[0] for leaf in graph))
     return batch | {"label": label[0], "index": batch["index"][0]}

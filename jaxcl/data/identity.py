@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl.data import files as files_lib
-from jaxcl.data import listing, storage, stream
+from jaxcl.data import image_files, listing, storage, stream
 from jaxcl.errors import Refused
 
 FILE = "data.npz"  # in a run directory
@@ -86,7 +85,7 @@ def _identify_split(split, examples, by_bytes) -> tuple[np.ndarray, ...]:
     if examples.graphs is not None:
         arrays = [np.asarray(x) for x in examples.graphs if x is not None]
         arrays += [examples.label, examples.domain]
-        whole = _digest("".join(map(files_lib.sha256, arrays)).encode())
+        whole = _digest("".join(map(image_files.sha256, arrays)).encode())
         zero = np.zeros(1, np.int32)
         return np.array([split.encode()]), np.array([whole], np.uint64), zero, zero
     load, rows = _open_reader(examples), range(len(examples.label))
@@ -211,7 +210,7 @@ def read_identity(workdir: epath.PathLike) -> Identity | None:
     if not storage.exists(path):
         return None
     try:
-        return Identity(**files_lib.read_npz(path))
+        return Identity(**image_files.read_npz(path))
     except (TypeError, ValueError) as error:
         raise Refused(f"{path} is damaged: {error}; remove it") from error
 

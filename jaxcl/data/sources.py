@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxcl import core, lookup, schema
 from jaxcl.data import (
-    files,
     from_arrays,
     from_features,
     from_folders,
@@ -19,6 +18,7 @@ from jaxcl.data import (
     from_huggingface,
     from_lists,
     from_tfds,
+    image_files,
     in_memory,
     shapes,
     splits,
@@ -151,7 +151,7 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
         renumbered = [class_names.index(name) for name in data.class_names]
         label.append(np.array([*renumbered, -1], np.int32)[part.label])
         domain.append(np.full(len(part.label), number, np.int32))
-        reader: Any = part.load or files.in_memory(part.images, data.name)
+        reader: Any = part.load or image_files.in_memory(part.images, data.name)
         if stream.stays_in_memory(reader):  # the joined set has its own, if it fits
             reader = reader._replace(memory=None)
         readers.append(reader)
@@ -170,7 +170,7 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
     starts = np.cumsum([0] + [len(part.label) for *_, part in found[:-1]])
     loads = tuple(origins if inside else readers)
     reader = _Joined(loads, starts, min(channels, default=None))
-    examples = files.examples(reader, label, domain)
+    examples = image_files.examples(reader, label, domain)
     if not inside:
         return examples
     images = np.concatenate(images)

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import files as files_lib
-from jaxcl.data import graphs, listing, prefetch, stream
+from jaxcl.data import graph_arrays, image_files, listing, prefetch, stream
 from jaxcl.errors import Refused
 
 KEPT_BYTES = 2 << 30  # most bytes of decoded images that stay in memory
@@ -39,7 +38,7 @@ def take_rows(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
         examples.domain[rows],
         None if images is None else images[rows],
         None if load is None else load.take(rows),
-        None if graph_set is None else graphs.take_graphs(graph_set, rows),
+        None if graph_set is None else graph_arrays.take_graphs(graph_set, rows),
         None if examples.origin is None else examples.origin.take(rows),
     )
 
@@ -79,7 +78,7 @@ def keep_listed_classes(dataset: stream.Dataset, file: str | None) -> stream.Dat
     """Keep the classes that a text file names, one a line, in its order; None: all."""
     if file is None:
         return dataset
-    return of_classes(dataset, files_lib.class_list(file), None, 0)
+    return of_classes(dataset, image_files.class_list(file), None, 0)
 
 
 def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.Dataset:
@@ -203,10 +202,10 @@ class ImageOptions(NamedTuple):
     # The shorter side is resized to it, then the centre is cropped; None: as stored.
     size: schema.Pixels | None = None
     resident: bool = False  # decode all images once, into memory
-    channels: files_lib.Channels = 3  # or 1: grey
+    channels: image_files.Channels = 3  # or 1: grey
     decoder: prefetch.Decoder = "auto"  # cv2 where it is installed, else pillow
     on_corrupt: OnCorrupt = "error"  # "skip" takes another image of the same class
-    max_pixels: schema.Count = files_lib.PIXELS  # an image of more counts as corrupt
+    max_pixels: schema.Count = image_files.PIXELS  # an image of more counts as corrupt
     background: Level = 255  # grey level behind transparent pixels
     # How many bits 16-bit greys use: the upper eight of these are kept.
     bits: Annotated[int, schema.Range(8, 16)] = 8
@@ -214,10 +213,10 @@ class ImageOptions(NamedTuple):
     seed: schema.Natural = 0  # of that draw
 
     @property
-    def decoding(self) -> files_lib.Decoding:
+    def decoding(self) -> image_files.Decoding:
         """Settings to turn encoded images into pixels."""
-        fields = files_lib.Decoding._fields
-        return files_lib.Decoding(*(getattr(self, field) for field in fields))
+        fields = image_files.Decoding._fields
+        return image_files.Decoding(*(getattr(self, field) for field in fields))
 
 
 class DrawOptions(NamedTuple):
@@ -325,12 +324,12 @@ def finish(
 def _with_memory(dataset) -> stream.Dataset:
     """Return a set that keeps its decoded images in memory, if all of them fit."""
     loads = [x.load for x in stream.splits_of(dataset).values()]
-    loads = [x for x in loads if isinstance(x, files_lib.Loader)]
+    loads = [x for x in loads if isinstance(x, image_files.Loader)]
     if sum(len(x.rows) * x.image_bytes() for x in loads) > _kept_bytes():
         return dataset
 
     def keep_pixels(examples):
-        if not isinstance(examples.load, files_lib.Loader):
+        if not isinstance(examples.load, image_files.Loader):
             return examples
         load = examples.load._replace(memory={})
         return examples._replace(load=load)

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from jaxcl import schema
-from jaxcl.data import files, from_graphs, splits, stream
+from jaxcl.data import from_graphs, image_files, splits, stream
 from jaxcl.errors import Refused
 
 Look = Literal["plain", "inverted", "rotated"]
@@ -25,7 +25,7 @@ def digits(
     *,
     size: _Side | None = None,
     interpolation: Literal["nearest", "bicubic"] = "bicubic",
-    channels: files.Channels = 1,
+    channels: image_files.Channels = 1,
 ) -> stream.Dataset:
     """Read scikit-learn's 1,797 digits, u8[N,8,8,1], 0..16 scaled to 0..255.
 
@@ -58,7 +58,7 @@ def digits_in_looks(
     seed: schema.Natural = 0,
     size: _Side | None = None,
     interpolation: Literal["nearest", "bicubic"] = "bicubic",
-    channels: files.Channels = 1,
+    channels: image_files.Channels = 1,
 ) -> stream.Dataset:
     """Read the images of `digits` once in each of three domains.
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, schema, sharding
-from jaxcl.evals import features as features_lib
+from jaxcl.evals import embedding
 
 _EXACT = jax.lax.Precision.HIGHEST
 
@@ -33,7 +33,7 @@ def nearest_cosines(
     Returns:
       f32[B]; -inf if no held-out row has the class.
     """
-    stored, held = features_lib.unit_rows(stored), features_lib.unit_rows(held)
+    stored, held = embedding.unit_rows(stored), embedding.unit_rows(held)
     cosines = jnp.dot(stored, held.T, precision=_EXACT)
     same = labels[:, None] == held_labels
     return jnp.max(jnp.where(same, cosines, -jnp.inf), axis=1)
@@ -58,12 +58,12 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
       Refused: the method keeps no memory, or held-out rows or labels are missing.
     """
     what = "a method with a memory of images and the task of each, as er and er_ace do"
-    features_lib.refuse_unless(parts.memory is not None, "alignment", what)
+    embedding.refuse_unless(parts.memory is not None, "alignment", what)
     examples = parts.stream.dataset.validation
     if examples is None:
         examples = parts.stream.evaluation
-    features_lib.check_labels(parts, "alignment", parts.stream.dataset.train, examples)
-    embed = features_lib.make_embedder(parts, examples)
+    embedding.check_labels(parts, "alignment", parts.stream.dataset.train, examples)
+    embed = embedding.make_embedder(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)
     program = _compile_measure(parts, batch_size)
 
@@ -87,17 +87,15 @@ def _compile_measure(parts, batch_size):
 
     The cosine of an empty slot is -inf.
     """
-    view = features_lib.make_eval_view(parts)
+    view = embedding.make_eval_view(parts)
     everywhere = sharding.replicated(parts.mesh)
 
     def measure_cosines(state, held, held_labels):
         memory = parts.memory(state)
         what = "a memory of images and the task of each; the method's holds "
         what += ", ".join(sorted(memory.items))
-        features_lib.refuse_unless(
-            {"image", "task"} <= {*memory.items}, "alignment", what
-        )
-        size = features_lib.padded_size(parts, min(batch_size, memory.capacity))
+        embedding.refuse_unless({"image", "task"} <= {*memory.items}, "alignment", what)
+        size = embedding.padded_size(parts, min(batch_size, memory.capacity))
         steps = -(-memory.capacity // size)
         slots = jnp.arange(steps * size).reshape(steps, size) % memory.capacity
 

@@ -23,8 +23,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import core, metrics, schema, sharding
-from jaxcl.evals import features as features_lib
-from jaxcl.evals import plots
+from jaxcl.evals import embedding, plots
 from jaxcl.memory import duel
 
 
@@ -38,7 +37,7 @@ def make(
     batch_size: schema.Count = 256,
     score: duel.Score = "affine",
     temperature: schema.Temperature = 0.5,
-    features: features_lib.Features | None = None,
+    features: embedding.Features | None = None,
     newcomer_competes: bool = False,
 ) -> core.Evaluator:
     """Build the evaluator that fills a memory by DUEL's policy.
@@ -72,16 +71,16 @@ def make(
     """
     if features is None:
         features = "embedding" if parts.project is None else "projection"
-    chosen = features_lib.select_features(parts, "filtering", features)
+    chosen = embedding.select_features(parts, "filtering", features)
 
     def embed_unit(state, images):
-        return features_lib.unit_rows(chosen.embed(state, images))
+        return embedding.unit_rows(chosen.embed(state, images))
 
     reads = chosen._replace(embed=embed_unit)
     train = parts.stream.dataset.train  # no other split is read
-    features_lib.check_labels(parts, "filtering", train)
+    embedding.check_labels(parts, "filtering", train)
     # Placed once, and only when a task is evaluated.
-    place = functools.cache(functools.partial(features_lib.place_images, parts, train))
+    place = functools.cache(functools.partial(embedding.place_images, parts, train))
     count = size * times
     offered_in = functools.cache(
         functools.partial(_read_offered, reads, place, count, batch_size)
@@ -119,9 +118,9 @@ def _read_offered(reads, place, count, batch_size, task):
     """
     train = reads.stream.dataset.train
     drawn = reads.stream.tasks[task]
-    rows = features_lib.read_first_rows(reads, drawn, count, batch_size)
+    rows = embedding.read_first_rows(reads, drawn, count, batch_size)
     distinct, order = np.unique(rows, return_inverse=True)
-    embed = features_lib.make_embedder(reads, train, rows=distinct, images=place())
+    embed = embedding.make_embedder(reads, train, rows=distinct, images=place())
     return train.label[distinct], order.astype(np.int32), embed
 
 
@@ -157,7 +156,7 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
       folder: an existing folder, which gets the pictures.
     """
     pattern = r"(entropy|fifo_entropy|class)_(\d+)(?:_(\d+))?"
-    for key, by_step in features_lib.find_scalars(rows, pattern).items():
+    for key, by_step in embedding.find_scalars(rows, pattern).items():
         measured = [x for x in by_step.values() if ("fifo_entropy", 1, None) in x]
         if not measured:  # of another evaluator
             continue

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxcl import core, schema, sharding
 from jaxcl.data import stream
-from jaxcl.evals import features as features_lib
+from jaxcl.evals import embedding
 
 _EXACT = jax.lax.Precision.HIGHEST  # TF32 would swap neighbours
 
@@ -50,7 +50,7 @@ def count_votes(
       f32[B, num_classes].
     """
     if distance == "cosine":
-        queries, bank = features_lib.unit_rows(queries), features_lib.unit_rows(bank)
+        queries, bank = embedding.unit_rows(queries), embedding.unit_rows(bank)
         scores = jnp.dot(queries, bank.T, precision=_EXACT)
     else:
         # |q|^2 is left out, since it is the same for all neighbours of a query.
@@ -78,7 +78,7 @@ def _make_judge(parts, groups, batch_size, options, *, others: bool) -> Callable
     """
     stream_, mesh = parts.stream, parts.mesh
     count = stream.count_rows(stream_.evaluation)
-    batch_size = features_lib.padded_size(parts, min(batch_size, count))
+    batch_size = embedding.padded_size(parts, min(batch_size, count))
     steps = -(-count // batch_size)
 
     def in_batches(values):
@@ -165,20 +165,20 @@ def make(
     """
     others, dataset = train_on == "evaluation", parts.stream.dataset
     if not others:
-        features_lib.check_learnable(parts.stream)
+        embedding.check_learnable(parts.stream)
     judged_alone = train_on in ("labelled", "evaluation")
     judged = (parts.stream.evaluation,)
-    features_lib.check_labels(parts, "knn", *(judged if judged_alone else ()))
+    embedding.check_labels(parts, "knn", *(judged if judged_alone else ()))
     bank = parts.stream.evaluation if others else dataset.train
     votes_at_all = np.ones(stream.count_rows(bank), bool)
     if train_on == "labelled":
         votes_at_all = bank.label >= 0
     most = int(votes_at_all.sum()) - others
     allowed = f"from 1 to the {most} rows of train_on={train_on!r}"
-    features_lib.require("knn.k", k, k <= most, allowed)
-    groups = features_lib.assign_tasks(parts)
-    embed_test = features_lib.make_embedder(parts, parts.stream.evaluation)
-    embed_bank = embed_test if others else features_lib.make_embedder(parts, bank)
+    embedding.require("knn.k", k, k <= most, allowed)
+    groups = embedding.assign_tasks(parts)
+    embed_test = embedding.make_embedder(parts, parts.stream.evaluation)
+    embed_bank = embed_test if others else embedding.make_embedder(parts, bank)
     options = {
         "num_classes": parts.num_classes,
         "k": k,
@@ -190,18 +190,18 @@ def make(
     def evaluate(state, task: int) -> core.Result:
         mask = votes_at_all
         if not judged_alone:
-            mask = features_lib.train_mask(groups, train_on, task)
+            mask = embedding.train_mask(groups, train_on, task)
         held = embed_test(state)
         bank = held if others else embed_bank(state)
         answers = judge(held, bank, mask)
         right, warnings = answers.astype(float), ()
-        if not features_lib.all_finite(held, bank):
-            right, warnings = right + np.nan, (features_lib.NOT_FINITE,)
-        rows = {"class_incremental": features_lib.average_per_task(parts, right[0])}
+        if not embedding.all_finite(held, bank):
+            right, warnings = right + np.nan, (embedding.NOT_FINITE,)
+        rows = {"class_incremental": embedding.average_per_task(parts, right[0])}
         if groups.aware:
-            own = features_lib.average_per_task(parts, right[1])
+            own = embedding.average_per_task(parts, right[1])
             if train_on == "seen":
-                own = features_lib.blank_unseen(own, train_on, task)
+                own = embedding.blank_unseen(own, train_on, task)
             rows[groups.aware] = own
         scalars = {"accuracy": float(right[0].mean())}
         known = None if warnings else {"class_incremental": answers[0]}

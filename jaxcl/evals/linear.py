@@ -37,7 +37,7 @@ import numpy as np
 from jaxcl import core, schema, sharding
 from jaxcl.data import prefetch, splits, stream
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import features as features_lib
+from jaxcl.evals import embedding
 from jaxcl.evals import head as head_lib
 
 _RATIO = (3 / 4, 4 / 3)
@@ -81,15 +81,15 @@ def _embed_augmented(parts, settings):
     def embed(state, images, key):
         features = parts.embed(state, view(key, images)[:, 0])
         features = jax.lax.with_sharding_constraint(features, whole)
-        return features_lib.unit_rows(features) if normalize else features
+        return embedding.unit_rows(features) if normalize else features
 
     return embed
 
 
 def _embed_plain(parts, examples, normalize, rows=None):
     """Make state -> f32[n, D], the features of rows of a split, not augmented."""
-    embed = features_lib.make_embedder(parts, examples, rows=rows)
-    unit = jax.jit(features_lib.unit_rows)
+    embed = embedding.make_embedder(parts, examples, rows=rows)
+    unit = jax.jit(embedding.unit_rows)
     return lambda state: unit(embed(state)) if normalize else embed(state)
 
 
@@ -118,7 +118,7 @@ def _make_fit(parts, settings) -> tuple[Callable, Callable]:
         )
         fit = head_lib.make_streamed_fit(settings, parts, crop, embed)
         return fit, lambda state, dim: dim
-    images = features_lib.place_images(parts, train)
+    images = embedding.place_images(parts, train)
     even = settings.batch_size % parts.mesh.size == 0
     rows = (sharding.split_sharding if even else sharding.replicated)(parts.mesh)
 
@@ -132,7 +132,7 @@ def _make_fit(parts, settings) -> tuple[Callable, Callable]:
 def _usable_rows(parts, train_on, groups) -> Callable:
     """Make (state, task) -> bool[N], the train rows that a probe may use."""
     if train_on != "visible":
-        return lambda state, task: features_lib.train_mask(groups, train_on, task)
+        return lambda state, task: embedding.train_mask(groups, train_on, task)
     whole = sharding.replicated(parts.mesh)
     replayed = jax.jit(parts.replayed, out_shardings=whole)
 
@@ -158,7 +158,7 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
       (rows, learning rate) -> head and loss. `held` and `of_cut` are features of the
       evaluation rows and of the rows `cut`, or None.
     """
-    judge = features_lib.make_judge(parts, groups, parts.stream.evaluation)
+    judge = embedding.make_judge(parts, groups, parts.stream.evaluation)
     cut_labels = parts.stream.dataset.train.label[cut]
     of_chance = math.log(parts.num_classes)
 
@@ -215,19 +215,17 @@ def _check_settings(parts, settings: head_lib.ProbeSettings):
     if settings.train_on == "visible":
         what = "a method that says which rows it replayed, as cclis and co2l do"
         named = "linear.train_on='visible'"
-        features_lib.refuse_unless(
-            parts.replayed, named, what, "choose 'seen' or 'all'"
-        )
+        embedding.refuse_unless(parts.replayed, named, what, "choose 'seen' or 'all'")
     if settings.augment and parts.stream.dataset.train.images is None:
         allowed = "False for images that stream and are drawn class by class"
-        features_lib.require("linear.augment", True, not settings.balanced, allowed)
+        embedding.require("linear.augment", True, not settings.balanced, allowed)
         size, devices = settings.batch_size, parts.mesh.size
         allowed = f"a multiple of the {devices} devices for images that stream"
-        features_lib.require("linear.batch_size", size, size % devices == 0, allowed)
+        embedding.require("linear.batch_size", size, size % devices == 0, allowed)
     low, high = settings.scale
     allowed = "(low, high) with low <= high"
-    features_lib.require("linear.scale", settings.scale, low <= high, allowed)
-    features_lib.check_labels(parts, "linear")
+    embedding.require("linear.scale", settings.scale, low <= high, allowed)
+    embedding.check_labels(parts, "linear")
 
 
 @schema.checked("config.evaluators.linear")
@@ -282,7 +280,7 @@ def make(
       Refused: an option out of its range; no evaluation split; no labels; "visible" for
         a method that does not say which rows it replayed.
     """
-    features_lib.check_learnable(parts.stream)
+    embedding.check_learnable(parts.stream)
     given: dict[str, Any] = {"lr": lr, "train_on": train_on, "augment": augment}
     given |= {"scale": scale, "blur": blur}
     chosen = PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
@@ -316,17 +314,15 @@ def make_evaluator(parts: core.EvalParts, settings: head_lib.ProbeSettings) -> C
     """
     _check_settings(parts, settings)
     unit, seed = settings.normalize_features, settings.fraction_seed
-    train, groups = parts.stream.dataset.train, features_lib.assign_tasks(parts)
-    labelled = features_lib.draw_stratified(
-        train, fraction=settings.fraction, seed=seed
-    )
+    train, groups = parts.stream.dataset.train, embedding.assign_tasks(parts)
+    labelled = embedding.draw_stratified(train, fraction=settings.fraction, seed=seed)
     cut = np.zeros(len(labelled), bool)
     if settings.lrs:
         at = np.flatnonzero(labelled)
         rows = stream.Examples(train.label[at], train.domain[at])
         cut[at] = splits.draw_mask(rows, settings.held_out, [seed, _CUT])
         allowed = "() where every class has one labelled row"
-        features_lib.require("linear.lrs", settings.lrs, cut.any(), allowed)
+        embedding.require("linear.lrs", settings.lrs, cut.any(), allowed)
     fit, data_of = _make_fit(parts, settings)
     run_trial = _make_trial(parts, settings, cut, groups)
     usable = _usable_rows(parts, settings.train_on, groups)
@@ -347,16 +343,16 @@ def make_evaluator(parts: core.EvalParts, settings: head_lib.ProbeSettings) -> C
 
         mask = labelled & usable(state, task)
         right, loss, lr, warnings = fit_to(mask, 0)
-        rows = features_lib.average_rows(parts, right)
+        rows = embedding.average_rows(parts, right)
         if "task_aware" in rows:
-            rows["task_aware"] = features_lib.blank_unseen(
+            rows["task_aware"] = embedding.blank_unseen(
                 rows["task_aware"], settings.train_on, task
             )
         elif groups.aware == "domain_aware":  # a probe of its own for each domain
             rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
             for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
                 own, _, _, said = fit_to(mask & (groups.train_task == t), t + 1)
-                row = features_lib.average_per_task(parts, own["class_incremental"])
+                row = embedding.average_per_task(parts, own["class_incremental"])
                 rows["domain_aware"][t] = row[t]
                 name = parts.stream.tasks[t].name
                 warnings += [f"domain {name}: {words}" for words in said]

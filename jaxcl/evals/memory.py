@@ -19,8 +19,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import core, metrics, sharding
-from jaxcl.evals import features as features_lib
-from jaxcl.evals import plots
+from jaxcl.evals import embedding, plots
 
 # Rows of a batch when the stream's entropy is measured. An order may fix the number of
 # steps of an epoch, so this decides how many rows are drawn, not how their classes mix.
@@ -47,7 +46,7 @@ def make(parts: core.EvalParts) -> core.Evaluator:
       Refused: the method keeps no memory.
     """
     what = "a method with a memory of rows, as duel, er and cclis have"
-    features_lib.refuse_unless(parts.memory, "memory", what)
+    embedding.refuse_unless(parts.memory, "memory", what)
     streams = {}  # task -> entropy, measured once since no step changes it
 
     def read_labels(state):
@@ -98,7 +97,7 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """
     ends = {row["task"]: row["step"] for row in rows}  # last step of each task
     pattern = r"(class|entropy|stream_entropy)_?(\d*)"
-    for key, by_step in features_lib.find_scalars(rows, pattern).items():
+    for key, by_step in embedding.find_scalars(rows, pattern).items():
         # Without labelled rows in the memory an evaluation has no classes.
         points = {step: x for step, x in sorted(by_step.items()) if ("class", 0) in x}
         if not points:

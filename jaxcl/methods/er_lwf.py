@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.methods import online
-from jaxcl.methods.online import teacher as teacher_lib
+from jaxcl.methods.online import distillation
 
 
 @schema.checked("config.method")
@@ -52,7 +52,7 @@ def make(
         allowed = online.replayable(replay_from, state, incoming)
         replayed = online.draw_rows(parts, extra.memory, key, allowed=allowed)
         rows = online.join_rows(incoming, replayed)
-        (told,) = teacher_lib.ask_teacher(net, extra.teacher, rows, train=not paper)
+        (told,) = distillation.ask_teacher(net, extra.teacher, rows, train=not paper)
         held = task_of < state.task if paper else task_of > 0
         # The classes that are held are one group.
         group = jnp.where(held & (task_of >= 0), 0, -1)
@@ -73,4 +73,4 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    return teacher_lib.by_task(parts, net, update)
+    return distillation.by_task(parts, net, update)

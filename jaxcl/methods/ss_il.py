@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.methods import online
-from jaxcl.methods.online import teacher as teacher_lib
+from jaxcl.methods.online import distillation
 
 
 @schema.checked("config.method")
@@ -54,7 +54,7 @@ def make(
         teacher_logits = None, None
         if distill:
             taught = sides if form == "paper" else (replayed,)
-            answers = teacher_lib.ask_teacher(net, state.extra.teacher, *taught)
+            answers = distillation.ask_teacher(net, state.extra.teacher, *taught)
             teacher_logits = (*teacher_logits, *answers)[-2:]
         old_tasks = jnp.where(task_of < state.task, task_of, -1)
 
@@ -82,7 +82,7 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    return teacher_lib.by_task(parts, net, update, distill=distill)
+    return distillation.by_task(parts, net, update, distill=distill)
 
 
 def rivals(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:

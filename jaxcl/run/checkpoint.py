@@ -31,8 +31,7 @@ from orbax.checkpoint import v1 as ocp
 from jaxcl import sharding
 from jaxcl.data import storage
 from jaxcl.errors import Refused
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import results as results_lib
+from jaxcl.run import encoder_folder, result_file
 
 
 class Phase(enum.StrEnum):
@@ -109,7 +108,7 @@ def differences(saved: Any, like: Any, *, most: int = 3) -> str:
       like: wanted leaves, in the same places.
       most: number of leaves to name; further ones are counted.
     """
-    misfits = folder_lib.shape_mismatches(
+    misfits = encoder_folder.shape_mismatches(
         _describe_leaves(saved), _describe_leaves(like)
     )
     said = [f"{name} is {a} in the checkpoint, {b} here" for name, a, b in misfits]
@@ -390,6 +389,6 @@ def restore_start(
             f"config.start={start!r}: has not come to the end of a task; let it finish "
             "(config.first_tasks says how many it trains)"
         )
-    results = results_lib.make_room(restored.cursor["results"], task_names)
+    results = result_file.make_room(restored.cursor["results"], task_names)
     cursor = {**restored.cursor, "rows": 0, "seconds": {}, "results": results}
     return restored._replace(cursor=cursor)

@@ -13,7 +13,7 @@ from etils import epath
 from jaxcl import core, lookup, schema
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
-from jaxcl.evals import features, plots
+from jaxcl.evals import embedding, plots
 from jaxcl.run import job, record
 
 
@@ -163,7 +163,7 @@ def run_evaluators(
       nothing is logged.
     """
     rows, scalars, answers, spent, warnings = {}, {}, {}, {}, []
-    with features.share_passes():
+    with embedding.share_passes():
         for key, evaluate in judges.items():
             if stop():
                 return None

@@ -15,14 +15,14 @@ from jaxcl.run import (
     cost,
     job,
     lock,
+    log_file,
     overview,
+    result_file,
     seeds,
     terminal,
     train,
     transfer,
 )
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
 
 
 @numerics.pinned()
@@ -68,12 +68,12 @@ def _run_one(work, workdir, stop, step):
             alone = work.evaluation.alone
             if callable(alone):
                 alone = single_tasks(work, workdir / "single", stop=stop, step=step)
-            results["finetune"] = results_lib.to_json(alone)
+            results["finetune"] = result_file.to_json(alone)
     else:
         results = transfer.run_transfer(work, workdir, stop=stop)
     results |= _identify_data(workdir)
     if jax.process_index() == 0:
-        results_lib.write_results(workdir, results)
+        result_file.write_results(workdir, results)
         if told := format_results(results):
             print(told, flush=True)
         if trains and work.logging.plots:
@@ -171,8 +171,8 @@ def format_results(results: dict) -> str:
     """Write the measures of a run, one line per matrix, in percent."""
     titles = {**_MEASURES, "untrained": "untrained"}
     lines = []
-    for name, measures in results_lib.summary(results).items():
-        measures["untrained"] = results_lib.untrained(results, name)
+    for name, measures in result_file.summary(results).items():
+        measures["untrained"] = result_file.untrained(results, name)
         values = (measures.get(key) for key in titles)
         cells = (f"{'-':>12}" if v is None else f"{100 * v:12.1f}" for v in values)
         lines.append(f"{name:28}" + "".join(cells))
@@ -181,7 +181,7 @@ def format_results(results: dict) -> str:
         lines.insert(0, f"{'after the last task (%)':28}" + "".join(heads))
     if results["cost"]["total"] is not None:
         lines.append(cost.format_line(results["cost"]))
-    if worse := results_lib.below_untrained(results):
+    if worse := result_file.below_untrained(results):
         text = f"{', '.join(worse)}: below the untrained network. Look at the pictures "
         text += "of plots/: do they show whole objects? Try more epochs, a smaller "
         text += "optimizer.lr, or an encoder that is trained already (config.start)"
@@ -199,7 +199,7 @@ def closing(
       workdir: the run directory.
     """
     where, several = epath.Path(workdir), isinstance(work, seeds.SeedRuns)
-    lines = [f"Results   {where / ('seed_N' if several else results_lib.RESULTS)}"]
+    lines = [f"Results   {where / ('seed_N' if several else result_file.RESULTS)}"]
     pictures = where / "plots"
     if pictures.exists():
         summary = (pictures / "summary.png").exists()
@@ -225,12 +225,12 @@ def draw_run(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
     for name in results["matrices"]:
         path = folder / f"{name.replace('/', '_')}.png"
         with plots.optional(str(path)):
-            matrix, title = results_lib.matrix(results, name), plots.write_title(name)
+            matrix, title = result_file.matrix(results, name), plots.write_title(name)
             names = results["task_names"]
             plots.accuracy_matrix(matrix, path, title=title, task_names=names)
     with plots.optional(str(folder / "summary.png")):
         _draw_summary(work, results, folder / "summary.png")
-    rows = rows_lib.read_rows(workdir)
+    rows = log_file.read_rows(workdir)
     for chart in work.evaluation.charts:
         with plots.optional("a chart of an evaluator"):
             chart(rows, folder)
@@ -254,7 +254,7 @@ def _draw_summary(work, results, path) -> None:
     """Draw images of the tasks, if they are in memory, above accuracy over tasks."""
     name, met = None, []
     for key in results["matrices"]:
-        matrix = results_lib.matrix(results, key)
+        matrix = result_file.matrix(results, key)
         means = [row[: t + 1].mean() for t, row in enumerate(matrix)]
         done = [x for x in means if np.isfinite(x)]  # of tasks trained and judged
         is_longer = len(done) > max(len(met), 1) and done == means[: len(done)]
@@ -265,7 +265,7 @@ def _draw_summary(work, results, path) -> None:
     examples = work.stream.dataset.train
     if examples.images is None or examples.images.shape[-1] not in (1, 3):
         return
-    method, before = work.config["method"], results_lib.untrained(results, name)
+    method, before = work.config["method"], result_file.untrained(results, name)
     curves = {method.get("strategy") or method["name"]: met}
     curves |= {} if before is None else {"untrained": [before]}
     tasks = work.stream.tasks[:8]

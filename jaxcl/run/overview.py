@@ -8,8 +8,7 @@ import numpy as np
 
 from jaxcl import lookup, schema, sharding
 from jaxcl.data import listing, stream
-from jaxcl.run import job, seeds, transfer
-from jaxcl.run import results as results_lib
+from jaxcl.run import job, result_file, seeds, transfer
 
 
 def describe_run(
@@ -34,8 +33,8 @@ def describe_run(
 
 def _describe_training(work) -> str:
     done = 0  # tasks that the run of config.start has finished
-    if work.loop.start and results_lib.has_results(work.loop.start):
-        done = results_lib.count_finished(results_lib.read_results(work.loop.start))
+    if work.loop.start and result_file.has_results(work.loop.start):
+        done = result_file.count_finished(result_file.read_results(work.loop.start))
     return (
         f"{_name_method(work)} on {_describe_data(work, done)}\n"
         f"jaxcl: {_describe_work(work, done)}\n"

@@ -20,11 +20,10 @@ from PIL import Image
 
 from jaxcl import sharding
 from jaxcl.config import build, command, own_images
-from jaxcl.data import files, identity, storage, stream
+from jaxcl.data import identity, image_files, storage, stream
 from jaxcl.errors import Refused
-from jaxcl.evals import features
-from jaxcl.run import results as results_lib
-from jaxcl.run import terminal, transfer
+from jaxcl.evals import embedding
+from jaxcl.run import result_file, terminal, transfer
 from jaxcl.update import gate, lineage, mmd, plan, verdict
 from jaxcl.update import reference as reference_lib
 
@@ -82,7 +81,7 @@ def check(
     new = _embed(frozen, dataset.train, chosen)
     old = _embed_run(run, current, theirs, rows)
     if not (np.isfinite(new).all() and np.isfinite(old.features).all()):
-        raise Refused(f"{current}: {features.NOT_FINITE}")
+        raise Refused(f"{current}: {embedding.NOT_FINITE}")
     found = mmd.compare_samples(old.features, new)
     report = {
         "run": str(run),
@@ -105,7 +104,7 @@ def check(
         )
     report["advice"], report["why"] = _advise(report)
     report |= {"folder": str(folder), "seconds": time.time() - began}
-    results_lib.write_json(folder / FILE, report)
+    result_file.write_json(folder / FILE, report)
     return report
 
 
@@ -120,7 +119,7 @@ def _draw_rows(size, most) -> np.ndarray:
 
 
 def _embed(frozen, examples, rows) -> np.ndarray:
-    embed = features.make_embedder(frozen.parts, examples, rows=rows)
+    embed = embedding.make_embedder(frozen.parts, examples, rows=rows)
     return sharding.copy_to_host(embed(frozen.state))
 
 
@@ -135,7 +134,7 @@ def _embed_run(run, current, theirs, rows) -> _Sample:
     place = epath.Path(run) / FOLDER / _SAMPLE
     source = json.dumps(_describe_weights(current), sort_keys=True, default=str)
     if place.exists():
-        arrays = files.read_npz(str(place))
+        arrays = image_files.read_npz(str(place))
         if (str(arrays["known"]), str(arrays["source"])) == (known, source):
             return _Sample(arrays["features"], [str(x) for x in arrays["remarks"]])
     splits, remarks = [], []

@@ -27,8 +27,7 @@ from jaxcl.config import build, command, run_config
 from jaxcl.data import identity
 from jaxcl.errors import Refused
 from jaxcl.index import maps
-from jaxcl.run import finish, job, lock, transfer
-from jaxcl.run import results as results_lib
+from jaxcl.run import finish, job, lock, result_file, transfer
 from jaxcl.update import average, gate, lineage, plan, served, verdict
 from jaxcl.update import reference as reference_lib
 from jaxcl.update.verdict import AFTER, BEFORE
@@ -271,8 +270,8 @@ def measure_accuracies(
         return {}
     folder = work.workdir / name
     results = transfer.run_transfer(judging, folder, stop=stop)
-    results_lib.write_results(folder, results)
-    measured = results_lib.summary(results).items()
+    result_file.write_results(folder, results)
+    measured = result_file.summary(results).items()
     found = {matrix: measures["average_accuracy"] for matrix, measures in measured}
     if not found or None in found.values():
         raise Refused(

@@ -13,8 +13,7 @@ from jaxcl.config import own_images, run_config, sections
 from jaxcl.data import from_folders, sources, storage
 from jaxcl.errors import Refused
 from jaxcl.index import maps
-from jaxcl.run import folder, transfer
-from jaxcl.run import results as results_lib
+from jaxcl.run import encoder_folder, result_file, transfer
 
 UPDATES, VERDICT = "updates", "update.json"
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
@@ -37,7 +36,7 @@ def read_config(run: str) -> dict:
       Refused: there is no config, it has several seeds, or it is of graphs.
     """
     saved = transfer.config_of(str(run), field="--run")
-    if folder.is_one(run):
+    if encoder_folder.exists_at(run):
         return make_recipe(saved)
     if saved.get("seeds", 1) != 1:
         raise Refused(
@@ -136,7 +135,7 @@ def make_next_config(parent: str, theirs: dict, data: dict, changes: dict) -> di
       Refused: the parent is not finished, or a change is not allowed.
     """
     scenario, kept = {"name": "joint", "evaluation": "none"}, ()
-    if not folder.is_one(parent):
+    if not encoder_folder.exists_at(parent):
         tasks = _count_tasks(parent, theirs) + 1
         scenario, kept = scenario | {"name": "after", "num_tasks": tasks}, _OF_A_RUN
     return _change_config(theirs, changes, kept) | {
@@ -152,12 +151,12 @@ def make_next_config(parent: str, theirs: dict, data: dict, changes: dict) -> di
 
 def _count_tasks(run: str, theirs: dict) -> int:
     """Count the tasks of a run; refuse one that has not finished all of them."""
-    found = results_lib.has_results(run)
-    results = results_lib.read_results(run) if found else {"scalars": [None]}
+    found = result_file.has_results(run)
+    results = result_file.read_results(run) if found else {"scalars": [None]}
     tasks, first = len(results["scalars"]), theirs.get("first_tasks")
     if None not in results["scalars"]:
         return tasks
-    if first and results_lib.count_finished(results) == first:
+    if first and result_file.count_finished(results) == first:
         raise Refused(
             f"{run}: config.first_tasks={first} left out {tasks - first} of its tasks; "
             "an update follows a run of all its tasks"
@@ -252,7 +251,7 @@ def write_report(workdir: epath.PathLike, report: dict, adapter: bytes | None) -
     if adapter is not None and report["accepted"]:
         with storage.replacing(workdir / maps.FILE) as file:
             file.write(adapter)
-    results_lib.write_json(workdir / VERDICT, report)
+    result_file.write_json(workdir / VERDICT, report)
     remove_checkpoints(workdir, report)
     return report
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl.data import files, identity, listing, storage
+from jaxcl.data import identity, image_files, listing, storage
 from jaxcl.errors import Refused
 from jaxcl.run import transfer
 from jaxcl.update import gate, lineage
@@ -122,7 +122,7 @@ def read_reference(path: epath.PathLike) -> Reference:
       Refused: the file is damaged.
     """
     try:
-        arrays = files.read_npz(str(path))
+        arrays = image_files.read_npz(str(path))
         about = json.loads(str(arrays.pop("about")))
         names, marks, classes = (arrays[x] for x in ("names", "marks", "classes"))
         judge = Judge(names, marks, classes, about["protocol"])
@@ -159,7 +159,7 @@ def read_answers(folder: epath.PathLike) -> dict[str, np.ndarray]:
     path = epath.Path(folder) / transfer.ANSWERS
     if not path.exists():
         return {}
-    return files.read_npz(str(path))
+    return image_files.read_npz(str(path))
 
 
 def is_there(run: str) -> bool:
@@ -172,9 +172,9 @@ def is_there(run: str) -> bool:
 
 
 def _has_weights(run) -> bool:
-    from jaxcl.run import folder
+    from jaxcl.run import encoder_folder
 
-    return folder.is_one(run) or bool(transfer.find_checkpoints(run).numbers)
+    return encoder_folder.exists_at(run) or bool(transfer.find_checkpoints(run).numbers)
 
 
 def list_past(run: str, before: epath.PathLike) -> list[dict]:

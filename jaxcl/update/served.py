@@ -11,7 +11,7 @@ from etils import epath
 from jaxcl.config import build
 from jaxcl.index import drift, kit, maps
 from jaxcl.index import ways as ways_lib
-from jaxcl.run import results as results_lib
+from jaxcl.run import result_file
 from jaxcl.update import plan
 
 
@@ -73,7 +73,7 @@ def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Compa
         measured.ways,
     )
     adapter = maps.fit(after, before.rows, back.kind, back.options)
-    moved = results_lib.to_json(moved) | {"rows": len(after)}
+    moved = result_file.to_json(moved) | {"rows": len(after)}
     return Comparison(moved, measured.ways, adapter, served)
 
 

@@ -20,8 +20,8 @@ from jaxcl import numerics, schema
 from jaxcl.config import build, command, jobs
 from jaxcl.data import from_features, identity, sources, stream
 from jaxcl.errors import Refused
-from jaxcl.evals import features
-from jaxcl.run import folder, progress, train
+from jaxcl.evals import embedding
+from jaxcl.run import encoder_folder, progress, train
 from jaxcl.update import lineage, plan
 
 
@@ -36,7 +36,7 @@ def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
     Raises:
       Refused, OSError: as for `build.restore_frozen`.
     """
-    theirs = folder.as_config(encoder)
+    theirs = encoder_folder.as_config(encoder)
     if isinstance(data, str) and data.startswith("{"):
         data = json.loads(data)
     elif isinstance(data, str) and sources.needs_nothing(data):
@@ -73,9 +73,9 @@ def write_features(
     from_features.check_suffix(out)
     schema.check_value(batch_size, schema.Count, "batch_size")
     dataset = work.parts.stream.dataset
-    batch_size = features.padded_size(work.parts, batch_size)
+    batch_size = embedding.padded_size(work.parts, batch_size)
     about = {
-        "card": folder.read_card(work.source["path"]),
+        "card": encoder_folder.read_card(work.source["path"]),
         "images": identity.identify(dataset).digest(),
         "class_names": list(dataset.class_names),
         "domain_names": list(dataset.domain_names),
@@ -138,7 +138,7 @@ def _embed_rows(work, splits, done, batch_size) -> Iterator[np.ndarray]:
     """Yield the features of all splits but the first `done`, batch by batch."""
     for examples in splits:
         if done < stream.count_rows(examples):
-            yield from features.embed_batches(
+            yield from embedding.embed_batches(
                 work.parts, examples, work.state, first=done, batch_size=batch_size
             )
         done = max(done - stream.count_rows(examples), 0)

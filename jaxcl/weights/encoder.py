@@ -19,13 +19,11 @@ from PIL import Image
 
 from jaxcl import core, lookup, numerics, schema
 from jaxcl.config import sections
-from jaxcl.data import files as files_lib
-from jaxcl.data import graphs as graphs_lib
-from jaxcl.data import prefetch
+from jaxcl.data import graph_arrays, image_files, prefetch
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
 from jaxcl.index import maps
-from jaxcl.run import folder as folder_lib
+from jaxcl.run import encoder_folder
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -108,8 +106,8 @@ class Encoder:
         Args:
           inputs: images as for `prepare`, or one image u8[h, w, C]; grey images may
             lack the last axis. Any image may be a PIL image, or the path of a file. Or
-            a padded batch of graphs, see `data.graphs.pad_batch`, whose empty slots get
-            rows of zeros.
+            a padded batch of graphs, see `data.graph_arrays.pad_batch`; its empty slots
+            get rows of zeros.
           batch_size: images at a time. The last batch is padded; fewer images in all
             are padded to a power of two, so that few programs are compiled.
 
@@ -173,15 +171,15 @@ class Encoder:
         want = self.card.get("check")
         if want is None:
             raise Refused(
-                f"{folder_lib.CARD}: it has no features to check: an encoder of graphs "
-                "never has; export one of images again"
+                f"{encoder_folder.CARD}: it has no features to check: an encoder of "
+                "graphs never has; export one of images again"
             )
         moved = np.linalg.norm(self.picture_features() - np.asarray(want, np.float32))
         gap = float(moved / np.linalg.norm(want))
         if not gap <= tolerance:
             raise Refused(
-                f"{folder_lib.CARD}: check: features of the fixed picture differ by "
-                f"{gap:.1%} of their length; must be at most {tolerance:.1%}"
+                f"{encoder_folder.CARD}: check: features of the fixed picture differ "
+                f"by {gap:.1%} of their length; must be at most {tolerance:.1%}"
             )
         return gap
 
@@ -224,7 +222,7 @@ def _list_images(card, images) -> tuple[Any, bool]:
 def _read_pixels(card, image):
     """Read an image as u8[h, w, C]; an array is checked later."""
     inputs = card["input"]
-    decoding = files_lib.Decoding(
+    decoding = image_files.Decoding(
         prefetch.choose_decoder(inputs["decoder"] or "auto"),
         channels=inputs["channels"],
         background=inputs.get("background", 255),
@@ -297,7 +295,7 @@ def _check_array(name, images, channels, *, axes):
 def _check_graphs(card, inputs):
     """Refuse inputs that are no graphs, or of another number of features."""
     width = card["input"]["features"]
-    if not isinstance(inputs, graphs_lib.Graphs):
+    if not isinstance(inputs, graph_arrays.Graphs):
         raise Refused(
             f"inputs: is {type(inputs).__name__}, must be a data.graphs.Graphs"
         )
@@ -313,7 +311,7 @@ def make_module(section: dict) -> nn.Module:
     Raises:
       Refused: an unknown name or option.
     """
-    section, field = dict(section), f"{folder_lib.CARD}: encoder"
+    section, field = dict(section), f"{encoder_folder.CARD}: encoder"
     precision = section.pop("precision", "float32")
     core.check_choice(f"{field}.precision", precision, tuple(sections.PRECISIONS))
     make, options = lookup.find_function(sections.ENCODERS, section, field)
@@ -321,12 +319,12 @@ def make_module(section: dict) -> nn.Module:
     return make(**options, dtype=sections.PRECISIONS[precision])
 
 
-def blank_inputs(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
+def blank_inputs(inputs: dict) -> np.ndarray | graph_arrays.Graphs:
     """Make inputs of zeros in the smallest shape that a card's "input" allows."""
     if inputs["kind"] == "images":
         return np.zeros((1, inputs["size"], inputs["size"], inputs["channels"]), "f4")
     masked, zero = np.zeros(1, bool), np.zeros(1, np.int32)
-    return graphs_lib.Graphs(
+    return graph_arrays.Graphs(
         features=np.zeros((1, inputs["features"]), "f4"),
         node_graph=zero,
         node_mask=masked,
@@ -393,14 +391,14 @@ def load_encoder(
       Refused: a file is missing, damaged, or contradicts the card; the message has
         the first difference.
     """
-    card = folder_lib.read_card(folder)
-    leaves = folder_lib.read_leaves(folder, card)
-    path = epath.Path(folder) / folder_lib.TENSORS
+    card = encoder_folder.read_card(folder)
+    leaves = encoder_folder.read_leaves(folder, card)
+    path = epath.Path(folder) / encoder_folder.TENSORS
     encoder = make_from_leaves(card, leaves, path)
     if encoder.num_features != card["num_features"]:
         raise Refused(
-            f"{folder_lib.CARD}: num_features={card['num_features']}, but its encoder "
-            f"has {encoder.num_features}"
+            f"{encoder_folder.CARD}: num_features={card['num_features']}, but its "
+            f"encoder has {encoder.num_features}"
         )
     if check:
         encoder.check()
@@ -412,14 +410,14 @@ def load_encoder(
             f"{folder}: into='old': it has no {maps.FILE}; an accepted update with "
             "the verdict 'adapt' leaves one, and jaxcl export copies it"
         )
-    arrays = folder_lib.read_leaves(folder, card, maps.FILE)
+    arrays = encoder_folder.read_leaves(folder, card, maps.FILE)
     adapter = maps.check_map(arrays, epath.Path(folder) / maps.FILE)
     return dataclasses.replace(encoder, adapter=adapter)
 
 
 @numerics.pinned()
 def make_from_leaves(
-    card: dict, leaves: dict[str, Any], path: Any = folder_lib.TENSORS
+    card: dict, leaves: dict[str, Any], path: Any = encoder_folder.TENSORS
 ) -> Encoder:
     """Make an encoder from a card and the arrays of its file.
 
@@ -432,4 +430,4 @@ def make_from_leaves(
       Refused: the leaves do not fit the card's network.
     """
     module, inputs = make_module(card["encoder"]), blank_inputs(card["input"])
-    return make_encoder(card, *folder_lib.fill_trees(module, inputs, leaves, path))
+    return make_encoder(card, *encoder_folder.fill_trees(module, inputs, leaves, path))

@@ -14,7 +14,7 @@ from etils import epath
 from jaxcl import numerics, schema
 from jaxcl.errors import Refused
 from jaxcl.nets import convnext, resnet, vit
-from jaxcl.run import folder, results
+from jaxcl.run import encoder_folder, result_file
 from jaxcl.weights import (
     architectures,
     encoder,
@@ -92,7 +92,7 @@ def import_file(
         raise Refused(f"--from={source}: {error}") from error
     card: dict[str, Any] = {"encoder": section, "input": inputs}
     network = encoder.make_from_leaves(card, leaves)
-    packed = {folder.TENSORS: writer.pack_tensors(leaves, "flax")}
+    packed = {encoder_folder.TENSORS: writer.pack_tensors(leaves, "flax")}
     card |= writer.describe(network, packed) | {
         "imported": {
             "architecture": architecture,
@@ -105,7 +105,7 @@ def import_file(
         },
         "check": network.picture_features().tolist(),
     }
-    card = results.to_json(card)
+    card = result_file.to_json(card)
     return writer.write_folder(epath.Path(out), packed, card, force)
 
 

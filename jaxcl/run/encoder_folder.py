@@ -26,8 +26,8 @@ CARD = "card.json"
 _NEEDED = ("encoder", "num_features", "input", "files", "checksum")
 
 
-def is_one(path: Any) -> bool:
-    """Tell whether a folder is an encoder's: it has a card, unlike a run directory."""
+def exists_at(path: Any) -> bool:
+    """Tell whether an encoder's folder lies at a path: a run directory has no card."""
     return path is not None and (epath.Path(str(path)) / CARD).exists()
 
 
