@@ -116,7 +116,7 @@ def measure(args, directory) -> list[dict]:
     found, waste = [], filling(works["continue"])
     for name, work in works.items():
         step, ratio = seconds[name], np.divide(seconds[name], seconds["continue"])
-        rows = work.data.batch_size * work.parts(1)
+        rows = work.data.batch_size * work.batches_per_step(1)
         share = None
         if name in PAIRS:
             share = float(np.median(1 - np.divide(seconds[PAIRS[name]], step)))

@@ -327,7 +327,7 @@ def lower_step(work: job.Job) -> jax.stages.Lowered:
         inner = {k: rows_only(x) for k, x in batch.items() if k == "labelled"}
         return {"index": batch["index"]} | inner
 
-    parts, steps = work.parts(_later_task(work)), work.loop.steps_per_call
+    parts, steps = work.batches_per_step(_later_task(work)), work.loop.steps_per_call
     state, batch = job.placed_shapes(work.method, work.data, work.mesh, parts)
     whole = sharding.replicated(work.mesh)
     split = sharding.split_sharding(work.mesh, axis=2 if parts > 1 else 1)
@@ -368,7 +368,7 @@ def read_program(
     }
     memory["held"] = sum(memory.values()) - 2 * memory["aliased"]
     counted, task = compiled.cost_analysis() or {}, _later_task(work)
-    shapes = job.shapes(work.method, work.data, work.parts(task))
+    shapes = job.shapes(work.method, work.data, work.batches_per_step(task))
     written = cost.count_flops(work.method.step, *shapes, task=task)
     flops = max(counted.get("flops", 0.0), (written or 0) / work.mesh.size)
     # A GPU's compiler tells no bytes of a chip that is absent, nor of libraries' calls.
@@ -423,7 +423,7 @@ def estimate(
             "name": work.config.get("name", "run"),
             "device": work.mesh.devices.flat[0].device_kind,
             "devices": work.mesh.size,
-            "examples": work.data.batch_size * work.parts(_later_task(work)),
+            "examples": work.data.batch_size * work.batches_per_step(_later_task(work)),
             "precision": work.config.get("precision", "float32"),
         }
         chip = target.chip if target else chip_of(found["device"])

@@ -21,7 +21,7 @@ INCOMING = toy.batch(ROWS)
 
 def views(incoming):
     """Rows 2i and 2i + 1 are those of image i; the second is the mirrored one."""
-    plain = toy.parts().plain(incoming["image"])
+    plain = toy.parts().eval_transform(incoming["image"])
     rows = [image for one in plain for image in (one, one[:, ::-1])]
     return jnp.stack(rows)
 

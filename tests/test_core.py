@@ -200,7 +200,7 @@ def test_a_task_begins_where_the_run_stands():
         method=method,
         data=types.SimpleNamespace(seed=0, epochs=(9, 9, 3), batch_size=4),
         mesh=sharding.mesh(1),
-        parts=lambda index: 1,
+        batches_per_step=lambda index: 1,
     )
     state = job.begin_task(work, state_of(step=31, task=1, task_start=11), task)
     assert told == [(2, 31, 15)]  # 3 epochs of 20 rows in batches of 4

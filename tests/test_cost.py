@@ -35,7 +35,7 @@ def test_images_are_of_all_batches_of_a_step():
     """Three meta-steps of six batches of eight."""
     work = types.SimpleNamespace(
         data=types.SimpleNamespace(batch_size=8),
-        parts=lambda task: 6,
+        batches_per_step=lambda task: 6,
         mesh=None,
         method=mock.Mock(),
     )

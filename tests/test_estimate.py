@@ -163,7 +163,7 @@ def of_step(monkeypatch, step, *, chip=CHIP, parted=True):
         data=None,
         mesh=mesh,
         stream=types.SimpleNamespace(tasks=[types.SimpleNamespace(index=0)]),
-        parts=lambda _: 1,
+        batches_per_step=lambda _: 1,
         config={},
     )
     jitted = jax.jit(step, in_shardings=(whole, rows if parted else whole))

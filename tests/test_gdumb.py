@@ -137,7 +137,7 @@ def test_the_fit_is_the_equation(mixing, schedule, monkeypatch):
     state = stored()
     key = jax.random.fold_in(core.step_key(state), gdumb._FIT)
     net = online.build_network(parts(), "linear")
-    images = parts().plain(ROWS["image"])
+    images = parts().eval_transform(ROWS["image"])
     params, stats = jax.jit(net.init)(key, images[:1])
     images = 1 - images if mixing else images
     buf = jax.tree.map(jnp.zeros_like, params)

@@ -180,7 +180,10 @@ def started():
 
 @jax.jit
 def slope(params, stats, rows):
-    net, images = online.build_network(parts(), "linear"), parts().plain(rows["image"])
+    net, images = (
+        online.build_network(parts(), "linear"),
+        parts().eval_transform(rows["image"]),
+    )
     return online_toy.slope(net, params, stats, images, [(1.0, rows["label"])])
 
 

@@ -446,7 +446,7 @@ def test_one_agent_sets_the_rates_without_meta():
 def test_the_first_task_is_nce_one_by_the_optimiser():
     method = make(learnt_rate=True, agent=RATES)
     state, given = under_way(method, task(index=0)), batch(15)
-    assert method.parts(task(index=0)) == 1
+    assert method.batches_per_step(task(index=0)) == 1
     after, metrics = step(method, state, given)
     theta = numbers(state.params)
     loss = functools.partial(nce_one, given=given)
@@ -501,10 +501,10 @@ def test_strategies_read_their_rows():
             few = strategy in ("finetune", "distill")
             np.testing.assert_array_equal(source.rows, new if few else every)
         assert (source.order is stream.epoch_order) == (strategy != "icl")
-        assert method.parts(task(index=0)) == 1
-        assert method.parts(the_task) == (10 if strategy == "icl" else 1)
-    assert make(strategy="icl", inner_steps=2).parts(the_task) == 6
-    assert make(strategy="icl", meta=False).parts(the_task) == 2
+        assert method.batches_per_step(task(index=0)) == 1
+        assert method.batches_per_step(the_task) == (10 if strategy == "icl" else 1)
+    assert make(strategy="icl", inner_steps=2).batches_per_step(the_task) == 6
+    assert make(strategy="icl", meta=False).batches_per_step(the_task) == 2
     share = {0.0: 5, 1.0: 25}
     for value, count in share.items():
         method = make(strategy="replay", replay_share=value)
@@ -687,7 +687,10 @@ def test_inner_steps_are_those_of_the_paper():
     assert orders.inner_steps(orders.growth(task(old=12, new=8))) == 2
     method = make(strategy="icl")
     for old, new, steps in ((12, 8, 2), (7, 6, 1), (23, 11, 2), (16, 5, 3), (18, 5, 4)):
-        assert method.parts(task(old=old, new=new)) == 2 * steps + 2, (old, new)
+        assert method.batches_per_step(task(old=old, new=new)) == 2 * steps + 2, (
+            old,
+            new,
+        )
 
 
 def test_an_order_with_meta():
@@ -796,7 +799,7 @@ def test_a_step_of_graphs(name):
         state = jax.jit(method.init)(jax.random.key(0), blank)
     else:
         state = begun(graph_passes("augmented", 0, 0.5), blank)
-    source, count = method.source(state, the_task), method.parts(the_task)
+    source, count = method.source(state, the_task), method.batches_per_step(the_task)
     feed = graph_batches.batches(
         source, seed=0, task=1, epochs=1, batch_size=B, parts=count
     )

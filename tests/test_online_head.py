@@ -130,12 +130,14 @@ def test_the_head_reads_the_network_before_the_step_and_each_task_its_own_moment
         embed=lambda state, images: state.params * images.reshape(len(images), -1),
     )
     parts = online_toy.parts()
-    parts = parts._replace(augment=lambda key, images: parts.plain(images)[:, None])
+    parts = parts._replace(
+        augment=lambda key, images: parts.eval_transform(images)[:, None]
+    )
     method = head.add(method, parts, lr=0.7)
     batch = {"labelled": online_toy.FIRST}
     state = method.init(jax.random.key(0), batch).replace(task_steps=jnp.int32(4))
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
-    rows = np.reshape(parts.plain(online_toy.FIRST["image"]), (6, -1))
+    rows = np.reshape(parts.eval_transform(online_toy.FIRST["image"]), (6, -1))
     label = np.asarray(online_toy.FIRST["label"])
     for number in range(4):
         if number % 2 == 0:
@@ -213,7 +215,7 @@ def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_pat
     state = job.begin_task(work, state, work.stream.tasks[0])
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
     velocity = [np.zeros_like(x) for x in layer]
-    rate_of, clipped = parts.curve(0.7), set()
+    rate_of, clipped = parts.schedule_with_peak(0.7), set()
     images = work.stream.dataset.train.images
     labels = work.stream.dataset.train.label
     for batch in host(work)[:4]:

@@ -11,7 +11,7 @@ from jaxcl.run import finish, log_file
 
 def work_of(*charts, drawn=()):
     """A job as far as its pictures go."""
-    method = types.SimpleNamespace(drawn=drawn)
+    method = types.SimpleNamespace(plotted_metrics=drawn)
     evaluation = types.SimpleNamespace(charts=charts)
     return types.SimpleNamespace(evaluation=evaluation, method=method)
 
@@ -24,9 +24,9 @@ def test_evaluators_and_methods_say_what_is_drawn(tmp_path):
     work = toy.job(tmp_path / "online", **online, evaluators=entries)
     assert work.evaluation.charts == (memory.draw_last, spread.draw_last)
     norms = "feature_gradient_norm", "prototype_gradient_norm"
-    assert work.method.drawn == ("drift", *norms)
+    assert work.method.plotted_metrics == ("drift", *norms)
     plain = toy.job(tmp_path / "plain", **toy.ONLINE | {"method": {"name": "er"}})
-    assert plain.evaluation.charts == () == plain.method.drawn
+    assert plain.evaluation.charts == () == plain.method.plotted_metrics
 
 
 def test_a_run_has_pictures_of_its_classes(tmp_path, monkeypatch):

@@ -425,7 +425,7 @@ def test_steps_that_arrive_together_have_one_speed(monkeypatch):
     monkeypatch.setattr(metrics_log.time, "monotonic", lambda: next(seconds))
     work = types.SimpleNamespace(
         data=types.SimpleNamespace(batch_size=50),
-        parts=lambda task: 1,
+        batches_per_step=lambda task: 1,
         loop=types.SimpleNamespace(steps_per_call=2),
         logging=types.SimpleNamespace(every=2),
     )

@@ -606,7 +606,7 @@ def test_icl_wants_the_old_images(tmp_path):
         toy.job(tmp_path / "a", **given)
     digits = {"name": "digits"}
     given["data"] = {"name": "joined", "sets": [digits, digits]}
-    assert toy.job(tmp_path / "a", **given).parts(1) > 1
+    assert toy.job(tmp_path / "a", **given).batches_per_step(1) > 1
     with pytest.raises(ValueError, match=r"config\.start.*config\.method"):
         toy.job(
             tmp_path / "b",

@@ -222,7 +222,7 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
     tasks = [set(task.train.rows.tolist()) for task in made.stream.tasks]
     made.evaluation.evaluators["mine"](state, 0)
     made.evaluation.evaluators["mine"](state.replace(task=state.task + 1), 1)
-    alone = made.evaluation.alone(made)
+    alone = made.evaluation.single_tasks(made)
     alone.evaluation.evaluators["mine"](job.initial_state(alone), 0)
     assert visible == [tasks[0], tasks[1] | {0}, tasks[0]] and 0 not in tasks[1]
     want = {"er": {None}, "two_view": {"pnr", "finetune"}}[name]

@@ -140,7 +140,7 @@ def found_alone(run: str, plain: dict, method: core.Method) -> dict:
     field = f"config.plasticity_from={run!r}"
     same = ["seed", "data", "scenario", "batch_size", "epochs", "encoder", "augment"]
     same += ["optimizer", "schedule", "scale_lr", "precision", "evaluators", "replay"]
-    same += ["base"] if method.alone else ["method"]
+    same += ["base"] if method.single_task_options else ["method"]
     _check_same(field, run, plain, same)
     found = result_file.read_results(run) if result_file.has_results(run) else {}
     if "finetune" not in found:

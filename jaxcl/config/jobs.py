@@ -92,10 +92,10 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
         plots=top.plots,
     )
     loop = _choose_loop(top, data, method, parts)
-    alone = _single_task_runs(
+    single_tasks = _single_task_runs(
         top, plain, parts, data, method, eval_parts, evaluations.evaluators
     )
-    evaluations = evaluations._replace(alone=alone)
+    evaluations = evaluations._replace(single_tasks=single_tasks)
     return job.Job(method, mesh, data, loop, evaluations, logging, config=plain)
 
 
@@ -145,7 +145,7 @@ def _choose_updates(
     def count_step(updates):
         own = parts._replace(replay=replay._replace(updates=updates))
         method = _make_method(top, own, mesh)
-        shapes = job.shapes(method, data, method.parts(last))
+        shapes = job.shapes(method, data, method.batches_per_step(last))
         return cost.count_flops(method.step, *shapes, task=last.index)
 
     found = budget.updates(replay.flops, top.batch_size, count_step, top.method["name"])
@@ -204,7 +204,7 @@ def _single_task_runs(
         return None
     module, options = sections.find_method(top.method)
     options = schema.defaults(module.make, options) | options
-    other = options | dict(method.alone)
+    other = options | dict(method.single_task_options)
     # Options that go with those that change go with them.
     known = schema.option_of(module.make, other)
     other = {name: value for name, value in other.items() if name in known}

@@ -316,11 +316,11 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]
         core.Parts,
         encoder=module,
         augment=views.augment,
-        plain=views.plain,
+        eval_transform=views.plain,
         local=views.local,
         tx=tx,
         lr=rate_with_peak(peak),
-        curve=rate_with_peak,
+        schedule_with_peak=rate_with_peak,
     )
     return make_parts, views.image
 

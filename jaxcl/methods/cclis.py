@@ -116,7 +116,7 @@ def make(
                 value += weight * relations(state, z, teacher_z, params["prototypes"])
             return value, stats
 
-        rates = parts.curve(prototype_rate), parts.lr
+        rates = parts.schedule_with_peak(prototype_rate), parts.lr
         own, lr = (rate(core.progress(state), state.task) for rate in rates)
         shares = {"prototypes": own / jnp.where(lr > 0, lr, 1)}
         state, stats, metrics = core.descend(parts, state, loss, shares)

@@ -194,7 +194,7 @@ def _pool_of(parts, net, state):
     filled = jnp.concatenate([b.filled for b in buffers])
 
     def features(image):
-        images = parts.plain(image[None])
+        images = parts.eval_transform(image[None])
         return net(state.params, state.stats, images, train=False)[0].features[0]
 
     return items, filled, jax.lax.map(features, items["image"], batch_size=256)

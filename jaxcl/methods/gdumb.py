@@ -152,7 +152,7 @@ def build_fit(fit: _Fit, rates: list[float]) -> Callable:
 
 
 def _start_network(fit, key, images):
-    params, stats = fit.net.init(key, fit.parts.plain(images[:1]))
+    params, stats = fit.net.init(key, fit.parts.eval_transform(images[:1]))
     return params, stats, fit.tx.init(params)
 
 

@@ -86,7 +86,7 @@ def make(
         size = min(rows, memory.capacity)
         count = min(vectors, memory.capacity // size)
         past = _references(parts, gradients_of, memory, k_draw, count, size)
-        images, label = parts.plain(batch["image"]), batch["label"]
+        images, label = parts.eval_transform(batch["image"]), batch["label"]
         ones = jnp.ones(label.shape, bool)
 
         own = gradients_of(images[:, None], label[:, None], ones[:, None])

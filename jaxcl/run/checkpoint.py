@@ -111,9 +111,9 @@ def differences(saved: Any, like: Any, *, most: int = 3) -> str:
     misfits = encoder_folder.shape_mismatches(
         _describe_leaves(saved), _describe_leaves(like)
     )
-    said = [f"{name} is {a} in the checkpoint, {b} here" for name, a, b in misfits]
-    more = [f"and {len(said) - most} more"] if len(said) > most else []
-    return "; ".join(said[:most] + more)
+    lines = [f"{name} is {a} in the checkpoint, {b} here" for name, a, b in misfits]
+    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
+    return "; ".join(lines[:most] + more)
 
 
 @jax.jit
@@ -134,10 +134,10 @@ def read_info(path: epath.PathLike) -> CheckpointInfo:
         with warnings.catch_warnings(action="ignore"):  # no shardings are given
             ocp.load(path)
         raise OSError(f"{path}: its leaves cannot be listed, though they can be read")
-    own = metadata.custom_metadata
-    if own["cursor_checksum"] != _text_sum(own["cursor"]):
+    custom = metadata.custom_metadata
+    if custom["cursor_checksum"] != _text_sum(custom["cursor"]):
         raise Refused("the checksum of its cursor does not match")
-    return CheckpointInfo(metadata.metadata, own["cursor"], own["checksum"])
+    return CheckpointInfo(metadata.metadata, custom["cursor"], custom["checksum"])
 
 
 def _text_sum(cursor: dict) -> str:

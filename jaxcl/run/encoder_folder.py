@@ -136,8 +136,8 @@ def fill_trees(
 
 def section(card: dict) -> tuple[dict, str]:
     """Return config.encoder of a card, and its precision."""
-    found = dict(card["encoder"])
-    return found, found.pop("precision", "float32")
+    encoder = dict(card["encoder"])
+    return encoder, encoder.pop("precision", "float32")
 
 
 def as_config(folder: str) -> dict:

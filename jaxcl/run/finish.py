@@ -64,18 +64,18 @@ def _run_one(work, workdir, stop, step):
     if trains:
         step = step or job.compile_step(work)
         results = train.run_tasks(work, workdir, stop=stop, step=step)
-        if work.evaluation.alone is not None:
-            alone = work.evaluation.alone
-            if callable(alone):
-                alone = single_tasks(work, workdir / "single", stop=stop, step=step)
-            results["finetune"] = result_file.to_json(alone)
+        if (accuracies := work.evaluation.single_tasks) is not None:
+            if callable(accuracies):
+                place = workdir / "single"
+                accuracies = single_tasks(work, place, stop=stop, step=step)
+            results["finetune"] = result_file.to_json(accuracies)
     else:
         results = transfer.run_transfer(work, workdir, stop=stop)
     results |= _identify_data(workdir)
     if jax.process_index() == 0:
         result_file.write_results(workdir, results)
-        if told := format_results(results):
-            print(told, flush=True)
+        if table := format_results(results):
+            print(table, flush=True)
         if trains and work.logging.plots:
             with plots.optional(str(workdir / "plots")):
                 draw_run(work, workdir, results)
@@ -86,12 +86,12 @@ def _run_seeds(work, workdir, stop):
     """Run every seed, and summarise their results."""
     results, step = {}, None
     for seed in work.seeds:
-        own = _make_seed_job(work, seed)
+        seed_job = _make_seed_job(work, seed)
         # The compiled step does not depend on the seed.
-        step = step or job.compile_step(own)
+        step = step or job.compile_step(seed_job)
         place = workdir / seeds.folder(seed)
         with lock.hold_lock(place):
-            results[seed] = _run_one(own, place, stop, step)
+            results[seed] = _run_one(seed_job, place, stop, step)
     summary = seeds.summary(results)
     if jax.process_index() == 0:
         seeds.write_summary(workdir, summary)
@@ -101,11 +101,11 @@ def _run_seeds(work, workdir, stop):
 
 def _identify_data(workdir) -> dict:
     """Describe the data of a run: rows of each split, and a digest of all of them."""
-    known = identity.read_identity(workdir)
-    if known is None:
+    data = identity.read_identity(workdir)
+    if data is None:
         return {}
-    rows = {split: len(known.rows(split)) for split in known.splits()}
-    return {"data": {"digest": known.digest(), "rows": rows}}
+    rows = {split: len(data.rows(split)) for split in data.splits()}
+    return {"data": {"digest": data.digest(), "rows": rows}}
 
 
 def _make_seed_job(work, seed):
@@ -134,7 +134,7 @@ def single_tasks(
       Matrix name -> list with FT_i of each task, None for a task that is not trained.
     """
     tasks, accuracies = work.stream.tasks, {}
-    single = work.evaluation.alone(work)
+    single = work.evaluation.single_tasks(work)
     step = step if single.method is work.method else job.compile_step(single)
     for i, task in enumerate(tasks[: work.loop.first_tasks]):
         accuracy = _train_single_task(single, step, i, task, workdir, stop)
@@ -146,8 +146,8 @@ def single_tasks(
 def _train_single_task(single, step, i, task, workdir, stop):
     """Train or resume the run on task i alone; return matrix name -> FT_i."""
     evaluators = {
-        name: lambda state, _, judge=judge: judge(state, i)
-        for name, judge in single.evaluation.evaluators.items()
+        name: lambda state, _, evaluate=evaluate: evaluate(state, i)
+        for name, evaluate in single.evaluation.evaluators.items()
     }
     tasks = single.stream._replace(tasks=(task._replace(index=0),))
     only = single._replace(
@@ -237,7 +237,7 @@ def draw_run(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
     with plots.optional(str(folder / "curves.png")):
         plots.curves(rows, folder / "curves.png")
     ends = {row["task"]: row["step"] for row in rows}  # the last row of each task
-    for name in work.method.drawn:
+    for name in work.method.plotted_metrics:
         with plots.optional(str(folder / f"{name}.png")):
             _draw_metric(rows, name, [*ends.values()], folder / f"{name}.png")
 

@@ -130,10 +130,10 @@ def add_task(
     }
 
 
-def add_convergence(results: dict, task: int, found: dict) -> dict:
+def add_convergence(results: dict, task: int, convergence: dict) -> dict:
     """Add the summary of a task's epochs, see `metrics_log`; returns new results."""
     before = results.get("convergence", {})
-    return {**results, "convergence": {**before, str(task): to_json(found)}}
+    return {**results, "convergence": {**before, str(task): to_json(convergence)}}
 
 
 def make_room(results: dict, task_names: Sequence[str]) -> dict:

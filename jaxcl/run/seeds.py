@@ -73,7 +73,7 @@ def summary(results: dict[int, dict]) -> dict:
     return {
         name: {
             measure: mean_and_error(
-                [own.get(name, {}).get(measure) for own in of_seeds]
+                [values.get(name, {}).get(measure) for values in of_seeds]
             )
             for measure in of_seeds[0][name]
         }

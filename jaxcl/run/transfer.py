@@ -176,12 +176,12 @@ def input_width(where: CheckpointPlace) -> int | None:
         return _encoder_of(checkpoint.read_info(path).tree["params"], path)
 
     try:
-        _, known = checkpoint.newest(where.folder, where.numbers, read)
+        _, params = checkpoint.newest(where.folder, where.numbers, read)
     except checkpoint.CheckpointError as error:
         raise Refused(str(error)) from error
     for first in ("conv1", "patch", "stem"):  # of our encoders
-        if first in known:
-            return known[first]["kernel"].shape[-2]
+        if first in params:
+            return params[first]["kernel"].shape[-2]
     return None
 
 
@@ -261,15 +261,15 @@ def restore(
 def _list_leaves(encoder, inputs, mesh) -> dict:
     """Return the shapes of the leaves that are read from a checkpoint."""
     variables = jax.eval_shape(encoder.init, numerics.make_key(0), inputs)
-    whole = sharding.replicated(mesh)
+    placement = sharding.replicated(mesh)
     trees = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement),
         {
             "params": {"encoder": variables["params"]},
             "stats": {"encoder": variables.get("batch_stats", {})},
         },
     )
-    return trees | {"step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)}
+    return trees | {"step": jax.ShapeDtypeStruct((), jnp.int32, sharding=placement)}
 
 
 def _load_leaves(like, path):
@@ -277,9 +277,11 @@ def _load_leaves(like, path):
     saved = checkpoint.read_info(path)
     _encoder_of(saved.tree["params"], path)
     names = ("params", "stats")
-    theirs = {name: {"encoder": saved.tree[name].get("encoder", {})} for name in names}
-    ours = {name: like[name] for name in names}
-    if misfits := checkpoint.differences(theirs, ours, most=1):
+    saved_leaves = {
+        name: {"encoder": saved.tree[name].get("encoder", {})} for name in names
+    }
+    wanted = {name: like[name] for name in names}
+    if misfits := checkpoint.differences(saved_leaves, wanted, most=1):
         raise checkpoint.Misfit(
             f"{path} does not fit the encoder of the run's config.json and these "
             f"images: {misfits}"

@@ -248,7 +248,7 @@ def make(
         embed=lambda state, inputs: passes.embed(state.params, state.stats, inputs),
         begin_task=functools.partial(_begin_task, setup),
         source=functools.partial(orders.source, plan),
-        parts=functools.partial(orders.batches_per_step, plan),
+        batches_per_step=functools.partial(orders.batches_per_step, plan),
         objective=functools.partial(_objective, passes),
         takes_graphs=True,
     )

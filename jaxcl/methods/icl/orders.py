@@ -108,7 +108,7 @@ def _inner_order(plan, task):
 
 
 def batches_per_step(plan: OrderPlan, task: stream.Task) -> int:
-    """Count the batches that a step takes, see `core.Method.parts`.
+    """Count the batches that a step takes side by side.
 
     Raises:
       Refused: the strategy reads rows of earlier tasks, and there are none.

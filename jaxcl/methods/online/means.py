@@ -69,7 +69,9 @@ class Nearest(NamedTuple):
             number = start + jnp.arange(size)
             slots = number % capacity  # the last chunk may go beyond the memory
             images = items["image"][slots]
-            images = self.parts.plain(images if own else sharding.spread(images))
+            images = self.parts.eval_transform(
+                images if own else sharding.spread(images)
+            )
             rows = self.embed_images(params, stats, images)
             if self.mirror:
                 mirrored = self.embed_images(params, stats, images[:, :, ::-1])

@@ -86,11 +86,13 @@ def add_measures(
             log_weights=buffer.log_weights(memory.items["task"] < state.task),
         )
         images, mask = sharding.spread((items["image"], mask))
-        images = parts.plain(images)
+        images = parts.eval_transform(images)
         old, new = (_unit_rows(method.embed(s, images)) for s in (state, after))
         return _masked_mean(jnp.linalg.norm(old - new, axis=1), mask)
 
-    return method._replace(step=step, drawn=method.drawn + _metrics(measure))
+    return method._replace(
+        step=step, plotted_metrics=method.plotted_metrics + _metrics(measure)
+    )
 
 
 def _metrics(measure: tuple[str, ...]) -> tuple[str, ...]:

@@ -135,7 +135,9 @@ def prepare_images(
     parts: core.Parts, key: jax.Array, images: jax.Array, augmented: bool
 ) -> jax.Array:
     """Augment or only normalise images, u8[R,H,W,C] -> f32[R,H,W,C]."""
-    return parts.augment(key, images)[:, 0] if augmented else parts.plain(images)
+    return (
+        parts.augment(key, images)[:, 0] if augmented else parts.eval_transform(images)
+    )
 
 
 def past_tasks(state: core.TrainState) -> jax.Array:
@@ -303,7 +305,7 @@ def cross_entropy(
 def _init_state(parts, net, policy, items, extra, key, batch):
     """Make the state before the first step; without a policy there is no memory."""
     k_state, k_net = jax.random.split(key)
-    params, stats = net.init(k_net, parts.plain(batch["image"][:1]))
+    params, stats = net.init(k_net, parts.eval_transform(batch["image"][:1]))
     classes, memory, kept = parts.num_classes, None, {}
     if policy is not None:
         scalar = jnp.zeros((), jnp.int32)
