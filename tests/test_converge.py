@@ -185,7 +185,7 @@ def test_growth_is_the_share_of_the_new_rows():
     images = np.zeros((40, 1, 1, 1), np.uint8)
     rows = stream.Examples(np.zeros(40, "i4"), np.zeros(40, "i4"), images)
     data = toys.digits()._replace(train=rows)
-    whole = scenarios.TaskSplit(data, data.test, None, seed=0)
+    whole = scenarios.ScenarioData(data, data.test, None, seed=0)
     old, new = (task.train.rows for task in scenarios.growth(whole, growth=0.3))
     assert (len(old), len(new)) == (28, 12)
     assert sorted([*old, *new]) == list(range(40))
@@ -251,7 +251,9 @@ def test_parts_of_a_batch_lie_side_by_side():
     source = stream.Source(data.train, np.arange(24), order)
     plan = stream.schedule(source, seed=0, task=0, epochs=1, batch_size=12)
     first = next(
-        graph_batches.batches(source, seed=0, task=0, epochs=1, batch_size=4, parts=3)
+        graph_batches.batches(
+            source, seed=0, task=0, epochs=1, batch_size=4, num_batches=3
+        )
     )
     assert first["index"].shape == (3, 4)
     for part in range(3):

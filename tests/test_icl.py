@@ -801,7 +801,7 @@ def test_a_step_of_graphs(name):
         state = begun(graph_passes("augmented", 0, 0.5), blank)
     source, count = method.source(state, the_task), method.batches_per_step(the_task)
     feed = graph_batches.batches(
-        source, seed=0, task=1, epochs=1, batch_size=B, parts=count
+        source, seed=0, task=1, epochs=1, batch_size=B, num_batches=count
     )
     # The last one has fewer graphs.
     given = [each for each in feed if (each["index"] < 0).any()][-1]
@@ -815,7 +815,7 @@ def test_a_step_of_graphs(name):
     # Room for more nodes and edges changes nothing.
     room = given["graph"].features.shape[-2] + 7, given["graph"].senders.shape[-1] + 9
     rows = np.atleast_2d(given["index"])
-    padded = graph_arrays.pad_parts(
+    padded = graph_arrays.pad_batches(
         SET.train.graphs, rows, (graph_arrays.Budget(*room, B),)
     )
     if count == 1:

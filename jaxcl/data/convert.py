@@ -87,8 +87,8 @@ def main() -> None:
     try:
         dataset = from_arrays.npz(path=arguments.npz)
         if words := arguments.domains:
-            kept = [int(word) if word.isdecimal() else word for word in words]
-            dataset = splits.of_domains(dataset, kept)
+            domains = [int(word) if word.isdecimal() else word for word in words]
+            dataset = splits.of_domains(dataset, domains)
         write_arrays(dataset, arguments.directory)
     except (Refused, OSError) as error:
         parser.error(str(error))

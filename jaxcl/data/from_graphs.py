@@ -116,8 +116,8 @@ def _read_npz(path) -> tuple[str, dict]:
     edges, ptr = arrays["edges"], arrays["graph_ptr"]
     label = stream.as_numbers(path, "label", arrays["label"], 0)
     names = arrays.setdefault("class_names", np.arange(label.max(initial=0) + 1))
-    told = max(len(np.atleast_1d(arrays.get(key, ()))) for key in _OPTIONAL[:2])
-    most = max(told, _ISOLATED * (len(label) + edges.size))
+    length = max(len(np.atleast_1d(arrays.get(key, ()))) for key in _OPTIONAL[:2])
+    most = max(length, _ISOLATED * (len(label) + edges.size))
     for key, good, what in (
         ("label", label.ndim == 1 and len(label) > 0, "[G]"),
         ("class_names", names.ndim == 1 and label.max() < len(names), "[C], of all"),
@@ -132,8 +132,8 @@ def _read_npz(path) -> tuple[str, dict]:
             f"of nodes, at most {most}; it ends at {ptr[-1]}"
         )
     graph = np.repeat(np.arange(len(label)), np.diff(ptr))
-    made = {"where": path, "pairs": edges, "graph": graph, "label": label}
-    return os.path.splitext(os.path.basename(path))[0], arrays | made
+    columns = {"where": path, "pairs": edges, "graph": graph, "label": label}
+    return os.path.splitext(os.path.basename(path))[0], arrays | columns
 
 
 def _read_text(path) -> tuple[str, dict]:
@@ -200,8 +200,8 @@ def _make_undirected(where, pairs, graph) -> np.ndarray:
     """
     nodes = len(graph)
     outside = ((pairs < 0) | (pairs >= nodes)).any(axis=0)
-    own = graph[np.where(outside, 0, pairs)]
-    for at in np.flatnonzero(outside | (own[0] != own[1]))[:1]:
+    members = graph[np.where(outside, 0, pairs)]
+    for at in np.flatnonzero(outside | (members[0] != members[1]))[:1]:
         raise Refused(
             f"{where}: edge {at + 1}, of nodes {(pairs[:, at] + 1).tolist()}, must be "
             f"of two in 1 to {nodes} of one graph"
@@ -262,14 +262,14 @@ def _features(where, arrays, edges, names, std, normalise) -> np.ndarray:
 
 def _one_hot(where, labels) -> list[np.ndarray]:
     """Return columns of each kind of node label, for labels i[N,k]."""
-    found = [np.unique(codes, return_inverse=True) for codes in labels.T]
-    width = sum(len(kinds) for kinds, _ in found)
+    columns = [np.unique(codes, return_inverse=True) for codes in labels.T]
+    width = sum(len(kinds) for kinds, _ in columns)
     if width * len(labels) > _ENTRIES:
         raise Refused(
             f"{where}: node labels of {width} kinds on {len(labels)} nodes: as columns "
             "they fill the memory; leave 'labels' out of config.data.features"
         )
-    return [number[:, None] == np.arange(len(kinds)) for kinds, number in found]
+    return [number[:, None] == np.arange(len(kinds)) for kinds, number in columns]
 
 
 def degree_profile(edges: np.ndarray, nodes: int, *, std: Std = "sample") -> np.ndarray:

@@ -171,38 +171,38 @@ def _find_records(
 ) -> tuple[tuple, RecordTable]:
     """Find the records of a split, from `index` if possible."""
     try:
-        parts = info.splits[split].file_instructions
+        instructions = info.splits[split].file_instructions
     except (KeyError, ValueError, AssertionError) as error:
         raise Refused(
             f"split {split!r}: {info.name} has {sorted(info.splits)}; {info.data_dir}: "
             f"{error}"
         ) from error
-    parts = [part for part in parts if part.take > 0]
-    if not parts:
+    instructions = [part for part in instructions if part.take > 0]
+    if not instructions:
         has = {name: part.num_examples for name, part in info.splits.items()}
         raise Refused(f"split {split!r}: has no examples; {info.name} has {has}")
-    files = tuple(str(part.filename) for part in parts)
+    files = tuple(str(part.filename) for part in instructions)
     # A set may be prepared again in the same directory, with other labels alone.
     prepared = os.path.join(info.data_dir, "dataset_info.json")
-    found = identity.sizes_and_times([prepared, *files]).tolist()
-    sizes = [size for size, _ in found[1:]]
+    status = identity.sizes_and_times([prepared, *files]).tolist()
+    sizes = [size for size, _ in status[1:]]
     lost = [file for file, size in zip(files, sizes, strict=True) if size < 0]
     if lost:
         raise Refused(
             f"split {split!r}: lacks {len(lost)} of its {len(files)} files: {lost[:3]}"
         )
-    ranges = [f"{x.filename}:{x.skip}:{x.take}" for x in parts]
-    stamp = np.array([str(label_key), str(domain_key), *map(str, found), *ranges])
-    known = {} if index is None else _read_index(index)
-    if np.array_equal(known.get(f"{split}/stamp"), stamp):
+    ranges = [f"{x.filename}:{x.skip}:{x.take}" for x in instructions]
+    stamp = np.array([str(label_key), str(domain_key), *map(str, status), *ranges])
+    saved = {} if index is None else _read_index(index)
+    if np.array_equal(saved.get(f"{split}/stamp"), stamp):
         fields = RecordTable._fields
-        columns = [known.get(f"{split}/{field}", stamp) for field in fields]
+        columns = [saved.get(f"{split}/{field}", stamp) for field in fields]
         if any(x.dtype.kind != "i" or x.shape != columns[0].shape for x in columns):
             raise Refused(f"index = {index!r}: it is damaged; delete it")
         return files, RecordTable(*columns)
     tables = [
         _scan_file(info, number, part, label_key, domain_key)
-        for number, part in enumerate(parts)
+        for number, part in enumerate(instructions)
     ]
     table = RecordTable(*map(np.concatenate, zip(*tables, strict=True)))
     most = table.label.max(initial=-1)
@@ -212,7 +212,7 @@ def _find_records(
     if index is not None:
         fresh = {f"{split}/{key}": value for key, value in table._asdict().items()}
         with storage.replacing(index) as file:  # other processes may be reading it
-            np.savez(file, **(known | fresh | {f"{split}/stamp": stamp}))
+            np.savez(file, **(saved | fresh | {f"{split}/stamp": stamp}))
     return files, table
 
 

@@ -203,15 +203,15 @@ class Reader(NamedTuple):
 
     def __call__(self, row: int) -> np.ndarray:
         """Read and decode one image."""
-        found = self._fetched(row)
-        if isinstance(found, np.ndarray):
-            return found
-        return self.decoding(found, self.name(row))
+        image = self._fetched(row)
+        if isinstance(image, np.ndarray):
+            return image
+        return self.decoding(image, self.name(row))
 
     def raw(self, row: int) -> bytes:
         """Return bytes that identify an image: encoded, or its pixels."""
-        found = self._fetched(row)
-        return found if isinstance(found, bytes) else found.tobytes()
+        data = self._fetched(row)
+        return data if isinstance(data, bytes) else data.tobytes()
 
     def _fetched(self, row):
         try:
@@ -327,26 +327,26 @@ class Loader(NamedTuple):
         raise Unreadable(f"{problem}; no other image of its class can be read")
 
     def _decode_image(self, row):
-        own = int(self.rows[row])
-        if self.memory is not None and own in self.memory:
-            return self.memory[own]
-        image = self.read(own)
+        source_row = int(self.rows[row])
+        if self.memory is not None and source_row in self.memory:
+            return self.memory[source_row]
+        image = self.read(source_row)
         if self.crop is not None:
             try:
                 image = self.crop(image)
             except ValueError as error:
                 raise Unreadable(f"{self.name(row)}: {error}") from error
         if self.memory is not None:
-            self.memory[own] = image
+            self.memory[source_row] = image
         return image
 
     def image_bytes(self) -> float:
         """Estimate the bytes of a decoded image; infinite if none can be read."""
-        found = []
+        sizes = []
         for row in np.linspace(0, len(self.rows) - 1, _SAMPLED).astype(int):
             with contextlib.suppress(ValueError):
-                found.append(self._decode_image(row).nbytes)
-        return float(np.mean(found)) if found else math.inf
+                sizes.append(self._decode_image(row).nbytes)
+        return float(np.mean(sizes)) if sizes else math.inf
 
     def take(self, rows: np.ndarray) -> "Loader":
         """Return the loader of the images at `rows`, renumbered from 0."""
@@ -413,13 +413,13 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
     K__sha256 of K's bytes. A strip is n images on top of each other.
     """
     with reading(path), storage.open_seekable(path) as file:
-        known = np.load(file, allow_pickle=False)
-        if not isinstance(known, np.lib.npyio.NpzFile):
+        arrays = np.load(file, allow_pickle=False)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise Refused("it is no .npz file")
-        keys = known.files if keys is None else keys
-        plain = {key: known[key] for key in keys if key in known}
-        packed = [key for key in keys if f"{key}__strips" in known]
-        return plain | {key: _unpack(known, key) for key in packed}
+        keys = arrays.files if keys is None else keys
+        plain = {key: arrays[key] for key in keys if key in arrays}
+        packed = [key for key in keys if f"{key}__strips" in arrays]
+        return plain | {key: _unpack(arrays, key) for key in packed}
 
 
 def _unpack(file: Mapping[str, np.ndarray], key: str) -> np.ndarray:

@@ -58,10 +58,10 @@ def of_classes(
     Raises:
       Refused: an unknown class, a class given twice, no class, or too few rows.
     """
-    whole = _keep_named(dataset, "label", "classes", classes)
+    subset = _keep_named(dataset, "label", "classes", classes)
     if per_class is None:
-        return whole
-    label, count = whole.train.label, len(whole.class_names)
+        return subset
+    label, count = subset.train.label, len(subset.class_names)
     by_class = [np.flatnonzero(label == number) for number in range(count)]
     fewest = min(map(len, by_class))
     if not 1 <= per_class <= fewest:
@@ -70,8 +70,8 @@ def of_classes(
             "the smallest class"
         )
     rng = np.random.default_rng([seed, count])
-    rows = np.concatenate([rng.permutation(own)[:per_class] for own in by_class])
-    return whole._replace(train=take_rows(whole.train, np.sort(rows)))
+    rows = np.concatenate([rng.permutation(x)[:per_class] for x in by_class])
+    return subset._replace(train=take_rows(subset.train, np.sort(rows)))
 
 
 def keep_listed_classes(dataset: stream.Dataset, file: str | None) -> stream.Dataset:
@@ -103,19 +103,19 @@ def _keep_named(dataset, kind, option, wanted) -> stream.Dataset:
     """
     field = "class_names" if kind == "label" else "domain_names"
     names = getattr(dataset, field)
-    kept = stream.numbers(names if wanted is None else wanted, names, option)
-    if not kept:
+    chosen = stream.numbers(names if wanted is None else wanted, names, option)
+    if not chosen:
         raise Refused(f"{option} = {wanted!r}: must name at least one")
     renumbered = np.full(len(names) + 1, -1, np.int32)  # the last: of number -1
-    renumbered[kept] = np.arange(len(kept))
+    renumbered[chosen] = np.arange(len(chosen))
 
     def keep_rows(examples):
         numbers = renumbered[getattr(examples, kind)]
         part = take_rows(examples, np.flatnonzero(numbers >= 0))
         return part._replace(**{kind: numbers[numbers >= 0]})
 
-    whole = stream.map_splits(dataset, keep_rows)
-    return whole._replace(**{field: tuple(names[number] for number in kept)})
+    restricted = stream.map_splits(dataset, keep_rows)
+    return restricted._replace(**{field: tuple(names[number] for number in chosen)})
 
 
 def draw_mask(
@@ -151,7 +151,7 @@ def group_rows(examples: stream.Examples) -> Iterator[tuple[int, int, np.ndarray
 def draw_test(
     name: str,
     class_names: tuple[str, ...],
-    whole: stream.Examples,
+    examples: stream.Examples,
     fraction: float,
     seed: int,
 ) -> stream.Dataset:
@@ -159,8 +159,8 @@ def draw_test(
 
     Rows without a label stay in the train split.
     """
-    mask = draw_mask(whole, fraction, [seed, 2]) & (whole.label >= 0)
-    train, test = cut_out(whole, mask)
+    mask = draw_mask(examples, fraction, [seed, 2]) & (examples.label >= 0)
+    train, test = cut_out(examples, mask)
     return stream.Dataset(name, class_names, ("all",), train, None, test)
 
 
@@ -183,10 +183,10 @@ def unknown_classes(
     dataset: stream.Dataset, judged: stream.Examples | None
 ) -> tuple[int, str] | None:
     """Describe evaluation rows whose class no train row has; None without such rows."""
-    known = np.unique(dataset.train.label[dataset.train.label >= 0])
-    if judged is None or judged.graphs is not None or not len(known):
+    train_classes = np.unique(dataset.train.label[dataset.train.label >= 0])
+    if judged is None or judged.graphs is not None or not len(train_classes):
         return None
-    labels = judged.label[(judged.label >= 0) & ~np.isin(judged.label, known)]
+    labels = judged.label[(judged.label >= 0) & ~np.isin(judged.label, train_classes)]
     if not len(labels):
         return None
     names = [dataset.class_names[i] for i in np.unique(labels)]
@@ -271,11 +271,11 @@ def _with_options(read, shared, finished) -> Callable[..., stream.Dataset]:
         inspect.Parameter(name, keyword, default=x, annotation=types[name])
         for name, x in usual.items()
     ]
-    whole = inspect.signature(read)
-    own = [x for name, x in whole.parameters.items() if name != "images"]
-    made: Any = functools.wraps(read)(call)
-    made.__signature__ = whole.replace(parameters=own + more)
-    return schema.checked("config.data")(made)
+    signature = inspect.signature(read)
+    parameters = [x for name, x in signature.parameters.items() if name != "images"]
+    wrapped: Any = functools.wraps(read)(call)
+    wrapped.__signature__ = signature.replace(parameters=parameters + more)
+    return schema.checked("config.data")(wrapped)
 
 
 _USUAL = ImageOptions()
@@ -340,10 +340,10 @@ def _with_memory(dataset) -> stream.Dataset:
 def _kept_bytes() -> int:
     """Return how many bytes of decoded images stay: 2 GiB or a quarter of memory."""
     try:
-        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows
         return KEPT_BYTES
-    return min(KEPT_BYTES, whole // 4)
+    return min(KEPT_BYTES, memory // 4)
 
 
 def channels(examples: stream.Examples) -> int | None:
@@ -355,12 +355,12 @@ def channels(examples: stream.Examples) -> int | None:
 
 def _check_channels(dataset):
     """Refuse grey and colour images in one set, since one network reads all splits."""
-    found = {name: channels(x) for name, x in stream.splits_of(dataset).items()}
-    if len({*found.values()} - {None}) > 1:
-        said = ", ".join(f"{count} in {name}" for name, count in found.items())
+    channels_of = {name: channels(x) for name, x in stream.splits_of(dataset).items()}
+    if len({*channels_of.values()} - {None}) > 1:
+        counts = ", ".join(f"{count} in {name}" for name, count in channels_of.items())
         raise Refused(
-            f"{dataset.name}: images differ in their channels, {said}; must be of one "
-            "number"
+            f"{dataset.name}: images differ in their channels, {counts}; must be of "
+            "one number"
         )
 
 

@@ -45,9 +45,9 @@ def digits(
         images = np.stack([np.asarray(x) for x in resized])
     images = np.repeat(images[..., None], channels, axis=-1)
     label = raw.target.astype(np.int32)
-    whole = stream.Examples(label, np.zeros_like(label), images)
+    examples = stream.Examples(label, np.zeros_like(label), images)
     names = tuple(str(digit) for digit in range(10))
-    return splits.draw_test("digits", names, whole, 0.2, splits.TEST_SEED)
+    return splits.draw_test("digits", names, examples, 0.2, splits.TEST_SEED)
 
 
 @schema.checked("config.data")
@@ -75,8 +75,8 @@ def digits_in_looks(
         interpolation=interpolation,
         channels=channels,
     )
-    whole = stream.map_splits(data, lambda x: _in_looks(x, looks))
-    return whole._replace(name="digits_in_looks", domain_names=tuple(looks))
+    joined = stream.map_splits(data, lambda x: _in_looks(x, looks))
+    return joined._replace(name="digits_in_looks", domain_names=tuple(looks))
 
 
 def _in_looks(examples, looks) -> stream.Examples:

@@ -20,22 +20,22 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 
 def nearest_cosines(
-    stored: jax.Array, labels: jax.Array, held: jax.Array, held_labels: jax.Array
+    stored: jax.Array, labels: jax.Array, test: jax.Array, test_labels: jax.Array
 ) -> jax.Array:
     """Find each stored row's largest cosine with held-out rows of its class.
 
     Args:
       stored: f32[B, D].
       labels: i32[B].
-      held: f32[N, D].
-      held_labels: i32[N].
+      test: f32[N, D], features of held-out rows.
+      test_labels: i32[N].
 
     Returns:
       f32[B]; -inf if no held-out row has the class.
     """
-    stored, held = embedding.unit_rows(stored), embedding.unit_rows(held)
-    cosines = jnp.dot(stored, held.T, precision=_EXACT)
-    same = labels[:, None] == held_labels
+    stored, test = embedding.unit_rows(stored), embedding.unit_rows(test)
+    cosines = jnp.dot(stored, test.T, precision=_EXACT)
+    same = labels[:, None] == test_labels
     return jnp.max(jnp.where(same, cosines, -jnp.inf), axis=1)
 
 
@@ -90,7 +90,7 @@ def _compile_measure(parts, batch_size):
     view = embedding.make_eval_view(parts)
     everywhere = sharding.replicated(parts.mesh)
 
-    def measure_cosines(state, held, held_labels):
+    def measure_cosines(state, test, test_labels):
         memory = parts.memory(state)
         what = "a memory of images and the task of each; the method's holds "
         what += ", ".join(sorted(memory.items))
@@ -104,7 +104,7 @@ def _compile_measure(parts, batch_size):
             at = jax.lax.with_sharding_constraint(at, split)
             images, labels = memory.items["image"][at], memory.items["label"][at]
             stored = parts.embed(state, view(images))
-            cosines = nearest_cosines(stored, labels, held, held_labels)
+            cosines = nearest_cosines(stored, labels, test, test_labels)
             return jax.lax.with_sharding_constraint(cosines, everywhere)
 
         cosines = jax.lax.map(of_slots, slots).reshape(-1)[: memory.capacity]

@@ -92,7 +92,7 @@ def make(
     def evaluate(state, task: int) -> core.Result:
         labels, order, embed = offered_in(task)
         features = embed(state)
-        held = sharding.replicate(np.full(size, -1, np.int32), parts.mesh)
+        stored = sharding.replicate(np.full(size, -1, np.int32), parts.mesh)
         scalars = _class_scalars(
             parts, "stream_entropy", "stream_class_{}", labels[order]
         )
@@ -100,9 +100,10 @@ def make(
             offered = order[i * size : (i + 1) * size]
             for first in range(0, size, batch_size):
                 batch = offered[first : first + batch_size]
-                held = offer(features, held, sharding.replicate(batch, parts.mesh))
-            kept, n = labels[sharding.copy_to_host(held)], i + 1
-            scalars |= _class_scalars(parts, f"entropy_{n}", f"class_{{}}_{n}", kept)
+                stored = offer(features, stored, sharding.replicate(batch, parts.mesh))
+            stored_labels, n = labels[sharding.copy_to_host(stored)], i + 1
+            names = f"entropy_{n}", f"class_{{}}_{n}"
+            scalars |= _class_scalars(parts, *names, stored_labels)
             scalars[f"fifo_entropy_{n}"] = _class_entropy(parts, labels[offered])
         return core.Result({}, scalars)
 
@@ -125,14 +126,16 @@ def _read_offered(reads, place, count, batch_size, task):
 
 
 def _make_offer(parts, **policy) -> Callable:
-    """Build (features f32[N, Z], held i32[M], batch i32[B]) -> the new `held`.
+    """Build (features f32[N, Z], stored i32[M], batch i32[B]) -> the new `stored`.
 
     Stored and offered rows are given as row numbers of `features`; -1: an empty slot.
     """
 
-    def offer_batch(features, held, batch):
-        keep = duel.select(features[held], features[batch], filled=held >= 0, **policy)
-        return held.at[duel.incoming_slots(keep, len(held))].set(batch, mode="drop")
+    def offer_batch(features, stored, batch):
+        keep = duel.select(
+            features[stored], features[batch], filled=stored >= 0, **policy
+        )
+        return stored.at[duel.incoming_slots(keep, len(stored))].set(batch, mode="drop")
 
     return jax.jit(offer_batch, out_shardings=sharding.replicated(parts.mesh))
 

@@ -65,7 +65,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def _embed_augmented(parts, settings):
     """Make (state, images u8[B,h,w,C] or u8[B,1,S,S,C], key) -> features f32[B, D]."""
-    whole, normalize = sharding.replicated(parts.mesh), settings.normalize_features
+    everywhere, normalize = sharding.replicated(parts.mesh), settings.normalize_features
     names = ("jitter", "flip", "jitter_probability", "grayscale", "blur")
     view = augment_images.make(
         size=parts.size,
@@ -80,7 +80,7 @@ def _embed_augmented(parts, settings):
 
     def embed(state, images, key):
         features = parts.embed(state, view(key, images)[:, 0])
-        features = jax.lax.with_sharding_constraint(features, whole)
+        features = jax.lax.with_sharding_constraint(features, everywhere)
         return embedding.unit_rows(features) if normalize else features
 
     return embed
@@ -133,8 +133,8 @@ def _usable_rows(parts, train_on, groups) -> Callable:
     """Make (state, task) -> bool[N], the train rows that a probe may use."""
     if train_on != "visible":
         return lambda state, task: embedding.train_mask(groups, train_on, task)
-    whole = sharding.replicated(parts.mesh)
-    replayed = jax.jit(parts.replayed, out_shardings=whole)
+    everywhere = sharding.replicated(parts.mesh)
+    replayed = jax.jit(parts.replayed, out_shardings=everywhere)
 
     def visible(state, task):
         mask = np.zeros(len(groups.train_task), bool)
@@ -153,12 +153,12 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
       cut: bool[N], train rows that choose the learning rate; none: it is fixed.
 
     Returns:
-      (train_head, held, of_cut, mask bool[N]) -> name -> f64[M], 1 where the prediction
-      is right, nan without one; the loss; the learning rate; warnings. `train_head` is
-      (rows, learning rate) -> head and loss. `held` and `of_cut` are features of the
-      evaluation rows and of the rows `cut`, or None.
+      (train_head, test_features, of_cut, mask bool[N]) -> name -> f64[M], 1 where the
+      prediction is right, nan without one; the loss; the learning rate; warnings.
+      `train_head` is (rows, learning rate) -> head and loss. `test_features` and
+      `of_cut` are features of the evaluation rows and of the rows `cut`, or None.
     """
-    judge = embedding.make_judge(parts, groups, parts.stream.evaluation)
+    grade = embedding.make_grader(parts, groups, parts.stream.evaluation)
     cut_labels = parts.stream.dataset.train.label[cut]
     of_chance = math.log(parts.num_classes)
 
@@ -172,16 +172,16 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
 
         None if the cut has none of these rows, or if no fit is finite.
         """
-        accuracy, judges, rows = {}, mask[cut], np.flatnonzero(mask & ~cut)
-        for lr in settings.lrs if judges.any() else ():
+        accuracy, in_mask, rows = {}, mask[cut], np.flatnonzero(mask & ~cut)
+        for lr in settings.lrs if in_mask.any() else ():
             head, _ = train_head(rows, lr)
             scores, finite = sharding.copy_to_host(score(head, of_cut))
             if finite:
-                guesses = scores[judges].argmax(axis=1)
-                accuracy[lr] = (guesses == cut_labels[judges]).mean()
+                guesses = scores[in_mask].argmax(axis=1)
+                accuracy[lr] = (guesses == cut_labels[in_mask]).mean()
         return max(accuracy, key=accuracy.get) if accuracy else None
 
-    def run_trial(train_head, held, of_cut, mask):
+    def run_trial(train_head, test_features, of_cut, mask):
         lr, warnings = settings.lr, []
         if settings.lrs:
             best = find_best_lr(train_head, of_cut, mask)
@@ -191,8 +191,11 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
             else:
                 lr = best
         head, loss = train_head(np.flatnonzero(mask), lr)
-        (scores, finite), loss = score(head, held), float(sharding.copy_to_host(loss))
-        right = {name: row.astype(float) for name, row in judge(scores).items()}
+        (scores, finite), loss = (
+            score(head, test_features),
+            float(sharding.copy_to_host(loss)),
+        )
+        right = {name: row.astype(float) for name, row in grade(scores).items()}
         if not (math.isfinite(loss) and sharding.copy_to_host(finite)):
             # Scores of nan would predict class 0 for every row.
             right = {name: row + np.nan for name, row in right.items()}
@@ -281,9 +284,9 @@ def make(
         a method that does not say which rows it replayed.
     """
     embedding.check_learnable(parts.stream)
-    given: dict[str, Any] = {"lr": lr, "train_on": train_on, "augment": augment}
-    given |= {"scale": scale, "blur": blur}
-    chosen = PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
+    options: dict[str, Any] = {"lr": lr, "train_on": train_on, "augment": augment}
+    options |= {"scale": scale, "blur": blur}
+    chosen = PRESETS[preset] | {k: v for k, v in options.items() if v is not None}
     shares = chosen["milestones"]
     chosen |= {"milestones": tuple(round(share * epochs) for share in shares)}
     settings = head_lib.ProbeSettings(
@@ -332,14 +335,14 @@ def make_evaluator(parts: core.EvalParts, settings: head_lib.ProbeSettings) -> C
         embed_cut = _embed_plain(parts, train, unit, np.flatnonzero(cut))
 
     def evaluate(state, task: int) -> core.Result:
-        held, of_cut = embed_test(state), embed_cut and embed_cut(state)
-        data = data_of(state, held.shape[1])
+        features, of_cut = embed_test(state), embed_cut and embed_cut(state)
+        data = data_of(state, features.shape[1])
 
         def fit_to(mask, number):
             def train_head(rows, lr):
                 return fit(state, data, rows, task, number, lr)
 
-            return run_trial(train_head, held, of_cut, mask)
+            return run_trial(train_head, features, of_cut, mask)
 
         mask = labelled & usable(state, task)
         right, loss, lr, warnings = fit_to(mask, 0)
@@ -351,11 +354,11 @@ def make_evaluator(parts: core.EvalParts, settings: head_lib.ProbeSettings) -> C
         elif groups.aware == "domain_aware":  # a probe of its own for each domain
             rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
             for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
-                own, _, _, said = fit_to(mask & (groups.train_task == t), t + 1)
-                row = embedding.average_per_task(parts, own["class_incremental"])
+                alone, _, _, messages = fit_to(mask & (groups.train_task == t), t + 1)
+                row = embedding.average_per_task(parts, alone["class_incremental"])
                 rows["domain_aware"][t] = row[t]
                 name = parts.stream.tasks[t].name
-                warnings += [f"domain {name}: {words}" for words in said]
+                warnings += [f"domain {name}: {words}" for words in messages]
         marks = right["class_incremental"]
         scalars = {"accuracy": float(marks.mean()), "train_loss": loss}
         scalars |= {"lr": lr} if settings.lrs else {}

@@ -60,11 +60,11 @@ def make(parts: core.EvalParts) -> core.Evaluator:
 
     def evaluate(state, task: int) -> core.Result:
         labels, filled, entropy = sharding.copy_to_host(program(state))
-        known = labels[labels >= 0]
+        present = labels[labels >= 0]
         rows = int(filled.sum())
-        scalars = {"rows": float(rows), "unlabelled": float(rows - len(known))}
-        if len(known):
-            shares = np.bincount(known, minlength=parts.num_classes) / len(known)
+        scalars = {"rows": float(rows), "unlabelled": float(rows - len(present))}
+        if len(present):
+            shares = np.bincount(present, minlength=parts.num_classes) / len(present)
             scalars["entropy"] = float(entropy)
             scalars |= {f"class_{c}": float(share) for c, share in enumerate(shares)}
         if task not in streams:

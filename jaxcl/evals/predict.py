@@ -46,12 +46,12 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
     order = np.argsort(first, kind="stable")
     reads = parts._replace(embed=parts.predict)
     scores_of = embedding.make_embedder(reads, examples, rows=order)
-    judge = embedding.make_judge(parts, groups, examples, rows=order)
+    grade = embedding.make_grader(parts, groups, examples, rows=order)
 
     def evaluate(state, task: int) -> core.Result:
         count = int((first <= (task if met_only else none)).sum())
         scores, rows, warnings = scores_of(state, first=count), {}, ()
-        right = {name: row.astype(float) for name, row in judge(scores).items()}
+        right = {name: row.astype(float) for name, row in grade(scores).items()}
         if not sharding.copy_to_host(_has_choice(scores)):
             # Scores of nan would predict class 0 for every row.
             right = {name: row + np.nan for name, row in right.items()}

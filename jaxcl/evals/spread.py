@@ -60,8 +60,8 @@ def make(
     }
 
     def measure(features, labels):
-        given = features, labels, parts.num_classes
-        return {name: function(*given) for name, function in measures.items()}
+        rows = features, labels, parts.num_classes
+        return {name: function(*rows) for name, function in measures.items()}
 
     program = jax.jit(measure, out_shardings=sharding.replicated(parts.mesh))
 

@@ -88,10 +88,10 @@ def make(
         # Without a subset to judge, nothing is worth embedding.
         features = sharding.copy_to_host(embed(state)) if chosen[task] else None
         for name, rows in chosen[task].items():
-            mine = features[np.searchsorted(used, rows)]
-            if np.isfinite(mine).all():
+            subset = features[np.searchsorted(used, rows)]
+            if np.isfinite(subset).all():
                 labels = dataset.train.label[rows]
-                scalars[name] = nested_accuracy(mine, labels, **settings)
+                scalars[name] = nested_accuracy(subset, labels, **settings)
             else:
                 warnings.append(f"{name}: {embedding.NOT_FINITE}")
         return core.Result({}, scalars, tuple(warnings))

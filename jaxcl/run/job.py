@@ -150,7 +150,7 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Gen
             task=task,
             epochs=data.epochs,
             batch_size=data.batch_size,
-            parts=num_batches,
+            num_batches=num_batches,
             start=start,
         )
     read = functools.partial(

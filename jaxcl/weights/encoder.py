@@ -45,17 +45,17 @@ class Encoder:
     def __repr__(self) -> str:
         """Name the network, its features, its inputs and the method that trained it."""
         inputs, method = self.card.get("input", {}), self.card.get("method") or {}
-        said = [self.card.get("encoder", {}).get("name", "a network")]
-        said.append(f"{self.num_features} features")
+        phrases = [self.card.get("encoder", {}).get("name", "a network")]
+        phrases.append(f"{self.num_features} features")
         if inputs.get("kind") == "graphs":
-            said.append("of graphs")
+            phrases.append("of graphs")
         elif "size" in inputs:
             side = inputs["size"]
-            said.append(f"of images {side} x {side} x {inputs.get('channels')}")
+            phrases.append(f"of images {side} x {side} x {inputs.get('channels')}")
         names = [method[k] for k in ("name", "base", "strategy") if method.get(k)]
         if names:
-            said.append(f"trained by {'/'.join(map(str, names))}")
-        return f"Encoder({', '.join(said)})"
+            phrases.append(f"trained by {'/'.join(map(str, names))}")
+        return f"Encoder({', '.join(phrases)})"
 
     @numerics.pinned()
     def prepare(self, images: Any) -> jax.Array:
@@ -351,8 +351,8 @@ def _name_leaves(params, stats) -> dict[str, Any]:
 def array_shapes(card: dict) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a network's arrays by their names in the file."""
     module, inputs = make_module(card["encoder"]), blank_inputs(card["input"])
-    found = jax.eval_shape(module.init, numerics.make_key(0), inputs)
-    leaves = _name_leaves(found["params"], found.get("batch_stats", {}))
+    variables = jax.eval_shape(module.init, numerics.make_key(0), inputs)
+    leaves = _name_leaves(variables["params"], variables.get("batch_stats", {}))
     return {name: leaf.shape for name, leaf in leaves.items()}
 
 
@@ -371,7 +371,7 @@ def make_encoder(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder
 @functools.lru_cache(maxsize=32)
 def _compile_network(module):
     """Compile the network once for all encoders with its options."""
-    return jax.jit(lambda *given: _apply_module(module, *given)[0])
+    return jax.jit(lambda *arguments: _apply_module(module, *arguments)[0])
 
 
 @numerics.pinned()

@@ -130,8 +130,8 @@ def _check_folder(folder, card, force) -> None:
     if not names or force:
         return
     if encoder_folder.CARD not in names:  # cut off, if all files are of this export
-        found = hash_files({name: (folder / name).read_bytes() for name in names})
-        if found.items() <= card["files"].items():
+        checksums = hash_files({name: (folder / name).read_bytes() for name in names})
+        if checksums.items() <= card["files"].items():
             return
     try:
         before = encoder_folder.read_card(folder)
