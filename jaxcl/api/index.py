@@ -237,7 +237,7 @@ def refresh_file(
         upgrade.check_belongs(table, last.after)
     current = lineage.find_current(run)
     parent = lineage.read_config(current)
-    section = lineage.make_section(images, {}, parent, "--images", whole=True)
+    section = lineage.make_section(images, {}, parent, "--images", all_rows=True)
     config = plan.make_transfer_config(section, "none", parent)
     embedder = build.make_embedder(plan.add_checkpoint(config, current))
     wanted = read_plan(planned, first)

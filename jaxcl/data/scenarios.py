@@ -189,7 +189,7 @@ def joint(
     if data.num_tasks not in (None, 1):
         raise Refused(f"num_tasks = {data.num_tasks}: scenario 'joint' has 1")
     rows = np.arange(stream.count_rows(data.dataset.train))
-    return [_make_task(data, 0, "joint", rows, _every_row(data.eval_split))]
+    return [_make_task(data, 0, "joint", rows, _every_row(data))]
 
 
 def by_class(

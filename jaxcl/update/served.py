@@ -54,9 +54,9 @@ def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Compa
     embedder = build.make_embedder(plan.add_checkpoint(work.old, folder))
     after = np.asarray(embedder.embed(rows))
     label = embedder.examples.label[rows]
-    known = len(np.unique(label[label >= 0])) > 1 and (label >= 0).all()
+    is_labelled = len(np.unique(label[label >= 0])) > 1 and (label >= 0).all()
     measured = ways_lib.measure_ways(
-        before.rows, after, label=label if known else None, k=k
+        before.rows, after, label=label if is_labelled else None, k=k
     )
     moved = drift.measure_drift(before.rows, after, k=k)
     moved["adapters"] = {one.kind: one.recall for one in measured.back}

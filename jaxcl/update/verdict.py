@@ -42,7 +42,7 @@ def compare_accuracies(
 
 def list_broken_accuracy(report: dict, limits: plan.Limits) -> list[str]:
     """List the limits on accuracy that an update breaks, each as a sentence."""
-    found, limit = [], limits.accuracy_drop
+    broken, limit = [], limits.accuracy_drop
     compared = report.get("gate", {}).get("matrices", {})
     for name, accuracy in report["accuracy"].items():
         drop, value, reference = -accuracy["change"], accuracy[AFTER], ""
@@ -51,28 +51,28 @@ def list_broken_accuracy(report: dict, limits: plan.Limits) -> list[str]:
             reference = " from the reference"
             unproven = compared[name].get("verdict") == gate.UNDECIDED
             if unproven and drop <= limit and limits.undecided != "accept":
-                found.append(f"{name} is undecided: too few images show its loss")
+                broken.append(f"{name} is undecided: too few images show its loss")
         if limit is not None and drop > limit:
-            found.append(f"{name} lost {drop:.4f}{reference}, allowed {limit}")
+            broken.append(f"{name} lost {drop:.4f}{reference}, allowed {limit}")
         if limits.accuracy is not None and value < limits.accuracy:
-            found.append(f"{name} is {value:.4f}, must be {limits.accuracy}")
-    return found
+            broken.append(f"{name} is {value:.4f}, must be {limits.accuracy}")
+    return broken
 
 
 def list_broken(report: dict, limits: plan.Limits) -> list[str]:
     """List all limits that an update breaks, each as a sentence."""
-    found = list_broken_accuracy(report, limits)
+    broken = list_broken_accuracy(report, limits)
     if limits.index is not None:
         verdict = report["index"]
         order = ways_lib.VERDICTS
         allowed = order[: order.index(limits.index) + 1]
         if verdict not in allowed:
-            found.append(f"index: {verdict}, allowed {' or '.join(allowed)}")
+            broken.append(f"index: {verdict}, allowed {' or '.join(allowed)}")
     if limits.overlap is not None:
         share = report["drift"]["overlap"]
         if share < limits.overlap:
-            found.append(f"overlap is {share:.4f}, must be {limits.overlap}")
-    return found
+            broken.append(f"overlap is {share:.4f}, must be {limits.overlap}")
+    return broken
 
 
 _INDEX = {
@@ -86,11 +86,11 @@ _INDEX = {
 
 
 def _say_recall(moved) -> str:
-    kept, anew = (100 * moved[name] for name in ("index_overlap", "overlap"))
+    in_old_index, anew = (100 * moved[name] for name in ("index_overlap", "overlap"))
     adapted = sorted(moved["adapters"].items(), key=lambda pair: -pair[1])
     by_kind = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in adapted)
     return (
-        f"{kept:.0f} % of the old neighbours are found in the old index.\n"
+        f"{in_old_index:.0f} % of the old neighbours are found in the old index.\n"
         f"Through an adapter: {by_kind}; with all images embedded again: {anew:.0f} %."
     )
 
@@ -146,21 +146,21 @@ def say_comparison(name: str, compared: dict, parent: str) -> list[str]:
       compared: "gate" of update.json.
       parent: directory of the parent.
     """
-    found, images = compared["matrices"][name], compared["images"]
+    matrix, images = compared["matrices"][name], compared["images"]
     limit = compared["limit"]
     to_parent, to_reference = (
-        say_pairs(found[x], images, compared["confidence"])
+        say_pairs(matrix[x], images, compared["confidence"])
         for x in ("parent", "reference")
     )
     lines = [f"Accuracy on labelled images ({name}): {to_parent}."]
     if compared["reference"] != parent:
         lines.append(f"Against the reference {compared['reference']}: {to_reference}.")
-    if "verdict" in found:
-        most = 100 * found["most"]
+    if "verdict" in matrix:
+        most = 100 * matrix["most"]
         bound = f"the loss is at most {most:.1f} points"
         if most < 0:
             bound = f"the gain is at least {-most:.1f} points"
-        verdict = found["verdict"].capitalize()
+        verdict = matrix["verdict"].capitalize()
         lines.append(f"{verdict}: {bound}; the loss may be {100 * limit:.1f} points.")
     return lines
 
