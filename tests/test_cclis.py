@@ -12,7 +12,7 @@ from helpers import loss_twins as f64
 from helpers import rehearsal_toy as toy
 from jaxcl.methods import cclis, rehearsal
 
-NET = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)
+NET = rehearsal.build_network(toy.parts(), prototypes=True, **toy.WIDTHS)
 LABEL = toy.EXAMPLES.label
 # Of the third task three rows of class 4 and two of class 5; of the memory classes
 # 0, 1 and 3, one row twice.

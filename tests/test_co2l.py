@@ -10,7 +10,7 @@ from helpers import loss_twins as f64
 from helpers import rehearsal_toy as toy
 from jaxcl.methods import co2l, rehearsal
 
-NET = rehearsal.network(toy.parts(2), prototypes=False, **toy.WIDTHS)
+NET = rehearsal.build_network(toy.parts(2), prototypes=False, **toy.WIDTHS)
 LABEL = toy.EXAMPLES.label
 # Of the third task's classes three rows and one, of the memory's 0 and 1 two and one.
 STORED = np.concatenate([toy.rows_of(0)[:2], toy.rows_of(1)[:1]])

@@ -206,7 +206,7 @@ def test_a_class_of_both_the_memory_and_the_task_is_one_pool():
 
 def proposal(state, rows, temperature, leftover=False, passes=5):
     """Eq. 11-12 of all rows, each divided by its class's sum; row -> g."""
-    net = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)
+    net = rehearsal.build_network(toy.parts(), prototypes=True, **toy.WIDTHS)
     images = toy.parts().eval_transform(toy.EXAMPLES.images[rows])[:, :, ::-1]
     z, _ = net(state.params, state.stats, images, train=False)
     z, c = (np.asarray(x, np.float64) for x in (z, state.params["prototypes"]))
@@ -256,7 +256,9 @@ def test_only_scores_need_all_images():
 
 def test_the_network():
     """Unit rows; features of the encoder; prototypes as PyTorch's linear layer."""
-    net = rehearsal.network(toy.parts(), hidden_dim=8, output_dim=400, prototypes=True)
+    net = rehearsal.build_network(
+        toy.parts(), hidden_dim=8, output_dim=400, prototypes=True
+    )
     images = toy.parts().eval_transform(toy.EXAMPLES.images[:5])
     params, stats = net.init(jax.random.key(0), images)
     assert set(params) == {"encoder", "projector", "prototypes"}

@@ -37,8 +37,7 @@ import numpy as np
 from jaxcl import core, schema, sharding
 from jaxcl.data import prefetch, splits, stream
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import embedding
-from jaxcl.evals import head as head_lib
+from jaxcl.evals import embedding, head
 
 _RATIO = (3 / 4, 4 / 3)
 _CUT = 4  # keeps the draw of the cut apart from those of `splits` and `imbalance`
@@ -102,7 +101,7 @@ def _make_fit(parts, settings) -> tuple[Callable, Callable]:
     """
     train, unit = parts.stream.dataset.train, settings.normalize_features
     labels = sharding.replicate(train.label, parts.mesh)
-    resident = functools.partial(head_lib.make_resident_fit, settings, parts, labels)
+    resident = functools.partial(head.make_resident_fit, settings, parts, labels)
     if not settings.augment:
         embed_train = _embed_plain(parts, train, unit)
         fit = resident(lambda state, features, at, key: features[at])
@@ -116,7 +115,7 @@ def _make_fit(parts, settings) -> tuple[Callable, Callable]:
             interpolation="bilinear",
             decoder=parts.stream.dataset.decoder or "auto",
         )
-        fit = head_lib.make_streamed_fit(settings, parts, crop, embed)
+        fit = head.make_streamed_fit(settings, parts, crop, embed)
         return fit, lambda state, dim: dim
     images = embedding.place_images(parts, train)
     even = settings.batch_size % parts.mesh.size == 0
@@ -163,8 +162,8 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
     of_chance = math.log(parts.num_classes)
 
     @jax.jit
-    def score(head, features):
-        scores = head_lib.score_features(head, features)
+    def score(probe, features):
+        scores = head.score_features(probe, features)
         return scores, jnp.isfinite(scores).all()
 
     def find_best_lr(train_head, of_cut, mask) -> float | None:
@@ -174,8 +173,8 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
         """
         accuracy, in_mask, rows = {}, mask[cut], np.flatnonzero(mask & ~cut)
         for lr in settings.lrs if in_mask.any() else ():
-            head, _ = train_head(rows, lr)
-            scores, finite = sharding.copy_to_host(score(head, of_cut))
+            probe, _ = train_head(rows, lr)
+            scores, finite = sharding.copy_to_host(score(probe, of_cut))
             if finite:
                 guesses = scores[in_mask].argmax(axis=1)
                 accuracy[lr] = (guesses == cut_labels[in_mask]).mean()
@@ -190,9 +189,9 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
                 warnings.append(f"none of lrs={lrs} could be evaluated: lr={lr}")
             else:
                 lr = best
-        head, loss = train_head(np.flatnonzero(mask), lr)
+        probe, loss = train_head(np.flatnonzero(mask), lr)
         (scores, finite), loss = (
-            score(head, test_features),
+            score(probe, test_features),
             float(sharding.copy_to_host(loss)),
         )
         right = {name: row.astype(float) for name, row in grade(scores).items()}
@@ -213,7 +212,7 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
     return run_trial
 
 
-def _check_settings(parts, settings: head_lib.ProbeSettings):
+def _check_settings(parts, settings: head.ProbeSettings):
     """Refuse options that do not fit each other or the data."""
     if settings.train_on == "visible":
         what = "a method that says which rows it replayed, as cclis and co2l do"
@@ -289,7 +288,7 @@ def make(
     chosen = PRESETS[preset] | {k: v for k, v in options.items() if v is not None}
     shares = chosen["milestones"]
     chosen |= {"milestones": tuple(round(share * epochs) for share in shares)}
-    settings = head_lib.ProbeSettings(
+    settings = head.ProbeSettings(
         epochs=epochs,
         batch_size=batch_size,
         lrs=tuple(lrs),
@@ -301,7 +300,7 @@ def make(
     return make_evaluator(parts, settings)
 
 
-def make_evaluator(parts: core.EvalParts, settings: head_lib.ProbeSettings) -> Callable:
+def make_evaluator(parts: core.EvalParts, settings: head.ProbeSettings) -> Callable:
     """Build the evaluator of a probe's settings.
 
     Returns:

@@ -87,11 +87,11 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
       example: one item, as in `buffer.create`.
       replay: core.Replay, with the slots of all devices and whether they are split.
     """
-    whole = buffer.create(example, replay.capacity)
+    memory = buffer.create(example, replay.capacity)
     if not replay.sharded:
-        return whole
+        return memory
     seen = jnp.zeros((count_shards(replay),), jnp.int32)
-    return sharding.spread(Shards(whole.items, whole.filled, seen))
+    return sharding.spread(Shards(memory.items, memory.filled, seen))
 
 
 def find_policy(replay: core.Replay) -> policies.Policy:
@@ -109,18 +109,18 @@ def find_policy(replay: core.Replay) -> policies.Policy:
     if not replay.sharded:
         return policy
 
-    def choose(memory, kept, key, items, mask):
-        return sharding.on_each(choose_on_device, (memory, kept, items, mask), (key,))
+    def choose(memory, state, key, items, mask):
+        return sharding.on_each(choose_on_device, (memory, state, items, mask), (key,))
 
-    def choose_on_device(memory, kept, items, mask, key):
+    def choose_on_device(memory, state, items, mask, key):
         memory, key = _read_shard(memory), _fold_device(key)
-        own = jax.tree.map(lambda x: x[0], kept.each)
-        slots, own = policy.choose(memory, own, key, items, mask)
-        return slots, ShardedPolicyState(jax.tree.map(lambda x: x[None], own))
+        local_state = jax.tree.map(lambda x: x[0], state.each)
+        slots, local_state = policy.choose(memory, local_state, key, items, mask)
+        return slots, ShardedPolicyState(jax.tree.map(lambda x: x[None], local_state))
 
     def start(num_classes, num_tasks):
-        own, count = policy.start(num_classes, num_tasks), count_shards(replay)
-        each = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), own)
+        shard, count = policy.start(num_classes, num_tasks), count_shards(replay)
+        each = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), shard)
         return sharding.spread(ShardedPolicyState(each))
 
     def least(num_classes, num_tasks):
@@ -148,8 +148,8 @@ def write_rows(
         return buffer.write(memory, slots, items, mask)
 
     def write_on_device(memory, *rows):
-        own = buffer.write(_read_shard(memory), *rows)
-        return Shards(own.items, own.filled, own.seen[None])
+        shard = buffer.write(_read_shard(memory), *rows)
+        return Shards(shard.items, shard.filled, shard.seen[None])
 
     return sharding.on_each(write_on_device, (memory, slots, items, mask), ())
 

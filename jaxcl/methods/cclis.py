@@ -71,7 +71,7 @@ def make(
     Raises:
       Refused: naming field, value and range.
     """
-    net = rehearsal.network(
+    net = rehearsal.build_network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=True
     )
 
@@ -117,8 +117,8 @@ def make(
             return value, stats
 
         rates = parts.schedule_with_peak(prototype_rate), parts.lr
-        own, lr = (rate(core.progress(state), state.task) for rate in rates)
-        shares = {"prototypes": own / jnp.where(lr > 0, lr, 1)}
+        prototype_lr, lr = (rate(core.progress(state), state.task) for rate in rates)
+        shares = {"prototypes": prototype_lr / jnp.where(lr > 0, lr, 1)}
         state, stats, metrics = core.descend(parts, state, loss, shares)
         return state.replace(stats=stats), metrics
 
@@ -134,12 +134,12 @@ def make(
             leftover=leftover,
         )
 
-    return rehearsal.method(
+    return rehearsal.make_method(
         parts,
         net,
         step,
         memory_size=memory_size,
-        mixed=functools.partial(rehearsal.stratified, share=share),
+        mix_sources=functools.partial(rehearsal.stratified, share=share),
         score=score_rows if keep == "importance" else None,
     )
 

@@ -62,7 +62,7 @@ def make(
       Refused: naming field, value and range.
     """
     frozen_train = frozen_bn == "batch"
-    net = rehearsal.network(
+    net = rehearsal.build_network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=False
     )
 
@@ -97,12 +97,12 @@ def make(
         state, stats, metrics = core.descend(parts, state, loss)
         return state.replace(stats=stats), metrics
 
-    return rehearsal.method(
+    return rehearsal.make_method(
         parts,
         net,
         step,
         memory_size=memory_size,
-        mixed=rehearsal.mix_rows,
+        mix_sources=rehearsal.mix_rows,
     )
 
 

@@ -86,7 +86,7 @@ def make(
         return state, metrics | measured, {"logits": logits}
 
     return online.make_method(
-        parts, net, update, items=lambda logits: {"logits": logits}, limit=ace
+        parts, net, update, items=lambda logits: {"logits": logits}, seen_only=ace
     )
 
 

@@ -53,4 +53,4 @@ def make(
 
     if form == "paper":
         return online.make_method(parts, net, update)
-    return distillation.by_task(parts, net, update, distill=False, limit=False)
+    return distillation.by_task(parts, net, update, distill=False, seen_only=False)

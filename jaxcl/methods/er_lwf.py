@@ -52,10 +52,12 @@ def make(
         allowed = online.replayable(replay_from, state, incoming)
         replayed = online.draw_rows(parts, extra.memory, key, allowed=allowed)
         rows = online.join_rows(incoming, replayed)
-        (told,) = distillation.ask_teacher(net, extra.teacher, rows, train=not paper)
-        held = task_of < state.task if paper else task_of > 0
+        (teacher_logits,) = distillation.ask_teacher(
+            net, extra.teacher, rows, train=not paper
+        )
+        is_old = task_of < state.task if paper else task_of > 0
         # The classes that are held are one group.
-        group = jnp.where(held & (task_of >= 0), 0, -1)
+        group = jnp.where(is_old & (task_of >= 0), 0, -1)
 
         def loss(params):
             out, stats = net(params, state.stats, rows.images, train=True)
@@ -64,7 +66,7 @@ def make(
             )
             value += weight * losses.task_distillation(
                 out.logits,
-                told,
+                teacher_logits,
                 group,
                 temperature=temperature,
                 example_mask=rows.mask,

@@ -91,7 +91,7 @@ def make(
         write=_write_candidates,
         extra=extra,
         end_task=_selection(parts, net, **terms, ridge=ridge),
-        limit=False,
+        seen_only=False,
         items=lambda logits: {"logits": logits, "weight": jnp.zeros(())},
     )
 

@@ -79,7 +79,7 @@ def make(
             grads = restore(gradient)
         return *online.apply_grads(parts, state, value, stats, grads), {}
 
-    return online.make_method(parts, net, update, limit=False)
+    return online.make_method(parts, net, update, seen_only=False)
 
 
 def _compute_past_gradients(parts, slope, state, stats, key, size):

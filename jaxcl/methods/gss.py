@@ -89,13 +89,13 @@ def make(
         images, label = parts.eval_transform(batch["image"]), batch["label"]
         ones = jnp.ones(label.shape, bool)
 
-        own = gradients_of(images[:, None], label[:, None], ones[:, None])
-        scores = diversity.similarity_score(own, *past)
+        row_gradients = gradients_of(images[:, None], label[:, None], ones[:, None])
+        scores = diversity.similarity_score(row_gradients, *past)
         stored = memory.items["score"], memory.filled
         if form == "paper":
             return scores, diversity.choose_in_turn(k_choose, *stored, scores)
-        whole = gradients_of(images[None], label[None], ones[None])
-        batch_score = diversity.similarity_score(whole, *past)[0]
+        batch_gradient = gradients_of(images[None], label[None], ones[None])
+        batch_score = diversity.similarity_score(batch_gradient, *past)[0]
         return scores, diversity.choose_at_once(k_choose, *stored, scores, batch_score)
 
     def write_batch(state, key, batch, _):
@@ -110,7 +110,7 @@ def make(
         net,
         update,
         write=write_batch,
-        limit=False,
+        seen_only=False,
         items=lambda logits: {"score": jnp.zeros((), jnp.float32)},
     )
 

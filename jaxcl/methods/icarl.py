@@ -21,8 +21,7 @@ import jax.numpy as jnp
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.methods import online
-from jaxcl.methods.online import distillation
-from jaxcl.methods.online import means as means_lib
+from jaxcl.methods.online import distillation, means
 
 
 @schema.checked("config.method")
@@ -64,7 +63,7 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    nearest = means_lib.Nearest(parts, net, unit=paper, mirror=mirror)
+    nearest = means.Nearest(parts, net, unit=paper, mirror=mirror)
     return distillation.by_task(parts, net, update, **nearest.make_hooks())
 
 

@@ -84,7 +84,7 @@ def make(
         grads = jax.tree.map(jnp.add, grads, old_grads)
         return *online.apply_grads(parts, state, value + old_value, stats, grads), {}
 
-    return online.make_method(parts, net, update, limit=False)
+    return online.make_method(parts, net, update, seen_only=False)
 
 
 def _check_candidates(parts, candidates):

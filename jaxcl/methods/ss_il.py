@@ -61,7 +61,7 @@ def make(
         def loss(params):
             outputs, stats = net.pass_together(params, state.stats, *sides)
             value = 0.0
-            for (_, logits), rows, told in zip(
+            for (_, logits), rows, teacher_rows in zip(
                 outputs, sides, teacher_logits, strict=True
             ):
                 value += losses.cross_entropy(
@@ -70,10 +70,10 @@ def make(
                     example_mask=rows.mask,
                     class_mask=rivals(task_of, rows.label, state.task),
                 )
-                if told is not None:
+                if teacher_rows is not None:
                     value += weight * losses.task_distillation(
                         logits,
-                        told,
+                        teacher_rows,
                         old_tasks,
                         temperature=temperature,
                         example_mask=rows.mask,

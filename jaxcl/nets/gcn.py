@@ -61,8 +61,8 @@ def dropout(
     Every node has its own key (`graphs.node_keys`), so padding does not change draws.
     """
     keys = graph_arrays.node_keys(key, graphs)
-    kept = jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, x.shape[1:]))(keys)
-    return jnp.where(kept, x / (1.0 - rate), 0.0)
+    mask = jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, x.shape[1:]))(keys)
+    return jnp.where(mask, x / (1.0 - rate), 0.0)
 
 
 class GCNConv(nn.Module):

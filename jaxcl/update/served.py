@@ -9,8 +9,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl.config import build
-from jaxcl.index import drift, kit, maps
-from jaxcl.index import ways as ways_lib
+from jaxcl.index import drift, kit, maps, ways
 from jaxcl.run import result_file
 from jaxcl.update import plan
 
@@ -55,7 +54,7 @@ def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Compa
     after = np.asarray(embedder.embed(rows))
     label = embedder.examples.label[rows]
     is_labelled = len(np.unique(label[label >= 0])) > 1 and (label >= 0).all()
-    measured = ways_lib.measure_ways(
+    measured = ways.measure_ways(
         before.rows, after, label=label if is_labelled else None, k=k
     )
     moved = drift.measure_drift(before.rows, after, k=k)

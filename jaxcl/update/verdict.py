@@ -1,18 +1,18 @@
 """Decide whether an update is kept, and what to do with an index."""
 
-from jaxcl.index import ways as ways_lib
+from jaxcl.index import ways
 from jaxcl.run import terminal
 from jaxcl.update import gate, plan
 
 BEFORE, AFTER = "before", "after"
 
 
-def decide_index(moved: dict | None, ways: dict | None, least: float) -> str:
+def decide_index(moved: dict | None, measured: dict | None, least: float) -> str:
     """Decide what to do with an index of the old embeddings.
 
     Args:
       moved: of `drift.measure_drift`; None: not measured.
-      ways: of `ways.measure_ways`.
+      measured: of `ways.measure_ways`.
       least: share of the quality of a new index from which a way is good enough.
 
     Returns:
@@ -22,12 +22,12 @@ def decide_index(moved: dict | None, ways: dict | None, least: float) -> str:
     """
     if moved is None:
         return "unknown"
-    verdicts = {ways_lib.verdict_of(way) for way in ways_lib.list_usable(ways, least)}
-    if "precision" not in ways["all"]:
+    verdicts = {ways.verdict_of(way) for way in ways.list_usable(measured, least)}
+    if "precision" not in measured["all"]:
         shares = moved["index_overlap"], max(moved["adapters"].values())
-        pairs = zip(ways_lib.VERDICTS, shares, strict=False)
+        pairs = zip(ways.VERDICTS, shares, strict=False)
         verdicts |= {verdict for verdict, share in pairs if share >= least}
-    return min(verdicts, key=ways_lib.VERDICTS.index)
+    return min(verdicts, key=ways.VERDICTS.index)
 
 
 def compare_accuracies(
@@ -64,7 +64,7 @@ def list_broken(report: dict, limits: plan.Limits) -> list[str]:
     broken = list_broken_accuracy(report, limits)
     if limits.index is not None:
         verdict = report["index"]
-        order = ways_lib.VERDICTS
+        order = ways.VERDICTS
         allowed = order[: order.index(limits.index) + 1]
         if verdict not in allowed:
             broken.append(f"index: {verdict}, allowed {' or '.join(allowed)}")
@@ -95,22 +95,22 @@ def _say_recall(moved) -> str:
     )
 
 
-def _say_ways(ways: dict) -> list[str]:
+def _say_ways(measured: dict) -> list[str]:
     """Say what each way to go on with the index gives, and what to do until then."""
-    measure = "precision" if "precision" in ways["all"] else "neighbours"
+    measure = "precision" if "precision" in measured["all"] else "neighbours"
     what = "of the query's class" if measure == "precision" else "found"
-    percent = {way: 100 * values[measure][0] for way, values in ways.items()}
-    half = max(100 * (x[measure][0] - x[measure][1]) for x in ways.values())
+    percent = {way: 100 * values[measure][0] for way, values in measured.items()}
+    half = max(100 * (x[measure][0] - x[measure][1]) for x in measured.values())
     names = {"old": "old encoder and index", "leave": "index as it is"}
     names |= {"back": "queries mapped back", "forward": "vectors mapped forward"}
     shown = [f"{name} {percent[x]:.0f}" for x, name in names.items() if x in percent]
-    again = " / ".join(f"{percent[way]:.0f}" for way in ways_lib.SHARES)
+    again = " / ".join(f"{percent[way]:.0f}" for way in ways.SHARES)
     shown += [f"then 10 / 25 / 50 % embedded again {again}"]
     if measure == "precision":
         shown.append(f"all {percent['all']:.0f}")
     kind = "Nearest images" if measure == "precision" else "A new index's neighbours"
     lines = [f"{kind} {what}, in percent ± {half:.0f}: {', '.join(shown)}."]
-    value = {way: values[measure][0] for way, values in ways.items()}
+    value = {way: values[measure][0] for way, values in measured.items()}
     if measure == "precision" and value["old"] > value["all"]:
         lines.append(
             "On the images in the index the old encoder is better than the new one."

@@ -104,9 +104,9 @@ def _filter_rows(settings, memory, features, mask):
             **options,
         )
 
-    own = *both, memory.filled, mask
+    inputs = *both, memory.filled, mask
     # A memory in one piece is filtered on each device alike, which sends nothing.
-    keep = choose(*own) if settings.spread else sharding.on_each(choose, (), own)
+    keep = choose(*inputs) if settings.spread else sharding.on_each(choose, (), inputs)
     keep = sharding.gather(keep)
     slots = sharding.gather(duel.incoming_slots(keep, memory.capacity))
     if settings.safe:

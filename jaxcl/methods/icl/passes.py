@@ -118,9 +118,9 @@ class Passes(NamedTuple):
             )
             return rows, positives, negatives, stats
         # With one pass of three views devices sum one gradient, with two passes two.
-        own = self.augment(k_part, part["image"])
+        two_views = self.augment(k_part, part["image"])
         other = self.augment(k_others, others["image"])[:, :1]
-        views = jnp.concatenate([own, other], axis=1)
+        views = jnp.concatenate([two_views, other], axis=1)
         rows, stats = self._pass_views(params, stats, key, views, train=True)
         return rows[0::3], rows[1::3], rows[2::3], stats
 
@@ -139,17 +139,17 @@ class Passes(NamedTuple):
         """
         mask = part["index"] >= 0
         size = len(rows)
-        own = incremental.others(size) & mask
+        negatives = incremental.others(size) & mask
         options = dict(temperature=self.temperature, num_negatives=size - 1, mask=mask)
         value = incremental.nce_one(
             rows,
             positives,
             positives,
-            negative_mask=own,
+            negative_mask=negatives,
             with_positive=self.with_positive,
             **options,
         )
-        return value, own, options
+        return value, negatives, options
 
     def plain_loss(
         self, params: core.PyTree, stats: core.PyTree, key: jax.Array, part: core.Batch
@@ -182,7 +182,7 @@ class Passes(NamedTuple):
         rows, positives, negatives, stats = self.triples(
             params, stats, key, part, others
         )
-        value, own, options = self.within(rows, positives, part)
+        value, in_batch, options = self.within(rows, positives, part)
         exists = others["index"] >= 0
 
         def old_loss():
@@ -192,7 +192,7 @@ class Passes(NamedTuple):
                 positives,
                 negatives,
                 growth=growth,
-                old_mask=own,
+                old_mask=in_batch,
                 new_mask=exists,
                 **options,
             )
@@ -206,7 +206,7 @@ class Passes(NamedTuple):
                 more_negatives=positives,
                 growth=growth,
                 negative_mask=exists,
-                more_mask=own,
+                more_mask=in_batch,
                 **options,
             )
 

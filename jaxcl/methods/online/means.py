@@ -62,7 +62,7 @@ class Nearest(NamedTuple):
         classes, capacity = jnp.arange(self.parts.num_classes), len(filled)
         size = min(_CHUNK, capacity)
         # If the memory is split over the devices, so are its rows.
-        own = self.parts.replay.sharded
+        is_split = self.parts.replay.sharded
 
         def add_chunk(sums, start):
             total, counts = sums
@@ -70,7 +70,7 @@ class Nearest(NamedTuple):
             slots = number % capacity  # the last chunk may go beyond the memory
             images = items["image"][slots]
             images = self.parts.eval_transform(
-                images if own else sharding.spread(images)
+                images if is_split else sharding.spread(images)
             )
             rows = self.embed_images(params, stats, images)
             if self.mirror:

@@ -191,10 +191,10 @@ def _tap_forward(features, tasks, probe):
 def _tap_backward(saved, slope):
     features, tasks, probe = saved
     norms = _along_sphere(slope, features)
-    own = tasks[:, None] == jnp.arange(len(probe))
+    members = tasks[:, None] == jnp.arange(len(probe))
     # If several passes use the parameter, its gradient is the sum of theirs.
-    sums = jnp.sum(norms[:, None], axis=0, where=own)
-    sums_and_counts = jnp.stack([sums, own.sum(axis=0)], 1)
+    sums = jnp.sum(norms[:, None], axis=0, where=members)
+    sums_and_counts = jnp.stack([sums, members.sum(axis=0)], 1)
     return slope, None, sums_and_counts.astype(probe.dtype)
 
 
