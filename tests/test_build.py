@@ -351,7 +351,7 @@ def test_auto_is_what_the_devices_want_and_a_run_keeps_it(tmp_path):
         return written.get("precision")
 
     assert began("cpu", precision="auto") == "float32"
-    with sharding.for_elsewhere(platform="tpu"):
+    with sharding.compile_target(platform="tpu"):
         assert began("tpu", precision="auto") == "bfloat16"
         assert began("cpu", precision="auto") == "float32"
     assert began("tpu", precision="auto") == "bfloat16"

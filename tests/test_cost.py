@@ -161,9 +161,9 @@ def test_the_work_of_all_devices_counts_on_one_cpu(devices, monkeypatch):
 
     def step(state, x):
         with sharding.use_mesh(mesh):
-            x = sharding.spread(x)
+            x = sharding.shard_rows_in_jit(x)
             x, _ = jax.lax.scan(lambda x, _: (square(x), None), x, length=7)
-            return state, sharding.on_each(
+            return state, sharding.map_per_device(
                 lambda x, w: x @ w, (x,), (sharding.gather(x),)
             )
 

@@ -140,7 +140,7 @@ def test_agem_projection():
 # Steps
 
 CLASSES, LR, TASKS = 6, online_toy.LR, 4
-FOR_ACCELERATORS = sharding.for_elsewhere  # a loop is not written out
+FOR_ACCELERATORS = sharding.compile_target  # a loop is not written out
 
 
 def parts(size=6):

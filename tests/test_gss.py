@@ -212,7 +212,7 @@ def test_gradients_of_groups():
     # In evaluation mode rows know nothing of each other.
     np.testing.assert_allclose(groups[0], single[:3].mean(0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(groups[1], single[[3, 5]].mean(0), rtol=1e-4, atol=1e-6)
-    with sharding.for_elsewhere():
+    with sharding.compile_target():
         mapped = vectors(state, "all", FIRST, mask)
     np.testing.assert_allclose(mapped, groups, rtol=1e-4, atol=1e-6)
     head = vectors(state, "head", FIRST)

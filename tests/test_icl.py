@@ -230,7 +230,7 @@ close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=3e-5)
 )
 def test_a_meta_step_is_the_equation(steps, second_order, unroll):
     inner = LR if steps == 1 else 0.5
-    with sharding.for_elsewhere(platform="cpu" if unroll else "any"):
+    with sharding.compile_target(platform="cpu" if unroll else "any"):
         method = make(
             parts(), inner_steps=steps, second_order=second_order, inner_lr=inner
         )
@@ -364,7 +364,7 @@ def test_both_agents_set_rates_of_plain_sgd():
 )
 def test_every_inner_action_has_its_reward(second_order, unroll):
     """By the next batch's loss; by that of its own batch if it is the last."""
-    with sharding.for_elsewhere(platform="cpu" if unroll else "any"):
+    with sharding.compile_target(platform="cpu" if unroll else "any"):
         method = make(
             heavy(),
             learnt_rate=True,

@@ -1038,7 +1038,7 @@ def test_programs_of_accelerators_agree(name, tmp_path):
     Tolerance: that of one and eight devices, since sums are in another order here, too.
     """
     states, lines = run_on_cpu(name, tmp_path, SEEDS[:1])
-    with sharding.for_elsewhere():
+    with sharding.compile_target():
         work = new_job(name, steps_per_call=STEPS_PER_CALL)
         state, metrics = run_elsewhere(work, tmp_path / "elsewhere")
         theirs = traced(work)

@@ -46,7 +46,7 @@ def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, d
     params, stats = jax.jit(net.init)(jax.random.key(0), one)
     rows = [rows_of(batch, FIRST["label"], jnp.ones(6, bool)) for batch in images]
     together = jax.jit(net.pass_together)
-    with sharding.for_elsewhere(platform=platform):
+    with sharding.compile_target(platform=platform):
         text = str(jax.make_jaxpr(net.pass_together)(params, stats, *rows))
         passes = len(rows) if platform == "cpu" else 1
         assert text.count("conv_general_dilated[") == 3 * passes
@@ -78,7 +78,7 @@ def test_answers_are_those_of_each_part_by_itself(platform, train):
     stats = jax.jit(functools.partial(net, train=True))(params, stats, one)[1]
     rows = [rows_of(images, FIRST["label"], None) for images in (one, two)]
     answers = functools.partial(net.compute_logits, train=train)
-    with sharding.for_elsewhere(platform=platform):
+    with sharding.compile_target(platform=platform):
         text = str(jax.make_jaxpr(answers)(params, stats, *rows))
         assert text.count("conv_general_dilated[") == (6 if platform == "cpu" else 3)
         found = jax.jit(answers)(params, stats, *rows)

@@ -79,7 +79,7 @@ def _note_choices(top: sections.TopLevel, made) -> dict:
     if isinstance(made, job.Job):
         noted["resident"] = made.data.resident
         if (top.replay or {}).get("sharded"):
-            noted["memory_shards"] = sharding.sharers(made.mesh)
+            noted["memory_shards"] = sharding.num_row_shards(made.mesh)
     return noted
 
 
@@ -149,7 +149,7 @@ def plan_job(
 ) -> job.Job:
     """Make the job of a config for compilation only; it has no evaluators.
 
-    Nothing is written. Within `sharding.for_elsewhere` the job is for other devices.
+    Nothing is written. Within `sharding.compile_target` the job is for other devices.
 
     Args:
       config: what a config file's get_config made, overrides applied.

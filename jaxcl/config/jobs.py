@@ -143,15 +143,16 @@ def _choose_updates(
     last, replay = data.stream.tasks[-1], parts.replay
 
     def count_step(updates):
-        own = parts._replace(replay=replay._replace(updates=updates))
-        method = _make_method(top, own, mesh)
+        changed = parts._replace(replay=replay._replace(updates=updates))
+        method = _make_method(top, changed, mesh)
         shapes = job.shapes(method, data, method.batches_per_step(last))
         return cost.count_flops(method.step, *shapes, task=last.index)
 
-    found = budget.updates(replay.flops, top.batch_size, count_step, top.method["name"])
+    name = top.method["name"]
+    updates = budget.updates(replay.flops, top.batch_size, count_step, name)
     if workdir is not None and jax.process_index() == 0:
-        print(f"config.replay.flops={replay.flops:g}: updates={found}", flush=True)
-    return replay._replace(updates=found)
+        print(f"config.replay.flops={replay.flops:g}: updates={updates}", flush=True)
+    return replay._replace(updates=updates)
 
 
 def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
@@ -194,7 +195,7 @@ def _single_task_runs(
     if not top.plasticity or len(data.stream.tasks) == 1:
         return None
     if top.plasticity_from is not None:
-        return checks.found_alone(top.plasticity_from, plain, method)
+        return checks.read_single_task_results(top.plasticity_from, plain, method)
     evaluators = {
         key: evaluate
         for key, evaluate in evaluators.items()
@@ -206,20 +207,20 @@ def _single_task_runs(
     options = schema.defaults(module.make, options) | options
     other = options | dict(method.single_task_options)
     # Options that go with those that change go with them.
-    known = schema.option_of(module.make, other)
-    other = {name: value for name, value in other.items() if name in known}
+    names = schema.option_of(module.make, other)
+    other = {name: value for name, value in other.items() if name in names}
 
     def make_job_alone(work):
         if other == options:
             return work._replace(evaluation=job.Evaluation(evaluators))
         with sharding.use_mesh(work.mesh):
-            own = sharding.bind_to_mesh(module.make(parts, **other), work.mesh)
-        own_parts = eval_parts._replace(**_pick_functions(own))
+            single = sharding.bind_to_mesh(module.make(parts, **other), work.mesh)
+        own_parts = eval_parts._replace(**_pick_functions(single))
         own_evaluation = evaluation.make(
             {key: top.evaluators[key] for key in evaluators}, own_parts, None
         )
-        job.check_rows(own, data)
-        return job.trace_step(work._replace(method=own, evaluation=own_evaluation))
+        job.check_rows(single, data)
+        return job.trace_step(work._replace(method=single, evaluation=own_evaluation))
 
     return make_job_alone
 
@@ -252,8 +253,8 @@ def _make_eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalP
 
 def _pick_functions(method: core.Method) -> dict:
     """Pick the functions for evaluators, which share one trace of `embed`."""
-    found = {name: getattr(method, name) for name in _EVALUATED}
-    return found | {"embed": sharding.traced_once(method.embed)}
+    functions = {name: getattr(method, name) for name in _EVALUATED}
+    return functions | {"embed": sharding.traced_once(method.embed)}
 
 
 def make_transfer(top: sections.TopLevel, workdir) -> transfer.Transfer:

@@ -35,11 +35,11 @@ class Differs(Refused):
 
 def without(config: dict, fields) -> dict:
     """Copy a config without fields, named "field" or "section.field"."""
-    kept = {key: value for key, value in config.items() if key not in fields}
+    rest = {key: value for key, value in config.items() if key not in fields}
     for section, _, inner in (field.partition(".") for field in fields):
-        if inner and section in kept:
-            kept[section] = without(kept[section], (inner,))
-    return kept
+        if inner and section in rest:
+            rest[section] = without(rest[section], (inner,))
+    return rest
 
 
 def shared_options(config: dict) -> dict:

@@ -77,7 +77,7 @@ class SplitRows(NamedTuple):
 def count_shards(replay: core.Replay) -> int:
     """Count the devices that share the memory; 1 if each holds all of it."""
     mesh = sharding.current()
-    return sharding.sharers(mesh) if replay.sharded and mesh is not None else 1
+    return sharding.num_row_shards(mesh) if replay.sharded and mesh is not None else 1
 
 
 def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
@@ -91,7 +91,7 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
     if not replay.sharded:
         return memory
     seen = jnp.zeros((count_shards(replay),), jnp.int32)
-    return sharding.spread(Shards(memory.items, memory.filled, seen))
+    return sharding.shard_rows_in_jit(Shards(memory.items, memory.filled, seen))
 
 
 def find_policy(replay: core.Replay) -> policies.Policy:
@@ -110,7 +110,9 @@ def find_policy(replay: core.Replay) -> policies.Policy:
         return policy
 
     def choose(memory, state, key, items, mask):
-        return sharding.on_each(choose_on_device, (memory, state, items, mask), (key,))
+        return sharding.map_per_device(
+            choose_on_device, (memory, state, items, mask), (key,)
+        )
 
     def choose_on_device(memory, state, items, mask, key):
         memory, key = _read_shard(memory), _fold_device(key)
@@ -121,7 +123,7 @@ def find_policy(replay: core.Replay) -> policies.Policy:
     def start(num_classes, num_tasks):
         shard, count = policy.start(num_classes, num_tasks), count_shards(replay)
         each = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), shard)
-        return sharding.spread(ShardedPolicyState(each))
+        return sharding.shard_rows_in_jit(ShardedPolicyState(each))
 
     def least(num_classes, num_tasks):
         return policy.least(num_classes, num_tasks) * count_shards(replay)
@@ -151,7 +153,7 @@ def write_rows(
         shard = buffer.write(_read_shard(memory), *rows)
         return Shards(shard.items, shard.filled, shard.seen[None])
 
-    return sharding.on_each(write_on_device, (memory, slots, items, mask), ())
+    return sharding.map_per_device(write_on_device, (memory, slots, items, mask), ())
 
 
 def sample(
@@ -185,7 +187,7 @@ def sample(
         memory, key = _read_shard(memory), _fold_device(key)
         return buffer.sample(memory, key, count, log_weights=log_weights)
 
-    return sharding.on_each(sample_on_device, (memory, log_weights), (key,))
+    return sharding.map_per_device(sample_on_device, (memory, log_weights), (key,))
 
 
 def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree):
@@ -196,7 +198,11 @@ def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree)
       function: function (*trees) -> arrays with rows; it sends nothing.
       trees: pytrees of arrays whose axis 0 is split as the memory is.
     """
-    return sharding.on_each(function, trees, ()) if replay.sharded else function(*trees)
+    return (
+        sharding.map_per_device(function, trees, ())
+        if replay.sharded
+        else function(*trees)
+    )
 
 
 def _read_shard(memory: Shards) -> buffer.Buffer:
@@ -207,6 +213,6 @@ def _read_shard(memory: Shards) -> buffer.Buffer:
 def _fold_device(key: jax.Array) -> jax.Array:
     """Return a key for each device; with one device the key itself."""
     mesh = sharding.current()
-    if mesh is None or sharding.sharers(mesh) == 1:
+    if mesh is None or sharding.num_row_shards(mesh) == 1:
         return key
     return jax.random.fold_in(key, jax.lax.axis_index(sharding.AXIS))

@@ -118,7 +118,7 @@ class Selector(NamedTuple):
 
     def features(self, state: core.TrainState, *images: jax.Array) -> list[jax.Array]:
         """Embed each of the parts u8[R,H,W,C] in one pass, f32[R,D]."""
-        rows = sharding.spread(jnp.concatenate(images))
+        rows = sharding.shard_rows_in_jit(jnp.concatenate(images))
         rows = self.parts.eval_transform(rows)
         outputs, _ = self.net(state.params, state.stats, rows, train=False)
         ends = list(itertools.accumulate(map(len, images)))

@@ -177,7 +177,7 @@ def embed_views(
     padded = padded.reshape(steps, size, *images.shape[1:])
 
     def embed_pass(number):
-        rows = sharding.spread(padded[number % steps])
+        rows = sharding.shard_rows_in_jit(padded[number % steps])
         view = parts.augment(jax.random.fold_in(key, number), rows)[:, 0]
         return net(state.params, state.stats, view, train=False)[0]
 

@@ -361,7 +361,7 @@ def _embed_images(setup, cut, key, network, images):
         `parts.augment` takes two, so it gets the same one twice.
       network: parameters and statistics.
     """
-    images = sharding.spread(images)
+    images = sharding.shard_rows_in_jit(images)
     if cut:
         images = jnp.stack([images, images], axis=1)
     return _project(setup, network, setup.parts.augment(key, images)[:, 0])

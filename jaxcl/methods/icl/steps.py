@@ -9,8 +9,7 @@ import optax
 
 from jaxcl import core
 from jaxcl.losses import prototype
-from jaxcl.methods.icl import ddpg, orders
-from jaxcl.methods.icl import passes as passes_lib
+from jaxcl.methods.icl import ddpg, orders, passes
 
 CONTROLS = ("frozen", "random")  # no step after the first task changes the network
 
@@ -19,7 +18,7 @@ class StepSetup(NamedTuple):
     """The constants of a step; for the options see `icl.make`."""
 
     parts: core.Parts
-    passes: passes_lib.Passes
+    passes: passes.Passes
     plan: orders.OrderPlan
     learnt_rate: bool
     fixed_lr: float | None

@@ -70,7 +70,7 @@ class Nearest(NamedTuple):
             slots = number % capacity  # the last chunk may go beyond the memory
             images = items["image"][slots]
             images = self.parts.eval_transform(
-                images if is_split else sharding.spread(images)
+                images if is_split else sharding.shard_rows_in_jit(images)
             )
             rows = self.embed_images(params, stats, images)
             if self.mirror:

@@ -85,7 +85,7 @@ def add_measures(
             min(count, memory.capacity),
             log_weights=buffer.log_weights(memory.items["task"] < state.task),
         )
-        images, mask = sharding.spread((items["image"], mask))
+        images, mask = sharding.shard_rows_in_jit((items["image"], mask))
         images = parts.eval_transform(images)
         old, new = (_unit_rows(method.embed(s, images)) for s in (state, after))
         return _masked_mean(jnp.linalg.norm(old - new, axis=1), mask)

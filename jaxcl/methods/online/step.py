@@ -118,7 +118,7 @@ def augment_drawn(
     blank image. If none exists, all images are blank.
     """
     items = sharded.on_each_device(parts.replay, _repeat_existing, items, mask)
-    items, mask, slots = sharding.spread((items, mask, slots))
+    items, mask, slots = sharding.shard_rows_in_jit((items, mask, slots))
     augmented = augment and parts.replay.augment != "none"
     images = prepare_images(parts, key, items["image"], augmented)
     return Rows(images, items["label"], mask, items["image"], items, slots)
