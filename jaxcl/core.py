@@ -219,7 +219,7 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
 
     Args:
       loss: params -> (f32[], anything).
-      shares: as in `apply_gradients`.
+      shares: factors of the learning rate, as in `apply_gradients`.
 
     Returns:
       the state with new parameters, the loss's second output, and the metrics {"loss",

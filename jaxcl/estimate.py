@@ -272,9 +272,9 @@ def least_seconds(
     """Bound the seconds of a step from below, for each thing that a chip does.
 
     Args:
-      flops: of a step on one device.
+      flops: FLOPs of a step on one device.
       moved: bytes to and from the device's memory.
-      sent: what devices send each other.
+      sent: messages that devices send each other.
       chip: the device.
       precision: "bfloat16" or "float32", of the products.
 
@@ -353,7 +353,7 @@ def read_program(
 
     Args:
       compiled: the program of a call.
-      work: its job.
+      work: job of the program.
       chip: the device; None: no figures are known.
 
     Returns:
@@ -401,9 +401,9 @@ def estimate(
     """Compile the step of a config for a target.
 
     Args:
-      config: what a config file's `get_config` made, overrides applied.
+      config: result of a config file's `get_config`, overrides applied.
       target: the chips; None: the devices of this machine.
-      classes, rows: of the train split; None: as in the config.
+      classes, rows: numbers of the train split; None: as in the config.
 
     Returns:
       `read_program`'s dict with what was compiled, and the figures of one device. If

@@ -21,7 +21,7 @@ def find_function(choices: dict, section, field: str):
       choices: name -> function. A name with a dot is a function of the user's own
         package: "mypackage.mymodule.function".
       section: ConfigDict or dict.
-      field: its path, for messages ("config.encoder").
+      field: path of the section, for messages ("config.encoder").
 
     Raises:
       Refused: there is no such function.
@@ -46,9 +46,9 @@ def find_module(package: str, name: str, field: str):
 
     Args:
       package: "jaxcl.methods" or "jaxcl.evals".
-      name: of one of its modules, or with a dot "mypackage.mymodule"; the module has a
-        function `make`.
-      field: for messages.
+      name: name of one of its modules, or with a dot "mypackage.mymodule"; the module
+        has a function `make`.
+      field: path of the option, for messages.
 
     Raises:
       Refused: there is none, or it has no `make`.
@@ -69,7 +69,7 @@ def find_entry(choices: Mapping[str, Any], name: str, field: str) -> Any:
     Args:
       choices: name -> entry.
       name: a key of `choices`, or with a dot a module, "mypackage.mymodule".
-      field: its path, for messages ("config.method.base").
+      field: path of the section, for messages ("config.method.base").
 
     Raises:
       Refused: there is neither; the message has the nearest names.

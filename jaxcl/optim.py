@@ -149,7 +149,7 @@ def adam(
       eps: added to the root of the corrected second moment.
       weight_decay: wd; wd * w joins the gradient before the moments, or the
         direction after them if `decoupled`.
-      decoupled: see `weight_decay`.
+      decoupled: whether weight decay is decoupled, see `weight_decay`.
       exclude_1d: no weight decay on parameters of one or no axis.
 
     Returns:

@@ -67,7 +67,7 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
     """Make a mesh of one axis over all devices, or over the first `num_devices`.
 
     Args:
-      num_devices: how many; None: all.
+      num_devices: number of devices; None: all.
       model: number of devices that weights are split over; above 1 the mesh has another
         axis for them.
 

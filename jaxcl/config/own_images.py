@@ -162,8 +162,8 @@ def config(
         encoder, with which training begins.
       size: pixels of a side of the network's input; None: those of the images, at most
         224.
-      scenario: of a continual run. None: classes one after another ("class") if every
-        train image has a label, else random slices ("data").
+      scenario: scenario of a continual run. None: classes one after another ("class")
+        if every train image has a label, else random slices ("data").
       num_tasks: number of tasks; each domain is one. None: 5, but at most one for each
         class.
       by_strategy: make the run joint if its strategy is "finetune", else continual.
@@ -260,7 +260,7 @@ def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
 
     Args:
       data: a section config.data.
-      summary: of `summarize`.
+      summary: result of `summarize`.
     """
     make, options = lookup.find_function(sources.SOURCES, data, "config.data")
     takes = {"size", "resident"} <= set(schema.defaults(make))
@@ -293,7 +293,7 @@ def _set_augmentation(config, summary, side, cut) -> None:
     """Set SimCLR's augmentation for photographs; what depends on the side follows it.
 
     Args:
-      side: of the network's input, in pixels.
+      side: side of the network's input, in pixels.
       cut: whether `read_once` cuts the images to squares.
     """
     config.augment = {

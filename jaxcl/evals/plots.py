@@ -254,7 +254,7 @@ def life(points: dict[int, LifePoint], path, *, title="") -> None:
 
     Args:
       points: number of the update -> what was measured.
-      path: of the picture.
+      path: path of the picture.
       title: above it.
     """
     figure = make_figure(7.0, 3.4)

@@ -52,11 +52,12 @@ def make(
     """Train by sample-NCE and PRD, on a memory chosen near other classes' prototypes.
 
     Args:
-      temperature: of Sample-NCE, and of the scores that choose the memory.
-      weight: of PRD, lambda; 0: without PRD.
-      distill_temperature, past_temperature: of PRD, kappa of student and teacher.
+      temperature: temperature of Sample-NCE, and of the scores that choose the memory.
+      weight: weight of PRD, lambda; 0: without PRD.
+      distill_temperature, past_temperature: temperatures of PRD, kappa of student and
+        teacher.
       distill_over: "old", the classes of earlier tasks, or all "seen".
-      scope: which candidates have weights, see `prototype.sample_nce`; "none" is plain
+      scope: candidates that have weights, see `prototype.sample_nce`; "none" is plain
         prototype NCE.
       keep: "importance" draws the rows to keep by `prototype.proposal`, which is also
         g of the weights; "uniform" draws them uniformly, and g is 1 over the pool.
@@ -66,7 +67,8 @@ def make(
       share: share of stored rows in a batch; None: their share of all rows.
       memory_size: rows kept.
       prototype_rate: learning rate of the prototypes, at the peak of the schedule.
-      hidden_dim, output_dim: of the projector; None: as wide as the encoder's features.
+      hidden_dim, output_dim: widths of the projector; None: as wide as the encoder's
+        features.
 
     Raises:
       Refused: naming field, value and range.
@@ -160,9 +162,9 @@ def embed_views(
     """Embed images under new augmentation in each pass, in evaluation mode.
 
     Args:
-      parts: what the config builds.
+      parts: components that the config builds.
       net: the network.
-      state: its parameters and statistics.
+      state: state with the network's parameters and statistics.
       key: threefry key of the views.
       images: u8[N,H,W,C].
       passes: views of each image.

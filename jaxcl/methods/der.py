@@ -101,8 +101,8 @@ def several(
     """Draw `count` times config.replay.size rows.
 
     Args:
-      parts: what the config builds.
-      memory: what is drawn from, of at least `count` slots.
+      parts: components that the config builds.
+      memory: memory that is drawn from, with at least `count` slots.
       key: threefry key.
       count: number of draws.
       disjoint: no row is in two draws; each draw gets its share of the existing rows.

@@ -48,8 +48,8 @@ def make(
       negatives: "incoming" takes negatives from the classes of the incoming batch,
         which does not push away old classes; "all" from any other class.
       gamma: weight of the triplet loss.
-      margin: of the triplet loss.
-      temperature: of "sup_con".
+      margin: margin of the triplet loss.
+      temperature: temperature of "sup_con".
     """
     net = online.build_network(parts, head)
 

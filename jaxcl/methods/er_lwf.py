@@ -40,10 +40,11 @@ def make(
 
     Args:
       head: "linear" or "cosine".
-      replay_from: as for `er`.
+      replay_from: rows that may be replayed, as for `er`.
       form: "paper" or "code", see above.
-      weight: of the distillation, the survey's alpha.
-      temperature: of the distillation; the term is not multiplied by its square.
+      weight: weight of the distillation, the survey's alpha.
+      temperature: temperature of the distillation; the term is not multiplied by its
+        square.
     """
     net, paper = online.build_network(parts, head), form == "paper"
 

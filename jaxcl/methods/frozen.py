@@ -56,7 +56,7 @@ def make_method(parts: core.Parts, rule: Rule) -> core.Method:
     """Make the method of a rule. It reads neither config.optimizer nor config.schedule.
 
     Args:
-      parts: from the config.
+      parts: components that the config builds.
       rule: the classifier on the features.
 
     Raises:

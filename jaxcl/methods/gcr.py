@@ -69,8 +69,8 @@ def make(
       head: "linear" or "cosine".
       alpha: weight of the squared differences to stored logits.
       beta: weight of the cross-entropy of replayed rows.
-      ridge: of the selection, in units of squared gradients; classes with gradients
-        that are small compared with it get small weights.
+      ridge: ridge of the selection, in units of squared gradients; classes with
+        gradients that are small compared with it get small weights.
       candidates: rows of the reservoir; None: config.replay.capacity.
 
     Raises:
@@ -224,12 +224,12 @@ def gradients(
 
     Args:
       net: maps features to logits by `head`.
-      head: its parameters.
+      head: parameters of the head.
       features: f32[N,D].
       logits: f32[N,C], stored.
       labels: i32[N].
       weights: f32[N], w.
-      alpha, beta: see `make`.
+      alpha, beta: weights of the two losses, see `make`.
     """
 
     def loss(head, feature, stored, label):

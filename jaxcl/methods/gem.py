@@ -131,7 +131,7 @@ def project(
       gradient: f32[P].
       memory_gradients: f32[K,P], one row per past task.
       margin: lower bound of v, at least 0.
-      ridge: on the diagonal, at least 0.
+      ridge: number added to the diagonal, at least 0.
       mask: bool[K], rows that exist; the others have no effect. None: all exist.
 
     Returns:

@@ -58,8 +58,8 @@ def make(
       head: "linear" or "cosine".
       form: "paper" or "code", see `diversity.choose_in_turn` and
         `diversity.choose_at_once`.
-      gradients: with respect to "all" parameters or to those of the "head"; the latter
-        costs two forward passes and none backward.
+      gradients: gradients with respect to "all" parameters or to those of the "head";
+        the latter costs two forward passes and none backward.
       vectors: gradients of disjoint stored rows to compare with; fewer while the memory
         holds fewer rows.
       rows: stored rows of a gradient; None: 1 under "paper", config.replay.size under
@@ -148,9 +148,9 @@ def group_gradients(
     """Return gradients of the mean cross-entropy of each group of rows, f32[N, P].
 
     Args:
-      parts: what the config builds.
+      parts: components that the config builds.
       net: the network, in evaluation mode.
-      state: its parameters and statistics.
+      state: state with the network's parameters and statistics.
       gradients: "all" or "head", see `make`.
       images: f32[N,R,H,W,C].
       labels: i32[N,R].

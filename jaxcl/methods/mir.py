@@ -45,8 +45,8 @@ def make(
       head: "linear" or "cosine".
       candidates: rows drawn to choose from; they are scored without augmentation.
       replay_from: "past_tasks", "all" or "other_classes", see `er.make`.
-      virtual: what the virtual step moves, the "network" or its "head" alone (an
-        option of the later code of Caccia et al.), which spares a forward pass.
+      virtual: parameters that the virtual step moves, the "network" or its "head" alone
+        (an option of the later code of Caccia et al.), which spares a forward pass.
       moves_statistics: scoring at theta moves the running statistics of batch norm.
 
     Raises:

@@ -181,7 +181,7 @@ def make_method(
     """Make a method from its step.
 
     Args:
-      parts: what the config builds.
+      parts: components that the config builds.
       net: the network that `step` trains.
       step: (state, batch) -> (state, metrics).
       memory_size: rows to keep.

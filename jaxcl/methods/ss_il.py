@@ -39,7 +39,7 @@ def make(
     Args:
       head: "linear" or "cosine".
       form: "paper" or "code", see above.
-      temperature: of the distillation.
+      temperature: temperature of the distillation.
       distill: distil from the last task's network, see
         `losses.replay.task_distillation`.
     """

@@ -124,8 +124,9 @@ def layer_of(name: str, layers: int) -> int:
     """Find the number of the layer that a parameter belongs to.
 
     Args:
-      name: its path, as "block_3/norm1/scale".
-      layers: from `count_layers`; heads and last norms get this number.
+      name: path of the parameter, as "block_3/norm1/scale".
+      layers: number of layers, from `count_layers`; heads and last norms get this
+        number.
     """
     if match := re.match(r"block_(\d+)/", name):
         return int(match[1]) + 1

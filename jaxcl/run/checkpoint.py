@@ -153,7 +153,7 @@ def load_leaves(path: epath.PathLike, like: Any, saved: CheckpointInfo) -> Any:
       path: the folder of the checkpoint.
       like: a tree with the shapes, types and shardings to restore to; the mesh may
         differ from the one that saved it.
-      saved: from `read_info`.
+      saved: description from `read_info`.
 
     Raises:
       Refused: a checksum does not match; or whatever Orbax raises.

@@ -81,7 +81,7 @@ def count_flops(step: Callable, state: Any, batch: Any, task: int) -> int | None
 
     Args:
       step: (state, batch) -> (state, metrics), not jitted.
-      state, batch: its arguments, as shapes.
+      state, batch: arguments of the step, as shapes.
       task: number of the task, from 0; all but the first share a program.
     """
     leaves, tree = jax.tree.flatten((state, batch))
@@ -152,7 +152,7 @@ def add_task(cost: dict, task: int, spent: TaskCost) -> dict:
     """Add the cost of a finished task, and sum over tasks; returns a new dict.
 
     Args:
-      cost: from `empty_cost` or `add_task`; not changed.
+      cost: cost from `empty_cost` or `add_task`; not changed.
       task: number of the task, from 0; replaced if it is there already.
       spent: cost of the task.
     """

@@ -100,7 +100,7 @@ def add_task(
     """Return new results with the measurements after a task.
 
     Args:
-      results: from `empty_results` or `add_task`; not changed.
+      results: results from `empty_results` or `add_task`; not changed.
       task: number of the task, from 0; earlier measurements after it are replaced.
       rows: matrix name -> f[T], accuracy on each task, nan if not measured.
       scalars: name -> number.

@@ -60,7 +60,7 @@ def check(
       test: a path of labelled images, to compare the accuracy with the reference's.
       rows: most images of each sample.
       limit: most that the accuracy may have fallen.
-      confidence: of the verdict on the accuracy.
+      confidence: confidence of the verdict on the accuracy.
 
     Returns:
       The content of check.json.

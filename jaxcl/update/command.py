@@ -72,9 +72,9 @@ def carry_out(
     """Evaluate, train, evaluate again and decide; resume a stopped update.
 
     Args:
-      work: from `plan.make_plan`.
-      prepared: from `prepare`; None: call it here.
-      stop: as in `train.run_tasks`.
+      work: plan from `plan.make_plan`.
+      prepared: result of `prepare`; None: call it here.
+      stop: function, as in `train.run_tasks`.
 
     Returns:
       The content of `update.json`.
@@ -200,9 +200,9 @@ def _choose_share(work, mix, stop) -> dict:
     those of --select, or a part of --test.
 
     Args:
-      work: from `plan.make_plan`.
+      work: plan from `plan.make_plan`.
       mix: share -> params and stats of the encoder.
-      stop: as in `train.run`.
+      stop: function, as in `train.run_tasks`.
 
     Returns:
       The "share", and "tried": accuracies of each share that was tried.
@@ -255,10 +255,10 @@ def measure_accuracies(
     """Measure the accuracies of an encoder on --test; {} without --test.
 
     Args:
-      work: from `plan.make_plan`.
+      work: plan from `plan.make_plan`.
       evaluation: the encoder and its evaluators; None without --test.
       name: `BEFORE` or `AFTER`, the folder for the results.
-      stop: as in `train.run_tasks`.
+      stop: function, as in `train.run_tasks`.
 
     Raises:
       Refused: an evaluator gives no accuracy, so limits could not be checked.

@@ -136,7 +136,7 @@ def make_next_config(
         new task is the first.
       parent_config: the parent's config.
       data: the config section of the new task's data.
-      changes: to the parent's config, for the new task.
+      changes: changes to the parent's config, for the new task.
 
     Raises:
       Refused: the parent is not finished, or a change is not allowed.
@@ -221,7 +221,7 @@ def choose_folder(run: str, asked: dict | None) -> epath.Path:
     config differs.
 
     Args:
-      run: its directory.
+      run: directory of the run.
       asked: description of the update; None: no finished update is equal.
     """
     number, earlier = 1, list_updates(run)
@@ -246,7 +246,7 @@ def write_report(workdir: epath.PathLike, report: dict, adapter: bytes | None) -
     their encoder by mistake.
 
     Args:
-      workdir: of the update.
+      workdir: directory of the update.
       report: the measurements and the verdict.
       adapter: file of a map of new queries to the old index, or None.
 

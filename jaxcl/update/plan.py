@@ -143,10 +143,10 @@ def make_plan(
       run: directory of a finished run, which may have updates.
       data: a path of the new images, or a section config.data, see
         `lineage.make_section`.
-      config: as `default_options`, a dict.
+      config: options, a dict as `default_options`.
       test: a path of labelled images, to evaluate both encoders on.
       old: a path of images that are in the present index; None: the run's own.
-      join: also train on the run's data, for methods that read both.
+      join: whether to train also on the run's data, for methods that read both.
       again: make another update even if the same one is done already.
       select: a path of labelled images that choose the average.
       reference: directory of the encoder that losses count from; None: see `reference`.
@@ -378,7 +378,7 @@ def make_transfer_config(section: dict, evaluation: str, parent_config: dict) ->
 
     Args:
       section: config.data.
-      evaluation: as of config.scenario.
+      evaluation: name of the evaluation split, as in config.scenario.
       parent_config: `transfer.config_of` the run, or the folder of an encoder.
     """
     augment = parent_config["augment"]

@@ -335,7 +335,7 @@ def compare_answers(
     """Compare the answers of an update with those of its parent and the reference.
 
     Args:
-      plan: of the comparison.
+      plan: plan of the comparison.
       before, after: matrix -> bool[N], answers of the parent and of the new encoder.
       reference: the same of the reference, on its own rows where `plan.at` says so.
       limit: most that may be lost against the reference; None: no limit.

@@ -11,8 +11,8 @@ def decide_index(moved: dict | None, measured: dict | None, least: float) -> str
     """Decide what to do with an index of the old embeddings.
 
     Args:
-      moved: of `drift.measure_drift`; None: not measured.
-      measured: of `ways.measure_ways`.
+      moved: result of `drift.measure_drift`; None: not measured.
+      measured: result of `ways.measure_ways`.
       least: share of the quality of a new index from which a way is good enough.
 
     Returns:
@@ -142,7 +142,7 @@ def say_comparison(name: str, compared: dict, parent: str) -> list[str]:
     """Say what an encoder lost against its parent and against the reference.
 
     Args:
-      name: of the matrix.
+      name: name of the matrix.
       compared: "gate" of update.json.
       parent: directory of the parent.
     """

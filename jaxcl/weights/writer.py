@@ -73,7 +73,8 @@ def write_folder(
     """Write all files, the card last; remove new files if an error occurs.
 
     Args:
-      folder: it must be missing, empty, or hold the same encoder.
+      folder: path of the folder, which must be missing, empty, or hold the same
+        encoder.
       files: name -> content.
       card: the content of card.json.
       force: whether to replace another encoder.

@@ -53,8 +53,8 @@ def update(
     """Offer a batch to the memory; also return the share of rows stored, f32[].
 
     Args:
-      settings: which rows are kept.
-      memory: what `join_shards` returned.
+      settings: settings of the rows that are kept.
+      memory: memory that `join_shards` returned.
       key: threefry key, for the policy "reservoir".
       batch: the incoming rows.
       features: f32[B, D], unit rows. A row that is not finite is not stored.

@@ -186,7 +186,7 @@ def init(key: jax.Array, options: Options) -> AgentState:
 
     Args:
       key: threefry key.
-      options: its constants.
+      options: constants of the agent.
     """
     k_actor, k_critic = jax.random.split(key)
     (actor, adam_actor), (critic, adam_critic) = _build_networks(options)
@@ -224,7 +224,7 @@ def choose_rate(agent: AgentState, key: jax.Array, options: Options):
     Args:
       agent: state of the agent, which has observed the loss.
       key: threefry key.
-      options: its constants.
+      options: constants of the agent.
 
     Returns:
       lr: f32[], in [low, high].
@@ -282,7 +282,7 @@ def observe(
       agent: the agent so far.
       key: threefry key.
       loss: f32[], mean over the mini-batch.
-      options: its constants.
+      options: constants of the agent.
     """
     loss = jnp.asarray(loss, agent.losses.dtype)
     chex.assert_rank(loss, 0)
@@ -330,7 +330,7 @@ def update_agent(agent: AgentState, rows: Transitions, options: Options) -> Agen
     Args:
       agent: the agent so far.
       rows: the transitions of a mini-batch.
-      options: its constants.
+      options: constants of the agent.
     """
     (actor, adam_actor), (critic, adam_critic) = _build_networks(options)
 

@@ -172,7 +172,7 @@ def make(
     """Make ICL, one of its variants, or a strategy that it is compared with.
 
     Args:
-      strategy: how the tasks after the first are trained, see above.
+      strategy: training of the tasks after the first, see above.
       meta, learnt_rate: parts of "icl"; P's tables leave out either or both.
       temperature: divides the cosines.
       with_positive: NCE-I has the positive in its denominator; False is GraphCL's loss,
@@ -186,8 +186,8 @@ def make(
         sum is the loss of retraining (P, Theorem 3).
       replay_share: share of the old rows that "replay" reads.
       distill_weight: weight of IRD in "distill".
-      anchors: for graphs, "augmented" like their positives (P) or "original" (released
-        code).
+      anchors: anchors of graphs, "augmented" like their positives (P) or "original"
+        (released code).
       output_dim: width of a Linear after the encoder, whose output is compared and
         evaluated; 0: none.
       projector: width of two Linears after the encoder, a ReLU between them, whose

@@ -170,11 +170,11 @@ class Passes(NamedTuple):
         """Return the loss of `part` if its items are old, and the loss if they are new.
 
         Args:
-          params, stats: of the network.
+          params, stats: parameters and statistics of the network.
           key: threefry key.
           part: anchors.
           others: rows of the other set, negatives.
-          growth: of the task, f32[].
+          growth: growth of the task, f32[].
 
         Returns:
           () -> f32[] for old anchors; () -> f32[] for new ones; statistics.

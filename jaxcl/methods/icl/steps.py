@@ -51,9 +51,9 @@ def _descend_plainly(setup, params, agent, key, value, grads, fixed):
     """Return parameters after a step of plain SGD; the agent, and the rate of the step.
 
     Args:
-      params: where `value` and `grads` were taken.
+      params: parameters at which `value` and `grads` were taken.
       agent: sets the rate with `learnt_rate`.
-      key: of the agent.
+      key: random key of the agent.
       value, grads: the loss and its gradient.
       fixed: the rate without `learnt_rate`.
     """

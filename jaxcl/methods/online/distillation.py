@@ -87,8 +87,9 @@ def by_task(
     """Build a method from a gradient step that finds the task of each class.
 
     Args:
-      parts, net, update, seen_only, hooks: as for `online.make_method`; the state that
-        `update` gets has an `Extra`, whose `task_of` includes the incoming classes.
+      parts, net, update, seen_only, hooks: arguments of `online.make_method`; the state
+        that `update` gets has an `Extra`, whose `task_of` includes the incoming
+        classes.
       distill: False: there is no teacher.
     """
 

@@ -123,7 +123,7 @@ class Network:
         """Differentiate a loss that is computed by passes of this network.
 
         Args:
-          state: where the gradient is taken.
+          state: state at which the gradient is taken.
           loss: params -> (f32[], anything).
 
         Returns:

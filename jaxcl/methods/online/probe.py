@@ -169,7 +169,7 @@ def tap_gradients(
     """Return the features; the probe's gradient gets their gradients' norms by task.
 
     Args:
-      params: with the parameter of the probe, or nothing is measured.
+      params: parameters with that of the probe, or nothing is measured.
       features: f32[R,D].
       tasks: i32[R], the task in which each row came, -1: the row does not count; None:
         no row counts.

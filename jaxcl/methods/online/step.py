@@ -88,8 +88,8 @@ def draw_rows(
     shape.
 
     Args:
-      parts: what the config builds.
-      memory: what is drawn from.
+      parts: components that the config builds.
+      memory: memory that is drawn from.
       key: threefry key.
       size: number of rows; None: config.replay.size.
       allowed: bool[capacity], slots that may be drawn; None: all that are filled.
@@ -235,7 +235,7 @@ def make_method(
     """Make a method from its gradient step.
 
     Args:
-      parts: what the config builds.
+      parts: components that the config builds.
       net: the network.
       update: (state, incoming Rows, key) -> (state, metrics, {name: [B, ...]}); the
         last is stored, too, with image, label and task.
