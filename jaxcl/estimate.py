@@ -415,7 +415,7 @@ def estimate(
     """
     began = time.monotonic()
     sections = (config.get(name, {}) for name in ("data", "scenario", "augment"))
-    data = stand_in.make_for(*sections, classes=classes, rows=rows)
+    data = stand_in.make_blank_dataset(*sections, classes=classes, rows=rows)
     with contextlib.ExitStack() as stack:
         if target is not None:
             stack.enter_context(sharding.compile_target(devices(target)))

@@ -176,7 +176,7 @@ def paired(run: Run, baseline: Run, within: float, frozen: Run | None = None) ->
             "target_passes_ratio": _ratio(theirs.passes, mine.passes),
             "target_time_ratio": _ratio(theirs.seconds, mine.seconds),
         }
-    return result_file.to_json(numbers)
+    return result_file.jsonable(numbers)
 
 
 def geometric(ratios: Iterable[float | None]) -> numbers_lib.Estimate:
@@ -373,7 +373,7 @@ def _compare(options) -> None:
         print(f"Growth: {group['growth']}\n\n{text(group, scalars)}\n")
     if options.json:
         setting |= {"task": options.task, "scalar": options.scalar, "growths": groups}
-        storage.write_json(options.json, result_file.to_json(setting))
+        storage.write_json(options.json, result_file.jsonable(setting))
     if options.plot:
         draw(groups, options.plot, baseline=options.baseline)
 

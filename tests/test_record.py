@@ -316,7 +316,7 @@ def test_results_and_added_keys_survive_the_file(tmp_path):
     results = result_file.add_task(results, 1, {"x": [0.5, 0.75, 0.5]}, {}, 2)
     result_file.write_results(tmp_path, results)
     back = result_file.read_results(tmp_path)
-    assert back == result_file.to_json(results)
+    assert back == result_file.jsonable(results)
     assert back["untrained"] == {"x": [0.5, None, 0.25]}
     assert result_file.add_task(back, 2, {}, {}, 1)["untrained"] == back["untrained"]
     whole = strict((tmp_path / "results.json").read_text())

@@ -162,7 +162,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     measured = ways_lib.measure_ways(old(rows), fresh(rows), label=label, k=10)
     best, *others = measured.back
     moved["adapters"] = {one.kind: one.recall for one in (best, *others)}
-    assert found["drift"] == result_file.to_json(moved) | {"rows": 200}
+    assert found["drift"] == result_file.jsonable(moved) | {"rows": 200}
     assert found["ways"] == measured.ways
     assert found["index"] == update_verdict.decide_index(moved, measured.ways, 0.9)
     # What brings stored vectors to the new encoder lies beside the verdict.

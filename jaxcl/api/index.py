@@ -236,7 +236,7 @@ def refresh_file(
     if not table.versions:
         upgrade.check_belongs(table, last.after)
     current = lineage.find_current(run)
-    parent = lineage.read_config(current)
+    parent = lineage.read_run_config(current)
     section = lineage.make_section(images, {}, parent, "--images", all_rows=True)
     config = plan.make_transfer_config(section, "none", parent)
     embedder = build.make_embedder(plan.add_checkpoint(config, current))

@@ -111,7 +111,9 @@ def _fill_precision(raw: dict, workdir=None) -> dict:
     if raw.get("precision") != "auto":
         return raw
     path = None if workdir is None else epath.Path(workdir) / "config.json"
-    begun = run_config.read_config(path) if path is not None and path.exists() else {}
+    begun = (
+        run_config.read_saved_config(path) if path is not None and path.exists() else {}
+    )
     return raw | {"precision": begun.get("precision") or sections.choose_precision(raw)}
 
 

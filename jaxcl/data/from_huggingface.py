@@ -143,7 +143,7 @@ def huggingface(
         which = np.repeat(np.arange(len(sizes)), sizes)
         place = np.concatenate([np.arange(size) for size in sizes])
         files = (*chosen[split],)
-        reader = image_files.Reader(
+        reader = image_files.FileRows(
             files, which, place, fetch, images.decoding, unit="row"
         )
         by_split[split] = image_files.examples(reader, label)

@@ -112,7 +112,7 @@ def tfds(
         if split is None:
             return None
         files, table = _find_records(info, split, label_key, domain_key, index)
-        reader = image_files.Reader(
+        reader = image_files.FileRows(
             files, table.file, table.place, fetch, images.decoding, unit="place"
         )
         return image_files.examples(reader, table.label, table.domain)

@@ -97,12 +97,12 @@ def _identify_split(split, examples, by_bytes) -> tuple[np.ndarray, ...]:
         names = [f"row {row} of {split}".encode() for row in rows]
     if load is None:
         digests: Iterable = (_digest(np.ascontiguousarray(x)) for x in examples.images)
-    elif by_bytes or not hasattr(load, "holders"):
+    elif by_bytes or not hasattr(load, "files_of_rows"):
         # In threads, since on a network drive every file is a wait.
         with concurrent.futures.ThreadPoolExecutor() as pool:
             digests = list(pool.map(lambda row: _read_mark(load, row), rows))
     else:
-        files, which = load.holders()
+        files, which = load.files_of_rows()
         pairs = zip(files, sizes_and_times(files).tolist(), strict=True)
         marks = np.array([_digest(repr(pair).encode()) for pair in pairs], np.uint64)
         digests = marks[which]

@@ -32,7 +32,7 @@ from jaxcl.errors import Refused
 class _Joined(NamedTuple):
     """Reads rows of several sets, one after another."""
 
-    loads: tuple[Any, ...]  # a files.Loader or files.Reader of each
+    loads: tuple[Any, ...]  # a image_files.SplitRows or image_files.FileRows of each
     starts: np.ndarray  # i64[sets], first row of each
     channels: int | None  # C of all images
 
@@ -53,8 +53,8 @@ class _Joined(NamedTuple):
         load, row = self._locate_row(row)
         return load.raw(row)
 
-    def holders(self) -> tuple[list[str], np.ndarray]:
-        files = [load.holders() for load in self.loads]
+    def files_of_rows(self) -> tuple[list[str], np.ndarray]:
+        files = [load.files_of_rows() for load in self.loads]
         firsts = np.cumsum([0, *(len(names) for names, _ in files)])
         which = [x + first for (_, x), first in zip(files, firsts, strict=False)]
         return [name for names, _ in files for name in names], np.concatenate(which)
@@ -153,7 +153,7 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
         domain.append(np.full(len(part.label), number, np.int32))
         reader: Any = part.load or image_files.in_memory(part.images, data.name)
         if stream.stays_in_memory(reader):  # the joined set has its own, if it fits
-            reader = reader._replace(memory=None)
+            reader = reader._replace(cache=None)
         readers.append(reader)
         origins.append(part.origin or reader)
     label, domain = np.concatenate(label), np.concatenate(domain)

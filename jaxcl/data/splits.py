@@ -324,14 +324,14 @@ def finish(
 def _with_memory(dataset) -> stream.Dataset:
     """Return a set that keeps its decoded images in memory, if all of them fit."""
     loads = [x.load for x in stream.splits_of(dataset).values()]
-    loads = [x for x in loads if isinstance(x, image_files.Loader)]
+    loads = [x for x in loads if isinstance(x, image_files.SplitRows)]
     if sum(len(x.rows) * x.image_bytes() for x in loads) > _kept_bytes():
         return dataset
 
     def keep_pixels(examples):
-        if not isinstance(examples.load, image_files.Loader):
+        if not isinstance(examples.load, image_files.SplitRows):
             return examples
-        load = examples.load._replace(memory={})
+        load = examples.load._replace(cache={})
         return examples._replace(load=load)
 
     return stream.map_splits(dataset, keep_pixels)

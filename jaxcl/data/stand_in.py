@@ -28,7 +28,7 @@ class _BlankImages(NamedTuple):
         return np.zeros(self.shape, np.uint8)
 
 
-def make_for(
+def make_blank_dataset(
     data: Mapping,
     scenario: Mapping,
     augment: Mapping,

@@ -211,8 +211,8 @@ def as_domains(examples: Examples, images: np.ndarray, count: int) -> Examples:
 
 
 def stays_in_memory(load: Any) -> bool:
-    """Tell whether a reader keeps decoded images, see `files.Loader`."""
-    return getattr(load, "memory", None) is not None
+    """Tell whether a reader keeps decoded images, see `image_files.SplitRows`."""
+    return getattr(load, "cache", None) is not None
 
 
 def count_rows(examples: Examples) -> int:

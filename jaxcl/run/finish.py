@@ -68,7 +68,7 @@ def _run_one(work, workdir, stop, step):
             if callable(accuracies):
                 place = workdir / "single"
                 accuracies = single_tasks(work, place, stop=stop, step=step)
-            results["finetune"] = result_file.to_json(accuracies)
+            results["finetune"] = result_file.jsonable(accuracies)
     else:
         results = transfer.run_transfer(work, workdir, stop=stop)
     results |= _identify_data(workdir)

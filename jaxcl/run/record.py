@@ -77,7 +77,7 @@ class Recorder:
             return
         clock = {"unix": time.time(), **values.pop("time", {})}
         row = {"step": int(step), "task": int(task), **values, "time": clock}
-        row = result_file.to_json(row)
+        row = result_file.jsonable(row)
         self._rows.append(row)
         for logger in self._loggers:
             logger.write(row)

@@ -42,7 +42,7 @@ def mean_and_error(values: Iterable[float | None]) -> dict:
     count = len(values)
     error = values.std(ddof=1) / math.sqrt(count) if count > 1 else None
     mean = values.mean() if count else None
-    return result_file.to_json({"mean": mean, "error": error, "seeds": count})
+    return result_file.jsonable({"mean": mean, "error": error, "seeds": count})
 
 
 def measures(results: dict) -> dict:

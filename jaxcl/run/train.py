@@ -122,7 +122,7 @@ class _TrainingRun:
             result, _ = self._evaluate(0)
             if result is None:
                 return False
-            self.results |= {"untrained": result_file.to_json(result.rows)}
+            self.results |= {"untrained": result_file.jsonable(result.rows)}
         if step < self.total_steps:
             self._say_phase("compiling the step")
         return not self._is_asked()

@@ -72,7 +72,7 @@ def check(
     if not 20 <= rows <= 5000:
         raise Refused("--rows", rows, "must be from 20 to 5000")
     began, current = time.time(), lineage.find_current(run)
-    config = lineage.read_config(current)
+    config = lineage.read_run_config(current)
     section = lineage.make_section(data, {}, config, "config.data", all_rows=True)
     frozen = _restore(section, current, config)
     dataset = frozen.parts.stream.dataset
@@ -177,7 +177,7 @@ def _list_sections(run, current) -> list[dict]:
     for path in lineage.list_updates(run):
         if (lineage.read_report(path) or {}).get("accepted"):
             folders.append(str(path))
-    configs = [lineage.read_config(folder) for folder in folders]
+    configs = [lineage.read_run_config(folder) for folder in folders]
     sections = [config["data"] for config in configs if config.get("data")]
     if not sections:
         raise Refused(f"{run} is an encoder without images of its own to compare with")

@@ -29,7 +29,7 @@ def find_current(run: str) -> str:
     return str(run)
 
 
-def read_config(run: str) -> dict:
+def read_run_config(run: str) -> dict:
     """Read the config of a run for `build`; for an encoder's folder make a recipe.
 
     Raises:
@@ -211,7 +211,7 @@ def default_batch_size(run: str) -> int:
         size = (report.get("asked", {}).get("train") or {}).get("batch_size")
         if size is not None and report["accepted"]:
             return size
-    return read_config(run).get("batch_size", sections.TopLevel.batch_size)
+    return read_run_config(run).get("batch_size", sections.TopLevel.batch_size)
 
 
 def choose_folder(run: str, asked: dict | None) -> epath.Path:

@@ -160,7 +160,7 @@ def make_plan(
     _check_average(options, limits, test)
     _check_reference(test, reference, becomes_reference, select, options)
     parent = lineage.find_current(run)
-    parent_config = lineage.read_config(parent)
+    parent_config = lineage.read_run_config(parent)
     new_data = _make_section(data, options.data, parent_config, "data")
     if join:
         if "data" not in parent_config:
@@ -169,7 +169,7 @@ def make_plan(
     new_set = own_images.read_images(new_data)
     test_config = _make_evaluation_config(test, options, limits, parent_config)
     chooser = _make_selection_config(select, options, parent_config)
-    section = lineage.read_config(run).get("data")
+    section = lineage.read_run_config(run).get("data")
     if old is not None:
         section = _make_section(old, options.old, parent_config, "old")
     try:

@@ -72,7 +72,7 @@ def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Compa
         measured.ways,
     )
     adapter = maps.fit(after, before.rows, back.kind, back.options)
-    moved = result_file.to_json(moved) | {"rows": len(after)}
+    moved = result_file.jsonable(moved) | {"rows": len(after)}
     return Comparison(moved, measured.ways, adapter, served)
 
 

@@ -96,7 +96,7 @@ def export(
     card |= _describe_origin(config, source, cursor) | {"config": config}
     if inputs["kind"] == "images":
         card["check"] = exported.picture_features()
-    card = result_file.to_json(card)
+    card = result_file.jsonable(card)
     card |= {key: _hide_paths(card[key]) for key in ("data", "checkpoint", "config")}
     return writer.write_folder(epath.Path(out), files, card, force)
 

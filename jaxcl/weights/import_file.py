@@ -107,7 +107,7 @@ def import_file(
         },
         "check": network.picture_features().tolist(),
     }
-    card = result_file.to_json(card)
+    card = result_file.jsonable(card)
     return writer.write_folder(epath.Path(out), packed, card, force)
 
 

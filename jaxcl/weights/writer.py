@@ -90,7 +90,7 @@ def write_folder(
     _check_folder(folder, card, force)
     with lock.hold_lock(folder):
         _check_folder(folder, card, force)  # again: another process may have been first
-        _write_files(folder, files | {encoder_folder.CARD: storage.to_json(card)})
+        _write_files(folder, files | {encoder_folder.CARD: storage.dump_json(card)})
     return card
 
 
