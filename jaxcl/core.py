@@ -15,7 +15,7 @@ from jaxcl.errors import Refused
 
 # image u8[B,H,W,C] (or u8[B,V,H,W,C], V crops already cut), label i32[B],
 # index i32[B]; axis 0 of every leaf is the example. In place of image there may be
-# graph, a data.graphs.Graphs; then index is -1 where a slot is empty.
+# graph, a data.graph_arrays.Graphs; then index is -1 where a slot is empty.
 Batch = dict[str, jax.Array]
 PyTree = Any
 

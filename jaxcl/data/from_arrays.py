@@ -17,7 +17,7 @@ _PARTS = {"train": "train", "val": "validation", "test": "test"}
 
 @splits.source
 def npz(*, path: str) -> stream.Dataset:
-    """Read an .npz file, plain or packed (see `files.read_npz`).
+    """Read an .npz file, plain or packed (see `image_files.read_npz`).
 
     The file holds either train_x, train_y and train_domain, and likewise val_ and
     test_, or x, y, is_test and domain; also class_names and domain_names. Images are

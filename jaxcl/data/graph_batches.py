@@ -1,8 +1,8 @@
 """Batches of graphs for training and evaluation, padded on the host.
 
-A batch is {"graph": graphs.Graphs, "label": i32[B], "index": i32[B]}. An empty slot has
-index -1 and label -1. A step may take P > 1 batches at once; then the
-leaves are [P, ...].
+A batch is {"graph": graph_arrays.Graphs, "label": i32[B], "index": i32[B]}. An empty
+slot has index -1 and label -1. A step may take P > 1 batches at once; then the leaves
+are [P, ...].
 """
 
 from collections.abc import Generator, Sequence

@@ -95,7 +95,7 @@ def dump_json(value: Any) -> bytes:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, see `replacing`; see `results.dump_json` for arrays.
+    """Write a value as JSON, see `replacing`; see `result_file.jsonable` for arrays.
 
     Raises:
       OSError: the file could not be written; the message names `path`.

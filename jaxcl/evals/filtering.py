@@ -155,7 +155,7 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw the last evaluation: KEY_classes.png and KEY_entropy.png.
 
     Args:
-      rows: rows of metrics.jsonl, see `rows.read_rows`.
+      rows: rows of metrics.jsonl, see `log_file.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
     pattern = r"(entropy|fifo_entropy|class)_(\d+)(?:_(\d+))?"

@@ -272,7 +272,7 @@ def make(
       blur: probability of a blur, see `images.make`; None: 0.
       normalize_features: whether features are scaled to length 1.
       fraction: share of the train rows that have labels (1.0: all), see
-        `features.draw_stratified`; the probe trains on these alone. They do not depend
+        `embedding.draw_stratified`; the probe trains on these alone. They do not depend
         on the run's seed or the task, and a larger share contains a smaller one.
 
     Returns:

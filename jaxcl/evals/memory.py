@@ -92,7 +92,7 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw a memory's classes and entropy: KEY_classes.png and KEY_entropy.png.
 
     Args:
-      rows: rows of metrics.jsonl, see `rows.read_rows`.
+      rows: rows of metrics.jsonl, see `log_file.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
     ends = {row["task"]: row["step"] for row in rows}  # last step of each task

@@ -749,7 +749,7 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
     """Draw training curves against the step, tasks divided by dotted lines.
 
     Args:
-      rows: rows of metrics.jsonl, see `rows.read_rows`.
+      rows: rows of metrics.jsonl, see `log_file.read_rows`.
       keys: metrics to draw, one panel each; rows without a metric are passed over.
     """
     figure = make_figure(8, 2.6 * len(keys))

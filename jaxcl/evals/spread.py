@@ -79,7 +79,7 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw each class at the last evaluation: KEY_by_class.png.
 
     Args:
-      rows: rows of metrics.jsonl, see `rows.read_rows`.
+      rows: rows of metrics.jsonl, see `log_file.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
     for key, by_step in embedding.find_scalars(rows, r"(intra|inter)_(\d+)").items():

@@ -58,7 +58,8 @@ def dropout(
 ) -> jax.Array:
     """Zero entries of f[n,C] with probability `rate`, scale the rest by 1/(1 - rate).
 
-    Every node has its own key (`graphs.node_keys`), so padding does not change draws.
+    Every node has its own key (`graph_arrays.node_keys`), so padding does not change
+    draws.
     """
     keys = graph_arrays.node_keys(key, graphs)
     mask = jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, x.shape[1:]))(keys)

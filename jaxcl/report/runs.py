@@ -19,7 +19,7 @@ class RunGroup:
 
     name: str  # unique among the compared runs
     workdir: str  # path as the user wrote it
-    results: dict[int, dict]  # seed -> results, see `results.empty_results`
+    results: dict[int, dict]  # seed -> results, see `result_file.empty_results`
     folders: dict[int, epath.Path]  # seed -> its run directory
     configs: comparability.Configs = comparability.Configs()
     # Seed -> finished tasks, of seeds that are behind the others.

@@ -368,7 +368,7 @@ def restore_start(
       start: directory of the other run.
       like, keep: arguments of `Checkpoints`.
       task_names: tasks of this run, perhaps more than the other's, see
-        `results.make_room`.
+        `result_file.make_room`.
 
     Raises:
       CheckpointError: the other run has not finished its task, or its state has other

@@ -45,8 +45,8 @@ def run_job(
       step: `job.compile_step(work)`, if several runs share the program.
 
     Returns:
-      The results, see `results.empty_results`, with "finetune" if measured; for several
-      seeds their `seeds.summary`.
+      The results, see `result_file.empty_results`, with "finetune" if measured; for
+      several seeds their `seeds.summary`.
     """
     workdir = epath.Path(workdir)
     with terminal.outlive_terminal(), lock.hold_lock(workdir):
@@ -162,7 +162,7 @@ def _train_single_task(single, step, i, task, workdir, stop):
     return {name: matrix[0][i] for name, matrix in results["matrices"].items()}
 
 
-# Columns of `format_results`: measure of `results.summary` -> title
+# Columns of `format_results`: measure of `result_file.summary` -> title
 _MEASURES = {"average_accuracy": "average"}
 _MEASURES |= {name: name for name in ("forgetting", "stability", "plasticity")}
 

@@ -71,7 +71,7 @@ class Recorder:
         Args:
           step: batches trained on since the run began.
           task: number of the present task, from 0.
-          values: values that `results.to_json` takes.
+          values: values that `result_file.jsonable` takes.
         """
         if not self._write:
             return

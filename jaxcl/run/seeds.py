@@ -46,7 +46,7 @@ def mean_and_error(values: Iterable[float | None]) -> dict:
 
 
 def measures(results: dict) -> dict:
-    """Compute `results.summary`, with one number in place of the curve over tasks.
+    """Compute `result_file.summary`, with one number in place of the curve over tasks.
 
     Returns:
       matrix name -> measure -> number or None; "anytime" is the mean over tasks of
@@ -64,7 +64,7 @@ def summary(results: dict[int, dict]) -> dict:
     """Compute mean and standard error over seeds of every measure of `measures`.
 
     Args:
-      results: seed -> results, see `results.empty_results`.
+      results: seed -> results, see `result_file.empty_results`.
 
     Returns:
       matrix name -> measure -> {"mean", "error", "seeds"}.

@@ -50,7 +50,7 @@ def run_tasks(
       step: `job.compile_step(work)`, where several runs share the program.
 
     Returns:
-      The results of all tasks, earlier ones included, see `results.empty_results`.
+      The results of all tasks, earlier ones included, see `result_file.empty_results`.
 
     Raises:
       Interrupted: `stop` returned True.

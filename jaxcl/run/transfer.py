@@ -304,7 +304,7 @@ def run_transfer(
       stop: function called before each evaluator; True ends the run.
 
     Returns:
-      The results of a run with one task, see `results.empty_results`, and the
+      The results of a run with one task, see `result_file.empty_results`, and the
       "checkpoint". `ANSWERS` in the directory holds the answers to single images.
 
     Raises:

@@ -297,7 +297,7 @@ def _check_graphs(card, inputs):
     width = card["input"]["features"]
     if not isinstance(inputs, graph_arrays.Graphs):
         raise Refused(
-            f"inputs: is {type(inputs).__name__}, must be a data.graphs.Graphs"
+            f"inputs: is {type(inputs).__name__}, must be a data.graph_arrays.Graphs"
         )
     have = inputs.features.shape[-1]
     if have != width:
