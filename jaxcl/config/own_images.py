@@ -181,7 +181,13 @@ def config(
         raise Refused(f"config.data: {summary.rows} train images; must be 4 or more")
     config = ml_collections.ConfigDict()
     config.name = "own_images"
-    config.method = {"name": "two_view", "base": "simclr", "strategy": "finetune"}
+    config.method = recipe.Sections(
+        {
+            "name": "two_view",
+            "base": {"name": "simclr"},
+            "strategy": {"name": "finetune"},
+        }
+    )
     config.data = once = read_once(data, summary)
     side = min(summary.side, _LARGEST) if size is None else size
     is_open = any(section is usual for usual in ENCODERS.values())  # only named
@@ -197,7 +203,8 @@ def config(
     _set_tasks(config, summary, scenario, num_tasks, by_strategy)
     config.epochs = int(np.clip(_SEEN // summary.rows, *_EPOCHS))
     rows = 2 ** int(np.log2(max(min(summary.rows // 2, 65536), 256)))
-    recipe.set_where_taken(config.method, queue_size=rows)
+    queues = {name: {"queue_size": rows} for name in ("mocov2plus", "nnclr")}
+    recipe.set_by_name(config.method.base, queues)
     _set_optimizer(config)
     config.evaluators = _choose_evaluators(summary)
     config.plasticity = False
@@ -212,7 +219,7 @@ def _set_tasks(config, summary, scenario, num_tasks, by_strategy) -> None:
     tasks = _count_tasks(summary, scenario, num_tasks)
     sizes = _task_sizes(summary, scenario, tasks)
     rows, usual = min(sizes), int(np.median(sizes))
-    strategy = config.method.get_ref("strategy")
+    strategy = config.method.strategy.get_ref("name")
 
     def choose(joint, continual):
         table = {"finetune": joint} if by_strategy else {}
@@ -354,7 +361,7 @@ def _task_sizes(summary, scenario, num_tasks) -> list[int]:
 
 def _set_optimizer(config) -> None:
     """Set LARS with the base's rates, or AdamW for a ViT or ConvNeXt."""
-    base = config.method.get_ref("base")
+    base = config.method.base.get_ref("name")
     if config.encoder.name in ("vit", "convnext"):
         config.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
         config.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})
