@@ -27,8 +27,7 @@ import numpy as np
 from jaxcl.config import build, files
 from jaxcl.data import sources
 from jaxcl.index import drift, maps
-from jaxcl.run import finish, folder
-from jaxcl.run import results as results_lib
+from jaxcl.run import encoder_folder, finish, result_file
 from jaxcl.update import command, lineage, plan
 from jaxcl.weights import encoder, export
 
@@ -122,7 +121,7 @@ KINDS = {"mirrored": lambda images: images[:, :, ::-1], "noisy": add_noise}
 def pretrain(args, old, seed) -> pathlib.Path:
     """Train an encoder on the old images; return its folder."""
     place = pathlib.Path(args.out, "old", f"seed_{seed}")
-    if not (place / "encoder" / folder.CARD).exists():
+    if not (place / "encoder" / encoder_folder.CARD).exists():
         config = files.read_config(["--config=keep_fresh"])
         epochs = args.epochs * (4 if args.stream == "same" else 2)  # half the images
         config.update(seed=seed, epochs=epochs, batch_size=BATCH, **QUIET)
@@ -201,7 +200,7 @@ def judge(place, checkpoint, data) -> float:
     config.augment = {"size": 16, "resize": 16}
     config.evaluators = {"knn": {}}
     results = finish.run_job(build.build(config, place), place)
-    (measures,) = (x for n, x in results_lib.summary(results).items() if "class" in n)
+    (measures,) = (x for n, x in result_file.summary(results).items() if "class" in n)
     return measures["average_accuracy"]
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from jaxcl.config import build, files
 from jaxcl.data import sources
 from jaxcl.index import drift, maps, order
-from jaxcl.run import finish, folder
+from jaxcl.run import encoder_folder, finish
 from jaxcl.update import command, lineage, plan
 from jaxcl.weights import encoder, export
 
@@ -100,7 +100,7 @@ def pretrain(args, stream, images, seed) -> pathlib.Path:
     """Train an encoder on the old images; return its folder."""
     kind = "shapes" if stream in KINDS else stream
     place = pathlib.Path(args.out, f"old_{kind}", f"seed_{seed}")
-    if not (place / "encoder" / folder.CARD).exists():
+    if not (place / "encoder" / encoder_folder.CARD).exists():
         place.mkdir(parents=True, exist_ok=True)
         np.savez(place / "old.npz", train_x=images)
         config = files.read_config(["--config=keep_fresh"])

@@ -15,7 +15,7 @@ from jaxcl.errors import Refused
 
 # image u8[B,H,W,C] (or u8[B,V,H,W,C], V crops already cut), label i32[B],
 # index i32[B]; axis 0 of every leaf is the example. In place of image there may be
-# graph, a data.graphs.Graphs; then index is -1 where a slot is empty.
+# graph, a data.graph_arrays.Graphs; then index is -1 where a slot is empty.
 Batch = dict[str, jax.Array]
 PyTree = Any
 
@@ -61,8 +61,9 @@ class Parts(NamedTuple):
     tx: optax.GradientTransformationExtraArgs  # gives a direction, see optim.py
     lr: Callable  # (progress f32[] in [0, 1), task i32[]) -> learning rate f32[]
     num_classes: int
-    curve: Callable | None = None  # peak -> the schedule `lr` with another peak
-    plain: Callable | None = None  # u8[B,H,W,C] -> f32[B,H,W,C], as in evaluation
+    schedule_with_peak: Callable | None = None  # peak -> `lr` with another peak
+    # u8[B,H,W,C] -> f32[B,H,W,C], as in evaluation
+    eval_transform: Callable | None = None
     replay: Replay | None = None  # for methods that replay, see methods/online/step.py
     num_tasks: int = 1  # of the stream
     batch_size: int = 0  # global
@@ -99,16 +100,16 @@ class Method(NamedTuple):
     labelled: bool = False
     # task -> P, how many batches its steps take side by side. With P > 1 leaves of a
     # batch are [P, B, ...]; an order gives P B rows a step, place P i + p for part p.
-    parts: Callable = lambda task: 1
+    batches_per_step: Callable = lambda task: 1
     # (state, key, batch) -> f32[], the loss that it would lower were all data at hand
     objective: Callable | None = None
     # state -> i32[K], rows of the train split that the present task replayed, -1: none
     replayed: Callable | None = None
     # (state, normalised images) -> f32[B, Z], what the loss compares, in eval mode
     project: Callable | None = None
-    drawn: tuple[str, ...] = ()  # metrics of its steps that have a picture each
+    plotted_metrics: tuple[str, ...] = ()  # metrics of its steps, a picture each
     # (option, value) of its `make` where a task is trained alone, for FT_i
-    alone: tuple[tuple[str, Any], ...] = ()
+    single_task_options: tuple[tuple[str, Any], ...] = ()
     drops_branches: bool = False  # gives its encoder a key, for encoder.drop_path
     takes_local: bool = False  # reads `Parts.local`, config.augment.local
     takes_graphs: bool = False  # reads batch["graph"], too
@@ -218,7 +219,7 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
 
     Args:
       loss: params -> (f32[], anything).
-      shares: as in `apply_gradients`.
+      shares: factors of the learning rate, as in `apply_gradients`.
 
     Returns:
       the state with new parameters, the loss's second output, and the metrics {"loss",

@@ -28,9 +28,7 @@ from jaxcl.errors import Refused
 from jaxcl.evals import plots
 from jaxcl.index.ways import VERDICTS
 from jaxcl.report import numbers
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import results as results_lib
-from jaxcl.run import seeds
+from jaxcl.run import encoder_folder, result_file, seeds
 from jaxcl.update import lineage
 
 CONFIG = "configs/keep_fresh.py"
@@ -143,10 +141,10 @@ def steps(options) -> list[Step]:
     have = place(options, "have")
     flags = _read("config.data", options.old)
     made = [
-        Step(_main(CONFIG, have / "run", flags), have / "run" / results_lib.RESULTS),
+        Step(_main(CONFIG, have / "run", flags), have / "run" / result_file.RESULTS),
         Step(
             ("jaxcl", "export", f"--run={have}/run", f"--out={have}/encoder"),
-            have / "encoder" / folder_lib.CARD,
+            have / "encoder" / encoder_folder.CARD,
         ),
         *_judged(options, have, have / "encoder"),
     ]
@@ -162,7 +160,7 @@ def steps(options) -> list[Step]:
         for i, path in enumerate(paths):
             flags += _read(f"config.data.sets[{i}]", path)
         words = _main(f"{CONFIG}:sets={len(paths)}", run, flags)
-        made.append(Step(words, run / results_lib.RESULTS))
+        made.append(Step(words, run / result_file.RESULTS))
         made += _judged(options, run.parent, run)
     return made
 
@@ -188,7 +186,7 @@ def updates(options, folder: pathlib.Path) -> list[pathlib.Path]:
 
 def done(step: Step) -> bool:
     """Whether nothing is left of a step; a run writes its results task by task."""
-    if step.ends.name == results_lib.RESULTS:
+    if step.ends.name == result_file.RESULTS:
         return sweep.finished(step.ends.parent)
     return step.ends.exists()
 
@@ -232,7 +230,7 @@ def _judged(options, folder, encoder) -> list[Step]:
         workdir = folder / name
         flags = [f"--config.checkpoint={encoder}", *_read("config.data", path)]
         words = _main(f"{CONFIG}:judge", workdir, flags)
-        made.append(Step(words, workdir / results_lib.RESULTS))
+        made.append(Step(words, workdir / result_file.RESULTS))
     return made
 
 
@@ -321,9 +319,9 @@ def accuracies(options, folder: pathlib.Path) -> list[float]:
     """kNN and probe on the old, kNN on each of the new, their mean probe; or []."""
     knn, probe = [], []
     for name in sets(options):
-        if not (folder / name / results_lib.RESULTS).exists():
+        if not (folder / name / result_file.RESULTS).exists():
             return []
-        summary = results_lib.summary(results_lib.read_results(folder / name))
+        summary = result_file.summary(result_file.read_results(folder / name))
         knn.append(summary[KNN]["average_accuracy"])
         probe.append(summary[PROBE]["average_accuracy"])
     return [knn[0], probe[0], *knn[1:], sum(probe[1:]) / len(probe[1:])]
@@ -357,7 +355,7 @@ def line(options, title: str, folders: dict[int | None, pathlib.Path]) -> str:
         costs = [report["cost"] for report in reports]
     else:
         runs = [folder / "run" for folder in folders.values()]
-        costs = [results_lib.read_results(run)["cost"]["total"] for run in runs]
+        costs = [result_file.read_results(run)["cost"]["total"] for run in runs]
     flops = sum(cost["flops"] for cost in costs) / len(folders) / 1e12
     minutes = sum(cost["train_seconds"] for cost in costs) / len(folders) / 60
     cells = [title, str(len(folders)), *shown, kept, index, passed]

@@ -26,8 +26,7 @@ from etils import epath
 from jaxcl.errors import Refused
 from jaxcl.report import compare
 from jaxcl.report import runs as runs_lib
-from jaxcl.run import results as results_lib
-from jaxcl.run import seeds
+from jaxcl.run import result_file, seeds
 
 HEAD = (
     "Percent; mean ± standard deviation over seeds (n - 1), not the standard error. "
@@ -94,7 +93,7 @@ def read_runs(given: list[str]) -> tuple[dict[str, runs_lib.RunGroup], list[str]
 
 
 def _whole(results: dict) -> bool:
-    return results_lib.count_finished(results) == len(results["task_names"])
+    return result_file.count_finished(results) == len(results["task_names"])
 
 
 def read_paper(given: list[str], *, matrix, measure) -> dict[tuple, Number]:

@@ -10,8 +10,7 @@ from scipy import stats
 import jaxcl
 from jaxcl import cli
 from jaxcl.errors import Refused
-from jaxcl.update import check, gate, mmd
-from jaxcl.update import reference as reference_lib
+from jaxcl.update import check, gate, mmd, references
 from test_update import LABELS, PIXELS, copy, run  # noqa: F401  fixtures
 
 
@@ -126,10 +125,10 @@ def test_a_check_of_new_images(copy, capsys):  # noqa: F811
     assert len(few["most_different"]) == 9
 
     # A reference that was better than the encoder is now: an alarm.
-    known = reference_lib.read_answers(copy / "run" / "checks" / "0001" / "now")
-    kept = reference_lib.Reference(
+    known = references.read_answers(copy / "run" / "checks" / "0001" / "now")
+    kept = references.Reference(
         "gone",
-        reference_lib.describe_judge(
+        references.describe_images(
             check.identity.identify(
                 check.own_images.read_images(
                     {"name": "npz", "path": str(copy / "test.npz")}
@@ -139,7 +138,7 @@ def test_a_check_of_new_images(copy, capsys):  # noqa: F811
         ),
         {name: np.ones(200, bool) for name in known},
     )
-    reference_lib.write_reference(where, 1, kept)
+    references.write_reference(where, 1, kept)
     worse = check.check(
         where, str(copy / "inverted.npz"), test=str(copy / "test.npz"), rows=200
     )

@@ -10,8 +10,7 @@ from jaxcl import cli
 from jaxcl.evals import plots
 from jaxcl.report import comparability, compare
 from jaxcl.report import runs as runs_lib
-from jaxcl.run import results as results_lib
-from jaxcl.run import seeds
+from jaxcl.run import result_file, seeds
 
 
 @pytest.fixture
@@ -100,9 +99,9 @@ def test_the_command(runs, capsys):
 
 def _stop_after_a_task(folder):
     """Make a finished run one that has done its first task alone."""
-    results = results_lib.read_results(folder)
+    results = result_file.read_results(folder)
     results["scalars"][1] = None
-    results_lib.write_results(folder, results)
+    result_file.write_results(folder, results)
 
 
 def test_seeds_that_are_behind_are_left_out_and_named(runs, capsys):

@@ -13,7 +13,7 @@ from helpers import pages
 from jaxcl import cli
 from jaxcl.config import build, files
 from jaxcl.data import from_features, sources
-from jaxcl.run import finish, folder, train
+from jaxcl.run import encoder_folder, finish, train
 from jaxcl.weights import embed, encoder, writer
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "frozen_heads.md"
@@ -46,7 +46,7 @@ def root(tmp_path_factory):
         CARD, variables["params"], variables.get("batch_stats", {})
     )
     files = {
-        folder.TENSORS: writer.pack_tensors(
+        encoder_folder.TENSORS: writer.pack_tensors(
             encoder.flatten_leaves(made.params, made.stats), "flax"
         )
     }
@@ -78,7 +78,9 @@ def test_a_file_holds_what_the_encoder_says_of_every_split(root, whole):
         np.testing.assert_array_equal(found.label, images.label)
         np.testing.assert_array_equal(found.domain, images.domain)
     assert (made.class_names, made.domain_names) == (data.class_names, ("all",))
-    assert from_features.read(whole)[1]["card"] == folder.read_card(root / "encoder")
+    assert from_features.read(whole)[1]["card"] == encoder_folder.read_card(
+        root / "encoder"
+    )
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])

@@ -21,13 +21,11 @@ import test_methods
 from helpers import config_files, pages, run_directories, toy
 from jaxcl import cli
 from jaxcl.config import build, checks
-from jaxcl.data import graphs, stream, toys
+from jaxcl.data import graph_arrays, stream, toys
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import features
+from jaxcl.evals import embedding
 from jaxcl.nets import positions
-from jaxcl.run import checkpoint, finish, train
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import results as results_lib
+from jaxcl.run import checkpoint, encoder_folder, finish, result_file, train
 from jaxcl.weights import encoder, export, pytorch, writer
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "export.md").read_text()
@@ -64,7 +62,7 @@ def test_embeds_as_an_evaluation_of_the_run_does(trained, tmp_path):
     work = run_directories.untried(tmp_path / "like", tasks=1, **RUN)
     state = toy.saved(work, workdir).state
     parts = run_directories.eval_parts(work)
-    want = features.make_embedder(parts, work.stream.evaluation, batch_size=100)(state)
+    want = embedding.make_embedder(parts, work.stream.evaluation, batch_size=100)(state)
     made = jaxcl.load_encoder(out)
     images = work.stream.evaluation.images
     np.testing.assert_allclose(made.embed(images), want, rtol=1e-5, atol=1e-6)
@@ -178,10 +176,12 @@ def of_graphs(tmp_path_factory):
 def test_graphs(of_graphs):
     work, state, card, made = of_graphs
     rows, examples = np.arange(11), work.stream.dataset.train
-    want = features.make_embedder(
+    want = embedding.make_embedder(
         run_directories.eval_parts(work), examples, rows=rows
     )(state)
-    batch = graphs.pad_batch(examples.graphs, rows, nodes=400, edges=900, graphs=16)
+    batch = graph_arrays.pad_batch(
+        examples.graphs, rows, nodes=400, edges=900, graphs=16
+    )
     found = made.embed(batch)
     np.testing.assert_allclose(found[:11], want, rtol=1e-4, atol=1e-5)
     assert found.shape == (16, card["num_features"]) == (16, 8)
@@ -222,7 +222,7 @@ def test_a_list_is_resized_as_a_set_that_streams(trained, tmp_path, resize):
     parts = run_directories.eval_parts(work)._replace(resize=resize)
     streamed = work.stream.dataset._replace(decoder="pillow")
     parts = parts._replace(stream=work.stream._replace(dataset=streamed))
-    want = features.make_embedder(parts, examples)(state)
+    want = embedding.make_embedder(parts, examples)(state)
     found = resized(trained[1], resize, "pillow").embed(images, batch_size=2)
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
@@ -261,7 +261,7 @@ def test_the_card_of_a_trained_run(trained):
     method = card["method"]
     names = method["base"]["name"], method["strategy"]["name"]
     assert names == ("simclr", "finetune")
-    results = results_lib.read_results(workdir)
+    results = result_file.read_results(workdir)
     row = results["matrices"]["knn/class_incremental"][0]
     found = card["results"]["matrices"]["knn/class_incremental"]
     assert found == {"accuracy": row, "average": row[0]}
@@ -294,9 +294,9 @@ def test_precision_and_pooled_windows_are_kept(tmp_path):
 
 def test_a_card_has_the_results_of_its_own_network_alone():
     """Not those of the task before, if the run has trained since."""
-    none = results_lib.empty_results(2)
-    one = results_lib.add_task(none, 0, {"knn/x": np.array([0.4, 0.1])}, {"a": 1}, 1.0)
-    two = results_lib.add_task(one, 1, {"knn/x": np.array([0.3, 0.9])}, {"a": 2}, 1.0)
+    none = result_file.empty_results(2)
+    one = result_file.add_task(none, 0, {"knn/x": np.array([0.4, 0.1])}, {"a": 1}, 1.0)
+    two = result_file.add_task(one, 1, {"knn/x": np.array([0.3, 0.9])}, {"a": 2}, 1.0)
     for results, row, average in (
         (none, None, None),
         (one, [0.4, 0.1], 0.4),
@@ -432,7 +432,7 @@ def test_another_export_gives_way_to_force(trained, residual, tmp_path, capsys):
 def change(out, name, value):
     card = json.loads((out / "card.json").read_text())
     toy.put(card, {name: value})
-    card["checksum"] = folder_lib.checksum(card)
+    card["checksum"] = encoder_folder.checksum(card)
     (out / "card.json").write_text(json.dumps(card))
 
 
@@ -520,7 +520,7 @@ HEADERS = {
 @pytest.mark.parametrize("name", HEADERS)
 def test_hostile_headers_are_refused_by_name(name):
     with pytest.raises(ValueError, match="^f: "):
-        folder_lib.read_tensors(HEADERS[name], "f")
+        encoder_folder.read_tensors(HEADERS[name], "f")
 
 
 def test_no_path_of_this_machine_is_in_the_card(trained, tmp_path):

@@ -19,9 +19,7 @@ from jaxcl.api import fit as fitting
 from jaxcl.api import inputs, result
 from jaxcl.config import build
 from jaxcl.data import identity
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import job, train
-from jaxcl.run import results as results_lib
+from jaxcl.run import encoder_folder, job, result_file, train
 from jaxcl.update import lineage
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -427,7 +425,7 @@ def test_training_begins_with_an_encoder_in_memory_or_in_a_folder(
     fitted.save(tmp_path / "encoder")
     for encoder in (tmp_path / "encoder", jaxcl.load_encoder(tmp_path / "encoder")):
         config, where, work = asked(IMAGES, encoder=encoder, strategy="cassle")
-        card = folder_lib.read_card(config.start)
+        card = encoder_folder.read_card(config.start)
         assert card["encoder"]["name"] == "conv_net"
         assert work.config["encoder"]["width"] == 4
     assert config.start == str(where / "start")
@@ -510,7 +508,7 @@ def test_an_encoder_goes_elsewhere_from_a_run_that_may_only_be_read(
     code, tmp_path, monkeypatch
 ):
     """A full disk is no such run: its error is raised."""
-    results_lib.write_results(tmp_path, results_lib.empty_results(1))
+    result_file.write_results(tmp_path, result_file.empty_results(1))
     places = []
 
     def export(run, place, force=False):

@@ -153,7 +153,7 @@ def test_new_images_need_no_meaning_of_folders(tmp_path):
     """Those of an update: every one is read."""
     write(tmp_path, numbered("cam 1/mon", "cam 1/tue", "cam 2/mon", "cam 2/tue"))
     theirs = {"augment": {"mean": (0.5,)}, "data": {}}
-    section = lineage.make_section(str(tmp_path), {}, theirs, "new", whole=True)
+    section = lineage.make_section(str(tmp_path), {}, theirs, "new", all_rows=True)
     data = own_images.read_images(section)
     assert len(data.train.label) == 12 and data.test is None
 

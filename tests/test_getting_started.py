@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from helpers import pages, processes
-from jaxcl.run import results as results_lib
+from jaxcl.run import result_file
 from jaxcl.update import lineage
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -99,8 +99,8 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
         "cost of 5 tasks: ",
     ):
         assert word in printed[0]
-    results = results_lib.read_results(tmp_path / "runs" / "quickstart")
-    measures = results_lib.summary(results)["predict/class_incremental"]
+    results = result_file.read_results(tmp_path / "runs" / "quickstart")
+    measures = result_file.summary(results)["predict/class_incremental"]
     assert printed[1].split("]]")[1].split()[0] == str(measures["average_accuracy"])
     config = json.loads((tmp_path / "runs" / "finetune" / "config.json").read_text())
     assert config["method"]["name"] == "finetune"
@@ -108,10 +108,10 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
     assert config["scenario"] == {"name": "joint", "num_tasks": 1}
     assert "finetune" in printed[4]
     mine = tmp_path / "runs" / "mine"
-    results = results_lib.read_results(mine)
+    results = result_file.read_results(mine)
     assert len(results["task_names"]) == 1
-    judged = results_lib.read_results(tmp_path / "runs" / "outlines")
-    accuracy = results_lib.summary(judged)["linear/class_incremental"][
+    judged = result_file.read_results(tmp_path / "runs" / "outlines")
+    accuracy = result_file.summary(judged)["linear/class_incremental"][
         "average_accuracy"
     ]
     assert 0.1 < accuracy < 1 and judged["checkpoint"]["path"] == "runs/mine"

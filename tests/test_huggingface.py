@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from jaxcl.data import files, from_huggingface, sources
+from jaxcl.data import from_huggingface, image_files, sources
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (7, 6, 5, 3), np.uint8)
@@ -223,7 +223,7 @@ def test_images_that_are_none(image, kind, tmp_path):
     made = pa.table({"image": pa.array([image], kind), "label": [0]})
     write_arrow(tmp_path, made, parts=1)
     data = load(tmp_path, test_split=None, channels=1, max_pixels=8)
-    with pytest.raises(files.Unreadable, match=r"\(row 0\)"):
+    with pytest.raises(image_files.Unreadable, match=r"\(row 0\)"):
         data.train.load(0)
 
 

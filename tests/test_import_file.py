@@ -17,7 +17,7 @@ import jaxcl
 from helpers import foreign_weights
 from helpers.foreign_weights import FAMILIES, SMALL, write
 from jaxcl import cli
-from jaxcl.run import folder as folder_lib
+from jaxcl.run import encoder_folder
 from jaxcl.weights import (
     encoder,
     files,
@@ -55,7 +55,7 @@ def test_the_names_of_every_library_are_found_and_read(family, tmp_path):
         if name != "image_size" or section["positions"] == "learned":
             value = list(value) if isinstance(value, tuple) else value
             assert section[name] == value, name
-    saved = st.load((out / folder_lib.TENSORS).read_bytes())
+    saved = st.load((out / encoder_folder.TENSORS).read_bytes())
     assert saved.keys() == ours.keys()
     for name, x in ours.items():
         np.testing.assert_array_equal(saved[name], x, err_msg=name)
@@ -202,7 +202,7 @@ def test_one_of_two_networks_is_chosen_by_its_prefix(tmp_path):
     source = write(tmp_path / "file.safetensors", both)
     chosen = PREPARED | {"prefix": "model.teacher.backbone"}
     card = import_file.import_file(source, "dino", str(tmp_path / "out"), **chosen)
-    saved = st.load((tmp_path / "out" / folder_lib.TENSORS).read_bytes())
+    saved = st.load((tmp_path / "out" / encoder_folder.TENSORS).read_bytes())
     np.testing.assert_array_equal(saved["params/class"], two[1]["class"])
     assert card["imported"]["others"] == len(one[0])
 
@@ -393,18 +393,18 @@ def test_the_features_in_the_card_are_checked_when_asked(tmp_path):
     made = jaxcl.load_encoder(out, check=True)
     assert made.check() < 1e-5
     for heads in (4, 2):  # as if no tensor had said it, and somebody had guessed
-        card = json.loads((out / folder_lib.CARD).read_text())
+        card = json.loads((out / encoder_folder.CARD).read_text())
         card["encoder"]["heads"] = heads
-        card["checksum"] = folder_lib.checksum(card)
-        (out / folder_lib.CARD).write_text(json.dumps(card))
+        card["checksum"] = encoder_folder.checksum(card)
+        (out / encoder_folder.CARD).write_text(json.dumps(card))
         jaxcl.load_encoder(out)
         if heads == 4:
             with pytest.raises(ValueError, match="check"):
                 jaxcl.load_encoder(out, check=True)
     assert jaxcl.load_encoder(out, check=True).card["encoder"]["heads"] == 2
     card = {name: value for name, value in card.items() if name != "check"}
-    (out / folder_lib.CARD).write_text(
-        json.dumps(card | {"checksum": folder_lib.checksum(card)})
+    (out / encoder_folder.CARD).write_text(
+        json.dumps(card | {"checksum": encoder_folder.checksum(card)})
     )
     with pytest.raises(ValueError, match="check"):
         jaxcl.load_encoder(out, check=True)

@@ -10,7 +10,7 @@ from PIL import Image
 from helpers import config_files
 from jaxcl.config import own_images
 from jaxcl.data import in_memory
-from jaxcl.run import folder as encoder_folder
+from jaxcl.run import encoder_folder
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from helpers import crops
-from jaxcl.data import files, prefetch, sources, stream
+from jaxcl.data import image_files, prefetch, sources, stream
 
 
 class Made(NamedTuple):
@@ -320,6 +320,6 @@ def test_images_that_stay_in_memory_are_decoded_once(tmp_path):
     check_equal(prefetch.batches(data, **options), whole)
     load = data.examples.load
     assert len(load.memory) == 8
-    other = data.examples._replace(load=load._replace(memory=None))
-    with pytest.raises(files.Unreadable):  # or they would not be equal by chance
+    other = data.examples._replace(load=load._replace(cache=None))
+    with pytest.raises(image_files.Unreadable):  # or they would not be equal by chance
         list(prefetch.batches(source(other, range(8)), **options))

@@ -16,8 +16,7 @@ from sklearn import datasets
 from helpers import tfds_sets
 from helpers.tfds_sets import NAMES, encoded, random_images
 from jaxcl import cli
-from jaxcl.data import convert, from_tfds, sources, stream, toys
-from jaxcl.data import files as files_lib
+from jaxcl.data import convert, from_tfds, image_files, sources, stream, toys
 from jaxcl.data import splits as cuts
 
 
@@ -128,7 +127,7 @@ def test_looks_of_digits_are_domains_of_the_same_split():
 def test_decoding_of_every_kind_of_image(decoder):
     def decode(data, channels=3, **how):
         how |= {"decoder": decoder, "channels": channels}
-        return files_lib.Decoding(**how)(data, "x.img")
+        return image_files.Decoding(**how)(data, "x.img")
 
     smooth = np.linspace(0, 255, 16 * 12 * 3).reshape(16, 12, 3).astype(np.uint8)
     grey = smooth[..., 0]
@@ -149,7 +148,7 @@ def test_decoding_of_every_kind_of_image(decoder):
     few = encoded(Image.fromarray(grey.astype(np.uint16) * 16 + 15))
     np.testing.assert_array_equal(decode(few, bits=12), three)
     for bits in (None, 11):
-        with pytest.raises(files_lib.Unreadable, match="x.img.*config.data.bits"):
+        with pytest.raises(image_files.Unreadable, match="x.img.*config.data.bits"):
             decode(few, bits=bits)
     palette = Image.fromarray(three).quantize(256)
     assert np.abs(decode(encoded(palette)).astype(int) - three).max() <= 8
@@ -173,10 +172,10 @@ def test_pixels_of_an_unknown_range_are_refused_and_not_cut_off(decoder):
         (grey.astype(np.int32) * 2570, "has pixels from 0 to 565400"),
         (np.float32(grey) / 255, "has floating pixels from 0.0 to 0.8"),
     ):
-        with pytest.raises(files_lib.Unreadable, match=f"x.tif: {words}"):
-            files_lib.Decoding(decoder)(encoded(pixels, "TIFF"), "x.tif")
+        with pytest.raises(image_files.Unreadable, match=f"x.tif: {words}"):
+            image_files.Decoding(decoder)(encoded(pixels, "TIFF"), "x.tif")
     data = encoded(grey.astype(np.int32), "TIFF")
-    read = files_lib.Decoding(decoder, channels=1)(data, "x.tif")
+    read = image_files.Decoding(decoder, channels=1)(data, "x.tif")
     np.testing.assert_array_equal(read[..., 0], grey)
 
 

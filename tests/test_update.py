@@ -21,12 +21,10 @@ from jaxcl.config import build, files, own_images
 from jaxcl.errors import Refused
 from jaxcl.index import canary, drift, kit, maps
 from jaxcl.index import ways as ways_lib
-from jaxcl.run import checkpoint, finish, job, transfer
-from jaxcl.run import results as results_lib
-from jaxcl.update import average, gate, lineage
+from jaxcl.run import checkpoint, finish, job, result_file, transfer
+from jaxcl.update import average, gate, lineage, references
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
-from jaxcl.update import reference as reference_lib
 from jaxcl.update import verdict as update_verdict
 from jaxcl.weights import export
 
@@ -52,7 +50,7 @@ def run(tmp_path_factory):
     state = run_directories.random_state(made)
     run_directories.save(made, root / "run", state, done=5)
     results = run_directories.results_of(made, done=5)
-    results_lib.write_results(root / "run", results)
+    result_file.write_results(root / "run", results)
     np.savez(root / "new.npz", train_x=PIXELS[:240])
     np.savez(
         root / "test.npz",
@@ -127,13 +125,13 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     # PNR's teacher is the network that the run ended with.
     teacher = jax.device_get(state.extra.teacher["encoder"])
     assert same(teacher, before[0][0]["encoder"])
-    results = results_lib.read_results(work.workdir)
+    results = result_file.read_results(work.workdir)
     assert results["task_names"][-1] == "new" and len(results["task_names"]) == 6
     assert results["cost"]["per_task"][-1]["steps"] == new
     # What was said is what separate measurements say.
     (name,) = found["accuracy"]
     for when, where in (("before", copy / "run"), ("after", work.workdir)):
-        judged = ml_collections.ConfigDict({**work.judge, "checkpoint": str(where)})
+        judged = ml_collections.ConfigDict({**work.test, "checkpoint": str(where)})
         again = finish.run_job(build.build(judged, copy / when), copy / when)
         want = again["matrices"][name][0][0]
         assert found["accuracy"][name][when] == want
@@ -141,14 +139,14 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     assert change["change"] == change["after"] - change["before"]
     # The answers to single images are kept, and compared in pairs.
     before_right, after_right = (
-        reference_lib.read_answers(copy / x)[name] for x in ("before", "after")
+        references.read_answers(copy / x)[name] for x in ("before", "after")
     )
     pairs = found["gate"]["matrices"][name]["reference"]
     assert pairs == found["gate"]["matrices"][name]["parent"]
     assert pairs["lost"] == (before_right & ~after_right).sum()
     assert pairs["gained"] == (~before_right & after_right).sum()
     assert pairs["after"] == change["after"] and found["gate"]["images"] == 200
-    kept = reference_lib.read_reference(reference_lib.find_file(copy / "run"))
+    kept = references.read_reference(references.find_file(copy / "run"))
     assert kept.run == str(copy / "run")
     np.testing.assert_array_equal(kept.right[name], before_right)
     rows = np.sort(np.random.default_rng(0).permutation(1438)[:200])
@@ -163,7 +161,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     measured = ways_lib.measure_ways(old(rows), fresh(rows), label=label, k=10)
     best, *others = measured.back
     moved["adapters"] = {one.kind: one.recall for one in (best, *others)}
-    assert found["drift"] == results_lib.to_json(moved) | {"rows": 200}
+    assert found["drift"] == result_file.jsonable(moved) | {"rows": 200}
     assert found["ways"] == measured.ways
     assert found["index"] == update_verdict.decide_index(moved, measured.ways, 0.9)
     # What brings stored vectors to the new encoder lies beside the verdict.
@@ -364,7 +362,7 @@ def test_a_share_is_judged_as_an_encoder_is(copy):
         assert (len(work.comparison.rows) == 200) == bool(select)
         found = update_command._choose_share(work, lambda _: own, lambda: False)
         place = work.workdir / ("select_before" if select else "before")
-        ((name, right),) = reference_lib.read_answers(place).items()
+        ((name, right),) = references.read_answers(place).items()
         if select is None:
             assert 50 <= work.comparison.choosing.sum() <= 150
             right = right[work.comparison.choosing]
@@ -397,8 +395,8 @@ def test_updates_go_on_from_each_other(copy):
         assert compared["error"] == pytest.approx(share.error)
         past.append(gate.PastUpdate(compared["outcome"], True))
         assert compared["outcome"] == ("harmful" if number == 2 else "harmless")
-    ((name, right),) = reference_lib.read_answers(work.workdir / "after").items()
-    kept = reference_lib.read_reference(reference_lib.find_file(copy / "run"))
+    ((name, right),) = references.read_answers(work.workdir / "after").items()
+    kept = references.read_reference(references.find_file(copy / "run"))
     assert kept.run == runs[2]
     np.testing.assert_array_equal(kept.right[name], right)
     assert plan(copy, again=True, reference=runs[0]).comparison.run == runs[0]
@@ -492,7 +490,9 @@ def test_every_row_of_the_new_images_is_trained_on(tmp_path):
             where = root / names[i % len(names)] / f"{i}.png"
             where.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(PIXELS[i, ..., 0]).save(where)
-        section = lineage.make_section(str(root), {}, theirs, "config.data", whole=True)
+        section = lineage.make_section(
+            str(root), {}, theirs, "config.data", all_rows=True
+        )
         data = own_images.read_images(section)
         assert len(data.train.label) == 20 and data.test is None
         judge = own_images.read_images(
@@ -604,7 +604,7 @@ def test_icl_wants_the_old_images(tmp_path):
         toy.job(tmp_path / "a", **given)
     digits = {"name": "digits"}
     given["data"] = {"name": "joined", "sets": [digits, digits]}
-    assert toy.job(tmp_path / "a", **given).parts(1) > 1
+    assert toy.job(tmp_path / "a", **given).batches_per_step(1) > 1
     with pytest.raises(ValueError, match=r"config\.start.*config\.method"):
         toy.job(
             tmp_path / "b",
@@ -725,7 +725,7 @@ def test_numbers_are_not_given_again(tmp_path):
 
 @pytest.mark.parametrize("matrices", [{}, {"knn/all": [[None]]}])
 def test_without_an_accuracy_no_limit_is_kept(matrices, tmp_path, monkeypatch):
-    results = results_lib.empty_results(1) | {"matrices": matrices, "scalars": [{}]}
+    results = result_file.empty_results(1) | {"matrices": matrices, "scalars": [{}]}
     monkeypatch.setattr(transfer, "run_transfer", lambda *_, **__: results)
     work = types.SimpleNamespace(workdir=tmp_path)
     (tmp_path / "before").mkdir()

@@ -11,7 +11,7 @@ from helpers import eval_toy, memory_toy, toy
 from jaxcl import sharding
 from jaxcl.data import stream
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import features, linear
+from jaxcl.evals import embedding, linear
 from jaxcl.evals import head as head_lib
 from jaxcl.methods import er, two_view
 from jaxcl.run import job
@@ -41,7 +41,7 @@ def test_probe_trains_on_the_task_and_what_it_replayed(reading):
 def test_every_replayed_row_is_visible_the_first_too():
     parts = memory_toy.parts_of()
     parts = parts._replace(replayed=lambda state: jnp.array([0, -1, 7, -1]))
-    visible = linear._usable_rows(parts, "visible", features.assign_tasks(parts))
+    visible = linear._usable_rows(parts, "visible", embedding.assign_tasks(parts))
     rows = {*parts.stream.tasks[2].train.rows.tolist()}
     assert not rows & {0, 7}
     mask = visible(memory_toy.state_of(2), 2)
@@ -222,7 +222,7 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
     tasks = [set(task.train.rows.tolist()) for task in made.stream.tasks]
     made.evaluation.evaluators["mine"](state, 0)
     made.evaluation.evaluators["mine"](state.replace(task=state.task + 1), 1)
-    alone = made.evaluation.alone(made)
+    alone = made.evaluation.single_tasks(made)
     alone.evaluation.evaluators["mine"](job.initial_state(alone), 0)
     assert visible == [tasks[0], tasks[1] | {0}, tasks[0]] and 0 not in tasks[1]
     want = {"er": {None}, "two_view": {"pnr", "finetune"}}[name]

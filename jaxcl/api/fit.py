@@ -24,7 +24,7 @@ from jaxcl.config import build, own_images, recipe, run_config
 from jaxcl.data import sources
 from jaxcl.errors import Refused
 from jaxcl.methods.two_view import strategies
-from jaxcl.run import finish, folder, signals
+from jaxcl.run import encoder_folder, finish, signals
 from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import writer
 
@@ -102,7 +102,7 @@ def fit(
     read = _make_data_section(images, labels, tasks, test, name)
     begun = isinstance(encoder, encoder_lib.Encoder)
     with _silent(quiet):
-        network = folder.section(encoder.card)[0] if begun else encoder
+        network = encoder_folder.section(encoder.card)[0] if begun else encoder
         scenario = options.get("scenario.name")
         config = _make_config(read.section, network, size, tasks, scenario)
     set_here: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
@@ -201,7 +201,7 @@ def _hash_settings(config, start: dict[str, bytes]) -> str:
 def _tensors(encoder: encoder_lib.Encoder) -> dict[str, bytes]:
     """Pack the tensors of an encoder in memory into a file, by its name."""
     leaves = encoder_lib.flatten_leaves(encoder.params, encoder.stats)
-    return {folder.TENSORS: writer.pack_tensors(leaves, "flax")}
+    return {encoder_folder.TENSORS: writer.pack_tensors(leaves, "flax")}
 
 
 def _write_encoder(card: dict, files: dict[str, bytes], where: epath.Path) -> str:

@@ -23,7 +23,7 @@ from jaxcl.config import build, command
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import canary, kit, maps, onnx_file, order, upgrade, vectors
-from jaxcl.run import folder, train
+from jaxcl.run import encoder_folder, train
 from jaxcl.update import lineage, plan, served
 
 _CANARY = ".canary.safetensors"
@@ -235,8 +235,8 @@ def refresh_file(
     if not table.versions:
         upgrade.check_belongs(table, last.after)
     current = lineage.find_current(run)
-    parent = lineage.read_config(current)
-    section = lineage.make_section(images, {}, parent, "--images", whole=True)
+    parent = lineage.read_run_config(current)
+    section = lineage.make_section(images, {}, parent, "--images", all_rows=True)
     config = plan.make_transfer_config(section, "none", parent)
     embedder = build.make_embedder(plan.add_checkpoint(config, current))
     wanted = read_plan(planned, first)
@@ -301,7 +301,9 @@ def check_file(
     table = vectors.open_table(path, ids=ids)
     name = None
     if encoder is not None:
-        folder.read_leaves(encoder, folder.read_card(encoder))  # undamaged
+        encoder_folder.read_leaves(
+            encoder, encoder_folder.read_card(encoder)
+        )  # undamaged
         name = kit.name_encoder({"path": encoder})
     return canary.check_index(table, singing, encoder=name, least=least)
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from jaxcl.config import own_images
-from jaxcl.data import files, from_huggingface, in_memory, sources, storage
+from jaxcl.data import from_huggingface, image_files, in_memory, sources, storage
 from jaxcl.errors import Refused
 
 # Arrays, a sequence of images, a Dataset, a path, the name or section of a source.
@@ -229,14 +229,14 @@ def _decode_images(name, images) -> list[np.ndarray]:
             "see Image.convert of PIL"
         )
     grey = modes <= {"1", "L", "LA"}
-    decoding = files.Decoding("pillow", channels=1 if grey else 3)
+    decoding = image_files.Decoding("pillow", channels=1 if grey else 3)
     arrays = [decoding.convert(image, name) for image in images]
     return [array[..., 0] for array in arrays] if grey else arrays
 
 
 def _open_file(path) -> Image.Image:
     """Open an image file; refuse what is none."""
-    with files.reading(os.fspath(path)), Image.open(path) as image:
+    with image_files.reading(os.fspath(path)), Image.open(path) as image:
         image.load()
         return image
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from etils import epath
 
-from jaxcl.run import folder as folder_lib
+from jaxcl.run import encoder_folder
 from jaxcl.update import lineage
 from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import export as export_lib
@@ -37,7 +37,7 @@ def load_encoder(
         first difference.
     """
     is_run = (epath.Path(folder) / "config.json").exists()
-    if folder_lib.is_one(folder) or not is_run:
+    if encoder_folder.exists_at(folder) or not is_run:
         return encoder_lib.load_encoder(folder, check=check, into=into)
     with exported(str(folder)) as place:
         return encoder_lib.load_encoder(place, check=check, into=into)

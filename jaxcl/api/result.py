@@ -13,8 +13,7 @@ from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
 from jaxcl.errors import Refused
 from jaxcl.evals import plots
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import log_file, result_file
 from jaxcl.update import lineage
 from jaxcl.update import verdict as update_verdict
 from jaxcl.weights import encoder as encoder_lib
@@ -68,7 +67,7 @@ class Result:
         self.folder = os.fspath(folder)
         self._held = list(held)
         self._encoder: tuple[str, encoder_lib.Encoder] | None = None
-        where = epath.Path(self.folder) / results_lib.RESULTS
+        where = epath.Path(self.folder) / result_file.RESULTS
         if not where.exists():
             raise Refused(f"{self.folder}: no run in it has finished a task")
 
@@ -78,7 +77,7 @@ class Result:
         for name, measures in results["summary"].items():
             if (value := measures["average_accuracy"]) is None:
                 continue
-            before = results_lib.untrained(results, name)
+            before = result_file.untrained(results, name)
             was = "" if before is None else f" (untrained {100 * before:.1f} %)"
             said.append(f"{name} {100 * value:.1f} %{was}")
         return ", ".join(said)
@@ -101,12 +100,12 @@ class Result:
     @property
     def results(self) -> dict[str, Any]:
         """Return the content of results.json: matrices, measures, scalars, cost."""
-        return storage.read_object(epath.Path(self.folder) / results_lib.RESULTS)
+        return storage.read_object(epath.Path(self.folder) / result_file.RESULTS)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """Return the logged rows: loss, learning rate, evaluations."""
-        return rows_lib.read_rows(self.folder)
+        return log_file.read_rows(self.folder)
 
     @property
     def encoder(self) -> encoder_lib.Encoder:

@@ -15,8 +15,8 @@ from jaxcl.config import checks, jobs, run_config, sections
 from jaxcl.config import options as options_lib
 from jaxcl.data import identity, stream
 from jaxcl.errors import Refused
-from jaxcl.evals import features
-from jaxcl.run import agreement, compile_cache, folder, job, seeds, transfer
+from jaxcl.evals import embedding
+from jaxcl.run import agreement, compile_cache, encoder_folder, job, seeds, transfer
 
 
 @numerics.pinned()
@@ -79,7 +79,7 @@ def _note_choices(top: sections.TopLevel, made) -> dict:
     if isinstance(made, job.Job):
         noted["resident"] = made.data.resident
         if (top.replay or {}).get("sharded"):
-            noted["memory_shards"] = sharding.sharers(made.mesh)
+            noted["memory_shards"] = sharding.num_row_shards(made.mesh)
     return noted
 
 
@@ -111,7 +111,9 @@ def _fill_precision(raw: dict, workdir=None) -> dict:
     if raw.get("precision") != "auto":
         return raw
     path = None if workdir is None else epath.Path(workdir) / "config.json"
-    begun = run_config.read_config(path) if path is not None and path.exists() else {}
+    begun = (
+        run_config.read_saved_config(path) if path is not None and path.exists() else {}
+    )
     return raw | {"precision": begun.get("precision") or sections.choose_precision(raw)}
 
 
@@ -128,7 +130,7 @@ def _build_seeds(raw, workdir) -> seeds.SeedRuns:
     def make(seed):
         own = {"seed": seed, "seeds": 1}
         for name in ("start", "plasticity_from"):
-            if raw.get(name) is not None and not folder.is_one(raw[name]):
+            if raw.get(name) is not None and not encoder_folder.exists_at(raw[name]):
                 own[name] = str(epath.Path(raw[name]) / seeds.folder(seed))
         one = ml_collections.ConfigDict(raw | own)
         return build(one, epath.Path(workdir) / seeds.folder(seed))
@@ -150,7 +152,7 @@ def plan_job(
 ) -> job.Job:
     """Make the job of a config for compilation only; it has no evaluators.
 
-    Nothing is written. Within `sharding.for_elsewhere` the job is for other devices.
+    Nothing is written. Within `sharding.compile_target` the job is for other devices.
 
     Args:
       config: what a config file's get_config made, overrides applied.
@@ -211,7 +213,7 @@ def make_embedder(config: ml_collections.ConfigDict) -> Embedder:
 
     def embed(rows):
         return sharding.copy_to_host(
-            features.make_embedder(parts, examples, rows=rows)(state)
+            embedding.make_embedder(parts, examples, rows=rows)(state)
         )
 
     return Embedder(stream.count_rows(examples), embed, source, examples)

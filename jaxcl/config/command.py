@@ -3,7 +3,7 @@
 from absl import logging
 
 from jaxcl import numerics
-from jaxcl.data import files
+from jaxcl.data import image_files
 from jaxcl.errors import Refused
 from jaxcl.run import checkpoint, lock, metrics_log, signals, terminal, train
 
@@ -28,7 +28,7 @@ def run_until_signal(make, work) -> int:
       The exit code: that of `work`, 0 for None; 1, 2, 70 or 75 as in `main`.
     """
     logging.set_verbosity(logging.WARNING)
-    files.lift_pillow_limit()
+    image_files.lift_pillow_limit()
     # After the distributed runtime has started, which would take SIGTERM for itself.
     with (
         terminal.outlive_terminal(),

@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import config_flags
 from ml_collections.config_flags import config_path
 
-from jaxcl.data import files
+from jaxcl.data import image_files
 from jaxcl.errors import Refused
 
 _PACKAGE = pathlib.Path(__file__).parents[1]  # jaxcl/
@@ -183,7 +183,7 @@ def read_config(words: Sequence[str]) -> ml_collections.ConfigDict:
     Raises:
       Refused, OSError: there is no such file, or a word is wrong.
     """
-    files.lift_pillow_limit()
+    image_files.lift_pillow_limit()
     named = [word for word in words if word.startswith("--config=")]
     overrides = [
         word for word in words if word.startswith(("--config.", "--noconfig."))

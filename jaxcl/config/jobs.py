@@ -16,7 +16,7 @@ from jaxcl.data import stream
 from jaxcl.errors import Refused
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import chain
-from jaxcl.run import cost, evaluation, folder, job, loggers, transfer
+from jaxcl.run import cost, encoder_folder, evaluation, job, loggers, transfer
 
 _MOST_STEPS = 2**31 - 1  # core.TrainState counts them in an i32
 # Functions of a method that evaluators may call, see `core.EvalParts`
@@ -74,7 +74,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
         num_tasks=len(tasks.tasks),
         batch_size=top.batch_size,
         train_rows=stream.count_rows(train),
-        starts_pretrained=folder.is_one(top.start),
+        starts_pretrained=encoder_folder.exists_at(top.start),
     )
     if replay.flops is not None:
         parts = parts._replace(replay=_choose_updates(top, parts, data, workdir, mesh))
@@ -92,10 +92,10 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
         plots=top.plots,
     )
     loop = _choose_loop(top, data, method, parts)
-    alone = _single_task_runs(
+    single_tasks = _single_task_runs(
         top, plain, parts, data, method, eval_parts, evaluations.evaluators
     )
-    evaluations = evaluations._replace(alone=alone)
+    evaluations = evaluations._replace(single_tasks=single_tasks)
     return job.Job(method, mesh, data, loop, evaluations, logging, config=plain)
 
 
@@ -143,15 +143,16 @@ def _choose_updates(
     last, replay = data.stream.tasks[-1], parts.replay
 
     def count_step(updates):
-        own = parts._replace(replay=replay._replace(updates=updates))
-        method = _make_method(top, own, mesh)
-        shapes = job.shapes(method, data, method.parts(last))
+        changed = parts._replace(replay=replay._replace(updates=updates))
+        method = _make_method(top, changed, mesh)
+        shapes = job.shapes(method, data, method.batches_per_step(last))
         return cost.count_flops(method.step, *shapes, task=last.index)
 
-    found = budget.updates(replay.flops, top.batch_size, count_step, top.method["name"])
+    name = top.method["name"]
+    updates = budget.updates(replay.flops, top.batch_size, count_step, name)
     if workdir is not None and jax.process_index() == 0:
-        print(f"config.replay.flops={replay.flops:g}: updates={found}", flush=True)
-    return replay._replace(updates=found)
+        print(f"config.replay.flops={replay.flops:g}: updates={updates}", flush=True)
+    return replay._replace(updates=updates)
 
 
 def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
@@ -193,7 +194,7 @@ def _single_task_runs(
     if not top.plasticity or len(data.stream.tasks) == 1:
         return None
     if top.plasticity_from is not None:
-        return checks.found_alone(top.plasticity_from, plain, method)
+        return checks.read_single_task_results(top.plasticity_from, plain, method)
     evaluators = {
         key: evaluate
         for key, evaluate in evaluators.items()
@@ -203,20 +204,20 @@ def _single_task_runs(
         return None
     module, options = sections.find_method(top.method)
     options = schema.defaults(module.make) | options
-    other = options | dict(method.alone)
+    other = options | dict(method.single_task_options)
     other = schema.nest_options(module.make, other, "config.method")
 
     def make_job_alone(work):
         if other == options:
             return work._replace(evaluation=job.Evaluation(evaluators))
         with sharding.use_mesh(work.mesh):
-            own = sharding.bind_to_mesh(module.make(parts, **other), work.mesh)
-        own_parts = eval_parts._replace(**_pick_functions(own))
+            single = sharding.bind_to_mesh(module.make(parts, **other), work.mesh)
+        own_parts = eval_parts._replace(**_pick_functions(single))
         own_evaluation = evaluation.make(
             {key: top.evaluators[key] for key in evaluators}, own_parts, None
         )
-        job.check_rows(own, data)
-        return job.trace_step(work._replace(method=own, evaluation=own_evaluation))
+        job.check_rows(single, data)
+        return job.trace_step(work._replace(method=single, evaluation=own_evaluation))
 
     return make_job_alone
 
@@ -249,8 +250,8 @@ def _make_eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalP
 
 def _pick_functions(method: core.Method) -> dict:
     """Pick the functions for evaluators, which share one trace of `embed`."""
-    found = {name: getattr(method, name) for name in _EVALUATED}
-    return found | {"embed": sharding.traced_once(method.embed)}
+    functions = {name: getattr(method, name) for name in _EVALUATED}
+    return functions | {"embed": sharding.traced_once(method.embed)}
 
 
 def make_transfer(top: sections.TopLevel, workdir) -> transfer.Transfer:

@@ -35,11 +35,11 @@ class Differs(Refused):
 
 def without(config: dict, fields) -> dict:
     """Copy a config without fields, named "field" or "section.field"."""
-    kept = {key: value for key, value in config.items() if key not in fields}
+    rest = {key: value for key, value in config.items() if key not in fields}
     for section, _, inner in (field.partition(".") for field in fields):
-        if inner and section in kept:
-            kept[section] = without(kept[section], (inner,))
-    return kept
+        if inner and section in rest:
+            rest[section] = without(rest[section], (inner,))
+    return rest
 
 
 def shared_options(config: dict) -> dict:
@@ -72,7 +72,7 @@ def write_or_check(workdir, config: dict, every_option: dict | None = None) -> N
             sharding.barrier("the config is written")
 
 
-def read_config(path) -> dict:
+def read_saved_config(path) -> dict:
     """Read the config.json of a run directory.
 
     Raises Refused if the file is damaged.
@@ -113,7 +113,7 @@ def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
         return False
-    pair = (without(x, MACHINE + aside) for x in (read_config(path), config))
+    pair = (without(x, MACHINE + aside) for x in (read_saved_config(path), config))
     if changed := options.differences(*pair):
         raise Differs(
             f"{workdir} holds a run of another config; they differ in "

@@ -29,7 +29,7 @@ from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, traits, tuning, vit
-from jaxcl.run import folder, transfer
+from jaxcl.run import encoder_folder, transfer
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 GRAPH_ENCODERS = {"gcn": gcn.gcn, "gin": gin.gin}
@@ -327,11 +327,11 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]
         core.Parts,
         encoder=module,
         augment=views.augment,
-        plain=views.plain,
+        eval_transform=views.plain,
         local=views.local,
         tx=tx,
         lr=rate_with_peak(peak),
-        curve=rate_with_peak,
+        schedule_with_peak=rate_with_peak,
     )
     return make_parts, views.image
 
@@ -452,12 +452,12 @@ def make_encoder(top: TopLevel):
         another network.
     """
     module, given = _module(top), None
-    if folder.is_one(top.start):
-        card = folder.read_card(top.start)
+    if encoder_folder.exists_at(top.start):
+        card = encoder_folder.read_card(top.start)
         size, channels = (card["input"][name] for name in ("size", "channels"))
         blank = np.zeros((1, size, size, channels), np.float32)
-        leaves = folder.read_leaves(top.start, card)
-        begin = folder.fill_trees(module, blank, leaves, top.start)
+        leaves = encoder_folder.read_leaves(top.start, card)
+        begin = encoder_folder.fill_trees(module, blank, leaves, top.start)
         given = functools.partial(tuple, jax.tree.map(np.asarray, begin))  # on the host
     return wrap_tuned(module, top.tuning, given)
 
@@ -494,14 +494,14 @@ def fill_from_start(raw: dict) -> dict:
     Raises:
       Refused: the folder cannot be read, or does not fit the config.
     """
-    if not folder.is_one(raw.get("start")):
+    if not encoder_folder.exists_at(raw.get("start")):
         return raw
     if raw.get("augment", {}).get("name") == "graphs":
         raise Refused(
             f"config.start={raw['start']!r}: the folder of an encoder is a start for "
             "images, and config.augment.name is 'graphs'; leave it out"
         )
-    theirs = folder.as_config(raw["start"])
+    theirs = encoder_folder.as_config(raw["start"])
     own = dict(raw.get("encoder") or {})
     kept = {}
     if own.get("name") == theirs["encoder"]["name"]:

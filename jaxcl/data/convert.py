@@ -18,7 +18,7 @@ import pathlib
 
 import numpy as np
 
-from jaxcl.data import files, from_arrays, splits, storage, stream
+from jaxcl.data import from_arrays, image_files, splits, storage, stream
 from jaxcl.errors import Refused
 
 
@@ -47,7 +47,7 @@ def _write_splits(dataset, out) -> None:
         for key in ("images", "label", "domain"):
             array = getattr(examples, key)
             np.save(out / f"{split}_{key}.npy", array, allow_pickle=False)
-            entry = {"file": f"{split}_{key}.npy", "sha256": files.sha256(array)}
+            entry = {"file": f"{split}_{key}.npy", "sha256": image_files.sha256(array)}
             splits[split][key] = entry
     mean, std = mean_std(dataset.train.images)
     meta = {

@@ -33,8 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcl.data import convert, from_arrays, shapes, storage, stream
-from jaxcl.data import files as files_lib
+from jaxcl.data import convert, from_arrays, image_files, shapes, storage, stream
 from jaxcl.errors import Refused
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
@@ -83,33 +82,35 @@ def fetch_set(name: str, out: str, *, source: str | None = None) -> None:
     """
     if name not in SETS:
         raise Refused(f"set {name!r} is unknown; allowed are {(*SETS,)}")
-    known, out = SETS[name], os.path.normpath(out)
+    published, out = SETS[name], os.path.normpath(out)
     storage.check_blank(out, f"--out={out}")
     downloads = f"{out}.download"
     try:
         if source is None:
-            paths = [_download(archive, downloads) for archive in known.archives]
+            paths = [_download(archive, downloads) for archive in published.archives]
         else:
-            paths = [_find_archive(x, source, known) for x in known.archives]
+            paths = [_find_archive(x, source, published) for x in published.archives]
     except Unreachable as error:
-        files = "\n".join(f"  {x.urls[0]}  ({x.size:,} bytes)" for x in known.archives)
+        files = "\n".join(
+            f"  {x.urls[0]}  ({x.size:,} bytes)" for x in published.archives
+        )
         raise Unreachable(
             f"{error}\nDownload by hand, on a machine with a network:\n{files}\n"
             "and then give the file, or the folder of several:\n"
             f"  jaxcl data {name} --out={out} --from=PATH"
         ) from error
-    for archive, path in zip(known.archives, paths, strict=True):
+    for archive, path in zip(published.archives, paths, strict=True):
         _check_archive(archive, path, remove=source is None)
     with _replace_folder(out) as draft:
-        known.write(paths, draft)
+        published.write(paths, draft)
     if source is None:
         shutil.rmtree(downloads)
 
 
-def _find_archive(archive, source, known) -> str:
+def _find_archive(archive, source, published) -> str:
     """Find an archive in the file or folder of the user; return its path."""
     inside = os.path.join(source, archive.name)
-    path = inside if os.path.isdir(source) or len(known.archives) > 1 else source
+    path = inside if os.path.isdir(source) or len(published.archives) > 1 else source
     if not os.path.isfile(path):
         raise Refused(f"--from={source}: lacks {archive.name}")
     return path
@@ -119,13 +120,13 @@ def _check_archive(archive, path, *, remove) -> None:
     """Refuse a file that is not the published one."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if (size, found) == (archive.size, archive.sha256):
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if (size, digest) == (archive.size, archive.sha256):
         return
     if remove:  # the next call starts anew
         os.unlink(path)
     raise Refused(
-        f"{path}: {size:,} bytes with sha256 {found}; published are {archive.size:,} "
+        f"{path}: {size:,} bytes with sha256 {digest}; published are {archive.size:,} "
         f"with {archive.sha256}. It is damaged or another file"
     )
 
@@ -201,15 +202,15 @@ def _stl10(paths, folder, *, more=None) -> None:
         files = [f"{split}_X.bin"] + [more] * (more is not None and split == "train")
         raw = [np.fromfile(os.path.join(inner, file), np.uint8) for file in files]
         images = np.concatenate(raw).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
-        known = np.fromfile(os.path.join(inner, f"{split}_y.bin"), np.uint8)
+        classes = np.fromfile(os.path.join(inner, f"{split}_y.bin"), np.uint8)
         labels = np.full(len(images), -1)
-        labels[: len(known)] = known.astype(int) - 1
+        labels[: len(classes)] = classes.astype(int) - 1
         return images, labels
 
     (archive,) = paths
     with _unpack(archive, folder) as inner:
-        parts = [read(inner, split) for split in ("train", "test")]
-    _write_splits("stl10", _STL10, parts, folder)
+        splits = [read(inner, split) for split in ("train", "test")]
+    _write_splits("stl10", _STL10, splits, folder)
 
 
 def _tiny_imagenet(paths, folder) -> None:
@@ -218,7 +219,7 @@ def _tiny_imagenet(paths, folder) -> None:
     Rows are sorted by class, then by file. Classes are in the order of wnids.txt, as
     in mammoth's arrays, which Co2L and CCLIS use. Grey images become RGB.
     """
-    decode = files_lib.Decoding("pillow")
+    decode = image_files.Decoding("pillow")
 
     def read(rows):
         labels, paths = zip(*rows, strict=True)
@@ -237,10 +238,10 @@ def _tiny_imagenet(paths, folder) -> None:
         ]
         val = where / "val"
         lines = (val / "val_annotations.txt").read_text().splitlines()
-        known = [line.split("\t")[:2] for line in lines]
-        test = sorted((names.index(x), val / "images" / file) for file, x in known)
-        parts = [read(train), read(test)]
-    _write_splits("tiny_imagenet", names, parts, folder, decoder="pillow")
+        annotations = [line.split("\t")[:2] for line in lines]
+        test = sorted((names.index(c), val / "images" / x) for x, c in annotations)
+        splits = [read(train), read(test)]
+    _write_splits("tiny_imagenet", names, splits, folder, decoder="pillow")
 
 
 def _write_cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
@@ -282,11 +283,11 @@ def _read_idx(path, axes) -> np.ndarray:
         return np.frombuffer(file.read(), np.uint8, offset=4 + 4 * axes)
 
 
-def _write_splits(name, classes, parts, folder, decoder="") -> None:
+def _write_splits(name, classes, splits, folder, decoder="") -> None:
     """Write (images, labels) of train and of test as plain arrays."""
     train, test = (
         from_arrays.examples(name, np.ascontiguousarray(images), labels, None)
-        for images, labels in parts
+        for images, labels in splits
     )
     data = stream.Dataset(name, classes, ("all",), train, None, test, decoder)
     convert.write_arrays(data, folder)
@@ -296,8 +297,8 @@ def _archives(name) -> tuple[Archive, ...]:
     """Read the archives of a set: lines of name, sha256, bytes and addresses."""
     table = pathlib.Path(__file__).with_name("archives.tsv").read_text()
     rows = [line.split("\t") for line in table.splitlines()]
-    own = [row[1:] for row in rows if row[0] == name]
-    return tuple(Archive((*urls,), int(size), sha256) for sha256, size, *urls in own)
+    fields = [row[1:] for row in rows if row[0] == name]
+    return tuple(Archive((*urls,), int(size), sha256) for sha256, size, *urls in fields)
 
 
 _CIFAR10 = functools.partial(

@@ -71,8 +71,8 @@ def as_domains(
         sources = [rotate_pixels(height, angle) for angle in angles]
         # Two angles may look alike when rounded; a domain needs a name of its own.
         names = [f"{n + 1}: {angle:.1f} degrees" for n, angle in enumerate(angles)]
-    whole = stream.map_splits(dataset, lambda x: _in_looks(x, sources))
-    return whole._replace(domain_names=tuple(names))
+    joined = stream.map_splits(dataset, lambda x: _in_looks(x, sources))
+    return joined._replace(domain_names=tuple(names))
 
 
 def rotate_pixels(side: int, angle: float) -> np.ndarray:

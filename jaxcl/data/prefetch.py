@@ -46,9 +46,9 @@ def resize(
         return image
     if decoder == "pillow":
         flat = image[..., 0] if image.shape[2] == 1 else image
-        whole = Image.fromarray(np.ascontiguousarray(flat))
+        picture = Image.fromarray(np.ascontiguousarray(flat))
         method = Image.Resampling[interpolation.upper()]
-        resized = whole.resize((width, height), method)
+        resized = picture.resize((width, height), method)
         return np.asarray(resized).reshape(height, width, -1)
     import cv2
 

@@ -181,8 +181,8 @@ def _make_training(rule: ProbeSettings, num_classes: int) -> tuple[Callable, Cal
     def update(carry, features, labels, mask, epoch, lr):
         head, opt_state, losses = carry
         lr = lr * rule.factor ** jnp.sum(milestones <= epoch)
-        given = features, labels, mask
-        head, opt_state, loss, _ = take_step(tx, head, opt_state, *given, lr)
+        rows = features, labels, mask
+        head, opt_state, loss, _ = take_step(tx, head, opt_state, *rows, lr)
         return head, opt_state, losses + loss
 
     return begin_training, update
@@ -261,22 +261,22 @@ def make_streamed_fit(
       features D.
     """
     train = parts.stream.dataset.train
-    whole, mesh = sharding.replicated(parts.mesh), parts.mesh
+    everywhere, mesh = sharding.replicated(parts.mesh), parts.mesh
     begin, update = _make_training(rule, parts.num_classes)
 
     def step(state, carry, batch, number, steps, k_epochs, lr):
         features = embed(state, batch["image"], jax.random.fold_in(k_epochs, number))
         losses = jnp.where(number % steps == 0, 0.0, carry[2])
-        given = features, batch["label"], jnp.ones(len(features))
-        return update((*carry[:2], losses), *given, number // steps, lr)
+        inputs = features, batch["label"], jnp.ones(len(features))
+        return update((*carry[:2], losses), *inputs, number // steps, lr)
 
-    begin = jax.jit(begin, static_argnums=1, out_shardings=whole)
-    step = jax.jit(step, donate_argnums=1, out_shardings=whole)
+    begin = jax.jit(begin, static_argnums=1, out_shardings=everywhere)
+    step = jax.jit(step, donate_argnums=1, out_shardings=everywhere)
 
     def split_keys(task, probe):
         return tuple(probe_keys(parts.seed, task, probe))
 
-    split_keys = jax.jit(split_keys, out_shardings=whole)
+    split_keys = jax.jit(split_keys, out_shardings=everywhere)
 
     def run_fit(state, data, rows, task, probe, lr):
         # A set smaller than a batch repeats its rows.

@@ -126,10 +126,10 @@ def find_method(name: str) -> int | None:
     """
     words = "_".join(["", *re.findall(r"[a-z0-9]+", name.lower()), ""])
     ends = [
-        (words.rindex(f"_{known}_") + len(known), len(known), place)
+        (words.rindex(f"_{entry}_") + len(entry), len(entry), place)
         for place, names in enumerate(METHODS)
-        for known in names
-        if f"_{known}_" in words
+        for entry in names
+        if f"_{entry}_" in words
     ]
     return max(ends)[2] if ends else None
 
@@ -140,14 +140,14 @@ def number_styles(names: Sequence[str]) -> dict[str, int]:
     The first name of each known method gets the method's own number. Other names take
     the free numbers in order.
     """
-    known = {}
+    places = {}
     for name in names:
         place = find_method(name)
         if place is not None:
-            known.setdefault(place, name)
-    known = {name: place for place, name in known.items()}
-    free = (n for n in itertools.count() if n not in known.values())
-    return {name: known[name] if name in known else next(free) for name in names}
+            places.setdefault(place, name)
+    places = {name: place for place, name in places.items()}
+    free = (n for n in itertools.count() if n not in places.values())
+    return {name: places[name] if name in places else next(free) for name in names}
 
 
 def shade_tasks(axes, task_ends) -> None:
@@ -254,7 +254,7 @@ def life(points: dict[int, LifePoint], path, *, title="") -> None:
 
     Args:
       points: number of the update -> what was measured.
-      path: of the picture.
+      path: path of the picture.
       title: above it.
     """
     figure = make_figure(7.0, 3.4)
@@ -749,7 +749,7 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
     """Draw training curves against the step, tasks divided by dotted lines.
 
     Args:
-      rows: rows of metrics.jsonl, see `rows.read_rows`.
+      rows: rows of metrics.jsonl, see `log_file.read_rows`.
       keys: metrics to draw, one panel each; rows without a metric are passed over.
     """
     figure = make_figure(8, 2.6 * len(keys))

@@ -116,8 +116,8 @@ def nce_one(
     odds = by_set[0][0] if more_negatives is None else _mixture(*by_set, growth=growth)
     if with_positive:
         return core.masked_mean(jax.nn.softplus(odds), mask)
-    known = odds > _ABSENT / 2
-    return core.masked_mean(jnp.where(known, odds, 0.0), mask)
+    present = odds > _ABSENT / 2
+    return core.masked_mean(jnp.where(present, odds, 0.0), mask)
 
 
 def change_ratio(

@@ -11,8 +11,7 @@ import numpy as np
 from jaxcl.report import compare
 from jaxcl.report import runs as runs_lib
 from jaxcl.report.runs import RunGroup
-from jaxcl.run import results as results_lib
-from jaxcl.run import seeds
+from jaxcl.run import result_file, seeds
 
 MEASURES = ("average_accuracy", "anytime", "forgetting", "stability", "plasticity")
 
@@ -129,7 +128,7 @@ def mean_matrix(run: RunGroup, name: str) -> np.ndarray:
     """
     results = [own for own in run.results.values() if name in own["matrices"]]
     done = run.finished_tasks
-    return _mean_of_known([results_lib.matrix(own, name)[:done] for own in results])
+    return _mean_of_known([result_file.matrix(own, name)[:done] for own in results])
 
 
 def mean_row(run: RunGroup, key: str, name: str) -> np.ndarray | None:

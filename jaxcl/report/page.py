@@ -24,7 +24,7 @@ from jaxcl.evals import plots
 from jaxcl.report import comparability, compare, numbers
 from jaxcl.report import runs as runs_lib
 from jaxcl.run import cost as cost_lib
-from jaxcl.run import results as results_lib
+from jaxcl.run import result_file
 from jaxcl.update import lineage
 
 _PICTURE_BYTES = 2_000_000  # of all pictures of a run, so that the page stays small
@@ -212,7 +212,7 @@ def _time_of_results(run) -> float:
     """
     rows = [own[-1] for own in run.logged_rows.values() if own]
     logged = [row["time"]["unix"] for row in rows if "unix" in row.get("time", {})]
-    files = (folder / results_lib.RESULTS for folder in run.folders.values())
+    files = (folder / result_file.RESULTS for folder in run.folders.values())
     return max(logged) if logged else max(file.stat().mtime for file in files)
 
 

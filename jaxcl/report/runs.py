@@ -10,9 +10,7 @@ from etils import epath
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.report import comparability
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
-from jaxcl.run import seeds
+from jaxcl.run import log_file, result_file, seeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +19,7 @@ class RunGroup:
 
     name: str  # unique among the compared runs
     workdir: str  # path as the user wrote it
-    results: dict[int, dict]  # seed -> results, see `results.empty_results`
+    results: dict[int, dict]  # seed -> results, see `result_file.empty_results`
     folders: dict[int, epath.Path]  # seed -> its run directory
     configs: comparability.Configs = comparability.Configs()
     # Seed -> finished tasks, of seeds that are behind the others.
@@ -35,7 +33,7 @@ class RunGroup:
     @property
     def finished_tasks(self) -> int:
         """The number of finished tasks."""
-        return results_lib.count_finished(self.first_results)
+        return result_file.count_finished(self.first_results)
 
     @property
     def num_tasks(self) -> int:
@@ -51,9 +49,9 @@ class RunGroup:
     def logged_rows(self) -> dict[int, list]:
         """The rows of metrics.jsonl of each seed that has one."""
         return {
-            seed: rows_lib.read_rows(folder)
+            seed: log_file.read_rows(folder)
             for seed, folder in self.folders.items()
-            if (folder / rows_lib.FILE).exists()
+            if (folder / log_file.FILE).exists()
         }
 
 
@@ -73,8 +71,8 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
     found: dict[int | None, epath.Path] = {None: path}
     if by_seed := seeds.folders(path):
         found = dict(by_seed.items())
-    folders = {seed: x for seed, x in found.items() if results_lib.has_results(x)}
-    if not folders and results_lib.has_results(path):
+    folders = {seed: x for seed, x in found.items() if result_file.has_results(x)}
+    if not folders and result_file.has_results(path):
         folders = {None: path}
     if not folders:
         missing = "no run in it has finished a task" if path.is_dir() else "no such run"
@@ -84,12 +82,12 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
     results, finished = {}, {}
     try:
         for seed, folder in folders.items():
-            own = results_lib.read_results(folder)
+            own = result_file.read_results(folder)
             # Empty values for keys that the file lacks.
-            own = results_lib.empty_results(len(own["task_names"])) | own
-            results[seed], finished[seed] = own, results_lib.count_finished(own)
+            own = result_file.empty_results(len(own["task_names"])) | own
+            results[seed], finished[seed] = own, result_file.count_finished(own)
     except (KeyError, TypeError, AttributeError) as error:
-        file = results_lib.RESULTS
+        file = result_file.RESULTS
         raise Refused(f"{path}: its {file} is damaged: {error!r}") from error
     most = max(finished.values())
     return RunGroup(

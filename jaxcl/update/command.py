@@ -26,10 +26,8 @@ from jaxcl.config import build, command, files, run_config
 from jaxcl.data import identity
 from jaxcl.errors import Refused
 from jaxcl.index import maps
-from jaxcl.run import finish, job, lock, transfer
-from jaxcl.run import results as results_lib
-from jaxcl.update import average, gate, lineage, plan, served, verdict
-from jaxcl.update import reference as reference_lib
+from jaxcl.run import finish, job, lock, result_file, transfer
+from jaxcl.update import average, gate, lineage, plan, references, served, verdict
 from jaxcl.update.verdict import AFTER, BEFORE
 
 ROLLED_BACK = 3
@@ -40,7 +38,7 @@ class PreparedUpdate(NamedTuple):
     """An update with its data read and its options checked."""
 
     job: job.Job
-    judging: transfer.Transfer | None  # of the encoder before, on --test
+    evaluation: transfer.Transfer | None  # of the encoder before, on --test
 
 
 @numerics.pinned()
@@ -51,7 +49,7 @@ def prepare(work: plan.Plan) -> PreparedUpdate:
       Refused, OSError: as `build.build`.
     """
     try:
-        made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
+        prepared_job = build.build(ml_collections.ConfigDict(work.config), work.workdir)
     except (run_config.Differs, identity.Changed) as error:
         raise Refused(
             f"{work.workdir}: is a stopped update; finish it by the same command "
@@ -60,7 +58,7 @@ def prepare(work: plan.Plan) -> PreparedUpdate:
         ) from error
     for sentence in plan.say_plan(work):
         print(sentence, flush=True)
-    return PreparedUpdate(made, _prepare_evaluation(work, work.parent, BEFORE))
+    return PreparedUpdate(prepared_job, _prepare_evaluation(work, work.parent, BEFORE))
 
 
 @numerics.pinned()
@@ -73,9 +71,9 @@ def carry_out(
     """Evaluate, train, evaluate again and decide; resume a stopped update.
 
     Args:
-      work: from `plan.make_plan`.
-      prepared: from `prepare`; None: call it here.
-      stop: as in `train.run_tasks`.
+      work: plan from `plan.make_plan`.
+      prepared: result of `prepare`; None: call it here.
+      stop: function, as in `train.run_tasks`.
 
     Returns:
       The content of `update.json`.
@@ -92,7 +90,7 @@ def _carry_out(work, prepared, stop) -> dict:
     # Built first, so that a wrong option fails before anything is measured.
     prepared = prepare(work) if prepared is None else prepared
     report = {"parent": work.parent, "asked": work.asked}
-    before = measure_accuracies(work, prepared.judging, BEFORE, stop)
+    before = measure_accuracies(work, prepared.evaluation, BEFORE, stop)
     first = _answer_as_reference(work, stop)
     old = served.embed_old(work)
     results = finish.run_job(prepared.job, folder, stop=stop)
@@ -100,8 +98,8 @@ def _carry_out(work, prepared, stop) -> dict:
         report["average"] = average.save_average(
             prepared.job, folder, lambda mix: _choose_share(work, mix, stop)
         )
-    judging = _prepare_evaluation(work, folder, AFTER)
-    after = measure_accuracies(work, judging, AFTER, stop)
+    evaluation = _prepare_evaluation(work, folder, AFTER)
+    after = measure_accuracies(work, evaluation, AFTER, stop)
     report["accuracy"] = verdict.compare_accuracies(before, after)
     index = None if old is None else served.compare(work, old, folder)
     report["drift"] = None if index is None else index.drift
@@ -133,12 +131,12 @@ def _prepare_evaluation(
     Args:
       section: config of another transfer run, in place of that on --test.
     """
-    section = section or work.judge
+    section = section or work.test
     if section is None:
         return None
-    made = build.build(plan.add_checkpoint(section, run), work.workdir / name)
-    assert isinstance(made, transfer.Transfer)  # since the config names a checkpoint
-    return made
+    evaluation = build.build(plan.add_checkpoint(section, run), work.workdir / name)
+    assert isinstance(evaluation, transfer.Transfer)  # its config has a checkpoint
+    return evaluation
 
 
 def _answer_as_reference(work, stop) -> dict[str, np.ndarray]:
@@ -149,21 +147,19 @@ def _answer_as_reference(work, stop) -> dict[str, np.ndarray]:
     if compared.reference is not None:
         return compared.reference.right
     if compared.run == work.parent:
-        return reference_lib.read_answers(work.workdir / BEFORE)
-    judging = _prepare_evaluation(work, compared.run, REFERENCE)
-    measure_accuracies(work, judging, REFERENCE, stop)
-    return reference_lib.read_answers(work.workdir / REFERENCE)
+        return references.read_answers(work.workdir / BEFORE)
+    evaluation = _prepare_evaluation(work, compared.run, REFERENCE)
+    measure_accuracies(work, evaluation, REFERENCE, stop)
+    return references.read_answers(work.workdir / REFERENCE)
 
 
 def _compare_answers(work, first) -> dict:
     """Compare answers before and after with those of the reference; {} without any."""
-    before, after = (
-        reference_lib.read_answers(work.workdir / x) for x in (BEFORE, AFTER)
-    )
+    before, after = (references.read_answers(work.workdir / x) for x in (BEFORE, AFTER))
     if work.comparison is None or not {*before} & {*after} & {*first}:
         return {}
     limits = work.limits
-    return reference_lib.compare_answers(
+    return references.compare_answers(
         work.comparison, before, after, first, limits.accuracy_drop, limits.confidence
     )
 
@@ -188,11 +184,11 @@ def _close_comparison(work, report, first) -> None:
     run, right = plan.run, first
     if work.becomes_reference and report["accepted"]:
         run = str(work.workdir)
-        right = reference_lib.read_answers(work.workdir / AFTER)
+        right = references.read_answers(work.workdir / AFTER)
     elif plan.reference is not None:
         return
-    reference_lib.write_reference(
-        work.run, plan.number, reference_lib.Reference(run, plan.judge, right)
+    references.write_reference(
+        work.run, plan.number, references.Reference(run, plan.images, right)
     )
 
 
@@ -203,43 +199,43 @@ def _choose_share(work, mix, stop) -> dict:
     those of --select, or a part of --test.
 
     Args:
-      work: from `plan.make_plan`.
+      work: plan from `plan.make_plan`.
       mix: share -> params and stats of the encoder.
-      stop: as in `train.run`.
+      stop: function, as in `train.run_tasks`.
 
     Returns:
       The "share", and "tried": accuracies of each share that was tried.
     """
     if work.options.average != "auto":
         return {"share": work.options.average}
-    section, tried = work.select or work.judge, {}
+    section, tried = work.select or work.test, {}
     names = ("select_before", "select_after") if work.select else (BEFORE, AFTER)
     first = _prepare_evaluation(work, work.parent, names[0], section)
     before = _measure_choice(work, first, names[0], stop)
-    judging = _prepare_evaluation(work, work.workdir, names[1], section)
-    trained = judging.state
+    evaluation = _prepare_evaluation(work, work.workdir, names[1], section)
+    trained = evaluation.state
     # The evaluation may use other devices than the training.
     places = jax.tree.map(lambda x: x.sharding, (trained.params, trained.stats))
     for share in average.SHARES:
         both = tuple({"encoder": tree} for tree in mix(share))
         params, stats = jax.device_put(both, places)
-        own = judging._replace(
+        mixed = evaluation._replace(
             state=trained.replace(params=params, stats=stats),
-            source=judging.source | {"average": share},
+            source=evaluation.source | {"average": share},
         )
-        tried[str(share)] = _measure_choice(work, own, f"average_{share}", stop)
+        tried[str(share)] = _measure_choice(work, mixed, f"average_{share}", stop)
         report = {"accuracy": verdict.compare_accuracies(before, tried[str(share)])}
         if not verdict.list_broken_accuracy(report, work.limits):
             break
     return {"share": share, "tried": tried}
 
 
-def _measure_choice(work, judging, name, stop) -> dict[str, float]:
+def _measure_choice(work, evaluation, name, stop) -> dict[str, float]:
     """Measure accuracies on the images that choose, see `_choose_share`."""
-    measured = measure_accuracies(work, judging, name, stop)
+    measured = measure_accuracies(work, evaluation, name, stop)
     if work.select is not None:
         return measured
-    answers = reference_lib.read_answers(work.workdir / name)
+    answers = references.read_answers(work.workdir / name)
     if not answers:
         raise Refused(
             "config.average='auto': the evaluators give no answers to single images, "
@@ -251,34 +247,34 @@ def _measure_choice(work, judging, name, stop) -> dict[str, float]:
 
 def measure_accuracies(
     work: plan.Plan,
-    judging: transfer.Transfer | None,
+    evaluation: transfer.Transfer | None,
     name: str,
     stop: Callable[[], bool],
 ) -> dict[str, float]:
     """Measure the accuracies of an encoder on --test; {} without --test.
 
     Args:
-      work: from `plan.make_plan`.
-      judging: the encoder and its evaluators; None without --test.
+      work: plan from `plan.make_plan`.
+      evaluation: the encoder and its evaluators; None without --test.
       name: `BEFORE` or `AFTER`, the folder for the results.
-      stop: as in `train.run_tasks`.
+      stop: function, as in `train.run_tasks`.
 
     Raises:
       Refused: an evaluator gives no accuracy, so limits could not be checked.
     """
-    if judging is None:
+    if evaluation is None:
         return {}
     folder = work.workdir / name
-    results = transfer.run_transfer(judging, folder, stop=stop)
-    results_lib.write_results(folder, results)
-    measured = results_lib.summary(results).items()
-    found = {matrix: measures["average_accuracy"] for matrix, measures in measured}
-    if not found or None in found.values():
+    results = transfer.run_transfer(evaluation, folder, stop=stop)
+    result_file.write_results(folder, results)
+    measured = result_file.summary(results).items()
+    accuracies = {matrix: measures["average_accuracy"] for matrix, measures in measured}
+    if not accuracies or None in accuracies.values():
         raise Refused(
             "config.evaluators: must measure an accuracy on --test, and gave "
-            f"{found or 'none'}; see {folder}"
+            f"{accuracies or 'none'}; see {folder}"
         )
-    return found
+    return accuracies
 
 
 def add_options(parser) -> None:
@@ -355,8 +351,8 @@ def main(options: argparse.Namespace) -> int:
         is_new = lineage.read_report(planned.workdir) is None
         return planned, prepare(planned) if is_new else None
 
-    def work(made, stop):
-        planned, prepared = made
+    def work(ready, stop):
+        planned, prepared = ready
         with lock.hold_lock(planned.workdir.parent):
             asked = None if options.again else planned.asked
             parent = lineage.find_current(options.run)

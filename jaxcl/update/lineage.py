@@ -13,8 +13,7 @@ from jaxcl.config import own_images, run_config, sections
 from jaxcl.data import from_folders, sources, storage
 from jaxcl.errors import Refused
 from jaxcl.index import maps
-from jaxcl.run import folder, transfer
-from jaxcl.run import results as results_lib
+from jaxcl.run import encoder_folder, result_file, transfer
 
 UPDATES, VERDICT = "updates", "update.json"
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
@@ -30,14 +29,14 @@ def find_current(run: str) -> str:
     return str(run)
 
 
-def read_config(run: str) -> dict:
+def read_run_config(run: str) -> dict:
     """Read the config of a run for `build`; for an encoder's folder make a recipe.
 
     Raises:
       Refused: there is no config, it has several seeds, or it is of graphs.
     """
     saved = transfer.config_of(str(run), field="--run")
-    if folder.is_one(run):
+    if encoder_folder.exists_at(run):
         return make_recipe(saved)
     if saved.get("seeds", 1) != 1:
         raise Refused(
@@ -49,17 +48,17 @@ def read_config(run: str) -> dict:
     return run_config.without(saved, run_config.NOTED)
 
 
-def make_recipe(theirs: dict) -> dict:
+def make_recipe(encoder_config: dict) -> dict:
     """Make the config that trains an encoder without a run on new images.
 
     SimCLR under CaSSLe; the encoder as it came is the first teacher. For a Vision
     Transformer adapters and the last block are trained (ExPLoRA).
 
     Args:
-      theirs: `transfer.config_of` its folder.
+      encoder_config: `transfer.config_of` its folder.
     """
-    transformer = theirs["encoder"]["name"] == "vit"
-    return theirs | {
+    transformer = encoder_config["encoder"]["name"] == "vit"
+    return encoder_config | {
         "name": "update",
         "method": {"name": "two_view", "base": "simclr", "strategy": "cassle"},
         "optimizer": {"name": "adam", "lr": 1e-4, "decoupled": True}
@@ -72,7 +71,11 @@ def make_recipe(theirs: dict) -> dict:
 
 
 def make_section(
-    path: str | dict, options: dict, theirs: dict, field: str, whole: bool = False
+    path: str | dict,
+    options: dict,
+    parent_config: dict,
+    field: str,
+    all_rows: bool = False,
 ) -> dict:
     """Make the config section that reads the images at a path.
 
@@ -81,11 +84,12 @@ def make_section(
     decoded once, into memory.
 
     Args:
-      path: of the images; or a section that reads them, to which `options` are added.
-      options: of the source; they override those of the run.
-      theirs: the run's config.
-      field: of the section, for messages.
-      whole: whether all rows are train rows, without a test part.
+      path: path of the images; or a section that reads them, to which `options` are
+        added.
+      options: options of the source; they override those of the run.
+      parent_config: the run's config.
+      field: name of the section, for messages.
+      all_rows: whether all rows are train rows, without a test part.
 
     Raises:
       Refused: there is nothing at the path.
@@ -98,21 +102,21 @@ def make_section(
     source = {"name": options.pop("name", None), "path": str(path)}
     if source["name"] is None:
         source = sources.section_of(path)
-    if whole:
+    if all_rows:
         source |= sources.without_test_split(source)
         if source["name"] == "image_folder" and from_folders.is_mixed(str(path)):
             source["folders"] = "none"
     if source["name"] in ("image_folder", "huggingface"):
-        source["channels"] = len(theirs["augment"]["mean"])
-        run_data = theirs.get("data", {})
+        source["channels"] = len(parent_config["augment"]["mean"])
+        run_data = parent_config.get("data", {})
         read = sources.SOURCES.get(run_data.get("name"))
         if read is not None and {*_READING} <= {*schema.option_of(read)}:
             source |= {name: run_data[name] for name in _READING if name in run_data}
             if run_data.get("resident") and "size" in source:  # else sizes may differ
                 source["resident"] = True
         elif not {"size", "resident"} & set(options):
-            whole = source | options
-            options |= own_images.read_once(whole, own_images.summarize(whole))
+            section = source | options
+            options |= own_images.read_once(section, own_images.summarize(section))
     return source | options
 
 
@@ -122,24 +126,26 @@ def join_sections(old: dict, new: dict) -> dict:
     return {"name": "joined", "sets": [*before, new]}
 
 
-def make_next_config(parent: str, theirs: dict, data: dict, changes: dict) -> dict:
+def make_next_config(
+    parent: str, parent_config: dict, data: dict, changes: dict
+) -> dict:
     """Make the config of a run that continues `parent` with one more task.
 
     Args:
       parent: directory of a finished run, or the folder of an encoder, for which the
         new task is the first.
-      theirs: the parent's config.
+      parent_config: the parent's config.
       data: the config section of the new task's data.
-      changes: to the parent's config, for the new task.
+      changes: changes to the parent's config, for the new task.
 
     Raises:
       Refused: the parent is not finished, or a change is not allowed.
     """
-    scenario, kept = {"name": "joint", "evaluation": "none"}, ()
-    if not folder.is_one(parent):
-        tasks = _count_tasks(parent, theirs) + 1
-        scenario, kept = scenario | {"name": "after", "num_tasks": tasks}, _OF_A_RUN
-    return _change_config(theirs, changes, kept) | {
+    scenario, fixed = {"name": "joint", "evaluation": "none"}, ()
+    if not encoder_folder.exists_at(parent):
+        tasks = _count_tasks(parent, parent_config) + 1
+        scenario, fixed = scenario | {"name": "after", "num_tasks": tasks}, _OF_A_RUN
+    return _change_config(parent_config, changes, fixed) | {
         "data": data,
         "scenario": scenario,
         "start": str(parent),
@@ -150,14 +156,14 @@ def make_next_config(parent: str, theirs: dict, data: dict, changes: dict) -> di
     }
 
 
-def _count_tasks(run: str, theirs: dict) -> int:
+def _count_tasks(run: str, config: dict) -> int:
     """Count the tasks of a run; refuse one that has not finished all of them."""
-    found = results_lib.has_results(run)
-    results = results_lib.read_results(run) if found else {"scalars": [None]}
-    tasks, first = len(results["scalars"]), theirs.get("first_tasks")
+    has_results = result_file.has_results(run)
+    results = result_file.read_results(run) if has_results else {"scalars": [None]}
+    tasks, first = len(results["scalars"]), config.get("first_tasks")
     if None not in results["scalars"]:
         return tasks
-    if first and results_lib.count_finished(results) == first:
+    if first and result_file.count_finished(results) == first:
         raise Refused(
             f"{run}: config.first_tasks={first} left out {tasks - first} of its tasks; "
             "an update follows a run of all its tasks"
@@ -165,26 +171,26 @@ def _count_tasks(run: str, theirs: dict) -> int:
     raise Refused(f"{run}: is not finished; let it finish first")
 
 
-def _change_config(theirs, changes, kept) -> dict:
+def _change_config(config, changes, also_fixed) -> dict:
     """Change a config option by option; refuse options that it does not have.
 
     Args:
-      kept: sections that cannot change, besides those that the update sets.
+      also_fixed: sections that cannot change, besides those that the update sets.
     """
-    changed = theirs = sections.nest_method(theirs)
+    changed = config = sections.nest_method(config)
     for name, value in changes.items():
         if name == "method":
             value = {option: x for option, x in value.items() if x != {}}
         if value == {}:
             continue  # no option of the section was given
-        own = theirs.get(name) or {}
-        new = _merge(own, value) if isinstance(value, dict) else value
+        section = config.get(name) or {}
+        new = _merge(section, value) if isinstance(value, dict) else value
         if name == "method":
             new = sections.nest_method({"method": new})["method"]
         # An encoder's folder may get the same update again.
-        is_same = name in kept and isinstance(value, dict) and new == own
-        fixed = ("data", "scenario", "start", "encoder", "evaluators", *kept)
-        if name in fixed and not is_same:
+        is_same = name in also_fixed and isinstance(value, dict) and new == section
+        all_fixed = ("data", "scenario", "start", "encoder", "evaluators", *also_fixed)
+        if name in all_fixed and not is_same:
             raise Refused(f"config.train.{name}: is fixed by the run or the update")
         changed = changed | {name: new}
     return changed
@@ -205,8 +211,8 @@ def list_updates(run: str) -> list[epath.Path]:
     """List the directories of all updates of a run, in order."""
     folder = epath.Path(run) / UPDATES
     entries = folder.iterdir() if folder.exists() else ()
-    found = (path for path in entries if re.fullmatch(r"\d{4,}", path.name))
-    return sorted(found, key=lambda path: int(path.name))
+    folders = (path for path in entries if re.fullmatch(r"\d{4,}", path.name))
+    return sorted(folders, key=lambda path: int(path.name))
 
 
 def default_batch_size(run: str) -> int:
@@ -220,7 +226,7 @@ def default_batch_size(run: str) -> int:
         size = (report.get("asked", {}).get("train") or {}).get("batch_size")
         if size is not None and report["accepted"]:
             return size
-    return read_config(run).get("batch_size", sections.TopLevel.batch_size)
+    return read_run_config(run).get("batch_size", sections.TopLevel.batch_size)
 
 
 def choose_folder(run: str, asked: dict | None) -> epath.Path:
@@ -230,7 +236,7 @@ def choose_folder(run: str, asked: dict | None) -> epath.Path:
     config differs.
 
     Args:
-      run: its directory.
+      run: directory of the run.
       asked: description of the update; None: no finished update is equal.
     """
     number, earlier = 1, list_updates(run)
@@ -255,7 +261,7 @@ def write_report(workdir: epath.PathLike, report: dict, adapter: bytes | None) -
     their encoder by mistake.
 
     Args:
-      workdir: of the update.
+      workdir: directory of the update.
       report: the measurements and the verdict.
       adapter: file of a map of new queries to the old index, or None.
 
@@ -267,7 +273,7 @@ def write_report(workdir: epath.PathLike, report: dict, adapter: bytes | None) -
     if adapter is not None and report["accepted"]:
         with storage.replacing(workdir / maps.FILE) as file:
             file.write(adapter)
-    results_lib.write_json(workdir / VERDICT, report)
+    result_file.write_json(workdir / VERDICT, report)
     remove_checkpoints(workdir, report)
     return report
 

@@ -24,9 +24,7 @@ from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
 from jaxcl.index import maps
 from jaxcl.nets import tuning
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import results as results_lib
-from jaxcl.run import transfer
+from jaxcl.run import encoder_folder, result_file, transfer
 from jaxcl.update import lineage
 from jaxcl.weights import encoder, pytorch, writer
 from jaxcl.weights import stablehlo as program
@@ -81,7 +79,7 @@ def export(
     card = {"encoder": section, "input": inputs}
     exported = encoder.make_encoder(card, params, stats)
     leaves = encoder.flatten_leaves(exported.params, exported.stats)
-    files = {folder_lib.TENSORS: writer.pack_tensors(leaves, "flax")}
+    files = {encoder_folder.TENSORS: writer.pack_tensors(leaves, "flax")}
     if torch:
         state = pytorch.torch_state(exported)
         files[writer.PYTORCH[section["name"]]] = writer.pack_tensors(state, "pt")
@@ -97,7 +95,7 @@ def export(
     card |= _describe_origin(config, source, cursor) | {"config": config}
     if inputs["kind"] == "images":
         card["check"] = exported.picture_features()
-    card = results_lib.to_json(card)
+    card = result_file.jsonable(card)
     card |= {key: _hide_paths(card[key]) for key in ("data", "checkpoint", "config")}
     return writer.write_folder(epath.Path(out), files, card, force)
 
@@ -125,7 +123,7 @@ def _hide_paths(value, key=""):
 
 def _read_config(run):
     """Read the config of a run; refuse a run that has no encoder of its own."""
-    if folder_lib.is_one(run):
+    if encoder_folder.exists_at(run):
         raise Refused("--run", run, "is an encoder's folder already, without an update")
     config = transfer.config_of(run, field="--run")
     if config.get("seeds", 1) > 1:
@@ -204,7 +202,7 @@ def _describe_origin(config, source, cursor) -> dict:
 def _describe_training(config, cursor) -> dict:
     """Describe the progress of the run."""
     results, phase = cursor["results"], cursor["phase"]
-    names, done = results["task_names"], results_lib.count_finished(results)
+    names, done = results["task_names"], result_file.count_finished(results)
     begun = done + (phase != "evaluated")
     return {
         "run": config.get("name", "run"),
@@ -218,11 +216,11 @@ def _describe_training(config, cursor) -> dict:
 def _read_results(config, cursor) -> dict | None:
     """Return the evaluators' results for exactly this network, or None."""
     results = cursor["results"]
-    last = results_lib.count_finished(results) - 1
+    last = result_file.count_finished(results) - 1
     if cursor["phase"] != "evaluated" or last < 0:
         return None
     matrices = {}
-    for name, measures in results_lib.summary(results).items():
+    for name, measures in result_file.summary(results).items():
         row = results["matrices"][name][last]
         matrices[name] = {"accuracy": row, "average": measures["average_accuracy"]}
     # If ICL has a head, the evaluators read the head's outputs.

@@ -57,10 +57,10 @@ def read_tensors(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str,
         # The length that a safetensors file begins with may look like a pickle.
         by_torch = data[:2] in (b"PK", b"\x80\x02") and data[8:9] != b"{"
         read = _read_by_torch if by_torch else _read_safetensors
-        found = read(path.parent / name, data)
-        if twice := sorted(tensors.keys() & found.keys()):
+        piece = read(path.parent / name, data)
+        if twice := sorted(tensors.keys() & piece.keys()):
             raise Refused(f"{path}: two of its parts hold {twice[0]!r}")
-        tensors |= found
+        tensors |= piece
     if not tensors:
         raise Refused(f"{path}: there is no tensor in it")
     cast = {name: _cast_finite(path, name, x) for name, x in tensors.items()}

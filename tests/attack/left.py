@@ -6,8 +6,7 @@ import pathlib
 from etils import epath
 
 from helpers import toy
-from jaxcl.run import checkpoint
-from jaxcl.run import results as results_lib
+from jaxcl.run import checkpoint, result_file
 
 
 def of_run(workdir: pathlib.Path) -> dict:
@@ -15,7 +14,7 @@ def of_run(workdir: pathlib.Path) -> dict:
     folder = workdir / "checkpoints"
     newest = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     saved = checkpoint.read_info(epath.Path(folder / str(newest)))
-    results = results_lib.read_results(workdir)
+    results = result_file.read_results(workdir)
     kept = ("task_names", "matrices", "scalars", "finetune", "untrained")
     return {
         "checkpoint": newest,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxcl.data import graphs
+from jaxcl.data import graph_arrays
 
 
 def graph_set(pairs, sizes, features=None, labels=None):
@@ -15,7 +15,7 @@ def graph_set(pairs, sizes, features=None, labels=None):
     if features is None:
         features = np.random.default_rng(len(edges)).normal(size=(starts[-1], 3))
     label = np.arange(len(sizes)) % 2 if labels is None else labels
-    return graphs.GraphSet(
+    return graph_arrays.GraphSet(
         np.asarray(features, np.float32),
         np.array(edges, np.int32).reshape(-1, 2).T,
         starts.astype(np.int32),

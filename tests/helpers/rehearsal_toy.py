@@ -56,7 +56,7 @@ def task_of(index, *classes):
 def parts(views=1):
     """Of two views the second alone is mirrored."""
     made = online_toy.parts()._replace(num_classes=CLASSES, replay=None)
-    plain, mirror = made.plain, made.augment
+    plain, mirror = made.eval_transform, made.augment
 
     def both(key, images):
         return jnp.stack([plain(images), mirror(key, images)[:, 0]], axis=1)

@@ -44,7 +44,7 @@ def make_parts(**replay):
     return core.Parts(
         encoder=Tiny(),
         augment=lambda key, images: moved(plain(images))[:, None],
-        plain=plain,
+        eval_transform=plain,
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
         num_classes=CLASSES,

@@ -10,9 +10,8 @@ from jaxcl import lookup, schema
 from jaxcl.config import build
 from jaxcl.data import toys
 from jaxcl.methods import online_ssl, two_view
-from jaxcl.run import checkpoint
+from jaxcl.run import checkpoint, log_file
 from jaxcl.run import job as job_lib
-from jaxcl.run import rows as rows_lib
 
 KEY = jax.dtypes.prng_key
 # Options of the toy's method that some bases and strategies alone have.
@@ -152,7 +151,7 @@ def saved(work, workdir):
 
 def untimed_rows(workdir):
     """Rows of metrics.jsonl without what the clock says."""
-    found = rows_lib.read_rows(workdir)
+    found = log_file.read_rows(workdir)
     return [{k: v for k, v in row.items() if k != "time"} for row in found]
 
 

@@ -382,7 +382,7 @@ def _read_rows(setup, extra, batch, keys) -> Rows:
         return Rows(views, jnp.zeros((), bool), 0.0)
     active = jnp.sum(extra.memory.filled) > size
     drawn = sharded.sample(extra.memory, keys.draw, size)
-    items = sharding.spread(drawn[0])
+    items = sharding.shard_rows_in_jit(drawn[0])
     replayed = parts.augment(keys.augment_drawn, items["image"])
     if setup.plan.mix:
         exist = jnp.broadcast_to(active, size)
