@@ -23,7 +23,7 @@ from typing import NamedTuple
 import jax
 import ml_collections
 import numpy as np
-from absl import app, flags, logging
+from absl import app, flags
 from jax.experimental import topologies
 from ml_collections import config_flags
 
@@ -31,7 +31,7 @@ from jaxcl import sharding
 from jaxcl.config import build, command
 from jaxcl.data import stand_in, storage
 from jaxcl.errors import Refused
-from jaxcl.run import cost, job
+from jaxcl.run import cost, job, terminal
 
 # Chips and targets
 
@@ -534,7 +534,7 @@ def main(argv: list[str]) -> int:
     values, target, by = flags.FLAGS, None, f"jax {jax.__version__}"
     if len(argv) > 1:
         return command.complain(f"unknown argument {argv[1]!r}; see --help")
-    logging.set_verbosity(logging.WARNING)
+    terminal.use_plain_warnings()
     try:
         if values.target is not None:
             target = parse_target(values.target)

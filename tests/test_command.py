@@ -59,6 +59,14 @@ def test_a_number_that_is_none_is_named_with_its_field(
     assert f"config.{field}" in line and "abc" in line and kind in line
 
 
+def test_an_option_that_is_none_in_the_config_is_named(capsys, monkeypatch, tmp_path):
+    config = "import ml_collections\nget_config = lambda: "
+    (tmp_path / "a.py").write_text(config + "ml_collections.ConfigDict({'a': None})")
+    arguments = [f"--config={tmp_path / 'a.py'}", "--config.a=3"]
+    line = said(capsys, monkeypatch, arguments, of_a_run)
+    assert "config.a is None" in line and "dict_keys" not in line
+
+
 def test_an_update_has_the_options_of_a_run_below_train(capsys, monkeypatch):
     arguments = ["--run=a", "--data=b", "--epochs=3"]
     options = {"section": "config.train"}

@@ -15,7 +15,6 @@ from typing import Any
 
 import ml_collections
 import numpy as np
-from absl import logging
 from etils import epath
 
 from jaxcl import errors, numerics
@@ -24,7 +23,7 @@ from jaxcl.config import build, own_images, recipe, run_config
 from jaxcl.data import sources
 from jaxcl.errors import Refused
 from jaxcl.methods.two_view import strategies
-from jaxcl.run import finish, folder, signals
+from jaxcl.run import finish, folder, signals, terminal
 from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import writer
 
@@ -127,7 +126,7 @@ def fit(
     if begun:
         config.start = _write_encoder(encoder.card, start, where)
     with _silent(quiet), _stopping() as stop:
-        logging.set_verbosity(logging.WARNING)
+        terminal.use_plain_warnings()
         work = build.build(config, where)
         finish.run_job(work, where, stop=stop)
         print(f"\n{finish.closing(work, where)}", flush=True)

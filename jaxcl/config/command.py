@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 
-from absl import flags, logging
+from absl import flags
 
 from jaxcl import numerics
 from jaxcl.config import files, sections
@@ -34,6 +34,7 @@ def parse_flags(argv, section="config", define=lambda: None):
       define: defines the flags; it is called first and may raise, too.
     """
     images.lift_pillow_limit()
+    terminal.use_plain_warnings()
     try:
         define()
         return flags.FLAGS(files.located_in(argv))
@@ -62,6 +63,12 @@ def _reword_flag_error(message: str) -> str:
     """Return a message about a flag without the words of absl and of Python's `int`."""
     missing = r"flag --(\w+)=None: Flag --\1 must have a value other than None\."
     message = re.sub(missing, r"--\1 is required.", message)
+    if none := re.match(r"Type <class 'NoneType'> of field (\S+) is not", message):
+        return (
+            f"{none[1]} is None in the config and has no type, so that the command "
+            f"cannot set it; copy the config file and set {none[1]} there, or choose a "
+            "config that sets it"
+        )
     kinds = {"invalid literal for int": "a whole number"}
     kinds |= {"could not convert string to float": "a number"}
     for words, kind in kinds.items():
@@ -107,7 +114,7 @@ def run_until_signal(make, work) -> int:
     Returns:
       The exit code: that of `work`, 0 for None; 1, 2, 70 or 75 as in `main`.
     """
-    logging.set_verbosity(logging.WARNING)
+    terminal.use_plain_warnings()
     images.lift_pillow_limit()
     # After the distributed runtime has started, which would take SIGTERM for itself.
     with (

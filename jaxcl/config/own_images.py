@@ -362,7 +362,7 @@ def _set_optimizer(made) -> None:
         rates, decays = ({n: x[i] for n, x in _RATES.items()} for i in range(2))
         made.optimizer = {"name": "lars", "lr": recipe.look_up(rates, base)}
         made.optimizer.weight_decay = recipe.look_up(decays, base)
-    warmup = recipe.compute(recipe.warmup_epochs, made.get_ref("epochs"))
+    warmup = recipe.tie_warmup(made)
     made.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
 
 

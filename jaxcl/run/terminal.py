@@ -3,10 +3,13 @@
 import contextlib
 import errno
 import io
+import logging as python_logging
 import os
 import sys
 from collections.abc import Iterator
 from typing import Literal, TextIO
+
+from absl import logging
 
 # Errors of a full disk, which may have room again
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -30,6 +33,22 @@ def style_text(
     if plain or not file.isatty():
         return text
     return f"\033[{_CODES[style]}m{text}\033[0m"
+
+
+class _PlainFormatter(python_logging.Formatter):
+    """Formats a log record as "jaxcl: warning: MESSAGE", over a progress bar if any."""
+
+    def format(self, record) -> str:
+        """Return the line of a record."""
+        level = style_text(f"{record.levelname.lower()}:", "bad", sys.stderr)
+        clear = "\r\033[K" if sys.stderr.isatty() else ""
+        return f"{clear}jaxcl: {level} {record.getMessage()}"
+
+
+def use_plain_warnings() -> None:
+    """Log warnings and errors only, without time, thread and line of the source."""
+    logging.set_verbosity(logging.WARNING)
+    logging.get_absl_handler().setFormatter(_PlainFormatter())
 
 
 class _Lossy(io.FileIO):

@@ -49,7 +49,7 @@ def import_file(
 
     Args:
       source: a file, see `files.read_tensors`; `side_files` reads its neighbours.
-      architecture: a name in `architectures.ARCHITECTURES`.
+      architecture: name that `architectures.find_family` knows.
       out: the folder; it must be missing, empty, or hold the same encoder.
       prefix: start of the tensors' names, if the file holds several networks.
       heads: number of attention heads; None: from neighbouring files or architecture.
@@ -68,6 +68,7 @@ def import_file(
       OSError: a file cannot be read or written.
     """
     known = architectures.look_up(architecture)
+    architecture = architectures.find_family(architecture)
     tensors, hashes = files.read_tensors(source)
     try:
         own, prefix, others = architectures.pick_network(tensors, prefix)
@@ -256,6 +257,12 @@ def summarise_card(card: dict) -> str:
     given = card["input"]
     shown = {name: given[name] for name in ("size", "resize", "mean", "std")}
     lines.append(f"images: {shown}, {given['interpolation']}")
+    if given["resize"] > given["size"]:
+        lines.append(
+            f"embed resizes the shorter side to {given['resize']} and cuts out the "
+            f"middle {given['size']} x {given['size']} pixels; for images of "
+            f"{given['size']} pixels give --resize={given['size']}"
+        )
     dropped = imported["dropped"]
     dropped = [n for n in dropped if not n.endswith(architectures.COUNTERS)]
     if dropped:
@@ -283,7 +290,11 @@ def parser() -> argparse.ArgumentParser:
     add = options.add_argument
     add("--from", dest="source", required=True, help="a file of weights")
     known = ", ".join(architectures.ARCHITECTURES)
-    add("--architecture", required=True, help=f"one of {known}")
+    add(
+        "--architecture",
+        required=True,
+        help=f"one of {known}; or a published name, as vit_tiny_patch16_224",
+    )
     add("--out", required=True, help="folder, new or of the same weights")
     add("--prefix", help="of the network's names, if the file has several")
     add("--heads", type=int, help="attention heads; not in the weights")
