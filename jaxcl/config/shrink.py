@@ -57,7 +57,8 @@ def _shrink_images(config) -> None:
     before, config.data = config.data, ml_collections.ConfigDict()
     if "path" not in before:
         config.data = {"name": "digits", "size": 16, "channels": 3}
-        config.augment.update(size=16, resize=config_dict.placeholder(int))
+        config.augment.size = 16
+        config.augment.resize = config_dict.placeholder(int)
         return
     config.data = {"name": "few_rows", "size": 16}
     config.data.path = config_dict.placeholder(str)
