@@ -5,7 +5,6 @@ import importlib
 import importlib.metadata
 import os
 import pathlib
-import platform
 import runpy
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ _COMMANDS = {
     "compare": ("jaxcl.report.compare", "compare runs in a table and a plot"),
     "list": ("jaxcl.api.list", "list methods, bases, encoders, data, configs ..."),
     "options": ("jaxcl.api.options", "print the options of a config and their meaning"),
+    "doctor": ("jaxcl.api.doctor", "check the installation, with a run of ten steps"),
     "estimate": ("jaxcl.estimate", "estimate memory and time of a step, on any chip"),
 }
 _GROUPS = {
@@ -32,7 +32,7 @@ _GROUPS = {
     "Models": ("import", "export", "features", "index"),
     "Data": ("data",),
     "Results": ("report", "compare"),
-    "Inspect": ("list", "options", "estimate"),
+    "Inspect": ("list", "options", "estimate", "doctor"),
 }
 _TAKES_A_CONFIG = ("train", "estimate", "options")
 _OWN_IMAGES = "own_images"
@@ -75,7 +75,10 @@ def _start_command(words: list[str]) -> int:
         return 0 if words else 2
     word, *rest = words
     if word == "--version":
-        print("\n".join([_version(), *(_versions() if "--verbose" in rest else ())]))
+        print(_version())
+        if "--verbose" in rest:
+            doctor = importlib.import_module("jaxcl.api.doctor")
+            print("\n".join(doctor.list_versions()))
         return 0
     if word not in _COMMANDS:
         near = difflib.get_close_matches(word, _COMMANDS, n=1)
@@ -108,15 +111,6 @@ def _version() -> str:
     found = importlib.import_module("jax").devices()
     jax = f"jax {importlib.metadata.version('jax')}"
     return f"jaxcl {own} ({jax}, {len(found)} x {found[0].device_kind})"
-
-
-def _versions() -> list[str]:
-    """Return the versions that a report of a bug needs, a line each."""
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy")
-    lines = [f"Python {platform.python_version()}, {platform.platform()}"]
-    lines += [f"{name} {importlib.metadata.version(name)}" for name in packages]
-    flags = {x: y for x, y in os.environ.items() if x.startswith(("JAX_", "XLA_"))}
-    return [*lines, *(f"{name}={value}" for name, value in sorted(flags.items()))]
 
 
 def _with_underscores(word: str) -> str:
