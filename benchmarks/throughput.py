@@ -364,7 +364,7 @@ def check_peer(args) -> None:
     if args.stream or args.devices > 1:
         parser().error("--peer: needs resident images and one device")
     if importlib.util.find_spec("torch") is None:
-        parser().error("--peer: PyTorch is missing, pip install -e '.[peers]'")
+        parser().error("--peer: PyTorch is missing, pip install --group peers")
     import peer
 
     try:

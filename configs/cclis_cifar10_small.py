@@ -34,7 +34,10 @@ def get_config(arg=None):
     config.epochs = (60, 30)
     config.batch_size = 128
     config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
-    config.schedule = {"name": "ramped_cosine", "warmup_epochs": 3}
+    config.schedule = {
+        "name": "ramped_cosine",
+        "warmup_epochs": recipe.tie_warmup(config, 3),
+    }
     if row == "er":
         config.method = {**method}
         config.replay = {"capacity": 200, "size": 128, "augment": "all"}

@@ -36,7 +36,10 @@ def get_config(arg=None):
     config.encoder = {"name": "resnet", "depth": 10, "width": 8, "stem": "cifar"}
     lambdas = pnr.column(pnr.CIFAR, 3)
     pnr.set_small_heads(config, base, queue_size=4096, lambdas=lambdas)
-    config.schedule = {"name": "warmup_cosine", "warmup_epochs": 1}
+    config.schedule = {
+        "name": "warmup_cosine",
+        "warmup_epochs": recipe.tie_warmup(config, 1),
+    }
     rates = {name: min(rate, 1.0) for name, rate in pnr.column(pnr.CIFAR, 2).items()}
     config.evaluators = {
         "collapse": {},

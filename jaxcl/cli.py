@@ -30,6 +30,11 @@ COMMANDS = {
     "compare": ("Results", "report.compare", "compare runs in a table and a plot"),
     "list": ("Inspect", "api.list", "list methods, bases, encoders, data, configs ..."),
     "options": ("Inspect", "api.options", "print a config's options and their meaning"),
+    "doctor": (
+        "Inspect",
+        "api.doctor",
+        "check the installation, by a run of ten steps",
+    ),
     "estimate": ("Inspect", "estimate", "bound memory and time of a step, on any chip"),
 }
 _EXAMPLES = """
@@ -192,7 +197,10 @@ def _start_command(words: list[str]) -> int:
         return 0 if words else 2
     word, *rest = words
     if word == "--version":
-        print("\n".join([_version(), *(_versions() if "--verbose" in rest else ())]))
+        print(_version())
+        if "--verbose" in rest:
+            doctor = importlib.import_module("jaxcl.api.doctor")
+            print("\n".join(doctor.list_versions()))
         return 0
     if word not in COMMANDS:
         near = importlib.import_module("difflib").get_close_matches(word, COMMANDS, n=1)
@@ -209,14 +217,3 @@ def _version() -> str:
     devices = jax.devices()
     found = f"{len(devices)} x {devices[0].device_kind}"
     return f"jaxcl {library} (jax {jax.__version__}, {found})"
-
-
-def _versions() -> list[str]:
-    """Return the versions that a report of a bug needs, a line each."""
-    platform = importlib.import_module("platform")
-    metadata = importlib.import_module("importlib.metadata")
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy")
-    lines = [f"Python {platform.python_version()}, {platform.platform()}"]
-    lines += [f"{name} {metadata.version(name)}" for name in packages]
-    flags = {x: y for x, y in os.environ.items() if x.startswith(("JAX_", "XLA_"))}
-    return [*lines, *(f"{name}={value}" for name, value in sorted(flags.items()))]

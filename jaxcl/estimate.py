@@ -24,14 +24,13 @@ from typing import NamedTuple
 import jax
 import ml_collections
 import numpy as np
-from absl import logging
 from jax.experimental import topologies
 
 from jaxcl import schema, sharding
 from jaxcl.config import build, files
 from jaxcl.data import stand_in, storage
 from jaxcl.errors import Refused
-from jaxcl.run import cost, job
+from jaxcl.run import cost, job, terminal
 
 # Chips and targets
 
@@ -527,7 +526,7 @@ exit codes: 0 compiled, 1 failed, 2 wrong command or config"""
 def main(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     target, by = None, f"jax {jax.__version__}"
-    logging.set_verbosity(logging.WARNING)
+    terminal.use_plain_warnings()
     sizes = {"classes": options.classes, "rows": options.rows}
     for name, size in sizes.items():
         schema.check_value(size, schema.Count | None, f"--{name}")

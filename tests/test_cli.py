@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 
+import jax
 import pytest
 
 import jaxcl
@@ -17,8 +18,8 @@ import jaxcl.methods
 from helpers import config_files, processes
 from helpers.config_functions import FUNCTIONS
 from jaxcl import cli, schema
+from jaxcl.api import doctor, options
 from jaxcl.api import list as listing
-from jaxcl.api import options
 from jaxcl.config import files, sections
 from jaxcl.data import scenarios, sources
 from jaxcl.memory import policies
@@ -54,6 +55,20 @@ def test_help_imports_nothing_that_takes_time():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "" and done.returncode == 0, done.stderr
+
+
+def test_the_doctor_trains_ten_steps_and_names_what_fails(capsys, monkeypatch):
+    assert cli.main(["doctor"]) == 0
+    told = capsys.readouterr().out
+    versions = [x for x in told.splitlines() if x.strip().startswith("jax ")]
+    assert f"jax {jax.__version__}" in versions[0] and "10 steps" in told
+
+    def fail(folder):
+        raise RuntimeError("no such chip")
+
+    monkeypatch.setattr(doctor, "time_steps", fail)
+    assert cli.main(["doctor"]) == 1
+    assert "no such chip" in capsys.readouterr().err
 
 
 def test_every_kind_is_listed(capsys):
@@ -185,7 +200,9 @@ def test_a_package_in_the_current_folder_is_found(tmp_path, monkeypatch, capsys)
 
 def install(checkout, site, kind="wheel"):
     """Copy what a build reads into `checkout`, build it and unpack it into `site`."""
-    pytest.importorskip("setuptools", minversion="77", reason="jaxcl[release] has it")
+    pytest.importorskip(
+        "setuptools", minversion="77", reason="the group release has it"
+    )
     checkout.mkdir(exist_ok=True)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)

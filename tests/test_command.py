@@ -55,6 +55,13 @@ def test_an_override_that_has_no_place_is_named_with_its_field(capsys, word, sai
     assert f"config.{field}" in line and value in line and said_too in line
 
 
+def test_an_option_that_is_none_in_the_config_is_named(capsys, tmp_path):
+    config = "import ml_collections\nget_config = lambda: "
+    (tmp_path / "a.py").write_text(config + "ml_collections.ConfigDict({'a': None})")
+    line = said(capsys, "train", str(tmp_path / "a.py"), "--config.a=3")
+    assert "config.a" in line and "None" in line and "dict_keys" not in line
+
+
 def test_a_word_for_a_config_that_takes_none(capsys):
     assert "quickstart:simclr" in said(capsys, "train", "quickstart:simclr")
 

@@ -75,7 +75,7 @@ def test_the_command_of_a_scalar(runs, capsys, monkeypatch):
     figure, folders = runs / "x.png", [str(runs / "er"), str(runs / "one")]
     told = ["--scalar=memory/entropy", "--band=std", f"--out={figure}"]
     assert cli.main(["compare", *folders, *told]) == 0
-    head, er, one = capsys.readouterr().out.splitlines()
+    head, er, one = table_of(capsys)
     assert "memory/entropy" in head
     assert er.split() == "er 2.0000 +- 0.0000 step 10".split()
     assert one.split()[0] == "one" and figure.stat().st_size > 5000
@@ -89,12 +89,17 @@ def test_the_command(runs, capsys):
     folders = [str(runs / name) for name in ("er", "ace", "one")]
     assert cli.main(["compare", *folders, f"--out={figure}"]) == 0
     assert figure.stat().st_size > 5000
-    er, ace, one = capsys.readouterr().out.splitlines()[1:]
+    er, ace, one = table_of(capsys)[1:]
     assert er.split() == (
         "er 3 60.0 +- 15.3 73.3 +- 8.3 58.9 +- 5.6 36.7 +- 20.3 10.0 1.00x 10".split()
     )
     assert "20.0 +- 0.0" in ace and "2.00x" in ace
     assert one.split()[:3] == ["one", "1", "50.0"] and one.endswith("10.0")
+
+
+def table_of(capsys):
+    """The lines of the table and its notes, without the meanings of its columns."""
+    return capsys.readouterr().out.partition("\n\n")[0].splitlines()
 
 
 def _stop_after_a_task(folder):
@@ -107,10 +112,10 @@ def _stop_after_a_task(folder):
 def test_seeds_that_are_behind_are_left_out_and_named(runs, capsys):
     folders = [str(runs / name) for name in ("er", "ace")]
     assert cli.main(["compare", *folders]) == 0
-    table = capsys.readouterr().out.splitlines()
+    table = table_of(capsys)
     _stop_after_a_task(runs / "ace" / "seed_1")
     assert cli.main(["compare", *folders]) == 0
-    _, er, ace, told = capsys.readouterr().out.splitlines()
+    _, er, ace, told = table_of(capsys)
     assert er == table[1]
     assert ace.split()[:3] == ["ace", "1", "70.0"] and ace.endswith(" 20.0")
     assert "ace" in told and "seed 1 (1 of 2)" in told
@@ -118,11 +123,9 @@ def test_seeds_that_are_behind_are_left_out_and_named(runs, capsys):
 
 def test_runs_after_other_tasks_have_no_difference(runs, capsys):
     _stop_after_a_task(runs / "one")
-    assert (
-        cli.main(["compare", *(str(runs / x) for x in ("er", "one", "one/../ace"))])
-        == 0
-    )
-    _, _, one, ace, told = capsys.readouterr().out.splitlines()
+    folders = (str(runs / name) for name in ("er", "one", "one/../ace"))
+    assert cli.main(["compare", *folders]) == 0
+    _, _, one, ace, told = table_of(capsys)
     assert one.split()[:3] == ["one", "1", "100.0"] and one.endswith(" -")
     assert ace.endswith("20.0 +- 0.0")
     assert "one: 1 of 2 tasks" in told
@@ -144,7 +147,7 @@ def test_runs_that_were_not_measured_alike_are_told(runs, capsys):
 
     def told(*options):
         assert cli.main(["compare", *folders, *options]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = table_of(capsys)
         return [line for line in lines if line.startswith("not measured alike: ")]
 
     # Seeds are to differ, and so are methods.

@@ -1,5 +1,6 @@
 """`jaxcl.fit`: a run like any other, and what it leaves for programs."""
 
+import base64
 import errno
 import itertools
 import json
@@ -163,6 +164,11 @@ def test_the_encoder_takes_one_image_or_many(fitted, tmp_path):
 
 
 def test_it_is_drawn_reported_and_saved(fitted, tmp_path):
+    shown = fitted._repr_html_()
+    (picture,) = re.findall(r"base64,([\w+/=]+)", shown)
+    assert base64.b64decode(picture).startswith(b"\x89PNG")
+    accuracy = fitted.results["summary"]["knn/class_incremental"]["average_accuracy"]
+    assert f"{100 * accuracy:.1f} %" in shown and fitted.folder in shown
     figure = fitted.plot(tmp_path / "new" / "run.svg")
     panels = figure.axes
     assert panels[0].get_title() == "Nearest neighbours, class incremental"

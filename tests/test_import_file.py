@@ -19,6 +19,7 @@ from helpers.foreign_weights import FAMILIES, SMALL, write
 from jaxcl import cli
 from jaxcl.run import encoder_folder
 from jaxcl.weights import (
+    architectures,
     encoder,
     files,
     import_file,
@@ -216,6 +217,7 @@ def test_the_command_and_what_it_prints(tmp_path, capsys):
     asked += ["--architecture=vit", "--mean=0.5", "--std=0.2,0.3,0.4"]
     assert cli.main(["import", *asked]) == 0
     printed = capsys.readouterr().out
+    assert "cuts" not in printed  # images of the network's size stay whole
     assert "heads=4 epsilon=1e-07" in printed and "0.2, 0.3, 0.4" in printed
     assert cli.main(["import", *asked]) == 0  # the same again
     assert cli.main(["import", *asked, "--features=mean"]) == 0  # the same tensors
@@ -228,6 +230,40 @@ def test_the_command_and_what_it_prints(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(stated | {"hidden_act": "relu"}))
     assert cli.main(["import", *asked]) == 2
     assert "'relu'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name, family",
+    [
+        ("vit_tiny_patch16_224", "augreg"),
+        ("timm/vit_base_patch16_224.augreg2_in21k_ft_in1k", "augreg"),
+        ("google/vit-base-patch16-224", "augreg"),
+        ("vit_base_patch16_224.mae", "mae"),
+        ("facebook/vit-mae-base", "mae"),
+        ("vit_small_patch16_224.dino", "dino"),
+        ("dino_vits16", "dino"),
+        ("dinov2_vits14", "dinov2"),
+        ("vit_small_patch14_dinov2.lvd142m", "dinov2"),
+        ("facebook/dinov3-vits16-pretrain-lvd1689m", "dinov3"),
+        ("facebook/dinov3-convnext-tiny-pretrain-lvd1689m", "dinov3_convnext"),
+        ("deit3_small_patch16_224.fb_in1k", "deit3"),
+        ("facebook/deit-tiny-patch16-224", "deit"),
+        ("convnext_tiny.fb_in1k", "convnext"),
+        ("microsoft/resnet-50", "resnet"),
+        ("resnet18", "resnet"),
+    ],
+)
+def test_a_published_name_has_its_family(name, family):
+    assert architectures.find_family(name) == family
+    assert architectures.look_up(name) == architectures.ARCHITECTURES[family]
+
+
+def test_published_names_of_other_networks_are_refused_and_sizes_are_read():
+    for name in ("vit_base_patch16_clip_224.openai", "eva02_tiny", "resnext50"):
+        with pytest.raises(ValueError, match=f"--architecture='{name}'"):
+            architectures.look_up(name)
+    images = architectures.look_up("vit_base_patch16_384").images
+    assert (images["size"], images["resize"]) == (384, 384)
 
 
 # Wrappers of training code

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from helpers import config_files
-from jaxcl.config import own_images
+from jaxcl.config import build, own_images
 from jaxcl.data import in_memory
 from jaxcl.run import encoder_folder
 
@@ -190,6 +190,36 @@ def test_the_config_file_takes_a_folder(tmp_path):
         config_files.parse([path])
     small = config_files.take("own_images", "debug")
     assert small.scenario.to_dict() == {"name": "class", "num_tasks": 2}
+
+
+def test_the_debug_form_of_a_paper_reads_the_folder_that_the_command_names(tmp_path):
+    for name in "abcde":
+        write(tmp_path / "train" / name, 20, count=130)
+        write(tmp_path / "val" / name, 20, count=5)
+    words = [f"--config={ROOT}/configs/pnr_imagenet100.py:debug"]
+    digits = config_files.parse(words)
+    assert digits.data.path is None and digits.augment.resize is None
+    assert "tsne" not in digits.evaluators
+    config = config_files.parse([*words, f"--config.data.path={tmp_path}"])
+    config.plasticity = False
+    stream = build.build(config, tmp_path / "run").stream
+    assert stream.dataset.class_names == tuple("abcd") and len(stream.tasks) == 2
+    assert np.bincount(stream.dataset.train.label).tolist() == [100] * 4
+    assert np.bincount(stream.dataset.test.label).tolist() == [5] * 4
+    assert stream.dataset.train.load is not None  # images are read from their files
+    # As the whole config does: evaluation sees whole images.
+    assert config.augment.resize == config.augment.size == 16
+
+
+@pytest.mark.parametrize(
+    "name, epochs, warmup",
+    [("pnr_imagenet100", 3, 2), ("pnr_cifar100", 50, 10), ("digits", 2, 1)]
+    + [("keep_fresh", 1, 0), ("cclis_cifar10", 5, 4), ("quickstart_pnr", 20, 3)],
+)
+def test_a_warm_up_is_shorter_than_the_training(name, epochs, warmup):
+    path = f"--config={ROOT}/configs/{name}.py"
+    config = config_files.parse([path, f"--config.epochs={epochs}"])
+    assert config.schedule.warmup_epochs == warmup
 
 
 def test_the_folder_of_an_encoder_is_what_a_config_begins_with(tmp_path):

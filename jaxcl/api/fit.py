@@ -15,7 +15,6 @@ from typing import Any
 
 import ml_collections
 import numpy as np
-from absl import logging
 from etils import epath
 
 from jaxcl import errors, lookup, numerics
@@ -24,7 +23,7 @@ from jaxcl.config import build, own_images, recipe, run_config
 from jaxcl.data import sources
 from jaxcl.errors import Refused
 from jaxcl.methods.two_view import strategies
-from jaxcl.run import encoder_folder, finish, signals
+from jaxcl.run import encoder_folder, finish, signals, terminal
 from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import writer
 
@@ -76,7 +75,7 @@ def fit(
         sorted values are the tasks.
       encoder: a name in `jaxcl.config.own_images.ENCODERS`, as "resnet18" or
         "vit_small"; a section like config.encoder; or pretrained weights: an encoder of
-        `load_encoder`, or its folder.
+        `load_encoder`, or its encoder_folder.
       epochs: for each task; None: 5 million images seen, but 50 to 400 epochs.
       batch_size: None: up to 256, with at least four batches an epoch.
       size: pixels of a side of the network's input; None: those of the images, at most
@@ -124,7 +123,7 @@ def fit(
     if begun:
         config.start = _write_encoder(encoder.card, start, where)
     with _silent(quiet), _stopping() as stop:
-        logging.set_verbosity(logging.WARNING)
+        terminal.use_plain_warnings()
         work = build.build(config, where)
         finish.run_job(work, where, stop=stop)
         print(f"\n{finish.closing(work, where)}", flush=True)

@@ -1,5 +1,7 @@
 """Read a finished run: its encoder, numbers and pictures."""
 
+import base64
+import html
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -81,6 +83,22 @@ class Result:
             was = "" if before is None else f" (untrained {100 * before:.1f} %)"
             said.append(f"{name} {100 * value:.1f} %{was}")
         return ", ".join(said)
+
+    def _repr_html_(self) -> str:
+        """Show accuracies and the picture of `plot` in a notebook."""
+        results, rows = self.results, []
+        for name, measures in results["summary"].items():
+            values = measures["average_accuracy"], result_file.untrained(results, name)
+            cells = ("-" if x is None else f"{100 * x:.1f} %" for x in values)
+            rows.append("".join(f"<td>{html.escape(x)}</td>" for x in (name, *cells)))
+        image = base64.b64encode(plots.to_png(self.plot())).decode()
+        return (
+            f"<p><code>{html.escape(self.folder)}</code></p><table><tr><th></th>"
+            "<th>average accuracy</th><th>untrained</th></tr>"
+            + "".join(f"<tr>{row}</tr>" for row in rows)
+            + '</table><img alt="accuracy and loss" '
+            + f'src="data:image/png;base64,{image}">'
+        )
 
     @property
     def config(self) -> ml_collections.ConfigDict:

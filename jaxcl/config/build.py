@@ -46,6 +46,7 @@ def build(
         raw = sections.nest_method(fill_from_encoder(raw))
         plain, top = options_lib.to_json(raw, "config"), sections.read_top(raw)
         compile_cache.use_cache(top.compile_cache)
+        run_config.clear_unstarted(workdir, plain, run_config.NOTED)
         # Below again, when the choices of the machine are known
         run_config.check_config(workdir, plain, run_config.NOTED)
     with agreement.failing_together():

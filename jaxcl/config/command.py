@@ -1,7 +1,5 @@
 """Run a command until its end or a signal; choose its exit code."""
 
-from absl import logging
-
 from jaxcl import numerics
 from jaxcl.data import image_files
 from jaxcl.errors import Refused
@@ -27,7 +25,7 @@ def run_until_signal(make, work) -> int:
     Returns:
       The exit code: that of `work`, 0 for None; 1, 2, 70 or 75 as in `main`.
     """
-    logging.set_verbosity(logging.WARNING)
+    terminal.use_plain_warnings()
     image_files.lift_pillow_limit()
     # After the distributed runtime has started, which would take SIGTERM for itself.
     with (

@@ -170,6 +170,8 @@ def _say_wrong(config, field, error) -> str:
         kind = config_path.get_type(path, config, default_type=object)
     except (LookupError, AttributeError, TypeError):
         return f"the config has no section {section!r}"
+    if kind is type(None):
+        return "is None in the config and has no type; copy the file and set it there"
     kinds = {int: "a whole number", float: "a number", bool: "True or False"}
     return f"must be {kinds[kind]}" if kind in kinds else str(error)
 

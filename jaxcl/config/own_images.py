@@ -365,7 +365,7 @@ def _set_optimizer(config) -> None:
         rates, decays = ({n: x[i] for n, x in _RATES.items()} for i in range(2))
         config.optimizer = {"name": "lars", "lr": recipe.look_up(rates, base)}
         config.optimizer.weight_decay = recipe.look_up(decays, base)
-    warmup = recipe.compute(recipe.warmup_epochs, config.get_ref("epochs"))
+    warmup = recipe.tie_warmup(config)
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
 
 

@@ -11,6 +11,7 @@ from jaxcl import schema
 from jaxcl.data import image_files, layouts, listing, splits, storage, stream
 from jaxcl.errors import Refused
 
+Folders = Literal["guess", "classes", "domains", "none"]
 _BESIDE = "images beside the folders of classes"
 
 
@@ -19,7 +20,7 @@ def image_folder(
     *,
     path: str,
     classes: str | None = None,
-    folders: Literal["guess", "classes", "domains", "none"] = "guess",
+    folders: Folders = "guess",
     test: schema.Fraction = 0.2,
     test_seed: schema.Natural = splits.TEST_SEED,
     images: splits.ImageOptions,
@@ -135,8 +136,7 @@ def _scan_domains(path, wanted, left_out) -> tuple:
     scans = [scan_classes(path, x, None, left_out=left_out) for x in domains]
     all_names = {name for names, *_ in scans for name in names}
     names = tuple(wanted or sorted(all_names, key=listing.natural_key))
-    if missing := sorted({*names} - all_names):
-        raise Refused("path", path, f"class folders missing: {missing[:5]}")
+    _check_missing(path, sorted({*names} - all_names), names)
     label, files, domain = [], [], []
     for number, (classes, numbers, paths) in enumerate(scans):
         if not classes:
@@ -150,6 +150,16 @@ def _scan_domains(path, wanted, left_out) -> tuple:
                 files.append(file)
                 domain.append(number)
     return names, tuple(domains), (label, files, domain)
+
+
+def _check_missing(folder, missing, wanted) -> None:
+    """Refuse a folder that lacks folders of the classes that the config names."""
+    if missing:
+        raise Refused(
+            f"{folder}: {len(missing)} of the {len(wanted)} classes of "
+            f"config.data.classes have no folder, such as {', '.join(missing[:3])}. "
+            "For a subset name a file with fewer classes, --config.data.classes=FILE"
+        )
 
 
 def is_mixed(path: str) -> bool:
@@ -244,12 +254,13 @@ def scan_classes(
             left_out[_BESIDE] += len(beside)
     if wanted:
         missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
-        if missing or (only and extra):
+        if only and (missing or extra):
             raise Refused(
                 f"{folder}: class folders missing: {missing[:5]}, unknown: "
                 f"{extra[:5]}; must be those of train. config.data.path="
                 f"{os.path.join(path, 'train')!r} reads train alone"
             )
+        _check_missing(folder, missing, wanted)
         names = wanted
     for number, name in enumerate(names or [""]):
         where, left_here = os.path.join(folder, name), listing.LeftOut()

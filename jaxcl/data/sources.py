@@ -112,6 +112,45 @@ def judged_by(*, train: dict, test: dict) -> stream.Dataset:
     return _merge_sets("test", datasets, datasets[0].name, by_split)
 
 
+@splits.source
+def few_rows(
+    *,
+    path: str | None = None,
+    classes: str | None = None,
+    folders: from_folders.Folders = "guess",
+    most_classes: schema.Count = 4,
+    per_class: schema.Count = 100,
+    size: schema.Pixels = 16,
+) -> stream.Dataset:
+    """Read a few rows of the set at a path; without a path, digits in three channels.
+
+    It serves the forms `:debug` of configs: a run of seconds reads real files.
+
+    Args:
+      path: folder or file, read by the source that `kind_of` guesses.
+      classes: option of `image_folder`.
+      folders: option of `image_folder`.
+      most_classes: number of classes to keep, the first ones.
+      per_class: rows to keep of each class in each split, the first ones.
+      size: pixels of a side of the digits.
+    """
+    if path is None:
+        return toys.digits(size=size, channels=3)
+    section = section_of(path)
+    if section["name"] == from_folders.image_folder.__name__:
+        section |= {"classes": classes, "folders": folders}
+    data = _read_source("config.data", section)
+    kept = range(min(most_classes, len(data.class_names)))
+    data = splits.of_classes(data, kept or None, None, seed=0)
+
+    def take_first(examples):
+        groups = [np.flatnonzero(examples.label == x) for x in {*examples.label}]
+        rows = np.concatenate([rows[:per_class] for rows in groups])
+        return splits.take_rows(examples, np.sort(rows))
+
+    return stream.map_splits(data, take_first)
+
+
 def _read_source(field, section) -> stream.Dataset:
     """Read the dataset of a section below config.data."""
     source, options = lookup.find_function(SOURCES, dict(section), field)
@@ -194,6 +233,7 @@ SOURCES = {
         from_huggingface.huggingface,
         joined,
         judged_by,
+        few_rows,
         in_memory.in_memory,
     )
 }

@@ -716,11 +716,11 @@ def overview(results, rows, path=None):
     if path is not None:
         save_figure(figure, path)
     # Jupyter knows figures by itself only once pyplot was imported.
-    figure._repr_png_ = lambda: _png_bytes(figure)
+    figure._repr_png_ = lambda: to_png(figure)
     return figure
 
 
-def _png_bytes(figure) -> bytes:
+def to_png(figure) -> bytes:
     """Write a figure as the bytes of a PNG file."""
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=80, bbox_inches="tight")

@@ -8,6 +8,7 @@ With `--scalar` it compares a scalar of an evaluator in place of accuracies.
 """
 
 import argparse
+import re
 
 import numpy as np
 
@@ -19,6 +20,17 @@ from jaxcl.report.runs import RunGroup
 from jaxcl.run import cost as cost_lib
 from jaxcl.run import seeds
 
+# Column of the table -> its meaning, below the table
+_MEANINGS = {
+    "average": "mean accuracy on all tasks after the last one, +- standard error",
+    "anytime": "mean over tasks of the average accuracy right after each task",
+    "along": "mean over all evaluations, also within tasks (config.eval_every)",
+    "forgetting": "mean fall of a task's accuracy from its best value",
+    "ms/step": "time of a training step",
+    "FLOPs": "arithmetic of a step, relative to the first run",
+    "FLOP/image": "arithmetic for each incoming image, all passes",
+    "- first": "average minus the first run's, over the seeds that both have",
+}
 MEASURES = ("average_accuracy", "anytime", "forgetting")
 
 
@@ -98,13 +110,17 @@ def format_table(runs: list[RunGroup], name: str) -> str:
     """Write a table of one matrix, a line for each run."""
     head = ("seeds", "average", "anytime", "along", "forgetting")
     head += ("ms/step", "FLOPs", "FLOP/image", "- first")
-    width = max(24, *(len(run.name) + 2 for run in runs))
-    lines = [f"{name} (%)".ljust(width) + "".join(f"{h:>15}" for h in head)]
+    averages = [_mean_over_time(run, name) for run in runs]
+    pairs = [[seeds.percent(x) for x in pair if x["mean"]] for pair in averages]
+    has_along = any(len({*pair}) > 1 for pair in pairs)
+    if not has_along:
+        head = tuple(title for title in head if title != "along")
+    table = [[f"{name} (%)", *head]]
     first = mean_step_cost(runs[0])
-    for run in runs:
+    for run, (anytime, along) in zip(runs, averages, strict=True):
         summary, spent = seeds.summary(run.results)[name], mean_step_cost(run)
-        shares = [summary["average_accuracy"], summary["anytime"]]
-        shares += [mean_along_stream(run, name), summary["forgetting"]]
+        shares = [summary["average_accuracy"], anytime, *([along] if has_along else [])]
+        shares.append(summary["forgetting"])
         time, flops, image = spent.values()
         cells = [str(len(run.results)), *map(seeds.percent, shares)]
         cells.append("-" if time is None else f"{time:.1f}")
@@ -118,8 +134,24 @@ def format_table(runs: list[RunGroup], name: str) -> str:
             cells.append(seeds.percent(difference))
         else:
             cells.append("-")
-        lines.append(run.name.ljust(width) + "".join(f"{c:>15}" for c in cells))
+        table.append([run.name, *cells])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for first_cell, *others in table:
+        aligned = map(str.rjust, others, widths[1:])
+        lines.append("  ".join([first_cell.ljust(widths[0]), *aligned]).rstrip())
     return "\n".join(lines)
+
+
+def describe_columns(table: str) -> str:
+    """Write what the columns of a table of `format_table` mean, a line each."""
+    head = re.split(r"\s{2,}", table.splitlines()[0])
+    return "\n".join(f"  {x:13}{_MEANINGS[x]}" for x in head if x in _MEANINGS)
+
+
+def _mean_over_time(run, name) -> tuple[dict, dict]:
+    """Return "anytime" and "along" of a run, each with mean and standard error."""
+    return seeds.summary(run.results)[name]["anytime"], mean_along_stream(run, name)
 
 
 def format_scalar(curves: dict[str, tuple], name: str, band: str) -> str:
@@ -153,20 +185,23 @@ def main(options: argparse.Namespace) -> int:
     if options.out:
         plots.read_format(options.out)
     runs = runs_lib.read_all(options.workdirs)
+    table = ""
     if options.scalar:
         _compare_scalar(runs, options)
     else:
-        _compare_matrix(runs, options)
+        table = _compare_matrix(runs, options)
     configs = {run.name: run.configs for run in runs}
     for field in comparability.list_differences(configs):
         print(f"not measured alike: {field}")
     for line in (line for run in runs for line in runs_lib.list_remarks(run)):
         print(line)
+    if table:
+        print(f"\n{describe_columns(table)}")
     return 0
 
 
-def _compare_matrix(runs, options) -> None:
-    """Compare the accuracies of a matrix."""
+def _compare_matrix(runs, options) -> str:
+    """Compare the accuracies of a matrix; return the table."""
     names = [set(r["matrices"]) for run in runs for r in run.results.values()]
     name = options.matrix or next(iter(runs[0].first_results["matrices"]), None)
     if name is None or not all(name in seed_names for seed_names in names):
@@ -174,10 +209,12 @@ def _compare_matrix(runs, options) -> None:
         raise Refused(
             "--matrix", name, f"all runs have {', '.join(common) or 'no matrix'}"
         )
-    print(format_table(runs, name))
+    table = format_table(runs, name)
+    print(table)
     if options.out:
         curves = {run.name: mean_curve(run, name, band=options.band) for run in runs}
         plots.anytime(curves, options.out, task_ends=list_task_ends(runs[0]))
+    return table
 
 
 def _compare_scalar(runs, options) -> None:

@@ -17,8 +17,10 @@ import numpy as np
 from absl import logging
 
 from jaxcl import core, sharding
+from jaxcl.data import stream
 from jaxcl.run import job
 
+LONG = 600  # seconds of training, above which a run says how long it takes
 PHASES = ("first_task", "later_tasks")  # of which the steps are counted apart
 
 
@@ -179,6 +181,41 @@ def add_task(cost: dict, task: int, spent: TaskCost) -> dict:
         "num_devices": spent.machine["num_devices"],
         "jax": jax.__version__,
     }
+
+
+def describe_duration(work: job.Job, seconds: float, steps: int) -> str:
+    """Say how long a run takes on this machine, and which choice is cheaper.
+
+    Args:
+      work: the run.
+      seconds: time of a step.
+      steps: number of steps that are left.
+
+    Returns:
+      One line; "" for a run of less than `LONG` seconds.
+    """
+    total = seconds * steps
+    if total < LONG:
+        return ""
+    epochs = max(stream.epochs_of_tasks(work.data.epochs))
+    fewer = max(int(epochs * LONG / total), 1)
+    ways = []
+    if fewer < epochs:
+        shorter = format_duration(total * fewer / epochs)
+        ways.append(f"--config.epochs={fewer}, {shorter}")
+    on_cpu = work.mesh.devices.flat[0].platform == "cpu"
+    if on_cpu and not work.data.graphs and work.config["encoder"]["name"] != "conv_net":
+        ways.append("own_images:FOLDER,encoder=conv_net,size=32")
+    said = f"{steps:,} steps take {format_duration(total)} on this machine, evaluation "
+    said += "left out; Ctrl-C saves"
+    return f"jaxcl: {said}. Cheaper: {'; or '.join(ways)}" if ways else f"jaxcl: {said}"
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration in a unit that suits it, as "about 5 h"."""
+    sizes = {"days": 86_400, "h": 3600, "min": 60}
+    unit = next((x for x, size in sizes.items() if seconds >= 2 * size), "min")
+    return f"about {max(round(seconds / sizes[unit]), 1)} {unit}"
 
 
 def format_line(cost: dict) -> str:

@@ -84,8 +84,11 @@ class Progress:
 
     def print_text(self, text: str) -> None:
         """Print to stdout without breaking the bar, even if there is none."""
-        (print if self._bar is None else self._bar.write)(text, file=sys.stdout)
-        sys.stdout.flush()
+        if self._bar is None:
+            print(text, flush=True)
+            return
+        with self._bar.external_write_mode(file=sys.stdout):
+            print(text, flush=True)  # before the bar is drawn again
 
     def close(self) -> None:
         """Leave the bar as it is."""

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import logging
 import os
 import sys
 import traceback
@@ -49,6 +50,27 @@ def style_text(
     if plain or not file.isatty():
         return text
     return f"\033[{_CODES[style]}m{text}\033[0m"
+
+
+class _PlainHandler(logging.Handler):
+    """Prints a log record as "jaxcl: warning: MESSAGE", over a progress bar if any."""
+
+    def emit(self, record) -> None:
+        """Print the line of a record on stderr."""
+        level = style_text(f"{record.levelname.lower()}:", "bad", sys.stderr)
+        clear = "\r\033[K" if sys.stderr.isatty() else ""
+        line = f"{clear}jaxcl: {level} {record.getMessage()}"
+        print(line, file=sys.stderr, flush=True)
+
+
+def use_plain_warnings() -> None:
+    """Log warnings and errors only, without time, thread and line of the source."""
+    from absl import logging as absl_logging  # a command's help needs no absl
+
+    absl_logging.set_verbosity(absl_logging.WARNING)
+    logger = absl_logging.get_absl_logger()
+    if not any(isinstance(handler, _PlainHandler) for handler in logger.handlers):
+        logger.addHandler(_PlainHandler())
 
 
 class _Lossy(io.FileIO):

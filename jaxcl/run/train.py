@@ -6,6 +6,7 @@ for each task trained and one for each evaluated, so that numbers never repeat.
 """
 
 import contextlib
+import time
 from collections.abc import Callable
 
 import jax
@@ -109,6 +110,7 @@ class _TrainingRun:
         self.clock = cost.Clock(cursor["seconds"])  # of the present task
         self.step = self.clock.time_compilation(step or job.compile_step(work))
         self.resident = job.resident(work)
+        self._calls, self._first_call = 0, 0.0  # of the step, by this process
 
     def start(self) -> bool:
         """Say where the run resumes, or evaluate the untrained network."""
@@ -178,6 +180,7 @@ class _TrainingRun:
                     )
                 meter.add(step, count, metrics)
                 step += count
+                self._time_step(step, count, metrics)
                 self.recorder.advance(step, task.index, self.total_steps)
                 is_stopped = self._is_stopped(step, count)
                 saves = step < end and _divides(work.loop.save_every, step - begun)
@@ -199,6 +202,19 @@ class _TrainingRun:
             done = sharding.replicate(np.int32(step - begun), work.mesh)
             self.state = self.state.replace(task_steps=done)
         return True
+
+    def _time_step(self, step: int, count: int, metrics) -> None:
+        """Say how long the run takes, from the time of the second call of the step."""
+        self._calls += 1
+        if self._calls > 2 or self.job.logging.quiet:
+            return
+        jax.block_until_ready(metrics)  # the first call compiles
+        now = time.monotonic()
+        if self._calls == 2:
+            seconds, left = (now - self._first_call) / count, self.total_steps - step
+            if text := cost.describe_duration(self.job, seconds, left):
+                self.recorder.print_text(text)
+        self._first_call = now
 
     def _end_step(self, task: int, plan, epochs) -> bool:
         """End an epoch and evaluate, as is due; False if a stop cut the evaluation."""

@@ -55,10 +55,54 @@ COUNTERS = (
 )
 
 
-def look_up(name: str) -> Architecture:
-    """Find an architecture; Refused names the nearest to a wrong name."""
+# Form of a published name -> the architecture of its kind; the first that fits counts.
+_PUBLISHED = {
+    r".*dinov3.*convnext.*|convnext.*dinov3.*": "dinov3_convnext",
+    r".*dinov3.*": "dinov3",
+    r".*dinov2.*": "dinov2",
+    r"(.*[^a-z])?dino([^a-z].*)?": "dino",
+    r"(.*[^a-z])?deit3([^a-z].*)?": "deit3",
+    r"(.*[^a-z])?deit([^a-z].*)?": "deit",
+    r"(.*[^a-z])?mae([^a-z].*)?": "mae",
+    r"(.*[^a-z])?moco-?_?v3([^a-z].*)?": "mocov3",
+    r"vit_[a-z]+_patch\d+_\d+(\.(augreg|orig_in).*)?|vit-[a-z]+-patch\d+-\d+": "augreg",
+    r"convnext(v2)?[-_.].*": "convnext",
+    r"resnet-?(18|34|50|101|152)(\..*)?": "resnet",
+}
+
+
+def find_family(name: str) -> str:
+    """Find the architecture of a network by the name that its publisher gave it.
+
+    Args:
+      name: name of an architecture; or of a network in timm, torchvision or a hub, as
+        "vit_tiny_patch16_224", "dinov2_vits14", "facebook/deit-tiny-patch16-224".
+
+    Raises:
+      Refused: no form of a name fits.
+    """
+    if name not in ARCHITECTURES:
+        short = name.lower().rpartition("/")[2]
+        for form, family in _PUBLISHED.items():
+            if re.fullmatch(form, short):
+                return family
     core.check_choice("--architecture", name, tuple(ARCHITECTURES))
-    return ARCHITECTURES[name]
+    return name
+
+
+def look_up(name: str) -> Architecture:
+    """Find an architecture; Refused names the nearest to a wrong name.
+
+    Args:
+      name: as for `find_family`; one that ends in the size of the images, such as
+        "vit_base_patch16_384", sets it.
+    """
+    found = ARCHITECTURES[find_family(name)]
+    size = re.search(r"patch\d+[-_](\d+)(\.|$)", name)
+    if found.images is None or size is None or size[1] == str(found.images["size"]):
+        return found
+    whole = {"size": int(size[1]), "resize": int(size[1])}  # timm crops nothing above
+    return found._replace(images=found.images | whole)
 
 
 def pick_network(

@@ -104,6 +104,9 @@ class Encoder:
     def embed(self, inputs: Any, *, batch_size: int = 256) -> np.ndarray:
         """Embed images or graphs as f32[N, D], or one image as f32[D].
 
+        Images are first prepared as the card's "input" says: the shorter side is
+        resized to "resize", and the middle "size" x "size" pixels are cut out.
+
         Args:
           inputs: images as for `prepare`, or one image u8[h, w, C]; grey images may
             lack the last axis. Any image may be a PIL image, or the path of a file. Or

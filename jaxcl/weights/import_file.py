@@ -48,7 +48,7 @@ def import_file(
 
     Args:
       source: a file, see `files.read_tensors`; `side_files` reads its neighbours.
-      architecture: a name in `architectures.ARCHITECTURES`.
+      architecture: name that `architectures.find_family` knows.
       out: the folder; it must be missing, empty, or hold the same encoder.
       prefix: start of the tensors' names, if the file holds several networks.
       heads: number of attention heads; None: from neighbouring files or architecture.
@@ -67,6 +67,7 @@ def import_file(
       OSError: a file cannot be read or written.
     """
     published = architectures.look_up(architecture)
+    architecture = architectures.find_family(architecture)
     tensors, hashes = files.read_tensors(source)
     try:
         chosen, prefix, others = architectures.pick_network(tensors, prefix)
@@ -254,6 +255,12 @@ def summarise_card(card: dict) -> str:
     images = card["input"]
     shown = {name: images[name] for name in ("size", "resize", "mean", "std")}
     lines.append(f"images: {shown}, {images['interpolation']}")
+    if images["resize"] > images["size"]:
+        lines.append(
+            f"embed resizes the shorter side to {images['resize']} and cuts out the "
+            f"middle {images['size']} x {images['size']} pixels; for images of "
+            f"{images['size']} pixels give --resize={images['size']}"
+        )
     dropped = imported["dropped"]
     dropped = [n for n in dropped if not n.endswith(architectures.COUNTERS)]
     if dropped:
@@ -278,7 +285,12 @@ def add_options(parser) -> None:
     add = parser.add_argument
     add("--from", dest="source", required=True, help="a file of weights")
     architecture_names = ", ".join(architectures.ARCHITECTURES)
-    add("--architecture", required=True, help=f"one of {architecture_names}")
+    add(
+        "--architecture",
+        required=True,
+        help=f"one of {architecture_names}; or a published name, as "
+        "vit_tiny_patch16_224",
+    )
     add("--out", required=True, help="folder, new or of the same weights")
     add("--prefix", help="of the network's names, if the file has several")
     add("--heads", type=int, help="attention heads; not in the weights")
