@@ -27,8 +27,8 @@ import numpy as np
 from jaxcl.config import build, files
 from jaxcl.data import sources
 from jaxcl.index import drift, maps
-from jaxcl.run import encoder_folder, finish, result_file
-from jaxcl.update import command, lineage, plan
+from jaxcl.run import encoder_folder, finish, result_file, updates
+from jaxcl.update import command, plan
 from jaxcl.weights import encoder, export
 
 DIGITS = {"name": "digits_in_looks", "size": 16, "channels": 3}
@@ -147,7 +147,7 @@ def teach(args, name, seed, head_steps) -> Taught:
     config = make_update(args, name, seed, head_steps)
     reports = []
     for number, new in enumerate(sets, 1):
-        report = lineage.read_report(own / lineage.UPDATES / f"{number:04d}")
+        report = updates.read_report(own / updates.UPDATES / f"{number:04d}")
         if report is None:
             work = plan.make_plan(str(own), new, config, test=old)
             report = command.carry_out(work)

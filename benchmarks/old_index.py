@@ -31,8 +31,8 @@ import numpy as np
 from jaxcl.config import build, files
 from jaxcl.data import sources
 from jaxcl.index import drift, maps, order
-from jaxcl.run import encoder_folder, finish
-from jaxcl.update import command, lineage, plan
+from jaxcl.run import encoder_folder, finish, updates
+from jaxcl.update import command, plan
 from jaxcl.weights import encoder, export
 
 K = 10
@@ -84,7 +84,7 @@ def embed_both(args, stream, row, seed) -> dict[str, np.ndarray]:
             config["train"] |= {"tuning": None, "batch_size": 32}
         section = {"name": "npz", "path": str(place / "new.npz")}
         work = plan.make_plan(str(place / "encoder"), section, config)
-        if lineage.read_report(work.workdir) is None:
+        if updates.read_report(work.workdir) is None:
             command.carry_out(work)
         export.export(str(place / "encoder"), str(place / "export"), force=True)
         rows = {"label": y, "test_label": label, "is_new": is_new}

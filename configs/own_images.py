@@ -38,7 +38,7 @@ def get_config(arg=None):
     if not images:
         raise Refused("config own_images needs a folder: jaxcl train own_images:FOLDER")
     if images != "debug":
-        return own_images.config(own_images.of_path(images), **options)
+        return own_images.config(own_images.make_section(images), **options)
     config = own_images.config({"name": "digits"}, **options)
     config.method.strategy = "pnr"  # so that there is a second task
     shrink.shrink(config)

@@ -29,7 +29,6 @@ from jaxcl.evals import plots
 from jaxcl.index.ways import VERDICTS
 from jaxcl.report import numbers
 from jaxcl.run import encoder_folder, result_file, seeds
-from jaxcl.update import lineage
 
 CONFIG = "configs/keep_fresh.py"
 KNN, PROBE = "knn/class_incremental", "linear/class_incremental"
@@ -181,7 +180,7 @@ def sets(options) -> dict[str, str]:
 def updates(options, folder: pathlib.Path) -> list[pathlib.Path]:
     """The directories of the updates in a row's, in order."""
     numbered = range(1, len(options.new) + 1)
-    return [folder / "encoder" / lineage.UPDATES / f"{i:04d}" for i in numbered]
+    return [folder / "encoder" / updates.UPDATES / f"{i:04d}" for i in numbered]
 
 
 def done(step: Step) -> bool:
@@ -218,7 +217,7 @@ def _updates(options, row, seed, folder) -> list[Step]:
         words += [f"--config.train.optimizer.lr={options.lr}"]
         words += [f"--config.train.method.strategy={row.strategy}"]
         words += [f"--config.train.seed={seed}"]
-        verdict = workdir / lineage.VERDICT
+        verdict = workdir / updates.VERDICT
         made.append(Step(("jaxcl", "update", *words), verdict, (have, own)))
     return made
 
@@ -341,7 +340,7 @@ def line(options, title: str, folders: dict[int | None, pathlib.Path]) -> str:
         for column in zip(*values, strict=True)
     ]
     workdirs = [x for folder in folders.values() for x in updates(options, folder)]
-    verdicts = [workdir / lineage.VERDICT for workdir in workdirs]
+    verdicts = [workdir / updates.VERDICT for workdir in workdirs]
     reports = [storage.read_object(path) for path in verdicts if path.exists()]
     kept = index = passed = "-"
     if reports:

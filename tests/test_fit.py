@@ -18,10 +18,9 @@ from helpers import config_files, toy
 from jaxcl import errors
 from jaxcl.api import fit as fitting
 from jaxcl.api import inputs, result
-from jaxcl.config import build
+from jaxcl.config import build, own_images
 from jaxcl.data import identity
 from jaxcl.run import encoder_folder, job, result_file, train
-from jaxcl.update import lineage
 
 ROOT = pathlib.Path(__file__).parents[1]
 DIGITS = datasets.load_digits()
@@ -389,12 +388,12 @@ def test_a_dataset_of_hugging_face_in_memory_and_on_a_disk(asked, tmp_path):
     assert abs(len(data.test.label) - 40) < 5 and data.class_names == (*names,)
     image = data.train.images[0]  # one of the images, in colour
     assert image.shape == (8, 8, 3) and (IMAGES == image[..., 0]).all((1, 2)).any()
-    section = lineage.make_section(
-        str(tmp_path / "saved"), {}, {"augment": {"mean": (0.5,)}}, "config.data"
+    section = own_images.make_section(
+        str(tmp_path / "saved"), parent_config={"augment": {"mean": (0.5,)}}
     )
     assert (section["name"], section["channels"]) == ("huggingface", 1)
     with pytest.raises(ValueError, match="transform"):
-        inputs.make_section(whole.with_transform(lambda rows: rows), name="x")
+        inputs.make_input(whole.with_transform(lambda rows: rows), name="x")
     both = datasets.DatasetDict({"train": whole, "test": whole})
     for images, words in (
         (both, "a DatasetDict of train, test: give one"),
@@ -452,7 +451,7 @@ def test_pil_images_are_read_as_the_pictures_that_they_are():
         ([grey, grey.convert("RGB")] * 2, ramp[..., None].repeat(3, -1)),
     ]
     for images, want in cases:
-        read = inputs.make_section(images, name="images")
+        read = inputs.make_input(images, name="images")
         np.testing.assert_array_equal(read.held[0].examples.images, [want] * 4)
 
 

@@ -9,8 +9,7 @@ import shutil
 import pytest
 
 from helpers import pages, processes
-from jaxcl.run import result_file
-from jaxcl.update import lineage
+from jaxcl.run import result_file, updates
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "getting_started.md").read_text()
@@ -115,7 +114,7 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
         "average_accuracy"
     ]
     assert 0.1 < accuracy < 1 and judged["checkpoint"]["path"] == "runs/mine"
-    update = lineage.read_report(mine / "updates" / "0001")
+    update = updates.read_report(mine / "updates" / "0001")
     assert update["accepted"]
     (told,) = (text for text in printed if "Search index: " in text)
     assert "% before" in told and "Accepted" in told

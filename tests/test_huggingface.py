@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from jaxcl.config import own_images
 from jaxcl.data import from_huggingface, image_files, sources
 
 RNG = np.random.default_rng(0)
@@ -331,7 +332,7 @@ def test_files_that_number_their_classes_otherwise(tmp_path):
 )
 def test_several_sets_in_a_folder_are_not_mixed(names, tmp_path):
     root = in_parquet(tmp_path, names)
-    for read in (load, sources.section_of):
+    for read in (load, own_images.make_section):
         with pytest.raises(ValueError, match="folders"):
             read(root)
 
@@ -353,7 +354,7 @@ def test_a_path_says_how_a_set_is_read(write, told, tmp_path):
     root = tmp_path / "set"
     write(root)
     (root / "dataset_info.json").write_text("{}")  # `datasets` writes one, as TFDS
-    section = sources.section_of(root)
+    section = own_images.make_section(root)
     held_out = {} if told.get("test_split") else {"test_split": None, "test": 0.2}
     keys = {"image_key": "image", "label_key": "label", "train_split": "train"}
     named = {"name": "huggingface", "path": str(root)}
@@ -414,10 +415,10 @@ def test_what_the_real_library_saves(tmp_path):
         assert data.class_names == NAMES
         with pytest.raises(ValueError, match="image_key='array'"):
             load(tmp_path / root, image_key="array")
-        section = sources.section_of(tmp_path / root)
+        section = own_images.make_section(tmp_path / root)
         assert section["name"] == "huggingface" and section["test_split"] == "test"
         check(sources.load(**section))
-    assert sources.section_of(tmp_path / "some")["test"] == 0.2
+    assert own_images.make_section(tmp_path / "some")["test"] == 0.2
     some = load(tmp_path / "some", test_split=None).train
     assert some.label.tolist() == LABELS[[4, 0, 2]].tolist()
     np.testing.assert_array_equal(some.load(1), PIXELS[0])

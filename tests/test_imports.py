@@ -17,7 +17,7 @@ SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 # row what stands to the right of it.
 ROWS = (
     ("__main__", "main", "cli", "api"),
-    ("report", "estimate", "weights", "update", "index"),
+    ("report", "estimate", "update", "weights", "index"),
     ("config", "run"),
     ("methods", "evals"),
     ("nets", "data"),

@@ -9,6 +9,7 @@ from PIL import Image
 
 import jaxcl
 from jaxcl.api import inputs
+from jaxcl.config import own_images
 from jaxcl.data import sources
 from jaxcl.run import progress
 
@@ -35,7 +36,7 @@ def tensors():
 
 
 def read(images, **more):
-    (held,) = inputs.make_section(images, name="images", **more).held
+    (held,) = inputs.make_input(images, name="images", **more).held
     return held.examples, held.class_names
 
 
@@ -111,7 +112,7 @@ def test_paths_of_files(tmp_path):
 
 def test_an_npy_file(tmp_path):
     np.save(path := str(tmp_path / "x.npy"), PIXELS)
-    for give in (sources.section_of, read):
+    for give in (own_images.make_section, read):
         with pytest.raises(ValueError, match=r"x\.npy.*np\.load.*\.npz"):
             give(path)
 

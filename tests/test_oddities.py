@@ -87,9 +87,9 @@ def test_arrays_of_other_kinds_are_refused(tmp_path, arrays, word):
 def test_labels_that_are_missing_in_numpys_way_are_refused():
     label = np.array(["a", np.nan, "b"], object)
     with pytest.raises(ValueError, match="labels"):
-        inputs.make_section(PIXELS[:3], name="x", labels=label)
+        inputs.make_input(PIXELS[:3], name="x", labels=label)
     with pytest.raises(ValueError, match="float64"):
-        inputs.make_section([np.full((8, 8), np.nan)] * 4, name="x")
+        inputs.make_input([np.full((8, 8), np.nan)] * 4, name="x")
 
 
 def test_endings_in_capitals_and_of_other_kinds_are_read(tmp_path):

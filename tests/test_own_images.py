@@ -167,16 +167,16 @@ def write(folder, side, count=6):
 
 def test_small_files_are_decoded_once_and_large_ones_stream(tmp_path):
     write(tmp_path / "small" / "a", 20)
-    config = own_images.config(own_images.of_path(str(tmp_path / "small")))
+    config = own_images.config(own_images.make_section(str(tmp_path / "small")))
     data = config.data.to_dict()
     assert (data["size"], data["resident"], config.augment.size) == (20, True, 20)
     assert config.augment.resize is None
     write(tmp_path / "large", 120)
-    config = own_images.config(own_images.of_path(str(tmp_path / "large")))
+    config = own_images.config(own_images.make_section(str(tmp_path / "large")))
     assert set(config.data) == {"name", "path"}
     assert (config.augment.size, config.augment.resize) == (120, 120)
     with pytest.raises(ValueError, match="/none'"):
-        own_images.of_path(str(tmp_path / "none"))
+        own_images.make_section(str(tmp_path / "none"))
 
 
 def test_the_config_file_takes_a_folder(tmp_path):

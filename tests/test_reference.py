@@ -7,7 +7,8 @@ import pytest
 
 from jaxcl.data import identity
 from jaxcl.errors import Refused
-from jaxcl.update import gate, lineage, references, verdict
+from jaxcl.run import updates
+from jaxcl.update import gate, references, verdict
 from jaxcl.update import plan as update_plan
 
 
@@ -44,9 +45,9 @@ def make_update(run, number, *, accepted=True, marks=range(200), **record):
 
 def make_plan(run, judge, number=None, **options):
     options = {"budget": 0.05, "on_trust": True} | options
-    numbers = [int(path.name) for path in lineage.list_updates(run)]
+    numbers = [int(path.name) for path in updates.list_updates(run)]
     folder = run / "updates" / f"{number or max(numbers, default=0) + 1:04d}"
-    parent = lineage.find_current(str(run))
+    parent = updates.find_current(str(run))
     return references.plan_comparison(str(run), folder, parent, judge, **options)
 
 

@@ -10,7 +10,7 @@ import pytest
 from helpers import toy
 from jaxcl import core
 from jaxcl.config import run_config
-from jaxcl.run import cost, job, lock, log_file, metrics_log, train
+from jaxcl.run import cost, job, lock, log_file, metrics_log, train, updates
 from jaxcl.update import lineage
 
 rows = toy.untimed_rows
@@ -174,5 +174,5 @@ def test_an_update_that_was_rolled_back_keeps_no_encoder(tmp_path):
         assert (tmp_path / "checkpoints").exists() == accepted
     (tmp_path / "checkpoints").mkdir()  # it was killed before it came to that
     for _ in range(2):
-        lineage.remove_checkpoints(tmp_path, lineage.read_report(tmp_path))
+        lineage.remove_checkpoints(tmp_path, updates.read_report(tmp_path))
         assert not (tmp_path / "checkpoints").exists()

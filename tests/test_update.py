@@ -21,7 +21,7 @@ from jaxcl.config import build, files, own_images
 from jaxcl.errors import Refused
 from jaxcl.index import canary, drift, kit, maps
 from jaxcl.index import ways as ways_lib
-from jaxcl.run import checkpoint, finish, job, result_file, transfer
+from jaxcl.run import checkpoint, finish, job, result_file, transfer, updates
 from jaxcl.update import average, gate, lineage, references
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
@@ -114,7 +114,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
     before = encoder(copy / "run")
     found = update_command.carry_out(work)
     assert found["accepted"] and found["broken"] == []
-    assert lineage.find_current(copy / "run") == str(work.workdir) == found["run"]
+    assert updates.find_current(copy / "run") == str(work.workdir) == found["run"]
     # The run itself is as it was; the update goes on from its weights and steps.
     assert same(encoder(copy / "run"), before)
     (weights, steps), new = encoder(work.workdir), 240 // 48
@@ -191,7 +191,7 @@ def test_the_new_task_goes_on_with_the_method_and_is_accepted(copy):
 
     # The same command finds it done; other data go on from it.
     again = plan(copy, **asked)
-    assert again.workdir == work.workdir and lineage.read_report(
+    assert again.workdir == work.workdir and updates.read_report(
         again.workdir
     ) == json.loads(json.dumps(found))
     other = plan(copy, **asked, again=True)
@@ -387,7 +387,7 @@ def test_updates_go_on_from_each_other(copy):
         assert work.workdir.name == f"{number:04d}"
         found = update_command.carry_out(work)
         runs.append(found["run"])
-        assert lineage.find_current(copy / "run").endswith(f"updates/{current:04d}")
+        assert updates.find_current(copy / "run").endswith(f"updates/{current:04d}")
         # Losses count from the run, whatever the parent is; each spends its share.
         compared = found["gate"]
         assert compared["reference"] == str(copy / "run")
@@ -433,12 +433,12 @@ def test_the_command_rolls_back_and_resumes(copy):
     assert "knn/class_incremental" in done.stdout
     last = done.stdout.strip().splitlines()[-1]
     assert "Rolled back" in last and str(copy / "run") in last
-    found = lineage.read_report(work.workdir)
+    found = updates.read_report(work.workdir)
     assert not found["accepted"] and found["average"] == {"share": 0.5}
     assert found["cost"]["steps"] == 2 * (240 // 48)
-    assert lineage.find_current(copy / "run") == str(copy / "run")
+    assert updates.find_current(copy / "run") == str(copy / "run")
     assert not (work.workdir / "checkpoints").exists()
-    assert len(lineage.list_updates(copy / "run")) == 1
+    assert len(updates.list_updates(copy / "run")) == 1
 
 
 def test_an_unfinished_update_is_not_mixed_with_another(copy):
@@ -490,13 +490,13 @@ def test_every_row_of_the_new_images_is_trained_on(tmp_path):
             where = root / names[i % len(names)] / f"{i}.png"
             where.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(PIXELS[i, ..., 0]).save(where)
-        section = lineage.make_section(
-            str(root), {}, theirs, "config.data", all_rows=True
+        section = own_images.make_section(
+            str(root), parent_config=theirs, all_rows=True
         )
         data = own_images.read_images(section)
         assert len(data.train.label) == 20 and data.test is None
         judge = own_images.read_images(
-            lineage.make_section(str(root), {}, theirs, "config.test")
+            own_images.make_section(str(root), parent_config=theirs)
         )
         assert (judge.test is None) == (names == (".",))
 
@@ -713,9 +713,9 @@ def test_numbers_are_not_given_again(tmp_path):
         folder.mkdir(parents=True)
         verdict = {"accepted": number != "10000", "asked": {"data": number}}
         (folder / "update.json").write_text(json.dumps(verdict))
-    names = [path.name for path in lineage.list_updates(tmp_path)]
+    names = [path.name for path in updates.list_updates(tmp_path)]
     assert names == ["0002", "9999", "10000"]
-    assert lineage.find_current(tmp_path).endswith("9999")
+    assert updates.find_current(tmp_path).endswith("9999")
     assert lineage.choose_folder(tmp_path, {"data": "new"}).name == "10001"
     assert lineage.choose_folder(tmp_path, {"data": "10000"}).name == "10000"
     for number in ("9999", "10000"):

@@ -138,13 +138,13 @@ def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
     share = test if isinstance(test, int | float) else None
     if share is not None and not 0 <= share < 1:
         raise Refused("test", test, "a share must be from 0 to below 1")
-    train = inputs.make_section(
+    train = inputs.make_input(
         images, name=name, labels=labels, domains=domains, test=share
     )
     if test is None or share is not None:
         return train
     judging, known = inputs.split_pair(test)
-    judge = inputs.make_section(judging, name=f"{name}_test", labels=known)
+    judge = inputs.make_input(judging, name=f"{name}_test", labels=known)
     sections = {"train": train.section, "test": judge.section}
     sections = {name: x | sources.without_test_split(x) for name, x in sections.items()}
     held = (*train.held, *judge.held)

@@ -19,12 +19,12 @@ from collections.abc import Callable
 import numpy as np
 from etils import epath
 
-from jaxcl.config import build, command
+from jaxcl.config import build, command, own_images, transfer_config
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import canary, kit, maps, onnx_file, order, upgrade, vectors
-from jaxcl.run import encoder_folder, train
-from jaxcl.update import lineage, plan, served
+from jaxcl.run import encoder_folder, train, updates
+from jaxcl.update import lineage, served
 
 _CANARY = ".canary.safetensors"
 Work = Callable[[upgrade.Stop], list[str]]  # returns lines to print
@@ -36,15 +36,15 @@ def read_kits(run: str) -> list[kit.Kit]:
     Raises:
       Refused: the last accepted update left none.
     """
-    current = lineage.find_current(run)
+    current = updates.find_current(run)
     if current == str(run) or not kit.has_kit(current):
         raise Refused(
             f"--run={run}: has no accepted update that compared old images; "
             "jaxcl update --old=IMAGES makes one"
         )
     kits: list[kit.Kit] = []
-    for path in lineage.list_updates(run):
-        if (lineage.read_report(path) or {}).get("accepted") and kit.has_kit(path):
+    for path in updates.list_updates(run):
+        if (updates.read_report(path) or {}).get("accepted") and kit.has_kit(path):
             step = kit.read_kit(path)
             # A gap breaks the chain: what is before it cannot be reached.
             joined = kits and kits[-1].target == step.source
@@ -112,7 +112,7 @@ def _lacks_canary(out) -> bool:
 
 def _write_canary(run, out, ids) -> str:
     """Write the canary of a new file: what the update's queries find in it."""
-    first = canary.read_canary(epath.Path(lineage.find_current(run)) / canary.FILE)
+    first = canary.read_canary(epath.Path(updates.find_current(run)) / canary.FILE)
     table = vectors.open_table(out, ids=ids, field="--out")
     places = np.unique(np.linspace(0, table.rows - 1, canary.MEMBERS).astype(int))
     names = table.ids.names(places)
@@ -234,11 +234,13 @@ def refresh_file(
         raise Refused(f"--vectors={path}: is not upgraded; run jaxcl index upgrade")
     if not table.versions:
         upgrade.check_belongs(table, last.after)
-    current = lineage.find_current(run)
+    current = updates.find_current(run)
     parent = lineage.read_run_config(current)
-    section = lineage.make_section(images, {}, parent, "--images", all_rows=True)
-    config = plan.make_transfer_config(section, "none", parent)
-    embedder = build.make_embedder(plan.add_checkpoint(config, current))
+    section = own_images.make_section(
+        images, parent_config=parent, field="--images", all_rows=True
+    )
+    config = transfer_config.make_config(section, "none", parent)
+    embedder = build.make_embedder(transfer_config.add_checkpoint(config, current))
     wanted = read_plan(planned, first)
     rows = table.ids.find(wanted)
     everything = np.arange(embedder.size)
@@ -317,7 +319,7 @@ def write_map(run: str, out: str) -> str:
     """
     fitted = read_kits(run)[-1].fitted
     if out.endswith(".safetensors"):
-        _, card = maps.read_map(epath.Path(lineage.find_current(run)) / kit.MAP)
+        _, card = maps.read_map(epath.Path(updates.find_current(run)) / kit.MAP)
         data = maps.pack_map(fitted.arrays, card)
     elif out.endswith(".onnx"):
         data = onnx_file.pack_onnx(fitted.arrays)

@@ -26,7 +26,7 @@ class ImageInput(NamedTuple):
     held: tuple[in_memory.StoredSet, ...] = ()  # to be kept while the section is read
 
 
-def make_section(
+def make_input(
     images: Images,
     *,
     name: str,
@@ -34,7 +34,7 @@ def make_section(
     domains: Sequence[Any] | None = None,
     test: float | None = None,
 ) -> ImageInput:
-    """Make the section that reads images.
+    """Make the section that reads a caller's images.
 
     Args:
       images: u8[N, H, W] or u8[N, H, W, C]; a sequence of images of one size, arrays
@@ -79,7 +79,7 @@ def make_section(
         path = os.fspath(images)
         if path in sources.SOURCES and not storage.exists(path):
             return ImageInput({"name": path} | share)
-        return ImageInput(own_images.of_path(path) | share)
+        return ImageInput(own_images.make_section(path) | share)
     held = in_memory.store_set(
         name,
         _stack_images(name, images),

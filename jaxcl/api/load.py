@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from etils import epath
 
-from jaxcl.run import encoder_folder
-from jaxcl.update import lineage
+from jaxcl.run import encoder_folder, updates
 from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import export as export_lib
 
@@ -47,7 +46,7 @@ def load_encoder(
 def exported(run: str) -> Iterator[str]:
     """Export the encoder of a run; yield its folder, in the run or, if need be, not."""
     with tempfile.TemporaryDirectory() as elsewhere:
-        place = f"{lineage.find_current(run)}/encoder"
+        place = f"{updates.find_current(run)}/encoder"
         try:
             export_lib.export(run, place, force=True)
         except OSError as error:

@@ -15,8 +15,7 @@ from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
 from jaxcl.errors import Refused
 from jaxcl.evals import plots
-from jaxcl.run import log_file, result_file
-from jaxcl.update import lineage
+from jaxcl.run import log_file, result_file, updates
 from jaxcl.update import verdict as update_verdict
 from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import export as export_lib
@@ -131,7 +130,7 @@ class Result:
 
         `.embed(images)` takes one image or many: arrays, PIL images, paths.
         """
-        now = lineage.find_current(self.folder)
+        now = updates.find_current(self.folder)
         if self._encoder is None or self._encoder[0] != now:
             with load.exported(self.folder) as place:
                 self._encoder = now, encoder_lib.load_encoder(place)
@@ -258,7 +257,7 @@ class Result:
             reference=None if reference is None else os.fspath(reference),
             becomes_reference=accept_as_reference,
         )
-        verdict = lineage.read_report(work.workdir)
+        verdict = updates.read_report(work.workdir)
         if verdict is None:
             verdict = update_command.carry_out(work)
         else:
@@ -301,7 +300,7 @@ class Result:
         if isinstance(images, str | os.PathLike):
             return os.fspath(images)
         name = f"{self.config.name}_{what}"
-        read = inputs.make_section(images, name=name, labels=labels)
+        read = inputs.make_input(images, name=name, labels=labels)
         self._held += read.held
         if not whole:
             return read.section

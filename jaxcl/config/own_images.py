@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxcl import core, lookup, schema
 from jaxcl.config import recipe
-from jaxcl.data import image_files, sources, storage, stream
+from jaxcl.data import from_folders, image_files, sources, storage, stream
 from jaxcl.errors import Refused
 from jaxcl.run import encoder_folder
 
@@ -384,12 +384,55 @@ def _choose_evaluators(summary) -> dict:
     return evaluators | {"knn": neighbours, "tsne": {}}
 
 
-def of_path(path: str) -> dict:
-    """Return config.data of the images at a path, see `sources.section_of`.
+# Options for reading images, which new image files take over from a run's data.
+_READING = ("size", "channels", "decoder", "on_corrupt", "background", "bits")
+
+
+def make_section(
+    path: str | os.PathLike | dict,
+    *,
+    options: Mapping[str, Any] | None = None,
+    parent_config: Mapping[str, Any] | None = None,
+    field: str = "path",
+    all_rows: bool = False,
+) -> dict:
+    """Make the section config.data that reads the images at a path.
+
+    Without a `name` in `options` the source is guessed, see `sources.section_of`. With
+    a parent config, images in files are read by its options; if it has none, small
+    images are decoded once, into memory.
+
+    Args:
+      path: path of the images; or a section that reads them, to which `options` are
+        added.
+      options: options of the source; they override those of the parent config.
+      parent_config: config of the run whose encoder takes the images.
+      field: name of the path, for messages.
+      all_rows: whether all rows are train rows, without a test part.
 
     Raises:
-      Refused: nothing is there, or from `from_huggingface.guess_options`.
+      Refused: there is nothing at the path, or no source reads it.
     """
+    options = dict(options or {})
+    if isinstance(path, dict):
+        return path | options
     if not storage.exists(path):
-        raise Refused(f"{path!r}: no such file or folder")
-    return sources.section_of(path)
+        raise Refused(field, os.fspath(path), "no such file or folder")
+    path, name = os.fspath(path), options.pop("name", None)
+    source = {"name": name, "path": path} if name else sources.section_of(path)
+    if all_rows:
+        source |= sources.without_test_split(source)
+        if source["name"] == "image_folder" and from_folders.is_mixed(path):
+            source["folders"] = "none"
+    if parent_config and source["name"] in ("image_folder", "huggingface"):
+        source["channels"] = len(parent_config["augment"]["mean"])
+        run_data = parent_config.get("data", {})
+        read = sources.SOURCES.get(run_data.get("name"))
+        if read is not None and {*_READING} <= {*schema.option_of(read)}:
+            source |= {name: run_data[name] for name in _READING if name in run_data}
+            if run_data.get("resident") and "size" in source:  # else sizes may differ
+                source["resident"] = True
+        elif not {"size", "resident"} & set(options):
+            section = source | options
+            options |= read_once(section, summarize(section))
+    return source | options

@@ -24,8 +24,7 @@ from jaxcl.evals import plots
 from jaxcl.report import comparability, compare, numbers
 from jaxcl.report import runs as runs_lib
 from jaxcl.run import cost as cost_lib
-from jaxcl.run import result_file
-from jaxcl.update import lineage
+from jaxcl.run import result_file, updates
 
 _PICTURE_BYTES = 2_000_000  # of all pictures of a run, so that the page stays small
 _MOST_NAMES = 10  # columns of accuracies beside the cost
@@ -399,8 +398,8 @@ def read_lives(run: epath.PathLike) -> dict[str, dict[int, plots.LifePoint]]:
       matrix -> number of the update -> what was measured.
     """
     lives: dict[str, dict[int, plots.LifePoint]] = {}
-    for path in lineage.list_updates(str(run)):
-        report = lineage.read_report(path) or {}
+    for path in updates.list_updates(str(run)):
+        report = updates.read_report(path) or {}
         compared = report.get("gate", {"matrices": {}})
         for matrix, pairs in compared["matrices"].items():
             found = pairs["reference"]

@@ -18,12 +18,12 @@ from etils import epath
 from PIL import Image
 
 from jaxcl import sharding
-from jaxcl.config import build, command, own_images
+from jaxcl.config import build, command, own_images, transfer_config
 from jaxcl.data import identity, image_files, storage, stream
 from jaxcl.errors import Refused
 from jaxcl.evals import embedding
-from jaxcl.run import result_file, terminal, transfer
-from jaxcl.update import gate, lineage, mmd, plan, references, verdict
+from jaxcl.run import result_file, terminal, transfer, updates
+from jaxcl.update import gate, lineage, mmd, references, verdict
 
 WAIT, UPDATE, LOOK = "wait", "update", "look at the data"
 EXIT_CODES = {WAIT: 0, UPDATE: 4, LOOK: 5}
@@ -70,9 +70,11 @@ def check(
     """
     if not 20 <= rows <= 5000:
         raise Refused("--rows", rows, "must be from 20 to 5000")
-    began, current = time.time(), lineage.find_current(run)
+    began, current = time.time(), updates.find_current(run)
     config = lineage.read_run_config(current)
-    section = lineage.make_section(data, {}, config, "config.data", all_rows=True)
+    section = own_images.make_section(
+        data, parent_config=config, field="config.data", all_rows=True
+    )
     frozen = _restore(section, current, config)
     dataset = frozen.parts.stream.dataset
     chosen = _draw_rows(stream.count_rows(dataset.train), rows)
@@ -107,8 +109,8 @@ def check(
 
 
 def _restore(section, run, encoder_config):
-    config = plan.make_transfer_config(section, "none", encoder_config)
-    return build.restore_frozen(plan.add_checkpoint(config, run))
+    config = transfer_config.make_config(section, "none", encoder_config)
+    return build.restore_frozen(transfer_config.add_checkpoint(config, run))
 
 
 def _draw_rows(size, most) -> np.ndarray:
@@ -173,8 +175,8 @@ def _embed_run(run, current, config, rows) -> _Sample:
 def _list_sections(run, current) -> list[dict]:
     """List config.data of a run and of its accepted updates up to the present one."""
     folders = [str(run)]
-    for path in lineage.list_updates(run):
-        if (lineage.read_report(path) or {}).get("accepted"):
+    for path in updates.list_updates(run):
+        if (updates.read_report(path) or {}).get("accepted"):
             folders.append(str(path))
     configs = [lineage.read_run_config(folder) for folder in folders]
     sections = [config["data"] for config in configs if config.get("data")]
@@ -199,7 +201,7 @@ def _count_duplicates(run, dataset) -> dict:
     """Count new images that repeat one of the run or its updates, or each other."""
     new = identity.identify(dataset)
     marks, again, compared = new.marks[new.marks > 0], 0, False
-    for folder in (run, *lineage.list_updates(run)):
+    for folder in (run, *updates.list_updates(run)):
         before = identity.read_identity(folder)
         if before is not None and before.by_bytes and new.by_bytes:
             compared = True
@@ -251,15 +253,17 @@ def _check_accuracy(
     run, current, test, encoder_config, folder, limit, confidence
 ) -> dict:
     """Compare the accuracy now with that of the reference."""
-    section = lineage.make_section(test, {}, encoder_config, "config.test")
-    config = plan.make_transfer_config(section, "test", encoder_config)
+    section = own_images.make_section(
+        test, parent_config=encoder_config, field="config.test"
+    )
+    config = transfer_config.make_config(section, "test", encoder_config)
     config |= {"evaluators": {"knn": {}}}
     data = identity.identify(own_images.read_images(config["data"]))
     images = references.describe_images(data, config["evaluators"])
 
     def answer(encoder, name):
         place = folder / name
-        work = build.build(plan.add_checkpoint(config, encoder), place)
+        work = build.build(transfer_config.add_checkpoint(config, encoder), place)
         transfer.run_transfer(work, place)
         answers = references.read_answers(place)
         if not answers:

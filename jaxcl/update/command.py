@@ -22,11 +22,11 @@ import numpy as np
 from etils import epath
 
 from jaxcl import numerics
-from jaxcl.config import build, command, files, run_config
+from jaxcl.config import build, command, files, run_config, transfer_config
 from jaxcl.data import identity
 from jaxcl.errors import Refused
 from jaxcl.index import maps
-from jaxcl.run import finish, job, lock, result_file, transfer
+from jaxcl.run import finish, job, lock, result_file, transfer, updates
 from jaxcl.update import average, gate, lineage, plan, references, served, verdict
 from jaxcl.update.verdict import AFTER, BEFORE
 
@@ -134,7 +134,9 @@ def _prepare_evaluation(
     section = section or work.test
     if section is None:
         return None
-    evaluation = build.build(plan.add_checkpoint(section, run), work.workdir / name)
+    evaluation = build.build(
+        transfer_config.add_checkpoint(section, run), work.workdir / name
+    )
     assert isinstance(evaluation, transfer.Transfer)  # its config has a checkpoint
     return evaluation
 
@@ -348,21 +350,21 @@ def main(options: argparse.Namespace) -> int:
             reference=options.reference,
             becomes_reference=options.accept_as_reference,
         )
-        is_new = lineage.read_report(planned.workdir) is None
+        is_new = updates.read_report(planned.workdir) is None
         return planned, prepare(planned) if is_new else None
 
     def work(ready, stop):
         planned, prepared = ready
         with lock.hold_lock(planned.workdir.parent):
             asked = None if options.again else planned.asked
-            parent = lineage.find_current(options.run)
+            parent = updates.find_current(options.run)
             workdir = lineage.choose_folder(options.run, asked)
             if (parent, workdir) != (planned.parent, planned.workdir):
                 raise lock.LockHeldError(
                     f"{options.run}: another update ended meanwhile; run the "
                     "same command again to continue from that update"
                 )
-            report = done = lineage.read_report(planned.workdir)
+            report = done = updates.read_report(planned.workdir)
             if done is None:
                 report = carry_out(planned, prepared, stop=stop)
             else:

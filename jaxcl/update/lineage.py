@@ -1,32 +1,14 @@
-"""Manage the updates of a run: their directories, configs and reports.
-
-RUN/updates/0001, 0002, ... are run directories; each has an update.json once the update
-is over.
-"""
-
-import re
+"""Make the directories, configs and reports of updates; `run.updates` finds them."""
 
 from etils import epath
 
-from jaxcl import schema
-from jaxcl.config import own_images, run_config, sections
-from jaxcl.data import from_folders, sources, storage
+from jaxcl.config import run_config, sections
+from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import maps
-from jaxcl.run import encoder_folder, result_file, transfer
+from jaxcl.run import encoder_folder, result_file, transfer, updates
 
-UPDATES, VERDICT = "updates", "update.json"
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
-# Options for reading images, which new image files take over from the run's data.
-_READING = ("size", "channels", "decoder", "on_corrupt", "background", "bits")
-
-
-def find_current(run: str) -> str:
-    """Find the directory of a run's last accepted update, or the run's own."""
-    for path in reversed(list_updates(run)):
-        if (read_report(path) or {}).get("accepted"):
-            return str(path)
-    return str(run)
 
 
 def read_run_config(run: str) -> dict:
@@ -68,56 +50,6 @@ def make_recipe(encoder_config: dict) -> dict:
         "epochs": 10,
         "batch_size": 256,
     }
-
-
-def make_section(
-    path: str | dict,
-    options: dict,
-    parent_config: dict,
-    field: str,
-    all_rows: bool = False,
-) -> dict:
-    """Make the config section that reads the images at a path.
-
-    Without a `name` in `options` the source is guessed, see `sources.section_of`.
-    Images in files are read by the options of the run; without any, small images are
-    decoded once, into memory.
-
-    Args:
-      path: path of the images; or a section that reads them, to which `options` are
-        added.
-      options: options of the source; they override those of the run.
-      parent_config: the run's config.
-      field: name of the section, for messages.
-      all_rows: whether all rows are train rows, without a test part.
-
-    Raises:
-      Refused: there is nothing at the path.
-    """
-    options = dict(options)
-    if isinstance(path, dict):
-        return path | options
-    if not storage.exists(path):
-        raise Refused(field, path, "no such file or folder")
-    source = {"name": options.pop("name", None), "path": str(path)}
-    if source["name"] is None:
-        source = sources.section_of(path)
-    if all_rows:
-        source |= sources.without_test_split(source)
-        if source["name"] == "image_folder" and from_folders.is_mixed(str(path)):
-            source["folders"] = "none"
-    if source["name"] in ("image_folder", "huggingface"):
-        source["channels"] = len(parent_config["augment"]["mean"])
-        run_data = parent_config.get("data", {})
-        read = sources.SOURCES.get(run_data.get("name"))
-        if read is not None and {*_READING} <= {*schema.option_of(read)}:
-            source |= {name: run_data[name] for name in _READING if name in run_data}
-            if run_data.get("resident") and "size" in source:  # else sizes may differ
-                source["resident"] = True
-        elif not {"size", "resident"} & set(options):
-            section = source | options
-            options |= own_images.read_once(section, own_images.summarize(section))
-    return source | options
 
 
 def join_sections(old: dict, new: dict) -> dict:
@@ -207,22 +139,14 @@ def _merge(section: dict, changes: dict) -> dict:
     return merged
 
 
-def list_updates(run: str) -> list[epath.Path]:
-    """List the directories of all updates of a run, in order."""
-    folder = epath.Path(run) / UPDATES
-    entries = folder.iterdir() if folder.exists() else ()
-    folders = (path for path in entries if re.fullmatch(r"\d{4,}", path.name))
-    return sorted(folders, key=lambda path: int(path.name))
-
-
 def default_batch_size(run: str) -> int:
     """Return the default batch size of an update of a run.
 
     It is the last size that was set, for the run or an accepted update. A size that was
     reduced for few images does not count.
     """
-    for path in reversed(list_updates(run)):
-        report = read_report(path) or {}
+    for path in reversed(updates.list_updates(run)):
+        report = updates.read_report(path) or {}
         size = (report.get("asked", {}).get("train") or {}).get("batch_size")
         if size is not None and report["accepted"]:
             return size
@@ -239,23 +163,17 @@ def choose_folder(run: str, asked: dict | None) -> epath.Path:
       run: directory of the run.
       asked: description of the update; None: no finished update is equal.
     """
-    number, earlier = 1, list_updates(run)
+    number, earlier = 1, updates.list_updates(run)
     if earlier:
-        report = read_report(earlier[-1])
+        report = updates.read_report(earlier[-1])
         if report is None or report["asked"] == asked:
             return earlier[-1]
         number += int(earlier[-1].name)  # those before may have been deleted
-    return epath.Path(run) / UPDATES / f"{number:04d}"
-
-
-def read_report(workdir: epath.PathLike) -> dict | None:
-    """Read update.json; None while the update is unfinished."""
-    path = epath.Path(workdir) / VERDICT
-    return storage.read_object(path) if path.exists() else None
+    return epath.Path(run) / updates.UPDATES / f"{number:04d}"
 
 
 def write_report(workdir: epath.PathLike, report: dict, adapter: bytes | None) -> dict:
-    """Write update.json, which ends the update; see `find_current`.
+    """Write update.json, which ends the update; see `updates.find_current`.
 
     The checkpoints of an update that was rolled back are removed, so that nobody uses
     their encoder by mistake.
@@ -273,7 +191,7 @@ def write_report(workdir: epath.PathLike, report: dict, adapter: bytes | None) -
     if adapter is not None and report["accepted"]:
         with storage.replacing(workdir / maps.FILE) as file:
             file.write(adapter)
-    result_file.write_json(workdir / VERDICT, report)
+    result_file.write_json(workdir / updates.VERDICT, report)
     remove_checkpoints(workdir, report)
     return report
 

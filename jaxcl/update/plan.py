@@ -9,9 +9,10 @@ import numpy as np
 from etils import epath
 
 from jaxcl import lookup, schema
-from jaxcl.config import build, own_images, recipe, sections
+from jaxcl.config import build, own_images, recipe, sections, transfer_config
 from jaxcl.data import identity, stream
 from jaxcl.errors import Refused
+from jaxcl.run import updates
 from jaxcl.update import gate, lineage, references
 
 _Share = Annotated[float, schema.Range(above=0, most=1)]
@@ -144,7 +145,7 @@ def make_plan(
     Args:
       run: directory of a finished run, which may have updates.
       data: a path of the new images, or a section config.data, see
-        `lineage.make_section`.
+        `own_images.make_section`.
       config: options, a dict as `default_options`.
       test: a path of labelled images, to evaluate both encoders on.
       old: a path of images that are in the present index; None: the run's own.
@@ -161,7 +162,7 @@ def make_plan(
     options, limits = read_options(config)
     _check_average(options, limits, test)
     _check_reference(test, reference, becomes_reference, select, options)
-    parent = lineage.find_current(run)
+    parent = updates.find_current(run)
     parent_config = lineage.read_run_config(parent)
     new_data = _make_section(data, options.data, parent_config, "data")
     if join:
@@ -177,7 +178,7 @@ def make_plan(
     try:
         if section is None:
             raise Refused(f"{run} is an encoder without images of its own")
-        old_config = make_transfer_config(section, "none", parent_config)
+        old_config = transfer_config.make_config(section, "none", parent_config)
         sample = _choose_old_images(old_config, parent, options)
     except (Refused, OSError) as error:
         if old is not None or (limits.index or limits.overlap) is not None:
@@ -242,8 +243,12 @@ def make_plan(
 
 def _make_section(path, options, parent_config, name) -> dict:
     """Make the section config.NAME, whose images are all trained on or embedded."""
-    return lineage.make_section(
-        path, options or {}, parent_config, f"config.{name}", all_rows=True
+    return own_images.make_section(
+        path,
+        options=options,
+        parent_config=parent_config,
+        field=f"config.{name}",
+        all_rows=True,
     )
 
 
@@ -266,10 +271,13 @@ def _make_selection_config(select, options, parent_config) -> dict | None:
     """Make a transfer config that evaluates on `select`; None without it."""
     if select is None:
         return None
-    section = lineage.make_section(
-        select, options.select or {}, parent_config, "config.select"
+    section = own_images.make_section(
+        select,
+        options=options.select,
+        parent_config=parent_config,
+        field="config.select",
     )
-    config = make_transfer_config(section, "test", parent_config)
+    config = transfer_config.make_config(section, "test", parent_config)
     return config | {"evaluators": options.evaluators or {"knn": {}}}
 
 
@@ -372,34 +380,11 @@ def _make_evaluation_config(test, options, limits, parent_config) -> dict | None
             )
         return None
     own = options.test or {}
-    section = lineage.make_section(test, own, parent_config, "config.test")
-    config = make_transfer_config(section, "test", parent_config)
+    section = own_images.make_section(
+        test, options=own, parent_config=parent_config, field="config.test"
+    )
+    config = transfer_config.make_config(section, "test", parent_config)
     return config | {"evaluators": options.evaluators or {"knn": {}}}
-
-
-def make_transfer_config(section: dict, evaluation: str, parent_config: dict) -> dict:
-    """Make a transfer config of one dataset, with the image size of the run.
-
-    Args:
-      section: config.data.
-      evaluation: name of the evaluation split, as in config.scenario.
-      parent_config: `transfer.config_of` the run, or the folder of an encoder.
-    """
-    augment = parent_config["augment"]
-    return {
-        "data": dict(section),
-        "scenario": {"name": "joint", "evaluation": evaluation},
-        "augment": {k: v for k, v in augment.items() if k in ("size", "resize")},
-        "evaluators": {},
-        "tensorboard": False,
-        "plots": False,
-        "progress": False,
-    }
-
-
-def add_checkpoint(config: dict, run: str) -> ml_collections.ConfigDict:
-    """Complete a transfer config with the encoder of a run."""
-    return ml_collections.ConfigDict({**config, "checkpoint": str(run)})
 
 
 def _choose_old_images(old, run, options):
@@ -412,7 +397,7 @@ def _choose_old_images(old, run, options):
     Raises:
       Refused: there are too few.
     """
-    embedder = build.make_embedder(add_checkpoint(old, run))
+    embedder = build.make_embedder(transfer_config.add_checkpoint(old, run))
     rows = np.random.default_rng(0).permutation(embedder.size)[: options.rows]
     rows = np.sort(rows)
     if len(rows) <= 2 * options.neighbours:

@@ -14,8 +14,8 @@ from etils import epath
 
 from jaxcl.data import identity, image_files, listing, storage
 from jaxcl.errors import Refused
-from jaxcl.run import transfer
-from jaxcl.update import gate, lineage
+from jaxcl.run import transfer, updates
+from jaxcl.update import gate
 
 FOLDER = "references"
 FEWEST = 50  # images that decide, or that choose
@@ -111,7 +111,7 @@ def find_choosing(images: LabelledImages) -> np.ndarray:
 
 def find_file(run: str) -> epath.Path | None:
     """Find the file of the present reference; None without one."""
-    folder = epath.Path(run) / lineage.UPDATES / FOLDER
+    folder = epath.Path(run) / updates.UPDATES / FOLDER
     entries = folder.iterdir() if folder.exists() else ()
     numbered = [path for path in entries if path.name.removesuffix(".npz").isdigit()]
     return max(numbered, key=lambda path: int(path.name[:-4]), default=None)
@@ -138,7 +138,7 @@ def read_reference(path: epath.PathLike) -> Reference:
 
 def write_reference(run: str, number: int, reference: Reference) -> str:
     """Write the answers of a reference, unless its file is there; return the path."""
-    path = epath.Path(run) / lineage.UPDATES / FOLDER / f"{number:04d}.npz"
+    path = epath.Path(run) / updates.UPDATES / FOLDER / f"{number:04d}.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         images, names = reference.images, list(reference.right)
@@ -187,8 +187,8 @@ def list_past(run: str, before: epath.PathLike) -> list[dict]:
       before: directory of the next update; later ones do not count.
     """
     number = int(epath.Path(before).name)
-    earlier = [path for path in lineage.list_updates(run) if int(path.name) < number]
-    reports = (lineage.read_report(path) or {} for path in earlier)
+    earlier = [path for path in updates.list_updates(run) if int(path.name) < number]
+    reports = (updates.read_report(path) or {} for path in earlier)
     return [report["gate"] for report in reports if "gate" in report]
 
 
@@ -226,7 +226,7 @@ def plan_comparison(
     rows, at = np.arange(len(images.marks)), None
     if reference is None:
         where = named or parent
-        if not named and lineage.list_updates(run) and parent != str(run) and not past:
+        if not named and updates.list_updates(run) and parent != str(run) and not past:
             remarks.append(
                 f"This chain has no reference yet: it is the parent, {parent}."
             )
@@ -247,7 +247,7 @@ def plan_comparison(
             )
         remarks.append(text)
     if len(rows) == 0:
-        raise Refused(f"config.test: no image is left to judge; see {lineage.UPDATES}")
+        raise Refused(f"config.test: no image is left to judge; see {updates.UPDATES}")
     marks = [_judged_before(run, one) for one in past]
     used = np.concatenate(marks) if marks else np.zeros(0, np.uint64)
     renewed = bool(past) and not np.isin(images.marks, used[used > 0]).any()
@@ -316,7 +316,7 @@ def _match_reference(reference, images):
 
 def _judged_before(run, past) -> np.ndarray:
     """Return the digests of the images that judged an earlier update."""
-    path = epath.Path(run) / lineage.UPDATES / past["judge"]
+    path = epath.Path(run) / updates.UPDATES / past["judge"]
     try:
         data = identity.read_identity(path)
     except (Refused, OSError):

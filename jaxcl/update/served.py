@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl.config import build
+from jaxcl.config import build, transfer_config
 from jaxcl.index import drift, kit, maps, ways
 from jaxcl.run import result_file
 from jaxcl.update import plan
@@ -50,7 +50,7 @@ def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Compa
       folder: run directory of the new encoder.
     """
     rows, k = work.sample[0], work.options.neighbours
-    embedder = build.make_embedder(plan.add_checkpoint(work.old, folder))
+    embedder = build.make_embedder(transfer_config.add_checkpoint(work.old, folder))
     after = np.asarray(embedder.embed(rows))
     label = embedder.examples.label[rows]
     is_labelled = len(np.unique(label[label >= 0])) > 1 and (label >= 0).all()

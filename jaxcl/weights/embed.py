@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from jaxcl import numerics, schema
-from jaxcl.config import build, command, jobs
+from jaxcl.config import build, command, jobs, own_images, transfer_config
 from jaxcl.data import from_features, identity, sources, stream
 from jaxcl.errors import Refused
 from jaxcl.evals import embedding
 from jaxcl.run import encoder_folder, progress, train
-from jaxcl.update import lineage, plan
 
 
 def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
@@ -40,9 +39,11 @@ def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
         data = json.loads(data)
     elif isinstance(data, str) and sources.needs_nothing(data):
         data = {"name": data}
-    section = lineage.make_section(data, {}, encoder_config, "--data")
-    config = plan.make_transfer_config(section, "none", encoder_config)
-    return build.restore_frozen(plan.add_checkpoint(config, encoder))
+    section = own_images.make_section(
+        data, parent_config=encoder_config, field="--data"
+    )
+    config = transfer_config.make_config(section, "none", encoder_config)
+    return build.restore_frozen(transfer_config.add_checkpoint(config, encoder))
 
 
 @numerics.pinned()

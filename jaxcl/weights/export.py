@@ -24,8 +24,7 @@ from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
 from jaxcl.index import maps
 from jaxcl.nets import tuning
-from jaxcl.run import encoder_folder, result_file, transfer
-from jaxcl.update import lineage
+from jaxcl.run import encoder_folder, result_file, transfer, updates
 from jaxcl.weights import encoder, pytorch, writer
 from jaxcl.weights import stablehlo as program
 
@@ -59,7 +58,7 @@ def export(
       OSError: a file cannot be read or written.
       lock.LockHeldError: another export writes to the folder.
     """
-    run = lineage.find_current(run)
+    run = updates.find_current(run)
     config = _read_config(run)
     section = _describe_architecture(config)
     if torch:
