@@ -20,8 +20,8 @@ import sys
 
 import numpy as np
 
+from jaxcl import plots
 from jaxcl.data import shapes
-from jaxcl.evals import plots
 from jaxcl.run import result_file
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import sweep
 
+from jaxcl import plots
 from jaxcl.data import storage
 from jaxcl.errors import Refused
-from jaxcl.evals import plots
 from jaxcl.index.ways import VERDICTS
 from jaxcl.report import numbers
 from jaxcl.run import encoder_folder, result_file, seeds
@@ -290,10 +290,9 @@ def draw_points(points: dict[str, tuple], path: pathlib.Path) -> None:
     """
     figure = plots.make_figure(6.5, 4.2)
     axes = figure.add_subplot()
-    unknown = iter(range(len(plots.METHODS), 99))
+    method_of = {title: title.partition(",")[0] for title in points}
+    numbers = plots.number_styles([*dict.fromkeys(method_of.values())])
     for title, (old, old_error, new, new_error) in points.items():
-        number = plots.find_method(title)
-        number = next(unknown) if number is None else number
         fills = ("full", "none", "left")
         axes.errorbar(
             old,
@@ -304,7 +303,7 @@ def draw_points(points: dict[str, tuple], path: pathlib.Path) -> None:
             linestyle="none",
             markersize=8,
             fillstyle=fills[("LoRA" in title) + ("last block" in title)],
-            **plots.choose_style(number),
+            **plots.choose_style(numbers[method_of[title]]),
         )
     axes.set(xlabel="k-NN accuracy on the old images (%)")
     axes.set(ylabel="k-NN accuracy on the new images (%)")

@@ -20,10 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl import schema
+from jaxcl import plots, schema
 from jaxcl.data import scenarios, storage
 from jaxcl.errors import Refused
-from jaxcl.evals import plots
 from jaxcl.report import numbers as numbers_lib
 from jaxcl.run import log_file, result_file, seeds
 

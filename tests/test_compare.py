@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from helpers import run_directories
-from jaxcl import cli
-from jaxcl.evals import plots
+from jaxcl import cli, plots
 from jaxcl.report import comparability, compare
 from jaxcl.report import runs as runs_lib
 from jaxcl.run import result_file, seeds

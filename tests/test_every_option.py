@@ -48,7 +48,7 @@ from helpers import (
 )
 from helpers.config_functions import FUNCTIONS
 from helpers.forward import no_gradients
-from jaxcl import core, optim, schema
+from jaxcl import core, optim, plots, schema
 from jaxcl.config import build, sections
 from jaxcl.data import (
     convert,
@@ -60,7 +60,6 @@ from jaxcl.data import (
     stream,
 )
 from jaxcl.data.augment import graphs as augment_graphs
-from jaxcl.evals import plots
 from jaxcl.memory import buffer
 from jaxcl.methods import online_ssl, two_view
 from jaxcl.methods.icl import ddpg

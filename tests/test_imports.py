@@ -22,7 +22,7 @@ ROWS = (
     ("methods", "evals"),
     ("nets", "data"),
     ("losses", "memory"),
-    ("sharding", "optim", "metrics", "schema", "lookup", "core")
+    ("plots", "sharding", "optim", "metrics", "schema", "lookup", "core")
     + ("numerics", "errors"),
 )
 RANK = {

@@ -5,7 +5,8 @@ import types
 import numpy as np
 
 from helpers import toy
-from jaxcl.evals import memory, plots, spread
+from jaxcl import plots
+from jaxcl.evals import memory, spread
 from jaxcl.run import finish, log_file
 
 

@@ -14,8 +14,8 @@ from PIL import Image
 from tensorboardX.proto import event_pb2
 
 from helpers import run_directories
+from jaxcl import plots
 from jaxcl.data import storage
-from jaxcl.evals import plots
 from jaxcl.run import finish, log_file, metrics_log, record, result_file
 from jaxcl.run import progress as progress_lib
 from jaxcl.run import terminal as terminal_lib

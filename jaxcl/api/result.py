@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import ml_collections
 from etils import epath
 
-from jaxcl import errors
+from jaxcl import errors, plots
 from jaxcl.api import inputs, load
 from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
 from jaxcl.errors import Refused
-from jaxcl.evals import plots
 from jaxcl.run import log_file, result_file, updates
 from jaxcl.update import verdict as update_verdict
 from jaxcl.weights import encoder as encoder_lib

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, metrics, schema, sharding
-from jaxcl.evals import embedding, plots
+from jaxcl import core, metrics, plots, schema, sharding
+from jaxcl.evals import embedding
 from jaxcl.memory import duel
 
 

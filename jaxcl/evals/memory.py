@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, metrics, sharding
-from jaxcl.evals import embedding, plots
+from jaxcl import core, metrics, plots, sharding
+from jaxcl.evals import embedding
 
 # Rows of a batch when the stream's entropy is measured. An order may fix the number of
 # steps of an epoch, so this decides how many rows are drawn, not how their classes mix.

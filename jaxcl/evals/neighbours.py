@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, schema
-from jaxcl.evals import embedding, plots
+from jaxcl import core, plots, schema
+from jaxcl.evals import embedding
 
 
 def find_nearest(features: np.ndarray, queries: np.ndarray, k: int):

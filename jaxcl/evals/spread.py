@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, metrics, schema, sharding
-from jaxcl.evals import embedding, plots
+from jaxcl import core, metrics, plots, schema, sharding
+from jaxcl.evals import embedding
 
 
 @schema.checked("config.evaluators.spread")

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, schema, sharding
+from jaxcl import core, plots, schema, sharding
 from jaxcl.data import stream
-from jaxcl.evals import embedding, plots
+from jaxcl.evals import embedding
 
 _FEWEST = 5  # points of a picture
 

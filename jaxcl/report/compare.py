@@ -12,8 +12,8 @@ import re
 
 import numpy as np
 
+from jaxcl import plots
 from jaxcl.errors import Refused
-from jaxcl.evals import plots
 from jaxcl.report import comparability
 from jaxcl.report import runs as runs_lib
 from jaxcl.report.runs import RunGroup

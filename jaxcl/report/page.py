@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 
 import jaxcl
-from jaxcl.evals import plots
+from jaxcl import plots
 from jaxcl.report import comparability, compare, numbers
 from jaxcl.report import runs as runs_lib
 from jaxcl.run import cost as cost_lib

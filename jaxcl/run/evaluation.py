@@ -10,10 +10,10 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl import core, lookup, schema
+from jaxcl import core, lookup, plots, schema
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
-from jaxcl.evals import embedding, plots
+from jaxcl.evals import embedding
 from jaxcl.run import job, record
 
 

@@ -7,10 +7,9 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import lookup, numerics
+from jaxcl import lookup, numerics, plots
 from jaxcl.data import identity
 from jaxcl.errors import Refused
-from jaxcl.evals import plots
 from jaxcl.run import (
     cost,
     job,
