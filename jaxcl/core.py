@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import chex
 import flax.struct
@@ -113,6 +113,9 @@ class Method(NamedTuple):
     drops_branches: bool = False  # gives its encoder a key, for encoder.drop_path
     takes_local: bool = False  # reads `Parts.local`, config.augment.local
     takes_graphs: bool = False  # reads batch["graph"], too
+    # What `embed` reads: the encoder; with a head on it; or a network that `eval_state`
+    # fits at each evaluation and that is dropped
+    embeds: Literal["encoder", "encoder and head", "fit"] = "encoder"
 
 
 class EvalParts(NamedTuple):

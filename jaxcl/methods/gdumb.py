@@ -95,7 +95,8 @@ def make(
         params, stats = fit_memory(key, memory, count)
         return state.replace(params=params, stats=stats)
 
-    return online.make_method(parts, net, _only_count, eval_state=eval_state)
+    method = online.make_method(parts, net, _only_count, eval_state=eval_state)
+    return method._replace(embeds="fit")
 
 
 def _check_replay(replay: core.Replay, balanced: bool) -> None:

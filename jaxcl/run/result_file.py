@@ -65,12 +65,18 @@ def latest_table(
     return "\n".join(lines)
 
 
-def empty_results(num_tasks: int, *, task_names: Sequence[str] | None = None) -> dict:
+def empty_results(
+    num_tasks: int,
+    *,
+    task_names: Sequence[str] | None = None,
+    embeds: str = "encoder",
+) -> dict:
     """Make the results before the first task, as JSON.
 
     Args:
       num_tasks: T.
       task_names: T strings; by default "task 1", "task 2", ...
+      embeds: what the method's `embed` reads, see `core.Method`; an export says it.
 
     Returns:
       A dict. Its "finetune" will map a matrix name to f[T], the accuracy on each task
@@ -79,7 +85,7 @@ def empty_results(num_tasks: int, *, task_names: Sequence[str] | None = None) ->
     """
     names = task_names or [f"task {i + 1}" for i in range(num_tasks)]
     _check_length("task_names", names, num_tasks)
-    return {
+    return ({} if embeds == "encoder" else {"embeds": embeds}) | {
         "task_names": [*map(str, names)],
         "matrices": {},
         "finetune": None,
@@ -151,7 +157,10 @@ def make_room(results: dict, task_names: Sequence[str]) -> dict:
     if more <= 0:
         return results
     names, blank, spent = map(str, task_names[-more:]), [None] * more, results["cost"]
-    return empty_results(len(task_names)) | {
+    blank_results = empty_results(
+        len(task_names), embeds=results.get("embeds", "encoder")
+    )
+    return blank_results | {
         "task_names": [*results["task_names"], *names],
         "scalars": [*results["scalars"], *blank],
         "seconds": [*results["seconds"], *blank],

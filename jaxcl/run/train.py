@@ -323,7 +323,9 @@ def _restore(work, checkpoints):
     if restored is not None:
         state = sharding.commit_placement(restored.state, work.mesh)
         return state, restored.cursor | {"resumed": True}
-    results = result_file.empty_results(len(names), task_names=names)
+    results = result_file.empty_results(
+        len(names), task_names=names, embeds=work.method.embeds
+    )
     cursor = {"phase": Phase.EVALUATED, "rows": 0, "seconds": {}}
     return state, cursor | {"results": results, "resumed": False}
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, lookup, numerics, sharding
+from jaxcl import core, lookup, numerics, schema, sharding
 from jaxcl.data import storage, stream
 from jaxcl.errors import Refused
 from jaxcl.methods.two_view import bases
@@ -80,8 +80,8 @@ def complete(raw: dict, run: dict) -> dict:
     """Fill in the values that a transfer config takes from the run.
 
     These are the encoder, the precision, mean and standard deviation of the images,
-    and, for linear probes without `lr`, the paper's rate for the base of the run's
-    method.
+    and, for evaluators whose `lr` is None, the paper's rate of linear probes for the
+    base of the run's method.
 
     Args:
       raw: the transfer config, as a dict.
@@ -104,7 +104,10 @@ def complete(raw: dict, run: dict) -> dict:
         raw = raw | {"tuning": run["tuning"]}
     evaluators = dict(raw.get("evaluators", {}))
     for key, section in evaluators.items():
-        if section.get("name", key) == "linear" and "lr" not in section:
+        name, field = section.get("name", key), f"config.evaluators.{key}"
+        make = lookup.find_module("jaxcl.evals", name, field).make
+        rate = schema.option_of(make).get("lr")
+        if rate is not None and rate.default is None and "lr" not in section:
             evaluators[key] = {**section, "lr": _linear_lr(run, key)}
     return (
         {"precision": run.get("precision", "float32")}

@@ -28,9 +28,6 @@ from jaxcl.run import encoder_folder, result_file, transfer, updates
 from jaxcl.weights import encoder, pytorch, writer
 from jaxcl.weights import stablehlo as program
 
-# Methods whose steps train no encoder: each evaluation fits one and drops it.
-_DROP = ("gdumb",)
-
 
 @numerics.pinned()
 def export(
@@ -71,6 +68,12 @@ def export(
     state, source = transfer.restore(
         run, module, blank, sharding.mesh(1), field="--run"
     )
+    cursor = transfer.cursor(where, source["number"])
+    if cursor["results"].get("embeds") == "fit":
+        raise Refused(
+            f"--run={run!r}: config.method.name={config['method']['name']!r} fits a "
+            "network at each evaluation and drops it; the run has none to export"
+        )
     params, stats = state.params["encoder"], state.stats["encoder"]
     if isinstance(module, tuning.TunedEncoder):
         params = module.merge_adapters(params)  # they become part of what they adapt
@@ -87,7 +90,6 @@ def export(
         files[maps.FILE] = adapter.read_bytes()
     if stablehlo is not None:
         files[program.FILE] = program.pack_program(exported, stablehlo)
-    cursor = transfer.cursor(where, source["number"])
     card = card | writer.describe(exported, files)
     if stablehlo is not None:
         card["stablehlo"] = program.describe(exported, stablehlo)
@@ -133,12 +135,6 @@ def _read_config(run):
     if config.get("checkpoint") is not None:
         raise Refused(
             "--run", run, f"evaluates {config['checkpoint']}; export that run"
-        )
-    method = config["method"]["name"]
-    if method in _DROP:
-        raise Refused(
-            f"--run={run!r}: config.method.name={method!r} trains a network at each "
-            "evaluation and drops it, so that the run has none to export"
         )
     return config
 
@@ -222,10 +218,8 @@ def _read_results(config, cursor) -> dict | None:
     for name, measures in result_file.summary(results).items():
         row = results["matrices"][name][last]
         matrices[name] = {"accuracy": row, "average": measures["average_accuracy"]}
-    # If ICL has a head, the evaluators read the head's outputs.
-    head = config["method"]["name"] == "icl" and config["method"].get("output_dim")
     return {
-        "of": "encoder and head" if head else "encoder",
+        "of": results.get("embeds", "encoder"),
         "matrices": matrices,
         "scalars": results["scalars"][last],
     }

@@ -110,7 +110,9 @@ def random_state(work, seed=0):
 def results_of(work, done=1):
     """As they are after `done` tasks."""
     names = work.data.task_names
-    found = result_file.empty_results(len(names), task_names=names)
+    found = result_file.empty_results(
+        len(names), task_names=names, embeds=work.method.embeds
+    )
     for task in range(done):
         row = np.where(np.arange(len(names)) <= task, 0.5 + 0.1 * task, np.nan)
         found = result_file.add_task(

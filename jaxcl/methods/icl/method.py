@@ -250,6 +250,7 @@ def make(
         batches_per_step=functools.partial(orders.batches_per_step, plan),
         objective=functools.partial(_objective, nets),
         takes_graphs=True,
+        embeds="encoder and head" if output_dim else "encoder",
     )
 
 
