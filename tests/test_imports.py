@@ -19,7 +19,7 @@ ROWS = (
     ("__main__", "main", "cli", "api"),
     ("report", "estimate", "update", "weights", "index"),
     ("config", "run"),
-    ("methods", "evals"),
+    ("evals", "methods"),
     ("nets", "data"),
     ("losses", "memory"),
     ("plots", "sharding", "optim", "metrics", "schema", "lookup", "core")

@@ -38,6 +38,7 @@ from jaxcl import core, schema, sharding
 from jaxcl.data import prefetch, splits, stream
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import embedding, head
+from jaxcl.nets import linear_head
 
 _RATIO = (3 / 4, 4 / 3)
 _CUT = 4  # keeps the draw of the cut apart from those of `splits` and `imbalance`
@@ -163,7 +164,7 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
 
     @jax.jit
     def score(probe, features):
-        scores = head.score_features(probe, features)
+        scores = linear_head.score_features(probe, features)
         return scores, jnp.isfinite(scores).all()
 
     def find_best_lr(train_head, of_cut, mask) -> float | None:

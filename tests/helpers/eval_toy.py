@@ -11,6 +11,7 @@ from jaxcl import core, sharding
 from jaxcl.data import scenarios, stream
 from jaxcl.evals import head as head_lib
 from jaxcl.evals import linear
+from jaxcl.nets import linear_head
 
 CLASSES, SIZE, DIM = 6, 4, 5
 MEAN, STD = (0.4, 0.5, 0.6), (0.25, 0.2, 0.3)
@@ -152,7 +153,7 @@ def fitted(x, y, task, batch, *, domain=0, streams=False, twin=probe_twin):
             rng = np.random.default_rng([3, task, epoch])
             return stream.epoch_order(rng, np.arange(len(x)), batch).reshape(-1)
 
-    return twin(x, y, head_lib.start_head(k_start, DIM, CLASSES), order_of, batch)
+    return twin(x, y, linear_head.start_head(k_start, DIM, CLASSES), order_of, batch)
 
 
 def accuracies(parts, guess):
