@@ -447,7 +447,7 @@ def test_pil_images_are_read_as_the_pictures_that_they_are():
     ]
     for images, want in cases:
         read = inputs.make_section(images, name="images")
-        np.testing.assert_array_equal(read.held[0].examples.images, [want] * 4)
+        np.testing.assert_array_equal(read.stored_sets[0].examples.images, [want] * 4)
 
 
 @pytest.mark.parametrize(

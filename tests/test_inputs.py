@@ -35,7 +35,7 @@ def tensors():
 
 
 def read(images, **more):
-    (held,) = inputs.make_section(images, name="images", **more).held
+    (held,) = inputs.make_section(images, name="images", **more).stored_sets
     return held.examples, held.class_names
 
 

@@ -131,7 +131,7 @@ def fit(
         work = build.build(config, where)
         finish.run_job(work, where, stop=stop)
         print(f"\n{finish.closing(work, where)}", flush=True)
-    return result.Result(str(where), held=read.held)
+    return result.Result(str(where), stored_sets=read.stored_sets)
 
 
 def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
@@ -149,12 +149,14 @@ def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
     )
     if test is None or share is not None:
         return train
-    judging, known = inputs.split_pair(test)
-    judge = inputs.make_section(judging, name=f"{name}_test", labels=known)
-    sections = {"train": train.section, "test": judge.section}
+    test_images, test_labels = inputs.split_pair(test)
+    evaluation = inputs.make_section(
+        test_images, name=f"{name}_test", labels=test_labels
+    )
+    sections = {"train": train.section, "test": evaluation.section}
     sections = {name: x | sources.without_test_split(x) for name, x in sections.items()}
-    held = (*train.held, *judge.held)
-    return inputs.ImageInput({"name": "judged_by", **sections}, held)
+    stored_sets = (*train.stored_sets, *evaluation.stored_sets)
+    return inputs.ImageInput({"name": "judged_by", **sections}, stored_sets)
 
 
 def _make_config(section, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
@@ -197,9 +199,10 @@ def _hash_settings(config, start: dict[str, bytes]) -> str:
       config: of the run, without the folder that is written for `start`.
       start: the file of an encoder in memory, with which the run begins; or {}.
     """
-    kept = {k: v for k, v in config.to_dict().items() if k not in run_config.MACHINE}
-    kept |= writer.hash_files(start)
-    text = json.dumps(kept, sort_keys=True, default=str)
+    settings = config.to_dict()
+    settings = {k: v for k, v in settings.items() if k not in run_config.MACHINE}
+    settings |= writer.hash_files(start)
+    text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
