@@ -10,7 +10,7 @@ from PIL import Image
 import jaxcl
 from jaxcl.api import inputs
 from jaxcl.data import sources
-from jaxcl.run import progress
+from jaxcl.run import progress_bar
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (12, 8, 8, 3), np.uint8)
@@ -154,7 +154,7 @@ def test_a_count_in_a_file_is_lines(monkeypatch, terminal):
     stream = io.StringIO()
     stream.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", stream)
-    with progress.count_images(30, 10, every=0.0) as bar:
+    with progress_bar.count_images(30, 10, every=0.0) as bar:
         for _ in range(2):
             bar.update(10)
     text = stream.getvalue()

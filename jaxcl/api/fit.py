@@ -25,8 +25,8 @@ from jaxcl.data import sources
 from jaxcl.errors import Refused
 from jaxcl.methods.two_view import strategies
 from jaxcl.run import encoder_folder, finish, signals
-from jaxcl.weights import encoder as encoder_lib
 from jaxcl.weights import writer
+from jaxcl.weights.encoder import Encoder, flatten_leaves
 
 
 @errors.shortened
@@ -40,7 +40,7 @@ def fit(
     base: str = "simclr",
     strategy: str | None = None,
     tasks: int | Sequence[Any] = 1,
-    encoder: str | Mapping[str, Any] | os.PathLike | encoder_lib.Encoder = "resnet18",
+    encoder: str | Mapping[str, Any] | os.PathLike | Encoder = "resnet18",
     epochs: int | None = None,
     batch_size: int | None = None,
     size: int | None = None,
@@ -100,7 +100,7 @@ def fit(
         raise Refused(f"options={options!r}: must be a dict, field -> value")
     options = options or {}
     read = _make_data_section(images, labels, tasks, test, name)
-    begun = isinstance(encoder, encoder_lib.Encoder)
+    begun = isinstance(encoder, Encoder)
     with _silent(quiet):
         network = encoder_folder.section(encoder.card)[0] if begun else encoder
         scenario = options.get("scenario.name")
@@ -206,9 +206,9 @@ def _hash_settings(config, start: dict[str, bytes]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _tensors(encoder: encoder_lib.Encoder) -> dict[str, bytes]:
+def _tensors(encoder: Encoder) -> dict[str, bytes]:
     """Pack the tensors of an encoder in memory into a file, by its name."""
-    leaves = encoder_lib.flatten_leaves(encoder.params, encoder.stats)
+    leaves = flatten_leaves(encoder.params, encoder.stats)
     return {encoder_folder.TENSORS: writer.pack_tensors(leaves, "flax")}
 
 
