@@ -61,8 +61,9 @@ def fit(
         with or without class folders, an .npz file, or a directory that
         jaxcl.data.convert, TFDS or `datasets` wrote; the name of a source without
         required options, as "digits"; or a section like config.data.
-      labels: for arrays, N whole numbers or strings; -1 or None where unknown. They are
-        for evaluation and for cutting tasks; only base "supcon" trains with them.
+      labels: labels of arrays, N whole numbers or strings; -1 or None where unknown.
+        They are for evaluation and for cutting tasks; only base "supcon" trains with
+        them.
       test: the evaluation images. A share of the labelled images of each class, by
         default a fifth, which is held out; or other labelled images: (images, labels),
         or a path or section as `images` takes.
@@ -70,22 +71,24 @@ def fit(
       base: the loss of one task, a row of `jaxcl list bases`.
       strategy: the method against forgetting, a row of `jaxcl list strategies`; None:
         "finetune".
-      tasks: their number. If every train image has a label, tasks are classes one after
-        another, else random slices; options={"scenario.name": "data"} takes slices of
-        labelled images, too. Or N entries, one for each image (a year, a place): their
-        sorted values are the tasks.
+      tasks: number of tasks. If every train image has a label, tasks are classes one
+        after another, else random slices; options={"scenario.name": "data"} takes
+        slices of labelled images, too. Or N entries, one for each image (a year, a
+        place): their sorted values are the tasks.
       encoder: a name in `jaxcl.config.own_images.ENCODERS`, as "resnet18" or
         "vit_small"; a section like config.encoder; or pretrained weights: an encoder of
         `load_encoder`, or its folder.
-      epochs: for each task; None: 5 million images seen, but 50 to 400 epochs.
-      batch_size: None: up to 256, with at least four batches an epoch.
+      epochs: number of epochs of each task; None: 5 million images seen, but 50 to 400
+        epochs.
+      batch_size: number of images in a batch; None: up to 256, with at least four
+        batches an epoch.
       size: pixels of a side of the network's input; None: those of the images, at most
         224.
-      seed: of all random draws.
+      seed: seed of all random draws.
       options: other values of the config, by name: {"method.temperature": 0.1}.
-      name: of the run, and of the set if the images are arrays.
+      name: name of the run, and of the set if the images are arrays.
       out: run directory; None: runs/NAME-HASH, with a hash of the settings.
-      quiet: print nothing.
+      quiet: whether to print nothing.
 
     Returns:
       The run.
@@ -196,7 +199,7 @@ def _hash_settings(config, start: dict[str, bytes]) -> str:
     """Hash the settings of a run to eight digits, for the name of its directory.
 
     Args:
-      config: of the run, without the folder that is written for `start`.
+      config: config of the run, without the folder that is written for `start`.
       start: the file of an encoder in memory, with which the run begins; or {}.
     """
     settings = config.to_dict()

@@ -95,7 +95,7 @@ def format_kind(kind: str, width: int = 88) -> str:
 
     Args:
       kind: a key of `KINDS`.
-      width: of a line.
+      width: width of a line.
     """
     entries = describe_kind(kind)
     column, lines = max(map(len, entries)) + 2, [f"{kind}. Use: {KINDS[kind].use}"]

@@ -25,7 +25,7 @@ def load_encoder(
     is exported to the folder `encoder` in it.
 
     Args:
-      folder: its path, which may be in a bucket.
+      folder: path of the folder, which may be in a bucket.
       check: compute the features of a fixed picture, and compare them with the card's,
         see `Encoder.check`.
       into: "old" maps the features of `Encoder.embed` to the space of the index before

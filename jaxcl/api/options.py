@@ -39,7 +39,8 @@ def meanings(function: Callable) -> dict[str, str]:
     """Read the meanings of a function's parameters from its docstring or comments.
 
     Args:
-      function: of options; or a dataclass or NamedTuple, with a comment at each field.
+      function: function with options; or a dataclass or NamedTuple, with a comment at
+        each field.
     """
     signature = inspect.signature(function)
     function, names = schema.unwrap(function), set(signature.parameters)

@@ -125,7 +125,7 @@ class Result:
         """Draw the run: accuracy on each task over time, measures, the loss.
 
         Args:
-          path: of a PNG, SVG or PDF to write; None: none is.
+          path: path of a PNG, SVG or PDF to write; None: none is.
 
         Returns:
           The matplotlib figure, which a notebook shows.
@@ -140,7 +140,7 @@ class Result:
         Args:
           folder: missing, empty, or with the same encoder; `jaxcl.load_encoder` reads
             it anywhere.
-          torch: also write a state dict for PyTorch.
+          torch: whether to write also a state dict for PyTorch.
 
         Returns:
           Its card: the network, its inputs, where it comes from.
@@ -154,7 +154,7 @@ class Result:
         """Write a page about the run, one HTML file.
 
         Args:
-          path: of the page; None: report.html in the run directory.
+          path: path of the page; None: report.html in the run directory.
 
         Returns:
           The path.
@@ -189,17 +189,18 @@ class Result:
         repeated call resumes a stopped update, and returns a finished one.
 
         Args:
-          new_images: as for `jaxcl.fit`; labels are not used.
+          new_images: images, as for `jaxcl.fit`; labels are not used.
           test: labelled images for evaluation: (images, labels), or a path or section
             as for `jaxcl.fit`. In arrays and folders without a test part the neighbours
             of a fifth are the other images.
           old: images in the search index; their embeddings before and after are
             compared. None: the run's own, if they are still there.
           limits: {"accuracy_drop": 0.02} and others, see docs/updating.md.
-          epochs: on the new images; None: as many as of each task before.
+          epochs: number of epochs on the new images; None: as many as of each task
+            before.
           average: share of the new weights in an average with the old ones, or "auto".
           options: other values of the update's config: {"train.batch_size": 64}.
-          join: also train on the run's images, for methods that read both.
+          join: whether to train also on the run's images, for methods that read both.
           again: make another update even if the same one is done already.
           select: labelled images that choose the average, as `test`; None: a third of
             `test`.
@@ -261,7 +262,7 @@ class Result:
         """Check whether an update is due; nothing is trained. It is `jaxcl check`.
 
         Args:
-          new_images: as for `jaxcl.fit`; labels are not used.
+          new_images: images, as for `jaxcl.fit`; labels are not used.
           test: labelled images, as for `update`: has the accuracy fallen?
           rows: most images of each sample.
           limit: most that the accuracy may have fallen.
