@@ -516,8 +516,8 @@ def test_an_encoder_goes_elsewhere_from_a_run_that_may_only_be_read(
         if pathlib.Path(place).is_relative_to(tmp_path):
             raise OSError(code, "no", place)
 
-    monkeypatch.setattr(result.export_lib, "export", export)
-    monkeypatch.setattr(result.encoder_lib, "load_encoder", lambda place: place)
+    monkeypatch.setattr(result.export, "export", export)
+    monkeypatch.setattr(result.encoder, "load_encoder", lambda place: place)
     run = result.Result(tmp_path)
     if code == errno.ENOSPC:
         with pytest.raises(OSError):
