@@ -152,10 +152,8 @@ def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
     )
     if test is None or share is not None:
         return train
-    test_images, test_labels = inputs.split_pair(test)
-    evaluation = inputs.make_section(
-        test_images, name=f"{name}_test", labels=test_labels
-    )
+    images, labels = inputs.split_pair(test)
+    evaluation = inputs.make_section(images, name=f"{name}_test", labels=labels)
     sections = {"train": train.section, "test": evaluation.section}
     sections = {name: x | sources.without_test_split(x) for name, x in sections.items()}
     stored_sets = (*train.stored_sets, *evaluation.stored_sets)

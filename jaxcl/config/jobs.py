@@ -148,8 +148,8 @@ def _choose_updates(
         shapes = job.shapes(method, data, method.batches_per_step(last))
         return cost.count_flops(method.step, *shapes, task=last.index)
 
-    name = top.method["name"]
-    updates = budget.updates(replay.flops, top.batch_size, count_step, name)
+    limits = replay.flops, top.batch_size
+    updates = budget.updates(*limits, count_step, top.method["name"])
     if workdir is not None and jax.process_index() == 0:
         print(f"config.replay.flops={replay.flops:g}: updates={updates}", flush=True)
     return replay._replace(updates=updates)

@@ -248,12 +248,10 @@ def _name_row(examples, row) -> str:
     return load.name(row) if hasattr(load, "name") else f"row {row}"
 
 
-def _check_accuracy(
-    run, current, test, encoder_config, folder, limit, confidence
-) -> dict:
+def _check_accuracy(run, current, test, run_config, folder, limit, confidence) -> dict:
     """Compare the accuracy now with that of the reference."""
-    section = lineage.make_section(test, {}, encoder_config, "config.test")
-    config = plan.make_transfer_config(section, "test", encoder_config)
+    section = lineage.make_section(test, {}, run_config, "config.test")
+    config = plan.make_transfer_config(section, "test", run_config)
     config |= {"evaluators": {"knn": {}}}
     data = identity.identify(own_images.read_images(config["data"]))
     images = references.describe_images(data, config["evaluators"])
