@@ -115,9 +115,8 @@ def devices(target: Target) -> tuple:
     if gpu := target.chip.gpu:
         options = {"topology": target.topology, "target_config": " ".join(gpu)}
         return tuple(topologies.get_topology_desc(platform="cuda", **options).devices)
-    options = {"topology_name": target.topology}
-    described = topologies.get_topology_desc(platform="tpu", **options).devices
-    return tuple(described[: target.chips])
+    tpu = topologies.get_topology_desc(platform="tpu", topology_name=target.topology)
+    return tuple(tpu.devices[: target.chips])
 
 
 # The text of a compiled program

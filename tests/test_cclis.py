@@ -211,7 +211,7 @@ def test_every_view_of_every_image_is_drawn_anew(count, monkeypatch):
         sizes.append(len(rows))
         return rows
 
-    monkeypatch.setattr(cclis.sharding, "spread", spread)
+    monkeypatch.setattr(cclis.sharding, "shard_rows_in_jit", spread)
     made = toy.parts()._replace(augment=augment)
     images = np.arange(count, dtype=np.uint8)[:, None, None, None]
     state = toy.fresh(DEFAULT).replace(params=2.0, stats=0.25)

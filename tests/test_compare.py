@@ -7,8 +7,7 @@ import pytest
 
 from helpers import run_directories
 from jaxcl import cli, plots
-from jaxcl.report import comparability, compare
-from jaxcl.report import runs as runs_lib
+from jaxcl.report import comparability, compare, run_groups
 from jaxcl.run import result_file, seeds
 
 
@@ -26,7 +25,7 @@ def runs(tmp_path):
 
 
 def test_measures_and_paired_differences(runs):
-    er, ace, one = (runs_lib.read_run(runs / name) for name in ("er", "ace", "one"))
+    er, ace, one = (run_groups.read_run(runs / name) for name in ("er", "ace", "one"))
     assert list(er.results) == [0, 1, 2] and list(one.results) == [1]
     found = seeds.summary(ace.results)[run_directories.NAME]
     assert found["average_accuracy"]["mean"] == pytest.approx(0.65)
@@ -44,7 +43,7 @@ def test_measures_and_paired_differences(runs):
 
 def test_curve_is_the_average_over_tasks_met(runs):
     steps, mean, error = compare.mean_curve(
-        runs_lib.read_run(runs / "er"), run_directories.NAME
+        run_groups.read_run(runs / "er"), run_directories.NAME
     )
     np.testing.assert_array_equal(steps, [5, 8, 10])
     finals = np.array([0.5, 0.4, 0.9])
@@ -55,7 +54,7 @@ def test_curve_is_the_average_over_tasks_met(runs):
 def test_along_the_stream_every_evaluation_counts(runs):
     """At steps 5, 8 and 10; "anytime" has the tasks' ends 5 and 10 alone."""
     found = compare.mean_along_stream(
-        runs_lib.read_run(runs / "er"), run_directories.NAME
+        run_groups.read_run(runs / "er"), run_directories.NAME
     )
     means = np.mean([[0.8, 0.3, 0.5], [0.9, 0.3, 0.4], [0.9, 0.3, 0.9]], axis=1)
     assert found["mean"] == pytest.approx(means.mean())

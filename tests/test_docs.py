@@ -22,7 +22,7 @@ from helpers import config_files, pages, run_directories
 from jaxcl import cli, estimate
 from jaxcl.config import files, sections
 from jaxcl.data import sources
-from jaxcl.methods.online_ssl import regularisers
+from jaxcl.methods import online_ssl
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.update import plan as update_plan
 
@@ -321,7 +321,7 @@ def test_every_function_of_a_config_has_a_table():
     texts = [option_tables.write_headings(path.read_text()) for path in DOCS]
     found = {x[1] for text in texts for x in MARKER.finditer(text)}
     functions = {inspect.unwrap(pkgutil.resolve_name(name)) for name in found}
-    listed = (sources.SOURCES, bases.BASES, regularisers.REGULARISERS)
+    listed = (sources.SOURCES, bases.BASES, online_ssl.REGULARISERS)
     wanted = {name: x for group in listed for name, x in group.items()}
     for package in (jaxcl.methods, jaxcl.evals):
         for module in pkgutil.iter_modules(package.__path__):

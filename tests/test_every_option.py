@@ -577,7 +577,7 @@ def of_config(_, changes):
     yield summary(work.data._replace(stream=work.stream.tasks))
     state = job.shapes(work.method, work.data)[0]
     yield [str(x) for x in jax.tree.leaves(state)]
-    for parts in dict.fromkeys(map(work.method.parts, work.stream.tasks)):
+    for parts in dict.fromkeys(map(work.method.batches_per_step, work.stream.tasks)):
         shapes = job.placed_shapes(work.method, work.data, work.mesh, parts)
         yield text(traced(work.method.step, *shapes)[0])
     rows = np.zeros((2, 8, 8, 1), np.float32)

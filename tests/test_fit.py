@@ -452,7 +452,7 @@ def test_pil_images_are_read_as_the_pictures_that_they_are():
     ]
     for images, want in cases:
         read = inputs.make_input(images, name="images")
-        np.testing.assert_array_equal(read.held[0].examples.images, [want] * 4)
+        np.testing.assert_array_equal(read.stored_sets[0].examples.images, [want] * 4)
 
 
 @pytest.mark.parametrize(
@@ -521,8 +521,8 @@ def test_an_encoder_goes_elsewhere_from_a_run_that_may_only_be_read(
         if pathlib.Path(place).is_relative_to(tmp_path):
             raise OSError(code, "no", place)
 
-    monkeypatch.setattr(result.export_lib, "export", export)
-    monkeypatch.setattr(result.encoder_lib, "load_encoder", lambda place: place)
+    monkeypatch.setattr(result.export, "export", export)
+    monkeypatch.setattr(result.encoder, "load_encoder", lambda place: place)
     run = result.Result(tmp_path)
     if code == errno.ENOSPC:
         with pytest.raises(OSError):

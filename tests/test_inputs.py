@@ -11,7 +11,7 @@ import jaxcl
 from jaxcl.api import inputs
 from jaxcl.config import own_images
 from jaxcl.data import sources
-from jaxcl.run import progress
+from jaxcl.run import progress_bar
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (12, 8, 8, 3), np.uint8)
@@ -36,7 +36,7 @@ def tensors():
 
 
 def read(images, **more):
-    (held,) = inputs.make_input(images, name="images", **more).held
+    (held,) = inputs.make_input(images, name="images", **more).stored_sets
     return held.examples, held.class_names
 
 
@@ -155,7 +155,7 @@ def test_a_count_in_a_file_is_lines(monkeypatch, terminal):
     stream = io.StringIO()
     stream.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", stream)
-    with progress.count_images(30, 10, every=0.0) as bar:
+    with progress_bar.count_images(30, 10, every=0.0) as bar:
         for _ in range(2):
             bar.update(10)
     text = stream.getvalue()

@@ -319,7 +319,7 @@ def test_images_that_stay_in_memory_are_decoded_once(tmp_path):
     shutil.rmtree(tmp_path / "class0")  # nothing is read again
     check_equal(prefetch.batches(data, **options), whole)
     load = data.examples.load
-    assert len(load.memory) == 8
+    assert len(load.cache) == 8
     other = data.examples._replace(load=load._replace(cache=None))
     with pytest.raises(image_files.Unreadable):  # or they would not be equal by chance
         list(prefetch.batches(source(other, range(8)), **options))

@@ -16,8 +16,7 @@ from tensorboardX.proto import event_pb2
 from helpers import run_directories
 from jaxcl import plots
 from jaxcl.data import storage
-from jaxcl.run import finish, log_file, metrics_log, record, result_file
-from jaxcl.run import progress as progress_lib
+from jaxcl.run import finish, log_file, metrics_log, progress_bar, record, result_file
 from jaxcl.run import terminal as terminal_lib
 
 QUIET = {"tensorboard": False, "progress": False}
@@ -203,7 +202,7 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, lost):
 def progress(tmp_path, monkeypatch, seconds=2.0, **options):
     """Ten steps, one each `seconds`; the second task begins at step 6."""
     clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=0)
-    monkeypatch.setattr(progress_lib, "time", clock)
+    monkeypatch.setattr(progress_bar, "time", clock)
     options = {"tensorboard": False, "num_tasks": 2, **options}
     recorder = record.Recorder(tmp_path, **options)
     for step in range(1, 11):

@@ -303,9 +303,8 @@ def check_file(
     table = vectors.open_table(path, ids=ids)
     name = None
     if encoder is not None:
-        encoder_folder.read_leaves(
-            encoder, encoder_folder.read_card(encoder)
-        )  # undamaged
+        card = encoder_folder.read_card(encoder)
+        encoder_folder.read_leaves(encoder, card)  # undamaged
         name = kit.name_encoder({"path": encoder})
     return canary.check_index(table, singing, encoder=name, least=least)
 

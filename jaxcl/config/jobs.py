@@ -14,7 +14,7 @@ from jaxcl import core, schema, sharding
 from jaxcl.config import budget, checks, sections
 from jaxcl.data import stream
 from jaxcl.errors import Refused
-from jaxcl.methods.online import replay as replay_lib
+from jaxcl.methods.online import replay
 from jaxcl.nets import chain
 from jaxcl.run import cost, encoder_folder, evaluation, job, loggers, transfer
 
@@ -43,7 +43,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     make_stream = sections.read_tasks(top.data, top.scenario, top.seed, stand_in)
     make_parts, image = sections.read_parts(top)
     sections.find_method(top.method)
-    asked = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
+    asked = schema.options(replay.settings, top.replay or {}, "config.replay")
     if stand_in is None:
         checks.check_path(top)
 
@@ -65,18 +65,18 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     )
 
     # Method
-    replay = replay_lib.settings(num_classes, top.batch_size, **asked)
-    for name in ("capacity", "size") if replay.sharded else ():
-        sharding.per_device(f"config.replay.{name}", getattr(replay, name), mesh)
+    stream_replay = replay.settings(num_classes, top.batch_size, **asked)
+    for name in ("capacity", "size") if stream_replay.sharded else ():
+        sharding.per_device(f"config.replay.{name}", getattr(stream_replay, name), mesh)
     parts = make_parts(
         num_classes=num_classes,
-        replay=replay,
+        replay=stream_replay,
         num_tasks=len(tasks.tasks),
         batch_size=top.batch_size,
         train_rows=stream.count_rows(train),
         starts_pretrained=encoder_folder.exists_at(top.start),
     )
-    if replay.flops is not None:
+    if stream_replay.flops is not None:
         parts = parts._replace(replay=_choose_updates(top, parts, data, workdir, mesh))
     method = _make_method(top, parts, mesh)
     job.check_rows(method, data)
@@ -148,8 +148,8 @@ def _choose_updates(
         shapes = job.shapes(method, data, method.batches_per_step(last))
         return cost.count_flops(method.step, *shapes, task=last.index)
 
-    name = top.method["name"]
-    updates = budget.updates(replay.flops, top.batch_size, count_step, name)
+    limits = replay.flops, top.batch_size
+    updates = budget.updates(*limits, count_step, top.method["name"])
     if workdir is not None and jax.process_index() == 0:
         print(f"config.replay.flops={replay.flops:g}: updates={updates}", flush=True)
     return replay._replace(updates=updates)

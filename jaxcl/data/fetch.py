@@ -91,9 +91,8 @@ def fetch_set(name: str, out: str, *, source: str | None = None) -> None:
         else:
             paths = [_find_archive(x, source, published) for x in published.archives]
     except Unreachable as error:
-        files = "\n".join(
-            f"  {x.urls[0]}  ({x.size:,} bytes)" for x in published.archives
-        )
+        lines = [f"  {x.urls[0]}  ({x.size:,} bytes)" for x in published.archives]
+        files = "\n".join(lines)
         raise Unreachable(
             f"{error}\nDownload by hand, on a machine with a network:\n{files}\n"
             "and then give the file, or the folder of several:\n"

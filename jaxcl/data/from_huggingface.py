@@ -148,9 +148,8 @@ def huggingface(
         )
         by_split[split] = image_files.examples(reader, label)
     name = os.path.basename(os.path.abspath(path))
-    data = stream.Dataset(
-        name, names, ("all",), **dict.fromkeys(stream.SPLITS) | by_split
-    )
+    by_split = dict.fromkeys(stream.SPLITS) | by_split
+    data = stream.Dataset(name, names, ("all",), **by_split)
     data = splits.keep_listed_classes(data, classes)
     if test_split is None:
         drawn = splits.draw_test(name, data.class_names, data.train, test, test_seed)
@@ -358,9 +357,7 @@ def _number_labels(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.nd
     kinds = {label.dtype.kind for of_files in labels.values() for label in of_files}
     if len(kinds) > 1:
         raise Refused("label_key", key, "labels are text and numbers")
-    labels_of_split = {
-        split: np.concatenate(of_files) for split, of_files in labels.items()
-    }
+    labels_of_split = {split: np.concatenate(x) for split, x in labels.items()}
     if "U" in kinds:
         texts = {str(name) for x in labels_of_split.values() for name in np.unique(x)}
         names = tuple(sorted(texts, key=listing.natural_key))

@@ -12,13 +12,11 @@ import numpy as np
 from jaxcl.data import graph_arrays, stream
 
 
-def blank_batch(
-    examples: stream.Examples, batch_size: int, num_batches: int = 1
-) -> dict:
+def blank_batch(examples: stream.Examples, batch_size: int, count: int = 1) -> dict:
     """Return a batch without graphs, of the size used most often."""
-    rows = np.full((num_batches, batch_size), -1, np.int32)
-    sizes = graph_arrays.buckets(examples.graphs, batch_size, num_batches=num_batches)
-    return _padded(examples, rows, sizes, num_batches > 1)
+    rows = np.full((count, batch_size), -1, np.int32)
+    sizes = graph_arrays.buckets(examples.graphs, batch_size, num_batches=count)
+    return _padded(examples, rows, sizes, count > 1)
 
 
 def batches(
@@ -43,9 +41,8 @@ def batches(
     plan = stream.schedule(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size * num_batches
     )
-    sizes = graph_arrays.buckets(
-        source.examples.graphs, batch_size, num_batches=num_batches
-    )
+    graphs = source.examples.graphs
+    sizes = graph_arrays.buckets(graphs, batch_size, num_batches=num_batches)
     for step in range(start, len(plan)):
         rows = plan[step].reshape(batch_size, num_batches).T
         yield _padded(source.examples, rows, sizes, num_batches > 1)

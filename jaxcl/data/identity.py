@@ -39,9 +39,8 @@ class Identity(NamedTuple):
         for array in self:
             kind = array.dtype.kind
             digest.update(f"{kind}{array.shape}".encode())
-            digest.update(
-                b"\0".join(array.tolist()) if kind == "S" else array.tobytes()
-            )
+            is_text = kind == "S"
+            digest.update(b"\0".join(array.tolist()) if is_text else array.tobytes())
         return digest.hexdigest()
 
     def splits(self) -> list[str]:

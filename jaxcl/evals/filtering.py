@@ -132,9 +132,8 @@ def _make_offer(parts, **policy) -> Callable:
     """
 
     def offer_batch(features, stored, batch):
-        keep = duel.select(
-            features[stored], features[batch], filled=stored >= 0, **policy
-        )
+        rows = features[stored], features[batch]
+        keep = duel.select(*rows, filled=stored >= 0, **policy)
         return stored.at[duel.incoming_slots(keep, len(stored))].set(batch, mode="drop")
 
     return jax.jit(offer_batch, out_shardings=sharding.replicated(parts.mesh))

@@ -191,10 +191,8 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
             else:
                 lr = best
         probe, loss = train_head(np.flatnonzero(mask), lr)
-        (scores, finite), loss = (
-            score(probe, test_features),
-            float(sharding.copy_to_host(loss)),
-        )
+        scores, finite = score(probe, test_features)
+        loss = float(sharding.copy_to_host(loss))
         right = {name: row.astype(float) for name, row in grade(scores).items()}
         if not (math.isfinite(loss) and sharding.copy_to_host(finite)):
             # Scores of nan would predict class 0 for every row.

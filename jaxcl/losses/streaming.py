@@ -54,9 +54,8 @@ def logsumexp(
     anchor_groups, row_groups = (jnp.asarray(x, jnp.int32) for x in groups)
     if exists is not None:
         row_groups = jnp.where(exists, row_groups, _NOBODY)
-    return sharding.map_per_device(
-        _streamed, (anchors, anchor_groups), (rows, row_groups)
-    )
+    arguments = (anchors, anchor_groups), (rows, row_groups)
+    return sharding.map_per_device(_streamed, *arguments)
 
 
 @jax.custom_vjp

@@ -110,9 +110,8 @@ def find_policy(replay: core.Replay) -> policies.Policy:
         return policy
 
     def choose(memory, state, key, items, mask):
-        return sharding.map_per_device(
-            choose_on_device, (memory, state, items, mask), (key,)
-        )
+        rows = memory, state, items, mask
+        return sharding.map_per_device(choose_on_device, rows, (key,))
 
     def choose_on_device(memory, state, items, mask, key):
         memory, key = _read_shard(memory), _fold_device(key)
@@ -198,11 +197,9 @@ def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree)
       function: function (*trees) -> arrays with rows; it sends nothing.
       trees: pytrees of arrays whose axis 0 is split as the memory is.
     """
-    return (
-        sharding.map_per_device(function, trees, ())
-        if replay.sharded
-        else function(*trees)
-    )
+    if replay.sharded:
+        return sharding.map_per_device(function, trees, ())
+    return function(*trees)
 
 
 def _read_shard(memory: Shards) -> buffer.Buffer:

@@ -53,9 +53,7 @@ def make(
         allowed = online.replayable(replay_from, state, incoming)
         replayed = online.draw_rows(parts, extra.memory, key, allowed=allowed)
         rows = online.join_rows(incoming, replayed)
-        (teacher_logits,) = distillation.ask_teacher(
-            net, extra.teacher, rows, train=not paper
-        )
+        (answers,) = distillation.ask_teacher(net, extra.teacher, rows, train=not paper)
         is_old = task_of < state.task if paper else task_of > 0
         # The classes that are held are one group.
         group = jnp.where(is_old & (task_of >= 0), 0, -1)
@@ -67,7 +65,7 @@ def make(
             )
             value += weight * losses.task_distillation(
                 out.logits,
-                teacher_logits,
+                answers,
                 group,
                 temperature=temperature,
                 example_mask=rows.mask,

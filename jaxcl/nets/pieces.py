@@ -70,9 +70,7 @@ class PiecewiseEncoder:
             )
 
         def apply_piece(params, stats, images, number):
-            keys = {
-                name: jax.random.fold_in(key, number) for name, key in drawn.items()
-            }
+            keys = {name: jax.random.fold_in(k, number) for name, k in drawn.items()}
             trees = {"params": params, "batch_stats": stats}
             images = images.reshape(-1, *images.shape[2:])
             features, moved = self.net.apply(

@@ -258,9 +258,7 @@ class TunedEncoder:
                 exact = jax.lax.Precision.HIGHEST
                 product = jnp.dot(pairs["a"], pairs["b"], precision=exact)
                 return {**tree, "kernel": tree["kernel"] + factor * product}
-            merged = {
-                name: with_product(tree[name], pair) for name, pair in pairs.items()
-            }
+            merged = {name: with_product(tree[name], x) for name, x in pairs.items()}
             return {**tree, **merged}
 
         plain = {name: tree for name, tree in params.items() if name != ADAPTERS}

@@ -22,8 +22,7 @@ from absl import logging
 
 from jaxcl import core, schema, sharding
 from jaxcl.errors import Refused
-from jaxcl.nets import layers
-from jaxcl.nets import positions as positions_lib
+from jaxcl.nets import layers, positions
 
 
 class Size(NamedTuple):
@@ -100,9 +99,7 @@ class Attention(nn.Module):
 
         query, key, value = map(project_heads, ("query", "key", "value"))
         if turns is not None:
-            query, key = (
-                positions_lib.rotate(rows, turns, skip) for rows in (query, key)
-            )
+            query, key = (positions.rotate(rows, turns, skip) for rows in (query, key))
         rows = _attend(query, key, value, self.program)
         return layers.small_dense(width, self.dtype, "out")(rows.reshape(x.shape))
 
@@ -262,9 +259,7 @@ class ViT(nn.Module):
         x, skip = self._join_tokens(x, grid)
         turns = None
         if self.positions == "rotary":
-            turns = jnp.asarray(
-                positions_lib.rotary_angles(grid, self.width // self.heads)
-            )
+            turns = jnp.asarray(positions.rotary_angles(grid, self.width // self.heads))
         # Arguments count from the module itself: `skip` is the third.
         block = nn.remat(Block, static_argnums=(3,)) if self.remat else Block
         for number in range(self.layers):
@@ -307,18 +302,14 @@ class ViT(nn.Module):
             table = self.param(
                 "positions", layers.SMALL_WEIGHTS, (side, side, width), jnp.float32
             )
-            x += self._flatten_table(
-                positions_lib.resize_table(table, grid, self.resize)
-            )
+            x += self._flatten_table(positions.resize_table(table, grid, self.resize))
             if self.class_position:
                 position = self.param(
                     "class_position", layers.SMALL_WEIGHTS, (width,), jnp.float32
                 )
                 first = first + position  # not in place: it may be an array of NumPy
         elif self.positions == "sin_cos":
-            x += self._flatten_table(
-                jnp.asarray(positions_lib.sin_cos_table(grid, width))
-            )
+            x += self._flatten_table(jnp.asarray(positions.sin_cos_table(grid, width)))
         first = first[None]
         if self.registers:
             shape = (self.registers, width)
@@ -352,7 +343,7 @@ def vit(
     registers: Annotated[int, schema.Range(0, 1024)] = 0,
     positions: Literal["learned", "sin_cos", "rotary"] = "learned",
     class_position: bool = True,
-    resize: positions_lib.Resize = "antialias",
+    resize: positions.Resize = "antialias",
     layer_scale: schema.Weight | None = None,
     mlp: Literal["gelu", "swiglu"] = "gelu",
     qkv_bias: Literal["all", "query_value", "none"] = "all",

@@ -14,11 +14,9 @@ import numpy as np
 
 from jaxcl import plots
 from jaxcl.errors import Refused
-from jaxcl.report import comparability
-from jaxcl.report import runs as runs_lib
-from jaxcl.report.runs import RunGroup
-from jaxcl.run import cost as cost_lib
-from jaxcl.run import seeds
+from jaxcl.report import comparability, run_groups
+from jaxcl.report.run_groups import RunGroup
+from jaxcl.run import cost, seeds
 
 # Column of the table -> its meaning, below the table
 _MEANINGS = {
@@ -36,8 +34,8 @@ MEASURES = ("average_accuracy", "anytime", "forgetting")
 
 def paired_difference(run: RunGroup, other: RunGroup, name: str, measure: str) -> dict:
     """Compute mean and error of `run` minus `other` over the seeds that both have."""
-    pair = (runs_lib.measure_by_seed(r, name, measure) for r in (run, other))
-    return seeds.mean_and_error(runs_lib.paired_differences(*pair))
+    pair = (run_groups.measure_by_seed(r, name, measure) for r in (run, other))
+    return seeds.mean_and_error(run_groups.paired_differences(*pair))
 
 
 def mean_step_cost(run: RunGroup) -> dict[str, float | None]:
@@ -49,12 +47,12 @@ def mean_step_cost(run: RunGroup) -> dict[str, float | None]:
     totals = [results["cost"]["total"] for results in run.results.values()]
     totals = [total for total in totals if total and total["steps"]]
     counted = [x for x in totals if x["flops"] is not None]
-    found = {
+    values = {
         "milliseconds": [1000 * x["train_seconds"] / x["steps"] for x in totals],
         "flops": [x["flops"] / x["steps"] for x in counted],
         "per_image": [x["flops"] / x["images"] for x in counted if x["images"]],
     }
-    return {key: float(np.mean(x)) if x else None for key, x in found.items()}
+    return {key: float(np.mean(x)) if x else None for key, x in values.items()}
 
 
 def mean_curve(
@@ -71,7 +69,7 @@ def mean_curve(
       (steps i64[n], mean f64[n], band f64[n], 0 for one seed). The steps are those at
       which every seed was evaluated, except step 0.
     """
-    of_seeds = [_mean_by_step(own, name) for own in run.logged_rows.values()] or [{}]
+    of_seeds = [_mean_by_step(rows, name) for rows in run.logged_rows.values()] or [{}]
     steps = sorted(set.intersection(*(set(points) for points in of_seeds)))
     values = np.array([[points[s] for s in steps] for points in of_seeds])
     half, count = np.zeros(len(steps)), len(of_seeds)
@@ -91,8 +89,8 @@ def mean_along_stream(run: RunGroup, name: str) -> dict:
       run: runs.RunGroup, from `runs.read_run`.
       name: name of a matrix.
     """
-    points = [_mean_by_step(own, name).values() for own in run.logged_rows.values()]
-    return seeds.mean_and_error([float(np.mean([*own])) for own in points if own])
+    points = [_mean_by_step(rows, name).values() for rows in run.logged_rows.values()]
+    return seeds.mean_and_error([float(np.mean([*x])) for x in points if x])
 
 
 def _mean_by_step(rows, name) -> dict[int, float]:
@@ -126,10 +124,10 @@ def format_table(runs: list[RunGroup], name: str) -> str:
         cells.append("-" if time is None else f"{time:.1f}")
         share = flops and first["flops"] and flops / first["flops"]
         cells.append(f"{share:.2f}x" if share else "-")
-        cells.append("-" if image is None else cost_lib.format_count(image))
+        cells.append("-" if image is None else cost.format_count(image))
         if run is runs[0]:
             cells.append("")
-        elif runs_lib.are_comparable(run, runs[0]):
+        elif run_groups.are_comparable(run, runs[0]):
             difference = paired_difference(run, runs[0], name, "average_accuracy")
             cells.append(seeds.percent(difference))
         else:
@@ -184,7 +182,7 @@ def main(options: argparse.Namespace) -> int:
     """Print the table and draw the curves."""
     if options.out:
         plots.read_format(options.out)
-    runs = runs_lib.read_all(options.workdirs)
+    runs = run_groups.read_all(options.workdirs)
     table = ""
     if options.scalar:
         _compare_scalar(runs, options)
@@ -193,7 +191,7 @@ def main(options: argparse.Namespace) -> int:
     configs = {run.name: run.configs for run in runs}
     for field in comparability.list_differences(configs):
         print(f"not measured alike: {field}")
-    for line in (line for run in runs for line in runs_lib.list_remarks(run)):
+    for line in (line for run in runs for line in run_groups.list_remarks(run)):
         print(line)
     if table:
         print(f"\n{describe_columns(table)}")

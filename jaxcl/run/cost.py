@@ -137,16 +137,12 @@ def sum_task_cost(
     work: job.Job, state: core.TrainState, task: int, clock: Clock
 ) -> TaskCost:
     """Sum up the cost of a task, with the FLOPs of a step, after its steps."""
-    steps, num_batches = (
-        int(state.step) - int(state.task_start),
-        work.batches_per_step(task),
-    )
+    steps = int(state.step) - int(state.task_start)
+    num_batches = work.batches_per_step(task)
     shapes = job.shapes(work.method, work.data, num_batches)
     flops = count_flops(work.method.step, *shapes, task=task)
-    images, machine = (
-        steps * work.data.batch_size * num_batches,
-        sharding.describe(work.mesh),
-    )
+    images = steps * work.data.batch_size * num_batches
+    machine = sharding.describe(work.mesh)
     return TaskCost(steps, images, flops, clock.read(), machine)
 
 

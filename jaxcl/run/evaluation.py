@@ -137,9 +137,8 @@ def make(
         if last_only:
             evaluate = AtTheEnd(evaluate.evaluate, len(parts.stream.tasks) - 1)
         (pictures if checked.draws else measuring)[key] = evaluate
-    return job.Evaluation(
-        measuring, pictures if plots else {}, tuple(charts), untrained
-    )
+    pictures = pictures if plots else {}
+    return job.Evaluation(measuring, pictures, tuple(charts), untrained)
 
 
 def run_evaluators(

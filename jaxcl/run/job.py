@@ -167,9 +167,8 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Gen
     size = data.batch_size * num_batches
     batches = read(source, seed=data.seed, epochs=data.epochs, batch_size=size)
     if num_batches > 1:
-        batches = _combine_readers(
-            [batches], functools.partial(_side_by_side, count=num_batches)
-        )
+        divide = functools.partial(_side_by_side, count=num_batches)
+        batches = _combine_readers([batches], divide)
     if job.method.labelled:
         more = _labelled(job, source, task, read)
         batches = _combine_readers(
@@ -332,10 +331,8 @@ def trace_step(work: Job) -> Job:
     method = method._replace(
         init=sharding.traced_once(method.init), step=sharding.traced_once(method.step)
     )
-    for num_batches in {method.batches_per_step(task) for task in data.stream.tasks}:
-        jax.eval_shape(
-            method.step, *placed_shapes(method, data, work.mesh, num_batches)
-        )
+    for count in {method.batches_per_step(task) for task in data.stream.tasks}:
+        jax.eval_shape(method.step, *placed_shapes(method, data, work.mesh, count))
     return work._replace(method=method)
 
 

@@ -9,8 +9,7 @@ import time
 
 from etils import epath
 
-from jaxcl.run import log_file, result_file
-from jaxcl.run import progress as progress_lib
+from jaxcl.run import log_file, progress_bar, result_file
 from jaxcl.run.loggers import tensorboard as tensorboard_lib
 
 
@@ -43,7 +42,7 @@ class Recorder:
         every=10.0,
     ):
         self._write, self._loggers = write, []
-        self._progress = progress_lib.Progress(
+        self._progress = progress_bar.Progress(
             num_tasks=num_tasks, mode=progress, every=every
         )
         if not write:

@@ -193,9 +193,8 @@ class _TrainingRun:
                     return False
             meter.flush(step)  # waits for the last step
         if work.loop.counts_epochs:
-            self.results = result_file.add_convergence(
-                self.results, task.index, epochs.summary()
-            )
+            summary = task.index, epochs.summary()
+            self.results = result_file.add_convergence(self.results, *summary)
         if step < end:
             # The task ended early. Evaluators that run at its end compare the steps
             # done with `task_steps`, so the latter must say how many there were.

@@ -280,11 +280,9 @@ def _load_leaves(like, path):
     saved = checkpoint.read_info(path)
     _encoder_of(saved.tree["params"], path)
     names = ("params", "stats")
-    saved_leaves = {
-        name: {"encoder": saved.tree[name].get("encoder", {})} for name in names
-    }
+    present = {x: {"encoder": saved.tree[x].get("encoder", {})} for x in names}
     wanted = {name: like[name] for name in names}
-    if misfits := checkpoint.differences(saved_leaves, wanted, most=1):
+    if misfits := checkpoint.differences(present, wanted, most=1):
         raise checkpoint.Misfit(
             f"{path} does not fit the encoder of the run's config.json and these "
             f"images: {misfits}"

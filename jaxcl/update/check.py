@@ -249,14 +249,12 @@ def _name_row(examples, row) -> str:
     return load.name(row) if hasattr(load, "name") else f"row {row}"
 
 
-def _check_accuracy(
-    run, current, test, encoder_config, folder, limit, confidence
-) -> dict:
+def _check_accuracy(run, current, test, run_config, folder, limit, confidence) -> dict:
     """Compare the accuracy now with that of the reference."""
     section = own_images.make_section(
-        test, parent_config=encoder_config, field="config.test"
+        test, parent_config=run_config, field="config.test"
     )
-    config = transfer_config.make_config(section, "test", encoder_config)
+    config = transfer_config.make_config(section, "test", run_config)
     config |= {"evaluators": {"knn": {}}}
     data = identity.identify(own_images.read_images(config["data"]))
     images = references.describe_images(data, config["evaluators"])

@@ -20,7 +20,7 @@ from jaxcl.config import build, command, jobs, own_images, transfer_config
 from jaxcl.data import from_features, identity, sources, stream
 from jaxcl.errors import Refused
 from jaxcl.evals import embedding
-from jaxcl.run import encoder_folder, progress, train
+from jaxcl.run import encoder_folder, progress_bar, train
 
 
 def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
@@ -92,7 +92,7 @@ def write_features(
         written = (file.seek(0, os.SEEK_END) - begin) // (4 * width)
         done = _count_whole_batches(written, sizes, batch_size)
         file.truncate(file.seek(begin + 4 * width * done))
-        with progress.count_images(sum(sizes), done) as bar:
+        with progress_bar.count_images(sum(sizes), done) as bar:
             for rows in _embed_rows(work, splits.values(), done, batch_size):
                 file.write(rows.astype("<f4").tobytes())
                 file.flush()

@@ -75,9 +75,8 @@ def import_file(
         facts = side_files.read_folder(epath.Path(source).parent, scheme)
         flags = {"heads": heads, "epsilon": epsilon, "features": features}
         flags = {name: value for name, value in flags.items() if value is not None}
-        section = _make_section(
-            chosen, scheme, architecture, facts, flags, stem_padding
-        )
+        arguments = facts, flags, stem_padding
+        section = _make_section(chosen, scheme, architecture, *arguments)
         channels = architectures.channels(chosen, scheme)
         prepared = (published.images or {}) | facts.images
         inputs = {

@@ -64,9 +64,7 @@ def read_folder(folder: epath.Path, scheme: str) -> SideFacts:
         )
     try:
         stated = config.get("model_args") or config
-        network = {
-            option: stated[key] for key, option in _NUMBERS.items() if key in stated
-        }
+        network = {x: stated[key] for key, x in _NUMBERS.items() if key in stated}
         turns = config.get("rope_parameters") or config
         if turns.get("rope_theta", 100) != 100:
             raise Refused(f"{CONFIG}: rope_theta={turns['rope_theta']}; must be 100")

@@ -124,10 +124,8 @@ def _check_folder(folder, card, force) -> None:
         before = encoder_folder.read_card(folder)
     except Refused as error:
         raise Refused(f"--out: {error}; --force replaces it") from error
-    if (
-        before["files"].get(encoder_folder.TENSORS)
-        != card["files"][encoder_folder.TENSORS]
-    ):
+    tensors = encoder_folder.TENSORS
+    if before["files"].get(tensors) != card["files"][tensors]:
         raise Refused(
             f"--out={folder}: holds another export, of step "
             f"{before.get('checkpoint', {}).get('step')}; --force replaces it"

@@ -94,8 +94,8 @@ def programs(net):
     def passes(params, stats, batches):
         outputs = []
         for rows in batches:
-            found, stats = net(params, stats, plain(rows), train=True)
-            outputs.append(found.logits)
+            out, stats = net(params, stats, plain(rows), train=True)
+            outputs.append(out.logits)
         return outputs, stats
 
     def slopes(params, stats, batches, of_logits):

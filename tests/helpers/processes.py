@@ -91,11 +91,11 @@ def lines(workdir):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def check_same(workdir, whole):
-    (sums, rows, _), (want_sums, want_rows, _) = ended(workdir), ended(whole)
+def check_same(workdir, reference):
+    (sums, rows, _), (want_sums, want_rows, _) = ended(workdir), ended(reference)
     np.testing.assert_array_equal(sums, want_sums)
     assert rows == want_rows
     assert sorted(r["step"] for r in rows if "loss" in r) == list(range(1, STEPS + 1))
-    ours, theirs = (result_file.read_results(w) for w in (workdir, whole))
-    assert ours["matrices"] == theirs["matrices"]
-    assert ours["scalars"] == theirs["scalars"]
+    results, expected = (result_file.read_results(w) for w in (workdir, reference))
+    assert results["matrices"] == expected["matrices"]
+    assert results["scalars"] == expected["scalars"]

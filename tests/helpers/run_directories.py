@@ -55,7 +55,7 @@ def leave_epochs(
     end no epoch.
     """
     scenario = {"name": "growth", "growth": growth}
-    told = {"seed": seed, "patience": 2, "scenario": scenario, "plasticity": False}
+    config = {"seed": seed, "patience": 2, "scenario": scenario, "plasticity": False}
     rows = [
         {
             "step": 10,
@@ -74,8 +74,8 @@ def leave_epochs(
         epochs.append({**epoch, "seconds": now})
         step = 10 + 5 * number
         rows.append({"step": step, "task": 1, "epoch": epoch, "time": {"train": now}})
-        found = {"objective/loss": value, "knn/class_incremental": [0.5, 0.5]}
-        rows.append({"step": step, "task": 1, "eval": found})
+        measures = {"objective/loss": value, "knn/class_incremental": [0.5, 0.5]}
+        rows.append({"step": step, "task": 1, "eval": measures})
     results = result_file.add_task(
         result_file.empty_results(2), 0, {}, {"objective/loss": 0.01}, 1.0
     )
@@ -84,7 +84,7 @@ def leave_epochs(
     pair = {"best": epochs[best - 1], "last": epochs[-1]}
     zero = {"number": 1, "loss": 9.0, "seconds": 0.5, "passes": 7.0}
     results["convergence"] = {"0": {"best": zero, "last": zero}, "1": pair}
-    write(folder, told, rows, results)
+    write(folder, config, rows, results)
 
 
 RESNET = {"name": "resnet", "depth": 10, "width": 4, "stem_padding": 2}
@@ -110,15 +110,15 @@ def random_state(work, seed=0):
 def results_of(work, done=1):
     """As they are after `done` tasks."""
     names = work.data.task_names
-    found = result_file.empty_results(
+    results = result_file.empty_results(
         len(names), task_names=names, embeds=work.method.embeds
     )
     for task in range(done):
         row = np.where(np.arange(len(names)) <= task, 0.5 + 0.1 * task, np.nan)
-        found = result_file.add_task(
-            found, task, {"knn/x": row}, {"knn/loss": 1.5}, 1.0
+        results = result_file.add_task(
+            results, task, {"knn/x": row}, {"knn/loss": 1.5}, 1.0
         )
-    return found
+    return results
 
 
 def save(work, workdir, state, *, number=9, phase="evaluated", done=1, results=None):

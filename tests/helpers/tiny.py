@@ -130,8 +130,8 @@ def descended(params, grads, lr=LR):
 
 
 def running(state):
-    found = state.stats["encoder"]["BatchNorm_0"]
-    return [np.float64(found[name]) for name in ("mean", "var")]
+    stats = state.stats["encoder"]["BatchNorm_0"]
+    return [np.float64(stats[name]) for name in ("mean", "var")]
 
 
 def after_pass(stats, layer, x):

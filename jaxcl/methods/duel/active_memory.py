@@ -105,12 +105,10 @@ def _filter_rows(settings, memory, features, mask):
         )
 
     inputs = *both, memory.filled, mask
-    # A memory in one piece is filtered on each device alike, which sends nothing.
-    keep = (
-        choose(*inputs)
-        if settings.spread
-        else sharding.map_per_device(choose, (), inputs)
-    )
+    if settings.spread:
+        keep = choose(*inputs)
+    else:  # each device filters the whole memory alike, which sends nothing
+        keep = sharding.map_per_device(choose, (), inputs)
     keep = sharding.gather(keep)
     slots = sharding.gather(duel.incoming_slots(keep, memory.capacity))
     if settings.safe:

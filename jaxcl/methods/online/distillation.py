@@ -47,9 +47,7 @@ def begin_task(state: core.TrainState, task: stream.Task) -> core.TrainState:
     return state.replace(extra=state.extra._replace(teacher=teacher))
 
 
-def ask_teacher(
-    net: Any, teacher: Teacher, *row_groups: Any, train: bool = False
-) -> tuple:
+def ask_teacher(net: Any, teacher: Teacher, *groups: Any, train: bool = False) -> tuple:
     """Return the teacher's logits, f32[R,C] for each `Rows`; zeros without one.
 
     There is no gradient, and no cost while there is no teacher.
@@ -57,16 +55,14 @@ def ask_teacher(
     Args:
       net: the network.
       teacher: the teacher in the state.
-      row_groups: groups of rows; each passes by itself.
+      groups: groups of rows; each passes by itself.
       train: whether each group is normalised by its own batch, not by the running
         statistics.
     """
 
     def answer():
         return (
-            *net.compute_logits(
-                teacher.params, teacher.stats, *row_groups, train=train
-            ),
+            *net.compute_logits(teacher.params, teacher.stats, *groups, train=train),
         )
 
     def zero_logits():

@@ -69,9 +69,8 @@ class Nearest(NamedTuple):
             number = start + jnp.arange(size)
             slots = number % capacity  # the last chunk may go beyond the memory
             images = items["image"][slots]
-            images = self.parts.eval_transform(
-                images if is_split else sharding.shard_rows_in_jit(images)
-            )
+            images = images if is_split else sharding.shard_rows_in_jit(images)
+            images = self.parts.eval_transform(images)
             rows = self.embed_images(params, stats, images)
             if self.mirror:
                 mirrored = self.embed_images(params, stats, images[:, :, ::-1])

@@ -90,9 +90,8 @@ def add_measures(
         old, new = (_unit_rows(method.embed(s, images)) for s in (state, after))
         return _masked_mean(jnp.linalg.norm(old - new, axis=1), mask)
 
-    return method._replace(
-        step=step, plotted_metrics=method.plotted_metrics + _metrics(measure)
-    )
+    metrics = method.plotted_metrics + _metrics(measure)
+    return method._replace(step=step, plotted_metrics=metrics)
 
 
 def _metrics(measure: tuple[str, ...]) -> tuple[str, ...]:

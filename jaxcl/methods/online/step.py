@@ -135,9 +135,9 @@ def prepare_images(
     parts: core.Parts, key: jax.Array, images: jax.Array, augmented: bool
 ) -> jax.Array:
     """Augment or only normalise images, u8[R,H,W,C] -> f32[R,H,W,C]."""
-    return (
-        parts.augment(key, images)[:, 0] if augmented else parts.eval_transform(images)
-    )
+    if augmented:
+        return parts.augment(key, images)[:, 0]
+    return parts.eval_transform(images)
 
 
 def past_tasks(state: core.TrainState) -> jax.Array:

@@ -92,10 +92,8 @@ def add(
       is the head's.
     """
     if form == "released":  # LARS without decay
-        rates, tx = (
-            parts.schedule_with_peak(lr),
-            optim.lars(momentum=momentum, weight_decay=0.0),
-        )
+        rates = parts.schedule_with_peak(lr)
+        tx = optim.lars(momentum=momentum, weight_decay=0.0)
     else:
         rates = optim.by_task([optim.cosine(lr, epochs=1, per_epoch=False)])
         tx = optim.sgd(momentum=momentum)
