@@ -10,7 +10,7 @@ Paper, final accuracy over all classes / within the task with a memory of 200 an
 GSS 38.6 / 90.0, iCaRL 32.4 / 74.6 and 35.0 / 75.6, GEM 30.0 / 88.7 and 29.5 / 92.3.
 Ours: not run at this size; `cclis_cifar10_small.py` is what one core can do.
 
-  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
+  jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/cclis_cifar10.py
   python -m jaxcl.main --config=configs/cclis_cifar10.py:co2l \
       --config.method.memory_size=500

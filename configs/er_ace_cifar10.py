@@ -7,7 +7,7 @@ images per class: ER-ACE 35.3, 43.7, 48.0, 50.9; ER-AML 33.0, 40.1, 46.0, 49.8; 
 26.7, 36.1, 41.5; MIR -, 29.8, 40.0, 47.6; iCaRL 24.7, 28.5, 29.7, 30.3; fine-tuning
 18.4; iid 60.8. Ours: docs/results.md, about 10 minutes a run on one CPU core.
 
-  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
+  jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/er_ace_cifar10.py
   python -m jaxcl.main --config=configs/er_ace_cifar10.py:mir \
       --config.replay.per_class=100 --config.seeds=3

@@ -5,7 +5,7 @@ then the others; batches of 32, until the mean loss of an epoch has not come low
 50 epochs. The paper names neither the digits nor the learning rate, which it searches
 among 1e-3, 1e-4 and 1e-5; it enlarges the images to 224 pixels of three channels.
 
-  python -m jaxcl.data.fetch mnist --out=data/mnist
+  jaxcl data mnist --out=data/mnist
   python -m jaxcl.main --config=configs/icl_mnist2.py:small
   python -m jaxcl.main --config=configs/icl_mnist2.py:retrain,small \
       --config.scenario.growth=0.3 --config.seeds=5

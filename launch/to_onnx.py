@@ -36,7 +36,7 @@ def convert(network, path, pixels) -> None:
     embed, shape = stablehlo.make_program(network, pixels)
     (batch,) = export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *shape), np.dtype(pixels))
-    with sharding.for_elsewhere():  # convolutions as they are written
+    with sharding.compile_target():  # convolutions as they are written
         jax2onnx.to_onnx(
             embed,
             [images],
