@@ -239,7 +239,9 @@ def test_a_package_in_the_current_folder_is_found(tmp_path, monkeypatch, capsys)
 
 def install(checkout, site, kind="wheel"):
     """Copy what a build reads into `checkout`, build it and unpack it into `site`."""
-    pytest.importorskip("setuptools", minversion="77", reason="the group release has it")
+    pytest.importorskip(
+        "setuptools", minversion="77", reason="the group release has it"
+    )
     checkout.mkdir(exist_ok=True)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
