@@ -1,9 +1,9 @@
-"""Write the pages as plain Markdown, with the tables of options, before a site is built.
+"""Write the pages as plain Markdown with their tables, before a site is built.
 
 `python docs/options.py build/docs` copies docs/ there; any generator can read the copy,
-and `mkdocs build` does. Tables are made from the signatures. A line `<!-- options: MODULE.FUNCTION -->` in a page becomes a table of the function's
-keyword-only options: name, default, and the meaning that `jaxcl options` prints.
-`except NAME` in that line leaves an option out. A line
+and `mkdocs build` does. A line `<!-- options: MODULE.FUNCTION -->` becomes a table of
+the function's keyword-only options: name, default, and the meaning that `jaxcl options`
+prints. `except NAME` in that line leaves an option out. A line
 `<!-- headings ###: MODULE.{}.FUNCTION: a b -->` stands for a heading and such a line
 for each of the names, `bold` in place of `###` for names in bold. A line
 `<!-- list: KIND -->` becomes the table of `jaxcl list KIND`. A line `--8<-- "FILE"`

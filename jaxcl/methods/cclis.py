@@ -66,7 +66,7 @@ def make(
       share: share of stored rows in a batch; None: their share of all rows.
       memory_size: rows kept.
       prototype_rate: learning rate of the prototypes, at the peak of the schedule.
-      hidden_dim, output_dim: of the projector; None: as wide as the encoder's features.
+      hidden_dim, output_dim: widths of the projector; None: that of the encoder.
 
     Raises:
       Refused: naming field, value and range.

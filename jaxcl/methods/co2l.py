@@ -56,7 +56,7 @@ def make(
       distill_temperature, past_temperature: of IRD, kappa of student and teacher.
       frozen_bn: "batch" or "running" statistics in the teacher.
       memory_size: rows kept.
-      hidden_dim, output_dim: of the projector; None: as wide as the encoder's features.
+      hidden_dim, output_dim: widths of the projector; None: that of the encoder.
 
     Raises:
       Refused: naming field, value and range.
