@@ -1,6 +1,7 @@
 """Updates: the next task of a finished run, judged, accepted or rolled back."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
