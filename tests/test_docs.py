@@ -21,6 +21,7 @@ import jaxcl.evals
 import jaxcl.methods
 from helpers import config_files, pages, run_directories
 from jaxcl import cli, estimate
+from jaxcl.api import doctor
 from jaxcl.api import index as index_command
 from jaxcl.config import files, sections
 from jaxcl.data import convert, fetch, from_arrays, sources
@@ -105,6 +106,7 @@ PARSERS = {
     "data": fetch,
     "report": report_page,
     "check": update_check,
+    "doctor": doctor,
 }
 
 

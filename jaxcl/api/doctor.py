@@ -103,9 +103,14 @@ def examine() -> Iterator[tuple[str, str, str]]:
     yield f"{STEPS} steps", f"{finding} ({time.monotonic() - begun:.0f} s)", problem
 
 
+def parser() -> argparse.ArgumentParser:
+    """Make the parser of the command, which has no options."""
+    return argparse.ArgumentParser(prog="jaxcl doctor", description=__doc__)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the findings; return 1 if a part has a problem."""
-    argparse.ArgumentParser(prog="jaxcl doctor", description=__doc__).parse_args(argv)
+    parser().parse_args(argv)
     terminal.use_plain_warnings()
     problems = []
     for part, finding, problem in examine():
