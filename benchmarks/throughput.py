@@ -214,7 +214,7 @@ def in_turns(works: dict, args, stack) -> tuple[dict, dict]:
 
 def flops(work: job.Job, task: int) -> float | None:
     """Of one step on one device; branches that the task does not take cost none."""
-    shapes = job.shapes(work.method, work.data, work.parts(task))
+    shapes = job.shapes(work.method, work.data, work.batches_per_step(task))
     count = cost.count_flops(work.method.step, *shapes, task=task)
     return count and count / work.mesh.size
 

@@ -13,7 +13,7 @@ Table 7, a memory of 50, 100, 200, 300, 400, 500: neither 41.18, 48.33, 56.43, 5
 73.95, 74.62, 77.35, 78.13; cclis 67.09, 72.57, 74.95, 76.02, 77.40, 78.57. Ours: not
 run at this size; `cclis_cifar10_small.py` is what one core can do.
 
-  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
+  jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/cclis_cifar10.py
   python -m jaxcl.main --config=configs/cclis_cifar10.py:co2l \
       --config.method.memory_size=500

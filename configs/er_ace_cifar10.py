@@ -10,7 +10,7 @@ iid 60.8; iid++ 72.0; iid offline 79.2; fine-tuning 18.4; GEM -, 16.8, 17.1, 17.
 51.6, 59.6, 64.4; GDumb 25.8, 35.0, 45.8, 61.3. Ours: docs/results.md, about 10 minutes
 a run on one CPU core.
 
-  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
+  jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/er_ace_cifar10.py
   python -m jaxcl.main --config=configs/er_ace_cifar10.py:mir \
       --config.replay.per_class=100 --config.seeds=3

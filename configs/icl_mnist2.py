@@ -10,7 +10,7 @@ distill 7.8 / 3.0, 4.4 / 2.8, 3.1 / 2.2; icl 14.2 / 10.6, 16.7 / 12.7, 6.4 / 7.1
 1.0 / 1.0, 2.4 / 2.5, 1.5 / 2.3; no_meta 1.1 / 1.3, 1.2 / 1.5, 1.0 / 1.2; no_both 1.7 /
 1.7, 1.3 / 1.3, 1.2 / 1.3.
 
-  python -m jaxcl.data.fetch mnist --out=data/mnist
+  jaxcl data mnist --out=data/mnist
   python -m jaxcl.main --config=configs/icl_mnist2.py:small
   python -m jaxcl.main --config=configs/icl_mnist2.py:retrain,small \
       --config.scenario.growth=0.3 --config.seeds=5

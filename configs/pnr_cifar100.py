@@ -17,7 +17,7 @@ and, after the stroke, A_10 of 10; the default is the cell in brackets:
 Ours: not run at this budget; docs/results.md has smaller ones. Cost: 5 tasks x 500
 epochs x 39 steps of 2 x 256 images.
 
-  python -m jaxcl.data.fetch cifar100 --out=data/cifar100
+  jaxcl data cifar100 --out=data/cifar100
   python -m jaxcl.main --config=configs/pnr_cifar100.py
   python -m jaxcl.main --config=configs/pnr_cifar100.py --workdir=runs/byol_cassle \
       --config.method.base=byol --config.method.strategy=cassle

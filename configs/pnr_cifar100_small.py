@@ -6,7 +6,7 @@ a queue of 4,096, heads of width 256 and a probe on features without augmentatio
 What it measured, with time and spread, is in docs/results.md; no number of the paper
 compares to it. Cost: 5 tasks x 6 epochs x 78 steps of 2 x 128 images of 32 pixels.
 
-  python -m jaxcl.data.fetch cifar100 --out=data/cifar100
+  jaxcl data cifar100 --out=data/cifar100
   python -m jaxcl.main --config=configs/pnr_cifar100_small.py \
       --config.method.strategy=pnr --config.seed=5 --workdir=runs/small_pnr_5
 

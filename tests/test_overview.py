@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from helpers import run_directories, toy
-from jaxcl.run import cost, finish, job, overview, train, transfer
-from jaxcl.run import results as results_lib
+from jaxcl.run import cost, finish, job, overview, result_file, train, transfer
 
 
 def numbers(text):
@@ -42,11 +41,11 @@ def test_the_numbers_are_those_of_the_job(tmp_path):
 
 def test_tasks_that_another_run_has_done_are_left_out(tmp_path):
     work = run_directories.untried(tmp_path / "run")
-    results = results_lib.empty_results(8)
+    results = result_file.empty_results(8)
     for task in range(2):
-        results = results_lib.add_task(results, task, {}, {}, 1.0)
+        results = result_file.add_task(results, task, {}, {}, 1.0)
     (tmp_path / "before").mkdir()
-    results_lib.write_results(tmp_path / "before", results)
+    result_file.write_results(tmp_path / "before", results)
     started = toy.change(work, start=str(tmp_path / "before"))
     steps = sum(len(plan) for plan in job.plain_schedules(work.data)[2:])
     first, second, _ = overview.describe_run(started, "x").splitlines()

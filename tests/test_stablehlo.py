@@ -11,6 +11,7 @@ import pytest
 from jax import export as jax_export
 
 from helpers import run_directories
+from jaxcl import cli
 from jaxcl.weights import encoder, export, onnx_program, stablehlo
 
 pytest.importorskip("flatbuffers", reason="pip install flatbuffers")
@@ -123,7 +124,7 @@ def test_the_command_writes_the_program_beside_the_card(tmp_path):
     run, out = tmp_path / "run", tmp_path / "out"
     run_directories.run_of(run)
     options = [f"--run={run}", f"--out={out}"]
-    assert export.main([*options, "--stablehlo"]) == 0
+    assert cli.main(["export", *options, "--stablehlo"]) == 0
     card, data = json.loads((out / "card.json").read_text()), out / stablehlo.FILE
     assert (
         card["files"][stablehlo.FILE] == hashlib.sha256(data.read_bytes()).hexdigest()
@@ -132,7 +133,7 @@ def test_the_command_writes_the_program_beside_the_card(tmp_path):
     told = card["stablehlo"]["input"]
     assert told["dtype"] == loaded.in_avals[0].dtype == np.uint8
     assert told["shape"][1:] == list(loaded.in_avals[0].shape[1:])
-    assert export.main(options) == 0  # the same weights, now without
+    assert cli.main(["export", *options]) == 0  # the same weights, now without
     assert not data.exists()
     assert "stablehlo" not in json.loads((out / "card.json").read_text())
 

@@ -9,16 +9,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 
 import jaxcl
 from jaxcl.config import build, files, recipe
 from jaxcl.data import prefetch
-from jaxcl.run import compile_cache, terminal, train
-from jaxcl.run import cost as cost_lib
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import compile_cache, cost, job, log_file, terminal, train
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy")
 STEPS = 10
@@ -39,7 +38,7 @@ def describe_devices() -> str:
     devices = jax.devices()
     stats = devices[0].memory_stats() or {}
     memory = stats.get("bytes_limit")
-    size = f", {cost_lib.format_count(memory)}B each" if memory else ""
+    size = f", {cost.format_count(memory)}B each" if memory else ""
     return f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform}){size}"
 
 
@@ -49,7 +48,7 @@ def describe_cache() -> str:
     if folder is None:
         return "none: each run compiles again"
     sizes = [x.stat().st_size for x in pathlib.Path(folder).iterdir() if x.is_file()]
-    return f"{folder}, {len(sizes)} files, {cost_lib.format_count(sum(sizes))}B"
+    return f"{folder}, {len(sizes)} files, {cost.format_count(sum(sizes))}B"
 
 
 def time_steps(folder: str | os.PathLike) -> str:
@@ -62,20 +61,25 @@ def time_steps(folder: str | os.PathLike) -> str:
       The seconds that compiling, a step and the evaluation took.
 
     Raises:
-      ValueError: the loss or the accuracy is not finite.
+      ArithmeticError: the loss or the accuracy is not finite.
     """
     config = files.read_config(["--config=quickstart"])
-    changes = {"epochs": 1, "batch_size": _BATCH, "scenario.num_tasks": 1}
+    changes: dict[str, Any] = {
+        "epochs": 1,
+        "batch_size": _BATCH,
+        "scenario.num_tasks": 1,
+    }
     changes |= {"data.train": STEPS * _BATCH // 4, "data.test": 40, "progress": False}
     changes |= {"scenario.name": "joint", "log_every": 1, "evaluate_untrained": False}
     recipe.change(config, changes | {"evaluators": {"knn": {"k": 5}}})
     work = build.build(config, folder)
+    assert isinstance(work, job.Job)  # of one seed
     quiet = work.logging._replace(quiet=True, tensorboard=False)
     results = train.run_tasks(work._replace(logging=quiet), folder)
-    losses = [row["loss"] for row in rows_lib.read_rows(folder) if "loss" in row]
+    losses = [row["loss"] for row in log_file.read_rows(folder) if "loss" in row]
     accuracy = results["matrices"]["knn/class_incremental"][0][0]
     if len(losses) != STEPS or None in [*losses, accuracy]:
-        raise ValueError(f"losses {losses}, accuracy {accuracy}: must be finite")
+        raise ArithmeticError(f"losses {losses}, accuracy {accuracy}: must be finite")
     spent = results["cost"]["total"]
     return (
         f"{spent['compile_seconds']:.1f} s compiling, {spent['train_seconds']:.1f} s "
@@ -93,7 +97,7 @@ def examine() -> Iterator[tuple[str, str, str]]:
     yield "JPEG decoder", prefetch.choose_decoder("auto"), ""
     free = shutil.disk_usage(".").free
     low = "" if free >= _LEAST_FREE else "less than 1 GB: checkpoints may not fit"
-    yield "free disk", f"{cost_lib.format_count(free)}B in {os.getcwd()}", low
+    yield "free disk", f"{cost.format_count(free)}B in {os.getcwd()}", low
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -103,14 +107,12 @@ def examine() -> Iterator[tuple[str, str, str]]:
     yield f"{STEPS} steps", f"{finding} ({time.monotonic() - begun:.0f} s)", problem
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command, which has no options."""
-    return argparse.ArgumentParser(prog="jaxcl doctor", description=__doc__)
+def add_options(parser) -> None:
+    """Add no options."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(options: argparse.Namespace) -> int:
     """Print the findings; return 1 if a part has a problem."""
-    parser().parse_args(argv)
     terminal.use_plain_warnings()
     problems = []
     for part, finding, problem in examine():

@@ -8,7 +8,7 @@ from jaxcl import numerics, sharding
 from jaxcl.config import options, sections
 from jaxcl.data import identity, storage
 from jaxcl.errors import Refused
-from jaxcl.run import lock, rows
+from jaxcl.run import lock, log_file
 
 # Where and how a run computes, not what: these may change when it resumes.
 MACHINE = (
@@ -26,7 +26,13 @@ MACHINE = (
 # These may differ between the processes of a run: results do not depend on them.
 _OF_A_PROCESS = ("compile_cache", "workers", "progress", "loggers", "duplicates")
 # The files of a run directory until its first step.
-_BEFORE_A_STEP = {"config.json", options.RESOLVED, identity.FILE, rows.FILE, lock.FILE}
+_BEFORE_A_STEP = {
+    "config.json",
+    options.RESOLVED,
+    identity.FILE,
+    log_file.FILE,
+    lock.FILE,
+}
 _BEFORE_A_STEP |= {"checkpoints", "tensorboard"}
 FLAGS = "jax"  # section of resolved.json: `numerics.run_flags`
 # What `build` adds to a config.json, once it has read the data.
@@ -39,11 +45,11 @@ class Differs(Refused):
 
 def without(config: dict, fields) -> dict:
     """Copy a config without fields, named "field" or "section.field"."""
-    kept = {key: value for key, value in config.items() if key not in fields}
+    rest = {key: value for key, value in config.items() if key not in fields}
     for section, _, inner in (field.partition(".") for field in fields):
-        if inner and section in kept:
-            kept[section] = without(kept[section], (inner,))
-    return kept
+        if inner and section in rest:
+            rest[section] = without(rest[section], (inner,))
+    return rest
 
 
 def shared_options(config: dict) -> dict:
@@ -76,7 +82,7 @@ def write_or_check(workdir, config: dict, every_option: dict | None = None) -> N
             sharding.barrier("the config is written")
 
 
-def read_config(path) -> dict:
+def read_saved_config(path) -> dict:
     """Read the config.json of a run directory.
 
     Raises Refused if the file is damaged.
@@ -128,7 +134,7 @@ def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
 
 def _list_changes(workdir, config, aside) -> list[str]:
     """List the options in which a run directory's config differs from `config`."""
-    saved = read_config(epath.Path(workdir) / "config.json")
+    saved = read_saved_config(epath.Path(workdir) / "config.json")
     pair = (without(x, MACHINE + aside) for x in (saved, config))
     return options.differences(*pair)
 
@@ -157,7 +163,7 @@ def clear_unstarted(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     files = [*folder.iterdir()]
     inside = folder / "checkpoints"
     saved = [*inside.iterdir()] if inside.exists() else []
-    logged = rows.read_rows(folder) if (folder / rows.FILE).exists() else []
+    logged = log_file.read_rows(folder) if (folder / log_file.FILE).exists() else []
     steps = [row["step"] for row in logged]
     if {x.name for x in files} - _BEFORE_A_STEP or saved or any(steps):
         return False

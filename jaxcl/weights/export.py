@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import inspect
 import re
-import sys
 import typing
 
 from etils import epath
@@ -25,15 +24,9 @@ from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
 from jaxcl.index import maps
 from jaxcl.nets import tuning
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import results as results_lib
-from jaxcl.run import transfer
-from jaxcl.update import lineage
+from jaxcl.run import encoder_folder, result_file, transfer, updates
 from jaxcl.weights import encoder, onnx_program, pytorch, writer
 from jaxcl.weights import stablehlo as program
-
-# Methods whose steps train no encoder: each evaluation fits one and drops it.
-_DROP = ("gdumb",)
 
 
 @numerics.pinned()
@@ -65,8 +58,8 @@ def export(
       OSError: a file cannot be read or written.
       lock.LockHeldError: another export writes to the folder.
     """
-    run = lineage.find_current(run)
-    if folder_lib.is_one(run) and (stablehlo or onnx) and not torch:
+    run = updates.find_current(run)
+    if encoder_folder.exists_at(run) and (stablehlo or onnx) and not torch:
         return _add_programs(run, out, stablehlo, onnx, force)
     config = _read_config(run)
     section = _describe_architecture(config)
@@ -80,6 +73,12 @@ def export(
     state, source = transfer.restore(
         run, module, blank, sharding.mesh(1), field="--run"
     )
+    cursor = transfer.cursor(where, source["number"])
+    if cursor["results"].get("embeds") == "fit":
+        raise Refused(
+            f"--run={run!r}: config.method.name={config['method']['name']!r} fits a "
+            "network at each evaluation and drops it; the run has none to export"
+        )
     params, stats = state.params["encoder"], state.stats["encoder"]
     if isinstance(module, tuning.TunedEncoder):
         params = module.merge_adapters(params)  # they become part of what they adapt
@@ -87,7 +86,7 @@ def export(
     card = {"encoder": section, "input": inputs}
     exported = encoder.make_encoder(card, params, stats)
     leaves = encoder.flatten_leaves(exported.params, exported.stats)
-    files = {folder_lib.TENSORS: writer.pack_tensors(leaves, "flax")}
+    files = {encoder_folder.TENSORS: writer.pack_tensors(leaves, "flax")}
     if torch:
         state = pytorch.torch_state(exported)
         files[writer.PYTORCH[section["name"]]] = writer.pack_tensors(state, "pt")
@@ -96,12 +95,11 @@ def export(
         files[maps.FILE] = adapter.read_bytes()
     programs, described = _pack_programs(exported, stablehlo, onnx)
     files |= programs
-    cursor = transfer.cursor(where, source["number"])
     card = card | writer.describe(exported, files) | described
     card |= _describe_origin(config, source, cursor) | {"config": config}
     if inputs["kind"] == "images":
         card["check"] = exported.picture_features()
-    card = results_lib.to_json(card)
+    card = result_file.jsonable(card)
     card |= {key: _hide_paths(card[key]) for key in ("data", "checkpoint", "config")}
     return writer.write_folder(epath.Path(out), files, card, force)
 
@@ -122,7 +120,9 @@ def _add_programs(source, out, stablehlo, onnx, force) -> dict:
     """Write the folder of an encoder again, with programs."""
     network = encoder.load_encoder(source)
     files, described = _pack_programs(network, stablehlo, onnx)
-    files[folder_lib.TENSORS] = (epath.Path(source) / folder_lib.TENSORS).read_bytes()
+    files[encoder_folder.TENSORS] = (
+        epath.Path(source) / encoder_folder.TENSORS
+    ).read_bytes()
     card = {key: x for key, x in network.card.items() if key != "checksum"}
     card |= described | {"files": writer.hash_files(files)}
     return writer.write_folder(epath.Path(out), files, card, force)
@@ -151,11 +151,8 @@ def _hide_paths(value, key=""):
 
 def _read_config(run):
     """Read the config of a run; refuse a run that has no encoder of its own."""
-    if folder_lib.is_one(run):
-        raise Refused(
-            f"--run={run!r}: is already the folder of an encoder, without an accepted "
-            "update"
-        )
+    if encoder_folder.exists_at(run):
+        raise Refused("--run", run, "is an encoder's folder already, without an update")
     config = transfer.config_of(run, field="--run")
     if config.get("seeds", 1) > 1:
         raise Refused(
@@ -164,14 +161,7 @@ def _read_config(run):
         )
     if config.get("checkpoint") is not None:
         raise Refused(
-            f"--run={run!r}: only evaluated the encoder of {config['checkpoint']}; "
-            "export that run"
-        )
-    method = config["method"]["name"]
-    if method in _DROP:
-        raise Refused(
-            f"--run={run!r}: config.method.name={method!r} trains a network at each "
-            "evaluation and drops it, so that the run has none to export"
+            "--run", run, f"evaluates {config['checkpoint']}; export that run"
         )
     return config
 
@@ -234,7 +224,7 @@ def _describe_origin(config, source, cursor) -> dict:
 def _describe_training(config, cursor) -> dict:
     """Describe the progress of the run."""
     results, phase = cursor["results"], cursor["phase"]
-    names, done = results["task_names"], results_lib.count_finished(results)
+    names, done = results["task_names"], result_file.count_finished(results)
     begun = done + (phase != "evaluated")
     return {
         "run": config.get("name", "run"),
@@ -248,17 +238,15 @@ def _describe_training(config, cursor) -> dict:
 def _read_results(config, cursor) -> dict | None:
     """Return the evaluators' results for exactly this network, or None."""
     results = cursor["results"]
-    last = results_lib.count_finished(results) - 1
+    last = result_file.count_finished(results) - 1
     if cursor["phase"] != "evaluated" or last < 0:
         return None
     matrices = {}
-    for name, measures in results_lib.summary(results).items():
+    for name, measures in result_file.summary(results).items():
         row = results["matrices"][name][last]
         matrices[name] = {"accuracy": row, "average": measures["average_accuracy"]}
-    # If ICL has a head, the evaluators read the head's outputs.
-    head = config["method"]["name"] == "icl" and config["method"].get("output_dim")
     return {
-        "of": "encoder and head" if head else "encoder",
+        "of": results.get("embeds", "encoder"),
         "matrices": matrices,
         "scalars": results["scalars"][last],
     }
@@ -290,12 +278,9 @@ def _summarise_run(card) -> str:
     return f"{network}\nstep {step}, {tasks}, checkpoint {number}"
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    options = argparse.ArgumentParser(
-        prog="jaxcl export", description=__doc__.splitlines()[0]
-    )
-    add = options.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add("--run", required=True, help="a run directory")
     add("--out", required=True, help="folder, new or of the same export")
     add("--torch", action="store_true", help="also for PyTorch")
@@ -314,13 +299,10 @@ def parser() -> argparse.ArgumentParser:
         help="also an ONNX program, likewise",
     )
     add("--force", action="store_true", help="replace an export of another checkpoint")
-    return options
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run `jaxcl export`; return 2 if the run or the folder is wrong."""
-    return writer.run_command(parser().parse_args(argv), export, summarise_export)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(options: argparse.Namespace) -> int:
+    """Run `jaxcl export`."""
+    card = export(**vars(options))
+    print(f"{summarise_export(card)}\njaxcl.load_encoder({options.out!r})")
+    return 0

@@ -300,7 +300,8 @@ def _translate(graph, jaxpr, constants, inputs) -> list[Any]:
 
     def read(variable):
         if isinstance(variable, jax_core.Literal):
-            return np.asarray(variable.val, variable.aval.dtype)
+            aval: Any = variable.aval
+            return np.asarray(variable.val, aval.dtype)
         return values[variable]
 
     for eqn in jaxpr.eqns:
@@ -355,7 +356,7 @@ def pack_onnx(network: encoder.Encoder, pixels: stablehlo.Pixels) -> bytes:
     embed, shape = stablehlo.make_program(whole, pixels)
     (batch,) = export.symbolic_shape(_BATCH)
     images = jax.ShapeDtypeStruct((batch, *shape), jnp.dtype(pixels))
-    with sharding.for_elsewhere():  # convolutions as they are written
+    with sharding.compile_target():  # convolutions as they are written
         traced = jax.make_jaxpr(embed)(images)
     graph = _Graph()
     (result,) = _translate(graph, traced.jaxpr, traced.consts, ["images"])

@@ -26,9 +26,9 @@ class Progress:
 
     def __init__(self, *, num_tasks=1, mode="auto", every=10.0):
         if mode not in ("auto", True, False):
-            raise Refused(f"progress={mode!r}: allowed are 'auto', True, False")
+            raise Refused("progress", mode, "allowed are 'auto', True, False")
         if not every >= 0:
-            raise Refused(f"every={every}: must be >= 0 seconds")
+            raise Refused("every", every, "must be >= 0 seconds")
         self._num_tasks, self._every, self._silent = num_tasks, every, mode is False
         self._wants_bar = _can_redraw() if mode == "auto" else mode
         self._bar = self._start = None
