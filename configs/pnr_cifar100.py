@@ -25,7 +25,7 @@ epochs x 39 steps of 2 x 256 images.
 `config.method.base` brings its own learning rates, decay and augmentation with it.
 10 tasks: --config.scenario.num_tasks=10; joint: --config.scenario.name=joint with
 --config.scenario.num_tasks=1. `configs/pnr_cifar100.py:debug` runs the same code in
-seconds, on digits. docs/paper_pnr_tables.md has a command for every cell.
+seconds, on digits. docs/paper_pnr_tables.md has the commands of the tables.
 
 `config.regime` "released" is the released run, its faults included (`set_regime` of
 configs/papers/pnr.py): its numbers do not compare with those of the default.

@@ -10,7 +10,7 @@ the test parts of all sets when all is taught. After each step ROOT/table.md is 
 anew, with the columns of docs/updating.md; at the end ROOT/table.png shows old
 against new. The same command goes on where it was stopped.
 
-A set is an .npz file or a directory that jaxcl.data.convert wrote.
+A set is an .npz file or a directory that `jaxcl convert` wrote.
 """
 
 import argparse

@@ -214,6 +214,7 @@ def test_a_run_of_an_older_config_resumes_with_todays(tmp_path):
     path.write_text(json.dumps(saved | {"method": OLD | {"queue_size": None}}))
     for method in (NEW, OLD):
         build.build(toy.config(method=method), tmp_path)
+    (tmp_path / log_file.FILE).write_text('{"step": 3, "task": 0}\n')
     with pytest.raises(ValueError, match=r"config\.method\.base\.temperature"):
         build.build(toy.config(method=OLD | {"temperature": 0.2}), tmp_path)
 

@@ -53,21 +53,6 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     return config
 
 
-def _shrink_inner(config) -> None:
-    """Shrink the sections inside config.method, whatever names they get."""
-    method = config.method = recipe.Sections(config.method)
-    make = lookup.find_method(method.name).make
-    for key, rule in schema.choices(make).items():
-        if not isinstance(method.get(key), ml_collections.ConfigDict):
-            default = schema.defaults(make)[key]
-            name = method.get_ref(key) if key in method else default
-            if key in method:
-                del method[key]
-            method[key] = ml_collections.ConfigDict({"name": name})
-        sizes = {n: schema.debug_sizes(x) for n, x in rule.functions.items()}
-        recipe.set_by_name(method[key], {n: own for n, own in sizes.items() if own})
-
-
 def _shrink_images(config) -> None:
     """Read digits or, if the command sets the path of files, a few of their rows."""
     before, config.data = config.data, ml_collections.ConfigDict()
@@ -84,6 +69,21 @@ def _shrink_images(config) -> None:
     path = config.data.get_ref("path")
     config.augment.size = 16
     config.augment.resize = recipe.compute(lambda _: 16, path, like=16)
+
+
+def _shrink_inner(config) -> None:
+    """Shrink the sections inside config.method, whatever names they get."""
+    method = config.method = recipe.Sections(config.method)
+    make = lookup.find_method(method.name).make
+    for key, rule in schema.choices(make).items():
+        if not isinstance(method.get(key), ml_collections.ConfigDict):
+            default = schema.defaults(make)[key]
+            name = method.get_ref(key) if key in method else default
+            if key in method:
+                del method[key]
+            method[key] = ml_collections.ConfigDict({"name": name})
+        sizes = {n: schema.debug_sizes(x) for n, x in rule.functions.items()}
+        recipe.set_by_name(method[key], {n: own for n, own in sizes.items() if own})
 
 
 _ENCODERS = ("vit", "convnext")  # a small ResNet stands for any other

@@ -2,7 +2,7 @@
 
 DIR then holds the encoder's parameters and statistics (encoder.safetensors) and its
 description and origin (card.json); with --torch also a state dict for PyTorch, with
---stablehlo a program; and the adapter to an old index that an update left
+--stablehlo or --onnx a program; and the adapter to an old index that an update left
 (adapter.safetensors).
 `jaxcl.load_encoder(DIR)` reads it back.
 
@@ -25,7 +25,7 @@ from jaxcl.errors import Refused
 from jaxcl.index import maps
 from jaxcl.nets import tuning
 from jaxcl.run import encoder_folder, result_file, transfer, updates
-from jaxcl.weights import encoder, pytorch, writer
+from jaxcl.weights import encoder, onnx_program, pytorch, writer
 from jaxcl.weights import stablehlo as program
 
 
@@ -36,15 +36,18 @@ def export(
     *,
     torch: bool = False,
     stablehlo: program.Pixels | None = None,
+    onnx: program.Pixels | None = None,
     force: bool = False,
 ) -> dict:
     """Write the encoder of a run to a folder.
 
     Args:
       run: a run directory; if the run has accepted updates, the last of them is used.
+        With a program it may be the folder of an encoder.
       out: the folder; it must be missing, empty, or an export of the same checkpoint.
       torch: whether to write the state dict for PyTorch, too.
       stablehlo: type of the images of a program that is also written; None: no program.
+      onnx: type of the images of an ONNX program, likewise.
       force: whether to replace an export of another checkpoint or with a damaged card.
 
     Returns:
@@ -56,6 +59,8 @@ def export(
       lock.LockHeldError: another export writes to the folder.
     """
     run = updates.find_current(run)
+    if encoder_folder.exists_at(run) and (stablehlo or onnx) and not torch:
+        return _add_programs(run, out, stablehlo, onnx, force)
     config = _read_config(run)
     section = _describe_architecture(config)
     if torch:
@@ -88,16 +93,38 @@ def export(
     adapter = epath.Path(run) / maps.FILE
     if adapter.exists():
         files[maps.FILE] = adapter.read_bytes()
-    if stablehlo is not None:
-        files[program.FILE] = program.pack_program(exported, stablehlo)
-    card = card | writer.describe(exported, files)
-    if stablehlo is not None:
-        card["stablehlo"] = program.describe(exported, stablehlo)
+    programs, described = _pack_programs(exported, stablehlo, onnx)
+    files |= programs
+    card = card | writer.describe(exported, files) | described
     card |= _describe_origin(config, source, cursor) | {"config": config}
     if inputs["kind"] == "images":
         card["check"] = exported.picture_features()
     card = result_file.jsonable(card)
     card |= {key: _hide_paths(card[key]) for key in ("data", "checkpoint", "config")}
+    return writer.write_folder(epath.Path(out), files, card, force)
+
+
+def _pack_programs(network, stablehlo, onnx) -> tuple[dict[str, bytes], dict]:
+    """Write the programs of an encoder; return files, and entries of the card."""
+    files, described = {}, {}
+    if stablehlo is not None:
+        files[program.FILE] = program.pack_program(network, stablehlo)
+        described["stablehlo"] = program.describe(network, stablehlo)
+    if onnx is not None:
+        files[onnx_program.FILE] = data = onnx_program.pack_onnx(network, onnx)
+        described["onnx"] = onnx_program.describe(network, data, onnx)
+    return files, described
+
+
+def _add_programs(source, out, stablehlo, onnx, force) -> dict:
+    """Write the folder of an encoder again, with programs."""
+    network = encoder.load_encoder(source)
+    files, described = _pack_programs(network, stablehlo, onnx)
+    files[encoder_folder.TENSORS] = (
+        epath.Path(source) / encoder_folder.TENSORS
+    ).read_bytes()
+    card = {key: x for key, x in network.card.items() if key != "checksum"}
+    card |= described | {"files": writer.hash_files(files)}
     return writer.write_folder(epath.Path(out), files, card, force)
 
 
@@ -226,7 +253,21 @@ def _read_results(config, cursor) -> dict | None:
 
 
 def summarise_export(card: dict) -> str:
-    """Summarise a card in two lines."""
+    """Summarise a card in a few lines."""
+    lines = [f"{card['encoder']['name']}, {card['parameters']:,} parameters"]
+    if "training" in card:
+        lines = [_summarise_run(card)]
+    gap = card.get("onnx", {}).get("difference")
+    if "onnx" in card:
+        checked = (
+            "not compared: pip install onnxruntime" if gap is None else f"{gap:.1e}"
+        )
+        lines.append(f"ONNX: relative difference to JAX {checked}")
+    return "\n".join(lines)
+
+
+def _summarise_run(card) -> str:
+    """Summarise network, method, step and tasks in two lines."""
     section, training, method = (card[k] for k in ("encoder", "training", "method"))
     names = [lookup.name_of(method.get(k)) for k in ("name", "base", "strategy")]
     names = [str(name) for name in names if name]
@@ -249,6 +290,13 @@ def add_options(parser) -> None:
         const="uint8",
         choices=typing.get_args(program.Pixels),
         help="also a program that takes pixels (uint8) or normalised images (float32)",
+    )
+    add(
+        "--onnx",
+        nargs="?",
+        const="uint8",
+        choices=typing.get_args(program.Pixels),
+        help="also an ONNX program, likewise",
     )
     add("--force", action="store_true", help="replace an export of another checkpoint")
 
