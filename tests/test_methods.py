@@ -32,7 +32,7 @@ from jax import flatten_util
 
 from helpers import key_uses, run_directories, toy
 from jaxcl import core, lookup, schema, sharding
-from jaxcl.config import sections
+from jaxcl.config import resolve, sections
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import online_ssl
 from jaxcl.methods.two_view import bases, head, strategies
@@ -552,7 +552,7 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
     """
     changes = ONE_ROW_EACH[name].changes
     method = run_directories.untried(tmp_path, **changes).method
-    top = sections.read_top(toy.config(**changes).to_dict())
+    top = sections.read_top(resolve.resolve(toy.config(**changes).to_dict()))
     parts = sections.read_parts(top)[0](num_classes=10)
     wrapped = head.add(method, parts, lr=0.1)
     replaced = {"init", "step", "begin_task", "end_task", "eval_state", "predict"}
@@ -1111,7 +1111,7 @@ def test_a_bfloat16_step_is_near_that_in_float32(name, tmp_path):
 def test_a_method_that_replays_trains_with_a_head(tmp_path):
     work = run_directories.untried(tmp_path, **toy.ONLINE, method={"name": "er"})
     changes = toy.config(**toy.ONLINE, method={"name": "er"}).to_dict()
-    make_parts, _ = sections.read_parts(sections.read_top(changes))
+    make_parts, _ = sections.read_parts(sections.read_top(resolve.resolve(changes)))
     method = head.add(work.method, make_parts(num_classes=10), lr=0.1)
     rng = np.random.default_rng(0)
     batch = {

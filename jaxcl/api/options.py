@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxcl import schema
-from jaxcl.config import build, files, options
+from jaxcl.config import files, options, resolve
 from jaxcl.data import splits, stream
 from jaxcl.errors import Refused
 from jaxcl.memory import policies
@@ -125,7 +125,7 @@ def entries(raw: Mapping, command_options: set[str]) -> Iterator[OptionEntry]:
     """
     config = dict(raw)
     if raw.get("checkpoint") != "":  # configs/transfer.py leaves it to the command
-        config = build.fill_from_encoder(config)
+        config = resolve.fill_from_encoder(config)
     asked = options.flatten(raw)
     origins = {f"config.{name}": "command" for name in command_options}
     for path, value in options.flatten(config).items():
