@@ -118,7 +118,8 @@ def test_bad_images_are_named(tmp_path):
 def test_another_config_is_refused_naming_the_fields(tmp_path):
     build.build(toy.config(), tmp_path)
     build.build(toy.config(), tmp_path)  # the same one is welcome
-    match = r"config\.method\.temperature: absent -> 0\.1; config\.seed: .*-> 3"
+    (tmp_path / log_file.FILE).write_text('{"step": 3, "task": 0}\n')
+    match = r"config\.method\.temperature: absent -> 0\.1\s+config\.seed: .*-> 3"
     with pytest.raises(ValueError, match=match):
         build.build(toy.config(**{"seed": 3, "method.temperature": 0.1}), tmp_path)
 
@@ -127,6 +128,7 @@ def test_another_config_is_refused_before_data_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(build.jobs, "make_job", lambda *_: 1 / 0)
     begun = toy.config().to_dict() | {"resident": True, "decoder": "cv2"}
     (tmp_path / "config.json").write_text(json.dumps(begun))
+    (tmp_path / log_file.FILE).write_text('{"step": 3, "task": 0}\n')
     with pytest.raises(ZeroDivisionError):
         build.build(toy.config(), tmp_path)
     for changes in ({"seed": 3}, {"seed": 3, "seeds": 2}):

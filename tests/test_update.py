@@ -1,6 +1,7 @@
 """Updates: the next task of a finished run, judged, accepted or rolled back."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -677,7 +678,8 @@ def test_limits(limits, count):
     said = update_verdict.list_broken(found, update_plan.Limits(**limits))
     assert len(said) == count
     if not limits:
-        assert said == ["a/all lost 0.0400, allowed 0.02"]
+        numbers = re.findall(r"\d+\.?\d*", said[0])
+        assert "a/all" in said[0] and [float(x) for x in numbers] == [4.0, 2.0]
 
 
 def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):

@@ -123,14 +123,20 @@ def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
         return False
-    pair = (without(x, MACHINE + aside) for x in (read_saved_config(path), config))
-    if changed := options.differences(*pair):
+    if changed := _list_changes(workdir, config, aside):
         raise Differs(
             f"{workdir} holds a run of another config. Give another --workdir, or the "
             f"same config. They differ in\n  " + "\n  ".join(changed)
         )
     _check_flags(workdir)
     return True
+
+
+def _list_changes(workdir, config, aside) -> list[str]:
+    """List the options in which a run directory's config differs from `config`."""
+    saved = read_saved_config(epath.Path(workdir) / "config.json")
+    pair = (without(x, MACHINE + aside) for x in (saved, config))
+    return options.differences(*pair)
 
 
 def clear_unstarted(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
@@ -152,11 +158,8 @@ def clear_unstarted(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     folder = epath.Path(workdir)
     if jax.process_count() > 1 or not (folder / "config.json").exists():
         return False
-    try:
-        if check_config(workdir, config, aside):
-            return False
-    except Differs:
-        pass
+    if not _list_changes(workdir, config, aside):
+        return False
     files = [*folder.iterdir()]
     inside = folder / "checkpoints"
     saved = [*inside.iterdir()] if inside.exists() else []

@@ -236,7 +236,7 @@ class _TrainingRun:
         """Evaluate a finished task, write and show its results, draw."""
         work, judged = self.job, self.job.evaluation
         due = evaluation.due_evaluators(judged.evaluators, self.state, task)
-        self._say_phase(f"judging after task {task + 1}", due)
+        self._say_phase(f"evaluating after task {task + 1}", due)
         result, evaluated = self._evaluate(task)
         if result is None:
             return False

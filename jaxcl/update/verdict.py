@@ -53,9 +53,13 @@ def list_broken_accuracy(report: dict, limits: plan.Limits) -> list[str]:
             if unproven and drop <= limit and limits.undecided != "accept":
                 broken.append(f"{name} is undecided: too few images show its loss")
         if limit is not None and drop > limit:
-            broken.append(f"{name} lost {drop:.4f}{reference}, allowed {limit}")
+            broken.append(
+                f"{name} lost {100 * drop:.1f} points{reference}, allowed "
+                f"{100 * limit:g}"
+            )
         if limits.accuracy is not None and value < limits.accuracy:
-            broken.append(f"{name} is {value:.4f}, must be {limits.accuracy}")
+            least = 100 * limits.accuracy
+            broken.append(f"{name} is {100 * value:.1f} %, must be {least:g} %")
     return broken
 
 
@@ -71,13 +75,14 @@ def list_broken(report: dict, limits: plan.Limits) -> list[str]:
     if limits.overlap is not None:
         share = report["drift"]["overlap"]
         if share < limits.overlap:
-            broken.append(f"overlap is {share:.4f}, must be {limits.overlap}")
+            least = 100 * limits.overlap
+            broken.append(f"overlap is {100 * share:.1f} %, must be {least:g} %")
     return broken
 
 
 _INDEX = {
     "keep": "keep your index: new queries find their old neighbours in it",
-    "adapt": "adapt: load_encoder(FOLDER, into='old'), then your index serves on",
+    "adapt": "keep your index; load the encoder by load_encoder(FOLDER, into='old')",
     "upgrade": "upgrade: jaxcl index upgrade maps the stored vectors, without images",
     "refresh": "upgrade, then embed a part again: jaxcl index upgrade, plan, refresh",
     "rebuild": "rebuild your index: embed its images again with the new encoder",
@@ -90,8 +95,9 @@ def _say_recall(moved) -> str:
     adapted = sorted(moved["adapters"].items(), key=lambda pair: -pair[1])
     by_kind = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in adapted)
     return (
-        f"{in_old_index:.0f} % of the old neighbours are found in the old index.\n"
-        f"Through an adapter: {by_kind}; with all images embedded again: {anew:.0f} %."
+        f"A new query still finds {in_old_index:.0f} % of its old neighbours in your "
+        f"index.\nThrough an adapter: {by_kind}; with the index rebuilt: {anew:.0f} %. "
+        "Other neighbours are no worse ones."
     )
 
 
@@ -161,7 +167,7 @@ def say_comparison(name: str, compared: dict, parent: str) -> list[str]:
         if most < 0:
             bound = f"the gain is at least {-most:.1f} points"
         verdict = matrix["verdict"].capitalize()
-        lines.append(f"{verdict}: {bound}; the loss may be {100 * limit:.1f} points.")
+        lines.append(f"{verdict}: {bound}; allowed loss {100 * limit:.1f} points.")
     return lines
 
 
@@ -190,7 +196,7 @@ def write_sentences(report: dict) -> str:
     limit = report.get("asked", {}).get("limits", {}).get("accuracy_drop")
     allowed = "no limit"
     if limit is not None:
-        allowed = f"may fall by {100 * limit:.1f} points; no answers of single images "
+        allowed = f"allowed fall {100 * limit:.1f} points; no answers of single images "
         allowed += "are known, so the observed change decides"
     compared = report.get("gate", {"matrices": {}})
     for name, accuracy in report["accuracy"].items():
