@@ -360,6 +360,7 @@ def test_auto_is_what_the_devices_want_and_a_run_keeps_it(tmp_path):
         assert began("tpu", precision="auto") == "bfloat16"
         assert began("cpu", precision="auto") == "float32"
     assert began("tpu", precision="auto") == "bfloat16"
+    (tmp_path / "tpu" / log_file.FILE).write_text('{"step": 3, "task": 0}\n')
     with pytest.raises(ValueError, match="config.precision"):
         began("tpu", precision="float32")
 
