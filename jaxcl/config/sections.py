@@ -26,7 +26,7 @@ from jaxcl.data import (
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
-from jaxcl.methods.online import replay as replay_lib
+from jaxcl.methods.online import replay
 from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, traits, tuning, vit
 from jaxcl.run import encoder_folder, transfer
 
@@ -303,7 +303,7 @@ SECTIONS: dict[str, Section] = {
     ),
     "schedule": Section(_find_in(SCHEDULES), _NAMED, hidden=("epochs",)),
     "evaluators": Section(lambda path, section: ()),  # one of EVALUATOR for each key
-    "replay": Section(lambda path, section: replay_lib.settings),
+    "replay": Section(lambda path, section: replay.settings),
     "tuning": Section(lambda path, section: tuning.settings),
     "mesh": Section(lambda path, section: read_sides),
 }

@@ -300,7 +300,8 @@ def _translate(graph, jaxpr, constants, inputs) -> list[Any]:
 
     def read(variable):
         if isinstance(variable, jax_core.Literal):
-            return np.asarray(variable.val, getattr(variable.aval, "dtype", None))
+            aval: Any = variable.aval
+            return np.asarray(variable.val, aval.dtype)
         return values[variable]
 
     for eqn in jaxpr.eqns:

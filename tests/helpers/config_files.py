@@ -78,4 +78,5 @@ def made(config, classes):
     options = schema.options(replay.settings, top.replay or {}, "config.replay")
     settings = replay.settings(classes, top.batch_size, **options)
     parts = make_parts(num_classes=classes, replay=settings)
-    return top, parts, sections.make_method(top, parts), settings
+    chosen = sections.find_method(top.method)
+    return top, parts, sections.make_method(top, chosen, parts), settings
