@@ -266,7 +266,7 @@ def kind_of(path: str) -> str:
     """Guess the source that reads a path, by its files.
 
     "npz" for an .npz file, "arrays", "huggingface" or "tfds" for a directory that
-    jaxcl.data.convert, `datasets` or TFDS wrote, else "image_folder".
+    `jaxcl convert`, `datasets` or TFDS wrote, else "image_folder".
     """
     path = str(path)
     if path.endswith(".npz"):
