@@ -208,6 +208,17 @@ TWO_VIEW["dino-finetune-ibot"] = Row(
     },
     idle=NO_TEACHER,
 )
+# Frozen networks that follow within a task, which starts no new one.
+FOLLOWED = {"task": "no teacher waits for the second task"}
+TWO_VIEW["byol-cassle-ema"] = Row(
+    {"method.base": "byol", "method.strategy": "cassle", "method.teacher": "ema"},
+    idle=FOLLOWED,
+)
+TWO_VIEW["mocov2plus-pnr-snapshot"] = Row(
+    {"method.strategy": "pnr", "method.teacher": "snapshot"}
+    | {"method.snapshot_every": 9},
+    idle=FOLLOWED,
+)
 TWO_VIEW["mocov2plus-pnr"] = TWO_VIEW["mocov2plus-pnr"]._replace(family="two-view")
 # What no column but those of families asks for takes most of the time to compile:
 # convolutions and crops.

@@ -26,7 +26,7 @@ from helpers import (
     twins,
     two_view_losses,
 )
-from jaxcl import core, optim, schema
+from jaxcl import core, optim
 from jaxcl.memory import buffer, policies
 from jaxcl.methods import online_ssl
 from jaxcl.methods.online_ssl import step as step_lib
@@ -98,7 +98,7 @@ def parts(policy="fifo", **changes):
 def taken(base, regulariser, options):
     """Those options that the base and the regulariser have."""
     given = {"base": base, "regulariser": regulariser}
-    names = schema.option_of(online_ssl.make, given)
+    names = toy.names_of_options(online_ssl.make, given)
     return {name: value for name, value in options.items() if name in names}
 
 

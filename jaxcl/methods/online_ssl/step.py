@@ -3,7 +3,8 @@
 Each incoming batch is trained on `config.replay.updates` times, beside rows that are
 drawn from a memory of earlier images; then its images, not augmented, enter the memory.
 The method knows no labels and no boundaries between tasks. It composes a base of
-`two_view/bases/`, a memory (config.replay) and a regulariser:
+`two_view/bases/`, a memory (config.replay) and a regulariser, which is a strategy of
+`two_view/strategies/` or CLA-R:
 - "none": the base's loss on replayed and incoming rows, L_SSL.
 - "cla_r": CLA-R of Cignoni et al., "Continual Latent Alignment", arXiv 2507.10434.
   L_SSL plus weight * mean of -cos(a(z), s) over the views of replayed rows, where s is
@@ -35,7 +36,7 @@ Departures:
 """
 
 import functools
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ class Setup(NamedTuple):
 
     parts: core.Parts
     base: records.Base
-    plan: regularisers.Regulariser
+    plan: records.Strategy
     networks: networks.Networks
     policy: policies.Policy | None  # of the memory
     size: int  # rows that an update draws; 0: there is no memory
@@ -88,90 +89,86 @@ def _trains_online(base: records.Base) -> bool:
 
 
 def list_bases() -> dict:
-    """List the bases that can be trained online, by name."""
-    return {name: make for name, make in bases.BASES.items() if _trains_online(make())}
-
-
-@functools.cache
-def _find_base(name: str):
-    """Find the `make` of a base, with the default of its queues here."""
-    found = bases.find_make(name)
-    if not _trains_online(bases.make_base(name)):
-        core.check_choice("config.method.base", name, tuple(list_bases()))
-        raise Refused(
-            f"config.method.base={name!r}: reads labels, numbers of images, or the "
-            "progress of a task, which online_ssl does not know"
+    """List the bases that can be trained online, by name, with their options here."""
+    return {
+        name: schema.adapt(
+            make,
+            # The slow network follows the option `momentum`.
+            hidden=("momentum_start", "momentum_end", "streaming"),
+            **{"queue_size": QUEUE_SIZE}
+            if "queue_size" in schema.defaults(make)
+            else {},
         )
-    smaller = schema.pick_options(found, {"queue_size": QUEUE_SIZE})
-    return functools.partial(found, **smaller)
-
-
-def _choose_functions(options: dict) -> tuple:
-    """Find the functions of base and regulariser; the method has their options."""
-    return _find_base(options["base"]), regularisers.find_make(options["regulariser"])
-
-
-def _list_functions() -> dict:
-    """List all bases and regularisers, by their names in messages."""
-    found = {f"base {name!r}": make for name, make in list_bases().items()}
-    return found | {
-        f"regulariser {name!r}": make
-        for name, make in regularisers.REGULARISERS.items()
+        for name, make in bases.BASES.items()
+        if _trains_online(make())
     }
+
+
+BASES = list_bases()
+Section = Annotated[Any, schema.Choice(BASES)]
+RegulariserSection = Annotated[Any, schema.Choice(regularisers.REGULARISERS)]
+
+
+def _make_parts(base, regulariser) -> tuple[records.Base, records.Strategy]:
+    """Make the records of a base and of a regulariser from their sections."""
+    make, options = schema.Choice(BASES).find(base, "config.method.base")
+    spec = make(**options)
+    options = dict(regulariser)
+    plan = regularisers.find_make(options.pop("name"))(**options)
+    return spec, plan
 
 
 def _fill_from_base(options: dict, replay: core.Replay | None = None) -> dict:
     """Fill in the base's values for options that are None."""
-    make_base = _find_base(options["base"])
-    base = make_base(**schema.pick_options(make_base, options))
-    return networks.choose_sizes(base, options)
+    base, _ = _make_parts(options["base"], options["regulariser"])
+    regulariser = dict(options["regulariser"])
+    make = regularisers.find_make(regulariser["name"])
+    regulariser = schema.defaults(make) | regulariser
+    regulariser |= networks.choose_sizes(base, regulariser)
+    return networks.choose_sizes(base, options) | {"regulariser": regulariser}
 
 
-@schema.checked(
-    "config.method",
-    schema.Further(
-        _choose_functions,
-        _list_functions,
-        without=("momentum_start", "momentum_end", "streaming"),
-    ),
-    fill=_fill_from_base,
-)
+@schema.checked("config.method", fill=_fill_from_base)
 @schema.debug(hidden_dim=16, output_dim=8)
 def make(
     parts: core.Parts,
     *,
-    base: str = "simsiam",
-    regulariser: str = "none",
+    base: Section = "simsiam",
+    regulariser: RegulariserSection = "none",
     rows: Literal["replay", "all"] = "replay",
     remembers: bool = True,
     momentum: schema.Share = 0.99,
     hidden_dim: schema.Width | None = None,
     output_dim: schema.Width | None = None,
     hidden_layers: schema.Layers | None = None,
-    **options,
 ) -> core.Method:
-    """Make one base with a memory and one regulariser, each with its own options.
+    """Make one base with a memory and one regulariser; both are sections.
 
     Args:
       parts: what the config builds.
-      base: the self-supervised loss, a name in `list_bases()` or a module of your own.
-        Those that read labels, prototypes or random slices are refused.
-      regulariser: a name in `regularisers.REGULARISERS`, see the head of `step.py`.
+      base: name of the self-supervised loss, in `list_bases()` or a module of your own;
+        or a section with this name and options. Bases that read labels, prototypes or
+        random slices are refused.
+      regulariser: name in `regularisers.REGULARISERS`, see the head of `step.py`; or a
+        section.
       rows: rows that are aligned, "replay" or "all".
       remembers: keep a memory and replay from it; without one `rows` must be "all".
       momentum: of the slow network of BYOL and MoCo, after each update.
       hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
-      options: of the base and of the regulariser.
 
     Raises:
       Refused: naming the field, the value and what is allowed.
     """
-    make_base, make_plan = _find_base(base), regularisers.find_make(regulariser)
-    spec = make_base(**schema.pick_options(make_base, options))
-    plan = make_plan(**schema.pick_options(make_plan, options))
+    spec, plan = _make_parts(base, regulariser)
+    if not _trains_online(spec):
+        raise Refused(
+            f"config.method.base={base['name']!r}: reads labels, numbers of images, or "
+            "the progress of a task, which online_ssl does not know; must be one of "
+            f"{', '.join(BASES)}"
+        )
     if plan.check is not None:
-        plan.check(base, spec)
-    _check_options(parts, regulariser, plan, rows, remembers)
+        plan.check(base["name"], spec)
+    _check_options(parts, regulariser["name"], plan, rows, remembers)
     size = parts.replay.size if remembers else 0
     shape = spec.projector._replace(
         hidden_dim=hidden_dim, output_dim=output_dim, hidden_layers=hidden_layers
@@ -205,13 +202,18 @@ def make(
 
 def _check_options(parts, regulariser, plan, rows, remembers) -> None:
     """Refuse what the method cannot do, before anything compiles."""
+    if plan.teacher is not None and plan.teacher.follows == "task":
+        raise Refused(
+            "config.method.regulariser.teacher='task': online_ssl knows no tasks; must "
+            "be 'ema' or 'snapshot'"
+        )
     if parts.batch_size == 1:
         raise Refused(
             "config.batch_size=1: online_ssl compares rows of a batch; must be at "
             "least 2"
         )
     if not remembers:
-        if plan.stores or plan.mix or (plan.align and rows == "replay"):
+        if plan.stores or plan.mix or (plan.term and rows == "replay"):
             raise Refused(
                 f"config.method.remembers=False: regulariser={regulariser!r} with "
                 f"rows={rows!r} reads replayed rows; must be True, or rows='all' with "
@@ -262,7 +264,9 @@ def _init(setup, key, batch):
     extra = Extra(
         momentum=core.copy(params) if base.momentum else {},
         teacher=core.copy(params) if teacher else {},
-        teacher_stats=core.copy(stats) if teacher and not teacher.batch else {},
+        teacher_stats=core.copy(stats)
+        if teacher and teacher.statistics == "running"
+        else {},
         base=of_base,
         frozen_queue=frozen_queue,
         memory=memory,
@@ -277,23 +281,12 @@ def _step(setup, state, batch):
         core.step_key(state), 1 + setup.parts.replay.updates
     )
     teacher, step = setup.plan.teacher, state.step
-    if teacher is not None and teacher.snapshot_every is not None:
-        keep = jnp.where(step % teacher.snapshot_every == 0, 0.0, 1.0)
-        state = state.replace(extra=_move_teacher(setup, state, keep))
+    state = networks.take_snapshot(teacher, state, step)
     for key in keys:  # in Python: gradients in a loop of XLA's are slow on CPU
         state, stats, metrics = _update(setup, state.replace(step=step), batch, key)
     if setup.size:
         state = stored.store_batch(setup, state, batch, stats, step, k_write)
     return state, metrics
-
-
-def _move_teacher(setup, state, keep):
-    """Move the teacher and its statistics; the share `keep` stays old."""
-    extra, moved = state.extra, {}
-    for name, tree in (("teacher", state.params), ("teacher_stats", state.stats)):
-        old = getattr(extra, name)
-        moved[name] = optim.ema(old, {net: tree[net] for net in old}, keep)
-    return extra._replace(**moved)
 
 
 class UpdateKeys(NamedTuple):
@@ -327,29 +320,26 @@ def _update(setup, state, batch, key):
     rows = _read_rows(setup, extra, batch, keys)
     images = rows.views.reshape((-1, *rows.views.shape[2:]))  # 2i, 2i+1: one example
 
-    # Targets without gradient: networks that normalise by the batch pass beside
+    # Targets without gradient
     inputs = networks.Inputs(
-        state.stats,
-        images,
-        _list_fixed(setup, state),
-        distilled=None if setup.every_row else 2 * beside,
+        state.stats, images, distilled=None if setup.every_row else 2 * beside
     )
-    forward = functools.partial(networks.forward, setup.networks, inputs)
-    outputs, backward, (net_stats, fixed, _) = jax.vjp(
-        forward, state.params, has_aux=True
-    )
-    features = _gather_features(setup, extra, images, rows, fixed)
+    targets = _compute_targets(setup, state, rows, inputs)
 
     # Loss and gradients
-    (loss, terms), slopes = _differentiate(setup, outputs, features, rows.active)
-    (grads,) = backward(slopes)
+    losses, which = [functools.partial(_compute_loss, setup, first=0)], None
+    if beside:
+        alone = functools.partial(_compute_loss, setup, first=beside)
+        losses, which = [*losses, alone], rows.active
+    (loss, terms, features, net_stats), grads = networks.loss_and_grads(
+        setup.networks, inputs, state.params, targets, losses, which
+    )
 
     # Update; slow network, teacher, queues, memory
     lr = core.rate(parts, state)
     state = core.apply_gradients(state, grads, parts.tx, lr).replace(stats=net_stats)
-    features = features._replace(z=outputs.z, o=outputs.o)
     extra = _update_extra(setup, state, features, rows.active)
-    stats = stored.row_stats(setup, outputs, features, rows.active)
+    stats = stored.row_stats(setup, features, rows.active)
     if beside:
         extra = _update_memory(setup, extra, rows, stats)
     metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
@@ -358,14 +348,23 @@ def _update(setup, state, batch, key):
     return state.replace(extra=extra), incoming, metrics
 
 
-def _list_fixed(setup, state) -> dict:
-    """List the networks that do not learn and normalise by the batch, by output."""
-    extra, fixed = state.extra, {}
-    if extra.momentum:
-        fixed["k"] = extra.momentum, state.stats
-    if extra.teacher and setup.plan.teacher.batch:
-        fixed["f"] = extra.teacher, state.stats
-    return fixed
+def _compute_targets(setup, state, rows, inputs) -> dict:
+    """Compute all that the losses read besides the outputs of the network that learns.
+
+    Returns:
+      fields of `records.Features`.
+    """
+    extra, queued = state.extra, state.extra.frozen_queue
+    project = functools.partial(networks.project_views, setup.networks, inputs=inputs)
+    targets = dict(label=None, state=extra.base, stored=rows.stored)
+    targets["frozen_queue"] = None if queued is None else queued.rows
+    if extra.momentum:  # it normalises by its batch
+        _, targets["k"], *_ = project(extra.momentum, state.stats, train=True)
+    if extra.teacher:
+        batch = setup.plan.teacher.statistics == "batch"
+        stats = state.stats if batch else extra.teacher_stats
+        _, targets["f"], *_ = project(extra.teacher, stats, train=batch)
+    return targets
 
 
 def _update_memory(setup, extra, rows, stats) -> Extra:
@@ -399,40 +398,6 @@ def _read_rows(setup, extra, batch, keys) -> Rows:
     return Rows(views, active, share, drawn, items.get("projection"))
 
 
-def _gather_features(setup, extra, images, rows, fixed) -> records.Features:
-    """Compute the other features that the losses read."""
-    if extra.teacher and not setup.plan.teacher.batch:
-        # It normalises by the running statistics that are averaged with it.
-        copied = setup.networks.copied
-        own, _ = copied(extra.teacher, extra.teacher_stats, images, train=False)
-        fixed = fixed | {"f": own.reshape(-1, 2, setup.networks.dim)}
-    held = extra.frozen_queue
-    return records.Features(
-        None,
-        None,
-        state=extra.base,
-        frozen_queue=None if held is None else held.rows,
-        stored=rows.stored,
-        **fixed,
-    )
-
-
-def _differentiate(setup, outputs, features, active):
-    """Compute the loss, its parts, and its gradient with respect to `outputs`."""
-
-    def compute_loss(first, outputs):
-        joined = features._replace(**outputs._asdict())
-        return _compute_loss(setup, joined, first)
-
-    gradient = jax.value_and_grad(compute_loss, argnums=1, has_aux=True)
-    whole = functools.partial(gradient, 0)
-    if not setup.beside:
-        return whole(outputs)
-    # The networks stay outside: on CPU the gradient of a convolution is slow in a cond.
-    alone = functools.partial(gradient, setup.beside)
-    return jax.lax.cond(active, whole, alone, outputs)
-
-
 def _compute_loss(setup, features, first):
     """Compute the loss from row `first` on: 0, or the number of replayed rows."""
     base, plan, size = setup.base, setup.plan, setup.beside
@@ -442,8 +407,8 @@ def _compute_loss(setup, features, first):
     replays = size > 0 and first == 0
     if replays:
         past = base.loss(replayed)
-    if plan.align and (setup.every_row or replays):
-        align = plan.align(base, whole if setup.every_row else replayed)
+    if plan.term and (setup.every_row or replays):
+        align = plan.term(base, whole if setup.every_row else replayed)
     parts = {
         "stream_loss": base.loss(_cut_rows(features, size, None)),
         "replay_loss": past,
@@ -466,8 +431,7 @@ def _update_extra(setup, state, features, active):
         params = {name: state.params[name] for name in extra.momentum}
         slow = optim.ema(extra.momentum, params, setup.momentum)
         extra = extra._replace(momentum=slow)
-    if teacher is not None and teacher.snapshot_every is None:
-        extra = _move_teacher(setup, state.replace(extra=extra), teacher.ema)
+    extra = networks.average_teacher(teacher, state.replace(extra=extra)).extra
     if base.update is not None:
         updated = _update_by_rows(setup, base.update, extra.base, features, active)
         extra = extra._replace(base=updated)

@@ -4,7 +4,7 @@ A row has the image and the items that a regulariser or the memory's policy read
 items change with every use. `setup` is that of `step.py`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jaxcl import core, optim
 from jaxcl.errors import Refused
 from jaxcl.memory import diversity, loss_aware, policies, redundancy, sharded
 from jaxcl.methods import online
+from jaxcl.methods.two_view import records
 
 # What the memory can hold for its policy to read.
 _STORED = ("feature", "used", "number", "loss", "draws", "score")
@@ -82,7 +83,7 @@ def create(setup, batch):
     return sharded.create(example, replay), kept
 
 
-def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats:
+def row_stats(setup, features: records.Features, active: jax.Array) -> RowStats:
     """Compute the items to store for each row of an update, replayed rows first.
 
     Scores compare the gradient of each row's own loss with that of the replayed rows
@@ -90,18 +91,17 @@ def row_stats(setup, outputs: Any, features: Any, active: jax.Array) -> RowStats
     replayed and there is nothing to compare with.
 
     Args:
-      outputs: of the network that learns, with `z` and `o`.
-      features: with `k`; both as in `records.Features`.
+      features: of the update's rows.
       active: bool[], the replayed rows are of the memory.
     """
-    query = outputs.z if outputs.o is None else outputs.o
-    target = outputs.z if features.k is None else features.k
+    query = features.z if features.o is None else features.o
+    target = features.z if features.k is None else features.k
     score = None
     if setup.size and "score" in setup.policy.reads:
         slopes = pair_slopes(query, target)
         past = jnp.sum(slopes[: setup.size], axis=0, keepdims=True)
         score = diversity.similarity_score(slopes, past, active[None])
-    return RowStats(outputs.z, pair_losses(query, target), score)
+    return RowStats(features.z, pair_losses(query, target), score)
 
 
 def pair_losses(query: jax.Array, target: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ from jaxcl.nets import mlp
 
 Form = Literal["code", "paper"]  # which to follow where they differ
 Statistics = Literal["running", "batch"]
+Following = Literal["task", "ema", "snapshot"]
 
 
 class Moment(NamedTuple):
@@ -187,14 +188,26 @@ class Update(NamedTuple):
     lr: jax.Array
 
 
-class Strategy(NamedTuple):
-    """The training of the tasks after the first."""
+class Teacher(NamedTuple):
+    """The frozen network, a copy of the one that learns."""
 
-    # (Base, Features) -> f32[]; before there is a teacher, the base's own loss is taken
-    loss: Callable = lambda base, features: base.loss(features)
+    statistics: Statistics  # by which it normalises
+    follows: Following = "task"  # the copy of the last task; an average; snapshots
+    ema: float = 0.999  # share of the old average after each step
+    snapshot_every: int = 100  # batches between snapshots, each before its batch
+
+
+class Strategy(NamedTuple):
+    """The training of the tasks after the first, or of a stream."""
+
+    # (Base, Features) -> f32[], added to the base's loss, times `weight`
+    term: Callable | None = None
+    weight: float = 1.0
+    # (Base, Features) -> f32[], in place of base and term. Before there is a teacher,
+    # the base's own loss is taken.
+    loss: Callable | None = None
     check: Callable | None = None  # (name of the base, Base): refuse it, or warn
-    # The teacher is the network of the last task, frozen.
-    teacher: Statistics | None = None  # by which it normalises; None: there is none
+    teacher: Teacher | None = None  # reads features of the frozen network
     distiller_hidden_dim: int | None = None  # of the predictor g; None: there is none
     local: bool = True  # goes with local crops
     features: bool = False  # its loss reads features of the encoder
@@ -207,3 +220,16 @@ class Strategy(NamedTuple):
     change_gradients: Callable | None = None
     update: Callable | None = None  # (state, StepResult) -> state after a step
     end_task: Callable | None = None  # (state, params) -> state
+
+    # On a stream, whose memory is that of config.replay
+    queues: bool = False  # reads a queue of the teacher, if the base has queues
+    stores: bool = False  # reads projections that are stored with the rows
+    stored_momentum: float | None = None  # these move, keeping this share
+    mix: float | None = None  # mixes in replayed rows, from Beta(mix, mix)
+
+    def compute_loss(self, base: Base, x: Features) -> jax.Array:
+        """Compute the loss of the tasks after the first, f32[]."""
+        if self.loss is not None:
+            return self.loss(base, x)
+        total = base.loss(x)
+        return total if self.term is None else total + self.weight * self.term(base, x)

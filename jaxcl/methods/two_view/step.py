@@ -28,7 +28,7 @@ import numpy as np
 import optax
 from absl import logging
 
-from jaxcl import core, optim, schema
+from jaxcl import core, lookup, optim, schema
 from jaxcl.errors import Refused
 from jaxcl.methods.two_view import bases, head, networks, records, strategies
 from jaxcl.nets import tuning, vit
@@ -39,7 +39,7 @@ class Extra(NamedTuple):
 
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} without one
     momentum_stats: core.PyTree  # f32, its own running statistics
-    teacher: core.PyTree  # f32, encoder and projector at the end of the last task
+    teacher: core.PyTree  # f32, frozen copy of encoder and projector; {} without one
     teacher_stats: core.PyTree  # f32
     base: core.PyTree  # the base's own state, see its module; None: it has none
     strategy: core.PyTree  # the strategy's own state; None: it has none
@@ -62,36 +62,22 @@ _LOCAL = 0x10CA  # for local crops
 _MASKS = 0x1B07  # for hidden patches
 
 
-def _choose_functions(options: dict) -> tuple:
-    """Find the functions of base and strategy; the method has their options."""
-    return bases.find_make(options["base"]), strategies.find_make(options["strategy"])
-
-
-def _list_functions() -> dict:
-    """List all bases and strategies, by their names in messages."""
-    of_bases = {f"base {name!r}": make for name, make in bases.BASES.items()}
-    return of_bases | {
-        f"strategy {name!r}": make for name, make in strategies.STRATEGIES.items()
-    }
-
-
 def _fill_from_base(options: dict, replay: core.Replay | None = None) -> dict:
     """Fill in the base's values for options that are None."""
-    base = bases.make_base(options["base"], options)
-    return networks.choose_sizes(base, options)
+    base, strategy = bases.make_base(options["base"]), dict(options["strategy"])
+    make = strategies.find_make(strategy["name"])
+    strategy = schema.defaults(make) | strategy
+    filled = networks.choose_sizes(base, options)
+    return filled | {"strategy": strategy | networks.choose_sizes(base, strategy)}
 
 
-@schema.checked(
-    "config.method",
-    schema.Further(_choose_functions, _list_functions),
-    fill=_fill_from_base,
-)
+@schema.checked("config.method", fill=_fill_from_base)
 @schema.debug(hidden_dim=16, output_dim=8)
 def make(
     parts: core.Parts,
     *,
-    base: str = "mocov2plus",
-    strategy: str = "finetune",
+    base: bases.BaseSection = "mocov2plus",
+    strategy: strategies.StrategySection = "finetune",
     hidden_dim: schema.Width | None = None,
     output_dim: schema.Width | None = None,
     hidden_layers: schema.Layers | None = None,
@@ -99,30 +85,30 @@ def make(
     online_head: bool = False,
     head_lr: schema.Positive = 0.1,
     head_form: head.Form = "apart",
-    **options,
 ) -> core.Method:
-    """Make one base under one strategy, each with its own options.
+    """Make one base under one strategy; each is a section with options of its own.
 
     Args:
       parts: what the config builds.
-      base: a name in `bases.BASES`, or a module of your own, "mypackage.mybase".
-      strategy: a name in `strategies.STRATEGIES`, or a module of your own.
+      base: name in `bases.BASES`, or of a module of your own, "mypackage.mybase"; or a
+        section with this name and options of its `make`.
+      strategy: name in `strategies.STRATEGIES`, or of a module of your own; or a
+        section.
       hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
       head_steps: number of first steps of the run in which only the projector, the
         predictors and the prototypes train, for an encoder that comes without them.
       online_head: train a linear head on labels of all classes, see `head.py`.
       head_lr: learning rate of that head.
       head_form: "apart", or "released", whose rows also move the network's statistics.
-      options: of `make` of the base and of the strategy.
 
     Raises:
       Refused: naming the field, the value and what is allowed.
     """
-    spec = bases.make_base(base, options)
-    plan = strategies.make_strategy(strategy, options)
+    spec, plan = bases.make_base(base), strategies.make_strategy(strategy)
+    names = lookup.name_of(base), lookup.name_of(strategy)
     if plan.check is not None:
-        plan.check(base, spec)
-    _check_data(parts, base, spec, strategy, plan)
+        plan.check(names[0], spec)
+    _check_data(parts, names[0], spec, names[1], plan)
     shape = spec.projector._replace(
         hidden_dim=hidden_dim, output_dim=output_dim, hidden_layers=hidden_layers
     )
@@ -163,7 +149,8 @@ def _warn_unread(spec, online_head, of_head) -> None:
     """Warn of options that are set and change nothing."""
     standard = schema.defaults(make)
     unread = [name for name, value in of_head.items() if value != standard[name]]
-    for name in (*spec.unread, *(() if online_head else unread)):
+    of_base = [f"base.{name}" for name in spec.unread]
+    for name in (*of_base, *(() if online_head else unread)):
         logging.warning("config.method.%s has no effect with the other options", name)
 
 
@@ -175,8 +162,8 @@ def _check_data(parts, base, spec, strategy, plan):
     net = tuning.bare_module(parts.encoder)
     if spec.masks and not (isinstance(net, vit.ViT) and net.features != "both"):
         raise Refused(
-            "config.method.ibot: hides patches of a Vision Transformer; must be 0, or "
-            "config.encoder.name 'vit' with features 'class' or 'mean', and "
+            "config.method.base.ibot: hides patches of a Vision Transformer; must be "
+            "0, or config.encoder.name 'vit' with features 'class' or 'mean', and "
             "config.accumulate 1"
         )
     if spec.strategies is not None:
@@ -214,8 +201,8 @@ def _count_rows(parts, asked: int) -> int:
     """Choose the number of rows of a head that classifies each image by its number."""
     if asked and asked < parts.train_rows:
         raise Refused(
-            f"config.method.rows={asked}: each of the {parts.train_rows} train images "
-            f"has a row; must be at least {parts.train_rows}"
+            f"config.method.base.rows={asked}: each of the {parts.train_rows} train "
+            f"images has a row; must be at least {parts.train_rows}"
         )
     return asked or max(parts.train_rows, 1)
 
@@ -255,7 +242,7 @@ def _begin_task(setup, state, task):
     # One program: else each shape of the parameters' would be compiled apart.
     state = state.replace(opt_state=jax.jit(setup.parts.tx.init)(state.params))
     untaught = not setup.parts.starts_pretrained
-    if not setup.strategy.teacher or (task.index == 0 and untaught):
+    if not _follows_tasks(setup.strategy) or (task.index == 0 and untaught):
         return state
     if setup.networks.distiller.nets and task.index == 1 and untaught:
         # g is first used in the second task, which starts it anew.
@@ -268,6 +255,11 @@ def _begin_task(setup, state, task):
         teacher_stats=core.copy(networks.copy_names(setup.networks, state.stats)),
     )
     return state.replace(extra=extra)
+
+
+def _follows_tasks(strategy: records.Strategy) -> bool:
+    """Tell whether the teacher is the network of the last task."""
+    return strategy.teacher is not None and strategy.teacher.follows == "task"
 
 
 def _renew_rows(setup, state, rows):
@@ -301,6 +293,7 @@ def _step(setup, state, batch):
     base, strategy, parts = setup.base, setup.strategy, setup.parts
     if setup.head_steps:
         state = end_warm_up(setup, state)
+    state = networks.take_snapshot(strategy.teacher, state, state.step)
     extra, key = state.extra, core.step_key(state)
     keys = records.StepKeys(*jax.random.split(key, 5))
     moment = records.Moment(key, state.task, core.progress(state))
@@ -310,20 +303,24 @@ def _step(setup, state, batch):
     reading = strategy.read(extra.strategy, keys, views, parts)
     inputs = _gather_inputs(setup, state, key, batch, reading)
 
-    # Targets without gradient; the slow network passes beside the one that learns
-    first = (state.task == 0) & (not parts.starts_pretrained)  # there is no teacher yet
-    features = _gather_targets(setup, state, moment, batch, reading, inputs, first)
-    forward = functools.partial(networks.forward, setup.networks, inputs)
+    # Targets without gradient
+    first = jnp.zeros((), bool)  # there is no teacher yet
+    if _follows_tasks(strategy):
+        first = (state.task == 0) & (not parts.starts_pretrained)
+    targets, slow_stats = _compute_targets(
+        setup, state, moment, batch, reading, inputs, first
+    )
 
     # Loss and gradients
-    outputs, backward, (stats, fixed, moved) = jax.vjp(
-        forward, state.params, has_aux=True
+    losses, which = [lambda x: (strategy.compute_loss(base, x), {})], None
+    if _follows_tasks(strategy):
+        losses, which = [lambda x: (base.loss(x), {}), *losses], first
+    (loss, _, features, stats), grads = networks.loss_and_grads(
+        setup.networks, inputs, state.params, targets, losses, which
     )
-    features = features._replace(**fixed)
-    loss, slopes = _differentiate(setup, outputs, features, first)
     if base.mask_gradients is not None:
-        slopes = slopes._replace(params=base.mask_gradients(moment, slopes.params))
-    (grads,) = backward(slopes)
+        own = {name: grads[name] for name in setup.networks.own}
+        grads = grads | base.mask_gradients(moment, own)
     if setup.head_steps:
         grads = hold_encoder(setup, state, grads)
     lr, own = parts.lr(moment.progress, state.task), extra.strategy
@@ -334,11 +331,11 @@ def _step(setup, state, batch):
     after = core.apply_gradients(state, grads, parts.tx, lr).replace(stats=stats)
     if setup.head_steps:
         after = keep_encoder(setup, state, after)
-    features = features._replace(z=outputs.z)
     done = records.StepResult(features, batch["image"], reading, keys, ~first)
-    extra = _update_extra(setup, extra, after.params, moment, done, own, moved)
+    extra = _update_extra(setup, extra, after.params, moment, done, own, slow_stats)
     metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
-    return after.replace(extra=extra), metrics
+    after = networks.average_teacher(strategy.teacher, after.replace(extra=extra))
+    return after, metrics
 
 
 def end_warm_up(setup, state):
@@ -390,15 +387,12 @@ def keep_encoder(setup, before, after):
 
 def _gather_inputs(setup, state, key, batch, reading) -> networks.Inputs:
     """Gather what the pass of `networks.forward` needs besides the parameters."""
-    parts, extra, local, others = setup.parts, state.extra, None, {}
-    if setup.base.momentum:
-        others["k"] = extra.momentum, extra.momentum_stats
+    parts, local = setup.parts, None
     if parts.local is not None:
         local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
     return networks.Inputs(
         state.stats,
         reading.views.reshape((-1, *reading.views.shape[2:])),
-        others,
         views=reading.views.shape[1],
         key=jax.random.fold_in(key, _BRANCHES) if setup.networks.drops else None,
         local=local,
@@ -421,77 +415,62 @@ def _draw_masks(setup, key, views) -> records.Masks:
     return records.Masks(order[:, :count], hides.astype(jnp.int32), patches)
 
 
-def _gather_targets(setup, state, moment, batch, reading, inputs, first):
-    """Gather the inputs of the losses that are known before the pass.
+def _compute_targets(setup, state, moment, batch, reading, inputs, first):
+    """Compute all that the losses read besides the outputs of the network that learns.
 
     The first task has no teacher, unless the encoder was trained before: then it is the
     teacher, with the projector that the run begins with.
+
+    Returns:
+      fields of `records.Features`, and the slow network's statistics after its pass.
     """
-    base, nets, extra = setup.base, setup.networks, state.extra
-    views = inputs.views
-    taught: dict = {}
-    if setup.strategy.teacher:
+    base, strategy, extra = setup.base, setup.strategy, state.extra
+    project = functools.partial(networks.project_views, setup.networks, inputs=inputs)
+    targets, slow_stats = dict(reading.features), {}
+    if base.momentum:
+        _, targets["k"], targets["slow_patches"], slow_stats = project(
+            extra.momentum, extra.momentum_stats, train=True, patches=True
+        )
+    if strategy.teacher:
 
         def teach():
-            h, f, *_ = networks.pass_copied(
-                nets,
-                extra.teacher,
-                extra.teacher_stats,
-                inputs.images,
-                train=setup.strategy.teacher == "batch",
-                groups=views,
-            )
-            passed = {"f": f, "frozen_h": h} if nets.features else {"f": f}
-            return {
-                name: x.reshape(-1, views, x.shape[-1]) for name, x in passed.items()
-            }
+            train = strategy.teacher.statistics == "batch"
+            h, f, *_ = project(extra.teacher, extra.teacher_stats, train=train)
+            return {"f": f, "frozen_h": h} if setup.networks.features else {"f": f}
 
-        shapes = jax.eval_shape(teach)
-        absent = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        taught = jax.lax.cond(first, lambda: absent, teach)
-    return records.Features(
-        None,
-        batch["label"],
+        if not _follows_tasks(strategy):
+            targets |= teach()
+        else:
+            shapes = jax.eval_shape(teach)
+            absent = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            targets |= jax.lax.cond(first, lambda: absent, teach)
+    targets |= dict(
+        label=batch["label"],
         index=batch["index"] if base.indexed else None,
         hides=None if inputs.masks is None else inputs.masks.hides,
-        **taught,
         slow_params=extra.momentum,
         frozen_params=extra.teacher,
         state=extra.base,
-        prepared=None if base.prepare is None else base.prepare(moment, nets.dim),
-        **reading.features,
     )
+    if base.prepare is not None:
+        targets["prepared"] = base.prepare(moment, setup.networks.dim)
+    return targets, slow_stats
 
 
-def _differentiate(setup, outputs, features, first):
-    """Compute the loss, and its gradient with respect to `outputs`."""
-    base, strategy = setup.base, setup.strategy
-    gradient = jax.value_and_grad(
-        lambda loss, outputs: loss(features._replace(**outputs._asdict())), argnums=1
-    )
-    later = functools.partial(gradient, functools.partial(strategy.loss, base))
-    if not strategy.teacher:
-        return later(outputs)
-    # The gradient is taken inside the cond, or the residuals of both branches, as
-    # large as the logits, would leave it. The networks stay outside: on CPU the
-    # gradient of a convolution is slow inside a cond.
-    return jax.lax.cond(first, functools.partial(gradient, base.loss), later, outputs)
-
-
-def _update_extra(setup, extra, params, moment, done, own, moved) -> Extra:
+def _update_extra(setup, extra, params, moment, done, own, slow_stats) -> Extra:
     """Move slow network, and the states of base and strategy, after a step.
 
     Args:
       params: after the step.
       own: the strategy's state after `change_gradients`.
-      moved: running statistics after the pass, of networks that do not learn.
+      slow_stats: running statistics of the slow network after its pass.
     """
     base, strategy = setup.base, setup.strategy
     if base.momentum:
         decay = optim.momentum_schedule(moment.progress, **base.momentum._asdict())
         copied = {name: params[name] for name in extra.momentum}
         slow = optim.ema(extra.momentum, copied, decay)
-        extra = extra._replace(momentum=slow, momentum_stats=moved["k"])
+        extra = extra._replace(momentum=slow, momentum_stats=slow_stats)
     if base.update is not None:
         extra = extra._replace(base=base.update(extra.base, done.features))
     if strategy.update is not None:

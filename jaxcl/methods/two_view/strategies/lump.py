@@ -24,6 +24,7 @@ def make(
         return records.Reading(mixed, items=items)
 
     return records.Strategy(
+        mix=mix,
         local=False,  # two views alone are mixed
         init_state=lambda example: stored_examples.create_memory(
             example, memory_size, projections=False
