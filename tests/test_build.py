@@ -15,7 +15,7 @@ from PIL import Image
 
 from helpers import config_files, run_directories, toy
 from jaxcl import sharding
-from jaxcl.config import build, sections
+from jaxcl.config import build, resolve, sections
 from jaxcl.evals import tsne
 from jaxcl.methods import two_view
 from jaxcl.run import cost, finish, job, metrics_log, train
@@ -67,7 +67,7 @@ def test_refuses_and_names_the_field(tmp_path, changes, match):
 def test_first_task_has_a_schedule_of_its_own():
     raw = toy.config().to_dict() | {"epochs": (2, 4), "scale_lr": False}
     raw["schedule"] = {"name": "cosine"}
-    make_parts, _ = sections.read_parts(sections.read_top(raw))
+    make_parts, _ = sections.read_parts(sections.read_top(resolve.resolve(raw)))
     parts = make_parts(num_classes=10)
     rates = [float(parts.lr(jnp.float32(0.3), jnp.int32(task))) for task in (0, 1, 2)]
     np.testing.assert_allclose(rates[0], raw["optimizer"]["lr"])

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from helpers import toy
-from jaxcl.config import build, checks, command
+from jaxcl.config import build, checks, command, resolve, sections
 from jaxcl.data import (
     files,
     from_graphs,
@@ -394,7 +394,7 @@ def test_classes_that_are_judged_and_not_trained_on_are_counted(tmp_path, caplog
         np.savez(path, **train, **judged)
         section = {"name": "npz", "path": path}
         config = toy.config(data=section, batch_size=2, evaluators={})
-        top = build.sections.read_top(config.to_dict())
+        top = sections.read_top(resolve.resolve(config.to_dict()))
         tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
         with caplog.at_level("WARNING"):
             caplog.clear()
@@ -448,7 +448,7 @@ def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
     for asked, rows in ((None, 10**6), (None, 10), (True, 10), (False, 10**6)):
         monkeypatch.setattr(identity, "ROWS", rows)
         config.duplicates = asked
-        top = build.sections.read_top(config.to_dict())
+        top = sections.read_top(resolve.resolve(config.to_dict()))
         checks.check_data(top, tasks, tmp_path / f"{asked}{rows}")
     assert len(told) == 2 and told[0] == told[1] and "1 rows of test" in told[0]
 
@@ -458,7 +458,7 @@ def test_an_evaluation_of_the_middle_of_images_is_said(tmp_path, caplog, resize,
     section = {"name": "digits"}
     config = toy.config(data=section, evaluators={})
     config.augment = {"size": 32, "resize": resize}
-    top = build.sections.read_top(config.to_dict())
+    top = sections.read_top(resolve.resolve(config.to_dict()))
     tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
     with caplog.at_level("WARNING"):
         checks.check_data(top, tasks, tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from helpers import eval_toy, online_toy, toy
 from jaxcl import core, sharding
-from jaxcl.config import sections
+from jaxcl.config import resolve, sections
 from jaxcl.data import sources
 from jaxcl.evals import predict
 from jaxcl.methods.two_view import head
@@ -157,7 +157,9 @@ def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
     assert [x.shape for x in layer] == [(16, 10), (10,)]
     assert 0.2 < max(abs(x).max() for x in layer) <= 0.25  # nn.Linear's 16 ** -0.5
-    make_parts, _ = sections.read_parts(sections.read_top(toy.config(**PNR).to_dict()))
+    make_parts, _ = sections.read_parts(
+        sections.read_top(resolve.resolve(toy.config(**PNR).to_dict()))
+    )
     parts = make_parts(num_classes=10)
     view = jax.jit(lambda key, images: parts.augment(key, images)[:, 1])
     embed = jax.jit(work.method.embed)
@@ -205,7 +207,9 @@ def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_pat
     leaks = HEAD | {"method.head_form": "released"}
     work = toy.job(tmp_path / "leaks", tasks=2, **PNR, **leaks)
     plain = toy.job(tmp_path / "plain", tasks=2, **PNR)
-    make_parts, _ = sections.read_parts(sections.read_top(toy.config(**PNR).to_dict()))
+    make_parts, _ = sections.read_parts(
+        sections.read_top(resolve.resolve(toy.config(**PNR).to_dict()))
+    )
     parts = make_parts(num_classes=10)
     view = jax.jit(lambda key, images: parts.augment(key, images)[:, 1])
     encoder = chain.Chain({"encoder": parts.encoder})

@@ -15,7 +15,6 @@ from jaxcl import errors, schema
 from jaxcl.config import build, sections
 from jaxcl.data import scenarios
 from jaxcl.methods import online_ssl, two_view
-from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 
 NAN, INF = float("nan"), float("inf")
@@ -30,7 +29,7 @@ CALLS = {
 for _kind, _make, _names in (
     ("base", two_view.make, bases.BASES),
     ("strategy", two_view.make, strategies.STRATEGIES),
-    ("regulariser", online_ssl.make, regularisers.REGULARISERS),
+    ("regulariser", online_ssl.make, online_ssl.REGULARISERS),
 ):
     CALLS |= {f"{_kind} {x}": partial(_make, None, **{_kind: x}) for x in _names}
 for _kind in ("base", "strategy"):

@@ -12,7 +12,7 @@ from scipy import special
 
 from helpers import toy, twins
 from jaxcl import optim, sharding
-from jaxcl.config import build, sections
+from jaxcl.config import build, resolve, sections
 from jaxcl.nets import chain, positions, vit
 
 SMALL = dict(width=16, layers=2, heads=2, hidden=24, patch=4, image_size=8)
@@ -290,7 +290,9 @@ def test_a_frozen_patch_projection_is_never_moved():
         encoder={"name": "vit", **SMALL, "patch": 2, "frozen_patch": True},
         optimizer={"name": "adam", "lr": 0.1, "weight_decay": 0.1, "decoupled": True},
     )
-    make_parts, _ = sections.read_parts(sections.read_top(config.to_dict()))
+    make_parts, _ = sections.read_parts(
+        sections.read_top(resolve.resolve(config.to_dict()))
+    )
     parts = make_parts(num_classes=10)
     net = chain.Chain({"encoder": parts.encoder})
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype(np.float32)

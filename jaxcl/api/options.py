@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from jaxcl import schema
-from jaxcl.config import build, command, files
+from jaxcl.config import command, files, resolve
 from jaxcl.config import options as options_lib
 from jaxcl.data import files as files_lib
 from jaxcl.data import splits, stream
@@ -128,7 +128,7 @@ def entries(raw: Mapping, given: set[str]) -> Iterator[OptionEntry]:
     """
     whole = dict(raw)
     if raw.get("checkpoint") != "":  # configs/transfer.py leaves it to the command
-        whole = build.fill_from_encoder(whole)
+        whole = resolve.fill_from_encoder(whole)
     asked = options_lib.flatten(raw)
     origins = {f"config.{name}": "command" for name in given}
     for path, value in options_lib.flatten(whole).items():

@@ -42,7 +42,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     sharding.check_batch(top.batch_size, mesh)
     make_stream = sections.read_tasks(top.data, top.scenario, top.seed, stand_in)
     make_parts, image = sections.read_parts(top)
-    sections.find_method(top.method)
+    chosen = sections.find_method(top.method)
     asked = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
     if stand_in is None:
         checks.check_path(top)
@@ -77,8 +77,9 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
         starts_pretrained=folder.is_one(top.start),
     )
     if replay.flops is not None:
-        parts = parts._replace(replay=_choose_updates(top, parts, data, workdir, mesh))
-    method = _make_method(top, parts, mesh)
+        updates = _choose_updates(top, chosen, parts, data, workdir, mesh)
+        parts = parts._replace(replay=updates)
+    method = _make_method(top, chosen, parts, mesh)
     job.check_rows(method, data)
 
     # Evaluation and loop
@@ -93,7 +94,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     )
     loop = _choose_loop(top, data, method, parts)
     alone = _single_task_runs(
-        top, plain, parts, data, method, eval_parts, evaluations.evaluators
+        top, chosen, plain, parts, data, method, eval_parts, evaluations.evaluators
     )
     evaluations = evaluations._replace(alone=alone)
     return job.Job(method, mesh, data, loop, evaluations, logging, config=plain)
@@ -124,10 +125,14 @@ def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
     )
 
 
-def _make_method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method:
-    """Make the method; refuse config.replay for a method that replays nothing."""
+def _make_method(top, chosen, parts: core.Parts, mesh) -> core.Method:
+    """Make the method; refuse config.replay for a method that replays nothing.
+
+    Args:
+      chosen: the method's `make`, and its options.
+    """
     with sharding.use_mesh(mesh):
-        method = sections.make_method(top, parts)
+        method = sections.make_method(top, chosen, parts)
     if top.replay and not method.replays:
         raise Refused(
             f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
@@ -137,14 +142,14 @@ def _make_method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method
 
 
 def _choose_updates(
-    top, parts: core.Parts, data: job.Data, workdir, mesh
+    top, chosen, parts: core.Parts, data: job.Data, workdir, mesh
 ) -> core.Replay:
     """Choose as many updates as config.replay.flops pays for in the last task."""
     last, replay = data.stream.tasks[-1], parts.replay
 
     def count_step(updates):
         own = parts._replace(replay=replay._replace(updates=updates))
-        method = _make_method(top, own, mesh)
+        method = _make_method(top, chosen, own, mesh)
         shapes = job.shapes(method, data, method.parts(last))
         return cost.count_flops(method.step, *shapes, task=last.index)
 
@@ -184,7 +189,7 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
 
 
 def _single_task_runs(
-    top, plain, parts, data: job.Data, method, eval_parts, evaluators: dict
+    top, chosen, plain, parts, data: job.Data, method, eval_parts, evaluators: dict
 ) -> Callable | dict | None:
     """Describe how to train on one task alone, or read the results of a run that did.
 
@@ -202,16 +207,16 @@ def _single_task_runs(
     }
     if not evaluators:
         return None
-    module, options = sections.find_method(top.method)
-    options = schema.defaults(module.make) | options
+    make, options = chosen
+    options = schema.defaults(make) | options
     other = options | dict(method.alone)
-    other = schema.nest_options(module.make, other, "config.method")
+    other = schema.nest_options(make, other, "config.method")
 
     def make_job_alone(work):
         if other == options:
             return work._replace(evaluation=job.Evaluation(evaluators))
         with sharding.use_mesh(work.mesh):
-            own = sharding.bind_to_mesh(module.make(parts, **other), work.mesh)
+            own = sharding.bind_to_mesh(make(parts, **other), work.mesh)
         own_parts = eval_parts._replace(**_pick_functions(own))
         own_evaluation = evaluation.make(
             {key: top.evaluators[key] for key in evaluators}, own_parts, None

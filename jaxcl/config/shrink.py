@@ -18,6 +18,7 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     for a set of graphs, so no data are needed; the resulting numbers mean nothing.
     Values that follow another field (`recipe.look_up`) still do.
     """
+    rules = sections.SECTIONS
     config.name = f"{config.name}_debug"
     if config.augment.get("name") == "graphs":
         config.data = {"name": "rings_and_trees"}
@@ -25,26 +26,27 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         config.data = {"name": "digits", "size": 16, "channels": 3}
         config.augment.update(size=16, resize=None)
         if config.augment.get("local"):
-            config.augment.local.update(_debug_sizes("config.augment.local", {}))
+            config.augment.local.update(_debug_sizes(sections.LOCAL_CROPS, {}))
         name = config.encoder.name if config.encoder.name in _ENCODERS else "resnet"
-        config.encoder = {"name": name} | _debug_sizes("config.encoder", {"name": name})
+        config.encoder = {"name": name} | _debug_sizes(rules["encoder"], {"name": name})
     _shrink_scenario(config)
     config.batch_size = 32
     if config.get("accumulate", 1) > 1:
         config.accumulate = 2
     with config.ignore_type():  # a config may have a tuple or a reference here
         config.epochs = 1
-        sizes = _debug_sizes("config.method", config.method)
+        sizes = _debug_sizes(rules["method"], config.method)
         if "projector" in sizes:  # a network in place of one of `output_dim`
             del sizes["output_dim" if config.method.get("projector") else "projector"]
         config.method.update(sizes)
         _shrink_inner(config)
     if "replay" in config:
-        config.replay.update(_debug_sizes("config.replay", {}))
+        config.replay.update(_debug_sizes(rules["replay"], {}))
     if "warmup_epochs" in config.schedule:
         config.schedule.warmup_epochs = 0
     for key, section in config.evaluators.items():
-        section.update(_debug_sizes(f"config.evaluators.{key}", section))
+        sizes = _debug_sizes(sections.EVALUATOR, section, f"config.evaluators.{key}")
+        section.update(sizes)
     config.save_every = 10
     return config
 
@@ -67,9 +69,9 @@ def _shrink_inner(config) -> None:
 _ENCODERS = ("vit", "convnext")  # a small ResNet stands for any other
 
 
-def _debug_sizes(path, section) -> dict:
+def _debug_sizes(rule: sections.Section, section, path="config") -> dict:
     """Read the small options of the function that a section names."""
-    return schema.debug_sizes(sections.find_function(path, section))
+    return schema.debug_sizes(rule.find(path, section))
 
 
 def _shrink_scenario(config) -> None:

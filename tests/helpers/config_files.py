@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.config import files, sections
+from jaxcl.config import files, resolve, sections
 from jaxcl.data import scenarios, stream
 from jaxcl.methods.online import replay
 from jaxcl.run import evaluation, transfer
@@ -40,7 +40,9 @@ def check_options(config):
     """All that `build` checks before it reads data; and the scenario, on a stand-in."""
     raw = config.to_dict()
     trains = raw.get("checkpoint") is None
-    top = sections.read_top(raw if trains else transfer.complete(raw, run_config()))
+    top = sections.read_top(
+        sections.nest_method(raw if trains else transfer.complete(raw, run_config()))
+    )
     sections.read_tasks(top.data, top.scenario)
     if trains:
         made(config, 100)
@@ -80,7 +82,7 @@ def take(name, argument):
 
 def made(config, classes):
     """The method that a config names, of all that its sections make."""
-    top = sections.read_top(config.to_dict())
+    top = sections.read_top(resolve.resolve(config.to_dict()))
     make_parts, _ = sections.read_parts(top)
     options = schema.options(replay.settings, top.replay or {}, "config.replay")
     settings = replay.settings(classes, top.batch_size, **options)

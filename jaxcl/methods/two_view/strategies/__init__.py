@@ -14,6 +14,7 @@ from jaxcl import lookup, schema
 from jaxcl.methods.two_view import records
 from jaxcl.methods.two_view.strategies import (
     cassle,
+    cla_r,
     der,
     ewc,
     finetune,
@@ -35,6 +36,8 @@ STRATEGIES: dict[str, Callable[..., records.Strategy]] = {
     "der": der.make,
     "lump": lump.make,
 }
+# These read the memory of a stream, so only `methods/online_ssl.py` takes them.
+OF_STREAMS: dict[str, Callable[..., records.Strategy]] = {"cla_r": cla_r.make}
 
 
 StrategySection = Annotated[Any, schema.Choice(STRATEGIES)]

@@ -43,5 +43,5 @@ def make(
             example, memory_size, projections=True
         ),
         read=read,
-        update=stored_examples.write_examples,
+        store=stored_examples.write_examples,
     )

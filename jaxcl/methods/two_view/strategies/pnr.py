@@ -117,18 +117,14 @@ def make(
         queued = {} if state is None else {"frozen_queue": state.rows}
         return records.Reading(views, features=queued)
 
-    def update(state, done):
-        if state is None:
-            return None
-        # Before there is a teacher, its features are zeros.
-        return queue.push_features(state, done.features.f, active=done.taught)
+    def update(state, x, **how):
+        return None if state is None else queue.push_features(state, x.f, **how)
 
     return records.Strategy(
         lambda base, x: compute_loss(base, x, terms) - base.loss(x),
         loss=lambda base, x: compute_loss(base, x, terms),
         check=lambda name, base: check_form(name, base, terms),
         teacher=records.Teacher(frozen_bn, teacher, teacher_ema, snapshot_every),
-        queues=True,
         distiller_hidden_dim=distill_hidden_dim,
         init_state=init_state,
         read=read,
