@@ -8,6 +8,7 @@ from jaxcl import cli, core, errors
 from jaxcl.config import command
 from jaxcl.data import storage
 from jaxcl.report import compare
+from jaxcl.run import lock, metrics_log, signals, train
 from jaxcl.update import command as update
 
 
@@ -101,6 +102,44 @@ def test_a_mistake_is_told_in_a_line_and_a_bug_with_its_traceback(
     assert str(error) in text and len(text.splitlines()) >= lines
     assert ("Traceback" in text) == (code == command.BUG)
     assert (len(text.splitlines()) == 1) == (code == 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (train.Interrupted("saved at step 7"), signals.STOPPED),
+        (lock.LockHeldError("runs/a: process 3 works in it"), 2),
+        (lock.LockLostError("runs/a: it was taken"), 1),
+        (metrics_log.Diverged("loss is nan at step 3"), 1),
+        (OSError("the disk is full"), 1),
+    ],
+)
+def test_what_ends_a_run_has_a_code_of_its_own(capsys, error, code):
+    def work(made, stop):
+        assert made == "made" and not stop()
+        raise error
+
+    assert command.run_until_signal(lambda: "made", work) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(error) in line and ("continues" in line) == (code == signals.STOPPED)
+    assert command.run_until_signal(lambda: 1, lambda *_: None) == 0
+    assert command.run_until_signal(lambda: 1, lambda *_: 3) == 3
+
+
+def test_a_section_or_a_file_that_is_not_there_is_named(capsys, monkeypatch):
+    arguments = ["--config=configs/quickstart.py", "--config.banana.size=3"]
+    line = said(capsys, monkeypatch, arguments, of_a_run)
+    assert "banana" in line
+    values = flags.FlagValues()
+    monkeypatch.setattr(command.flags, "FLAGS", values)
+
+    def missing():
+        raise FileNotFoundError("configs/gone.py")
+
+    with pytest.raises(SystemExit) as stopped:
+        command.parse_flags(["command"], define=missing)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "jaxcl: configs/gone.py\n"
 
 
 def test_every_command_shows_a_bug(capsys, monkeypatch):

@@ -123,11 +123,11 @@ def test_the_command_takes_a_section_as_json(root, monkeypatch, capsys):
         calls.append((len(work.parts.stream.dataset.test.label), out, options))
 
     monkeypatch.setattr(embed, "write_features", write)
-    data = '{"name": "digits", "size": 8, "validation": 0.1, "train": 40}'
+    data = '{"name": "digits", "size": 8, "validation": 0.1}'
     words = [f"--encoder={root}/encoder", f"--data={data}", "--out=x.npz"]
     assert embed.main([*words, "--batch-size=7"]) == 0
     ((rows, out, options),) = calls
-    assert (rows, out, options["batch_size"]) == (360, "x.npz", 7)
+    assert (rows, out, options["batch_size"]) == (359, "x.npz", 7)
     assert not options["stop"]() and "x.npz" in capsys.readouterr().out
 
 

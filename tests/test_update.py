@@ -40,6 +40,7 @@ RUN = {
     "method.base": "simclr",
     "method.strategy": "pnr",
     # What trains is no subject here: a step that compiles in half of the time.
+    "encoder": {"name": "mlp", "widths": (16,), "batch_norm": True},
     "augment.crop": False,
     "augment.jitter_probability": 0.0,
 }
@@ -79,7 +80,8 @@ def config(**changes):
         place = made
         for part in section.split(".") if section else ():
             place = place[part]
-        place[name] = value
+        with place.ignore_type():
+            place[name] = value
     return made.to_dict()
 
 
@@ -681,6 +683,93 @@ def test_limits(limits, count):
     assert len(said) == count
     if not limits:
         assert said == ["a/all lost 0.0400, allowed 0.02"]
+
+
+@pytest.mark.parametrize(
+    ("measure", "better", "words"),
+    [
+        ("precision", "forward", ["old encoder is better", "best index"]),
+        ("precision", "back", ["old encoder is better", "does not help"]),
+        ("neighbours", "forward", ["best index"]),
+    ],
+)
+def test_sentences_have_the_numbers_of_a_report(measure, better, words):
+    share = {"forward_10": 0.61, "forward_25": 0.62, "forward_50": 0.63, "old": 0.9}
+    ways = ways_of(measure, **share, **{better: 0.57})
+    ways = {way: {measure: [x - 0.05 for x in v[measure]]} for way, v in ways.items()}
+    report = {
+        "accuracy": {"knn/x": {"before": 0.512, "after": 0.45, "change": -0.062}},
+        "asked": {"limits": {"accuracy_drop": 0.02}},
+        "average": {"share": 0.25},
+        "drift": MOVED,
+        "ways": ways,
+        "index": "upgrade",
+        "accepted": True,
+        "broken": [],
+        "run": "runs/new",
+        "parent": "runs/old",
+    }
+    text = update_verdict.write_sentences(report)
+    for word in (
+        *("knn/x", "51.2 % before", "45.0 % after", "-6.2 points", "2.0 points"),
+        *("25 % of the new", "75 % of the old", "85 %", "70 %"),
+        *("affine 95 %, orthogonal 30 %", "± 5", "61 / 62 / 63", "jaxcl index upgrade"),
+        *words,
+    ):
+        assert word in text, word
+    assert ("all 75" in text) == (measure == "precision")
+    assert ("old encoder is better" in text) == (measure == "precision")
+    assert "runs/new" in text.splitlines()[-1] and "runs/old" not in text
+    report |= {"accepted": False, "broken": ["knn/x lost"], "accuracy": {}, "asked": {}}
+    text = update_verdict.write_sentences(report | {"drift": None})
+    assert "knn/x lost" in text and "% before" not in text and "95 %" not in text
+    assert "jaxcl index upgrade" not in text
+    assert "runs/old" in text.splitlines()[-1] and "runs/new" not in text
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_the_command_prints_its_report_and_exits_by_it(
+    copy, monkeypatch, capsys, accepted
+):
+    """What is made of the images is a report from elsewhere."""
+    report = {"accuracy": {}, "drift": None, "index": "unknown", "broken": ["a limit"]}
+    report |= {"accepted": accepted, "run": "the new", "parent": "the old"}
+    options = dict.fromkeys(("old", "select", "reference", "average"))
+    options |= dict.fromkeys(("join", "again", "accept_as_reference", "verbose"), False)
+    options |= {"run": str(copy / "run"), "data": str(copy / "new.npz")}
+    options |= {"test": str(copy / "test.npz"), "average": "0.5", "verbose": True}
+    options["config"] = ml_collections.ConfigDict(config())
+    calls = []
+
+    def carry_out(work, prepared, stop):
+        calls.append((work.options.average, prepared, stop()))
+        return report
+
+    given = types.SimpleNamespace(**options)
+    monkeypatch.setattr(update_command.flags, "FLAGS", given)
+    monkeypatch.setattr(update_command, "prepare", lambda work: "ready")
+    monkeypatch.setattr(update_command, "carry_out", carry_out)
+    code = update_command.main(["update"])
+    assert code == (0 if accepted else update_command.ROLLED_BACK)
+    assert calls == [(0.5, "ready", False)]
+    said = capsys.readouterr().out
+    assert '"accepted": ' in said and "a limit" in said
+    given.average, given.verbose = "automatic", False
+    assert update_command.main(["update"]) == 2  # as it is checked later
+    assert "'automatic'" in capsys.readouterr().err
+    assert update_command.main(["update", "word"]) == 2
+    # Another update that ended meanwhile.
+    given.average = None
+    found = iter([str(copy / "run")])
+    real = lineage.find_current
+    monkeypatch.setattr(lineage, "find_current", lambda run: next(found, "another"))
+    assert update_command.main(["update"]) == 2 and len(calls) == 1
+    monkeypatch.setattr(lineage, "find_current", real)
+    # One that is done is told again, and is no failure.
+    monkeypatch.setattr(lineage, "read_report", lambda folder: report)
+    assert update_command.main(["update"]) == 0 and len(calls) == 1
+    said = capsys.readouterr().out
+    assert "--again" in said and '"accepted"' not in said
 
 
 def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
